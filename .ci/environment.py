@@ -1,0 +1,60 @@
+"""Build the project's own environment, .venv, unless it is there and settings.ini is still what it was built from
+
+The stamp is written last, so an environment that was interrupted is built again from nothing.
+"""
+import fcntl, shutil, subprocess, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT/'.venv'
+
+class Failed(Exception): "A command failed; the message is the end of what it printed"
+
+def quiet(*cmd, lines=40, **kw):
+    "Run `cmd` and return what it printed; show its last `lines` only if it fails"
+    cmd = [str(c) for c in cmd]
+    kw.update(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try: r = subprocess.run(cmd, **kw)
+    except subprocess.TimeoutExpired as e: raise Failed(f'still running after {e.timeout:.0f} s: {" ".join(cmd)}')
+    if r.returncode == 0: return r.stdout
+    tail = '\n'.join(r.stdout.splitlines()[-lines:])
+    raise Failed(f"{tail}\n{' '.join(cmd)}: exit code {r.returncode}")
+
+@contextmanager
+def alone():
+    "Two builds at once would spoil each other: the second waits"
+    with open(ROOT/'settings.ini') as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+def build(venv, install, more='', python=sys.executable):
+    "Make `venv` and `install(its python)`, unless its stamp (settings.ini, place and `more`) is today's; True if built"
+    stamp,today = venv/'stamp', '\n'.join([str(ROOT), more, (ROOT/'settings.ini').read_text()])
+    if stamp.exists() and stamp.read_text() == today and (venv/'bin'/'python').exists(): return False
+    shutil.rmtree(venv, ignore_errors=True)
+    quiet(python, '-m', 'venv', venv)
+    install(venv/'bin'/'python')
+    stamp.write_text(today)
+    return True
+
+def pip(py, *args):
+    "pip of the environment that `py` belongs to"
+    quiet(py, '-m', 'pip', '--disable-pip-version-check', '--no-input', *args, cwd=ROOT)
+
+def install(py):
+    "The library, editable, with the tools in its `dev` extra. Byte code is made when a module is first imported"
+    print(f'Building .venv with Python {sys.version.split()[0]}: a few minutes, once', flush=True)
+    pip(py, 'install', '--quiet', '--no-compile', '-e', '.[dev]')
+
+def main():
+    "Have .venv ready; returns its python"
+    t = time.time()
+    if sys.version_info < (3,10): raise Failed('vlrep needs Python 3.10 or newer: try make PYTHON=python3.12')
+    with alone():
+        if build(VENV, install): print(f'.venv built in {time.time()-t:.0f} s', flush=True)
+    return VENV/'bin'/'python'
+
+if __name__ == '__main__':
+    try: main()
+    except Failed as e: sys.exit(str(e))

@@ -1,0 +1,124 @@
+"""Run the notebooks
+
+`notebooks.py test`        nbdev_test's check of each of them, two at a time: no flagged cell, no CUDA, no network
+`notebooks.py run [NAME]`  run all (or those named) from top to bottom, slow cells too, and rewrite their outputs
+"""
+import json, os, re, signal, socket, sys, tempfile, time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NBS  = ROOT/'nbs'
+WORKERS, LIMIT = 2, 600    # processes at a time; seconds for one notebook
+
+def notebooks(names=()):
+    "Paths of the notebooks that nbdev sees, in reading order; only those in `names` if given"
+    from nbdev.doclinks import nbglob
+    fns = sorted(p.absolute() for p in nbglob(NBS, as_path=True))
+    known = {p.stem: p for p in fns}
+    names = [n.removesuffix('.ipynb') for n in names]
+    for n in names:
+        if n not in known: sys.exit(f'no notebook {n}; there are: {" ".join(known)}')
+    return [known[n] for n in names] or fns
+
+def no_network():
+    "From now on a connection to another machine is an error, in this process and those it forks"
+    connect = socket.socket.connect
+    def local(self, address):
+        if self.family != socket.AF_UNIX and address[0] not in ('127.0.0.1', '::1', 'localhost'):
+            raise OSError(f'checks run without a network, and this one asked for {address[0]}')
+        return connect(self, address)
+    socket.socket.connect = local
+
+def preload():
+    "What most notebooks import: done once here, and every forked check starts with it"
+    import torch, torchvision, fastai.basics, fastai.callback.all, matplotlib.pyplot, sklearn.linear_model
+    import nbdev.showdoc
+    torch.set_num_threads(1)
+
+def fork(fn, skip):
+    "Start the check of notebook `fn` in a process of its own; returns its id and the file it prints to"
+    from nbdev.test import test_nb
+    log = tempfile.TemporaryFile('w+', errors='replace')
+    sys.stdout.flush(); sys.stderr.flush()
+    pid = os.fork()
+    if pid: return pid, log
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.dup2(log.fileno(), 1); os.dup2(log.fileno(), 2)
+        code = 0 if test_nb(fn, skip_flags=skip, basepath=ROOT)[0] else 1
+        sys.stdout.flush(); sys.stderr.flush()
+    finally: os._exit(code)
+
+def report(fn, status, cpu, wall, log):
+    "One line for a finished notebook, and what it printed if it failed; True if it passed"
+    ok = status == 0
+    print(f'  {"ok  " if ok else "FAIL"} {wall:6.1f} s, CPU {cpu:6.1f} s   {fn.relative_to(NBS)}', flush=True)
+    if ok: return True
+    log.seek(0)
+    print(re.sub(r'\x1b\[[0-9;]*m', '', log.read())[-6000:], flush=True)
+    if os.WIFSIGNALED(status): print(f'  ended by signal {os.WTERMSIG(status)} (the limit is {LIMIT} s)', flush=True)
+
+def test(results=None):
+    "Check all notebooks; `results` is a file to write {name: passed} to. Exit code 1 if one failed"
+    from nbdev.config import get_config
+    os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # so that `finally` below ends what we started
+    os.chdir(NBS)
+    preload()
+    no_network()
+    todo = notebooks()          # the last ones train, so they start first: no long one is left over at the end
+    skip,running,passed = get_config().tst_flags.split(), {}, {}
+    try:
+        while todo or running:
+            while todo and len(running) < WORKERS:
+                fn = todo.pop()
+                pid,log = fork(fn, skip)
+                running[pid] = fn, log, time.time()
+            time.sleep(0.05)
+            for pid,(fn,log,start) in list(running.items()):
+                done,status,use = os.wait4(pid, os.WNOHANG)
+                if done:
+                    del running[pid]
+                    passed[fn.name] = bool(report(fn, status, use.ru_utime+use.ru_stime, time.time()-start, log))
+                elif time.time()-start > LIMIT: os.killpg(pid, signal.SIGKILL)
+    finally:
+        for pid in running: os.killpg(pid, signal.SIGKILL)
+    if results: Path(results).write_text(json.dumps(passed))
+    sys.exit(0 if all(passed.values()) else 1)
+
+def left_alone(src, cuda):
+    "A cell that `run` cannot run here: it needs a GPU or a download. It keeps its outputs"
+    flags = set(re.findall(r'^#\|\s*(\w+)\s*$', src, re.M))
+    return 'data' in flags or ('cuda' in flags and not cuda) or bool(re.search(r'^#\|\s*eval:\s*false', src, re.M))
+
+def run(names):
+    "Run notebooks, each in a fresh kernel, and keep the outputs; one that fails stays as it was: exit code 1"
+    import nbformat, torch
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+    os.environ['PYTHONWARNINGS'] = 'ignore::FutureWarning:torch.jit._script'      # fastai uses torch.jit.script
+    failed = []
+    for fn in notebooks(names):
+        nb,t = nbformat.read(fn, 4), time.time()
+        cuda = torch.cuda.is_available()
+        skipped = [c for c in nb.cells if c.cell_type == 'code' and left_alone(c.source, cuda)]
+        for c in skipped: c.metadata['tags'] = ['skip-execution']
+        place = {'metadata': {'path': str(fn.parent)}}
+        try: NotebookClient(nb, timeout=None, kernel_name='python3', resources=place).execute()
+        except CellExecutionError as e:
+            failed.append(fn.name)
+            print(f'  FAIL {fn.name}\n{e}', flush=True)
+            continue
+        for c in skipped: del c.metadata['tags']
+        nbformat.write(nb, fn)
+        print(f'  {time.time()-t:6.1f} s, {fn.stat().st_size/1000:4.0f} kB   {fn.relative_to(NBS)}', flush=True)
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+if __name__ == '__main__':
+    sys.path.pop(0)             # this folder: nothing in a notebook should come from here
+    what,*rest = sys.argv[1:] or ['']
+    if what == 'test': test(*rest)
+    elif what == 'run': run(rest)
+    else: sys.exit(__doc__)

@@ -1,0 +1,125 @@
+"""Every check of the project, for `make test`. All steps run, whatever fails; the last line is `N passed, M failed`
+
+A notebook, a test of pytest and a check of this file count as one each.
+"""
+import filecmp, json, os, shutil, signal, subprocess, sys, tempfile, time
+import xml.etree.ElementTree as xml
+from pathlib import Path
+sys.path.insert(0, str(Path(__file__).parent))
+import environment, newest, readme
+from environment import ROOT, Failed, quiet
+
+BIN = environment.VENV/'bin'
+passed = failed = 0
+
+def count(name, problem=None):
+    "One check is done: `problem` is what went wrong"
+    global passed, failed
+    if problem: failed += 1
+    else: passed += 1
+    if name: print(f'  FAIL {name}\n{problem}' if problem else f'  ok   {name}', flush=True)
+
+def step(name, f):
+    "Run one step and say how long it took; a step that raises is a failed check"
+    print(f'== {name}', flush=True)
+    t = time.time()
+    try: f()
+    except Exception as e: count(name, str(e) if isinstance(e, Failed) else f'{type(e).__name__}: {e}')
+    print(f'== {name}: {time.time()-t:.0f} s', flush=True)
+
+def files(folder):
+    "Relative paths of what belongs to `folder`, byte code apart"
+    def ours(p): return p.is_file() and not {'__pycache__', '.ipynb_checkpoints'} & set(p.parts)
+    return {p.relative_to(folder) for p in folder.rglob('*') if ours(p)}
+
+def differences(old, new):
+    "What differs between two folders, as lines"
+    a,b = files(old),files(new)
+    yield from (f'    not made by any notebook: {old.name}/{p}' for p in sorted(a-b))
+    yield from (f'    missing: {old.name}/{p}' for p in sorted(b-a))
+    yield from (f'    differs: {old.name}/{p}' for p in sorted(a&b) if not filecmp.cmp(old/p, new/p, shallow=False))
+
+def compare(what, hint, old, new):
+    lines = list(differences(old, new))
+    count(what, '\n'.join(lines + [f'    {hint}']) if lines else None)
+
+def copied(folder):
+    "A copy of the project with an empty vlrep/: only its __init__.py, whose version line is all that nbdev writes"
+    new = Path(folder)/'copy'
+    new.mkdir()
+    for f in ('settings.ini', 'setup.py', 'pyproject.toml'): shutil.copy(ROOT/f, new)
+    shutil.copytree(ROOT/'nbs', new/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
+    (new/'vlrep').mkdir()
+    shutil.copy(ROOT/'vlrep'/'__init__.py', new/'vlrep')
+    return new
+
+def exported():
+    with tempfile.TemporaryDirectory() as folder:
+        new = copied(folder)
+        quiet(BIN/'nbdev_export', cwd=new)
+        hint = 'edit the notebook, then `make export`'
+        compare('vlrep/ is what the notebooks export', hint, ROOT/'vlrep', new/'vlrep')
+        same = filecmp.cmp(ROOT/'pyproject.toml', new/'pyproject.toml', shallow=False)
+        count('pyproject.toml agrees with settings.ini', None if same else '    run `make export`')
+
+def cleaned():
+    with tempfile.TemporaryDirectory() as folder:
+        new = copied(folder)
+        quiet(BIN/'nbdev_clean', cwd=new)
+        compare('the notebooks are clean', 'run `make export`', ROOT/'nbs', new/'nbs')
+
+def readme_built():
+    todo = readme.changes()
+    problem = f"    run `make readme`: it would change {', '.join(todo)}" if todo else None
+    count('README.md is what nbs/index.ipynb says', problem)
+
+def call(*cmd):
+    "Run `cmd` with its output going straight through; returns its exit code. If we are stopped, it is told to stop too"
+    p = subprocess.Popen([str(c) for c in cmd], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    try: return p.wait()
+    except BaseException:
+        p.terminate()
+        p.wait()
+        raise
+
+def notebooks():
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)/'results.json'
+        code = call(BIN/'python', '-W', 'ignore', '.ci/notebooks.py', 'test', out)
+        res = json.loads(out.read_text()) if out.exists() else {}
+        if not res: raise Failed(f'no notebook was checked (exit code {code})')
+        for ok in res.values(): count(None, not ok)
+
+def pytest():
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)/'results.xml'
+        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '--durations=8', f'--junitxml={out}', 'tests')
+        n = xml.parse(out).getroot().find('testsuite').attrib if out.exists() else {}
+        tests,failures,errors,skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
+        bad = failures + errors
+        if tests == 0 or (code and not bad): raise Failed(f'pytest ran {tests} tests, exit code {code}')
+        for i in range(tests - skipped): count(None, i < bad)
+
+def newest_requirements():
+    for name,problem in newest.results(): count(name, problem)
+
+def main():
+    start = time.time()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    step('environment', lambda: (environment.main(), count('.venv is ready')))
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', PYTHONUNBUFFERED='1')
+        os.environ.setdefault('VLREP_CACHE', cache)
+        for v in ('PYTHONPATH', 'IN_TEST', 'VIRTUAL_ENV'): os.environ.pop(v, None)
+        if not failed:
+            step('export', exported)
+            step('clean', cleaned)
+            step('readme', readme_built)
+            step('notebooks', notebooks)
+            step('pytest', pytest)
+            step('newest requirements', newest_requirements)
+    print(f'{time.time()-start:.0f} s in all')
+    print(f'{passed} passed, {failed} failed', flush=True)
+    sys.exit(failed > 0)
+
+if __name__ == '__main__': main()

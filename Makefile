@@ -1,0 +1,43 @@
+# Needs Python 3.10 or newer, with its venv module, and make. The first target builds .venv (about two minutes).
+PYTHON ?= python3
+BIN    := .venv/bin
+
+help:
+	@echo 'make pretrain     train on the world and print the transfer table (ARGS="..." is passed on to vlrep-pretrain)'
+	@echo 'make test         every check there is; the last line is "N passed, M failed"'
+	@echo 'make lab          JupyterLab on the notebooks'
+	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
+	@echo 'make export       write vlrep/ from the notebooks as they are, and clean them'
+	@echo 'make readme       write README.md from nbs/index.ipynb'
+	@echo 'make clean        remove the environments and what was built; runs/ stays'
+	@echo 'PYTHON=python3.12 chooses the Python that .venv is built with'
+
+venv:
+	@$(PYTHON) .ci/environment.py
+
+pretrain: venv
+	@$(BIN)/vlrep-pretrain $(ARGS)
+
+test:
+	@$(PYTHON) .ci/test.py
+
+lab: venv
+	@$(BIN)/jupyter lab --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+
+notebooks: venv
+	@$(BIN)/python .ci/notebooks.py run $(ONLY)
+	@$(MAKE) --no-print-directory export readme
+
+export: venv
+	@$(BIN)/nbdev_clean
+	@$(BIN)/nbdev_export
+
+readme: venv
+	@$(BIN)/python .ci/readme.py
+
+clean:
+	rm -rf .venv .venv-newest build dist _docs _proc *.egg-info .pytest_cache
+	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+.PHONY: help venv pretrain test lab notebooks export readme clean
+.NOTPARALLEL:

@@ -1,0 +1,92 @@
+"The scripts behind the Makefile: each check of the gate goes red when it should"
+import base64, importlib, sys
+from pathlib import Path
+import pytest
+
+CI = Path(__file__).parents[1]/'.ci'
+
+@pytest.fixture
+def ci(monkeypatch):
+    "Import a script of .ci"
+    monkeypatch.syspath_prepend(str(CI))
+    yield importlib.import_module
+    for m in ('environment', 'newest', 'readme', 'test'): sys.modules.pop(m, None)
+
+# ---------------------------------------------------------------- the gate
+
+def tree(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name,text in files.items(): (folder/f'{name}.py').write_text(text)
+    return folder
+
+def test_differences(ci, tmp_path):
+    "An edited, an unknown and a missing module are each named; byte code is not looked at"
+    gate = ci('test')
+    old,new = tree(tmp_path/'old', a='1', b='2', c='3'), tree(tmp_path/'new', a='1', b='9', d='4')
+    tree(old/'__pycache__', x='')
+    lines = [l.strip() for l in gate.differences(old, new)]
+    assert lines == ['not made by any notebook: old/c.py', 'missing: old/d.py', 'differs: old/b.py']
+    assert not list(gate.differences(old, old))
+
+def test_step_counts_what_raises(ci, capsys):
+    gate = ci('test')
+    def broken(): raise ValueError('no such thing')
+    gate.step('a step', broken)
+    gate.step('another', lambda: gate.count('fine'))
+    assert (gate.passed, gate.failed) == (1, 1) and 'ValueError: no such thing' in capsys.readouterr().out
+
+def test_environment_is_rebuilt_only_for_new_settings(ci, tmp_path, monkeypatch):
+    env,built = ci('environment'), []
+    monkeypatch.setattr(env, 'ROOT', tmp_path)
+    monkeypatch.setattr(env, 'quiet', lambda *a: tree(a[-1]/'bin', python=''))
+    def install(py): (py).write_text(''); built.append(1)
+    def build(install=install): return env.build(tmp_path/'v', install)
+    (tmp_path/'settings.ini').write_text('one'); (tmp_path/'v').mkdir()
+    assert build() and not build()
+    (tmp_path/'settings.ini').write_text('two')
+    def dies(py): raise env.Failed('disk full')
+    with pytest.raises(env.Failed, match='disk full'): build(dies)
+    assert build() and not build() and len(built) == 2      # what was left half built is built again
+
+def test_quiet_shows_what_failed(ci):
+    env = ci('environment')
+    assert env.quiet(sys.executable, '-c', 'print(3)') == '3\n'
+    fails = 'import sys; print("boom"); sys.exit(3)'
+    with pytest.raises(env.Failed, match='boom(.|\n)*exit code 3'): env.quiet(sys.executable, '-c', fails)
+
+@pytest.mark.parametrize('says,exit,ok', [('no setting stepz', 2, True), ('no setting stepz', 1, False),
+                                          ('two lines\nno setting stepz', 2, False), ('something is wrong', 2, False)])
+def test_wrong_option(ci, tmp_path, says, exit, ok):
+    new,env = ci('newest'), ci('environment')
+    cmd = [sys.executable, '-c', f'import sys; print({says!r}, file=sys.stderr); sys.exit({exit})']
+    if ok: return new.wrong_option(cmd, tmp_path)
+    with pytest.raises(env.Failed, match=f'exit code {exit}'): new.wrong_option(cmd, tmp_path)
+
+# ---------------------------------------------------------------- README.md
+
+@pytest.mark.parametrize('md,want', [
+    ('[a](00_core.ipynb)', '[a](nbs/00_core.ipynb)'), ('![](images/x.png)', '![](nbs/images/x.png)'),
+    ('[l](../LICENSE)', '[l](LICENSE)'), ('[w](https://a.org/b)', '[w](https://a.org/b)'), ('[s](#map)', '[s](#map)'),
+    ('<img src="images/x.png" width="9">', '<img src="nbs/images/x.png" width="9">'), ('f(x)', 'f(x)')])
+def test_readme_links(ci, md, want): assert ci('readme').relink(md) == want
+
+def test_readme(ci):
+    png = base64.b64encode(b'a picture').decode()
+    def code(src, *outs): return dict(cell_type='code', source=src, outputs=list(outs))
+    def shows(**data): return dict(output_type='display_data', data={k.replace('_', '/'): v for k,v in data.items()})
+    nb = dict(cells=[
+        dict(cell_type='markdown', source=['# vlrep\n', '> A line']),
+        code('#| hide\nsecret = 1', shows(text_plain='secret')),
+        code('#| echo: false\ndraw()', shows(image_png=png, text_plain='<Figure>')),
+        code('1+1', dict(output_type='execute_result', data={'text/plain': ['2']}),
+             dict(output_type='stream', name='stdout', text='hi\n'),
+             dict(output_type='stream', name='stderr', text='noise')),
+        code('table()', shows(text_html='<b>t</b>', text_plain='<HTML object>'),
+             shows(text_markdown='|a|', text_plain='x'))])
+    made = ci('readme').render(nb)
+    assert made['nbs/images/index_1.png'] == b'a picture' and len(made) == 2
+    text = made['README.md'].decode()
+    blocks = ['# vlrep\n> A line', '![](nbs/images/index_1.png)', '```python\n1+1\n```', '```\n2\n```', '```\nhi\n```',
+              '```python\ntable()\n```', '<b>t</b>', '|a|\n']
+    assert text.split('\n\n')[1:] == blocks
+    assert ci('readme').render(nb) == made

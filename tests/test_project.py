@@ -1,0 +1,268 @@
+"The rules of the house that a script can check: layers, names, notebooks, packaging"
+import ast, json, re, sys
+from configparser import ConfigParser
+from pathlib import Path
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CFG  = ConfigParser(delimiters=['=']); CFG.read(ROOT/'settings.ini', encoding='utf-8'); CFG = CFG['DEFAULT']
+
+# Layer -> the layers below it that its exported code may import. Inside a layer: lower numbers only.
+LAYERS = {
+    0: (),                  # base: rules of the house, the record, the batch
+    1: (0,),                # world
+    2: (0,),                # data
+    3: (0,),                # models
+    4: (0,),                # scores: pure functions of tensors
+    5: (0, 2, 3, 4),        # training: knows of no world
+    6: (0, 2, 3, 4, 5),     # tasks: know of no world and of no transfer
+    7: (0, 1, 2, 3, 4, 5),  # transfer: never a task. It may use the world, whose shifted scenes are what it measures on
+    8: tuple(range(8)),     # studies
+    9: tuple(range(9)),     # front
+}
+
+# ---------------------------------------------------------------- reading the project
+
+def number(stem):
+    "'31_models.visual' -> ('31', 'models.visual'); None if the notebook exports nothing"
+    m = re.fullmatch(r'(\d\d[a-z]?)_([\w.]+)', stem)
+    return m.groups() if m else None
+
+def numbers(stems):
+    "Module name -> its notebook's number"
+    return {f'vlrep.{mod}': n for n,mod in filter(None, map(number, stems))}
+
+def imports(src, module, package=False):
+    "(line, imported name, names taken from it) for every import of vlrep in `src`, wherever it stands"
+    for node in ast.walk(ast.parse(src)):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                if a.name.split('.')[0] == 'vlrep': yield node.lineno, a.name, ()
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ''
+            if node.level:
+                here = module.split('.') if package else module.split('.')[:-1]
+                base = '.'.join(here[:len(here)-node.level+1] + ([base] if base else []))
+            if base.split('.')[0] == 'vlrep': yield node.lineno, base, tuple(a.name for a in node.names)
+
+def imported(src, module, known, package=False):
+    "(line, module) for every module of the library that `src` imports; a package's members are looked up in `known`"
+    for line,base,names in imports(src, module, package):
+        if base in known: yield line, base; continue
+        for n in names or ('',):
+            if base == 'vlrep' and n == '__version__': continue
+            yield line, base if n in ('', '*') else f'{base}.{n}'
+
+def violations(sources, known):
+    "One line for each import that goes up, sideways, or to no notebook's module. `sources`: module -> text"
+    for mod,src in sources.items():
+        for line,other in imported(src, mod, known):
+            if other == mod: continue
+            if other not in known: yield f'{mod}:{line} imports {other}, which no notebook makes'; continue
+            a,b = known[mod],known[other]
+            allowed = LAYERS[int(a[0])]
+            ok = b < a if a[0] == b[0] else int(b[0]) in allowed
+            if not ok: yield f'{mod} ({a}) line {line} imports {other} ({b}): may use {allowed}, lower numbers'
+
+def public(src):
+    "The names in a module's `__all__`"
+    for node in ast.parse(src).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == '__all__':
+            return ast.literal_eval(node.value)
+    return []
+
+def twice(sources):
+    "One line for each public name that two modules have"
+    seen = {}
+    for mod,src in sources.items():
+        for n in public(src): seen.setdefault(n, []).append(mod)
+    return [f'{n}: {" and ".join(mods)}' for n,mods in seen.items() if len(mods) > 1]
+
+def text(x): return ''.join(x) if isinstance(x, list) else x
+
+def flags(src):
+    "The directives of a cell: '#| export' -> 'export', '#| eval: false' -> 'eval:'"
+    return re.findall(r'^#\|\s*(\w+:?)', src, re.M)
+
+def read(p): return p.read_text(encoding='utf-8')
+def hidden(p): return any(x[0] in '._' for x in p.relative_to(ROOT/'nbs').parts)
+
+NOTEBOOKS = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if not hidden(p))
+NBS       = {str(p.relative_to(ROOT/'nbs')): json.loads(read(p)) for p in NOTEBOOKS}
+KNOWN     = numbers(p.stem for p in NOTEBOOKS if p.parent == ROOT/'nbs')
+FILES     = sorted((ROOT/'vlrep').rglob('*.py'))
+MODULES   = {'.'.join(p.relative_to(ROOT).with_suffix('').parts): read(p) for p in FILES if p.name[0] != '_'}
+
+def code(nb): return [text(c['source']) for c in nb['cells'] if c['cell_type'] == 'code']
+def outputs(nb): return [o for c in nb['cells'] if c['cell_type'] == 'code' for o in c['outputs']]
+def fail_with(lines): assert not (lines := list(lines)), '\n' + '\n'.join(lines)
+
+# ---------------------------------------------------------------- layers and names
+
+def test_layers(): fail_with(violations(MODULES, KNOWN))
+
+UP = ['import vlrep.learner', 'import vlrep.learner as x', 'from vlrep import learner', 'from vlrep.learner import *',
+      'from ..learner import learner', 'from .. import learner', 'def f():\n    from vlrep.learner import learner',
+      'try:\n    import os, vlrep.learner\nexcept ImportError: pass']
+
+@pytest.mark.parametrize('src', UP)
+def test_layers_sees_every_import(src):
+    "A made-up import that goes up is found, and both modules are named"
+    line, = violations({'vlrep.models.text': src}, numbers(['52_learner', '32_models.text']))
+    assert 'vlrep.models.text (32)' in line and 'vlrep.learner (52)' in line
+
+ARROWS = [('31_models.visual', '32_models.text', False), ('32_models.text', '31_models.visual', True),
+          ('40_losses', '30_models.layers', False), ('52_learner', '14_world.scenes', False),
+          ('72_transfer.linear', '60_tasks.virtex', False), ('70_transfer.features', '14_world.scenes', True),
+          ('82_report', '60_tasks.virtex', True)]
+
+@pytest.mark.parametrize('frm,to,ok', ARROWS)
+def test_layers_arrows(frm, to, ok):
+    known = numbers([frm, to])
+    assert (not list(violations({'vlrep.'+frm[3:]: f'from vlrep.{to[3:]} import *'}, known))) == ok
+
+def test_layers_unknown_module():
+    line, = violations({'vlrep.core': 'import vlrep.nowhere'}, numbers(['00_core']))
+    assert 'vlrep.nowhere' in line
+
+def test_package_files_import_nothing():
+    "`import vlrep.core` runs the packages' own files: they may not pull in the rest of the library"
+    def bad(p):
+        package = '.'.join(p.relative_to(ROOT).parent.parts)
+        lines = [ast.unparse(n) for n in ast.parse(read(p)).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        return [l for l in lines if list(imports(l, package, True))]
+    fail_with(f'{p.relative_to(ROOT)}: {l}' for p in FILES if p.name == '__init__.py' for l in bad(p))
+
+def test_public_names_occur_once(): fail_with(twice(MODULES))
+
+def test_public_names_occur_once_sees():
+    assert twice({'a': "__all__ = ['f', 'g']", 'b': "__all__ = ['g']"}) == ['g: a and b']
+
+def test_every_module_has_a_notebook(): fail_with(f'{m}: no notebook' for m in MODULES if m not in KNOWN)
+
+def test_notebook_exports_where_its_name_says():
+    def bad(name, nb):
+        n = number(Path(name).stem) if '/' not in name else None
+        to = [m for s in code(nb) for m in re.findall(r'^#\|\s*default_exp\s+(\S+)', s, re.M)]
+        if to != ([n[1]] if n else []): return f'{name}: default_exp {to}'
+    fail_with(filter(None, (bad(n, nb) for n,nb in NBS.items())))
+
+def undocumented(src):
+    "Public functions, classes and patched methods of a module that have no docstring"
+    names = set(public(src))
+    for node in ast.parse(src).body:
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or ast.get_docstring(node): continue
+        decorators = {getattr(d, 'id', getattr(getattr(d, 'func', d), 'id', '')) for d in node.decorator_list}
+        patched = decorators & {'patch', 'patch_to'} and not node.name.startswith(('_', 'before_', 'after_'))
+        if node.name in names or patched: yield node.name
+
+def test_public_names_are_documented():
+    fail_with(f'{m}: {n}' for m,src in MODULES.items() for n in undocumented(src))
+
+def test_public_names_are_documented_sees():
+    src = "__all__ = ['f', 'g']\ndef f(): pass\ndef g(): 'doc'\ndef _h(): pass\n@patch\ndef m(self:C): pass"
+    assert list(undocumented(src)) == ['f', 'm']
+
+def test_exported_cells_are_short():
+    def lines(src): return re.sub(r'^#\|.*\n?', '', src, flags=re.M).strip().splitlines()
+    cells = [(name, lines(s)) for name,nb in NBS.items() for s in code(nb) if 'export' in flags(s)]
+    fail_with(f'{name}: {ls[0][:60]} … has {len(ls)} lines, 40 is the limit' for name,ls in cells if len(ls) > 40)
+
+# ---------------------------------------------------------------- notebooks
+
+DIRECTIVES = {'export', 'hide', 'default_exp', 'echo:', 'output:', 'eval:', 'include:'}
+PLACES     = re.compile(r'(?<![\w.~])/(work|root|home|tmp|Users|mnt|opt)/[\w.]')
+BAR        = re.compile(r'<progress|█|\d+it/s|s/it\]|Warning:|\bConverted ')
+
+def check_notebooks(f):
+    "Fail with the name of every notebook for which `f(name, notebook)` says what is wrong"
+    fail_with(f'{name}: {bad}' for name,nb in NBS.items() for bad in [f(name, nb)] if bad)
+
+def test_notebooks_open_with_title_and_line():
+    def bad(_, nb):
+        first = nb['cells'][0]
+        ok = first['cell_type'] == 'markdown' and re.match(r'# \S.*\n+> \S', text(first['source']))
+        return None if ok else 'the first cell is not `# Title` and `> one plain line`'
+    check_notebooks(bad)
+
+def test_notebooks_are_small():
+    def bad(name, _):
+        size = (ROOT/'nbs'/name).stat().st_size
+        if size >= 400_000: return f'{size} bytes'
+    check_notebooks(bad)
+
+def test_notebooks_were_run():
+    def bad(_, nb):
+        outs = outputs(nb)
+        if not outs: return 'no outputs, see `make notebooks`'
+        return [o.get('evalue', '') for o in outs if o['output_type'] == 'error']
+    check_notebooks(bad)
+
+def shown(o):
+    "What an output shows a reader, pictures apart"
+    data = [v for k,v in o.get('data', {}).items() if not k.startswith('image/') and isinstance(v, (str, list))]
+    return '\n'.join(map(text, [o.get('text', ''), *data]))
+
+def dirt(o):
+    "What a reader should not see in an output: standard error, a path of somebody's machine, a progress bar, a warning"
+    s = re.sub(r'data:image/[^"\')\s]+', '', shown(o))
+    if o.get('name') == 'stderr': return s[:200]
+    m = PLACES.search(s) or BAR.search(s)
+    return s[max(0, m.start()-30):m.end()+30] if m else None
+
+def test_notebook_outputs_are_clean():
+    check_notebooks(lambda _, nb: list(filter(None, map(dirt, outputs(nb)))))
+
+@pytest.mark.parametrize('s,bad', [('in /tmp/x/model', True), ('UserWarning: old', True), ('<progress value=3>', True),
+                                   ('a ratio of 3/4, and/or left/right', False), ('loss 2.3', False)])
+def test_notebook_outputs_are_clean_sees(s, bad): assert bool(dirt(dict(text=s, name='stdout'))) == bad
+
+def test_notebooks_name_no_machine():
+    check_notebooks(lambda _, nb: [m[0] for c in nb['cells'] for m in [PLACES.search(text(c['source']))] if m])
+
+def test_notebook_flags_are_known():
+    known = DIRECTIVES | set(CFG['tst_flags'].split())
+    check_notebooks(lambda _, nb: [f'#| {f}' for s in code(nb) for f in flags(s) if f not in known])
+
+# ---------------------------------------------------------------- packaging
+
+IMPORT_NAMES = dict(sklearn='scikit-learn', PIL='pillow')
+
+def test_third_party_imports_are_required():
+    "The library imports what settings.ini requires: not a tool of the dev extra, nor a requirement's own requirement"
+    required = {re.split(r'[<>=!~;\[]', r)[0].lower() for r in CFG['requirements'].split()}
+    def tops(src):
+        for node in ast.walk(ast.parse(src)):
+            if isinstance(node, ast.Import): yield from (a.name.split('.')[0] for a in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level: yield node.module.split('.')[0]
+    known = required | set(sys.stdlib_module_names) | {'vlrep'}
+    used = [(m, t) for m,src in MODULES.items() for t in sorted(set(tops(src)))]
+    fail_with(f'{m} imports {t}' for m,t in used if IMPORT_NAMES.get(t, t) not in known)
+
+def test_installed_metadata():
+    "The installed package carries settings.ini's facts: reinstall (make test does) if this fails"
+    from importlib.metadata import metadata, entry_points
+    m = metadata('vlrep')
+    assert (m['Name'], m['Version'], m['Summary']) == (CFG['lib_name'], CFG['version'], CFG['description'])
+    assert 'Apache' in str(m['License'] or m['License-Expression']) and m['Keywords']
+    assert m['Requires-Python'] == '>=' + CFG['min_python']
+    assert any('Artificial Intelligence' in c for c in m.get_all('Classifier')) and m.get_payload().strip()
+    assert {e.name for e in entry_points(group='console_scripts')} >= {'vlrep-pretrain', 'vlrep-caption'}
+
+def test_version_is_one():
+    import yaml, vlrep
+    cff = yaml.safe_load((ROOT/'CITATION.cff').read_text(encoding='utf-8'))
+    assert vlrep.__version__ == CFG['version'] == cff['version']
+    assert re.search(rf"^## {re.escape(CFG['version'])}\b", (ROOT/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)
+
+def test_citation():
+    import yaml
+    cff = yaml.safe_load((ROOT/'CITATION.cff').read_text(encoding='utf-8'))
+    assert cff['cff-version'] == '1.2.0' and cff['message'] and cff['title'] and cff['license'] == 'Apache-2.0'
+    for who in cff['authors'] + [a for r in cff['references'] for a in r['authors']]:
+        assert 'name' in who or 'family-names' in who, who
+    for r in cff['references']: assert r['type'] and r['title'] and r['year'], r
+
+def test_committed_data_is_small():
+    total = sum(p.stat().st_size for p in (ROOT/'data').rglob('*') if p.is_file())
+    assert total < 1_000_000, f'{total} bytes under data/'

@@ -1,0 +1,11 @@
+__version__ = "0.1.0"
+
+import warnings
+
+warnings.filterwarnings('ignore', message='`torch.jit.script` is deprecated', category=FutureWarning)  # fastai, when it is imported
+
+
+def load(run):
+    "Open a run folder for use: `m = load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
+    from vlrep.cli import open_run
+    return open_run(run)
