@@ -1,0 +1,139 @@
+"Both spellings of the command line, tiny runs of every kind, and what is said when something is wrong"
+import json, os, re, shutil, signal, subprocess, sys, time
+from pathlib import Path
+import numpy as np, pytest, torch
+from PIL import Image
+import vlrep
+from vlrep.cli import main, pretrain
+
+ROOT = Path(__file__).resolve().parent.parent
+PHOTOS = ROOT/'data'/'flickr8k-world'
+NET   = ['width=32', 'heads=2', 'bs=16', 'warmup=2']
+WORLD = ['scenes=200', 'held=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24', 'vocab=300', 'size=32', 'steps=20', *NET]
+FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'last', 'best', 'result.jsonl', 'samples.json', 'report.html'}
+
+def sets(changes): return [w for c in changes for w in ('--set', c)]
+
+def command(name, module):
+    "A command in one of its two spellings: as a module, or as the script that installing makes"
+    if module: return [sys.executable, '-m', 'vlrep.cli', name]
+    script = Path(sys.executable).parent/f'vlrep-{name}'
+    return [str(script)] if script.exists() else [sys.executable, '-c', f'import sys; from vlrep.cli import {name}_main; sys.exit({name}_main())']
+
+@pytest.fixture(scope='session', autouse=True)
+def cache(tmp_path_factory):
+    old = os.environ.get('VLREP_CACHE'), torch.get_num_threads()
+    os.environ['VLREP_CACHE'] = str(tmp_path_factory.mktemp('cache')); torch.set_num_threads(1)
+    yield
+    os.environ.pop('VLREP_CACHE') if old[0] is None else os.environ.update(VLREP_CACHE=old[0]); torch.set_num_threads(old[1])
+
+def run(words, cwd): return subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'})
+
+def refused(capsys, *words):
+    "The one line on stderr with which these words are refused"
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as e: main(list(map(str, words)))
+    err = capsys.readouterr().err
+    assert e.value.code not in (0, None) and err.count('\n') == 1 and 'Traceback' not in err, err
+    return err
+
+@pytest.fixture(scope='session')
+def on_world(tmp_path_factory):
+    "A tiny run on the world, by the module's spelling and the default folder"
+    cwd = tmp_path_factory.mktemp('world')
+    return run([*command('pretrain', True), '--threads', 1, '--seed', 3, *sets(WORLD)], cwd), cwd/'runs'/'world-virtex-1'
+
+@pytest.fixture(scope='session')
+def on_photos(tmp_path_factory):
+    "A tiny run on the committed photos, by the script's spelling"
+    out = tmp_path_factory.mktemp('photos')/'out'
+    return run([*command('pretrain', False), '--data', 'flickr8k', '--root', PHOTOS, '--out', out, '--threads', 1, *sets(['size=32', 'vocab=300', 'steps=20', *NET])], out.parent), out
+
+def test_world(on_world):
+    done, out = on_world
+    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+    assert FILES <= {p.name for p in out.iterdir()}
+    for stage in ('world', 'tokenizer', 'bicaptioning', 'random', 'supervised', 'transfer', 'captions'): assert re.search(rf'^\[{stage}\] \d', done.stdout, re.M), done.stdout
+    assert 'precision' in done.stdout and 'threads 1' in done.stdout and 'unseen objects' in done.stdout and str(Path('runs/world-virtex-1/report.html')) in done.stdout
+    info = json.loads((out/'recipe.json').read_text()); res = json.loads((out/'result.jsonl').read_text()); num = res['numbers']
+    assert info['method'] == 'virtex' and info['recipe']['steps'] == 20 and info['recipe']['dropout'] == .1 and info['data']['scenes'] == 200 and info['seed'] == 3 and info['versions']['torch']
+    assert res['seed'] == 3 and res['recipe'] == 'world' and 'commit' in res and res['seconds']['bicaptioning'] > 0
+    assert {r['backbone'] for r in num['table']} == {'virtex', 'supervised', 'random'} and len({r['question'] for r in num['table']}) == 7
+    assert all(0 <= r['low'] <= r['high'] <= 100 for r in num['table']) and 0 <= num['noun_precision'] <= 100 < num['images_per_second']
+
+def test_report_is_one_page(on_world, on_photos):
+    for _, out in (on_world, on_photos):
+        page = (out/'report.html').read_text()
+        assert page.startswith('<!doctype html>') and '<svg' in page and 'data:image/jpeg;base64,' in page
+        assert not re.search(r'''(src|href)\s*=\s*["']?(?!data:)\w''', page) and '<script' not in page and 'url(' not in page
+    assert 'supervised' in (on_world[1]/'report.html').read_text() and 'given another photo' in (on_photos[1]/'report.html').read_text()
+
+def test_photos(on_photos):
+    done, out = on_photos
+    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+    assert FILES <= {p.name for p in out.iterdir()}
+    res = json.loads((out/'result.jsonl').read_text()); num = res['numbers']
+    assert len(num['wrong_each']) == 3 and abs(num['wrong']-np.mean(num['wrong_each'])) < 1e-9 and 1 < num['right'] < 12 and 'table' not in num
+    assert num['images'] == round(.8*len(list((PHOTOS/'Images').iterdir())))
+
+def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
+    _, run_folder = on_world; names = []
+    for i in range(2): names.append(str(tmp_path/f'{i}.png')); Image.fromarray(np.random.default_rng(i).integers(0, 255, (40+i, 60, 3), dtype=np.uint8)).save(names[-1])
+    a = run([*command('caption', False), run_folder, *names], tmp_path); capsys.readouterr()
+    main(['caption', str(run_folder), *names])
+    assert a.returncode == 0 and not a.stderr and a.stdout == capsys.readouterr().out and a.stdout.count('\n') == 2
+    m = vlrep.load(run_folder)
+    assert m.caption(names) == a.stdout.splitlines() and m.caption(names[0]) == a.stdout.splitlines()[0]
+    assert m.embed(names).shape == (2, m.backbone.width) and np.allclose(m.embed(Image.open(names[1])), m.embed(names)[1], atol=1e-5)
+
+def test_same_seed_same_weights(on_world, tmp_path):
+    again = pretrain(changes=WORLD, seed=3, threads=1, out=tmp_path/'again', say=lambda s: None)
+    a, b = (vlrep.load(p).backbone.state_dict() for p in (on_world[1], again))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    t = [json.loads((p/'result.jsonl').read_text())['numbers'] for p in (on_world[1], again)]
+    assert [r['value'] for r in t[0]['table']] == [r['value'] for r in t[1]['table']] and t[0]['held_loss'] == t[1]['held_loss']
+
+WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '--seed', 'pretrain --seed': '--seed', 'pretrain --method virtx': '--method', 'pretrain --data wrld': '--data',
+         'pretrain --recipe wrold': '--recipe', 'pretrain --set widht=3': "--set: unknown field 'widht': did you mean 'width'", 'pretrain --set steps=many': 'steps is a whole number', 'pretrain --set steps': 'field=value', 'pretrain --precision fp61': "precision 'fp61': did you mean 'fp16'",
+         'pretrain --data flickr8k': '--root', 'pretrain --data flickr8k --root nowhere': 'nowhere', 'pretrain --method tags --data flickr8k': 'tags', 'pretrain more': 'more', 'pretrian': "'pretrain'",
+         'caption': 'RUN', 'caption nowhere a.png': 'nowhere', 'caption nowhere --wich last': "'--which'"}
+
+@pytest.mark.parametrize('words', WRONG)
+def test_wrong_words(capsys, words): assert WRONG[words] in refused(capsys, *words.split())
+
+def test_wrong_files(capsys, on_world, on_photos, tmp_path):
+    good = tmp_path/'good.png'; Image.new('RGB', (30, 30)).save(good); cut = tmp_path/'cut.jpg'
+    photo = next((PHOTOS/'Images').iterdir()); cut.write_bytes(photo.read_bytes()[:900])
+    out = on_world[1]
+    assert 'cut.jpg' in refused(capsys, 'caption', out, good, cut)
+    assert 'none.png' in refused(capsys, 'caption', out, tmp_path/'none.png')
+    assert 'IMAGE' in refused(capsys, 'caption', out)
+    assert 'holds a run' in refused(capsys, 'pretrain', '--out', out)
+    for name, harm, says in (('recipe.json', lambda p: p.write_text('{"method":'), 'recipe.json'), ('tokenizer.model', lambda p: p.unlink(), 'tokenizer.model'),
+                             ('best/model.safetensors', lambda p: p.write_bytes(p.read_bytes()[:5000]), 'model.safetensors'), ('best', shutil.rmtree, 'best')):
+        bad = tmp_path/'bad'; shutil.rmtree(bad, ignore_errors=True); shutil.copytree(out, bad); harm(bad/name)
+        assert says in refused(capsys, 'caption', bad, good)
+    photos = tmp_path/'photos'; shutil.copytree(PHOTOS, photos); victim = sorted((photos/'Images').iterdir())[5]
+    lines = (photos/'captions.txt').read_text().splitlines(True)
+    (photos/'captions.txt').write_text(''.join(l for l in lines if not l.startswith(victim.name)))
+    assert victim.name in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'x')          # a photo without a caption
+    (photos/'captions.txt').write_text(''.join(lines)); victim.write_bytes(victim.read_bytes()[:500])
+    assert victim.name in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'y', *sets(['size=32', 'vocab=300', 'steps=20', *NET]))
+    assert not (tmp_path/'x').exists()
+
+def test_tags_cannot_caption(capsys, tmp_path):
+    out = pretrain('tags', changes=['scenes=64', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'size=32', 'steps=4', 'warmup=1', 'bs=16'], out=tmp_path/'tags', say=lambda s: None)
+    good = tmp_path/'good.png'; Image.new('RGB', (30, 30)).save(good)
+    assert 'captions' in refused(capsys, 'caption', out, good)
+    assert vlrep.load(out).embed(good).shape == (vlrep.load(out).backbone.width,)
+
+def test_stop_key(tmp_path):
+    p = subprocess.Popen([*command('pretrain', True), '--threads', '1', '--out', str(tmp_path/'out'), *sets([*WORLD, 'steps=100000'])], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'})
+    try:
+        for _ in range(600):
+            if (tmp_path/'out'/'last').exists(): break
+            time.sleep(.1)
+        p.send_signal(signal.SIGINT); out, err = p.communicate(timeout=30)
+    finally: p.kill()
+    assert p.returncode == 130 and err.strip().splitlines()[-1] == 'vlrep-pretrain: stopped' and 'Traceback' not in err, err
