@@ -18,7 +18,7 @@ from .learner import *
 from fastcore.basics import patch
 
 # %% ../nbs/53_callbacks.ipynb #a392b7f4
-class Schedule(Callback):
+class Schedule(Rule):
     "Learning rate of each group = its peak x `factor(step)`"
     order,run_valid,base = 0,False,None
     def __init__(self,
@@ -33,7 +33,7 @@ class Schedule(Callback):
         self.base = None
 
 # %% ../nbs/53_callbacks.ipynb #f272a247
-class Clip(Callback):
+class Clip(Rule):
     "Shorten the gradient of all trained parameters together to `max_norm`; `norm` is its length before"
     order,run_valid,norm = 12,False,None
     def __init__(self,
@@ -44,7 +44,7 @@ class Clip(Callback):
         self.norm = torch.nn.utils.clip_grad_norm_(ps, self.max_norm)
 
 # %% ../nbs/53_callbacks.ipynb #5594ddee
-class Randomness(Callback):
+class Randomness(Rule):
     "Before each training batch, seed PyTorch from `(seed, number of the batch, rank)`"
     order,run_valid,held = 5,False,None
     def __init__(self,
@@ -89,7 +89,7 @@ def choose_precision(
     return ('bf16' if kind == 'cpu' and cpu_has_bf16() else 'fp32') if asked == 'auto' else asked
 
 # %% ../nbs/53_callbacks.ipynb #bf7f7bbb
-class Precision(Kept, Callback):
+class Precision(Kept):
     "Run the backbone (on a CPU) or the whole model (on a GPU) in a lower precision; `chosen` says which"
     order,chosen,ctx,swapped = 10,None,None,()
     def __init__(self,
@@ -160,7 +160,7 @@ def before_step(self:Precision):
     if not dry.stepped: self.skipped += 1; raise CancelStepException()
 
 # %% ../nbs/53_callbacks.ipynb #d78b6580
-class Finite(Callback):
+class Finite(Rule):
     "Stop with a `ValueError` when a training loss is not finite, looking every `every` batches"
     order,run_valid = 45,False
     def __init__(self,
@@ -208,7 +208,7 @@ def cut_log(
         new.write_text(lines[0] + ''.join(l for l,k in zip(lines[1:], keep) if k), encoding='utf-8')
 
 # %% ../nbs/53_callbacks.ipynb #e18ce424
-class LogCSV(Kept, Callback):
+class LogCSV(Kept):
     "Append step, epoch, losses, rates, seconds and images/s to a file, every `every` steps and after each epoch"
     order,_keep,file = 70,('last','at'),None
     def __init__(self,
@@ -255,7 +255,7 @@ def _open(self:LogCSV):
     return f
 
 # %% ../nbs/53_callbacks.ipynb #40370f22
-class Progress(Callback):
+class Progress(Rule):
     "One line an epoch; on a terminal also a moving line in between"
     order,shown = 60,0.
     def __init__(self,
@@ -279,7 +279,7 @@ class Progress(Callback):
                  f', {t.speed:,.0f} images/s, {t.elapsed:.0f} s')
 
 # %% ../nbs/53_callbacks.ipynb #f358764c
-class SaveRun(Kept, Callback):
+class SaveRun(Kept):
     "Save `last`, and `best` by held-out loss, into a run folder"
     order,_keep = 80,('best','best_step','at')
     def __init__(self,

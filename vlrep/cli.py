@@ -116,7 +116,7 @@ def world_samples(
     ours,people = caption_nouns(pred, true),caption_nouns([caption_categories(r.captions[0]) for r in recs], true)
     num = {f'{w}noun_{k}': 100*n[k] for w,n in (('',ours), ('person_',people)) for k in ('precision','recall')}
     f1 = lambda p, t: 2*len(p&t)/max(len(p)+len(t), 1)
-    return num,[dict(id=r.id, row=i, caption=s, said=r.captions[0], right=sorted(p&t), wrong=sorted(p-t), missed=sorted(t-p), score=f1(p, t))
+    return num,[dict(id=r.id, row=i, caption=s, said=r.captions[0], right=sorted(p&t), wrong=sorted(p-t), missed=sorted(t-p), score=f1(p, t), tie=len(p-t)-len(p&t))
                 for i,(r,s,p,t) in enumerate(zip(recs, says, pred, true))]
 
 # %% ../nbs/90_cli.ipynb #a2c4a206

@@ -160,7 +160,7 @@ class ArraySource(Source):
         idx = np.asarray(idx); img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0,3,1,2)
         return img,torch.full((len(idx),2), self.size)
     def __getitem__(self, i:int)->Record:
-        r = self._record(i); r.image = np.asarray(self.pixels[i])
+        r = self._record(i); r.image = np.array(self.pixels[i])
         return r
     def subset(self,
         idx,            # Rows to keep, in their new order

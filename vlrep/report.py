@@ -63,26 +63,28 @@ def curves_svg(
     x:str='',    # What the horizontal axis counts
     y:str='',    # What the vertical axis measures
     zero:bool=False, # Start the vertical axis at 0?
+    top:float=None,  # End the vertical axis here; what is higher is cut off
 )->str:          # An SVG element as wide as its column
     "Lines over a common axis, drawn by hand"
-    W,H,L,R,T,B = 440,270,46,14,40,38
+    W,H,L,R,T,B = 440,270,46,18,40,38
     pts = {k: [(float(a), float(b)) for a,b in zip(*v) if b is not None and math.isfinite(float(b))] for k,v in lines.items()}
     pts = {k: v for k,v in pts.items() if v}
     if not pts: return ''
     xs,ys = [p[0] for v in pts.values() for p in v], [p[1] for v in pts.values() for p in v]
-    x0,x1,y0,y1 = min(0, min(xs)),max(xs),(min(0, min(ys)) if zero else min(ys)),max(ys)
+    x0,x1,y0,y1 = min(0, min(xs)),max(xs),(min(0, min(ys)) if zero else min(ys)),max(ys) if top is None else min(top, max(ys))
     x1,gap = (x1 if x1 > x0 else x0+1),(y1-y0 or abs(y1) or 1)*.06
     y0,y1 = (y0 if zero else y0-gap),y1+gap
     px,py = (lambda v: L+(v-x0)/(x1-x0)*(W-L-R)),(lambda v: H-B-(v-y0)/(y1-y0)*(H-T-B))
     out = [f'<svg viewBox="0 0 {W} {H}" role="img" aria-label="{esc(y)} over {esc(x)}">']
     for v in ticks(y0, y1): out.append(f'<path class=grid d="M{L} {py(v):.1f}H{W-R}"/><text x={L-6} y={py(v)+4:.1f} text-anchor=end>{_number(v)}</text>')
     for v in ticks(x0, x1): out.append(f'<text x={px(v):.1f} y={H-B+16} text-anchor=middle>{_number(v)}</text>')
-    out.append(f'<path class=axis d="M{L} {H-B}H{W-R}"/><text x={(L+W-R)/2:.0f} y={H-5} text-anchor=middle>{esc(x)}</text><text x=4 y=14 class=name>{esc(y)}</text>')
+    out.append(f'<path class=axis d="M{L} {H-B}H{W-R}"/><text x={(L+W-R)/2:.0f} y={H-5} text-anchor=middle>{esc(x)}</text><text x=4 y=14 class=name>{esc(y)}</text>'
+               f'<svg class=in x={L} y={T} width={W-L-R} height={H-T-B} viewBox="{L} {T} {W-L-R} {H-T-B}">')
     for (k,v),c in zip(pts.items(), COLOUR*9):
         if len(v) == 1: out.append(f'<circle cx={px(v[0][0]):.1f} cy={py(v[0][1]):.1f} r=3.5 fill="{c}"/>')
         else: out.append(f'<polyline stroke="{c}" points="' + ' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v) + '"/>')
     marks = ''.join(f'<tspan fill="{c}" dx={0 if i == 0 else 12}>{esc(k)}</tspan>' for i,(k,c) in enumerate(zip(pts, COLOUR*9)))
-    return ''.join(out) + f'<text x={L} y=31 class=key>{marks}</text></svg>'
+    return ''.join(out) + f'</svg><text x={L} y=31 class=key>{marks}</text></svg>'
 
 # %% ../nbs/82_report.ipynb #88270efe
 ASKS = {'objects': 'all objects', 'seen objects': 'objects that training showed', 'unseen objects': 'objects that training never showed', 'color': 'colour of the largest object',
@@ -119,11 +121,11 @@ def wide_rows(
 
 # %% ../nbs/82_report.ipynb #59b2b6ff
 def pick(
-    samples:list, # Dicts with `score` (high = good) and, to break ties, `loss` (low = good)
+    samples:list, # Dicts with `score` (high = good) and, to break ties, `tie` (low = good)
     k:int=4,      # How many of each
 )->dict:          # 'best', 'typical', 'worst' -> up to `k` samples each, none twice
     "The `k` best, the `k` around the median, the `k` worst"
-    ranked = sorted(samples, key=lambda s: (-s['score'], s.get('loss', 0)))
+    ranked = sorted(samples, key=lambda s: (-s['score'], s.get('tie', 0)))
     n = len(ranked); k = min(k, n//3)
     if n < 3: return dict(all=ranked)
     mid = (n-k)//2
@@ -161,7 +163,7 @@ p{margin:6px 0;max-width:72ch} p.lead{font-size:17px;color:var(--soft);margin-bo
 .heads div{background:var(--tint);border:1px solid var(--line);border-radius:8px;padding:10px 14px} .heads b{display:block;font-size:26px;line-height:1.25} .heads span{color:var(--soft);font-size:13.5px;line-height:1.35;display:block}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(215px,1fr));gap:8px 22px;margin:12px 0} .facts dt{font-size:13px;color:var(--soft)} .facts dd{margin:0;overflow-wrap:anywhere}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:18px 30px}
-svg{width:100%;height:auto;display:block} svg text{font:12px system-ui,"DejaVu Sans",sans-serif;fill:var(--soft)} svg text.name{fill:var(--ink);font-weight:600;font-size:13px} svg text.key tspan{font-weight:600}
+svg{width:100%;height:auto;display:block} svg.in{width:auto} svg text{font:12px system-ui,"DejaVu Sans",sans-serif;fill:var(--soft)} svg text.name{fill:var(--ink);font-weight:600;font-size:13px} svg text.key tspan{font-weight:600}
 svg polyline{fill:none;stroke-width:2;stroke-linejoin:round} svg .grid{stroke:var(--line)} svg .axis{stroke:var(--soft)}
 .bars{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px 40px;margin-top:14px} .q{break-inside:avoid}
 .b{display:grid;grid-template-columns:108px 1fr 52px;align-items:center;gap:8px;font-size:14px;line-height:1.15;margin:3px 0} .who{color:var(--soft);text-align:right} .b b{font-variant-numeric:tabular-nums;white-space:nowrap}
@@ -200,10 +202,10 @@ def _heads(res):
     own = next((r['backbone'] for r in table), None); a,b = (object_map(table, k) for k in (own, 'random'))
     out = []
     if a is not None and b: out.append((f'{a:.1f} %', f'object mAP on the shifted world; random features {b:.1f}, that is {a/b:.1f} times as much'))
-    if 'noun_precision' in num: out.append((f'{num["noun_precision"]:.0f} / {num["noun_recall"]:.0f} %', 'precision and recall of the nouns in held-out captions'))
+    if 'noun_precision' in num: out.append((f'{num["noun_precision"]:.0f} / {num["noun_recall"]:.0f} %', f'precision and recall of the nouns in held-out captions (one person\'s caption: {num["person_noun_precision"]:.0f} / {num["person_noun_recall"]:.0f} %)'))
     if 'right' in num:
         out.append((f'{num["right"]:.2f}', 'nats a word for held-out captions, given the right photo'))
-        out.append((f'{num["wrong"]:.2f}', f'given another photo: {num["wrong"]-num["right"]:+.2f} nats a word (lowest and highest of {len(num["wrong_each"])} shuffles {min(num["wrong_each"]):.2f}, {max(num["wrong_each"]):.2f})'))
+        out.append((f'{num["wrong"]:.2f}', f'given another photo: {num["wrong"]-num["right"]:+.3f} nats a word (lowest and highest of {len(num["wrong_each"])} shuffles {min(num["wrong_each"]):.2f}, {max(num["wrong_each"]):.2f})'))
     out.append((f'{num["images_per_second"]:,.0f}', f'images a second in training, {num["views"]:,} image views'))
     return out + [(_clock(sum(res['seconds'].values())), 'for everything on this page')]
 
@@ -212,15 +214,17 @@ def _clock(s): return f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s' if s < 100 else
 # %% ../nbs/82_report.ipynb #4137b498
 def _learning(log):
     "Loss curves and learning rates from the rows of log.csv"
-    def col(name):
+    def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
         return [float(r['step']) for r in rows],[float(r[name]) for r in rows]
-    loss = {s: col(k) for k,s in (('train_loss','training'), ('valid_loss','held out'))}
-    cols = {k: col(k) for k in (log[0] if log else {}) if k.startswith('lr')}; lrs = {}
+    ends = [r for r in log if r.get('valid_loss') not in (None, '')]; within = [r for r in log if r not in ends]     # two kinds of rows: means over an epoch, over some steps
+    loss = {'training': col('train_loss', max(ends, within, key=len)), 'held out': col('valid_loss', log)}
+    cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}; lrs = {}
     for k,v in cols.items():
         if v not in lrs.values(): lrs['backbone' if k == 'lr0' else 'the rest' if k == 'lr1' or 'the rest' not in lrs else k] = v
     if len(lrs) == 1: lrs = {'all parameters': next(iter(lrs.values()))}
-    return '<div class=two>' + curves_svg(loss, x='steps', y='loss') + curves_svg(lrs, x='steps', y='learning rate', zero=True) + '</div>' if log else ''
+    late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]        # the first fall would flatten all the rest
+    return '<div class=two>' + curves_svg(loss, x='steps', y='loss', top=max(late, default=None)) + curves_svg(lrs, x='steps', y='learning rate', zero=True) + '</div>' if log else ''
 
 def _cost(seconds, note):
     "The stages as bars of their share, with seconds"
@@ -238,7 +242,7 @@ def report_html(
 )->str:            # The page
     "The page of one run"
     num = res['numbers']; table = num.get('table') or []
-    what = dict(method=info['method'], recipe=info['name'], data=info['data']['name'], seed=info['seed'], images=f'{num["images"]:,}', steps=f'{num["steps"]:,}',
+    what = dict(method=info['method'], recipe=info['name'], data=info['data']['name'], seed=info['seed'], images=f'{num["images"]:,}', steps=f'{num["steps"]:,} of {info["recipe"]["bs"]} images',
                 parameters=f'{num["parameters"]:,} (backbone {num["backbone_parameters"]:,})', precision=info['precision'], threads=info['threads'], processor=res.get('processor', 'unknown'),
                 software=', '.join(f'{k} {v}' for k,v in info['versions'].items() if k in ('vlrep','python','torch','fastai')), commit=res.get('commit') or 'unknown', date=res.get('date', ''))
     shown = ''.join(f'<h3>{esc({"best": "Best", "typical": "Typical", "worst": "Worst"}.get(k, "All"))}</h3>' + cards_html(v) for k,v in pick(list(samples)).items() if v)

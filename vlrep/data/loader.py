@@ -102,9 +102,13 @@ def _check(self:Loader):
     self._jobs = _Jobs(s, self.tok, self.seed, self.train, self.max_len, self.flip_p if flips else 0., self.substring)
 
 @patch(as_prop=True)
-def dataset(self:Loader)->Source: return self.source
+def dataset(self:Loader)->Source:
+    "The source"
+    return self.source
 @patch(as_prop=True)
-def n(self:Loader)->int: return len(self.source)
+def n(self:Loader)->int:
+    "Number of images"
+    return len(self.source)
 @patch
 def __len__(self:Loader)->int:
     n,g = len(self.source),self.bs*self.world_size; steps = -(-n//g)
@@ -153,6 +157,7 @@ def __iter__(self:Loader):
         yield b
     if (self.epoch,self.start) == (epoch,start): self.at(epoch + self.train)
 
+# %% ../../nbs/27_data.loader.ipynb #7ff78e19
 @patch
 def at(self:Loader,
     epoch:int,  # The pass that comes next
@@ -169,7 +174,7 @@ def one_batch(self:Loader):
     "The next batch, without moving on"
     return self._ready(self._jobs[self.epoch, self.plan(self.epoch)[self.start]], self.epoch, self.start)
 
-# %% ../../nbs/27_data.loader.ipynb #7ff78e19
+# %% ../../nbs/27_data.loader.ipynb #32e54f44
 _fields = 'source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring'.split()
 
 @patch
@@ -192,6 +197,7 @@ def new(self:Loader,
 def to(self:Loader,
     device # Where batches go from now on
 )->Loader:
+    "Send batches to `device`"
     self.device = torch.device(device)
     return self
 

@@ -145,11 +145,9 @@ class Augment:
     ):
         self.size,self.scale,self.ratio,self.jitter = size,tuple(scale),tuple(ratio),tuple(jitter)
         self.jitter_p,self.mean,self.std = jitter_p,tuple(mean),tuple(std)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f'scale={scale}: two parts of the area, 0 < low <= high <= 1')
+        if not 0 < self.scale[0] <= self.scale[1] <= 1: raise ValueError(f'scale={scale}: parts of the area, 0 < low <= high <= 1')
         if not 0 < self.ratio[0] <= 1 <= self.ratio[1]: raise ValueError(f'ratio={ratio}: low <= 1 <= high')
-        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > .5:
-            raise ValueError(f'jitter={jitter}: brightness, contrast, saturation >= 0, and hue in [0,.5]')
+        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > .5: raise ValueError(f'jitter={jitter}: four, not below 0, hue at most .5')
     def draw(self,
         hw:Tensor, # Height and width of each image (b,2)
         key,       # What the draw depends on, e.g. (seed, step, rank)

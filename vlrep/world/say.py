@@ -265,6 +265,7 @@ def beside(self:Voice,
     b,rel = self.pick(found)
     return f' with {self.name([b])} {_its[rel]}'
 
+# %% ../../nbs/13_world.say.ipynb #f21079d9
 @patch
 def join(self:Voice,
     parts:list, # Phrases
@@ -299,6 +300,7 @@ def _colors(v):
     if len(ms) == 1 and v.maybe(.6): text += v.beside(ms[0])
     return (f'there is {text}' if v.maybe(.2) else text)+v.place()
 
+# %% ../../nbs/13_world.say.ipynb #18a84449
 def _story(v):
     "A dog is running on the beach while a bird flies"
     ms = [m for m in v.noticed(5) if _same(m, 'action')]
