@@ -39,7 +39,9 @@ from .report import *
 
 # %% ../nbs/90_cli.ipynb #8da3efda
 Method = namedtuple('Method', 'recipe model loss learner')
-METHODS = dict(virtex=Method(VirTexRecipe, VirTexModel, virtex_loss, virtex_learner), tags=Method(TagsRecipe, TagsModel, tags_loss, tags_learner))
+METHODS = dict(
+    virtex=Method(VirTexRecipe, VirTexModel, virtex_loss, virtex_learner),
+    tags  =Method(TagsRecipe, TagsModel, tags_loss, tags_learner))
 
 # %% ../nbs/90_cli.ipynb #8e9dfbca
 def views(
@@ -52,7 +54,8 @@ def views(
 def _empty(method, rec, tok, weights):
     "The model of `rec` with `weights`, by way of the method's learner on a blank image"
     k = len(weights.get('head.bias', [0]))                          # a method that learns from labels: how many
-    blank = ArraySource(np.zeros((1,rec.size,rec.size,3), np.uint8), captions=[['a']], labels=dict(tags=np.zeros((1,k), np.float32)))
+    img,tags = np.zeros((1,rec.size,rec.size,3), np.uint8),np.zeros((1,k), np.float32)
+    blank = ArraySource(img, captions=[['a']], labels=dict(tags=tags))
     model = METHODS[method].learner(rec, loaders(blank, blank, tok=tok, size=rec.size, bs=1, device='cpu')).model
     model.load_state_dict(weights)
     return model.eval()
@@ -81,7 +84,8 @@ def open_run(
     rec = recipe_from_dict(METHODS[info['method']].recipe, info['recipe'])
     tok = Tokenizer.load(run.part('tokenizer.model')) if hasattr(METHODS[info['method']].model, 'generate') else None
     try: model = _empty(info['method'], rec, tok, weights).to(device)
-    except RuntimeError as e: raise ValueError(f'{run/which}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
+    except RuntimeError as e:
+        raise ValueError(f'{run/which}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
     return use(model, rec, info['data']['name'], tok, str(run.path))
 
 # %% ../nbs/90_cli.ipynb #aec97ea7
@@ -90,7 +94,8 @@ def open_world(
     size:int,      # Side of the scenes in pixels
 )->dict:           # Sources `train`, `held`, `test`
     "Scenes to learn from, to choose by, to report on"
-    return dict(train=world('train', job.scenes, size=size), held=world('valid', job.held, size=size), test=world('test', job.shown, size=size))
+    return dict(train=world('train', job.scenes, size=size), held=world('valid', job.held, size=size),
+                test=world('test', job.shown, size=size))
 
 def open_photos(
     root,           # A folder in Flickr8k's layout
@@ -116,8 +121,10 @@ def world_samples(
     ours,people = caption_nouns(pred, true),caption_nouns([caption_categories(r.captions[0]) for r in recs], true)
     num = {f'{w}noun_{k}': 100*n[k] for w,n in (('',ours), ('person_',people)) for k in ('precision','recall')}
     f1 = lambda p, t: 2*len(p&t)/max(len(p)+len(t), 1)
-    return num,[dict(id=r.id, row=i, caption=s, said=r.captions[0], right=sorted(p&t), wrong=sorted(p-t), missed=sorted(t-p), score=f1(p, t), tie=len(p-t)-len(p&t))
-                for i,(r,s,p,t) in enumerate(zip(recs, says, pred, true))]
+    def sample(i, r, s, p, t):
+        nouns = dict(right=sorted(p&t), wrong=sorted(p-t), missed=sorted(t-p))
+        return dict(id=r.id, row=i, caption=s, said=r.captions[0], **nouns, score=f1(p, t), tie=len(p-t)-len(p&t))
+    return num,[sample(i, *o) for i,o in enumerate(zip(recs, says, pred, true))]
 
 # %% ../nbs/90_cli.ipynb #a2c4a206
 def others(
@@ -138,7 +145,7 @@ def photo_losses(
     src:Source,     # Photos with captions
     shown,          # Which photo each one's captions are read beside (n,)
     max_len:int=30, # Most pieces of a caption
-)->np.ndarray:      # Nats and words of each photo's captions, both summed over the directions in which they are read (n,2)
+)->np.ndarray:      # Nats and words of each photo's captions, over all directions of reading (n,2)
     "The loss of each photo's captions beside the photo `shown`"
     out = []
     for i,j in enumerate(shown):
@@ -155,7 +162,9 @@ def photo_samples(model, loss, m, src, shuffles=3, max_len=30):
     wrong = [word(photo_losses(model, loss, m, src, others(len(src), k), max_len)) for k in range(shuffles)]
     num = dict(right=word(right), wrong=float(np.mean(wrong)), wrong_each=wrong)
     says = m.caption([src[i].load() for i in range(len(src))])
-    return num,[dict(id=src.ids[i], row=i, caption=s, said=src.captions[i][0], score=-r[0]/r[1], note=f'{r[0]/r[1]:.2f} nats a word') for i,(s,r) in enumerate(zip(says, right))]
+    each = right[:,0]/right[:,1]
+    return num,[dict(id=src.ids[i], row=i, caption=s, said=src.captions[i][0], score=-l, note=f'{l:.2f} nats a word')
+                for i,(s,l) in enumerate(zip(says, each.tolist()))]
 
 # %% ../nbs/90_cli.ipynb #f89f23f9
 def run_folder(
@@ -165,7 +174,8 @@ def run_folder(
 )->Path:          # It holds no run
     "The folder of a new run"
     if out is not None:
-        if (Path(out)/'recipe.json').exists(): raise ValueError(f'--out {out}: holds a run already; choose another folder')
+        if (Path(out)/'recipe.json').exists():
+            raise ValueError(f'--out {out}: holds a run already; choose another folder')
         return Path(out)
     n = 1
     while True:
@@ -175,17 +185,20 @@ def run_folder(
 
 def commit()->str: # Short hash, with + if files were changed since; '' if this is not a working copy
     "The version of the code that runs"
-    here = Path(vlrep.__file__); git = lambda *a: subprocess.run(['git', '-C', str(here.parent), *a], capture_output=True, text=True, timeout=10)
+    here = Path(vlrep.__file__)
+    git = lambda *a: subprocess.run(['git', '-C', str(here.parent), *a], capture_output=True, text=True, timeout=10)
     try:
         if git('ls-files', '--error-unmatch', here.name).returncode: return ''
-        return git('rev-parse', '--short', 'HEAD').stdout.strip() + ('+' if git('status', '--porcelain', '-uno', '.').stdout.strip() else '')
+        changed = git('status', '--porcelain', '-uno', '.').stdout.strip()
+        return git('rev-parse', '--short', 'HEAD').stdout.strip() + ('+' if changed else '')
     except (OSError, subprocess.TimeoutExpired): return ''
 
 def processor()->str:
     "The name of the processor, or of the GPU"
     if torch.cuda.is_available(): return torch.cuda.get_device_name()
     f = Path('/proc/cpuinfo'); lines = f.read_text().splitlines() if f.is_file() else []
-    return next((l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')), '') or platform.processor() or 'unknown'
+    names = [l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')]
+    return names[0] if names else platform.processor() or 'unknown'
 
 # %% ../nbs/90_cli.ipynb #c3429897
 def train_on(
@@ -200,8 +213,9 @@ def train_on(
     say=print,        # Called with lines about the progress
 ):                    # The fastai Learner, trained
     "Train `method` on `src`"
-    j = rec.jitter; aug = Augment(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=rec.jitter_p); kw = dict(max_len=rec.max_len) if tok else {}
-    dls = loaders(src['train'], src['held'], tok=tok, size=rec.size, bs=rec.bs, aug=aug, plain=views(rec, data)[1], seed=seed, flip_p=rec.flip_p, **kw)
+    j = rec.jitter; kw = dict(max_len=rec.max_len) if tok else {}
+    aug,plain = Augment(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=rec.jitter_p),views(rec, data)[1]
+    dls = loaders(src['train'], src['held'], tok=tok, size=rec.size, bs=rec.bs, aug=aug, plain=plain, seed=seed, flip_p=rec.flip_p, **kw)
     every = max(1, round(rec.steps/len(dls.train)/8))
     learn = METHODS[method].learner(rec, dls, seed=seed, precision=precision, cbs=[*cbs, Progress(say, every)])
     fit(learn, rec.steps)
@@ -211,7 +225,7 @@ def supervised(
     rec,   # The recipe of the method it stands beside
 ):         # A recipe of tags
     "The same backbone, views and batch, taught with true categories for half the steps"
-    same = {k: getattr(rec, k) for k in ('visual_depth','visual_width','size','scale_min','jitter','jitter_p','flip_p','bs') if hasattr(rec, k)}
+    same = {k: getattr(rec, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     return replace(recipe('tags', 'world'), **same, steps=rec.steps//2, warmup=rec.warmup//2)
 
 # %% ../nbs/90_cli.ipynb #9e2185c3
@@ -224,9 +238,11 @@ def baselines(
     say=print,      # Called with lines about the progress
 )->dict:            # Name -> backbone
     "Random features, and features of true labels"
-    with stages('random'): net = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
+    with stages('random'):
+        net = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
     if isinstance(rec, TagsRecipe): return dict(random=net)
-    with stages('supervised'): learn = train_on('tags', supervised(rec), src, 'world', seed=seed, precision=precision, say=say)
+    with stages('supervised'):
+        learn = train_on('tags', supervised(rec), src, 'world', seed=seed, precision=precision, say=say)
     return dict(supervised=learn.model.visual, random=net)
 
 def sample_images(
@@ -246,7 +262,7 @@ def sample_images(
 def unless_begun(
     run:Run, # Just made
 ):
-    "If the body fails before the first checkpoint is saved, leave no run behind, so that the same words can be tried again"
+    "If the body fails before the first checkpoint, leave no run behind, so that the same folder can be tried again"
     try: yield
     except BaseException:
         if not (run/'last').exists():
@@ -255,6 +271,10 @@ def unless_begun(
         raise
 
 # %% ../nbs/90_cli.ipynb #fd1ab07c
+_SAID = {True: 'nouns of held-out captions: precision {noun_precision:.0f} %, recall {noun_recall:.0f} % '
+               '(one person: {person_noun_precision:.0f}, {person_noun_recall:.0f})',
+         False: 'nats a word: {right:.3f} beside the right photo, {wrong:.3f} beside another'}
+
 def measure(
     run:Run,       # Open, trained
     rec, job,      # Recipe of the method, sizes of the job
@@ -265,9 +285,10 @@ def measure(
     say=print,     # Called with lines for the screen
 )->tuple:          # Numbers for result.jsonl, samples for the report
     "Everything that is asked of a trained model"
-    info,model = run.info,learn.model; method,data,seed = info['method'],info['data']['name'],info['seed']; m = use(model, rec, data, tok, str(run.path))
-    num = dict(images=len(src['train']), steps=rec.steps, views=learn.tally.images, images_per_second=learn.tally.images/max(learn.tally.elapsed, 1e-9), held_loss=learn.save_run.best,
-               best_step=learn.save_run.best_step, parameters=sum(p.numel() for p in model.parameters()), backbone_parameters=sum(p.numel() for p in model.visual.parameters()))
+    info,model,tally,count = run.info,learn.model,learn.tally,lambda m: sum(p.numel() for p in m.parameters())
+    method,data,seed = info['method'],info['data']['name'],info['seed']; m = use(model, rec, data, tok, str(run.path))
+    num = dict(images=len(src['train']), steps=rec.steps, views=tally.images, images_per_second=tally.images/max(tally.elapsed, 1e-9),
+               held_loss=learn.save_run.best, best_step=learn.save_run.best_step, parameters=count(model), backbone_parameters=count(model.visual))
     samples = []
     if data == 'world':
         nets = {method: model.visual, **baselines(rec, src, stages, seed, info['precision'], say)}
@@ -275,10 +296,10 @@ def measure(
         say(table_text(num['table']))
     if tok is not None:
         with stages('captions'):
-            got,samples = world_samples(m, src['test']) if data == 'world' else photo_samples(model, METHODS[method].loss, m, src['test'], job.shuffles, rec.max_len)
+            got,samples = (world_samples(m, src['test']) if data == 'world' else
+                           photo_samples(model, METHODS[method].loss, m, src['test'], job.shuffles, rec.max_len))
             samples = sample_images(samples, src['test'], data); num.update(got)
-        say('nouns of held-out captions: precision {noun_precision:.0f} %, recall {noun_recall:.0f} % (people: {person_noun_precision:.0f}, {person_noun_recall:.0f})'.format(**got) if data == 'world' else
-            'nats a word: {right:.3f} beside the right photo, {wrong:.3f} beside another'.format(**got))
+        say(_SAID[data == 'world'].format(**got))
         for s in samples[:2]: say(f'  {s["id"]}: {s["caption"]}')
     return num,samples
 
@@ -292,7 +313,8 @@ def plan(
     "What is asked for; a `ValueError` names the option that is wrong"
     if data not in JOBS: raise did_you_mean('--data', data, JOBS)
     if method not in METHODS: raise did_you_mean('--method', method, METHODS)
-    if data != 'world' and not hasattr(METHODS[method].model, 'generate'): raise ValueError(f'--method {method}: learns from labels, and {data} has none')
+    if data != 'world' and not hasattr(METHODS[method].model, 'generate'):
+        raise ValueError(f'--method {method}: learns from labels, and {data} has none')
     if (name or data) not in RECIPES[method]: raise did_you_mean(f'--recipe of {method}', name or data, RECIPES[method])
     try:
         rec,job = override_all([recipe(method, name or data), JOBS[data]], changes)
@@ -319,9 +341,12 @@ def pretrain(
     if threads is not None and threads < 1: raise ValueError(f'--threads {threads}: at least 1 is wanted')
     run_folder(out, data, method) if out else None                   # refuse at once, not after the world is drawn
     if threads: torch.set_num_threads(threads)
-    stages,side = Stages(say),views(rec, data)[0]; chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', precision)
-    with stages('world' if data == 'world' else 'photos'): src = open_world(job, side) if data == 'world' else open_photos(root, job, side)
-    say(f'{method} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; seed {seed}, threads {torch.get_num_threads()}, precision {chosen}')
+    stages,side,n = Stages(say),views(rec, data)[0],torch.get_num_threads()
+    chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', precision)
+    with stages('world' if data == 'world' else 'photos'):
+        src = open_world(job, side) if data == 'world' else open_photos(root, job, side)
+    say(f'{method} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
+        f'seed {seed}, threads {n}, precision {chosen}')
     facts = dict(method=method, data=dict(name=data, **recipe_dict(job)), seed=seed, precision=chosen, name=name or data)
     with Run.create(run_folder(out, data, method), rec, **facts) as run, unless_begun(run):
         tok = None
@@ -329,12 +354,13 @@ def pretrain(
             with stages('tokenizer'): tok = Tokenizer.train(src['train'].captions.flat(), rec.vocab); tok.save(run/'tokenizer.model')
         with stages('bicaptioning' if writes else method):
             learn = train_on(method, rec, src, data, tok, seed, chosen, [LogCSV(run/'log.csv'), SaveRun(run)], say)
-            if not math.isfinite(learn.save_run.best): raise ValueError('the held-out loss was never a finite number: lower the learning rates')
-            learn.model.load_state_dict(run.weights('best'))
+            if math.isfinite(learn.save_run.best): learn.model.load_state_dict(run.weights('best'))
+            else: raise ValueError('the held-out loss was never a finite number: lower the learning rates')
         num,samples = measure(run, rec, job, src, learn, tok, stages, say)
         write_json(run/'samples.json', samples)
-        run.add_result(dict(method=method, recipe=name or data, changes=list(changes), data=data, seed=seed, commit=commit(), date=time.strftime('%Y-%m-%d'), processor=processor(),
-                            threads=torch.get_num_threads(), precision=chosen, seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
+        run.add_result(dict(
+            method=method, recipe=name or data, changes=list(changes), data=data, seed=seed, commit=commit(), date=time.strftime('%Y-%m-%d'),
+            processor=processor(), threads=n, precision=chosen, seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
         say(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
     return run.path
 
@@ -355,7 +381,8 @@ def caption(
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 class _Parser(argparse.ArgumentParser):
     "Errors are raised, and say what was meant"
-    def __init__(self, name, about): super().__init__(prog=f'vlrep-{name}', description=about, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    def __init__(self, name, about):
+        super().__init__(prog=f'vlrep-{name}', description=about, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     def error(self, message): raise ValueError(message.removeprefix('argument '))
     def read(self, argv):
         "The options in `argv`; the first unknown word is an error"
@@ -364,14 +391,16 @@ class _Parser(argparse.ArgumentParser):
             o = w.partition('=')[0]
             if o.startswith('--') and o not in known: raise did_you_mean('option', o, known)
         args,rest = self.parse_known_args(argv)
-        if rest: raise did_you_mean('option', rest[0], known) if rest[0].startswith('-') else ValueError(f'{rest[0]!r}: this word belongs to no option')
+        if rest and rest[0].startswith('-'): raise did_you_mean('option', rest[0], known)
+        if rest: raise ValueError(f'{rest[0]!r}: this word belongs to no option')
         return vars(args)
 
 def _pretrain(argv):
     p = _Parser('pretrain', 'Learn from captions, then find out what was learned: a run folder with report.html')
     p.add_argument('--method', default='virtex', help=f'one of: {", ".join(METHODS)}')
     p.add_argument('--recipe', dest='name', metavar='NAME', help='a recipe of the method (default: the one called like the data)')
-    p.add_argument('--set', dest='changes', action='append', default=[], metavar='FIELD=VALUE', help='change a field of the recipe or a size of the job; may be repeated')
+    p.add_argument('--set', dest='changes', action='append', default=[], metavar='FIELD=VALUE',
+                   help='change a field of the recipe or a size of the job; may be repeated')
     p.add_argument('--data', default='world', help=f'one of: {", ".join(JOBS)}')
     p.add_argument('--root', metavar='DIR', help='for photos: the folder that holds Images/ and captions.txt')
     p.add_argument('--out', metavar='DIR', help='folder of the run (default: the next free one in runs/)')
@@ -395,7 +424,9 @@ def main(
 ):
     "Read the words, call the function, turn errors into one line and a code"
     argv = list(sys.argv[1:] if argv is None else argv); name = argv[0] if argv else '--help'
-    if name in ('-h','--help'): print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...), where NAME is one of: {", ".join(COMMANDS)}; NAME --help tells more'); return
+    if name in ('-h','--help'):
+        print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; NAME --help tells more')
+        return
     try:
         if name not in COMMANDS: raise did_you_mean('command', name, COMMANDS)
         COMMANDS[name](argv[1:]); return

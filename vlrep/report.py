@@ -24,7 +24,8 @@ def facts_html(
     facts:dict, # Name -> value
 )->str:         # A definition list
     "Names and values, as many side by side as fit"
-    return '<dl class=facts>' + ''.join(f'<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>' for k,v in facts.items()) + '</dl>'
+    pairs = ''.join(f'<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>' for k,v in facts.items())
+    return f'<dl class=facts>{pairs}</dl>'
 
 # %% ../nbs/82_report.ipynb #0696b651
 def table_html(
@@ -34,12 +35,14 @@ def table_html(
     "The dicts `rows` as a table; the keys of the first are its head"
     if not rows: return ''
     for r in rows:
-        if list(r) != list(rows[0]): raise ValueError(f'a table needs the same columns in every row: {list(rows[0])}, then {list(r)}')
+        if list(r) != list(rows[0]):
+            raise ValueError(f'a table needs the same columns in every row: {list(rows[0])}, then {list(r)}')
     num = {c: all(isinstance(r[c], (int,float)) for r in rows) for c in rows[0]}
     cls = lambda c: ' class=n' if num[c] else ''
     head = ''.join(f'<th{cls(c)}>{esc(c)}</th>' for c in rows[0])
     body = ''.join('<tr>' + ''.join(f'<td{cls(c)}>{esc(v)}</td>' for c,v in r.items()) + '</tr>' for r in rows)
-    return f'<div class=wide><table>{f"<caption>{esc(caption)}</caption>" if caption else ""}<tr>{head}</tr>{body}</table></div>'
+    top = f'<caption>{esc(caption)}</caption>' if caption else ''
+    return f'<div class=wide><table>{top}<tr>{head}</tr>{body}</table></div>'
 
 # %% ../nbs/82_report.ipynb #aeec12d5
 def ticks(
@@ -54,9 +57,11 @@ def ticks(
     return [round(i*step, 12) for i in range(math.ceil(a/step-1e-9), math.floor(b/step+1e-9)+1)]
 
 # %% ../nbs/82_report.ipynb #557a3b66
-COLOUR = ['#1f5fa8', '#dd8b2f', '#3f8f6b', '#7a5aa6', '#8a5a44'] # Lines and bars, told apart by colour-blind readers too
+COLOUR = ['#1f5fa8', '#dd8b2f', '#3f8f6b', '#7a5aa6', '#8a5a44'] # For colour-blind readers too
 
-def _number(v): return f'{v:.4g}' if abs(v) < 1e4 and (abs(v) >= 1e-3 or v == 0) else f'{v/1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
+def _number(v):
+    "A tick's label: 0.2, 1500, 20k, 1e+06"
+    return f'{v:.4g}' if v == 0 or 1e-3 <= abs(v) < 1e4 else f'{v/1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
 
 def curves_svg(
     lines:dict,  # Name -> (xs, ys), drawn in this order
@@ -67,28 +72,32 @@ def curves_svg(
 )->str:          # An SVG element as wide as its column
     "Lines over a common axis, drawn by hand"
     W,H,L,R,T,B = 440,270,46,18,40,38
-    pts = {k: [(float(a), float(b)) for a,b in zip(*v) if b is not None and math.isfinite(float(b))] for k,v in lines.items()}
-    pts = {k: v for k,v in pts.items() if v}
+    known = lambda v: [(float(a), float(b)) for a,b in zip(*v) if b is not None and math.isfinite(float(b))]
+    pts = {k: known(v) for k,v in lines.items() if known(v)}
     if not pts: return ''
     xs,ys = [p[0] for v in pts.values() for p in v], [p[1] for v in pts.values() for p in v]
-    x0,x1,y0,y1 = min(0, min(xs)),max(xs),(min(0, min(ys)) if zero else min(ys)),max(ys) if top is None else min(top, max(ys))
+    x0,x1,y0,y1 = min(0, min(xs)),max(xs),(min(0, min(ys)) if zero else min(ys)),max(ys)
+    if top is not None: y1 = min(y1, top)
     x1,gap = (x1 if x1 > x0 else x0+1),(y1-y0 or abs(y1) or 1)*.06
     y0,y1 = (y0 if zero else y0-gap),y1+gap
     px,py = (lambda v: L+(v-x0)/(x1-x0)*(W-L-R)),(lambda v: H-B-(v-y0)/(y1-y0)*(H-T-B))
     out = [f'<svg viewBox="0 0 {W} {H}" role="img" aria-label="{esc(y)} over {esc(x)}">']
-    for v in ticks(y0, y1): out.append(f'<path class=grid d="M{L} {py(v):.1f}H{W-R}"/><text x={L-6} y={py(v)+4:.1f} text-anchor=end>{_number(v)}</text>')
+    for v in ticks(y0, y1):
+        out.append(f'<path class=grid d="M{L} {py(v):.1f}H{W-R}"/><text x={L-6} y={py(v)+4:.1f} text-anchor=end>{_number(v)}</text>')
     for v in ticks(x0, x1): out.append(f'<text x={px(v):.1f} y={H-B+16} text-anchor=middle>{_number(v)}</text>')
-    out.append(f'<path class=axis d="M{L} {H-B}H{W-R}"/><text x={(L+W-R)/2:.0f} y={H-5} text-anchor=middle>{esc(x)}</text><text x=4 y=14 class=name>{esc(y)}</text>'
+    out.append(f'<path class=axis d="M{L} {H-B}H{W-R}"/><text x={(L+W-R)/2:.0f} y={H-5} text-anchor=middle>{esc(x)}</text>'
+               f'<text x=4 y=14 class=name>{esc(y)}</text>'
                f'<svg class=in x={L} y={T} width={W-L-R} height={H-T-B} viewBox="{L} {T} {W-L-R} {H-T-B}">')
     for (k,v),c in zip(pts.items(), COLOUR*9):
         if len(v) == 1: out.append(f'<circle cx={px(v[0][0]):.1f} cy={py(v[0][1]):.1f} r=3.5 fill="{c}"/>')
         else: out.append(f'<polyline stroke="{c}" points="' + ' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v) + '"/>')
-    marks = ''.join(f'<tspan fill="{c}" dx={0 if i == 0 else 12}>{esc(k)}</tspan>' for i,(k,c) in enumerate(zip(pts, COLOUR*9)))
-    return ''.join(out) + f'</svg><text x={L} y=31 class=key>{marks}</text></svg>'
+    marks = ''.join(f'<tspan fill="{c}" dx=12>{esc(k)}</tspan>' for k,c in zip(pts, COLOUR*9))
+    return ''.join(out) + f'</svg><text x={L-12} y=31 class=key>{marks}</text></svg>'
 
 # %% ../nbs/82_report.ipynb #88270efe
-ASKS = {'objects': 'all objects', 'seen objects': 'objects that training showed', 'unseen objects': 'objects that training never showed', 'color': 'colour of the largest object',
-        'setting': 'setting', 'number': 'number of objects', 'cell': 'place of a named object, 3x3'} # How a reader calls the questions
+ASKS = { # How a reader calls the questions
+    'objects': 'all objects', 'seen objects': 'objects that training showed', 'unseen objects': 'objects never shown in training',
+    'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects', 'cell': 'place of a named object, 3x3'}
 
 def _ask(r): return ASKS.get(r['question'], r['question']) + (f' ({r["metric"]})' if r.get('metric') else '')
 
@@ -100,11 +109,14 @@ def bars_html(
     out = []
     for q in dict.fromkeys(r['question'] for r in rows):
         mine = [r for r in rows if r['question'] == q]
-        out.append(f'<section class=q><h3>{esc(_ask(mine[0]))} <small>n = {esc(mine[0]["n"])}, chance {mine[0]["chance"]:.1f}</small></h3>')
+        small = f'<small>n = {esc(mine[0]["n"])}, chance {mine[0]["chance"]:.1f}</small>'
+        out.append(f'<section class=q><h3>{esc(_ask(mine[0]))} {small}</h3>')
         for r in mine:
             lo,hi,v,c = (min(max(float(r[k]), 0), 100) for k in ('low','high','value','chance'))
-            out.append(f'<div class=b><span class=who>{esc(r["backbone"])}</span><span class=track><i class=fill style="width:{v:.1f}%;background:{color[r["backbone"]]}"></i>'
-                       f'<i class=ci style="left:{lo:.1f}%;width:{hi-lo:.1f}%"></i><i class=guess style="left:{c:.1f}%"></i></span><b>{v:.1f}</b></div>')
+            out.append(f'<div class=b><span class=who>{esc(r["backbone"])}</span><span class=track>'
+                       f'<i class=fill style="width:{v:.1f}%;background:{color[r["backbone"]]}"></i>'
+                       f'<i class=ci style="left:{lo:.1f}%;width:{hi-lo:.1f}%"></i>'
+                       f'<i class=guess style="left:{c:.1f}%"></i></span><b>{v:.1f}</b></div>')
         out.append('</section>')
     return '<div class=bars>' + ''.join(out) + '</div>'
 
@@ -115,7 +127,8 @@ def wide_rows(
     "One row for each question, with `value [low, high]` of each backbone"
     who = list(dict.fromkeys(r['backbone'] for r in rows)); out = {}
     for r in rows:
-        new = out.setdefault(r['question'], dict(question=_ask(r), n=r['n'], chance=f'{r["chance"]:.1f}') | {w: '' for w in who})
+        empty = dict(question=_ask(r), n=r['n'], chance=f'{r["chance"]:.1f}') | {w: '' for w in who}
+        new = out.setdefault(r['question'], empty)
         new[r['backbone']] = f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]'
     return list(out.values())
 
@@ -133,15 +146,17 @@ def pick(
 
 # %% ../nbs/82_report.ipynb #7f8d24a8
 def cards_html(
-    samples:list, # Dicts `image` (data URI), `caption`, `said` (what people wrote), and, where known, `right`, `wrong`, `missed` (nouns), `note`
+    samples:list, # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong missed`, `note`
 )->str:           # A grid of cards
     "Images with what the model said, what people said, and the nouns that were right, wrong or missed"
     def chips(s, k, mark): return ''.join(f'<span class="chip {k}">{mark} {esc(w)}</span>' for w in s.get(k) or [])
     def card(s):
         nouns = chips(s, 'right', '✓') + chips(s, 'wrong', '✗') + chips(s, 'missed', '…')
-        return (f'<figure><img src="{esc(s["image"])}" alt="{esc(s["caption"] or "no words")}"><figcaption><p class=says>{esc(s["caption"] or "(no words)")}</p>'
-                + (f'<p>{nouns}</p>' if nouns else '') + (f'<p class=said>a person: {esc(s["said"])}</p>' if s.get('said') else '')
-                + (f'<p class=note>{esc(s["note"])}</p>' if s.get('note') else '') + '</figcaption></figure>')
+        says = esc(s['caption'] or '(no words)')
+        rest = [f'<p>{nouns}</p>' if nouns else '', f'<p class=said>a person: {esc(s["said"])}</p>' if s.get('said') else '',
+                f'<p class=note>{esc(s["note"])}</p>' if s.get('note') else '']
+        return (f'<figure><img src="{esc(s["image"])}" alt="{says}"><figcaption><p class=says>{says}</p>{"".join(rest)}'
+                '</figcaption></figure>')
     return '<div class=cards>' + ''.join(map(card, samples)) + '</div>'
 
 def jpeg_uri(
@@ -153,31 +168,60 @@ def jpeg_uri(
     return 'data:image/jpeg;base64,' + base64.b64encode(buf.getvalue()).decode()
 
 # %% ../nbs/82_report.ipynb #79e0fa3b
-_CSS = """
-:root{--ink:#1c2430;--soft:#5a6472;--line:#e1e5ea;--tint:#f6f8fa}
-*{box-sizing:border-box} html{-webkit-text-size-adjust:100%}
-body{margin:0 auto;max-width:1060px;padding:30px 22px 60px;font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:var(--ink);background:#fff;print-color-adjust:exact;-webkit-print-color-adjust:exact}
-h1{font-size:28px;line-height:1.2;margin:0 0 4px} h2{font-size:20px;margin:38px 0 8px;padding-top:12px;border-top:1px solid var(--line)} h3{font-size:15px;margin:0 0 4px} h3 small{font-weight:400;color:var(--soft)}
-p{margin:6px 0;max-width:72ch} p.lead{font-size:17px;color:var(--soft);margin-bottom:16px}
+_PAGE = """
+:root{--ink:#1c2430;--soft:#5a6472;--line:#e1e5ea;--tint:#f6f8fa} *{box-sizing:border-box}
+html{-webkit-text-size-adjust:100%}
+body{margin:0 auto;max-width:1060px;padding:30px 22px 60px;
+  font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:var(--ink);background:#fff;
+print-color-adjust:exact;-webkit-print-color-adjust:exact} h1{font-size:28px;line-height:1.2;margin:0 0 4px}
+h2{font-size:20px;margin:38px 0 8px;padding-top:12px;border-top:1px solid var(--line)}
+h3{font-size:15px;margin:0 0 4px} h3 small{font-weight:400;color:var(--soft)} p{margin:6px 0;max-width:72ch}
+p.lead{font-size:17px;color:var(--soft);margin-bottom:16px}
 .heads{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:18px 0 6px}
-.heads div{background:var(--tint);border:1px solid var(--line);border-radius:8px;padding:10px 14px} .heads b{display:block;font-size:26px;line-height:1.25} .heads span{color:var(--soft);font-size:13.5px;line-height:1.35;display:block}
-.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(215px,1fr));gap:8px 22px;margin:12px 0} .facts dt{font-size:13px;color:var(--soft)} .facts dd{margin:0;overflow-wrap:anywhere}
+.heads div{background:var(--tint);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
+.heads b{display:block;font-size:26px;line-height:1.25}
+.heads span{color:var(--soft);font-size:13.5px;line-height:1.35;display:block}
+.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(215px,1fr));gap:8px 22px;margin:12px 0}
+.facts dt{font-size:13px;color:var(--soft)} .facts dd{margin:0;overflow-wrap:anywhere}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:18px 30px}
-svg{width:100%;height:auto;display:block} svg.in{width:auto} svg text{font:12px system-ui,"DejaVu Sans",sans-serif;fill:var(--soft)} svg text.name{fill:var(--ink);font-weight:600;font-size:13px} svg text.key tspan{font-weight:600}
-svg polyline{fill:none;stroke-width:2;stroke-linejoin:round} svg .grid{stroke:var(--line)} svg .axis{stroke:var(--soft)}
-.bars{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px 40px;margin-top:14px} .q{break-inside:avoid}
-.b{display:grid;grid-template-columns:108px 1fr 52px;align-items:center;gap:8px;font-size:14px;line-height:1.15;margin:3px 0} .who{color:var(--soft);text-align:right} .b b{font-variant-numeric:tabular-nums;white-space:nowrap}
-.track{position:relative;height:17px;background:linear-gradient(90deg,#dfe3e8 1px,transparent 1px) 0/25% 100%,var(--tint);border-right:1px solid #dfe3e8;display:block}
-.track i{position:absolute} .fill{left:0;top:2px;bottom:2px} .ci{top:8px;height:1.6px;background:#111} .ci:before,.ci:after{content:"";position:absolute;top:-3px;height:8px;width:1.6px;background:#111} .ci:after{right:0} .guess{top:-2px;bottom:-2px;border-left:2px dotted #b3261e}
-.wide{overflow-x:auto;margin:12px 0} table{border-collapse:collapse;font-size:14px} caption{text-align:left;color:var(--soft);padding-bottom:4px} th,td{text-align:left;padding:4px 14px 4px 0;border-bottom:1px solid var(--line);white-space:nowrap} th{font-weight:600} .n{text-align:right;padding-left:10px} td{font-variant-numeric:tabular-nums}
-.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(215px,1fr));gap:16px;margin:10px 0 20px} figure{margin:0;border:1px solid var(--line);border-radius:8px;overflow:hidden;break-inside:avoid;background:#fff}
-figure img{width:100%;aspect-ratio:1;object-fit:contain;display:block;background:var(--tint)} figcaption{padding:8px 12px 10px;font-size:14px;line-height:1.4} figcaption p{margin:0 0 5px} .says{font-weight:600;font-size:15px} .said,.note{color:var(--soft);font-size:13px}
-.chip{display:inline-block;font-size:12.5px;padding:0 7px;margin:0 4px 3px 0;border-radius:9px;border:1px solid} .right{color:#1d6b45;background:#eaf6ef} .wrong{color:#a3341b;background:#fdeee9} .missed{color:#5a6472;background:#f1f3f5;border-style:dashed}
-@media(max-width:520px){body{padding:18px 14px 40px} h1{font-size:23px} .cards{grid-template-columns:1fr 1fr;gap:10px} figcaption{padding:7px 8px} .heads{grid-template-columns:1fr 1fr} .b{grid-template-columns:88px 1fr 50px;gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px}}
-@media print{body{padding:0;font-size:12px;max-width:none} h2{break-after:avoid} .cards{grid-template-columns:repeat(4,1fr)} .two,.bars{grid-template-columns:1fr 1fr}}
+svg{width:100%;height:auto;display:block} svg.in{width:auto}
+svg text{font:12px system-ui,"DejaVu Sans",sans-serif;fill:var(--soft)}
+svg text.name{fill:var(--ink);font-weight:600;font-size:13px} svg text.key tspan{font-weight:600}
+svg polyline{fill:none;stroke-width:2;stroke-linejoin:round} svg .grid{stroke:var(--line)}
+svg .axis{stroke:var(--soft)}
 """
 
 # %% ../nbs/82_report.ipynb #8a9a7617
+_PARTS = """
+.bars{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px 40px;margin-top:14px}
+.q{break-inside:avoid}
+.b{display:grid;grid-template-columns:108px 1fr 52px;align-items:center;gap:8px;font-size:14px;line-height:1.15;
+margin:3px 0} .who{color:var(--soft);text-align:right} .b b{font-variant-numeric:tabular-nums;white-space:nowrap}
+.track{position:relative;height:17px;
+  background:linear-gradient(90deg,#dfe3e8 1px,transparent 1px) 0/25% 100%,var(--tint);
+border-right:1px solid #dfe3e8;display:block} .track.bare{background:none;border:0} .track i{position:absolute} .fill{left:0;top:2px;bottom:2px}
+.ci{top:8px;height:1.6px;background:#111}
+.ci:before,.ci:after{content:"";position:absolute;top:-3px;height:8px;width:1.6px;background:#111} .ci:after{right:0}
+.guess{top:-2px;bottom:-2px;border-left:2px dotted #b3261e} .wide{overflow-x:auto;margin:12px 0}
+table{border-collapse:collapse;font-size:14px} caption{text-align:left;color:var(--soft);padding-bottom:4px}
+th,td{text-align:left;padding:4px 14px 4px 0;border-bottom:1px solid var(--line);white-space:nowrap}
+th{font-weight:600} .n{text-align:right;padding-left:10px} td{font-variant-numeric:tabular-nums}
+.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(215px,1fr));gap:16px;margin:10px 0 20px}
+figure{margin:0;border:1px solid var(--line);border-radius:8px;overflow:hidden;break-inside:avoid;background:#fff}
+figure img{width:100%;aspect-ratio:1;object-fit:contain;display:block;background:var(--tint)}
+figcaption{padding:8px 12px 10px;font-size:14px;line-height:1.4} figcaption p{margin:0 0 5px}
+.says{font-weight:600;font-size:15px} .said,.note{color:var(--soft);font-size:13px}
+.chip{display:inline-block;font-size:12.5px;padding:0 7px;margin:0 4px 3px 0;border-radius:9px;border:1px solid}
+.right{color:#1d6b45;background:#eaf6ef} .wrong{color:#a3341b;background:#fdeee9}
+.missed{color:#5a6472;background:#f1f3f5;border-style:dashed}
+@media(max-width:520px){body{padding:18px 14px 40px} h1{font-size:23px} .cards{grid-template-columns:1fr 1fr;
+  gap:10px} figcaption{padding:7px 8px} .heads{grid-template-columns:1fr 1fr} .b{grid-template-columns:88px 1fr 50px;
+  gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px}}
+@media print{body{padding:0;font-size:12px;max-width:none} h2{break-after:avoid}
+  .cards{grid-template-columns:repeat(4,1fr)} .two,.bars{grid-template-columns:1fr 1fr}}
+"""
+
+# %% ../nbs/82_report.ipynb #66433ebb
 def page_html(
     title:str,     # The page's name
     sections:dict, # Heading ('' for none) -> HTML; empty pieces are left out with their heading
@@ -185,8 +229,10 @@ def page_html(
 )->str:            # A whole HTML document
     "Put pieces of HTML on one self-contained page"
     body = ''.join((f'<h2>{esc(h)}</h2>' if h else '') + s for h,s in sections.items() if s)
-    return (f'<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1"><title>{esc(title)}</title>'
-            f'<style>{_CSS}</style></head><body><h1>{esc(title)}</h1>{f"<p class=lead>{esc(lead)}</p>" if lead else ""}{body}</body></html>\n')
+    head = f'<meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1"><title>{esc(title)}</title>'
+    lead = f'<p class=lead>{esc(lead)}</p>' if lead else ''
+    return (f'<!doctype html><html lang=en><head>{head}<style>{_PAGE}{_PARTS}</style></head>'
+            f'<body><h1>{esc(title)}</h1>{lead}{body}</body></html>\n')
 
 # %% ../nbs/82_report.ipynb #09fccffe
 def object_map(
@@ -196,20 +242,25 @@ def object_map(
     "The row of all objects of one backbone"
     return next((r['value'] for r in table if r['backbone'] == backbone and r['question'] == 'objects'), None)
 
+def _clock(s):
+    "Seconds as a person would say them"
+    return f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s' if s < 100 else f'{s/60:.1f} min' if s < 6000 else f'{s/3600:.1f} h'
+
 def _heads(res):
     "The few numbers at the head of the page: (number, what it is)"
     num,table = res['numbers'],res['numbers'].get('table') or []
-    own = next((r['backbone'] for r in table), None); a,b = (object_map(table, k) for k in (own, 'random'))
-    out = []
-    if a is not None and b: out.append((f'{a:.1f} %', f'object mAP on the shifted world; random features {b:.1f}, that is {a/b:.1f} times as much'))
-    if 'noun_precision' in num: out.append((f'{num["noun_precision"]:.0f} / {num["noun_recall"]:.0f} %', f'precision and recall of the nouns in held-out captions (one person\'s caption: {num["person_noun_precision"]:.0f} / {num["person_noun_recall"]:.0f} %)'))
+    own = next((r['backbone'] for r in table), None); a,b = (object_map(table, k) for k in (own, 'random')); out = []
+    if a is not None and b:
+        out.append((f'{a:.1f} %', f'object mAP on the shifted world; random features {b:.1f}, that is {a/b:.1f} times as much'))
+    if 'noun_precision' in num:
+        two = lambda who: f'{num[who+"noun_precision"]:.0f} / {num[who+"noun_recall"]:.0f} %'
+        out.append((two(''), f'precision and recall of the nouns in held-out captions (one person\'s caption: {two("person_")})'))
     if 'right' in num:
+        each = num['wrong_each']; span = f'lowest and highest of {len(each)} shuffles: {min(each):.2f}, {max(each):.2f}'
         out.append((f'{num["right"]:.2f}', 'nats a word for held-out captions, given the right photo'))
-        out.append((f'{num["wrong"]:.2f}', f'given another photo: {num["wrong"]-num["right"]:+.3f} nats a word (lowest and highest of {len(num["wrong_each"])} shuffles {min(num["wrong_each"]):.2f}, {max(num["wrong_each"]):.2f})'))
+        out.append((f'{num["wrong"]:.2f}', f'given another photo: {num["wrong"]-num["right"]:+.3f} nats a word ({span})'))
     out.append((f'{num["images_per_second"]:,.0f}', f'images a second in training, {num["views"]:,} image views'))
     return out + [(_clock(sum(res['seconds'].values())), 'for everything on this page')]
-
-def _clock(s): return f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s' if s < 100 else f'{s/60:.1f} min' if s < 6000 else f'{s/3600:.1f} h'
 
 # %% ../nbs/82_report.ipynb #4137b498
 def _learning(log):
@@ -217,23 +268,47 @@ def _learning(log):
     def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
         return [float(r['step']) for r in rows],[float(r[name]) for r in rows]
-    ends = [r for r in log if r.get('valid_loss') not in (None, '')]; within = [r for r in log if r not in ends]     # two kinds of rows: means over an epoch, over some steps
+    ends = [r for r in log if r.get('valid_loss') not in (None, '')]                   # rows that are means over an epoch
+    within = [r for r in log if r not in ends]                                        # and over some steps
     loss = {'training': col('train_loss', max(ends, within, key=len)), 'held out': col('valid_loss', log)}
     cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}; lrs = {}
     for k,v in cols.items():
-        if v not in lrs.values(): lrs['backbone' if k == 'lr0' else 'the rest' if k == 'lr1' or 'the rest' not in lrs else k] = v
+        if v not in lrs.values(): lrs['backbone' if k == 'lr0' else 'the rest' if 'the rest' not in lrs else k] = v
     if len(lrs) == 1: lrs = {'all parameters': next(iter(lrs.values()))}
-    late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]        # the first fall would flatten all the rest
-    return '<div class=two>' + curves_svg(loss, x='steps', y='loss', top=max(late, default=None)) + curves_svg(lrs, x='steps', y='learning rate', zero=True) + '</div>' if log else ''
+    late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]   # the first fall would flatten the rest
+    svgs = curves_svg(loss, x='steps', y='loss', top=max(late, default=None)) + curves_svg(lrs, x='steps', y='learning rate', zero=True)
+    return f'<div class=two>{svgs}</div>' if log else ''
 
 def _cost(seconds, note):
     "The stages as bars of their share, with seconds"
     most = max(seconds.values(), default=0)
-    rows = ''.join(f'<div class=b><span class=who>{esc(k)}</span><span class=track style="background:none;border:0"><i class=fill style="width:{100*v/max(most,1e-9):.1f}%;background:#8fa3ba"></i></span>'
-                   f'<b>{_clock(v)}</b></div>' for k,v in seconds.items())
+    bar = lambda v: f'<span class="track bare"><i class=fill style="width:{100*v/max(most, 1e-9):.1f}%;background:#8fa3ba"></i></span>'
+    rows = ''.join(f'<div class=b><span class=who>{esc(k)}</span>{bar(v)}<b>{_clock(v)}</b></div>' for k,v in seconds.items())
     return f'<div class=two><div>{rows}</div><p>{esc(note)}</p></div>'
 
 # %% ../nbs/82_report.ipynb #df48474e
+_TRANSFER = (
+    'A linear probe on frozen features answers each question about scenes of a shifted world: other palettes, textures, layouts, '
+    'and six kinds of object that training never showed. <b>random</b> is the same network before training, <b>supervised</b> the '
+    'same network trained with the true categories. The thin line is the 95 % interval, the dotted red one is guessing.')
+_NOUNS = (
+    'Ranked by the F1 of the nouns against what is in the scene. ✓ a noun that is right, ✗ one that is not in the scene, … one '
+    'that the caption leaves out (no person lists everything either). The pictures are drawn larger than the network saw them.')
+_NATS = (
+    'Ranked by the loss of what people wrote about the photo, in nats a word: low means that the model would have said '
+    'something like it.')
+
+def _what(info, res):
+    "What was run, as names and values"
+    num,soft = res['numbers'],', '.join(f'{k} {v}' for k,v in info['versions'].items() if k in ('vlrep','python','torch','fastai'))
+    return dict(
+        method=info['method'], recipe=info['name'], data=info['data']['name'], seed=info['seed'],
+        images=f'{num["images"]:,}', steps=f'{num["steps"]:,} of {info["recipe"]["bs"]} images',
+        parameters=f'{num["parameters"]:,} (backbone {num["backbone_parameters"]:,})', precision=info['precision'],
+        threads=info['threads'], processor=res.get('processor', 'unknown'), software=soft,
+        commit=res.get('commit') or 'unknown', date=res.get('date', ''))
+
+# %% ../nbs/82_report.ipynb #8b92e975
 def report_html(
     info:dict,     # recipe.json: method, recipe, data, seed, precision, threads, versions
     res:dict,      # The line of result.jsonl: seconds, numbers, commit
@@ -241,25 +316,23 @@ def report_html(
     samples:list=(), # Held-out images with captions, as `pick` and `cards_html` take them
 )->str:            # The page
     "The page of one run"
-    num = res['numbers']; table = num.get('table') or []
-    what = dict(method=info['method'], recipe=info['name'], data=info['data']['name'], seed=info['seed'], images=f'{num["images"]:,}', steps=f'{num["steps"]:,} of {info["recipe"]["bs"]} images',
-                parameters=f'{num["parameters"]:,} (backbone {num["backbone_parameters"]:,})', precision=info['precision'], threads=info['threads'], processor=res.get('processor', 'unknown'),
-                software=', '.join(f'{k} {v}' for k,v in info['versions'].items() if k in ('vlrep','python','torch','fastai')), commit=res.get('commit') or 'unknown', date=res.get('date', ''))
-    shown = ''.join(f'<h3>{esc({"best": "Best", "typical": "Typical", "worst": "Worst"}.get(k, "All"))}</h3>' + cards_html(v) for k,v in pick(list(samples)).items() if v)
-    sections = {'': '<div class=heads>' + ''.join(f'<div><b>{esc(a)}</b><span>{esc(b)}</span></div>' for a,b in _heads(res)) + '</div>',
-        'What was run': facts_html(what), 'What it cost': _cost(res['seconds'], f'Together {_clock(sum(res["seconds"].values()))} on {info["threads"]} thread{"s"*(info["threads"] > 1)}; training went through {num["images_per_second"]:,.0f} images a second.'), 'Learning': _learning(list(log)),
-        'What the features are good for': table and f'<p>{_TRANSFER}</p>' + bars_html(table) + table_html(wide_rows(table), 'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.'),
-        'Captions of held-out images': shown and f'<p>{_CAPTIONS[info["data"]["name"] == "world"]}</p>' + shown,
-        'The whole recipe': facts_html({**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}})}
-    return page_html(f'{info["method"]} on {info["data"]["name"]}', sections, 'Visual representations learned from captions: what one run did, and what came of it.')
+    num,data = res['numbers'],info['data']['name']; table = num.get('table') or []; n = info['threads']
+    heads = ''.join(f'<div><b>{esc(a)}</b><span>{esc(b)}</span></div>' for a,b in _heads(res))
+    cost  = (f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s"*(n > 1)}; '
+             f'training went through {num["images_per_second"]:,.0f} images a second.')
+    below = table_html(wide_rows(table), 'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.')
+    shown = ''.join(f'<h3>{esc(k.capitalize())}</h3>' + cards_html(v) for k,v in pick(list(samples)).items() if v)
+    return page_html(f'{info["method"]} on {data}', {
+        '': f'<div class=heads>{heads}</div>',
+        'What was run': facts_html(_what(info, res)),
+        'What it cost': _cost(res['seconds'], cost),
+        'Learning': _learning(list(log)),
+        'What the features are good for': table and f'<p>{_TRANSFER}</p>{bars_html(table)}{below}',
+        'Captions of held-out images': shown and f'<p>{_NOUNS if data == "world" else _NATS}</p>{shown}',
+        'The whole recipe': facts_html({**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}})},
+        'Visual representations learned from captions: what one run did, and what came of it.')
 
-_TRANSFER = ('A linear probe on frozen features answers each question about scenes of a shifted world: other palettes, textures, layouts, and six kinds of object that training never showed. '
-             '<b>random</b> is the same network before training, <b>supervised</b> the same network trained with the true categories. '
-             'The thin line is the 95 % interval, the dotted red one is guessing.')
-_CAPTIONS = {True: 'Ranked by the F1 of the nouns against what is in the scene. ✓ a noun that is right, ✗ one that is not in the scene, … one that the caption leaves out (no person lists everything either).',
-             False: 'Ranked by the loss of what people wrote about the photo, in nats a word: low means that the model would have said something like it.'}
-
-# %% ../nbs/82_report.ipynb #8b92e975
+# %% ../nbs/82_report.ipynb #73ca4b0a
 def write_report(
     run, # A run folder that holds recipe.json and result.jsonl; log.csv and samples.json where there are any
 )->Path: # report.html in that folder
@@ -270,7 +343,8 @@ def write_report(
     except (IndexError, json.JSONDecodeError) as e: raise ValueError(f'{f}: damaged ({e})') from e
     log = list(csv.DictReader((run/'log.csv').open(newline='', encoding='utf-8'))) if (run/'log.csv').is_file() else []
     samples = read_json(run/'samples.json') if (run/'samples.json').is_file() else []
-    with atomic_file(run/'report.html') as new: new.write_text(report_html(read_json(run/'recipe.json'), res, log, samples), encoding='utf-8')
+    page = report_html(read_json(run/'recipe.json'), res, log, samples)
+    with atomic_file(run/'report.html') as new: new.write_text(page, encoding='utf-8')
     return run/'report.html'
 
 # %% ../nbs/82_report.ipynb #c2bb11dc
@@ -278,7 +352,8 @@ def read_results(
     *paths, # Files of JSON lines, or folders that hold some
 )->list:    # One dict a line, in the order of the files' names
     "Every result in `paths`; a folder that is not there holds none"
-    files = [f for p in map(Path, paths) for f in (sorted(p.glob('*.jsonl')) if p.is_dir() else [p] if p.is_file() else [])]
+    of = lambda p: sorted(p.glob('*.jsonl')) if p.is_dir() else [p] if p.is_file() else []
+    files = [f for p in paths for f in of(Path(p))]
     out = []
     for f in files:
         for i,l in enumerate(f.read_text(encoding='utf-8').splitlines(), 1):
@@ -292,8 +367,11 @@ def over_seeds(
     "One row for each question: mean over the runs, with the lowest and the highest"
     got = {}
     for r in results:
-        for t in r['numbers'].get('table') or []: got.setdefault(t['question'], {}).setdefault(t['backbone'], []).append(t)
+        for t in r['numbers'].get('table') or []:
+            got.setdefault(t['question'], {}).setdefault(t['backbone'], []).append(t)
     def cell(ts):
         v = [t['value'] for t in ts]
         return f'{sum(v)/len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else '')
-    return [dict(question=_ask(next(iter(by.values()))[0]), chance=f'{next(iter(by.values()))[0]["chance"]:.1f}', **{b: cell(ts) for b,ts in by.items()}) for q,by in got.items()]
+    first = {q: next(iter(by.values()))[0] for q,by in got.items()}
+    return [dict(question=_ask(first[q]), chance=f'{first[q]["chance"]:.1f}', **{b: cell(ts) for b,ts in by.items()})
+            for q,by in got.items()]

@@ -26,7 +26,7 @@ def drop(
 
 # %% ../../nbs/32_models.text.ipynb #89b3f094
 class CaptionEmbedding(nn.Module):
-    "Word and position vectors, summed and normalised; nothing at padding (VirTex sec. 3.2; details from the virtex code)"
+    "Word and position vectors, summed and normalised; nothing at padding (VirTex sec. 3; details from the virtex code)"
     def __init__(self,
         vocab:int,         # Number of tokens v
         width:int,         # d
@@ -115,7 +115,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
 
 # %% ../../nbs/32_models.text.ipynb #5b9706ef
 class Decoder(nn.Module):
-    "A stack of decoder layers: causal over the caption, attending to the picture (VirTex sec. 3.2)"
+    "A stack of decoder layers: causal over the caption, attending to the picture (VirTex sec. 3)"
     def __init__(self,
         width:int,         # d
         depth:int=1,       # Layers

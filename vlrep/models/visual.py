@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import torch, torch.nn as nn
 from fastcore.basics import patch
 from torch import Tensor
+from ..core import seed_of
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 # %% ../../nbs/31_models.visual.ipynb #0ade2373
@@ -109,7 +110,7 @@ def resnet(
     width_mult:int=1, # 2 is the paper's R50 w2x (bottlenecks only)
     **kw              # `channels_last`, `autocast`
 )->Backbone:          # Grid of stride 32: 224 pixels become 7 x 7
-    "torchvision's ResNet without its last two layers (VirTex sec. 3.1)"
+    "torchvision's ResNet without its last two layers (VirTex sec. 3)"
     if depth not in _RESNETS:
         raise ValueError(f'depth: no ResNet-{depth} here, choose from {", ".join(map(str, _RESNETS))}')
     block,blocks = _RESNETS[depth]
@@ -134,8 +135,6 @@ def without_head(
     return {k: v for k,v in state.items() if not k.startswith('fc.')}
 
 # %% ../../nbs/31_models.visual.ipynb #0b083556
-from ..core import seed_of
-
 def make_backbone(
     depth:int=50, # 18, 34, 50, 101, 152 as torchvision's; 10 is `small_resnet`
     width:int=64, # Channels of the first stage; 128 with depth 50 or more doubles the bottlenecks (R50 w2x)
@@ -145,5 +144,5 @@ def make_backbone(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', depth, width))
         if depth == 10: return small_resnet(width)
-        if width % 64: raise ValueError(f'visual_width {width}: ResNet-{depth} comes with 64 channels, or 128 with bottlenecks; depth 10 takes any width')
+        if width not in (64,128): raise ValueError(f'visual_width {width}: ResNet-{depth} has 64 channels (128: wide); depth 10 takes any width')
         return resnet(depth, width//64)

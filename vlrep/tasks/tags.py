@@ -25,17 +25,17 @@ class TagsRecipe:
     visual_depth:int=10   # Layers of the ResNet: 10 is the small one, 18 to 152 as torchvision
     visual_width:int=16   # Channels of its first stage
     size:int=48           # Side of the images the network sees
-    scale_min:float=.2    # Random crops keep at least this part of the area (as VirTex sec. 3.2)
+    scale_min:float=.2    # Random crops keep at least this part of the area (as VirTex sec. 3)
     jitter:float=.4       # Brightness, contrast and saturation change by up to this, hue by a quarter of it (as virtex code)
     jitter_p:float=.8     # How often colours are changed (as virtex code)
-    flip_p:float=.5       # How often images are mirrored (as VirTex sec. 3.2)
+    flip_p:float=.5       # How often images are mirrored (as VirTex sec. 3)
     bs:int=64             # Images a step
     steps:int=2500        # Steps
     warmup:int=250        # Steps of linear climb, then a cosine down to 0
     cnn_lr:float=.5       # Peak learning rate of the backbone
     lr:float=.5           # Peak learning rate of the classifier
-    momentum:float=.9     # Of SGD (as VirTex sec. 3.2)
-    wd:float=1e-4         # Weight decay (as VirTex sec. 3.2)
+    momentum:float=.9     # Of SGD (as VirTex sec. 3)
+    wd:float=1e-4         # Weight decay (as VirTex sec. 3)
     clip:float=1.         # Largest norm of the gradient; 10, as in the virtex code, lets the first steps throw the small network off
 
 # %% ../../nbs/62_tasks.tags.ipynb #207e65de

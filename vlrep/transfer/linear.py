@@ -6,6 +6,7 @@
 __all__ = ['L2S', 'NAMED_L2S', 'Probe', 'fit_linear', 'best_strength', 'fit_named']
 
 # %% ../../nbs/72_transfer.linear.ipynb #c9907026
+from contextlib import contextmanager
 from dataclasses import dataclass
 import numpy as np, torch, torch.nn.functional as F
 from torch import Tensor
@@ -47,6 +48,15 @@ def _rotate(x):
         e,v = e[keep],x.T@(u[:,keep]/(n*e[keep]).sqrt())
     return [o.float() for o in (mean, std, x@v, v, e.clamp(min=0))]
 
+@contextmanager
+def _threads(x):
+    "One thread for small problems: several mostly wait for each other, and the last bits depend on how many there are"
+    n = torch.get_num_threads()
+    try:
+        if x.numel() < 4e6: torch.set_num_threads(1)
+        yield
+    finally: torch.set_num_threads(n)
+
 def _minimise(loss, params, iters):
     "L-BFGS on all of `params` together"
     for p in params: p.requires_grad_()
@@ -69,6 +79,9 @@ def fit_linear(
     y = torch.as_tensor(y); many = y.ndim == 2
     if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
     t = y.float() if many else F.one_hot(y.long(), classes or -1).float()
+    with _threads(x): return _fit_linear(x, t, many, tuple(l2s), iters)
+
+def _fit_linear(x, t, many, l2s, iters):
     mean,std,z,v,e = _rotate(x); n,l2 = len(z),torch.tensor(l2s)[:,None,None]
     scale = ((.25 if many else .5)*e[:,None] + l2).rsqrt()                        # (m,r,1)
     p = t.mean(0).clamp(.5/n, 1-.5/n); b = (p.logit() if many else p.log()).repeat(len(l2s),1,1)
@@ -78,7 +91,7 @@ def fit_linear(
         l = F.softplus(s) - s*t if many else -s.log_softmax(-1)*t
         return l.sum()/n + (l2*w**2).sum()/2
     _minimise(loss, [u,b], iters)
-    return Probe(mean, std, v@(scale*u), b[:,0], tuple(l2s))
+    return Probe(mean, std, v@(scale*u), b[:,0], l2s)
 
 # %% ../../nbs/72_transfer.linear.ipynb #0977ac32
 def best_strength(
@@ -91,7 +104,7 @@ def best_strength(
     return probe[int(np.flatnonzero(got == got.max())[-1])]
 
 # %% ../../nbs/72_transfer.linear.ipynb #5e3538b1
-NAMED_L2S = tuple((a,b) for a in (.02,.1,.4) for b in (3.,15.,100.)) + ((3.,300.),) # Strengths (in common, of its own) that are tried
+NAMED_L2S = tuple((a,b) for a in (.05,.3) for b in (3.,15.,100.)) + ((3.,300.),) # Strengths (in common, of its own) that are tried
 
 def fit_named(
     x:Tensor,        # Training features (n,d)
@@ -104,6 +117,9 @@ def fit_named(
     y = torch.as_tensor(y); q,k,m = int((y >= 0).sum()),y.shape[1],len(l2s)
     if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
     if not q: raise ValueError('no name is asked for in any training row: every answer is -1')
+    with _threads(x): return _fit_named(x, y, q, k, m, classes, tuple(l2s), iters)
+
+def _fit_named(x, y, q, k, m, classes, l2s, iters):
     mean,std,z,v,e = _rotate(x); r = z.shape[1]; asks = [(y[:,j] >= 0).nonzero()[:,0] for j in range(k)]; most = max(map(len, asks))
     zk = torch.stack([F.pad(z[a], (0,0,0,most-len(a))) for a in asks])                                      # (k,most,r)
     t = torch.stack([F.pad(F.one_hot(y[a,j], classes), (0,0,0,most-len(a))) for j,a in enumerate(asks)]).float()
@@ -116,4 +132,4 @@ def fit_named(
         s = (zk@w.flatten(2)).unflatten(2, (m,classes)) + b.transpose(0,1)[:,None]                          # (k,most,m,classes)
         return -(s.log_softmax(-1)*t[:,:,None]).sum()/q + (l0*w0**2).sum()/2 + (l1[:,None]*w1**2).sum()/(2*k)
     _minimise(loss, [u0,u1,b], iters)
-    return Probe(mean, std, (v@(s0[:,None]*u0[:,None] + s1*u1)).permute(0,2,1,3), b, tuple(l2s))
+    return Probe(mean, std, (v@(s0[:,None]*u0[:,None] + s1*u1)).permute(0,2,1,3), b, l2s)
