@@ -56,7 +56,7 @@ def test_world(on_world):
     for stage in ('world', 'tokenizer', 'bicaptioning', 'random', 'supervised', 'transfer', 'captions'): assert re.search(rf'^\[{stage}\] \d', done.stdout, re.M), done.stdout
     assert 'precision' in done.stdout and 'threads 1' in done.stdout and 'unseen objects' in done.stdout and str(Path('runs/world-virtex-1/report.html')) in done.stdout
     info = json.loads((out/'recipe.json').read_text()); res = json.loads((out/'result.jsonl').read_text()); num = res['numbers']
-    assert info['method'] == 'virtex' and info['recipe']['steps'] == 20 and info['recipe']['dropout'] == .1 and info['data']['scenes'] == 200 and info['seed'] == 3 and info['versions']['torch']
+    assert info['method'] == 'virtex' and info['recipe']['steps'] == 20 and info['recipe']['momentum'] == .9 and info['data']['scenes'] == 200 and info['seed'] == 3 and info['versions']['torch']
     assert res['seed'] == 3 and res['recipe'] == 'world' and 'commit' in res and res['seconds']['bicaptioning'] > 0
     assert {r['backbone'] for r in num['table']} == {'virtex', 'supervised', 'random'} and len({r['question'] for r in num['table']}) == 7
     assert all(0 <= r['low'] <= r['high'] <= 100 for r in num['table']) and 0 <= num['noun_precision'] <= 100 < num['images_per_second']

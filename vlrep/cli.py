@@ -14,7 +14,7 @@ from collections import namedtuple
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-import numpy as np, torch, vlrep
+import numpy as np, torch
 from .core import *
 from .items import *
 from .show import png_uri
@@ -145,22 +145,25 @@ def photo_losses(
     src:Source,     # Photos with captions
     shown,          # Which photo each one's captions are read beside (n,)
     max_len:int=30, # Most pieces of a caption
-)->np.ndarray:      # Nats and words of each photo's captions, over all directions of reading (n,2)
+)->np.ndarray:      # Nats, words and word pieces of each photo's captions, over all directions of reading (n,3); [EOS] is a word, too
     "The loss of each photo's captions beside the photo `shown`"
     out = []
     for i,j in enumerate(shown):
+        words = sum(len(c.split())+1 for c in src.captions[i])
         tok,lens = pad_tokens(m.tok.encode(src.captions[i], max_len), m.tok.pad); img,hw = src.images([j])
         b = dict(m.view(dict(img=img, hw=hw)), tok=tok, lens=lens); b['img'] = b['img'].expand(len(tok), -1, -1, -1)
         b = {k: v.to(next(model.parameters()).device) for k,v in b.items()}; o = model(b); total,n = loss(o, b)
-        out.append([float(total), float(n)*sum(k.startswith('logits') for k in o)])
+        ways = sum(k.startswith('logits') for k in o); out.append([float(total), words*ways, float(n)*ways])
     return np.array(out)
 
 def photo_samples(model, loss, m, src, shuffles=3, max_len=30):
     "Loss beside the right photo and beside others, and every caption with its photo's own loss"
-    word = lambda a: float(a[:,0].sum()/a[:,1].sum())
+    each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a word piece
     right = photo_losses(model, loss, m, src, range(len(src)), max_len)
-    wrong = [word(photo_losses(model, loss, m, src, others(len(src), k), max_len)) for k in range(shuffles)]
-    num = dict(right=word(right), wrong=float(np.mean(wrong)), wrong_each=wrong)
+    dealt = [others(len(src), k) for k in range(shuffles)]
+    wrong = np.array([each_of(photo_losses(model, loss, m, src, d, max_len)) for d in dealt])
+    (word,piece),(other,other_piece) = each_of(right),wrong.mean(0).tolist()
+    num = dict(right=word, wrong=other, wrong_each=wrong[:,0].tolist(), right_piece=piece, wrong_piece=other_piece)
     says = m.caption([src[i].load() for i in range(len(src))])
     each = right[:,0]/right[:,1]
     return num,[dict(id=src.ids[i], row=i, caption=s, said=src.captions[i][0], score=-l, note=f'{l:.2f} nats a word')
@@ -185,7 +188,7 @@ def run_folder(
 
 def commit()->str: # Short hash, with + if files were changed since; '' if this is not a working copy
     "The version of the code that runs"
-    here = Path(vlrep.__file__)
+    here = Path(sys.modules['vlrep'].__file__)
     git = lambda *a: subprocess.run(['git', '-C', str(here.parent), *a], capture_output=True, text=True, timeout=10)
     try:
         if git('ls-files', '--error-unmatch', here.name).returncode: return ''
@@ -273,7 +276,8 @@ def unless_begun(
 # %% ../nbs/90_cli.ipynb #fd1ab07c
 _SAID = {True: 'nouns of held-out captions: precision {noun_precision:.0f} %, recall {noun_recall:.0f} % '
                '(one person: {person_noun_precision:.0f}, {person_noun_recall:.0f})',
-         False: 'nats a word: {right:.3f} beside the right photo, {wrong:.3f} beside another'}
+         False: 'nats a word: {right:.3f} beside the right photo, {wrong:.3f} beside another '
+                '(a word piece: {right_piece:.3f}, {wrong_piece:.3f})'}
 
 def measure(
     run:Run,       # Open, trained
@@ -437,8 +441,12 @@ def main(
     print(f'vlrep-{name}: ' + ' '.join(text.split()), file=sys.stderr, flush=True)
     sys.exit(code)
 
-def pretrain_main(): main(['pretrain', *sys.argv[1:]])
+def pretrain_main():
+    "The command `vlrep-pretrain`"
+    main(['pretrain', *sys.argv[1:]])
 
-def caption_main(): main(['caption', *sys.argv[1:]])
+def caption_main():
+    "The command `vlrep-caption`"
+    main(['caption', *sys.argv[1:]])
 
 if __name__ == '__main__' and __package__ == 'vlrep': main() # not in a notebook

@@ -9,6 +9,7 @@ __all__ = ['to_image', 'Pretrained']
 from pathlib import Path
 import numpy as np, torch
 from PIL import Image, ImageOps
+from fastcore.basics import patch
 from torch import nn
 from .core import *
 from .items import *
@@ -43,9 +44,7 @@ class Pretrained:
         tok=None,            # Tokenizer that turns ids into text
         name:str='this run', # For messages
     ): self.backbone,self.view,self.side,self.write,self.tok,self.name = backbone.eval(),view,side,write,tok,name
-    def __repr__(self):
-        can = 'captions and features' if self.write else 'features'
-        return f'Pretrained({self.name}: {can}, images of {self.view.size} pixels)'
+    def __repr__(self): return f'Pretrained({self.name}: {"captions and "*bool(self.write)}features, {self.view.size} pixels)'
     def batch(self,
         imgs:list, # Pictures, as `to_image` takes them
     )->torch.Tensor: # Normalised (b,3,s,s), on the model's device
@@ -59,19 +58,24 @@ class Pretrained:
         one = not isinstance(img, (list,tuple)); imgs = [img] if one else list(img)
         with frozen(self.backbone): out = [o for i in range(0, len(imgs), bs) for o in f(self.batch(imgs[i:i+bs]))]
         return out[0] if one else out
-    def embed(self,
-        img,       # A picture, or a list of them
-        bs:int=64, # Pictures at a time
-    )->np.ndarray: # float32 (d,), or (n,d) for a list
-        "The mean of the grid: what the network makes of a picture"
-        out = self._each(img, lambda x: self.backbone(x).mean((2,3)).float().cpu().numpy(), bs)
-        if not isinstance(out, list): return out
-        return np.stack(out) if out else np.zeros((0,self.backbone.width), np.float32)
-    def caption(self,
-        img,       # A picture, or a list of them
-        bs:int=64, # Pictures at a time
-    ):             # A sentence, or a list of them
-        "Say what is in a picture"
-        if self.write is None:
-            raise ValueError(f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
-        return self._each(img, lambda x: [self.tok.decode(t) for t in self.write(x)], bs)
+
+# %% ../nbs/79_pretrained.ipynb #bfacb799
+@patch
+def embed(self:Pretrained,
+    img,       # A picture, or a list of them
+    bs:int=64, # Pictures at a time
+)->np.ndarray: # float32 (d,), or (n,d) for a list
+    "The mean of the grid: what the network makes of a picture"
+    out = self._each(img, lambda x: self.backbone(x).mean((2,3)).float().cpu().numpy(), bs)
+    if not isinstance(out, list): return out
+    return np.stack(out) if out else np.zeros((0,self.backbone.width), np.float32)
+
+@patch
+def caption(self:Pretrained,
+    img,       # A picture, or a list of them
+    bs:int=64, # Pictures at a time
+):             # A sentence, or a list of them
+    "Say what is in a picture"
+    if self.write is None:
+        raise ValueError(f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
+    return self._each(img, lambda x: [self.tok.decode(t) for t in self.write(x)], bs)

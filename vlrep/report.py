@@ -195,7 +195,7 @@ svg .axis{stroke:var(--soft)}
 _PARTS = """
 .bars{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px 40px;margin-top:14px}
 .q{break-inside:avoid}
-.b{display:grid;grid-template-columns:108px 1fr 52px;align-items:center;gap:8px;font-size:14px;line-height:1.15;
+.b{display:grid;grid-template-columns:108px 1fr 58px;align-items:center;gap:8px;font-size:14px;line-height:1.15;
 margin:3px 0} .who{color:var(--soft);text-align:right} .b b{font-variant-numeric:tabular-nums;white-space:nowrap}
 .track{position:relative;height:17px;
   background:linear-gradient(90deg,#dfe3e8 1px,transparent 1px) 0/25% 100%,var(--tint);
@@ -215,7 +215,7 @@ figcaption{padding:8px 12px 10px;font-size:14px;line-height:1.4} figcaption p{ma
 .right{color:#1d6b45;background:#eaf6ef} .wrong{color:#a3341b;background:#fdeee9}
 .missed{color:#5a6472;background:#f1f3f5;border-style:dashed}
 @media(max-width:520px){body{padding:18px 14px 40px} h1{font-size:23px} .cards{grid-template-columns:1fr 1fr;
-  gap:10px} figcaption{padding:7px 8px} .heads{grid-template-columns:1fr 1fr} .b{grid-template-columns:88px 1fr 50px;
+  gap:10px} figcaption{padding:7px 8px} .heads{grid-template-columns:1fr 1fr} .b{grid-template-columns:88px 1fr 56px;
   gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px}}
 @media print{body{padding:0;font-size:12px;max-width:none} h2{break-after:avoid}
   .cards{grid-template-columns:repeat(4,1fr)} .two,.bars{grid-template-columns:1fr 1fr}}

@@ -23,10 +23,14 @@ def ask_tags(
 )->tuple:               # {question: (statistic, chance)} and the chosen strength
     "Which things are there? One yes-or-no probe for each tag; mean average precision"
     probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'], lambda s: mean_ap(s, y['valid'])[0])
-    s,t = probe(f['test'])[0],np.asarray(y['test'])
+    s,t = probe(f['test'])[0],np.asarray(y['test']); kept = {}
+    def ap(w):
+        "Of each tag; remembered, because the questions share their draws"
+        if w.shape not in kept or not np.array_equal(kept[w.shape][0], w): kept[w.shape] = w,np.atleast_2d(average_precision(s, t, w))
+        return kept[w.shape][1]
     def stat(cols):
         def mean(w):
-            got = np.atleast_2d(average_precision(s[:,cols], t[:,cols], w)); known = ~np.isnan(got)
+            got = ap(w)[:,cols]; known = ~np.isnan(got)
             return np.where(known, got, 0).sum(1) / np.maximum(known.sum(1), 1)
         return mean
     return {q: (stat(list(c)), float(chance_ap(t[:,list(c)]).mean())) for q,c in columns.items()}, probe.l2s[0]
