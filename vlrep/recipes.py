@@ -112,7 +112,7 @@ RECIPES = {
     'virtex': {
         'virtex_r50_l1_h1024': VirTexRecipe(), # The paper's base model: every default
         'world': replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260),
-        'flickr8k': replace(_small, size=64, vocab=10_000, steps=750, warmup=75)},
+        'flickr8k': replace(_small, size=64, vocab=2000, steps=750, warmup=75)},
     'tags': {
         'world': TagsRecipe()}}
 
