@@ -138,6 +138,11 @@ class Source:
     def __len__(self): return self.n
     def __iter__(self): return (self[i] for i in range(len(self)))
     def images(self, idx): raise NotImplementedError
+    def _rows(self, idx, split):
+        "What a source of the rows `idx` is made with, pixels apart"
+        idx = np.asarray(idx); caps,rec = self.captions,self._records
+        return dict(split=split or self.split, captions=None if caps is None else caps.subset(idx), ids=[self.ids[i] for i in idx],
+                    labels={k: v[idx] for k,v in self.labels.items()}, records=rec and (lambda i: rec(int(idx[i]))))
     def _record(self, i):
         r = self._records(i) if self._records else Record(str(self.ids[i]), captions=self.captions[i] if self.captions is not None else None)
         r.split = r.split or self.split
@@ -167,9 +172,7 @@ class ArraySource(Source):
         split:str=None, # The split they make
     )->Source:
         "A source of these rows"
-        idx = np.asarray(idx); rec = self._records
-        return ArraySource(self.pixels[idx], self.name, split=split or self.split, captions=None if self.captions is None else self.captions.subset(idx),
-                           labels={k: v[idx] for k,v in self.labels.items()}, ids=[self.ids[i] for i in idx], records=rec and (lambda i: rec(int(idx[i]))))
+        return ArraySource(self.pixels[np.asarray(idx)], self.name, **self._rows(idx, split))
 
 # %% ../nbs/03_items.ipynb #07be5263
 def fit_square(
@@ -215,7 +218,4 @@ class FileSource(Source):
         split:str=None, # The split they make
     )->Source:
         "A source of these rows"
-        idx = np.asarray(idx); rec = self._records
-        return FileSource([self.paths[i] for i in idx], self.size, self.name, self.keep, split=split or self.split,
-                          captions=None if self.captions is None else self.captions.subset(idx), labels={k: v[idx] for k,v in self.labels.items()},
-                          ids=[self.ids[i] for i in idx], records=rec and (lambda i: rec(int(idx[i]))))
+        return FileSource([self.paths[i] for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))
