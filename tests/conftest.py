@@ -13,3 +13,12 @@ def no_network(monkeypatch):
             raise OSError(f'tests run without a network, and this one asked for {address[0]}')
         return connect(self, address)
     monkeypatch.setattr(socket.socket, 'connect', local)
+
+@pytest.fixture(scope='session', autouse=True)
+def cache(tmp_path_factory):
+    "One cache for all tests, and one thread"
+    import torch
+    old = os.environ.get('VLREP_CACHE'), torch.get_num_threads()
+    os.environ['VLREP_CACHE'] = str(tmp_path_factory.mktemp('cache')); torch.set_num_threads(1)
+    yield
+    os.environ.pop('VLREP_CACHE') if old[0] is None else os.environ.update(VLREP_CACHE=old[0]); torch.set_num_threads(old[1])

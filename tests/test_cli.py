@@ -1,41 +1,13 @@
 "Both spellings of the command line, tiny runs of every kind, and what is said when something is wrong"
-import json, os, re, shutil, signal, subprocess, sys, time
+import json, re, shutil
 from pathlib import Path
 import numpy as np, pytest, torch
 from PIL import Image
 import vlrep
 from vlrep.cli import main, pretrain
+from tools import NET, PHOTOS, WORLD, command, refused, run, sets
 
-ROOT = Path(__file__).resolve().parent.parent
-PHOTOS = ROOT/'data'/'flickr8k-world'
-NET   = ['width=32', 'heads=2', 'bs=16', 'warmup=2']
-WORLD = ['scenes=200', 'held=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24', 'vocab=300', 'size=32', 'steps=20', *NET]
-FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'last', 'best', 'result.jsonl', 'samples.json', 'report.html'}
-
-def sets(changes): return [w for c in changes for w in ('--set', c)]
-
-def command(name, module):
-    "A command in one of its two spellings: as a module, or as the script that installing makes"
-    if module: return [sys.executable, '-m', 'vlrep.cli', name]
-    script = Path(sys.executable).parent/f'vlrep-{name}'
-    return [str(script)] if script.exists() else [sys.executable, '-c', f'import sys; from vlrep.cli import {name}_main; sys.exit({name}_main())']
-
-@pytest.fixture(scope='session', autouse=True)
-def cache(tmp_path_factory):
-    old = os.environ.get('VLREP_CACHE'), torch.get_num_threads()
-    os.environ['VLREP_CACHE'] = str(tmp_path_factory.mktemp('cache')); torch.set_num_threads(1)
-    yield
-    os.environ.pop('VLREP_CACHE') if old[0] is None else os.environ.update(VLREP_CACHE=old[0]); torch.set_num_threads(old[1])
-
-def run(words, cwd): return subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'})
-
-def refused(capsys, *words):
-    "The one line on stderr with which these words are refused"
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as e: main(list(map(str, words)))
-    err = capsys.readouterr().err
-    assert e.value.code not in (0, None) and err.count('\n') == 1 and 'Traceback' not in err, err
-    return err
+FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.jsonl', 'samples.json', 'report.html'}
 
 @pytest.fixture(scope='session')
 def on_world(tmp_path_factory):
@@ -126,14 +98,3 @@ def test_tags_cannot_caption(capsys, tmp_path):
     good = tmp_path/'good.png'; Image.new('RGB', (30, 30)).save(good)
     assert 'captions' in refused(capsys, 'caption', out, good)
     assert vlrep.load(out).embed(good).shape == (vlrep.load(out).backbone.width,)
-
-def test_stop_key(tmp_path):
-    p = subprocess.Popen([*command('pretrain', True), '--threads', '1', '--out', str(tmp_path/'out'), *sets([*WORLD, 'steps=100000'])], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                         env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'})
-    try:
-        for _ in range(1800):
-            if (tmp_path/'out'/'last').exists(): break
-            time.sleep(.1)
-        p.send_signal(signal.SIGINT); out, err = p.communicate(timeout=120)
-    finally: p.kill()
-    assert p.returncode == 130 and err.strip().splitlines()[-1] == 'vlrep-pretrain: stopped' and 'Traceback' not in err, err

@@ -7,7 +7,7 @@ __all__ = ['Schedule', 'Clip', 'Randomness', 'cpu_has_bf16', 'choose_precision',
            'LogCSV', 'Progress', 'SaveRun']
 
 # %% ../nbs/53_callbacks.ipynb #42a63d6d
-import csv,math,os,sys,time
+import json,math,os,sys,time
 from contextlib import nullcontext
 from pathlib import Path
 from .core import *
@@ -26,8 +26,10 @@ class Schedule(Rule):
     ): self.factor = factor
     def before_fit(self):
         self.run = training(self.learn)
-        if self.run: self.base = [h['lr'] for h in self.opt.hypers]
-    def before_batch(self): self.opt.set_hyper('lr', [b*self.factor(self.learn.steps.done) for b in self.base])
+        if not self.run: return
+        self.base = [h['lr'] for h in self.opt.hypers]; self._set(max(self.learn.steps.done-1, 0))
+    def _set(self, step): self.opt.set_hyper('lr', [b*self.factor(step) for b in self.base])
+    def before_batch(self): self._set(self.learn.steps.done)
     def restore(self):
         if self.base: self.opt.set_hyper('lr', self.base)
         self.base = None
@@ -160,26 +162,62 @@ def before_step(self:Precision):
     if not dry.stepped: self.skipped += 1; raise CancelStepException()
 
 # %% ../nbs/53_callbacks.ipynb #d78b6580
-class Finite(Rule):
-    "Stop with a `ValueError` when a training loss is not finite, looking every `every` batches"
-    order,run_valid = 45,False
+_SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by rules that look at `learn.bad`
+
+class Finite(Kept):
+    "Leave out steps whose loss or gradient is not finite; a `ValueError` when `limit` come in a row"
+    order,run_valid,_keep = 13,False,('skipped','row')
     def __init__(self,
-        every:int=50, # Batches between two looks
-    ): self.every,self.seen = every,[]
-    def before_fit(self): self.run,self.seen = training(self.learn),[]
-    def after_batch(self):
-        self.seen.append((self.learn.steps.done, self.learn.loss.detach(), self.yb[0].get('id')))
-        if len(self.seen) >= self.every: self.look()
-    def after_train(self): self.look()
-    def look(self):
-        "Look at the losses gathered"
-        seen,self.seen = self.seen,[]
-        bad = [] if not seen else (~torch.stack([l for _,l,_ in seen]).isfinite()).nonzero()[:,0].tolist()
-        if not bad: return
-        step,loss,ids = seen[bad[0]]
-        ids = '' if ids is None else f', samples {ids.tolist()[:8]}{" ..." if len(ids) > 8 else ""}'
-        halt(self.learn, ValueError(f'the training loss is {loss.item()} at step {step}{ids}: '
-                                    'lower the learning rate, train in fp32, or look at these samples'))
+        limit:int=10, # Bad steps in a row that end the fit
+        log=None,     # File to which each of them is appended as a line of JSON
+    ):
+        if limit < 1: raise ValueError(f'limit must be at least 1 step, not {limit}')
+        self.limit,self.log,self.skipped,self.row,self.why,self.ids = limit,log,0,0,None,[]
+    def before_fit(self):
+        self.run,self.why,self.ids = training(self.learn),None,[]
+        self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]; self.old = [b.clone() for b in self.now]
+    def before_batch(self):
+        "Remember what the forward pass will change"
+        self.learn.bad = False
+        if self.now: torch._foreach_copy_(self.old, self.now)
+        if 'id' in self.yb[0]: self.ids += self.yb[0]['id'].tolist()
+    def after_loss(self):
+        if self.loss_grad.isfinite(): return
+        self.learn.bad = True; self.why = f'the training loss is {self.loss_grad.item()}'
+    def after_backward(self):
+        if self.learn.bad and self.now: torch._foreach_copy_(self.now, self.old)
+    def before_step(self):
+        "Last look before the weights move"
+        norm = self.learn.clip.norm if hasattr(self.learn, 'clip') else torch.nn.utils.get_total_norm(
+            [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None])
+        if self.why is None and not norm.isfinite(): self.why = f'the length of the gradient is {norm.item()}'
+        if self.why: raise CancelStepException()
+
+# %% ../nbs/53_callbacks.ipynb #43bf5fab
+@patch
+def after_cancel_step(self:Finite):
+    "Count the step, unless it is the scaler that is still looking for its factor"
+    self.learn.bad = True; scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
+    if self.why is None and scaler and scaler.get_scale() >= 1: return
+    self.skipped += 1; self.row += 1; self._note(self.why or 'the scaled gradient is not finite')
+
+@patch
+def after_step(self:Finite):
+    if not self.learn.bad: self.row = 0
+    self.why,self.ids = None,[]
+
+@patch
+def _note(self:Finite, why):
+    names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
+    ids = [names[i] if names is not None else i for i in self.ids]; step = self.learn.steps.done+1
+    if self.log:
+        try:
+            with open(self.log, 'a', encoding='utf-8') as f: f.write(json.dumps(dict(step=step, why=why, samples=ids), ensure_ascii=False)+'\n')
+        except OSError as e: print(f'{self.log}: cannot write ({e.strerror}); left out: step {step}, samples {ids}', file=sys.stderr)
+    if self.row < self.limit: return
+    safe = getattr(self.learn, 'save_run', None); where = safe.where() if safe else ''
+    halt(self.learn, ValueError(f'{why} at step {step}, the last of {self.row} bad steps in a row; samples {ids[:8]}{" ..." if len(ids) > 8 else ""}: '
+                                f'lower the learning rate, train in fp32, or look at these samples{where}'))
 
 # %% ../nbs/53_callbacks.ipynb #08205616
 def read_log(
@@ -214,7 +252,8 @@ class LogCSV(Kept):
     def __init__(self,
         path,         # The file; it is made, or continued
         every:int=50, # Steps between rows within an epoch; 0 for none
-    ): self.path,self.every,self.last,self.at = Path(path),every,None,0
+        say=print,    # Told when rows cannot be written
+    ): self.path,self.every,self.say,self.last,self.at,self.wait = Path(path),every,say,None,0,[]
     def before_fit(self):
         self.run = training(self.learn)
         if not self.run: return
@@ -228,8 +267,7 @@ class LogCSV(Kept):
         now = (t.images-t.begun[0])/max(time.perf_counter()-t.begun[1], 1e-9) if valid is None else t.speed
         lrs = [g(h['lr']) for h in self.opt.hypers]
         row = [s.done, g(s.batches/len(self.dls.train)), g(train), g(valid), *lrs, f'{t.elapsed:.2f}', f'{now:.1f}']
-        try: self.file.write((','.join(map(str, row))+'\n').encode()); self.file.flush()
-        except OSError as e: halt(self.learn, e)
+        self.wait.append((','.join(map(str, row))+'\n').encode()); self._write()
     def after_batch(self):
         done = self.learn.steps.done
         if self.training and self.every and done%self.every == 0 and done > self.at:
@@ -237,14 +275,24 @@ class LogCSV(Kept):
     def after_epoch(self):
         v = self.recorder.loss.value; self._row(self.tally.mean(), None if v is None else float(v))
     def restore(self):
+        if self.wait: self.say(f'{self.path}: {len(self.wait)} rows could not be written'); self.wait = []
         if self.file: self.file.close()
         self.file = None
 
 # %% ../nbs/53_callbacks.ipynb #81f7516c
 @patch
+def _write(self:LogCSV):
+    "Append the rows that wait, all or none"
+    try: end = self.file.seek(0, os.SEEK_END); n = os.write(self.file.fileno(), b''.join(self.wait))
+    except OSError as e: n,why = -1,e.strerror
+    if n == sum(map(len, self.wait)): self.wait = []; return
+    if n >= 0: why = 'only a part fitted'; self.file.truncate(end)
+    if len(self.wait) == 1: self.say(f'{self.path}: cannot write the log ({why}); training goes on, the rows are kept and tried again')
+
+@patch
 def _open(self:LogCSV):
     "The file, at its end: with its header, without a torn last row"
-    self.path.parent.mkdir(parents=True, exist_ok=True); head = ','.join(self.names); f = open(self.path, 'a+b')
+    self.path.parent.mkdir(parents=True, exist_ok=True); head = ','.join(self.names); f = open(self.path, 'a+b', buffering=0)
     f.seek(0); text = f.read()
     f.truncate(text.rfind(b'\n')+1)
     old = text[:max(text.find(b'\n'), 0)].decode(errors='replace').strip()
@@ -287,6 +335,9 @@ class SaveRun(Kept):
         every:int=0,   # Steps between saves within an epoch; 0 for none
     ): self.folder,self.every,self.best,self.best_step,self.at = run,every,math.inf,0,0
     def before_fit(self): self.run = training(self.learn)
+    def where(self)->str:
+        "For messages: what is saved"
+        return f'; the last checkpoint is that of step {self.at}' + (f' in {self.folder.path}' if hasattr(self.folder, 'path') else '') if self.at else ''
     def save(self, *names):
         "Save the present state under `names`"
         s = self.learn.steps; self.at = s.done

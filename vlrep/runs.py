@@ -6,7 +6,7 @@
 __all__ = ['save_weights', 'load_weights', 'save_checkpoint', 'check_folder', 'load_state', 'Run', 'load']
 
 # %% ../nbs/54_runs.ipynb #6b66b967
-import hashlib,json,os,pickle
+import hashlib,json,os,pickle,shutil
 from contextlib import ExitStack
 from dataclasses import asdict,is_dataclass
 from pathlib import Path
@@ -101,10 +101,11 @@ def load_state(
         raise ValueError(f'{path}: cannot be read ({why})') from e
 
 # %% ../nbs/54_runs.ipynb #ccf28467
-_PARTS = 'recipe.json tokenizer.model log.csv last best result.jsonl report.html'.split()
+_PARTS = 'recipe.json tokenizer.model log.csv skipped.jsonl steps best samples.json result.jsonl report.html'.split()
 
 class Run:
-    "A run folder, open for writing after `Run.create`, for reading after `load`"
+    "A run folder, open for writing after `Run.create` or `Run.reopen`, for reading after `load`"
+    keep = 3 # How many of the newest checkpoints stay
     def __init__(self,
         path, # The folder
     ): self.path,self._open = Path(path),ExitStack()
@@ -131,8 +132,8 @@ def create(cls:Run,
         there = [p for p in _PARTS if (self/p).exists()]
         if there: raise ValueError(f'{path}: holds a run already ({", ".join(there)}): choose another folder')
         recipe = asdict(recipe) if is_dataclass(recipe) else dict(recipe)
-        write_json(self/'recipe.json', dict(format=1, method=method, recipe=recipe, data=data, seed=seed, precision=precision,
-                                            threads=torch.get_num_threads(), versions=versions(), **more))
+        facts = dict(format=1, method=method, recipe=recipe, data=data, seed=seed, precision=precision)
+        write_json(self/'recipe.json', {**facts, 'threads': torch.get_num_threads(), 'versions': versions(), **more})
     except BaseException: self.close(); raise
     return self
 
@@ -143,28 +144,63 @@ def _lock(self:Run):
     except OSError as e: raise ValueError(f'{self.path}: cannot write there ({e.strerror})') from e
 
 # %% ../nbs/54_runs.ipynb #b4c26ce7
+@patch(cls_method=True)
+def reopen(cls:Run,
+    path, # The folder of a run that was stopped
+)->Run:   # Locked
+    "Open a run to go on with it; what a killed process left half-written is removed"
+    load(path); self = cls(path); self._lock()
+    for d in (self.path, self/'steps'):
+        for p in d.glob('.*.tmp'): shutil.rmtree(p) if p.is_dir() else p.unlink()
+    return self
+
+# %% ../nbs/54_runs.ipynb #ef4f250f
+@patch
+def saved(self:Run)->list: # Ascending
+    "The steps of which there are checkpoints"
+    d = self/'steps'
+    return sorted(int(p.name) for p in d.iterdir() if p.name.isdigit()) if d.is_dir() else []
+
 @patch
 def save(self:Run,
     name:str, # last or best
     weights,  # Name -> tensor
-    state,    # Plain data and tensors
+    state,    # Plain data and tensors; its `step` names a checkpoint that is not the best
 ):
-    "Save a checkpoint, whole or not at all"
-    save_checkpoint(self/name, weights, state)
+    "Save a checkpoint, whole or not at all; then remove the oldest"
+    save_checkpoint(self/('best' if name == 'best' else f'steps/{state["step"]:06d}'), weights, state)
+    for step in self.saved()[:-self.keep]: shutil.rmtree(self/f'steps/{step:06d}')
 
 @patch
+def checkpoint(self:Run,
+    which='last', # last, best, or the number of a step
+)->Path:          # Its folder, checked
+    "Find a checkpoint; a `ValueError` says what is wrong with it, and which others there are"
+    there = self.saved()
+    if which == 'best': folder = self/'best'
+    elif which == 'last':
+        if not there: raise ValueError(f'{self/"steps"}: holds no checkpoint')
+        folder = self/f'steps/{there[-1]:06d}'
+    elif str(which).isdigit(): folder = self/f'steps/{int(which):06d}'
+    else: raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {there}')
+    others = [s for s in there if f'{s:06d}' != folder.name]
+    try: return check_folder(folder)
+    except ValueError as e: raise ValueError(f'{e}' + (f'; there are checkpoints of the steps {others}' if others else '')) from None
+
+# %% ../nbs/54_runs.ipynb #91936cfe
+@patch
 def weights(self:Run,
-    name:str='best', # last or best
-)->dict:             # Name -> tensor
+    which='best', # best, last, or the number of a step
+)->dict:          # Name -> tensor
     "The weights of a checkpoint, checked"
-    return load_weights(check_folder(self/name)/'model.safetensors')
+    return load_weights(self.checkpoint(which)/'model.safetensors')
 
 @patch
 def state(self:Run,
-    name:str='last', # last or best
+    which='last', # last, best, or the number of a step
 )->dict:
     "What a checkpoint knows besides the weights, checked"
-    return load_state(check_folder(self/name)/'state.pt')
+    return load_state(self.checkpoint(which)/'state.pt')
 
 # %% ../nbs/54_runs.ipynb #99eb218d
 @patch
@@ -223,6 +259,13 @@ def info(self:Run)->dict:
         if lost: raise ValueError(f'{self/"recipe.json"}: damaged, {", ".join(lost)} missing')
         self._info = d
     return self._info
+
+@patch
+def change(self:Run,
+    facts:dict, # The new ones
+):
+    "Write other facts into `recipe.json`, when a run goes on in another way than it began"
+    write_json(self/'recipe.json', {**self.info, **facts}); del self._info
 
 @patch(as_prop=True)
 def recipe(self:Run)->dict:

@@ -1,0 +1,198 @@
+"""A run that is stopped and continued is the run that never stopped: the same losses, the same bits
+
+Within this process every method is stopped after every single batch, in both precisions; then real processes are shot.
+"""
+import json, math, os, shutil, signal, time
+from dataclasses import replace
+from pathlib import Path
+import pytest, torch
+from fastai.callback.core import Callback
+from vlrep.callbacks import LogCSV, SaveRun, read_log
+from vlrep.cli import METHODS, pretrain
+from vlrep.data.loader import loaders
+from vlrep.data.tokenize import Tokenizer
+from vlrep.learner import Accumulate, Micro, fit
+from vlrep.recipes import recipe
+from vlrep.resume import Note, StopOnSignal, Stopped, resume
+from vlrep.runs import Run, load
+from vlrep.world.scenes import world
+from tools import NET, SIZES, command, refused, sets, start
+
+STEPS, BATCHES = 14, 6                         # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more
+SMALL = dict(steps=STEPS, warmup=3, bs=16, size=32)
+TEXT = dict(width=32, heads=2, vocab=300, dropout=.1, lookahead_k=5)
+
+@pytest.fixture(scope='module')
+def source(): return world('train', 96, size=32), world('valid', 32, size=32)
+
+def small(method):
+    "The method's recipe for the world, smaller; with dropout and Lookahead where it has them"
+    r = recipe(method, 'world'); return replace(r, **SMALL, **{k: v for k, v in TEXT.items() if hasattr(r, k)})
+
+class Ask(Callback):
+    "Ask to stop after so many batches, in training or within the validation that follows"
+    order = 94
+    def __init__(self, note, batch, valid=False): self.note, self.batch, self.valid = note, batch, valid
+    def after_batch(self):
+        if self.learn.training != self.valid and self.learn.steps.batches == self.batch: self.note.got = signal.SIGTERM
+
+class Curve(Callback):
+    "The loss of every training batch, as it is"
+    run_valid = False
+    def __init__(self): self.seen = {}
+    def after_batch(self): self.seen[self.learn.steps.batches] = self.learn.loss.item()
+
+def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
+    r = small(method); kw = dict(tok=Tokenizer.train(source[0].captions.flat(), 300), max_len=30) if hasattr(r, 'vocab') else {}
+    dls = loaders(*source, bs=16, size=32, seed=3, device='cpu', workers=workers, **kw)
+    dls.loaders[0] = Micro(dls.train, accumulate)
+    return METHODS[method].learner(r, dls, seed=3, precision=precision, cbs=[Accumulate(accumulate), Curve(), LogCSV(run/'log.csv', every=2), SaveRun(run)])
+
+def train(path, source, stop=None, valid=False, **kw):
+    "Begin or go on; stop after `stop` batches. The learner"
+    old = (Path(path)/'recipe.json').exists(); run = Run.reopen(path) if old else Run.create(path, recipe={}, method='m', data='d', seed=3)
+    with run:
+        l = make(run, source, **kw)
+        if old: [v.mul_(3) for v in l.model.state_dict().values()]                     # all that matters must come from the checkpoint
+        resume(l, run)
+        if stop is None: fit(l, STEPS)
+        else:
+            note = Note()
+            with pytest.raises(Stopped): fit(l, STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
+    return l
+
+def everything(l):
+    "Weights, buffers, the optimiser's memory, counters: all that a run is"
+    def flat(o, name=''):
+        if isinstance(o, dict): return {k: v for n, x in o.items() for k, v in flat(x, f'{name}.{n}').items()}
+        if isinstance(o, (list, tuple)): return flat(dict(enumerate(o)), name)
+        return {name: o}
+    kept = {cb.name: cb.kept() for cb in l.cbs if hasattr(cb, 'kept')}; kept['tally'].pop('seconds')
+    return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=kept))
+
+def same(a, b):
+    assert a.keys() == b.keys() and len(a) > 50
+    for k in a: assert torch.equal(a[k], b[k]) if torch.is_tensor(a[k]) else a[k] == b[k], k
+
+def rows(path): return [{k: v for k, v in r.items() if k not in ('seconds', 'images_s')} for r in read_log(Path(path)/'log.csv')]
+
+def check(tmp_path, source, stops, whole=None, **kw):
+    "Stop at each of `stops`, go on, compare with `whole`"
+    whole = whole or train(tmp_path/'whole', source, **kw)
+    for i, stop in enumerate(stops):
+        path = tmp_path/f'{i}'; first = train(path, source, *stop if isinstance(stop, tuple) else (stop,), **kw)
+        l = train(path, source, **kw); same(everything(l), everything(whole)); assert rows(path) == rows(tmp_path/'whole')
+        n = max(first.curve.seen); assert l.curve.seen == {k: v for k, v in whole.curve.seen.items() if k > n} and {**first.curve.seen, **l.curve.seen} == whole.curve.seen
+        assert load(path).state('best')['step'] == load(tmp_path/'whole').state('best')['step']
+    return whole
+
+# After every batch: in mid-epoch, at an epoch's border (6, 12), before the first step of a Lookahead window (5, 10) and within one, at the very end (14)
+@pytest.mark.parametrize('precision', ['fp32', 'bf16'])
+def test_stop_at_every_step(tmp_path, source, precision):
+    whole = check(tmp_path, source, range(1, STEPS+1), precision=precision)
+    assert whole.opt.opt.counter == STEPS%5 and len(set(whole.curve.seen.values())) == STEPS and whole.steps.epoch == 2
+
+@pytest.mark.parametrize('precision', ['fp32', 'bf16'])
+def test_stop_within_an_accumulation_window(tmp_path, source, precision):
+    whole = check(tmp_path, source, [1, 2, 8, 17, 18, 19, 31, 41], precision=precision, accumulate=3)
+    assert whole.steps.batches == 3*STEPS and whole.steps.done == STEPS
+
+def test_stop_within_validation(tmp_path, source): check(tmp_path, source, [(6, True), (12, True), (14, True)])
+
+def test_stop_with_workers(tmp_path, source):
+    whole = train(tmp_path/'whole', source)
+    check(tmp_path, source, [4, 6, 9], whole=whole, workers=2)                              # stopped and continued with 2, compared with 0
+
+def test_stop_twice(tmp_path, source):
+    whole = train(tmp_path/'whole', source)
+    for stop in (3, 4, 12, None): l = train(tmp_path/'often', source, stop)
+    same(everything(l), everything(whole)); assert rows(tmp_path/'often') == rows(tmp_path/'whole')
+
+@pytest.mark.parametrize('method', METHODS)
+def test_every_method(tmp_path, source, method): check(tmp_path, source, [7], method=method)
+
+def test_state_is_complete(tmp_path, source):
+    "A check that can fail: forget something, and the bits differ"
+    whole = everything(train(tmp_path/'whole', source))
+    def spoil(path, change):
+        with Run.reopen(path) as run: state = run.state(); change(state['training']); run.save('last', run.weights('last'), state)
+    for i, change in enumerate([lambda s: s['optimiser'].update(counter=0), lambda s: s['callbacks']['steps'].update(batches=8),
+                                lambda s: [v['momentum_buffer'].zero_() for v in s['optimiser']['inner']['state'].values()]]):
+        train(tmp_path/f'{i}', source, 9); spoil(tmp_path/f'{i}', change); l = everything(train(tmp_path/f'{i}', source))
+        assert any(not torch.equal(l[k], v) for k, v in whole.items() if k.startswith('.model') and torch.is_tensor(v))
+
+# Real processes
+
+JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=260', *NET]
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp('undisturbed')/'run'
+    return pretrain(changes=JOB, seed=5, threads=1, out=out, say=lambda s: None)
+
+def shoot(words, cwd, run, after, sig, wait=120):
+    "Start, wait for a checkpoint later than step `after`, send the signal: exit code and stderr"
+    p = start(words, cwd); end = time.monotonic()+wait
+    try:
+        while p.poll() is None and max(Run(run).saved(), default=0) <= after and time.monotonic() < end: time.sleep(.02)
+        assert p.poll() is None, p.stderr.read()
+        p.send_signal(sig); out, err = p.communicate(timeout=wait)
+    finally: p.kill()
+    return p.returncode, err
+
+@pytest.fixture(scope='module')
+def shot(undisturbed, tmp_path_factory):
+    "A run stopped by SIGTERM, then taken up and killed by SIGKILL, then taken up and stopped by Ctrl-C: (code, stderr, newest checkpoint) of each"
+    cwd = tmp_path_factory.mktemp('shot'); run = cwd/'run'; got = []; begin = [*command('pretrain'), '--threads', 1, '--seed', 5, '--save-every', 8, '--out', run, *sets(JOB)]
+    for after, sig, words in ((15, signal.SIGTERM, begin), (60, signal.SIGKILL, None), (110, signal.SIGINT, None)):
+        got.append((*shoot(words or [*command('pretrain', False), '--resume', run, '--save-every', 8], cwd, run, after, sig), Run(run).saved()[-1]))
+        if sig == signal.SIGTERM: shutil.copytree(run, cwd/'stopped')
+    return run, got
+
+def test_killed_processes(shot, undisturbed):
+    run, got = shot
+    assert [c for c, *_ in got] == [143, -9, 130]
+    for (code, err, step), name in ((got[0], 'SIGTERM'), (got[2], 'SIGINT')):
+        assert err.strip().splitlines()[-1] == f'vlrep-pretrain: stopped by {name} after step {step}; go on with: vlrep-pretrain --resume {run}' and 'Traceback' not in err, err
+    pretrain(resume_run=run, say=lambda s: None)
+    a, b = load(run), load(undisturbed)
+    for which in ('last', 'best'):
+        w = b.weights(which); assert all(torch.equal(v, w[k]) for k, v in a.weights(which).items())
+    assert rows(run) == rows(undisturbed)
+    x, y = (r.results()[-1]['numbers'] for r in (a, b))
+    assert x['table'] == y['table'] and x['held_loss'] == y['held_loss'] and x['best_step'] == y['best_step']
+
+OTHER = {'bs': (['--set', 'bs=8'], 'bs: was 16, now 8'), 'recipe': (['--set', 'lr=.1'], 'lr: was 0.2, now 0.1'), 'threads': (['--threads', 2], 'threads: was 1, now 2'),
+         'data': (['--set', 'scenes=199'], 'data scenes: was 200, now 199'), 'seed': (['--seed', 6], 'seed: was 5, now 6'), 'accumulate': (['--accumulate', 2], 'accumulate: was 1, now 2'),
+         'method': (['--method', 'tags'], "method: was 'virtex', now 'tags'"), 'precision': (['--precision', 'PRECISION'], 'precision: was')}
+
+@pytest.mark.parametrize('what', OTHER)
+def test_another_run_is_refused(shot, tmp_path, capsys, what):
+    old = shot[0].parent/'stopped'; words, says = OTHER[what]; now = dict(fp32='bf16', bf16='fp32')[load(old).info['precision']]
+    err = refused(capsys, 'pretrain', '--resume', old, *[now if w == 'PRECISION' else w for w in words])
+    torch.set_num_threads(1)
+    assert 'would not be the same run' in err and says in err and '--resume-inexact' in err and load(old).saved() == Run(old).saved()
+
+def test_inexact_on_request(shot, tmp_path):
+    run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run); lines = []
+    pretrain(resume_run=run, changes=['bs=8', 'steps=280'], inexact=True, say=lines.append)
+    assert any('no longer exact' in s and 'bs: was 16, now 8' in s and 'steps: was 260, now 280' in s for s in lines)
+    info = load(run).info; assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and load(run).state()['step'] == 280
+    assert load(run).results()[-1]['numbers']['steps'] == 280
+
+def test_another_model_is_refused_even_then(shot, tmp_path, capsys):
+    run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run)
+    assert 'the weights of another model' in refused(capsys, 'pretrain', '--resume', run, '--resume-inexact', '--set', 'width=48', '--set', 'heads=3')
+
+def test_earlier_checkpoint(shot, undisturbed, tmp_path, capsys):
+    run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run); *early, new = Run(run).saved()
+    p = run/f'steps/{new:06d}/state.pt'; p.write_bytes(p.read_bytes()[:-1])
+    err = refused(capsys, 'pretrain', '--resume', run); assert f'{p}: truncated' in err and f'checkpoints of the steps {early}' in err
+    pretrain(resume_run=run, at=str(early[-1]), say=lambda s: None)
+    w = load(undisturbed).weights('last'); assert all(torch.equal(v, w[k]) for k, v in load(run).weights('last').items())
+
+def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
+    assert 'no such run folder' in refused(capsys, 'pretrain', '--resume', tmp_path/'none')
+    assert '--out' in refused(capsys, 'pretrain', '--resume', shot[0], '--out', tmp_path/'x')
+    assert 'there are last, best and the steps' in refused(capsys, 'pretrain', '--resume', shot[0].parent/'stopped', '--resume-at', 'yesterday')
+    lines = []; assert pretrain(resume_run=undisturbed, say=lines.append) == undisturbed and 'complete' in lines[0]

@@ -1,0 +1,34 @@
+"What the tests share: the command line in both spellings, and tiny jobs"
+import os, subprocess, sys
+from pathlib import Path
+import pytest
+from vlrep.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+PHOTOS = ROOT/'data'/'flickr8k-world'
+NET   = ['width=32', 'heads=2', 'bs=16', 'warmup=2']
+SIZES = ['scenes=200', 'held=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24']
+WORLD = [*SIZES, 'vocab=300', 'size=32', 'steps=20', *NET]
+ENV = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+
+def sets(changes): return [w for c in changes for w in ('--set', c)]
+
+def command(name, module=True):
+    "A command in one of its two spellings: as a module, or as the script that installing makes"
+    if module: return [sys.executable, '-m', 'vlrep.cli', name]
+    script = Path(sys.executable).parent/f'vlrep-{name}'
+    return [str(script)] if script.exists() else [sys.executable, '-c', f'import sys; from vlrep.cli import {name}_main; sys.exit({name}_main())']
+
+def run(words, cwd): return subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=300, env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']})
+
+def start(words, cwd):
+    "The same, without waiting"
+    return subprocess.Popen(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']})
+
+def refused(capsys, *words, code=2):
+    "The one line on stderr with which these words are refused"
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as e: main(list(map(str, words)))
+    err = capsys.readouterr().err
+    assert e.value.code == code and err.count('\n') == 1 and 'Traceback' not in err, err
+    return err
