@@ -6,7 +6,7 @@
 __all__ = ['save_weights', 'load_weights', 'save_checkpoint', 'check_folder', 'load_state', 'Run', 'load']
 
 # %% ../nbs/54_runs.ipynb #6b66b967
-import hashlib,json,os,pickle,shutil
+import hashlib,json,os,pickle,re,shutil
 from contextlib import ExitStack
 from dataclasses import asdict,is_dataclass
 from pathlib import Path
@@ -18,11 +18,18 @@ from .callbacks import read_log
 from fastcore.basics import patch
 
 # %% ../nbs/54_runs.ipynb #746750e0
+_UMASK = os.umask(0); os.umask(_UMASK)
+
+def _unwritten(path, error):
+    "What a library says of a full disk, as the `OSError` it is"
+    n = re.search(r'os error (\d+)', str(error))
+    return OSError(int(n[1]), os.strerror(int(n[1])), str(path)) if n else OSError(f'{path}: cannot be written ({str(error).splitlines()[0]})')
+
 def save_weights(
     path,    # A file ending in .safetensors
     weights, # Name -> tensor, such as `model.state_dict()`
 ):
-    "Write weights; a tensor that has several names is stored once"
+    "Write weights; a tensor that has several names is stored once; an `OSError` if the disk is full"
     kept,tied,seen = {},{},{}
     for name,t in weights.items():
         key = (t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) if t.numel() else name
@@ -33,7 +40,9 @@ def save_weights(
     for name,t in kept.items():
         at = t.untyped_storage().data_ptr() if t.numel() else name
         kept[name] = t.clone() if at in held else t; held[at] = name
-    save_file(kept, path, metadata=dict(tied=json.dumps(tied)))
+    try: save_file(kept, path, metadata=dict(tied=json.dumps(tied)))
+    except SafetensorError as e: raise _unwritten(path, e) from e
+    os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that nobody else may read
 
 # %% ../nbs/54_runs.ipynb #24501c17
 def load_weights(
@@ -63,7 +72,9 @@ def save_checkpoint(
 ):
     "Write `model.safetensors`, `state.pt` and their checksums, whole or not at all"
     with atomic_folder(folder) as new:
-        save_weights(new/'model.safetensors', weights); torch.save(state, new/'state.pt')
+        save_weights(new/'model.safetensors', weights)
+        try: torch.save(state, new/'state.pt')
+        except RuntimeError as e: raise _unwritten(Path(folder)/'state.pt', e) from e
         files = {p.name: dict(bytes=p.stat().st_size, sha256=_sha(p)) for p in sorted(new.iterdir())}
         write_json(new/'manifest.json', dict(format=1, files=files))
 

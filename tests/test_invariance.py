@@ -1,0 +1,63 @@
+"""A sample's loss and its embedding are its own: neighbours, their order, and padding do not matter, for every model there is
+
+In evaluation mode and single precision on one thread: what is left is rounding, a few parts in a million.
+"""
+import pytest, torch
+from vlrep.cli import METHODS
+from vlrep.data.loader import loaders
+from vlrep.data.tokenize import Tokenizer
+from test_resume import small
+from vlrep.world.scenes import world
+
+@pytest.fixture(scope='module', params=METHODS)
+def case(request):
+    "A method's model and loss, and a batch of 12 captioned scenes"
+    method, r = METHODS[request.param], small(request.param); train, valid = world('train', 96, size=32), world('valid', 24, size=32)
+    tok = Tokenizer.train(train.captions.flat(), 300) if hasattr(r, 'vocab') else None
+    dls = loaders(train, valid, tok=tok, bs=12, size=32, seed=3, device='cpu', **(dict(max_len=30) if tok else {}))
+    model = method.learner(r, dls, seed=3, precision='fp32').model
+    batch = next(iter(dls.valid))[0]
+    if 'tok' in batch: assert len(set(batch['lens'].tolist())) > 3                           # captions of different lengths, or nothing is tested
+    with torch.no_grad():
+        for n, p in model.named_parameters(): p.add_(.05*torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n))))
+    model.eval()
+    if hasattr(model.visual, 'autocast'): model.visual.autocast = None
+    return model, method.loss, batch
+
+def rows(batch, i): return {k: v[i] for k, v in batch.items()}
+
+@torch.no_grad()
+def total(case, batch): t, n = case[1](case[0](batch), batch); return float(t), float(n)
+
+def close(a, b): assert a == pytest.approx(b, rel=5e-6), (a, b)
+
+def single(case): return torch.tensor([total(case, rows(case[2], slice(i, i+1))) for i in range(12)], dtype=torch.float64)
+
+def test_neighbours(case):
+    "The batch costs what its samples cost one by one"
+    each = single(case); assert len(set(each[:, 0].tolist())) == 12
+    close(total(case, case[2]), tuple(each.sum(0).tolist()))
+
+def test_order(case):
+    perm = torch.randperm(12, generator=torch.Generator().manual_seed(0)); close(total(case, rows(case[2], perm)), total(case, case[2]))
+    for i in (0, 5, 11): close(total(case, rows(case[2], torch.tensor([i, (i+3)%12, (i+7)%12]))), tuple(single(case)[[i, (i+3)%12, (i+7)%12]].sum(0).tolist()))
+
+def test_padding(case):
+    model, _, batch = case
+    if 'tok' not in batch: pytest.skip('reads no captions')
+    pad = getattr(model, 'pad', 4); room = getattr(model, 'max_len', 30)-batch['tok'].shape[1]; assert room >= 4
+    for n in (1, 4): close(total(case, {**batch, 'tok': torch.nn.functional.pad(batch['tok'], (0, n), value=pad)}), total(case, batch))
+
+def test_bucketing(case):
+    "Batches of captions of like length cost what mixed ones cost"
+    model, _, batch = case
+    if 'tok' not in batch: pytest.skip('reads no captions')
+    order = batch['lens'].argsort(); got = []
+    for i in order.split(4): b = rows(batch, i); b['tok'] = b['tok'][:, :int(b['lens'].max())]; got.append(total(case, b))
+    close(tuple(map(sum, zip(*got))), total(case, batch))
+
+@torch.no_grad()
+def test_embedding(case):
+    model, _, batch = case; img = batch['img']; whole = model.visual(img).mean((2, 3))
+    for i in (0, 7): torch.testing.assert_close(model.visual(img[i:i+1]).mean((2, 3))[0], whole[i], rtol=1e-5, atol=1e-5)
+    perm = torch.arange(11, -1, -1); torch.testing.assert_close(model.visual(img[perm]).mean((2, 3)), whole[perm], rtol=1e-5, atol=1e-5)
