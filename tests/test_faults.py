@@ -137,6 +137,13 @@ class Break(Callback):
     def before_step(self):
         if self.now and self.what == 'gradient': g = next(self.model.parameters()).grad; g[(0,)*g.dim()] = math.nan
 
+class Crash(Callback):
+    "An error of the program after so many steps"
+    run_valid = False
+    def __init__(self, steps): self.steps = steps
+    def after_batch(self):
+        if self.learn.steps.done == self.steps: 1/0
+
 @pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('what', ['pictures', 'loss', 'gradient'])
 def test_a_broken_step_is_left_out(tmp_path, source, method, what):
@@ -162,9 +169,13 @@ def test_broken_steps_resume(tmp_path, source):
     def go(path, stops):
         for stop in stops:
             old = (path/'recipe.json').exists(); r = Run.reopen(path) if old else Run.create(path, recipe={}, method='m', data='d', seed=3)
-            with r: l = make(r, source); l.finite.log = r/'skipped.jsonl'; resume(l, r); fit(l, stop, [Break('loss', (3, 8, 11))])
+            with r:
+                l = make(r, source); l.finite.log = r/'skipped.jsonl'; resume(l, r)
+                try: fit(l, abs(stop), [Break('loss', (3, 8, 11)), *([Crash(-stop-1)] if stop < 0 else [])])
+                except ZeroDivisionError: pass
         return l
-    a, b = go(tmp_path/'a', [STEPS]), go(tmp_path/'b', [6, 9, 12, STEPS])
+    # the crash after step 10 comes four steps after the last checkpoint; step 9 is left out, and noted, twice
+    a, b = go(tmp_path/'a', [STEPS]), go(tmp_path/'b', [6, -11, 9, 12, STEPS])
     assert all(torch.equal(v, b.model.state_dict()[k]) for k, v in a.model.state_dict().items()) and a.finite.skipped == b.finite.skipped == 3
     assert (tmp_path/'a/skipped.jsonl').read_text() == (tmp_path/'b/skipped.jsonl').read_text()
 

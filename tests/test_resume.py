@@ -173,6 +173,19 @@ def test_another_run_is_refused(shot, tmp_path, capsys, what):
     torch.set_num_threads(1)
     assert 'would not be the same run' in err and says in err and '--resume-inexact' in err and load(old).saved() == Run(old).saved()
 
+def test_signal_to_the_whole_group(tmp_path):
+    "Ctrl-C in a terminal, or a scheduler, reaches the reading processes, too; the checkpoint is made all the same"
+    run = tmp_path/'run'; words = ['setsid', '--wait', *command('pretrain'), '--threads', 1, '--workers', 2, '--save-every', 5, '--method', 'tags', '--out', run, *sets([*SIZES, 'size=32', 'steps=100000', 'bs=16'])]
+    p = start(words, tmp_path); end = time.monotonic()+120
+    try:
+        while not Run(run).saved() and p.poll() is None and time.monotonic() < end: time.sleep(.05)
+        pids = [int(d.name) for d in Path('/proc').iterdir() if d.name.isdigit() and str(run).encode() in (d/'cmdline').read_bytes() and d.name != str(p.pid)]
+        main_pid = min(pids); assert len(pids) >= 3, pids
+        os.killpg(os.getpgid(main_pid), signal.SIGINT); out, err = p.communicate(timeout=60)
+    finally: p.kill()
+    assert p.returncode == 130 and 'stopped by SIGINT' in err and 'Traceback' not in err, err
+    assert load(run).state()['step'] == int(err.split('after step ')[1].split(';')[0])
+
 def test_inexact_on_request(shot, tmp_path):
     run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run); lines = []
     pretrain(resume_run=run, changes=['bs=8', 'steps=280'], inexact=True, say=lines.append)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'COMMANDS', 'open_run', 'run_folder', 'commit', 'processor', 'unless_begun', 'plan', 'pretrain', 'caption',
-           'main', 'pretrain_main', 'caption_main']
+           'export', 'main', 'pretrain_main', 'caption_main', 'export_main']
 
 # %% ../nbs/90_cli.ipynb #50ce7879
 import argparse,math,os,platform,shutil,subprocess,sys,time,traceback
@@ -18,17 +18,23 @@ from .data.tokenize import *
 from .callbacks import *
 from .runs import *
 from .resume import *
+from .models.captioner import *
 from .tasks.virtex import *
 from .tasks.tags import *
 from .pretrained import *
 from .recipes import *
 from .report import *
 from .jobs import *
+from .models.export import LAYOUTS
 
 # %% ../nbs/90_cli.ipynb #8da3efda
 METHODS = dict(
-    virtex=Method(VirTexRecipe, VirTexModel, virtex_loss, virtex_learner),
-    tags  =Method(TagsRecipe, TagsModel, tags_loss, tags_learner))
+    virtex    =Method(VirTexRecipe, VirTexModel, virtex_loss, virtex_learner),
+    captioning=Method(VirTexRecipe, VirTexModel, virtex_loss, virtex_learner),
+    masked_lm =Method(VirTexRecipe, GapFiller, virtex_loss, virtex_learner),
+    token_cls =Method(VirTexRecipe, WordClassifier, virtex_loss, virtex_learner),
+    multilabel=Method(VirTexRecipe, LabelClassifier, virtex_loss, virtex_learner, 'labels'),
+    tags      =Method(TagsRecipe, TagsModel, tags_loss, tags_learner, 'labels'))
 
 # %% ../nbs/90_cli.ipynb #8e9dfbca
 def _empty(method, rec, tok, weights):
@@ -50,7 +56,7 @@ def open_run(
     run = load(run); info,weights = run.info,run.weights(which)
     if info['method'] not in METHODS: raise did_you_mean(f'method in {run.path/"recipe.json"}', info['method'], METHODS)
     rec = recipe_from_dict(METHODS[info['method']].recipe, info['recipe'])
-    tok = Tokenizer.load(run.part('tokenizer.model')) if hasattr(METHODS[info['method']].model, 'generate') else None
+    tok = Tokenizer.load(run.part('tokenizer.model')) if METHODS[info['method']].reads == 'captions' else None
     try: model = _empty(info['method'], rec, tok, weights).to(device)
     except RuntimeError as e:
         raise ValueError(f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
@@ -114,13 +120,15 @@ def plan(
     "What is asked for; a `ValueError` names the option that is wrong"
     if data not in JOBS: raise did_you_mean('--data', data, JOBS)
     if method not in METHODS: raise did_you_mean('--method', method, METHODS)
-    if data != 'world' and not hasattr(METHODS[method].model, 'generate'):
-        raise ValueError(f'--method {method}: learns from labels, and {data} has none')
-    if parts is None and (name or data) not in RECIPES[method]: raise did_you_mean(f'--recipe of {method}', name or data, RECIPES[method])
+    if METHODS[method].reads == 'labels' and data not in ('world','coco') or method == 'tags' and data == 'coco':
+        raise ValueError(f'--method {method}: learns from labels, and {data} has none for it')
+    name = name or (data if data in RECIPES[method] else 'flickr8k')
+    if parts is None and name not in RECIPES[method]: raise did_you_mean(f'--recipe of {method}', name, RECIPES[method])
     try:
-        rec,job = override_all(parts or [recipe(method, name or data), JOBS[data]], changes)
+        rec,job = override_all(parts or [recipe(method, name), JOBS[data]], changes)
         for k in ('steps','bs','width','depth','visual_width'):
             if getattr(rec, k, 1) < 1: raise ValueError(f'{k}={getattr(rec, k)}: at least 1 is wanted')
+        if any(c.split('=')[0].strip() == 'task' for c in changes): raise ValueError('task: the method decides it, see --method')
     except ValueError as e: raise ValueError(f'--set: {e}') from None
     return rec,job
 
@@ -180,8 +188,8 @@ def pretrain(
     method:str=None,     # One of `METHODS`; virtex
     name:str=None,       # One of the method's recipes; by default the one called like the data
     changes=(),          # Texts `field=value` for the recipe or the job
-    data:str=None,       # world or flickr8k; world
-    root=None,           # For flickr8k: the folder that holds Images/ and captions.txt
+    data:str=None,       # world, flickr8k, flickr30k, csv or coco; world
+    root=None,           # For photos: the folder that holds them in the layout of `data`, or the CSV
     out=None,            # Folder of the run; by default the next free one in runs/
     seed:int=None,       # Of everything that is drawn; 0
     precision:str=None,  # auto, fp32, bf16 or fp16; auto
@@ -207,20 +215,20 @@ def pretrain(
 # %% ../nbs/90_cli.ipynb #f98a9435
 def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run, at, inexact, say):
     "`pretrain`, with every option known"
-    method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']; writes = hasattr(method.model, 'generate')
+    method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']; reads = method.reads == 'captions'
     run_folder(out, data, asked['method']) if out else None           # refuse at once, not after the world is drawn
     if asked['threads']: torch.set_num_threads(asked['threads'])
     stages,side = Stages(say),views(rec, data)[0]; chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
     facts = _facts(asked, rec, job, chosen)
     if resume_run: _compare(load(resume_run), facts, inexact)
     with stages('world' if data == 'world' else 'photos'):
-        src = open_world(job, side) if data == 'world' else open_photos(asked['root'], job, side)
+        src = open_world(job, side) if data == 'world' else open_photos(data, asked['root'], job, side, say)
     facts['images'] = {k: fingerprint(v) for k,v in src.items()}
     say(f'{asked["method"]} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
         f'seed {seed}, threads {facts["threads"]}, precision {chosen}')
     with Run.reopen(resume_run) if resume_run else Run.create(run_folder(out, data, asked['method']), root=asked['root'], commit=commit(), **facts) as run, unless_begun(run):
         regroup,tok = bool(resume_run) and _again(run, facts, inexact, say),None
-        if writes:
+        if reads:
             with stages('tokenizer'): tok = _words(run, src, rec)
         with stages('bicaptioning' if asked['method'] == 'virtex' else asked['method']), signals() as note:
             cbs = [LogCSV(run/'log.csv', say=say), SaveRun(run, save_every), StopOnSignal(note)]
@@ -250,6 +258,21 @@ def caption(
         for s in m.caption(list(images[i:i+64])): out.append(s); say(s)
     return out
 
+# %% ../nbs/90_cli.ipynb #e5fbf6d3
+def export(
+    run,              # A run folder
+    to:str,           # One of `LAYOUTS`: torchvision, timm or detectron2
+    out=None,         # Folder to write to; by default RUN/export-`to`
+    which='best',     # Which checkpoint: best, last, or the number of a step
+    say=print,        # Called with lines about what was written
+)->dict:              # The files, what read them, and how far its numbers are from ours
+    "Write the backbone in another library's layout, after reading it back and comparing"
+    if to not in LAYOUTS: raise did_you_mean('--to', to, LAYOUTS)
+    out = Path(out or Path(run)/f'export-{to}'); got = open_run(run, which).export(out, to)
+    for f in got['files']: say(f'{out/Path(f).name}')
+    say(f'read back by {got["by"]}: largest relative difference {got["error"]:.1e}')
+    return got
+
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 class _Parser(argparse.ArgumentParser):
     "Errors are raised, and say what was meant"
@@ -274,7 +297,7 @@ def _pretrain(argv):
     p.add_argument('--set', dest='changes', action='append', default=[], metavar='FIELD=VALUE',
                    help='change a field of the recipe or a size of the job; may be repeated')
     p.add_argument('--data', help=f'one of: {", ".join(JOBS)} (default: world)')
-    p.add_argument('--root', metavar='DIR', help='for photos: the folder that holds Images/ and captions.txt')
+    p.add_argument('--root', metavar='DIR', help='for photos: the folder in the layout of --data, or the CSV file')
     p.add_argument('--out', metavar='DIR', help='folder of the run (default: the next free one in runs/)')
     p.add_argument('--seed', type=int, help='of everything that is drawn (default: 0)')
     p.add_argument('--precision', help='auto, fp32, bf16 or fp16 (default: auto)')
@@ -294,7 +317,15 @@ def _caption(argv):
     p.add_argument('--which', default='best', help='which checkpoint: best, last, or the number of a step (default: best)')
     caption(**p.read(argv))
 
-COMMANDS = dict(pretrain=_pretrain, caption=_caption)
+def _export(argv):
+    p = _Parser('export', 'Write the backbone as another library wants it, and compare what that library would compute')
+    p.add_argument('run', metavar='RUN', help='a run folder')
+    p.add_argument('--to', required=True, help=f'one of: {", ".join(LAYOUTS)}')
+    p.add_argument('--out', metavar='DIR', help='folder to write to (default: RUN/export-LAYOUT)')
+    p.add_argument('--which', default='best', help='which checkpoint: best, last, or the number of a step (default: best)')
+    export(**p.read(argv))
+
+COMMANDS = dict(pretrain=_pretrain, caption=_caption, export=_export)
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def main(
@@ -323,5 +354,9 @@ def pretrain_main():
 def caption_main():
     "The command `vlrep-caption`"
     main(['caption', *sys.argv[1:]])
+
+def export_main():
+    "The command `vlrep-export`"
+    main(['export', *sys.argv[1:]])
 
 if __name__ == '__main__' and __package__ == 'vlrep': main() # not in a notebook

@@ -15,6 +15,7 @@ from .core import *
 from .items import *
 from .show import to_hwc
 from .data.transforms import *
+from .models.export import *
 from .transfer.features import frozen
 
 # %% ../nbs/79_pretrained.ipynb #dc6ad8d2
@@ -74,8 +75,18 @@ def embed(self:Pretrained,
 def caption(self:Pretrained,
     img,       # A picture, or a list of them
     bs:int=64, # Pictures at a time
+    **how      # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
 ):             # A sentence, or a list of them
     "Say what is in a picture"
     if self.write is None:
         raise ValueError(f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
-    return self._each(img, lambda x: [self.tok.decode(t) for t in self.write(x)], bs)
+    return self._each(img, lambda x: [self.tok.decode(t) for t in self.write(x, **how)], bs)
+
+# %% ../nbs/79_pretrained.ipynb #0603ae1c
+@patch
+def export(self:Pretrained,
+    folder,               # Where to; it must not exist, or be empty
+    to:str='torchvision', # torchvision, timm or detectron2
+)->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then
+    "Write the backbone in another project's layout, with the pixel numbers of its training, and compare"
+    return export_backbone(self.backbone, folder, to, self.view.mean, self.view.std, self.view.size)

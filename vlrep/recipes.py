@@ -8,7 +8,7 @@ __all__ = ['JOBS', 'RECIPES', 'read_value', 'override_all', 'override', 'recipe_
 
 # %% ../nbs/80_recipes.ipynb #535ba817
 import types,typing
-from dataclasses import asdict,dataclass,fields,replace
+from dataclasses import MISSING,asdict,dataclass,fields,replace
 from .core import *
 from .tasks.virtex import VirTexRecipe
 from .tasks.tags import TagsRecipe
@@ -78,11 +78,12 @@ def recipe_from_dict(
     cls,       # The dataclass
     d:dict,    # As made by `recipe_dict`
 ):             # An instance of `cls`
-    "Undo `recipe_dict`"
+    "Undo `recipe_dict`; a field that came later than `d` gets its default"
     names = [f.name for f in fields(cls)]
     for k in d:
         if k not in names: raise did_you_mean(f'field of {cls.__name__}', k, names)
-    if gone := [n for n in names if n not in d]: raise ValueError(f'{cls.__name__}: the field {gone[0]!r} is missing')
+    if gone := [f.name for f in fields(cls) if f.name not in d and f.default is MISSING and f.default_factory is MISSING]:
+        raise ValueError(f'{cls.__name__}: the field {gone[0]!r} is missing')
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k,v in d.items()})
 
 # %% ../nbs/80_recipes.ipynb #5c54527b
@@ -95,6 +96,9 @@ class WorldJob:
     probe_held:int=500    # Shifted scenes that choose the probes' strength
     test:int=2000         # Shifted scenes that are reported
     shown:int=500         # Scenes that are captioned, and checked for their nouns
+    part:float=1.         # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
+    captions:int=0        # Captions of each that are used; 0 means all
+    rivals:bool=True      # Also train the supervised rival, and measure random features?
 
 @dataclass(frozen=True)
 class PhotosJob:
@@ -103,16 +107,35 @@ class PhotosJob:
     held:float=.1         # Part that chooses the checkpoint
     test:float=.1         # Part that is reported
     shuffles:int=3        # How often each of these is given another photo's caption
+    part:float=1.         # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
+    captions:int=0        # Captions of each that are used; 0 means all
 
-JOBS = dict(world=WorldJob(), flickr8k=PhotosJob())
+JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), coco=PhotosJob(train=.96, held=.04, test=0.))
 
 # %% ../nbs/80_recipes.ipynb #287c4961
 _small = VirTexRecipe(visual_depth=10, visual_width=16, width=64, heads=4, norm='pre', init='fan_in', bs=64, cnn_lr=.5, lr=.2, lookahead_k=0)
+_world,_photos = replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260),replace(_small, size=64, vocab=2000, steps=750, warmup=75)
+_base = VirTexRecipe()                                                              # The paper's base model: every default
 RECIPES = {
     'virtex': {
-        'virtex_r50_l1_h1024': VirTexRecipe(), # The paper's base model: every default
-        'world': replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260),
-        'flickr8k': replace(_small, size=64, vocab=2000, steps=750, warmup=75)},
+        'virtex_r50_l1_h1024': _base,
+        **{f'virtex_r50_l1_h{h}': replace(_base, width=h) for h in (512,768,2048)}, # tab. 2: width
+        **{f'virtex_r50_l{l}_h1024': replace(_base, depth=l) for l in (2,3,4)},     # tab. 2: depth
+        'virtex_r50w2x_l1_h1024': replace(_base, visual_width=128),                 # tab. 3: backbones
+        'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
+        'world': _world, 'flickr8k': _photos},
+    'captioning': {
+        'captioning_r50_l1_h2048': replace(_base, task='forward', width=2048),      # tab. 1, as the next ones
+        'world': replace(_world, task='forward'), 'flickr8k': replace(_photos, task='forward')},
+    'masked_lm': {
+        'masked_lm_r50_l1_h2048': replace(_base, task='masked_lm', width=2048),     # code
+        'world': replace(_world, task='masked_lm'), 'flickr8k': replace(_photos, task='masked_lm')},
+    'token_cls': {
+        'token_cls_r50': replace(_base, task='token_cls'),
+        'world': replace(_world, task='token_cls'), 'flickr8k': replace(_photos, task='token_cls')},
+    'multilabel': {
+        'multilabel_r50': replace(_base, task='multilabel'),
+        'world': replace(_world, task='multilabel'), 'coco': replace(_photos, task='multilabel')},
     'tags': {
         'world': TagsRecipe()}}
 

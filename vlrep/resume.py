@@ -75,7 +75,7 @@ def fingerprint(
     for k in sorted(src.labels): h.update(k.encode()); h.update(np.ascontiguousarray(src.labels[k]).tobytes())
     for i in range(0, len(src), -(-len(src)//rows)):
         if hasattr(src, 'pixels'): h.update(np.ascontiguousarray(src.pixels[i]).tobytes())
-        elif hasattr(src, 'paths') and os.path.isfile(src.paths[i]): h.update(str(os.path.getsize(src.paths[i])).encode())
+        elif hasattr(src, 'path') and os.path.isfile(src.path(i)): h.update(str(os.path.getsize(src.path(i))).encode())
     return h.hexdigest()[:16]
 
 _MATTER = 'vlrep torch torchvision numpy pillow sentencepiece machine'.split()

@@ -6,9 +6,10 @@
 __all__ = ['chances', 'Loader', 'loaders']
 
 # %% ../../nbs/27_data.loader.ipynb #5825aceb
-import sys,textwrap
+import os,signal,sys,textwrap
 import numpy as np, torch
 from torch.utils.data import DataLoader as TorchLoader, Dataset
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from fastai.data.core import DataLoaders
 from fastcore.basics import patch
 from ..core import *
@@ -34,18 +35,35 @@ class _Jobs(Dataset):
     def __init__(self, source, tok, seed, train, max_len, flip_p, substring):
         self.source,self.tok,self.seed,self.train,self.max_len = source,tok,seed,train,max_len
         self.flip_p,self.substring = flip_p,substring
+        self.bad = {}                                        # row -> reason: what this process found damaged
     def __len__(self): return len(self.source)
     def __getitem__(self, job):
         try: return self.batch(*job)
         except ValueError as e: return e                     # to be raised where it can be read as one line
     def batch(self, epoch, rows):
-        img,hw = self.source.images(rows); when = epoch if self.train else 'valid'
+        when = epoch if self.train else 'valid'; rows,img,hw,bad = self.pictures(rows, when)
         flip = chances(rows, self.seed, 'flip', when) < self.flip_p
         b = dict(img=img, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
         if self.tok is not None:
             ids = self.tok.encode(self.texts(rows, when, flip), self.max_len)
             b['tok'],b['lens'] = pad_tokens(ids, self.tok.pad)
-        return {**b, **{k: torch.from_numpy(v[rows]) for k,v in self.source.labels.items()}}
+        return {**b, **{k: torch.from_numpy(v[rows]) for k,v in self.source.labels.items()}},bad
+    def pictures(self, rows, when):
+        "The rows that are read, their images with height and width, and what was damaged"
+        if self.bad.keys().isdisjoint(rows.tolist()):
+            try: return rows,*self.source.images(rows),{}
+            except DamagedImage: pass
+        bad = {}; got,img,hw = zip(*[self.readable(r, when, bad) for r in rows.tolist()])
+        return np.array(got),torch.cat(img),torch.cat([torch.as_tensor(x) for x in hw]),bad
+    def readable(self, row, when, bad):
+        "`row`, or the first readable one in the chain of rows that belongs to it; damaged ones are written to `bad`"
+        i,draw = row,rng(self.seed, 'instead', when, row)
+        for _ in range(100):
+            if i not in self.bad:
+                try: return i,*self.source.images([i])
+                except DamagedImage as e: self.bad[i] = str(e)
+            bad[i] = self.bad[i]; i = int(draw.integers(len(self.source)))
+        raise DamagedImage(f'{self.bad[row]}; and so are all that were drawn in its place')
     def texts(self, rows, when, flip):
         "One caption of each row, with left and right exchanged where the image is mirrored"
         c = self.source.captions; first = c.rows[rows]; u = chances(rows, self.seed, 'caption', when)
@@ -72,10 +90,13 @@ class Loader:
         world_size:int=1,    # so many processes this is
         shuffle:bool=None,   # Shuffle each pass? By default only when training
         substring:bool=False, # VirTex's exchange of left and right inside words
+        max_damaged:float=.01, # Stop when so large a part of the images cannot be read; one may, unless this is 0
+        timeout:float=300,   # Seconds to wait for the workers' next batch before they are given up
     ):
         self.source,self.bs,self.tok,self.aug,self.seed,self.train = source,bs,tok,aug,seed,train
         self.max_len,self.flip_p,self.substring = max_len,flip_p,substring
         self.workers,self.rank,self.world_size = workers,rank,world_size
+        self.max_damaged,self.timeout,self.damaged = max_damaged,timeout,{}      # damaged: row -> reason
         self.shuffle = train if shuffle is None else shuffle
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
         self.epoch,self.start,self.step,self._reader = 0,0,0,None
@@ -89,6 +110,8 @@ def _check(self:Loader):
     if not len(s): raise ValueError(f'{name}: no images')
     for k,low in dict(bs=1, world_size=1, workers=0, max_len=2).items():
         if getattr(self, k) < low: raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
+    if not 0 <= self.max_damaged <= 1: raise ValueError(f'max_damaged={self.max_damaged}: a part, from 0 to 1')
+    if not self.timeout > 0: raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
     if not 0 <= self.flip_p <= 1: raise ValueError(f'flip_p={self.flip_p}: a part, from 0 to 1')
     if not 0 <= self.rank < self.world_size: raise ValueError(f'rank={self.rank} of {self.world_size}')
     if len(s) < self.world_size:
@@ -127,33 +150,62 @@ def plan(self:Loader,
 
 # %% ../../nbs/27_data.loader.ipynb #ff28dbf9
 @patch
-def _ready(self:Loader, b, epoch, i):
+def _ready(self:Loader, got, epoch, i):
     "Batch `i` of `epoch`: to the device, and seen through `aug`"
-    if isinstance(b, ValueError): raise b
+    if isinstance(got, ValueError): raise got
+    b,bad = got
+    if bad: self._note(bad)
     b['img'] = b['img'].to(self.device, non_blocking=True); step = epoch*len(self)+i if self.train else i
     if self.aug is not None: b = self.aug(b, (self.seed, step, self.rank))     # `hw` is still on the CPU, for the boxes
     b = {k: v.to(self.device, non_blocking=True) for k,v in b.items()}
     return b,b
 
 @patch
+def _note(self:Loader, bad):
+    "Write down what was damaged; a `ValueError` if it is too much"
+    self.damaged = dict(sorted({**self.damaged, **bad}.items())); k,n = len(self.damaged),len(self.source)
+    most = max(1, int(self.max_damaged*n)) if self.max_damaged else 0
+    if k > most:
+        some = '; '.join(list(self.damaged.values())[:3]); limit = f'max_damaged={self.max_damaged:g} allows {most}'
+        raise ValueError(f'{self.source.name}: {k} of {n} images cannot be read, and {limit}: {some}')
+
+@patch
+def damage_report(self:Loader)->str: # A line for each, after a first line; '' if there was nothing
+    "What could not be read so far"
+    if not self.damaged: return ''
+    first = f'{len(self.damaged)} of {len(self.source)} images could not be read, and others were shown in their place:'
+    return '\n'.join([first, *[f'  {self.source.ids[r]}: {why}' for r,why in self.damaged.items()]])
+
+# %% ../../nbs/27_data.loader.ipynb #4b90ce90
+def _apart(worker):
+    "Leave the group of processes that a terminal's Ctrl-C goes to: the main process decides when work ends"
+    if hasattr(os, 'setpgid'): os.setpgid(0, 0)
+
+@patch
 def _read(self:Loader, jobs):
     "Batches on the CPU, made here or by workers that stay"
     if not self.workers: return map(self._jobs.__getitem__, jobs)
+    old = getattr(self._reader, '_iterator', None)
+    if old is not None and not all(w.is_alive() for w in old._workers): self.close()
     if self._reader is None:
         self._todo = []
         self._reader = TorchLoader(
-            self._jobs, batch_size=None, sampler=self._todo, num_workers=self.workers, timeout=300,
-            persistent_workers=True, generator=torch_rng(self.seed), pin_memory=self.device.type == 'cuda',
+            self._jobs, batch_size=None, sampler=self._todo, num_workers=self.workers, timeout=self.timeout,
+            persistent_workers=True, generator=torch_rng(self.seed), worker_init_fn=_apart, pin_memory=self.device.type == 'cuda',
             multiprocessing_context='fork' if sys.platform == 'linux' else None)
     self._todo[:] = jobs
     return iter(self._reader)
 
 @patch
 def __iter__(self:Loader):
-    epoch,start = self.epoch,self.start
+    epoch,start = self.epoch,self.start; read = None
     rows = self.plan(epoch)[start:]
-    for i,b in enumerate(self._read([(epoch,r) for r in rows]), start):
-        b = self._ready(b, epoch, i); self.step = epoch*len(self)+i
+    for i in range(start, start+len(rows)):
+        try:
+            if read is None: read = self._read([(epoch,r) for r in rows])
+            got = next(read)
+        except RuntimeError as e: raise self._lost(e, f'step {i} of epoch {epoch}') from e
+        b = self._ready(got, epoch, i); self.step = epoch*len(self)+i
         yield b
     if (self.epoch,self.start) == (epoch,start): self.at(epoch + self.train)
 
@@ -175,7 +227,8 @@ def one_batch(self:Loader):
     return self._ready(self._jobs[self.epoch, self.plan(self.epoch)[self.start]], self.epoch, self.start)
 
 # %% ../../nbs/27_data.loader.ipynb #32e54f44
-_fields = 'source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring'.split()
+_fields = ('source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring max_damaged '
+           'timeout').split()
 
 @patch
 def new(self:Loader,
@@ -200,6 +253,36 @@ def to(self:Loader,
     "Send batches to `device`"
     self.device = torch.device(device)
     return self
+
+# %% ../../nbs/27_data.loader.ipynb #32605b6f
+@patch
+def close(self:Loader):
+    "End the workers; the next pass starts new ones"
+    it = getattr(self._reader, '_iterator', None); self._reader = None
+    if it is None: return
+    if it._worker_pids_set: _remove_worker_pids(id(it)); it._worker_pids_set = False    # else their end raises an error
+    for w in it._workers: w.kill(); w.join(5)
+    it._shutdown_workers()
+
+def _end_of(w):
+    "How a process ended, in words"
+    if w.exitcode >= 0: return f'ended with code {w.exitcode}'
+    name = signal.Signals(-w.exitcode).name
+    return f'was killed by {name}' + (' (often because memory ran out)' if name == 'SIGKILL' else '')
+
+@patch
+def _lost(self:Loader, e, where):
+    "The error to raise for `e`: that of the loader's code, or what became of the workers, who are ended"
+    it = getattr(self._reader, '_iterator', None)
+    if not self.workers or it is None: return e
+    dead = [f'worker {k} (process {w.pid}) {_end_of(w)}' for k,w in enumerate(it._workers) if not w.is_alive()]
+    due = it._task_info.get(it._rcvd_idx, (None,))[0]; late = 'timed out' in str(e) and due is not None
+    pid = it._workers[due].pid if late else None
+    if not dead and not late: return e
+    self.close()
+    if dead: return ChildProcessError(f'{self.source.name}: {", ".join(dead)}, at {where}')
+    silent = f'worker {due} (process {pid}) gave no batch for {self.timeout:g} s'
+    return TimeoutError(f'{self.source.name}: {silent}, at {where}')
 
 # %% ../../nbs/27_data.loader.ipynb #c17352c2
 @patch
@@ -268,7 +351,7 @@ def loaders(
     aug=None,         # View of a training batch; `Augment(size)` by default
     plain=None,       # View of a validation batch; `Plain(size)` by default
     path='.',         # Where fastai puts its files
-    **kw              # As for `Loader`: seed, max_len, flip_p, workers, device, rank, world_size, substring
+    **kw              # As for `Loader`: seed, max_len, flip_p, workers, device, rank, world_size, max_damaged, ...
 )->DataLoaders:
     "A training and a validation loader, as fastai wants them"
     size = size or train.size; kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
