@@ -1,10 +1,12 @@
 "Both spellings of the command line, tiny runs of every kind, and what is said when something is wrong"
-import json, re, shutil
+import json, math, re, shutil
 from pathlib import Path
 import numpy as np, pytest, torch
 from PIL import Image
 import vlrep
 from vlrep.cli import main, pretrain
+from vlrep.data.captions import read_flickr8k, write_csv, write_flickr30k
+from vlrep.data.coco import write_coco
 from tools import NET, PHOTOS, WORLD, command, refused, run, sets
 
 FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.jsonl', 'samples.json', 'report.html'}
@@ -67,7 +69,7 @@ def test_same_seed_same_weights(on_world, tmp_path):
 
 WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '--seed', 'pretrain --seed': '--seed', 'pretrain --method virtx': '--method', 'pretrain --data wrld': '--data',
          'pretrain --recipe wrold': '--recipe', 'pretrain --set widht=3': "--set: unknown field 'widht': did you mean 'width'", 'pretrain --set steps=many': 'steps is a whole number', 'pretrain --set steps': 'field=value', 'pretrain --precision fp61': "precision 'fp61': did you mean 'fp16'",
-         'pretrain --data flickr8k': '--root', 'pretrain --data flickr8k --root nowhere': 'nowhere', 'pretrain --method tags --data flickr8k': 'tags', 'pretrain more': 'more', 'pretrian': "'pretrain'",
+         'pretrain --data flickr8k': '--root', 'pretrain --data flickr8k --root nowhere': 'nowhere', 'pretrain --method tags --data flickr8k': 'tags', 'pretrain --method multilabel --data flickr8k': 'labels', 'pretrain --set task=forward': '--method', 'evaluate x --on voc7': "did you mean 'voc07'", 'evaluate x --on world': 'no such run folder', 'export x': '--to', 'pretrain more': 'more', 'pretrian': "'pretrain'",
          'caption': 'RUN', 'caption nowhere a.png': 'nowhere', 'caption nowhere --wich last': "'--which'"}
 
 @pytest.mark.parametrize('words', WRONG)
@@ -85,13 +87,37 @@ def test_wrong_files(capsys, on_world, on_photos, tmp_path):
                              ('best/model.safetensors', lambda p: p.write_bytes(p.read_bytes()[:5000]), 'model.safetensors'), ('best', shutil.rmtree, 'best')):
         bad = tmp_path/'bad'; shutil.rmtree(bad, ignore_errors=True); shutil.copytree(out, bad); harm(bad/name)
         assert says in refused(capsys, 'caption', bad, good)
-    photos = tmp_path/'photos'; shutil.copytree(PHOTOS, photos); victim = sorted((photos/'Images').iterdir())[5]
-    lines = (photos/'captions.txt').read_text().splitlines(True)
-    (photos/'captions.txt').write_text(''.join(l for l in lines if not l.startswith(victim.name)))
-    assert victim.name in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'x')          # a photo without a caption
-    (photos/'captions.txt').write_text(''.join(lines)); victim.write_bytes(victim.read_bytes()[:500])
-    assert victim.name in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'y', *sets(['size=32', 'vocab=300', 'steps=20', *NET]))
-    assert not (tmp_path/'x').exists()
+
+TINY = ['size=32', 'vocab=300', 'steps=20', *NET]
+
+def test_damaged_photos(tmp_path, capsys):
+    "What cannot be read is replaced in training, left out in the test, and said; a caption that is missing is said, too"
+    photos = tmp_path/'photos'; shutil.copytree(PHOTOS, photos); mute, *torn = sorted((photos/'Images').iterdir())[5:80:15]
+    lines = (photos/'captions.txt').read_text().splitlines(True); (photos/'captions.txt').write_text(''.join(l for l in lines if not l.startswith(mute.name)))
+    torn[0].write_bytes(torn[0].read_bytes()[:500]); said = []
+    out = pretrain(data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, say=said.append); num = vlrep.runs.load(out).results()[-1]['numbers']
+    assert any('1 of' in s and 'no caption' in s and mute.name in s for s in said) and any(torn[0].name in s for s in said)
+    assert list(num['damaged']) == [torn[0].name] or any(s.startswith('left out') for s in said); assert math.isfinite(num['right']) and num['duplicates'] is not None
+    for p in sorted((photos/'Images').iterdir())[::2]: p.write_bytes(b'')
+    assert 'images cannot be read' in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'y', *sets(TINY)) and not (tmp_path/'y').exists()
+
+@pytest.mark.parametrize('data', ['csv', 'flickr30k', 'coco'])
+def test_other_layouts(data, tmp_path, capsys):
+    "The same job on photos in another layout; then its captions are judged at the shell"
+    src = read_flickr8k(PHOTOS, size=64); recs = [src[i] for i in range(60)]; root = tmp_path/'data'
+    if data == 'csv': root = root/'all.csv'; write_csv(recs, root)
+    elif data == 'flickr30k': write_flickr30k(recs, root)
+    else:
+        for split, part in (('train2017', recs[:48]), ('val2017', recs[48:])): write_coco(part, root, split)
+    out = pretrain(data=data, root=root, out=tmp_path/'run', changes=[*TINY, 'part=.5', 'captions=2', *(['held=.2'] if data == 'coco' else [])], say=str)
+    num = vlrep.runs.load(out).results()[-1]['numbers']; assert num['images'] == dict(csv=24, flickr30k=24, coco=19)[data] and 'right' in num
+    capsys.readouterr(); main(['evaluate', str(out), '--on', 'captions', '--how', 'beam']); said = capsys.readouterr().out; assert 'CIDEr-D' in said and 'a person' in said
+
+def test_export_at_the_shell(on_world, tmp_path):
+    done = run([*command('export', False), on_world[1], '--to', 'torchvision', '--out', tmp_path/'net'], tmp_path)
+    assert done.returncode == 0 and 'read back by' in done.stdout and any((tmp_path/'net').iterdir()), done.stderr
+    refusal = run([*command('export', True), on_world[1], '--to', 'timm', '--out', tmp_path/'timm'], tmp_path)
+    assert refusal.returncode == 2 and refusal.stderr.count('\n') == 1 and not (tmp_path/'timm').exists()
 
 def test_tags_cannot_caption(capsys, tmp_path):
     out = pretrain('tags', changes=['scenes=64', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'size=32', 'steps=4', 'warmup=1', 'bs=16'], out=tmp_path/'tags', say=lambda s: None)

@@ -6,14 +6,14 @@ import errno, hashlib, json, math, os, pickle, resource, shutil, signal, tempfil
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
-from vlrep.callbacks import LogCSV, SaveRun, read_log
+from vlrep.callbacks import read_log
 from vlrep.cli import METHODS, pretrain
-from vlrep.core import read_json, write_json
+from vlrep.core import write_json
 from vlrep.learner import fit
-from vlrep.resume import Stopped, resume
+from vlrep.resume import resume
 from vlrep.runs import Run, load
-from test_resume import STEPS, check, everything, make, rows, same, source, train
-from tools import NET, SIZES, WORLD, command, refused, sets, start
+from test_resume import STEPS, Crash, everything, make, rows, same, source, train
+from tools import SIZES, command, refused, sets, start
 
 TAGS = [*SIZES, 'size=32', 'steps=4', 'warmup=1', 'bs=16']
 quiet = lambda s: None
@@ -136,13 +136,6 @@ class Break(Callback):
         if self.now and self.what == 'loss': self.learn.loss_grad = self.learn.loss_grad*math.inf
     def before_step(self):
         if self.now and self.what == 'gradient': g = next(self.model.parameters()).grad; g[(0,)*g.dim()] = math.nan
-
-class Crash(Callback):
-    "An error of the program after so many steps"
-    run_valid = False
-    def __init__(self, steps): self.steps = steps
-    def after_batch(self):
-        if self.learn.steps.done == self.steps: 1/0
 
 @pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('what', ['pictures', 'loss', 'gradient'])

@@ -36,6 +36,13 @@ class Ask(Callback):
     def after_batch(self):
         if self.learn.training != self.valid and self.learn.steps.batches == self.batch: self.note.got = signal.SIGTERM
 
+class Crash(Callback):
+    "An error of the program after so many steps"
+    run_valid = False
+    def __init__(self, steps): self.steps = steps
+    def after_batch(self):
+        if self.learn.steps.done == self.steps: 1/0
+
 class Curve(Callback):
     "The loss of every training batch, as it is"
     run_valid = False
@@ -102,6 +109,14 @@ def test_stop_within_validation(tmp_path, source): check(tmp_path, source, [(6, 
 def test_stop_with_workers(tmp_path, source):
     whole = train(tmp_path/'whole', source)
     check(tmp_path, source, [4, 6, 9], whole=whole, workers=2)                              # stopped and continued with 2, compared with 0
+
+def test_crash_between_checkpoints(tmp_path, source):
+    "The log has gone further than the checkpoint: it is cut back, and the steps are done again"
+    whole = train(tmp_path/'whole', source)
+    with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
+        with pytest.raises(ZeroDivisionError): fit(make(r, source), STEPS, [Crash(11)])
+        assert r.saved() == [6] and r.log()[-1]['step'] == 10
+    l = train(tmp_path/'run', source); same(everything(l), everything(whole)); assert rows(tmp_path/'run') == rows(tmp_path/'whole')
 
 def test_stop_twice(tmp_path, source):
     whole = train(tmp_path/'whole', source)
@@ -174,16 +189,15 @@ def test_another_run_is_refused(shot, tmp_path, capsys, what):
     assert 'would not be the same run' in err and says in err and '--resume-inexact' in err and load(old).saved() == Run(old).saved()
 
 def test_signal_to_the_whole_group(tmp_path):
-    "Ctrl-C in a terminal, or a scheduler, reaches the reading processes, too; the checkpoint is made all the same"
-    run = tmp_path/'run'; words = ['setsid', '--wait', *command('pretrain'), '--threads', 1, '--workers', 2, '--save-every', 5, '--method', 'tags', '--out', run, *sets([*SIZES, 'size=32', 'steps=100000', 'bs=16'])]
-    p = start(words, tmp_path); end = time.monotonic()+120
+    "What a terminal or a scheduler sends reaches the reading processes, too; the checkpoint is made all the same"
+    run = tmp_path/'run'; end = time.monotonic()+120
+    p = start([*command('pretrain'), '--threads', 1, '--workers', 2, '--save-every', 5, '--method', 'tags', '--out', run, *sets([*SIZES, 'size=32', 'steps=100000', 'bs=16'])], tmp_path, start_new_session=True)
     try:
         while not Run(run).saved() and p.poll() is None and time.monotonic() < end: time.sleep(.05)
-        pids = [int(d.name) for d in Path('/proc').iterdir() if d.name.isdigit() and str(run).encode() in (d/'cmdline').read_bytes() and d.name != str(p.pid)]
-        main_pid = min(pids); assert len(pids) >= 3, pids
-        os.killpg(os.getpgid(main_pid), signal.SIGINT); out, err = p.communicate(timeout=60)
+        readers = [d.name for d in Path('/proc').iterdir() if d.name.isdigit() and d.name != str(p.pid) and str(run).encode() in (d/'cmdline').read_bytes()]
+        assert len(readers) >= 2; os.killpg(p.pid, signal.SIGTERM); out, err = p.communicate(timeout=60)
     finally: p.kill()
-    assert p.returncode == 130 and 'stopped by SIGINT' in err and 'Traceback' not in err, err
+    assert p.returncode == 143 and 'stopped by SIGTERM' in err and 'Traceback' not in err, err
     assert load(run).state()['step'] == int(err.split('after step ')[1].split(';')[0])
 
 def test_inexact_on_request(shot, tmp_path):

@@ -21,9 +21,9 @@ def command(name, module=True):
 
 def run(words, cwd): return subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=300, env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']})
 
-def start(words, cwd):
+def start(words, cwd, **kw):
     "The same, without waiting"
-    return subprocess.Popen(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']})
+    return subprocess.Popen(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']}, **kw)
 
 def refused(capsys, *words, code=2):
     "The one line on stderr with which these words are refused"

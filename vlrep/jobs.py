@@ -31,6 +31,7 @@ from .resume import *
 from .tasks.tags import *
 from .transfer.features import *
 from .transfer.table import *
+from .transfer.caption import *
 from .pretrained import *
 from .recipes import *
 from .report import *
@@ -280,7 +281,8 @@ def measure(
         with stages('captions'):
             got,samples = (world_samples(m, src['test']) if data == 'world' else
                            photo_samples(model, learn.loss_func.loss, m, src['test'], job.shuffles, rec.max_len))
+            num['caption_table'] = caption_scores([s['caption'] for s in samples], src['test'], who=method, seed=seed)
             samples = sample_images(samples, src['test'], data); num.update(got)
-        say(_SAID[data == 'world'].format(**got))
+        say(table_text(num['caption_table'])); say(_SAID[data == 'world'].format(**got))
         for s in samples[:2]: say(f'  {s["id"]}: {s["caption"]}')
     return num,samples
