@@ -172,6 +172,21 @@ def test_broken_steps_resume(tmp_path, source):
     assert all(torch.equal(v, b.model.state_dict()[k]) for k, v in a.model.state_dict().items()) and a.finite.skipped == b.finite.skipped == 3
     assert (tmp_path/'a/skipped.jsonl').read_text() == (tmp_path/'b/skipped.jsonl').read_text()
 
+# E14 a process that reads images is killed (a hanging one: notebook 27)
+
+def test_reader_is_killed(tmp_path):
+    "One line, exit code 1, the last checkpoint stands, and the run can go on"
+    out = tmp_path/'run'; p = start([*command('pretrain'), '--threads', 1, '--workers', 2, '--save-every', 3, '--out', out, '--method', 'tags', *sets([*TAGS, 'steps=100000'])], tmp_path)
+    try:
+        for _ in range(2400):
+            if Run(out).saved() or p.poll() is not None: break
+            time.sleep(.05)
+        readers = [int(d.name) for d in Path('/proc').iterdir() if d.name.isdigit() and d.name != str(p.pid) and str(out).encode() in (d/'cmdline').read_bytes()]
+        os.kill(readers[0], signal.SIGKILL); _, err = p.communicate(timeout=60)
+    finally: p.kill()
+    assert p.returncode == 1 and err.strip().count('\n') == 0 and 'reads images' in err.replace('worker', 'a process that reads images'), err
+    assert load(out).state()['step'] > 0
+
 # E17 two runs in one folder
 
 def test_two_runs_in_one_folder(tmp_path, capsys):

@@ -3,9 +3,11 @@
 In evaluation mode and single precision on one thread: what is left is rounding, a few parts in a million.
 """
 import pytest, torch
+from fastai.callback.core import Callback, CancelFitException
 from vlrep.cli import METHODS
 from vlrep.data.loader import loaders
 from vlrep.data.tokenize import Tokenizer
+from vlrep.learner import Accumulate, Micro, fit
 from test_resume import small
 from vlrep.world.scenes import world
 
@@ -13,7 +15,7 @@ from vlrep.world.scenes import world
 def case(request):
     "A method's model and loss, and a batch of 12 captioned scenes"
     method, r = METHODS[request.param], small(request.param); train, valid = world('train', 96, size=32), world('valid', 24, size=32)
-    tok = Tokenizer.train(train.captions.flat(), 300) if hasattr(r, 'vocab') else None
+    tok = Tokenizer.train(train.captions.flat(), 300) if method.reads == 'captions' else None
     dls = loaders(train, valid, tok=tok, bs=12, size=32, seed=3, device='cpu', **(dict(max_len=30) if tok else {}))
     model = method.learner(r, dls, seed=3, precision='fp32').model
     batch = next(iter(dls.valid))[0]
@@ -55,6 +57,24 @@ def test_bucketing(case):
     order = batch['lens'].argsort(); got = []
     for i in order.split(4): b = rows(batch, i); b['tok'] = b['tok'][:, :int(b['lens'].max())]; got.append(total(case, b))
     close(tuple(map(sum, zip(*got))), total(case, batch))
+
+class Calm(Callback):
+    "No BatchNorm statistics of the batch, no dropout: nothing that looks at several samples, or at dice"
+    def before_batch(self): self.model.eval()
+class Peek(Callback):
+    "The gradient that reaches the optimiser"
+    order = 40
+    def before_step(self): self.grad = torch.cat([p.grad.flatten() for p in self.model.parameters()]).clone(); raise CancelFitException()
+
+@pytest.mark.parametrize('method', METHODS)
+def test_accumulation(method):
+    "The gradient of 4 parts of a batch, of unequal counts, is that of the batch"
+    r, train, valid = small(method), world('train', 96, size=32), world('valid', 24, size=32); got = []
+    tok = Tokenizer.train(train.captions.flat(), 300) if METHODS[method].reads == 'captions' else None
+    for n in (1, 4):
+        dls = loaders(train, valid, tok=tok, bs=18, size=32, seed=3, device='cpu', **(dict(max_len=30) if tok else {})); dls.loaders[0] = Micro(dls.train, n)
+        l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[Accumulate(n), Calm()]); peek = Peek(); fit(l, 1, [peek]); got.append(peek.grad)
+    assert (got[0]-got[1]).norm() < 1e-5*got[0].norm() and got[0].norm() > 0
 
 @torch.no_grad()
 def test_embedding(case):

@@ -50,7 +50,7 @@ class Curve(Callback):
     def after_batch(self): self.seen[self.learn.steps.batches] = self.learn.loss.item()
 
 def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
-    r = small(method); kw = dict(tok=Tokenizer.train(source[0].captions.flat(), 300), max_len=30) if hasattr(r, 'vocab') else {}
+    r = small(method); kw = dict(tok=Tokenizer.train(source[0].captions.flat(), 300), max_len=30) if METHODS[method].reads == 'captions' else {}
     dls = loaders(*source, bs=16, size=32, seed=3, device='cpu', workers=workers, **kw)
     dls.loaders[0] = Micro(dls.train, accumulate)
     return METHODS[method].learner(r, dls, seed=3, precision=precision, cbs=[Accumulate(accumulate), Curve(), LogCSV(run/'log.csv', every=2), SaveRun(run)])

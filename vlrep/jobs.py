@@ -77,6 +77,7 @@ def less(
     if job.part < 1: src = take_part(src, job.part, 0)
     return limit_captions(src, job.captions, 0) if job.captions else src
 
+# %% ../nbs/83_jobs.ipynb #0b7b38fd
 _wants = dict(flickr8k='the folder that holds Images/ and captions.txt', flickr30k='the folder that holds the table of captions and the images',
               csv='a CSV file with the columns path and caption', coco='the folder that holds annotations/, train2017/ and val2017/')
 
@@ -106,6 +107,7 @@ def open_photos(
     for w in heard: say(str(w.message))
     return dict(train=less(got[0], job), held=got[1], test=got[2])
 
+# %% ../nbs/83_jobs.ipynb #8b609360
 def readable(
     src:Source,  # Photos to be reported on
     say=print,   # Told of each photo that is left out
@@ -202,6 +204,8 @@ def train_on(
     try: fit(learn, rec.steps)
     except Exception as e:
         if out_of_memory(e): raise ValueError(memory_advice(rec.bs, accumulate)) from e
+        if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):          # said by a signal, anywhere in a step
+            raise ChildProcessError(f'a process that reads images has ended ({str(e).splitlines()[-1]})') from e
         raise
     return learn
 
@@ -255,6 +259,7 @@ def _shared(src, say, most=20_000):
     if hit or said: say(f'in training and in test: {twins}')
     return dict(images=hit, captions=said)
 
+# %% ../nbs/83_jobs.ipynb #ad875403
 def measure(
     run:Run,       # Open, trained
     rec, job,      # Recipe of the method, sizes of the job

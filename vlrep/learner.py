@@ -80,25 +80,25 @@ class Kept(Rule):
 # %% ../nbs/52_learner.ipynb #d6f647a8
 class Accumulate(Kept):
     "One step of the optimiser for `n` batches, as if they were one"
-    order,run_valid,_keep = 6,False,('micro','first','counts')
+    order,run_valid,_keep = 6,False,('micro','opening','counts')
     def __init__(self,
         n:int, # Batches a step
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of batches, at least 1, not {n!r}')
-        self.n,self.micro,self.first,self.counts = int(n),0,None,None
+        self.n,self.micro,self.opening,self.counts = int(n),0,None,None
     def grads(self): return [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None]
     def before_fit(self):
         if not self.grads(): self.micro = 0
     def after_loss(self):
         "Weight this batch as the first one of its window was"
         whole = self.loss_func.whole
-        if self.micro == 0: self.first,self.counts = whole,torch.zeros_like(whole)
-        else: self.learn.loss_grad = self.loss_grad*(whole/self.first.to(whole))
+        if self.micro == 0: self.opening,self.counts = whole,torch.zeros_like(whole)
+        else: self.learn.loss_grad = self.loss_grad*(whole/self.opening.to(whole))
         self.counts = self.counts.to(whole)+whole; self.micro += 1
     def before_step(self):
         "Wait for the window to be full, then divide by all that was counted"
         if self.micro < self.n: raise CancelBatchException()
-        if self.n > 1: torch._foreach_mul_(self.grads(), self.first/self.counts)
+        if self.n > 1: torch._foreach_mul_(self.grads(), self.opening/self.counts)
         self.micro = 0
 
 # %% ../nbs/52_learner.ipynb #4d8e5064

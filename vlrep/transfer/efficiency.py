@@ -88,9 +88,9 @@ def efficiency_curve(
     ax=None,     # Where to draw; a new figure if None
 ):               # The figure
     "A curve for each backbone, with its interval; chance is dotted"
+    if not rows: raise ValueError('rows: there are none to draw')
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(5,3))
     tones = [INK['method'], INK['rival'], INK['good'], INK['random'], '#805ad5', '#b7791f']
-    if not rows: raise ValueError('rows: there are none to draw')
     for j,who in enumerate(dict.fromkeys(r['backbone'] for r in rows)):
         mine = sorted((r for r in rows if r['backbone'] == who), key=lambda r: r['images']); at = [r['images'] for r in mine]
         c = tones[j%len(tones)]

@@ -29,6 +29,19 @@ def _nearest(s, k):
     if tie.any(): i[tie,:k] = s[tie].sort(dim=1, descending=True, stable=True)[1][:,:k]
     return top[:,:k],i[:,:k]
 
+def _pairs(b, chunk):
+    "The nearest other row of every row of `b`: yields rows, their neighbours and cosines (c,1)"
+    best,who = b.new_full((len(b),), -torch.inf),torch.zeros(len(b), dtype=torch.long); room = b.new_empty(min(chunk, len(b))*len(b))
+    def tell(rows, s, axis, first):                                              # an earlier picture keeps its place against an equal one
+        i = torch.from_numpy(s.numpy().argmax(axis)); top = s.gather(axis, i.unsqueeze(axis)).squeeze(axis); new = top > best[rows]
+        best[rows],who[rows] = torch.where(new, top, best[rows]),torch.where(new, i+first, who[rows])
+    for lo in range(0, len(b), chunk):
+        x = b[lo:lo+chunk]; c,n = len(x),len(b)-lo; s = torch.mm(x, b[lo:].T, out=room[:c*n].view(c, n)); s.fill_diagonal_(-torch.inf)
+        tell(slice(lo, lo+c), s, 1, lo)
+        if n > c: tell(slice(lo+c, None), s[:,c:], 0, lo)
+        yield torch.arange(lo, lo+c),who[lo:lo+c,None].clone(),best[lo:lo+c,None].clone()
+
+# %% ../../nbs/75_transfer.neighbours.ipynb #97459a6e
 def neighbours(
     bank:Tensor,       # Features of the labelled images (n,d)
     query:Tensor=None, # Features of the images that ask (q,d); by default the bank asks itself, each row without itself
@@ -36,16 +49,18 @@ def neighbours(
     chunk:int=256,     # Rows that ask at a time
 ):                     # Yields rows asked, their neighbours, nearest first, and cosines (c,k) for each chunk
     "The `k` rows of the bank with the largest cosine, a chunk at a time; of equals the first"
-    alone = query is None; b = F.normalize(bank.float(), dim=1); q = b if alone else F.normalize(query.float(), dim=1)
-    if b.ndim != 2 or q.ndim != 2 or b.shape[1] != q.shape[1]:
-        raise ValueError(f'features {tuple(bank.shape)} and {tuple(q.shape)} do not fit: wanted (n,d) and (q,d)')
-    if not 1 <= k <= len(b)-alone: raise ValueError(f'k={k}: the bank has {len(b)-alone} images to choose from')
+    alone = query is None; query = bank if alone else query
+    if bank.ndim != 2 or query.ndim != 2 or bank.shape[1] != query.shape[1]:
+        raise ValueError(f'features {tuple(bank.shape)} and {tuple(query.shape)} do not fit: wanted (n,d) and (q,d)')
+    if not 1 <= k <= len(bank)-alone: raise ValueError(f'k={k}: the bank has {len(bank)-alone} images to choose from')
+    b = F.normalize(bank.detach().float(), dim=1); q = b if alone else F.normalize(query.detach().float(), dim=1)
     if not (b.isfinite().all() and q.isfinite().all()):
         raise ValueError('the features hold values that are not finite: did training diverge?')
+    if alone and k == 1 and b.device.type == 'cpu': yield from _pairs(b, chunk); return
     room = b.new_empty(min(chunk, len(q)), len(b))
     for lo in range(0, len(q), chunk):
         rows = torch.arange(lo, min(lo+chunk, len(q)), device=b.device); s = torch.mm(q[lo:lo+chunk], b.T, out=room[:len(rows)])
-        if alone: s[rows-lo,rows] = -torch.inf                                                  # by its place, not by being the nearest
+        if alone: s[rows-lo,rows] = -torch.inf                                   # by its place, not by being the nearest
         top,i = _nearest(s, k)
         yield rows,i,top
 

@@ -1,0 +1,147 @@
+"What every method owes: four names, a frozen recipe, state that is saved, a loss that falls, features that can be measured"
+import ast, dataclasses, inspect, re
+import numpy as np, pytest, torch
+import vlrep
+from vlrep.cli import METHODS
+from vlrep.data.tokenize import Tokenizer
+from vlrep.first_steps import overfit, tiny
+from vlrep.jobs import open_world, train_on
+from vlrep.recipes import JOBS, RECIPES, override_all, recipe
+from vlrep.runs import Run
+from vlrep.transfer.table import transfer_table
+from vlrep.world.scenes import world
+from test_project import KNOWN, MODULES, public, read
+from tools import ROOT
+
+TASKS = {m: src for m,src in MODULES.items() if m in KNOWN and KNOWN[m][0] == '6'}
+
+# ---------------------------------------------------------------- names
+
+def defined(src):
+    "Names that a module binds at its top, in the order of the source"
+    for node in ast.parse(src).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)): yield node.name
+        elif isinstance(node, ast.Assign): yield from (t.id for t in node.targets if isinstance(t, ast.Name))
+
+def four(src):
+    "'' if a task's module exports XRecipe, XModel, x_loss, x_learner in this order and nothing else, else what it exports"
+    names = [n for n in defined(src) if n in public(src)]
+    ok = len(names) == 4 and names[0].endswith('Recipe') and (x := names[0][:-6]) and names[1] == f'{x}Model' \
+        and re.fullmatch(r'[a-z]\w*_loss', names[2]) and names[3] == names[2][:-5]+'_learner' and names[2][:-5].replace('_', '') == x.lower()
+    return '' if ok else ', '.join(names)
+
+@pytest.mark.parametrize('mod', TASKS)
+def test_four_names(mod): assert not four(TASKS[mod])
+
+GOOD = ['class NewRecipe: pass', 'class NewModel: pass', 'def new_loss(): pass', 'def new_learner(): pass']
+def exports(*lines): return "__all__ = ['NewRecipe', 'NewModel', 'new_loss', 'new_learner', 'more']\n" + '\n'.join(lines)
+
+def test_four_names_sees():
+    a, b, c, d = GOOD
+    assert not four(exports(*GOOD)) and not four(exports(a, 'NewModel = int', c, d)) and not four(exports('_x = 1', *GOOD))
+    for bad in ((b, a, c, d), (a, b, d, c), (a, b, c), (*GOOD, 'def more(): pass'), (a, 'class OldModel: pass', c, d)): assert four(exports(*bad)), bad
+
+def test_methods_and_recipes_are_the_same_names():
+    assert set(METHODS) == set(RECIPES)
+    for name,m in METHODS.items():
+        assert {m.recipe.__module__, m.loss.__module__, m.learner.__module__} == {m.loss.__module__} <= set(TASKS), name
+
+# ---------------------------------------------------------------- one tiny training of each
+
+class Case:
+    "A method, its tiny recipe and images; `learn` is trained for three short epochs"
+    def __init__(self, name):
+        self.name,self.method = name,METHODS[name]
+        parts = [recipe(name, 'world'), JOBS['world']]
+        self.rec,job = override_all(parts, [*tiny(*parts), 'scenes=320', 'held=32', 'shown=16', 'steps=60', 'warmup=15'])
+        self.src = open_world(job, self.rec.size)
+        self.tok = Tokenizer.train(self.src['train'].captions.flat(), self.rec.vocab) if self.method.reads == 'captions' else None
+        def look(learn): self.before = float(learn.validate()[0])
+        self.learn = train_on(self.method, self.rec, self.src, 'world', self.tok, precision='fp32', say=lambda s: None, begin=look)
+        self.batch = self.learn.dls.valid.one_batch()[0]
+    def fresh(self, **kw): return self.method.learner(self.rec, self.learn.dls, precision='fp32', **kw)
+    def answer(self, model):
+        with torch.no_grad(): return model.eval()(self.batch)
+
+@pytest.fixture(scope='module', params=METHODS)
+def case(request): return Case(request.param)
+
+def test_recipe_is_frozen_and_complete(case):
+    R = case.method.recipe
+    assert dataclasses.is_dataclass(R) and R.__dataclass_params__.frozen and R.__doc__ and isinstance(R(), R)
+    assert all(f.type in (int, float, str, bool, tuple) or f.default is not None for f in dataclasses.fields(R))
+    with pytest.raises(TypeError, match='stepz'): dataclasses.replace(R(), stepz=3)
+    with pytest.raises(dataclasses.FrozenInstanceError): R().steps = 3
+    assert {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'} <= {f.name for f in dataclasses.fields(R)}      # what the jobs read
+    lines = inspect.getsource(R).splitlines(); fields = [l for l in lines if re.match(r' +\w+:\w+', l)]
+    assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)                                      # every number is explained
+
+def test_learner_takes_what_all_take(case):
+    assert list(inspect.signature(case.method.learner).parameters) == ['recipe', 'dls', 'visual', 'seed', 'precision', 'cbs']
+
+def test_it_trains_and_the_loss_falls(case):
+    assert case.learn.steps.done == case.rec.steps == 3*len(case.learn.dls.train)
+    after = case.learn.tally.mean(); assert after < .98*case.before, (case.before, after)         # of the last epoch
+    assert np.isfinite(float(case.learn.validate()[0]))
+
+def test_loss_is_a_total_and_a_count_and_pure(case):
+    out = case.answer(case.learn.model); assert isinstance(out, dict)
+    kept = {k: v.clone() for k,v in out.items()}
+    (t, n), (t2, n2) = case.method.loss(out, case.batch), case.method.loss(out, case.batch)
+    assert float(n) > 0 and float(t) == float(t2) and float(n) == float(n2) and torch.as_tensor(t).ndim == 0
+    assert all(torch.equal(out[k], kept[k]) for k in kept)
+
+def test_every_parameter_learns_in_one_group(case):
+    learn = case.fresh(); learn.model.train(); t, n = case.method.loss(learn.model(case.batch), case.batch); (t/n).backward()
+    grown = dict(learn.model.named_parameters()); groups = [p for g in learn.opt.param_groups for p in g['params']]
+    assert len(groups) == len({id(p) for p in groups}) and {id(p) for p in groups} == {id(p) for p in grown.values() if p.requires_grad}
+    assert not [k for k,p in grown.items() if p.requires_grad and p.grad is None]
+
+def test_first_weights_depend_on_the_seed_alone(case):
+    torch.manual_seed(1); a = case.fresh(seed=4).model.state_dict()
+    torch.manual_seed(2); b, c = case.fresh(seed=4).model.state_dict(), case.fresh(seed=5).model.state_dict()
+    assert all(torch.equal(a[k], b[k]) for k in a) and any(not torch.equal(a[k], c[k]) for k in a)
+
+def loose(model):
+    "Tensors that `state_dict` does not know: attributes, and buffers that are not saved"
+    def tensors(o, at, depth=0):
+        if torch.is_tensor(o): yield at
+        elif isinstance(o, (list, tuple, dict)) and depth < 3:
+            for k,v in (o.items() if isinstance(o, dict) else enumerate(o)): yield from tensors(v, f'{at}.{k}', depth+1)
+    kept = ('_parameters', '_buffers', '_modules')
+    for name,m in model.named_modules():
+        for k,v in vars(m).items():
+            if k not in kept: yield from tensors(v, f'{name}.{k}')
+    saved = set(model.state_dict()); yield from (k for k,_ in model.named_buffers() if k not in saved)
+
+def test_state_is_parameters_and_buffers(case): assert not list(loose(case.learn.model))
+
+def test_state_is_parameters_and_buffers_sees():
+    m = torch.nn.Linear(2, 2); assert not list(loose(m)); m.queue = [torch.zeros(3)]; m.register_buffer('b', torch.zeros(1), persistent=False)
+    assert list(loose(m)) == ['.queue.0', 'b']
+
+def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
+    facts = dict(method=case.name, name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    with Run.create(tmp_path/'run', recipe=case.rec, **facts) as run:
+        if case.tok: case.tok.save(run/'tokenizer.model')
+        run.save('best', case.learn.model.state_dict(), dict(step=case.rec.steps))
+    m = vlrep.load(tmp_path/'run'); want = case.answer(case.learn.model)
+    fresh = case.fresh(seed=9).model; fresh.load_state_dict(vlrep.runs.load(tmp_path/'run').weights()); got = case.answer(fresh)
+    assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
+    with torch.no_grad(): assert torch.equal(m.backbone(case.batch['img']), case.learn.model.visual(case.batch['img']))
+    pics = [case.src['test'][i].image for i in range(2)]; assert m.embed(pics).shape == (2, m.backbone.width)
+    if hasattr(case.learn.model, 'generate'): assert all(isinstance(s, str) for s in m.caption(pics))
+    else:
+        with pytest.raises(ValueError, match='cannot write captions'): m.caption(pics)
+
+def test_transfer_table_and_the_backbone_stays(case):
+    net = case.learn.model.visual; old = {k: v.clone() for k,v in net.state_dict().items()}
+    three = (world(s, n, size=case.rec.size, shifted=True) for s,n in (('train', 60), ('valid', 40), ('test', 40)))
+    rows = transfer_table({case.name: net}, *three, draws=20)
+    assert len(rows) == 7 and all(r['backbone'] == case.name and 0 <= r['value'] <= 100 and r['low'] <= r['high'] for r in rows)
+    assert all(torch.equal(v, old[k]) for k,v in net.state_dict().items())
+
+def test_a_batch_is_learned_by_heart(case):
+    said = []; rec = dataclasses.replace(case.rec, **{k: v for k,v in dict(width=64, heads=4).items() if hasattr(case.rec, k)})
+    assert overfit(case.method, rec, case.src, tok=case.tok, precision='fp32', say=said.append), said
+    assert not overfit(case.method, dataclasses.replace(rec, lr=1e4, cnn_lr=1e4), case.src, tok=case.tok, precision='fp32', say=said.append, steps=30) and 'failed' in said[-1]
