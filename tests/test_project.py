@@ -237,7 +237,7 @@ def test_third_party_imports_are_required():
             elif isinstance(node, ast.ImportFrom) and not node.level: yield node.module.split('.')[0]
     known = required | set(sys.stdlib_module_names) | {'vlrep'}
     used = [(m, t) for m,src in MODULES.items() for t in sorted(set(tops(src)))]
-    optional = {('vlrep.models.export', 'timm')}                       # inside a function, which says what it does without
+    optional = {('vlrep.models.export', 'timm'), ('vlrep.core', 'IPython')}                       # inside a function, which says what it does without
     fail_with(f'{m} imports {t}' for m,t in used if IMPORT_NAMES.get(t, t) not in known and (m, t) not in optional)
     top = {a.name for m,_ in optional for n in ast.parse(MODULES[m]).body if isinstance(n, ast.Import) for a in n.names}
     assert not top & {t for _,t in optional}
@@ -250,7 +250,7 @@ def test_installed_metadata():
     assert 'Apache' in str(m['License'] or m['License-Expression']) and m['Keywords']
     assert m['Requires-Python'] == '>=' + CFG['min_python']
     assert any('Artificial Intelligence' in c for c in m.get_all('Classifier')) and m.get_payload().strip()
-    assert {e.name for e in entry_points(group='console_scripts')} >= {'vlrep-pretrain', 'vlrep-caption', 'vlrep-evaluate', 'vlrep-export'}
+    assert {e.name for e in entry_points(group='console_scripts')} >= {'vlrep-pretrain', 'vlrep-caption', 'vlrep-evaluate', 'vlrep-report', 'vlrep-export'}
 
 def test_version_is_one():
     import yaml, vlrep

@@ -304,27 +304,31 @@ def _open(self:LogCSV):
 
 # %% ../nbs/53_callbacks.ipynb #40370f22
 class Progress(Rule):
-    "One line an epoch; on a terminal also a moving line in between"
-    order,shown = 60,0.
+    "One line an epoch; in between, at a terminal or in a notebook that is watched, a bar with the time that is left"
+    order,live = 60,None
     def __init__(self,
         out=print,    # Called with each line
         every:int=1,  # Epochs between lines; the last one always has its line
     ): self.out,self.every = out,every
     def before_fit(self):
-        self.run,self.live = training(self.learn),hasattr(sys.stderr, 'isatty') and sys.stderr.isatty()
+        self.run = training(self.learn)
+        if self.run: self.live,self.since = Live(),(time.perf_counter(),self.learn.steps.batches)
     def after_batch(self):
-        if not self.live or time.perf_counter()-self.shown < .3: return
-        self.shown = time.perf_counter(); s = self.learn.steps
-        what = f'training, loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
-        at = s.batches+self.training
-        print(f'\r\033[Kbatch {at}/{self.stop_at.total}, {what} ', end='', file=sys.stderr, flush=True)
+        if not self.live or not self.live.kind: return
+        s,total = self.learn.steps,self.stop_at.total; at = s.batches; t0,b0 = self.since
+        steps = s.done + round((total-s.batches)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
+        what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
+        left = time_left((time.perf_counter()-t0)/(at-b0)*(total-at)) if at > b0 else ''
+        self.live(at, total, f'step {s.done}/{steps}, {what}, {left}')
     def after_epoch(self):
         s,t = self.learn.steps,self.tally; v = self.recorder.loss.value
-        if self.live: print('\r\033[K', end='', file=sys.stderr, flush=True)
+        if self.live: self.live.clear()
         if s.epoch%self.every and s.batches < self.stop_at.total: return
         held = '' if v is None else f', held out {float(v):.3f}'
         self.out(f'step {s.done}, epoch {s.batches/len(self.dls.train):.3g}: loss {t.mean():.3f}{held}'
                  f', {t.speed:,.0f} images/s, {t.elapsed:.0f} s')
+    def restore(self):
+        if self.live: self.live.clear()
 
 # %% ../nbs/53_callbacks.ipynb #f358764c
 class SaveRun(Kept):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'PROBES', 'EVALUATIONS', 'COMMANDS', 'open_run', 'run_folder', 'commit', 'processor', 'unless_begun',
-           'plan', 'pretrain', 'caption', 'evaluate', 'export', 'main', 'pretrain_main', 'caption_main',
-           'evaluate_main', 'export_main']
+           'plan', 'rehearse', 'pretrain', 'caption', 'evaluate', 'report', 'export', 'main', 'pretrain_main',
+           'caption_main', 'evaluate_main', 'report_main', 'export_main']
 
 # %% ../nbs/90_cli.ipynb #50ce7879
 import argparse,json,math,os,platform,shutil,subprocess,sys,time,traceback
@@ -25,6 +25,7 @@ from .tasks.tags import *
 from .pretrained import *
 from .recipes import *
 from .report import *
+from .first_steps import *
 from .jobs import *
 from .world.scenes import *
 from .data.voc import *
@@ -173,6 +174,26 @@ def _again(run, facts, inexact, say):
     run.change({**facts, 'inexact': [*was.get('inexact', []), *diffs]})
     return any(d.split(':')[0] in ('bs','accumulate') or d.startswith(('data','images')) for d in diffs)
 
+# %% ../nbs/90_cli.ipynb #2cd37108
+def _small(asked, changes): return [*tiny(*plan(asked['method'], asked['name'], (), asked['data'])), *changes]
+
+def rehearse(
+    what:str,            # dry-run: the plan, from 20 timed steps; overfit: learn one batch by heart
+    small:bool=False,    # Of the job of `pretrain(small=True)`?
+    changes=(),          # As for `pretrain`
+    threads:int=None, workers:int=0, say=print, # As for `pretrain`
+    **options            # `method`, `name`, `data`, `root`, `seed`, `precision`, `accumulate`, as for `pretrain`
+)->bool:                 # Did it go well?
+    "Try a run out before it begins; nothing is kept"
+    asked = _asked({k: v for k,v in options.items() if v is not None}, None)[0]; method = METHODS.get(asked['method'])
+    rec,job = plan(asked['method'], asked['name'], _small(asked, changes) if small else changes, asked['data'])
+    if threads: torch.set_num_threads(threads)
+    side = views(rec, asked['data'])[0]; src = open_world(job, side) if asked['data'] == 'world' else open_photos(asked['data'], asked['root'], job, side, say)
+    tok = Tokenizer.train(src['train'].captions.flat(), rec.vocab) if method.reads == 'captions' else None
+    if what == 'overfit': return overfit(method, rec, src, asked['data'], tok, asked['seed'], asked['precision'], say)
+    dry_run(method, rec, job, src, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'], workers, say)
+    return True
+
 # %% ../nbs/90_cli.ipynb #e6395e17
 def _begin(run, at, regroup, inexact, say, again):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
@@ -209,13 +230,15 @@ def pretrain(
     resume_run=None,     # Folder of a run that was stopped, to go on with; options left away are those it began with
     at='last',           # Which of its checkpoints: last, or the number of a step
     inexact:bool=False,  # Go on although something differs?
+    small:bool=False,    # A job of some twenty seconds, to see that everything works?
     say=print,           # Called with each line of progress
 )->Path:                 # The run's folder, with report.html
     "The main job: learn from captions, then find out what was learned; `Stopped` if a signal ends it early"
     given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision, threads=threads,
                                   accumulate=accumulate).items() if v is not None}
     if resume_run and out: raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume away')
-    asked,parts = _asked(given, resume_run); rec,job = plan(asked['method'], asked['name'], changes, asked['data'], parts)
+    asked,parts = _asked(given, resume_run); changes = _small(asked, changes) if small else changes
+    rec,job = plan(asked['method'], asked['name'], changes, asked['data'], parts)
     for k,low in dict(threads=1, accumulate=1).items():
         if asked[k] is not None and asked[k] < low: raise ValueError(f'--{k} {asked[k]}: at least {low} is wanted')
     if resume_run and (Path(resume_run)/'result.jsonl').exists(): say(f'{resume_run}: complete, nothing is left to do'); return Path(resume_run)
@@ -304,6 +327,18 @@ def evaluate(
     with open(Path(run)/'evaluations.jsonl', 'a', encoding='utf-8') as f: f.write(json.dumps(line, ensure_ascii=False)+'\n')
     return rows
 
+# %% ../nbs/90_cli.ipynb #1161fe17
+def report(
+    runs:list, # Run folders
+    out=None,  # The page of several runs; comparison.html by default
+    say=print, # Called with the path of the page
+)->Path:       # The page
+    "Write the page of a run anew, or one page for several runs side by side"
+    if len(runs) == 1 and out is None: path = write_report(load(runs[0]))
+    else: path = write_comparison(runs, out or 'comparison.html')
+    say(f'report: {path}')
+    return path
+
 # %% ../nbs/90_cli.ipynb #e5fbf6d3
 def export(
     run,              # A run folder
@@ -354,10 +389,16 @@ def _pretrain(argv):
     p.add_argument('--accumulate', type=int, metavar='N', help='cut each batch into N parts to save memory (default: 1)')
     p.add_argument('--workers', type=int, default=0, metavar='N', help='processes that read images ahead (default: 0)')
     p.add_argument('--save-every', type=int, default=0, metavar='STEPS', help='also save within an epoch (default: only at its end)')
+    p.add_argument('--tiny', dest='small', action='store_true', help='a job of some twenty seconds, which learns next to nothing')
+    p.add_argument('--dry-run', action='store_true', help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
+    p.add_argument('--overfit', action='store_true', help='learn one batch by heart, or say that it failed (code 1)')
     p.add_argument('--resume', dest='resume_run', metavar='RUN', help='go on with a run that was stopped; its options need not be repeated')
     p.add_argument('--resume-at', dest='at', default='last', metavar='STEP', help='... from an earlier checkpoint')
     p.add_argument('--resume-inexact', dest='inexact', action='store_true', help='... although something differs')
-    pretrain(**p.read(argv))
+    a = p.read(argv); what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
+    if not what: pretrain(**a); return
+    for k in ('out','save_every','resume_run','at','inexact'): a.pop(k)
+    if not all([rehearse(w, **a) for w in what]): sys.exit(1)
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
 def _caption(argv):
@@ -388,7 +429,13 @@ def _export(argv):
     p.add_argument('--which', default='best', help='which checkpoint: best, last, or the number of a step (default: best)')
     export(**p.read(argv))
 
-COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, export=_export)
+def _report(argv):
+    p = _Parser('report', 'Write the page of a run anew, or one page for several runs side by side')
+    p.add_argument('runs', metavar='RUN', nargs='+', help='run folders')
+    p.add_argument('--out', metavar='FILE', help='the page of several runs (default: comparison.html)')
+    report(**p.read(argv))
+
+COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export)
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def main(
@@ -421,6 +468,10 @@ def caption_main():
 def evaluate_main():
     "The command `vlrep-evaluate`"
     main(['evaluate', *sys.argv[1:]])
+
+def report_main():
+    "The command `vlrep-report`"
+    main(['report', *sys.argv[1:]])
 
 def export_main():
     "The command `vlrep-export`"

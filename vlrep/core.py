@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['seed_of', 'rng', 'torch_rng', 'did_you_mean', 'atomic_file', 'settled', 'atomic_folder', 'write_json', 'read_json',
-           'locked', 'cache_dir', 'versions', 'Stages', 'progress']
+           'locked', 'cache_dir', 'versions', 'Stages', 'watcher', 'Live', 'time_left', 'progress']
 
 # %% ../nbs/00_core.ipynb #d971a4b2
-import difflib,hashlib,importlib.metadata,json,os,platform,random,shutil,sys,time
+import difflib,hashlib,html,importlib.metadata,json,operator,os,platform,random,shutil,sys,time
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch
@@ -172,17 +172,58 @@ class Stages:
     def total(self)->float: return sum(self.seconds.values())
 
 # %% ../nbs/00_core.ipynb #8a883ec4
+def watcher()->str: # terminal, notebook, or '' if nobody sees a moving line
+    "Who watches?"
+    if hasattr(sys.stderr, 'isatty') and sys.stderr.isatty(): return 'terminal'
+    shell = sys.modules['IPython'].get_ipython() if 'IPython' in sys.modules else None
+    return 'notebook' if getattr(getattr(shell, 'kernel', None), '_allow_stdin', False) else ''
+
+class Live:
+    "A line with a bar that is drawn over and over, where somebody watches, and wiped away at the end"
+    def __init__(self,
+        every:float=.3 # Seconds between two drawings
+    ): self.every,self.kind,self.shown,self.place = every,watcher(),0.,None
+    def __call__(self,
+        done:float,    # How much is done
+        total:float,   # of how much; 0 if nobody knows
+        text:str='',   # What is being done, how far, how long still
+    ):
+        "Draw the line, unless it was drawn just now"
+        now = time.perf_counter()
+        if not self.kind or now-self.shown < self.every: return
+        self.shown,part = now,min(done/total, 1.) if total else 0.
+        if self.kind == 'notebook': return self._display(f'<progress value="{part:.3f}" max="1"></progress> {html.escape(text)}')
+        bar = f'[{"#"*int(20*part):.<20}] ' if total else ''
+        print(f'\r\033[K{(bar+text)[:shutil.get_terminal_size().columns-1]}', end='', file=sys.stderr, flush=True)
+    def _display(self, text):
+        pub,new = sys.modules['IPython'].get_ipython().display_pub,self.place is None; self.place = self.place or f'live {id(self)}'
+        pub.publish({'text/html': text}, transient=dict(display_id=self.place), update=not new)
+    def clear(self):
+        "Wipe the line away"
+        if self.kind == 'notebook' and self.place: self._display(''); self.place = None
+        elif self.kind == 'terminal' and self.shown: print('\r\033[K', end='', file=sys.stderr, flush=True)
+        self.shown = 0.
+
+def time_left(
+    seconds:float
+)->str: # 0:42 left, 3:05 left, 2:00:10 left
+    "How long still"
+    s = max(int(seconds+.5), 0); h,m = s//3600,s//60%60
+    return (f'{h}:{m:02}' if h else f'{m}') + f':{s%60:02} left'
+
+# %% ../nbs/00_core.ipynb #ae377727
 def progress(
     it,              # What to go through
-    total:int=None,  # How many there are
+    total:int=None,  # How many there are; asked of `it` by default
     label:str='',    # What is being done
 ):
-    "Go through `it`, with a bar on a terminal and silently elsewhere"
-    if not (hasattr(sys.stderr, 'isatty') and sys.stderr.isatty()): yield from it; return
-    total = total if total is not None else len(it); t0 = shown = time.perf_counter()
-    for i,o in enumerate(it):
-        yield o
-        now = time.perf_counter()
-        if now-shown > .2 or i+1 == total:
-            left = (now-t0)/(i+1)*(total-i-1); full = int(24*(i+1)/max(total,1)); shown = now
-            print(f'\r{label} [{"#"*full}{"."*(24-full)}] {i+1}/{total}, {left:.0f} s left ', end='\n' if i+1 == total else '', file=sys.stderr, flush=True)
+    "Go through `it`; a bar with the time that is left where somebody watches, nothing elsewhere"
+    live = Live(.2)
+    if not live.kind: yield from it; return
+    total,t0 = total if total is not None else operator.length_hint(it),time.perf_counter()
+    try:
+        for i,o in enumerate(it, 1):
+            yield o
+            left = f'/{total}, {time_left((time.perf_counter()-t0)/i*(total-i))}' if total else ''
+            live(i, total, f'{label} {i}{left}')
+    finally: live.clear()

@@ -18,8 +18,8 @@ from .learner import *
 from .jobs import *
 
 # %% ../nbs/84_first_steps.ipynb #7245829f
-_TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads=2, vocab=300, bs=16, steps=60, warmup=6,
-             scenes=400, held=40, probe=120, probe_held=80, test=120, shown=40, shuffles=1)
+_TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads=2, vocab=300, bs=16, steps=120, warmup=12,
+             scenes=640, held=40, probe=200, probe_held=100, test=200, shown=40, shuffles=1)
 
 def tiny(
     rec, # A recipe

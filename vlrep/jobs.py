@@ -35,6 +35,7 @@ from .transfer.caption import *
 from .pretrained import *
 from .recipes import *
 from .report import *
+from .samples import *
 
 # %% ../nbs/83_jobs.ipynb #7bd451b2
 Method = namedtuple('Method', 'recipe model loss learner reads', defaults=('captions',))
@@ -252,6 +253,13 @@ _SAID = {True: 'nouns of held-out captions: precision {noun_precision:.0f} %, re
          False: 'nats a word: {right:.3f} beside the right photo, {wrong:.3f} beside another '
                 '(a word piece: {right_piece:.3f}, {wrong_piece:.3f})'}
 
+def _pictures(model, m, rec, src, data, seed, samples, before):
+    "What the report shows: captions with images, where words looked, neighbours before and after training"
+    before = before or bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
+    rows = [s['row'] for v in pick(samples).values() for s in v[:2]] if samples else []
+    show = (lambda r: scene('test', r, size=192).load()) if data == 'world' else None
+    return dict(captions=sample_images(samples, src['test'], data) if samples else [], **more_samples(model, m, before, src['test'], rows, seed, show))
+
 def _shared(src, say, most=20_000):
     "How many of the test photos, and how many of their captions, are in the training, too; None where that would take long"
     if len(src['train']) > most: return None
@@ -278,16 +286,16 @@ def measure(
     for d in (learn.dls.train, learn.dls.valid):
         if d.damaged: say(d.damage_report())
     if data != 'world': src = {**src, 'test': readable(src['test'], say)}; num.update(damaged=lost, duplicates=_shared(src, say))
+    rivals = baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say) if data == 'world' and job.rivals else {}
     if data == 'world':
-        nets = {method: model.visual, **(baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say) if job.rivals else {})}
+        nets = {method: model.visual, **rivals}
         with stages('transfer'): num['table'] = world_table(nets, world, rec.size, seed, (job.probe, job.probe_held, job.test))
         say(table_text(num['table']))
     if hasattr(model, 'generate'):
         with stages('captions'):
             got,samples = (world_samples(m, src['test']) if data == 'world' else
                            photo_samples(model, learn.loss_func.loss, m, src['test'], job.shuffles, rec.max_len))
-            num['caption_table'] = caption_scores([s['caption'] for s in samples], src['test'], who=method, seed=seed)
-            samples = sample_images(samples, src['test'], data); num.update(got)
+            num['caption_table'] = caption_scores([s['caption'] for s in samples], src['test'], who=method, seed=seed); num.update(got)
         say(table_text(num['caption_table'])); say(_SAID[data == 'world'].format(**got))
         for s in samples[:2]: say(f'  {s["id"]}: {s["caption"]}')
-    return num,samples
+    with stages('pictures'): return num,_pictures(model, m, rec, src, data, seed, samples, rivals.get('random'))

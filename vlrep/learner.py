@@ -276,7 +276,7 @@ def load_training_state(
     learn:Learner, # Made in the same way as the one that was saved
     state:dict,    # What `training_state` gave
 ):
-    "Put `learn` where the saved one was; a `ValueError` says what does not fit"
+    "Put `learn` where the saved one was; a `ValueError` says what does not fit. The tensors of `state` are taken over, not copied"
     lost = {'optimiser','moved','callbacks','grads'}-set(state)
     if lost: raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
     here = {cb.name: cb for cb in learn.cbs if isinstance(cb, Kept)}

@@ -153,10 +153,10 @@ def cards_html(
 def veil_uri(
     weights, # Of the cells (h,w), at least 0
 )->str:      # data:image/png;base64,..., as many pixels as cells
-    "White, clear where the weight is largest, nearly opaque where it is 0"
+    "Dark, clear where the weight is largest, nearly opaque where it is 0"
     w = np.asarray(weights, float)
     if w.ndim != 2 or not w.size or w.min() < 0: raise ValueError(f'weights: wanted (h,w), none below 0, not {w.shape}')
-    a = np.stack([np.full_like(w, 255), 225*(1-w/max(w.max(), 1e-12))], -1).round().astype(np.uint8)
+    a = np.stack([np.full_like(w, 24), 210*(1-w/max(w.max(), 1e-12))], -1).round().astype(np.uint8)
     buf = io.BytesIO(); Image.fromarray(a, 'LA').save(buf, 'PNG', optimize=True)
     return 'data:image/png;base64,' + base64.b64encode(buf.getvalue()).decode()
 
@@ -194,7 +194,7 @@ body{margin:0 auto;max-width:1060px;padding:30px 22px 60px;
   font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:var(--ink);background:#fff;
 print-color-adjust:exact;-webkit-print-color-adjust:exact} h1{font-size:28px;line-height:1.2;margin:0 0 4px}
 h2{font-size:20px;margin:38px 0 8px;padding-top:12px;border-top:1px solid var(--line)}
-h3{font-size:15px;margin:0 0 4px} h3 small{font-weight:400;color:var(--soft)} p{margin:6px 0;max-width:72ch}
+h3{font-size:15px;margin:0 0 4px} h3 small{font-weight:400;color:var(--soft);white-space:nowrap} p{margin:6px 0;max-width:72ch}
 p.lead{font-size:17px;color:var(--soft);margin-bottom:16px}
 .heads{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:18px 0 6px}
 .heads div{background:var(--tint);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
@@ -216,7 +216,7 @@ svg .axis{stroke:var(--soft)}
 _PARTS = """
 .bars{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px 40px;margin-top:14px}
 .q{break-inside:avoid}
-.b{display:grid;grid-template-columns:108px 1fr 58px;align-items:center;gap:8px;font-size:14px;line-height:1.15;
+.b{display:grid;grid-template-columns:112px 1fr 58px;align-items:center;gap:8px;font-size:14px;line-height:1.15;
 margin:3px 0} .who{color:var(--soft);text-align:right} .b b{font-variant-numeric:tabular-nums;white-space:nowrap}
 .track{position:relative;height:17px;
   background:linear-gradient(90deg,#dfe3e8 1px,transparent 1px) 0/25% 100%,var(--tint);
@@ -237,8 +237,9 @@ figcaption{padding:8px 12px 10px;font-size:14px;line-height:1.4} figcaption p{ma
 .missed{color:#5a6472;background:#f1f3f5;border-style:dashed}
 @media(max-width:520px){body{padding:18px 14px 40px} h1{font-size:23px} .cards{grid-template-columns:1fr 1fr;
   gap:10px} figcaption{padding:7px 8px} .heads{grid-template-columns:1fr 1fr} .b{grid-template-columns:88px 1fr 56px;
-  gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px}}
-@media print{body{padding:0;font-size:12px;max-width:none} h2{break-after:avoid}
+  gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px} td:first-child,caption{white-space:normal;min-width:128px}}
+@media print{body{padding:0;font-size:12px;max-width:none} h2,h3{break-after:avoid} .wide,.two{break-inside:avoid}
+  .facts{grid-template-columns:repeat(4,1fr)}
   .cards{grid-template-columns:repeat(4,1fr)} .two,.bars{grid-template-columns:1fr 1fr}}
 """
 

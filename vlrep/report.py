@@ -53,6 +53,9 @@ def _heads(res):
     own = _own(table); a,b = (object_map(table, k) for k in (own, 'random')); out = []
     if a is not None and b:
         out.append((f'{a:.1f} %', f'object mAP on the shifted world; random features {b:.1f}, that is {a/b:.1f} times as much'))
+    elif a is not None:
+        guess = next(r['chance'] for r in table if r['question'] == 'objects')
+        out.append((f'{a:.1f} %', f'object mAP on the shifted world; guessing {guess:.1f}'))
     if 'noun_precision' in num:
         two = lambda who: f'{num[who+"noun_precision"]:.0f} / {num[who+"noun_recall"]:.0f} %'
         out.append((two(''), f'precision and recall of the nouns in held-out captions (one person\'s caption: {two("person_")})'))
@@ -96,7 +99,7 @@ _NOUNS = (
     'Ranked by the F1 of the nouns against what is in the scene. ✓ a noun that is right, ✗ one that is not in the scene, … one '
     'that the caption leaves out (no person lists everything either). The pictures are drawn larger than the network saw them.')
 _WORDS = (
-    'What the decoder looked at while it wrote each word, the mean over its layers and heads: clear where it looked most, white where it did not. '
+    'What the decoder looked at while it wrote each word, the mean over its layers and heads: clear where it looked most, dark where it did not. '
     'The grid is coarse, as coarse as the last layer of the network. Words like “a” or “the” often look at nothing in particular.')
 _NEAR = (
     'For pictures drawn by lot, the others whose features have the largest cosine, before training (random weights) and after it. The small number is the cosine. '
@@ -218,9 +221,9 @@ def over_seeds(
 
 # %% ../nbs/82_report.ipynb #b7b02a01
 def _names(runs):
-    "A short name for each run: its method and seed, and the folder where that is not enough"
-    short = [f'{r["info"]["method"]}, seed {r["info"]["seed"]}' for r in runs]
-    return [s if short.count(s) == 1 else f'{s}, {r["name"]}' for s,r in zip(short, runs)]
+    "A short name for each run: its method, with the seed where that is not enough, and the folder where that is not enough"
+    method = [r['info']['method'] for r in runs]; seed = [f'{m} {r["info"]["seed"]}' for m,r in zip(method, runs)]
+    return [m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}' for m,s,r in zip(method, seed, runs)]
 
 def _merged(tables):
     "Rows of several runs' tables (name -> rows) as one: each run's own backbone under its name, the others from the first that has them"
@@ -231,6 +234,17 @@ def _merged(tables):
         seen |= {r['backbone'] for r in more}; out += more
     order = list(dict.fromkeys(r['question'] for r in out))
     return sorted(out, key=lambda r: order.index(r['question']))
+
+def _care(tables):
+    "Whose rivals are shown, and whether the runs were tested on the same number of scenes"
+    other = {}
+    for n,rows in tables.items():
+        for r in rows:
+            if r['backbone'] != _own(rows): other.setdefault(r['backbone'], n)
+    sizes = sorted({r['n'] for rows in tables.values() for r in rows if r['question'] == rows[0]['question']})
+    whose = ', '.join(f'<b>{esc(k)}</b> as measured by {esc(n)}' for k,n in other.items())
+    warn = f' <b>The runs were tested on different numbers of scenes ({", ".join(map(str, sizes))}): compare with care.</b>' if len(sizes) > 1 else ''
+    return f'<p>{whose}.{warn}</p>' if whose else f'<p>{warn}</p>' if warn else ''
 
 def _differ(runs):
     "Rows of the fields in which the runs differ, one column for each run"
@@ -249,13 +263,14 @@ def _curves(runs):
             rows = [(float(l['step']), float(l['valid_loss'])) for l in r['log'] if l.get('valid_loss')] if r['info']['method'] == m else []
             if rows: lines[n] = tuple(zip(*rows)); late += [b for a,b in rows if a >= .05*rows[-1][0]]
         out.append(curves_svg(lines, x='steps', y=f'{m}: held-out loss', top=max(late, default=None)))
-    return f'<div class=two>{"".join(out)}</div>' if any(out) else ''
+    return f'<p>Each method sums up something else: compare losses of the same method only.</p><div class=two>{"".join(out)}</div>' if any(out) else ''
 
 def _costs(runs):
     "Seconds of each stage, images a second, parameters; one column for each run"
-    stages = list(dict.fromkeys(k for r in runs.values() for k in r['res']['seconds'])); num = {n: r['res']['numbers'] for n,r in runs.items()}
+    train = lambda n: {'bicaptioning', runs[n]['info']['method']}; secs = {n: {'training' if k in train(n) else k: v for k,v in runs[n]['res']['seconds'].items()} for n in runs}
+    stages = list(dict.fromkeys(k for s in secs.values() for k in s)); num = {n: r['res']['numbers'] for n,r in runs.items()}
     col = lambda what, f: dict(what=what, **{n: f(n) for n in runs})
-    sec = lambda n, k: _clock(runs[n]['res']['seconds'][k]) if k in runs[n]['res']['seconds'] else ''
+    sec = lambda n, k: _clock(secs[n][k]) if k in secs[n] else ''
     return [col('steps', lambda n: f'{num[n]["steps"]:,}'), col('image views', lambda n: f'{num[n]["views"]:,}'), col('parameters', lambda n: f'{num[n]["parameters"]:,}'),
             col('images a second', lambda n: f'{num[n]["images_per_second"]:,.0f}'), *[col(k, lambda n, k=k: sec(n, k)) for k in stages],
             col('together', lambda n: _clock(sum(runs[n]['res']['seconds'].values())))]
@@ -271,14 +286,14 @@ def comparison_html(
     "The page of several runs"
     runs = dict(zip(_names(runs), runs)); tables = lambda k: {n: r['res']['numbers'][k] for n,r in runs.items() if r['res']['numbers'].get(k)}
     rows,said = _merged(tables('table')),_merged(tables('caption_table')); diff = _differ(runs); data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
-    what = [dict(run=n, folder=r['name'], recipe=r['info']['name'], data=r['info']['data']['name'], changes=' '.join(r['res'].get('changes') or []) or 'none', date=r['res'].get('date', '')) for n,r in runs.items()]
+    what = [dict(run=n, folder=r['name'], recipe=r['info']['name'], data=r['info']['data']['name'], date=r['res'].get('date', ''), changes=' '.join(r['res'].get('changes') or []) or 'none') for n,r in runs.items()]
     nouns = [dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k,v in r['res']['numbers'].items() if 'noun_' in k}) for n,r in runs.items() if 'noun_precision' in r['res']['numbers']]
     nats = [dict(run=n, **{k: f'{r["res"]["numbers"][q]:.3f}' for k,q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))}) for n,r in runs.items() if 'right' in r['res']['numbers']]
     scores = (table_html(wide_rows(said), 'Scores against what people wrote, in percent.') + table_html(nouns, 'Nouns of held-out captions, in percent.') + table_html(nats, 'Loss of held-out captions.'))
     return page_html(f'{len(runs)} runs on {" and ".join(data)}', {
         'What was run': table_html(what),
         'In what they differ': table_html(diff) if diff else '<p>In nothing but the seed.</p>',
-        'What the features are good for': rows and f'<p>{_SIDE}</p>{bars_html(rows)}{table_html(wide_rows(rows), "The same numbers, in percent, with 95 % intervals.")}',
+        'What the features are good for': rows and f'<p>{_SIDE}</p>{_care(tables("table"))}{bars_html(rows)}{table_html(wide_rows(rows), "The same numbers, in percent, with 95 % intervals.")}',
         'Learning': _curves(runs), 'How captions score': scores,
         'What it cost': table_html(_costs(runs))},
         'Visual representations learned from captions: the same questions to several runs.')

@@ -79,7 +79,7 @@ def tags_learner(
     if 'tags' not in labels: raise ValueError(f'{dls.train.source.name}: has no labels called tags')
     shown = labels['tags'].any(0); columns = np.flatnonzero(shown if shown.any() else ~shown)
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
-    model = TagsModel(visual, columns)
+    with torch.random.fork_rng(devices=[]): model = TagsModel(visual, columns)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd), r.momentum, 0)
     return learner(dls, model, tags_loss, opt, cbs=[
         Schedule(partial(warmup_cosine, total=r.steps, warmup=r.warmup)), Clip(r.clip), Randomness(seed), Precision(precision, out=None), Finite(), *cbs])

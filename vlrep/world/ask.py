@@ -15,13 +15,15 @@ from .say import _acts,_names,_relations
 
 # %% ../../nbs/13c_world.ask.ipynb #b9c54224
 UNANSWERABLE = 'unanswerable'
-_alike = dict(red='orange pink', blue='purple', green='yellow blue', yellow='orange', orange='red yellow', purple='blue pink', brown='orange black',
+_alike = dict(red='orange pink', blue='purple', green='yellow blue', yellow='orange', orange='red yellow',
+    purple='blue pink', brown='orange black',
     black='gray brown', white='gray', gray='white black grey', pink='red purple')
 _alike = {k: tuple(v.split()) for k,v in _alike.items()}
 
 def _ten(r, right, others):
     "Ten answers, most of them `right`"
-    agree = r.choice((10,10,10,9,9,9,8,8,7,6,5)); others = [o for o in dict.fromkeys(others) if o != right] or ['not sure']
+    agree = r.choice((10,10,10,9,9,9,8,8,7,6,5))
+    others = [o for o in dict.fromkeys(others) if o != right] or ['not sure']
     out,n = [right]*agree,{}
     while len(out) < 10:
         o = r.choice(others) if r.random() < .85 else UNANSWERABLE
@@ -31,7 +33,8 @@ def _ten(r, right, others):
     return out
 
 # %% ../../nbs/13c_world.ask.ipynb #0e6ff761
-_where = dict(street='street', beach='beach', field='field', snow='snow', room='living room', forest='forest', lake='lake', kitchen='kitchen', desert='desert')
+_where = dict(street='street', beach='beach', field='field', snow='snow', room='living room', forest='forest',
+    lake='lake', kitchen='kitchen', desert='desert')
 
 def _alone(scene):
     "Objects that are the only one of their category"
@@ -45,12 +48,15 @@ def _q_what(s, r):
     "What is on the left? What is behind the house? What animal is it?"
     os,found = s['objects'],[]
     for side in ('left','right','middle'):
-        if len(x := [o for o in os if third_of(o) == side]) == 1: found.append((f'What is {"in" if side == "middle" else "on"} the {side}?', x[0]))
+        if len(x := [o for o in os if third_of(o) == side]) == 1:
+            found.append((f'What is {"in" if side == "middle" else "on"} the {side}?', x[0]))
     for a in _alone(s):
         for rel in ('behind','front','above','below'):
-            if len(x := [o for o in os if o is not a and relation(o, a) == rel]) == 1: found.append((f'What is {_relations[rel][0]} the {a["category"]}?', x[0]))
+            if len(x := [o for o in os if o is not a and relation(o, a) == rel]) == 1:
+                found.append((f'What is {_relations[rel][0]} the {a["category"]}?', x[0]))
     for k in ('animal','vehicle','plant','fruit','toy'):
-        if (x := [o for o in os if o['category'] in KINDS[k]]) and len({o['category'] for o in x}) == 1: found.append((f'What {k} is in the picture?', x[0]))
+        if (x := [o for o in os if o['category'] in KINDS[k]]) and len({o['category'] for o in x}) == 1:
+            found.append((f'What {k} is in the picture?', x[0]))
     if not found: return None
     q,o = r.choice(found); return q,o['category'],_also(o)*2+_relatives(o)
 
@@ -58,7 +64,8 @@ def _q_what(s, r):
 def _q_color(s, r):
     "What color is the dog?"
     if not (x := _alone(s)): return None
-    o = r.choice(x); return f'What color is the {o["category"]}?',o['color'],_alike[o['color']]*2+(r.choice(list(COLORS)),)
+    o = r.choice(x)
+    return f'What color is the {o["category"]}?',o['color'],_alike[o['color']]*2+(r.choice(list(COLORS)),)
 
 def _q_number(s, r):
     "How many dogs are there? How many animals can you see?"
@@ -72,7 +79,9 @@ def _q_number(s, r):
 def _q_where(s, r):
     "Where is the dog? Where was this picture taken?"
     x = [o for o in _alone(s) if third_of(o)]; place = _where.get(s['setting'])
-    if place and (not x or r.random() < .5): return 'Where was this picture taken?',place,[p for p in _where.values() if r.random() < .3]+['outside' if place not in ('living room','kitchen') else 'inside']
+    if place and (not x or r.random() < .5):
+        return 'Where was this picture taken?',place,[p for p in _where.values() if r.random() < .3]+['outside'
+            if place not in ('living room','kitchen') else 'inside']
     if not x: return None
     o = r.choice(x); return f'Where is the {o["category"]}?',third_of(o),['left','right','middle']
 
@@ -80,29 +89,40 @@ def _q_action(s, r):
     "What is the dog doing?"
     x = [o for o in _alone(s) if o['action']]
     if not x: return None
-    o = r.choice(x); return f'What is the {o["category"]} doing?',o['action'],[*_acts[o['action']][0],*_acts[o['action']][0],*ACTIONS[o['category']],'nothing']
+    o = r.choice(x)
+    return f'What is the {o["category"]} doing?',o['action'],[*_acts[o['action']][0],*_acts[o['action']][0],
+        *ACTIONS[o['category']],'nothing']
 
 # %% ../../nbs/13c_world.ask.ipynb #1cecf2cd
 def _q_yesno(s, r):
     "Is there a dog? Is the dog brown? Is the dog running? Is the dog to the left of the tree?"
-    yes,k,os = r.random() < .5,r.random(),s['objects']; x = _alone(s); ans = 'yes' if yes else 'no'; other = ['no' if yes else 'yes']*3
+    yes,k,os = r.random() < .5,r.random(),s['objects']; x = _alone(s); ans = 'yes' if yes else 'no'
+    other = ['no' if yes else 'yes']*3
     if k < .4 or not x:
-        there = {o['category'] for o in os}; c = r.choice(sorted(there) if yes else [c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there])
+        there = {o['category'] for o in os}
+        c = r.choice(sorted(there) if yes else [c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there])
         return f'Is there {article(c)} in the picture?',ans,other
     o = r.choice(x)
-    if k < .6: return f'Is the {o["category"]} {o["color"] if yes else r.choice([c for c in COLORS if c != o["color"]])}?',ans,other
+    if k < .6:
+        c = o['color'] if yes else r.choice([c for c in COLORS if c != o['color']])
+        return f'Is the {o["category"]} {c}?',ans,other
     if k < .8 and len(acts := ACTIONS[o['category']]) > 1 and o['action']:
-        return f'Is the {o["category"]} {o["action"] if yes else r.choice([a for a in acts if a != o["action"]])}?',ans,other
-    pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above','below')]
+        a = o['action'] if yes else r.choice([a for a in acts if a != o['action']])
+        return f'Is the {o["category"]} {a}?',ans,other
+    pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above',
+        'below')]
     if not pairs: return f'Is the {o["category"]} {o["color"] if yes else r.choice(_alike[o["color"]][:1])}?',ans,other
     a,b,rel = r.choice(pairs); back = dict(left='right', right='left', above='below', below='above')[rel]
     return f'Is the {a["category"]} {_relations[rel if yes else back][0]} the {b["category"]}?',ans,other
 
 def _q_none(s, r):
     "A question that cannot be answered from the picture"
-    there = {o['category'] for o in s['objects']}; c = r.choice([c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there]); o = r.choice(s['objects'])
-    q,guess = r.choice(((f'What color is the {c}?', list(COLORS)), (f'What is the {c} doing?', ['nothing',*ACTIONS[c]]), ('What does the sign say?', ['no sign','stop']),
-        (f'What is the name of the {o["category"]}?', ['no idea',o['category']]), ('What day is it?', ['sunday','no idea']), (f'How old is the {o["category"]}?', ['2','10','old'])))
+    there = {o['category'] for o in s['objects']}
+    c = r.choice([c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there]); o = r.choice(s['objects'])
+    q,guess = r.choice(((f'What color is the {c}?', list(COLORS)),
+        (f'What is the {c} doing?', ['nothing',*ACTIONS[c]]), ('What does the sign say?', ['no sign','stop']),
+        (f'What is the name of the {o["category"]}?', ['no idea',o['category']]),
+        ('What day is it?', ['sunday','no idea']), (f'How old is the {o["category"]}?', ['2','10','old'])))
     return q,UNANSWERABLE,['unsuitable',*guess]
 
 # %% ../../nbs/13c_world.ask.ipynb #35ee3a37
@@ -116,48 +136,65 @@ def ask(
 )->list:                    # Dicts: question, answers (ten), answer (what most say), kind, type, answerable
     "Questions about a scene, each answered by ten people"
     if not scene['objects']: raise ValueError('nothing can be asked about a scene without objects')
-    if n < 1 or not 0 <= unanswerable <= 1: raise ValueError(f'n={n}, unanswerable={unanswerable}: at least 1, and a share from 0 to 1')
+    if n < 1 or not 0 <= unanswerable <= 1:
+        raise ValueError(f'n={n}, unanswerable={unanswerable}: at least 1, and a share from 0 to 1')
     r = Random(seed_of('ask', *key)); out,asked = [],set(); kinds = list(_asks); r.shuffle(kinds); tries = 0
     while len(out) < n and (tries := tries+1) < 12*n:
         none = r.random() < unanswerable; kind = kinds[tries % len(kinds)]
         if not (found := (_q_none if none else _asks[kind])(scene, r)) or found[0] in asked: continue
         q,a,others = found; asked.add(q); answers = _ten(r, a, list(others))
-        kind = 'none' if none else kind; type_ = kind if kind in ('number','yes/no') else UNANSWERABLE if none else 'other'
+        kind = 'none' if none else kind
+        type_ = kind if kind in ('number','yes/no') else UNANSWERABLE if none else 'other'
         out.append(dict(question=q, answers=answers, answer=a, kind=kind, type=type_, answerable=not none))
     return out
 
 # %% ../../nbs/13c_world.ask.ipynb #145fb32c
 LABELS = ('entailment','contradiction','neutral')
-_here = dict(street='on a street', beach='on a beach', field='in a field', snow='in the snow', room='in a living room', night='outside at night', forest='in a forest', lake='at a lake',
+_here = dict(street='on a street', beach='on a beach', field='in a field', snow='in the snow', room='in a living room',
+    night='outside at night', forest='in a forest', lake='at a lake',
     kitchen='in a kitchen', desert='in a desert')
-_unseen = dict(animal='is hungry|is friendly|is three years old|is lost|belongs to a farmer', vehicle='is for sale|belongs to a doctor|is brand new|is rented',
-    plant='was planted last year|smells good|is very old', building='is for sale|is haunted|belongs to a baker', food='is for the children|tastes good|is very fresh',
+_unseen = dict(animal='is hungry|is friendly|is three years old|is lost|belongs to a farmer',
+    vehicle='is for sale|belongs to a doctor|is brand new|is rented',
+    plant='was planted last year|smells good|is very old', building='is for sale|is haunted|belongs to a baker',
+    food='is for the children|tastes good|is very fresh',
     furniture='is expensive|was a present|is very old', thing='was a present|is brand new|belongs to a girl')
 _unseen = {k: v.split('|') for k,v in _unseen.items()}
 _digit = ('no','one','two','three','four','five','six')
 
 def _visible(s, r, true):
     "A claim about what can be seen, true or false"
-    os,x,k = s['objects'],_alone(s),r.random(); o = r.choice(os); pool = CATEGORIES if s['shifted'] else SEEN; there = {p['category'] for p in os}
+    os,x,k = s['objects'],_alone(s),r.random(); o = r.choice(os); pool = CATEGORIES if s['shifted'] else SEEN
+    there = {p['category'] for p in os}
     if k < .2: return f'There is {article(o["category"] if true else r.choice([c for c in pool if c not in there]))}.'
     if k < .4:
-        n = sum(p['category'] == o['category'] for p in os); m = n if true else r.choice([m for m in (1,2,3,4) if m != n])
-        return f'There {"is" if m == 1 else "are"} exactly {_digit[m]} {o["category"] if m == 1 else plural(o["category"])}.'
-    if k < .5: return f'The picture was taken {_here[s["setting"] if true else r.choice([t for t in SETTINGS if t != s["setting"]])]}.'
-    if not x: return f'There is {article(o["color"])} {o["category"]}.' if true else f'There is {article(r.choice([c for c in COLORS if c not in {p["color"] for p in os if p["category"] == o["category"]}]))} {o["category"]}.'
+        n = sum(p['category'] == o['category'] for p in os)
+        m = n if true else r.choice([m for m in (1,2,3,4) if m != n])
+        return f'There {"is" if m == 1 else "are"} exactly {_digit[m]} {(str if m == 1 else plural)(o["category"])}.'
+    if k < .5:
+        t = s['setting'] if true else r.choice([t for t in SETTINGS if t != s['setting']])
+        return f'The picture was taken {_here[t]}.'
+    if not x:
+        tints = {p['color'] for p in os if p['category'] == o['category']}
+        c = o['color'] if true else r.choice([c for c in COLORS if c not in tints])
+        return f'There is {article(c)} {o["category"]}.'
     o = r.choice(x); acts = ACTIONS[o['category']]
-    if k < .7 and o['action'] and (true or len(acts) > 1): return f'The {o["category"]} is {o["action"] if true else r.choice([a for a in acts if a != o["action"]])}.'
-    pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above','below')]
+    if k < .7 and o['action'] and (true or len(acts) > 1):
+        return f'The {o["category"]} is {o["action"] if true else r.choice([a for a in acts if a != o["action"]])}.'
+    pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above',
+        'below')]
     if k < .85 and pairs:
-        a,b,rel = r.choice(pairs); rel = rel if true else dict(left='right', right='left', above='below', below='above')[rel]
+        a,b,rel = r.choice(pairs)
+        rel = rel if true else dict(left='right', right='left', above='below', below='above')[rel]
         return f'The {a["category"]} is {_relations[rel][0]} the {b["category"]}.'
     return f'The {o["category"]} is {o["color"] if true else r.choice([c for c in COLORS if c != o["color"]])}.'
 
 # %% ../../nbs/13c_world.ask.ipynb #601bec7b
 def _neutral(s, r):
     "A claim that the picture does not decide"
-    o = r.choice(_alone(s) or s['objects']); the = f'The {o["category"]}' if o in _alone(s) else f'One of the {plural(o["category"])}'; k = r.random()
-    if k < .15: return f'Somebody is looking for the {o["category"]}.' if the.startswith('The') else f'Somebody will come soon.'
+    o = r.choice(_alone(s) or s['objects'])
+    the = f'The {o["category"]}' if o in _alone(s) else f'One of the {plural(o["category"])}'; k = r.random()
+    if k < .15:
+        return f'Somebody is looking for the {o["category"]}.' if the.startswith('The') else f'Somebody will come soon.'
     if k < .3: return f'There is {article(r.choice(SEEN))} outside the picture.'
     return f'{the} {r.choice(_unseen[o["group"]])}.'
 
@@ -171,7 +208,8 @@ def state(
     r = Random(seed_of('state', *key)); out = {}
     for tries in range(20*n):
         if len(out) == n: break
-        label = LABELS[len(out)%3]; text = _neutral(scene, r) if label == 'neutral' else _visible(scene, r, label == 'entailment')
+        label = LABELS[len(out)%3]
+        text = _neutral(scene, r) if label == 'neutral' else _visible(scene, r, label == 'entailment')
         out.setdefault(text, label)
     out = [dict(text=t, label=l) for t,l in out.items()]; r.shuffle(out)
     return out

@@ -20,7 +20,8 @@ from .say import _list,_typed
 from .masks import *
 
 # %% ../../nbs/13e_world.difficulty.ipynb #d7c96c63
-_limits = dict(size=(.3,2), number=(.2,5), clutter=(0,60), shift=(0,1), density=(.2,4), caption_noise=(0,1), tag_noise=(0,1), trace_noise=(0,5))
+_limits = dict(size=(.3,2), number=(.2,5), clutter=(0,60), shift=(0,1), density=(.2,4), caption_noise=(0,1),
+    tag_noise=(0,1), trace_noise=(0,5))
 
 @dataclass(frozen=True)
 class Difficulty:
@@ -35,7 +36,8 @@ class Difficulty:
     trace_noise:float=1.   # How badly the mouse follows the words, 0 perfectly, to 5
     def __post_init__(self):
         for k,(lo,hi) in _limits.items():
-            if not lo <= getattr(self, k) <= hi: raise ValueError(f'Difficulty: {k}={getattr(self, k)} is not between {lo} and {hi}')
+            if not lo <= getattr(self, k) <= hi:
+                raise ValueError(f'Difficulty: {k}={getattr(self, k)} is not between {lo} and {hi}')
     def changed(self)->dict: # Name of a knob -> its value
         "The knobs that are not at their defaults"
         return {k: v for k,v in asdict(self).items() if v != getattr(Difficulty, k)}
@@ -47,9 +49,12 @@ def layout_at(
     shifted:bool=False,    # Draw from the shifted world?
 )->dict:                   # As `layout` gives it; `place` may have `scraps` and `odd`
     "The annotation of one scene at a difficulty; at the default that of `layout`"
-    d = difficulty; r,other = Random(seed_of('layout', bool(shifted), *key)),Random(seed_of('difficulty', bool(shifted), *key)); setting = _pick(r, SETTINGS)
+    d = difficulty
+    r,other = Random(seed_of('layout', bool(shifted), *key)),Random(seed_of('difficulty', bool(shifted), *key))
+    setting = _pick(r, SETTINGS)
     h = _u(r, .3, .5) if shifted else _u(r, .38, .54); z = zones(setting, h); pool = CATEGORIES if shifted else SEEN
-    q = r.random(); q = q if d.number == 1 else q**(1/d.number); n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
+    q = r.random(); q = q if d.number == 1 else q**(1/d.number)
+    n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
     home,cast,objects = [c for c in _home[setting] if c in pool],[],[]
     for _ in range(n):
         more = cast and r.random()<.3; where = home if r.random()<(.5 if shifted else .8) else pool
@@ -71,7 +76,8 @@ def _scraps(a):
     "(colour, corners in parts of the frame) of each scrap"
     r,out = Random(a['place']['seed']+2),[]
     for _ in range(a['place'].get('scraps', 0)):
-        x,y,q,turn,wide = r.random(),r.random(),.025+.05*r.random(),r.random()*3.14,.3+.7*r.random(); n = r.choice((3,4,4,5)); c = tuple(int(40+200*r.random()) for _ in range(3))
+        x,y,q,turn,wide = r.random(),r.random(),.025+.05*r.random(),r.random()*3.14,.3+.7*r.random()
+        n = r.choice((3,4,4,5)); c = tuple(int(40+200*r.random()) for _ in range(3))
         out.append((c, [(x+q*math.cos(turn+6.283*k/n), y+q*wide*math.sin(turn+6.283*k/n)) for k in range(n)]))
     return out
 
@@ -108,7 +114,8 @@ def _falsified(scene, r):
     "The scene with one thing of another category or colour"
     os = [dict(o) for o in scene['objects']]; o = r.choice(os); there = {p['category'] for p in os}
     if r.random() < .6:
-        c = r.choice([c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in there]); o.update(category=c, group=GROUPS[c], variant=r.choice(VARIANTS[c]), action=None)
+        c = r.choice([c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in there])
+        o.update(category=c, group=GROUPS[c], variant=r.choice(VARIANTS[c]), action=None)
     else: o['color'] = r.choice([c for c in COLORS if c != o['color']])
     return dict(scene, objects=os)
 
@@ -121,9 +128,13 @@ def captions_at(
     "Captions at a difficulty; at the default those of `captions`"
     d = difficulty
     if d.density == 1 and not d.caption_noise: return captions(scene, *key, n=n)
-    r,lie = Random(seed_of('captions', *key)),Random(seed_of('lies', *key)); turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}; out = []
+    r,lie = Random(seed_of('captions', *key)),Random(seed_of('lies', *key))
+    turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}; out = []
     for name in sorted(turn, key=turn.get, reverse=True)[:n]:
-        p = PEOPLE[name]; more = {k: min(1., getattr(p, k)*d.density) for k in ('color','size','action','place')} if d.density != 1 else {}
-        v = _Talker(_falsified(scene, lie) if lie.random() < d.caption_noise else scene, replace(p, **more), r); v.density = d.density
+        p = PEOPLE[name]
+        more = {k: min(1., getattr(p, k)*d.density) for k in ('color','size','action',
+            'place')} if d.density != 1 else {}
+        v = _Talker(_falsified(scene, lie) if lie.random() < d.caption_noise else scene, replace(p, **more), r)
+        v.density = d.density
         out.append(_typed(r, next(t for f in (*p.frames,_list) if (t := f(v)))))
     return out

@@ -17,10 +17,13 @@ from .say import *
 from .say import _acts,_entries,_find,_leads,_longest,_near,_places,_relations,_spots
 
 # %% ../../nbs/13d_world.more.ipynb #a16036ce
-_place_tags = dict(street='outdoor city', beach='outdoor sea sand', field='outdoor nature grass', snow='outdoor nature winter', room='indoor home', night='outdoor dark',
-    forest='outdoor nature forest', lake='outdoor nature water', kitchen='indoor home food-place', desert='outdoor nature sand')
+_place_tags = dict(street='outdoor city', beach='outdoor sea sand', field='outdoor nature grass',
+    snow='outdoor nature winter', room='indoor home', night='outdoor dark',
+    forest='outdoor nature forest', lake='outdoor nature water', kitchen='indoor home food-place',
+    desert='outdoor nature sand')
 _place_tags = {k: tuple(v.replace('food-place','kitchen').split()) for k,v in _place_tags.items()}
-TAGS = tuple(dict.fromkeys([*GROUPS.values(), *(t for ts in _place_tags.values() for t in ts), 'toy','fruit','pet','moving','many']))   # coarse tags there are
+_further = ('toy','fruit','pet','moving','many')
+TAGS = tuple(dict.fromkeys([*GROUPS.values(), *(t for ts in _place_tags.values() for t in ts), *_further]))  # coarse tags
 
 def coarse_tags(
     scene:dict,     # Annotation, as `layout` gives it
@@ -30,8 +33,11 @@ def coarse_tags(
     "Kinds of things and places, as people tag photos"
     if not 0 <= noise <= 1: raise ValueError(f'noise {noise} is not between 0 and 1')
     os = scene['objects']; cs = {o['category'] for o in os}
-    true = {*(o['group'] for o in os), *_place_tags[scene['setting']], *(k for k in ('toy','fruit','pet') if cs & KINDS[k])}
-    if any(o['action'] in ('running','flying','driving','sailing','jumping','bouncing','hopping','walking') for o in os): true.add('moving')
+    true = {*(o['group'] for o in os), *_place_tags[scene['setting']],
+        *(k for k in ('toy','fruit','pet') if cs & KINDS[k])}
+    if any(o['action'] in ('running','flying','driving','sailing','jumping','bouncing','hopping','walking')
+        for o in os):
+        true.add('moving')
     if len(os) > 3: true.add('many')
     if not noise: return [t for t in TAGS if t in true]
     r = Random(seed_of('tags', *key)); wrong = noise*len(true)/(len(TAGS)-len(true))
@@ -42,14 +48,17 @@ def attributes(
 )->list:        # For each object a list of phrases
     "Colour, size, action and place of each object, as short phrases"
     spot = dict(left='on the left', right='on the right', middle='in the middle')
-    return [[o['color'], *([o['size']] if o['size'] != 'medium' else []), *([o['action']] if o['action'] else []), *([spot[t]] if (t := third_of(o)) else [])] for o in scene['objects']]
+    return [[o['color'], *([o['size']] if o['size'] != 'medium' else []), *([o['action']] if o['action'] else []),
+        *([spot[t]] if (t := third_of(o)) else [])] for o in scene['objects']]
 
 # %% ../../nbs/13d_world.more.ipynb #a43ed931
 @lru_cache(None)
 def _classes(setting):
     "phrase -> the phrases that mean the same in a scene of this setting"
-    sets = [*_relations.values(), _near, *_spots.values(), ('two','a pair of','a couple of'), ('several','a few'), ('only one','just one','a single'), ('small','little'), ('large','big'),
-            _places[setting][0], _places[setting][2], [l for l in _leads if l.endswith((' of',' with'))], ('here is','this is'), ('i see','you can see','we can see'),
+    sets = [*_relations.values(), _near, *_spots.values(), ('two','a pair of','a couple of'), ('several','a few'),
+        ('only one','just one','a single'), ('small','little'), ('large','big'),
+            _places[setting][0], _places[setting][2], [l for l in _leads if l.endswith((' of',' with'))],
+            ('here is','this is'), ('i see','you can see','we can see'),
             ('there is','one can see there is'), ('while','as')]
     sets += [ing for ing,_ in _acts.values()]+[w for _,does in _acts.values() for w in [[d] for d in does]]
     names = {}
@@ -79,22 +88,32 @@ def paraphrase(
     return new[0].upper()+new[1:] if text[0].isupper() else new
 
 # %% ../../nbs/13d_world.more.ipynb #acb16a68
-_themes = dict(secret='somebody hides a secret|an old secret comes to light', theft='a thief leaves no trace|something precious is stolen', letter='a letter arrives too late|two strangers write letters',
-    wedding='a wedding is only days away|everybody is invited to a wedding', wager='two friends make a foolish bet|a bet goes terribly wrong', mistake='everybody takes somebody for somebody else|it all begins with a mistake',
-    race='only one can win the race|a last race decides everything', treasure='an old map shows the way|a treasure is waiting', farewell='it is time to say goodbye|a long summer ends',
-    childhood='two children have a plan|nobody believes the little girl', journey='the road is long|they leave without looking back', peace='nothing happens, and it is wonderful|a quiet year passes')
+_themes = dict(secret='somebody hides a secret|an old secret comes to light',
+    theft='a thief leaves no trace|something precious is stolen',
+    letter='a letter arrives too late|two strangers write letters',
+    wedding='a wedding is only days away|everybody is invited to a wedding',
+    wager='two friends make a foolish bet|a bet goes terribly wrong',
+    mistake='everybody takes somebody for somebody else|it all begins with a mistake',
+    race='only one can win the race|a last race decides everything',
+    treasure='an old map shows the way|a treasure is waiting', farewell='it is time to say goodbye|a long summer ends',
+    childhood='two children have a plan|nobody believes the little girl',
+    journey='the road is long|they leave without looking back',
+    peace='nothing happens, and it is wonderful|a quiet year passes')
 _themes = {k: v.split('|') for k,v in _themes.items()}
 GENRES = ('adventure','comedy','crime','documentary','drama','family','horror','romance','sport','travel')
 
 def _genres(s, theme):
     "Genres of scene `s` with a theme"
-    os,cs,gs,place = s['objects'],{o['category'] for o in s['objects']},{o['group'] for o in s['objects']},s['setting']; acts = {o['action'] for o in os}
-    wild = place in ('field','forest','lake','snow','desert','beach'); moving = acts & {'running','driving','sailing','flying','jumping'}; out = set()
+    os,cs,gs,place = s['objects'],{o['category'] for o in s['objects']},{o['group'] for o in s['objects']},s['setting']
+    acts = {o['action'] for o in os}
+    wild = place in ('field','forest','lake','snow','desert','beach')
+    moving = acts & {'running','driving','sailing','flying','jumping'}; out = set()
     if gs & {'animal','plant'} and wild and theme in ('peace','journey','race','farewell'): out.add('documentary')
     if gs & {'vehicle'} and moving or cs & {'tent'} or theme == 'journey': out.add('travel')
     if cs & {'ball','kite','cake'} or theme == 'childhood': out.add('family')
     if place in ('night','forest','snow') and theme in ('secret','theft','letter'): out.add('horror')
-    if theme in ('theft','secret') and place in ('street','room','kitchen','night') or theme == 'theft': out.add('crime')
+    if theme in ('theft','secret') and place in ('street','room','kitchen','night') or theme == 'theft':
+        out.add('crime')
     if cs & {'flower','cup'} and place not in ('night','desert') or theme == 'wedding': out.add('romance')
     if gs & {'animal'} and place in ('room','kitchen','street') or theme in ('wager','mistake'): out.add('comedy')
     if theme == 'race' and moving or acts & {'bouncing'}: out.add('sport')
@@ -107,9 +126,12 @@ def genre(
     *key,       # What makes theme and plot different from others, e.g. the scene's number
 )->tuple:       # Some of GENRES, and a plot of two or three sentences
     "The genres of a scene as if it were the poster of a film, and the film's plot"
-    r = Random(seed_of('genre', *key)); theme = r.choice(sorted(_themes)); v = Voice(scene, PEOPLE['painter'], r); parts = [r.choice(_themes[theme])]
+    r = Random(seed_of('genre', *key)); theme = r.choice(sorted(_themes)); v = Voice(scene, PEOPLE['painter'], r)
+    parts = [r.choice(_themes[theme])]
     if r.random() < .5: parts.insert(0, f'it happens {r.choice(_places[scene["setting"]][0])}')
-    if r.random() < .6: parts.append(r.choice(('there is also ','and then there is ','the hero is '))+v.name(v.noticed(1, each=True)[0], did=True))
+    if r.random() < .6:
+        lead = r.choice(('there is also ','and then there is ','the hero is '))
+        parts.append(lead+v.name(v.noticed(1, each=True)[0], did=True))
     return _genres(scene, theme),' '.join(p[0].upper()+p[1:]+'.' for p in parts)
 
 # %% ../../nbs/13d_world.more.ipynb #aee3ab8e
@@ -118,13 +140,17 @@ def twin_layout(
     *key,       # What makes this twin different from another, e.g. the scene's number
 )->dict:        # The same things at the same places, of another look
     "The annotation of the scene as another domain shows it"
-    r = Random(seed_of('twin', *key)); out = dict(scene, shifted=not scene['shifted'], place=dict(scene['place'], seed=int(r.random()*2**31), mood=int(r.random()*5)), objects=[])
+    r = Random(seed_of('twin', *key))
+    out = dict(scene, shifted=not scene['shifted'], place=dict(scene['place'], seed=int(r.random()*2**31),
+        mood=int(r.random()*5)), objects=[])
     for o in scene['objects']:
-        k = dict(o['look'], base=[int(min(255, max(0, v+r.uniform(-34, 34)))) for v in o['look']['base']], texture=_coat(r, o['category'], out['shifted']))
+        k = dict(o['look'], base=[int(min(255, max(0, v+r.uniform(-34, 34)))) for v in o['look']['base']],
+            texture=_coat(r, o['category'], out['shifted']))
         out['objects'].append(dict(o, look=k))
     return out
 
-_webby = ('stock photo','image','photo','hd wallpaper','for sale','best price','free download','picture of the day','my trip','vintage print')
+_webby = ('stock photo','image','photo','hd wallpaper','for sale','best price','free download','picture of the day',
+    'my trip','vintage print')
 def _typo(r, w):
     i = int(r.random()*(len(w)-1)); return w[:i]+w[i+1]+w[i]+w[i+2:] if len(w) > 3 and r.random() < .06 else w
 
@@ -136,8 +162,11 @@ def alt_text(
     r = Random(seed_of('alt', *key)); v = Voice(scene, PEOPLE['painter'], r); q = r.random()
     if q < .08: return r.choice((f'IMG_{int(r.random()*9000+1000)}.jpg','click to enlarge','image 1 of 12','no title'))
     ms = v.noticed(r.choice((1,1,2,3)), each=True); cs = [m[0]['category'] for m in ms]
-    if q < .35: return ' '.join('#'+w.replace(' ','') for w in [*cs, *r.sample(list(_place_tags[scene['setting']]), 1), *(['love'] if r.random() < .3 else [])])
-    words = [w for m in ms for w in v.name(m, '').split()]+([r.choice(_places[scene['setting']][1])] if r.random() < .6 else [])
+    if q < .35:
+        where = r.sample(list(_place_tags[scene['setting']]), 1)
+        return ' '.join('#'+w.replace(' ','') for w in [*cs, *where, *(['love'] if r.random() < .3 else [])])
+    words = [w for m in ms for w in v.name(m, '').split()]+([r.choice(_places[scene['setting']][1])] if r.random() < .6
+        else [])
     words = [_typo(r, w) for w in words if r.random() > .1] or cs[:1]; text = ' '.join(words)
     if r.random() < .5: text += r.choice((' - ',' | ',', '))+r.choice(_webby)
     return text.upper() if (k := r.random()) < .1 else text.title() if k < .4 else text

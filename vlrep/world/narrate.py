@@ -18,7 +18,8 @@ from .say import _acts,_places
 
 # %% ../../nbs/13b_world.narrate.ipynb #a0b3c4b0
 PLACE,NOTHING = -2,-1     # what words may be about, besides the number of a thing
-_open = ('in this image I can see','in this image we can see','in this picture there is','here we can see','in this image there is',
+_open = ('in this image I can see','in this image we can see','in this picture there is','here we can see',
+    'in this image there is',
          'this image shows','okay so here I can see','um in this picture we see')
 _more = ('there is also','i can also see','then there is','and there is','we can see','also there is','next there is')
 _hedge = ('I think','what looks like','maybe','something like','probably','kind of')
@@ -26,9 +27,12 @@ _fill = ('um','uh','so','well','okay','and also')
 _at = dict(left=('on the left side','on the left','towards the left','at the left side of the image'),
     right=('on the right side','on the right','towards the right','at the right side of the image'),
     middle=('in the middle','in the center','in the center of the image'))
-_rest = dict(street='the_road=ground the_sky=sky', beach='the_sand=ground the_sea=water the_sky=sky', field='the_grass=ground the_sky=sky',
-    snow='the_snow=ground the_sky=sky', room='the_floor=ground the_wall=sky', night='the_dark_sky=sky the_ground=ground',
-    forest='green_leaves=sky the_ground=ground', lake='the_water=water the_sky=sky', kitchen='the_wall=sky the_counter=ground',
+_rest = dict(street='the_road=ground the_sky=sky', beach='the_sand=ground the_sea=water the_sky=sky',
+    field='the_grass=ground the_sky=sky',
+    snow='the_snow=ground the_sky=sky', room='the_floor=ground the_wall=sky',
+    night='the_dark_sky=sky the_ground=ground',
+    forest='green_leaves=sky the_ground=ground', lake='the_water=water the_sky=sky',
+    kitchen='the_wall=sky the_counter=ground',
     desert='the_sand=ground the_sky=sky')
 _rest = {k: [e.replace('_',' ').split('=') for e in v.split()] for k,v in _rest.items()}
 _teller = Person((), color=.75, size=.3, action=0., kind=.04)
@@ -42,12 +46,14 @@ def _region(a, name):
 # %% ../../nbs/13b_world.narrate.ipynb #ea98f448
 def _thing_pieces(v, k, told, scene):
     "What is said of object `k`, after the objects `told`"
-    o,r = scene['objects'][k],v.random; out = []; kin = any(scene['objects'][j]['category'] == o['category'] for j in told)
+    o,r = scene['objects'][k],v.random; out = []
+    kin = any(scene['objects'][j]['category'] == o['category'] for j in told)
     rel = relation(o, scene['objects'][told[-1]]) if told else None
     if told and rel in ('behind','front','left','right') and r() < .35:
         it = dict(behind='behind it',front='in front of it',left='to the left of it',right='to the right of it')[rel]
         out += [(it, NOTHING),(v.pick(('there is','we can see')), NOTHING)]
-    elif told and (s := third_of(o)) and r() < .6: out += [(v.pick(_at[s]), k),(v.pick(('there is','we can see','I can see')), NOTHING)]
+    elif told and (s := third_of(o)) and r() < .6:
+        out += [(v.pick(_at[s]), k),(v.pick(('there is','we can see','I can see')), NOTHING)]
     elif told: out.append((v.pick(_more), NOTHING))
     if r() < .12: out.append((v.pick(_hedge), NOTHING))
     out.append((v.name([o], 'another' if kin else None), k))
@@ -56,7 +62,8 @@ def _thing_pieces(v, k, told, scene):
 
 def _pieces(scene, r):
     "Sentences, each a list of (words, about, region or None)"
-    v = Voice(scene, _teller, r); n = len(scene['objects']); area = lambda o: (o['box'][2]-o['box'][0])*(o['box'][3]-o['box'][1])
+    v = Voice(scene, _teller, r); n = len(scene['objects'])
+    area = lambda o: (o['box'][2]-o['box'][0])*(o['box'][3]-o['box'][1])
     keys = [r.random()*(area(o)**.5*(1.5 if o['action'] else 1)+.1) for o in scene['objects']]
     order = [k for i,k in enumerate(sorted(range(n), key=keys.__getitem__, reverse=True)) if i == 0 or r.random() < .92]
     out,told = [],[]
@@ -71,7 +78,9 @@ def _pieces(scene, r):
         else: out.append(s)
     rest = _rest[scene['setting']]
     if r.random() < .75:
-        some = rest if r.random() < .4 else [v.pick(rest)]; s = [(v.pick(('in the background there is','we can also see','and I see','at the back we can see')), NOTHING, None)]
+        some = rest if r.random() < .4 else [v.pick(rest)]
+        s = [(v.pick(('in the background there is','we can also see','and I see','at the back we can see')), NOTHING,
+            None)]
         for i,(w,where) in enumerate(some): s += [('and', NOTHING, None)]*(i > 0)+[(w, PLACE, where)]
         out.append(s)
     return out
@@ -104,7 +113,7 @@ def _targets(scene, spans, g, noise):
         box.append(last)
     seen = np.array([b is not None for b in box])
     following = next((b for b in box if b), (0,0,1,1))
-    for i in reversed(range(len(box))):                      # while nothing is spoken of, the hand already goes to what comes next
+    for i in reversed(range(len(box))):       # while nothing is spoken of, the hand already goes to what comes next
         following = box[i] = box[i] or following
     box = np.array(box, float); c,r = (box[:,:2]+box[:,2:])/2,(box[:,2:]-box[:,:2])/2
     k = len(c); c = c+noise*.035*g.standard_normal((k,2)); r = r*(.8+noise*.2*g.standard_normal((k,1)))
@@ -120,9 +129,11 @@ def _wave(t, g, scale):
 def _trace(scene, spans, g, noise, dt=.05):
     "Strokes (n,3) of whole numbers: x and y in 1/10000, t in 1/100 s"
     c,r,point = _targets(scene, spans, g, noise); k = len(c)
-    t0,t1 = (np.array([s[i] for s in spans]) for i in (0,1)); late = noise*np.clip(.28+.25*g.standard_normal(k), -.4, .9)
+    t0,t1 = (np.array([s[i] for s in spans]) for i in (0,1))
+    late = noise*np.clip(.28+.25*g.standard_normal(k), -.4, .9)
     start = np.maximum.accumulate(t0+late); end = t1+.4*np.abs(late)
-    t = np.arange(max(0, start[0]), end[-1], dt); i = np.clip(np.searchsorted(start, t, 'right')-1, 0, k-1); tau = t-start[i]
+    t = np.arange(max(0, start[0]), end[-1], dt); i = np.clip(np.searchsorted(start, t, 'right')-1, 0, k-1)
+    tau = t-start[i]
     w,ph,scribble = g.uniform(5, 10, k)*g.choice((-1,1), k),g.uniform(0, 6.28, k),g.random(k) < .4
     u = w[i]*tau+ph[i]; along = 2*np.abs((tau/np.maximum(end[i]-start[i], .3)+ph[i]) % 2-1)-1
     path = np.stack([np.where(scribble[i], along, np.cos(u)), np.sin(u)], 1); p = c[i]+r[i]*path
@@ -132,8 +143,9 @@ def _trace(scene, spans, g, noise, dt=.05):
     lift = (g.random(k) < .35) | (not noise) | (t0-np.r_[0,t1[:-1]] > .75); lift[0] = True
     keep = point[i] & ((t <= end[i]+.15) | ~lift[np.minimum(i+1, k-1)])
     new = np.r_[True,(i[1:] != i[:-1]) & lift[i[1:]]] | np.r_[True,~keep[:-1]] | (g.random(len(t)) < .01*noise)
-    q = np.concatenate([np.clip(np.rint(p*1e4), -32767, 32767), np.rint(t*100)[:,None]], 1).astype(np.int16)
-    return [s[m] for s,m in zip(np.split(q, np.flatnonzero(new)[1:]), np.split(keep, np.flatnonzero(new)[1:])) if m.sum() > 1]
+    q = np.empty((len(t),3), np.int16); q[:,:2],q[:,2] = np.clip(np.rint(p*1e4), -32767, 32767),np.rint(t*100)
+    q,cuts = q[keep],np.flatnonzero(np.diff(np.cumsum(new)[keep]))+1
+    return [s for s in np.split(q, cuts) if len(s) > 1]
 
 # %% ../../nbs/13b_world.narrate.ipynb #0b8729bc
 _unit = np.float32([1e4,1e4,100])
@@ -154,7 +166,7 @@ def spoken_masks(
     narrative:Narrative, # With `about`
     labels:np.ndarray,   # What `label_map` gives (h,w)
 )->np.ndarray:           # bool (utterances,h,w)
-    "For each utterance the pixels it is about, as no trace could tell: the visible thing, all that is no thing for the place, none for nothing"
+    "For each utterance the pixels it is about: the visible thing; for the place all that is no thing; for nothing none"
     about = np.array(narrative.about)[:,None,None]; l = np.asarray(labels)[None].astype(int)
     return (about >= 0) & (l == about+1) | (about == PLACE) & (l == 0)
 
@@ -164,11 +176,13 @@ def pack_narrative(
 )->dict:         # Plain, for JSON
     "A narrative as plain data, its strokes as text"
     q = np.rint(np.concatenate(n.strokes or [np.zeros((0,3))])*_unit.astype(float)).astype('<i2')
-    return dict(text=n.text, said=n.utterances, about=n.about, cuts=[len(s) for s in n.strokes], points=base64.b64encode(q.tobytes()).decode())
+    return dict(text=n.text, said=n.utterances, about=n.about, cuts=[len(s) for s in n.strokes],
+        points=base64.b64encode(q.tobytes()).decode())
 
 def unpack_narrative(
     d:dict, # What `pack_narrative` gives
 )->Narrative:
     "The narrative again"
     q = np.frombuffer(base64.b64decode(d['points']), '<i2').reshape(-1,3)/_unit
-    return Narrative(d['text'], [tuple(u) for u in d['said']], np.split(q, np.cumsum(d['cuts'])[:-1]) if d['cuts'] else [], d['about'])
+    return Narrative(d['text'], [tuple(u) for u in d['said']], np.split(q, np.cumsum(d['cuts'])[:-1]) if d['cuts']
+        else [], d['about'])

@@ -14,6 +14,11 @@ from ..items import *
 from .draw import *
 from .scene import *
 from .say import *
+from .masks import *
+from .ask import *
+from .more import *
+from .difficulty import *
+from .extras import *
 
 # %% ../../nbs/14_world.scenes.ipynb #f627bca0
 _each = 10_000_000
@@ -32,16 +37,21 @@ def scene_number(
     return mine[index]
 
 # %% ../../nbs/14_world.scenes.ipynb #588a11ac
-def _annotation(number, shifted):
+_usual = Difficulty()
+
+def _key(number, shifted): return number,'shifted' if shifted else 'world'
+
+def _annotation(number, shifted, difficulty=_usual):
     "A scene's layout as it reads back from JSON, and its captions"
-    a = layout(number, shifted=shifted)
-    return json.loads(json.dumps(a)),captions(a, number, 'shifted' if shifted else 'world')
+    a = layout(number, shifted=shifted) if difficulty == _usual else layout_at(difficulty, number, shifted=shifted)
+    return json.loads(json.dumps(a)),captions_at(difficulty, a, *_key(number, shifted))
 
 def _record(a, split, index, captions, image=None):
     "The record of annotation `a`"
     for o in a['objects']: o['box'] = tuple(o['box'])
     name = f'{"shifted-" if a["shifted"] else ""}{split}-{index:06d}'
-    return Record(name, image=image, captions=captions, tags=sorted({o['category'] for o in a['objects']}), setting=a['setting'],
+    return Record(name, image=image, captions=captions, tags=sorted({o['category'] for o in a['objects']}),
+        setting=a['setting'],
                   objects=a['objects'], boxes=np.array([o['box'] for o in a['objects']]), split=split)
 
 def scene(
@@ -50,10 +60,17 @@ def scene(
     size:int=48,        # Side of the picture in pixels
     shifted:bool=False, # From the shifted world?
     draw:bool=True,     # With a picture? Annotations alone are quicker
+    with_=(),           # What else shall be known: names out of EXTRAS
+    difficulty:Difficulty=_usual, # How hard
 )->Record:              # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
     "One scene; a pure function of its arguments"
-    number = scene_number(split, index); a,caps = _annotation(number, shifted)
-    return _record(a, split, int(index), caps, render(a, size) if draw else None)
+    number,with_ = scene_number(split, index),chosen_extras(with_); a,caps = _annotation(number, shifted, difficulty)
+    key = _key(number, shifted)
+    r = _record(a, split, int(index), caps, draw_scene(a, size) if draw else None)
+    if not with_: return r
+    twin = draw_scene(twin_layout(a, *key), size) if draw and 'twin' in with_ else None
+    labels = label_scene(a, size) if 'masks' in with_ else None
+    return add_extras(r, extras(a, caps, *key, with_=with_, difficulty=difficulty), labels, twin)
 
 # %% ../../nbs/14_world.scenes.ipynb #ece2f182
 _groups = tuple(dict.fromkeys(GROUPS.values())); _colors = tuple(COLORS)
@@ -86,14 +103,23 @@ def scene_labels(
     return out
 
 # %% ../../nbs/14_world.scenes.ipynb #9406ad19
-def _part(folder, k, split, start, lo, hi, size, shifted):
+def _tight(x): return json.dumps(x, separators=(',',':'))
+
+def _part(folder, k, split, start, lo, hi, size, shifted, with_=(), knobs=()):
     "Draw rows `lo` to `hi` into the arrays under `folder`; yields once a scene"
-    folder = Path(folder); px = np.load(folder/'images.npy', mmap_mode='r+'); notes,said = [],[]
+    folder,d = Path(folder),Difficulty(**dict(knobs))
+    px = {n: np.load(folder/f'{n}.npy', mmap_mode='r+') for n in ('images',*(p for p in PIXELS if p in with_))}
+    notes,said,more = [],[],[]
     for row in range(lo, hi):
-        a,caps = _annotation(scene_number(split, start+row), shifted)
-        px[row] = render(a, size); notes.append([json.dumps(a, separators=(',',':'))]); said.append(caps)
+        number = scene_number(split, start+row); a,caps = _annotation(number, shifted, d); key = _key(number, shifted)
+        px['images'][row] = draw_scene(a, size); notes.append([_tight(a)]); said.append(caps)
+        if with_: more.append([_tight(v) for v in extras(a, caps, *key, with_=with_, difficulty=d).values()])
+        if 'masks' in with_: px['masks'][row] = label_scene(a, size)
+        if 'twin' in with_: px['twin'][row] = draw_scene(twin_layout(a, *key), size)
         yield 1
-    px.flush(); TextBuffer(notes).save(folder/f'notes-{k}.npz'); TextBuffer(said).save(folder/f'said-{k}.npz')
+    for p in px.values(): p.flush()
+    for name,text in (('notes',notes),('said',said),('more',more)):
+        if text: TextBuffer(text).save(folder/f'{name}-{k}.npz')
 
 def _part_main(job):
     "What a helping process does: draw its share, and write the number of scenes drawn every now and then"
@@ -102,12 +128,14 @@ def _part_main(job):
 
 def _processes(folder, jobs):
     "Draw each job's share in a Python of its own; yields once a scene"
-    r,w = os.pipe(); env = dict(os.environ, PYTHONPATH=os.pathsep.join(p or os.getcwd() for p in sys.path), OMP_NUM_THREADS='1')
+    r,w = os.pipe()
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(p or os.getcwd() for p in sys.path), OMP_NUM_THREADS='1')
     code = 'import sys,json; from vlrep.world.scenes import _part_main; _part_main(json.loads(sys.argv[1]))'
     logs = [open(Path(folder)/f'errors-{j[1]}.txt', 'w+b') for j in jobs]; procs = []
     try:
         for j,log in zip(jobs, logs):
-            procs.append(subprocess.Popen([sys.executable,'-c',code,json.dumps(j)], stdin=subprocess.DEVNULL, stdout=w, stderr=log, env=env))
+            procs.append(subprocess.Popen([sys.executable,'-c',code,json.dumps(j)], stdin=subprocess.DEVNULL, stdout=w,
+                stderr=log, env=env))
         os.close(w); w = None
         with os.fdopen(r) as lines:
             for l in lines: yield from itertools.repeat(1, int(l))
@@ -130,13 +158,16 @@ def _crc(path):
 
 def _draw(folder, what, workers):
     "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
-    n,size = what['n'],what['size']; folder = Path(folder)
-    np.lib.format.open_memmap(folder/'images.npy', 'w+', np.uint8, (n,size,size,3)).flush()
+    n,size,with_ = what['n'],what['size'],what.get('with',[]); folder = Path(folder)
+    for name in ('images',*(p for p in PIXELS if p in with_)):
+        np.lib.format.open_memmap(folder/f'{name}.npy', 'w+', np.uint8,
+            (n,size,size,3)[:3 if name == 'masks' else 4]).flush()
     cuts = [n*k//workers for k in range(workers+1)]
-    jobs = [(str(folder), k, what['split'], what['start'], cuts[k], cuts[k+1], size, what['shifted']) for k in range(workers)]
+    jobs = [(str(folder), k, what['split'], what['start'], cuts[k], cuts[k+1], size, what['shifted'], with_,
+        what.get('difficulty',{})) for k in range(workers)]
     ticks = _part(*jobs[0]) if workers == 1 else _processes(folder, jobs)
     for _ in progress(ticks, n, f'drawing {what["split"]}'): pass
-    for kind,name in (('notes','annotations'),('said','captions')):
+    for kind,name in (('notes','annotations'),('said','captions'),*([('more','more')] if with_ else [])):
         parts = [TextBuffer.load(folder/f'{kind}-{k}.npz') for k in range(workers)]
         buf = TextBuffer(p[i] for p in parts for i in range(len(p))); buf.save(folder/f'{name}.npz')
         for k in range(workers): (folder/f'{kind}-{k}.npz').unlink()
@@ -145,12 +176,15 @@ def _draw(folder, what, workers):
     write_json(folder/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
 
 # %% ../../nbs/14_world.scenes.ipynb #e5043081
-_modules = ('draw','things','scene','say','scenes')
+_modules,_further = ('draw','things','scene','say','scenes'),('masks','narrate','ask','more','difficulty','extras')
 
 @functools.lru_cache(None)
-def world_version()->str: # 12 hexadecimal digits
+def world_version(
+    further:bool=False, # Of the code that makes everything else?
+)->str:                 # 12 hexadecimal digits
     "A hash over the code that makes the world; comments do not count"
-    text = [importlib.util.find_spec(f'vlrep.world.{m}').loader.get_source(f'vlrep.world.{m}') for m in _modules]
+    text = [importlib.util.find_spec(f'vlrep.world.{m}').loader.get_source(f'vlrep.world.{m}')
+        for m in (_further if further else _modules)]
     lines = [l for t in text for l in t.splitlines() if l.strip() and not l.lstrip().startswith('#')]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:12]
 
@@ -170,10 +204,24 @@ def _damage(folder):
 # %% ../../nbs/14_world.scenes.ipynb #a5eb3608
 _few = 1500   # up to so many scenes are drawn without the help of other processes
 
-def _row(notes, captions, split, start, i):
+def _row(notes, captions, split, start, more, names, px, i):
     "The record of row `i`, without its picture"
-    return _record(json.loads(notes[i][0]), split, start+int(i), captions[i])
+    r = _record(json.loads(notes[i][0]), split, start+int(i), captions[i])
+    if not names: return r
+    twin = np.array(px['twin'][i]) if 'twin' in px else None
+    said = dict(zip([n for n in names if n != 'masks'], map(json.loads, more[i])))
+    return add_extras(r, said, px['masks'][i] if 'masks' in px else None, twin)
 
+def _sets(more, names):
+    "Label arrays, and the names of their columns, of the annotations that are sets of words"
+    at,out = [n for n in names if n != 'masks'],{}
+    for n,words in (('coarse',TAGS),('genre',GENRES)):
+        if n not in at: continue
+        sets = [json.loads(more[i][at.index(n)]) for i in range(len(more))]
+        out[n] = np.array([[w in (s[0] if n == 'genre' else s) for w in words] for s in sets], np.float32)
+    return out,{n: list(dict(coarse=TAGS, genre=GENRES)[n]) for n in out}
+
+# %% ../../nbs/14_world.scenes.ipynb #dfa36536
 def world(
     split:str,          # train, valid or test
     n:int,              # How many scenes
@@ -181,12 +229,17 @@ def world(
     shifted:bool=False, # From the shifted world?
     start:int=0,        # Index of the first
     workers:int=2,      # Processes that draw, if there is much to draw
-)->ArraySource:         # With the labels of `scene_labels`; a row is the record that `scene` gives
+    with_=(),           # What else shall be known: names out of EXTRAS
+    difficulty:Difficulty=_usual, # How hard
+)->ArraySource:         # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for; rows as `scene` gives them
     "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
+    with_ = chosen_extras(with_)
     if n < 1 or workers < 1: raise ValueError(f'n={n}, workers={workers}: at least 1 of each is wanted')
     scene_number(split, start); scene_number(split, start+n-1)
     what = dict(split=split, n=int(n), size=int(size), shifted=bool(shifted), start=int(start), source=world_version(),
                 pillow=PIL.__version__)
+    if with_ or difficulty != _usual:
+        what |= {'with': list(with_), 'difficulty': difficulty.changed(), 'further': world_version(True)}
     code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]; first = 'shifted-'*what['shifted']+split
     name = f'{first}-{start}-{n}-{size}px-{code}'
     folder = cache_dir('world')/name
@@ -197,6 +250,11 @@ def world(
                 with atomic_folder(folder) as new: _draw(new, what, 1 if n <= _few or not sys.executable else workers)
     notes,caps = (TextBuffer.load(folder/f'{f}.npz') for f in ('annotations','captions'))
     with np.load(folder/'labels.npz') as z: labels = {k: z[k] for k in z.files}
-    return ArraySource(np.load(folder/'images.npy', mmap_mode='r'), 'the shifted world' if shifted else 'the world', split=split,
-                       captions=caps, labels=labels, ids=[f'{first}-{i:06d}' for i in range(start, start+n)],
-                       records=functools.partial(_row, notes, caps, split, start))
+    px = {p: np.load(folder/f'{p}.npy', mmap_mode='r') for p in PIXELS if p in with_}
+    more = TextBuffer.load(folder/'more.npz') if with_ else None
+    sets,names = _sets(more, with_)
+    return ArraySource(np.load(folder/'images.npy', mmap_mode='r'), 'the shifted world' if shifted else 'the world',
+        split=split,
+                       captions=caps, labels={**labels, **sets}, names=names,
+                       ids=[f'{first}-{i:06d}' for i in range(start, start+n)],
+                       records=functools.partial(_row, notes, caps, split, start, more, with_, px))
