@@ -34,6 +34,7 @@ def draw_masks(
             ax.text(x, y, r.objects[k]['category'], ha='center', va='center', fontsize=9, color='white', weight='bold')
     ax.set(xlim=(0,1), ylim=(1,0)); ax.set_title('masks', fontsize=10)
 
+# %% ../../nbs/15_world.look.ipynb #4a40b452
 def draw_trace(
     ax,              # Matplotlib axes
     r:Record,        # With image or path, and a narrative

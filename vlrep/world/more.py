@@ -102,6 +102,7 @@ _themes = dict(secret='somebody hides a secret|an old secret comes to light',
 _themes = {k: v.split('|') for k,v in _themes.items()}
 GENRES = ('adventure','comedy','crime','documentary','drama','family','horror','romance','sport','travel')
 
+# %% ../../nbs/13d_world.more.ipynb #4f1c164a
 def _genres(s, theme):
     "Genres of scene `s` with a theme"
     os,cs,gs,place = s['objects'],{o['category'] for o in s['objects']},{o['group'] for o in s['objects']},s['setting']

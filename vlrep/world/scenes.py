@@ -121,6 +121,7 @@ def _part(folder, k, split, start, lo, hi, size, shifted, with_=(), knobs=()):
     for name,text in (('notes',notes),('said',said),('more',more)):
         if text: TextBuffer(text).save(folder/f'{name}-{k}.npz')
 
+# %% ../../nbs/14_world.scenes.ipynb #66d7f427
 def _part_main(job):
     "What a helping process does: draw its share, and write the number of scenes drawn every now and then"
     ticks = _part(*job)
