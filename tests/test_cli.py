@@ -5,8 +5,9 @@ import numpy as np, pytest, torch
 from PIL import Image
 import vlrep
 from vlrep.cli import main, pretrain
-from vlrep.data.captions import read_flickr8k, write_csv, write_flickr30k
+from vlrep.data.captions import read_csv, read_flickr8k, split_source, write_csv, write_flickr30k
 from vlrep.data.coco import write_coco
+from vlrep.transfer.caption import caption_scores
 from tools import NET, PHOTOS, WORLD, command, refused, run, sets
 
 FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.jsonl', 'samples.json', 'report.html'}
@@ -102,16 +103,18 @@ def test_damaged_photos(tmp_path, capsys):
     assert 'images cannot be read' in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'y', *sets(TINY)) and not (tmp_path/'y').exists()
 
 @pytest.mark.parametrize('data', ['csv', 'flickr30k', 'coco'])
-def test_other_layouts(data, tmp_path, capsys):
+def test_other_layouts(data, tmp_path, capsys, monkeypatch):
     "The same job on photos in another layout; then its captions are judged at the shell"
     src = read_flickr8k(PHOTOS, size=64); recs = [src[i] for i in range(60)]; root = tmp_path/'data'
     if data == 'csv': root = root/'all.csv'; write_csv(recs, root)
     elif data == 'flickr30k': write_flickr30k(recs, root)
     else:
         for split, part in (('train2017', recs[:48]), ('val2017', recs[48:])): write_coco(part, root, split)
-    out = pretrain(data=data, root=root, out=tmp_path/'run', changes=[*TINY, 'part=.5', 'captions=2', *(['held=.2'] if data == 'coco' else [])], say=str)
-    num = vlrep.runs.load(out).results()[-1]['numbers']; assert num['images'] == dict(csv=24, flickr30k=24, coco=19)[data] and 'right' in num
+    out = pretrain(data=data, root=root, out=tmp_path/'run', changes=[*TINY, 'part=.5', 'captions=2', *dict(coco=['held=.2'], csv=['train=.5', 'held=.3', 'test=.2']).get(data, [])], say=str)
+    num = vlrep.runs.load(out).results()[-1]['numbers']; assert num['images'] == dict(csv=15, flickr30k=24, coco=19)[data] and 'right' in num
+    asked = []; monkeypatch.setattr('vlrep.cli.caption_scores', lambda write, src, **kw: asked.extend(src.ids) or caption_scores(write, src, **kw))
     capsys.readouterr(); main(['evaluate', str(out), '--on', 'captions', '--how', 'beam']); said = capsys.readouterr().out; assert 'CIDEr-D' in said and 'a person' in said
+    if data == 'csv': assert asked == list(split_source(read_csv(root, size=64), (.5, .3, .2), seed=0)[2].ids)           # what this run kept for its test, not what another would
 
 def test_export_at_the_shell(on_world, tmp_path):
     done = run([*command('export', False), on_world[1], '--to', 'torchvision', '--out', tmp_path/'net'], tmp_path)

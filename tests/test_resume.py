@@ -188,14 +188,16 @@ def test_another_run_is_refused(shot, tmp_path, capsys, what):
     torch.set_num_threads(1)
     assert 'would not be the same run' in err and says in err and '--resume-inexact' in err and load(old).saved() == Run(old).saved()
 
-def test_signal_to_the_whole_group(tmp_path):
+def test_signal_to_every_process(tmp_path):
     "What a terminal or a scheduler sends reaches the reading processes, too; the checkpoint is made all the same"
     run = tmp_path/'run'; end = time.monotonic()+120
     p = start([*command('pretrain'), '--threads', 1, '--workers', 2, '--save-every', 5, '--method', 'tags', '--out', run, *sets([*SIZES, 'size=32', 'steps=100000', 'bs=16'])], tmp_path, start_new_session=True)
     try:
         while not Run(run).saved() and p.poll() is None and time.monotonic() < end: time.sleep(.05)
         readers = [d.name for d in Path('/proc').iterdir() if d.name.isdigit() and d.name != str(p.pid) and str(run).encode() in (d/'cmdline').read_bytes()]
-        assert len(readers) >= 2; os.killpg(p.pid, signal.SIGTERM); out, err = p.communicate(timeout=60)
+        assert len(readers) >= 2
+        for pid in (*map(int, readers), p.pid): os.kill(pid, signal.SIGTERM)
+        out, err = p.communicate(timeout=60)
     finally: p.kill()
     assert p.returncode == 143 and 'stopped by SIGTERM' in err and 'Traceback' not in err, err
     assert load(run).state()['step'] == int(err.split('after step ')[1].split(';')[0])
@@ -223,3 +225,25 @@ def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
     assert '--out' in refused(capsys, 'pretrain', '--resume', shot[0], '--out', tmp_path/'x')
     assert 'there are last, best and the steps' in refused(capsys, 'pretrain', '--resume', shot[0].parent/'stopped', '--resume-at', 'yesterday')
     lines = []; assert pretrain(resume_run=undisturbed, say=lines.append) == undisturbed and 'complete' in lines[0]
+    assert 'lr: was 0.2, now 0.3' in refused(capsys, 'pretrain', '--resume', undisturbed, '--set', 'lr=.3')
+    assert 'belong to --resume' in refused(capsys, 'pretrain', '--resume-at', 7) and 'belong to --resume' in refused(capsys, 'pretrain', '--resume-inexact')
+    assert '--save-every -3' in refused(capsys, 'pretrain', '--save-every', -3)
+
+def test_changed_by_hand(shot, tmp_path, capsys):
+    run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run); p = run/'recipe.json'; text = p.read_text(); p.write_text(text.replace('"seed": 5', '"seed": 6'))
+    assert 'recipe.json: damaged, or changed by hand' in refused(capsys, 'pretrain', '--resume', run)
+    p.write_text(text); t = run/'tokenizer.model'; b = bytearray(t.read_bytes()); b[len(b)//2] ^= 1; t.write_bytes(b); assert 'tokenizer.model: damaged' in refused(capsys, 'pretrain', '--resume', run)
+
+def test_checkpoints_gone(shot, tmp_path, capsys):
+    "No checkpoint, but a best one: not a run that has not begun; nothing is overwritten"
+    run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run); shutil.rmtree(run/'steps'); log = (run/'log.csv').read_text()
+    assert 'holds no checkpoint, though' in refused(capsys, 'pretrain', '--resume', run) and (run/'log.csv').read_text() == log and (run/'best').exists()
+
+def test_signal_at_the_very_end(tmp_path, monkeypatch):
+    "It comes while the last checkpoint is written: the run stops all the same, and only the questions are left to do"
+    save = SaveRun.after_epoch
+    def late(self): save(self); self.learn.steps.done >= 20 and os.kill(os.getpid(), signal.SIGTERM)
+    monkeypatch.setattr(SaveRun, 'after_epoch', late); job = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'rivals=False']
+    with pytest.raises(Stopped): pretrain('tags', changes=job, out=tmp_path/'run', say=lambda s: None)
+    monkeypatch.undo(); assert load(tmp_path/'run').state()['step'] == 20 and not (tmp_path/'run/result.jsonl').exists()
+    pretrain(resume_run=tmp_path/'run', say=lambda s: None); assert load(tmp_path/'run').results()[-1]['numbers']['steps'] == 20

@@ -166,7 +166,7 @@ _SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by
 
 class Finite(Kept):
     "Leave out steps whose loss or gradient is not finite; a `ValueError` when `limit` come in a row"
-    order,run_valid,_keep = 13,False,('skipped','row')
+    order,run_valid,_keep = 13,False,('skipped','row','why','ids')
     def __init__(self,
         limit:int=10, # Bad steps in a row that end the fit
         log=None,     # File to which each of them is appended as a line of JSON
@@ -174,7 +174,8 @@ class Finite(Kept):
         if limit < 1: raise ValueError(f'limit must be at least 1 step, not {limit}')
         self.limit,self.log,self.skipped,self.row,self.why,self.ids = limit,log,0,0,None,[]
     def before_fit(self):
-        self.run,self.why,self.ids = training(self.learn),None,[]
+        self.run = training(self.learn)
+        if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro): self.why,self.ids = None,[]    # else a window is open
         self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]; self.old = [b.clone() for b in self.now]
     def before_batch(self):
         "Remember what the forward pass will change"

@@ -8,7 +8,7 @@ __all__ = ['METHODS', 'PROBES', 'EVALUATIONS', 'COMMANDS', 'open_run', 'run_fold
            'caption_main', 'evaluate_main', 'report_main', 'export_main']
 
 # %% ../nbs/90_cli.ipynb #50ce7879
-import argparse,json,math,os,platform,shutil,subprocess,sys,time,traceback
+import argparse,itertools,json,math,os,platform,shutil,subprocess,sys,time,traceback
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch
@@ -23,6 +23,8 @@ from .models.captioner import *
 from .tasks.virtex import *
 from .tasks.tags import *
 from .pretrained import *
+from .models.visual import *
+from .transfer.features import *
 from .recipes import *
 from .report import *
 from .first_steps import *
@@ -75,7 +77,7 @@ def open_run(
 # %% ../nbs/90_cli.ipynb #f89f23f9
 def run_folder(
     out,          # A folder, or None
-    data:str,     # world or flickr8k
+    data:str,     # world, flickr8k, flickr30k, csv or coco
     method:str,   # One of `METHODS`
 )->Path:          # It holds no run
     "The folder of a new run"
@@ -109,12 +111,13 @@ def processor()->str:
 # %% ../nbs/90_cli.ipynb #5669a522
 @contextmanager
 def unless_begun(
-    run:Run, # Just made
+    run:Run, # Just made; one that goes on stays as it is
+    fresh:bool=True, # Was it made for this?
 ):
     "If the body fails before the first checkpoint, leave no run behind, so that the same folder can be tried again"
     try: yield
     except BaseException:
-        if not run.saved():
+        if fresh and not run.saved():
             for p in ('recipe.json','tokenizer.model','log.csv','skipped.jsonl'): (run/p).unlink(missing_ok=True)
             if {p.name for p in run.path.iterdir()} <= {'.lock','steps'}: shutil.rmtree(run.path)
         raise
@@ -124,7 +127,7 @@ def plan(
     method:str,   # One of `METHODS`
     name,         # One of the method's recipes, or None for the one called like the data
     changes,      # Texts `field=value`
-    data:str,     # world or flickr8k
+    data:str,     # world, flickr8k, flickr30k, csv or coco
     parts=None,   # Recipe and job to change, those of a run; by default the named ones
 )->tuple:         # Recipe and job, as changed
     "What is asked for; a `ValueError` names the option that is wrong"
@@ -138,6 +141,7 @@ def plan(
         rec,job = override_all(parts or [recipe(method, name), JOBS[data]], changes)
         for k in ('steps','bs','width','depth','visual_width'):
             if getattr(rec, k, 1) < 1: raise ValueError(f'{k}={getattr(rec, k)}: at least 1 is wanted')
+        if data == 'coco' and {c.split('=')[0].strip() for c in changes} & {'train','test'}: raise ValueError('train, test: COCO is dealt out already, only held can be set')
         if any(c.split('=')[0].strip() == 'task' for c in changes): raise ValueError('task: the method decides it, see --method')
     except ValueError as e: raise ValueError(f'--set: {e}') from None
     return rec,job
@@ -163,7 +167,7 @@ def _compare(run, facts, inexact):
     "How the facts differ from those in the folder; a `ValueError` if that is not excused"
     diffs = differences({k: run.info.get(k) for k in facts}, facts)
     if diffs and not inexact:
-        raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}); leave these options away, or add --resume-inexact')
+        raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}); leave these options out, or add --resume-inexact')
     return diffs
 
 def _again(run, facts, inexact, say):
@@ -181,7 +185,7 @@ def rehearse(
     what:str,            # dry-run: the plan, from 20 timed steps; overfit: learn one batch by heart
     small:bool=False,    # Of the job of `pretrain(small=True)`?
     changes=(),          # As for `pretrain`
-    threads:int=None, workers:int=0, say=print, # As for `pretrain`
+    threads:int=None, workers:int=None, say=print, # As for `pretrain`
     **options            # `method`, `name`, `data`, `root`, `seed`, `precision`, `accumulate`, as for `pretrain`
 )->bool:                 # Did it go well?
     "Try a run out before it begins; nothing is kept"
@@ -191,17 +195,17 @@ def rehearse(
     side = views(rec, asked['data'])[0]; src = open_world(job, side) if asked['data'] == 'world' else open_photos(asked['data'], asked['root'], job, side, say)
     tok = Tokenizer.train(src['train'].captions.flat(), rec.vocab) if method.reads == 'captions' else None
     if what == 'overfit': return overfit(method, rec, src, asked['data'], tok, asked['seed'], asked['precision'], say)
-    dry_run(method, rec, job, src, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'], workers, say)
+    dry_run(method, rec, job, src, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'], workers or 0, say)
     return True
 
 # %% ../nbs/90_cli.ipynb #e6395e17
-def _begin(run, at, regroup, inexact, say, again):
+def _begin(run, at, regroup, inexact, say, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
     def begin(learn):
         learn.finite.log = run/'skipped.jsonl'
-        if not again: return
+        if not resume_run: return
         step = resume(learn, run, at, regroup); say(f'going on from step {step}' if step else 'no checkpoint yet: beginning anew')
-        if inexact and (run/'best').exists() and run.state('best')['step'] > step: learn.save_run.best = math.inf
+        if inexact and (run/'best').exists() and (regroup or run.state('best')['step'] > step): learn.save_run.best = math.inf
     return begin
 
 def _finish(run, asked, changes, rec, job, src, learn, tok, stages, say):
@@ -225,9 +229,9 @@ def pretrain(
     precision:str=None,  # auto, fp32, bf16 or fp16; auto
     threads:int=None,    # Of the CPU; by default what PyTorch chooses
     accumulate:int=None, # Parts into which each batch is cut to save memory; 1
-    workers:int=0,       # Processes that read images ahead
-    save_every:int=0,    # Steps between checkpoints within an epoch; 0 for none: only at its end
-    resume_run=None,     # Folder of a run that was stopped, to go on with; options left away are those it began with
+    workers:int=None,    # Processes that load images in advance; 0
+    save_every:int=None, # Steps between checkpoints within an epoch; 0: only at its end
+    resume_run=None,     # Folder of a run that was stopped, to go on with; options left out are those it began with
     at='last',           # Which of its checkpoints: last, or the number of a step
     inexact:bool=False,  # Go on although something differs?
     small:bool=False,    # A job of some twenty seconds, to see that everything works?
@@ -236,12 +240,14 @@ def pretrain(
     "The main job: learn from captions, then find out what was learned; `Stopped` if a signal ends it early"
     given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision, threads=threads,
                                   accumulate=accumulate).items() if v is not None}
-    if resume_run and out: raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume away')
+    if resume_run and out: raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume out')
     asked,parts = _asked(given, resume_run); changes = _small(asked, changes) if small else changes
     rec,job = plan(asked['method'], asked['name'], changes, asked['data'], parts)
-    for k,low in dict(threads=1, accumulate=1).items():
-        if asked[k] is not None and asked[k] < low: raise ValueError(f'--{k} {asked[k]}: at least {low} is wanted')
-    if resume_run and (Path(resume_run)/'result.jsonl').exists(): say(f'{resume_run}: complete, nothing is left to do'); return Path(resume_run)
+    if not resume_run and (at != 'last' or inexact): raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
+    was = load(resume_run).info if resume_run else {}
+    workers,save_every = (was.get(k, 0) if v is None else v for k,v in dict(workers=workers, save_every=save_every).items())
+    for k,v,low in (('threads', asked['threads'], 1), ('accumulate', asked['accumulate'], 1), ('workers', workers, 0), ('save-every', save_every, 0)):
+        if v is not None and v < low: raise ValueError(f'--{k} {v}: at least {low} is wanted')
     return _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run, at, inexact, say)
 
 # %% ../nbs/90_cli.ipynb #f98a9435
@@ -252,19 +258,25 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run,
     if asked['threads']: torch.set_num_threads(asked['threads'])
     stages,side = Stages(say),views(rec, data)[0]; chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
     facts = _facts(asked, rec, job, chosen)
-    if resume_run: _compare(load(resume_run), facts, inexact)
+    if resume_run:
+        old = load(resume_run); _compare(old, facts, inexact)
+        if at != 'last': old.checkpoint(at)
+        if (old/'result.jsonl').exists(): say(f'{resume_run}: complete, nothing is left to do'); return old.path
     with stages('world' if data == 'world' else 'photos'):
         src = open_world(job, side) if data == 'world' else open_photos(data, asked['root'], job, side, say)
     facts['images'] = {k: fingerprint(v) for k,v in src.items()}
     say(f'{asked["method"]} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
         f'seed {seed}, threads {facts["threads"]}, precision {chosen}')
-    with Run.reopen(resume_run) if resume_run else Run.create(run_folder(out, data, asked['method']), root=asked['root'] and str(Path(asked['root']).resolve()), commit=commit(), **facts) as run, unless_begun(run):
+    with Run.reopen(resume_run) if resume_run else Run.create(run_folder(out, data, asked['method']), root=asked['root'] and str(Path(asked['root']).resolve()), commit=commit(),
+                                                                         workers=workers, save_every=save_every, **facts) as run, unless_begun(run, not resume_run):
         regroup,tok = bool(resume_run) and _again(run, facts, inexact, say),None
         if reads:
             with stages('tokenizer'): tok = _words(run, src, rec)
         with stages('bicaptioning' if asked['method'] == 'virtex' else asked['method']), signals() as note:
             cbs = [LogCSV(run/'log.csv', say=say), SaveRun(run, save_every), StopOnSignal(note)]
-            try: learn = train_on(method, rec, src, data, tok, seed, chosen, cbs, say, asked['accumulate'], workers, begin=_begin(run, at, regroup, inexact, say, resume_run))
+            try:
+                learn = train_on(method, rec, src, data, tok, seed, chosen, cbs, say, asked['accumulate'], workers, begin=_begin(run, at, regroup, inexact, say, resume_run))
+                if note.got: raise Stopped(note.got, learn.steps.done)                       # it came as the last checkpoint was written
             except Stopped as e: e.run = run.path; raise
             if not math.isfinite(learn.save_run.best): raise ValueError('the held-out loss was never a finite number: lower the learning rates')
         _finish(run, asked, changes, rec, job, src, learn, tok, stages, say)
@@ -273,7 +285,7 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run,
 def _words(run, src, rec):
     "The tokenizer of a run: the one it has, or one from its captions"
     if (run/'tokenizer.model').exists(): return Tokenizer.load(run.part('tokenizer.model'))
-    tok = Tokenizer.train(src['train'].captions.flat(), rec.vocab); tok.save(run/'tokenizer.model')
+    tok = Tokenizer.train(src['train'].captions.flat(), rec.vocab); tok.save(run/'tokenizer.model'); run.keep_part('tokenizer.model')
     return tok
 
 # %% ../nbs/90_cli.ipynb #e8074e4b
@@ -308,13 +320,18 @@ def evaluate(
 )->list:              # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Ask a trained network something else"
     if on not in EVALUATIONS: raise did_you_mean('--on', on, EVALUATIONS)
-    if probe not in PROBES: raise did_you_mean('--probe', probe, PROBES)
+    for k,v,there in (('how', how, ('greedy','beam','nucleus')), ('spec', spec, VOC_SPECS), ('ap', ap, ('sklearn','interpolated')), ('probe', probe, PROBES)):
+        if v not in there: raise did_you_mean(f'--{k}', v, there)
     m,info = open_run(run, which),load(run).info; who,kind = info['method'],data or info['data']['name']
     if on == 'captions':
-        if m.write is None: raise ValueError(f'{run}: {who} does not write captions; --on world and --on voc07 ask its features')
+        if m.write is None: raise ValueError(f'{run}: {who} does not write captions; --on world, voc07 and folder ask its features')
         if kind not in JOBS: raise did_you_mean('--data', kind, JOBS)
-        src = world('test', 500, size=m.side) if kind == 'world' else readable(open_photos(kind, root or info.get('root'), JOBS[kind], m.side, say)['test'], say)
-        rows = caption_scores(lambda imgs: m.caption(imgs, how=how), src, who=who)
+        own = kind == info['data']['name'] and root is None                 # the photos that this run kept for its test
+        job = recipe_from_dict(type(JOBS[kind]), {k: v for k,v in info['data'].items() if k != 'name'}) if own else JOBS[kind]
+        src = world('test', 500, size=m.side) if kind == 'world' else readable(open_photos(kind, root or info.get('root'), job, m.side, say)['test'], say)
+        if not own: say(f'captions of {len(src)} images of {kind}; whether this run has learned from some of them is not known')
+        at = itertools.count()
+        rows = caption_scores(lambda imgs: m.caption(imgs, how=how, **(dict(ids=torch.tensor([next(at) for _ in imgs])) if how == 'nucleus' else {})), src, who=who)
     elif on == 'voc07':
         if root is None: raise ValueError('--root is missing: the folder VOCdevkit/VOC2007')
         rows = voc07(m.backbone, *(read_voc(root, s, size=2*m.view.size) for s in ('trainval','test')), spec, m.view.size, ap=ap, name=who)
@@ -322,7 +339,11 @@ def evaluate(
         if root is None: raise ValueError('--root is missing: a folder that holds train/ and val/, with a folder of images for each class')
         train = read_folder(Path(root)/'train', size=2*m.view.size, split='train'); test = read_folder(Path(root)/'val', 2*m.view.size, 'test', classes=train.names['label'])
         rows = [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], m.view.size, name=who), *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
-    else: rows = world_table({who: m.backbone}, world, m.view.size)
+    else:
+        rec,job = recipe_from_dict(METHODS[who].recipe, info['recipe']),JOBS['world']
+        if info['data']['name'] == 'world': job = recipe_from_dict(type(job), {k: v for k,v in info['data'].items() if k != 'name'})
+        random = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, info['seed']), world('train', 500, size=rec.size), rec.size)
+        rows = world_table({who: m.backbone, 'random': random}, world, rec.size, info['seed'], (job.probe, job.probe_held, job.test))
     say(table_text(rows)); line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
     with open(Path(run)/'evaluations.jsonl', 'a', encoding='utf-8') as f: f.write(json.dumps(line, ensure_ascii=False)+'\n')
     return rows
@@ -387,17 +408,18 @@ def _pretrain(argv):
     p.add_argument('--precision', help='auto, fp32, bf16 or fp16 (default: auto)')
     p.add_argument('--threads', type=int, help='of the CPU (default: what PyTorch chooses)')
     p.add_argument('--accumulate', type=int, metavar='N', help='cut each batch into N parts to save memory (default: 1)')
-    p.add_argument('--workers', type=int, default=0, metavar='N', help='processes that read images ahead (default: 0)')
-    p.add_argument('--save-every', type=int, default=0, metavar='STEPS', help='also save within an epoch (default: only at its end)')
+    p.add_argument('--workers', type=int, metavar='N', help='processes that load images in advance (default: 0)')
+    p.add_argument('--save-every', type=int, metavar='STEPS', help='also save within an epoch (default: only at its end)')
     p.add_argument('--tiny', dest='small', action='store_true', help='a job of some twenty seconds, which learns next to nothing')
     p.add_argument('--dry-run', action='store_true', help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
     p.add_argument('--overfit', action='store_true', help='learn one batch by heart, or say that it failed (code 1)')
     p.add_argument('--resume', dest='resume_run', metavar='RUN', help='go on with a run that was stopped; its options need not be repeated')
-    p.add_argument('--resume-at', dest='at', default='last', metavar='STEP', help='... from an earlier checkpoint')
+    p.add_argument('--resume-at', dest='at', default='last', metavar='STEP', help='... from an earlier checkpoint; later ones are removed')
     p.add_argument('--resume-inexact', dest='inexact', action='store_true', help='... although something differs')
     a = p.read(argv); what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
     if not what: pretrain(**a); return
-    for k in ('out','save_every','resume_run','at','inexact'): a.pop(k)
+    for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False).items():
+        if a.pop(k) != unset: raise ValueError(f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every and --resume out')
     if not all([rehearse(w, **a) for w in what]): sys.exit(1)
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
@@ -452,9 +474,9 @@ def main(
     except ValueError as e: code,text = 2,str(e)
     except OSError as e: code,text = 1,f'{e.filename}: {e.strerror}' if e.filename else str(e)
     except Stopped as e: code,text = e.code,f'{e}; go on with: vlrep-pretrain --resume {e.run}'
-    except KeyboardInterrupt: code,text = 130,'stopped'
+    except KeyboardInterrupt: code,text = 130,'stopped; a run that had a checkpoint goes on with: vlrep-pretrain --resume RUN'
     if os.environ.get('VLREP_DEBUG'): traceback.print_exc()
-    print(f'vlrep-{name}: ' + ' '.join(text.split()), file=sys.stderr, flush=True)
+    print((f'vlrep-{name}: ' if name in COMMANDS else 'vlrep: ') + ' '.join(text.split()), file=sys.stderr, flush=True)
     sys.exit(code)
 
 def pretrain_main():

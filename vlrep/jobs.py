@@ -44,7 +44,7 @@ _tags = Method(TagsRecipe, TagsModel, tags_loss, tags_learner, 'labels')
 # %% ../nbs/83_jobs.ipynb #9706e560
 def views(
     rec,      # A recipe, with the `size` of its images
-    data:str, # world or flickr8k
+    data:str, # world, or how photos are laid out: flickr8k, flickr30k, csv or coco
 ):            # Longer side of the stored images, and the view of held-out ones
     "How held-out images are prepared: scenes as they are, photos with their shorter side near the size of the view"
     return (rec.size if data == 'world' else 4*rec.size//3), Plain(rec.size)
@@ -184,7 +184,7 @@ def train_on(
     method:Method,    # Recipe, model, loss and learner
     rec,              # Its recipe
     src:dict,         # Sources `train` and `held`
-    data:str,         # world or flickr8k
+    data:str,         # world, or how photos are laid out: flickr8k, flickr30k, csv or coco
     tok=None,         # Tokenizer, for methods that read captions
     seed:int=0,       # Of weights, order, views, dropout
     precision:str='auto', # auto, fp32, bf16 or fp16
@@ -206,8 +206,11 @@ def train_on(
     except Exception as e:
         if out_of_memory(e): raise ValueError(memory_advice(rec.bs, accumulate)) from e
         if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):          # said by a signal, anywhere in a step
-            raise ChildProcessError(f'a process that reads images has ended ({str(e).splitlines()[-1]})') from e
+            safe = getattr(learn, 'save_run', None)
+            raise ChildProcessError(f'a process that reads images has ended ({str(e).splitlines()[-1].strip()}){safe.where() if safe else ""}') from e
         raise
+    finally:
+        for dl in learn.dls.loaders: dl.close()
     return learn
 
 def supervised(
@@ -238,7 +241,7 @@ def baselines(
 def sample_images(
     samples:list, # As `world_samples` or `photo_samples` gives them
     src:Source,   # Where they are from
-    data:str,     # world or flickr8k
+    data:str,     # world, or how photos are laid out: flickr8k, flickr30k, csv or coco
 )->list:          # The best, the typical and the worst, with images to show
     "Keep what the report shows, and draw it larger than the network saw it"
     out = []
@@ -255,14 +258,14 @@ _SAID = {True: 'nouns of held-out captions: precision {noun_precision:.0f} %, re
 
 def _pictures(model, m, rec, src, data, seed, samples, before):
     "What the report shows: captions with images, where words looked, neighbours before and after training"
-    before = before or bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
+    before = before or bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), readable(src['train'].subset(range(min(len(src['train']), 2000))), str), rec.size)
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]] if samples else []
     show = (lambda r: scene('test', r, size=192).load()) if data == 'world' else None
     return dict(captions=sample_images(samples, src['test'], data) if samples else [], **more_samples(model, m, before, src['test'], rows, seed, show))
 
 def _shared(src, say, most=20_000):
     "How many of the test photos, and how many of their captions, are in the training, too; None where that would take long"
-    if len(src['train']) > most: return None
+    if len(src['train']) > most: say(f'more than {most:,} photos: it was not looked whether some of the test are in the training, see vlrep.data.parts.duplicates'); return None
     twins = duplicates(readable(src['train'], str), src['test']); hit = len({b for _,b,*_ in twins.same+twins.near}); said = sum(c for *_,c in twins.said)
     if hit or said: say(f'in training and in test: {twins}')
     return dict(images=hit, captions=said)

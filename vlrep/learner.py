@@ -92,13 +92,13 @@ class Accumulate(Kept):
     def after_loss(self):
         "Weight this batch as the first one of its window was"
         whole = self.loss_func.whole
-        if self.micro == 0: self.opening,self.counts = whole,torch.zeros_like(whole)
-        else: self.learn.loss_grad = self.loss_grad*(whole/self.opening.to(whole))
+        if self.micro == 0: self.opening,self.counts = torch.where(whole > 0, whole, 1.),torch.zeros_like(whole)
+        else: self.learn.loss_grad = self.loss_grad*(torch.where(whole > 0, whole, 1.)/self.opening.to(whole))
         self.counts = self.counts.to(whole)+whole; self.micro += 1
     def before_step(self):
         "Wait for the window to be full, then divide by all that was counted"
         if self.micro < self.n: raise CancelBatchException()
-        if self.n > 1: torch._foreach_mul_(self.grads(), self.opening/self.counts)
+        if self.n > 1: torch._foreach_mul_(self.grads(), self.opening/self.counts.clamp(min=1e-12))
         self.micro = 0
 
 # %% ../nbs/52_learner.ipynb #4d8e5064
@@ -109,7 +109,8 @@ class Micro:
         n:int, # Parts of a batch
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
-        self.dl,self.parts,self.skip = dl,int(n),0
+        self.dl,self.parts,self.skip = dl,int(n),0; rest = getattr(dl, 'n', 0)%getattr(dl, 'bs', 1)
+        if 0 < rest < n: raise ValueError(f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over fewer, or change the batch size')
     def __len__(self): return len(self.dl)*self.parts
     def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
     def at(self, epoch:int, step:int=0):
@@ -270,7 +271,8 @@ def training_state(
     open_ = any(cb.micro for cb in learn.cbs if isinstance(cb, Accumulate))
     grads = [p.grad for g in learn.opt.param_groups for p in g['params']] if open_ else None
     kept = {cb.name: cb.kept() for cb in learn.cbs if isinstance(cb, Kept)}
-    return dict(optimiser=learn.opt.state_dict(), moved=len(learn.opt.opt.state), callbacks=kept, grads=grads)
+    damaged = [dict(getattr(dl, 'damaged', {})) for dl in learn.dls.loaders]
+    return dict(optimiser=learn.opt.state_dict(), moved=len(learn.opt.opt.state), callbacks=kept, grads=grads, damaged=damaged)
 
 def load_training_state(
     learn:Learner, # Made in the same way as the one that was saved
@@ -286,5 +288,7 @@ def load_training_state(
     learn.opt.load_state_dict(state['optimiser']); n = len(learn.opt.opt.state)
     if n != state['moved']: raise ValueError(f'the optimiser knew {state["moved"]} parameters, its saved state has {n}')
     for name,kept in state['callbacks'].items(): here[name].regain(kept)
+    for dl,seen in zip(learn.dls.loaders, state.get('damaged', [])):
+        if seen: dl.damaged.update(seen)
     ps = [p for g in learn.opt.param_groups for p in g['params']]
     for p,g in zip(ps, state['grads'] or [None]*len(ps)): p.grad = None if g is None else torch.empty_like(p).copy_(g)

@@ -50,7 +50,9 @@ def resume(
     regroup:bool=False, # Have batch size or accumulation changed? The run then goes on with whole steps and is no longer exact
 )->int:                # The step from which it goes on; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
-    if which == 'last' and not run.saved(): _rewind(run, 0); return 0
+    if which == 'last' and not run.saved():
+        if (run/'best').exists(): raise ValueError(f'{run/"steps"}: holds no checkpoint, though {run/"best"} is there: put the checkpoints back, or begin another run')
+        _rewind(run, 0); return 0
     folder = run.checkpoint(which); w,state = load_weights(folder/'model.safetensors'),load_state(folder/'state.pt')
     if not isinstance(state, dict) or 'training' not in state: raise ValueError(f'{folder/"state.pt"}: holds no state of a training')
     try: learn.model.load_state_dict(w)

@@ -89,7 +89,10 @@ def check_folder(
     man = read_json(folder/'manifest.json')
     if not isinstance(man, dict) or not isinstance(man.get('files'), dict):
         raise ValueError(f'{folder/"manifest.json"}: damaged, it lists no files')
-    for name,want in man['files'].items():
+    for name in ('model.safetensors','state.pt'):
+        want = man['files'].get(name)
+        if not isinstance(want, dict) or not isinstance(want.get('bytes'), int) or not isinstance(want.get('sha256'), str):
+            raise ValueError(f'{folder/"manifest.json"}: damaged, it does not describe {name}')
         p = folder/name
         if not p.is_file(): raise ValueError(f'{p}: missing')
         n = p.stat().st_size
@@ -144,7 +147,7 @@ def create(cls:Run,
         if there: raise ValueError(f'{path}: holds a run already ({", ".join(there)}): choose another folder')
         recipe = asdict(recipe) if is_dataclass(recipe) else dict(recipe)
         facts = dict(format=1, method=method, recipe=recipe, data=data, seed=seed, precision=precision)
-        write_json(self/'recipe.json', {**facts, 'threads': torch.get_num_threads(), 'versions': versions(), **more})
+        self._write({**facts, 'threads': torch.get_num_threads(), 'versions': versions(), **more})
     except BaseException: self.close(); raise
     return self
 
@@ -163,6 +166,7 @@ def reopen(cls:Run,
     load(path); self = cls(path); self._lock()
     for d in (self.path, self/'steps'):
         for p in d.glob('.*.tmp'): shutil.rmtree(p) if p.is_dir() else p.unlink()
+        for p in d.glob('.*.old'): settled(p.with_name(p.name[1:-4]))
     return self
 
 # %% ../nbs/54_runs.ipynb #ef4f250f
@@ -222,7 +226,15 @@ def part(self:Run,
     p = self/name
     if not p.is_file(): raise ValueError(f'{p}: missing from the run')
     if not p.stat().st_size: raise ValueError(f'{p}: empty')
+    if name in (sums := self.info.get('parts', {})) and _sha(p) != sums[name]: raise ValueError(f'{p}: damaged, its SHA-256 is not the one in recipe.json')
     return p
+
+@patch
+def keep_part(self:Run,
+    name:str, # A file that has just been written into the folder, and will not change
+):
+    "Note its checksum in `recipe.json`, so that `part` will know it again"
+    self.change(dict(parts={**self.info.get('parts', {}), name: _sha(self/name)}))
 
 @patch
 def log(self:Run)->list:
@@ -268,15 +280,22 @@ def info(self:Run)->dict:
         d = read_json(self/'recipe.json'); want = 'method recipe data seed versions threads precision'.split()
         lost = [k for k in want if k not in d] if isinstance(d, dict) else want
         if lost: raise ValueError(f'{self/"recipe.json"}: damaged, {", ".join(lost)} missing')
+        if d.get('sha256', _seal(d)) != _seal(d): raise ValueError(f'{self/"recipe.json"}: damaged, or changed by hand: its SHA-256 is not the one in it')
         self._info = d
     return self._info
+
+def _seal(d): return hashlib.sha256(json.dumps({k: v for k,v in d.items() if k != 'sha256'}, sort_keys=True).encode()).hexdigest()
+
+@patch
+def _write(self:Run, d):
+    d = json.loads(json.dumps(d)); write_json(self/'recipe.json', {**d, 'sha256': _seal(d)})
 
 @patch
 def change(self:Run,
     facts:dict, # The new ones
 ):
     "Write other facts into `recipe.json`, when a run goes on in another way than it began"
-    write_json(self/'recipe.json', {**self.info, **facts}); del self._info
+    self._write({**self.info, **facts}); del self._info
 
 @patch(as_prop=True)
 def recipe(self:Run)->dict:

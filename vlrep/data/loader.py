@@ -178,8 +178,10 @@ def damage_report(self:Loader)->str: # A line for each, after a first line; '' i
 
 # %% ../../nbs/27_data.loader.ipynb #4b90ce90
 def _apart(worker):
-    "Leave the group of processes that a terminal's Ctrl-C goes to: the main process decides when work ends"
-    if hasattr(os, 'setpgid'): os.setpgid(0, 0)
+    "The main process decides when work ends: a signal to stop leaves this one twenty seconds in which to serve the last batch"
+    if hasattr(signal, 'alarm'):
+        for s in (signal.SIGINT,signal.SIGTERM,signal.SIGUSR1): signal.signal(s, lambda *_: signal.alarm(20))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 @patch
 def _read(self:Loader, jobs):
