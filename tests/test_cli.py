@@ -127,3 +127,15 @@ def test_tags_cannot_caption(capsys, tmp_path):
     good = tmp_path/'good.png'; Image.new('RGB', (30, 30)).save(good)
     assert 'captions' in refused(capsys, 'caption', out, good)
     assert vlrep.load(out).embed(good).shape == (vlrep.load(out).backbone.width,)
+
+def test_first_steps(tmp_path, capsys, on_world, on_photos):
+    "The plan, one batch by heart, and several runs on one page"
+    words = ['pretrain', '--method', 'tags', '--tiny', '--threads', 1]
+    main([*map(str, words), '--dry-run']); said = capsys.readouterr().out
+    assert all(w in said for w in ('parameters', 'steps', 'MB')) and not (tmp_path/'runs').exists()
+    main([*map(str, words), '--overfit']); print(capsys.readouterr().out)
+    assert '--dry-run' in refused(capsys, *words, '--dry-run', '--out', tmp_path/'x')
+    with pytest.raises(SystemExit) as e: main([*map(str, words), '--overfit', '--set', 'lr=1e4', '--set', 'cnn_lr=1e4'])
+    assert e.value.code == 1
+    main(['report', str(on_world[1]), str(on_photos[1]), '--out', str(tmp_path/'side.html')]); page = (tmp_path/'side.html').read_text()
+    assert page.startswith('<!doctype html>') and '<script' not in page and 'holds no run' in refused(capsys, 'report', tmp_path)

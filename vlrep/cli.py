@@ -303,6 +303,26 @@ def caption(
     return out
 
 # %% ../nbs/90_cli.ipynb #9882243e
+def _judged(m, info, kind, root, how, run, say):
+    "Rows of `evaluate(run, 'captions')`"
+    who = info['method']
+    if m.write is None: raise ValueError(f'{run}: {who} does not write captions; --on world, voc07 and folder ask its features')
+    if kind not in JOBS: raise did_you_mean('--data', kind, JOBS)
+    own = kind == info['data']['name'] and root is None                 # the photos that this run kept for its test
+    job = recipe_from_dict(type(JOBS[kind]), {k: v for k,v in info['data'].items() if k != 'name'}) if own else JOBS[kind]
+    src = world('test', 500, size=m.side) if kind == 'world' else readable(open_photos(kind, root or info.get('root'), job, m.side, say)['test'], say)
+    if not own: say(f'captions of {len(src)} images of {kind}; whether this run has learned from some of them is not known')
+    at = itertools.count()
+    return caption_scores(lambda imgs: m.caption(imgs, how=how, **(dict(ids=torch.tensor([next(at) for _ in imgs])) if how == 'nucleus' else {})), src, who=who)
+
+def _tabled(m, info):
+    "Rows of `evaluate(run, 'world')`, beside random features; of as many scenes as the run's own table"
+    rec,job = recipe_from_dict(METHODS[info['method']].recipe, info['recipe']),JOBS['world']
+    if info['data']['name'] == 'world': job = recipe_from_dict(type(job), {k: v for k,v in info['data'].items() if k != 'name'})
+    random = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, info['seed']), world('train', 500, size=rec.size), rec.size)
+    return world_table({info['method']: m.backbone, 'random': random}, world, rec.size, info['seed'], (job.probe, job.probe_held, job.test))
+
+# %% ../nbs/90_cli.ipynb #107d7c32
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)
 EVALUATIONS = 'captions','voc07','folder','world'
 
@@ -323,15 +343,7 @@ def evaluate(
     for k,v,there in (('how', how, ('greedy','beam','nucleus')), ('spec', spec, VOC_SPECS), ('ap', ap, ('sklearn','interpolated')), ('probe', probe, PROBES)):
         if v not in there: raise did_you_mean(f'--{k}', v, there)
     m,info = open_run(run, which),load(run).info; who,kind = info['method'],data or info['data']['name']
-    if on == 'captions':
-        if m.write is None: raise ValueError(f'{run}: {who} does not write captions; --on world, voc07 and folder ask its features')
-        if kind not in JOBS: raise did_you_mean('--data', kind, JOBS)
-        own = kind == info['data']['name'] and root is None                 # the photos that this run kept for its test
-        job = recipe_from_dict(type(JOBS[kind]), {k: v for k,v in info['data'].items() if k != 'name'}) if own else JOBS[kind]
-        src = world('test', 500, size=m.side) if kind == 'world' else readable(open_photos(kind, root or info.get('root'), job, m.side, say)['test'], say)
-        if not own: say(f'captions of {len(src)} images of {kind}; whether this run has learned from some of them is not known')
-        at = itertools.count()
-        rows = caption_scores(lambda imgs: m.caption(imgs, how=how, **(dict(ids=torch.tensor([next(at) for _ in imgs])) if how == 'nucleus' else {})), src, who=who)
+    if on == 'captions': rows = _judged(m, info, kind, root, how, run, say)
     elif on == 'voc07':
         if root is None: raise ValueError('--root is missing: the folder VOCdevkit/VOC2007')
         rows = voc07(m.backbone, *(read_voc(root, s, size=2*m.view.size) for s in ('trainval','test')), spec, m.view.size, ap=ap, name=who)
@@ -339,11 +351,7 @@ def evaluate(
         if root is None: raise ValueError('--root is missing: a folder that holds train/ and val/, with a folder of images for each class')
         train = read_folder(Path(root)/'train', size=2*m.view.size, split='train'); test = read_folder(Path(root)/'val', 2*m.view.size, 'test', classes=train.names['label'])
         rows = [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], m.view.size, name=who), *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
-    else:
-        rec,job = recipe_from_dict(METHODS[who].recipe, info['recipe']),JOBS['world']
-        if info['data']['name'] == 'world': job = recipe_from_dict(type(job), {k: v for k,v in info['data'].items() if k != 'name'})
-        random = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, info['seed']), world('train', 500, size=rec.size), rec.size)
-        rows = world_table({who: m.backbone, 'random': random}, world, rec.size, info['seed'], (job.probe, job.probe_held, job.test))
+    else: rows = _tabled(m, info)
     say(table_text(rows)); line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
     with open(Path(run)/'evaluations.jsonl', 'a', encoding='utf-8') as f: f.write(json.dumps(line, ensure_ascii=False)+'\n')
     return rows
