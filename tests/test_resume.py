@@ -66,6 +66,7 @@ def train(path, source, stop=None, valid=False, **kw):
         else:
             note = Note()
             with pytest.raises(Stopped): fit(l, STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
+    for dl in l.dls.loaders: dl.close()
     return l
 
 def everything(l):

@@ -6,7 +6,7 @@
 __all__ = ['chances', 'Loader', 'loaders']
 
 # %% ../../nbs/27_data.loader.ipynb #5825aceb
-import os,signal,sys,textwrap
+import os,signal,sys,textwrap,threading
 import numpy as np, torch
 from torch.utils.data import DataLoader as TorchLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
@@ -178,10 +178,13 @@ def damage_report(self:Loader)->str: # A line for each, after a first line; '' i
 
 # %% ../../nbs/27_data.loader.ipynb #4b90ce90
 def _apart(worker):
-    "The main process decides when work ends: a signal to stop leaves this one twenty seconds in which to serve the last batch"
-    if hasattr(signal, 'alarm'):
-        for s in (signal.SIGINT,signal.SIGTERM,signal.SIGUSR1): signal.signal(s, lambda *_: signal.alarm(20))
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    "Whether work ends, the main process decides: of all signals to stop, this one minds only those that come from there"
+    if not hasattr(signal, 'sigwaitinfo'): return
+    stops,parent = {signal.SIGINT,signal.SIGTERM,signal.SIGUSR1},os.getppid(); signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    def mind():
+        while signal.sigwaitinfo(stops).si_pid != parent: pass
+        os._exit(0)
+    threading.Thread(target=mind, daemon=True).start()
 
 @patch
 def _read(self:Loader, jobs):
