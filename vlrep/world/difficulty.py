@@ -14,7 +14,6 @@ from PIL import Image, ImageDraw
 from ..core import *
 from .draw import *
 from .scene import *
-from .scene import _home,_pick,_settle,_thing,_u
 from .say import *
 from .say import _list,_typed
 from .masks import *
@@ -49,27 +48,11 @@ def layout_at(
     shifted:bool=False,    # Draw from the shifted world?
 )->dict:                   # As `layout` gives it; `place` may have `scraps` and `odd`
     "The annotation of one scene at a difficulty; at the default that of `layout`"
-    d = difficulty
-    r,other = Random(seed_of('layout', bool(shifted), *key)),Random(seed_of('difficulty', bool(shifted), *key))
-    setting = _pick(r, SETTINGS)
-    h = _u(r, .3, .5) if shifted else _u(r, .38, .54); z = zones(setting, h); pool = CATEGORIES if shifted else SEEN
-    q = r.random(); q = q if d.number == 1 else q**(1/d.number)
-    n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
-    home,cast,objects = [c for c in _home[setting] if c in pool],[],[]
-    for _ in range(n):
-        more = cast and r.random()<.3; where = home if r.random()<(.5 if shifted else .8) else pool
-        cast.append(cast[-1] if more else _pick(r, where))
-    for c in cast:
-        before = next((o['color'] for o in objects if o['category'] == c), None)
-        t,bb,zone,s = _thing(r, c, setting, z, (1.06,1.,.88,.8,.74)[n-1], before, shifted or other.random() < d.shift)
-        if d.size != 1: s = round(min(s*d.size, .88/(bb[2]-bb[0]), .88/(bb[3]-bb[1])), 4)
-        if _settle(r, t, bb, zone, s, *z[zone], objects, shifted): objects.append(t)
-    objects.sort(key=lambda t: (t['look']['floor'], t['y'], t['x']))
-    for i,t in enumerate(objects): t['depth'] = i
-    place = dict(horizon=h, seed=int(r.random()*2**31), mood=int(r.random()*5))
-    if d.clutter: place['scraps'] = int(d.clutter)
-    if not shifted and other.random() < d.shift: place['odd'] = True
-    return dict(setting=setting, objects=objects, shifted=bool(shifted), place=place)
+    d,other = difficulty,Random(seed_of('difficulty', bool(shifted), *key))
+    a = layout(*key, shifted=shifted, number=d.number, size=d.size, odd=lambda: other.random() < d.shift)
+    if d.clutter: a['place']['scraps'] = int(d.clutter)
+    if not shifted and other.random() < d.shift: a['place']['odd'] = True
+    return a
 
 # %% ../../nbs/13e_world.difficulty.ipynb #3c97e569
 def _scraps(a):

@@ -131,18 +131,22 @@ def _settle(r, t, bb, zone, s, lo, hi, others, shifted):
 def layout(
     *key,               # Whatever names the scene, e.g. ('train', 12)
     shifted:bool=False, # Draw from the shifted world: other looks and places, and the unseen categories too
+    number:float=1.,    # Above 1: more things, below: fewer
+    size:float=1.,      # Factor of the things' size, as far as the frame allows
+    odd=lambda: False,  # Asked for each thing: shall it look as in the shifted world?
 )->dict:                # setting, objects (farthest first), place, shifted
     "The annotation of one scene: the same on every machine"
     r = Random(seed_of('layout', bool(shifted), *key)); setting = _pick(r, SETTINGS)
     h = _u(r, .3, .5) if shifted else _u(r, .38, .54); z = zones(setting, h); pool = CATEGORIES if shifted else SEEN
-    q = r.random(); n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
+    q = r.random(); q = q if number == 1 else q**(1/number); n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
     home,cast,objects = [c for c in _home[setting] if c in pool],[],[]
     for _ in range(n):
         more = cast and r.random()<.3; where = home if r.random()<(.5 if shifted else .8) else pool
         cast.append(cast[-1] if more else _pick(r, where))
     for c in cast:
         before = next((o['color'] for o in objects if o['category'] == c), None)
-        t,bb,zone,s = _thing(r, c, setting, z, (1.06,1.,.88,.8,.74)[n-1], before, shifted)
+        t,bb,zone,s = _thing(r, c, setting, z, (1.06,1.,.88,.8,.74)[n-1], before, shifted or odd())
+        if size != 1: s = round(min(s*size, .88/(bb[2]-bb[0]), .88/(bb[3]-bb[1])), 4)
         if _settle(r, t, bb, zone, s, *z[zone], objects, shifted): objects.append(t)
     objects.sort(key=lambda t: (t['look']['floor'], t['y'], t['x']))
     for i,t in enumerate(objects): t['depth'] = i
