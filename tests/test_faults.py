@@ -10,9 +10,9 @@ from vlrep.callbacks import read_log
 from vlrep.cli import METHODS, pretrain
 from vlrep.core import write_json
 from vlrep.learner import fit
-from vlrep.resume import resume
+from vlrep.resume import Note, StopOnSignal, Stopped, resume
 from vlrep.runs import Run, load
-from test_resume import STEPS, Crash, everything, make, rows, same, source, train
+from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
 from tools import SIZES, command, refused, sets, start
 
 TAGS = [*SIZES, 'size=32', 'steps=4', 'warmup=1', 'bs=16']
@@ -171,6 +171,26 @@ def test_broken_steps_resume(tmp_path, source):
     a, b = go(tmp_path/'a', [STEPS]), go(tmp_path/'b', [6, -11, 9, 12, STEPS])
     assert all(torch.equal(v, b.model.state_dict()[k]) for k, v in a.model.state_dict().items()) and a.finite.skipped == b.finite.skipped == 3
     assert (tmp_path/'a/skipped.jsonl').read_text() == (tmp_path/'b/skipped.jsonl').read_text()
+
+def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
+    "An infinite loss whose gradient is finite, in the first of three parts of a step; stopped after the second"
+    class Lift(Callback):
+        order, run_valid = 4, False
+        def after_loss(self):
+            if self.learn.steps.batches == 15: self.learn.loss_grad = self.learn.loss_grad+math.inf
+    def go(path, leave=None):
+        old = (path/'recipe.json').exists(); r = Run.reopen(path) if old else Run.create(path, recipe={}, method='m', data='d', seed=3)
+        with r:
+            l = make(r, source, accumulate=3); l.finite.log = r/'skipped.jsonl'; resume(l, r); note = Note()
+            try: fit(l, STEPS, [Lift(), *([Ask(note, leave), StopOnSignal(note)] if leave else [])])
+            except Stopped: pass
+        return l
+    a = go(tmp_path/'a'); go(tmp_path/'b', 17); b = go(tmp_path/'b'); same(everything(b), everything(a)); assert a.finite.skipped == b.finite.skipped == 1
+    assert (tmp_path/'a/skipped.jsonl').read_text() == (tmp_path/'b/skipped.jsonl').read_text()
+
+def test_damaged_images_are_remembered_over_a_stop(tmp_path, source):
+    with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
+        l = make(r, source); l.dls.train.damaged[5] = 'cannot be read'; fit(l, 7); new = make(r, source); resume(new, r); assert new.dls.train.damaged == {5: 'cannot be read'}
 
 # E14 a process that reads images is killed (a hanging one: notebook 27)
 

@@ -161,13 +161,13 @@ def shot(undisturbed, tmp_path_factory):
     "A run stopped by SIGTERM, then taken up and killed by SIGKILL, then taken up and stopped by Ctrl-C: (code, stderr, newest checkpoint) of each"
     cwd = tmp_path_factory.mktemp('shot'); run = cwd/'run'; got = []; begin = [*command('pretrain'), '--threads', 1, '--seed', 5, '--save-every', 8, '--out', run, *sets(JOB)]
     for after, sig, words in ((15, signal.SIGTERM, begin), (60, signal.SIGKILL, None), (110, signal.SIGINT, None)):
-        got.append((*shoot(words or [*command('pretrain', False), '--resume', run, '--save-every', 8], cwd, run, after, sig), Run(run).saved()[-1]))
+        got.append((*shoot(words or [*command('pretrain', False), '--resume', run], cwd, run, after, sig), Run(run).saved()[-1]))
         if sig == signal.SIGTERM: shutil.copytree(run, cwd/'stopped')
     return run, got
 
 def test_killed_processes(shot, undisturbed):
     run, got = shot
-    assert [c for c, *_ in got] == [143, -9, 130]
+    assert [c for c, *_ in got] == [143, -9, 130] and load(run).info['save_every'] == 8                   # kept, like the other options
     for (code, err, step), name in ((got[0], 'SIGTERM'), (got[2], 'SIGINT')):
         assert err.strip().splitlines()[-1] == f'vlrep-pretrain: stopped by {name} after step {step}; go on with: vlrep-pretrain --resume {run}' and 'Traceback' not in err, err
     pretrain(resume_run=run, say=lambda s: None)
