@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SEEN', 'UNSEEN', 'CATEGORIES', 'GROUPS', 'SETTINGS', 'COLORS', 'ACTIONS', 'VARIANTS', 'PATTERNS', 'smooth',
-           'limb_outline', 'Pen', 'bounds', 'mix', 'palette', 'pattern', 'spot', 'paint']
+           'limb_outline', 'Outlines', 'Pen', 'bounds', 'mix', 'palette', 'pattern', 'spot', 'paint']
 
 # %% ../../nbs/10_world.draw.ipynb #7b52c702
-import math, functools
+import functools, itertools, math
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
@@ -84,14 +84,44 @@ def limb_outline(
     return left+right[::-1]
 
 # %% ../../nbs/10_world.draw.ipynb #9d841244
+class Outlines:
+    "Filled outlines, one over another: names of fills, and all points in one array `xy` (n,2) that nobody may change"
+    def __init__(self,
+        fills:tuple,   # Name of each outline's fill
+        ends:tuple,    # 0, and how many points there are up to the end of each outline
+        xy:np.ndarray, # All points (n,2)
+    ): self.fills,self.ends,self.xy = fills,ends,xy; xy.flags.writeable = False
+    def __len__(self): return len(self.fills)
+    def __iter__(self): return zip(self.fills, (self.xy[i:j].tolist() for i,j in itertools.pairwise(self.ends)))
+    @functools.lru_cache(256)
+    def at(self, m:tuple)->'Outlines':
+        "The same outlines mapped by `m` = (a,b,c,d,e,f): x' = ax+by+e, y' = cx+dy+f"
+        (a,b,c,d,e,f),(x,y),xy = m,self.xy.T,np.empty_like(self.xy)
+        xy[:,0],xy[:,1] = a*x+b*y+e,c*x+d*y+f
+        return Outlines(self.fills, self.ends, xy)
+    @functools.cached_property
+    def box(self)->tuple: # x0, y0, x1, y1
+        "The smallest box around all points"
+        return *self.xy.min(0).tolist(),*self.xy.max(0).tolist()
+    def draw(self, d:ImageDraw.ImageDraw, ink, off:tuple=(0,0)):
+        "Fill each outline with `ink(name of its fill)`, the point `off` at the upper left"
+        v,n = (self.xy-off).ravel().tolist(),0
+        for fill,end in zip(self.fills, self.ends[1:]): d.polygon(v[n:2*end], fill=ink(fill)); n = 2*end
+
+# %% ../../nbs/10_world.draw.ipynb #e42b3695
 class Pen:
-    "Collects `(fill, points)` outlines, mapped by `m` = (a,b,c,d,e,f): x' = ax+by+e, y' = cx+dy+f"
-    def __init__(self, m:tuple=(1,0,0,1,0,0), fx:bool=True):
-        self.m,self.shapes,self.fx = m,[],Pen(m, False) if fx else None
+    "Collects outlines; `shapes` gives them mapped by `m`, or as they were drawn"
+    def __init__(self, m:tuple=None, fx:bool=True): self.m,self.polys,self.fx = m,[],Pen(m, False) if fx else None
+    @property
+    def shapes(self)->Outlines: # What was drawn so far
+        "The drawing"
+        fills,parts = zip(*self.polys) if self.polys else ((),())
+        ends = 0,*itertools.accumulate(map(len, parts)); flat = itertools.chain.from_iterable
+        out = Outlines(fills, ends, np.fromiter(flat(flat(parts)), float, 2*ends[-1]).reshape(-1,2))
+        return out.at(self.m) if self.m else out
     def poly(self, fill, *pts):
         "A polygon"
-        a,b,c,d,e,f = self.m
-        self.shapes.append((fill, [(a*x+b*y+e, c*x+d*y+f) for x,y in pts]))
+        self.polys.append((fill, pts))
     def blob(self, fill, *pts):
         "A smooth closed curve through `pts`"
         self.poly(fill, *smooth(pts))
@@ -114,13 +144,12 @@ class Pen:
         self.poly(fill, *[(x+(r+w/2)*u, y+(r+w/2)*v) for u,v in out],
             *[(x+(r-w/2)*u, y+(r-w/2)*v) for u,v in reversed(out)])
 
-# %% ../../nbs/10_world.draw.ipynb #02f9d93a
+# %% ../../nbs/10_world.draw.ipynb #9a8d13df
 def bounds(
-    shapes:list, # (fill, points) outlines
-)->tuple:        # x0, y0, x1, y1
+    shapes:Outlines, # At least one
+)->tuple:            # x0, y0, x1, y1
     "The smallest box around all points of `shapes`"
-    xs,ys = [x for _,ps in shapes for x,_ in ps],[y for _,ps in shapes for _,y in ps]
-    return min(xs),min(ys),max(xs),max(ys)
+    return shapes.box
 
 # %% ../../nbs/10_world.draw.ipynb #019a659b
 def mix(
@@ -129,7 +158,8 @@ def mix(
     t:float,  # How far to go
 )->tuple:     # Colour, whole numbers
     "The colour a part `t` of the way from `a` to `b`"
-    return tuple(int(x+(y-x)*t+.5) for x,y in zip(a,b))
+    (r,g,b),(u,v,w) = a,b
+    return int(r+(u-r)*t+.5),int(g+(v-g)*t+.5),int(b+(w-b)*t+.5)
 
 _paints = dict(ink=(46,40,52), white=(252,250,244), cream=(246,231,200), glass=(178,216,234), wood=(150,104,66),
     bark=(112,80,58), tyre=(58,56,64), metal=(176,180,188), leaf=(98,154,80), gold=(250,214,96), flame=(255,236,150),
@@ -175,6 +205,9 @@ def _glow(
     u = np.linspace(-1, 1, 64, dtype=np.float32)
     return Image.fromarray(np.uint8(2.55*strength*np.clip(1-np.sqrt(u[None]**2+u[:,None]**2), 0, 1)**1.3))
 
+@functools.lru_cache(1024)
+def _glow_of(strength, w, h): return _glow(strength).resize((w,h), Image.BILINEAR)
+
 def spot(
     im:Image.Image,   # Picture to paint on
     color:tuple,      # Colour of the spot
@@ -184,21 +217,8 @@ def spot(
     strength:float=1. # 0-1 in the middle
 ):
     "Paint a soft-edged spot: a shadow, a glow, a cloud"
-    im.paste(color, (int(x-rx),int(y-ry)), _glow(round(100*strength)).resize((max(2,int(2*rx)),max(2,int(2*ry))),
-        Image.BILINEAR))
-
-# %% ../../nbs/10_world.draw.ipynb #3e5cb982
-def _fill(shapes, off, size, pal):
-    "Flat colours on a transparent layer"
-    lay = Image.new('RGBA', size, pal['base']+(0,)); d,(ox,oy) = ImageDraw.Draw(lay),off
-    for fill,ps in shapes: d.polygon([(x-ox,y-oy) for x,y in ps], fill=pal[fill])
-    return lay
-
-def _shown(shapes, off, size, names=('base','light','dark')):
-    "Where fills called `names` show, 0 or 1 (h,w)"
-    lay = Image.new('L', size); d,(ox,oy) = ImageDraw.Draw(lay),off
-    for fill,ps in shapes: d.polygon([(x-ox,y-oy) for x,y in ps], fill=int(fill in names))
-    return np.asarray(lay)
+    w,h = max(2, int(2*rx)),max(2, int(2*ry)); glow = _glow_of if w*h<1<<12 else _glow_of.__wrapped__
+    im.paste(color, (int(x-rx),int(y-ry)), glow(round(100*strength), w, h))
 
 # %% ../../nbs/10_world.draw.ipynb #395d5517
 def _rim(
@@ -211,29 +231,40 @@ def _rim(
     return Image.fromarray(m//255*140)
 
 # %% ../../nbs/10_world.draw.ipynb #03aeeb2c
+@functools.lru_cache(16)
+def _relief(shapes, off, size, k, n):
+    "What does not depend on colours: fills that there are, which of them shows where, mask, light (h,w), rim"
+    names = [None,*dict.fromkeys(shapes.fills)]; lay = Image.new('L', size); h = size[1]
+    shapes.draw(ImageDraw.Draw(lay), {f: i for i,f in enumerate(names)}.get, off); which = np.asarray(lay)
+    on = (which>0)*np.uint8(255); mask = Image.fromarray(on)
+    m = np.asarray(mask.filter(ImageFilter.BoxBlur(k*1.5)), dtype=np.float32)
+    light = np.empty_like(m); light[:] = (13-30*np.arange(h, dtype=np.float32)/h)[:,None]
+    light[k:-k,k:-k] += .2*(m[2*k:,2*k:]-m[:-2*k,:-2*k])
+    return names,which,mask,light[...,None],_rim(on, n)
+
+# %% ../../nbs/10_world.draw.ipynb #2e12cdef
 def paint(
-    im:Image.Image, # Picture to paint on, changed in place
-    shapes:list,    # (fill, points) outlines in pixels
-    pal:dict,       # Fill name -> colour; `mark` is the texture's
-    texture=None,   # None, or (pattern name, waves a unit, turn, strength)
-    unit:float=1.,  # Pixels a unit of the thing's own measure
+    im:Image.Image,  # Picture to paint on, changed in place
+    shapes:Outlines, # In pixels
+    pal:dict,        # Fill name -> colour; `mark` is the texture's
+    texture=None,    # None, or (pattern name, waves a unit, turn, strength)
+    unit:float=1.,   # Pixels a unit of the thing's own measure
     shade:tuple=(1.,1.,1.), # Colour of the light, e.g. bluish at night
 ):
     "Paint `shapes` with light from the upper left, a soft top-to-bottom shade and a thin rim"
     (W,H),(x0,y0,x1,y1),pad = im.size,bounds(shapes),max(2, int(unit*.08))
     x0,y0,x1,y1 = max(int(x0)-pad,-pad),max(int(y0)-pad,-pad),min(int(x1)+pad+1,W+pad),min(int(y1)+pad+1,H+pad)
     if x1-x0<3 or y1-y0<3: return
-    w,h = x1-x0,y1-y0; lay = _fill(shapes, (x0,y0), (w,h), pal); mask = lay.getchannel('A'); k = max(1, int(unit*.1))
-    a = np.asarray(lay)[...,:3].astype(np.float32)
+    w,h = x1-x0,y1-y0; relief = _relief if w*h<1<<16 else _relief.__wrapped__   # only what is small is kept
+    names,which,mask,light,rim = relief(shapes, (x0,y0), (w,h), max(1, int(unit*.1)), 1 if unit<70 else 2)
+    a = np.float32([pal[f or 'base'] for f in names]).take(which, 0)
     if texture:
         name,f,turn,strength = texture
         t = pattern(name, np.arange(w, dtype=np.float32)[None]/unit, np.arange(h, dtype=np.float32)[:,None]/unit, f,
             turn)
-        a += (t*_shown(shapes, (x0,y0), (w,h))*strength)[...,None]*(np.float32(pal['mark'])-a)
-    m = np.asarray(mask.filter(ImageFilter.BoxBlur(k*1.5)), dtype=np.float32)
-    light = np.empty_like(m); light[:] = (13-30*np.arange(h, dtype=np.float32)/h)[:,None]
-    light[k:-k,k:-k] += .2*(m[2*k:,2*k:]-m[:-2*k,:-2*k]); a += light[...,None]
+        shown = np.uint8([f in ('base','light','dark') for f in names]).take(which)
+        a += (t*shown*strength)[...,None]*(np.float32(pal['mark'])-a)
+    a += light
     if shade != (1.,1.,1.): a *= np.float32(shade)
-    im.paste(tuple(int(c*s) for c,s in zip(mix(pal['deep'], (40,30,60), .35), shade)), (x0,y0),
-        _rim(np.asarray(mask), 1 if unit<70 else 2))
-    im.paste(Image.fromarray(np.uint8(np.clip(a, 0, 255))), (x0,y0), mask)
+    im.paste(tuple(int(c*s) for c,s in zip(mix(pal['deep'], (40,30,60), .35), shade)), (x0,y0), rim)
+    im.paste(Image.fromarray(np.uint8(np.clip(a, 0, 255, out=a))), (x0,y0), mask)

@@ -26,7 +26,7 @@ def label_map(
     if not 8 <= size <= 2048: raise ValueError(f'size {size} is not between 8 and 2048 pixels')
     im = Image.new('L', (2*size,2*size)); d = ImageDraw.Draw(im); C = 2*size
     for k,o in enumerate(a['objects'], 1):
-        for _,ps in shapes(o, o['x']*C, o['y']*C, o['scale']*C)[0]: d.polygon(ps, fill=k)
+        shapes(o, o['x']*C, o['y']*C, o['scale']*C)[0].draw(d, lambda fill: k)
     v = np.asarray(im).reshape(size,2,size,2).transpose(1,3,0,2).reshape(4,-1)
     same = (v[0] == v[1]) & (v[0] == v[2]) & (v[0] == v[3]); out = v[0].copy(); out[~same] = _most(v[:,~same])
     return out.reshape(size,size)

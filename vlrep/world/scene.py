@@ -379,7 +379,7 @@ def backdrop(
     p,odd = a['place'],a['shifted']; r = Random(p['seed']); im = Image.new('RGB', (C,C)); h = p['horizon']*C
     if a['setting'] not in _paint: raise did_you_mean('setting', a['setting'], SETTINGS)
     tint = [_u(r, -26, 26) for _ in range(3)] if odd else [_u(r, -9, 9)]*2+[_u(r, -12, 12)]
-    T = lambda c: tuple(int(min(255, max(0, v+t))) for v,t in zip(c, tint))
+    T = lambda c: tuple([int(min(255, max(0, v+t))) for v,t in zip(c, tint)])
     if a['setting'] not in ('room','kitchen','night','forest'): _sky(im, r, h, p['mood'], odd)
     _paint[a['setting']](im, ImageDraw.Draw(im), r, h, T)
     return im
@@ -407,11 +407,11 @@ def _put(im, o, night):
 def _effects(im, fx, pal, s, strength, shade):
     "Soft-edged, half transparent: steam, smoke, glow"
     x0,y0,x1,y1 = (int(v) for v in bounds(fx)); k = max(1, s*.05); q = int(2*k+1)
-    m = Image.new('L', (x1-x0+2*q,y1-y0+2*q)); d = ImageDraw.Draw(m)
-    for _,ps in fx: d.polygon([(x-x0+q,y-y0+q) for x,y in ps], fill=int(255*strength))
+    m = Image.new('L', (x1-x0+2*q,y1-y0+2*q)); d,fill = ImageDraw.Draw(m),fx.fills[0]
+    fx.draw(d, lambda fill: int(255*strength), (x0-q,y0-q))
     if max(m.size)<4*im.size[0]:
-        im.paste(pal[fx[0][0]] if fx[0][0] == 'flame' else tuple(int(c*t) for c,t in zip(pal[fx[0][0]], shade)),
-            (x0-q,y0-q), m.filter(ImageFilter.BoxBlur(k if fx[0][0] != 'flame' else 3*k)))
+        im.paste(pal[fill] if fill == 'flame' else tuple(int(c*t) for c,t in zip(pal[fill], shade)),
+            (x0-q,y0-q), m.filter(ImageFilter.BoxBlur(k if fill != 'flame' else 3*k)))
 
 def _mirror(im, own, pal, y1, s):
     "A faint, flattened reflection below `y1`"

@@ -6,7 +6,7 @@
 __all__ = ['shapes']
 
 # %% ../../nbs/11_world.things.ipynb #7bbefdad
-import math
+import functools, math
 from random import Random
 from ..core import did_you_mean
 from .draw import *
@@ -559,23 +559,23 @@ def _cup(p, r, v, pose):
         .09) for x in (-.3,0,.3)]
     p.oval('light', 0, t, .57, .15); p.oval('bark', 0, t+.02, .46, .1)
 
-# %% ../../nbs/11_world.things.ipynb #8b53d3f9
-_draw = dict(dog=_dog, cat=_cat, horse=_horse, sheep=_sheep, bird=_bird, fish=_fish, car=_car, bus=_bus,
-    bicycle=_bicycle, boat=_boat, tree=_tree, flower=_flower, cactus=_cactus, house=_house, tent=_tent, apple=_apple,
-    banana=_banana,
-    cake=_cake, chair=_chair, lamp=_lamp, ball=_ball, kite=_kite, umbrella=_umbrella, cup=_cup, rabbit=_rabbit,
+# %% ../../nbs/11_world.things.ipynb #525dc698
+_draw = dict(dog=_dog, cat=_cat, horse=_horse, sheep=_sheep, bird=_bird, fish=_fish, car=_car, bus=_bus, boat=_boat,
+    bicycle=_bicycle, tree=_tree, flower=_flower, cactus=_cactus, house=_house, tent=_tent, apple=_apple, cake=_cake,
+    banana=_banana, chair=_chair, lamp=_lamp, ball=_ball, kite=_kite, umbrella=_umbrella, cup=_cup, rabbit=_rabbit,
     truck=_truck, plane=_plane, mushroom=_mushroom, windmill=_windmill, table=_table)
+@functools.lru_cache(128, typed=True)
+def _drawn(c, variant, action, seed): p = Pen(); _draw[c](p, Random(seed), variant, action); return p.shapes,p.fx.shapes
 
 def shapes(
     thing:dict,   # An object of an annotation: category, variant, action, look
     x:float=0.,   # Where its own origin goes
     y:float=0.,
     size:float=1.,# Length of one of its units
-)->tuple:         # Two lists of (fill, points): the thing, and effects around it
+)->tuple:         # `Outlines` twice: the thing, and effects around it
     "The outlines of `thing`"
     k,c = thing['look'],thing['category']
     if c not in _draw: raise did_you_mean('category', c, CATEGORIES)
     ca,sa = math.cos(k['angle']),math.sin(k['angle']); f = -k['wide'] if k['flip'] else k['wide']
-    p = Pen((f*ca*size, -k['tall']*sa*size, f*sa*size, k['tall']*ca*size, x, y))
-    _draw[c](p, Random(k['seed']), thing['variant'], thing['action'])
-    return p.shapes,p.fx.shapes
+    m = f*ca*size,-k['tall']*sa*size,f*sa*size,k['tall']*ca*size,x,y
+    return tuple(o.at(m) for o in _drawn(c, thing['variant'], thing['action'], k['seed']))
