@@ -3,11 +3,11 @@ import ast, dataclasses, inspect, re
 import numpy as np, pytest, torch
 import vlrep
 from vlrep.cli import METHODS
-from vlrep.data.tokenize import Tokenizer
 from vlrep.first_steps import overfit, tiny
-from vlrep.jobs import open_world, train_on
+from vlrep.jobs import train_on
 from vlrep.recipes import JOBS, RECIPES, override_all, recipe
 from vlrep.runs import Run
+from vlrep.sources import open_world, vocabulary
 from vlrep.transfer.table import transfer_table
 from vlrep.world.scenes import world
 from test_project import KNOWN, MODULES, public, read
@@ -54,8 +54,7 @@ class Case:
         self.name,self.method = name,METHODS[name]
         parts = [recipe(name, 'world'), JOBS['world']]
         self.rec,job = override_all(parts, [*tiny(*parts), 'scenes=320', 'held=32', 'shown=16', 'steps=60', 'warmup=15'])
-        self.src = open_world(job, self.rec.size)
-        self.tok = Tokenizer.train(self.src['train'].captions.flat(), self.rec.vocab) if self.method.reads == 'captions' else None
+        self.src = open_world(job, self.rec.size, self.method.reads); self.tok = vocabulary(self.method, self.rec, self.src['train'])
         def look(learn): self.before = float(learn.validate()[0])
         self.learn = train_on(self.method, self.rec, self.src, 'world', self.tok, precision='fp32', say=lambda s: None, begin=look)
         self.batch = self.learn.dls.valid.one_batch()[0]

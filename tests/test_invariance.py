@@ -2,21 +2,31 @@
 
 In evaluation mode and single precision on one thread: what is left is rounding, a few parts in a million.
 """
+from dataclasses import replace
 import pytest, torch
 from fastai.callback.core import Callback, CancelFitException
 from vlrep.cli import METHODS
 from vlrep.data.loader import loaders
-from vlrep.data.tokenize import Tokenizer
 from vlrep.learner import Accumulate, Micro, fit
+from vlrep.sources import reader, vocabulary
 from test_resume import small
-from vlrep.world.scenes import world
+from tools import told
+
+def alone(method):
+    "The small recipe, without what compares samples with each other, and with room for padding"
+    r = small(method); return replace(r, **{k: v for k,v in dict(contrast=0., max_len=100).items() if hasattr(r, 'contrast')})
+
+def longer(batch, n, pad):
+    "The batch with `n` more columns of padding"
+    out = {**batch, 'tok': torch.nn.functional.pad(batch['tok'], (0, n), value=pad)}
+    if 'span' in batch: out['span'] = torch.cat([batch['span'], torch.tensor([0., -1.]).expand(len(batch['tok']), n, 2)], 1)
+    return out
 
 @pytest.fixture(scope='module', params=METHODS)
 def case(request):
     "A method's model and loss, and a batch of 12 captioned scenes"
-    method, r = METHODS[request.param], small(request.param); train, valid = world('train', 96, size=32), world('valid', 24, size=32)
-    tok = Tokenizer.train(train.captions.flat(), 300) if method.reads == 'captions' else None
-    dls = loaders(train, valid, tok=tok, bs=12, size=32, seed=3, device='cpu', **(dict(max_len=30) if tok else {}))
+    method, r = METHODS[request.param], alone(request.param); train, valid = told('train', 96), told('valid', 24)
+    dls = loaders(train, valid, read=reader(method, r, vocabulary(method, r, train)), bs=12, size=32, seed=3, device='cpu')
     model = method.learner(r, dls, seed=3, precision='fp32').model
     batch = next(iter(dls.valid))[0]
     if 'tok' in batch: assert len(set(batch['lens'].tolist())) > 3                           # captions of different lengths, or nothing is tested
@@ -47,15 +57,15 @@ def test_order(case):
 def test_padding(case):
     model, _, batch = case
     if 'tok' not in batch: pytest.skip('reads no captions')
-    pad = getattr(model, 'pad', 4); room = getattr(model, 'max_len', 30)-batch['tok'].shape[1]; assert room >= 4
-    for n in (1, 4): close(total(case, {**batch, 'tok': torch.nn.functional.pad(batch['tok'], (0, n), value=pad)}), total(case, batch))
+    pad = getattr(model, 'pad', 4)
+    for n in (1, 4): close(total(case, longer(batch, n, pad)), total(case, batch))
 
 def test_bucketing(case):
     "Batches of captions of like length cost what mixed ones cost"
     model, _, batch = case
     if 'tok' not in batch: pytest.skip('reads no captions')
     order = batch['lens'].argsort(); got = []
-    for i in order.split(4): b = rows(batch, i); b['tok'] = b['tok'][:, :int(b['lens'].max())]; got.append(total(case, b))
+    for i in order.split(4): b = rows(batch, i); b.update({k: b[k][:, :int(b['lens'].max())] for k in ('tok', 'span') if k in b}); got.append(total(case, b))
     close(tuple(map(sum, zip(*got))), total(case, batch))
 
 class Calm(Callback):
@@ -69,10 +79,9 @@ class Peek(Callback):
 @pytest.mark.parametrize('method', METHODS)
 def test_accumulation(method):
     "The gradient of 4 parts of a batch, of unequal counts, is that of the batch"
-    r, train, valid = small(method), world('train', 96, size=32), world('valid', 24, size=32); got = []
-    tok = Tokenizer.train(train.captions.flat(), 300) if METHODS[method].reads == 'captions' else None
+    m, r, train, valid = METHODS[method], alone(method), told('train', 96), told('valid', 24); got, read = [], reader(m, r, vocabulary(m, r, train))
     for n in (1, 4):
-        dls = loaders(train, valid, tok=tok, bs=18, size=32, seed=3, device='cpu', **(dict(max_len=30) if tok else {})); dls.loaders[0] = Micro(dls.train, n)
+        dls = loaders(train, valid, read=read, bs=18, size=32, seed=3, device='cpu'); dls.loaders[0] = Micro(dls.train, n)
         l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[Accumulate(n), Calm()]); peek = Peek(); fit(l, 1, [peek]); got.append(peek.grad)
     assert (got[0]-got[1]).norm() < 1e-5*got[0].norm() and got[0].norm() > 0
 

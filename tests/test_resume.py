@@ -10,20 +10,19 @@ from fastai.callback.core import Callback
 from vlrep.callbacks import LogCSV, SaveRun, read_log
 from vlrep.cli import METHODS, pretrain
 from vlrep.data.loader import loaders
-from vlrep.data.tokenize import Tokenizer
 from vlrep.learner import Accumulate, Micro, fit
 from vlrep.recipes import recipe
 from vlrep.resume import Note, StopOnSignal, Stopped, resume
 from vlrep.runs import Run, load
-from vlrep.world.scenes import world
-from tools import NET, SIZES, command, refused, sets, start
+from vlrep.sources import reader, vocabulary
+from tools import NET, SIZES, command, refused, sets, start, told
 
 STEPS, BATCHES = 14, 6                         # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more
 SMALL = dict(steps=STEPS, warmup=3, bs=16, size=32)
 TEXT = dict(width=32, heads=2, vocab=300, dropout=.1, lookahead_k=5)
 
 @pytest.fixture(scope='module')
-def source(): return world('train', 96, size=32), world('valid', 32, size=32)
+def source(): return told('train', 96), told('valid', 32)
 
 def small(method):
     "The method's recipe for the world, smaller; with dropout and Lookahead where it has them"
@@ -50,10 +49,10 @@ class Curve(Callback):
     def after_batch(self): self.seen[self.learn.steps.batches] = self.learn.loss.item()
 
 def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
-    r = small(method); kw = dict(tok=Tokenizer.train(source[0].captions.flat(), 300), max_len=30) if METHODS[method].reads == 'captions' else {}
-    dls = loaders(*source, bs=16, size=32, seed=3, device='cpu', workers=workers, **kw)
+    m,r = METHODS[method],small(method)
+    dls = loaders(*source, read=reader(m, r, vocabulary(m, r, source[0])), bs=16, size=32, seed=3, device='cpu', workers=workers)
     dls.loaders[0] = Micro(dls.train, accumulate)
-    return METHODS[method].learner(r, dls, seed=3, precision=precision, cbs=[Accumulate(accumulate), Curve(), LogCSV(run/'log.csv', every=2), SaveRun(run)])
+    return m.learner(r, dls, seed=3, precision=precision, cbs=[Accumulate(accumulate), Curve(), LogCSV(run/'log.csv', every=2), SaveRun(run)])
 
 def train(path, source, stop=None, valid=False, **kw):
     "Begin or go on; stop after `stop` batches. The learner"

@@ -22,10 +22,12 @@ from .resume import *
 from .models.captioner import *
 from .tasks.virtex import *
 from .tasks.tags import *
+from .tasks.loctex import *
 from .pretrained import *
 from .models.visual import *
 from .transfer.features import *
 from .recipes import *
+from .sources import *
 from .report import *
 from .first_steps import *
 from .jobs import *
@@ -46,7 +48,10 @@ METHODS = dict(
     masked_lm =Method(VirTexRecipe, GapFiller, virtex_loss, virtex_learner),
     token_cls =Method(VirTexRecipe, WordClassifier, virtex_loss, virtex_learner),
     multilabel=Method(VirTexRecipe, LabelClassifier, virtex_loss, virtex_learner, 'labels'),
-    tags      =Method(TagsRecipe, TagsModel, tags_loss, tags_learner, 'labels'))
+    tags      =Method(TagsRecipe, TagsModel, tags_loss, tags_learner, 'labels'),
+    loctex    =Method(LocTexRecipe, LocTexModel, loctex_loss, loctex_learner, 'narratives'))
+_LOSS = dict(virtex='nats a word piece, both directions added', captioning='nats a word piece', masked_lm='nats a missing piece', token_cls='nats a caption, over the set of its pieces',
+             multilabel='nats an image, over the set of its labels', tags='nats an image, added over labels', loctex='nats a pair plus the distances of attention and trace (LocTex eq. 1 can fall below 0)')
 
 # %% ../nbs/90_cli.ipynb #8e9dfbca
 def _empty(method, rec, tok, weights):
@@ -68,7 +73,7 @@ def open_run(
     run = load(run); info,weights = run.info,run.weights(which)
     if info['method'] not in METHODS: raise did_you_mean(f'method in {run.path/"recipe.json"}', info['method'], METHODS)
     rec = recipe_from_dict(METHODS[info['method']].recipe, info['recipe'])
-    tok = Tokenizer.load(run.part('tokenizer.model')) if METHODS[info['method']].reads == 'captions' else None
+    tok = Tokenizer.load(run.part('tokenizer.model')) if METHODS[info['method']].reads != 'labels' else None
     try: model = _empty(info['method'], rec, tok, weights).to(device)
     except RuntimeError as e:
         raise ValueError(f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
@@ -192,8 +197,8 @@ def rehearse(
     asked = _asked({k: v for k,v in options.items() if v is not None}, None)[0]; method = METHODS.get(asked['method'])
     rec,job = plan(asked['method'], asked['name'], _small(asked, changes) if small else changes, asked['data'])
     if threads: torch.set_num_threads(threads)
-    side = views(rec, asked['data'])[0]; src = open_world(job, side) if asked['data'] == 'world' else open_photos(asked['data'], asked['root'], job, side, say)
-    tok = Tokenizer.train(src['train'].captions.flat(), rec.vocab) if method.reads == 'captions' else None
+    side = views(rec, asked['data'])[0]; src = open_world(job, side, method.reads, getattr(rec, 'oracle', False)) if asked['data'] == 'world' else open_photos(asked['data'], asked['root'], job, side, say)
+    tok = vocabulary(method, rec, src['train'])
     if what == 'overfit': return overfit(method, rec, src, asked['data'], tok, asked['seed'], asked['precision'], say)
     dry_run(method, rec, job, src, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'], workers or 0, say)
     return True
@@ -243,8 +248,10 @@ def pretrain(
     if resume_run and out: raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume out')
     asked,parts = _asked(given, resume_run); changes = _small(asked, changes) if small else changes
     rec,job = plan(asked['method'], asked['name'], changes, asked['data'], parts)
+    if asked['data'] != 'world' and not asked['root'] and not resume_run: open_photos(asked['data'], None, job, 0)      # refuse at once
     if not resume_run and (at != 'last' or inexact): raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
     was = load(resume_run).info if resume_run else {}
+    if small: say('a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be expected')
     workers,save_every = (was.get(k, 0) if v is None else v for k,v in dict(workers=workers, save_every=save_every).items())
     for k,v,low in (('threads', asked['threads'], 1), ('accumulate', asked['accumulate'], 1), ('workers', workers, 0), ('save-every', save_every, 0)):
         if v is not None and v < low: raise ValueError(f'--{k} {v}: at least {low} is wanted')
@@ -253,25 +260,27 @@ def pretrain(
 # %% ../nbs/90_cli.ipynb #f98a9435
 def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run, at, inexact, say):
     "`pretrain`, with every option known"
-    method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']; reads = method.reads == 'captions'
+    method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']; reads = method.reads != 'labels'
     run_folder(out, data, asked['method']) if out else None           # refuse at once, not after the world is drawn
     if asked['threads']: torch.set_num_threads(asked['threads'])
     stages,side = Stages(say),views(rec, data)[0]; chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
     facts = _facts(asked, rec, job, chosen)
+    if hint := busy_hint(facts['threads']): say(hint)
     if resume_run:
         old = load(resume_run); _compare(old, facts, inexact)
         if at != 'last': old.checkpoint(at)
         if (old/'result.jsonl').exists(): say(f'{resume_run}: complete, nothing is left to do'); return old.path
     with stages('world' if data == 'world' else 'photos'):
-        src = open_world(job, side) if data == 'world' else open_photos(data, asked['root'], job, side, say)
+        src = open_world(job, side, method.reads, getattr(rec, 'oracle', False)) if data == 'world' else open_photos(data, asked['root'], job, side, say)
+    if method.reads == 'narratives' and src['train'].narratives is None: say(f'{data} has no narratives: captions are read in their place, and nothing points')
     facts['images'] = {k: fingerprint(v) for k,v in src.items()}
     say(f'{asked["method"]} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
-        f'seed {seed}, threads {facts["threads"]}, precision {chosen}')
+        f'seed {seed}, threads {facts["threads"]}, precision {chosen}; the loss is {_LOSS[asked["method"]]}')
     with Run.reopen(resume_run) if resume_run else Run.create(run_folder(out, data, asked['method']), root=asked['root'] and str(Path(asked['root']).resolve()), commit=commit(),
                                                                          workers=workers, save_every=save_every, **facts) as run, unless_begun(run, not resume_run):
         regroup,tok = bool(resume_run) and _again(run, facts, inexact, say),None
         if reads:
-            with stages('tokenizer'): tok = _words(run, src, rec)
+            with stages('tokenizer'): tok = _words(run, method, rec, src)
         with stages('bicaptioning' if asked['method'] == 'virtex' else asked['method']), signals() as note:
             cbs = [LogCSV(run/'log.csv', say=say), SaveRun(run, save_every), StopOnSignal(note)]
             try:
@@ -282,10 +291,10 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run,
         _finish(run, asked, changes, rec, job, src, learn, tok, stages, say)
     return run.path
 
-def _words(run, src, rec):
-    "The tokenizer of a run: the one it has, or one from its captions"
+def _words(run, method, rec, src):
+    "The tokenizer of a run: the one it has, or one from its texts"
     if (run/'tokenizer.model').exists(): return Tokenizer.load(run.part('tokenizer.model'))
-    tok = Tokenizer.train(src['train'].captions.flat(), rec.vocab); tok.save(run/'tokenizer.model'); run.keep_part('tokenizer.model')
+    tok = vocabulary(method, rec, src['train']); tok.save(run/'tokenizer.model'); run.keep_part('tokenizer.model')
     return tok
 
 # %% ../nbs/90_cli.ipynb #e8074e4b
@@ -408,7 +417,7 @@ def _pretrain(argv):
     p.add_argument('--method', help=f'one of: {", ".join(METHODS)} (default: virtex)')
     p.add_argument('--recipe', dest='name', metavar='NAME', help='a recipe of the method (default: the one called like the data)')
     p.add_argument('--set', dest='changes', action='append', default=[], metavar='FIELD=VALUE',
-                   help='change a field of the recipe or a size of the job; may be repeated')
+                   help='change a field of the recipe or a size of the job, see --fields; may be repeated')
     p.add_argument('--data', help=f'one of: {", ".join(JOBS)} (default: world)')
     p.add_argument('--root', metavar='DIR', help='for photos: the folder in the layout of --data, or the CSV file')
     p.add_argument('--out', metavar='DIR', help='folder of the run (default: the next free one in runs/)')
@@ -418,13 +427,16 @@ def _pretrain(argv):
     p.add_argument('--accumulate', type=int, metavar='N', help='cut each batch into N parts to save memory (default: 1)')
     p.add_argument('--workers', type=int, metavar='N', help='processes that load images in advance (default: 0)')
     p.add_argument('--save-every', type=int, metavar='STEPS', help='also save within an epoch (default: only at its end)')
+    p.add_argument('--fields', action='store_true', help='list what --set can change, with the values of this recipe, and end')
     p.add_argument('--tiny', dest='small', action='store_true', help='a job of some twenty seconds, which learns next to nothing')
     p.add_argument('--dry-run', action='store_true', help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
     p.add_argument('--overfit', action='store_true', help='learn one batch by heart, or say that it failed (code 1)')
     p.add_argument('--resume', dest='resume_run', metavar='RUN', help='go on with a run that was stopped; its options need not be repeated')
     p.add_argument('--resume-at', dest='at', default='last', metavar='STEP', help='... from an earlier checkpoint; later ones are removed')
     p.add_argument('--resume-inexact', dest='inexact', action='store_true', help='... although something differs')
-    a = p.read(argv); what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
+    a = p.read(argv)
+    if a.pop('fields'): print('\n'.join(field_lines(*plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world')))); return
+    what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
     if not what: pretrain(**a); return
     for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False).items():
         if a.pop(k) != unset: raise ValueError(f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every and --resume out')

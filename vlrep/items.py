@@ -196,15 +196,16 @@ class Source:
         ids=None,             # Name of each image; their numbers by default
         records=None,         # Called with a row, gives a `Record` with more than this class knows
         names:dict=None,      # Name of a label -> names of its columns, or of its values
+        narratives=None,      # What is said, and where the mouse is: has a row for each image, and `subset`
     ):
-        self.name,self.n,self.size,self.split,self._records = name,n,size,split,records
+        self.name,self.n,self.size,self.split,self._records,self.narratives = name,n,size,split,records,narratives
         self.names = {k: list(v) for k,v in (names or {}).items()}
         self.captions = captions if captions is None or isinstance(captions, TextBuffer) else TextBuffer(captions)
         self.labels = {k: np.asarray(v) for k,v in (labels or {}).items()}
         self.ids = ids if ids is not None else [str(i) for i in range(n)]
         self._fits()
     def _fits(self):
-        said = [] if self.captions is None else [('captions',self.captions)]
+        said = [(k, v) for k,v in (('captions',self.captions), ('narratives',self.narratives)) if v is not None]
         for what,v in [('ids',self.ids), *self.labels.items(), *said]:
             if len(v) != self.n: raise ValueError(f'{self.name}: {len(v)} {what} for {self.n} images')
     def __len__(self): return self.n
@@ -212,9 +213,9 @@ class Source:
     def images(self, idx): raise NotImplementedError
     def _rows(self, idx, split):
         "What a source of the rows `idx` is made with, pixels apart"
-        idx = np.asarray(idx); caps,rec = self.captions,self._records
+        idx = np.asarray(idx); caps,rec,told = self.captions,self._records,self.narratives
         return dict(split=split or self.split, names=self.names, ids=[self.ids[i] for i in idx],
-                    captions=None if caps is None else caps.subset(idx), records=rec and (lambda i: rec(int(idx[i]))),
+                    captions=None if caps is None else caps.subset(idx), narratives=None if told is None else told.subset(idx), records=rec and (lambda i: rec(int(idx[i]))),
                     labels={k: v[idx] for k,v in self.labels.items()})
     def _record(self, i):
         r = self._records(i) if self._records else Record(str(self.ids[i]))
@@ -230,6 +231,14 @@ def with_captions(self:Source,
     "A source like this one that says something else about its images"
     new = copy.copy(self); new.captions = captions if isinstance(captions, TextBuffer) else TextBuffer(captions)
     new._fits()
+    return new
+
+@patch
+def with_narratives(self:Source,
+    narratives # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
+):             # The same images, captions and labels
+    "A source like this one with narratives"
+    new = copy.copy(self); new.narratives = narratives; new._fits()
     return new
 
 @patch

@@ -97,7 +97,9 @@ def curves_svg(
 # %% ../nbs/81_pieces.ipynb #511a7e1d
 ASKS = { # How a reader calls the questions
     'objects': 'all objects', 'seen objects': 'objects that training showed', 'unseen objects': 'objects never shown in training',
-    'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects', 'cell': 'place of a named object, 3x3'}
+    'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects', 'cell': 'place of a named object, 3x3',
+    'pointing': 'points at a named object', 'pointing, shifted': 'points at a named object, shifted world',
+    'overlap': 'part of the attention on it', 'overlap, shifted': 'part of the attention on it, shifted world'}
 
 def ask_name(r:dict)->str:
     "How a reader calls the question of a row"
@@ -107,7 +109,7 @@ def bars_html(
     rows:list, # Dicts `question, metric, backbone, n, value, low, high, chance`, values in percent
 )->str:        # One block for each question
     "A block of bars for each question, the backbones in the order in which they first occur"
-    who = list(dict.fromkeys(r['backbone'] for r in rows)); color = dict(zip(who, COLOUR*9)) | dict(random='#a3abb5')
+    who = list(dict.fromkeys(r['backbone'] for r in rows)); color = dict(zip(who, COLOUR*9)) | dict(random='#a3abb5', centre='#a3abb5')
     out = []
     for q in dict.fromkeys(r['question'] for r in rows):
         mine = [r for r in rows if r['question'] == q]
@@ -237,7 +239,7 @@ figcaption{padding:8px 12px 10px;font-size:14px;line-height:1.4} figcaption p{ma
 .missed{color:#5a6472;background:#f1f3f5;border-style:dashed}
 @media(max-width:520px){body{padding:18px 14px 40px} h1{font-size:23px} .cards{grid-template-columns:1fr 1fr;
   gap:10px} figcaption{padding:7px 8px} .heads{grid-template-columns:1fr 1fr} .b{grid-template-columns:88px 1fr 56px;
-  gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px} td:first-child,caption{white-space:normal;min-width:128px}}
+  gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px} td:first-child,caption{white-space:normal;min-width:128px} caption{max-width:calc(100vw - 28px)}}
 @media print{body{padding:0;font-size:12px;max-width:none} h2,h3{break-after:avoid} .wide,.two{break-inside:avoid}
   .facts{grid-template-columns:repeat(4,1fr)}
   .cards{grid-template-columns:repeat(4,1fr)} .two,.bars{grid-template-columns:1fr 1fr}}
@@ -254,6 +256,14 @@ _MORE = """
 .near .me:after{content:"\\00a0";font-size:12px} .near small{color:var(--soft);font-size:12px} .p{text-align:center;line-height:1.4}
 @media(max-width:520px){.look{grid-template-columns:1fr} .look figure{width:60%} .words{grid-template-columns:repeat(4,1fr)}
   .w{font-size:13px} .near{grid-template-columns:1fr;gap:8px;border-bottom:1px solid var(--line);padding-bottom:14px} .near .me{width:48%}}
+.told{grid-template-columns:280px 1fr;gap:22px;margin:18px 0 28px} .told .words{grid-template-columns:repeat(auto-fill,minmax(78px,1fr));gap:10px}
+.halo polyline{stroke:#fff;stroke-width:2.6;opacity:.75} .path polyline{stroke-width:1.3;stroke-linecap:round} .path circle{fill:#111}
+.told .w path{fill:none;stroke-width:1.6;vector-effect:non-scaling-stroke} .told .w g path{fill:inherit;stroke:none} .told .w b{display:block}
+.told .w svg{margin-bottom:4px} .told .w small{font-weight:400;color:var(--soft);font-size:12px;display:block;line-height:1.2}
+.tells{font-size:17px;line-height:1.7;margin:0 0 12px} .tells span{border-bottom:2.5px solid}
+.time{display:flex;align-items:center;gap:8px;font-size:12px;color:var(--soft);margin:4px 14px} .time i{flex:1;height:6px;border-radius:3px}
+@media(max-width:520px){.told{grid-template-columns:1fr;gap:8px} .told .words{grid-template-columns:repeat(3,1fr)} .tells{font-size:16px}}
+@media print{.told{grid-template-columns:190px 1fr} .told .words{grid-template-columns:repeat(8,1fr);gap:8px} .tells{font-size:13px} .told .w{font-size:12px} .told .w small{font-size:9px;white-space:nowrap}}
 """
 
 # %% ../nbs/81_pieces.ipynb #eafc14c3

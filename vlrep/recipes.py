@@ -12,6 +12,7 @@ from dataclasses import MISSING,asdict,dataclass,fields,replace
 from .core import *
 from .tasks.virtex import VirTexRecipe
 from .tasks.tags import TagsRecipe
+from .tasks.loctex import LocTexRecipe
 
 # %% ../nbs/80_recipes.ipynb #1f33728a
 def _kinds(hint):
@@ -98,6 +99,9 @@ class WorldJob:
     shown:int=500         # Scenes that are captioned, and checked for their nouns
     part:float=1.         # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
     captions:int=0        # Captions of each that are used; 0 means all
+    point:int=500         # Scenes in which a network that can is asked where a named thing is, and as many of the shifted world
+    narrated:bool=False   # Are the captions of a scene what its narrative says? The words of LocTex for methods that read captions
+    draws:int=0           # Keep each score under so many draws of the test scenes, for paired comparisons of runs
     rivals:bool=True      # Also train the supervised rival, and measure random features?
 
 @dataclass(frozen=True)
@@ -110,11 +114,14 @@ class PhotosJob:
     part:float=1.         # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
     captions:int=0        # Captions of each that are used; 0 means all
 
-JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), coco=PhotosJob(train=.96, held=.04, test=0.))
+JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), narratives=PhotosJob(), coco=PhotosJob(train=.96, held=.04, test=0.))
 
 # %% ../nbs/80_recipes.ipynb #287c4961
 _small = VirTexRecipe(visual_depth=10, visual_width=16, width=64, heads=4, norm='pre', init='fan_in', bs=64, cnn_lr=.5, lr=.2, lookahead_k=0)
 _world,_photos = replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260),replace(_small, size=64, vocab=2000, steps=750, warmup=75)
+_narrated = LocTexRecipe()                                                          # LocTex's 118K setting: every default
+_told = LocTexRecipe(visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre', init='fan_in', bs=64, size=48, vocab=600, max_len=60,
+                     dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260, cnn_lr=.5, text_lr=.2, lr=.2, clip=1., group=0)
 _base = VirTexRecipe()                                                              # The paper's base model: every default
 RECIPES = {
     'virtex': {
@@ -137,8 +144,17 @@ RECIPES = {
         'multilabel_r50': replace(_base, task='multilabel'),
         'world': replace(_world, task='multilabel'), 'coco': replace(_photos, task='multilabel')},
     'tags': {
-        'world': TagsRecipe()}}
+        'world': TagsRecipe()},
+    'loctex': {
+        'loctex_r50': _narrated,
+        'loctex_r50_contrast': replace(_narrated, localise=0.),                     # tab. 4: without the traces
+        'loctex_r50_1x': replace(_narrated, scales=1),                              # tab. 5: one grid, as the next ones
+        'loctex_r50_4x': replace(_narrated, scales=3),
+        'loctex_r50_oracle': replace(_narrated, oracle=True),
+        'loctex_r50_809k': replace(_narrated, every=True, steps=237_300, warmup=15_820), # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
+        'world': _told, 'flickr8k': replace(_told, size=64, vocab=2000, steps=750, warmup=75)}}
 
+# %% ../nbs/80_recipes.ipynb #32b262af
 def recipe(
     method:str, # One of `RECIPES`
     name:str,   # One of the method's recipes

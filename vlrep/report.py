@@ -11,6 +11,7 @@ import base64,csv,io,json,math
 from pathlib import Path
 from .core import *
 from .pieces import *
+from .strokes import *
 
 # %% ../nbs/82_report.ipynb #59b2b6ff
 def pick(
@@ -59,6 +60,8 @@ def _heads(res):
     if 'noun_precision' in num:
         two = lambda who: f'{num[who+"noun_precision"]:.0f} / {num[who+"noun_recall"]:.0f} %'
         out.append((two(''), f'precision and recall of the nouns in held-out captions (one person\'s caption: {two("person_")})'))
+    if num.get('where'):
+        r = num['where'][0]; out.append((f'{r["value"]:.0f} %', f'of named objects in held-out scenes are pointed at; guessing {r["chance"]:.0f}'))
     if 'right' in num:
         each = num['wrong_each']; span = f'lowest and highest of {len(each)} shuffles: {min(each):.2f}, {max(each):.2f}'
         out.append((f'{num["right"]:.2f}', 'nats a word for held-out captions, given the right photo'))
@@ -104,9 +107,22 @@ _WORDS = (
 _NEAR = (
     'For pictures drawn by lot, the others whose features have the largest cosine, before training (random weights) and after it. The small number is the cosine. '
     'A network that has learned finds the same things; a random one finds the same colours and layouts.')
+_WHERE = (
+    'The network is given the name of something that stands in the picture once, and asked where it looks for that name (if it writes captions: which cells speak for the name). It <b>points at</b> the object if its strongest '
+    'cell lies on it; the other question is which <b>part of the attention</b> lies on it. Guessing gets the size of the object, and <b>centre</b>, which always says the '
+    'middle of the picture, gets what it does because people and painters put things there. Scenes are held out, or of the shifted world.')
+_TOLD = (
+    'Pictures drawn by lot, each with what a person said about it and the path of the mouse meanwhile, from blue at the beginning to red at the end; a word has the colour of the moment '
+    'when it was said, a dot is where a stroke begins. Small pictures: above, the cells that the mouse crossed while the word was said; below, where the network looks '
+    'for the word, clear where most, with the edge of these cells. The numbers say which part of its attention is inside, and which part of the picture that is.')
 _NATS = (
     'Ranked by the loss of what people wrote about the photo, in nats a word: low means that the model would have said '
     'something like it.')
+
+def _asked(rows, text, whose=''):
+    "Bars and the same numbers as a table; '' for no rows"
+    below = table_html(wide_rows(rows), 'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.')
+    return rows and f'<p>{text}</p>{whose}{bars_html(rows)}{below}'
 
 def _what(info, res):
     "What was run, as names and values"
@@ -130,6 +146,7 @@ def _shown(samples, data):
     return {
         'Captions of held-out images': cards and f'<p>{_NOUNS if data == "world" else _NATS}</p>{cards}',
         'Where each word looked': s.get('words') and f'<p>{_WORDS}</p>{words_html(s["words"])}',
+        'Where the mouse was, and where the words look': s.get('traces') and f'<p>{_TOLD}</p>{traces_html(s["traces"])}',
         'Nearest neighbours': near and f'<p>{_NEAR}</p>{said}{near_html(near["asks"], near["pics"])}'}
 
 def _left_out(num):
@@ -147,14 +164,13 @@ def report_html(
     info:dict,     # recipe.json: method, recipe, data, seed, precision, threads, versions
     res:dict,      # The line of result.jsonl: seconds, numbers, commit
     log:list=(),   # Rows of log.csv
-    samples=(),   # `captions` (as `pick` and `cards_html` take them), `words` and `neighbours`, see `vlrep.samples`; or captions alone
+    samples=(),   # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`, see `vlrep.samples` and `vlrep.where`; or captions alone
 )->str:            # The page
     "The page of one run"
-    num,data = res['numbers'],info['data']['name']; table = num.get('table') or []; n = info['threads']
+    num,data = res['numbers'],info['data']['name']; table = num.get('table') or []; where = num.get('where') or []; n = info['threads']
     heads = ''.join(f'<div><b>{esc(a)}</b><span>{esc(b)}</span></div>' for a,b in _heads(res))
     cost  = (f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s"*(n > 1)}; '
              f'training went through {num["images_per_second"]:,.0f} images a second.')
-    below = table_html(wide_rows(table), 'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.')
     said  = table_html(wide_rows(num.get('caption_table') or []), 'Scores against what people wrote, in percent; chance is a caption of another picture.')
     shown = _shown(list(samples) if not isinstance(samples, dict) else samples, data)
     return page_html(f'{info["method"]} on {data}', {
@@ -162,7 +178,7 @@ def report_html(
         'What was run': facts_html(_what(info, res)),
         'What it cost': _cost(res['seconds'], cost),
         'Learning': _learning(list(log)),
-        'What the features are good for': table and f'<p>{_TRANSFER}</p>{bars_html(table)}{below}',
+        'What the features are good for': _asked(table, _TRANSFER), 'Where is it?': _asked(where, _WHERE),
         'How captions score': said, **shown,
         'What was left out': _left_out(num),
         'The whole recipe': facts_html({**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}})},
@@ -285,7 +301,7 @@ def comparison_html(
 )->str:        # The page
     "The page of several runs"
     runs = dict(zip(_names(runs), runs)); tables = lambda k: {n: r['res']['numbers'][k] for n,r in runs.items() if r['res']['numbers'].get(k)}
-    rows,said = _merged(tables('table')),_merged(tables('caption_table')); diff = _differ(runs); data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
+    rows,where,said = (_merged(tables(k)) for k in ('table','where','caption_table')); diff = _differ(runs); data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
     what = [dict(run=n, folder=r['name'], recipe=r['info']['name'], data=r['info']['data']['name'], date=r['res'].get('date', ''), changes=' '.join(r['res'].get('changes') or []) or 'none') for n,r in runs.items()]
     nouns = [dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k,v in r['res']['numbers'].items() if 'noun_' in k}) for n,r in runs.items() if 'noun_precision' in r['res']['numbers']]
     nats = [dict(run=n, **{k: f'{r["res"]["numbers"][q]:.3f}' for k,q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))}) for n,r in runs.items() if 'right' in r['res']['numbers']]
@@ -293,7 +309,7 @@ def comparison_html(
     return page_html(f'{len(runs)} runs on {" and ".join(data)}', {
         'What was run': table_html(what),
         'In what they differ': table_html(diff) if diff else '<p>In nothing but the seed.</p>',
-        'What the features are good for': rows and f'<p>{_SIDE}</p>{_care(tables("table"))}{bars_html(rows)}{table_html(wide_rows(rows), "The same numbers, in percent, with 95 % intervals.")}',
+        'What the features are good for': _asked(rows, _SIDE, _care(tables('table'))), 'Where is it?': _asked(where, _WHERE, _care(tables('where'))),
         'Learning': _curves(runs), 'How captions score': scores,
         'What it cost': table_html(_costs(runs))},
         'Visual representations learned from captions: the same questions to several runs.')

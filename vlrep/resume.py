@@ -69,11 +69,14 @@ def fingerprint(
     src:Source,     # Any source
     rows:int=2000,  # Pixels of at most so many images are looked at
 )->str:             # 16 hexadecimal digits
-    "Names, captions and labels of all images, and pixels (or sizes of the files) of images spread over the source"
+    "Names, captions, narratives and labels of all images, and pixels (or sizes of the files) of images spread over the source"
     h = hashlib.sha256(f'{type(src).__name__} {len(src)} {src.size}'.encode())
     h.update('\n'.join(map(str, src.ids)).encode())
     if src.captions is not None:
         for a in (src.captions.data, src.captions.ends, src.captions.rows): h.update(np.ascontiguousarray(a).tobytes())
+    told = src.narratives
+    if told is not None:
+        for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))): h.update(np.ascontiguousarray(a).tobytes())
     for k in sorted(src.labels): h.update(k.encode()); h.update(np.ascontiguousarray(src.labels[k]).tobytes())
     for i in range(0, len(src), -(-len(src)//rows)):
         if hasattr(src, 'pixels'): h.update(np.ascontiguousarray(src.pixels[i]).tobytes())

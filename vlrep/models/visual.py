@@ -46,6 +46,7 @@ class Backbone(nn.Module):
             setattr(self, f'layer{i+1}', _layer(block, cin, width*2**i, n, s, group_width))
             cin = width*2**i*block.expansion
         self.width,self.stride = cin,(4 if pool else 2)*strides[0]*strides[1]*strides[2]*strides[3]
+        self.sizes = ['layer4', *(f'layer{i}' for i in (3,2,1) if strides[i] > 1)]      # the last stage of each resolution, coarsest first
         self.autocast = autocast
         self.init_weights()
         if channels_last: self.to(memory_format=torch.channels_last)
@@ -92,6 +93,25 @@ def stages(self:Backbone,
 )->dict:        # `layer1` ... `layer4`, each float32 (b,c,h,w)
     "The grids after each of the four stages"
     return {k: v.float() for k,v in self._stages(img).items()}
+
+# %% ../../nbs/31_models.visual.ipynb #fc4ceec6
+@patch
+def scales(self:Backbone,
+    img:Tensor, # Normalised float images (b,3,H,W)
+    n:int=2,    # How many
+)->list:        # Grids float32 (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine (LocTex sec. 4.4)
+    "The last grid of each resolution"
+    if not 1 <= n <= len(self.sizes): raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
+    got = self._stages(img)
+    return [got[k].float() for k in self.sizes[:n]]
+
+@patch
+def scale_widths(self:Backbone,
+    n:int=2, # How many
+)->list:     # Channels of each
+    "Channels of the grids of `scales`"
+    last = lambda k: [m for m in getattr(self, k)[-1].modules() if isinstance(m, nn.BatchNorm2d)][-1].num_features
+    return [self.width, *(last(k) for k in self.sizes[1:n])]
 
 # %% ../../nbs/31_models.visual.ipynb #9a4701b3
 @patch
