@@ -263,6 +263,7 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run,
     method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']; reads = method.reads != 'labels'
     run_folder(out, data, asked['method']) if out else None           # refuse at once, not after the world is drawn
     if asked['threads']: torch.set_num_threads(asked['threads'])
+    keep_memory()
     stages,side = Stages(say),views(rec, data)[0]; chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
     facts = _facts(asked, rec, job, chosen)
     if hint := busy_hint(facts['threads']): say(hint)

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['seed_of', 'rng', 'torch_rng', 'chances', 'did_you_mean', 'atomic_file', 'settled', 'atomic_folder', 'write_json',
-           'read_json', 'locked', 'cache_dir', 'versions', 'Stages', 'watcher', 'Live', 'time_left', 'progress']
+           'read_json', 'locked', 'cache_dir', 'versions', 'Stages', 'keep_memory', 'watcher', 'Live', 'time_left',
+           'progress']
 
 # %% ../nbs/00_core.ipynb #d971a4b2
-import difflib,hashlib,html,importlib.metadata,json,operator,os,platform,random,shutil,sys,time
+import ctypes,difflib,hashlib,html,importlib.metadata,json,operator,os,platform,random,shutil,sys,time
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch
@@ -181,6 +182,13 @@ class Stages:
             if self.out: self.out(f'[{name}] {dt:.1f} s')
     @property
     def total(self)->float: return sum(self.seconds.values())
+
+# %% ../nbs/00_core.ipynb #8e42b7de
+def keep_memory()->bool: # Was it done? Only glibc (Linux) knows how
+    "Let freed memory stay with this process, for the next step to use"
+    try: f = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError): return False
+    return bool(f(-1, 2**31-1) and f(-3, 2**30))                      # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 # %% ../nbs/00_core.ipynb #8a883ec4
 def watcher()->str: # terminal, notebook, or '' if nobody sees a moving line
