@@ -31,6 +31,7 @@ from .sources import *
 from .report import *
 from .first_steps import *
 from .jobs import *
+from .studies import *
 from .world.scenes import *
 from .data.voc import *
 from .models.export import LAYOUTS
@@ -146,6 +147,13 @@ def plan(
         rec,job = override_all(parts or [recipe(method, name), JOBS[data]], changes)
         for k in ('steps','bs','width','depth','visual_width'):
             if getattr(rec, k, 1) < 1: raise ValueError(f'{k}={getattr(rec, k)}: at least 1 is wanted')
+        for p,names in ((rec, 'contrast localise lr cnn_lr text_lr wd clip momentum jitter_p flip_p scale_min dropout warmup'), (job, 'point draws')):
+            for k in names.split():
+                most = 1 if k in ('momentum','jitter_p','flip_p','scale_min','dropout') else math.inf
+                if not 0 <= getattr(p, k, 0) <= most or getattr(p, k, 0) == math.inf: raise ValueError(f'{k}={getattr(p, k)}: {"from 0 to 1" if most == 1 else "0 or more"} is wanted')
+        if getattr(rec, 'max_len', 8) < 8: raise ValueError(f'max_len={rec.max_len}: at least 8, so that a name fits between [SOS] and [EOS]')
+        if rec.warmup >= rec.steps: raise ValueError(f'warmup={rec.warmup}: less than the {rec.steps} steps is wanted')
+        if not getattr(rec, 'tau', 1) > 0: raise ValueError(f'tau={rec.tau}: more than 0 is wanted')
         if data == 'coco' and {c.split('=')[0].strip() for c in changes} & {'train','test'}: raise ValueError('train, test: COCO is dealt out already, only held can be set')
         if any(c.split('=')[0].strip() == 'task' for c in changes): raise ValueError('task: the method decides it, see --method')
     except ValueError as e: raise ValueError(f'--set: {e}') from None
@@ -218,7 +226,7 @@ def _finish(run, asked, changes, rec, job, src, learn, tok, stages, say):
     learn.model.load_state_dict(run.weights('best')); num,samples = measure(run, rec, job, src, learn, tok, stages, say)
     write_json(run/'samples.json', samples); info = run.info
     run.add_result(dict(
-        method=info['method'], recipe=info['name'], changes=list(changes), data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
+        method=info['method'], recipe=info['name'], changes=list(changes) or changes_of(info), data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
         processor=processor(), threads=info['threads'], precision=info['precision'], seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
     say(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
 
@@ -258,6 +266,17 @@ def pretrain(
     return _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run, at, inexact, say)
 
 # %% ../nbs/90_cli.ipynb #f98a9435
+def _notes(method, rec, src, data, parts, say):
+    "Say what will be learned less of than the method promises; a `ValueError` where nothing would be"
+    told,bs = src['train'].narratives,getattr(rec, 'bs', 1)
+    if method.reads == 'narratives' and told is None: say(f'{data} has no narratives: captions are read in their place, and nothing points')
+    bare = 0 if told is None else int((np.diff(told.cols['t'].ends)[told.at] == 0).sum())
+    if bare: say(f'{bare:,} of {len(told.at):,} narratives have no trace: they teach no places')
+    if getattr(rec, 'contrast', 0) and parts > 1:
+        if bs//parts < 2: raise ValueError(f'--accumulate {parts}: parts of {bs//parts} pairs have no negatives')
+        say(f'accumulate {parts}: the pairs of a part are told apart from each other only, {bs//parts-1} negatives instead of {bs-1}')
+
+# %% ../nbs/90_cli.ipynb #4b819bdd
 def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run, at, inexact, say):
     "`pretrain`, with every option known"
     method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']; reads = method.reads != 'labels'
@@ -273,7 +292,7 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, resume_run,
         if (old/'result.jsonl').exists(): say(f'{resume_run}: complete, nothing is left to do'); return old.path
     with stages('world' if data == 'world' else 'photos'):
         src = open_world(job, side, method.reads, getattr(rec, 'oracle', False)) if data == 'world' else open_photos(data, asked['root'], job, side, say)
-    if method.reads == 'narratives' and src['train'].narratives is None: say(f'{data} has no narratives: captions are read in their place, and nothing points')
+    _notes(method, rec, src, data, asked['accumulate'], say)
     facts['images'] = {k: fingerprint(v) for k,v in src.items()}
     say(f'{asked["method"]} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
         f'seed {seed}, threads {facts["threads"]}, precision {chosen}; the loss is {_LOSS[asked["method"]]}')

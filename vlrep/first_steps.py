@@ -200,7 +200,7 @@ def overfit(
     precision:str='auto', # As for the run
     say=print,        # Called with each line
     n:int=16,         # Images
-    steps:int=400,    # Steps at the most
+    steps:int=600,    # Steps at the most
     part:float=.02,   # What may remain of the distance between the first loss and the lowest possible
 )->bool:              # Was the batch learned?
     "Learn one batch by heart, or say that it failed"

@@ -53,9 +53,10 @@ def pointer(
     "A function that asks `model` where a named thing is: where it looks for the pieces of the name, or, if it writes, what speaks for the name"
     looks,writes = piece_maps(model),_writes(model)
     if m.tok is None or looks is None: return None
+    most = min(30, getattr(getattr(getattr(model, 'text', model), 'embed', model), 'max_len', 30))
     first = len(m.tok.encode('a', 1 << 30))-1                                                         # after [SOS] and a
     def points(img, names):
-        tok,lens = pad_tokens(m.tok.encode([f'a {n}' for n in names], 30), m.tok.pad); at = torch.arange(tok.shape[1])
+        tok,lens = pad_tokens(m.tok.encode([f'a {n}' for n in names], most), m.tok.pad); at = torch.arange(tok.shape[1])
         own = ((at >= first) & (at < lens[:,None]-1)).float(); tok,lens,own = (t.to(img.device) for t in (tok,lens,own))
         p = _evidence(model, img, tok, own) if writes else (looks(img, tok, lens)*own[:,:,None,None]).sum(1)
         return p/p.sum((1,2), keepdim=True)

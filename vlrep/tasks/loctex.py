@@ -161,8 +161,11 @@ def loctex_loss(
 # %% ../../nbs/64_tasks.loctex.ipynb #a6644f22
 def _model(r, visual, tok):
     "The model of recipe `r`"
-    if r.loc_scale not in ('none','sqrt'): raise did_you_mean('loc_scale', r.loc_scale, ('none','sqrt'))
+    for k,there in dict(loc_scale=('none','sqrt'), loc_norm=('row','tensor','tensor_l1'), direction=('i2t','symmetric'), render=HOW).items():
+        if getattr(r, k) not in there: raise did_you_mean(k, getattr(r, k), there)
     if not (r.contrast or r.localise): raise ValueError('contrast=0 and localise=0: nothing is left to learn')
+    if r.localise and not 1 <= r.scales <= len(visual.sizes): raise ValueError(f'scales={r.scales}: this backbone has grids of 1 to {len(visual.sizes)} sizes')
+    if r.contrast and not r.include_positive and (r.bs < 2 or r.group == 1 or r.group < 0): raise ValueError(f'bs={r.bs}, group={r.group}: a pair that is alone has no negatives; take at least 2, or include_positive=True, or contrast=0')
     text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, r.norm, r.max_len, tok.pad, r.init if r.init == 'fan_in' else float(r.init))
     return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), bool(r.localise), r.width**-.5 if r.loc_scale == 'sqrt' else 1., r.render, r.oracle)
 
@@ -177,6 +180,7 @@ def loctex_learner(
     "Everything that is needed to train a backbone with narratives that point"
     r,tok = recipe,dls.train.tok; visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     if tok is None: raise ValueError('LocTex reads narratives: the loaders need a reader (read=Tell(tok, ...))')
+    if not r.contrast and dls.train.read is not None and dls.train.source.narratives is None: raise ValueError(f'contrast=0: {dls.train.source.name} has no narratives, so nothing is left to learn')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'loctex head')); model = _model(r, visual, tok)
     many = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
