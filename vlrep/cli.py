@@ -272,6 +272,7 @@ def _notes(method, rec, src, data, parts, say):
     if method.reads == 'narratives' and told is None: say(f'{data} has no narratives: captions are read in their place, and nothing points')
     bare = 0 if told is None else int((np.diff(told.cols['t'].ends)[told.at] == 0).sum())
     if bare: say(f'{bare:,} of {len(told.at):,} narratives have no trace: they teach no places')
+    if getattr(rec, 'every', False) and (told is None or told.counts().max() < 2): say('every: no image has more than one narrative, so it changes nothing')
     if getattr(rec, 'contrast', 0) and parts > 1:
         if bs//parts < 2: raise ValueError(f'--accumulate {parts}: parts of {bs//parts} pairs have no negatives')
         say(f'accumulate {parts}: the pairs of a part are told apart from each other only, {bs//parts-1} negatives instead of {bs-1}')
