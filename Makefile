@@ -5,6 +5,7 @@ BIN    := .venv/bin
 help:
 	@echo 'make pretrain     train on the world and print the transfer table (ARGS="..." is passed on to vlrep-pretrain)'
 	@echo 'make test         every check there is; the last line is "N passed, M failed"'
+	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
 	@echo 'make export       write vlrep/ from the notebooks as they are, and clean them'
@@ -20,6 +21,9 @@ pretrain: venv
 
 test:
 	@$(PYTHON) .ci/test.py
+
+robust: venv
+	@ONLY="$(ONLY)" SEEDS="$(SEEDS)" ISA="$(ISA)" RESULTS="$(RESULTS)" $(BIN)/python .ci/robust.py
 
 lab: venv
 	@$(BIN)/jupyter lab --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
@@ -39,5 +43,5 @@ clean:
 	rm -rf .venv .venv-newest build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test lab notebooks export readme clean
+.PHONY: help venv pretrain test robust lab notebooks export readme clean
 .NOTPARALLEL:

@@ -44,13 +44,13 @@ def compare(what, hint, old, new):
     count(what, '\n'.join(lines + [f'    {hint}']) if lines else None)
 
 def copied(folder):
-    "A copy of the project with an empty vlrep/: only its __init__.py, whose version line is all that nbdev writes"
+    "A copy of the project with an empty vlrep/: only its __init__.py, whose version line is all that nbdev writes, and py.typed"
     new = Path(folder)/'copy'
     new.mkdir()
     for f in ('settings.ini', 'setup.py', 'pyproject.toml'): shutil.copy(ROOT/f, new)
     shutil.copytree(ROOT/'nbs', new/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
     (new/'vlrep').mkdir()
-    shutil.copy(ROOT/'vlrep'/'__init__.py', new/'vlrep')
+    for f in ('__init__.py', 'py.typed'): shutil.copy(ROOT/'vlrep'/f, new/'vlrep')
     return new
 
 def exported():
@@ -93,7 +93,8 @@ def notebooks():
 def pytest():
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)/'results.xml'
-        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '--durations=8', f'--junitxml={out}', 'tests')
+        # two processes, each with whole files: what the tests of a file share is made once
+        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '--durations=12', '-n', '2', '--dist', 'loadfile', f'--junitxml={out}', 'tests')
         n = xml.parse(out).getroot().find('testsuite').attrib if out.exists() else {}
         tests,failures,errors,skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
         bad = failures + errors

@@ -1,15 +1,16 @@
-"What every method owes: four names, a frozen recipe, state that is saved, a loss that falls, features that can be measured"
+"What every method owes: three names, a frozen recipe, state that is saved, a loss that falls, features that can be measured"
 import ast, dataclasses, inspect, re
 import numpy as np, pytest, torch
 import vlrep
-from vlrep.cli import METHODS
+from vlrep.commands import METHODS
 from vlrep.first_steps import overfit, tiny
 from vlrep.jobs import train_on
 from vlrep.recipes import JOBS, RECIPES, override_all, recipe
 from vlrep.runs import Run
-from vlrep.sources import open_world, vocabulary
+from vlrep.sources import open_sources, vocabulary
 from vlrep.transfer.table import transfer_table
 from vlrep.world.scenes import world
+from learning import Case, check_by_heart, check_falls, material
 from test_project import KNOWN, MODULES, public, read
 from tools import ROOT
 
@@ -23,44 +24,30 @@ def defined(src):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)): yield node.name
         elif isinstance(node, ast.Assign): yield from (t.id for t in node.targets if isinstance(t, ast.Name))
 
-def four(src):
-    "'' if a task's module exports XRecipe, XModel, x_loss, x_learner in this order and nothing else, else what it exports"
+def three(src):
+    "'' if a task's module exports XModel, x_loss, x_learner in this order and nothing else, else what it exports"
     names = [n for n in defined(src) if n in public(src)]
-    ok = len(names) == 4 and names[0].endswith('Recipe') and (x := names[0][:-6]) and names[1] == f'{x}Model' \
-        and re.fullmatch(r'[a-z]\w*_loss', names[2]) and names[3] == names[2][:-5]+'_learner' and names[2][:-5].replace('_', '') == x.lower()
+    ok = len(names) == 3 and names[0].endswith('Model') and (x := names[0][:-5]) \
+        and re.fullmatch(r'[a-z]\w*_loss', names[1]) and names[2] == names[1][:-5]+'_learner' and names[1][:-5].replace('_', '') == x.lower()
     return '' if ok else ', '.join(names)
 
 @pytest.mark.parametrize('mod', TASKS)
-def test_four_names(mod): assert not four(TASKS[mod])
+def test_three_names(mod): assert not three(TASKS[mod])
 
-GOOD = ['class NewRecipe: pass', 'class NewModel: pass', 'def new_loss(): pass', 'def new_learner(): pass']
-def exports(*lines): return "__all__ = ['NewRecipe', 'NewModel', 'new_loss', 'new_learner', 'more']\n" + '\n'.join(lines)
+GOOD = ['class NewModel: pass', 'def new_loss(): pass', 'def new_learner(): pass']
+def exports(*lines): return "__all__ = ['NewModel', 'new_loss', 'new_learner', 'more']\n" + '\n'.join(lines)
 
-def test_four_names_sees():
-    a, b, c, d = GOOD
-    assert not four(exports(*GOOD)) and not four(exports(a, 'NewModel = int', c, d)) and not four(exports('_x = 1', *GOOD))
-    for bad in ((b, a, c, d), (a, b, d, c), (a, b, c), (*GOOD, 'def more(): pass'), (a, 'class OldModel: pass', c, d)): assert four(exports(*bad)), bad
+def test_three_names_sees():
+    a, b, c = GOOD
+    assert not three(exports(*GOOD)) and not three(exports('NewModel = int', b, c)) and not three(exports('_x = 1', *GOOD))
+    for bad in ((b, a, c), (a, c, b), (a, b), (*GOOD, 'def more(): pass'), ('class OldModel: pass', b, c)): assert three(exports(*bad)), bad
 
 def test_methods_and_recipes_are_the_same_names():
     assert set(METHODS) == set(RECIPES)
     for name,m in METHODS.items():
-        assert {m.recipe.__module__, m.loss.__module__, m.learner.__module__} == {m.loss.__module__} <= set(TASKS), name
+        assert {m.loss.__module__, m.learner.__module__} == {m.loss.__module__} <= set(TASKS) and m.recipe.__module__ == 'vlrep.tasks.recipes', name
 
 # ---------------------------------------------------------------- one tiny training of each
-
-class Case:
-    "A method, its tiny recipe and images; `learn` is trained for three short epochs"
-    def __init__(self, name):
-        self.name,self.method = name,METHODS[name]
-        parts = [recipe(name, 'world'), JOBS['world']]
-        self.rec,job = override_all(parts, [*tiny(*parts), 'scenes=320', 'held=32', 'shown=16', 'steps=60', 'warmup=15'])
-        self.src = open_world(job, self.rec.size, self.method.reads); self.tok = vocabulary(self.method, self.rec, self.src['train'])
-        def look(learn): self.before = float(learn.validate()[0])
-        self.learn = train_on(self.method, self.rec, self.src, 'world', self.tok, precision='fp32', say=lambda s: None, begin=look)
-        self.batch = self.learn.dls.valid.one_batch()[0]
-    def fresh(self, **kw): return self.method.learner(self.rec, self.learn.dls, precision='fp32', **kw)
-    def answer(self, model):
-        with torch.no_grad(): return model.eval()(self.batch)
 
 @pytest.fixture(scope='module', params=METHODS)
 def case(request): return Case(request.param)
@@ -80,7 +67,7 @@ def test_learner_takes_what_all_take(case):
 
 def test_it_trains_and_the_loss_falls(case):
     assert case.learn.steps.done == case.rec.steps == 3*len(case.learn.dls.train)
-    after = case.learn.tally.mean(); assert after < .98*case.before, (case.before, after)         # of the last epoch
+    check_falls(case)
     assert np.isfinite(float(case.learn.validate()[0]))
 
 def test_loss_is_a_total_and_a_count_and_pure(case):
@@ -141,6 +128,26 @@ def test_transfer_table_and_the_backbone_stays(case):
     assert all(torch.equal(v, old[k]) for k,v in net.state_dict().items())
 
 def test_a_batch_is_learned_by_heart(case):
-    said = []; rec = dataclasses.replace(case.rec, **{k: v for k,v in dict(width=64, heads=4).items() if hasattr(case.rec, k)})
-    assert overfit(case.method, rec, case.src, tok=case.tok, precision='fp32', say=said.append), said
-    assert not overfit(case.method, dataclasses.replace(rec, lr=1e4, cnn_lr=1e4), case.src, tok=case.tok, precision='fp32', say=said.append, steps=30) and 'failed' in said[-1]
+    check_by_heart(case.name)
+    method,rec,src,tok = material(case.name)
+    said = []
+    assert not overfit(method, dataclasses.replace(rec, lr=1e4, cnn_lr=1e4), src, tok=tok, precision='fp32', say=said.append, steps=30) and 'failed' in said[-1]
+
+# ---------------------------------------------------------------- every switch of LocTex does something
+
+SWITCHES = ['localise=0', 'contrast=0', 'scales=1', 'scales=3', 'tau=.2', 'direction=symmetric', 'include_positive=true', 'group=4', 'loc_norm=tensor', 'loc_norm=tensor_l1', 'loc_scale=sqrt',
+            'render=points', 'render=bbox', 'render=hull', 'time_pad=.5', 'oracle=true', 'max_len=12']
+
+def two_steps(changes):
+    "Losses of the second step in training and held out"
+    parts = [recipe('loctex', 'world'), JOBS['world']]; method = METHODS['loctex']
+    rec,job = override_all(parts, [*tiny(*parts), 'scenes=64', 'held=16', 'shown=4', 'steps=2', 'warmup=1', *changes]); src = open_sources(method, rec, job, 'world')
+    learn = train_on(method, rec, src, 'world', vocabulary(method, rec, src['train']), precision='fp32', say=lambda s: None)
+    return learn.tally.mean(), float(learn.validate()[0])
+
+@pytest.fixture(scope='module')
+def usual(): return two_steps([])
+
+@pytest.mark.parametrize('switch', SWITCHES)
+def test_every_switch(switch, usual):
+    got = two_steps([switch]); assert all(map(np.isfinite, got)) and abs(got[1]-usual[1]) > 1e-4, (got, usual)

@@ -2,12 +2,12 @@
 
 Faults of images and captions stand with the readers (notebooks 03, 22 to 29), stops and kills in test_resume.py, padding and order in test_invariance.py.
 """
-import errno, hashlib, json, math, os, pickle, resource, shutil, signal, tempfile, time, traceback
+import errno, hashlib, io, json, math, os, pickle, resource, shutil, signal, tempfile, time, traceback
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
 from vlrep.callbacks import read_log
-from vlrep.cli import METHODS, pretrain
+from vlrep.commands import METHODS, pretrain
 from vlrep.core import write_json
 from vlrep.learner import fit
 from vlrep.resume import Note, StopOnSignal, Stopped, resume
@@ -38,7 +38,7 @@ def whole(tmp_path_factory, source): return train(tmp_path_factory.mktemp('whole
 
 def test_killed_in_mid_write(run, source, whole, monkeypatch):
     save = torch.save
-    def dying(obj, path, **kw): save(obj, path, **kw); b = Path(path).read_bytes(); Path(path).write_bytes(b[:len(b)//2]); os.kill(os.getpid(), signal.SIGKILL)
+    def dying(obj, to, **kw): b = io.BytesIO(); save(obj, b, **kw); to.write(b.getvalue()[:len(b.getvalue())//2]); to.flush(); os.kill(os.getpid(), signal.SIGKILL)
     monkeypatch.setattr('vlrep.runs.torch.save', dying)
     before = Run(run).saved(); assert forked(lambda: train(run, source)) == -signal.SIGKILL
     assert Run(run).saved() == before and load(run).state()['step'] == 9 and [p for p in run.rglob('.*.tmp')]          # the old ones stand, the torn one is aside

@@ -5,7 +5,7 @@ In evaluation mode and single precision on one thread: what is left is rounding,
 from dataclasses import replace
 import pytest, torch
 from fastai.callback.core import Callback, CancelFitException
-from vlrep.cli import METHODS
+from vlrep.commands import METHODS
 from vlrep.data.loader import loaders
 from vlrep.learner import Accumulate, Micro, fit
 from vlrep.sources import reader, vocabulary

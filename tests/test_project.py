@@ -170,7 +170,7 @@ def test_exported_cells_are_short():
 
 # ---------------------------------------------------------------- notebooks
 
-DIRECTIVES = {'export', 'hide', 'default_exp', 'echo:', 'output:', 'eval:', 'include:'}
+DIRECTIVES = {'export', 'hide', 'learns', 'default_exp', 'echo:', 'output:', 'eval:', 'include:'}
 PLACES     = re.compile(r'(?<![\w.~])/(work|root|home|tmp|Users|mnt|opt)/[\w.]')
 BAR        = re.compile(r'<progress|█|\d+it/s|s/it\]|Warning:|\bConverted ')
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
 from vlrep.callbacks import LogCSV, SaveRun, read_log
-from vlrep.cli import METHODS, pretrain
+from vlrep.commands import METHODS, pretrain
 from vlrep.data.loader import loaders
 from vlrep.learner import Accumulate, Micro, fit
 from vlrep.recipes import recipe
@@ -176,6 +176,7 @@ def test_killed_processes(shot, undisturbed):
     assert rows(run) == rows(undisturbed)
     x, y = (r.results()[-1]['numbers'] for r in (a, b))
     assert x['table'] == y['table'] and x['held_loss'] == y['held_loss'] and x['best_step'] == y['best_step']
+    assert {'steps=260', 'size=32', 'scenes=200'} <= set(a.results()[-1]['changes'])                     # said once, when it began
 
 OTHER = {'bs': (['--set', 'bs=8'], 'bs: was 16, now 8'), 'recipe': (['--set', 'lr=.1'], 'lr: was 0.2, now 0.1'), 'threads': (['--threads', 2], 'threads: was 1, now 2'),
          'data': (['--set', 'scenes=199'], 'data scenes: was 200, now 199'), 'seed': (['--seed', 6], 'seed: was 5, now 6'), 'accumulate': (['--accumulate', 2], 'accumulate: was 1, now 2'),
@@ -233,11 +234,6 @@ def test_changed_by_hand(shot, tmp_path, capsys):
     run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run); p = run/'recipe.json'; text = p.read_text(); p.write_text(text.replace('"seed": 5', '"seed": 6'))
     assert 'recipe.json: damaged, or changed by hand' in refused(capsys, 'pretrain', '--resume', run)
     p.write_text(text); t = run/'tokenizer.model'; b = bytearray(t.read_bytes()); b[len(b)//2] ^= 1; t.write_bytes(b); assert 'tokenizer.model: damaged' in refused(capsys, 'pretrain', '--resume', run)
-
-def test_checkpoints_gone(shot, tmp_path, capsys):
-    "No checkpoint, but a best one: not a run that has not begun; nothing is overwritten"
-    run = tmp_path/'run'; shutil.copytree(shot[0].parent/'stopped', run); shutil.rmtree(run/'steps'); log = (run/'log.csv').read_text()
-    assert 'holds no checkpoint, though' in refused(capsys, 'pretrain', '--resume', run) and (run/'log.csv').read_text() == log and (run/'best').exists()
 
 def test_signal_at_the_very_end(tmp_path, monkeypatch):
     "It comes while the last checkpoint is written: the run stops all the same, and only the questions are left to do"

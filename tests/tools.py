@@ -8,7 +8,7 @@ from vlrep.world.scenes import world
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = ROOT/'data'/'flickr8k-world'
-NET   = ['width=32', 'heads=2', 'bs=16', 'warmup=2']
+NET   = ['visual_depth=10', 'visual_width=16', 'width=32', 'heads=2', 'bs=16', 'warmup=2']
 SIZES = ['scenes=200', 'held=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24']
 WORLD = [*SIZES, 'vocab=300', 'size=32', 'steps=20', *NET]
 ENV = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}

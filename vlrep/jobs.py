@@ -21,9 +21,11 @@ from .data.transforms import *
 from .models.visual import *
 from .metrics import *
 from .learner import *
+from .instability import *
 from .callbacks import *
 from .runs import *
 from .resume import *
+from .tasks.recipes import *
 from .tasks.tags import *
 from .transfer.features import *
 from .transfer.table import *
@@ -88,7 +90,7 @@ def photo_losses(
 )->np.ndarray:      # Nats, words and word pieces of each photo's captions, over all directions of reading (n,3); [EOS] is a word, too
     "The loss of each photo's captions beside the photo `shown`"
     out = []
-    for i,j in enumerate(shown):
+    for i,j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
         words = sum(len(c.split())+1 for c in src.captions[i])
         tok,lens = pad_tokens(m.tok.encode(src.captions[i], max_len), m.tok.pad); img,hw = src.images([j])
         b = dict(m.view(dict(img=img, hw=hw)), tok=tok, lens=lens); b['img'] = b['img'].expand(len(tok), -1, -1, -1)
@@ -123,11 +125,12 @@ def train_on(
     accumulate:int=1, # Parts into which each batch is cut to save memory
     workers:int=0,    # Processes that read images ahead
     begin=None,       # Called with the learner before it trains, such as to `resume`
+    max_damaged=None, # Images that may be unreadable, see `damage_limit`
 ):                    # The fastai Learner, trained
     "Train `method` on `src`; a `ValueError` with advice if the memory is too small"
     j = rec.jitter
     aug,plain = Augment(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=rec.jitter_p),views(rec, data)[1]
-    dls = loaders(src['train'], src['held'], read=reader(method, rec, tok), size=rec.size, bs=rec.bs, aug=aug, plain=plain, seed=seed, flip_p=rec.flip_p, workers=workers)
+    dls = loaders(src['train'], src['held'], read=reader(method, rec, tok), size=rec.size, bs=rec.bs, aug=aug, plain=plain, seed=seed, flip_p=rec.flip_p, workers=workers, max_damaged=max_damaged)
     every = max(1, round(rec.steps/len(dls.train)/8))
     dls.loaders[0] = Micro(dls.train, accumulate)
     learn = method.learner(rec, dls, seed=seed, precision=precision, cbs=[Accumulate(accumulate), *cbs, Progress(say, every)])
@@ -159,13 +162,15 @@ def baselines(
     precision:str='auto', # As for the method
     accumulate:int=1, # As for the method
     say=print,      # Called with lines about the progress
+    warnings=None,  # A dict that gets what is to be said against the training of a rival
 )->dict:            # Name -> backbone
     "Random features, and features of true labels"
     with stages('random'):
         net = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
     if isinstance(rec, TagsRecipe): return dict(random=net)
     with stages('supervised'):
-        learn = train_on(_tags, supervised(rec), src, 'world', seed=seed, precision=precision, say=say, accumulate=accumulate)
+        learn = train_on(_tags, supervised(rec), src, 'world', seed=seed, precision=precision, cbs=[seen := EpochLosses()], say=say, accumulate=accumulate)
+    if warnings is not None and (w := learning_warning(seen.rows)): warnings['supervised'] = w
     return dict(supervised=learn.model.visual, random=net)
 
 def sample_images(
@@ -203,7 +208,9 @@ def told_samples(
 
 def _pictures(model, m, rec, src, data, seed, samples, before):
     "What the report shows: captions with images, where words looked, neighbours before and after training"
-    before = before or bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), readable(src['train'].subset(range(min(len(src['train']), 2000))), str), rec.size)
+    if not before:
+        some = _still(src['train'].subset(range(min(len(src['train']), 2000))), 'training', 1, m.name, str)
+        before = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), some, rec.size)
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]] if samples else []
     show = (lambda r: scene('test', r, size=192).load()) if data == 'world' else None
     told = told_samples(model, m, rec, src, data, seed)
@@ -216,7 +223,38 @@ def _shared(src, say, most=20_000):
     if hit or said: say(f'in training and in test: {twins}')
     return dict(images=hit, captions=said)
 
+# %% ../nbs/83_jobs.ipynb #085ee81a
+def _still(src, what, least, run, say):
+    "Those of the photos that can be read; a `ValueError` says how to go on if too many have gone since the run began"
+    said = []; good = readable(src, said.append)
+    for s in said[:5]: say(s)
+    if len(said) > 5: say(f'left out: {len(said)-5:,} more')
+    if said and len(good) < least:
+        raise ValueError(f'{len(said)} of {len(src)} {what} photos cannot be read, and at least {least} must be: {said[0].removeprefix("left out: ")}; '
+                         f'the training is done and kept: put the photos back, then: vlrep-pretrain --resume {run}')
+    return good
+
 # %% ../nbs/83_jobs.ipynb #ad875403
+_ADVICE = {'memorised': 'more data, stronger augmentation or fewer steps help', 'ended far from its best': 'lower learning rates help'}
+
+def _log(run, say):
+    "The rows of the run's log; none if it is damaged: what is measured does not depend on it"
+    try: return run.log()
+    except ValueError as e: say(f'{e}; it is not known how the training ended'); return []
+
+def _of_training(run, rec, src, learn, say):
+    "Numbers of the training itself, and the images that could not be read (id -> why)"
+    model,tally,dls = learn.model,learn.tally,(learn.dls.train, learn.dls.valid)
+    count = lambda m: sum(p.numel() for p in m.parameters())
+    num = dict(images=len(src['train']), steps=rec.steps, views=tally.images, images_per_second=tally.images/max(tally.elapsed, 1e-9),
+               held_loss=learn.save_run.best, best_step=learn.save_run.best_step, skipped=learn.finite.skipped,
+               parameters=count(model), backbone_parameters=count(model.visual))
+    num['warnings'] = {run.info['method']: w} if (w := learning_warning(_log(run, say))) else {}
+    for d in dls:
+        if d.damaged: say(d.damage_report())
+    return num,{d.source.ids[r]: why for d in dls for r,why in d.damaged.items()}
+
+# %% ../nbs/83_jobs.ipynb #e28adcac
 def measure(
     run:Run,       # Open, trained
     rec, job,      # Recipe of the method, sizes of the job
@@ -227,27 +265,26 @@ def measure(
     say=print,     # Called with lines for the screen
 )->tuple:          # Numbers for result.jsonl, samples for the report
     "Everything that is asked of a trained model"
-    info,model,tally,count = run.info,learn.model,learn.tally,lambda m: sum(p.numel() for p in m.parameters())
+    info,model,samples = run.info,learn.model,[]
     method,data,seed = info['method'],info['data']['name'],info['seed']; m = use(model, rec, data, tok, str(run.path))
-    num = dict(images=len(src['train']), steps=rec.steps, views=tally.images, images_per_second=tally.images/max(tally.elapsed, 1e-9),
-               held_loss=learn.save_run.best, best_step=learn.save_run.best_step, skipped=learn.finite.skipped, parameters=count(model), backbone_parameters=count(model.visual))
-    samples,lost = [],{d.source.ids[r]: why for d in (learn.dls.train, learn.dls.valid) for r,why in d.damaged.items()}
-    for d in (learn.dls.train, learn.dls.valid):
-        if d.damaged: say(d.damage_report())
-    if data != 'world': src = {**src, 'test': readable(src['test'], say)}; num.update(damaged=lost, duplicates=_shared(src, say))
-    rivals = baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say) if data == 'world' and job.rivals else {}
+    num,lost = _of_training(run, rec, src, learn, say); bad = num['warnings']
+    if data != 'world':
+        src = {**src, 'test': _still(src['test'], 'test', 2, run.path, say)}
+        num.update(damaged=lost, duplicates=_shared(src, say))
+    rivals = baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say, bad) if data == 'world' and job.rivals else {}
     if data == 'world':
         nets = {method: model.visual, **rivals}
-        with stages('transfer'): num['table'] = world_table(nets, world, rec.size, seed, (job.probe, job.probe_held, job.test), job.draws)
+        with stages('transfer'): num['table'] = mark_warned(world_table(nets, world, rec.size, seed, (job.probe, job.probe_held, job.test), job.draws), bad)
         say(table_text(num['table']))
         if job.point and (points := pointer(model, m)):
-            with stages('where'): num['where'] = where_table({method: points}, rec.size, job.point, seed, job.draws)
+            with stages('where'): num['where'] = mark_warned(where_table({method: points}, rec.size, job.point, seed, job.draws), bad)
             say(table_text(num['where']))
     if hasattr(model, 'generate'):
         with stages('captions'):
             got,samples = (world_samples(m, src['test']) if data == 'world' else
                            photo_samples(model, learn.loss_func.loss, m, src['test'], job.shuffles, rec.max_len))
-            num['caption_table'] = caption_scores([s['caption'] for s in samples], src['test'], who=method, seed=seed); num.update(got)
+            num['caption_table'] = mark_warned(caption_scores([s['caption'] for s in samples], src['test'], who=method, seed=seed), bad); num.update(got)
         say(table_text(num['caption_table'])); say(_SAID[data == 'world'].format(**got))
         for s in samples[:2]: say(f'  {s["id"]}: {s["caption"]}')
+    for who,w in bad.items(): say(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')
     with stages('pictures'): return num,_pictures(model, m, rec, src, data, seed, samples, rivals.get('random'))

@@ -4,17 +4,22 @@
 
 # %% auto #0
 __all__ = ['CountedLoss', 'CountedMean', 'Rule', 'Kept', 'Accumulate', 'Micro', 'Steps', 'Part', 'StopAt', 'training', 'halt',
-           'Tally', 'learner', 'fit', 'training_state', 'load_training_state']
+           'Tally', 'PictureView', 'BatchLearner', 'learner', 'fit', 'training_state', 'load_training_state']
 
 # %% ../nbs/52_learner.ipynb #2018124c
 import time
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from .core import *
-import torch, fastai.callback.hook, fastai.callback.schedule
+from .items import *
+import numpy as np, torch, fastai.callback.hook, fastai.callback.schedule
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelTrainException, TrainEvalCallback
-from fastai.learner import AvgSmoothLoss, Learner, Metric, Recorder
+from fastai.learner import AvgSmoothLoss, Learner, Metric, Recorder, cloudpickle
 from fastai.optimizer import OptimWrapper
 from fastai.torch_core import find_bs
+from fastcore.basics import noop, patch
+from PIL import Image, ImageOps
 
 # %% ../nbs/52_learner.ipynb #3f8fab9b
 def _same(x): return x
@@ -211,6 +216,57 @@ class Tally(Kept):
     def restore(self): self.seconds,self.since = self.elapsed,None
 
 # %% ../nbs/52_learner.ipynb #85b12cc7
+def _no_training(*args, **kw): raise ValueError('an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run')
+
+class PictureView:
+    "What an exported learner keeps of its loaders: how a picture is prepared, and how ids become text"
+    def __init__(self,
+        dl # The validation loader
+    ): self.view,self.side,self.tok = dl.aug,dl.source.size,dl.tok
+    def cpu(self): return self
+    def batch(self,
+        imgs:list, # Paths, PIL images or uint8 arrays (h,w,3)
+    )->dict:       # `img`, as the network saw pictures in training (b,3,s,s)
+        "Pictures as a batch"
+        got = [fit_square(self.image(i), self.side) for i in imgs]
+        img = torch.from_numpy(np.stack([a for a,_ in got])).permute(0, 3, 1, 2); hw = torch.tensor([h for _,h in got])
+        return dict(img=self.view(dict(img=img, hw=hw), ('use',))['img'])
+    def image(self, img):
+        "Any picture as a PIL image"
+        if isinstance(img, (str,Path)): return open_image(img, self.side)
+        if isinstance(img, Image.Image): return ImageOps.exif_transpose(img).convert('RGB')
+        a = img.cpu().numpy() if isinstance(img, torch.Tensor) else img
+        if isinstance(a, np.ndarray) and a.dtype == np.uint8 and a.ndim == 3 and 3 in (a.shape[2],a.shape[0]):
+            return Image.fromarray(np.ascontiguousarray(a if a.shape[2] == 3 else a.transpose(1, 2, 0)))
+        raise ValueError(f'to predict, give a batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 array (h,w,3), not {type(img).__name__}')
+    def _gone(self): raise ValueError('an exported learner has no data: give a loader, as in `get_preds(dl=...)` or `validate(dl=...)`')
+    def __getitem__(self, i): self._gone()
+    train = valid = loaders = property(_gone)
+
+# %% ../nbs/52_learner.ipynb #437a9460
+_pair = 'a loss here is (total, count) of a batch, not one number for each row; `validate()` gives the mean'
+
+class BatchLearner(Learner):
+    "fastai's Learner, with what its methods need to know of batches that are dicts and losses that count"
+    def get_preds(self, *args, with_loss=False, **kw):
+        "As fastai's, without `with_loss`"
+        if with_loss: raise NotImplementedError(f'with_loss: {_pair}')
+        return super().get_preds(*args, **kw)
+    def loss_not_reduced(self): raise NotImplementedError(f'loss_not_reduced: {_pair}')
+    def tta(self, *args, **kw):
+        "Refused: views are part of the loader"
+        raise NotImplementedError('tta: the views are part of the loader; average `get_preds(dl=dls.valid.new(aug=...))` over those you want')
+    def _half(self, name):
+        if any(type(cb).__name__ == 'Precision' for cb in self.cbs):
+            raise ValueError(f'{name}: this learner has a precision already; choose it when the learner is made, as in virtex_learner(..., precision={name[3:]!r})')
+    def to_fp16(self, **kw):
+        "As fastai's, unless the learner was made with a precision"
+        self._half('to_fp16'); return Learner.to_fp16(self, **kw)
+    def to_bf16(self, **kw):
+        "As fastai's, unless the learner was made with a precision"
+        self._half('to_bf16'); return Learner.to_bf16(self, **kw)
+
+# %% ../nbs/52_learner.ipynb #ff89a117
 class _Wrapped(OptimWrapper):
     def __repr__(self): return repr(self.opt).split('\n')[0]
 
@@ -219,6 +275,10 @@ class _Gathered(Rule):
     def after_pred(self):
         if isinstance(self.pred, dict) and len(self.pred) == 1 and hasattr(self.learn, 'gather_preds'):
             self.learn.pred = {**self.pred, 'row': torch.arange(find_bs(self.xb))}
+
+def _recorder():
+    rec = Recorder(); rec.loss,rec.smooth_loss = CountedMean(),_Smooth()
+    return rec
 
 def learner(
     dls,              # Training and validation loader, as fastai's `DataLoaders`
@@ -230,15 +290,14 @@ def learner(
     path=None,        # Folder for fastai's temporary files; the cache by default
     reduce=_same,     # Sums a tensor over all processes
     world_size:int=1, # Number of processes
-)->Learner:
+)->BatchLearner:
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
     if device is not None: model.to(device)
-    rec = Recorder(); rec.loss,rec.smooth_loss = CountedMean(),_Smooth()
-    learn = Learner(dls, model, CountedLoss(loss, reduce, world_size), opt_func=_Wrapped(opt=opt), metrics=list(metrics),
-                    lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
-                    cbs=[TrainEvalCallback(), rec, Steps(), Tally(), _Gathered(), *cbs])
-    learn.logger = lambda *o: None
+    learn = BatchLearner(dls, model, CountedLoss(loss, reduce, world_size), opt_func=_Wrapped(opt=opt), metrics=list(metrics),
+                         lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
+                         cbs=[TrainEvalCallback(), _recorder(), Steps(), Tally(), _Gathered(), *cbs])
+    learn.logger = noop
     learn.create_opt()
     return learn
 
@@ -262,6 +321,61 @@ def fit(
             for cb in learn.cbs:
                 if hasattr(type(cb), 'restore'): cb.restore()
     if learn.trouble: raise learn.trouble
+
+# %% ../nbs/52_learner.ipynb #e7c33093
+def _view(dls):
+    "How the validation pictures of `dls` are prepared"
+    if isinstance(dls, PictureView): return dls
+    dl = getattr(dls.valid, 'dl', dls.valid)
+    if getattr(dl, 'aug', None) is None or not hasattr(dl, 'source'): raise ValueError('the validation loader does not say how a picture is prepared: make it with `loaders`, or give `predict` a batch')
+    return PictureView(dl)
+
+def _of_picture(m, img, tok):
+    "What a model can say of one picture (1,3,h,w) without a caption"
+    out = dict(features=m.visual(img).mean((2,3))[0]) if hasattr(m, 'visual') else {}
+    if hasattr(m, 'generate'): ids = m.generate(img)[0]; out['caption'] = tok.decode(ids) if tok else ids
+    if hasattr(m, 'scores'): return {**out, 'logits': m.scores(img)[0]}
+    try: return {**out, **{k: v[0] for k,v in m(dict(img=img)).items()}}
+    except KeyError:                                                    # it reads more than the picture
+        if out: return out
+        raise
+
+# %% ../nbs/52_learner.ipynb #a487845b
+@patch
+@torch.no_grad()
+def predict(self:BatchLearner,
+    item,                   # A batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 array (h,w,3)
+    rm_type_tfms=None,      # fastai's; must be None
+    with_input:bool=False,  # The batch as well?
+)->dict:                    # For a batch what the model gives; for a picture `features` (d,), and, if the model has them, `caption` and `logits`
+    "What the model says"
+    if rm_type_tfms is not None: raise NotImplementedError('rm_type_tfms: pictures have no transforms by type here; leave it out')
+    m = self.model; was = m.training; m.eval(); p = next(m.parameters()); lone = not isinstance(item, dict)
+    try:
+        batch = _view(self.dls).batch([item]) if lone else item
+        batch = {k: v.to(p.device) if isinstance(v, torch.Tensor) else v for k,v in batch.items()}
+        out = _of_picture(m, batch['img'].to(p.dtype), getattr(_view(self.dls), 'tok', None)) if lone else m(batch)
+    except KeyError as e: raise ValueError(f'the batch has no {e.args[0]!r}, which {type(m).__name__} reads') from e
+    finally: m.train(was)
+    out = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k,v in out.items()}
+    return (batch,out) if with_input else out
+
+# %% ../nbs/52_learner.ipynb #0abfeb70
+@patch
+def export(self:BatchLearner,
+    fname='export.pkl',         # File, in `learn.path`
+    pickle_module=cloudpickle,  # As for fastai's `export`
+    pickle_protocol:int=2,      # As for fastai's `export`
+)->Path:                        # The file
+    "Write the model and the view of a picture for fastai's `load_learner`, which then predicts; data, optimiser and callbacks stay here"
+    device = next(self.model.parameters()).device; loss = CountedLoss(self.loss_func.loss); training = self.model.training
+    try:
+        out = BatchLearner(_view(self.dls), self.model.cpu().eval(), loss, opt_func=_no_training, metrics=self.metrics,
+                           path=Path('.'), default_cbs=False, cbs=[TrainEvalCallback(), _recorder(), _Gathered()])
+        out.logger = noop
+        with atomic_file(Path(self.path)/fname) as new: torch.save(out, new, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
+    finally: self.model.to(device).train(training)
+    return Path(self.path)/fname
 
 # %% ../nbs/52_learner.ipynb #31816509
 def training_state(

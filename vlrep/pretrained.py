@@ -52,12 +52,12 @@ class Pretrained:
         "Pictures as the network saw them in training"
         got = [fit_square(to_image(i, self.side), self.side) for i in imgs]
         img,hw = torch.from_numpy(np.stack([a for a,_ in got])).permute(0,3,1,2),torch.tensor([h for _,h in got])
-        dev = next(self.backbone.parameters()).device
-        return self.view(dict(img=img.to(dev), hw=hw.to(dev)), ('use',))['img']
+        p = next(self.backbone.parameters())
+        return self.view(dict(img=img.to(p.device), hw=hw.to(p.device)), ('use',))['img'].to(p.dtype)
     def _each(self, img, f, bs):
         "`f` of one picture, or of each of a list, `bs` at a time"
         one = not isinstance(img, (list,tuple)); imgs = [img] if one else list(img)
-        with frozen(self.backbone): out = [o for i in range(0, len(imgs), bs) for o in f(self.batch(imgs[i:i+bs]))]
+        with frozen(self.backbone): out = [o for i in progress(range(0, len(imgs), bs), label='batches of pictures') for o in f(self.batch(imgs[i:i+bs]))]
         return out[0] if one else out
 
 # %% ../nbs/79_pretrained.ipynb #bfacb799
@@ -87,6 +87,6 @@ def caption(self:Pretrained,
 def export(self:Pretrained,
     folder,               # Where to; it must not exist, or be empty
     to:str='torchvision', # torchvision, timm or detectron2
-)->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then
+)->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then, and the lines that `open` them
     "Write the backbone in another project's layout, with the pixel numbers of its training, and compare"
     return export_backbone(self.backbone, folder, to, self.view.mean, self.view.std, self.view.size)

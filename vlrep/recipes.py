@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['JOBS', 'RECIPES', 'read_value', 'override_all', 'override', 'recipe_dict', 'recipe_from_dict', 'WorldJob',
-           'PhotosJob', 'recipe']
+           'PhotosJob', 'CocoJob', 'need_root', 'recipe', 'recipe_lines']
 
 # %% ../nbs/80_recipes.ipynb #535ba817
 import types,typing
 from dataclasses import MISSING,asdict,dataclass,fields,replace
+from pathlib import Path
 from .core import *
-from .tasks.virtex import VirTexRecipe
-from .tasks.tags import TagsRecipe
-from .tasks.loctex import LocTexRecipe
+from .fields import *
+from .tasks.recipes import *
 
 # %% ../nbs/80_recipes.ipynb #1f33728a
 def _kinds(hint):
@@ -91,34 +91,60 @@ def recipe_from_dict(
 @dataclass(frozen=True)
 class WorldJob:
     "How many scenes of the world each part of the job sees"
-    scenes:int=10_000     # To learn from
-    held:int=500          # Held out: they choose the checkpoint
-    probe:int=1500        # Shifted scenes that the probes are fitted to
-    probe_held:int=500    # Shifted scenes that choose the probes' strength
-    test:int=2000         # Shifted scenes that are reported
-    shown:int=500         # Scenes that are captioned, and checked for their nouns
-    part:float=1.         # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
-    captions:int=0        # Captions of each that are used; 0 means all
-    point:int=500         # Scenes in which a network that can is asked where a named thing is, and as many of the shifted world
-    narrated:bool=False   # Are the captions of a scene what its narrative says? The words of LocTex for methods that read captions
-    draws:int=0           # Keep each score under so many draws of the test scenes, for paired comparisons of runs
-    rivals:bool=True      # Also train the supervised rival, and measure random features?
+    scenes:Int(16, 10**8)=10_000 # To learn from
+    held:Int(4, 10**6)=500       # Held out: they choose the checkpoint
+    probe:Int(40, 10**6)=1500    # Shifted scenes that the probes are fitted to
+    probe_held:Int(40, 10**6)=500 # Shifted scenes that choose the probes' strength
+    test:Int(40, 10**6)=2000     # Shifted scenes that are reported
+    shown:Int(4, 10**6)=500      # Scenes that are captioned, and checked for their nouns
+    part:Fraction=1.                 # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
+    captions:Int(0, 1000)=0      # Captions of each that are used; 0 means all
+    point:Int(0, 10**6)=500      # Scenes of either domain in which it is asked where a named thing is; 0 for none
+    narrated:bool=False          # Are the captions of a scene what its narrative says? LocTex's words for captions
+    draws:Int(0, 10**5)=0        # Keep each score under so many draws of the test scenes, to compare runs in pairs
+    rivals:bool=True             # Also train the supervised baseline, and measure random features?
 
 @dataclass(frozen=True)
 class PhotosJob:
-    "How a folder of photos is dealt out"
-    train:float=.8        # Part of the photos to learn from
-    held:float=.1         # Part that chooses the checkpoint
-    test:float=.1         # Part that is reported
-    shuffles:int=3        # How often each of these is given another photo's caption
-    part:float=1.         # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
-    captions:int=0        # Captions of each that are used; 0 means all
+    "How a folder of photos is split"
+    train:Fraction=.8            # Part of the photos to learn from
+    held:Fraction=.1             # Part that chooses the checkpoint
+    test:Share=.1            # Part that is reported
+    shuffles:Int(1, 1000)=3  # How often each of these is given another photo's caption
+    part:Fraction=1.             # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
+    captions:Int(0, 1000)=0  # Captions of each that are used; 0 means all
+    def check(self):
+        "The three parts are parts of one whole"
+        if self.train+self.held+self.test > 1+1e-9:
+            raise ValueError(f'train={self.train}, held={self.held}, test={self.test}: parts of the whole, their sum must be at most 1')
 
-JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), narratives=PhotosJob(), coco=PhotosJob(train=.96, held=.04, test=0.))
+class CocoJob(PhotosJob):
+    "COCO comes with its own split: `held` is taken from its training images, its validation images are reported"
+    def check(self): "Nothing concerns several fields"
+
+JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), narratives=PhotosJob(), coco=CocoJob(train=.96, held=.04, test=0.))
+
+# %% ../nbs/80_recipes.ipynb #2c6fc42b
+_WANTS = dict(flickr8k='the folder that holds Images/ and captions.txt', flickr30k='the folder that holds the table of captions and the images',
+              csv='a CSV file with the columns path and caption', narratives='the folder that holds images and Localized Narratives as .jsonl files',
+              coco='the folder that holds annotations/, train2017/ and val2017/')
+
+def need_root(
+    data:str, # world, or how photos are laid out
+    root,     # Where they are, or None
+):
+    "A `ValueError` if photos are wanted and it is not said where they are, or nothing is there"
+    if data == 'world': return
+    if root is None: raise ValueError(f'--root is missing: {_WANTS[data]}')
+    if not Path(root).exists(): raise ValueError(f'--root {root}: no such file or folder; wanted is {_WANTS[data]}')
 
 # %% ../nbs/80_recipes.ipynb #287c4961
 _small = VirTexRecipe(visual_depth=10, visual_width=16, width=64, heads=4, norm='pre', init='fan_in', bs=64, cnn_lr=.5, lr=.2, lookahead_k=0)
-_world,_photos = replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260),replace(_small, size=64, vocab=2000, steps=750, warmup=75)
+_world = replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260)
+_at64,_r18 = dict(size=64, vocab=2000, steps=750, warmup=75),dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=.2)
+def _photos(like, name='flickr8k', **kw):
+    small = replace(like, **_at64, **kw)
+    return {name: replace(small, **_r18), f'{name}_small': small}
 _narrated = LocTexRecipe()                                                          # LocTex's 118K setting: every default
 _told = LocTexRecipe(visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre', init='fan_in', bs=64, size=48, vocab=600, max_len=60,
                      dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260, cnn_lr=.5, text_lr=.2, lr=.2, clip=1., group=0)
@@ -130,19 +156,19 @@ RECIPES = {
         **{f'virtex_r50_l{l}_h1024': replace(_base, depth=l) for l in (2,3,4)},     # tab. 2: depth
         'virtex_r50w2x_l1_h1024': replace(_base, visual_width=128),                 # tab. 3: backbones
         'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
-        'world': _world, 'flickr8k': _photos},
+        'world': _world, **_photos(_small)},
     'captioning': {
         'captioning_r50_l1_h2048': replace(_base, task='forward', width=2048),      # tab. 1, as the next ones
-        'world': replace(_world, task='forward'), 'flickr8k': replace(_photos, task='forward')},
+        'world': replace(_world, task='forward'), **_photos(_small, task='forward')},
     'masked_lm': {
         'masked_lm_r50_l1_h2048': replace(_base, task='masked_lm', width=2048),     # code
-        'world': replace(_world, task='masked_lm'), 'flickr8k': replace(_photos, task='masked_lm')},
+        'world': replace(_world, task='masked_lm', lr=.05), **_photos(_small, task='masked_lm', lr=.05)},
     'token_cls': {
         'token_cls_r50': replace(_base, task='token_cls'),
-        'world': replace(_world, task='token_cls'), 'flickr8k': replace(_photos, task='token_cls')},
+        'world': replace(_world, task='token_cls'), **_photos(_small, task='token_cls')},
     'multilabel': {
         'multilabel_r50': replace(_base, task='multilabel'),
-        'world': replace(_world, task='multilabel'), 'coco': replace(_photos, task='multilabel')},
+        'world': replace(_world, task='multilabel'), **_photos(_small, 'coco', task='multilabel')},
     'tags': {
         'world': TagsRecipe()},
     'loctex': {
@@ -152,7 +178,7 @@ RECIPES = {
         'loctex_r50_4x': replace(_narrated, scales=3),
         'loctex_r50_oracle': replace(_narrated, oracle=True),
         'loctex_r50_809k': replace(_narrated, every=True, steps=237_300, warmup=15_820), # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
-        'world': _told, 'flickr8k': replace(_told, size=64, vocab=2000, steps=750, warmup=75)}}
+        'world': _told, **_photos(_told)}}
 
 # %% ../nbs/80_recipes.ipynb #32b262af
 def recipe(
@@ -163,3 +189,20 @@ def recipe(
     if method not in RECIPES: raise did_you_mean('method', method, RECIPES)
     if name not in RECIPES[method]: raise did_you_mean(f'recipe of {method}', name, RECIPES[method])
     return RECIPES[method][name]
+
+# %% ../nbs/80_recipes.ipynb #a91c6e54
+_ELSEWHERE = {(18,64), (34,64), (50,64), (101,64), (152,64), (50,128), (101,128)} # visual_depth and visual_width that torchvision and timm know
+
+def recipe_lines(
+    method:str=None, # One of `RECIPES`; all of them by default
+)->list:             # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch, who can open it
+    "One line for each recipe"
+    if method is not None and method not in RECIPES: raise did_you_mean('method', method, RECIPES)
+    rows = []
+    for m in [method] if method else RECIPES:
+        for name,r in RECIPES[m].items():
+            shape = r.visual_depth,r.visual_width
+            rows.append((m, name, 'paper' if r.visual_depth >= 50 else 'small', f'ResNet-{shape[0]}, width {shape[1]}', f'{r.size} pixels', f'{r.steps:,} steps of {r.bs}',
+                         'opens in torchvision, timm, detectron2' if shape in _ELSEWHERE else 'opens in vlrep only'))
+    wide = [max(map(len, col)) for col in zip(*rows)]
+    return ['  '.join(s.ljust(w) for s,w in zip(row, wide)).rstrip() for row in rows]

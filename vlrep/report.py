@@ -8,8 +8,10 @@ __all__ = ['pick', 'jpeg_uri', 'object_map', 'report_html', 'write_report', 'rea
 
 # %% ../nbs/82_report.ipynb #93aeff88
 import base64,csv,io,json,math
+from contextlib import contextmanager
 from pathlib import Path
 from .core import *
+from .instability import *
 from .pieces import *
 from .strokes import *
 
@@ -142,12 +144,17 @@ def _shown(samples, data):
     share = near.get('share'); said = ''
     if share:
         each = ', '.join(f'<b>{esc(k)} {v:.0f} %</b>' for k,v in share.items() if k != 'any two')
-        said = f'<p>Over all {near["n"]:,} pictures, the nearest {near["k"]} show at least one of the same things in this part of the cases: {each}; any two pictures {share["any two"]:.0f} %.</p>'
+        said = f'<p>Over all {near["n"]:,} pictures, the nearest {esc(near["k"])} show at least one of the same things in this part of the cases: {each}; any two pictures {share["any two"]:.0f} %.</p>'
     return {
         'Captions of held-out images': cards and f'<p>{_NOUNS if data == "world" else _NATS}</p>{cards}',
         'Where each word looked': s.get('words') and f'<p>{_WORDS}</p>{words_html(s["words"])}',
         'Where the mouse was, and where the words look': s.get('traces') and f'<p>{_TOLD}</p>{traces_html(s["traces"])}',
         'Nearest neighbours': near and f'<p>{_NEAR}</p>{said}{near_html(near["asks"], near["pics"])}'}
+
+def _warned(runs, names=None):
+    "What the daggers on a page stand for, as paragraphs; '' if there are none"
+    lines = [dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers']) for r in runs]
+    return ''.join(f'<p>{esc(n)}. Shown of a run is its best checkpoint, of a rival its last step.</p>' for n in warning_notes(lines, names))
 
 def _left_out(num):
     "Steps and photos that were left out, as facts and a list; '' if there were none"
@@ -174,7 +181,7 @@ def report_html(
     said  = table_html(wide_rows(num.get('caption_table') or []), 'Scores against what people wrote, in percent; chance is a caption of another picture.')
     shown = _shown(list(samples) if not isinstance(samples, dict) else samples, data)
     return page_html(f'{info["method"]} on {data}', {
-        '': f'<div class=heads>{heads}</div>',
+        '': f'<div class=heads>{heads}</div>{_warned([dict(info=info, res=res)])}',
         'What was run': facts_html(_what(info, res)),
         'What it cost': _cost(res['seconds'], cost),
         'Learning': _learning(list(log)),
@@ -190,10 +197,22 @@ def _read_run(run):
     run = Path(getattr(run, 'path', run)); f = run/'result.jsonl'
     if not (run/'recipe.json').is_file(): raise ValueError(f'{run}: no run folder, recipe.json is missing')
     if not f.is_file(): raise ValueError(f'{f}: no such file: the run has not finished')
-    try: res = json.loads(f.read_text(encoding='utf-8').strip().splitlines()[-1])
-    except (IndexError, json.JSONDecodeError) as e: raise ValueError(f'{f}: damaged ({e})') from e
+    try: res = parse_json(f.read_bytes().strip().splitlines()[-1])
+    except (IndexError, ValueError) as e: raise ValueError(f'{f}: damaged ({e})') from None
+    info = read_json(run/'recipe.json')
+    for file,facts,keys in ((run/'recipe.json', info, 'method recipe data'), (f, res, 'numbers seconds')):
+        lost = [k for k in keys.split() if not isinstance(facts, dict) or k not in facts]
+        if lost: raise ValueError(f'{file}: damaged, {", ".join(lost)} missing')
     log = list(csv.DictReader((run/'log.csv').open(newline='', encoding='utf-8'))) if (run/'log.csv').is_file() else []
-    return dict(name=run.resolve().name, info=read_json(run/'recipe.json'), res=res, log=log)
+    return dict(name=run.resolve().name, info=info, res=res, log=log)
+
+@contextmanager
+def _shows(*runs):
+    "A value of the wrong type or a missing one is a `ValueError` that names the folder"
+    try: yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as e:
+        name = ', '.join(map(str, runs))
+        raise ValueError(f'{name}: a file holds what cannot be shown ({type(e).__name__}: {" ".join(str(e).split())[:200]})') from e
 
 # %% ../nbs/82_report.ipynb #7eced529
 def write_report(
@@ -202,7 +221,7 @@ def write_report(
     "Write the page of a run"
     run = Path(getattr(run, 'path', run)); r = _read_run(run)
     samples = read_json(run/'samples.json') if (run/'samples.json').is_file() else []
-    page = report_html(r['info'], r['res'], r['log'], samples)
+    with _shows(run): page = report_html(r['info'], r['res'], r['log'], samples)
     with atomic_file(run/'report.html') as new: new.write_text(page, encoding='utf-8')
     return run/'report.html'
 
@@ -216,35 +235,36 @@ def read_results(
     out = []
     for f in files:
         for i,l in enumerate(f.read_text(encoding='utf-8').splitlines(), 1):
-            try: out += [json.loads(l)] if l.strip() else []
-            except json.JSONDecodeError as e: raise ValueError(f'{f}, line {i}: damaged ({e})') from e
+            try: out += [parse_json(l)] if l.strip() else []
+            except ValueError as e: raise ValueError(f'{f}, line {i}: damaged ({e})') from e
     return out
 
 def over_seeds(
     results:list, # Lines of one method on the world, one a seed
 )->list:          # Dicts `question, chance, ...`, one text for each backbone
-    "One row for each question: mean over the runs, with the lowest and the highest"
+    "One row for each question: mean over the runs, with the lowest and the highest; a dagger if one of them went wrong, see `warning_notes`"
     got = {}
     for r in results:
         for t in r['numbers'].get('table') or []:
             got.setdefault(t['question'], {}).setdefault(t['backbone'], []).append(t)
     def cell(ts):
         v = [t['value'] for t in ts]
-        return f'{sum(v)/len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else '')
+        return dagger(f'{sum(v)/len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else ''), any(t.get('warned') for t in ts))
     first = {q: next(iter(by.values()))[0] for q,by in got.items()}
     return [dict(question=ask_name(first[q]), chance=f'{first[q]["chance"]:.1f}', **{b: cell(ts) for b,ts in by.items()})
             for q,by in got.items()]
 
 # %% ../nbs/82_report.ipynb #b7b02a01
 def _names(runs):
-    "A short name for each run: its method, with the seed where that is not enough, and the folder where that is not enough"
+    "A short name for each run: its method, with the seed where that is not enough, and the folder where that is not enough; a dagger if it went wrong"
     method = [r['info']['method'] for r in runs]; seed = [f'{m} {r["info"]["seed"]}' for m,r in zip(method, runs)]
-    return [m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}' for m,s,r in zip(method, seed, runs)]
+    names = [m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}' for m,s,r in zip(method, seed, runs)]
+    return [dagger(n, m in (r['res']['numbers'].get('warnings') or {})) for n,m,r in zip(names, method, runs)]
 
 def _merged(tables):
     "Rows of several runs' tables (name -> rows) as one: each run's own backbone under its name, the others from the first that has them"
     out,seen = [],set()
-    for name,rows in tables.items(): out += [r | dict(backbone=name) for r in rows if r['backbone'] == _own(rows)]
+    for name,rows in tables.items(): out += [r | dict(backbone=name, warned=False) for r in rows if r['backbone'] == _own(rows)]     # its name has the dagger
     for rows in tables.values():
         more = [r for r in rows if r['backbone'] != _own(rows) and r['backbone'] not in seen]
         seen |= {r['backbone'] for r in more}; out += more
@@ -259,7 +279,7 @@ def _care(tables):
             if r['backbone'] != _own(rows): other.setdefault(r['backbone'], n)
     sizes = sorted({r['n'] for rows in tables.values() for r in rows if r['question'] == rows[0]['question']})
     whose = ', '.join(f'<b>{esc(k)}</b> as measured by {esc(n)}' for k,n in other.items())
-    warn = f' <b>The runs were tested on different numbers of scenes ({", ".join(map(str, sizes))}): compare with care.</b>' if len(sizes) > 1 else ''
+    warn = f' <b>The runs were tested on different numbers of scenes ({", ".join(map(esc, sizes))}): compare with care.</b>' if len(sizes) > 1 else ''
     return f'<p>{whose}.{warn}</p>' if whose else f'<p>{warn}</p>' if warn else ''
 
 def _differ(runs):
@@ -307,7 +327,7 @@ def comparison_html(
     nats = [dict(run=n, **{k: f'{r["res"]["numbers"][q]:.3f}' for k,q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))}) for n,r in runs.items() if 'right' in r['res']['numbers']]
     scores = (table_html(wide_rows(said), 'Scores against what people wrote, in percent.') + table_html(nouns, 'Nouns of held-out captions, in percent.') + table_html(nats, 'Loss of held-out captions.'))
     return page_html(f'{len(runs)} runs on {" and ".join(data)}', {
-        'What was run': table_html(what),
+        'What was run': table_html(what) + _warned(list(runs.values()), [n.removesuffix(' †') for n in runs]),
         'In what they differ': table_html(diff) if diff else '<p>In nothing but the seed.</p>',
         'What the features are good for': _asked(rows, _SIDE, _care(tables('table'))), 'Where is it?': _asked(where, _WHERE, _care(tables('where'))),
         'Learning': _curves(runs), 'How captions score': scores,
@@ -321,6 +341,7 @@ def write_comparison(
 )->Path:       # The same
     "Write the page of several runs; a `ValueError` names the folder that holds no finished run"
     if len(runs) < 2: raise ValueError(f'{len(runs)} run: at least two are compared')
-    page,path = comparison_html([_read_run(r) for r in runs]),Path(path)
+    read,path = [_read_run(r) for r in runs],Path(path)
+    with _shows(*runs): page = comparison_html(read)
     with atomic_file(path) as new: new.write_text(page, encoding='utf-8')
     return path

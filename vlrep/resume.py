@@ -46,18 +46,19 @@ def _regroup(learn):
 def resume(
     learn,             # Made in the same way as the learner that was stopped
     run:Run,           # Its folder, from `Run.reopen`
-    which='last',      # Checkpoint: last, or the number of a step; later ones are removed
+    which='last',      # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
     regroup:bool=False, # Have batch size or accumulation changed? The run then goes on with whole steps and is no longer exact
 )->int:                # The step from which it goes on; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
-    if which == 'last' and not run.saved():
-        if (run/'best').exists(): raise ValueError(f'{run/"steps"}: holds no checkpoint, though {run/"best"} is there: put the checkpoints back, or begin another run')
-        _rewind(run, 0); return 0
-    folder = run.checkpoint(which); w,state = load_weights(folder/'model.safetensors'),load_state(folder/'state.pt')
+    folder = run.start(which)
+    if folder is None:
+        _rewind(run, 0); shutil.rmtree(run/'best', ignore_errors=True); return 0
+    w,state = load_weights(folder/'model.safetensors'),load_state(folder/'state.pt')
     if not isinstance(state, dict) or 'training' not in state: raise ValueError(f'{folder/"state.pt"}: holds no state of a training')
     try: learn.model.load_state_dict(w)
     except RuntimeError as e:
         raise ValueError(f'{folder/"model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})') from None
+    if not run.saved(): run.save('last', w, state)          # what a first save was killed in: the same state as that of the best
     try: load_training_state(learn, state['training'])
     except (ValueError, KeyError, TypeError) as e: raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None
     if regroup: _regroup(learn)

@@ -91,7 +91,7 @@ def traces_html(
     out = []
     for i,s in enumerate(samples):
         end = max(s['end'], 1e-9)
-        pic = (f'<svg class=pic viewBox="-6 -6 112 112"><image id="told{i}" href="{esc(s["image"])}" width="100" height="100"/>{strokes_svg(s["strokes"], end)}</svg>')
+        pic = (f'<svg class=pic viewBox="-6 -6 112 112"><image id="told{i}" href="{data_uri(s["image"])}" width="100" height="100"/>{strokes_svg(s["strokes"], end)}</svg>')
         bar = f'<p class=time><span>0 s</span><i style="background:linear-gradient(90deg,{",".join(map(_hex, _TURBO))})"></i><span>{end:.0f} s</span></p>'
         def word(w, t):
             if t is None: return esc(w)

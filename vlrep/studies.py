@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from .core import *
+from .instability import *
 from .show import *
 from .recipes import *
+from .options import *
 from .pieces import *
 from .report import *
 
@@ -65,7 +67,8 @@ def changes_of(
     info:dict, # recipe.json of a run
 )->list:       # Texts field=value
     "In what a run differs from the recipe it is named after"
-    now = {**recipe_dict(recipe(info['method'], info['name'])), **recipe_dict(JOBS[info['data']['name']])}; had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
+    name = recipe_name(info['method'], info['name'], info['data']['name'])
+    now = {**recipe_dict(recipe(info['method'], name)), **recipe_dict(JOBS[info['data']['name']])}; had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
     return [f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k,v in had.items() if k not in now or v != now[k]]
 
 def gather(
@@ -176,17 +179,21 @@ class Claim:
     table:str='table'   # Which table of the lines
     sign:int=1          # -1: `b` is said to be ahead
 
+def _warned(lines):
+    "Did the training of one of a variant's runs go wrong?"
+    return any(l['method'] in (l['numbers'].get('warnings') or {}) for l in lines)
+
 def judge(
     claims:list,  # `Claim`s
     groups:dict,  # Variant -> its lines
-)->list:          # Dicts: the fields of the claim, those of `Difference`, and `verdict`
+)->list:          # Dicts: the fields of the claim, those of `Difference`, `verdict`, and `warned`: the lines of each side whose training went wrong
     "What came of each claim"
     out = []
     for c in claims:
         for v in (c.a,c.b):
             if v not in groups and not (v == c.b and (v == 'chance' or v[:1] == '@')): raise ValueError(f'{c.name}: no variant {v!r}, there are {", ".join(groups)}')
         d = paired(groups[c.a], groups[c.b], c.question, c.table) if c.b in groups else above(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None)
-        out.append(dict(vars(c), **d._asdict(), verdict=verdict(d.diff, d.half, c.sign)))
+        out.append(dict(vars(c), **d._asdict(), verdict=verdict(d.diff, d.half, c.sign), warned={v: [l for l in groups.get(v, []) if _warned([l])] for v in (c.a,c.b)}))
     return out
 
 # %% ../nbs/85_studies.ipynb #757a247d
@@ -195,6 +202,10 @@ def _md(rows, align=None):
     marks = dict(l='---', r='---:'); align = align or 'l'+'r'*(len(rows[0])-1)
     return '\n'.join('| ' + ' | '.join(r) + ' |' for r in [rows[0], [marks[a] for a in align], *rows[1:]])
 
+def _notes(lines):
+    "What the daggers above stand for, as paragraphs of Markdown"
+    return ''.join(f'\n\n{n}' for n in warning_notes(lines))
+
 def variants_markdown(
     groups:dict,         # Variant -> its lines
     questions=None,      # Which; all by default
@@ -202,20 +213,25 @@ def variants_markdown(
 )->str:                  # A table in Markdown
     "The scores of each variant: mean over seeds (lowest to highest)"
     first = next(iter(groups.values()))[0]; rows = first['numbers'][table]; own = lambda r: r['backbone'] == first['method']
-    others = list(dict.fromkeys(r['backbone'] for r in rows if not own(r))); out = [['question','chance',*groups,*others]]
+    others = list(dict.fromkeys(r['backbone'] for r in rows if not own(r))); out = [['question','chance',*(dagger(k, _warned(ls)) for k,ls in groups.items()),*map(shown_names(rows).get, others)]]
     def cell(rs): v = [r['value'] for r in rs]; return f'{np.mean(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if max(v) > min(v) else '')
     for r in filter(own, rows):
         if questions and r['question'] not in questions: continue
         out.append([ask_name(r), f'{r["chance"]:.1f}', *(cell(answers(ls, r['question'], table)) for ls in groups.values()), *(cell(answers([first], r['question'], table, o)) for o in others)])
-    return _md(out)
+    return _md(out) + _notes([l for ls in groups.values() for l in ls])
+
+def _sides(r):
+    "The two sides of a judged claim, a dagger behind one whose training went wrong"
+    return ' − '.join(dagger(r[k].lstrip('@'), bool(r.get('warned', {}).get(r[k]))) for k in 'ab')
 
 def claims_markdown(
     rows:list, # From `judge`
 )->str:        # A table in Markdown
     "Each claim with its difference, the differences of the seeds, and the verdict"
-    line = lambda r: [f'{r["name"]}: {r["says"]}', f'{r["a"]} − {r["b"].lstrip("@")}', ask_name(dict(question=r['question'])), f'{r["diff"]:+.1f} ± {r["half"]:.1f}', ', '.join(f'{v:+.1f}' for v in r['each'].values()),
+    line = lambda r: [f'{r["name"]}: {r["says"]}', _sides(r), ask_name(dict(question=r['question'])), f'{r["diff"]:+.1f} ± {r["half"]:.1f}', ', '.join(f'{v:+.1f}' for v in r['each'].values()),
                       r['verdict'] if r['verdict'][0] == 'n' else f'**{r["verdict"]}**']
-    return _md([['claim','difference','question','mean ± 95 %','each seed','verdict'], *map(line, rows)], 'lllrrl')
+    bad = [l for r in rows for ls in r.get('warned', {}).values() for l in ls]; bad = [l for i,l in enumerate(bad) if l not in bad[:i]]
+    return _md([['claim','difference','question','mean ± 95 %','each seed','verdict'], *map(line, rows)], 'lllrrl') + _notes(bad)
 
 # %% ../nbs/85_studies.ipynb #f73b8a5d
 def show_claims(
@@ -228,6 +244,6 @@ def show_claims(
         c = tone.get(r['verdict'], INK['random']); ax.plot([r['diff']-r['half'], r['diff']+r['half']], [y,y], color=c, lw=2)
         ax.plot(list(r['each'].values()), [y]*len(r['each']), '.', color=c, ms=4, alpha=.7); ax.plot(r['diff'], y, 'o', color=c, ms=7)
     ax.axvline(0, color=INK['text'], lw=1); ax.set(ylim=(len(rows)-.5, -.5), xlabel='difference in percentage points, 95 % interval over seeds and scenes')
-    ax.set_yticks(range(len(rows)), [f'{r["name"]}  {r["a"]} − {r["b"].lstrip("@")}: {r["question"]}' for r in rows], fontsize=8)
+    ax.set_yticks(range(len(rows)), [f'{r["name"]}  {_sides(r)}: {r["question"]}' for r in rows], fontsize=8)
     fig.tight_layout()
     return fig

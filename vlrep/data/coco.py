@@ -14,6 +14,11 @@ from .captions import *
 from .voc import ObjectTable
 
 # %% ../../nbs/28_data.coco.ipynb #254455bc
+def _encodes(s):
+    "Is `s` text? JSON can hold halves of characters (lone surrogates)"
+    try: return bool(s.encode()) or not s
+    except UnicodeEncodeError: return False
+
 def coco_table(
     data:dict,   # What the JSON file holds
     path,        # The file, for messages
@@ -27,10 +32,13 @@ def coco_table(
     for i,r in enumerate(rows):
         here = f'{path}: {table}[{i}]'
         for k,t in keys.items():
-            if not isinstance(r, dict) or k not in r: raise ValueError(f'{here} has no {k!r}: {str(r)[:80]}')
-            if not isinstance(r[k], t): raise ValueError(f'{here}: {k} is {str(r[k])[:60]!r}')
-        if r.get('id') in seen: raise ValueError(f'{here}: the id {r["id"]} is there twice')
-        if 'id' in r: seen.add(r['id'])
+            if not isinstance(r, dict) or k not in r: raise ValueError(f'{here} has no {k!r}: {brief(r, 80)}')
+            if not isinstance(r[k], t) or isinstance(r[k], bool): raise ValueError(f'{here}: {k} is {brief(r[k])}')
+            if isinstance(r[k], str) and not _encodes(r[k]): raise ValueError(f'{here}: half a character in {r[k][:60]!r}')
+        if 'id' not in r: continue
+        if not isinstance(r['id'], (int,str)) or isinstance(r['id'], bool): raise ValueError(f'{here}: id is {brief(r["id"])}, wanted is a number')
+        if r['id'] in seen: raise ValueError(f'{here}: the id {r["id"]} is there twice')
+        seen.add(r['id'])
     return rows
 
 def _images(data, path):
@@ -48,8 +56,6 @@ def _captions(data, path):
     for i,r in enumerate(coco_table(data, path, 'annotations', dict(image_id=int, caption=str))):
         here = f'{path}: annotations[{i}]'
         if r['image_id'] not in images: raise ValueError(f'{here}: there is no image {r["image_id"]}')
-        try: r['caption'].encode()
-        except UnicodeEncodeError: raise ValueError(f'{here}: half a character in {r["caption"][:60]!r}') from None
         caps[images[r['image_id']]['file_name']].append(r['caption'])
     return caps
 
@@ -57,7 +63,11 @@ def _objects(data, path):
     "File name of each image -> (corners, number of the category, crowd?), and the names of the categories"
     images = _images(data, path); out = {r['file_name']: [] for r in images.values()}
     kinds = sorted(coco_table(data, path, 'categories', dict(id=int, name=str)), key=lambda r: r['id'])
-    at = {r['id']: j for j,r in enumerate(kinds)}; size = lambda v: isinstance(v, int) and v > 0
+    at = {r['id']: j for j,r in enumerate(kinds)}
+    twice = [r['name'] for j,r in enumerate(kinds) if r['name'] in {o['name'] for o in kinds[:j]}]
+    if twice: raise ValueError(f'{path}: categories: the name {twice[0]!r} is there twice')
+    number = lambda v: isinstance(v, (int,float)) and not isinstance(v, bool) and abs(v) < 1e9       # nan is not below
+    size = lambda v: number(v) and isinstance(v, int) and v > 0
     keys = dict(image_id=int, category_id=int, bbox=list)
     for i,r in enumerate(coco_table(data, path, 'annotations', keys)):
         img = images.get(r['image_id']); here = f'{path}: annotations[{i}]'
@@ -65,8 +75,8 @@ def _objects(data, path):
         if r['category_id'] not in at: raise ValueError(f'{here}: there is no category {r["category_id"]}')
         w,h,b = img.get('width'),img.get('height'),r['bbox']
         if not (size(w) and size(h)): raise ValueError(f'{path}: image {r["image_id"]} has no width and height')
-        good = len(b) == 4 and all(isinstance(v, (int,float)) and v == v for v in b) and min(b[2:]) >= 0
-        if not good: raise ValueError(f'{here}: bbox is {b}')
+        good = len(b) == 4 and all(map(number, b)) and min(b[2:]) >= 0
+        if not good: raise ValueError(f'{here}: bbox is {brief(b)}')
         box = [min(max(v, 0.), 1.) for v in (b[0]/w, b[1]/h, (b[0]+b[2])/w, (b[1]+b[3])/h)]
         out[img['file_name']].append((*box, at[r['category_id']], bool(r.get('iscrowd'))))
     return out,[r['name'] for r in kinds]

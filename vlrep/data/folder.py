@@ -15,8 +15,14 @@ from .captions import *
 
 # %% ../../nbs/29_data.folder.ipynb #e3a4babc
 def _inside(folder):
-    "Files below `folder`, in order; hidden ones apart"
+    "Files below `folder`, in order; hidden ones apart, and each folder once, however many links lead to it"
+    seen = set()
     for at,dirs,files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(at)
+        if real in seen:
+            dirs[:] = []
+            continue
+        seen.add(real)
         dirs[:] = sorted(d for d in dirs if d[0] != '.')
         for f in sorted(files):
             if f[0] != '.': yield os.path.join(at, f)

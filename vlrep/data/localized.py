@@ -18,7 +18,7 @@ from .captions import *
 from .narratives import *
 
 # %% ../../nbs/23c_data.localized.ipynb #4d459dc0
-def _short(v): return repr(v) if len(repr(v)) <= 60 else repr(v)[:57]+'...'
+_short = brief
 
 def _rows_of(items, keys, at, words=0):
     "Of each of a list of dicts the values of `keys`, `words` strings and then numbers; and an array of the numbers"
@@ -55,11 +55,13 @@ _keys = dict(image_id=((str,int),'a string'), caption=_text, timed_caption=_list
 def _loads(line):
     "The object of a line"
     try: d = json.loads(line)
+    except RecursionError: raise ValueError('not valid JSON (nested too deeply)') from None
     except json.JSONDecodeError as e:
         whole = line.endswith(b'\n' if isinstance(line, bytes) else '\n')
         cut = '' if whole else '; it has no end, was the file cut off?'
         raise ValueError(f'not valid JSON ({e.msg} at character {e.pos}){cut}') from None
     except UnicodeDecodeError as e: raise ValueError(f'not UTF-8 text ({e})') from None
+    except ValueError as e: raise ValueError(f'not valid JSON ({e})') from None                    # too many digits
     if not isinstance(d, dict): raise ValueError(f'an object with {", ".join(_keys)} is wanted, not {_short(d)}')
     for k,(t,what) in _keys.items():
         if k not in d: raise ValueError(f'has no {k!r}' + ' (files of captions alone will not do)'*(list in t))
@@ -74,13 +76,13 @@ def parse_narrative(
     d = _loads(line); name,text = str(d['image_id']),d['caption']
     if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:
         raise ValueError(f'image_id is {_short(name)}, not the name of an image')
-    if not text.strip(): raise ValueError('the caption is empty')
     said,_ = _rows_of(d['timed_caption'], ('utterance','start_time','end_time'), 'timed_caption', 1)
     for i,(u,a,b) in enumerate(said):
         if b < a: raise ValueError(f'timed_caption[{i}]: {_short(u)} ends at {b:g} s, before it begins at {a:g} s')
     strokes = [_rows_of(s, 'xyt', f'traces[{j}]')[1] for j,s in enumerate(d['traces'])]
     try: ''.join([name, text, *(u for u,*_ in said)]).encode()
     except UnicodeEncodeError: raise ValueError('half a character (a lone surrogate) in the text') from None
+    if not has_text(text): raise ValueError('the caption is empty')
     return image_file(str(d.get('dataset_id', '')), name),Narrative(text, said, strokes)
 
 # %% ../../nbs/23c_data.localized.ipynb #7519b387
@@ -108,12 +110,16 @@ def narrative_files(
     return out
 
 # %% ../../nbs/23c_data.localized.ipynb #4b76b50a
+_LONGEST = 1 << 24                                           # bytes of a line; one of a thousand words has a tenth of them
+
 def _lines(path):
     "Number and bytes of each line that is not blank; a `ValueError` names a file that cannot be read"
     i = 0
     try:
         with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as f:
-            for i,raw in enumerate(f, 1):
+            while raw := f.readline(_LONGEST+1):
+                i += 1
+                if len(raw) > _LONGEST: raise OSError(f'a line of more than {_LONGEST >> 20} MB')
                 if raw.strip(): yield i,raw
     except (OSError, EOFError, zlib.error) as e:
         raise ValueError(f'{path}, after line {i}: cannot be read ({e})') from e

@@ -123,6 +123,10 @@ def __len__(self:Narratives): return len(self.rows)-1
 def counts(self:Narratives)->np.ndarray: # (n,)
     "How many narratives each image has"
     return np.diff(self.rows)
+@patch
+def traced(self:Narratives)->np.ndarray: # One for each narrative, image after image, bool (m,)
+    "Which narratives have a trace"
+    return np.diff(self.cols['t'].ends)[self.at] > 0
 @patch(as_prop=True)
 def nbytes(self:Narratives)->int:
     "Bytes in memory, which subsets share"
@@ -132,9 +136,8 @@ def subset(self:Narratives,
     idx, # Images to keep, in their new order
 )->Narratives:
     "The narratives of these images; nothing is copied but their numbers"
-    idx = np.arange(len(self))[np.asarray(idx, np.int64)]; first,n = self.rows[idx],self.counts()[idx]
-    new = copy.copy(self); new.rows = np.concatenate([[0], np.cumsum(n)]).astype(np.int64)
-    new.at = self.at[np.repeat(first-np.cumsum(n)+n, n) + np.arange(n.sum())]
+    at,n = rows_at(self.rows, idx); new = copy.copy(self)
+    new.at,new.rows = self.at[at],np.concatenate([[0], np.cumsum(n)]).astype(np.int64)
     return new
 
 # %% ../../nbs/23_data.narratives.ipynb #9a7f2481

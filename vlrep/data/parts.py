@@ -52,7 +52,7 @@ def thumbnails(
 ):                # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
     "A small picture of each image, to compare, and a hash of its pixels"
     out,codes = [],[]
-    for a in range(0, len(src), chunk):
+    for a in progress(range(0, len(src), chunk), label='thumbnails'):
         img,hw = src.images(np.arange(a, min(a+chunk, len(src)))); img = img.permute(0,2,3,1).numpy()
         for x,(h,w) in zip(img, np.asarray(hw)):
             x = np.ascontiguousarray(x[:h,:w]); out.append(_shrink(x, side))
@@ -96,7 +96,7 @@ def duplicates(
     (t,tc),(u,uc) = thumbnails(train),thumbnails(test); at = defaultdict(list); same,near = [],[]
     for i,c in enumerate(tc): at[c].append(i)
     for j,c in enumerate(uc): same += [(train.ids[i], test.ids[j]) for i in at.get(c, ())]
-    for a in range(0, len(t), chunk):
+    for a in progress(range(0, len(t), chunk), label='pictures alike'):
         s = t[a:a+chunk] @ u.T
         for i,j in zip(*np.nonzero(s >= alike)):
             if tc[a+i] != uc[j]: near.append((train.ids[a+i], test.ids[j], float(s[i,j])))

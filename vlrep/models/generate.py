@@ -16,8 +16,15 @@ from .text import causal_mask
 # %% ../../nbs/36_models.generate.ipynb #6582d654
 def _allowed(logits, tok, never, repeat):
     "Scores (r,v) of the token after `tok` (r,s), -inf where it must not be written"
+    if not (isinstance(repeat, (bool,np.bool_)) or repeat == 'virtex'): raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is wanted")
     if len(never): logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
+    if repeat == 'virtex': return _lost(logits, tok)
     return logits if repeat else logits.scatter(1, tok[:,-1:], -torch.inf)
+
+def _lost(logits, tok):
+    "Log-probabilities in which the last word's is lost, and the other words get nothing of it (virtex code)"
+    logits = logits.log_softmax(-1)
+    return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:,-1:], -10_000.)
 
 def _write(choose, step, vis, sos, eos, max_len, pad, never, repeat):
     "Append `choose(scores, words so far)` to every row until all have ended"
@@ -38,15 +45,15 @@ def greedy(
     max_len:int=30,    # Longest caption, `sos` and `eos` included
     pad:int=4,         # Fills the rows that have ended
     never=(),          # Tokens that must not be written
-    repeat:bool=True,  # May a token follow itself?
+    repeat=True,       # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
 )->Tensor:             # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`, always taking the likeliest token"
     return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len, pad, never, repeat)
 
 # %% ../../nbs/36_models.generate.ipynb #a48836a6
-def _grow(tok, score, size, done, logits, k, m, norm, eos, pad):
-    "The best `k` of every beam's `m` best continuations, and whose continuations they are; `logits` (b,beams,v)"
-    gain,word = logits.log_softmax(-1).topk(min(m, logits.shape[-1])); m = gain.shape[-1]
+def _grow(tok, score, size, done, logp, k, m, norm, eos, pad):
+    "The best `k` of every beam's `m` best continuations, and whose continuations they are; `logp` (b,beams,v)"
+    gain,word = logp.topk(min(m, logp.shape[-1])); m = gain.shape[-1]
     gain = gain.masked_fill(done[...,None], -torch.inf)
     gain[...,0].masked_fill_(done, 0.); word = word.masked_fill(done[...,None], pad)
     total,size = score[...,None]+gain,size+(~done).to(size)
@@ -66,7 +73,7 @@ def beam(
     max_len:int=30,    # Longest caption, `sos` and `eos` included
     pad:int=4,         # Fills the rows that have ended
     never=(),          # Tokens that must not be written
-    repeat:bool=True,  # May a token follow itself?
+    repeat=True,       # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
     beams:int=5,       # Beginnings kept alive, k (VirTex code)
     per_node:int=2,    # Continuations that each may propose, after the first word (VirTex code)
     norm:float=1.,     # Exponent of the length; 0 = the plain log-probability (VirTex code)
@@ -79,9 +86,10 @@ def beam(
     rank = lambda: score/size.clamp(min=1)**norm
     if not b: return (tok,score) if every else (tok[:,0],score[:,0])
     while tok.shape[2] < max_len:
-        logits = _allowed(step(wide, tok.flatten(0, 1))[:,-1], tok.flatten(0, 1), never, repeat).unflatten(0, (b,tok.shape[1]))
+        logp = _allowed(step(wide, tok.flatten(0, 1))[:,-1], tok.flatten(0, 1), never, repeat).unflatten(0, (b,tok.shape[1]))
+        if repeat != 'virtex': logp = logp.log_softmax(-1)
         m = beams if tok.shape[2] == 1 else per_node
-        tok,score,size,done,parent = _grow(tok, score.to(logits), size.to(logits), done, logits, beams, m, norm, eos, pad)
+        tok,score,size,done,parent = _grow(tok, score.to(logp), size.to(logp), done, logp, beams, m, norm, eos, pad)
         if hasattr(step, 'keep'): step.keep(parent)
         if len(wide) != parent.numel(): wide = vis.repeat_interleave(parent.shape[1], 0)
         best,hope = rank().masked_fill(~done, -torch.inf),score.masked_fill(done, -torch.inf)/(max_len-1)**norm
@@ -109,7 +117,7 @@ def nucleus(
     max_len:int=30,       # Longest caption, `sos` and `eos` included
     pad:int=4,            # Fills the rows that have ended
     never=(),             # Tokens that must not be written
-    repeat:bool=True,     # May a token follow itself?
+    repeat=True,          # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
     p:float=.9,           # Draw from the likeliest tokens that have this much probability together; 1 = from all
     temperature:float=1., # Below 1 sharpens the probabilities, above 1 flattens them
     seed:int=0,           # Another seed, other captions
@@ -219,7 +227,7 @@ def decode(
     pad:int=4,            # Fills the rows that have ended
     how:str='greedy',     # greedy, beam or nucleus
     never=(),             # Tokens that must not be written
-    repeat:bool=True,     # May a token follow itself?
+    repeat=True,          # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
     beams:int=5,          # beam: beginnings kept alive
     per_node:int=2,       # beam: continuations that each may propose
     norm:float=1.,        # beam: exponent of the length

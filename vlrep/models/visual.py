@@ -81,36 +81,41 @@ def _stages(self:Backbone, img):
     return out
 
 @patch
+def _full(self:Backbone, x):
+    "`x` in the precision of the weights, whatever the convolutions computed in"
+    return x.to(self.conv1.weight.dtype)
+
+@patch
 def forward(self:Backbone,
     img:Tensor, # Normalised float images (b,3,H,W)
-)->Tensor:      # The last stage's grid, float32 (b,c,h,w)
+)->Tensor:      # The last stage's grid, in the precision of the weights (b,c,h,w)
     "The grid that describes `img`"
-    return self._stages(img)['layer4'].float()
+    return self._full(self._stages(img)['layer4'])
 
 @patch
 def stages(self:Backbone,
     img:Tensor, # Normalised float images (b,3,H,W)
-)->dict:        # `layer1` ... `layer4`, each float32 (b,c,h,w)
+)->dict:        # `layer1` ... `layer4`, each (b,c,h,w)
     "The grids after each of the four stages"
-    return {k: v.float() for k,v in self._stages(img).items()}
+    return {k: self._full(v) for k,v in self._stages(img).items()}
 
 # %% ../../nbs/31_models.visual.ipynb #fc4ceec6
 @patch
 def scales(self:Backbone,
     img:Tensor, # Normalised float images (b,3,H,W)
     n:int=2,    # How many
-)->list:        # Grids float32 (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine (LocTex sec. 4.4)
+)->list:        # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine (LocTex sec. 4.4)
     "The last grid of each resolution"
     if not 1 <= n <= len(self.sizes): raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
     got = self._stages(img)
-    return [got[k].float() for k in self.sizes[:n]]
+    return [self._full(got[k]) for k in self.sizes[:n]]
 
 @patch
 def scale_widths(self:Backbone,
     n:int=2, # How many
 )->list:     # Channels of each
     "Channels of the grids of `scales`"
-    last = lambda k: [m for m in getattr(self, k)[-1].modules() if isinstance(m, nn.BatchNorm2d)][-1].num_features
+    last = lambda k: [m for m in getattr(self, k)[-1].modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)][-1].num_features
     return [self.width, *(last(k) for k in self.sizes[1:n])]
 
 # %% ../../nbs/31_models.visual.ipynb #9a4701b3

@@ -54,6 +54,11 @@ def pool_grid(
     return dict(avg=grid.mean((2,3)), grid2=F.adaptive_avg_pool2d(grid, 2).flatten(1))
 
 # %% ../../nbs/70_transfer.features.ipynb #6d9d4b32
+def _watched(data, size, bs, device, label):
+    "`plain_batches` with a bar"
+    n = len(data) if hasattr(data, '__len__') else None            # batches may come from a generator
+    return progress(plain_batches(data, size, bs, device), -(-n//bs) if isinstance(data, Source) else n, label)
+
 def features(
     backbone:nn.Module,  # `backbone(img)` gives a grid (b,c,h,w)
     data,                # `Source` or loader
@@ -64,7 +69,7 @@ def features(
     "Features of every image of `data`, in order, from a backbone that stays as it is"
     p = next(backbone.parameters(), torch.zeros(()))
     with frozen(backbone, native):
-        out = [{k: v.float().cpu() for k,v in pool_grid(backbone(img.to(p.dtype))).items()} for img in plain_batches(data, size, bs, p.device)]
+        out = [{k: v.float().cpu() for k,v in pool_grid(backbone(img.to(p.dtype))).items()} for img in _watched(data, size, bs, p.device, 'features')]
     return {k: torch.cat([o[k] for o in out]) for k in out[0]}
 
 # %% ../../nbs/70_transfer.features.ipynb #660e8fa7
@@ -82,7 +87,7 @@ def bn_statistics(
     with frozen(backbone):
         for m in bns: m.reset_running_stats(); m.momentum = None; m.training = True
         try:
-            for img in plain_batches(data, size, bs, p.device): backbone(img.to(p.dtype))
+            for img in _watched(data, size, bs, p.device, 'statistics of BatchNorm'): backbone(img.to(p.dtype))
         finally:
             for m,old in zip(bns, momenta): m.momentum = old
     return backbone

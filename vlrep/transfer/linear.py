@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import numpy as np, torch, torch.nn.functional as F
 from torch import Tensor
+from ..core import Live
 
 # %% ../../nbs/72_transfer.linear.ipynb #6c2ced33
 L2S = tuple(10**(e/2) for e in range(-8, 1)) # Strengths that are tried: 1e-4 ... 1, two a decade
@@ -61,10 +62,14 @@ def _minimise(loss, params, iters):
     "L-BFGS on all of `params` together"
     for p in params: p.requires_grad_()
     opt = torch.optim.LBFGS(params, max_iter=iters, history_size=10, tolerance_grad=1e-5, tolerance_change=1e-9, line_search_fn='strong_wolfe')
+    live,seen = Live(),0
     def closure():
-        opt.zero_grad(); l = loss(); l.backward()
+        nonlocal seen
+        opt.zero_grad(); l = loss(); l.backward(); seen += 1
+        live(seen, iters, f'fitting probes, step {seen} of about {iters} at the most')
         return l
-    opt.step(closure)
+    try: opt.step(closure)
+    finally: live.clear()
     for p in params: p.requires_grad_(False)
 
 # %% ../../nbs/72_transfer.linear.ipynb #ceec1fb1

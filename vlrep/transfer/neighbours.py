@@ -16,7 +16,7 @@ from .features import *
 # %% ../../nbs/75_transfer.neighbours.ipynb #1d31c766
 def _largest(s, k):
     "Columns of the `k` largest of each row of `s`, in any order (c,k)"
-    if s.device.type != 'cpu': return s.topk(k, dim=1, sorted=False)[1]
+    if s.device.type != 'cpu' or 300*k <= s.shape[1]: return s.topk(k, dim=1, sorted=False)[1]
     a,lo = s.numpy(),s.shape[1]-k                                                # few rows at a time, which stay in the cache
     return torch.from_numpy(np.concatenate([np.argpartition(a[r:r+32], lo, axis=1)[:,lo:] for r in range(0, len(a), 32)]))
 
@@ -35,7 +35,7 @@ def _pairs(b, chunk):
     def tell(rows, s, axis, first):                                              # an earlier picture keeps its place against an equal one
         i = torch.from_numpy(s.numpy().argmax(axis)); top = s.gather(axis, i.unsqueeze(axis)).squeeze(axis); new = top > best[rows]
         best[rows],who[rows] = torch.where(new, top, best[rows]),torch.where(new, i+first, who[rows])
-    for lo in range(0, len(b), chunk):
+    for lo in progress(range(0, len(b), chunk), label='neighbours'):
         x = b[lo:lo+chunk]; c,n = len(x),len(b)-lo; s = torch.mm(x, b[lo:].T, out=room[:c*n].view(c, n)); s.fill_diagonal_(-torch.inf)
         tell(slice(lo, lo+c), s, 1, lo)
         if n > c: tell(slice(lo+c, None), s[:,c:], 0, lo)
@@ -58,7 +58,7 @@ def neighbours(
         raise ValueError('the features hold values that are not finite: did training diverge?')
     if alone and k == 1 and b.device.type == 'cpu': yield from _pairs(b, chunk); return
     room = b.new_empty(min(chunk, len(q)), len(b))
-    for lo in range(0, len(q), chunk):
+    for lo in progress(range(0, len(q), chunk), label='neighbours'):
         rows = torch.arange(lo, min(lo+chunk, len(q)), device=b.device); s = torch.mm(q[lo:lo+chunk], b.T, out=room[:len(rows)])
         if alone: s[rows-lo,rows] = -torch.inf                                   # by its place, not by being the nearest
         top,i = _nearest(s, k)

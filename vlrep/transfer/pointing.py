@@ -8,6 +8,7 @@ __all__ = ['named_things', 'centre_map', 'pointing_table']
 # %% ../../nbs/78a_transfer.pointing.ipynb #e2cb5e0c
 import numpy as np, torch
 from torch import Tensor
+from ..core import progress
 from ..items import *
 from ..pointing import *
 from .features import *
@@ -25,7 +26,7 @@ def named_things(
 )->list:          # (row, name, mask bool (H,W)) for each question, scene by scene
     "Every thing that is alone of its kind in its scene and can be seen"
     out = []; known = None if known is None else set(known)
-    for row,r in enumerate(src):
+    for row,r in enumerate(progress(src, len(src), 'masks')):
         if not r.has('masks','objects'): raise ValueError(f"{src.name}: {r.id} has no masks and objects; world(..., with_='masks') does")
         names = [o['category'] for o in r.objects]
         for name,mask in zip(names, r.masks):
@@ -49,7 +50,7 @@ def centre_map(
 def _answers(f, src, asked, size, bs):
     "Hit and mass of every question (n,2)"
     out = []
-    for k in range(0, len(asked), bs):
+    for k in progress(range(0, len(asked), bs), label='pointing'):
         rows,names,masks = zip(*asked[k:k+bs])
         img, = plain_batches(src.subset(np.array(rows)), size, bs)
         with torch.no_grad(): maps = f(img, list(names)).float().cpu()

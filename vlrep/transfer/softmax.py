@@ -126,7 +126,7 @@ def softmax_probe(
     p = next(backbone.parameters(), torch.zeros(())); cut = int(held*len(train))
     valid,rows = np.sort(perm[:cut]),np.sort(perm[cut:]); heads = None
     loss,steps = [],-(-len(rows)//recipe.bs)
-    for k,(e,f,i) in enumerate(_epochs(backbone, train, rows, recipe, size, seed, p)):
+    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed, p), steps*recipe.epochs, 'softmax probe, step')):
         if heads is None: heads = Heads(f.shape[1], 1+int(max(y.max(), yt.max())), recipe.lrs, recipe.wds, recipe.momentum, seed, p.device)
         l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k%steps/steps if recipe.cosine else 0)))
         loss = (loss if k%steps else [])+[l.cpu()]

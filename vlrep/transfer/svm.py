@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np, torch
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
+from ..core import progress
 from ..metrics import average_precision
 
 # %% ../../nbs/71_transfer.svm.ipynb #c1f15006
@@ -53,7 +54,7 @@ def solve_svms(
     "Minimise all `p` problems together; each ends for itself"
     out = z.new_zeros(z.shape[1], y.shape[1]) if w is None else w.clone()
     gap,cols,w,d = z.new_full((y.shape[1],), torch.inf),torch.arange(y.shape[1], device=z.device),out.clone(),None; s = z@w
-    for step in range(iters+1):
+    for step in progress(range(iters+1), label='support vector machines, step'):
         m = 1-y*s; a = c*m.clamp(min=0); g = w - 2*(z.mT@(a*y))
         far = (g*g).sum(0)/((w*w).sum(0) + 2*(a*m).sum(0)).clamp(min=1e-30); out[:,cols],gap[cols] = w,far; live = far > tol
         if step == iters or not live.any(): break
@@ -128,7 +129,7 @@ def fit_svms(
     t = torch.from_numpy(there).to(z.device); sign,weight = t.to(dtype)*2-1,t.to(dtype)+1
     in_ = (torch.from_numpy(fold).to(z.device)[:,:,None] != torch.arange(folds, device=z.device)).to(dtype)       # (n,k,folds)
     ys,cs = sign[:,:,None].expand_as(in_).flatten(1),(weight[:,:,None]*in_).flatten(1); us,gaps,steps = [],[],0
-    for C in costs:
+    for C in progress(costs, label='support vector machines, cost'):
         u,gap,i = solve_svms(z, e, ys, C*cs, us[-1] if us else None, tol, iters); us.append(u); gaps.append(gap); steps += i
     s = torch.stack([(z@u).unflatten(1, (k,folds)) for u in us], 1).cpu().numpy()
     aps = _fold_aps(s, there, fold, folds); best = aps.mean(2).argmax(1)

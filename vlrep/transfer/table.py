@@ -11,6 +11,7 @@ import numpy as np, torch
 from ..core import *
 from ..items import *
 from ..metrics import *
+from ..instability import *
 from .features import *
 from .linear import *
 
@@ -116,7 +117,7 @@ def transfer_table(
     if not backbones: raise ValueError('backbones: none were given')
     for who,net in backbones.items():
         f = {k: features(net, s, size) for k,s in data.items()}
-        for q,metric,n,chance,stat,l2 in ask_all(f, y, seen):
+        for q,metric,n,chance,stat,l2 in progress(ask_all(f, y, seen), label=f'{who}: question'):
             got = dict(zip(('chance','value','low','high'), (chance, *interval(stat, len(test), draws, seed))))
             rows.append(dict(question=q, metric=metric, backbone=who, n=n, **{k: round(100*v, 3) for k,v in got.items()}, l2=np.atleast_1d(l2).tolist(), **(dict(draws=redraws(stat, len(test), keep)) if keep else {})))
     if not rows: raise ValueError('the sources share no labels to ask about: wanted some of tags, color, setting, number, cell')
@@ -144,7 +145,7 @@ def _grid(rows, cell):
     for q in dict.fromkeys(r['question'] for r in rows):
         mine = [at[q,w] for w in who if (q,w) in at]
         body.append([f'{q} ({mine[0]["metric"]})', str(mine[0]['n']), f'{mine[0]["chance"]:.1f}', *(cell(at[q,w]) if (q,w) in at else '' for w in who)])
-    return ['question', 'n', 'chance', *who],body
+    return ['question', 'n', 'chance', *shown_names(rows).values()],body
 
 def table_text(
     rows:list, # From `transfer_table`

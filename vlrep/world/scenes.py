@@ -6,7 +6,7 @@
 __all__ = ['RANGES', 'scene_number', 'scene', 'cell_of', 'scene_labels', 'world_version', 'world']
 
 # %% ../../nbs/14_world.scenes.ipynb #a2c34ba3
-import functools,hashlib,importlib.util,itertools,json,os,shutil,subprocess,sys,zlib
+import errno,functools,hashlib,importlib.util,itertools,json,os,shutil,signal,subprocess,sys,tempfile,zlib
 from pathlib import Path
 import numpy as np, PIL
 from ..core import *
@@ -108,46 +108,56 @@ def _tight(x): return json.dumps(x, separators=(',',':'))
 def _part(folder, k, split, start, lo, hi, size, shifted, with_=(), knobs=()):
     "Draw rows `lo` to `hi` into the arrays under `folder`; yields once a scene"
     folder,d = Path(folder),Difficulty(**dict(knobs))
-    px = {n: np.load(folder/f'{n}.npy', mmap_mode='r+') for n in ('images',*(p for p in PIXELS if p in with_))}
+    px = {n: ArrayFile(folder/f'{n}.npy', write=True) for n in ('images',*(p for p in PIXELS if p in with_))}
     notes,said,more = [],[],[]
     for row in range(lo, hi):
         number = scene_number(split, start+row); a,caps = _annotation(number, shifted, d); key = _key(number, shifted)
-        px['images'][row] = draw_scene(a, size); notes.append([_tight(a)]); said.append(caps)
+        px['images'].write(row, draw_scene(a, size)); notes.append([_tight(a)]); said.append(caps)
         if with_: more.append([_tight(v) for v in extras(a, caps, *key, with_=with_, difficulty=d).values()])
-        if 'masks' in with_: px['masks'][row] = label_scene(a, size)
-        if 'twin' in with_: px['twin'][row] = draw_scene(twin_layout(a, *key), size)
+        if 'masks' in with_: px['masks'].write(row, label_scene(a, size))
+        if 'twin' in with_: px['twin'].write(row, draw_scene(twin_layout(a, *key), size))
         yield 1
-    for p in px.values(): p.flush()
     for name,text in (('notes',notes),('said',said),('more',more)):
-        if text: TextBuffer(text).save(folder/f'{name}-{k}.npz')
+        if not text: continue
+        try: TextBuffer(text).save(folder/f'{name}-{k}.npz')
+        except OSError as e: raise write_error(e, folder/f'{name}-{k}.npz') from e
 
 # %% ../../nbs/14_world.scenes.ipynb #66d7f427
 def _part_main(job):
     "What a helping process does: draw its share, and write the number of scenes drawn every now and then"
     ticks = _part(*job)
-    while some := sum(itertools.islice(ticks, 64)): os.write(1, f'{some}\n'.encode())
+    try:
+        while some := sum(itertools.islice(ticks, 64)): os.write(1, f'{some}\n'.encode())
+    except OSError as e: sys.exit(str(e))                     # one line on stderr instead of a traceback
+
+_HELPER = ('import os,sys,threading; threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start(); '
+           'import json; from vlrep.world.scenes import _part_main; _part_main(json.loads(sys.argv[1]))')
+
+def _ended(code, log):
+    "How a helping process ended, in words"
+    log.seek(0); why = log.read().decode(errors='replace').strip()[-800:]
+    how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'stopped with code {code}'
+    return OSError(f'a process that draws the world {how}' + f': {why}'*bool(why))
 
 def _processes(folder, jobs):
     "Draw each job's share in a Python of its own; yields once a scene"
     r,w = os.pipe()
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(p or os.getcwd() for p in sys.path), OMP_NUM_THREADS='1')
-    code = 'import sys,json; from vlrep.world.scenes import _part_main; _part_main(json.loads(sys.argv[1]))'
-    logs = [open(Path(folder)/f'errors-{j[1]}.txt', 'w+b') for j in jobs]; procs = []
+    logs = [tempfile.TemporaryFile() for _ in jobs]; procs = []
     try:
         for j,log in zip(jobs, logs):
-            procs.append(subprocess.Popen([sys.executable,'-c',code,json.dumps(j)], stdin=subprocess.DEVNULL, stdout=w,
-                stderr=log, env=env))
+            procs.append(subprocess.Popen([sys.executable,'-c',_HELPER,json.dumps(j)], stdin=subprocess.PIPE, stdout=w, stderr=log, env=env))
         os.close(w); w = None
         with os.fdopen(r) as lines:
+            r = None
             for l in lines: yield from itertools.repeat(1, int(l))
         for p,log in zip(procs, logs):
-            if p.wait():
-                log.seek(0); why = log.read().decode(errors='replace')[-800:]
-                raise OSError(f'a process that draws the world stopped with code {p.returncode}: {why}')
+            if p.wait(): raise _ended(p.returncode, log)
     finally:
-        if w is not None: os.close(w)
-        for p in procs: p.kill() if p.poll() is None else None; p.wait()
-        for log in logs: log.close(); os.unlink(log.name)
+        for fd in (r,w):
+            if fd is not None: os.close(fd)
+        for p in procs: p.kill(); p.wait(); p.stdin.close()
+        for log in logs: log.close()
 
 # %% ../../nbs/14_world.scenes.ipynb #4c7686d0
 def _crc(path):
@@ -157,12 +167,19 @@ def _crc(path):
         while block := f.read(1<<20): crc = zlib.crc32(block, crc)
     return crc
 
+def _room(folder, n, pixels):
+    "An `OSError` if the disk has no room for `n` scenes with so many bytes of pixels, and 1.5 kB of text each"
+    disk,need = shutil.disk_usage(folder),pixels + 1500*n
+    if 0 < disk.total and disk.free < need:
+        raise OSError(errno.ENOSPC, f'the disk is full: {n:,} scenes need {need/1e6:,.1f} MB, and {disk.free/1e6:,.1f} MB are free; '
+                                    'make room, or set VLREP_CACHE to a folder on another disk', str(folder.parent))
+
 def _draw(folder, what, workers):
     "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
     n,size,with_ = what['n'],what['size'],what.get('with',[]); folder = Path(folder)
-    for name in ('images',*(p for p in PIXELS if p in with_)):
-        np.lib.format.open_memmap(folder/f'{name}.npy', 'w+', np.uint8,
-            (n,size,size,3)[:3 if name == 'masks' else 4]).flush()
+    shapes = {p: (n,size,size,3)[:3 if p == 'masks' else 4] for p in ('images',*(p for p in PIXELS if p in with_))}
+    _room(folder, n, sum(int(np.prod(s)) for s in shapes.values()))
+    for name,shape in shapes.items(): ArrayFile.create(folder/f'{name}.npy', shape)
     cuts = [n*k//workers for k in range(workers+1)]
     jobs = [(str(folder), k, what['split'], what['start'], cuts[k], cuts[k+1], size, what['shifted'], with_,
         what.get('difficulty',{})) for k in range(workers)]
@@ -222,6 +239,15 @@ def _sets(more, names):
         out[n] = np.array([[w in (s[0] if n == 'genre' else s) for w in words] for s in sets], np.float32)
     return out,{n: list(dict(coarse=TAGS, genre=GENRES)[n]) for n in out}
 
+def _clear_stale(cache):
+    "Remove what killed processes have left in the cache, half drawn or replaced; what is being drawn is locked, and stays"
+    for p in cache.glob('.*'):
+        if p.suffix not in ('.tmp','.old') or not p.is_dir(): continue
+        name = p.name[1:].rsplit('.', 2 if p.suffix == '.tmp' else 1)[0]
+        try:
+            with locked(cache/f'{name}.lock', name): settled(cache/name); shutil.rmtree(p, ignore_errors=True)
+        except ValueError: pass
+
 # %% ../../nbs/14_world.scenes.ipynb #dfa36536
 def world(
     split:str,          # train, valid or test
@@ -245,16 +271,18 @@ def world(
     name = f'{first}-{start}-{n}-{size}px-{code}'
     folder = cache_dir('world')/name
     if _damage(folder):
+        _clear_stale(folder.parent)
         with locked(folder.with_name(name+'.lock'), f'the cache of the world {folder}', timeout=1200):
             if why := _damage(folder):
                 if folder.exists(): print(f'{why}; drawing these scenes again', file=sys.stderr)
                 with atomic_folder(folder) as new: _draw(new, what, 1 if n <= _few or not sys.executable else workers)
     notes,caps = (TextBuffer.load(folder/f'{f}.npz') for f in ('annotations','captions'))
     with np.load(folder/'labels.npz') as z: labels = {k: z[k] for k in z.files}
-    px = {p: np.load(folder/f'{p}.npy', mmap_mode='r') for p in PIXELS if p in with_}
+    again = 'begin again, and it will be drawn anew'
+    px = {p: ArrayFile(folder/f'{p}.npy', hint=again) for p in ('images',*PIXELS) if p == 'images' or p in with_}
     more = TextBuffer.load(folder/'more.npz') if with_ else None
     sets,names = _sets(more, with_)
-    return ArraySource(np.load(folder/'images.npy', mmap_mode='r'), 'the shifted world' if shifted else 'the world',
+    return ArraySource(px.pop('images'), 'the shifted world' if shifted else 'the world',
         split=split,
                        captions=caps, labels={**labels, **sets}, names=names,
                        ids=[f'{first}-{i:06d}' for i in range(start, start+n)],

@@ -1,0 +1,155 @@
+"""Do the checks on learning hold with other seeds, precisions, numbers of threads and instruction sets? For `make robust`
+
+A notebook's cells that begin with `#| learns` train something and say with `vlrep.testing.learned` how far it came. Here they run again, each time
+with other values of `seed` and `precision`; so do the functions of `tests/learning.py`. A margin of 1 is what `make test` asks for, MARGIN is asked here.
+
+    ONLY="NAME ..."     only these notebooks (60_tasks.virtex), or functions (falls)
+    SEEDS=N             seeds 0 to N-1 at the default; 20
+    ISA="NAME ..."      only these of: default SSE41 AVX2 AVX512_CORE
+    RESULTS=FILE        where results are kept (runs/robust.jsonl): what stands there is not run again; remove it after a change of code
+"""
+import json, os, re, subprocess, sys, time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARGIN = 1.25
+ISAS = ('default', 'SSE41', 'AVX2', 'AVX512_CORE')
+
+def matrix(isa, seeds):
+    "(seed, threads, precision) of an instruction set: all seeds as they come, or three seeds in every other way"
+    if isa == 'default': return [(s, 1, 'auto') for s in range(seeds)]
+    return [(s, t, p) for t in (1,2) for p in ('fp32','bf16') for s in range(min(seeds, 3))]
+
+def cells(path):
+    "Source of each code cell of a notebook"
+    return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+
+def learns(src): return src.startswith('#| learns')
+
+def left_out(src): return bool(re.search(r'^#\|\s*(slow|notest|data|cuda|dist|eval:\s*false)', src, re.M))
+
+def sources():
+    "Name -> notebook or file in which something is learned"
+    nbs = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+    return {p.stem: p for p in nbs if any(map(learns, cells(p)))} | {n: ROOT/'tests'/'learning.py' for n in functions()}
+
+def functions():
+    "Names of the public functions of tests/learning.py"
+    p = ROOT/'tests'/'learning.py'
+    return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
+
+# ---------------------------------------------------------------- in a process of its own, for its instruction set
+
+def notebook_runner(path):
+    "A function of seed and precision that runs the cells that learn; the rest of the notebook is run once, here"
+    import matplotlib
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    from IPython.core.interactiveshell import InteractiveShell
+    shell = InteractiveShell.instance(); ns,todo = shell.user_ns,[]
+    os.chdir(path.parent)
+    src = cells(path); last = max(i for i,s in enumerate(src) if learns(s))
+    def quiet(s):
+        exec(compile(shell.transform_cell(s), str(path), 'exec'), ns)
+        plt.close('all')
+    for s in src[:last+1]:
+        if left_out(s): continue
+        if learns(s): todo.append((s, dict(ns)))
+        try: quiet(s)
+        except AssertionError:
+            if not learns(s): raise                             # a check on learning that fails is counted below
+    def again(seed, precision):
+        fresh = {}
+        for s,before in todo:
+            here = before | fresh | dict(seed=seed, precision=precision)
+            ns.clear(); ns.update(here)
+            quiet(s)
+            fresh |= {k: v for k,v in ns.items() if k not in here or here[k] is not v}
+    return again
+
+def function_runner(name):
+    sys.path.insert(0, str(ROOT/'tests'))
+    import learning
+    return getattr(learning, name)
+
+def work(name, todo):
+    "Run what is to be done; a line of JSON for each run goes to the file descriptor that was standard output"
+    out = os.fdopen(os.dup(1), 'w'); os.dup2(2, 1)
+    import torch
+    import vlrep.testing as testing
+    torch.set_num_threads(1)
+    p = sources()[name]; run = None
+    for seed,threads,precision in todo:
+        start = time.time(); trouble = ''
+        try:
+            run = run or (notebook_runner(p) if p.suffix == '.ipynb' else function_runner(name))
+            torch.set_num_threads(threads); testing.MARGINS.clear(); start = time.time()
+            run(seed, precision)
+        except Exception as e: trouble = f'{type(e).__name__}: {e}'.splitlines()[0]
+        print(json.dumps(dict(seed=seed, threads=threads, precision=precision, margins=testing.MARGINS, trouble=trouble, seconds=round(time.time()-start, 1))), file=out, flush=True)
+        if run is None: break                                   # the notebook itself does not run
+
+# ---------------------------------------------------------------- the matrix, and what came out
+
+def start(name, isa, todo):
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '', 'MPLBACKEND': 'Agg', 'PYTHONPATH': str(ROOT)}
+    env.pop('ONEDNN_MAX_CPU_ISA', None)
+    if isa != 'default': env['ONEDNN_MAX_CPU_ISA'] = isa
+    cmd = [sys.executable, '-W', 'ignore', __file__, 'work', name, json.dumps(todo)]
+    return subprocess.Popen(cmd, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+def known(path):
+    "What was run before: key -> result; a torn last line is not"
+    lines = path.read_text(encoding='utf-8').splitlines() if path.is_file() else []
+    out = {}
+    for l in lines:
+        try: r = json.loads(l)
+        except json.JSONDecodeError: continue
+        out[key(r)] = r
+    return out
+
+def key(r): return r['name'], r['isa'], r['seed'], r['threads'], r['precision']
+
+def table(results):
+    "Lines: for each check the smallest margin, where it was, and how many runs"
+    by = {}
+    for r in results:
+        for what,m in r['margins']: by.setdefault(what, []).append((m if m == m else 0., f'{r["isa"]}, seed {r["seed"]}, {r["threads"]} threads, {r["precision"]}'))
+    wide = max(map(len, by), default=0)
+    for what,ms in sorted(by.items(), key=lambda kv: min(kv[1])): low,where = min(ms); yield f'  {"ok  " if low >= MARGIN else "FAIL"} {what:{wide}}  {low:6.2f}  in {len(ms)} runs; {where}', low >= MARGIN
+
+def main():
+    only,seeds,isas = os.environ.get('ONLY', '').split(), int(os.environ.get('SEEDS') or 20), os.environ.get('ISA', '').split() or ISAS
+    there = sources(); only = only or list(there)
+    for n in only:
+        if n not in there: sys.exit(f'ONLY: nothing is learned in {n}; there are: {" ".join(there)}')
+    for i in isas:
+        if i not in ISAS: sys.exit(f'ISA: {i} is not one of {" ".join(ISAS)}')
+    path = Path(os.environ.get('RESULTS') or ROOT/'runs'/'robust.jsonl'); path.parent.mkdir(parents=True, exist_ok=True)
+    old,wanted = known(path),[]
+    with open(path, 'a', encoding='utf-8') as f:
+        for isa in isas:
+            for name in only:
+                ways = matrix(isa, seeds); wanted += [(name, isa, *w) for w in ways]
+                todo = [w for w in ways if (name, isa, *w) not in old]
+                if not todo: continue
+                p = start(name, isa, todo)
+                try:
+                    for line in p.stdout:
+                        r = dict(name=name, isa=isa, **json.loads(line)); old[key(r)] = r
+                        f.write(json.dumps(r)+'\n'); f.flush()
+                        low = min((m for _,m in r['margins']), default=0)
+                        print(f'{name:20} {isa:12} seed {r["seed"]:2}, {r["threads"]} threads, {r["precision"]:4}: smallest margin {low:.2f}, {r["seconds"]:.0f} s {r["trouble"]}', flush=True)
+                finally: p.kill(); p.wait()
+    got = [old[k] for k in wanted if k in old]; lines = list(table(got)); print('\n'.join(l for l,_ in lines))
+    broken = [r for r in got if r['trouble']]
+    for r in broken: print(f'  FAIL {" ".join(map(str, key(r)))}: {r["trouble"]}')
+    if missing := len(wanted)-len(got): print(f'  FAIL {missing} runs gave no result')
+    print(f'{len(got)} of {len(wanted)} runs; {sum(not ok for _,ok in lines)} of {len(lines)} checks have a margin below {MARGIN}')
+    sys.exit(bool(missing or broken or not got or not all(ok for _,ok in lines)))
+
+if __name__ == '__main__':
+    sys.path.pop(0)             # this folder
+    if sys.argv[1:2] == ['work']: sys.path.insert(0, str(ROOT)); work(sys.argv[2], [tuple(w) for w in json.loads(sys.argv[3])])
+    elif sys.argv[1:]: sys.exit(__doc__)
+    else: main()

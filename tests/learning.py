@@ -1,0 +1,50 @@
+"What each method must learn in a tiny training. `test_contract.py` asks it once, `make robust` with other seeds, precisions, threads and instruction sets"
+import dataclasses, functools, re
+import torch
+from vlrep.commands import METHODS
+from vlrep.first_steps import overfit, tiny
+from vlrep.jobs import train_on
+from vlrep.recipes import JOBS, override_all, recipe
+from vlrep.sources import open_sources, vocabulary
+from vlrep.testing import learned
+
+@functools.lru_cache(maxsize=None)
+def material(name):
+    "Method, tiny recipe, images and tokenizer"
+    method = METHODS[name]
+    parts = [recipe(name, 'world'), JOBS['world']]
+    rec,job = override_all(parts, [*tiny(*parts), 'scenes=320', 'held=32', 'shown=16', 'steps=60', 'warmup=15'])
+    src = open_sources(method, rec, job, 'world')
+    return method, rec, src, vocabulary(method, rec, src['train'])
+
+class Case:
+    "A method, its tiny recipe and images; `learn` is trained for three short epochs, `before` is its held-out loss at first"
+    def __init__(self, name, seed=0, precision='fp32'):
+        self.name = name
+        self.method,self.rec,self.src,self.tok = material(name)
+        def look(learn): self.before = float(learn.validate()[0])
+        self.learn = train_on(self.method, self.rec, self.src, 'world', self.tok, seed, precision, say=lambda s: None, begin=look)
+        self.batch = self.learn.dls.valid.one_batch()[0]
+    def fresh(self, **kw): return self.method.learner(self.rec, self.learn.dls, precision='fp32', **kw)
+    def answer(self, model):
+        with torch.no_grad(): return model.eval()(self.batch)
+
+def check_falls(case):
+    "The training loss of the last epoch is lower than the loss at first, by 2 % of it"
+    after = case.learn.tally.mean()
+    learned(f'{case.name}: fall of the loss in 60 steps', case.before-after, .02*case.before)
+
+def check_by_heart(name, seed=0, precision='fp32', most=600):
+    "Sixteen images are learned by heart"
+    method,rec,src,tok = material(name)
+    rec = dataclasses.replace(rec, **{k: v for k,v in dict(width=64, heads=4).items() if hasattr(rec, k)})
+    said = []
+    done = overfit(method, rec, src, tok=tok, seed=seed, precision=precision, say=said.append, steps=most)
+    steps = int(re.search(r'in (\d+) steps', said[-1])[1]) if done else float('inf')
+    learned(f'{name}: steps there were for 16 images, times those needed', most/steps, 1.)
+
+def falls(seed, precision):
+    for name in METHODS: check_falls(Case(name, seed, precision))
+
+def by_heart(seed, precision):
+    for name in METHODS: check_by_heart(name, seed, precision)
