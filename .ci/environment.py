@@ -2,7 +2,7 @@
 
 The stamp is written last, so an environment that was interrupted is built again from nothing.
 """
-import fcntl, shutil, subprocess, sys, time
+import fcntl, os, shutil, subprocess, sys, time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,10 +42,19 @@ def pip(py, *args):
     "pip of the environment that `py` belongs to"
     quiet(py, '-m', 'pip', '--disable-pip-version-check', '--no-input', *args, cwd=ROOT)
 
+def byte_code(py, *modules):
+    """Import `modules` once, so that the byte code of what is in use is on disk
+
+    Images of containers often set PYTHONDONTWRITEBYTECODE; every process would then compile torch and fastai anew.
+    """
+    env = {k: v for k,v in os.environ.items() if k != 'PYTHONDONTWRITEBYTECODE'}
+    quiet(py, '-W', 'ignore', '-c', f'import {", ".join(modules)}', env=env)
+
 def install(py):
-    "The library, editable, with the tools in its `dev` extra. Byte code is made when a module is first imported"
+    "The library, editable, with the tools in its `dev` extra"
     print(f'Building .venv with Python {sys.version.split()[0]}: a few minutes, once', flush=True)
     pip(py, 'install', '--quiet', '--no-compile', '-e', '.[dev]')
+    byte_code(py, 'vlrep.all', 'nbdev.test', 'nbdev.export', 'ipykernel.kernelapp', 'matplotlib.pyplot', 'pytest', 'sklearn.svm')
 
 def main():
     "Have .venv ready; returns its python"

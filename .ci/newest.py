@@ -6,7 +6,7 @@ linked from .venv. The library itself is not on the path here, only the wheel is
 import shutil, subprocess, sys, tempfile, time, zipfile
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
-from environment import ROOT, VENV, Failed, alone, build, pip, quiet
+from environment import ROOT, VENV, Failed, alone, build, byte_code, pip, quiet
 
 NEWEST = ROOT/'.venv-newest'
 HEAVY  = 'torch', 'torchvision', 'triton', 'nvidia-', 'cuda-'
@@ -65,6 +65,7 @@ def install(whl, folder):
         if not build(NEWEST, fresh, pins.read_text(), VENV/'bin'/'python'):
             pip(py, 'install', '--quiet', '--no-deps', '--force-reinstall', whl)
     pip(py, 'check')
+    byte_code(py, 'vlrep.all')
 
 def wrong_option(cmd, folder):
     "A misspelled setting: exit code 2 and one line that names it"

@@ -51,7 +51,7 @@ OTHERS = dict(PCX='RGB', SGI='RGB', TGA='RGB', JPEG2000='RGB', ICO='RGB', IM='RG
 def test_formats(tmp_path, kind):
     "By the content of the file, not by its name"
     mode = (MEANT|OTHERS)[kind]
-    Image.new(mode, (32, 32)).save(tmp_path/'x.jpg', kind)
+    Image.new(mode, (32, 32)).save(tmp_path/f'x.{kind}', kind); (tmp_path/f'x.{kind}').rename(tmp_path/'x.jpg')     # SPIDER claims the ending it is saved under
     if kind in MEANT: assert open_image(tmp_path/'x.jpg').mode == 'RGB'
     else:
         with pytest.raises(DamagedImage, match='not JPEG, PNG'): open_image(tmp_path/'x.jpg')

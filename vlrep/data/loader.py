@@ -6,7 +6,7 @@
 __all__ = ['TooManyDamaged', 'damage_limit', 'Loader', 'loaders']
 
 # %% ../../nbs/27_data.loader.ipynb #5825aceb
-import os,signal,sys,textwrap,threading
+import os,signal,sys,textwrap,threading,time
 import numpy as np, torch
 from torch.utils.data import DataLoader as TorchLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
@@ -210,7 +210,7 @@ def __iter__(self:Loader):
         try:
             if read is None: read = self._read([(epoch,r) for r in rows])
             got = next(read)
-        except RuntimeError as e: raise self._lost(e, f'step {i} of epoch {epoch}') from e
+        except (RuntimeError,OSError,EOFError) as e: raise self._lost(e, f'step {i} of epoch {epoch}') from e
         b = self._ready(got, epoch, i); self.step = epoch*len(self)+i
         yield b
     if (self.epoch,self.start) == (epoch,start): self.at(epoch + self.train)
@@ -282,6 +282,9 @@ def _lost(self:Loader, e, where):
     "The error to raise for `e`: that of the loader's code, or what became of the workers, who are ended"
     it = getattr(self._reader, '_iterator', None)
     if not self.workers or it is None: return e
+    if isinstance(e, (OSError,EOFError)):                   # the worker that had made the batch may be still ending
+        until = time.monotonic()+1
+        while all(w.is_alive() for w in it._workers) and time.monotonic() < until: time.sleep(.01)
     dead = [f'worker {k} (process {w.pid}) {_end_of(w)}' for k,w in enumerate(it._workers) if not w.is_alive()]
     due = it._task_info.get(it._rcvd_idx, (None,))[0]; late = 'timed out' in str(e) and due is not None
     pid = it._workers[due].pid if late else None
