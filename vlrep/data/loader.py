@@ -262,12 +262,16 @@ def to(self:Loader,
     return self
 
 # %% ../../nbs/27_data.loader.ipynb #32605b6f
+def _unwatched(it):
+    "From now on the end of a worker raises no error of its own, in whatever the main process is doing"
+    if it._worker_pids_set: _remove_worker_pids(id(it)); it._worker_pids_set = False
+
 @patch
 def close(self:Loader):
     "End the workers; the next pass starts new ones"
     it = getattr(self._reader, '_iterator', None); self._reader = None
     if it is None: return
-    if it._worker_pids_set: _remove_worker_pids(id(it)); it._worker_pids_set = False    # else their end raises an error
+    _unwatched(it)
     for w in it._workers: w.kill(); w.join(5)
     it._shutdown_workers()
 
@@ -283,7 +287,7 @@ def _lost(self:Loader, e, where):
     it = getattr(self._reader, '_iterator', None)
     if not self.workers or it is None: return e
     if isinstance(e, (OSError,EOFError)):                   # the worker that had made the batch may be still ending
-        until = time.monotonic()+1
+        _unwatched(it); until = time.monotonic()+1
         while all(w.is_alive() for w in it._workers) and time.monotonic() < until: time.sleep(.01)
     dead = [f'worker {k} (process {w.pid}) {_end_of(w)}' for k,w in enumerate(it._workers) if not w.is_alive()]
     due = it._task_info.get(it._rcvd_idx, (None,))[0]; late = 'timed out' in str(e) and due is not None
