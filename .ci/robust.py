@@ -24,7 +24,7 @@ def cells(path):
     "Source of each code cell of a notebook"
     return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
 
-def learns(src): return src.startswith('#| learns')
+def learns(src): return bool(re.match(r'(#\|.*\n)*#\| learns', src))
 
 def left_out(src): return bool(re.search(r'^#\|\s*(slow|notest|data|cuda|dist|eval:\s*false)', src, re.M))
 

@@ -1,5 +1,6 @@
 "What each method must learn in a tiny training. `test_contract.py` asks it once, `make robust` with other seeds, precisions, threads and instruction sets"
-import dataclasses, functools, re
+import dataclasses, functools, json, re
+from pathlib import Path
 import torch
 from vlrep.commands import METHODS
 from vlrep.first_steps import overfit, tiny
@@ -48,3 +49,13 @@ def falls(seed, precision):
 
 def by_heart(seed, precision):
     for name in METHODS: check_by_heart(name, seed, precision)
+
+def first_example(seed, precision):
+    "The README's first example, as printed but for seed and precision"
+    cells = json.loads((Path(__file__).parents[1]/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells']
+    code, = (s for s in (''.join(c['source']) for c in cells if c['cell_type'] == 'code') if 'fit(learn, small.steps)' in s)
+    for old,new in (('bs=64)', f'bs=64, seed={seed})'), ('virtex_learner(small, dls)', f'virtex_learner(small, dls, seed={seed}, precision={precision!r})')):
+        assert code.count(old) == 1, (old, code)
+        code = code.replace(old, new)
+    ns = {}; exec(code, ns)
+    learned('README: fall of the held-out loss in 100 steps', ns['before']-ns['after'], .25*ns['before'])
