@@ -92,7 +92,7 @@ def work(name, todo):
 # ---------------------------------------------------------------- the matrix, and what came out
 
 def start(name, isa, todo):
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '', 'MPLBACKEND': 'Agg', 'PYTHONPATH': str(ROOT)}
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '', 'MPLBACKEND': 'Agg', 'OMP_WAIT_POLICY': 'PASSIVE', 'PYTHONPATH': str(ROOT)}
     env.pop('ONEDNN_MAX_CPU_ISA', None)
     if isa != 'default': env['ONEDNN_MAX_CPU_ISA'] = isa
     cmd = [sys.executable, '-W', 'ignore', __file__, 'work', name, json.dumps(todo)]
