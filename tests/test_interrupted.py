@@ -262,3 +262,14 @@ def test_a_name_that_is_not_utf8(tmp_path):
     out = tmp_path/os.fsdecode(b'l\xe4ufe')
     with pytest.raises(ValueError, match='the name of the folder is not UTF-8'): go(out)
     assert not out.exists()
+
+def test_disk_full_while_an_evaluation_is_noted(run, quick, monkeypatch, tmp_path):
+    "What was noted before stands; half a line of an older version does not spoil the next"
+    again(run); log = run/'evaluations.jsonl'; log.write_text('{"on": "world"}\n{"on": "wor'); old = log.read_text()
+    row = dict(question='objects', metric='mAP', backbone='tags', n=1, chance=0., value=1., low=0., high=2.); monkeypatch.setattr(vlrep.commands, '_tabled', lambda *a: [row])
+    def full(self, data): self.touch(); raise OSError(errno.ENOSPC, 'No space left on device', str(self))
+    with monkeypatch.context() as m:
+        m.setattr(Path, 'write_bytes', full)
+        with pytest.raises(OSError, match='No space left'): vlrep.commands.evaluate(run, 'world', say=quiet)
+    assert log.read_text() == old and not list(run.glob('.*.tmp'))
+    vlrep.commands.evaluate(run, 'world', say=quiet); lines = log.read_text().splitlines(); assert lines[:2] == old.splitlines() and json.loads(lines[2])['rows'] == [row] and len(lines) == 3

@@ -434,7 +434,8 @@ def evaluate(
         rows = [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], m.view.size, name=who), *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
     else: rows = _tabled(m, load(run))
     say(table_text(rows)); line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
-    with open(Path(run)/'evaluations.jsonl', 'a', encoding='utf-8') as f: f.write(json.dumps(line, ensure_ascii=False)+'\n')
+    log = Path(run)/'evaluations.jsonl'; old = log.read_bytes() if log.exists() else b''
+    with atomic_file(log) as new: new.write_bytes(old + b'\n'*(old[-1:] not in (b'', b'\n')) + (json.dumps(line, ensure_ascii=False)+'\n').encode())
     return rows
 
 # %% ../nbs/88_commands.ipynb #1161fe17
