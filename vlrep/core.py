@@ -42,9 +42,9 @@ def rng(
 
 # %% ../nbs/00_core.ipynb #e706abb8
 def torch_rng(
-    *key,          # What the numbers are for
-    device='cpu',  # Where the numbers are drawn
-)->torch.Generator: # A fresh PyTorch generator
+    *key,                          # What the numbers are for
+    device:str|torch.device='cpu', # Where the numbers are drawn
+)->torch.Generator:                # A fresh PyTorch generator
     "PyTorch's generator for `key`: the same key, the same numbers"
     return torch.Generator(device).manual_seed(seed_of(*key))
 
@@ -61,10 +61,10 @@ def chances(
 
 # %% ../nbs/00_core.ipynb #1241abbb
 def did_you_mean(
-    kind:str,    # What sort of thing was asked for, e.g. "recipe"
-    name:str,    # The name nobody knows
-    options,     # The names there are
-)->ValueError:   # To be raised by the caller
+    kind:str,                # What sort of thing was asked for, e.g. "recipe"
+    name:str,                # The name nobody knows
+    options:'Iterable[str]', # The names there are
+)->ValueError:               # To be raised by the caller
     "An error that names the nearest of `options`"
     options = sorted(map(str, options))
     near = difflib.get_close_matches(str(name), options, 1, .5)
@@ -76,7 +76,7 @@ _NO_ROOM = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is u
 
 def write_error(
     error:OSError, # What a write raised
-    path,          # The file that could not be written, if the error does not name it
+    path:FilePath, # The file that could not be written, if the error does not name it
 )->OSError:        # Of the same number
     "The same error, with the name of the file and, where there is no room, the reason in words"
     why = _NO_ROOM.get(error.errno, ''); done = error.filename and str(error.strerror).startswith(why)
@@ -97,8 +97,8 @@ def _sync(path):
 
 @contextmanager
 def atomic_file(
-    path, # Where the file shall stand
-):        # Yields the temporary path to write to
+    path:FilePath,   # Where the file shall stand
+)->'Iterator[Path]': # Yields the temporary path to write to
     "Write a file beside its place and rename it when it is complete; on any error the old file stays"
     path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
@@ -113,8 +113,8 @@ def atomic_file(
 
 # %% ../nbs/00_core.ipynb #76819665
 def settled(
-    path, # A folder that `atomic_folder` writes
-)->Path:  # The same path
+    path:FilePath, # A folder that `atomic_folder` writes
+)->Path:           # The same path
     "Undo a replacement that died half-way: if `path` is missing and its old version stands aside, put it back"
     path = Path(path); old = path.with_name(f'.{path.name}.old')
     if old.exists() and not path.exists(): os.replace(old, path)
@@ -122,8 +122,8 @@ def settled(
 
 @contextmanager
 def atomic_folder(
-    path, # Where the folder shall stand; an existing one is replaced
-):        # Yields the temporary folder to fill
+    path:FilePath,   # Where the folder shall stand; an existing one is replaced
+)->'Iterator[Path]': # Yields the temporary folder to fill
     "Fill a folder beside its place and rename it when it is complete; on any error the old folder stays"
     path = settled(path); path.parent.mkdir(parents=True, exist_ok=True)
     new,old = (path.with_name(f'.{path.name}.{e}') for e in (f'{os.getpid()}.tmp', 'old'))
@@ -141,9 +141,9 @@ def atomic_folder(
 
 # %% ../nbs/00_core.ipynb #a6725097
 def write_json(
-    path, # Where to
-    obj,  # What `json` can write
-):
+    path:FilePath, # Where to
+    obj:object,    # What `json` can write
+)->None:
     "Write `obj` as readable JSON, whole or not at all"
     text = json.dumps(obj, indent=1, ensure_ascii=False)
     try: text.encode()
@@ -151,8 +151,8 @@ def write_json(
     with atomic_file(path) as new: new.write_text(text + '\n', encoding='utf-8')
 
 def parse_json(
-    text, # str, or bytes in UTF-8
-):
+    text:str|bytes, # str, or bytes in UTF-8
+)->object:
     "Parse JSON; whatever cannot be parsed is a `ValueError`, nesting that is too deep included"
     try: return json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as e: raise ValueError(f'not UTF-8 text ({e})') from None
@@ -160,7 +160,7 @@ def parse_json(
     except RecursionError: raise ValueError('not valid JSON (nested too deeply)') from None
 
 def brief(
-    x,           # Anything
+    x:object,    # Anything
     most:int=60, # Characters
 )->str:
     "`repr(x)`, cut off where it is long, for messages"
@@ -169,8 +169,8 @@ def brief(
     return text if len(text) <= most else text[:most-3]+'...'
 
 def read_json(
-    path, # A JSON file
-):
+    path:FilePath, # A JSON file
+)->object:
     "Read JSON; a `ValueError` names the file that is missing or damaged"
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{path}: no such file')
@@ -207,9 +207,9 @@ class ArrayFile:
     def __array__(self, dtype=None, copy=None): return np.asarray(self[:], dtype)
     @classmethod
     def create(cls,
-        path,        # The new file
-        shape:tuple, # Its rows first
-    ):               # Zeros, open for writing
+        path:FilePath, # The new file
+        shape:tuple,   # Its rows first
+    )->'ArrayFile':    # Zeros, open for writing
         "Make the file with all its space; an `OSError` names it if the disk is too full"
         head = dict(descr='|u1', fortran_order=False, shape=tuple(map(int, shape)))
         try:
@@ -247,7 +247,7 @@ def _read(self:ArrayFile, row, n):
 def write(self:ArrayFile,
     row:int,      # Which
     a:np.ndarray, # uint8, of the shape of a row
-):
+)->None:
     "Write one row; an `OSError` names the file if it cannot be done"
     if a.shape != self.shape[1:] or a.dtype != self.dtype: raise ValueError(f'{self.path}: a row is uint8 {self.shape[1:]}, not {a.dtype} {a.shape}')
     data,at = memoryview(np.ascontiguousarray(a)).cast('B'),self._start + range(len(self))[row]*self._row
@@ -258,10 +258,10 @@ def write(self:ArrayFile,
 # %% ../nbs/00_core.ipynb #a01c2798
 @contextmanager
 def locked(
-    path,           # The lock file
-    what:str,       # What is locked, for the message
+    path:FilePath,   # The lock file
+    what:str,        # What is locked, for the message
     timeout:float=0, # Seconds to wait for the other to finish; -1 = as long as it takes
-):
+)->'Iterator[None]':
     "Hold `path` as a lock; a `ValueError` says that `what` is in use"
     path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -282,7 +282,7 @@ def cache_dir(
     return path
 
 # %% ../nbs/00_core.ipynb #7ecf926f
-def plain_output():
+def plain_output()->None:
     "From now on a character that stdout or stderr cannot encode is written as an escape"
     for f in (sys.stdout, sys.stderr):
         if hasattr(f, 'reconfigure'): f.reconfigure(errors='backslashreplace')
@@ -349,7 +349,7 @@ class Live:
     def _display(self, text):
         pub,new = sys.modules['IPython'].get_ipython().display_pub,self.place is None; self.place = self.place or f'live {id(self)}'
         pub.publish({'text/html': text}, transient=dict(display_id=self.place), update=not new)
-    def clear(self):
+    def clear(self)->None:
         "Wipe the line away"
         if self.kind == 'notebook' and self.place: self._display(''); self.place = None
         elif self.kind == 'terminal' and self.shown: print('\r\033[K', end='', file=sys.stderr, flush=True)
@@ -364,10 +364,10 @@ def time_left(
 
 # %% ../nbs/00_core.ipynb #ae377727
 def progress(
-    it,              # What to go through
+    it:'Iterable',   # What to go through
     total:int=None,  # How many there are; asked of `it` by default
     label:str='',    # What is being done
-):
+)->'Iterator':
     "Go through `it`; a bar with the time that is left where somebody watches, nothing elsewhere"
     live = Live(.2)
     if not live.kind: yield from it; return

@@ -71,8 +71,8 @@ def _set(o, text):
 
 # %% ../nbs/06_docs.ipynb #b3726cf7
 def explain(
-    module, # Imported, with its source beside it
-):
+    module:'ModuleType', # Imported, with its source beside it
+)->None:
     "Write the comments beside parameters into the docstrings of the module's functions, classes and methods"
     file = getattr(module, '__file__', None) or ''
     try: lines = Path(file).read_text(encoding='utf-8').splitlines()
@@ -101,12 +101,12 @@ class _Loader(SourceFileLoader):
 class Explaining:
     "A finder of the library's modules whose docstrings explain the parameters"
     @staticmethod
-    def find_spec(name, path=None, target=None):
+    def find_spec(name:str, path:list=None, target:'ModuleType'=None)->'ModuleSpec':
         "As Python's own"
         spec = PathFinder.find_spec(name, path, target) if name.startswith('vlrep.') else None
         if spec and type(spec.loader) is SourceFileLoader: spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
-def explain_on_import():
+def explain_on_import()->None:
     "From now on each module of the library is explained when it is imported"
     if Explaining not in sys.meta_path: sys.meta_path.insert(0, Explaining)

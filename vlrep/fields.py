@@ -20,9 +20,9 @@ class Between:
     above:bool=False # Is `low` itself excluded?
     def __str__(self): return f'{"above" if self.above else "from"} {self.low:,.10g} to {self.high:,.10g}'
     def problem(self,
-        name:str, # The field
-        value,    # A number
-    )->str:       # '' if it is allowed
+        name:str,        # The field
+        value:int|float, # A number
+    )->str:              # '' if it is allowed
         "What is wrong with `value`"
         ok = math.isfinite(value) and (self.low < value if self.above else self.low <= value) and value <= self.high
         return '' if ok else f'{name}={value}: must be {self}'
@@ -33,7 +33,7 @@ class OneOf:
     words:tuple           # The words
     number:Between=None   # Bounds of the number, if one may stand there
     def __str__(self): return ', '.join(map(str, self.words)) + (f', or a number {self.number}' if self.number else '')
-    def problem(self, name:str, value)->str:
+    def problem(self, name:str, value:str|int)->str:
         "What is wrong with `value`; '' if it is allowed"
         if value in self.words: return ''
         try:
@@ -45,7 +45,7 @@ class OneOf:
 def Int(
     low:int,  # Smallest value
     high:int, # Largest value
-):            # An annotation for a field
+)->object:    # An annotation for a field
     "Whole numbers between two bounds"
     return Annotated[int, Between(low, high)]
 
@@ -53,14 +53,14 @@ def Float(
     low:float,        # Smallest value
     high:float,       # Largest value
     above:bool=False, # Is `low` itself excluded?
-):                    # An annotation for a field
+)->object:            # An annotation for a field
     "Finite numbers between two bounds"
     return Annotated[float, Between(low, high, above)]
 
 def Choice(
     *words,              # Allowed values, all texts or all whole numbers
     number:Between=None, # Bounds of a number written as text, if one may stand there, too
-):                       # An annotation for a field
+)->object:               # An annotation for a field
     "One of some words"
     return Annotated[type(words[0]), OneOf(words, number)]
 
@@ -68,8 +68,8 @@ def Choice(
 _SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text', tuple: 'a list of values'}
 
 def rule_of(
-    hint,    # The annotation of a field
-)->tuple:    # Its plain type, and its rule or None
+    hint:object, # The annotation of a field
+)->tuple:        # Its plain type, and its rule or None
     "An annotation taken apart"
     if typing.get_origin(hint) is not Annotated: return hint,None
     kind,*more = typing.get_args(hint)
@@ -82,8 +82,8 @@ def _fits(value, kind):
     return isinstance(value, kind)
 
 def check_fields(
-    obj, # An instance of a dataclass, such as a recipe
-):       # The same
+    obj:object, # An instance of a dataclass, such as a recipe
+)->object:      # The same
     "Are all fields of `obj` what they may be? A `ValueError` names the first that is not"
     hints = typing.get_type_hints(type(obj), include_extras=True)
     for f in fields(obj):

@@ -63,7 +63,7 @@ def _decode(path, size, most):
         return _deep(img) if img.mode.startswith('I;16') or img.mode in ('I','F') else _clear(img)
 
 def open_image(
-    path,             # An image file
+    path:FilePath,    # An image file
     size:int=None,    # If given, files that can be decoded at lower resolution are, down to `size` at the least
     most:float=64e6,  # A file that would be decoded to more pixels is taken for damaged
 )->Image.Image:       # RGB, turned upright
@@ -140,9 +140,9 @@ class Narrative:
 
 # %% ../nbs/03_items.ipynb #59bf239d
 def rows_at(
-    rows:np.ndarray, # Where each image's things begin, and where the last one's end (n+1,)
-    idx,             # Images (m,)
-):                   # Where the things of these images stand, image after image, and how many each has (m,)
+    rows:np.ndarray,           # Where each image's things begin, and where the last one's end (n+1,)
+    idx:np.ndarray|list|range, # Images (m,)
+)->tuple:                      # Where the things of these images stand, image after image, and how many each has (m,)
     "Some images' share of what all have in one long array"
     idx = np.arange(len(rows)-1)[np.asarray(idx, np.int64)]; n = rows[idx+1]-rows[idx]
     return np.repeat(rows[idx]-np.cumsum(n)+n, n) + np.arange(n.sum()),n
@@ -171,21 +171,21 @@ class TextBuffer:
     def counts(self)->np.ndarray: # How many strings each row has (n,)
         "How many strings each row has"
         return np.diff(self.rows)
-    def flat(self): # Yields every string
+    def flat(self)->'Iterator[str]': # Yields every string
         "Every string, one after the other"
         for i in range(len(self)): yield from self[i]
 
 # %% ../nbs/03_items.ipynb #8ac1693b
 @patch
 def save(self:TextBuffer,
-    path, # A file ending in .npz
-):
+    path:FilePath, # A file ending in .npz
+)->None:
     "Write the buffer to `path`"
     np.savez(path, data=self.data, ends=self.ends, rows=self.rows)
 
 @patch(cls_method=True)
 def load(cls:TextBuffer,
-    path, # What `save` wrote
+    path:FilePath, # What `save` wrote
 )->TextBuffer:
     "Read a buffer; a `ValueError` names a file that is damaged"
     self = cls()
@@ -199,15 +199,15 @@ def load(cls:TextBuffer,
 
 @patch
 def subset(self:TextBuffer,
-    idx, # Rows to keep, in their new order
+    idx:np.ndarray|list|range, # Rows to keep, in their new order
 )->TextBuffer:
     "The buffer of these rows"
     return self.take(*rows_at(self.rows, idx))
 
 @patch
 def take(self:TextBuffer,
-    at,     # Which strings, counted through the whole buffer (m,)
-    counts, # How many of them belong to each row; their sum is m
+    at:np.ndarray|list,     # Which strings, counted through the whole buffer (m,)
+    counts:np.ndarray|list, # How many of them belong to each row; their sum is m
 )->TextBuffer:
     "The buffer of these strings, dealt out to rows"
     at = np.asarray(at, np.int64); a,b = self.ends[at],self.ends[at+1]; new = TextBuffer()
@@ -242,7 +242,7 @@ class Source:
             if len(v) != self.n: raise ValueError(f'{self.name}: {len(v)} {what} for {self.n} images')
     def __len__(self): return self.n
     def __iter__(self): return (self[i] for i in range(len(self)))
-    def images(self, idx): raise NotImplementedError
+    def images(self, idx:np.ndarray|list|range)->tuple: raise NotImplementedError
     def _rows(self, idx, split):
         "What a source of the rows `idx` is made with, pixels apart"
         idx = np.asarray(idx); caps,rec,told = self.captions,self._records,self.narratives
@@ -258,8 +258,8 @@ class Source:
 # %% ../nbs/03_items.ipynb #08a3b7e5
 @patch
 def with_captions(self:Source,
-    captions # `TextBuffer`, or lists of strings, one list an image
-):           # The same images and labels
+    captions:TextBuffer|list # `TextBuffer`, or lists of strings, one list an image
+)->Source:                   # The same images and labels
     "A source like this one that says something else about its images"
     new = copy.copy(self); new.captions = captions if isinstance(captions, TextBuffer) else TextBuffer(captions)
     new._fits()
@@ -267,18 +267,18 @@ def with_captions(self:Source,
 
 @patch
 def with_narratives(self:Source,
-    narratives # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
-):             # The same images, captions and labels
+    narratives:'Narratives' # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
+)->Source:                  # The same images, captions and labels
     "A source like this one with narratives"
     new = copy.copy(self); new.narratives = narratives; new._fits()
     return new
 
 @patch
 def annotate(self:Source,
-    labels,       # Name -> array with a row for each image
-    names=None,   # Name of a label -> names of its columns, or of its values
-    records=None, # As for `Source`
-):                # The same images and captions
+    labels:dict,           # Name -> array with a row for each image
+    names:dict=None,       # Name of a label -> names of its columns, or of its values
+    records:callable=None, # As for `Source`
+)->Source:                 # The same images and captions
     "A source like this one with more labels, and with other records if they are given"
     new = copy.copy(self); new._records = records or self._records; new.names = {**self.names, **(names or {})}
     new.labels = {**self.labels, **{k: np.asarray(v) for k,v in labels.items()}}
@@ -296,8 +296,8 @@ class ArraySource(Source):
             raise ValueError(f'{name}: images must be uint8 (n,S,S,3), not {images.dtype} {tuple(images.shape)}')
         super().__init__(name, len(images), images.shape[1], **kw); self.pixels = images
     def images(self,
-        idx # Rows (b,)
-    ): # uint8 (b,3,S,S), and height and width of each (b,2)
+        idx:np.ndarray|list|range # Rows (b,)
+    )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`"
         idx = np.asarray(idx); img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0,3,1,2)
         return img,torch.full((len(idx),2), self.size)
@@ -305,8 +305,8 @@ class ArraySource(Source):
         r = self._record(i); r.image = np.array(self.pixels[i])
         return r
     def subset(self,
-        idx,            # Rows to keep, in their new order
-        split:str=None, # The split they make
+        idx:np.ndarray|list|range, # Rows to keep, in their new order
+        split:str=None,            # The split they make
     )->Source:
         "A source of these rows"
         return ArraySource(self.pixels[np.asarray(idx)], self.name, **self._rows(idx, split))
@@ -315,7 +315,7 @@ class ArraySource(Source):
 def fit_square(
     img:Image.Image, # RGB
     size:int,        # Side of the square
-):                   # uint8 (size,size,3), and (height, width) of the part that is image
+)->tuple:            # uint8 (size,size,3), and (height, width) of the part that is image
     "Scale `img` until its longer side is `size`, and put it into the upper left corner of a black square"
     k = size/max(img.size); w,h = (max(1, round(s*k)) for s in img.size)
     out = np.zeros((size,size,3), np.uint8); out[:h,:w] = np.asarray(img.resize((w,h), Image.BILINEAR))
@@ -349,8 +349,8 @@ class FileSource(Source):
         if self._kept is not None: self._kept[i] = a; self._hw[i,1],self._hw[i,0] = hw[1],hw[0]      # the height last
         return a,hw
     def images(self,
-        idx # Rows (b,)
-    ): # uint8 (b,3,S,S), and height and width of each (b,2)
+        idx:np.ndarray|list|range # Rows (b,)
+    )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`; a `DamagedImage` names a file that is damaged"
         got = [self._one(int(i)) for i in idx]
         img,hw = np.stack([a for a,_ in got]),np.array([hw for _,hw in got])
@@ -359,8 +359,8 @@ class FileSource(Source):
         r = self._record(i); r.path = self.path(i)
         return r
     def subset(self,
-        idx,            # Rows to keep, in their new order
-        split:str=None, # The split they make
+        idx:np.ndarray|list|range, # Rows to keep, in their new order
+        split:str=None,            # The split they make
     )->Source:
         "A source of these rows"
         return FileSource([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))

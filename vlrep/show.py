@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt, numpy as np, torch
 # %% ../nbs/02_show.ipynb #669034ae
 INK = dict(method='#2b6cb0', rival='#dd8b2f', random='#9aa3ad', good='#2f855a', bad='#c53030', text='#2d3748')
 
-def style():
+def style()->None:
     "Set the look of all figures"
     plt.rcParams.update({'figure.dpi': 70, 'savefig.dpi': 70, 'font.size': 10, 'axes.spines.top': False, 'axes.spines.right': False,
                          'axes.edgecolor': '#a0aec0', 'axes.labelcolor': INK['text'], 'text.color': INK['text'], 'xtick.color': INK['text'],
@@ -20,8 +20,8 @@ def style():
 
 # %% ../nbs/02_show.ipynb #146eb382
 def to_hwc(
-    img, # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
-)->np.ndarray: # uint8 (h,w,3)
+    img:np.ndarray|torch.Tensor, # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
+)->np.ndarray:                   # uint8 (h,w,3)
     "`img` as an array to draw; a `ValueError` tells a shape that is no image"
     a = img.detach().float().cpu().numpy() if isinstance(img, torch.Tensor) and img.is_floating_point() else np.asarray(img)
     if a.ndim != 3 or 3 not in (a.shape[0], a.shape[-1]): raise ValueError(f'not an image: shape {a.shape}, wanted (h,w,3) or (3,h,w)')
@@ -30,12 +30,12 @@ def to_hwc(
 
 # %% ../nbs/02_show.ipynb #60b6014f
 def show_images(
-    imgs,            # Images, as `to_hwc` takes them
-    titles=None,     # A line under each
-    ncol:int=6,      # Images a row
-    size:float=1.6,  # Inches an image
-    boxes=None,      # For each image (n,4) corners x0 y0 x1 y1 in [0,1], or None
-):                   # The figure
+    imgs:list|np.ndarray|torch.Tensor, # Images, as `to_hwc` takes them
+    titles:list|tuple=None,            # A line under each
+    ncol:int=6,                        # Images a row
+    size:float=1.6,                    # Inches an image
+    boxes:list=None,                   # For each image (n,4) corners x0 y0 x1 y1 in [0,1], or None
+)->plt.Figure:                         # The figure
     "Draw images in a grid, with titles and boxes"
     n = len(imgs); ncol = min(ncol, max(n,1)); nrow = -(-n//ncol)
     fig,axs = plt.subplots(nrow, ncol, figsize=(ncol*size, nrow*size*(1.18 if titles is not None else 1)), squeeze=False)
@@ -51,13 +51,13 @@ def show_images(
 
 # %% ../nbs/02_show.ipynb #be149375
 def bars(
-    groups:list,     # Names along the axis
-    series:dict,     # Name of a series -> list of (value, low, high), one a group
-    chance=None,     # A value for each group, drawn as a dotted tick
-    colors=None,     # Name of a series -> colour
-    ylabel:str='',   # What the height is
-    ax=None,         # Where to draw; a new figure if None
-):                   # The figure
+    groups:list,      # Names along the axis
+    series:dict,      # Name of a series -> list of (value, low, high), one a group
+    chance:list=None, # A value for each group, drawn as a dotted tick
+    colors:dict=None, # Name of a series -> colour
+    ylabel:str='',    # What the height is
+    ax:plt.Axes=None, # Where to draw; a new figure if None
+)->plt.Figure:        # The figure
     "Grouped bars with intervals, and chance as a dotted line in each group"
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(1.2+1.3*len(groups), 3))
     wid = .8/len(series); tones = [INK['random'], INK['rival'], INK['method'], INK['good'], '#805ad5', '#b7791f']
@@ -71,9 +71,9 @@ def bars(
 
 # %% ../nbs/02_show.ipynb #d5f9807c
 def png_uri(
-    pic,     # A figure, or an image as `to_hwc` takes it
-    scale:int=1, # Whole-number enlargement of an image
-)->str:      # `data:image/png;base64,...`
+    pic:plt.Figure|np.ndarray|torch.Tensor, # A figure, or an image as `to_hwc` takes it
+    scale:int=1,                            # Whole-number enlargement of an image
+)->str:                                     # `data:image/png;base64,...`
     "A picture as a data URI, to stand inside an HTML page"
     buf = io.BytesIO()
     if isinstance(pic, plt.Figure): pic.savefig(buf, format='png', bbox_inches='tight', dpi=100); plt.close(pic)

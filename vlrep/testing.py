@@ -11,10 +11,10 @@ import numpy as np, torch
 
 # %% ../nbs/01_testing.ipynb #fc8697f5
 def test_tensor(
-    a,              # A tensor, an array or nested lists of numbers
-    b,              # What it should be
-    eps:float=1e-5, # Largest difference allowed in any place
-):
+    a:torch.Tensor|np.ndarray|list|float, # A tensor, an array or nested lists of numbers
+    b:torch.Tensor|np.ndarray|list|float, # What it should be
+    eps:float=1e-5,                       # Largest difference allowed in any place
+)->None:
     "`a` is `b`: same shape, not empty, finite, within `eps` everywhere; an `AssertionError` says what differs"
     a,b = (x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x)) for x in (a,b))
     assert tuple(a.shape) == tuple(b.shape), f'shape {tuple(a.shape)} is not {tuple(b.shape)}'
@@ -27,9 +27,9 @@ def test_tensor(
 # %% ../nbs/01_testing.ipynb #b300fbae
 @contextmanager
 def expect_fail(
-    exc=Exception,   # The type of error that must be raised
-    contains:str='', # Words its message must hold
-):
+    exc:type|tuple=Exception, # The type of error that must be raised
+    contains:str='',          # Words its message must hold
+)->'Iterator[None]':
     "The body must raise `exc` with `contains` in its message; anything else is an `AssertionError`"
     try: yield
     except exc as e:
@@ -39,9 +39,9 @@ def expect_fail(
 
 # %% ../nbs/01_testing.ipynb #12b621fe
 def test_eq(
-    a, # A value
-    b, # What it should be
-):
+    a:object, # A value
+    b:object, # What it should be
+)->None:
     "`a == b` for plain values and containers of them, without broadcasting"
     assert not any(isinstance(x, (torch.Tensor, np.ndarray)) for x in (a,b)), 'use test_tensor for tensors and arrays'
     def same(a, b):
@@ -58,7 +58,7 @@ def learned(
     what:str,     # What was learned, the same words in every run
     got:float,    # How far the training came
     wanted:float, # How far it must come at least, above zero
-):
+)->None:
     "`got >= wanted`, after a training; an `AssertionError` says how far it came"
     if not wanted > 0: raise ValueError(f'{what}: wanted={wanted!r} must be above zero: a margin is a share of it')
     got,wanted = float(got),float(wanted)

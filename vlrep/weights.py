@@ -25,10 +25,10 @@ def _fault(name, v, like):
     return f'holds {bad:,} of {v.numel():,} values that are not finite (NaN or infinite)' if bad else ''
 
 def check_weights(
-    weights,     # Name -> tensor
-    source,      # The file, for messages
-    like=None,   # Name -> tensor of the model that they are for, if it is known: is each a float there, or a whole number?
-)->dict:         # `weights`
+    weights:dict,    # Name -> tensor
+    source:FilePath, # The file, for messages
+    like:dict=None,  # Name -> tensor of the model that they are for, if it is known: is each a float there, or a whole number?
+)->dict:             # `weights`
     "Pass plain, finite tensors on; a `ValueError` names file and tensor of anything else"
     if not isinstance(weights, dict): raise ValueError(f'{source}: holds no weights but a {type(weights).__name__}')
     for k,v in weights.items():
