@@ -103,7 +103,7 @@ class Outlines:
     def box(self)->tuple: # x0, y0, x1, y1
         "The smallest box around all points"
         return *self.xy.min(0).tolist(),*self.xy.max(0).tolist()
-    def draw(self, d:ImageDraw.ImageDraw, ink, off:tuple=(0,0)):
+    def draw(self, d:ImageDraw.ImageDraw, ink:callable, off:tuple=(0,0))->None:
         "Fill each outline with `ink(name of its fill)`, the point `off` at the upper left"
         v,n = (self.xy-off).ravel().tolist(),0
         for fill,end in zip(self.fills, self.ends[1:]): d.polygon(v[n:2*end], fill=ink(fill)); n = 2*end
@@ -119,26 +119,26 @@ class Pen:
         ends = 0,*itertools.accumulate(map(len, parts)); flat = itertools.chain.from_iterable
         out = Outlines(fills, ends, np.fromiter(flat(flat(parts)), float, 2*ends[-1]).reshape(-1,2))
         return out.at(self.m) if self.m else out
-    def poly(self, fill, *pts):
+    def poly(self, fill:str, *pts)->None:
         "A polygon"
         self.polys.append((fill, pts))
-    def blob(self, fill, *pts):
+    def blob(self, fill:str, *pts)->None:
         "A smooth closed curve through `pts`"
         self.poly(fill, *smooth(pts))
-    def oval(self, fill, x, y, rx, ry=None, turn=0.):
+    def oval(self, fill:str, x:float, y:float, rx:float, ry:float=None, turn:float=0.)->None:
         "An ellipse round (x,y), turned by `turn` radians"
         k,s,ry = math.cos(turn),math.sin(turn),rx if ry is None else ry
         self.poly(fill, *[(x+rx*u*k-ry*v*s, y+rx*u*s+ry*v*k) for u,v in _circle])
-    def rect(self, fill, x0, y0, x1, y1, cut=0.):
+    def rect(self, fill:str, x0:float, y0:float, x1:float, y1:float, cut:float=0.)->None:
         "A rectangle, its corners cut by `cut`"
         q,w = cut*.3,cut
         if not cut: return self.poly(fill, (x0,y0), (x1,y0), (x1,y1), (x0,y1))
         self.poly(fill, (x0+w,y0), (x1-w,y0), (x1-q,y0+q), (x1,y0+w), (x1,y1-w), (x1-q,y1-q), (x1-w,y1), (x0+w,y1),
             (x0+q,y1-q), (x0,y1-w), (x0,y0+w), (x0+q,y0+q))
-    def limb(self, fill, *pts, w=.1, w1=None):
+    def limb(self, fill:str, *pts, w:float=.1, w1:float=None)->None:
         "A bent line from width `w` to `w1`, with round ends"
         self.poly(fill, *limb_outline(pts, w, w if w1 is None else w1))
-    def ring(self, fill, x, y, r, w):
+    def ring(self, fill:str, x:float, y:float, r:float, w:float)->None:
         "A circle line of width `w`"
         out = _circle+_circle[:1]
         self.poly(fill, *[(x+(r+w/2)*u, y+(r+w/2)*v) for u,v in out],
@@ -215,7 +215,7 @@ def spot(
     rx:float,         # Half-width in pixels
     ry:float,         # Half-height in pixels
     strength:float=1. # 0-1 in the middle
-):
+)->None:
     "Paint a soft-edged spot: a shadow, a glow, a cloud"
     w,h = max(2, int(2*rx)),max(2, int(2*ry)); glow = _glow_of if w*h<1<<12 else _glow_of.__wrapped__
     im.paste(color, (int(x-rx),int(y-ry)), glow(round(100*strength), w, h))
@@ -244,13 +244,13 @@ def _relief(shapes, off, size, k, n):
 
 # %% ../../nbs/10_world.draw.ipynb #2e12cdef
 def paint(
-    im:Image.Image,  # Picture to paint on, changed in place
-    shapes:Outlines, # In pixels
-    pal:dict,        # Fill name -> colour; `mark` is the texture's
-    texture=None,    # None, or (pattern name, waves a unit, turn, strength)
-    unit:float=1.,   # Pixels a unit of the thing's own measure
+    im:Image.Image,         # Picture to paint on, changed in place
+    shapes:Outlines,        # In pixels
+    pal:dict,               # Fill name -> colour; `mark` is the texture's
+    texture:tuple=None,     # None, or (pattern name, waves a unit, turn, strength)
+    unit:float=1.,          # Pixels a unit of the thing's own measure
     shade:tuple=(1.,1.,1.), # Colour of the light, e.g. bluish at night
-):
+)->None:
     "Paint `shapes` with light from the upper left, a soft top-to-bottom shade and a thin rim"
     (W,H),(x0,y0,x1,y1),pad = im.size,bounds(shapes),max(2, int(unit*.08))
     x0,y0,x1,y1 = max(int(x0)-pad,-pad),max(int(y0)-pad,-pad),min(int(x1)+pad+1,W+pad),min(int(y1)+pad+1,H+pad)

@@ -19,8 +19,8 @@ EXTRAS = ('masks','narrative','coarse','attributes','paraphrases','questions','s
 PIXELS = ('masks','twin')                                                                # of these, what has pixels
 
 def chosen_extras(
-    with_=(), # Names out of EXTRAS, or one name
-)->tuple:     # The same, each once, in the order of EXTRAS
+    with_:str|list|tuple=(), # Names out of EXTRAS, or one name
+)->tuple:                    # The same, each once, in the order of EXTRAS
     "The annotations asked for; a `ValueError` names one that there is not"
     names = (with_,) if isinstance(with_, str) else tuple(with_)
     for n in names:
@@ -38,7 +38,7 @@ def extras(
     scene:dict,                         # Annotation, as `layout` gives it
     captions:list,                      # Its captions, to be paraphrased
     *key,                               # What makes these different from others, e.g. the scene's number
-    with_=EXTRAS,                       # Names out of EXTRAS
+    with_:str|list|tuple=EXTRAS,        # Names out of EXTRAS
     difficulty:Difficulty=Difficulty(), # Its noise in tags and traces counts here
 )->dict:                                # Name -> plain data, ready for JSON; no masks, which are pixels
     "What more is known of a scene, as plain data"
@@ -46,11 +46,11 @@ def extras(
 
 # %% ../../nbs/13f_world.extras.ipynb #80d07659
 def add_extras(
-    r:Record,    # With `objects`
-    more:dict,   # What `extras` gives, through JSON or not
-    labels=None, # What `label_scene` gives (h,w)
-    twin=None,   # Pixels of the twin, uint8 (h,w,3)
-)->Record:       # The same record
+    r:Record,                 # With `objects`
+    more:dict,                # What `extras` gives, through JSON or not
+    labels:'np.ndarray'=None, # What `label_scene` gives (h,w)
+    twin:'np.ndarray'=None,   # Pixels of the twin, uint8 (h,w,3)
+)->Record:                    # The same record
     "Put further annotations into a record"
     for n,v in more.items():
         if n == 'narrative': r.narrative = unpack_narrative(v)

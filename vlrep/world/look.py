@@ -18,9 +18,9 @@ _tones = np.array([(221,107,32),(43,108,176),(56,161,105),(214,158,46),(128,90,2
     (184,50,128)])/255
 
 def draw_masks(
-    ax,       # Matplotlib axes
-    r:Record, # With image or path, and masks
-):
+    ax:plt.Axes, # Matplotlib axes
+    r:Record,    # With image or path, and masks
+)->None:
     "The image in grey, every mask in its own colour with the object's name"
     img = np.asarray(r.load(), float)/255
     ax.imshow(img.mean(-1, keepdims=True).repeat(3, -1)*.55+.4, extent=(0,1,1,0), interpolation='nearest')
@@ -36,10 +36,10 @@ def draw_masks(
 
 # %% ../../nbs/15_world.look.ipynb #4a40b452
 def draw_trace(
-    ax,              # Matplotlib axes
+    ax:plt.Axes,     # Matplotlib axes
     r:Record,        # With image or path, and a narrative
     words:bool=True, # With the words where the mouse was while they were said?
-):
+)->None:
     "The mouse's path over the image, coloured by time from blue to red; a dot where a stroke begins"
     n = r.narrative; end = max([b for *_,b in n.utterances], default=1); ax.imshow(r.load(), extent=(0,1,1,0), alpha=.6)
     ax.axis('off'); ax.set(xlim=(-.08,1.08), ylim=(1.08,-.08))
@@ -68,10 +68,10 @@ def _places(n):
 
 # %% ../../nbs/15_world.look.ipynb #df51a69d
 def draw_answers(
-    ax,         # Matplotlib axes
-    q:dict,     # A question with its answers
-    most:int=4, # Answers to show
-):
+    ax:plt.Axes, # Matplotlib axes
+    q:dict,      # A question with its answers
+    most:int=4,  # Answers to show
+)->None:
     "How many people gave which answer; what most of them say in green"
     c = Counter(q['answers']).most_common(most)[::-1]
     ax.barh([textwrap.shorten(a, 14, placeholder='…') for a,_ in c], [m for _,m in c],
@@ -110,8 +110,8 @@ def _write(ax, blocks, wide):
         y -= step*.45
 
 def show_record(
-    r:Record, # With an image or a path; what else it knows is drawn
-):            # The figure
+    r:Record,  # With an image or a path; what else it knows is drawn
+)->plt.Figure: # The figure
     "Everything a record knows on one sheet"
     pics = [p for p,there in (('image',True),('masks',r.masks is not None),('trace',r.narrative is not None),
         ('twin',r.twin is not None and r.twin.image is not None)) if there]

@@ -32,15 +32,15 @@ def label_map(
     return out.reshape(size,size)
 
 def split_masks(
-    labels, # What `label_map` gives (h,w)
-    n:int,  # Number of objects
-)->np.ndarray: # bool (n,h,w)
+    labels:np.ndarray, # What `label_map` gives (h,w)
+    n:int,             # Number of objects
+)->np.ndarray:         # bool (n,h,w)
     "A mask for each object"
     return np.asarray(labels)[None] == np.arange(1, n+1, dtype=np.uint8)[:,None,None]
 
 def mask_box(
-    mask, # bool (h,w)
-)->tuple: # x0 y0 x1 y1 as parts of width and height; None if the mask is empty
+    mask:np.ndarray, # bool (h,w)
+)->tuple:            # x0 y0 x1 y1 as parts of width and height; None if the mask is empty
     "The smallest box around a mask"
     h,w = mask.shape; ys,xs = np.flatnonzero(mask.any(1)),np.flatnonzero(mask.any(0))
     return (xs[0]/w, ys[0]/h, (xs[-1]+1)/w, (ys[-1]+1)/h) if len(xs) else None

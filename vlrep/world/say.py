@@ -177,8 +177,8 @@ class Voice:
     ):
         self.setting,self.things,self.p,self.random = scene['setting'],scene['objects'],person,r.random
         self.gray = self.pick(('gray','grey'))
-    def pick(self, xs): return xs[int(self.random()*len(xs))]
-    def maybe(self, chance): return self.random() < chance
+    def pick(self, xs:list|tuple)->object: return xs[int(self.random()*len(xs))]
+    def maybe(self, chance:float)->bool: return self.random() < chance
 
 # %% ../../nbs/13_world.say.ipynb #3b5ac9e5
 @patch

@@ -129,12 +129,12 @@ def _settle(r, t, bb, zone, s, lo, hi, others, shifted):
 
 # %% ../../nbs/12_world.scene.ipynb #2a079279
 def layout(
-    *key,               # Whatever names the scene, e.g. ('train', 12)
-    shifted:bool=False, # Draw from the shifted world: other looks and places, and the unseen categories too
-    number:float=1.,    # Above 1: more things, below: fewer
-    size:float=1.,      # Factor of the things' size, as far as the frame allows
-    odd=lambda: False,  # Asked for each thing: shall it look as in the shifted world?
-)->dict:                # setting, objects (farthest first), place, shifted
+    *key,                       # Whatever names the scene, e.g. ('train', 12)
+    shifted:bool=False,         # Draw from the shifted world: other looks and places, and the unseen categories too
+    number:float=1.,            # Above 1: more things, below: fewer
+    size:float=1.,              # Factor of the things' size, as far as the frame allows
+    odd:callable=lambda: False, # Asked for each thing: shall it look as in the shifted world?
+)->dict:                        # setting, objects (farthest first), place, shifted
     "The annotation of one scene: the same on every machine"
     r = Random(seed_of('layout', bool(shifted), *key)); setting = _pick(r, SETTINGS)
     h = _u(r, .3, .5) if shifted else _u(r, .38, .54); z = zones(setting, h); pool = CATEGORIES if shifted else SEEN

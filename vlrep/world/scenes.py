@@ -55,14 +55,14 @@ def _record(a, split, index, captions, image=None):
                   objects=a['objects'], boxes=np.array([o['box'] for o in a['objects']]), split=split)
 
 def scene(
-    split:str,          # train, valid or test
-    index:int,          # Which scene of the split
-    size:int=48,        # Side of the picture in pixels
-    shifted:bool=False, # From the shifted world?
-    draw:bool=True,     # With a picture? Annotations alone are quicker
-    with_=(),           # What else shall be known: names out of EXTRAS
+    split:str,                    # train, valid or test
+    index:int,                    # Which scene of the split
+    size:int=48,                  # Side of the picture in pixels
+    shifted:bool=False,           # From the shifted world?
+    draw:bool=True,               # With a picture? Annotations alone are quicker
+    with_:str|list|tuple=(),      # What else shall be known: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
-)->Record:              # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
+)->Record:                        # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
     "One scene; a pure function of its arguments"
     number,with_ = scene_number(split, index),chosen_extras(with_); a,caps = _annotation(number, shifted, difficulty)
     key = _key(number, shifted)
@@ -83,8 +83,8 @@ def cell_of(
     return 3*min(int(3*y), 2)+min(int(3*x), 2)
 
 def scene_labels(
-    annotations, # Dicts with `setting` and `objects`
-)->dict:         # tags (n,30) and groups (n,7) float32; color, setting, number (n,), cell (n,30) int64
+    annotations:'Iterable[dict]', # Dicts with `setting` and `objects`
+)->dict:                          # tags (n,30) and groups (n,7) float32; color, setting, number (n,), cell (n,30) int64
     "The labels of many scenes"
     annotations = list(annotations); n = len(annotations)
     out = dict(tags=np.zeros((n,len(CATEGORIES)), np.float32), groups=np.zeros((n,len(_groups)), np.float32),
@@ -250,15 +250,15 @@ def _clear_stale(cache):
 
 # %% ../../nbs/14_world.scenes.ipynb #dfa36536
 def world(
-    split:str,          # train, valid or test
-    n:int,              # How many scenes
-    size:int=48,        # Side of the pictures in pixels
-    shifted:bool=False, # From the shifted world?
-    start:int=0,        # Index of the first
-    workers:int=2,      # Processes that draw, if there is much to draw
-    with_=(),           # What else shall be known: names out of EXTRAS
+    split:str,                    # train, valid or test
+    n:int,                        # How many scenes
+    size:int=48,                  # Side of the pictures in pixels
+    shifted:bool=False,           # From the shifted world?
+    start:int=0,                  # Index of the first
+    workers:int=2,                # Processes that draw, if there is much to draw
+    with_:str|list|tuple=(),      # What else shall be known: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
-)->ArraySource:         # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for; rows as `scene` gives them
+)->ArraySource:                   # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for; rows as `scene` gives them
     "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
     if n < 1 or workers < 1: raise ValueError(f'n={n}, workers={workers}: at least 1 of each is wanted')
