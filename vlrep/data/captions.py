@@ -17,9 +17,9 @@ from ..items import *
 
 # %% ../../nbs/22_data.captions.ipynb #1e7f223c
 def some_of(
-    names, # A list of strings
-    n:int=3, # How many to show
-)->str:    # 'a, b, c and 7 more'
+    names:'Iterable[str]', # A list of strings
+    n:int=3,               # How many to show
+)->str:                    # 'a, b, c and 7 more'
     "The first few names, and how many more there are"
     names = list(map(str, names))
     return ', '.join(names[:n]) + (f' and {len(names)-n} more' if len(names) > n else '')
@@ -27,11 +27,11 @@ def some_of(
 def _nfc(s): return unicodedata.normalize('NFC', s)
 
 def find_files(
-    folder,           # What the names are relative to
-    names,            # Of images, with `/` for folders
-    about,            # The file that names them, for messages
-    missing:float=0., # So large a part of them may be absent: they are left out, with a warning
-)->dict:              # Name -> path, for those that are there
+    folder:FilePath,       # What the names are relative to
+    names:'Iterable[str]', # Of images, with `/` for folders
+    about:FilePath,        # The file that names them, for messages
+    missing:float=0.,      # So large a part of them may be absent: they are left out, with a warning
+)->dict:                   # Name -> path, for those that are there
     "Look images up; a `ValueError` says how many are absent and names some"
     names = list(names); seen,out = {},{}
     for n in names:
@@ -57,16 +57,16 @@ def has_text(
     return any(unicodedata.category(c)[0] in 'LNPS' and c not in _BLANK for c in s)
 
 def caption_source(
-    caps:dict,        # Name of each image -> its captions
-    folder,           # What the names are relative to
-    about,            # The file the captions are from, for messages
-    size:int=256,     # Images are fitted into squares of this side
-    split:str=None,   # What they are for: train, valid or test
-    keep:float=2e9,   # Keep decoded images if all fit into so many bytes
-    missing:float=0., # As for `find_files`
-    extra=(),         # Names of images that are there and that nobody describes
-    name:str=None,    # Of the data; by default that of the folder `about` is in
-)->FileSource:        # In the order of the names
+    caps:dict,           # Name of each image -> its captions
+    folder:FilePath,     # What the names are relative to
+    about:FilePath,      # The file the captions are from, for messages
+    size:int=256,        # Images are fitted into squares of this side
+    split:str=None,      # What they are for: train, valid or test
+    keep:float=2e9,      # Keep decoded images if all fit into so many bytes
+    missing:float=0.,    # As for `find_files`
+    extra:list|tuple=(), # Names of images that are there and that nobody describes
+    name:str=None,       # Of the data; by default that of the folder `about` is in
+)->FileSource:           # In the order of the names
     "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
     about = Path(about); at = find_files(folder, caps, about, missing)
     texts = {n: [' '.join(c.split()) for c in caps[n]] for n in sorted(at)}
@@ -83,11 +83,11 @@ def caption_source(
 
 # %% ../../nbs/22_data.captions.ipynb #85020bd3
 def write_images(
-    records,             # Records
-    folder,              # Where the files go
-    quality:int=90,      # Of the JPEG files
-    captions:bool=True,  # Must each record have some?
-):                       # Yields each record's file name, and the record
+    records:'Iterable[Record]', # Records
+    folder:FilePath,            # Where the files go
+    quality:int=90,             # Of the JPEG files
+    captions:bool=True,         # Must each record have some?
+)->'Iterator[tuple]':           # Yields each record's file name, and the record
     "Write the image of each record to `folder`, as a JPEG file"
     folder = Path(folder); folder.mkdir(parents=True, exist_ok=True); name = None
     for r in records:
@@ -100,8 +100,8 @@ def write_images(
 
 @contextmanager
 def adding_to(
-    root, # A folder; made if it was not there
-):        # Yields an empty folder to fill
+    root:FilePath,   # A folder; made if it was not there
+)->'Iterator[Path]': # Yields an empty folder to fill
     "Fill a folder and move its files into `root`, all of them; if one is there already, a `ValueError`, and none"
     root = Path(root); root.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=f'.{root.name}.', dir=root.parent))
@@ -118,8 +118,8 @@ def adding_to(
 _layout = "Flickr8k's layout is a folder with Images/ and captions.txt"
 
 def read_table(
-    path, # `captions.txt`
-)->dict:  # Image name -> its captions, in the order of the file
+    path:FilePath, # `captions.txt`
+)->dict:           # Image name -> its captions, in the order of the file
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path); out = {}
     if not path.is_file(): raise ValueError(f'{path}: no such file; {_layout}')
@@ -149,7 +149,7 @@ def read_table(
 IMAGES = '.jpg','.jpeg','.png','.webp','.bmp','.gif','.tif','.tiff'       # endings of image files
 
 def read_flickr8k(
-    root,               # The folder that holds `Images/` and `captions.txt`
+    root:FilePath,      # The folder that holds `Images/` and `captions.txt`
     size:int=256,       # Images are fitted into squares of this side
     split:str=None,     # What they are for: train, valid or test
     keep:float=2e9,     # Keep decoded images if all fit into so many bytes
@@ -166,10 +166,10 @@ def read_flickr8k(
 
 # %% ../../nbs/22_data.captions.ipynb #a1ea7286
 def write_flickr8k(
-    records,          # Records with captions
-    root,             # A folder that does not exist yet, or is empty
-    quality:int=90,   # Of the JPEG files
-)->int:               # How many were written
+    records:'Iterable[Record]', # Records with captions
+    root:FilePath,              # A folder that does not exist yet, or is empty
+    quality:int=90,             # Of the JPEG files
+)->int:                         # How many were written
     "Write records in Flickr8k's layout, the whole folder or nothing"
     root = Path(root); n = 0
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
@@ -185,8 +185,8 @@ _token   = re.compile(r'(?P<name>[^\t]+)#(?P<k>\d+)\t(?P<text>.*)')
 _results = re.compile(r'(?P<name>[^|]+)\|\s*(?P<k>\d+)\s*(?:\||\s)(?P<text>.*)')
 
 def read_tokens(
-    path, # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
-)->dict:  # Image name -> its captions, in the order of their numbers
+    path:FilePath, # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
+)->dict:           # Image name -> its captions, in the order of their numbers
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path); out = {}
     if not path.is_file(): raise ValueError(f'{path}: no such file')
@@ -208,12 +208,12 @@ _folders = ('flickr30k-images','flickr30k_images/flickr30k_images','flickr30k_im
             'Flickr8k_Dataset','images','Images')
 
 def read_flickr30k(
-    root,             # The folder that holds the table and the folder of images
-    table:str=None,   # Name of the table; by default the first that is there of those known
-    images:str=None,  # Name of the folder of images; by default the first that is there of those known
-    only:str=None,    # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
+    root:FilePath,   # The folder that holds the table and the folder of images
+    table:str=None,  # Name of the table; by default the first that is there of those known
+    images:str=None, # Name of the folder of images; by default the first that is there of those known
+    only:str=None,   # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
     size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
-)->FileSource:        # In the order of their names
+)->FileSource:       # In the order of their names
     "Photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
@@ -233,9 +233,9 @@ def read_flickr30k(
 
 # %% ../../nbs/22_data.captions.ipynb #7a899ba7
 def write_flickr30k(
-    records, root, quality:int=90, # As for `write_flickr8k`
-    table:str='results_20130124.token', # or results.csv
-)->int:                            # How many were written
+    records:'Iterable[Record]', root:FilePath, quality:int=90, # As for `write_flickr8k`
+    table:str='results_20130124.token',                        # or results.csv
+)->int:                                                        # How many were written
     "Write records in Flickr30k's layout"
     n,bar = 0,table.endswith('.csv')
     with adding_to(root) as new, (new/table).open('w', encoding='utf-8', newline='') as f:
@@ -247,10 +247,10 @@ def write_flickr30k(
 
 # %% ../../nbs/22_data.captions.ipynb #f59ed0a6
 def read_csv(
-    path,             # A CSV whose first line names its columns, `path` and `caption` among them
-    root=None,        # What paths are relative to; by default the folder of the CSV
+    path:FilePath,      # A CSV whose first line names its columns, `path` and `caption` among them
+    root:FilePath=None, # What paths are relative to; by default the folder of the CSV
     size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
-)->FileSource:        # In the order of the paths
+)->FileSource:          # In the order of the paths
     "Photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
     path = Path(path); caps = {}; rows = None
     if not path.is_file(): raise ValueError(f'{path}: no such file')
@@ -272,11 +272,11 @@ def read_csv(
 
 # %% ../../nbs/22_data.captions.ipynb #607dff05
 def write_csv(
-    records,              # Records with captions
-    path,                 # Of the CSV; images go beside it
-    folder:str='images',  # The folder for the images
-    quality:int=90,       # Of the JPEG files
-)->int:                   # How many were written
+    records:'Iterable[Record]', # Records with captions
+    path:FilePath,              # Of the CSV; images go beside it
+    folder:str='images',        # The folder for the images
+    quality:int=90,             # Of the JPEG files
+)->int:                         # How many were written
     "Write records as JPEG files and a CSV with the columns `path` and `caption`"
     path = Path(path); n = 0
     with adding_to(path.parent) as new, (new/path.name).open('w', encoding='utf-8', newline='') as f:
@@ -287,10 +287,10 @@ def write_csv(
 
 # %% ../../nbs/22_data.captions.ipynb #2dece33d
 def split_source(
-    src:Source,          # What to deal out
-    sizes=(.8,.1,.1),    # For train, valid, test: numbers of images, or parts that add up to 1 at most
-    seed:int=0,          # Another seed, another deal
-)->list:                 # Three sources
+    src:Source, # What to deal out
+    sizes:tuple|list=(.8,.1,.1), # For train, valid, test: numbers of images, or parts that add up to 1 at most
+    seed:int=0, # Another seed, another deal
+)->list:        # Three sources
     "Deal the images of `src` out to train, valid and test"
     n = len(src); sizes = tuple(sizes)
     if len(sizes) != 3 or min(sizes) < 0: raise ValueError(f'sizes={sizes}: wanted are three, for train, valid and test')

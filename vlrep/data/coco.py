@@ -20,11 +20,11 @@ def _encodes(s):
     except UnicodeEncodeError: return False
 
 def coco_table(
-    data:dict,   # What the JSON file holds
-    path,        # The file, for messages
-    table:str,   # images, annotations or categories
-    keys:dict,   # Keys that each row must have -> the type of their values
-)->list:         # Its rows
+    data:dict,     # What the JSON file holds
+    path:FilePath, # The file, for messages
+    table:str,     # images, annotations or categories
+    keys:dict,     # Keys that each row must have -> the type of their values
+)->list:           # Its rows
     "The rows of a table; a `ValueError` names the file and the row that is wrong or has the `id` of another"
     rows = data.get(table) if isinstance(data, dict) else None
     if not isinstance(rows, list): raise ValueError(f'{path}: has no list {table!r}: not a file in the layout of COCO')
@@ -83,15 +83,15 @@ def _objects(data, path):
 
 # %% ../../nbs/28_data.coco.ipynb #f85fe463
 def read_coco(
-    root,                 # The folder that holds `annotations/` and the folders of images
+    root:FilePath,          # The folder that holds `annotations/` and the folders of images
     captions:str='annotations/captions_train2017.json', # Where the captions are; None = without
-    instances:str=None,   # Where the objects are, e.g. annotations/instances_train2017.json; None = without
+    instances:str=None,     # Where the objects are, e.g. annotations/instances_train2017.json; None = without
     images:str='train2017', # The folder of images
-    size:int=256,         # Images are fitted into squares of this side
-    split:str=None,       # What they are for: train, valid or test
-    keep:float=2e9,       # Keep decoded images if all fit into so many bytes
-    missing:float=0.,     # So large a part of the images may be absent: they are left out, with a warning
-)->FileSource:            # In the order of file names; with instances, label `objects` (n,k) float32
+    size:int=256,           # Images are fitted into squares of this side
+    split:str=None,         # What they are for: train, valid or test
+    keep:float=2e9,         # Keep decoded images if all fit into so many bytes
+    missing:float=0.,       # So large a part of the images may be absent: they are left out, with a warning
+)->FileSource:              # In the order of file names; with instances, label `objects` (n,k) float32
     "Photos in COCO's layout; a `ValueError` names file and row of what is wrong"
     root = Path(root); folder = root/images
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
@@ -112,12 +112,12 @@ def read_coco(
 
 # %% ../../nbs/28_data.coco.ipynb #eba6c064
 def write_coco(
-    records,                # Records with captions, objects, or both
-    root,                   # A folder; it may hold other splits
-    split:str='train2017',  # Name of the folder of images, and end of the names of the annotations
-    classes=None,           # Names of the categories, in their order; by default those that are met, sorted
-    quality:int=90,         # Of the JPEG files
-)->int:                     # How many were written
+    records:'Iterable[Record]', # Records with captions, objects, or both
+    root:FilePath,              # A folder; it may hold other splits
+    split:str='train2017',      # Name of the folder of images, and end of the names of the annotations
+    classes:list=None,          # Names of the categories, in their order; by default those that are met, sorted
+    quality:int=90,             # Of the JPEG files
+)->int:                         # How many were written
     "Write records in COCO's layout"
     images,said,things = [],[],[]
     with adding_to(root) as new:

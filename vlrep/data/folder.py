@@ -28,12 +28,12 @@ def _inside(folder):
             if f[0] != '.': yield os.path.join(at, f)
 
 def read_folder(
-    root,             # The folder that holds a folder for each class
-    size:int=256,     # Images are fitted into squares of this side
-    split:str=None,   # What they are for: train, valid or test
-    keep:float=2e9,   # Keep decoded images if all fit into so many bytes
-    classes=None,     # Names of the classes, in their order; by default those that are there, sorted
-)->FileSource:        # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
+    root:FilePath,     # The folder that holds a folder for each class
+    size:int=256,      # Images are fitted into squares of this side
+    split:str=None,    # What they are for: train, valid or test
+    keep:float=2e9,    # Keep decoded images if all fit into so many bytes
+    classes:list=None, # Names of the classes, in their order; by default those that are there, sorted
+)->FileSource:         # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
     "Photos sorted into folders; a `ValueError` names a class without photos"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
@@ -56,11 +56,11 @@ def read_folder(
 
 # %% ../../nbs/29_data.folder.ipynb #d0443a3e
 def write_folder(
-    records,          # Records
-    root,             # A folder; it may hold other photos
-    of,               # Called with a record, gives the name of its class
-    quality:int=90,   # Of the JPEG files
-)->int:               # How many were written
+    records:'Iterable[Record]', # Records
+    root:FilePath,              # A folder; it may hold other photos
+    of:callable,                # Called with a record, gives the name of its class
+    quality:int=90,             # Of the JPEG files
+)->int:                         # How many were written
     "Write records as JPEG files, a folder for each class"
     n = 0
     with adding_to(root) as new:

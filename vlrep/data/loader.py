@@ -57,9 +57,9 @@ class TooManyDamaged(ValueError):
     "More images cannot be read than `max_damaged` allows"
 
 def damage_limit(
-    n:int,     # Images of a source
-    most=None, # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by default see above
-)->int:        # How many of them may be unreadable
+    n:int,                   # Images of a source
+    most:int|float|str=None, # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by default see above
+)->int:                      # How many of them may be unreadable
     "Resolve `max_damaged` for `n` images; a share above 0 allows at least one"
     if most is None: return max(1, min(10, n//4), n//100)
     value = most
@@ -228,7 +228,7 @@ def at(self:Loader,
     return self
 
 @patch
-def one_batch(self:Loader):
+def one_batch(self:Loader)->tuple:
     "The next batch, without moving on"
     return self._ready(self._jobs[self.epoch, self.plan(self.epoch)[self.start]], self.epoch, self.start)
 
@@ -238,8 +238,8 @@ _fields = ('source bs tok aug seed train max_len flip_p workers device rank worl
 
 @patch
 def new(self:Loader,
-    source=None, # Another source; the same by default
-    **changes    # Arguments of `Loader`; also fastai's `drop_last=False`
+    source:Source=None, # Another source; the same by default
+    **changes           # Arguments of `Loader`; also fastai's `drop_last=False`
 )->Loader:
     "A loader like this one, with some arguments changed, at the same place"
     if changes.pop('drop_last', False): raise ValueError('drop_last=True: this loader drops no sample')
@@ -255,7 +255,7 @@ def new(self:Loader,
 
 @patch
 def to(self:Loader,
-    device # Where batches go from now on
+    device:str|torch.device # Where batches go from now on
 )->Loader:
     "Send batches to `device`"
     self.device = torch.device(device)
@@ -267,7 +267,7 @@ def _unwatched(it):
     if it._worker_pids_set: _remove_worker_pids(id(it)); it._worker_pids_set = False
 
 @patch
-def close(self:Loader):
+def close(self:Loader)->None:
     "End the workers; the next pass starts new ones"
     it = getattr(self._reader, '_iterator', None); self._reader = None
     if it is None: return
@@ -301,8 +301,8 @@ def _lost(self:Loader, e, where):
 # %% ../../nbs/27_data.loader.ipynb #c17352c2
 @patch
 def pictures(self:Loader,
-    batch:dict # With `img`
-):             # uint8 (b,3,h,w)
+    batch:dict   # With `img`
+)->torch.Tensor: # uint8 (b,3,h,w)
     "The images of a batch, to look at"
     img = batch['img'].detach().cpu()
     if img.is_floating_point() and hasattr(self.aug, 'mean'): return denormalise(img, self.aug.mean, self.aug.std)
@@ -320,12 +320,12 @@ def _fold(text, width): return '\n'.join(textwrap.wrap(text, width)[:4])
 
 @patch
 def show_batch(self:Loader,
-    b=None,       # What `one_batch` gave; the next one by default
-    max_n:int=9,  # Most images
-    ncol:int=6,   # Images a row
+    b:tuple=None,  # What `one_batch` gave; the next one by default
+    max_n:int=9,   # Most images
+    ncol:int=6,    # Images a row
     size:float=2., # Inches an image
-    **kw          # As for `show_images`
-):                # The figure
+    **kw           # As for `show_images`
+)->'plt.Figure':   # The figure
     "Draw the images of a batch with their captions"
     b = (b or self.one_batch())[0]; caps = self.texts(b)
     titles = caps and [_fold(t, int(size*13)) for t in caps[:max_n]]
@@ -333,12 +333,12 @@ def show_batch(self:Loader,
 
 @patch
 def show_results(self:Loader,
-    b,            # What `one_batch` gave
-    out,          # What the model made of it
-    max_n:int=9,  # Most images
-    describe=None, # `describe(batch, out)` gives a line for each image; by default the likeliest word at each place
+    b:tuple,                         # What `one_batch` gave
+    out:dict,                        # What the model made of it
+    max_n:int=9,                     # Most images
+    describe:callable=None,          # `describe(batch, out)` gives a line for each image; by default the likeliest word at each place
     ncol:int=4, size:float=2.6, **kw # As for `show_batch`
-):                # The figure
+)->'plt.Figure':                     # The figure
     "Draw the images of a batch with their captions and what the model says"
     batch = b[0]; caps = self.texts(batch) or ['']*len(batch['img'])
     says = (describe or self._likeliest)(batch, out); wide = int(size*13)
@@ -356,16 +356,16 @@ def _likeliest(self:Loader, batch, out):
 
 # %% ../../nbs/27_data.loader.ipynb #d995d28f
 def loaders(
-    train:Source,     # To learn from
-    valid:Source,     # To watch
-    tok:Tokenizer=None, # As for `Loader`
-    size:int=None,    # Side of the views; that of the sources by default
-    bs:int=64,        # Images a batch
-    valid_bs:int=None, # The same for `valid`; as `bs` by default
-    aug=None,         # View of a training batch; `Augment(size)` by default
-    plain=None,       # View of a validation batch; `Plain(size)` by default
-    path='.',         # Where fastai puts its files
-    **kw              # As for `Loader`: seed, max_len, flip_p, workers, device, rank, world_size, max_damaged, ...
+    train:Source,        # To learn from
+    valid:Source,        # To watch
+    tok:Tokenizer=None,  # As for `Loader`
+    size:int=None,       # Side of the views; that of the sources by default
+    bs:int=64,           # Images a batch
+    valid_bs:int=None,   # The same for `valid`; as `bs` by default
+    aug:callable=None,   # View of a training batch; `Augment(size)` by default
+    plain:callable=None, # View of a validation batch; `Plain(size)` by default
+    path:FilePath='.',   # Where fastai puts its files
+    **kw                 # As for `Loader`: seed, max_len, flip_p, workers, device, rank, world_size, max_damaged, ...
 )->DataLoaders:
     "A training and a validation loader, as fastai wants them"
     size = size or train.size; kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')

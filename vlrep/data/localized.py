@@ -70,8 +70,8 @@ def _loads(line):
 
 # %% ../../nbs/23c_data.localized.ipynb #c4f4132b
 def parse_narrative(
-    line, # A line of a file, str or bytes
-):        # Name of the image's file, and the `Narrative`
+    line:str|bytes, # A line of a file, str or bytes
+)->tuple:           # Name of the image's file, and the `Narrative`
     "One line; a `ValueError` says what is wrong with it. Keys that nobody knows are no error"
     d = _loads(line); name,text = str(d['image_id']),d['caption']
     if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:
@@ -90,8 +90,8 @@ _ends  = '.jsonl','.jsonl.gz'
 _shard = re.compile(r'-(\d+)-of-(\d+)\.jsonl(\.gz)?$')
 
 def narrative_files(
-    paths, # A file, a folder, a pattern such as `coco_train_*.jsonl`, or a list of these
-)->list:   # Of paths
+    paths:FilePath|list, # A file, a folder, a pattern such as `coco_train_*.jsonl`, or a list of these
+)->list:                 # Of paths
     "The files that are meant; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
     out,shards = [],{}
     for p in map(Path, [paths] if isinstance(paths, (str,Path)) else paths):
@@ -125,9 +125,9 @@ def _lines(path):
         raise ValueError(f'{path}, after line {i}: cannot be read ({e})') from e
 
 def read_narratives(
-    paths,            # As for `narrative_files`
-    damaged:float=0., # So large a part of the lines may be wrong: they are left out, with a warning
-):                    # Names of the images' files, in the order in which they appear, and their `Narratives`
+    paths:FilePath|list, # As for `narrative_files`
+    damaged:float=0.,    # So large a part of the lines may be wrong: they are left out, with a warning
+)->tuple:                # Names of the images' files, in the order in which they appear, and their `Narratives`
     "Localized Narratives; a `ValueError` names file and line of what cannot be understood"
     names,rows,bad,out,k = {},[],[],Narratives(),0; files = narrative_files(paths)
     for f in files:
@@ -162,12 +162,12 @@ def _locate(folder, names):
     return {n: l[0][1] for n,l in found.items()}
 
 def read_localized(
-    root,             # The folder that holds the .jsonl files, and the images, in whichever folders below it
-    files=None,       # Names or patterns of the .jsonl files, within `root`; by default all that are in it
-    images='.',       # The folder of the images, within `root`
+    root:FilePath,            # The folder that holds the .jsonl files, and the images, in whichever folders below it
+    files:FilePath|list=None, # Names or patterns of the .jsonl files, within `root`; by default all that are in it
+    images:FilePath='.',      # The folder of the images, within `root`
     size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
-    damaged:float=0., # As for `read_narratives`
-)->FileSource:        # With `narratives`, whose texts are the captions; in the order of the images' paths
+    damaged:float=0.,         # As for `read_narratives`
+)->FileSource:                # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
     root = Path(root); folder = root/images
     if not folder.is_dir(): raise ValueError(f'{folder}: no such folder')
@@ -204,23 +204,23 @@ def _told(source, i, r):
     return [] if r.narrative is None else [r.narrative]
 
 def write_narratives(
-    records,                # Records, or a `Source`, which may have several narratives an image
-    path,                   # e.g. world_localized_narratives.jsonl, or .jsonl.gz
-    dataset_id:str='world', # With coco in it, ids are written without zeros in front
-    shards:int=1,           # Files; if there are several, each has -00000-of-00004 or the like in its name
-)->int:                     # How many were written
+    records:'Source|Iterable[Record]', # Records, or a `Source`, which may have several narratives an image
+    path:FilePath,                     # e.g. world_localized_narratives.jsonl, or .jsonl.gz
+    dataset_id:str='world',            # With coco in it, ids are written without zeros in front
+    shards:int=1,                      # Files; if there are several, each has -00000-of-00004 or the like in its name
+)->int:                                # How many were written
     "Write narratives as Localized Narratives are, whole files or none; images without any are left out"
     return _write_lines(((r.id,_told(records, i, r)) for i,r in enumerate(records)), path, dataset_id, shards)
 
 # %% ../../nbs/23c_data.localized.ipynb #13ccd27f
 def write_localized(
-    records,                 # Records with images and narratives, or a `Source`
-    root,                    # A folder; it may hold others
-    images:str='images',     # Name of the folder of images, e.g. train2017
+    records:'Source|Iterable[Record]',            # Records with images and narratives, or a `Source`
+    root:FilePath,                                # A folder; it may hold others
+    images:str='images',                          # Name of the folder of images, e.g. train2017
     table:str='world_localized_narratives.jsonl', # Name of the file
     dataset_id:str='world', shards:int=1,         # As for `write_narratives`
-    quality:int=90,          # Of the JPEG files
-)->int:                      # How many narratives were written
+    quality:int=90,                               # Of the JPEG files
+)->int:                                           # How many narratives were written
     "Write images and narratives, so that `read_localized` can read them; all of it or nothing"
     with adding_to(root) as new:
         each = enumerate(write_images(records, new/images, quality, captions=False))

@@ -33,7 +33,7 @@ def _same_letters(a, b):
 # %% ../../nbs/23_data.narratives.ipynb #48992c48
 def word_times(
     n:Narrative, # With `text` and `utterances`
-):               # The words of the text (w), and for each start and end in seconds (w,2); 0 and -1 if it has none
+)->tuple:        # The words of the text (w), and for each start and end in seconds (w,2); 0 and -1 if it has none
     "When each word was said: during the utterances in which at least half of its letters are found again"
     words,said = n.text.split(),[(k,l) for k,(u,*_) in enumerate(n.utterances) for x in u.split() if (l := _letters(x))]
     a = [_letters(w) for w in words]; at = _same_letters([w for w in a if w], [l for _,l in said]).tolist()
@@ -55,8 +55,8 @@ class Column:
         *shape, # What follows the first dimension
     ): self.dtype,self.shape,self._raw,self._ends = np.dtype(dtype),shape,bytearray(),array('q', [0])
     def add(self,
-        a # The next row (n,...)
-    ):
+        a:np.ndarray|list # The next row (n,...)
+    )->None:
         "Put a row at the end"
         self._raw += np.ascontiguousarray(a, self.dtype).tobytes(); self._ends.append(self._ends[-1]+len(a))
     def close(self)->'Column': # Itself
@@ -67,8 +67,8 @@ class Column:
     def __len__(self): return len(self.ends)-1
     def __getitem__(self, k:int)->np.ndarray: return self.data[self.ends[k]:self.ends[k+1]]
     def take(self,
-        at # Rows (m,)
-    ):     # What is in them, end to end, and the length of each (m,)
+        at:np.ndarray|list # Rows (m,)
+    )->tuple:              # What is in them, end to end, and the length of each (m,)
         "Some of the rows"
         at = np.asarray(at, np.int64); parts = [self.data[a:b] for a,b in zip(self.ends[at], self.ends[at+1])]
         return np.concatenate(parts) if parts else self.data[:0],self.ends[at+1]-self.ends[at]
@@ -85,7 +85,7 @@ class Narratives:
         self.rows,self.at = np.zeros(1, np.int64),np.zeros(0, np.int64)
     def add(self,
         n:Narrative # The next one
-    ):
+    )->None:
         "Put a narrative at the end; `close` will say whose it is"
         s = [np.asarray(p, float).reshape(-1,3) for p in n.strokes if len(p)]
         p = np.concatenate(s) if s else np.zeros((0,3)); joined = np.ones(len(p), bool)
@@ -97,9 +97,9 @@ class Narratives:
                    xy=np.clip(np.rint(p[:,:2]*1e4), -32767, 32767), t=p[:,2], joined=joined)
         for k,v in row.items(): self.cols[k].add(v)
     def close(self,
-        rows,            # For each narrative the number of its image (m,)
-        n:int=None,      # Number of images; by default one more than the last that is named
-    )->'Narratives':     # Itself
+        rows:np.ndarray|list, # For each narrative the number of its image (m,)
+        n:int=None,           # Number of images; by default one more than the last that is named
+    )->'Narratives':          # Itself
         "After the last one: deal them out to the images"
         for c in self.cols.values(): c.close()
         rows = np.asarray(rows, np.int64); self.at = np.argsort(rows, kind='stable')
@@ -109,7 +109,7 @@ class Narratives:
 # %% ../../nbs/23_data.narratives.ipynb #cfb1a7cb
 @patch(cls_method=True)
 def of(cls:Narratives,
-    lists, # For each image a list of `Narrative`
+    lists:'Iterable[list]', # For each image a list of `Narrative`
 )->Narratives:
     "Narratives from memory"
     self,rows,n = cls(),[],0
@@ -133,7 +133,7 @@ def nbytes(self:Narratives)->int:
     return sum(c.data.nbytes+c.ends.nbytes for c in self.cols.values())
 @patch
 def subset(self:Narratives,
-    idx, # Images to keep, in their new order
+    idx:np.ndarray|list|range, # Images to keep, in their new order
 )->Narratives:
     "The narratives of these images; nothing is copied but their numbers"
     at,n = rows_at(self.rows, idx); new = copy.copy(self)
@@ -169,8 +169,8 @@ def texts(self:Narratives)->TextBuffer: # A row for each image
 
 # %% ../../nbs/23_data.narratives.ipynb #65bafa38
 def narratives_of(
-    source, # A `Source`, or records
-)->Narratives: # A row for each image
+    source:'Source|Iterable[Record]', # A `Source`, or records
+)->Narratives:                        # A row for each image
     "The narratives that a source has, or those of its records; none where a record has none"
     had = getattr(source, 'narratives', None)
     return Narratives.of([r.narrative] if r.narrative is not None else [] for r in source) if had is None else had

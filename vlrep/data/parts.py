@@ -46,10 +46,10 @@ def _ranks(seed, name, m):
 
 # %% ../../nbs/22a_data.parts.ipynb #85e5418c
 def thumbnails(
-    src:Source,   # Images
-    side:int=12,  # Points along each side
+    src:Source,    # Images
+    side:int=12,   # Points along each side
     chunk:int=256, # Images at a time
-):                # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
+)->tuple:          # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
     "A small picture of each image, to compare, and a hash of its pixels"
     out,codes = [],[]
     for a in progress(range(0, len(src), chunk), label='thumbnails'):

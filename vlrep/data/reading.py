@@ -22,12 +22,12 @@ class ReadCaptions:
     ): self.tok,self.max_len,self.substring = tok,max_len,substring
     def check(self,
         source:Source # What will be read
-    ):
+    )->None:
         "A `ValueError` if there is an image without a caption"
         if source.captions is None: raise ValueError(f'{source.name}: has no captions; use tok=None')
         mute = np.flatnonzero(source.captions.counts() == 0)
         if len(mute): raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is {source.ids[mute[0]]}')
-    def texts(self, source, rows, when, seed, flip)->list:
+    def texts(self, source:Source, rows:np.ndarray, when:int|str, seed:int, flip:np.ndarray)->list:
         "The caption of each row"
         c = source.captions; first = c.rows[rows]; u = chances(rows, seed, 'caption', when)
         at = first + (u*(c.rows[rows+1]-first)).astype(np.int64)

@@ -17,12 +17,12 @@ from .narratives import *
 
 # %% ../../nbs/23b_data.tell.ipynb #fbacd26c
 def cut_windows(
-    parts,           # Arrays that run along the texts, text after text (n,...)
-    fills,           # For each, what stands where there is nothing
-    lens:np.ndarray, # How many places each text has (b,), their sum is n
-    draw:np.ndarray, # A number in [0,1) for each text (b,): where its window begins
-    most:int,        # Places a window has; shorter texts stay whole
-):                   # For each part its windows (b,s,...), and the length of each (b,)
+    parts:tuple|list, # Arrays that run along the texts, text after text (n,...)
+    fills:tuple|list, # For each, what stands where there is nothing
+    lens:np.ndarray,  # How many places each text has (b,), their sum is n
+    draw:np.ndarray,  # A number in [0,1) for each text (b,): where its window begins
+    most:int,         # Places a window has; shorter texts stay whole
+)->tuple:             # For each part its windows (b,s,...), and the length of each (b,)
     "The same window out of every part, one for each text"
     size = np.minimum(lens, most); first = (draw*(lens-size+1)).astype(np.int64); col = np.arange(size.max())
     real = col < size[:,None]; at = (np.cumsum(lens)-lens+first)[:,None] + col; out = []
@@ -98,14 +98,14 @@ class Tell:
         self._captions = ReadCaptions(tok, max_len, substring)
     def check(self,
         source:Source # What will be read
-    ):
+    )->None:
         "A `ValueError` if there is an image of which nobody tells"
         if source.narratives is None: return self._captions.check(source)
         mute = np.flatnonzero(source.narratives.counts() == 0)
         if len(mute): raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no narrative, '
                                        f'the first is {source.ids[mute[0]]}')
     def which(self,
-        told:Narratives, rows:np.ndarray, when, seed:int, # As for the call
+        told:Narratives, rows:np.ndarray, when:int|str, seed:int, # As for the call
     )->np.ndarray: # An entry of `told.at` for each row (b,)
         "The narrative of each image"
         first,n = told.rows[rows],told.rows[rows+1]-told.rows[rows]
@@ -117,7 +117,7 @@ def pieces(self:Tell,
     texts:list,       # Of each sample (b)
     times:np.ndarray, # Start and end of each word in seconds, sample after sample (w,2); 0 and -1 if it has none
     draw:np.ndarray,  # A number in [0,1) for each sample (b,): where its window begins
-):                    # Padded pieces (b,s), their number (b,), start and end of each (b,s,2)
+)->tuple:             # Padded pieces (b,s), their number (b,), start and end of each (b,s,2)
     "A window out of [SOS], the pieces of the words, [EOS], each with the time of its word"
     words = [t.split() for t in texts]; n = np.array([len(l)+2 for l in words]); ends = n.cumsum()
     cut = self.tok.encode([w for l in words for w in l], 1 << 30)               # each between its own [SOS] and [EOS]

@@ -73,8 +73,8 @@ class Tokenizer:
 # %% ../../nbs/20_data.tokenize.ipynb #d06b68e2
 @patch(cls_method=True)
 def train(cls:Tokenizer,
-    texts,               # Captions; any iterable of strings
-    vocab:int=10000,     # Most pieces, the special ones included (VirTex sec. 3)
+    texts:'Iterable[str]', # Captions; any iterable of strings
+    vocab:int=10000,       # Most pieces, the special ones included (VirTex sec. 3)
     pad_is_unk:bool=False, # Pad with the id of unknown pieces, as VirTex's code does
 )->Tokenizer:
     "Learn the pieces from `texts`; the same texts give the same bytes"
@@ -94,7 +94,7 @@ def train(cls:Tokenizer,
 # %% ../../nbs/20_data.tokenize.ipynb #d9398254
 @patch
 def encode(self:Tokenizer,
-    texts,              # A caption or a list of captions
+    texts:str|list,     # A caption or a list of captions
     max_len:int=30,     # Most ids, [SOS] and [EOS] included (VirTex code)
     keep_eos:bool=True, # Keep [EOS] when a caption is cut; False is what VirTex's code does
 )->list:                # A list of ids for each caption; for a single caption, its list
@@ -111,8 +111,8 @@ def encode(self:Tokenizer,
 # %% ../../nbs/20_data.tokenize.ipynb #9092b9d3
 @patch
 def decode(self:Tokenizer,
-    ids, # Ids (s,): a list or a tensor; what follows [EOS] is ignored
-)->str:  # Their text
+    ids:list|torch.Tensor, # Ids (s,): a list or a tensor; what follows [EOS] is ignored
+)->str:                    # Their text
     "Ids back to text, without the special pieces"
     ids = [int(i) for i in ids]
     if self.eos in ids: ids = ids[:ids.index(self.eos)]
@@ -122,9 +122,9 @@ def decode(self:Tokenizer,
 
 # %% ../../nbs/20_data.tokenize.ipynb #f52f71c4
 def pad_tokens(
-    lists,      # Lists of ids
+    lists:list, # Lists of ids
     pad:int,    # What fills the rest
-):              # Ids (b,s) and lengths (b,), int64, s = longest list
+)->tuple:       # Ids (b,s) and lengths (b,), int64, s = longest list
     "Lists of unequal length as one rectangle"
     lens = np.array([len(l) for l in lists], np.int64)
     tok = np.full((len(lists), max(lens, default=0)), pad, np.int64)
@@ -134,14 +134,14 @@ def pad_tokens(
 # %% ../../nbs/20_data.tokenize.ipynb #e5e9a559
 @patch
 def save(self:Tokenizer,
-    path, # Where to
-):
+    path:FilePath, # Where to
+)->None:
     "Write the tokenizer, whole or not at all"
     with atomic_file(path) as new: new.write_bytes(self.model)
 
 @patch(cls_method=True)
 def load(cls:Tokenizer,
-    path, # What `save` wrote, or the SentencePiece model of a VirTex run
+    path:FilePath, # What `save` wrote, or the SentencePiece model of a VirTex run
 )->Tokenizer:
     "Read a tokenizer; a `ValueError` names a file that is missing or damaged"
     path = Path(path)

@@ -114,7 +114,7 @@ def _sides(trace, span, grid, how):
 def render_traces(
     trace:Tensor,         # x, y as parts of the view, t in seconds, 1. if the pen drew from the point before (b,n,4)
     span:Tensor,          # When each piece was said, start and end in seconds; start > end: at no time (b,s,2)
-    grid,                 # Cells a side, or (h,w), at most 256
+    grid:int|tuple,       # Cells a side, or (h,w), at most 256
     how:str='polyline',   # What a trace covers, one of `HOW`
 )->Tensor:                # Which cells each piece's part of the trace covers, bool (b,s,h,w)
     "The part of the trace that belongs to each piece, as a mask (LocTex sec. 3.4); t <= -1e6 is padding"

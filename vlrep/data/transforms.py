@@ -56,12 +56,12 @@ def resize_crop(
 
 # %% ../../nbs/21_data.transforms.ipynb #84fd3c1d
 def crop_boxes(
-    hw:Tensor,          # Height and width of each image (b,2)
-    gen:torch.Generator, # Where the numbers come from, on the CPU
-    scale=(.2,1.),      # Area of the crop, as part of the image (VirTex sec. 3)
-    ratio=(3/4,4/3),    # Width over height (VirTex code)
-    tries:int=10,       # Boxes drawn for each image
-)->Tensor:              # top, left, height, width (b,4) int64, on the CPU
+    hw:Tensor,             # Height and width of each image (b,2)
+    gen:torch.Generator,   # Where the numbers come from, on the CPU
+    scale:tuple=(.2,1.),   # Area of the crop, as part of the image (VirTex sec. 3)
+    ratio:tuple=(3/4,4/3), # Width over height (VirTex code)
+    tries:int=10,          # Boxes drawn for each image
+)->Tensor:                 # top, left, height, width (b,4) int64, on the CPU
     "Random boxes as torchvision's `RandomResizedCrop` draws them"
     h,w = hw.cpu().double()[:,None].unbind(-1); u = torch.rand(len(hw), tries, 4, generator=gen, dtype=torch.float64)
     area = h*w*(scale[0] + u[...,0]*(scale[1]-scale[0]))
@@ -101,7 +101,7 @@ _grey = .2989,.587,.114                                                   # torc
 def jitter(
     x:Tensor,       # Colours in [0,1] (b,3,h,w), changed in place
     factors:Tensor, # Brightness, contrast, saturation (1 = as it is) and hue (0 = as it is) for each image (b,4)
-    order=(0,1,2,3), # In which order the four are done
+    order:tuple|list=(0,1,2,3), # In which order the four are done
 )->Tensor:          # (b,3,h,w)
     "Change the colours of each image by its own factors: torchvision's four `adjust_...` functions"
     r,g,b = _grey
@@ -157,9 +157,9 @@ def _finish(x, mean, std):
     return x.contiguous(memory_format=torch.channels_last)
 
 def denormalise(
-    img:Tensor,          # Normalised images (b,3,h,w)
-    mean=IMAGENET[0], std=IMAGENET[1], # As in the transform
-)->Tensor:               # uint8 (b,3,h,w)
+    img:Tensor, # Normalised images (b,3,h,w)
+    mean:tuple=IMAGENET[0], std:tuple=IMAGENET[1], # As in the transform
+)->Tensor:      # uint8 (b,3,h,w)
     "Pixels to look at"
     m,s = (torch.tensor(v, device=img.device).view(3,1,1) for v in (mean,std))
     return ((img.float()*s+m)*255).round().clamp(0,255).byte()
@@ -183,8 +183,8 @@ class Augment:
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > .5: raise ValueError(f'jitter={jitter}: four, not below 0, hue at most .5')
     def draw(self,
         hw:Tensor, # Height and width of each image (b,2)
-        key,       # What the draw depends on, e.g. (seed, step, rank)
-    ):             # Boxes (b,4), colour factors (b,4), order of the colour changes
+        key:tuple, # What the draw depends on, e.g. (seed, step, rank)
+    )->tuple:      # Boxes (b,4), colour factors (b,4), order of the colour changes
         "All that is random about a batch"
         gen = torch_rng('augment', *key); b = len(hw)
         boxes = crop_boxes(hw, gen, self.scale, self.ratio)

@@ -16,8 +16,8 @@ from .tell import *
 
 # %% ../../nbs/23d_data.truth.ipynb #6ff72559
 def thing_maps(
-    source, # A `Source` whose records have masks
-)->dict:    # `things` uint8 (n,S,S): 0 for no thing, k+1 for object k; a label for `Source.annotate`
+    source:Source, # A `Source` whose records have masks
+)->dict:           # `things` uint8 (n,S,S): 0 for no thing, k+1 for object k; a label for `Source.annotate`
     "Which object each pixel shows; a `ValueError` names an image without masks"
     def one(r):
         if r.masks is None: raise ValueError(f'{source.name}: {r.id} has no masks, which oracle masks are made of')
@@ -27,7 +27,7 @@ def thing_maps(
 # %% ../../nbs/23d_data.truth.ipynb #27a77ce2
 class TellTruth(Tell):
     "As `Tell`, and what each piece is about: `about` (b,s), the number of an object, or -1"
-    def check(self, source):
+    def check(self, source:Source)->None:
         "A `ValueError` if it is not known what the utterances are about, or where the things are"
         super().check(source); told = source.narratives
         if told is None or 'things' not in source.labels: raise ValueError(f'{source.name}: oracle masks need narratives and the outlines of things (`thing_maps`)')
@@ -42,10 +42,10 @@ class TellTruth(Tell):
 
 # %% ../../nbs/23d_data.truth.ipynb #591013d0
 def thing_masks(
-    things:Tensor, # Which object each pixel of the view shows, 0 for none (b,S,S)
-    about:Tensor,  # Which object each piece is about, -1 for none (b,s)
-    grid,          # Cells a side, or (h,w)
-)->Tensor:         # bool (b,s,h,w)
+    things:Tensor,  # Which object each pixel of the view shows, 0 for none (b,S,S)
+    about:Tensor,   # Which object each piece is about, -1 for none (b,s)
+    grid:int|tuple, # Cells a side, or (h,w)
+)->Tensor:          # bool (b,s,h,w)
     "The cells that each piece's thing covers"
     n = max(1, int(things.max())); k = torch.arange(1, n+1, device=things.device, dtype=things.dtype)
     cover = F.adaptive_avg_pool2d((things[:,None] == k[:,None,None]).float(), grid)

@@ -33,8 +33,8 @@ class ObjectTable:
         objects = [dict(category=n, box=tuple(b), **{self.flag: f}) for n,b,f in each]
         return Record(self.ids[i], tags=sorted(set(names)), boxes=self.boxes[s].copy(), objects=objects)
     def hot(self,
-        flagged=None # Only objects whose flag has this value; None = all
-    )->np.ndarray:   # (n,k) bool
+        flagged:bool=None # Only objects whose flag has this value; None = all
+    )->np.ndarray:        # (n,k) bool
         "Which categories each image has"
         use = np.ones(len(self.cats), bool) if flagged is None else self.flags == flagged
         out = np.zeros((len(self.ids),len(self.names)), bool)
@@ -44,8 +44,8 @@ class ObjectTable:
 
 # %% ../../nbs/26_data.voc.ipynb #f4af35ad
 def read_voc_xml(
-    path, # A file of `Annotations`
-)->list:  # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult)
+    path:FilePath, # A file of `Annotations`
+)->list:           # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult)
     "The objects of one photo; a `ValueError` names a file that cannot be understood"
     try: top = ElementTree.parse(path).getroot()
     except (ElementTree.ParseError, OSError) as e: raise ValueError(f'{path}: damaged or missing ({e})') from e
@@ -113,7 +113,7 @@ def _boxes(folder, ids, names):
 
 # %% ../../nbs/26_data.voc.ipynb #4f2d7212
 def read_voc(
-    root='VOCdevkit/VOC2007', # The folder that holds JPEGImages, ImageSets/Main and mostly Annotations
+    root:FilePath='VOCdevkit/VOC2007', # The folder that holds JPEGImages, ImageSets/Main and mostly Annotations
     split:str='trainval', # trainval, train, val or test
     size:int=256,         # Images are fitted into squares of this side
     keep:float=2e9,       # Keep decoded images if all fit into so many bytes
@@ -153,13 +153,13 @@ def _voc_xml(name, img, objects):
 
 # %% ../../nbs/26_data.voc.ipynb #ed1d5e70
 def write_voc(
-    records,              # Records with objects: dicts with `category`, `box`, and `difficult` if known
-    root,                 # A folder, e.g. VOCdevkit/VOC2007; it may hold other splits
-    split:str='trainval', # trainval, train, val or test
-    classes=None,         # Names of all classes; by default those that are met
-    small:float=.06,      # An object that covers less of the picture is difficult, if its record does not say
-    quality:int=90,       # Of the JPEG files
-)->int:                   # How many were written
+    records:'Iterable[Record]', # Records with objects: dicts with `category`, `box`, and `difficult` if known
+    root:FilePath,              # A folder, e.g. VOCdevkit/VOC2007; it may hold other splits
+    split:str='trainval',       # trainval, train, val or test
+    classes:list=None,          # Names of all classes; by default those that are met
+    small:float=.06,            # An object that covers less of the picture is difficult, if its record does not say
+    quality:int=90,             # Of the JPEG files
+)->int:                         # How many were written
     "Write records as a split of a VOC folder"
     seen = {}
     def hard(o): x0,y0,x1,y1 = o['box']; return bool(o.get('difficult', (x1-x0)*(y1-y0) < small))
