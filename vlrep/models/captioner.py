@@ -52,17 +52,17 @@ def look(self:CaptionReader,
 
 @patch
 def read(self:CaptionReader,
-    vis:Tensor, # From `look` (b,n,d)
-    tok:Tensor, # Word pieces, padding last: the causal mask hides it (b,s)
-    decoder,    # One of `decoders`
-)->Tensor:      # (b,s,d)
+    vis:Tensor,        # From `look` (b,n,d)
+    tok:Tensor,        # Word pieces, padding last: the causal mask hides it (b,s)
+    decoder:nn.Module, # One of `decoders`
+)->Tensor:             # (b,s,d)
     "What the decoder thinks after each word"
     return decoder(self.embed(tok), vis)
 
 # %% ../../nbs/37_models.captioner.ipynb #a577cac3
 class Captioner(CaptionReader):
     "Predicts each next word, from the caption's start and, with a second decoder, from its end (VirTex sec. 3)"
-    def asked(self, tok, lens):
+    def asked(self, tok:Tensor, lens:Tensor)->Tensor:
         "Where in `tok` (b,s), its first column left out, a word is to be predicted (b,s-1)"
         place = torch.arange(tok.shape[1]-1, device=tok.device)
         return (place < lens[:,None]-1) & (tok[:,1:] != self.pad)
@@ -145,7 +145,7 @@ class WordClassifier(_Classifier):
     ):
         super().__init__(visual, vocab)
         self.first = first
-    def forward(self, batch):
+    def forward(self, batch:dict)->dict:
         "`logits` (b,v), and `target` (b,v), 1 for each word of the caption"
         logits = self.scores(batch['img'])
         return dict(logits=logits, target=words_in(batch['tok'], logits.shape[1], self.first))
@@ -161,6 +161,6 @@ class LabelClassifier(_Classifier):
         super().__init__(visual, len(columns))
         self.register_buffer('columns', torch.as_tensor(columns, dtype=torch.int64))
         self.key = key
-    def forward(self, batch):
+    def forward(self, batch:dict)->dict:
         "`logits` (b,k), and `target` (b,k), 1 for each label of the image"
         return dict(logits=self.scores(batch['img']), target=batch[self.key][:,self.columns].float())

@@ -23,10 +23,10 @@ def _spread(x, at, b, s):
 class EncoderLayer(nn.TransformerEncoderLayer):
     "PyTorch's encoder layer, names and numbers included, with a faster `forward`"
     def forward(self,
-        x:Tensor,   # Words (b,s,d), or with `at` the real ones alone (n,d)
-        mask=None,  # Added to the scores of attention, as `causal_mask` makes it; needed with `at`
-        at=None,    # Where in (b*s) the real words stand (n,)
-    )->Tensor:      # Like `x`
+        x:Tensor,         # Words (b,s,d), or with `at` the real ones alone (n,d)
+        mask:Tensor=None, # Added to the scores of attention, as `causal_mask` makes it; needed with `at`
+        at:Tensor=None,   # Where in (b*s) the real words stand (n,)
+    )->Tensor:            # Like `x`
         "Look around, think"
         if self.norm_first:
             x = x + self._around(self.norm1(x), mask, at)

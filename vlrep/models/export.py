@@ -128,10 +128,10 @@ print(grid.mean((2, 3)).shape)                   # (1, {features})""")
 
 # %% ../../nbs/39_models.export.ipynb #c3a51e71
 def opening_lines(
-    note:dict,   # What a user of the weights must know
-    to:str,      # One of `LAYOUTS`
-    folder='.',  # Where the files will be
-)->list:         # Lines of Python: they need the files in `folder`, and an image photo.jpg
+    note:dict,           # What a user of the weights must know
+    to:str,              # One of `LAYOUTS`
+    folder:FilePath='.', # Where the files will be
+)->list:                 # Lines of Python: they need the files in `folder`, and an image photo.jpg
     "The lines with which another library opens an export and computes the features of a photo"
     folder,name = Path(folder),note['architecture']
     file = folder/{'torchvision': f'{name}.pth', 'timm': 'model.safetensors', 'detectron2': f'{name}.pkl'}[to]
@@ -207,13 +207,13 @@ def _error(backbone, read, mean, std):
     return ((a-b).abs().max()/a.abs().max().clamp(min=1e-12)).item()
 
 def export_backbone(
-    backbone:Backbone, # Trained
-    folder,            # Where to; it must not exist, or be empty
-    to:str='torchvision', # torchvision, timm or detectron2
-    mean=(.485,.456,.406), # What was subtracted from red, green and blue in [0,1]
-    std=(.229,.224,.225),  # What they were then divided by
-    size:int=224,      # Side of the images it was trained with
-)->dict:               # `files`, `by` whom they were read again, the largest relative `error` then, and the lines that `open` them
+    backbone:Backbone,           # Trained
+    folder:FilePath,             # Where to; it must not exist, or be empty
+    to:str='torchvision',        # torchvision, timm or detectron2
+    mean:tuple=(.485,.456,.406), # What was subtracted from red, green and blue in [0,1]
+    std:tuple=(.229,.224,.225),  # What they were then divided by
+    size:int=224,                # Side of the images it was trained with
+)->dict:                         # `files`, `by` whom they were read again, the largest relative `error` then, and the lines that `open` them
     "Write the backbone in another project's layout, read it there, compare; a `ValueError` says what does not fit"
     if to not in LAYOUTS: raise did_you_mean('layout', to, LAYOUTS)
     folder = Path(folder); note = _note(backbone, to, mean, std, size)

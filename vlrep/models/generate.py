@@ -38,15 +38,15 @@ def _write(choose, step, vis, sos, eos, max_len, pad, never, repeat):
 
 @torch.no_grad()
 def greedy(
-    step:Callable,     # `step(vis, tok)` -> scores of the next token (b,s,v); only the last is read, (b,1,v) will do
-    vis:Tensor,        # What the captions are about (b,...)
-    sos:int,           # First token of every caption
-    eos:int,           # Token that ends one
-    max_len:int=30,    # Longest caption, `sos` and `eos` included
-    pad:int=4,         # Fills the rows that have ended
-    never=(),          # Tokens that must not be written
-    repeat=True,       # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
-)->Tensor:             # Token ids (b,s), s <= max_len
+    step:Callable,        # `step(vis, tok)` -> scores of the next token (b,s,v); only the last is read, (b,1,v) will do
+    vis:Tensor,           # What the captions are about (b,...)
+    sos:int,              # First token of every caption
+    eos:int,              # Token that ends one
+    max_len:int=30,       # Longest caption, `sos` and `eos` included
+    pad:int=4,            # Fills the rows that have ended
+    never:list|tuple=(),  # Tokens that must not be written
+    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
+)->Tensor:                # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`, always taking the likeliest token"
     return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len, pad, never, repeat)
 
@@ -66,19 +66,19 @@ def _grow(tok, score, size, done, logp, k, m, norm, eos, pad):
 # %% ../../nbs/36_models.generate.ipynb #0c074d79
 @torch.no_grad()
 def beam(
-    step:Callable,     # As for `greedy`; if it has a method `keep`, it is told after each word which beams go on
-    vis:Tensor,        # What the captions are about (b,...)
-    sos:int,           # First token of every caption
-    eos:int,           # Token that ends one
-    max_len:int=30,    # Longest caption, `sos` and `eos` included
-    pad:int=4,         # Fills the rows that have ended
-    never=(),          # Tokens that must not be written
-    repeat=True,       # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
-    beams:int=5,       # Beginnings kept alive, k (VirTex code)
-    per_node:int=2,    # Continuations that each may propose, after the first word (VirTex code)
-    norm:float=1.,     # Exponent of the length; 0 = the plain log-probability (VirTex code)
-    every:bool=False,  # All beams, best first, instead of the best?
-)->tuple:              # Token ids (b,s) and scores (b,); with `every`, (b,k,s) and (b,k)
+    step:Callable,        # As for `greedy`; if it has a method `keep`, it is told after each word which beams go on
+    vis:Tensor,           # What the captions are about (b,...)
+    sos:int,              # First token of every caption
+    eos:int,              # Token that ends one
+    max_len:int=30,       # Longest caption, `sos` and `eos` included
+    pad:int=4,            # Fills the rows that have ended
+    never:list|tuple=(),  # Tokens that must not be written
+    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
+    beams:int=5,          # Beginnings kept alive, k (VirTex code)
+    per_node:int=2,       # Continuations that each may propose, after the first word (VirTex code)
+    norm:float=1.,        # Exponent of the length; 0 = the plain log-probability (VirTex code)
+    every:bool=False,     # All beams, best first, instead of the best?
+)->tuple:                 # Token ids (b,s) and scores (b,); with `every`, (b,k,s) and (b,k)
     "Search for the caption of the highest score"
     if min(beams, per_node) < 1: raise ValueError(f'beams={beams}, per_node={per_node}: at least 1 of each is needed')
     b = len(vis); tok = torch.full((b,1,1), sos, dtype=torch.long, device=vis.device); wide = vis
@@ -116,12 +116,12 @@ def nucleus(
     eos:int,              # Token that ends one
     max_len:int=30,       # Longest caption, `sos` and `eos` included
     pad:int=4,            # Fills the rows that have ended
-    never=(),             # Tokens that must not be written
-    repeat=True,          # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
+    never:list|tuple=(),  # Tokens that must not be written
+    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
     p:float=.9,           # Draw from the likeliest tokens that have this much probability together; 1 = from all
     temperature:float=1., # Below 1 sharpens the probabilities, above 1 flattens them
     seed:int=0,           # Another seed, other captions
-    ids=None,             # Name or number of each picture, on which its draws depend (b,); 0, 1, ... by default
+    ids:list=None,        # Name or number of each picture, on which its draws depend (b,); 0, 1, ... by default
 )->Tensor:                # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis` by drawing each token from the nucleus"
     if not (0 < p <= 1 and temperature > 0):
@@ -213,7 +213,7 @@ def __call__(self:Cached,
 @patch
 def keep(self:Cached,
     parent:Tensor, # For each beam that goes on, the one it continues (b,beams)
-):
+)->None:
     "Say which beams go on: their ancestors are looked up, and no key or value is moved"
     self.mine = self.mine.gather(1, parent[...,None].expand(-1, -1, self.mine.shape[2]))
 
@@ -226,15 +226,15 @@ def decode(
     max_len:int=30,       # Longest caption, `sos` and `eos` included
     pad:int=4,            # Fills the rows that have ended
     how:str='greedy',     # greedy, beam or nucleus
-    never=(),             # Tokens that must not be written
-    repeat=True,          # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
+    never:list|tuple=(),  # Tokens that must not be written
+    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
     beams:int=5,          # beam: beginnings kept alive
     per_node:int=2,       # beam: continuations that each may propose
     norm:float=1.,        # beam: exponent of the length
     p:float=.9,           # nucleus: probability that the tokens to draw from have together
     temperature:float=1., # nucleus: below 1 sharpens
     seed:int=0,           # nucleus: another seed, other captions
-    ids=None,             # nucleus: name or number of each picture (b,)
+    ids:list=None,        # nucleus: name or number of each picture (b,)
 )->Tensor:                # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`"
     common = step,vis,sos,eos,max_len,pad,never,repeat
@@ -246,11 +246,11 @@ def decode(
 # %% ../../nbs/36_models.generate.ipynb #d2100944
 @torch.no_grad()
 def attention(
-    embed,      # A `CaptionEmbedding`
-    decoder,    # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
-    vis:Tensor, # Pictures (b,n,d)
-    tok:Tensor, # Finished captions, [SOS] first (b,s)
-)->Tensor:      # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was written
+    embed:torch.nn.Module,   # A `CaptionEmbedding`
+    decoder:torch.nn.Module, # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
+    vis:Tensor,              # Pictures (b,n,d)
+    tok:Tensor,              # Finished captions, [SOS] first (b,s)
+)->Tensor:                   # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was written
     "Which cells of the picture each layer and head looked at while each word was written"
     x = embed(tok[:,:-1]); hide = causal_mask(x.shape[1], device=tok.device) < 0; maps = []
     for l in decoder.layers:

@@ -19,8 +19,8 @@ from .visual import *
 
 # %% ../../nbs/38_models.official.ipynb #aa23b95a
 def read_state(
-    path, # A file with weights: .safetensors, or what `torch.save` wrote
-)->dict:  # Whatever is in it: tensors, and perhaps dicts of them
+    path:FilePath, # A file with weights: .safetensors, or what `torch.save` wrote
+)->dict:           # Whatever is in it: tensors, and perhaps dicts of them
     "Read weights and plain data; a `ValueError` names a file that is missing, damaged or holds code"
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{path}: no such file')
@@ -89,9 +89,9 @@ def _groups(names):
     return ', '.join(f'{h}.* ({heads.count(h)})' if f'{h}.' in ' '.join(names) else h for h in dict.fromkeys(heads))
 
 def load_backbone(
-    source,    # A file (.pth, .pt, .safetensors), or a dict of weights
-    say=print, # Told what in the file is not used; None for silence
-)->Backbone:   # In evaluation mode
+    source:FilePath|dict, # A file (.pth, .pt, .safetensors), or a dict of weights
+    say:callable=print,   # Told what in the file is not used; None for silence
+)->Backbone:              # In evaluation mode
     "Open the ResNet in a file of torchvision, MoCo, VirTex or this library; a `ValueError` names weights that do not fit"
     state,name = _weights(source)
     before = next((p for p in ('visual.cnn.','encoder_q.','visual.','') if p+'conv1.weight' in state), None)
@@ -116,8 +116,8 @@ _SHARED = tuple('textual.'+s for s in ('visual_projection.','embedding.','output
 def _theirs(k): return next((b+k[len(a):] for a,b in _PLACES if k.startswith(a)), None)
 
 def virtex_state(
-    model,  # A `Captioner`, `GapFiller`, `WordClassifier` or `LabelClassifier`
-)->dict:    # Name -> tensor
+    model:torch.nn.Module, # A `Captioner`, `GapFiller`, `WordClassifier` or `LabelClassifier`
+)->dict:                   # Name -> tensor
     "The model's weights under the names of VirTex's code; `dict(model=virtex_state(m))` is what its checkpoints hold"
     out = {_theirs(k): v for k,v in model.state_dict().items() if _theirs(k)}
     if any(k.startswith('backward_') for k in out):
@@ -134,9 +134,9 @@ def _settings(model):
     return dict(task='bicaption' if len(model.decoders) == 2 else 'forward', **out)
 
 def save_virtex(
-    model, # As for `virtex_state`
-    path,  # Where to
-):
+    model:torch.nn.Module, # As for `virtex_state`
+    path:FilePath,         # Where to
+)->None:
     "Write a checkpoint that VirTex's code can load; beside `model` it has `settings`, which `load_virtex` reads"
     state = {k: v.detach().cpu().clone() for k,v in virtex_state(model).items()}
     with atomic_file(path) as new: torch.save(dict(model=state, settings=_settings(model)), new)
@@ -188,13 +188,13 @@ def _empty_model(state, task, had, name):
 
 # %% ../../nbs/38_models.official.ipynb #aeac0155
 def load_virtex(
-    source,          # A checkpoint of VirTex's code: a file, or the dict in it
-    task:str=None,   # bicaption, forward, masked_lm, token_cls or multilabel; by default what file or weights suggest
-    norm:str=None,   # 'pre' or 'post'; by default what file or weights suggest
-    heads:int=None,  # Attention heads; by default what the file has, else width/64
-    pad:int=None,    # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown pieces
-    say=print,       # Told what had to be assumed; None for silence
-):                   # A `Captioner`, `GapFiller`, `WordClassifier` or `LabelClassifier`, in evaluation mode
+    source:FilePath|dict, # A checkpoint of VirTex's code: a file, or the dict in it
+    task:str=None,        # bicaption, forward, masked_lm, token_cls or multilabel; by default what file or weights suggest
+    norm:str=None,        # 'pre' or 'post'; by default what file or weights suggest
+    heads:int=None,       # Attention heads; by default what the file has, else width/64
+    pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown pieces
+    say:callable=print,   # Told what had to be assumed; None for silence
+)->torch.nn.Module:       # A `Captioner`, `GapFiller`, `WordClassifier` or `LabelClassifier`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
     whole,name = _opened(source); state = _weights(whole, name)[0]
     if 'textual.output.bias' not in state:
@@ -217,8 +217,8 @@ def load_virtex(
 # %% ../../nbs/38_models.official.ipynb #0e1ff5a2
 @torch.no_grad()
 def virtex_captions(
-    model,            # A `Captioner`, such as from `load_virtex`
-    img,              # Normalised images (b,3,h,w)
+    model:Captioner,  # A `Captioner`, such as from `load_virtex`
+    img:torch.Tensor, # Normalised images (b,3,h,w)
     max_words:int=30, # Most words, [EOS] included (virtex code)
     beams:int=5,      # Beginnings kept alive (virtex code)
     per_node:int=2,   # Continuations that each may propose, after the first word (virtex code)

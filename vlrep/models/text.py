@@ -53,9 +53,9 @@ class CaptionEmbedding(nn.Module):
 # %% ../../nbs/32_models.text.ipynb #4b9a003b
 def causal_mask(
     s:int,            # Tokens
-    lens=None,        # Real tokens in each caption (b,); None = all
+    lens:Tensor=None, # Real tokens in each caption (b,); None = all
     causal:bool=True, # Hide the future?
-    device=None,      # Where to make it
+    device:str|torch.device=None, # Where to make it
 )->Tensor:            # 0 where a token (row) may look at another (column), else -inf: (s,s), or (b,1,s,s) with `lens`
     "What a token may look at: nothing after itself, and no padding"
     i = torch.arange(s, device=device)
@@ -65,12 +65,12 @@ def causal_mask(
 
 # %% ../../nbs/32_models.text.ipynb #4ac47a00
 def attend(
-    q:Tensor,       # Queries (b,heads,s,d/heads)
-    k:Tensor,       # Keys (b,heads,n,d/heads)
-    v:Tensor,       # Values, like `k`
-    mask=None,      # Added to the scores, broadcast to (b,heads,s,n)
-    p:float=0.,     # Dropout on the attention weights
-)->Tensor:          # (b,heads,s,d/heads)
+    q:Tensor,         # Queries (b,heads,s,d/heads)
+    k:Tensor,         # Keys (b,heads,n,d/heads)
+    v:Tensor,         # Values, like `k`
+    mask:Tensor=None, # Added to the scores, broadcast to (b,heads,s,n)
+    p:float=0.,       # Dropout on the attention weights
+)->Tensor:            # (b,heads,s,d/heads)
     "Scaled dot-product attention"
     if mask is not None: mask = mask.to(q.dtype)
     if q.device.type != 'cpu': return F.scaled_dot_product_attention(q, k, v, mask, p)
@@ -100,10 +100,10 @@ class DecoderLayer(nn.TransformerDecoderLayer):
     def _think(self, x): return self._drop(self.linear2(self._drop(F.gelu(self.linear1(x)))))
 
     def forward(self,
-        x:Tensor,   # Caption (b,s,d)
-        vis:Tensor, # Picture (b,n,d)
-        mask=None,  # As `causal_mask` makes it
-    )->Tensor:      # (b,s,d)
+        x:Tensor,         # Caption (b,s,d)
+        vis:Tensor,       # Picture (b,n,d)
+        mask:Tensor=None, # As `causal_mask` makes it
+    )->Tensor:            # (b,s,d)
         "Look back, look at the picture, think"
         if self.norm_first:
             x = x + self._lookback(self.norm1(x), mask)
@@ -135,7 +135,7 @@ class Decoder(nn.Module):
     def forward(self,
         x:Tensor,         # Embedded caption (b,s,d)
         vis:Tensor,       # Projected cells of the grid (b,n,d)
-        lens=None,        # Real tokens in each caption (b,); None = all
+        lens:Tensor=None, # Real tokens in each caption (b,); None = all
         causal:bool=True, # Hide the future? `False` is for masked language modelling
     )->Tensor:            # (b,s,d)
         "What the decoder has to say after each token"
@@ -155,10 +155,10 @@ def reverse_captions(
 # %% ../../nbs/32_models.text.ipynb #c5722592
 @torch.no_grad()
 def init_weights(
-    module:nn.Module, # Embedding, decoder, projection, ...
-    std=.02,          # Standard deviation, or 'fan_in' for one over the root of the number of inputs
-    generator=None,   # A `torch.Generator`; None draws from PyTorch's global one
-)->nn.Module:         # The same module
+    module:nn.Module,               # Embedding, decoder, projection, ...
+    std:float|str=.02,              # Standard deviation, or 'fan_in' for one over the root of the number of inputs
+    generator:torch.Generator=None, # A `torch.Generator`; None draws from PyTorch's global one
+)->nn.Module:                       # The same module
     "Normal weights for linear, attention and embedding layers, zero for padding; biases stay as PyTorch made them"
     if isinstance(std, str) and std != 'fan_in': raise ValueError(f"std: a number or 'fan_in' is needed, got {std!r}")
     def fill(w): w.normal_(0, w.shape[1]**-.5 if std == 'fan_in' else std, generator=generator)

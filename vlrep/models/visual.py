@@ -55,8 +55,8 @@ class Backbone(nn.Module):
 @patch
 @torch.no_grad()
 def init_weights(self:Backbone,
-    generator=None, # A `torch.Generator`; None draws from PyTorch's global one
-):
+    generator:torch.Generator=None, # A `torch.Generator`; None draws from PyTorch's global one
+)->None:
     "Start anew: He initialisation, and residual branches that add nothing yet"
     for m in self.modules():
         if isinstance(m, nn.Conv2d):
@@ -145,10 +145,10 @@ def resnet(
 
 # %% ../../nbs/31_models.visual.ipynb #36da4a5b
 def small_resnet(
-    width:int=16,      # Channels of the first stage; the grid has 8 times as many
-    blocks=(1,1,1,1),  # Blocks in each of the four stages
-    **kw               # `stem`, `channels_last`, `autocast`
-)->Backbone:           # Grid of stride 8: 48 pixels become 6 x 6
+    width:int=16,           # Channels of the first stage; the grid has 8 times as many
+    blocks:tuple=(1,1,1,1), # Blocks in each of the four stages
+    **kw                    # `stem`, `channels_last`, `autocast`
+)->Backbone:                # Grid of stride 8: 48 pixels become 6 x 6
     "A ResNet for pictures of 32 to 96 pixels"
     return Backbone(BasicBlock, blocks, width=width, strides=(1,2,2,1), pool=False, **kw)
 
