@@ -97,10 +97,10 @@ def _prepare(said, refs):
 
 # %% ../nbs/42_caption_metrics.ipynb #12338f6a
 def cider_d(
-    said,             # One caption for each image
-    refs,             # `References`, or lists of captions
-    sigma:float=6.,   # Width of the length penalty, in words
-)->np.ndarray:        # Of each image (n,), from 0 to 10; the mean is the score of the set
+    said:list,            # One caption for each image
+    refs:References|list, # `References`, or lists of captions
+    sigma:float=6.,       # Width of the length penalty, in words
+)->np.ndarray:            # Of each image (n,), from 0 to 10; the mean is the score of the set
     "CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
     refs,word,lens = _prepare(said, refs); total = np.zeros(len(refs.owner))
     for n,(key,times) in enumerate(_ngrams(word, lens, refs.tables)):
@@ -116,9 +116,9 @@ def cider_d(
 
 # %% ../nbs/42_caption_metrics.ipynb #a2414c4e
 def bleu_counts(
-    said,         # One caption for each image
-    refs,         # `References`, or lists of captions
-)->np.ndarray:    # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
+    said:list, # One caption for each image
+    refs:References|list, # `References`, or lists of captions
+)->np.ndarray: # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
     "What BLEU counts; of two references equally near in length, the shorter"
     refs,word,lens = _prepare(said, refs); out = np.zeros((refs.n,10))
     for n,(key,times) in enumerate(_ngrams(word, lens, refs.tables)):
@@ -130,8 +130,8 @@ def bleu_counts(
     return out
 
 def bleu(
-    counts,      # From `bleu_counts`: of an image, of their sum, or of many weighted sums (...,10)
-)->np.ndarray:   # BLEU-1 to BLEU-4 (...,4)
+    counts:np.ndarray, # From `bleu_counts`: of an image, of their sum, or of many weighted sums (...,10)
+)->np.ndarray:         # BLEU-1 to BLEU-4 (...,4)
     "BLEU of these counts (Papineni et al. 2002, sec. 2.3); never quite 0 without hits, as in the COCO caption code"
     c = np.asarray(counts, float); n = np.arange(1, 5)
     ratio = (c[...,8]+1e-15)/(c[...,9]+1e-9)
@@ -154,10 +154,10 @@ def _square(word, lens, which, fill):
     return np.where(i < lens[which,None], np.append(word, 0)[at], fill)
 
 def rouge_l(
-    said,             # One caption for each image
-    refs,             # `References`, or lists of captions
-    beta:float=1.2,   # Weight of recall against precision
-)->np.ndarray:        # Of each image (n,), from 0 to 1; the mean is the score of the set
+    said:list,            # One caption for each image
+    refs:References|list, # `References`, or lists of captions
+    beta:float=1.2,       # Weight of recall against precision
+)->np.ndarray:            # Of each image (n,), from 0 to 1; the mean is the score of the set
     "ROUGE-L (Lin 2004, sec. 3.1; best precision and best recall over the references, as in the COCO caption code)"
     refs,word,lens = _prepare(said, refs); both = np.zeros(len(refs.owner)); mine = lens[refs.owner]
     order = np.argsort(np.maximum(mine, refs.lens), kind='stable')
@@ -168,9 +168,9 @@ def rouge_l(
 
 # %% ../nbs/42_caption_metrics.ipynb #314c0146
 def judge_captions(
-    said,  # One caption for each image
-    refs,  # `References`, or lists of captions
-)->dict:   # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as they print them)
+    said:list,            # One caption for each image
+    refs:References|list, # `References`, or lists of captions
+)->dict:                  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as they print them)
     "All the numbers of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs); said = list(said)
     return {**{f'BLEU-{i+1}': float(v) for i,v in enumerate(bleu(bleu_counts(said, refs).sum(0)))},

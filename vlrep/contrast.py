@@ -28,7 +28,7 @@ def info_nce(
     tau:float=.1,                # Temperature: cosines are divided by it
     direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
     include_positive:bool=False, # Does the own caption stand in the denominator too? The paper prints no, InfoNCE says yes
-    gather=None,                 # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives from all processes
+    gather:callable=None,        # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives from all processes
     group:int=0,                 # Negatives only from the same group of so many consecutive pairs; 0 = from all
 )->tuple:                        # Total nats (), number of pairs ()
     "Cosine InfoNCE of pictures and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"

@@ -33,10 +33,10 @@ def _ap(score, label, w):
 
 # %% ../nbs/41_metrics.ipynb #0751ba8a
 def average_precision(
-    scores,       # Higher means more likely: (n,) for one class, (n,k) for k
-    labels,       # 1 or 0, shaped like `scores`
-    weights=None, # How often each item counts: (n,), or (draws,n) for many countings at once
-)->np.ndarray:    # (), or (k,) for k classes; (draws,) or (draws,k) for many countings; NaN where nothing is positive
+    scores:'np.ndarray|torch.Tensor|list',       # Higher means more likely: (n,) for one class, (n,k) for k
+    labels:'np.ndarray|torch.Tensor|list',       # 1 or 0, shaped like `scores`
+    weights:'np.ndarray|torch.Tensor|list'=None, # How often each item counts: (n,), or (draws,n) for many countings at once
+)->np.ndarray:                                   # (), or (k,) for k classes; (draws,) or (draws,k) for many countings; NaN where nothing is positive
     "Average precision as scikit-learn defines it, ties included, for many classes and many weightings"
     scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
     if scores.shape != labels.shape or scores.ndim not in (1,2):
@@ -52,10 +52,10 @@ def average_precision(
 
 # %% ../nbs/41_metrics.ipynb #29109598
 def mean_ap(
-    scores,       # (n,k)
-    labels,       # 1 or 0 (n,k)
-    weights=None, # As in `average_precision`
-)->tuple:         # Mean over the classes that have a positive, and their number; arrays if there are many countings
+    scores:'np.ndarray|torch.Tensor|list',       # (n,k)
+    labels:'np.ndarray|torch.Tensor|list',       # 1 or 0 (n,k)
+    weights:'np.ndarray|torch.Tensor|list'=None, # As in `average_precision`
+)->tuple:                                        # Mean over the classes that have a positive, and their number; arrays if there are many countings
     "Mean average precision over the classes that occur, and their number"
     ap = average_precision(scores, labels, weights)
     n = (~np.isnan(ap)).sum(-1)
@@ -64,9 +64,9 @@ def mean_ap(
 
 # %% ../nbs/41_metrics.ipynb #cb980cd2
 def correct(
-    scores,     # A score for each class (n,c)
-    labels,     # The right class (n,)
-)->np.ndarray:  # 1. where the highest score is the right class, else 0. (n,)
+    scores:'np.ndarray|torch.Tensor|list', # A score for each class (n,c)
+    labels:'np.ndarray|torch.Tensor|list', # The right class (n,)
+)->np.ndarray:                             # 1. where the highest score is the right class, else 0. (n,)
     "Which items were answered right"
     scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
@@ -74,23 +74,23 @@ def correct(
     return (scores.argmax(1) == labels).astype(float)
 
 def top1(
-    scores, # A score for each class (n,c)
-    labels, # The right class (n,)
-)->float:   # Share answered right
+    scores:'np.ndarray|torch.Tensor|list', # A score for each class (n,c)
+    labels:'np.ndarray|torch.Tensor|list', # The right class (n,)
+)->float:                                  # Share answered right
     "Top-1 accuracy"
     return float(correct(scores, labels).mean())
 
 # %% ../nbs/41_metrics.ipynb #eb6f91b3
 def chance_ap(
-    labels,     # 1 or 0 (n,) or (n,k)
-)->np.ndarray:  # () or (k,)
+    labels:'np.ndarray|torch.Tensor|list', # 1 or 0 (n,) or (n,k)
+)->np.ndarray:                             # () or (k,)
     "Average precision of somebody who gives every item the same score: the share of positives"
     return _array(labels, 'labels').mean(0)
 
 def chance_top1(
-    train, # Classes in training (n,)
-    test,  # Classes asked for (m,)
-)->float:  # Share answered right
+    train:'np.ndarray|torch.Tensor|list', # Classes in training (n,)
+    test:'np.ndarray|torch.Tensor|list',  # Classes asked for (m,)
+)->float:                                 # Share answered right
     "Accuracy of somebody who always answers what was most frequent in training"
     seen,n = np.unique(_array(train, 'train'), return_counts=True)
     return float((_array(test, 'test') == seen[n.argmax()]).mean())
@@ -105,7 +105,7 @@ def draw_counts(
     return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1/n), size=draws).astype(float)
 
 def bootstrap(
-    stat,            # A value for each item (n,), whose mean is meant; or a function of weights (draws,n) -> (draws,)
+    stat:'np.ndarray|torch.Tensor|list|callable', # A value for each item (n,), whose mean is meant; or a function of weights (draws,n) -> (draws,)
     n:int=None,      # Number of items, if `stat` is a function
     draws:int=500,   # How many times the items are drawn anew
     seed:int=0,      # The same seed gives the same draws, so that two models can be compared on each
@@ -121,9 +121,9 @@ def bootstrap(
 
 # %% ../nbs/41_metrics.ipynb #c304aa20
 def caption_nouns(
-    pred, # Things each caption names: a list of sets
-    true, # Things in each picture: a list of sets
-)->dict:  # precision and recall (0 where nothing was said, or nothing is there), the counts behind them, and n
+    pred:list, # Things each caption names: a list of sets
+    true:list, # Things in each picture: a list of sets
+)->dict:       # precision and recall (0 where nothing was said, or nothing is there), the counts behind them, and n
     "How many of the things named are there, and how many of the things there are named"
     pred,true = list(map(set, pred)),list(map(set, true))
     if len(pred) != len(true): raise ValueError(f'{len(pred)} captions for {len(true)} pictures')

@@ -17,9 +17,9 @@ def _overlap(cells, pixels, like):
     return part.float().to(like.device)
 
 def cell_cover(
-    mask:Tensor, # Where the thing is, bool (n,H,W)
-    grid,        # Cells a side, or (h,w)
-)->Tensor:       # Part of each cell that the mask covers, 0 to 1 (n,h,w)
+    mask:Tensor,    # Where the thing is, bool (n,H,W)
+    grid:int|tuple, # Cells a side, or (h,w)
+)->Tensor:          # Part of each cell that the mask covers, 0 to 1 (n,h,w)
     "A mask at the resolution of a grid, whatever the two sizes are"
     if mask.ndim != 3: raise ValueError(f'mask {tuple(mask.shape)} must be (n,H,W)')
     h,w = (grid,grid) if isinstance(grid, int) else grid
