@@ -26,13 +26,13 @@ class Schedule(Rule):
     def __init__(self,
         factor, # Function of the number of steps done, see `vlrep.schedule`
     ): self.factor = factor
-    def before_fit(self):
+    def before_fit(self)->None:
         self.run = training(self.learn)
         if not self.run: return
         self.base = [h['lr'] for h in self.opt.hypers]; self._set(max(self.learn.steps.done-1, 0))
     def _set(self, step): self.opt.set_hyper('lr', [b*self.factor(step) for b in self.base])
-    def before_batch(self): self._set(self.learn.steps.done)
-    def restore(self):
+    def before_batch(self)->None: self._set(self.learn.steps.done)
+    def restore(self)->None:
         if self.base: self.opt.set_hyper('lr', self.base)
         self.base = None
 
@@ -43,7 +43,7 @@ class Clip(Rule):
     def __init__(self,
         max_norm:float=10., # Longest gradient let through (virtex code: 10)
     ): self.max_norm = max_norm
-    def before_step(self):
+    def before_step(self)->None:
         ps = [p for g in self.opt.param_groups for p in g['params']]
         self.norm = torch.nn.utils.clip_grad_norm_(ps, self.max_norm)
 
@@ -55,17 +55,17 @@ class Randomness(Rule):
         seed:int,   # Of the run
         rank:int=0, # Of this process
     ): self.seed,self.rank = seed,rank
-    def before_fit(self):
+    def before_fit(self)->None:
         device = next(self.model.parameters()).device; self.kind = device.type; cuda = [device] if self.kind == 'cuda' else []
         self.held = torch.random.fork_rng(devices=cuda); self.held.__enter__()
-    def before_batch(self):
+    def before_batch(self)->None:
         s = seed_of(self.seed, 'step', self.learn.steps.batches, self.rank)
         torch.default_generator.manual_seed(s)        # torch.manual_seed tells every kind of device, which takes a millisecond
         if self.kind != 'cpu': getattr(torch, self.kind).manual_seed(s)
-    def restore(self):
+    def restore(self)->None:
         if self.held: self.held.__exit__(None, None, None)
         self.held = None
-    def after_fit(self): self.restore()
+    def after_fit(self)->None: self.restore()
 
 # %% ../nbs/53_callbacks.ipynb #06918d34
 _NO_BF16 = 'SSE41 AVX AVX2 AVX2_VNNI AVX2_VNNI_2 AVX512_CORE AVX512_CORE_VNNI'.split()
@@ -77,9 +77,9 @@ def cpu_has_bf16()->bool:
     return able and cap not in _NO_BF16 and torch.backends.mkldnn.is_available()
 
 def choose_precision(
-    device,           # Where the training runs
-    asked:str='auto', # auto, fp32, bf16 or fp16
-)->str:               # fp32, bf16 or fp16
+    device:str|torch.device, # Where the training runs
+    asked:str='auto',        # auto, fp32, bf16 or fp16
+)->str:                      # fp32, bf16 or fp16
     "The precision to train in; a `ValueError` if the device cannot do what was asked for"
     if asked not in ('auto','fp32','bf16','fp16'): raise did_you_mean('precision', asked, ('auto','fp32','bf16','fp16'))
     kind = torch.device(device).type
@@ -100,11 +100,12 @@ class Precision(Kept):
         asked:str='auto', # As for `choose_precision`
         out=print,        # Told once what was chosen; None for silence
     ): self.asked,self.out,self.scaler,self.saved,self.skipped = asked,out,None,None,0
-    def kept(self): return dict(scaler=self.scaler.state_dict() if self.scaler else self.saved, skipped=self.skipped)
-    def regain(self, state):
+    def kept(self)->dict:
+        return dict(scaler=self.scaler.state_dict() if self.scaler else self.saved, skipped=self.skipped)
+    def regain(self, state:dict)->None:
         self.saved,self.skipped = state['scaler'],state['skipped']
         if self.scaler and self.saved: self.scaler.load_state_dict(self.saved)
-    def before_fit(self):
+    def before_fit(self)->None:
         self.kind = next(self.model.parameters()).device.type; first = self.chosen is None
         if first: self.chosen = choose_precision(self.kind, self.asked)
         eye = getattr(self.model, 'visual', None)
@@ -120,9 +121,9 @@ class Precision(Kept):
         if self.chosen == 'fp16' and self.scaler is None:
             self.scaler = torch.amp.GradScaler(self.kind)
             if self.saved: self.scaler.load_state_dict(self.saved)
-    def before_batch(self):
+    def before_batch(self)->None:
         if self.kind != 'cpu' and self.dtype: self.ctx = torch.autocast(self.kind, self.dtype); self.ctx.__enter__()
-    def after_pred(self):
+    def after_pred(self)->None:
         self._close()
         if self.dtype:
             full = lambda t: t.float() if torch.is_tensor(t) and t.is_floating_point() else t
@@ -135,20 +136,20 @@ def _close(self:Precision):
     self.ctx = None
 
 @patch
-def restore(self:Precision):
+def restore(self:Precision)->None:
     "Put back what was swapped"
     self._close()
     if self.swapped: self.swapped[0].autocast = self.swapped[1]
     self.swapped = ()
 
 @patch
-def after_cancel_batch(self:Precision): self._close()
+def after_cancel_batch(self:Precision)->None: self._close()
 @patch
-def after_fit(self:Precision): self.restore()
+def after_fit(self:Precision)->None: self.restore()
 
 # %% ../nbs/53_callbacks.ipynb #e39dd40d
 @patch
-def before_backward(self:Precision):
+def before_backward(self:Precision)->None:
     if self.scaler: self.learn.loss_grad = self.scaler.scale(self.loss_grad)
 
 class _Dry:
@@ -157,7 +158,7 @@ class _Dry:
     def step(self): self.stepped = True
 
 @patch
-def before_step(self:Precision):
+def before_step(self:Precision)->None:
     "Bring the gradients back to scale; leave the step out if one is not finite"
     if not self.scaler: return
     dry = _Dry(self.opt.param_groups); self.scaler.step(dry); self.scaler.update()
@@ -175,21 +176,21 @@ class Finite(Kept):
     ):
         if limit < 1: raise ValueError(f'limit must be at least 1 step, not {limit}')
         self.limit,self.log,self.skipped,self.row,self.why,self.ids = limit,log,0,0,None,[]
-    def before_fit(self):
+    def before_fit(self)->None:
         self.run = training(self.learn)
         if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro): self.why,self.ids = None,[]    # else a window is open
         self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]; self.old = [b.clone() for b in self.now]
-    def before_batch(self):
+    def before_batch(self)->None:
         "Remember what the forward pass will change"
         self.learn.bad = False
         if self.now: torch._foreach_copy_(self.old, self.now)
         if 'id' in self.yb[0]: self.ids += self.yb[0]['id'].tolist()
-    def after_loss(self):
+    def after_loss(self)->None:
         if self.loss_grad.isfinite(): return
         self.learn.bad = True; self.why = f'the training loss is {self.loss_grad.item()}'
-    def after_backward(self):
+    def after_backward(self)->None:
         if self.learn.bad and self.now: torch._foreach_copy_(self.now, self.old)
-    def before_step(self):
+    def before_step(self)->None:
         "Last look before the weights move"
         norm = self.learn.clip.norm if hasattr(self.learn, 'clip') else torch.nn.utils.get_total_norm(
             [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None])
@@ -198,14 +199,14 @@ class Finite(Kept):
 
 # %% ../nbs/53_callbacks.ipynb #43bf5fab
 @patch
-def after_cancel_step(self:Finite):
+def after_cancel_step(self:Finite)->None:
     "Count the step, unless it is the scaler that is still looking for its factor"
     self.learn.bad = True; scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
     if self.why is None and scaler and scaler.get_scale() >= 1: return
     self.skipped += 1; self.row += 1; self._note(self.why or 'the scaled gradient is not finite')
 
 @patch
-def after_step(self:Finite):
+def after_step(self:Finite)->None:
     if not self.learn.bad: self.row = 0
     self.why,self.ids = None,[]
 
@@ -224,7 +225,7 @@ def _note(self:Finite, why):
 
 # %% ../nbs/53_callbacks.ipynb #0e2a6471
 def recipe_rules(
-    recipe,               # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
+    recipe:object,        # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
     seed:int=0,           # Of dropout
     precision:str='auto', # As for `Precision`
 )->list:                  # Callbacks
@@ -234,8 +235,8 @@ def recipe_rules(
 
 # %% ../nbs/53_callbacks.ipynb #08205616
 def read_log(
-    path, # What `LogCSV` writes
-)->list:  # A dict for each row, numbers as floats, what is not known as None
+    path:FilePath, # What `LogCSV` writes
+)->list:           # A dict for each row, numbers as floats, what is not known as None
     "The rows of a log; a last row torn off in mid-write is left out; a `ValueError` names a damaged line"
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{path}: no such log')
@@ -249,9 +250,9 @@ def read_log(
     return rows
 
 def cut_log(
-    path,     # What `LogCSV` writes
-    step:int, # The last step to keep
-):
+    path:FilePath, # What `LogCSV` writes
+    step:int,      # The last step to keep
+)->None:
     "Remove all rows after `step`"
     path = Path(path); keep = [r['step'] <= step for r in read_log(path)]
     lines = path.read_text(encoding='utf-8').splitlines(True)
@@ -267,7 +268,7 @@ class LogCSV(Kept):
         every:int=50, # Steps between rows within an epoch; 0 for none
         say=print,    # Told when rows cannot be written
     ): self.path,self.every,self.say,self.last,self.at,self.wait = Path(path),every,say,None,0,[]
-    def before_fit(self):
+    def before_fit(self)->None:
         self.run = training(self.learn)
         if not self.run: return
         if self.last is None: self.last = self.tally.sums
@@ -281,13 +282,13 @@ class LogCSV(Kept):
         lrs = [g(h['lr']) for h in self.opt.hypers]
         row = [s.done, g(s.batches/len(self.dls.train)), g(train), g(valid), *lrs, f'{t.elapsed:.2f}', f'{now:.1f}']
         self.wait.append((','.join(map(str, row))+'\n').encode()); self._write()
-    def after_batch(self):
+    def after_batch(self)->None:
         done = self.learn.steps.done
         if self.training and self.every and done%self.every == 0 and done > self.at:
             self._row(self.tally.mean(self.last), None); self.last,self.at = self.tally.sums,done
-    def after_epoch(self):
+    def after_epoch(self)->None:
         v = self.recorder.loss.value; self._row(self.tally.mean(), None if v is None else float(v))
-    def restore(self):
+    def restore(self)->None:
         if self.wait: self.say(f'{self.path}: {len(self.wait)} rows could not be written'); self.wait = []
         if self.file: self.file.close()
         self.file = None
@@ -320,8 +321,8 @@ class EpochLosses(Rule):
     "`rows`: step, training and held-out loss at the end of each epoch, as `read_log` has them"
     order = 71
     def __init__(self): self.rows = []
-    def before_fit(self): self.run = training(self.learn)
-    def after_epoch(self):
+    def before_fit(self)->None: self.run = training(self.learn)
+    def after_epoch(self)->None:
         v = self.recorder.loss.value
         if self.run: self.rows.append(dict(step=float(self.learn.steps.done), train_loss=self.tally.mean(), valid_loss=None if v is None else float(v)))
 
@@ -333,24 +334,24 @@ class Progress(Rule):
         out=print,    # Called with each line
         every:int=1,  # Epochs between lines; the last one always has its line
     ): self.out,self.every = out,every
-    def before_fit(self):
+    def before_fit(self)->None:
         self.run = training(self.learn)
         if self.run: self.live,self.since = Live(),(time.perf_counter(),self.learn.steps.batches)
-    def after_batch(self):
+    def after_batch(self)->None:
         if not self.live or not self.live.kind: return
         s,total = self.learn.steps,self.stop_at.total; at = s.batches; t0,b0 = self.since
         steps = s.done + round((total-s.batches)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
         left = time_left((time.perf_counter()-t0)/(at-b0)*(total-at)) if at > b0 else ''
         self.live(at, total, f'step {s.done}/{steps}, {what}, {left}')
-    def after_epoch(self):
+    def after_epoch(self)->None:
         s,t = self.learn.steps,self.tally; v = self.recorder.loss.value
         if self.live: self.live.clear()
         if s.epoch%self.every and s.batches < self.stop_at.total: return
         held = '' if v is None else f', held out {float(v):.3f}'
         self.out(f'step {s.done}, epoch {s.batches/len(self.dls.train):.3g}: loss {t.mean():.3f}{held}'
                  f', {t.speed:,.0f} images/s, {t.elapsed:.0f} s')
-    def restore(self):
+    def restore(self)->None:
         if self.live: self.live.clear()
 
 # %% ../nbs/53_callbacks.ipynb #f358764c
@@ -361,13 +362,13 @@ class SaveRun(Kept):
         run,           # Has `save(name, weights, state)`, such as `vlrep.runs.Run`
         every:int=0,   # Steps between saves within an epoch; 0 for none
     ): self.folder,self.every,self.best,self.best_step,self.at = run,every,math.inf,0,0
-    def before_fit(self): self.run = training(self.learn)
+    def before_fit(self)->None: self.run = training(self.learn)
     def where(self)->str:
         "For messages: what is saved"
         if not hasattr(self.folder, 'saved'): return f'; the last checkpoint is that of step {self.at}' if self.at else ''
         if there := self.folder.saved(): return f'; the last checkpoint is that of step {there[-1]} in {self.folder.path}'
         return f'; the only checkpoint is {self.folder/"best"}' if (self.folder/'best').is_dir() else ''
-    def save(self, *names):
+    def save(self, *names)->None:
         "Save the present state under `names`"
         s = self.learn.steps; self.at = s.done
         state = dict(step=s.done, epoch=s.batches/len(self.dls.train), best=self.best, best_step=self.best_step,
@@ -375,12 +376,12 @@ class SaveRun(Kept):
         try:
             for name in names: self.folder.save(name, self.model.state_dict(), state)
         except (OSError, ValueError) as e: halt(self.learn, e)
-    def after_batch(self):
+    def after_batch(self)->None:
         s = self.learn.steps
         within = s.batches%len(self.dls.train) and s.batches < self.stop_at.total     # else `after_epoch` is about to save
         if self.training and self.every and s.done%self.every == 0 and s.done > self.at and within:
             self.save('last')
-    def after_epoch(self):
+    def after_epoch(self)->None:
         v = self.recorder.loss.value; better = v is not None and float(v) < self.best
         if better: self.best,self.best_step = float(v),self.learn.steps.done
         self.save(*(['best'] if better else []), 'last')

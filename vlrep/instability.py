@@ -48,9 +48,9 @@ def shown_names(
     return {b: dagger(b, b in bad) for b in dict.fromkeys(r['backbone'] for r in rows)}
 
 def warning_notes(
-    results:list, # Lines of result.jsonl
-    names=None,   # What to call each of them; by default its method, changes and seed
-)->list:          # Sentences; none if nothing went wrong
+    results:list,    # Lines of result.jsonl
+    names:list=None, # What to call each of them; by default its method, changes and seed
+)->list:             # Sentences; none if nothing went wrong
     "What the daggers in the tables of `results` stand for"
     out = []
     for i,r in enumerate(results):

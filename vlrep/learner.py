@@ -40,20 +40,20 @@ class CountedLoss:
         total,count = got; count = torch.as_tensor(count, device=total.device).detach().float()
         self.total,self.count,self.whole = total.detach(),count,self.reduce(count.clone())
         return total*self.world_size/torch.where(self.whole > 0, self.whole, 1.)
-    def activation(self, out): return out
-    def decodes(self, out): return getattr(self.loss, 'decodes', _same)(out)
+    def activation(self, out:dict)->dict: return out
+    def decodes(self, out:dict)->object: return getattr(self.loss, 'decodes', _same)(out)
 
 # %% ../nbs/52_learner.ipynb #9a0a0a97
 class CountedMean(Metric):
     "The loss over a whole pass: all totals divided by all counts"
     name = 'loss'
-    def reset(self): self.sums,self.reduce = 0.,_same
-    def accumulate(self, learn):
+    def reset(self)->None: self.sums,self.reduce = 0.,_same
+    def accumulate(self, learn:Learner)->None:
         "Add the batch that `learn` has just done"
         l = learn.loss_func; self.reduce = l.reduce
         self.sums = self.sums + torch.stack([l.total.double(), l.count.double()])
     @property
-    def value(self):
+    def value(self)->torch.Tensor:
         "Total / count, `None` if nothing was counted"
         if not isinstance(self.sums, torch.Tensor): return None
         total,count = self.reduce(self.sums.clone())
@@ -78,7 +78,7 @@ class Kept(Rule):
     def kept(self)->dict:
         "What must be saved"
         return {k: getattr(self, k) for k in self._keep}
-    def regain(self, state:dict):
+    def regain(self, state:dict)->None:
         "Go on from what was saved"
         for k in self._keep: setattr(self, k, state[k])
 
@@ -91,16 +91,16 @@ class Accumulate(Kept):
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of batches, at least 1, not {n!r}')
         self.n,self.micro,self.opening,self.counts = int(n),0,None,None
-    def grads(self): return [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None]
-    def before_fit(self):
+    def grads(self)->list: return [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None]
+    def before_fit(self)->None:
         if not self.grads(): self.micro = 0
-    def after_loss(self):
+    def after_loss(self)->None:
         "Weight this batch as the first one of its window was"
         whole = self.loss_func.whole
         if self.micro == 0: self.opening,self.counts = torch.where(whole > 0, whole, 1.),torch.zeros_like(whole)
         else: self.learn.loss_grad = self.loss_grad*(torch.where(whole > 0, whole, 1.)/self.opening.to(whole))
         self.counts = self.counts.to(whole)+whole; self.micro += 1
-    def before_step(self):
+    def before_step(self)->None:
         "Wait for the window to be full, then divide by all that was counted"
         if self.micro < self.n: raise CancelBatchException()
         if self.n > 1: torch._foreach_mul_(self.grads(), self.opening/self.counts.clamp(min=1e-12))
@@ -118,7 +118,7 @@ class Micro:
         if 0 < rest < n: raise ValueError(f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over fewer, or change the batch size')
     def __len__(self): return len(self.dl)*self.parts
     def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
-    def at(self, epoch:int, step:int=0):
+    def at(self, epoch:int, step:int=0)->'Micro':
         "Go to part `step` of a pass"
         self.dl.at(epoch, step//self.parts); self.skip = step%self.parts
         return self
@@ -142,11 +142,11 @@ class Steps(Kept):
     def due(self, total:int)->bool:
         "Has training come to the end of an epoch, or of all `total` batches, without a validation since?"
         return self.batches > self.watched and (self.batches%len(self.dls.train) == 0 or self.batches >= total)
-    def before_fit(self): self.before = self.done,self.batches
-    def after_step(self): self.done += 1
-    def after_batch(self): self.batches += 1
-    def after_epoch(self): self.watched = self.batches
-    def after_fit(self):
+    def before_fit(self)->None: self.before = self.done,self.batches
+    def after_step(self)->None: self.done += 1
+    def after_batch(self)->None: self.batches += 1
+    def after_epoch(self)->None: self.watched = self.batches
+    def after_fit(self)->None:
         if hasattr(self.learn, 'lr_finder'): self.done,self.batches = self.before
 
 # %% ../nbs/52_learner.ipynb #3de28a33
@@ -163,7 +163,7 @@ class StopAt(Rule):
     def __init__(self,
         batches:int # In all
     ): self.total = batches
-    def before_train(self):
+    def before_train(self)->None:
         "Cut this epoch's pass to what is to be done, which may be nothing but its validation"
         if self.learn.steps.due(self.total): raise CancelTrainException()
         dl,done,per = self.dls.train,self.learn.steps.batches,len(self.dls.train); start = done%per
@@ -179,7 +179,7 @@ def training(
 def halt(
     learn:Learner,   # In training
     error:Exception, # What `fit` shall raise
-):
+)->None:
     "End the fit in good order, then let `fit` raise `error`, whose words fastai would change"
     if not training(learn): raise error
     learn.trouble = error
@@ -192,28 +192,28 @@ class Tally(Kept):
     def __init__(self):
         self.sums,self.mark = torch.zeros(2, dtype=torch.float64),torch.zeros(2, dtype=torch.float64)
         self.images,self.seconds,self.since,self.speed,self.begun = 0,0.,None,0.,None
-    def kept(self): return {**super().kept(), 'seconds': self.elapsed}
+    def kept(self)->dict: return {**super().kept(), 'seconds': self.elapsed}
     @property
     def elapsed(self)->float: return self.seconds + (time.perf_counter()-self.since if self.since else 0)
-    def before_fit(self):
+    def before_fit(self)->None:
         self.run,self.begun = training(self.learn),None
         if self.run: self.since = time.perf_counter()
-    def before_train(self):
+    def before_train(self)->None:
         if self.learn.steps.batches%len(self.dls.train) == 0: self.mark = self.sums
         self.begun = self.images,time.perf_counter()
-    def after_batch(self):
+    def after_batch(self)->None:
         l = self.loss_func; self.images += find_bs(self.yb)
         if getattr(self.learn, 'bad', False): return                # a step that was left out
         self.sums = self.sums.to(l.total.device) + torch.stack([l.total.double(), l.count.double()])
-    def after_train(self):
+    def after_train(self)->None:
         if self.begun: self.speed = (self.images-self.begun[0])/max(time.perf_counter()-self.begun[1], 1e-9)
     def mean(self,
-        mark=None # `sums` at the beginning; by default that of the epoch
+        mark:torch.Tensor=None # `sums` at the beginning; by default that of the epoch
     )->float:
         "Training loss since `mark`"
         total,count = (self.sums - (self.mark if mark is None else mark).to(self.sums.device)).tolist()
         return total/count if count else float('nan')
-    def restore(self): self.seconds,self.since = self.elapsed,None
+    def restore(self)->None: self.seconds,self.since = self.elapsed,None
 
 # %% ../nbs/52_learner.ipynb #85b12cc7
 def _no_training(*args, **kw): raise ValueError('an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run')
@@ -223,7 +223,7 @@ class PictureView:
     def __init__(self,
         dl # The validation loader
     ): self.view,self.side,self.tok = dl.aug,dl.source.size,dl.tok
-    def cpu(self): return self
+    def cpu(self)->'PictureView': return self
     def batch(self,
         imgs:list, # Paths, PIL images or uint8 arrays (h,w,3)
     )->dict:       # `img`, as the network saw pictures in training (b,3,s,s)
@@ -231,7 +231,7 @@ class PictureView:
         got = [fit_square(self.image(i), self.side) for i in imgs]
         img = torch.from_numpy(np.stack([a for a,_ in got])).permute(0, 3, 1, 2); hw = torch.tensor([h for _,h in got])
         return dict(img=self.view(dict(img=img, hw=hw), ('use',))['img'])
-    def image(self, img):
+    def image(self, img:FilePath|Image.Image|np.ndarray|torch.Tensor)->Image.Image:
         "Any picture as a PIL image"
         if isinstance(img, (str,Path)): return open_image(img, self.side)
         if isinstance(img, Image.Image): return ImageOps.exif_transpose(img).convert('RGB')
@@ -248,21 +248,21 @@ _pair = 'a loss here is (total, count) of a batch, not one number for each row; 
 
 class BatchLearner(Learner):
     "fastai's Learner, with what its methods need to know of batches that are dicts and losses that count"
-    def get_preds(self, *args, with_loss=False, **kw):
+    def get_preds(self, *args, with_loss:bool=False, **kw)->tuple:
         "As fastai's, without `with_loss`"
         if with_loss: raise NotImplementedError(f'with_loss: {_pair}')
         return super().get_preds(*args, **kw)
-    def loss_not_reduced(self): raise NotImplementedError(f'loss_not_reduced: {_pair}')
-    def tta(self, *args, **kw):
+    def loss_not_reduced(self)->None: raise NotImplementedError(f'loss_not_reduced: {_pair}')
+    def tta(self, *args, **kw)->None:
         "Refused: views are part of the loader"
         raise NotImplementedError('tta: the views are part of the loader; average `get_preds(dl=dls.valid.new(aug=...))` over those you want')
     def _half(self, name):
         if any(type(cb).__name__ == 'Precision' for cb in self.cbs):
             raise ValueError(f'{name}: this learner has a precision already; choose it when the learner is made, as in virtex_learner(..., precision={name[3:]!r})')
-    def to_fp16(self, **kw):
+    def to_fp16(self, **kw)->'BatchLearner':
         "As fastai's, unless the learner was made with a precision"
         self._half('to_fp16'); return Learner.to_fp16(self, **kw)
-    def to_bf16(self, **kw):
+    def to_bf16(self, **kw)->'BatchLearner':
         "As fastai's, unless the learner was made with a precision"
         self._half('to_bf16'); return Learner.to_bf16(self, **kw)
 
@@ -281,15 +281,15 @@ def _recorder():
     return rec
 
 def learner(
-    dls,              # Training and validation loader, as fastai's `DataLoaders`
-    model,            # Takes a batch (a dict), gives a dict
-    loss,             # Takes the model's dict and the batch; returns `(total, count)`
-    opt,              # A PyTorch optimiser or `Lookahead` over the model's parameters; its groups' rates are the peaks
-    cbs=(),           # Callbacks
-    metrics=(),       # fastai metrics, for validation
-    path=None,        # Folder for fastai's temporary files; the cache by default
-    reduce=_same,     # Sums a tensor over all processes
-    world_size:int=1, # Number of processes
+    dls:'DataLoaders',     # Training and validation loader, as fastai's `DataLoaders`
+    model:torch.nn.Module, # Takes a batch (a dict), gives a dict
+    loss:callable,         # Takes the model's dict and the batch; returns `(total, count)`
+    opt:'torch.optim.Optimizer|Lookahead', # A PyTorch optimiser or `Lookahead` over the model's parameters; its groups' rates are the peaks
+    cbs:list|tuple=(),     # Callbacks
+    metrics:list|tuple=(), # fastai metrics, for validation
+    path:FilePath=None,    # Folder for fastai's temporary files; the cache by default
+    reduce:callable=_same, # Sums a tensor over all processes
+    world_size:int=1,      # Number of processes
 )->BatchLearner:
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
@@ -303,10 +303,10 @@ def learner(
 
 # %% ../nbs/52_learner.ipynb #78e81cba
 def fit(
-    learn:Learner, # From `learner`
-    steps:int,     # Steps of the optimiser in all, counted from the first fit
-    cbs=(),        # Callbacks for this fit only, such as a `Schedule`
-):
+    learn:Learner,     # From `learner`
+    steps:int,         # Steps of the optimiser in all, counted from the first fit
+    cbs:list|tuple=(), # Callbacks for this fit only, such as a `Schedule`
+)->None:
     "Train until `steps` steps are done, from where the last fit stopped; the last epoch is cut short, but validated"
     n = max([cb.n for cb in learn.cbs if isinstance(cb, Accumulate)], default=1); per = len(learn.dls.train)
     done,due = learn.steps.batches,learn.steps.due(int(steps)*n)
@@ -344,10 +344,10 @@ def _of_picture(m, img, tok):
 @patch
 @torch.no_grad()
 def predict(self:BatchLearner,
-    item,                   # A batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 array (h,w,3)
-    rm_type_tfms=None,      # fastai's; must be None
-    with_input:bool=False,  # The batch as well?
-)->dict:                    # For a batch what the model gives; for a picture `features` (d,), and, if the model has them, `caption` and `logits`
+    item:dict|FilePath|Image.Image|np.ndarray|torch.Tensor, # A batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 array (h,w,3)
+    rm_type_tfms:object=None, # fastai's; must be None
+    with_input:bool=False,    # The batch as well?
+)->dict:                      # For a batch what the model gives; for a picture `features` (d,), and, if the model has them, `caption` and `logits`
     "What the model says"
     if rm_type_tfms is not None: raise NotImplementedError('rm_type_tfms: pictures have no transforms by type here; leave it out')
     m = self.model; was = m.training; m.eval(); p = next(m.parameters()); lone = not isinstance(item, dict)
@@ -363,10 +363,10 @@ def predict(self:BatchLearner,
 # %% ../nbs/52_learner.ipynb #0abfeb70
 @patch
 def export(self:BatchLearner,
-    fname='export.pkl',         # File, in `learn.path`
-    pickle_module=cloudpickle,  # As for fastai's `export`
-    pickle_protocol:int=2,      # As for fastai's `export`
-)->Path:                        # The file
+    fname:FilePath='export.pkl',            # File, in `learn.path`
+    pickle_module:'ModuleType'=cloudpickle, # As for fastai's `export`
+    pickle_protocol:int=2,                  # As for fastai's `export`
+)->Path:                                    # The file
     "Write the model and the view of a picture for fastai's `load_learner`, which then predicts; data, optimiser and callbacks stay here"
     device = next(self.model.parameters()).device; loss = CountedLoss(self.loss_func.loss); training = self.model.training
     try:
@@ -391,7 +391,7 @@ def training_state(
 def load_training_state(
     learn:Learner, # Made in the same way as the one that was saved
     state:dict,    # What `training_state` gave
-):
+)->None:
     "Put `learn` where the saved one was; a `ValueError` says what does not fit. The tensors of `state` are taken over, not copied"
     lost = {'optimiser','moved','callbacks','grads'}-set(state)
     if lost: raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')

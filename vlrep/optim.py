@@ -26,17 +26,17 @@ class Lookahead:
         inner = type(self.inner).__name__
         return f'Lookahead(k={self.k}, alpha={self.alpha:g}) around {inner}, {len(self.param_groups)} groups'
     @property
-    def param_groups(self): return self.inner.param_groups
+    def param_groups(self)->list: return self.inner.param_groups
     @property
-    def defaults(self): return self.inner.defaults
+    def defaults(self)->dict: return self.inner.defaults
     @property
-    def state(self): return self.inner.state
+    def state(self)->dict: return self.inner.state
     @state.setter
-    def state(self, v): self.inner.state,self.slow,self.counter = v,None,0
-    def zero_grad(self, set_to_none:bool=True): self.inner.zero_grad(set_to_none)
+    def state(self, v:dict)->None: self.inner.state,self.slow,self.counter = v,None,0
+    def zero_grad(self, set_to_none:bool=True)->None: self.inner.zero_grad(set_to_none)
     def _fast(self): return [p for g in self.param_groups for p in g['params']]
     @torch.no_grad()
-    def step(self):
+    def step(self)->None:
         "One step of the fast weights; every `k`-th time both meet"
         fast = self._fast()
         if self.slow is None: self.slow = [p.detach().clone() for p in fast]
@@ -54,7 +54,7 @@ def state_dict(self:Lookahead)->dict:
 @patch
 def load_state_dict(self:Lookahead,
     sd:dict # What `state_dict` gave
-):
+)->None:
     "Go on from `sd`; a `ValueError` if it belongs to another optimiser"
     lost = {'inner','slow','counter','k','alpha'}-set(sd)
     if lost: raise ValueError(f'not the state of a Lookahead optimiser: {", ".join(sorted(lost))} missing')
@@ -71,7 +71,7 @@ def load_state_dict(self:Lookahead,
 @patch
 def add_param_group(self:Lookahead,
     group:dict # As for the inner optimiser
-):
+)->None:
     "Train some more parameters; their slow copies start where they are now"
     self.inner.add_param_group(group)
     if self.slow is not None: self.slow += [p.detach().clone() for p in self.param_groups[-1]['params']]
@@ -117,11 +117,11 @@ def param_groups(
 
 # %% ../nbs/50_optim.ipynb #4190a41c
 def sgd(
-    groups:list,       # From `param_groups`
-    momentum:float=.9, # (VirTex sec. 3.2)
-    k:int=5,           # Lookahead's window; 0 leaves Lookahead away
-    alpha:float=.5,    # Lookahead's share
-):                     # An optimiser for `vlrep.learner`
+    groups:list,                    # From `param_groups`
+    momentum:float=.9,              # (VirTex sec. 3.2)
+    k:int=5,                        # Lookahead's window; 0 leaves Lookahead away
+    alpha:float=.5,                 # Lookahead's share
+)->torch.optim.Optimizer|Lookahead: # An optimiser for `vlrep.learner`
     "SGD with momentum, fused where the device can, inside Lookahead"
     kinds = {p.device.type for g in groups for p in g['params']}
     fused = True if kinds <= {'cpu','cuda'} else None

@@ -44,11 +44,11 @@ def _regroup(learn):
 
 # %% ../nbs/56_resume.ipynb #260b2196
 def resume(
-    learn,             # Made in the same way as the learner that was stopped
-    run:Run,           # Its folder, from `Run.reopen`
-    which='last',      # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
-    regroup:bool=False, # Have batch size or accumulation changed? The run then goes on with whole steps and is no longer exact
-)->int:                # The step from which it goes on; 0 if there was no checkpoint yet
+    learn:'Learner',      # Made in the same way as the learner that was stopped
+    run:Run,              # Its folder, from `Run.reopen`
+    which:str|int='last', # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
+    regroup:bool=False,   # Have batch size or accumulation changed? The run then goes on with whole steps and is no longer exact
+)->int:                   # The step from which it goes on; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
     folder = run.start(which)
     if folder is None:
@@ -116,7 +116,7 @@ class Note:
         self.got = signum
 
 @contextmanager
-def signals():
+def signals()->'Iterator[Note]':
     "Note SIGINT, SIGTERM and SIGUSR1 instead of dying of them; the second one ends the process at once"
     note,old = Note(),{}
     if threading.current_thread() is threading.main_thread():
@@ -132,8 +132,8 @@ class StopOnSignal(Rule):
     def __init__(self,
         note:Note, # From `signals`
     ): self.note = note
-    def before_fit(self): self.run = training(self.learn)
-    def after_batch(self):
+    def before_fit(self)->None: self.run = training(self.learn)
+    def after_batch(self)->None:
         if not self.note.got: return
         if hasattr(self.learn, 'save_run'): self.save_run.save('last')
         halt(self.learn, Stopped(self.note.got, self.learn.steps.done))

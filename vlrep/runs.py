@@ -29,9 +29,9 @@ def _unwritten(path, error):
     return OSError(f'{path}: cannot be written ({str(error).splitlines()[0]})')
 
 def save_weights(
-    path,    # A file ending in .safetensors
-    weights, # Name -> tensor, such as `model.state_dict()`
-):
+    path:FilePath, # A file ending in .safetensors
+    weights:dict,  # Name -> tensor, such as `model.state_dict()`
+)->None:
     "Write weights; a tensor that has several names is stored once; an `OSError` if the disk is full"
     kept,tied,seen = {},{},{}
     for name,t in weights.items():
@@ -49,8 +49,8 @@ def save_weights(
 
 # %% ../nbs/54_runs.ipynb #24501c17
 def load_weights(
-    path, # What `save_weights`, or anybody, wrote as safetensors
-)->dict:  # Name -> tensor on the CPU
+    path:FilePath, # What `save_weights`, or anybody, wrote as safetensors
+)->dict:           # Name -> tensor on the CPU
     "Read weights; a `ValueError` names a file that is missing or damaged, or a tensor that is not finite"
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{path}: no such file')
@@ -90,10 +90,10 @@ def _save_state(state, path):
         raise                                                    # not the file's: a signal may raise anything anywhere
 
 def save_checkpoint(
-    folder,  # Where; an existing checkpoint is replaced
-    weights, # Name -> tensor
-    state,   # Tensors, numbers, strings, and lists and dicts of them
-):
+    folder:FilePath, # Where; an existing checkpoint is replaced
+    weights:dict,    # Name -> tensor
+    state:dict,      # Tensors, numbers, strings, and lists and dicts of them
+)->None:
     "Write `model.safetensors`, `state.pt` and their checksums, whole or not at all"
     with atomic_folder(folder) as new:
         save_weights(new/'model.safetensors', weights)
@@ -105,17 +105,17 @@ def save_checkpoint(
 FORMAT = 1 # Of `recipe.json` and `manifest.json`; a program that would misread a folder of today gets the next one
 
 def check_format(
-    facts, # What a JSON file of a run holds
-    path,  # The file
-):
+    facts:object,  # What a JSON file of a run holds
+    path:FilePath, # The file
+)->None:
     "A `ValueError` if a newer program wrote it"
     n = facts.get('format', FORMAT) if isinstance(facts, dict) else FORMAT
     if type(n) is not int or n < 1: raise ValueError(f'{path}: damaged, format is {brief(n)}')
     if n > FORMAT: raise ValueError(f'{path}: made by a newer vlrep (format {n}, this one reads up to {FORMAT}): update vlrep')
 
 def check_folder(
-    folder, # A checkpoint
-)->Path:    # The folder
+    folder:FilePath, # A checkpoint
+)->Path:             # The folder
     "Compare a checkpoint with its checksums; a `ValueError` names the first file that is not what was saved"
     folder = Path(folder); old = folder.with_name(f'.{folder.name}.old')
     if not folder.is_dir() and old.is_dir(): folder = old       # a writer died, or is, between its two renames
@@ -140,8 +140,8 @@ def check_folder(
 
 # %% ../nbs/54_runs.ipynb #3d1e308d
 def load_state(
-    path, # What `torch.save` wrote
-):
+    path:FilePath, # What `torch.save` wrote
+)->object:
     "Read tensors and plain data; a `ValueError` names a file that is damaged or holds code"
     try: return torch.load(path, map_location='cpu', weights_only=True)
     except Exception as e:                                          # a damaged pickle raises whatever it likes
@@ -162,18 +162,18 @@ class Run:
     def __truediv__(self, name)->Path: return self.path/name
     def __enter__(self): return self
     def __exit__(self, *e): self.close()
-    def close(self): self._open.close()
+    def close(self)->None: self._open.close()
 
 # %% ../nbs/54_runs.ipynb #fd1b7ea1
 @patch(cls_method=True)
 def create(cls:Run,
-    path,                 # The folder; it may exist, but hold no run
-    recipe,               # A dataclass or a dict
-    method:str,           # Such as virtex
-    data,                 # What was trained on: a name, or a dict with more
-    seed:int,             # Of the whole run
-    precision:str='fp32', # As chosen, see `vlrep.callbacks.choose_precision`
-    **more                # Anything else worth knowing
+    path:FilePath,              # The folder; it may exist, but hold no run
+    recipe:'MethodRecipe|dict', # A dataclass or a dict
+    method:str,                 # Such as virtex
+    data:str|dict,              # What was trained on: a name, or a dict with more
+    seed:int,                   # Of the whole run
+    precision:str='fp32',       # As chosen, see `vlrep.callbacks.choose_precision`
+    **more                      # Anything else worth knowing
 )->Run:
     "Begin a run: lock the folder and write `recipe.json`; a `ValueError` if it holds a run or is in use"
     try: str(path).encode()
@@ -197,8 +197,8 @@ def _lock(self:Run):
 # %% ../nbs/54_runs.ipynb #b4c26ce7
 @patch(cls_method=True)
 def reopen(cls:Run,
-    path, # The folder of a run that was stopped
-)->Run:   # Locked
+    path:FilePath, # The folder of a run that was stopped
+)->Run:            # Locked
     "Open a run to go on with it; what a killed process left half-written is removed"
     load(path); self = cls(path); self._lock()
     for d in (self.path, self/'steps'):
@@ -215,18 +215,18 @@ def saved(self:Run)->list: # Ascending
 
 @patch
 def save(self:Run,
-    name:str, # last or best
-    weights,  # Name -> tensor
-    state,    # Plain data and tensors; its `step` names a checkpoint that is not the best
-):
+    name:str,     # last or best
+    weights:dict, # Name -> tensor
+    state:dict,   # Plain data and tensors; its `step` names a checkpoint that is not the best
+)->None:
     "Save a checkpoint, whole or not at all; then remove the oldest"
     save_checkpoint(self/('best' if name == 'best' else f'steps/{state["step"]:06d}'), weights, state)
     for step in self.saved()[:-self.keep]: shutil.rmtree(self/f'steps/{step:06d}')
 
 @patch
 def checkpoint(self:Run,
-    which='last', # last, best, or the number of a step
-)->Path:          # Its folder, checked
+    which:str|int='last', # last, best, or the number of a step
+)->Path:                  # Its folder, checked
     "Find a checkpoint; a `ValueError` says what is wrong with it, and which others there are"
     there = self.saved()
     if which == 'best': folder = self/'best'
@@ -247,8 +247,8 @@ def _instead(self:Run, which):
 
 @patch
 def start(self:Run,
-    which='last', # last, best, or the number of a step; 0 is the beginning
-)->Path:          # A checkpoint, checked; None: from the beginning
+    which:str|int='last', # last, best, or the number of a step; 0 is the beginning
+)->Path:                  # A checkpoint, checked; None: from the beginning
     "Where a run goes on; without any numbered checkpoint, that is the best one"
     best = (self/'best').is_dir() or (self/'.best.old').is_dir(); alone = best and not self.saved()
     if str(which) == '0' or which == 'last' and not best and not self.saved(): return None
@@ -261,14 +261,14 @@ def start(self:Run,
 # %% ../nbs/54_runs.ipynb #91936cfe
 @patch
 def weights(self:Run,
-    which='best', # best, last, or the number of a step
-)->dict:          # Name -> tensor
+    which:str|int='best', # best, last, or the number of a step
+)->dict:                  # Name -> tensor
     "The weights of a checkpoint, checked"
     return load_weights(self.checkpoint(which)/'model.safetensors')
 
 @patch
 def state(self:Run,
-    which='last', # last, best, or the number of a step
+    which:str|int='last', # last, best, or the number of a step
 )->dict:
     "What a checkpoint knows besides the weights, checked"
     return load_state(self.checkpoint(which)/'state.pt')
@@ -288,7 +288,7 @@ def part(self:Run,
 @patch
 def keep_part(self:Run,
     name:str, # A file that has just been written into the folder, and will not change
-):
+)->None:
     "Note its checksum in `recipe.json`, so that `part` will know it again"
     self.change(dict(parts={**self.info.get('parts', {}), name: _sha(self/name)}))
 
@@ -301,7 +301,7 @@ def log(self:Run)->list:
 @patch
 def add_result(self:Run,
     result:dict, # What `json` can write
-):
+)->None:
     "Append a line to `result.jsonl`, whole or not at all; it takes the place of a last line that was torn off"
     lines = [json.dumps(r, allow_nan=False) for r in (*self._results()[0], result)]
     with atomic_file(self/'result.jsonl') as new: new.write_text(''.join(f'{l}\n' for l in lines), encoding='utf-8')
@@ -336,8 +336,8 @@ def missing(self:Run)->list: # Of result.jsonl and report.html; none: the run is
 
 # %% ../nbs/54_runs.ipynb #8f64d399
 def load(
-    path, # A run folder
-)->Run:   # With `recipe` and the other facts of `recipe.json` in `info`
+    path:FilePath, # A run folder
+)->Run:            # With `recipe` and the other facts of `recipe.json` in `info`
     "Open a run for reading; a `ValueError` says what is missing or damaged"
     path = Path(path)
     if not path.is_dir(): raise ValueError(f'{path}: no such run folder')
@@ -378,7 +378,7 @@ def _write(self:Run, d):
 @patch
 def change(self:Run,
     facts:dict, # The new ones
-):
+)->None:
     "Write other facts into `recipe.json`, when a run goes on in another way than it began"
     self._write({**self.info, **facts}); del self._info
 

@@ -33,11 +33,11 @@ def warmup_cosine(
     return .5*(1+math.cos(math.pi*min(1., (step-warmup)/(total-warmup))))
 
 def step_decay(
-    step:int,        # Steps done so far
-    drops,           # The steps at which the factor falls, ascending
-    factor:float=.1, # What it falls by
-    warmup:int=0,    # Steps of the climb
-)->float:            # Factor in [0,1]
+    step:int,         # Steps done so far
+    drops:list|tuple, # The steps at which the factor falls, ascending
+    factor:float=.1,  # What it falls by
+    warmup:int=0,     # Steps of the climb
+)->float:             # Factor in [0,1]
     "Full speed, multiplied by `factor` at each of `drops`"
     if list(drops) != sorted(drops): raise ValueError(f'drops must ascend, not {list(drops)}')
     return constant(step, warmup) * factor**sum(step >= d for d in drops)

@@ -47,10 +47,10 @@ class LocTexModel(nn.Module):
 # %% ../../nbs/64_tasks.loctex.ipynb #34ac55fa
 @patch
 def compare(self:LocTexModel,
-    grid:Tensor,  # One of the backbone's grids (b,c,h,w)
-    words:Tensor, # From the text encoder (b,s,d)
-    v, t,         # Linear heads of the two
-)->Tensor:        # (b,s,h,w)
+    grid:Tensor,              # One of the backbone's grids (b,c,h,w)
+    words:Tensor,             # From the text encoder (b,s,d)
+    v:nn.Module, t:nn.Module, # Linear heads of the two
+)->Tensor:                    # (b,s,h,w)
     "Where each word looks"
     return attention_maps(t(words), v(grid.permute(0,2,3,1)).permute(0,3,1,2), self.loc_scale)
 
@@ -128,13 +128,13 @@ def _model(r, visual, tok):
     return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), bool(r.localise), r.width**-.5 if r.loc_scale == 'sqrt' else 1., r.render, r.oracle)
 
 def loctex_learner(
-    recipe:LocTexRecipe, # All numbers
-    dls,                 # From `loaders`, with `read=Tell(tok, ...)`
-    visual=None,         # Another backbone than the recipe's
-    seed:int=0,          # First weights and dropout depend on this alone
-    precision:str='auto', # As for `Precision`
-    cbs=(),              # More callbacks
-):                       # A fastai Learner; train it with `fit(learn, recipe.steps)`
+    recipe:LocTexRecipe,   # All numbers
+    dls:'DataLoaders',     # From `loaders`, with `read=Tell(tok, ...)`
+    visual:nn.Module=None, # Another backbone than the recipe's
+    seed:int=0,            # First weights and dropout depend on this alone
+    precision:str='auto',  # As for `Precision`
+    cbs:list|tuple=(),     # More callbacks
+)->BatchLearner:           # A fastai Learner; train it with `fit(learn, recipe.steps)`
     "Everything that is needed to train a backbone with narratives that point"
     r,tok = recipe,dls.train.tok; visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     if tok is None: raise ValueError('LocTex reads narratives: the loaders need a reader (read=Tell(tok, ...))')

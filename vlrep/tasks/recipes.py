@@ -49,7 +49,7 @@ Render      = Choice('polyline', 'points', 'bbox', 'hull')
 # %% ../../nbs/57_tasks.recipes.ipynb #a06d964e
 class MethodRecipe:
     "What the fields of any recipe must agree in, see `check_fields`"
-    def check(self):
+    def check(self)->None:
         "A `ValueError` names the fields that do not go together"
         problem = self._schedule() or self._backbone() or self._heads() or self._losses()
         if problem: raise ValueError(problem)

@@ -29,7 +29,7 @@ class TagsModel(nn.Module):
         self.head = nn.Linear(visual.width, len(self.columns))
         nn.init.zeros_(self.head.weight); nn.init.zeros_(self.head.bias)
 
-    def forward(self, batch):
+    def forward(self, batch:dict)->dict:
         "Scores `logits` (b,k), and the columns of the batch's tags that they speak of (b,k)"
         logits = self.head(self.visual(batch['img']).mean((2,3)))
         return dict(logits=logits, columns=self.columns.expand(len(logits), -1))
@@ -45,13 +45,13 @@ def tags_loss(
 
 # %% ../../nbs/62_tasks.tags.ipynb #17535977
 def tags_learner(
-    recipe:TagsRecipe,   # All numbers
-    dls,                 # From `loaders`; their sources have labels `tags`
-    visual=None,         # Another backbone than the recipe's
-    seed:int=0,          # First weights depend on this alone
-    precision:str='auto', # As for `Precision`
-    cbs=(),              # More callbacks
-):                       # A fastai Learner; train it with `fit(learn, recipe.steps)`
+    recipe:TagsRecipe,     # All numbers
+    dls:'DataLoaders',     # From `loaders`; their sources have labels `tags`
+    visual:nn.Module=None, # Another backbone than the recipe's
+    seed:int=0,            # First weights depend on this alone
+    precision:str='auto',  # As for `Precision`
+    cbs:list|tuple=(),     # More callbacks
+)->BatchLearner:           # A fastai Learner; train it with `fit(learn, recipe.steps)`
     "Everything that is needed to train a backbone with tags; those that the training images never show are left out"
     r,labels = recipe,dls.train.source.labels
     if 'tags' not in labels: raise ValueError(f'{dls.train.source.name}: has no labels called tags')

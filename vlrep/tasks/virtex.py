@@ -54,13 +54,13 @@ def _model(r, visual, dl):
 
 # %% ../../nbs/60_tasks.virtex.ipynb #8bcbf62f
 def virtex_learner(
-    recipe:VirTexRecipe, # All numbers, and the task
-    dls,                 # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its sources have labels
-    visual=None,         # Another backbone than the recipe's
-    seed:int=0,          # First weights and dropout depend on this alone
+    recipe:VirTexRecipe,  # All numbers, and the task
+    dls:'DataLoaders',    # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its sources have labels
+    visual:torch.nn.Module=None, # Another backbone than the recipe's
+    seed:int=0,           # First weights and dropout depend on this alone
     precision:str='auto', # As for `Precision`
-    cbs=(),              # More callbacks
-):                       # A fastai Learner; train it with `fit(learn, recipe.steps)`
+    cbs:list|tuple=(),    # More callbacks
+)->BatchLearner:          # A fastai Learner; train it with `fit(learn, recipe.steps)`
     "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
     r = recipe; visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
