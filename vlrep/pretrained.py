@@ -20,9 +20,9 @@ from .transfer.features import frozen
 
 # %% ../nbs/79_pretrained.ipynb #dc6ad8d2
 def to_image(
-    img,            # A path, a PIL image, or uint8 (h,w,3) or (3,h,w)
-    size:int=None,  # Files may be decoded at a lower resolution, down to `size` at the least
-)->Image.Image:     # RGB, upright
+    img:FilePath|Image.Image|np.ndarray|torch.Tensor, # A path, a PIL image, or uint8 (h,w,3) or (3,h,w)
+    size:int=None, # Files may be decoded at a lower resolution, down to `size` at the least
+)->Image.Image:    # RGB, upright
     "Any kind of picture as a PIL image; a `ValueError` says what is wrong with it"
     if isinstance(img, (str,Path)): return open_image(img, size)
     if isinstance(img, Image.Image):
@@ -63,7 +63,7 @@ class Pretrained:
 # %% ../nbs/79_pretrained.ipynb #bfacb799
 @patch
 def embed(self:Pretrained,
-    img,       # A picture, or a list of them
+    img:FilePath|Image.Image|np.ndarray|torch.Tensor|list, # A picture, or a list of them
     bs:int=64, # Pictures at a time
 )->np.ndarray: # float32 (d,), or (n,d) for a list
     "The mean of the grid: what the network makes of a picture"
@@ -73,10 +73,10 @@ def embed(self:Pretrained,
 
 @patch
 def caption(self:Pretrained,
-    img,       # A picture, or a list of them
+    img:FilePath|Image.Image|np.ndarray|torch.Tensor|list, # A picture, or a list of them
     bs:int=64, # Pictures at a time
     **how      # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
-):             # A sentence, or a list of them
+)->str|list:   # A sentence, or a list of them
     "Say what is in a picture"
     if self.write is None:
         raise ValueError(f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
@@ -85,7 +85,7 @@ def caption(self:Pretrained,
 # %% ../nbs/79_pretrained.ipynb #0603ae1c
 @patch
 def export(self:Pretrained,
-    folder,               # Where to; it must not exist, or be empty
+    folder:FilePath,      # Where to; it must not exist, or be empty
     to:str='torchvision', # torchvision, timm or detectron2
 )->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then, and the lines that `open` them
     "Write the backbone in another project's layout, with the pixel numbers of its training, and compare"

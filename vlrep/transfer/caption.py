@@ -16,7 +16,7 @@ from .table import *
 
 # %% ../../nbs/76_transfer.caption.ipynb #5f716e4f
 def write_captions(
-    write,         # Images (PIL) -> captions, lists; or an object whose method `caption` does that, like `Pretrained`; or the captions
+    write:'Callable|Pretrained|list|tuple', # Images (PIL) -> captions, lists; or an object whose method `caption` does that, like `Pretrained`; or the captions
     source:Source, # Images
     bs:int=64,     # Images at a time
 )->list:           # A caption for each image
@@ -57,7 +57,7 @@ def _judge(writers, person, refs, tail, metric, draws, seed):
 
 # %% ../../nbs/76_transfer.caption.ipynb #f22645e4
 def caption_scores(
-    write,              # As for `write_captions`
+    write:'Callable|Pretrained|list|tuple', # As for `write_captions`
     source:Source,      # Held-out images with captions
     who:str='this run', # Name of the writer in the table
     seed:int=0,         # Of the bootstrap, and of who plays the person
@@ -83,11 +83,11 @@ def caption_scores(
 
 # %% ../../nbs/76_transfer.caption.ipynb #c2a8a17e
 def show_attention(
-    img,            # The picture, as `to_hwc` takes it
-    words:list,     # What was written, s words or pieces
-    maps,           # A weight for each word and cell: (s,n) with a square grid, or (s,h,w)
-    size:float=1.5, # Inches a picture
-):                  # The figure
+    img:np.ndarray|torch.Tensor,  # The picture, as `to_hwc` takes it
+    words:list,                   # What was written, s words or pieces
+    maps:np.ndarray|torch.Tensor, # A weight for each word and cell: (s,n) with a square grid, or (s,h,w)
+    size:float=1.5,               # Inches a picture
+)->plt.Figure:                    # The figure
     "Draw a picture, and for each word where the model looked while it wrote it"
     maps = maps.detach().float().cpu().numpy() if isinstance(maps, torch.Tensor) else np.asarray(maps)
     side = round(maps.shape[-1]**.5)

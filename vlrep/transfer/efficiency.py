@@ -43,17 +43,17 @@ def _score(s, y):
 
 # %% ../../nbs/78_transfer.efficiency.ipynb #7c968b36
 def efficiency(
-    backbones:dict,        # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
-    train,                 # Source of the labelled images; the parts are taken from it
-    test,                  # Source of the images that are reported
-    label:str='tags',      # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
-    parts=(.01,.03,.1,.3,1.), # Shares of `train`
-    seeds=(0,1,2),         # Each puts the images into another order
-    size:int=None,         # Side of the views in pixels; the sources' own by default
-    l2s=L2S,               # Strengths to choose from
-    folds:int=3,           # For that choice
-    draws:int=200,         # How often the bootstrap draws test images and seeds anew
-)->list:                   # Dicts `question, metric, backbone, part, images, seeds, n, chance, value, low, high, each` (in percent; a seed each)
+    backbones:dict,                      # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
+    train:Source,                        # Source of the labelled images; the parts are taken from it
+    test:Source,                         # Source of the images that are reported
+    label:str='tags',                    # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
+    parts:tuple|list=(.01,.03,.1,.3,1.), # Shares of `train`
+    seeds:tuple|list|range=(0,1,2),      # Each puts the images into another order
+    size:int=None,                       # Side of the views in pixels; the sources' own by default
+    l2s:tuple|list=L2S,                  # Strengths to choose from
+    folds:int=3,                         # For that choice
+    draws:int=200,                       # How often the bootstrap draws test images and seeds anew
+)->list:                                 # Dicts `question, metric, backbone, part, images, seeds, n, chance, value, low, high, each` (in percent; a seed each)
     "Score against the share of labelled images, for every backbone on the same nested parts"
     seeds = list(seeds)
     if not backbones or not seeds: raise ValueError('backbones, seeds: at least one of each is wanted')
@@ -84,9 +84,9 @@ def _ends(stats, value, n, draws):
 
 # %% ../../nbs/78_transfer.efficiency.ipynb #a0846964
 def efficiency_curve(
-    rows:list,   # From `efficiency`
-    ax=None,     # Where to draw; a new figure if None
-):               # The figure
+    rows:list,        # From `efficiency`
+    ax:plt.Axes=None, # Where to draw; a new figure if None
+)->plt.Figure:        # The figure
     "A curve for each backbone, with its interval; chance is dotted"
     if not rows: raise ValueError('rows: there are none to draw')
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(5,3))

@@ -15,11 +15,11 @@ from ..data.transforms import *
 
 # %% ../../nbs/70_transfer.features.ipynb #48f3420b
 def plain_batches(
-    data,           # A `Source`, or a loader that yields normalised batches in order
-    size:int=None,  # Side of the views in pixels; the source's own by default
-    bs:int=256,     # Images at a time
-    device='cpu',   # Where they are wanted
-):                  # Yields float images (b,3,size,size)
+    data:'Source|Iterable',        # A `Source`, or a loader that yields normalised batches in order
+    size:int=None,                 # Side of the views in pixels; the source's own by default
+    bs:int=256,                    # Images at a time
+    device:str|torch.device='cpu', # Where they are wanted
+)->'Iterator[Tensor]':             # Yields float images (b,3,size,size)
     "The images of `data` in their order, normalised, neither mirrored nor cropped at random"
     if not isinstance(data, Source):
         for batch in data: yield (batch if isinstance(batch, dict) else batch[0])['img'].to(device)
@@ -35,7 +35,7 @@ def plain_batches(
 def frozen(
     backbone:nn.Module,  # Any module
     native:bool=False,   # Keep its own precision (`autocast`) instead of float32?
-):
+)->'Iterator[nn.Module]':
     "Evaluation mode, no gradients, float32; afterwards every module is in the mode it was in"
     modes = {m: m.training for m in backbone.modules()}; cast = getattr(backbone, 'autocast', None)
     try:
@@ -60,12 +60,12 @@ def _watched(data, size, bs, device, label):
     return progress(plain_batches(data, size, bs, device), -(-n//bs) if isinstance(data, Source) else n, label)
 
 def features(
-    backbone:nn.Module,  # `backbone(img)` gives a grid (b,c,h,w)
-    data,                # `Source` or loader
-    size:int=None,       # Side of the images in pixels; the source's own by default
-    bs:int=256,          # Images at a time
-    native:bool=False,   # The backbone's own precision instead of float32?
-)->dict:                 # `avg` (n,c) and `grid2` (n,4c), float32 on the CPU
+    backbone:nn.Module,     # `backbone(img)` gives a grid (b,c,h,w)
+    data:'Source|Iterable', # `Source` or loader
+    size:int=None,          # Side of the images in pixels; the source's own by default
+    bs:int=256,             # Images at a time
+    native:bool=False,      # The backbone's own precision instead of float32?
+)->dict:                    # `avg` (n,c) and `grid2` (n,4c), float32 on the CPU
     "Features of every image of `data`, in order, from a backbone that stays as it is"
     p = next(backbone.parameters(), torch.zeros(()))
     with frozen(backbone, native):
@@ -74,12 +74,12 @@ def features(
 
 # %% ../../nbs/70_transfer.features.ipynb #660e8fa7
 def bn_statistics(
-    backbone:nn.Module,  # Changed in place: its BatchNorm statistics, and nothing else
-    data,                # The pretraining images: `Source`, or a loader of normalised batches
-    size:int=None,       # Side of the images in pixels
-    n:int=4096,          # Use this many of a source's images
-    bs:int=256,          # Images a batch
-)->nn.Module:            # The same backbone
+    backbone:nn.Module,     # Changed in place: its BatchNorm statistics, and nothing else
+    data:'Source|Iterable', # The pretraining images: `Source`, or a loader of normalised batches
+    size:int=None,          # Side of the images in pixels
+    n:int=4096,             # Use this many of a source's images
+    bs:int=256,             # Images a batch
+)->nn.Module:               # The same backbone
     "Set BatchNorm statistics to the plain average over batches of `data`"
     bns = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     if isinstance(data, Source): n = min(n, len(data)); data = data.subset(np.arange(n//bs*bs or n))

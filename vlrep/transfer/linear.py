@@ -74,12 +74,12 @@ def _minimise(loss, params, iters):
 
 # %% ../../nbs/72_transfer.linear.ipynb #ceec1fb1
 def fit_linear(
-    x:Tensor,         # Training features (n,d)
-    y:Tensor,         # Float 0/1 (n,k): each column yes or no; or int64 (n,): one of the classes
-    l2s=L2S,          # Strengths of the L2 penalty, in units of the mean loss
-    iters:int=60,     # At most so many steps
-    classes:int=None, # Number of classes; by default the largest of `y`, plus 1
-)->Probe:             # Its scores are (m,n,k)
+    x:Tensor,           # Training features (n,d)
+    y:Tensor,           # Float 0/1 (n,k): each column yes or no; or int64 (n,): one of the classes
+    l2s:tuple|list=L2S, # Strengths of the L2 penalty, in units of the mean loss
+    iters:int=60,       # At most so many steps
+    classes:int=None,   # Number of classes; by default the largest of `y`, plus 1
+)->Probe:               # Its scores are (m,n,k)
     "Logistic regression, for all strengths and all answers at once"
     y = torch.as_tensor(y); many = y.ndim == 2
     if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
@@ -100,10 +100,10 @@ def _fit_linear(x, t, many, l2s, iters):
 
 # %% ../../nbs/72_transfer.linear.ipynb #0977ac32
 def best_strength(
-    probe:Probe,   # With several strengths, ascending
-    x:Tensor,      # Validation features (n,d)
-    score,         # Called with the scores of one strength (n,...); higher is better
-)->Probe:          # The probe of the best strength
+    probe:Probe,    # With several strengths, ascending
+    x:Tensor,       # Validation features (n,d)
+    score:callable, # Called with the scores of one strength (n,...); higher is better
+)->Probe:           # The probe of the best strength
     "Choose the strength on validation rows; of equals the last"
     got = np.array([float(score(s)) for s in probe(x)])
     return probe[int(np.flatnonzero(got == got.max())[-1])]
@@ -112,12 +112,12 @@ def best_strength(
 NAMED_L2S = tuple((a,b) for a in (.05,.3) for b in (3.,15.,100.)) + ((3.,300.),) # Strengths (in common, of its own) that are tried
 
 def fit_named(
-    x:Tensor,        # Training features (n,d)
-    y:Tensor,        # For each row and name the answer, -1 where the name is not asked for (n,k)
-    classes:int,     # Number of possible answers
-    l2s=NAMED_L2S,   # Pairs of strengths: on what the names have in common, on each name's own part
-    iters:int=30,    # At most so many steps
-)->Probe:            # Its scores are (m,n,k,classes)
+    x:Tensor,                 # Training features (n,d)
+    y:Tensor,                 # For each row and name the answer, -1 where the name is not asked for (n,k)
+    classes:int,              # Number of possible answers
+    l2s:tuple|list=NAMED_L2S, # Pairs of strengths: on what the names have in common, on each name's own part
+    iters:int=30,             # At most so many steps
+)->Probe:                     # Its scores are (m,n,k,classes)
     "One softmax regression for each name, all drawn towards a common one"
     y = torch.as_tensor(y); q,k,m = int((y >= 0).sum()),y.shape[1],len(l2s)
     if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')

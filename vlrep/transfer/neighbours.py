@@ -47,7 +47,7 @@ def neighbours(
     query:Tensor=None, # Features of the images that ask (q,d); by default the bank asks itself, each row without itself
     k:int=200,         # How many neighbours
     chunk:int=256,     # Rows that ask at a time
-):                     # Yields rows asked, their neighbours, nearest first, and cosines (c,k) for each chunk
+)->'Iterator[tuple]':  # Yields rows asked, their neighbours, nearest first, and cosines (c,k) for each chunk
     "The `k` rows of the bank with the largest cosine, a chunk at a time; of equals the first"
     alone = query is None; query = bank if alone else query
     if bank.ndim != 2 or query.ndim != 2 or bank.shape[1] != query.shape[1]:
@@ -66,14 +66,14 @@ def neighbours(
 
 # %% ../../nbs/75_transfer.neighbours.ipynb #aba526a2
 def knn_classes(
-    bank:Tensor,       # Features of the labelled images (n,d)
-    y:Tensor,          # Their classes (n,)
-    query:Tensor=None, # Features of the images that ask; by default the bank, each without itself
-    ks=(1,5,20,200),   # Numbers of neighbours
-    t:float=.07,       # Temperature of the votes (Wu et al. 2018 sec. 3.4); None = one neighbour, one vote
-    classes:int=None,  # Number of classes; by default the largest of `y`, plus 1
-    chunk:int=256,     # Rows that ask at a time
-)->Tensor:             # The class that wins, for each of `ks` (m,q)
+    bank:Tensor,                # Features of the labelled images (n,d)
+    y:Tensor,                   # Their classes (n,)
+    query:Tensor=None,          # Features of the images that ask; by default the bank, each without itself
+    ks:tuple|list=(1,5,20,200), # Numbers of neighbours
+    t:float=.07,                # Temperature of the votes (Wu et al. 2018 sec. 3.4); None = one neighbour, one vote
+    classes:int=None,           # Number of classes; by default the largest of `y`, plus 1
+    chunk:int=256,              # Rows that ask at a time
+)->Tensor:                      # The class that wins, for each of `ks` (m,q)
     "What the neighbours say, for all `ks` in one pass"
     ks = list(ks); y = torch.as_tensor(y).to(bank.device).long(); n = len(bank) if query is None else len(query)
     if len(y) != len(bank): raise ValueError(f'{len(bank)} rows of features, {len(y)} answers')
@@ -88,17 +88,17 @@ def knn_classes(
 
 # %% ../../nbs/75_transfer.neighbours.ipynb #ee2d3fff
 def knn_probe(
-    backbone:nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:Source,        # The labelled images
-    test:Source,         # Images that are reported; None: `train`, each image without itself
-    label:str,           # The name of an integer label of both
-    ks=(1,5,20,200),     # Numbers of neighbours; those that `train` has not are left out
-    t:float=.07,         # Temperature of the votes; None = one neighbour, one vote
-    size:int=None,       # Side of the views in pixels; the sources' own by default
-    name:str='backbone', # Of the backbone, in the rows
-    seed:int=0,          # Of the bootstrap
-    draws:int=500,       # How often it draws the images anew
-)->list:                 # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `k`
+    backbone:nn.Module,         # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    train:Source,               # The labelled images
+    test:Source,                # Images that are reported; None: `train`, each image without itself
+    label:str,                  # The name of an integer label of both
+    ks:tuple|list=(1,5,20,200), # Numbers of neighbours; those that `train` has not are left out
+    t:float=.07,                # Temperature of the votes; None = one neighbour, one vote
+    size:int=None,              # Side of the views in pixels; the sources' own by default
+    name:str='backbone',        # Of the backbone, in the rows
+    seed:int=0,                 # Of the bootstrap
+    draws:int=500,              # How often it draws the images anew
+)->list:                        # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `k`
     "Top-1 of the nearest neighbours' vote (Wu et al. 2018 sec. 3.4)"
     for s in (train,test or train):
         if label not in s.labels or s.labels[label].ndim != 1:

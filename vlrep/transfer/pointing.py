@@ -21,9 +21,9 @@ def _view(mask):
     return mask[y:y+s,x:x+s]
 
 def named_things(
-    src:Source,   # Scenes whose records have `masks` and `objects`
-    known=None,   # Names that may be asked for; all by default
-)->list:          # (row, name, mask bool (H,W)) for each question, scene by scene
+    src:Source,                 # Scenes whose records have `masks` and `objects`
+    known:'Iterable[str]'=None, # Names that may be asked for; all by default
+)->list:                        # (row, name, mask bool (H,W)) for each question, scene by scene
     "Every thing that is alone of its kind in its scene and can be seen"
     out = []; known = None if known is None else set(known)
     for row,r in enumerate(progress(src, len(src), 'masks')):
@@ -38,7 +38,7 @@ def named_things(
 # %% ../../nbs/78a_transfer.pointing.ipynb #6a1f101d
 def centre_map(
     img:Tensor,   # Pictures (b,3,S,S)
-    names,        # What is asked for (b,); not looked at
+    names:list,   # What is asked for (b,); not looked at
     grid:int=6,   # Cells a side
 )->Tensor:        # Maps (b,grid,grid)
     "A rival that always points at the middle of the picture"
@@ -60,15 +60,15 @@ def _answers(f, src, asked, size, bs):
     return torch.stack(out).double().numpy()
 
 def pointing_table(
-    maps:dict,      # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b -> maps that sum to 1 (b,h,w)
-    src:Source,     # Scenes whose records have `masks` and `objects`
-    size:int=None,  # Side of the views in pixels; the source's own by default
-    known=None,     # Names that may be asked for; all by default
-    seed:int=0,     # Of the bootstrap
-    draws:int=500,  # How often the bootstrap draws the scenes anew
-    bs:int=128,     # Questions at a time
-    keep:int=0,     # Keep the scores under so many draws that all runs share, as `draws`
-)->list:            # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap` (metric mass), in percent
+    maps:dict,                  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b -> maps that sum to 1 (b,h,w)
+    src:Source,                 # Scenes whose records have `masks` and `objects`
+    size:int=None,              # Side of the views in pixels; the source's own by default
+    known:'Iterable[str]'=None, # Names that may be asked for; all by default
+    seed:int=0,                 # Of the bootstrap
+    draws:int=500,              # How often the bootstrap draws the scenes anew
+    bs:int=128,                 # Questions at a time
+    keep:int=0,                 # Keep the scores under so many draws that all runs share, as `draws`
+)->list:                        # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap` (metric mass), in percent
     "Two questions of where, asked of everything that is in its scene once; chance is the size of the thing"
     if not maps: raise ValueError('maps: none were given')
     asked = named_things(src, known); at = np.array([row for row,*_ in asked]); rows = []

@@ -105,17 +105,17 @@ def _epochs(backbone, src, rows, recipe, size, seed, p):
 
 # %% ../../nbs/74_transfer.softmax.ipynb #615ca51e
 def softmax_probe(
-    backbone:nn.Module,     # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:Source,           # Pictures to train on, and to choose the rate
-    test:Source,            # Pictures that are reported
-    label:str,              # The name of an integer label of both
-    recipe=VIRTEX_PROBE,    # How it is trained
-    size:int=None,          # Side of the views in pixels; the sources' own by default
-    held:float=.1,          # Part of `train` that chooses the rate
-    name:str='backbone',    # Of the backbone, in the row
-    seed:int=0,             # Held-out part, order, views and first weights depend on this alone
-    draws:int=500,          # How often the bootstrap draws the test pictures anew
-)->dict:                    # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`, `wd`, and `tried`, a dict for each head
+    backbone:nn.Module,                # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    train:Source,                      # Pictures to train on, and to choose the rate
+    test:Source,                       # Pictures that are reported
+    label:str,                         # The name of an integer label of both
+    recipe:SoftmaxRecipe=VIRTEX_PROBE, # How it is trained
+    size:int=None,                     # Side of the views in pixels; the sources' own by default
+    held:float=.1,                     # Part of `train` that chooses the rate
+    name:str='backbone',               # Of the backbone, in the row
+    seed:int=0,                        # Held-out part, order, views and first weights depend on this alone
+    draws:int=500,                     # How often the bootstrap draws the test pictures anew
+)->dict:                               # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`, `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
     for s in (train,test):
         if label not in s.labels or s.labels[label].ndim != 1:

@@ -90,9 +90,9 @@ class Svms:
 
 # %% ../../nbs/71_transfer.svm.ipynb #b221b27e
 def folds_of(
-    y,           # 1 where the thing is there (n,k)
-    folds:int=3, # How many
-)->np.ndarray:   # In which fold each image is held out, for each class (n,k)
+    y:np.ndarray|Tensor, # 1 where the thing is there (n,k)
+    folds:int=3,         # How many
+)->np.ndarray:           # In which fold each image is held out, for each class (n,k)
     "scikit-learn's stratified folds of every class; a `ValueError` names a class with too few positives"
     there = np.asarray(y) > 0; out = np.zeros(there.shape, int)
     for j,col in enumerate(there.T):
@@ -110,14 +110,14 @@ def _fold_aps(s, there, fold, folds):
 
 # %% ../../nbs/71_transfer.svm.ipynb #274c63ad
 def fit_svms(
-    x:Tensor,              # Features, as the protocol scales them (n,d)
-    y,                     # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
-    costs=COSTS,           # To choose from
-    folds:int=3,           # For the choice
-    tol:float=1e-6,        # Proven distance to each minimum, as part of the objective
-    device=None,           # Where to compute; where `x` is by default
-    dtype=torch.float32,   # Precision
-    iters:int=500,         # At most so many steps a solution
+    x:Tensor,                        # Features, as the protocol scales them (n,d)
+    y:np.ndarray|Tensor,             # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
+    costs:tuple|list=COSTS,          # To choose from
+    folds:int=3,                     # For the choice
+    tol:float=1e-6,                  # Proven distance to each minimum, as part of the objective
+    device:str|torch.device=None,    # Where to compute; where `x` is by default
+    dtype:torch.dtype=torch.float32, # Precision
+    iters:int=500,                   # At most so many steps a solution
 )->Svms:
     "Choose the cost of every class by its folds, and fit it to all images"
     x,there,costs = torch.as_tensor(x),np.asarray(y) > 0,tuple(sorted(costs))

@@ -20,7 +20,7 @@ def ask_tags(
     f:dict,             # Split -> features (n,d)
     y:dict,             # Split -> tags (n,k), 1 = present
     columns:dict,       # Question -> columns whose mean is asked for
-    l2s=L2S,            # Strengths to choose from
+    l2s:tuple|list=L2S, # Strengths to choose from
 )->tuple:               # {question: (statistic, chance)} and the chosen strength
     "Which things are there? One yes-or-no probe for each tag; mean average precision"
     probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'], lambda s: mean_ap(s, y['valid'])[0])
@@ -38,10 +38,10 @@ def ask_tags(
 
 # %% ../../nbs/73_transfer.table.ipynb #41bbb6dc
 def ask_class(
-    f:dict,      # Split -> features (n,d)
-    y:dict,      # Split -> classes (n,)
-    l2s=L2S,     # Strengths to choose from
-)->tuple:        # Statistic, chance, chosen strength
+    f:dict,             # Split -> features (n,d)
+    y:dict,             # Split -> classes (n,)
+    l2s:tuple|list=L2S, # Strengths to choose from
+)->tuple:               # Statistic, chance, chosen strength
     "Which one is it? One softmax probe; top-1"
     y = {k: np.asarray(v) for k,v in y.items()}; k = 1+max(v.max() for v in y.values())
     probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'], lambda s: top1(s, y['valid']))
@@ -50,11 +50,11 @@ def ask_class(
 
 # %% ../../nbs/73_transfer.table.ipynb #eff26908
 def ask_cell(
-    f:dict,         # Split -> features (n,d) that know about places
-    y:dict,         # Split -> cell of each tag (n,k), -1 = not asked
-    classes:int=9,  # Number of cells
-    l2s=NAMED_L2S,  # Strengths to choose from
-)->tuple:           # Statistic, chance, chosen strengths, number of questions
+    f:dict,                   # Split -> features (n,d) that know about places
+    y:dict,                   # Split -> cell of each tag (n,k), -1 = not asked
+    classes:int=9,            # Number of cells
+    l2s:tuple|list=NAMED_L2S, # Strengths to choose from
+)->tuple:                     # Statistic, chance, chosen strengths, number of questions
     "Where is the thing that is named? One softmax probe for each name, drawn towards a common one; top-1 over all questions"
     y = {k: np.asarray(v) for k,v in y.items()}; hit = lambda s, c: (np.asarray(s.argmax(-1)) == c) & (c >= 0)
     probe = best_strength(fit_named(f['train'], y['train'], classes, l2s), f['valid'], lambda s: hit(s, y['valid']).sum())
@@ -64,10 +64,10 @@ def ask_cell(
 
 # %% ../../nbs/73_transfer.table.ipynb #d0d1dedd
 def ask_all(
-    f:dict,        # Split -> features, `avg` and `grid2`
-    y:dict,        # Split -> labels
-    seen:int=24,   # The first so many tags are things that pretraining shows
-):                 # Yields question, metric, n, chance, statistic, strength
+    f:dict,           # Split -> features, `avg` and `grid2`
+    y:dict,           # Split -> labels
+    seen:int=24,      # The first so many tags are things that pretraining shows
+)->'Iterator[tuple]': # Yields question, metric, n, chance, statistic, strength
     "All questions that the labels allow, in the order of the table"
     has = lambda k: all(k in v for v in y.values()); pick = lambda d, k: {s: v[k] for s,v in d.items()}
     avg,n = pick(f, 'avg'),len(f['test']['avg'])
@@ -83,7 +83,7 @@ def ask_all(
 
 # %% ../../nbs/73_transfer.table.ipynb #1f55263e
 def interval(
-    stat,           # Takes counts of the scenes (draws,n), gives scores (draws,)
+    stat:callable,  # Takes counts of the scenes (draws,n), gives scores (draws,)
     n:int,          # Number of scenes
     draws:int=500,  # How often they are drawn anew
     seed:int=0,     # Same seed, same draws
@@ -93,10 +93,10 @@ def interval(
     return value,*bootstrap(lambda w: (s := stat(w)) - s.mean() + value, n, draws, seed=seed)
 
 def redraws(
-    stat,      # As for `interval`
-    n:int,     # Number of scenes
-    keep:int,  # How often they are drawn anew
-)->list:       # Percent, two digits (keep)
+    stat:callable, # As for `interval`
+    n:int,         # Number of scenes
+    keep:int,      # How often they are drawn anew
+)->list:           # Percent, two digits (keep)
     "The score under draws that are the same for every run, so that two runs can be compared on each of them"
     return np.round(100*stat(draw_counts(n, keep)), 2).tolist()
 
@@ -126,14 +126,14 @@ def transfer_table(
 
 # %% ../../nbs/73_transfer.table.ipynb #d69b35cd
 def world_table(
-    backbones:dict,           # Name -> backbone
-    world,                    # `vlrep.world.scenes.world`
-    size:int=48,              # Side of the images in pixels
-    seed:int=0,               # Of the bootstrap
-    n=(1500,500,2000),        # Scenes to fit, to choose, to report
-    keep:int=0,               # As for `transfer_table`
-    **kw                      # For `world`, such as `workers`
-)->list:                      # Rows, as `transfer_table` gives them
+    backbones:dict,               # Name -> backbone
+    world:callable,               # `vlrep.world.scenes.world`
+    size:int=48,                  # Side of the images in pixels
+    seed:int=0,                   # Of the bootstrap
+    n:tuple|list=(1500,500,2000), # Scenes to fit, to choose, to report
+    keep:int=0,                   # As for `transfer_table`
+    **kw                          # For `world`, such as `workers`
+)->list:                          # Rows, as `transfer_table` gives them
     "The transfer table on the shifted world"
     return transfer_table(backbones, *(world(s, k, size=size, shifted=True, **kw) for s,k in zip(('train','valid','test'), n)), seed=seed, keep=keep)
 

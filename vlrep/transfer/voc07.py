@@ -45,11 +45,11 @@ def squash(
     return {**batch, 'img': ((x-mean)/std).contiguous(memory_format=torch.channels_last)}
 
 def voc_views(
-    source:Source,  # The photos
-    spec:VocSpec,   # How they are shown
-    bs:int=256,     # Images at a time
-    device='cpu',   # Where they are wanted
-):                  # Yields dicts with `img` float (b,3,size,size)
+    source:Source,                 # The photos
+    spec:VocSpec,                  # How they are shown
+    bs:int=256,                    # Images at a time
+    device:str|torch.device='cpu', # Where they are wanted
+)->'Iterator[dict]':               # Yields dicts with `img` float (b,3,size,size)
     "The photos of `source` as `spec` shows them, in order"
     if spec.view not in ('centre','squash'): raise did_you_mean('view', spec.view, ('centre','squash'))
     plain = Plain(spec.size, spec.resize) if spec.view == 'centre' else lambda b: squash(b, spec.size)
@@ -59,10 +59,10 @@ def voc_views(
 
 # %% ../../nbs/77_transfer.voc07.ipynb #07a2bfbc
 def interpolated_ap(
-    scores,       # Higher means more likely (n,)
-    labels,       # 1 or 0 (n,)
-    weights=None, # How often each item counts: (n,), or (draws,n) for many countings at once
-):                # A number, or (draws,); NaN where nothing is positive
+    scores:np.ndarray|list,       # Higher means more likely (n,)
+    labels:np.ndarray|list,       # 1 or 0 (n,)
+    weights:np.ndarray|list=None, # How often each item counts: (n,), or (draws,n) for many countings at once
+)->float|np.ndarray:              # A number, or (draws,); NaN where nothing is positive
     "Average precision under the precision that never falls with recall; equal scores are met together (FAIR's self-supervision benchmark, code)"
     scores,labels = np.asarray(scores, np.float64),np.asarray(labels, np.float64)
     if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
@@ -96,18 +96,18 @@ def _rows(s, y, names, ap, seed, draws):
 
 # %% ../../nbs/77_transfer.voc07.ipynb #a12c2a92
 def voc07(
-    backbone:nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:Source,        # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
-    test:Source,         # The same for the photos that are reported
-    spec='v2',           # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
-    size:int=None,       # Side of the views, for networks that are used to others than 224 pixels
-    costs=COSTS,         # To choose from
-    ap:str='sklearn',    # Average precision that is reported: `sklearn` or `interpolated`
-    name:str='backbone', # Of the backbone, in the rows
-    seed:int=0,          # Of the bootstrap
-    draws:int=500,       # How often it draws the test photos anew
-    device=None,         # Where the machines are fitted; the CPU by default
-)->list:                 # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent), `cost`, `spec`, `ap`
+    backbone:nn.Module,           # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    train:Source,                 # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
+    test:Source,                  # The same for the photos that are reported
+    spec:str|VocSpec='v2',        # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
+    size:int=None,                # Side of the views, for networks that are used to others than 224 pixels
+    costs:tuple|list=COSTS,       # To choose from
+    ap:str='sklearn',             # Average precision that is reported: `sklearn` or `interpolated`
+    name:str='backbone',          # Of the backbone, in the rows
+    seed:int=0,                   # Of the bootstrap
+    draws:int=500,                # How often it draws the test photos anew
+    device:str|torch.device=None, # Where the machines are fitted; the CPU by default
+)->list:                          # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent), `cost`, `spec`, `ap`
     "The VOC07 protocol (VirTex sec. 4.1): costs are chosen on folds of `train`, and `test` is only ranked"
     if isinstance(spec, str):
         if spec not in VOC_SPECS: raise did_you_mean('VOC07 spec', spec, VOC_SPECS)
