@@ -143,7 +143,7 @@ COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report
 # %% ../nbs/90_cli.ipynb #435958d7
 def main(
     argv:list=None, # Command and options; by default those of the process
-):
+)->None:
     "Read the words, call the function, turn errors into one line and a code"
     plain_output(); argv = list(sys.argv[1:] if argv is None else argv); name = argv[0] if argv else '--help'
     if name in ('-h','--help'):
@@ -161,23 +161,23 @@ def main(
     sys.exit(code)
 
 # %% ../nbs/90_cli.ipynb #60511d5c
-def pretrain_main():
+def pretrain_main()->None:
     "The command `vlrep-pretrain`"
     main(['pretrain', *sys.argv[1:]])
 
-def caption_main():
+def caption_main()->None:
     "The command `vlrep-caption`"
     main(['caption', *sys.argv[1:]])
 
-def evaluate_main():
+def evaluate_main()->None:
     "The command `vlrep-evaluate`"
     main(['evaluate', *sys.argv[1:]])
 
-def report_main():
+def report_main()->None:
     "The command `vlrep-report`"
     main(['report', *sys.argv[1:]])
 
-def export_main():
+def export_main()->None:
     "The command `vlrep-export`"
     main(['export', *sys.argv[1:]])
 

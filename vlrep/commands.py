@@ -75,8 +75,8 @@ def _empty(method, rec, tok, weights, name):
 
 # %% ../nbs/88_commands.ipynb #ec7f03b5
 def recipe_of(
-    run:Run, # From `load`
-):           # The recipe that the run was trained with
+    run:Run,     # From `load`
+)->MethodRecipe: # The recipe that the run was trained with
     "The recipe in `recipe.json`, checked; a `ValueError` names the file"
     info,path = run.info,run/'recipe.json'
     if info['method'] not in METHODS: raise did_you_mean(f'method in {path}', info['method'], METHODS)
@@ -90,8 +90,8 @@ def _data_of(run):
     return data['name']
 
 def job_of(
-    run:Run, # From `load`
-):           # The sizes of its job
+    run:Run,           # From `load`
+)->WorldJob|PhotosJob: # The sizes of its job
     "The job in `recipe.json`, checked; a `ValueError` names the file"
     path = run/'recipe.json'
     try:
@@ -101,9 +101,9 @@ def job_of(
 
 # %% ../nbs/88_commands.ipynb #a64ba253
 def open_run(
-    run,                # A run folder
-    which='best',       # Which checkpoint: best, last, or the number of a step
-    device='cpu',       # Where the model shall live
+    run:FilePath,                  # A run folder
+    which:str|int='best',          # Which checkpoint: best, last, or the number of a step
+    device:str|torch.device='cpu', # Where the model shall live
 )->Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
     run = load(run); info,weights = run.info,run.weights(which)
@@ -118,7 +118,7 @@ def open_run(
 
 # %% ../nbs/88_commands.ipynb #f89f23f9
 def run_folder(
-    out,          # A folder, or None
+    out:FilePath, # A folder, or None
     data:str,     # world, flickr8k, flickr30k, csv or coco
     method:str,   # One of `METHODS`
 )->Path:          # It holds no run
@@ -153,10 +153,10 @@ def processor()->str:
 # %% ../nbs/88_commands.ipynb #5669a522
 @contextmanager
 def unless_begun(
-    run:Run, # Just made; one that goes on stays as it is
-    fresh:bool=True, # Was it made for this?
-    say=print, # Told how to go on, if the disk or a process let the run down
-):
+    run:Run,            # Just made; one that goes on stays as it is
+    fresh:bool=True,    # Was it made for this?
+    say:callable=print, # Told how to go on, if the disk or a process let the run down
+)->'Iterator[None]':
     "If the body fails before the first checkpoint, leave no run behind, so that the same folder can be tried again"
     try: yield
     except TooManyDamaged as e:                                       # the run stays: it can go on with another limit
@@ -215,12 +215,12 @@ def _apart(rec, parts):
 def _small(asked, changes): return [*tiny(*plan(asked['method'], asked['name'], (), asked['data'])), *changes]
 
 def rehearse(
-    what:str,            # dry-run: the plan, from 20 timed steps; overfit: learn one batch by heart
-    small:bool=False,    # Of the job of `pretrain(small=True)`?
-    changes=(),          # As for `pretrain`
-    threads:int=None, workers:int=None, max_damaged=None, say=print, # As for `pretrain`
-    **options            # `method`, `name`, `data`, `root`, `seed`, `precision`, `accumulate`, as for `pretrain`
-)->bool:                 # Did it go well?
+    what:str,              # dry-run: the plan, from 20 timed steps; overfit: learn one batch by heart
+    small:bool=False,      # Of the job of `pretrain(small=True)`?
+    changes:list|tuple=(), # As for `pretrain`
+    threads:int=None, workers:int=None, max_damaged:int|float|str=None, say:callable=print, # As for `pretrain`
+    **options              # `method`, `name`, `data`, `root`, `seed`, `precision`, `accumulate`, as for `pretrain`
+)->bool:                   # Did it go well?
     "Try a run out before it begins; nothing is kept"
     _limit(max_damaged)
     given = {k: v for k,v in options.items() if v is not None}
@@ -275,25 +275,25 @@ def _limit(max_damaged):
     except ValueError as e: raise ValueError(f'--max-damaged: {e}') from None
 
 def pretrain(
-    method:str=None,     # One of `METHODS`; virtex
-    name:str=None,       # One of the method's recipes; by default the one called like the data
-    changes=(),          # Texts `field=value` for the recipe or the job
-    data:str=None,       # world, flickr8k, flickr30k, csv or coco; world
-    root=None,           # For photos: the folder that holds them in the layout of `data`, or the CSV
-    out=None,            # Folder of the run; by default the next free one in runs/
-    seed:int=None,       # Of everything that is drawn; 0
-    precision:str=None,  # auto, fp32, bf16 or fp16; auto
-    threads:int=None,    # Of the CPU; by default what PyTorch chooses
-    accumulate:int=None, # Parts into which each batch is cut to save memory; 1
-    workers:int=None,    # Processes that load images in advance; 0
-    save_every:int=None, # Steps between checkpoints within an epoch; 0: only at its end
-    max_damaged=None,    # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
-    resume_run=None,     # Folder of a run that was stopped, to go on with; options left out are those it began with
-    at='last',           # Which of its checkpoints: last, or the number of a step
-    inexact:bool=False,  # Go on although something differs?
-    small:bool=False,    # A job of some twenty seconds, to see that everything works?
-    say=print,           # Called with each line of progress
-)->Path:                 # The run's folder, with report.html
+    method:str=None,                # One of `METHODS`; virtex
+    name:str=None,                  # One of the method's recipes; by default the one called like the data
+    changes:list|tuple=(),          # Texts `field=value` for the recipe or the job
+    data:str=None,                  # world, flickr8k, flickr30k, csv or coco; world
+    root:FilePath=None,             # For photos: the folder that holds them in the layout of `data`, or the CSV
+    out:FilePath=None,              # Folder of the run; by default the next free one in runs/
+    seed:int=None,                  # Of everything that is drawn; 0
+    precision:str=None,             # auto, fp32, bf16 or fp16; auto
+    threads:int=None,               # Of the CPU; by default what PyTorch chooses
+    accumulate:int=None,            # Parts into which each batch is cut to save memory; 1
+    workers:int=None,               # Processes that load images in advance; 0
+    save_every:int=None,            # Steps between checkpoints within an epoch; 0: only at its end
+    max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
+    resume_run:FilePath=None,       # Folder of a run that was stopped, to go on with; options left out are those it began with
+    at:str|int='last',              # Which of its checkpoints: last, or the number of a step
+    inexact:bool=False,             # Go on although something differs?
+    small:bool=False,               # A job of some twenty seconds, to see that everything works?
+    say:callable=print,             # Called with each line of progress
+)->Path:                            # The run's folder, with report.html
     "The main job: learn from captions, then find out what was learned; `Stopped` if a signal ends it early"
     given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision, threads=threads,
                                   accumulate=accumulate).items() if v is not None}
@@ -377,11 +377,11 @@ def _words(run, method, rec, src):
 
 # %% ../nbs/88_commands.ipynb #e8074e4b
 def caption(
-    run,             # A run folder
-    images:list,     # Paths
-    which='best',    # Which checkpoint: best, last, or the number of a step
-    say=print,       # Called with each caption
-)->list:             # The captions, in order
+    run:FilePath,         # A run folder
+    images:list,          # Paths
+    which:str|int='best', # Which checkpoint: best, last, or the number of a step
+    say:callable=print,   # Called with each caption
+)->list:                  # The captions, in order
     "One sentence for each image"
     if not images: raise ValueError('IMAGE is missing: name at least one image file')
     m,out = open_run(run, which),[]
@@ -412,17 +412,17 @@ def _tabled(m, run):
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)
 
 def evaluate(
-    run,              # A run folder
-    on:str,           # One of `EVALUATIONS`: captions, voc07, folder or world
-    root=None,        # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for folder; for captions, by default where the run's were
-    data:str=None,    # For captions: world, flickr8k, flickr30k, csv or coco; by default what the run was trained on
-    which='best',     # Which checkpoint: best, last, or the number of a step
-    how:str='greedy', # For captions: greedy, beam or nucleus
-    spec:str='v2',    # For voc07: v1, v2, loctex or icmlm
-    ap:str='sklearn', # For voc07: sklearn or interpolated
-    probe:str='virtex2', # For folder: virtex, virtex2, moco or mct, the papers' recipes of a softmax probe
-    say=print,        # Called with the table
-)->list:              # Rows: `question, metric, backbone, n, chance, value, low, high`
+    run:FilePath,         # A run folder
+    on:str,               # One of `EVALUATIONS`: captions, voc07, folder or world
+    root:FilePath=None,   # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for folder; for captions, by default where the run's were
+    data:str=None,        # For captions: world, flickr8k, flickr30k, csv or coco; by default what the run was trained on
+    which:str|int='best', # Which checkpoint: best, last, or the number of a step
+    how:str='greedy',     # For captions: greedy, beam or nucleus
+    spec:str='v2',        # For voc07: v1, v2, loctex or icmlm
+    ap:str='sklearn',     # For voc07: sklearn or interpolated
+    probe:str='virtex2',  # For folder: virtex, virtex2, moco or mct, the papers' recipes of a softmax probe
+    say:callable=print,   # Called with the table
+)->list:                  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Ask a trained network something else"
     check_evaluation(on, root, data, how, spec, ap, probe)
     m,info = open_run(run, which),load(run).info; who,kind = info['method'],data or info['data']['name']
@@ -440,10 +440,10 @@ def evaluate(
 
 # %% ../nbs/88_commands.ipynb #1161fe17
 def report(
-    runs:list, # Run folders
-    out=None,  # The page of several runs; comparison.html by default
-    say=print, # Called with the path of the page
-)->Path:       # The page
+    runs:list,          # Run folders
+    out:FilePath=None,  # The page of several runs; comparison.html by default
+    say:callable=print, # Called with the path of the page
+)->Path:                # The page
     "Write the page of a run anew, or one page for several runs side by side"
     if len(runs) == 1 and out is None: path = write_report(load(runs[0]))
     else: path = write_comparison(runs, out or 'comparison.html')
@@ -452,12 +452,12 @@ def report(
 
 # %% ../nbs/88_commands.ipynb #e5fbf6d3
 def export(
-    run,              # A run folder
-    to:str,           # One of `LAYOUTS`: torchvision, timm or detectron2
-    out=None,         # Folder to write to; by default RUN/export-`to`
-    which='best',     # Which checkpoint: best, last, or the number of a step
-    say=print,        # Called with lines of Python: comments about what was written, then what opens it
-)->dict:              # The files, what read them, how far its numbers are from ours, and the lines that open them
+    run:FilePath,         # A run folder
+    to:str,               # One of `LAYOUTS`: torchvision, timm or detectron2
+    out:FilePath=None,    # Folder to write to; by default RUN/export-`to`
+    which:str|int='best', # Which checkpoint: best, last, or the number of a step
+    say:callable=print,   # Called with lines of Python: comments about what was written, then what opens it
+)->dict:                  # The files, what read them, how far its numbers are from ours, and the lines that open them
     "Write the backbone in another library's layout, after reading it back and comparing; a `ValueError` if no other library can open it"
     one_of('--to', to, LAYOUTS)
     out = Path(out or Path(run)/f'export-{to}'); got = open_run(run, which).export(out, to)

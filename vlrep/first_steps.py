@@ -25,9 +25,9 @@ _TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads
              scenes=640, held=40, probe=200, probe_held=100, test=200, shown=40, shuffles=1)
 
 def tiny(
-    rec, # A recipe
-    job, # Sizes of the job
-)->list: # Texts `field=value`, for `override_all([rec, job], ...)`
+    rec:'MethodRecipe',       # A recipe
+    job:'WorldJob|PhotosJob', # Sizes of the job
+)->list:                      # Texts `field=value`, for `override_all([rec, job], ...)`
     "Changes with which the whole job takes some twenty seconds on two cores, and learns next to nothing"
     kind = {f.name: type(getattr(p, f.name)) for p in (rec, job) for f in fields(p)}
     return [f'{k}={v}' for k,v in _TINY.items() if kind.get(k) is type(v)]
@@ -104,20 +104,20 @@ def _look_time(learn, most=3):
 
 # %% ../nbs/84_first_steps.ipynb #a6b5fc50
 def dry_run(
-    method:Method,    # Recipe, model, loss and learner
-    rec, job,         # Its recipe, and the sizes of the job
-    src:dict,         # Sources `train` and `held`
-    data:str='world', # What they are
-    tok=None,         # Tokenizer, for methods that read captions
-    seed:int=0,       # Of the weights and the order
-    precision:str='auto', # As for the run
-    accumulate:int=1, # Parts of a batch
-    workers:int=0,    # Processes that read ahead
-    say=print,        # Called with each line
-    steps:int=20,     # Steps that are timed
-    warm:int=3,       # Steps before them
-    max_damaged=None, # As for the run
-)->dict:              # The numbers; times in seconds, memory in bytes
+    method:Method,                                # Recipe, model, loss and learner
+    rec:'MethodRecipe', job:'WorldJob|PhotosJob', # Its recipe, and the sizes of the job
+    src:dict,                                     # Sources `train` and `held`
+    data:str='world',                             # What they are
+    tok:'Tokenizer'=None,                         # Tokenizer, for methods that read captions
+    seed:int=0,                                   # Of the weights and the order
+    precision:str='auto',                         # As for the run
+    accumulate:int=1,                             # Parts of a batch
+    workers:int=0,                                # Processes that read ahead
+    say:callable=print,                           # Called with each line
+    steps:int=20,                                 # Steps that are timed
+    warm:int=3,                                   # Steps before them
+    max_damaged:int|float|str=None,               # As for the run
+)->dict:                                          # The numbers; times in seconds, memory in bytes
     "The plan of a run, from a few steps of it that are thrown away; a `ValueError` with advice if the memory is too small"
     learn,watch = _try_out(method, rec, src, data, tok, seed, precision, accumulate, workers, steps, warm, max_damaged)
     mem = _peak(); model,t = learn.model,watch.steps(); mid,low,high = (float(np.quantile(t, q)) for q in (.5,.25,.75))
@@ -147,11 +147,11 @@ def _plan_lines(n, job):
 
 # %% ../nbs/84_first_steps.ipynb #07147801
 def lowest_loss(
-    loss,       # (output, batch) -> (total, count)
-    out:dict,   # What a model answered
-    batch:dict, # The batch
+    loss:callable, # (output, batch) -> (total, count)
+    out:dict,      # What a model answered
+    batch:dict,    # The batch
     steps:int=300, # Steps of Adam
-)->float:       # Total / count
+)->float:          # Total / count
     "The loss of the best possible answers to this batch: scores that need no network"
     free = {k: v.detach().float().clone().requires_grad_() for k,v in out.items() if torch.is_tensor(v) and v.is_floating_point() and not k.startswith('target')}
     mean = lambda: (lambda t, n: t/n)(*loss({**out, **free}, batch))
@@ -182,18 +182,18 @@ def _same_view(method, rec, src, n, tok, data, steps):
 
 # %% ../nbs/84_first_steps.ipynb #bf4b895e
 def overfit(
-    method:Method,    # Recipe, model, loss and learner
-    rec,              # Its recipe
-    src:dict,         # Sources; of `train`, the first `n` images are used
-    data:str='world', # What they are
-    tok=None,         # Tokenizer, for methods that read captions
-    seed:int=0,       # Of the weights
+    method:Method,        # Recipe, model, loss and learner
+    rec:'MethodRecipe',   # Its recipe
+    src:dict,             # Sources; of `train`, the first `n` images are used
+    data:str='world',     # What they are
+    tok:'Tokenizer'=None, # Tokenizer, for methods that read captions
+    seed:int=0,           # Of the weights
     precision:str='auto', # As for the run
-    say=print,        # Called with each line
-    n:int=16,         # Images
-    steps:int=600,    # Steps at the most
-    part:float=.02,   # What may remain of the distance between the first loss and the lowest possible
-)->bool:              # Was the batch learned?
+    say:callable=print,   # Called with each line
+    n:int=16,             # Images
+    steps:int=600,        # Steps at the most
+    part:float=.02,       # What may remain of the distance between the first loss and the lowest possible
+)->bool:                  # Was the batch learned?
     "Learn one batch by heart, or say that it failed"
     calm,dls = _same_view(method, rec, src, n, tok, data, steps); learn = method.learner(calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]

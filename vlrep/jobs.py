@@ -42,11 +42,11 @@ _tags = Method(TagsRecipe, TagsModel, tags_loss, tags_learner, 'labels')
 
 # %% ../nbs/83_jobs.ipynb #6a7d1774
 def use(
-    model,       # A method's model: `visual`, and `generate` if it writes captions
-    rec,         # Its recipe
-    data:str,    # What it was trained on
-    tok=None,    # Tokenizer, if it writes captions
-    name:str='this run', # For messages
+    model:torch.nn.Module, # A method's model: `visual`, and `generate` if it writes captions
+    rec:MethodRecipe,      # Its recipe
+    data:str,              # What it was trained on
+    tok:Tokenizer=None,    # Tokenizer, if it writes captions
+    name:str='this run',   # For messages
 )->Pretrained:
     "A model with the view of its training"
     side,view = views(rec, data)
@@ -81,13 +81,13 @@ def others(
 # %% ../nbs/83_jobs.ipynb #40e713a2
 @torch.no_grad()
 def photo_losses(
-    model,          # Batch -> output for the loss
-    loss,           # (output, batch) -> (total nats, words)
-    m:Pretrained,   # The same model, for views and tokenizer
-    src:Source,     # Photos with captions
-    shown,          # Which photo each one's captions are read beside (n,)
-    max_len:int=30, # Most pieces of a caption
-)->np.ndarray:      # Nats, words and word pieces of each photo's captions, over all directions of reading (n,3); [EOS] is a word, too
+    model:torch.nn.Module,  # Batch -> output for the loss
+    loss:callable,          # (output, batch) -> (total nats, words)
+    m:Pretrained,           # The same model, for views and tokenizer
+    src:Source,             # Photos with captions
+    shown:np.ndarray|range, # Which photo each one's captions are read beside (n,)
+    max_len:int=30,         # Most pieces of a caption
+)->np.ndarray:              # Nats, words and word pieces of each photo's captions, over all directions of reading (n,3); [EOS] is a word, too
     "The loss of each photo's captions beside the photo `shown`"
     out = []
     for i,j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
@@ -98,7 +98,11 @@ def photo_losses(
         ways = sum(k.startswith('logits') for k in o); out.append([float(total), words*ways, float(n)*ways])
     return np.array(out)
 
-def photo_samples(model, loss, m, src, shuffles=3, max_len=30):
+def photo_samples(
+    model:torch.nn.Module, loss:callable, m:Pretrained, src:Source, # As for `photo_losses`
+    shuffles:int=3,  # How often each photo is given another one's captions
+    max_len:int=30,  # Most pieces of a caption
+)->tuple:            # Numbers, and a dict for each photo, as the report takes them
     "Loss beside the right photo and beside others, and every caption with its photo's own loss"
     each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a word piece
     right = photo_losses(model, loss, m, src, range(len(src)), max_len)
@@ -113,20 +117,20 @@ def photo_samples(model, loss, m, src, shuffles=3, max_len=30):
 
 # %% ../nbs/83_jobs.ipynb #316533c6
 def train_on(
-    method:Method,    # Recipe, model, loss and learner
-    rec,              # Its recipe
-    src:dict,         # Sources `train` and `held`
-    data:str,         # world, or how photos are laid out: flickr8k, flickr30k, csv or coco
-    tok=None,         # Tokenizer, for methods that read captions
-    seed:int=0,       # Of weights, order, views, dropout
-    precision:str='auto', # auto, fp32, bf16 or fp16
-    cbs=(),           # More callbacks
-    say=print,        # Called with lines about the progress
-    accumulate:int=1, # Parts into which each batch is cut to save memory
-    workers:int=0,    # Processes that read images ahead
-    begin=None,       # Called with the learner before it trains, such as to `resume`
-    max_damaged=None, # Images that may be unreadable, see `damage_limit`
-):                    # The fastai Learner, trained
+    method:Method,                  # Recipe, model, loss and learner
+    rec:MethodRecipe,               # Its recipe
+    src:dict,                       # Sources `train` and `held`
+    data:str,                       # world, or how photos are laid out: flickr8k, flickr30k, csv or coco
+    tok:Tokenizer=None,             # Tokenizer, for methods that read captions
+    seed:int=0,                     # Of weights, order, views, dropout
+    precision:str='auto',           # auto, fp32, bf16 or fp16
+    cbs:list|tuple=(),              # More callbacks
+    say:callable=print,             # Called with lines about the progress
+    accumulate:int=1,               # Parts into which each batch is cut to save memory
+    workers:int=0,                  # Processes that read images ahead
+    begin:callable=None,            # Called with the learner before it trains, such as to `resume`
+    max_damaged:int|float|str=None, # Images that may be unreadable, see `damage_limit`
+)->BatchLearner:                    # The fastai Learner, trained
     "Train `method` on `src`; a `ValueError` with advice if the memory is too small"
     j = rec.jitter
     aug,plain = Augment(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=rec.jitter_p),views(rec, data)[1]
@@ -147,23 +151,23 @@ def train_on(
     return learn
 
 def supervised(
-    rec,   # The recipe of the method it stands beside
-):         # A recipe of tags
+    rec:MethodRecipe, # The recipe of the method it stands beside
+)->TagsRecipe:        # A recipe of tags
     "The same backbone, views and batch, taught with true categories for half the steps"
     same = {k: getattr(rec, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     return replace(recipe('tags', 'world'), **same, steps=rec.steps//2, warmup=rec.warmup//2)
 
 # %% ../nbs/83_jobs.ipynb #e53f3cf5
 def baselines(
-    rec,            # The recipe of the method they stand beside
-    src:dict,       # Sources `train` and `held`
-    stages:Stages,  # Times them
-    seed:int=0,     # The same first weights as the method's
+    rec:MethodRecipe,     # The recipe of the method they stand beside
+    src:dict,             # Sources `train` and `held`
+    stages:Stages,        # Times them
+    seed:int=0,           # The same first weights as the method's
     precision:str='auto', # As for the method
-    accumulate:int=1, # As for the method
-    say=print,      # Called with lines about the progress
-    warnings=None,  # A dict that gets what is to be said against the training of a rival
-)->dict:            # Name -> backbone
+    accumulate:int=1,     # As for the method
+    say:callable=print,   # Called with lines about the progress
+    warnings:dict=None,   # A dict that gets what is to be said against the training of a rival
+)->dict:                  # Name -> backbone
     "Random features, and features of true labels"
     with stages('random'):
         net = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
@@ -192,13 +196,13 @@ _SAID = {True: 'nouns of held-out captions: precision {noun_precision:.0f} %, re
                 '(a word piece: {right_piece:.3f}, {wrong_piece:.3f})'}
 
 def told_samples(
-    model, m:Pretrained, # Trained; the same, opened for use
-    rec,                 # Its recipe
-    src:dict,            # Sources `train` and `test`
-    data:str,            # world, or how photos are laid out
-    seed:int=0,          # Which pictures
-    n:int=6,             # How many
-)->list:                 # As `trace_samples`; none if training had no narratives
+    model:torch.nn.Module, m:Pretrained, # Trained; the same, opened for use
+    rec:MethodRecipe, # Its recipe
+    src:dict,         # Sources `train` and `test`
+    data:str,         # world, or how photos are laid out
+    seed:int=0,       # Which pictures
+    n:int=6,          # How many
+)->list:              # As `trace_samples`; none if training had no narratives
     "Held-out pictures drawn by lot, what was told about them, and where the model looks for the words"
     if src['train'].narratives is None: return []
     rows = [int(r) for r in rng(seed, 'told').permutation(len(src['test']))[:n]]; big = None
@@ -256,14 +260,14 @@ def _of_training(run, rec, src, learn, say):
 
 # %% ../nbs/83_jobs.ipynb #e28adcac
 def measure(
-    run:Run,       # Open, trained
-    rec, job,      # Recipe of the method, sizes of the job
-    src:dict,      # Sources `train`, `held`, `test`
-    learn,         # The learner, at its best checkpoint
-    tok,           # Tokenizer, or None
-    stages:Stages, # Times what is done here
-    say=print,     # Called with lines for the screen
-)->tuple:          # Numbers for result.jsonl, samples for the report
+    run:Run,            # Open, trained
+    rec:MethodRecipe, job:WorldJob|PhotosJob, # Recipe of the method, sizes of the job
+    src:dict,           # Sources `train`, `held`, `test`
+    learn:BatchLearner, # The learner, at its best checkpoint
+    tok:Tokenizer,      # Tokenizer, or None
+    stages:Stages,      # Times what is done here
+    say:callable=print, # Called with lines for the screen
+)->tuple:               # Numbers for result.jsonl, samples for the report
     "Everything that is asked of a trained model"
     info,model,samples = run.info,learn.model,[]
     method,data,seed = info['method'],info['data']['name'],info['seed']; m = use(model, rec, data, tok, str(run.path))

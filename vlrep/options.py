@@ -22,17 +22,17 @@ PROBE_NAMES = 'virtex','virtex2','moco','mct'
 LAYOUT_NAMES = 'torchvision','timm','detectron2'
 
 def one_of(
-    option:str, # Such as --method
-    value,      # What was asked for
-    names,      # What there is
-):
+    option:str,            # Such as --method
+    value:str,             # What was asked for
+    names:'Iterable[str]', # What there is
+)->None:
     "A `ValueError` that names the nearest of `names`, if `value` is not one of them"
     if value not in names: raise did_you_mean(option, value, names)
 
 # %% ../nbs/80b_options.ipynb #0aea3f26
 def recipe_name(
     method:str, # One of `READS`
-    name,       # A recipe's name; a layout of photos (older runs recorded it) or None stand for the default
+    name:str,   # A recipe's name; a layout of photos (older runs recorded it) or None stand for the default
     data:str,   # One of `JOBS`
 )->str:         # One of `RECIPES[method]`
     "The name of the recipe that is meant"
@@ -48,12 +48,12 @@ def _of_labels(method, data):
         raise ValueError(f'--method {method}: learns from labels, and {data} has none for it')
 
 def plan(
-    method:str,   # One of `READS`
-    name,         # One of the method's recipes, or None for the data's default
-    changes,      # Texts `field=value`
-    data:str,     # world, flickr8k, flickr30k, csv, narratives or coco
-    parts=None,   # Recipe and job to change, those of a run; by default the named ones
-)->tuple:         # Recipe and job, as changed
+    method:str,            # One of `READS`
+    name:str,              # One of the method's recipes, or None for the data's default
+    changes:list|tuple,    # Texts `field=value`
+    data:str,              # world, flickr8k, flickr30k, csv, narratives or coco
+    parts:list|tuple=None, # Recipe and job to change, those of a run; by default the named ones
+)->tuple:                  # Recipe and job, as changed
     "What is asked for; a `ValueError` names the option that is wrong"
     one_of('--data', data, JOBS)
     one_of('--method', method, READS)
@@ -73,12 +73,12 @@ def plan(
 _LIMITS = dict(threads=(1,512), accumulate=(1,10**6), workers=(0,256), save_every=(0,10**9))
 
 def check_options(
-    data:str='world',    # One of `JOBS`
-    root=None, out=None, resume_run=None, # Folders, or None
+    data:str='world',     # One of `JOBS`
+    root:'FilePath'=None, out:'FilePath'=None, resume_run:'FilePath'=None, # Folders, or None
     precision:str='auto', # auto, fp32, bf16 or fp16
-    resuming:bool=False, # Do `root` and others come from a run that goes on?
-    **numbers            # threads, accumulate, workers, save_every: whole numbers, or None
-):
+    resuming:bool=False,  # Do `root` and others come from a run that goes on?
+    **numbers             # threads, accumulate, workers, save_every: whole numbers, or None
+)->None:
     "A `ValueError` names the option that cannot be meant"
     one_of('--data', data, JOBS)
     for k,v in dict(root=root, out=out, resume=resume_run).items():
@@ -96,14 +96,14 @@ _EVALUATION_ROOTS = dict(voc07='the folder VOCdevkit/VOC2007', folder='a folder 
 _EVALUATION_OPTIONS = dict(captions=('root','data','how'), voc07=('root','spec','ap'), folder=('root','probe'), world=())
 
 def check_evaluation(
-    on:str,           # One of `EVALUATIONS`
-    root=None,        # Where the photos are, or None
-    data=None,        # For captions: one of `JOBS`, or None
-    how:str='greedy', # For captions: one of `DECODING`
-    spec:str='v2',    # For voc07: one of `VOC_NAMES`
-    ap:str='sklearn', # For voc07: one of `AP_NAMES`
-    probe:str='virtex2', # For folder: one of `PROBE_NAMES`
-):
+    on:str,               # One of `EVALUATIONS`
+    root:'FilePath'=None, # Where the photos are, or None
+    data:str=None,        # For captions: one of `JOBS`, or None
+    how:str='greedy',     # For captions: one of `DECODING`
+    spec:str='v2',        # For voc07: one of `VOC_NAMES`
+    ap:str='sklearn',     # For voc07: one of `AP_NAMES`
+    probe:str='virtex2',  # For folder: one of `PROBE_NAMES`
+)->None:
     "A `ValueError` names the option that cannot be meant, or that belongs to another evaluation"
     one_of('--on', on, EVALUATIONS)
     for k,v,there in (('how', how, DECODING), ('spec', spec, VOC_NAMES), ('ap', ap, AP_NAMES), ('probe', probe, PROBE_NAMES)): one_of(f'--{k}', v, there)

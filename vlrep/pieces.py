@@ -15,15 +15,15 @@ from .instability import *
 
 # %% ../nbs/81_pieces.ipynb #d452bc62
 def esc(
-    x, # Text or a number
-)->str: # Safe inside HTML, in text and in attributes
+    x:object, # Text or a number
+)->str:       # Safe inside HTML, in text and in attributes
     "Escape `x`; floats get four significant digits"
     return html.escape(f'{x:.4g}' if isinstance(x, float) else str(x), quote=True)
 
 # %% ../nbs/81_pieces.ipynb #7b4639ad
 def data_uri(
-    x, # A picture as a data URI
-)->str: # The same
+    x:str, # A picture as a data URI
+)->str:    # The same
     "Only a JPEG or PNG that is part of the page may stand where a page names a picture; a `ValueError` for anything else"
     if isinstance(x, str) and re.fullmatch('data:image/(jpeg|png);base64,[A-Za-z0-9+/]*={0,2}', x): return x
     raise ValueError(f'not a picture as a data URI: {brief(x)}')
@@ -161,8 +161,8 @@ def cards_html(
 
 # %% ../nbs/81_pieces.ipynb #5ab0999e
 def veil_uri(
-    weights, # Of the cells (h,w), at least 0
-)->str:      # data:image/png;base64,..., as many pixels as cells
+    weights:np.ndarray|list, # Of the cells (h,w), at least 0
+)->str:                      # data:image/png;base64,..., as many pixels as cells
     "Dark, clear where the weight is largest, nearly opaque where it is 0"
     w = np.asarray(weights, float)
     if w.ndim != 2 or not w.size or w.min() < 0: raise ValueError(f'weights: wanted (h,w), none below 0, not {w.shape}')

@@ -32,10 +32,10 @@ _SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', tuple:
 
 # %% ../nbs/80_recipes.ipynb #8c7bed2a
 def read_value(
-    text:str,  # What was written
-    hint,      # The field's annotation: int, float, bool, str, tuple, or several with |
-    name:str,  # The field, for the message
-):             # The value, of (one of) the types that `hint` allows
+    text:str,    # What was written
+    hint:object, # The field's annotation: int, float, bool, str, tuple, or several with |
+    name:str,    # The field, for the message
+)->int|float|bool|str|tuple|None: # The value, of (one of) the types that `hint` allows
     "Read `text` as a value of the type `hint`"
     text,kinds = text.strip(),_kinds(hint)
     readers = {type(None): lambda s: {'none': None, '': None}[s.lower()], bool: lambda s: _FLAG[s.lower()], int: int, float: float,
@@ -62,23 +62,23 @@ def override_all(
     return [replace(p, **n) for p,n in zip(parts, new)]
 
 def override(
-    recipe,     # A frozen dataclass
-    pairs:list, # Texts `field=value`
-):              # A changed copy
+    recipe:object, # A frozen dataclass
+    pairs:list,    # Texts `field=value`
+)->object:         # A changed copy
     "`recipe` with the fields named in `pairs` set"
     return override_all([recipe], pairs)[0]
 
 # %% ../nbs/80_recipes.ipynb #463b1c27
 def recipe_dict(
-    recipe, # A dataclass of plain values
-)->dict:    # What JSON can hold
+    recipe:object, # A dataclass of plain values
+)->dict:           # What JSON can hold
     "The fields of `recipe` as plain values, tuples as lists"
     return {k: list(v) if isinstance(v, tuple) else v for k,v in asdict(recipe).items()}
 
 def recipe_from_dict(
-    cls,       # The dataclass
+    cls:type,  # The dataclass
     d:dict,    # As made by `recipe_dict`
-):             # An instance of `cls`
+)->object:     # An instance of `cls`
     "Undo `recipe_dict`; a field that came later than `d` gets its default"
     names = [f.name for f in fields(cls)]
     for k in d:
@@ -113,14 +113,14 @@ class PhotosJob:
     shuffles:Int(1, 1000)=3  # How often each of these is given another photo's caption
     part:Fraction=1.             # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
     captions:Int(0, 1000)=0  # Captions of each that are used; 0 means all
-    def check(self):
+    def check(self)->None:
         "The three parts are parts of one whole"
         if self.train+self.held+self.test > 1+1e-9:
             raise ValueError(f'train={self.train}, held={self.held}, test={self.test}: parts of the whole, their sum must be at most 1')
 
 class CocoJob(PhotosJob):
     "COCO comes with its own split: `held` is taken from its training images, its validation images are reported"
-    def check(self): "Nothing concerns several fields"
+    def check(self)->None: "Nothing concerns several fields"
 
 JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), narratives=PhotosJob(), coco=CocoJob(train=.96, held=.04, test=0.))
 
@@ -130,9 +130,9 @@ _WANTS = dict(flickr8k='the folder that holds Images/ and captions.txt', flickr3
               coco='the folder that holds annotations/, train2017/ and val2017/')
 
 def need_root(
-    data:str, # world, or how photos are laid out
-    root,     # Where they are, or None
-):
+    data:str,      # world, or how photos are laid out
+    root:FilePath, # Where they are, or None
+)->None:
     "A `ValueError` if photos are wanted and it is not said where they are, or nothing is there"
     if data == 'world': return
     if root is None: raise ValueError(f'--root is missing: {_WANTS[data]}')
@@ -182,9 +182,9 @@ RECIPES = {
 
 # %% ../nbs/80_recipes.ipynb #32b262af
 def recipe(
-    method:str, # One of `RECIPES`
-    name:str,   # One of the method's recipes
-):              # Its frozen dataclass
+    method:str,  # One of `RECIPES`
+    name:str,    # One of the method's recipes
+)->MethodRecipe: # Its frozen dataclass
     "The recipe `name` of `method`"
     if method not in RECIPES: raise did_you_mean('method', method, RECIPES)
     if name not in RECIPES[method]: raise did_you_mean(f'recipe of {method}', name, RECIPES[method])

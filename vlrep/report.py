@@ -29,9 +29,9 @@ def pick(
 
 # %% ../nbs/82_report.ipynb #7f8d24a8
 def jpeg_uri(
-    img,           # A PIL image
-    side:int=240,  # Its longer side in the page, at most
-)->str:            # data:image/jpeg;base64,...
+    img:'Image.Image', # A PIL image
+    side:int=240,      # Its longer side in the page, at most
+)->str:                # data:image/jpeg;base64,...
     "A photo as a data URI"
     img = img.convert('RGB'); img.thumbnail((side,side)); buf = io.BytesIO(); img.save(buf, 'JPEG', quality=88)
     return 'data:image/jpeg;base64,' + base64.b64encode(buf.getvalue()).decode()
@@ -40,7 +40,7 @@ def jpeg_uri(
 def object_map(
     table:list,       # Rows of the transfer table
     backbone:str,     # Whose rows
-):                    # Mean average precision over seen and unseen objects in percent, or None
+)->float:             # Mean average precision over seen and unseen objects in percent, or None
     "The row of all objects of one backbone"
     return next((r['value'] for r in table if r['backbone'] == backbone and r['question'] == 'objects'), None)
 
@@ -168,11 +168,11 @@ def _left_out(num):
 
 # %% ../nbs/82_report.ipynb #73ca4b0a
 def report_html(
-    info:dict,     # recipe.json: method, recipe, data, seed, precision, threads, versions
-    res:dict,      # The line of result.jsonl: seconds, numbers, commit
-    log:list=(),   # Rows of log.csv
-    samples=(),   # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`, see `vlrep.samples` and `vlrep.where`; or captions alone
-)->str:            # The page
+    info:dict,   # recipe.json: method, recipe, data, seed, precision, threads, versions
+    res:dict,    # The line of result.jsonl: seconds, numbers, commit
+    log:list=(), # Rows of log.csv
+    samples:dict|list|tuple=(), # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`, see `vlrep.samples` and `vlrep.where`; or captions alone
+)->str:          # The page
     "The page of one run"
     num,data = res['numbers'],info['data']['name']; table = num.get('table') or []; where = num.get('where') or []; n = info['threads']
     heads = ''.join(f'<div><b>{esc(a)}</b><span>{esc(b)}</span></div>' for a,b in _heads(res))
@@ -216,8 +216,8 @@ def _shows(*runs):
 
 # %% ../nbs/82_report.ipynb #7eced529
 def write_report(
-    run, # A run folder that holds recipe.json and result.jsonl; log.csv and samples.json where there are any
-)->Path: # report.html in that folder
+    run:'FilePath|Run', # A run folder that holds recipe.json and result.jsonl; log.csv and samples.json where there are any
+)->Path:                # report.html in that folder
     "Write the page of a run"
     run = Path(getattr(run, 'path', run)); r = _read_run(run)
     samples = read_json(run/'samples.json') if (run/'samples.json').is_file() else []
@@ -336,9 +336,9 @@ def comparison_html(
 
 # %% ../nbs/82_report.ipynb #a6760c5f
 def write_comparison(
-    runs:list, # Folders of finished runs, two or more
-    path,      # The HTML file
-)->Path:       # The same
+    runs:list,     # Folders of finished runs, two or more
+    path:FilePath, # The HTML file
+)->Path:           # The same
     "Write the page of several runs; a `ValueError` names the folder that holds no finished run"
     if len(runs) < 2: raise ValueError(f'{len(runs)} run: at least two are compared')
     read,path = [_read_run(r) for r in runs],Path(path)

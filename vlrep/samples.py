@@ -19,9 +19,9 @@ from .report import *
 
 # %% ../nbs/82a_samples.ipynb #f56cc1d4
 def join_pieces(
-    pieces:list, # Texts of the pieces, `▁` at the beginning of a word
-    maps,        # A map for each (s,h,w)
-)->list:         # Dicts `word, map`
+    pieces:list,          # Texts of the pieces, `▁` at the beginning of a word
+    maps:np.ndarray|list, # A map for each (s,h,w)
+)->list:                  # Dicts `word, map`
     "Pieces to words, and the mean of their maps"
     out = []
     for p,m in zip(pieces, np.asarray(maps, float)):
@@ -43,12 +43,12 @@ def seen(
 
 @torch.no_grad()
 def word_maps(
-    model,         # Writes captions and has `embed`, `look`, `forward_decoder`, such as `Captioner`
-    m:Pretrained,  # The same model, for its view and tokenizer
-    imgs:list,     # Pictures
-    most:int=16,   # Words of a caption that are kept
-    big:list=None, # The same pictures with more pixels, to show
-)->list:           # Dicts `image`, `words`, as `words_html` takes them
+    model:torch.nn.Module, # Writes captions and has `embed`, `look`, `forward_decoder`, such as `Captioner`
+    m:Pretrained,          # The same model, for its view and tokenizer
+    imgs:list,             # Pictures
+    most:int=16,           # Words of a caption that are kept
+    big:list=None,         # The same pictures with more pixels, to show
+)->list:                   # Dicts `image`, `words`, as `words_html` takes them
     "The caption of each picture, and for each word where the decoder looked, the mean over layers and heads"
     model.eval(); x = m.batch(imgs); tok = model.generate(x); h,w = model.visual(x).shape[2:]
     maps = attention(model.embed, model.forward_decoder, model.look(x), tok).mean((1,2)).float().cpu().numpy()
@@ -69,14 +69,14 @@ def shared_part(
     return float(100*both[some].mean()) if some.any() else float('nan')
 
 def near_samples(
-    nets:dict,     # Name -> backbone, such as `before` and `after`
-    src:Source,    # Pictures; labels `tags` where there are any
-    size:int=None, # Side of the views in pixels
-    asks:int=5,    # Pictures that ask
-    k:int=4,       # Neighbours
-    seed:int=0,    # Which pictures ask
-    show=None,     # Row -> PIL image to show; by default the source's own
-)->dict:           # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
+    nets:dict,          # Name -> backbone, such as `before` and `after`
+    src:Source,         # Pictures; labels `tags` where there are any
+    size:int=None,      # Side of the views in pixels
+    asks:int=5,         # Pictures that ask
+    k:int=4,            # Neighbours
+    seed:int=0,         # Which pictures ask
+    show:callable=None, # Row -> PIL image to show; by default the source's own
+)->dict:                # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
     "The nearest neighbours of some pictures in the features of each network"
     n = len(src); k = min(k, n-1)
     if k < 1: raise ValueError(f'{src.name}: {n} pictures have no neighbours, at least 2 are needed')
@@ -93,15 +93,15 @@ def near_samples(
 
 # %% ../nbs/82a_samples.ipynb #a9f24fcd
 def more_samples(
-    model,         # Trained: `visual`, and, if it writes captions, `generate`
-    m:Pretrained,  # The same model, opened for use
-    before,        # The backbone before training, with BatchNorm statistics
-    src:Source,    # Held-out pictures
-    rows:list,     # Those whose words are shown, such as the first of the best, typical and worst captions
-    seed:int=0,    # Which pictures ask for neighbours
-    show=None,     # Row -> PIL image with more pixels, to show; by default the source's own
-    most:int=1000, # Pictures among which neighbours are sought
-)->dict:           # `words` and `neighbours`, for samples.json
+    model:torch.nn.Module,  # Trained: `visual`, and, if it writes captions, `generate`
+    m:Pretrained,           # The same model, opened for use
+    before:torch.nn.Module, # The backbone before training, with BatchNorm statistics
+    src:Source,             # Held-out pictures
+    rows:list,              # Those whose words are shown, such as the first of the best, typical and worst captions
+    seed:int=0,             # Which pictures ask for neighbours
+    show:callable=None,     # Row -> PIL image with more pixels, to show; by default the source's own
+    most:int=1000,          # Pictures among which neighbours are sought
+)->dict:                    # `words` and `neighbours`, for samples.json
     "Where words looked, and neighbours before and after training"
     show = show or (lambda r: src[r].load()); out = {}
     if hasattr(model, 'forward_decoder') and hasattr(model, 'generate') and len(rows):

@@ -36,9 +36,9 @@ def _known(reads):
 
 # %% ../nbs/80a_sources.ipynb #c5f682d8
 def views(
-    rec,      # A recipe, with the `size` of its images
-    data:str, # world, or how photos are laid out: flickr8k, flickr30k, csv, narratives or coco
-):            # Longer side of the stored images, and the view of held-out ones
+    rec:'MethodRecipe', # A recipe, with the `size` of its images
+    data:str,           # world, or how photos are laid out: flickr8k, flickr30k, csv, narratives or coco
+)->tuple:               # Longer side of the stored images, and the view of held-out ones
     "How held-out images are prepared: scenes as they are, photos with their shorter side near the size of the view"
     return (rec.size if data == 'world' else 4*rec.size//3), Plain(rec.size)
 
@@ -60,8 +60,8 @@ def open_world(
     return dict(train=less(told('train', job.scenes), job), held=told('valid', job.held), test=world('test', job.shown, size=size))
 
 def less(
-    src:Source, # To learn from
-    job,        # With `part` and `captions`
+    src:Source,             # To learn from
+    job:WorldJob|PhotosJob, # With `part` and `captions`
 )->Source:
     "Part of the images, some of their captions (VirTex sec. 4.2)"
     if job.part < 1: src = take_part(src, job.part, 0)
@@ -93,12 +93,12 @@ def _enough(got, parts, data):
             raise ValueError(f'--data {data}: {n} photos leave {len(src)} to {what}, at least {least} are needed: {more}')
 
 def open_photos(
-    data:str,       # flickr8k, flickr30k, csv, narratives or coco
-    root,           # A folder in that layout, or the CSV
-    job:PhotosJob,  # How the photos are dealt out; those of COCO are reported on its validation images
-    size:int,       # Longer side of the stored photos
-    say=print,      # Told what is left out
-)->dict:            # Sources `train`, `held`, `test`
+    data:str,           # flickr8k, flickr30k, csv, narratives or coco
+    root:FilePath,      # A folder in that layout, or the CSV
+    job:PhotosJob,      # How the photos are dealt out; those of COCO are reported on its validation images
+    size:int,           # Longer side of the stored photos
+    say:callable=print, # Told what is left out
+)->dict:                # Sources `train`, `held`, `test`
     "Photos to learn from, to choose by, to report on"
     need_root(data, root)
     parts = (job.train, job.held, job.test)
@@ -115,12 +115,12 @@ def open_photos(
 
 # %% ../nbs/80a_sources.ipynb #99db3a67
 def open_sources(
-    method:Method, # What it reads counts
-    rec, job,      # Its recipe, and the sizes of the job
-    data:str,      # world, or how photos are laid out
-    root=None,     # Where the photos are
-    say=print,     # Told what is left out
-)->dict:           # Sources `train`, `held`, `test`
+    method:Method,      # What it reads counts
+    rec:'MethodRecipe', job:WorldJob|PhotosJob, # Its recipe, and the sizes of the job
+    data:str,           # world, or how photos are laid out
+    root:FilePath=None, # Where the photos are
+    say:callable=print, # Told what is left out
+)->dict:                # Sources `train`, `held`, `test`
     "What a job on `data` learns from, chooses by and reports on"
     size = views(rec, data)[0]
     if data == 'world': return open_world(job, size, method.reads, getattr(rec, 'oracle', False))
@@ -131,9 +131,9 @@ def open_sources(
 
 # %% ../nbs/80a_sources.ipynb #a037d280
 def readable(
-    src:Source,  # Photos to be reported on
-    say=print,   # Told of each photo that is left out
-)->Source:       # Those that can be read
+    src:Source,         # Photos to be reported on
+    say:callable=print, # Told of each photo that is left out
+)->Source:              # Those that can be read
     "In a test nothing may be shown in the place of a damaged photo: it is left out, and said"
     def good(i):
         try: src.images([i]); return True
@@ -143,20 +143,20 @@ def readable(
 
 # %% ../nbs/80a_sources.ipynb #3788bd59
 def vocabulary(
-    method:Method, # What it reads counts
-    rec,           # Its recipe, with `vocab` if it reads words
-    train:Source,  # What it will learn from
-)->Tokenizer:      # None for a method that reads no words
+    method:Method,      # What it reads counts
+    rec:'MethodRecipe', # Its recipe, with `vocab` if it reads words
+    train:Source,       # What it will learn from
+)->Tokenizer:           # None for a method that reads no words
     "Word pieces from the texts that `method` reads"
     if _known(method.reads) == 'labels': return None
     told = train.narratives if method.reads == 'narratives' else None
     return Tokenizer.train(told.texts().flat() if told is not None else train.captions.flat(), rec.vocab)
 
 def reader(
-    method:Method,  # What it reads counts
-    rec,            # Its recipe
-    tok:Tokenizer,  # From `vocabulary`
-):                  # For `Loader(read=...)`, or None
+    method:Method,      # What it reads counts
+    rec:'MethodRecipe', # Its recipe
+    tok:Tokenizer,      # From `vocabulary`
+)->ReadCaptions|Tell:   # For `Loader(read=...)`, or None
     "What stands beside each image in a batch"
     if _known(method.reads) == 'labels': return None
     if method.reads == 'captions': return ReadCaptions(tok, rec.max_len)

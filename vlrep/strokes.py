@@ -22,15 +22,15 @@ def time_colour(
     return tuple(round(a+(x-i)*(b-a)) for a,b in zip(_TURBO[i], _TURBO[i+1]))
 
 def luminance(
-    rgb, # red, green, blue, 0 to 255 each
-)->float: # 0 black to 1 white
+    rgb:tuple|list, # red, green, blue, 0 to 255 each
+)->float:           # 0 black to 1 white
     "Relative luminance, as WCAG defines it"
     lin = [c/12.92 if (c := v/255) <= .04045 else ((c+.055)/1.055)**2.4 for v in rgb]
     return .2126*lin[0]+.7152*lin[1]+.0722*lin[2]
 
 def for_letters(
-    rgb, # red, green, blue, 0 to 255 each
-)->tuple: # The same colour, dark enough
+    rgb:tuple|list, # red, green, blue, 0 to 255 each
+)->tuple:           # The same colour, dark enough
     "Darken a colour until letters of it can be read on white"
     k = 1.
     while luminance(c := tuple(round(k*v) for v in rgb)) > .183: k *= .97
@@ -40,7 +40,7 @@ def _hex(rgb): return '#%02x%02x%02x' % tuple(rgb)
 
 # %% ../nbs/81a_strokes.ipynb #178bbe9f
 def strokes_svg(
-    strokes,       # Lists of [x, y, t]: parts of width and height, and seconds
+    strokes:list,  # Lists of [x, y, t]: parts of width and height, and seconds
     end:float,     # Seconds at which the last colour is reached
     shades:int=32, # Colours
 )->str:            # SVG elements, for a picture of 100 by 100
@@ -60,8 +60,8 @@ def strokes_svg(
 
 # %% ../nbs/81a_strokes.ipynb #6508bb3e
 def mask_edge(
-    mask, # Which cells (h,w)
-)->str:   # The `d` of an SVG path, one unit a cell
+    mask:np.ndarray|list, # Which cells (h,w)
+)->str:                   # The `d` of an SVG path, one unit a cell
     "The lines around the cells of a mask"
     m = np.pad(np.asarray(mask, bool), 1); h,w = m.shape[0]-2,m.shape[1]-2
     if not h*w: raise ValueError(f'mask: wanted (h,w), not {np.shape(mask)}')

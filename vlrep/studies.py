@@ -22,9 +22,9 @@ from .report import *
 
 # %% ../nbs/85_studies.ipynb #1bf3c015
 def variant(
-    line:dict,                  # A result
-    aside=('rivals','draws'),   # Settings that change nothing in what is learned
-)->str:                         # Such as 'loctex localise=0'
+    line:dict,                           # A result
+    aside:tuple|list=('rivals','draws'), # Settings that change nothing in what is learned
+)->str:                                  # Such as 'loctex localise=0'
     "The method of a run and what was changed in it"
     return ' '.join([line['method'], *sorted(c for c in line.get('changes') or [] if c.split('=')[0].strip() not in aside)])
 
@@ -38,8 +38,8 @@ def _pack(v):
     return base64.b64encode(q.astype('<i2').tobytes()).decode() if fits else v
 
 def read_lines(
-    path, # A file of JSON lines
-)->list:  # Dicts
+    path:FilePath, # A file of JSON lines
+)->list:           # Dicts
     "The results in `path`; a `ValueError` names a file without any, or a line that is none"
     lines = read_results(path)
     if not lines: raise ValueError(f'{path}: holds no results')
@@ -72,9 +72,9 @@ def changes_of(
     return [f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k,v in had.items() if k not in now or v != now[k]]
 
 def gather(
-    runs, # A folder of run folders
-    path, # The file of JSON lines to be written
-)->int:   # Lines
+    runs:FilePath, # A folder of run folders
+    path:FilePath, # The file of JSON lines to be written
+)->int:            # Lines
     "Put the results of all runs in one file, in the order of the folders' names; a `ValueError` names a run that has not finished"
     folders = sorted(p.parent for p in Path(runs).glob('*/recipe.json')); lines = []
     if not folders: raise ValueError(f'{runs}: holds no run folders')
@@ -207,10 +207,10 @@ def _notes(lines):
     return ''.join(f'\n\n{n}' for n in warning_notes(lines))
 
 def variants_markdown(
-    groups:dict,         # Variant -> its lines
-    questions=None,      # Which; all by default
-    table:str='table',   # Which table of the lines
-)->str:                  # A table in Markdown
+    groups:dict,               # Variant -> its lines
+    questions:list|tuple=None, # Which; all by default
+    table:str='table',         # Which table of the lines
+)->str:                        # A table in Markdown
     "The scores of each variant: mean over seeds (lowest to highest)"
     first = next(iter(groups.values()))[0]; rows = first['numbers'][table]; own = lambda r: r['backbone'] == first['method']
     others = list(dict.fromkeys(r['backbone'] for r in rows if not own(r))); out = [['question','chance',*(dagger(k, _warned(ls)) for k,ls in groups.items()),*map(shown_names(rows).get, others)]]
@@ -237,7 +237,7 @@ def claims_markdown(
 def show_claims(
     rows:list,       # From `judge`
     width:float=7.5, # Inches
-):                   # The figure
+)->plt.Figure:       # The figure
     "Differences with their intervals, zero, and each seed; green: as claimed, red: reversed, grey: not resolved"
     fig,ax = plt.subplots(figsize=(width, .7+.26*len(rows))); tone = dict(replicates=INK['good'], reversed=INK['bad'])
     for y,r in enumerate(rows):

@@ -25,8 +25,8 @@ from .samples import *
 def _writes(model): return hasattr(model, 'forward_decoder') and hasattr(model, 'generate')
 
 def piece_maps(
-    model, # A trained model: looks for words (`look` and heads for it), or writes them, such as `Captioner`
-):         # Normalised pictures (b,3,S,S), pieces (b,s), their number (b,) -> maps that sum to 1 (b,s,h,w); None if the model cannot do that
+    model:torch.nn.Module, # A trained model: looks for words (`look` and heads for it), or writes them, such as `Captioner`
+)->callable:               # Normalised pictures (b,3,S,S), pieces (b,s), their number (b,) -> maps that sum to 1 (b,s,h,w); None if the model cannot do that
     "A function that says where `model` looks for each piece of a text; one that writes looks nowhere (0) for the first piece"
     def looks(img, tok, lens): return model.look(img, tok, lens).float()
     def writes(img, tok, lens):
@@ -47,9 +47,9 @@ def _evidence(model, img, tok, own):
     return (up*vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h,w)).float() + 1e-12                 # nothing at all: everywhere the same
 
 def pointer(
-    model,         # A trained model
-    m:Pretrained,  # The same, for its tokenizer
-):                 # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model cannot point
+    model:torch.nn.Module, # A trained model
+    m:Pretrained,          # The same, for its tokenizer
+)->callable:               # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model cannot point
     "A function that asks `model` where a named thing is: where it looks for the pieces of the name, or, if it writes, what speaks for the name"
     looks,writes = piece_maps(model),_writes(model)
     if m.tok is None or looks is None: return None
@@ -79,7 +79,7 @@ def where_table(
 
 # %% ../nbs/82b_where.ipynb #a5a721d2
 def thin_stroke(
-    s,              # x, y, t of a stroke (n,3)
+    s:np.ndarray,   # x, y, t of a stroke (n,3)
     far:float=.006, # Points nearer than this to the last that was kept are left out
 )->np.ndarray:      # (k,3)
     "Fewer points that draw nearly the same line; its ends stay"
@@ -99,7 +99,7 @@ def told_words(
     n:Narrative,      # Said about a picture
     words:list,       # Its words (w)
     times:np.ndarray, # When each was said (w,2)
-    lit,              # Which have a part of the trace in the view (w,)
+    lit:list,         # Which have a part of the trace in the view (w,)
     most:int=18,      # How many at most: the longest
 )->list:              # Numbers of words, in the order of speech
     "Words that name what the mouse points at: none about nothing (if the narrative knows), no small words"
@@ -149,14 +149,14 @@ def _one(n, looks, how, m, img, most, max_len, pad):
 
 @torch.no_grad()
 def trace_samples(
-    model,           # Trained; looks for words or writes them, see `piece_maps`
-    m:Pretrained,    # The same model, opened for use
-    records,         # A `Source` with narratives, or records with a narrative each
-    big:list=None,   # The same pictures with more pixels, to show
-    most:int=18,     # Words of a narrative that are shown
-    max_len:int=60,  # Most pieces that the model reads at once
-    time_pad:float=0., # Seconds by which the time of each word is widened, as in training
-)->list:             # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes them; without narrative: left out
+    model:torch.nn.Module, # Trained; looks for words or writes them, see `piece_maps`
+    m:Pretrained,          # The same model, opened for use
+    records:Source|list,   # A `Source` with narratives, or records with a narrative each
+    big:list=None,         # The same pictures with more pixels, to show
+    most:int=18,           # Words of a narrative that are shown
+    max_len:int=60,        # Most pieces that the model reads at once
+    time_pad:float=0.,     # Seconds by which the time of each word is widened, as in training
+)->list:                   # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes them; without narrative: left out
     "Pictures with the first narrative of each: the mouse's path, and for words that name something the mask of their part of it, and where they look"
     looks,out = piece_maps(model),[]
     if m.tok is None or looks is None: return out
