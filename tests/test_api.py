@@ -178,6 +178,37 @@ def test_help_explains_nearly_all():
     lost = [f'{o.__module__}.{o.__name__}' for o in asked if 'Parameters\n---' not in (o.__doc__ or '')]
     assert len(asked) > 200 and not lost
 
+def public_functions():
+    "(name, function) for each public function of the library, and each public method or property that it gives its public classes"
+    import importlib, pkgutil, vlrep
+    mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.') if m.name != 'vlrep.all']
+    for m in mods:
+        for k in getattr(m, '__all__', ()):
+            o = getattr(m, k); own = inspect.isclass(o) and o.__module__ == m.__name__
+            for n,f in vars(o).items() if own else {'': o}.items():
+                f = getattr(f, 'fget', None) or getattr(f, 'func', None) or (getattr(o, n) if n else f)            # a property, a cached one, or a function
+                f = inspect.unwrap(getattr(f, '__func__', f)) if callable(f) else f
+                if inspect.isfunction(f) and f.__module__.startswith('vlrep.') and not n.startswith('_') and not f.__name__.startswith('_'):
+                    yield f'{f.__module__}.{k}'+f'.{n}'*own,f
+
+def test_every_public_function_is_annotated():
+    lost,seen = set(),set()
+    for name,f in public_functions():
+        sig = inspect.signature(f); seen.add(name)
+        for i,p in enumerate(sig.parameters.values()):
+            bare = p.annotation is p.empty and p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)
+            if bare and not (i == 0 and p.name in ('self','cls')): lost.add(f'{name}: {p.name}')
+        if sig.return_annotation is sig.empty: lost.add(f'{name}: what it returns')
+    assert len(seen) > 500 and not lost, '\n'.join(sorted(lost))
+
+def test_quoted_types_are_names():
+    "An annotation in quotes is never evaluated: each name in it must be one that somebody knows"
+    import builtins, vlrep.all
+    known = {*dir(builtins), *vlrep.all.__all__, 'Callable','DataLoaders','Image','Iterable','Iterator','Learner','ModuleSpec','ModuleType','Path','plt'}
+    odd = [f'{name}: {t}' for name,f in public_functions() for t in f.__annotations__.values() if isinstance(t, str)
+           and not {n for n in re.findall(r'(?<![\w.])[A-Za-z_]\w*', t)} <= known | set(f.__globals__)]
+    assert not odd
+
 def test_import_needs_no_torch():
     code = "import sys, vlrep; print([m for m in ('torch', 'numpy', 'fastai') if m in sys.modules])"
     got = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': str(ROOT)})
