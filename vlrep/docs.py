@@ -30,7 +30,7 @@ def _arguments(text):
 def _typed(rest):
     "':int=3' -> ': int, default 3'"
     kind,_,default = rest.partition('=')
-    return ' : '*bool(kind or default) + ', '.join(filter(None, [kind.strip(': '), default and f'default {default.strip()}']))
+    return ' : '*bool(kind or default) + ', '.join(filter(None, [kind.strip(': ').strip("'"), default and f'default {default.strip()}']))
 
 # %% ../nbs/06_docs.ipynb #34504b9c
 def explained(
@@ -41,7 +41,7 @@ def explained(
     params,returns = [],[]
     for line in _signature(lines, at):
         code,_,note = line.partition(' #'); head = code.strip()
-        if head.startswith(')'): returns = [(head[1:].rstrip(': ').removeprefix('->').strip() or 'result', note.strip())] if note else []
+        if head.startswith(')'): returns = [(head[1:].rstrip(': ').removeprefix('->').strip().strip("'") or 'result', note.strip())] if note else []
         elif params and not head and note: params[-1] = *params[-1][:2],f'{params[-1][2]} {note.strip()}'
         else: params += [(name, _typed(rest), note.strip()) for name,rest in _arguments(head) if name != 'self']
     if not returns and not any(note for *_,note in params): return ''
