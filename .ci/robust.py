@@ -6,13 +6,17 @@ with other values of `seed` and `precision`; so do the functions of `tests/learn
     ONLY="NAME ..."     only these notebooks (60_tasks.virtex), or functions (falls)
     SEEDS=N             seeds 0 to N-1 at the default; 20
     ISA="NAME ..."      only these of: default SSE41 AVX2 AVX512_CORE
-    RESULTS=FILE        where results are kept (runs/robust.jsonl): what stands there is not run again; remove it after a change of code
+    RESULTS=FILE        where results are kept (runs/robust.jsonl)
+
+What stands in that file, or in data/results/robust.jsonl, and was found with the same cells or functions, is not run again. A change elsewhere in the library is not noticed:
+remove both files after one that may change how a training goes.
 """
-import json, os, re, subprocess, sys, time
+import hashlib, json, os, re, subprocess, sys, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MARGIN = 1.25
+KEPT = ROOT/'data'/'results'/'robust.jsonl'
 ISAS = ('default', 'SSE41', 'AVX2', 'AVX512_CORE')
 
 def matrix(isa, seeds):
@@ -37,6 +41,14 @@ def functions():
     "Names of the public functions of tests/learning.py"
     p = ROOT/'tests'/'learning.py'
     return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
+
+def fingerprint(path):
+    "Eight characters that change with the code that is run: of a notebook the cells up to the last that learns"
+    src = path.read_text(encoding='utf-8')
+    if path.suffix == '.ipynb':
+        all_ = cells(path)
+        src = '\n'.join(all_[:1+max(i for i,s in enumerate(all_) if learns(s))])
+    return hashlib.sha256(src.encode()).hexdigest()[:8]
 
 # ---------------------------------------------------------------- in a process of its own, for its instruction set
 
@@ -98,9 +110,9 @@ def start(name, isa, todo):
     cmd = [sys.executable, '-W', 'ignore', __file__, 'work', name, json.dumps(todo)]
     return subprocess.Popen(cmd, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
-def known(path):
+def known(*paths):
     "What was run before: key -> result; a torn last line is not"
-    lines = path.read_text(encoding='utf-8').splitlines() if path.is_file() else []
+    lines = [l for p in paths if p.is_file() for l in p.read_text(encoding='utf-8').splitlines()]
     out = {}
     for l in lines:
         try: r = json.loads(l)
@@ -108,7 +120,7 @@ def known(path):
         out[key(r)] = r
     return out
 
-def key(r): return r['name'], r['isa'], r['seed'], r['threads'], r['precision']
+def key(r): return r['name'], r['code'], r['isa'], r['seed'], r['threads'], r['precision']
 
 def table(results):
     "Lines: for each check the smallest margin, where it was, and how many runs"
@@ -126,17 +138,17 @@ def main():
     for i in isas:
         if i not in ISAS: sys.exit(f'ISA: {i} is not one of {" ".join(ISAS)}')
     path = Path(os.environ.get('RESULTS') or ROOT/'runs'/'robust.jsonl'); path.parent.mkdir(parents=True, exist_ok=True)
-    old,wanted = known(path),[]
+    old,wanted,code = known(KEPT, path),[],{n: fingerprint(there[n]) for n in only}
     with open(path, 'a', encoding='utf-8') as f:
         for isa in isas:
             for name in only:
-                ways = matrix(isa, seeds); wanted += [(name, isa, *w) for w in ways]
-                todo = [w for w in ways if (name, isa, *w) not in old]
+                ways = matrix(isa, seeds); wanted += [(name, code[name], isa, *w) for w in ways]
+                todo = [w for w in ways if (name, code[name], isa, *w) not in old]
                 if not todo: continue
                 p = start(name, isa, todo)
                 try:
                     for line in p.stdout:
-                        r = dict(name=name, isa=isa, **json.loads(line)); old[key(r)] = r
+                        r = dict(name=name, code=code[name], isa=isa, **json.loads(line)); old[key(r)] = r
                         f.write(json.dumps(r)+'\n'); f.flush()
                         low = min((m for _,m in r['margins']), default=0)
                         print(f'{name:20} {isa:12} seed {r["seed"]:2}, {r["threads"]} threads, {r["precision"]:4}: smallest margin {low:.2f}, {r["seconds"]:.0f} s {r["trouble"]}', flush=True)
