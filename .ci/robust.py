@@ -45,12 +45,12 @@ def functions():
     return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
 
 def fingerprint(path):
-    "Eight characters that change with the code that is run: of a notebook the cells up to the last that learns"
+    "Eight characters that change with the code that is run: of a notebook the cells up to the last that learns, without their directives"
     src = path.read_text(encoding='utf-8')
     if path.suffix == '.ipynb':
         all_ = cells(path)
         src = '\n'.join(all_[:1+max(i for i,s in enumerate(all_) if learns(s))])
-    return hashlib.sha256(src.encode()).hexdigest()[:8]
+    return hashlib.sha256(re.sub(r'^#\|.*\n?', '', src, flags=re.M).encode()).hexdigest()[:8]
 
 # ---------------------------------------------------------------- in a process of its own, for its instruction set
 
