@@ -96,12 +96,14 @@ def check(tmp_path, source, stops, whole=None, **kw):
 # After every batch: in mid-epoch, at an epoch's border (6, 12), before the first step of a Lookahead window (5, 10) and within one, at the very end (14)
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
 def test_stop_at_every_step(tmp_path, source, precision):
-    whole = check(tmp_path, source, range(1, STEPS+1), precision=precision)
+    stops = range(1, STEPS+1) if precision == 'fp32' else (1, 5, 9, 12, 14)                 # what bf16 may add is not a matter of the step
+    whole = check(tmp_path, source, stops, precision=precision)
     assert whole.opt.opt.counter == STEPS%5 and len(set(whole.curve.seen.values())) == STEPS and whole.steps.epoch == 2
 
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
 def test_stop_within_an_accumulation_window(tmp_path, source, precision):
-    whole = check(tmp_path, source, [1, 2, 8, 17, 18, 19, 31, 41], precision=precision, accumulate=3)
+    stops = [1, 2, 8, 17, 18, 19, 31, 41] if precision == 'fp32' else [2, 18, 41]
+    whole = check(tmp_path, source, stops, precision=precision, accumulate=3)
     assert whole.steps.batches == 3*STEPS and whole.steps.done == STEPS
 
 def test_stop_within_validation(tmp_path, source): check(tmp_path, source, [(6, True), (12, True), (14, True)])

@@ -1,0 +1,101 @@
+"""Does a change of the code change a result by a single bit? Not a test: two commands, before and after the change, on one machine
+
+    python tests/golden.py freeze DIR     tiny runs of every method with the code as it is; DIR keeps them, and golden.json
+    python tests/golden.py compare DIR    the same runs again, compared with DIR/golden.json; the runs in DIR that were
+                                          stopped half-way go on with today's code, and must end alike
+
+One thread, fp32. A run is compared by the SHA-256 of its weights, by its log without times, by its result's numbers and
+by the fingerprints of its images. Runs differ between processors: a golden.json means nothing on another machine.
+"""
+import csv, hashlib, json, os, shutil, signal, subprocess, sys, tempfile, time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex'.split()
+PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT/'data'/'flickr8k-world')]
+RUNS = {m: ['--method', m] for m in METHODS} | {'photos': ['--method', 'virtex', *PHOTOS]}
+TIMES = ('seconds', 'time', 'images_per_second', 'eta')
+
+def call(*words, wait=True):
+    "vlrep-pretrain with one thread; the process if it is not waited for"
+    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''}
+    cmd = [sys.executable, '-W', 'ignore', '-m', 'vlrep.cli', 'pretrain', *map(str, words)]
+    p = subprocess.Popen(cmd, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if not wait: return p
+    out = p.communicate()[0]
+    if p.returncode: sys.exit(f'{" ".join(map(str, words))}: exit code {p.returncode}\n{out}')
+
+def start_words(name, out):
+    return [*RUNS[name], '--tiny', '--threads', 1, '--precision', 'fp32', '--save-every', 20, '--out', out]
+
+def stopped(name, out):
+    "A run that got a SIGTERM after its first checkpoint"
+    p = call(*start_words(name, out), wait=False)
+    while p.poll() is None and not any(out.glob('steps/*')): time.sleep(.02)
+    p.send_signal(signal.SIGTERM)
+    text = p.communicate()[0]
+    if p.returncode != 143: sys.exit(f'{name}: was to be stopped, and ended with code {p.returncode}\n{text}')
+
+def digest(state):
+    "SHA-256 of named tensors"
+    h = hashlib.sha256()
+    for k in sorted(state):
+        h.update(f'{k} {tuple(state[k].shape)} {state[k].dtype}'.encode())
+        h.update(state[k].detach().contiguous().numpy().tobytes())
+    return h.hexdigest()
+
+def facts(run):
+    "What must not change, of a finished run"
+    import torch
+    sys.path.insert(0, str(ROOT))
+    import vlrep
+    weights = {w: digest({k: torch.as_tensor(v) for k,v in vlrep.load(run).model.state_dict().items()}) for w in ('best',)}
+    last = max((run/'steps').iterdir(), key=lambda p: int(''.join(c for c in p.name if c.isdigit())))
+    weights['last'] = digest(torch.load(last/'model.pt', map_location='cpu', weights_only=True))
+    with open(run/'log.csv', newline='') as f: log = [{k: v for k,v in r.items() if k not in TIMES} for r in csv.DictReader(f)]
+    result = json.loads((run/'result.jsonl').read_text().splitlines()[-1])['numbers']
+    info = json.loads((run/'recipe.json').read_text())
+    return dict(weights=weights, log=log, numbers=result, images=info['images'], recipe=info['recipe'])
+
+def without_times(x):
+    if isinstance(x, dict): return {k: without_times(v) for k,v in x.items() if k not in TIMES}
+    return [without_times(v) for v in x] if isinstance(x, list) else x
+
+def lines(was, now, at=''):
+    "Where two nests of dictionaries and lists differ"
+    if isinstance(was, dict) and isinstance(now, dict):
+        for k in sorted({*was, *now}): yield from lines(was.get(k), now.get(k), f'{at}.{k}' if at else k)
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        for i,(a,b) in enumerate(zip(was, now)): yield from lines(a, b, f'{at}[{i}]')
+    elif was != now: yield f'{at}: {str(was)[:60]} was, {str(now)[:60]} is'
+
+def freeze(folder):
+    folder.mkdir(parents=True)
+    golden = {}
+    for name in RUNS:
+        call(*start_words(name, folder/name))
+        stopped(name, folder/f'{name}-stopped')
+        golden[name] = without_times(facts(folder/name))
+        print(name, golden[name]['weights']['last'][:16], flush=True)
+    (folder/'golden.json').write_text(json.dumps(golden, indent=1))
+
+def compare(folder):
+    golden,bad = json.loads((folder/'golden.json').read_text()),0
+    with tempfile.TemporaryDirectory() as tmp:
+        for name in RUNS:
+            whole,half = Path(tmp)/name,Path(tmp)/f'{name}-stopped'
+            call(*start_words(name, whole))
+            shutil.copytree(folder/half.name, half)
+            call('--resume', half)
+            for what,run in (('again', whole), ('resumed', half)):
+                now = json.loads(json.dumps(without_times(facts(run))))
+                diffs = list(lines(golden[name], now))
+                bad += bool(diffs)
+                print(f'{"FAIL" if diffs else "ok  "} {name:12} {what:8}', *diffs[:5], sep='\n       ' if diffs else ' ', flush=True)
+    print(f'{bad} of {2*len(RUNS)} runs differ')
+    sys.exit(bad > 0)
+
+if __name__ == '__main__':
+    sys.path.pop(0)
+    if len(sys.argv) != 3 or sys.argv[1] not in ('freeze', 'compare'): sys.exit(__doc__)
+    {'freeze': freeze, 'compare': compare}[sys.argv[1]](Path(sys.argv[2]).resolve())
