@@ -54,7 +54,8 @@ def install(py):
     "The library, editable, with the tools in its `dev` extra"
     print(f'Building .venv with Python {sys.version.split()[0]}: a few minutes, once', flush=True)
     pip(py, 'install', '--quiet', '--no-compile', '-e', '.[dev]')
-    byte_code(py, 'vlrep.all', 'nbdev.test', 'nbdev.export', 'ipykernel.kernelapp', 'matplotlib.pyplot', 'pytest', 'sklearn.svm')
+    byte_code(py, 'vlrep.all', 'nbdev.test', 'nbdev.export', 'ipykernel.kernelapp', 'matplotlib.pyplot', 'pytest',
+              'sklearn.svm')
 
 def main():
     "Have .venv ready; returns its python"

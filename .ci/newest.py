@@ -43,7 +43,8 @@ def link(py):
             if t not in ('..', '__pycache__') and not (site/t).exists(): (site/t).symlink_to(at/t)
 
 def wheel(folder):
-    "Build the wheel from a copy that holds only what it needs, and see that it carries exactly the modules of vlrep/, and py.typed"
+    """Build the wheel from a copy that holds only what it needs, and see that it carries exactly the modules of
+    vlrep/, and py.typed"""
     src = Path(folder)/'src'
     src.mkdir()
     for f in ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE'): shutil.copy(ROOT/f, src)
@@ -51,7 +52,8 @@ def wheel(folder):
     pip(VENV/'bin'/'python', 'wheel', '--quiet', '--no-deps', '-w', folder, str(src))
     whl = next(Path(folder).glob('*.whl'))
     has  = {n for n in zipfile.ZipFile(whl).namelist() if n.startswith('vlrep/')}
-    want = {p.relative_to(src).as_posix() for p in (src/'vlrep').rglob('*') if p.suffix == '.py' or p.name == 'py.typed'}
+    want = {p.relative_to(src).as_posix() for p in (src/'vlrep').rglob('*') if p.suffix == '.py'
+            or p.name == 'py.typed'}
     if has != want: raise Failed(f'the wheel is not vlrep/: {sorted(has ^ want)}')
     return whl
 
@@ -60,7 +62,9 @@ def install(whl, folder):
     py = NEWEST/'bin'/'python'
     pins = Path(folder)/'constraints.txt'
     pins.write_text(''.join(f'{n}=={v}\n' for n,v,_,_ in heavy()))
-    def fresh(py): link(py); pip(py, 'install', '--quiet', '--no-compile', '-c', pins, whl)
+    def fresh(py):
+        link(py)
+        pip(py, 'install', '--quiet', '--no-compile', '-c', pins, whl)
     with alone():
         if not build(NEWEST, fresh, pins.read_text(), VENV/'bin'/'python'):
             pip(py, 'install', '--quiet', '--no-deps', '--force-reinstall', whl)
@@ -84,7 +88,9 @@ Image.fromarray(scene('test', 0).image).save('scene.png')
 def checks(folder):
     "Yields (name, function) in order; a function raises `Failed`"
     bin,made,out = NEWEST/'bin', {}, Path(folder)/'run'
-    def installs(): made['wheel'] = wheel(folder); install(made['wheel'], folder)
+    def installs():
+        made['wheel'] = wheel(folder)
+        install(made['wheel'], folder)
     def call(name, *args): return quiet(bin/name, *args, cwd=folder, timeout=LIMIT).strip()
     def imports(): print('  ' + call('python', '-W', 'ignore', '-c', IMPORT_ALL.format(venv=str(NEWEST))), flush=True)
     def trains(): call('vlrep-pretrain', *[w for s in TINY for w in ('--set', s)], '--out', out)

@@ -39,16 +39,19 @@ def fork(fn, skip):
     "Start the check of notebook `fn` in a process of its own; returns its id and the file it prints to"
     from nbdev.test import test_nb
     log = tempfile.TemporaryFile('w+', errors='replace')
-    sys.stdout.flush(); sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     pid = os.fork()
     if pid: return pid, log
     code = 1
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.dup2(log.fileno(), 1); os.dup2(log.fileno(), 2)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
         code = 0 if test_nb(fn, skip_flags=skip, basepath=ROOT)[0] else 1
-        sys.stdout.flush(); sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
     finally: os._exit(code)
 
 def report(fn, status, cpu, wall, log):

@@ -63,7 +63,9 @@ def main(check=False):
     if check: return sys.exit(f"not up to date, run `make readme`: {', '.join(todo)}" if todo else 0)
     for p,b in todo.items():
         if b is None: (ROOT/p).unlink()
-        else: (ROOT/p).parent.mkdir(exist_ok=True); (ROOT/p).write_bytes(b)
+        else:
+            (ROOT/p).parent.mkdir(exist_ok=True)
+            (ROOT/p).write_bytes(b)
     print('README.md: ' + (f"wrote {', '.join(todo)}" if todo else 'up to date'))
 
 if __name__ == '__main__': main('--check' in sys.argv[1:])

@@ -1,17 +1,19 @@
-"""Do the checks on learning hold with other seeds, precisions, numbers of threads and instruction sets? For `make robust`
+"""Do the checks on learning hold with other seeds, precisions, threads and instruction sets? For `make robust`
 
-A notebook's cells that begin with `#| learns` train something and say with `vlrep.testing.learned` how far it came. Here they run again, each time
-with other values of `seed` and `precision`; so do the functions of `tests/learning.py`. A margin of 1 is what `make test` asks for, MARGIN is asked here.
+A notebook's cells that begin with `#| learns` train something and say with `vlrep.testing.learned` how far it came.
+Here they run again, each time with other values of `seed` and `precision`; so do the functions of `tests/learning.py`.
+A margin of 1 is what `make test` asks for, MARGIN is asked here.
 
     ONLY="NAME ..."     only these notebooks (60_tasks.virtex), or functions (falls)
     SEEDS=N             seeds 0 to N-1 at the default; 20
     ISA="NAME ..."      only these of: default SSE41 AVX2 AVX512_CORE
     RESULTS=FILE        where results are kept (runs/robust.jsonl)
 
-What stands in that file, or in data/robust.jsonl, and was found with the same cells or functions, is not run again. A change elsewhere in the library is not noticed:
-remove both files after one that may change how a training goes.
+What stands in that file, or in data/robust.jsonl, and was found with the same cells or functions, is not run again:
+the layout of the code, comments and docstrings do not count. A change elsewhere in the library is not noticed: remove
+both files after one that may change how a training goes.
 """
-import hashlib, json, os, re, subprocess, sys, time
+import ast, hashlib, json, os, re, subprocess, sys, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,13 +28,15 @@ def matrix(isa, seeds):
 
 def cells(path):
     "Source of each code cell of a notebook"
-    return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+    return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells']
+            if c['cell_type'] == 'code']
 
 def learns(src): return bool(re.match(r'(#\|.*\n)*#\| learns', src))
 
 def left_out(src):
     "Slow cells are run if something is learned there"
-    return bool(re.search(r'^#\|\s*(notest|data|cuda|dist|eval:\s*false)' if learns(src) else r'^#\|\s*(slow|notest|data|cuda|dist|eval:\s*false)', src, re.M))
+    return bool(re.search(r'^#\|\s*(notest|data|cuda|dist|eval:\s*false)' if learns(src)
+                          else r'^#\|\s*(slow|notest|data|cuda|dist|eval:\s*false)', src, re.M))
 
 def sources():
     "Name -> notebook or file in which something is learned"
@@ -45,12 +49,21 @@ def functions():
     return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
 
 def fingerprint(path):
-    "Eight characters that change with the code that is run: of a notebook the cells up to the last that learns, without their directives"
-    src = path.read_text(encoding='utf-8')
+    """Eight characters that change with the code that is run, but not with layout, comments and docstrings
+
+    Of a notebook the cells up to the last that learns count.
+    """
     if path.suffix == '.ipynb':
+        from IPython.core.inputtransformer2 import TransformerManager
         all_ = cells(path)
-        src = '\n'.join(all_[:1+max(i for i,s in enumerate(all_) if learns(s))])
-    return hashlib.sha256(re.sub(r'^#\|.*\n?', '', src, flags=re.M).encode()).hexdigest()[:8]
+        last = max(i for i,s in enumerate(all_) if learns(s))
+        src = '\n'.join(TransformerManager().transform_cell(s) for s in all_[:last+1])
+    else: src = path.read_text(encoding='utf-8')
+    tree = ast.parse(src)
+    for n in ast.walk(tree):
+        if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(n) is not None:
+            n.body[0] = ast.Pass()
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:8]
 
 # ---------------------------------------------------------------- in a process of its own, for its instruction set
 
@@ -60,9 +73,11 @@ def notebook_runner(path):
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
     from IPython.core.interactiveshell import InteractiveShell
-    shell = InteractiveShell.instance(); ns,todo = shell.user_ns,[]
+    shell = InteractiveShell.instance()
+    ns,todo = shell.user_ns,[]
     os.chdir(path.parent)
-    src = cells(path); last = max(i for i,s in enumerate(src) if learns(s))
+    src = cells(path)
+    last = max(i for i,s in enumerate(src) if learns(s))
     def quiet(s):
         exec(compile(shell.transform_cell(s), str(path), 'exec'), ns)
         plt.close('all')
@@ -76,7 +91,8 @@ def notebook_runner(path):
         fresh = {}
         for s,before in todo:
             here = before | fresh | dict(seed=seed, precision=precision)
-            ns.clear(); ns.update(here)
+            ns.clear()
+            ns.update(here)
             quiet(s)
             fresh |= {k: v for k,v in ns.items() if k not in here or here[k] is not v}
     return again
@@ -88,25 +104,32 @@ def function_runner(name):
 
 def work(name, todo):
     "Run what is to be done; a line of JSON for each run goes to the file descriptor that was standard output"
-    out = os.fdopen(os.dup(1), 'w'); os.dup2(2, 1)
+    out = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)
     import torch
     import vlrep.testing as testing
     torch.set_num_threads(1)
-    p = sources()[name]; run = None
+    p = sources()[name]
+    run = None
     for seed,threads,precision in todo:
-        start = time.time(); trouble = ''
+        start = time.time()
+        trouble = ''
         try:
             run = run or (notebook_runner(p) if p.suffix == '.ipynb' else function_runner(name))
-            torch.set_num_threads(threads); testing.MARGINS.clear(); start = time.time()
+            torch.set_num_threads(threads)
+            testing.MARGINS.clear()
+            start = time.time()
             run(seed, precision)
         except Exception as e: trouble = f'{type(e).__name__}: {e}'.splitlines()[0]
-        print(json.dumps(dict(seed=seed, threads=threads, precision=precision, margins=testing.MARGINS, trouble=trouble, seconds=round(time.time()-start, 1))), file=out, flush=True)
+        print(json.dumps(dict(seed=seed, threads=threads, precision=precision, margins=testing.MARGINS,
+                              trouble=trouble, seconds=round(time.time()-start, 1))), file=out, flush=True)
         if run is None: break                                   # the notebook itself does not run
 
 # ---------------------------------------------------------------- the matrix, and what came out
 
 def start(name, isa, todo):
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '', 'MPLBACKEND': 'Agg', 'OMP_WAIT_POLICY': 'PASSIVE', 'PYTHONPATH': str(ROOT)}
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '',
+           'MPLBACKEND': 'Agg', 'OMP_WAIT_POLICY': 'PASSIVE', 'PYTHONPATH': str(ROOT)}
     env.pop('ONEDNN_MAX_CPU_ISA', None)
     if isa != 'default': env['ONEDNN_MAX_CPU_ISA'] = isa
     cmd = [sys.executable, '-W', 'ignore', __file__, 'work', name, json.dumps(todo)]
@@ -128,42 +151,62 @@ def table(results):
     "Lines: for each check the smallest margin, where it was, and how many runs"
     by = {}
     for r in results:
-        for what,m in r['margins']: by.setdefault(what, []).append((m if m == m else 0., f'{r["isa"]}, seed {r["seed"]}, {r["threads"]} threads, {r["precision"]}'))
+        for what,m in r['margins']:
+            by.setdefault(what,
+                          []).append((m if m == m else 0.,
+                                      f'{r["isa"]}, seed {r["seed"]}, {r["threads"]} threads, {r["precision"]}'))
     wide = max(map(len, by), default=0)
-    for what,ms in sorted(by.items(), key=lambda kv: min(kv[1])): low,where = min(ms); yield f'  {"ok  " if low >= MARGIN else "FAIL"} {what:{wide}}  {low:6.2f}  in {len(ms)} runs; {where}', low >= MARGIN
+    for what,ms in sorted(by.items(), key=lambda kv: min(kv[1])):
+        low,where = min(ms)
+        yield (f'  {"ok  " if low >= MARGIN else "FAIL"} {what:{wide}}  {low:6.2f}  in {len(ms)} runs; {where}',
+               low >= MARGIN)
 
 def main():
-    only,seeds,isas = os.environ.get('ONLY', '').split(), int(os.environ.get('SEEDS') or 20), os.environ.get('ISA', '').split() or ISAS
-    there = sources(); only = only or list(there)
+    only,seeds,isas = os.environ.get('ONLY', '').split(), int(os.environ.get('SEEDS') or 20), os.environ.get('ISA',
+        '').split() or ISAS
+    there = sources()
+    only = only or list(there)
     for n in only:
         if n not in there: sys.exit(f'ONLY: nothing is learned in {n}; there are: {" ".join(there)}')
     for i in isas:
         if i not in ISAS: sys.exit(f'ISA: {i} is not one of {" ".join(ISAS)}')
-    path = Path(os.environ.get('RESULTS') or ROOT/'runs'/'robust.jsonl'); path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(os.environ.get('RESULTS') or ROOT/'runs'/'robust.jsonl')
+    path.parent.mkdir(parents=True, exist_ok=True)
     old,wanted,code = known(KEPT, path),[],{n: fingerprint(there[n]) for n in only}
     with open(path, 'a', encoding='utf-8') as f:
         for isa in isas:
             for name in only:
-                ways = matrix(isa, seeds); wanted += [(name, code[name], isa, *w) for w in ways]
+                ways = matrix(isa, seeds)
+                wanted += [(name, code[name], isa, *w) for w in ways]
                 todo = [w for w in ways if (name, code[name], isa, *w) not in old]
                 if not todo: continue
                 p = start(name, isa, todo)
                 try:
                     for line in p.stdout:
-                        r = dict(name=name, code=code[name], isa=isa, **json.loads(line)); old[key(r)] = r
-                        f.write(json.dumps(r)+'\n'); f.flush()
+                        r = dict(name=name, code=code[name], isa=isa, **json.loads(line))
+                        old[key(r)] = r
+                        f.write(json.dumps(r)+'\n')
+                        f.flush()
                         low = min((m for _,m in r['margins']), default=0)
-                        print(f'{name:20} {isa:12} seed {r["seed"]:2}, {r["threads"]} threads, {r["precision"]:4}: smallest margin {low:.2f}, {r["seconds"]:.0f} s {r["trouble"]}', flush=True)
-                finally: p.kill(); p.wait()
-    got = [old[k] for k in wanted if k in old]; lines = list(table(got)); print('\n'.join(l for l,_ in lines))
+                        print(f'{name:20} {isa:12} seed {r["seed"]:2}, {r["threads"]} threads, {r["precision"]:4}: '
+                              f'smallest margin {low:.2f}, {r["seconds"]:.0f} s {r["trouble"]}', flush=True)
+                finally:
+                    p.kill()
+                    p.wait()
+    got = [old[k] for k in wanted if k in old]
+    lines = list(table(got))
+    print('\n'.join(l for l,_ in lines))
     broken = [r for r in got if r['trouble']]
     for r in broken: print(f'  FAIL {" ".join(map(str, key(r)))}: {r["trouble"]}')
     if missing := len(wanted)-len(got): print(f'  FAIL {missing} runs gave no result')
-    print(f'{len(got)} of {len(wanted)} runs; {sum(not ok for _,ok in lines)} of {len(lines)} checks have a margin below {MARGIN}')
+    print(f'{len(got)} of {len(wanted)} runs; {sum(not ok for _,ok in lines)} of {len(lines)} checks have a margin '
+          f'below {MARGIN}')
     sys.exit(bool(missing or broken or not got or not all(ok for _,ok in lines)))
 
 if __name__ == '__main__':
     sys.path.pop(0)             # this folder
-    if sys.argv[1:2] == ['work']: sys.path.insert(0, str(ROOT)); work(sys.argv[2], [tuple(w) for w in json.loads(sys.argv[3])])
+    if sys.argv[1:2] == ['work']:
+        sys.path.insert(0, str(ROOT))
+        work(sys.argv[2], [tuple(w) for w in json.loads(sys.argv[3])])
     elif sys.argv[1:]: sys.exit(__doc__)
     else: main()

@@ -44,7 +44,10 @@ def compare(what, hint, old, new):
     count(what, '\n'.join(lines + [f'    {hint}']) if lines else None)
 
 def copied(folder):
-    "A copy of the project with an empty vlrep/: only its __init__.py, whose version line is all that nbdev writes, and py.typed"
+    """A copy of the project with an empty vlrep/
+
+    Only its __init__.py, whose version line is all that nbdev writes, and py.typed
+    """
     new = Path(folder)/'copy'
     new.mkdir()
     for f in ('settings.ini', 'setup.py', 'pyproject.toml'): shutil.copy(ROOT/f, new)
@@ -94,7 +97,8 @@ def pytest():
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)/'results.xml'
         # two processes, each with whole files: what the tests of a file share is made once
-        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '--durations=12', '-n', '2', '--dist', 'loadfile', f'--junitxml={out}', 'tests')
+        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '--durations=12', '-n', '2', '--dist',
+                    'loadfile', f'--junitxml={out}', 'tests')
         n = xml.parse(out).getroot().find('testsuite').attrib if out.exists() else {}
         tests,failures,errors,skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
         bad = failures + errors

@@ -18,8 +18,11 @@ def no_network(monkeypatch):
 def cache(tmp_path_factory):
     "One cache for all tests, in whichever process they run, and one thread"
     import torch
-    place = tmp_path_factory.getbasetemp(); place = place.parent if 'PYTEST_XDIST_WORKER' in os.environ else place
+    place = tmp_path_factory.getbasetemp()
+    place = place.parent if 'PYTEST_XDIST_WORKER' in os.environ else place
     old = os.environ.get('VLREP_CACHE'), torch.get_num_threads()
-    os.environ['VLREP_CACHE'] = str(place/'cache'); torch.set_num_threads(1)
+    os.environ['VLREP_CACHE'] = str(place/'cache')
+    torch.set_num_threads(1)
     yield
-    os.environ.pop('VLREP_CACHE') if old[0] is None else os.environ.update(VLREP_CACHE=old[0]); torch.set_num_threads(old[1])
+    os.environ.pop('VLREP_CACHE') if old[0] is None else os.environ.update(VLREP_CACHE=old[0])
+    torch.set_num_threads(old[1])

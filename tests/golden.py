@@ -1,6 +1,6 @@
-"""Does a change of the code change a result by a single bit? Not a test: two commands, before and after the change, on one machine
+"""Does a change of the code change a result by a single bit? Two commands, before and after the change, on one machine
 
-    python tests/golden.py freeze DIR     tiny runs of every method with the code as it is; DIR keeps them, and golden.json
+    python tests/golden.py freeze DIR     tiny runs of every method with the code as it is, kept in DIR with golden.json
     python tests/golden.py compare DIR    the same runs again, compared with DIR/golden.json; the runs in DIR that were
                                           stopped half-way go on with today's code, and must end alike
 
@@ -18,7 +18,8 @@ TIMES = ('seconds', 'time', 'images_per_second', 'eta')
 
 def call(*words, wait=True):
     "vlrep-pretrain with one thread; the process if it is not waited for"
-    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''}
+    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
+           'CUDA_VISIBLE_DEVICES': ''}
     cmd = [sys.executable, '-W', 'ignore', '-m', 'vlrep.cli', 'pretrain', *map(str, words)]
     p = subprocess.Popen(cmd, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if not wait: return p
@@ -49,10 +50,12 @@ def facts(run):
     import torch
     sys.path.insert(0, str(ROOT))
     import vlrep
-    weights = {w: digest({k: torch.as_tensor(v) for k,v in vlrep.load(run).model.state_dict().items()}) for w in ('best',)}
+    weights = {w: digest({k: torch.as_tensor(v) for k,v in vlrep.load(run).model.state_dict().items()})
+               for w in ('best',)}
     last = max((run/'steps').iterdir(), key=lambda p: int(''.join(c for c in p.name if c.isdigit())))
     weights['last'] = digest(torch.load(last/'model.pt', map_location='cpu', weights_only=True))
-    with open(run/'log.csv', newline='') as f: log = [{k: v for k,v in r.items() if k not in TIMES} for r in csv.DictReader(f)]
+    with open(run/'log.csv', newline='') as f:
+        log = [{k: v for k,v in r.items() if k not in TIMES} for r in csv.DictReader(f)]
     result = json.loads((run/'result.jsonl').read_text().splitlines()[-1])['numbers']
     info = json.loads((run/'recipe.json').read_text())
     return dict(weights=weights, log=log, numbers=result, images=info['images'], recipe=info['recipe'])
@@ -91,7 +94,8 @@ def compare(folder):
                 now = json.loads(json.dumps(without_times(facts(run))))
                 diffs = list(lines(golden[name], now))
                 bad += bool(diffs)
-                print(f'{"FAIL" if diffs else "ok  "} {name:12} {what:8}', *diffs[:5], sep='\n       ' if diffs else ' ', flush=True)
+                print(f'{"FAIL" if diffs else "ok  "} {name:12} {what:8}', *diffs[:5],
+                      sep='\n       ' if diffs else ' ', flush=True)
     print(f'{bad} of {2*len(RUNS)} runs differ')
     sys.exit(bad > 0)
 

@@ -1,4 +1,5 @@
-"What each method must learn in a tiny training. `test_contract.py` asks it once, `make robust` with other seeds, precisions, threads and instruction sets"
+("What each method must learn in a tiny training. `test_contract.py` asks it once, `make robust` with other seeds, "
+ "precisions, threads and instruction sets")
 import dataclasses, functools, json, re
 from pathlib import Path
 import torch
@@ -19,12 +20,16 @@ def material(name):
     return method, rec, src, vocabulary(method, rec, src['train'])
 
 class Case:
-    "A method, its tiny recipe and images; `learn` is trained for three short epochs, `before` is its held-out loss at first"
+    """A method, its tiny recipe and images
+
+    `learn` is trained for three short epochs, `before` is its held-out loss at first
+    """
     def __init__(self, name, seed=0, precision='fp32'):
         self.name = name
         self.method,self.rec,self.src,self.tok = material(name)
         def look(learn): self.before = float(learn.validate()[0])
-        self.learn = train_on(self.method, self.rec, self.src, 'world', self.tok, seed, precision, say=lambda s: None, begin=look)
+        self.learn = train_on(self.method, self.rec, self.src, 'world', self.tok, seed, precision, say=lambda s: None,
+                              begin=look)
         self.batch = self.learn.dls.valid.one_batch()[0]
     def fresh(self, **kw): return self.method.learner(self.rec, self.learn.dls, precision='fp32', **kw)
     def answer(self, model):
@@ -53,9 +58,13 @@ def by_heart(seed, precision):
 def first_example(seed, precision):
     "The README's first example, as printed but for seed and precision"
     cells = json.loads((Path(__file__).parents[1]/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells']
-    code, = (s for s in (''.join(c['source']) for c in cells if c['cell_type'] == 'code') if 'fit(learn, small.steps)' in s)
-    for old,new in (('bs=64)', f'bs=64, seed={seed})'), ('virtex_learner(small, dls)', f'virtex_learner(small, dls, seed={seed}, precision={precision!r})')):
+    code, = (s for s in (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
+             if 'fit(learn, small.steps)' in s)
+    for old,new in (('bs=64)', f'bs=64, seed={seed})'),
+                    ('virtex_learner(small, dls)',
+                     f'virtex_learner(small, dls, seed={seed}, precision={precision!r})')):
         assert code.count(old) == 1, (old, code)
         code = code.replace(old, new)
-    ns = {}; exec(code, ns)
+    ns = {}
+    exec(code, ns)
     learned('README: fall of the held-out loss in 100 steps', ns['before']-ns['after'], .25*ns['before'])

@@ -26,7 +26,8 @@ def made(data, tmp_path, method='virtex', precision='fp32'):
     "A tiny learner of a method, its files in `tmp_path`"
     train,valid,tok = data
     rec = recipe(method, 'world')
-    tiny = dict(size=32, steps=8, warmup=2, width=32, heads=2, text_width=32, text_heads=2, visual_width=8, bs=16, vocab=300)
+    tiny = dict(size=32, steps=8, warmup=2, width=32, heads=2, text_width=32, text_heads=2, visual_width=8, bs=16,
+                vocab=300)
     rec = replace(rec, **{k: v for k,v in tiny.items() if hasattr(rec, k)})
     dls = loaders(train, valid, read=reader(METHODS[method], rec, tok), size=32, bs=16)
     learn = METHODS[method].learner(rec, dls, precision=precision)
@@ -47,7 +48,10 @@ def exported(learn):
 
 @pytest.mark.parametrize('method', sorted(METHODS))
 def test_predict_and_export(data, tmp_path, photo, method):
-    "Every method predicts from a picture and from a batch, and so does its exported learner; the learner itself can go on"
+    """Every method predicts from a picture and from a batch, and so does its exported learner
+
+    The learner itself can go on
+    """
     learn = made(data, tmp_path, method)
     batch = learn.dls.valid.one_batch()[0]
     again = exported(learn)
@@ -73,7 +77,8 @@ def test_predict_agrees_with_the_run_opened_for_use(learn, photo):
 
 def test_predict_refuses(learn):
     batch = learn.dls.valid.one_batch()[0]
-    with pytest.raises(ValueError, match="no 'tok', which Captioner reads"): learn.predict({k: v for k,v in batch.items() if k != 'tok'})
+    with pytest.raises(ValueError, match="no 'tok', which Captioner reads"):
+        learn.predict({k: v for k,v in batch.items() if k != 'tok'})
     with pytest.raises(ValueError, match='a path, a PIL image or a uint8 array'): learn.predict(3)
     with pytest.raises(ValueError, match='no such image file'): learn.predict('gone.jpg')
     with pytest.raises(NotImplementedError, match='rm_type_tfms'): learn.predict(batch, rm_type_tfms=1)
@@ -172,29 +177,37 @@ def test_help_explains_classes_and_methods():
 def test_help_explains_nearly_all():
     "Public functions and classes of which a parameter is explained in the source have it in their docstring"
     import importlib, pkgutil, vlrep
-    mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.') if m.name not in ('vlrep.all','vlrep.docs')]
+    mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
+            if m.name not in ('vlrep.all','vlrep.docs')]
     public = [getattr(m, k) for m in mods for k in getattr(m, '__all__', ())]
-    asked = [o for o in public if inspect.isfunction(o) and o.__module__.startswith('vlrep.') and re.search(r'^    \w+.*,\s+# \S', inspect.getsource(o), re.M)]
+    asked = [o for o in public if inspect.isfunction(o) and o.__module__.startswith('vlrep.')
+             and re.search(r'^    \w+.*,\s+# \S', inspect.getsource(o), re.M)]
     lost = [f'{o.__module__}.{o.__name__}' for o in asked if 'Parameters\n---' not in (o.__doc__ or '')]
     assert len(asked) > 200 and not lost
 
 def public_functions():
-    "(name, function) for each public function of the library, and each public method or property that it gives its public classes"
+    """(name, function) for each public function of the library, and each public method or property that it gives its
+    public classes"""
     import importlib, pkgutil, vlrep
-    mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.') if m.name != 'vlrep.all']
+    mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
+            if m.name != 'vlrep.all']
     for m in mods:
         for k in getattr(m, '__all__', ()):
-            o = getattr(m, k); own = inspect.isclass(o) and o.__module__ == m.__name__
+            o = getattr(m, k)
+            own = inspect.isclass(o) and o.__module__ == m.__name__
             for n,f in vars(o).items() if own else {'': o}.items():
-                f = getattr(f, 'fget', None) or getattr(f, 'func', None) or (getattr(o, n) if n else f)            # a property, a cached one, or a function
+                # a property, a cached one, or a function
+                f = getattr(f, 'fget', None) or getattr(f, 'func', None) or (getattr(o, n) if n else f)
                 f = inspect.unwrap(getattr(f, '__func__', f)) if callable(f) else f
-                if inspect.isfunction(f) and f.__module__.startswith('vlrep.') and not n.startswith('_') and not f.__name__.startswith('_'):
+                if inspect.isfunction(f) and f.__module__.startswith('vlrep.') and not n.startswith(
+                    '_') and not f.__name__.startswith('_'):
                     yield f'{f.__module__}.{k}'+f'.{n}'*own,f
 
 def test_every_public_function_is_annotated():
     lost,seen = set(),set()
     for name,f in public_functions():
-        sig = inspect.signature(f); seen.add(name)
+        sig = inspect.signature(f)
+        seen.add(name)
         for i,p in enumerate(sig.parameters.values()):
             bare = p.annotation is p.empty and p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)
             if bare and not (i == 0 and p.name in ('self','cls')): lost.add(f'{name}: {p.name}')
@@ -204,23 +217,28 @@ def test_every_public_function_is_annotated():
 def test_quoted_types_are_names():
     "An annotation in quotes is never evaluated: each name in it must be one that somebody knows"
     import builtins, vlrep.all
-    known = {*dir(builtins), *vlrep.all.__all__, 'Callable','DataLoaders','Image','Iterable','Iterator','Learner','ModuleSpec','ModuleType','Path','plt'}
+    known = {*dir(builtins), *vlrep.all.__all__, 'Callable','DataLoaders','Image','Iterable','Iterator','Learner',
+             'ModuleSpec','ModuleType','Path','plt'}
     odd = [f'{name}: {t}' for name,f in public_functions() for t in f.__annotations__.values() if isinstance(t, str)
            and not {n for n in re.findall(r'(?<![\w.])[A-Za-z_]\w*', t)} <= known | set(f.__globals__)]
     assert not odd
 
 def test_import_needs_no_torch():
     code = "import sys, vlrep; print([m for m in ('torch', 'numpy', 'fastai') if m in sys.modules])"
-    got = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    got = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                         env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert got.stdout.strip() == '[]', got.stderr
 
 def test_types_are_shipped():
-    assert (ROOT/'vlrep'/'py.typed').exists() and "package_data={cfg['lib_path']: ['py.typed']}" in (ROOT/'setup.py').read_text(encoding='utf-8')
+    assert ((ROOT/'vlrep'/'py.typed').exists()
+            and "package_data={cfg['lib_path']: ['py.typed']}" in (ROOT/'setup.py').read_text(encoding='utf-8'))
 
 def test_all_brings_every_public_name():
     import importlib, pkgutil, vlrep, vlrep.all
-    mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.') if m.name not in ('vlrep.all','vlrep.cli','vlrep.docs')]
-    missing = [f'{m.__name__}.{k}' for m in mods for k in getattr(m, '__all__', ()) if getattr(vlrep.all, k, None) is not getattr(m, k)]
+    mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
+            if m.name not in ('vlrep.all','vlrep.cli','vlrep.docs')]
+    missing = [f'{m.__name__}.{k}' for m in mods for k in getattr(m, '__all__', ())
+               if getattr(vlrep.all, k, None) is not getattr(m, k)]
     assert not missing and {'np','torch','nn','F','replace'} <= set(vlrep.all.__all__)
 
 # ---------------------------------------------------------------- a bar on a terminal
@@ -259,7 +277,8 @@ stage('world', drawn)
 a,b = made['a'],made['b']
 x,y = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)),torch.arange(60)%3
 tok = Tokenizer.train(a.captions.flat(), vocab=300)
-rec = replace(recipe('virtex', 'world'), size=32, steps=2, warmup=1, width=32, heads=2, visual_width=8, bs=16, vocab=300)
+small = dict(size=32, steps=2, warmup=1, width=32, heads=2, visual_width=8, bs=16, vocab=300)
+rec = replace(recipe('virtex', 'world'), **small)
 def trained(): made['learn'] = train_on(METHODS['virtex'], rec, dict(train=a, held=b), 'world', tok, say=lambda s: None)
 stage('training', trained)
 model = made['learn'].model
@@ -287,7 +306,8 @@ def on_terminal(script, tmp_path):
     import pty, select
     main,other = pty.openpty()
     env = {**os.environ, 'PYTHONPATH': str(ROOT), 'VLREP_CACHE': str(tmp_path), 'COLUMNS': '120'}
-    p = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=other, env=env)
+    p = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', script], stdin=subprocess.DEVNULL,
+                         stdout=subprocess.PIPE, stderr=other, env=env)
     os.close(other)
     out = b''
     while True:
@@ -298,9 +318,12 @@ def on_terminal(script, tmp_path):
     os.close(main)
     return p.wait(timeout=60),out.decode(errors='replace')
 
-BARS = dict(world='drawing train', training='step ', features='features 1/1', statistics='statistics of BatchNorm 1/2', linear='fitting probes', named='fitting probes',
-            svm='support vector machines', neighbours='neighbours 1/1', nearest='neighbours 1/1', softmax='softmax probe', table='question 1', pointing='masks 1/24',
-            captions='batches of pictures 1/1', writing='captions 1/2', losses='photos, the loss of their captions 1/24', duplicates='thumbnails 1/1',
+BARS = dict(world='drawing train', training='step ', features='features 1/1', statistics='statistics of BatchNorm 1/2',
+            linear='fitting probes', named='fitting probes',
+            svm='support vector machines', neighbours='neighbours 1/1', nearest='neighbours 1/1',
+            softmax='softmax probe', table='question 1', pointing='masks 1/24',
+            captions='batches of pictures 1/1', writing='captions 1/2',
+            losses='photos, the loss of their captions 1/24', duplicates='thumbnails 1/1',
             readable='photos read 1/24', overfit='step ')
 
 def test_every_long_stage_has_a_bar_on_a_terminal(tmp_path):
@@ -313,6 +336,7 @@ def test_every_long_stage_has_a_bar_on_a_terminal(tmp_path):
 def test_no_bar_in_a_log(tmp_path):
     env = {**os.environ, 'PYTHONPATH': str(ROOT), 'VLREP_CACHE': str(tmp_path)}
     script = STAGES.split("stage('captions'")[0]
-    got = subprocess.run([sys.executable, '-W', 'ignore', '-c', script], capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
+    got = subprocess.run([sys.executable, '-W', 'ignore', '-c', script], capture_output=True, text=True, env=env,
+                         stdin=subprocess.DEVNULL)
     assert got.returncode == 0, got.stderr[-2000:]
     assert set(re.sub(r'</?\w+>', '', got.stderr).split()) == set() and '\r' not in got.stdout

@@ -19,111 +19,179 @@ FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.j
 def on_world(tmp_path_factory):
     "A tiny run on the world, by the module's spelling and the default folder"
     cwd = tmp_path_factory.mktemp('world')
-    return run([*command('pretrain', True), '--threads', 1, '--seed', 3, *sets(WORLD)], cwd), cwd/'runs'/'world-virtex-1'
+    return run([*command('pretrain', True), '--threads', 1, '--seed', 3, *sets(WORLD)],
+               cwd), cwd/'runs'/'world-virtex-1'
 
 @pytest.fixture(scope='session')
 def on_photos(tmp_path_factory):
     "A tiny run on the committed photos, by the script's spelling"
     out = tmp_path_factory.mktemp('photos')/'out'
-    return run([*command('pretrain', False), '--data', 'flickr8k', '--root', PHOTOS, '--out', out, '--threads', 1, *sets(['size=32', 'vocab=300', 'steps=20', *NET])], out.parent), out
+    return run([*command('pretrain', False), '--data', 'flickr8k', '--root', PHOTOS, '--out', out, '--threads', 1,
+                *sets(['size=32', 'vocab=300', 'steps=20', *NET])], out.parent), out
 
 def test_world(on_world):
     done, out = on_world
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
     assert FILES <= {p.name for p in out.iterdir()}
-    for stage in ('world', 'tokenizer', 'bicaptioning', 'random', 'supervised', 'transfer', 'captions'): assert re.search(rf'^\[{stage}\] \d', done.stdout, re.M), done.stdout
-    assert 'precision' in done.stdout and 'threads 1' in done.stdout and 'unseen objects' in done.stdout and str(Path('runs/world-virtex-1/report.html')) in done.stdout
-    info = json.loads((out/'recipe.json').read_text()); res = json.loads((out/'result.jsonl').read_text()); num = res['numbers']
-    assert info['method'] == 'virtex' and info['recipe']['steps'] == 20 and info['recipe']['momentum'] == .9 and info['data']['scenes'] == 200 and info['seed'] == 3 and info['versions']['torch']
+    for stage in ('world', 'tokenizer', 'bicaptioning', 'random', 'supervised', 'transfer', 'captions'):
+        assert re.search(rf'^\[{stage}\] \d', done.stdout, re.M), done.stdout
+    assert ('precision' in done.stdout and 'threads 1' in done.stdout and 'unseen objects' in done.stdout
+            and str(Path('runs/world-virtex-1/report.html')) in done.stdout)
+    info = json.loads((out/'recipe.json').read_text())
+    res = json.loads((out/'result.jsonl').read_text())
+    num = res['numbers']
+    assert (info['method'] == 'virtex' and info['recipe']['steps'] == 20 and info['recipe']['momentum'] == .9
+            and info['data']['scenes'] == 200 and info['seed'] == 3 and info['versions']['torch'])
     assert res['seed'] == 3 and res['recipe'] == 'world' and 'commit' in res and res['seconds']['bicaptioning'] > 0
-    assert {r['backbone'] for r in num['table']} == {'virtex', 'supervised', 'random'} and len({r['question'] for r in num['table']}) == 7
-    assert all(0 <= r['low'] <= r['high'] <= 100 for r in num['table']) and 0 <= num['noun_precision'] <= 100 and num['images_per_second'] > 0
+    assert ({r['backbone'] for r in num['table']} == {'virtex', 'supervised', 'random'}
+            and len({r['question'] for r in num['table']}) == 7)
+    assert (all(0 <= r['low'] <= r['high'] <= 100 for r in num['table']) and 0 <= num['noun_precision'] <= 100
+            and num['images_per_second'] > 0)
 
 def test_report_is_one_page(on_world, on_photos):
     for _, out in (on_world, on_photos):
         page = (out/'report.html').read_text()
         assert page.startswith('<!doctype html>') and '<svg' in page and 'data:image/jpeg;base64,' in page
-        assert not re.search(r'''(src|href)\s*=\s*["']?(?!data:)\w''', page) and '<script' not in page and 'url(' not in page
-    assert 'supervised' in (on_world[1]/'report.html').read_text() and 'given another photo' in (on_photos[1]/'report.html').read_text()
+        assert (not re.search(r'''(src|href)\s*=\s*["']?(?!data:)\w''', page) and '<script' not in page
+                and 'url(' not in page)
+    assert ('supervised' in (on_world[1]/'report.html').read_text()
+            and 'given another photo' in (on_photos[1]/'report.html').read_text())
 
 def test_photos(on_photos):
     done, out = on_photos
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
     assert FILES <= {p.name for p in out.iterdir()}
-    res = json.loads((out/'result.jsonl').read_text()); num = res['numbers']
-    assert len(num['wrong_each']) == 3 and abs(num['wrong']-np.mean(num['wrong_each'])) < 1e-9 and 1 < num['right'] < 12 and 'table' not in num
+    res = json.loads((out/'result.jsonl').read_text())
+    num = res['numbers']
+    assert (len(num['wrong_each']) == 3 and abs(num['wrong']-np.mean(num['wrong_each'])) < 1e-9
+            and 1 < num['right'] < 12 and 'table' not in num)
     assert num['images'] == round(.8*len(list((PHOTOS/'Images').iterdir())))
 
 def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
-    _, run_folder = on_world; names = []
-    for i in range(2): names.append(str(tmp_path/f'{i}.png')); Image.fromarray(np.random.default_rng(i).integers(0, 255, (40+i, 60, 3), dtype=np.uint8)).save(names[-1])
-    a = run([*command('caption', False), run_folder, *names], tmp_path); capsys.readouterr()
+    _, run_folder = on_world
+    names = []
+    for i in range(2):
+        names.append(str(tmp_path/f'{i}.png'))
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, (40+i, 60, 3), dtype=np.uint8)).save(names[-1])
+    a = run([*command('caption', False), run_folder, *names], tmp_path)
+    capsys.readouterr()
     main(['caption', str(run_folder), *names])
     assert a.returncode == 0 and not a.stderr and a.stdout == capsys.readouterr().out and a.stdout.count('\n') == 2
     m = vlrep.load(run_folder)
     assert m.caption(names) == a.stdout.splitlines() and m.caption(names[0]) == a.stdout.splitlines()[0]
-    assert m.embed(names).shape == (2, m.backbone.width) and np.allclose(m.embed(Image.open(names[1])), m.embed(names)[1], atol=1e-5)
+    assert (m.embed(names).shape == (2, m.backbone.width)
+            and np.allclose(m.embed(Image.open(names[1])), m.embed(names)[1], atol=1e-5))
 
 def test_same_seed_same_weights(on_world, tmp_path):
     again = pretrain(changes=WORLD, seed=3, threads=1, out=tmp_path/'again', say=lambda s: None)
     a, b = (vlrep.load(p).backbone.state_dict() for p in (on_world[1], again))
     assert all(torch.equal(a[k], b[k]) for k in a)
     t = [json.loads((p/'result.jsonl').read_text())['numbers'] for p in (on_world[1], again)]
-    assert [r['value'] for r in t[0]['table']] == [r['value'] for r in t[1]['table']] and t[0]['held_loss'] == t[1]['held_loss']
+    assert ([r['value'] for r in t[0]['table']] == [r['value'] for r in t[1]['table']]
+            and t[0]['held_loss'] == t[1]['held_loss'])
 
-WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '--seed', 'pretrain --seed': '--seed', 'pretrain --method virtx': '--method', 'pretrain --data wrld': '--data',
-         'pretrain --recipe wrold': '--recipe', 'pretrain --set widht=3': "--set: unknown field 'widht': did you mean 'width'", 'pretrain --set steps=many': 'steps is a whole number', 'pretrain --set steps': 'field=value', 'pretrain --precision fp61': "precision 'fp61': did you mean 'fp16'",
-         'pretrain --data flickr8k': '--root', 'pretrain --data flickr8k --root nowhere': 'nowhere', 'pretrain --method tags --data flickr8k': 'tags', 'pretrain --method multilabel --data flickr8k': 'labels', 'pretrain --set task=forward': '--method',
-         'pretrain --set lr=-1': 'lr=-1.0: must be from 0', 'pretrain --set momentum=2': 'momentum=2.0: must be from 0 to', 'pretrain --set warmup=2600': 'warmup=2600: must be below the 2600 steps', 'pretrain --set max_len=5': 'max_len=5: must be from 8',
-         'pretrain --method loctex --set tau=0': 'tau=0.0: must be above 0', 'pretrain --method loctex --set contrast=nan': 'contrast=nan: must be from 0', 'pretrain --set point=-1': 'point=-1: must be from 0', 'evaluate x --on voc7': "did you mean 'voc07'", 'evaluate x --on world': 'no such run folder', 'export x': '--to', 'pretrain more': 'more', 'pretrian': "'pretrain'",
+WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '--seed', 'pretrain --seed': '--seed',
+         'pretrain --method virtx': '--method', 'pretrain --data wrld': '--data',
+         'pretrain --recipe wrold': '--recipe',
+         'pretrain --set widht=3': "--set: unknown field 'widht': did you mean 'width'",
+         'pretrain --set steps=many': 'steps is a whole number', 'pretrain --set steps': 'field=value',
+         'pretrain --precision fp61': "precision 'fp61': did you mean 'fp16'",
+         'pretrain --data flickr8k': '--root', 'pretrain --data flickr8k --root nowhere': 'nowhere',
+         'pretrain --method tags --data flickr8k': 'tags', 'pretrain --method multilabel --data flickr8k': 'labels',
+         'pretrain --set task=forward': '--method',
+         'pretrain --set lr=-1': 'lr=-1.0: must be from 0',
+         'pretrain --set momentum=2': 'momentum=2.0: must be from 0 to',
+         'pretrain --set warmup=2600': 'warmup=2600: must be below the 2600 steps',
+         'pretrain --set max_len=5': 'max_len=5: must be from 8',
+         'pretrain --method loctex --set tau=0': 'tau=0.0: must be above 0',
+         'pretrain --method loctex --set contrast=nan': 'contrast=nan: must be from 0',
+         'pretrain --set point=-1': 'point=-1: must be from 0', 'evaluate x --on voc7': "did you mean 'voc07'",
+         'evaluate x --on world': 'no such run folder', 'export x': '--to', 'pretrain more': 'more',
+         'pretrian': "'pretrain'",
          'caption': 'RUN', 'caption nowhere a.png': 'nowhere', 'caption nowhere --wich last': "'--which'"}
 
 @pytest.mark.parametrize('words', WRONG)
 def test_wrong_words(capsys, words): assert WRONG[words] in refused(capsys, *words.split())
 
 def test_wrong_files(capsys, on_world, on_photos, tmp_path):
-    good = tmp_path/'good.png'; Image.new('RGB', (30, 30)).save(good); cut = tmp_path/'cut.jpg'
-    photo = next((PHOTOS/'Images').iterdir()); cut.write_bytes(photo.read_bytes()[:900])
+    good = tmp_path/'good.png'
+    Image.new('RGB', (30, 30)).save(good)
+    cut = tmp_path/'cut.jpg'
+    photo = next((PHOTOS/'Images').iterdir())
+    cut.write_bytes(photo.read_bytes()[:900])
     out = on_world[1]
     assert 'cut.jpg' in refused(capsys, 'caption', out, good, cut)
     assert 'none.png' in refused(capsys, 'caption', out, tmp_path/'none.png')
     assert 'IMAGE' in refused(capsys, 'caption', out)
     assert 'holds a run' in refused(capsys, 'pretrain', '--out', out)
-    for name, harm, says in (('recipe.json', lambda p: p.write_text('{"method":'), 'recipe.json'), ('tokenizer.model', lambda p: p.unlink(), 'tokenizer.model'),
-                             ('best/model.safetensors', lambda p: p.write_bytes(p.read_bytes()[:5000]), 'model.safetensors'), ('best', shutil.rmtree, 'best')):
-        bad = tmp_path/'bad'; shutil.rmtree(bad, ignore_errors=True); shutil.copytree(out, bad); harm(bad/name)
+    for name, harm, says in (('recipe.json', lambda p: p.write_text('{"method":'), 'recipe.json'),
+                             ('tokenizer.model', lambda p: p.unlink(), 'tokenizer.model'),
+                             ('best/model.safetensors', lambda p: p.write_bytes(p.read_bytes()[:5000]),
+                              'model.safetensors'), ('best', shutil.rmtree, 'best')):
+        bad = tmp_path/'bad'
+        shutil.rmtree(bad, ignore_errors=True)
+        shutil.copytree(out, bad)
+        harm(bad/name)
         assert says in refused(capsys, 'caption', bad, good)
 
 TINY = ['size=32', 'vocab=300', 'steps=20', *NET]
 
 def test_damaged_photos(tmp_path, capsys):
-    "What cannot be read is replaced in training, left out in the test, and said; a caption that is missing is said, too"
-    photos = tmp_path/'photos'; shutil.copytree(PHOTOS, photos); mute, *torn = sorted((photos/'Images').iterdir())[5:80:15]
-    lines = (photos/'captions.txt').read_text().splitlines(True); (photos/'captions.txt').write_text(''.join(l for l in lines if not l.startswith(mute.name)))
-    torn[0].write_bytes(torn[0].read_bytes()[:500]); said = []
-    out = pretrain(data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, say=said.append); num = vlrep.runs.load(out).results()[-1]['numbers']
-    assert any('1 of' in s and 'no caption' in s and mute.name in s for s in said) and any(torn[0].name in s for s in said)
-    assert list(num['damaged']) == [torn[0].name] or any(s.startswith('left out') for s in said); assert math.isfinite(num['right']) and num['duplicates'] is not None
+    """What cannot be read is replaced in training, left out in the test, and said
+
+    A caption that is missing is said, too
+    """
+    photos = tmp_path/'photos'
+    shutil.copytree(PHOTOS, photos)
+    mute, *torn = sorted((photos/'Images').iterdir())[5:80:15]
+    lines = (photos/'captions.txt').read_text().splitlines(True)
+    (photos/'captions.txt').write_text(''.join(l for l in lines if not l.startswith(mute.name)))
+    torn[0].write_bytes(torn[0].read_bytes()[:500])
+    said = []
+    out = pretrain(data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, say=said.append)
+    num = vlrep.runs.load(out).results()[-1]['numbers']
+    assert (any('1 of' in s and 'no caption' in s and mute.name in s for s in said)
+            and any(torn[0].name in s for s in said))
+    assert list(num['damaged']) == [torn[0].name] or any(s.startswith('left out') for s in said)
+    assert math.isfinite(num['right']) and num['duplicates'] is not None
     for p in sorted((photos/'Images').iterdir())[::2]: p.write_bytes(b'')
-    assert 'images cannot be read' in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'y', *sets(TINY)) and vlrep.runs.load(tmp_path/'y')                # which can go on, see test_foreign.py
+    # which can go on, see test_foreign.py
+    assert 'images cannot be read' in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out',
+                                              tmp_path/'y', *sets(TINY)) and vlrep.runs.load(tmp_path/'y')
 
 @pytest.mark.parametrize('data', ['csv', 'flickr30k', 'coco'])
 def test_other_layouts(data, tmp_path, capsys, monkeypatch):
     "The same job on photos in another layout; then its captions are judged at the shell"
-    src = read_flickr8k(PHOTOS, size=64); recs = [src[i] for i in range(60)]; root = tmp_path/'data'
-    if data == 'csv': root = root/'all.csv'; write_csv(recs, root)
+    src = read_flickr8k(PHOTOS, size=64)
+    recs = [src[i] for i in range(60)]
+    root = tmp_path/'data'
+    if data == 'csv':
+        root = root/'all.csv'
+        write_csv(recs, root)
     elif data == 'flickr30k': write_flickr30k(recs, root)
     else:
         for split, part in (('train2017', recs[:48]), ('val2017', recs[48:])): write_coco(part, root, split)
-    out = pretrain(data=data, root=root, out=tmp_path/'run', changes=[*TINY, 'part=.5', 'captions=2', *dict(coco=['held=.2'], csv=['train=.5', 'held=.3', 'test=.2']).get(data, [])], say=str)
-    num = vlrep.runs.load(out).results()[-1]['numbers']; assert num['images'] == dict(csv=15, flickr30k=24, coco=19)[data] and 'right' in num
-    asked = []; monkeypatch.setattr('vlrep.commands.caption_scores', lambda write, src, **kw: asked.extend(src.ids) or caption_scores(write, src, **kw))
-    capsys.readouterr(); main(['evaluate', str(out), '--on', 'captions', '--how', 'beam']); said = capsys.readouterr().out; assert 'CIDEr-D' in said and 'a person' in said
-    if data == 'csv': assert asked == list(split_source(read_csv(root, size=64), (.5, .3, .2), seed=0)[2].ids)           # what this run kept for its test, not what another would
+    out = pretrain(data=data, root=root, out=tmp_path/'run',
+                   changes=[*TINY, 'part=.5', 'captions=2',
+                            *dict(coco=['held=.2'], csv=['train=.5', 'held=.3', 'test=.2']).get(data, [])], say=str)
+    num = vlrep.runs.load(out).results()[-1]['numbers']
+    assert num['images'] == dict(csv=15, flickr30k=24, coco=19)[data] and 'right' in num
+    asked = []
+    monkeypatch.setattr('vlrep.commands.caption_scores', lambda write, src,**kw: asked.extend(src.ids)
+                        or caption_scores(write, src, **kw))
+    capsys.readouterr()
+    main(['evaluate', str(out), '--on', 'captions', '--how', 'beam'])
+    said = capsys.readouterr().out
+    assert 'CIDEr-D' in said and 'a person' in said
+    # what this run kept for its test, not what another would
+    if data == 'csv':
+        assert asked == list(split_source(read_csv(root, size=64), (.5, .3, .2), seed=0)[2].ids)
 
 def test_tags_cannot_caption(capsys, tmp_path):
-    out = pretrain('tags', changes=['scenes=64', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'size=32', 'steps=4', 'warmup=1', 'bs=16'], out=tmp_path/'tags', say=lambda s: None)
-    good = tmp_path/'good.png'; Image.new('RGB', (30, 30)).save(good)
+    out = pretrain('tags', changes=['scenes=64', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'size=32',
+                                    'steps=4', 'warmup=1', 'bs=16'], out=tmp_path/'tags', say=lambda s: None)
+    good = tmp_path/'good.png'
+    Image.new('RGB', (30, 30)).save(good)
     assert 'captions' in refused(capsys, 'caption', out, good)
     assert vlrep.load(out).embed(good).shape == (vlrep.load(out).backbone.width,)
 
@@ -131,42 +199,69 @@ LOCTEX = [*SIZES, 'point=12', 'rivals=False', 'vocab=300', 'size=32', 'steps=12'
 
 def test_loctex(tmp_path, capsys):
     "Where is it? On the world, in the table and on the page; a run of it cannot caption"
-    out = pretrain('loctex', changes=LOCTEX, threads=1, out=tmp_path/'run', say=str); num, page = vlrep.runs.load(out).results()[-1]['numbers'], (out/'report.html').read_text()
-    assert {(r['question'], r['backbone']) for r in num['where']} == {(q+s, w) for q in ('pointing', 'overlap') for s in ('', ', shifted') for w in ('loctex', 'centre')} and len(num['table']) == 7
-    told = json.loads((out/'samples.json').read_text())['traces']; assert told and all(s['strokes'] and s['words'] for s in told)
+    out = pretrain('loctex', changes=LOCTEX, threads=1, out=tmp_path/'run', say=str)
+    num, page = vlrep.runs.load(out).results()[-1]['numbers'], (out/'report.html').read_text()
+    assert {(r['question'], r['backbone']) for r in num['where']} == {(q+s, w) for q in ('pointing', 'overlap')
+        for s in ('', ', shifted') for w in ('loctex', 'centre')} and len(num['table']) == 7
+    told = json.loads((out/'samples.json').read_text())['traces']
+    assert told and all(s['strokes'] and s['words'] for s in told)
     assert 'Where is it?' in page and 'Where the mouse was' in page and '<script' not in page
-    good = tmp_path/'good.png'; Image.new('RGB', (30, 30)).save(good); assert 'caption' in refused(capsys, 'caption', out, good)
-    for changes, why in ((['bs=1'], 'has no negatives'), (['loc_norm=rows'], "did you mean 'row'"), (['scales=4'], 'scales')):
-        assert why in refused(capsys, 'pretrain', '--method', 'loctex', '--out', tmp_path/'no', *sets([*LOCTEX, *changes])) and not (tmp_path/'no').exists()
-    assert 'parts of 1 pairs have no negatives' in refused(capsys, 'pretrain', '--method', 'loctex', '--accumulate', 16, '--out', tmp_path/'no', *sets(LOCTEX))
+    good = tmp_path/'good.png'
+    Image.new('RGB', (30, 30)).save(good)
+    assert 'caption' in refused(capsys, 'caption', out, good)
+    for changes, why in ((['bs=1'], 'has no negatives'), (['loc_norm=rows'], "did you mean 'row'"),
+                         (['scales=4'], 'scales')):
+        assert why in refused(capsys, 'pretrain', '--method', 'loctex', '--out', tmp_path/'no',
+                              *sets([*LOCTEX, *changes])) and not (tmp_path/'no').exists()
+    assert 'parts of 1 pairs have no negatives' in refused(capsys, 'pretrain', '--method', 'loctex', '--accumulate',
+                                                           16, '--out', tmp_path/'no', *sets(LOCTEX))
 
 def test_narratives(tmp_path, capsys):
     "Photos with narratives, some of them without a trace; photos without any"
-    root, small = tmp_path/'told', ['vocab=300', 'size=32', 'steps=6', 'every=True', *NET]; write_localized([scene('train', i, size=64, with_='narrative') for i in range(60)], root)
-    table = next(root.glob('*.jsonl')); lines = [json.loads(l) for l in table.read_text().splitlines()]
+    root, small = tmp_path/'told', ['vocab=300', 'size=32', 'steps=6', 'every=True', *NET]
+    write_localized([scene('train', i, size=64, with_='narrative') for i in range(60)], root)
+    table = next(root.glob('*.jsonl'))
+    lines = [json.loads(l) for l in table.read_text().splitlines()]
     for l in lines[::10]: l['traces'] = []
-    table.write_text(''.join(json.dumps(l)+'\n' for l in lines)); said = []
-    out = pretrain('loctex', data='narratives', root=root, changes=small, accumulate=2, threads=1, out=tmp_path/'run', say=said.append); num = vlrep.runs.load(out).results()[-1]['numbers']
-    bare = sum(not l['traces'] for l in lines); bare = next(s for s in said if 'have no trace' in s), bare; assert 1 <= int(bare[0].split()[0]) <= bare[1] and 'of 48 narratives' in bare[0]
-    assert any('every: no image has more than one' in s for s in said) and any('7 negatives instead of 15' in s for s in said) and any('the loss is nats a pair' in s for s in said)
-    assert num['images'] == 48 and math.isfinite(num['held_loss']) and json.loads((out/'samples.json').read_text())['traces']
-    table.write_text(table.read_text().replace('"caption"', '"captoin"', 1)); assert f'{table}, line 1: ' in refused(capsys, 'pretrain', '--method', 'loctex', '--data', 'narratives', '--root', root, '--out', tmp_path/'no', *sets(small))
-    words = ['pretrain', '--method', 'loctex', '--data', 'flickr8k', '--root', PHOTOS, '--out', tmp_path/'photos', *sets(small)]
+    table.write_text(''.join(json.dumps(l)+'\n' for l in lines))
+    said = []
+    out = pretrain('loctex', data='narratives', root=root, changes=small, accumulate=2, threads=1, out=tmp_path/'run',
+                   say=said.append)
+    num = vlrep.runs.load(out).results()[-1]['numbers']
+    bare = sum(not l['traces'] for l in lines)
+    bare = next(s for s in said if 'have no trace' in s), bare
+    assert 1 <= int(bare[0].split()[0]) <= bare[1] and 'of 48 narratives' in bare[0]
+    assert (any('every: no image has more than one' in s for s in said)
+            and any('7 negatives instead of 15' in s for s in said)
+            and any('the loss is nats a pair' in s for s in said))
+    assert (num['images'] == 48 and math.isfinite(num['held_loss'])
+            and json.loads((out/'samples.json').read_text())['traces'])
+    table.write_text(table.read_text().replace('"caption"', '"captoin"', 1))
+    assert f'{table}, line 1: ' in refused(capsys, 'pretrain', '--method', 'loctex', '--data', 'narratives', '--root',
+                                           root, '--out', tmp_path/'no', *sets(small))
+    words = ['pretrain', '--method', 'loctex', '--data', 'flickr8k', '--root', PHOTOS, '--out', tmp_path/'photos',
+             *sets(small)]
     assert 'has no narratives, so nothing is left to learn' in refused(capsys, *words, '--set', 'contrast=0')
-    main([*map(str, words), '--threads', '1']); assert 'captions are read in their place' in capsys.readouterr().out
+    main([*map(str, words), '--threads', '1'])
+    assert 'captions are read in their place' in capsys.readouterr().out
 
 def test_fields(capsys):
-    main(['pretrain', '--method', 'loctex', '--fields', '--set', 'tau=.2']); lines = capsys.readouterr().out.splitlines()
+    main(['pretrain', '--method', 'loctex', '--fields', '--set', 'tau=.2'])
+    lines = capsys.readouterr().out.splitlines()
     assert any(re.match(r'tau=0\.2 +\S', l) for l in lines) and any(l.startswith('scenes=10000 ') for l in lines)
 
 def test_first_steps(tmp_path, capsys, on_world, on_photos):
     "The plan, one batch by heart, and several runs on one page"
     words = ['pretrain', '--method', 'tags', '--tiny', '--threads', 1]
-    main([*map(str, words), '--dry-run']); said = capsys.readouterr().out
+    main([*map(str, words), '--dry-run'])
+    said = capsys.readouterr().out
     assert all(w in said for w in ('parameters', 'steps', 'MB')) and not (tmp_path/'runs').exists()
-    main([*map(str, words), '--overfit']); print(capsys.readouterr().out)
+    main([*map(str, words), '--overfit'])
+    print(capsys.readouterr().out)
     assert '--dry-run' in refused(capsys, *words, '--dry-run', '--out', tmp_path/'x')
     with pytest.raises(SystemExit) as e: main([*map(str, words), '--overfit', '--set', 'lr=1e4', '--set', 'cnn_lr=1e4'])
     assert e.value.code == 1
-    main(['report', str(on_world[1]), str(on_photos[1]), '--out', str(tmp_path/'side.html')]); page = (tmp_path/'side.html').read_text()
-    assert page.startswith('<!doctype html>') and '<script' not in page and 'holds no run' in refused(capsys, 'report', tmp_path)
+    main(['report', str(on_world[1]), str(on_photos[1]), '--out', str(tmp_path/'side.html')])
+    page = (tmp_path/'side.html').read_text()
+    assert (page.startswith('<!doctype html>') and '<script' not in page
+            and 'holds no run' in refused(capsys, 'report', tmp_path))

@@ -1,4 +1,5 @@
-"What every method owes: three names, a frozen recipe, state that is saved, a loss that falls, features that can be measured"
+("What every method owes: three names, a frozen recipe, state that is saved, a loss that falls, features that can be "
+ "measured")
 import ast, dataclasses, inspect, re
 import numpy as np, pytest, torch
 import vlrep
@@ -28,7 +29,9 @@ def three(src):
     "'' if a task's module exports XModel, x_loss, x_learner in this order and nothing else, else what it exports"
     names = [n for n in defined(src) if n in public(src)]
     ok = len(names) == 3 and names[0].endswith('Model') and (x := names[0][:-5]) \
-        and re.fullmatch(r'[a-z]\w*_loss', names[1]) and names[2] == names[1][:-5]+'_learner' and names[1][:-5].replace('_', '') == x.lower()
+        and re.fullmatch(r'[a-z]\w*_loss',
+                         names[1]) and names[2] == names[1][:-5]+'_learner' and names[1][:-5].replace('_',
+                                                                                                      '') == x.lower()
     return '' if ok else ', '.join(names)
 
 @pytest.mark.parametrize('mod', TASKS)
@@ -39,13 +42,16 @@ def exports(*lines): return "__all__ = ['NewModel', 'new_loss', 'new_learner', '
 
 def test_three_names_sees():
     a, b, c = GOOD
-    assert not three(exports(*GOOD)) and not three(exports('NewModel = int', b, c)) and not three(exports('_x = 1', *GOOD))
-    for bad in ((b, a, c), (a, c, b), (a, b), (*GOOD, 'def more(): pass'), ('class OldModel: pass', b, c)): assert three(exports(*bad)), bad
+    assert (not three(exports(*GOOD)) and not three(exports('NewModel = int', b, c))
+            and not three(exports('_x = 1', *GOOD)))
+    for bad in ((b, a, c), (a, c, b), (a, b), (*GOOD, 'def more(): pass'), ('class OldModel: pass', b, c)):
+        assert three(exports(*bad)), bad
 
 def test_methods_and_recipes_are_the_same_names():
     assert set(METHODS) == set(RECIPES)
     for name,m in METHODS.items():
-        assert {m.loss.__module__, m.learner.__module__} == {m.loss.__module__} <= set(TASKS) and m.recipe.__module__ == 'vlrep.tasks.recipes', name
+        assert ({m.loss.__module__, m.learner.__module__} == {m.loss.__module__} <= set(TASKS) and m.recipe.__module__
+                == 'vlrep.tasks.recipes'), name
 
 # ---------------------------------------------------------------- one tiny training of each
 
@@ -58,12 +64,16 @@ def test_recipe_is_frozen_and_complete(case):
     assert all(f.type in (int, float, str, bool, tuple) or f.default is not None for f in dataclasses.fields(R))
     with pytest.raises(TypeError, match='stepz'): dataclasses.replace(R(), stepz=3)
     with pytest.raises(dataclasses.FrozenInstanceError): R().steps = 3
-    assert {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'} <= {f.name for f in dataclasses.fields(R)}      # what the jobs read
-    lines = inspect.getsource(R).splitlines(); fields = [l for l in lines if re.match(r' +\w+:\w+', l)]
-    assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)                                      # every number is explained
+    # what the jobs read
+    assert {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'} <= {f.name for f in dataclasses.fields(R)}
+    lines = inspect.getsource(R).splitlines()
+    fields = [l for l in lines if re.match(r' +\w+:\w+', l)]
+    # every number is explained
+    assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)
 
 def test_learner_takes_what_all_take(case):
-    assert list(inspect.signature(case.method.learner).parameters) == ['recipe', 'dls', 'visual', 'seed', 'precision', 'cbs']
+    assert list(inspect.signature(case.method.learner).parameters) == ['recipe', 'dls', 'visual', 'seed', 'precision',
+                                                                       'cbs']
 
 def test_it_trains_and_the_loss_falls(case):
     assert case.learn.steps.done == case.rec.steps == 3*len(case.learn.dls.train)
@@ -71,21 +81,29 @@ def test_it_trains_and_the_loss_falls(case):
     assert np.isfinite(float(case.learn.validate()[0]))
 
 def test_loss_is_a_total_and_a_count_and_pure(case):
-    out = case.answer(case.learn.model); assert isinstance(out, dict)
+    out = case.answer(case.learn.model)
+    assert isinstance(out, dict)
     kept = {k: v.clone() for k,v in out.items()}
     (t, n), (t2, n2) = case.method.loss(out, case.batch), case.method.loss(out, case.batch)
     assert float(n) > 0 and float(t) == float(t2) and float(n) == float(n2) and torch.as_tensor(t).ndim == 0
     assert all(torch.equal(out[k], kept[k]) for k in kept)
 
 def test_every_parameter_learns_in_one_group(case):
-    learn = case.fresh(); learn.model.train(); t, n = case.method.loss(learn.model(case.batch), case.batch); (t/n).backward()
-    grown = dict(learn.model.named_parameters()); groups = [p for g in learn.opt.param_groups for p in g['params']]
-    assert len(groups) == len({id(p) for p in groups}) and {id(p) for p in groups} == {id(p) for p in grown.values() if p.requires_grad}
+    learn = case.fresh()
+    learn.model.train()
+    t, n = case.method.loss(learn.model(case.batch), case.batch)
+    (t/n).backward()
+    grown = dict(learn.model.named_parameters())
+    groups = [p for g in learn.opt.param_groups for p in g['params']]
+    assert (len(groups) == len({id(p) for p in groups})
+            and {id(p) for p in groups} == {id(p) for p in grown.values() if p.requires_grad})
     assert not [k for k,p in grown.items() if p.requires_grad and p.grad is None]
 
 def test_first_weights_depend_on_the_seed_alone(case):
-    torch.manual_seed(1); a = case.fresh(seed=4).model.state_dict()
-    torch.manual_seed(2); b, c = case.fresh(seed=4).model.state_dict(), case.fresh(seed=5).model.state_dict()
+    torch.manual_seed(1)
+    a = case.fresh(seed=4).model.state_dict()
+    torch.manual_seed(2)
+    b, c = case.fresh(seed=4).model.state_dict(), case.fresh(seed=5).model.state_dict()
     assert all(torch.equal(a[k], b[k]) for k in a) and any(not torch.equal(a[k], c[k]) for k in a)
 
 def loose(model):
@@ -98,12 +116,16 @@ def loose(model):
     for name,m in model.named_modules():
         for k,v in vars(m).items():
             if k not in kept: yield from tensors(v, f'{name}.{k}')
-    saved = set(model.state_dict()); yield from (k for k,_ in model.named_buffers() if k not in saved)
+    saved = set(model.state_dict())
+    yield from (k for k,_ in model.named_buffers() if k not in saved)
 
 def test_state_is_parameters_and_buffers(case): assert not list(loose(case.learn.model))
 
 def test_state_is_parameters_and_buffers_sees():
-    m = torch.nn.Linear(2, 2); assert not list(loose(m)); m.queue = [torch.zeros(3)]; m.register_buffer('b', torch.zeros(1), persistent=False)
+    m = torch.nn.Linear(2, 2)
+    assert not list(loose(m))
+    m.queue = [torch.zeros(3)]
+    m.register_buffer('b', torch.zeros(1), persistent=False)
     assert list(loose(m)) == ['.queue.0', 'b']
 
 def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
@@ -111,38 +133,49 @@ def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
     with Run.create(tmp_path/'run', recipe=case.rec, **facts) as run:
         if case.tok: case.tok.save(run/'tokenizer.model')
         run.save('best', case.learn.model.state_dict(), dict(step=case.rec.steps))
-    m = vlrep.load(tmp_path/'run'); want = case.answer(case.learn.model)
-    fresh = case.fresh(seed=9).model; fresh.load_state_dict(vlrep.runs.load(tmp_path/'run').weights()); got = case.answer(fresh)
+    m = vlrep.load(tmp_path/'run')
+    want = case.answer(case.learn.model)
+    fresh = case.fresh(seed=9).model
+    fresh.load_state_dict(vlrep.runs.load(tmp_path/'run').weights())
+    got = case.answer(fresh)
     assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
     with torch.no_grad(): assert torch.equal(m.backbone(case.batch['img']), case.learn.model.visual(case.batch['img']))
-    pics = [case.src['test'][i].image for i in range(2)]; assert m.embed(pics).shape == (2, m.backbone.width)
+    pics = [case.src['test'][i].image for i in range(2)]
+    assert m.embed(pics).shape == (2, m.backbone.width)
     if hasattr(case.learn.model, 'generate'): assert all(isinstance(s, str) for s in m.caption(pics))
     else:
         with pytest.raises(ValueError, match='cannot write captions'): m.caption(pics)
 
 def test_transfer_table_and_the_backbone_stays(case):
-    net = case.learn.model.visual; old = {k: v.clone() for k,v in net.state_dict().items()}
+    net = case.learn.model.visual
+    old = {k: v.clone() for k,v in net.state_dict().items()}
     three = (world(s, n, size=case.rec.size, shifted=True) for s,n in (('train', 60), ('valid', 40), ('test', 40)))
     rows = transfer_table({case.name: net}, *three, draws=20)
-    assert len(rows) == 7 and all(r['backbone'] == case.name and 0 <= r['value'] <= 100 and r['low'] <= r['high'] for r in rows)
+    assert len(rows) == 7 and all(r['backbone'] == case.name and 0 <= r['value'] <= 100 and r['low'] <= r['high']
+                                  for r in rows)
     assert all(torch.equal(v, old[k]) for k,v in net.state_dict().items())
 
 def test_a_batch_is_learned_by_heart(case):
     check_by_heart(case.name)
     method,rec,src,tok = material(case.name)
     said = []
-    assert not overfit(method, dataclasses.replace(rec, lr=1e4, cnn_lr=1e4), src, tok=tok, precision='fp32', say=said.append, steps=30) and 'failed' in said[-1]
+    assert not overfit(method, dataclasses.replace(rec, lr=1e4, cnn_lr=1e4), src, tok=tok, precision='fp32',
+                       say=said.append, steps=30) and 'failed' in said[-1]
 
 # ---------------------------------------------------------------- every switch of LocTex does something
 
-SWITCHES = ['localise=0', 'contrast=0', 'scales=1', 'scales=3', 'tau=.2', 'direction=symmetric', 'include_positive=true', 'group=4', 'loc_norm=tensor', 'loc_norm=tensor_l1', 'loc_scale=sqrt',
+SWITCHES = ['localise=0', 'contrast=0', 'scales=1', 'scales=3', 'tau=.2', 'direction=symmetric',
+            'include_positive=true', 'group=4', 'loc_norm=tensor', 'loc_norm=tensor_l1', 'loc_scale=sqrt',
             'render=points', 'render=bbox', 'render=hull', 'time_pad=.5', 'oracle=true', 'max_len=12']
 
 def two_steps(changes):
     "Losses of the second step in training and held out"
-    parts = [recipe('loctex', 'world'), JOBS['world']]; method = METHODS['loctex']
-    rec,job = override_all(parts, [*tiny(*parts), 'scenes=64', 'held=16', 'shown=4', 'steps=2', 'warmup=1', *changes]); src = open_sources(method, rec, job, 'world')
-    learn = train_on(method, rec, src, 'world', vocabulary(method, rec, src['train']), precision='fp32', say=lambda s: None)
+    parts = [recipe('loctex', 'world'), JOBS['world']]
+    method = METHODS['loctex']
+    rec,job = override_all(parts, [*tiny(*parts), 'scenes=64', 'held=16', 'shown=4', 'steps=2', 'warmup=1', *changes])
+    src = open_sources(method, rec, job, 'world')
+    learn = train_on(method, rec, src, 'world', vocabulary(method, rec, src['train']), precision='fp32',
+                     say=lambda s: None)
     return learn.tally.mean(), float(learn.validate()[0])
 
 @pytest.fixture(scope='module')
@@ -150,4 +183,5 @@ def usual(): return two_steps([])
 
 @pytest.mark.parametrize('switch', SWITCHES)
 def test_every_switch(switch, usual):
-    got = two_steps([switch]); assert all(map(np.isfinite, got)) and abs(got[1]-usual[1]) > 1e-4, (got, usual)
+    got = two_steps([switch])
+    assert all(map(np.isfinite, got)) and abs(got[1]-usual[1]) > 1e-4, (got, usual)

@@ -1,4 +1,5 @@
-"Each command of the README as printed: every layout of data, every method that can read it, stopped and resumed, to its report"
+("Each command of the README as printed: every layout of data, every method that can read it, stopped and resumed, to "
+ "its report")
 from dataclasses import replace
 import pytest
 import vlrep.commands as commands
@@ -32,9 +33,14 @@ def small_defaults(monkeypatch):
 @pytest.fixture(scope='module')
 def roots(tmp_path_factory):
     "The same scenes in every layout of photos"
-    at = tmp_path_factory.mktemp('layouts'); recs = [scene('train', i, size=64, with_='narrative') for i in range(N)]
-    write_csv(recs, at/'csv'/'photos.csv'); write_flickr8k(recs, at/'flickr8k'); write_flickr30k(recs, at/'flickr30k'); write_localized(recs, at/'narratives')
-    for split,part in (('train2017', recs[:44]), ('val2017', recs[44:])): write_coco(part, at/'coco', split, classes=sorted({o['category'] for r in recs for o in r.objects}))
+    at = tmp_path_factory.mktemp('layouts')
+    recs = [scene('train', i, size=64, with_='narrative') for i in range(N)]
+    write_csv(recs, at/'csv'/'photos.csv')
+    write_flickr8k(recs, at/'flickr8k')
+    write_flickr30k(recs, at/'flickr30k')
+    write_localized(recs, at/'narratives')
+    for split,part in (('train2017', recs[:44]), ('val2017', recs[44:])):
+        write_coco(part, at/'coco', split, classes=sorted({o['category'] for r in recs for o in r.objects}))
     return {d: at/d for d in ('flickr8k', 'flickr30k', 'narratives', 'coco')} | dict(csv=at/'csv'/'photos.csv')
 
 def reads(method, data):
@@ -51,33 +57,52 @@ class Leave(Rule):
 
 def finished(run, data):
     "The run has its result and its report, and knows by which recipe it went"
-    info, res = load(run).info, load(run).results(); assert len(res) == 1 and (run/'report.html').stat().st_size > 1000
-    assert info['name'] in RECIPES[info['method']] and res[0]['recipe'] == info['name'] and res[0]['data'] == data and not changes_of(info) and not res[0]['changes']
+    info, res = load(run).info, load(run).results()
+    assert len(res) == 1 and (run/'report.html').stat().st_size > 1000
+    assert (info['name'] in RECIPES[info['method']] and res[0]['recipe'] == info['name'] and res[0]['data'] == data
+            and not changes_of(info) and not res[0]['changes'])
 
 @pytest.mark.parametrize('method,data', PAIRS)
 def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys):
     "`--data X` without another option, a stop, `--resume` without another option"
-    monkeypatch.chdir(tmp_path); learner = commands.METHODS[method].learner
-    words = ['pretrain', *(['--method', method] if method != 'virtex' else []), *(['--data', data, '--root', str(roots[data])] if data != 'world' else [])]
+    monkeypatch.chdir(tmp_path)
+    learner = commands.METHODS[method].learner
+    words = ['pretrain', *(['--method', method] if method != 'virtex' else []),
+             *(['--data', data, '--root', str(roots[data])] if data != 'world' else [])]
     with monkeypatch.context() as m:
-        m.setitem(commands.METHODS, method, commands.METHODS[method]._replace(learner=lambda *a, cbs, **kw: learner(*a, cbs=[*cbs, Leave()], **kw)))
+        m.setitem(commands.METHODS, method,
+                  commands.METHODS[method]._replace(learner=lambda
+                                                    *a, cbs,**kw: learner(*a, cbs=[*cbs, Leave()], **kw)))
         with pytest.raises(SystemExit) as e: main(words)
         assert e.value.code == 143
-    run = tmp_path/'runs'/f'{data}-{method}-1'; said = capsys.readouterr().err; assert f'vlrep-pretrain --resume {run.relative_to(tmp_path)}' in said, said
-    main(['pretrain', '--resume', str(run)]); finished(run, data); assert 'going on from step 2' in capsys.readouterr().out
-    main(['pretrain', '--resume', str(run)]); assert 'complete' in capsys.readouterr().out
+    run = tmp_path/'runs'/f'{data}-{method}-1'
+    said = capsys.readouterr().err
+    assert f'vlrep-pretrain --resume {run.relative_to(tmp_path)}' in said, said
+    main(['pretrain', '--resume', str(run)])
+    finished(run, data)
+    assert 'going on from step 2' in capsys.readouterr().out
+    main(['pretrain', '--resume', str(run)])
+    assert 'complete' in capsys.readouterr().out
 
 @pytest.mark.parametrize('data', [d for d in JOBS if d != 'world'])
 def test_as_printed(data, roots, tmp_path, monkeypatch):
     "`vlrep-pretrain --data X --root ...` goes to its end"
-    monkeypatch.chdir(tmp_path); main(['pretrain', '--data', data, '--root', str(roots[data])]); finished(tmp_path/'runs'/f'{data}-virtex-1', data)
+    monkeypatch.chdir(tmp_path)
+    main(['pretrain', '--data', data, '--root', str(roots[data])])
+    finished(tmp_path/'runs'/f'{data}-virtex-1', data)
 
 def test_a_run_that_recorded_the_data_as_its_recipe(roots, tmp_path, monkeypatch):
     "Older runs wrote down `csv` where they meant the recipe `flickr8k`: they go on, and are finished"
-    monkeypatch.chdir(tmp_path); learner = commands.METHODS['virtex'].learner
+    monkeypatch.chdir(tmp_path)
+    learner = commands.METHODS['virtex'].learner
     with monkeypatch.context() as m:
         m.setattr(commands, 'recipe_name', lambda method, name, data: name or data)
-        m.setitem(commands.METHODS, 'virtex', commands.METHODS['virtex']._replace(learner=lambda *a, cbs, **kw: learner(*a, cbs=[*cbs, Leave()], **kw)))
+        m.setitem(commands.METHODS, 'virtex',
+                  commands.METHODS['virtex']._replace(learner=lambda
+                                                      *a, cbs,**kw: learner(*a, cbs=[*cbs, Leave()], **kw)))
         with pytest.raises(SystemExit): main(['pretrain', '--data', 'csv', '--root', str(roots['csv'])])
-    run = tmp_path/'runs'/'csv-virtex-1'; assert load(run).info['name'] == 'csv'
-    main(['pretrain', '--resume', str(run)]); res = load(run).results()[0]; assert res['recipe'] == 'flickr8k' and not res['changes'] and (run/'report.html').is_file()
+    run = tmp_path/'runs'/'csv-virtex-1'
+    assert load(run).info['name'] == 'csv'
+    main(['pretrain', '--resume', str(run)])
+    res = load(run).results()[0]
+    assert res['recipe'] == 'flickr8k' and not res['changes'] and (run/'report.html').is_file()

@@ -19,7 +19,8 @@ def visible(nb):
 def paste(code, folder, **env):
     "Run `code` in a fresh process in an empty folder"
     env = {**os.environ, 'PYTHONPATH': str(ROOT), 'MPLBACKEND': 'Agg', **env}
-    return subprocess.run([sys.executable, '-W', 'ignore', '-'], input=code, text=True, capture_output=True, cwd=folder, env=env, timeout=300)
+    return subprocess.run([sys.executable, '-W', 'ignore', '-'], input=code, text=True, capture_output=True,
+                          cwd=folder, env=env, timeout=300)
 
 def names(code):
     "What a compiled text assigns at its top, and what it looks up there"
@@ -57,12 +58,14 @@ def test_examples_show_their_imports(path):
     assert texts and not [n for t in texts for n in unknown(t)]
 
 def test_examples_show_their_imports_sees():
-    assert unknown('from math import *\nx = pi\nclass A:\n    y = 1\n    def f(self): return y2 + x\nprint(z)') == ['y2','z']
+    assert unknown('from math import *\nx = pi\nclass A:\n    y = 1\n    def f(self): return y2 + x\nprint(z)') == [
+        'y2','z']
     assert unknown('def f(a): return [a*b for b in range(a)]\nf(2)') == []
 
 def test_tutorial_as_pasted(tmp_path):
     "A tutorial in one paste: photos of one's own, from a table to captions"
-    got = paste('\n'.join(visible(json.loads((ROOT/'nbs'/'tutorials'/'own_data.ipynb').read_text(encoding='utf-8')))), tmp_path)
+    got = paste('\n'.join(visible(json.loads((ROOT/'nbs'/'tutorials'/'own_data.ipynb').read_text(encoding='utf-8')))),
+                tmp_path)
     assert got.returncode == 0, got.stderr[-2000:]
     assert 'photos with' in got.stdout
     assert not list(tmp_path.iterdir())                                       # and leaves nothing behind

@@ -24,7 +24,8 @@ def untrained(folder, data, **net):
             m.weight.data.uniform_(.5, 1.2, generator=g)
             m.running_mean.normal_(0, .1, generator=g)
             m.running_var.uniform_(.5, 1.5, generator=g)
-    with Run.create(folder, recipe=rec, method='tags', name='world', data=dict(name=data), seed=0, precision='fp32', threads=1) as run:
+    with Run.create(folder, recipe=rec, method='tags', name='world', data=dict(name=data), seed=0, precision='fp32',
+                    threads=1) as run:
         run.save('best', model.state_dict(), dict(step=0))
     return folder
 
@@ -32,7 +33,8 @@ def untrained(folder, data, **net):
 def runs(tmp_path_factory):
     tmp = tmp_path_factory.mktemp('nets')
     big = dict(visual_depth=18, visual_width=64)
-    return {'world': untrained(tmp/'world', 'world', **big), 'flickr8k': untrained(tmp/'flickr8k', 'flickr8k', **big), 'small': untrained(tmp/'small', 'world')}
+    return {'world': untrained(tmp/'world', 'world', **big), 'flickr8k': untrained(tmp/'flickr8k', 'flickr8k', **big),
+            'small': untrained(tmp/'small', 'world')}
 
 @pytest.mark.parametrize('data', ['world', 'flickr8k'])
 @pytest.mark.parametrize('to', ['torchvision', 'timm'])
@@ -48,22 +50,29 @@ def test_the_printed_lines_open_it(to, data, runs, tmp_path, capsys, monkeypatch
     assert '(1, 512)' in said and '([1, 512])' in capsys.readouterr().out and not names['net'].training
     ours,theirs = vlrep.load(runs[data]).embed('photo.jpg'),names['features'][0].numpy()
     if data == 'world': assert np.abs(ours-theirs).max() < 1e-4*np.abs(ours).max()
-    else: assert ours@theirs > .99*np.linalg.norm(ours)*np.linalg.norm(theirs)      # a large photo is made smaller by another filter
+    # a large photo is made smaller by another filter
+    else:
+        assert ours@theirs > .99*np.linalg.norm(ours)*np.linalg.norm(theirs)
 
 def test_detectron2_files_and_lines(runs, tmp_path, capsys, monkeypatch):
-    "detectron2 cannot be had here: its lines are Python, name the files that are there, and say how pixels are prepared"
+    """detectron2 cannot be had here
+
+    Its lines are Python, name the files that are there, and say how pixels are prepared
+    """
     monkeypatch.chdir(tmp_path)
     main(['export', str(runs['world']), '--to', 'detectron2', '--out', 'net'])
     said = capsys.readouterr().out
     compile(said, 'printed', 'exec')
     assert all(repr(f'net/resnet18.{x}') in said and (tmp_path/f'net/resnet18.{x}').is_file() for x in ('pkl', 'yaml'))
     assert 'PIXEL_MEAN' in said and 'resize((64, 64))' in said
-    assert pickle.loads((tmp_path/'net/resnet18.pkl').read_bytes())['model']['res5.1.conv2.weight'].shape == (512, 512, 3, 3)
+    assert pickle.loads((tmp_path/'net/resnet18.pkl').read_bytes())['model']['res5.1.conv2.weight'].shape == (512, 512,
+                                                                                                              3, 3)
 
 @pytest.mark.parametrize('to', LAYOUTS)
 def test_what_nothing_else_can_open_is_refused(to, runs, tmp_path, capsys):
     said = refused(capsys, 'export', runs['small'], '--to', to, '--out', tmp_path/'net')
-    assert f'{to} has no network like this one (visual_depth 10' in said and '--set visual_depth=18' in said and '--recipes' in said
+    assert (f'{to} has no network like this one (visual_depth 10' in said and '--set visual_depth=18' in said
+            and '--recipes' in said)
     assert not (tmp_path/'net').exists()
 
 def test_the_default_for_photos_can_be_opened_elsewhere():

@@ -1,4 +1,4 @@
-"""A sample's loss and its embedding are its own: neighbours, their order, and padding do not matter, for every model there is
+"""A sample's loss and embedding depend on neither its neighbours, nor their order, nor padding: for every model
 
 In evaluation mode and single precision on one thread: what is left is rounding, a few parts in a million.
 """
@@ -14,24 +14,30 @@ from tools import told
 
 def alone(method):
     "The small recipe, without what compares samples with each other, and with room for padding"
-    r = small(method); return replace(r, **{k: v for k,v in dict(contrast=0., max_len=100).items() if hasattr(r, 'contrast')})
+    r = small(method)
+    return replace(r, **{k: v for k,v in dict(contrast=0., max_len=100).items() if hasattr(r, 'contrast')})
 
 def longer(batch, n, pad):
     "The batch with `n` more columns of padding"
     out = {**batch, 'tok': torch.nn.functional.pad(batch['tok'], (0, n), value=pad)}
-    if 'span' in batch: out['span'] = torch.cat([batch['span'], torch.tensor([0., -1.]).expand(len(batch['tok']), n, 2)], 1)
+    if 'span' in batch:
+        out['span'] = torch.cat([batch['span'], torch.tensor([0., -1.]).expand(len(batch['tok']), n, 2)], 1)
     return out
 
 @pytest.fixture(scope='module', params=METHODS)
 def case(request):
     "A method's model and loss, and a batch of 12 captioned scenes"
-    method, r = METHODS[request.param], alone(request.param); train, valid = told('train', 96), told('valid', 24)
-    dls = loaders(train, valid, read=reader(method, r, vocabulary(method, r, train)), bs=12, size=32, seed=3, device='cpu')
+    method, r = METHODS[request.param], alone(request.param)
+    train, valid = told('train', 96), told('valid', 24)
+    dls = loaders(train, valid, read=reader(method, r, vocabulary(method, r, train)), bs=12, size=32, seed=3,
+                  device='cpu')
     model = method.learner(r, dls, seed=3, precision='fp32').model
     batch = next(iter(dls.valid))[0]
-    if 'tok' in batch: assert len(set(batch['lens'].tolist())) > 3                           # captions of different lengths, or nothing is tested
+    if 'tok' in batch:
+        assert len(set(batch['lens'].tolist())) > 3  # captions of different lengths, or nothing is tested
     with torch.no_grad():
-        for n, p in model.named_parameters(): p.add_(.05*torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n))))
+        for n, p in model.named_parameters():
+            p.add_(.05*torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n))))
     model.eval()
     if hasattr(model.visual, 'autocast'): model.visual.autocast = None
     return model, method.loss, batch
@@ -39,20 +45,27 @@ def case(request):
 def rows(batch, i): return {k: v[i] for k, v in batch.items()}
 
 @torch.no_grad()
-def total(case, batch): t, n = case[1](case[0](batch), batch); return float(t), float(n)
+def total(case, batch):
+    t, n = case[1](case[0](batch), batch)
+    return float(t), float(n)
 
 def close(a, b): assert a == pytest.approx(b, rel=5e-6), (a, b)
 
-def single(case): return torch.tensor([total(case, rows(case[2], slice(i, i+1))) for i in range(12)], dtype=torch.float64)
+def single(case):
+    return torch.tensor([total(case, rows(case[2], slice(i, i+1))) for i in range(12)], dtype=torch.float64)
 
 def test_neighbours(case):
     "The batch costs what its samples cost one by one"
-    each = single(case); assert len(set(each[:, 0].tolist())) == 12
+    each = single(case)
+    assert len(set(each[:, 0].tolist())) == 12
     close(total(case, case[2]), tuple(each.sum(0).tolist()))
 
 def test_order(case):
-    perm = torch.randperm(12, generator=torch.Generator().manual_seed(0)); close(total(case, rows(case[2], perm)), total(case, case[2]))
-    for i in (0, 5, 11): close(total(case, rows(case[2], torch.tensor([i, (i+3)%12, (i+7)%12]))), tuple(single(case)[[i, (i+3)%12, (i+7)%12]].sum(0).tolist()))
+    perm = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    close(total(case, rows(case[2], perm)), total(case, case[2]))
+    for i in (0, 5, 11):
+        close(total(case, rows(case[2], torch.tensor([i, (i+3)%12, (i+7)%12]))),
+              tuple(single(case)[[i, (i+3)%12, (i+7)%12]].sum(0).tolist()))
 
 def test_padding(case):
     model, _, batch = case
@@ -64,8 +77,12 @@ def test_bucketing(case):
     "Batches of captions of like length cost what mixed ones cost"
     model, _, batch = case
     if 'tok' not in batch: pytest.skip('reads no captions')
-    order = batch['lens'].argsort(); got = []
-    for i in order.split(4): b = rows(batch, i); b.update({k: b[k][:, :int(b['lens'].max())] for k in ('tok', 'span') if k in b}); got.append(total(case, b))
+    order = batch['lens'].argsort()
+    got = []
+    for i in order.split(4):
+        b = rows(batch, i)
+        b.update({k: b[k][:, :int(b['lens'].max())] for k in ('tok', 'span') if k in b})
+        got.append(total(case, b))
     close(tuple(map(sum, zip(*got))), total(case, batch))
 
 class Calm(Callback):
@@ -74,19 +91,30 @@ class Calm(Callback):
 class Peek(Callback):
     "The gradient that reaches the optimiser"
     order = 40
-    def before_step(self): self.grad = torch.cat([p.grad.flatten() for p in self.model.parameters()]).clone(); raise CancelFitException()
+    def before_step(self):
+        self.grad = torch.cat([p.grad.flatten() for p in self.model.parameters()]).clone()
+        raise CancelFitException()
 
 @pytest.mark.parametrize('method', METHODS)
 def test_accumulation(method):
     "The gradient of 4 parts of a batch, of unequal counts, is that of the batch"
-    m, r, train, valid = METHODS[method], alone(method), told('train', 96), told('valid', 24); got, read = [], reader(m, r, vocabulary(m, r, train))
+    m, r, train, valid = METHODS[method], alone(method), told('train', 96), told('valid', 24)
+    got, read = [], reader(m, r, vocabulary(m, r, train))
     for n in (1, 4):
-        dls = loaders(train, valid, read=read, bs=18, size=32, seed=3, device='cpu'); dls.loaders[0] = Micro(dls.train, n)
-        l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[Accumulate(n), Calm()]); peek = Peek(); fit(l, 1, [peek]); got.append(peek.grad)
+        dls = loaders(train, valid, read=read, bs=18, size=32, seed=3, device='cpu')
+        dls.loaders[0] = Micro(dls.train, n)
+        l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[Accumulate(n), Calm()])
+        peek = Peek()
+        fit(l, 1, [peek])
+        got.append(peek.grad)
     assert (got[0]-got[1]).norm() < 1e-5*got[0].norm() and got[0].norm() > 0
 
 @torch.no_grad()
 def test_embedding(case):
-    model, _, batch = case; img = batch['img']; whole = model.visual(img).mean((2, 3))
-    for i in (0, 7): torch.testing.assert_close(model.visual(img[i:i+1]).mean((2, 3))[0], whole[i], rtol=1e-5, atol=1e-5)
-    perm = torch.arange(11, -1, -1); torch.testing.assert_close(model.visual(img[perm]).mean((2, 3)), whole[perm], rtol=1e-5, atol=1e-5)
+    model, _, batch = case
+    img = batch['img']
+    whole = model.visual(img).mean((2, 3))
+    for i in (0, 7):
+        torch.testing.assert_close(model.visual(img[i:i+1]).mean((2, 3))[0], whole[i], rtol=1e-5, atol=1e-5)
+    perm = torch.arange(11, -1, -1)
+    torch.testing.assert_close(model.visual(img[perm]).mean((2, 3)), whole[perm], rtol=1e-5, atol=1e-5)

@@ -12,7 +12,8 @@ from vlrep.sources import open_sources, vocabulary
 from tools import ENV, PHOTOS, WORLD, refused, sets
 
 HOME = {m: 'world' for m in READS}
-SMALL = ['scenes=64', 'held=8', 'probe=40', 'probe_held=40', 'test=40', 'shown=4', 'point=4', 'steps=2', 'warmup=1', 'bs=8']
+SMALL = ['scenes=64', 'held=8', 'probe=40', 'probe_held=40', 'test=40', 'shown=4', 'point=4', 'steps=2', 'warmup=1',
+         'bs=8']
 
 def parts(method):
     "Recipe and job so small that two steps take a fraction of a second"
@@ -23,28 +24,35 @@ def parts(method):
 def trains(method, rec, job):
     "Two steps of training, then the held-out loss"
     src = open_sources(METHODS[method], rec, job, 'world')
-    learn = train_on(METHODS[method], rec, src, 'world', vocabulary(METHODS[method], rec, src['train']), precision='fp32', say=str)
+    learn = train_on(METHODS[method], rec, src, 'world', vocabulary(METHODS[method], rec, src['train']),
+                     precision='fp32', say=str)
     return float(learn.validate()[0])
 
 def odd(kind):
     "What a person may write by mistake, for a field of this type"
-    return {int: ['0', '-1', 'nan', 'inf', str(10**30), '1.5', 'many', ''], float: ['0', '-1', 'nan', 'inf', '-inf', '1e300', 'many', ''],
+    return {int: ['0', '-1', 'nan', 'inf', str(10**30), '1.5', 'many', ''],
+            float: ['0', '-1', 'nan', 'inf', '-inf', '1e300', 'many', ''],
             bool: ['2', 'maybe', 'nan', '-1', ''], str: ['0', '-1', 'nan', 'inf', '1e300', 'foo', '']}[kind]
 
-FIELDS = [(m, f.name) for m in ('virtex', 'tags', 'loctex') for f in dataclasses.fields(METHODS[m].recipe) if f.name != 'task']
+FIELDS = [(m, f.name) for m in ('virtex', 'tags', 'loctex') for f in dataclasses.fields(METHODS[m].recipe)
+          if f.name != 'task']
 
 @pytest.mark.parametrize('method,name', FIELDS)
 def test_every_field_of_every_recipe(method, name, monkeypatch):
     "Refused with one line that names the field, or two steps of training go well"
-    rec, job = parts(method); hints = typing.get_type_hints(type(rec)); done = set()
+    rec, job = parts(method)
+    hints = typing.get_type_hints(type(rec))
+    done = set()
     for text in odd(hints[name]):
         try: new, _ = plan(method, None, [f'{name}={text}'], 'world', [rec, job])
         except ValueError as e:
             assert name in str(e) and '\n' not in str(e), (text, e)
             continue
-        value = getattr(new, name); assert math.isfinite(value) if isinstance(value, float) else True
+        value = getattr(new, name)
+        assert math.isfinite(value) if isinstance(value, float) else True
         if value in done or name in ('lr', 'cnn_lr', 'text_lr') and value > 10: continue
-        done.add(value); assert math.isfinite(trains(method, new, job)), (text, value)
+        done.add(value)
+        assert math.isfinite(trains(method, new, job)), (text, value)
 
 @pytest.mark.parametrize('data', ['world', 'csv', 'coco'])
 def test_every_field_of_every_job(data):
@@ -57,51 +65,67 @@ def test_every_field_of_every_job(data):
             else: assert check_fields(job) is job and text in ('0', '2', '-1', 'maybe'), (f.name, text)
 
 def test_the_walk_sees_a_field_without_bounds():
-    "A plain annotation lets nan through to nobody, but a silly number to the training: recipes have a rule for every number"
+    """A plain annotation lets nan through to nobody, but a silly number to the training
+
+    Recipes have a rule for every number
+    """
     for R in {type(r) for rs in RECIPES.values() for r in rs.values()} | {type(j) for j in JOBS.values()}:
         for n,h in typing.get_type_hints(R, include_extras=True).items():
-            kind, rule = rule_of(h); assert kind is bool or rule, f'{R.__name__}.{n} has no bounds'
+            kind, rule = rule_of(h)
+            assert kind is bool or rule, f'{R.__name__}.{n} has no bounds'
 
 def test_smallest_job(tmp_path):
     "The lower bounds of the world's job are enough for every question that is asked of it"
     from vlrep.commands import pretrain
-    low = {f.name: rule_of(typing.get_type_hints(type(JOBS['world']), include_extras=True)[f.name])[1] for f in dataclasses.fields(JOBS['world'])}
+    low = {f.name: rule_of(typing.get_type_hints(type(JOBS['world']), include_extras=True)[f.name])[1]
+           for f in dataclasses.fields(JOBS['world'])}
     least = [f'{k}={low[k].low}' for k in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown')]
-    net = [c for c in WORLD if c.split('=')[0] not in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown', 'steps', 'bs', 'vocab')]
+    net = [c for c in WORLD if c.split('=')[0] not in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown',
+                                                       'steps', 'bs', 'vocab')]
     for method, more in (('virtex', ['point=1']), ('loctex', ['point=1', 'rivals=false'])):
-        out = pretrain(method, changes=[*least, *net, *more, 'steps=2', 'warmup=1', 'bs=4', 'vocab=64'], threads=1, out=tmp_path/method, say=str)
+        out = pretrain(method, changes=[*least, *net, *more, 'steps=2', 'warmup=1', 'bs=4', 'vocab=64'], threads=1,
+                       out=tmp_path/method, say=str)
         assert (out/'report.html').is_file() and load(out).results()[-1]['numbers']['table']
 
 # ---------------------------------------------------------------- options
 
-WRONG = {'--threads 100000': '--threads 100000: must be from 1 to 512', '--threads 0': '--threads 0', '--root x': '--root x: the world needs no files', '--workers 9999': '--workers 9999',
-         '--accumulate 0': '--accumulate 0', '--accumulate 100 --set bs=64': '--accumulate 100: a batch has 64 images', '--save-every -1': '--save-every -1', '--resume-at 3': '--resume RUN',
+WRONG = {'--threads 100000': '--threads 100000: must be from 1 to 512', '--threads 0': '--threads 0',
+         '--root x': '--root x: the world needs no files', '--workers 9999': '--workers 9999',
+         '--accumulate 0': '--accumulate 0', '--accumulate 100 --set bs=64': '--accumulate 100: a batch has 64 images',
+         '--save-every -1': '--save-every -1', '--resume-at 3': '--resume RUN',
          '--method loctex --accumulate 64': 'have no negatives'}
 
 @pytest.mark.parametrize('words', WRONG)
 def test_options(words, capsys): assert WRONG[words] in refused(capsys, 'pretrain', *words.split())
 
 @pytest.mark.parametrize('option', ['--out', '--root', '--resume'])
-def test_an_empty_path(option, capsys): assert f"{option} '': a path is missing" in refused(capsys, 'pretrain', option, '')
+def test_an_empty_path(option, capsys):
+    assert f"{option} '': a path is missing" in refused(capsys, 'pretrain', option, '')
 
-EVALUATE = {'--on world --spec v1': '--spec v1: belongs to --on voc07', '--on voc07': '--root is missing', '--on captions --probe moco': '--probe moco: belongs to --on folder', '--on folder --root nowhere': 'nowhere'}
+EVALUATE = {'--on world --spec v1': '--spec v1: belongs to --on voc07', '--on voc07': '--root is missing',
+            '--on captions --probe moco': '--probe moco: belongs to --on folder',
+            '--on folder --root nowhere': 'nowhere'}
 
 @pytest.mark.parametrize('words', EVALUATE)
-def test_options_of_another_evaluation(words, capsys): assert EVALUATE[words] in refused(capsys, 'evaluate', 'run', *words.split())
+def test_options_of_another_evaluation(words, capsys):
+    assert EVALUATE[words] in refused(capsys, 'evaluate', 'run', *words.split())
 
 def few_photos(folder, n):
     "A CSV of `n` of the committed photos"
     rows = [f'"{p}","a photo of a thing"' for p in sorted((PHOTOS/'Images').iterdir())[:n]]
-    (folder/'few.csv').write_text('\n'.join(['path,caption', *rows])+'\n'); return folder/'few.csv'
+    (folder/'few.csv').write_text('\n'.join(['path,caption', *rows])+'\n')
+    return folder/'few.csv'
 
 @pytest.mark.parametrize('n', [1, 3, 10, 14])
 def test_too_few_photos_are_refused_before_training(n, tmp_path, capsys):
     said = refused(capsys, 'pretrain', '--data', 'csv', '--root', few_photos(tmp_path, n), '--out', tmp_path/'run')
-    assert 'too few' in said or 'at least' in said and '--set test=' in said; assert not (tmp_path/'run').exists()
+    assert 'too few' in said or 'at least' in said and '--set test=' in said
+    assert not (tmp_path/'run').exists()
 
 # ---------------------------------------------------------------- how long it takes to say so
 
-EARLY = ['--help', '--fields', '--sede 1', '--set lr=nan', '--method virtx', '--data csv', '--threads 100000', '--data csv --root nowhere']
+EARLY = ['--help', '--fields', '--sede 1', '--set lr=nan', '--method virtx', '--data csv', '--threads 100000',
+         '--data csv --root nowhere']
 SHELL = f"""
 import sys, time, torch
 begun = time.process_time()
@@ -121,5 +145,7 @@ def test_words_are_answered_before_anything_slow_is_imported():
     assert float(re.search(r'^HELP (.*)', done.stdout, re.M)[1]) < 1, done.stdout
 
 def test_import_vlrep_does_not_import_torch():
-    done = subprocess.run([sys.executable, '-c', "import vlrep, sys; print('torch' in sys.modules, vlrep.__version__)"], capture_output=True, text=True, env=ENV)
+    done = subprocess.run([sys.executable, '-c',
+                           "import vlrep, sys; print('torch' in sys.modules, vlrep.__version__)"], capture_output=True,
+                           text=True, env=ENV)
     assert done.stdout.split()[0] == 'False', done.stderr

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CFG  = ConfigParser(delimiters=['=']); CFG.read(ROOT/'settings.ini', encoding='utf-8'); CFG = CFG['DEFAULT']
+CFG  = ConfigParser(delimiters=['='])
+CFG.read(ROOT/'settings.ini', encoding='utf-8')
+CFG = CFG['DEFAULT']
 
 # Layer -> the layers below it that its exported code may import. Inside a layer: lower numbers only.
 LAYERS = {
@@ -48,7 +50,9 @@ def imports(src, module, package=False):
 def imported(src, module, known, package=False):
     "(line, module) for every module of the library that `src` imports; a package's members are looked up in `known`"
     for line,base,names in imports(src, module, package):
-        if base in known: yield line, base; continue
+        if base in known:
+            yield line, base
+            continue
         for n in names or ('',):
             if base == 'vlrep' and n == '__version__': continue
             yield line, base if n in ('', '*') else f'{base}.{n}'
@@ -58,7 +62,9 @@ def violations(sources, known):
     for mod,src in sources.items():
         for line,other in imported(src, mod, known):
             if other == mod: continue
-            if other not in known: yield f'{mod}:{line} imports {other}, which no notebook makes'; continue
+            if other not in known:
+                yield f'{mod}:{line} imports {other}, which no notebook makes'
+                continue
             a,b = known[mod],known[other]
             allowed = LAYERS[int(a[0])]
             ok = b < a if a[0] == b[0] else int(b[0]) in allowed
@@ -163,10 +169,55 @@ def test_public_names_are_documented_sees():
     src = "__all__ = ['f', 'g']\ndef f(): pass\ndef g(): 'doc'\ndef _h(): pass\n@patch\ndef m(self:C): pass"
     assert list(undocumented(src)) == ['f', 'm']
 
+# ---------------------------------------------------------------- lines, statements, cells
+
+# What is above a limit may become less only: after such a change the number here is the new one.
+LONG_CELLS     = 12   # exported cells of more than 40 lines; the longest has LONGEST_CELL
+LONGEST_CELL   = 54
+MANY_ARGUMENTS = 103   # functions with more than 5 positional arguments
+
+def long_lines(name, src):
+    "Lines of more than 120 columns"
+    return [f'{name}: {len(l)} columns: {l[:60]}' for l in src.splitlines() if len(l) > 120]
+
+def several_statements(name, src):
+    "Lines with more than one statement; a semicolon at a cell's end, which hides its output, is none"
+    try: nodes = list(ast.walk(ast.parse(src)))
+    except SyntaxError: return []                           # a cell with a magic
+    bodies = [b for n in nodes for f in ('body', 'orelse', 'finalbody') if isinstance(b := getattr(n, f, None), list)]
+    pairs = [(a, b) for body in bodies for a,b in zip(body, body[1:])]
+    return [f'{name}: two statements in line {b.lineno}: {ast.unparse(a)[:40]}' for a,b in pairs
+            if a.end_lineno == b.lineno]
+
+def sources():
+    "Name -> code of every cell, test and script"
+    yield from ((name, re.sub(r'^#\|.*', '', s, flags=re.M)) for name,nb in NBS.items() for s in code(nb))
+    yield from ((str(p.relative_to(ROOT)), read(p)) for d in ('tests', '.ci') for p in sorted((ROOT/d).glob('*.py')))
+
+def test_lines_are_short(): fail_with(l for name,s in sources() for l in long_lines(name, s))
+def test_one_statement_a_line(): fail_with(l for name,s in sources() for l in several_statements(name, s))
+
+def test_lines_are_seen():
+    assert long_lines('a', 'x = 1\n' + 'y'*121) and not long_lines('a', 'y'*120)
+    assert several_statements('a', 'x = 1; y = 2') and several_statements('a', 'if x:\n    f(); g()')
+    assert several_statements('a', 'if x: f(); g()') and not several_statements('a', 'if x: f()\nshow();')
+
 def test_exported_cells_are_short():
     def lines(src): return re.sub(r'^#\|.*\n?', '', src, flags=re.M).strip().splitlines()
     cells = [(name, lines(s)) for name,nb in NBS.items() for s in code(nb) if 'export' in flags(s)]
-    fail_with(f'{name}: {ls[0][:60]} … has {len(ls)} lines, 40 is the limit' for name,ls in cells if len(ls) > 40)
+    long = [f'{name}: {ls[0][:60]} … has {len(ls)} lines, 40 is the limit' for name,ls in cells if len(ls) > 40]
+    assert len(long) == LONG_CELLS, '\n'.join(long)
+    assert max(len(ls) for _,ls in cells) == LONGEST_CELL
+
+def many_arguments(src):
+    "Functions with more than five arguments that may be given by position"
+    defs = [n for n in ast.walk(ast.parse(src)) if isinstance(n, ast.FunctionDef)]
+    return [n.name for n in defs if len([a for a in n.args.posonlyargs + n.args.args if a.arg != 'self']) > 5]
+
+def test_few_arguments():
+    got = [f'{m}: {n}' for m,src in MODULES.items() for n in many_arguments(src)]
+    assert len(got) == MANY_ARGUMENTS, f'{len(got)}\n' + '\n'.join(got)
+    assert many_arguments('def f(a, b, c, d, e, g): pass') and not many_arguments('def f(a, b, c, d, e, *, g): pass')
 
 # ---------------------------------------------------------------- notebooks
 
@@ -192,11 +243,14 @@ def broken(page, text_):
     return [l for l in LINK.findall(text_) if not re.match(r'[a-z]+:', l) and not (page.parent/l).exists()]
 
 def test_links_lead_somewhere():
-    pages = {p: '\n'.join(text(c['source']) for c in NBS[str(p.relative_to(ROOT/'nbs'))]['cells'] if c['cell_type'] == 'markdown') for p in NOTEBOOKS}
-    fail_with(f'{p.relative_to(ROOT)}: {l}' for p,s in {**pages, ROOT/'README.md': read(ROOT/'README.md')}.items() for l in broken(p, s))
+    pages = {p: '\n'.join(text(c['source']) for c in NBS[str(p.relative_to(ROOT/'nbs'))]['cells']
+                          if c['cell_type'] == 'markdown') for p in NOTEBOOKS}
+    fail_with(f'{p.relative_to(ROOT)}: {l}' for p,s in {**pages, ROOT/'README.md': read(ROOT/'README.md')}.items()
+              for l in broken(p, s))
 
 def test_links_lead_somewhere_sees():
-    assert broken(ROOT/'nbs/x.ipynb', '[a](gone.ipynb) [b](https://x.org) [c](../README.md "t") [d](00_core.ipynb#part)') == ['gone.ipynb']
+    assert broken(ROOT/'nbs/x.ipynb',
+                  '[a](gone.ipynb) [b](https://x.org) [c](../README.md "t") [d](00_core.ipynb#part)') == ['gone.ipynb']
 
 def test_notebooks_are_small():
     def bad(name, _):
@@ -250,7 +304,8 @@ def test_third_party_imports_are_required():
             elif isinstance(node, ast.ImportFrom) and not node.level: yield node.module.split('.')[0]
     known = required | set(sys.stdlib_module_names) | {'vlrep'}
     used = [(m, t) for m,src in MODULES.items() for t in sorted(set(tops(src)))]
-    optional = {('vlrep.models.export', 'timm'), ('vlrep.core', 'IPython')}                       # inside a function, which says what it does without
+    # inside a function, which says what it does without
+    optional = {('vlrep.models.export', 'timm'), ('vlrep.core', 'IPython')}
     fail_with(f'{m} imports {t}' for m,t in used if IMPORT_NAMES.get(t, t) not in known and (m, t) not in optional)
     top = {a.name for m,_ in optional for n in ast.parse(MODULES[m]).body if isinstance(n, ast.Import) for a in n.names}
     assert not top & {t for _,t in optional}
@@ -263,7 +318,8 @@ def test_installed_metadata():
     assert 'Apache' in str(m['License'] or m['License-Expression']) and m['Keywords']
     assert m['Requires-Python'] == '>=' + CFG['min_python']
     assert any('Artificial Intelligence' in c for c in m.get_all('Classifier')) and m.get_payload().strip()
-    assert {e.name for e in entry_points(group='console_scripts')} >= {'vlrep-pretrain', 'vlrep-caption', 'vlrep-evaluate', 'vlrep-report', 'vlrep-export'}
+    assert {e.name for e in entry_points(group='console_scripts')} >= {'vlrep-pretrain', 'vlrep-caption',
+                                                                       'vlrep-evaluate', 'vlrep-report', 'vlrep-export'}
 
 def test_version_is_one():
     import yaml, vlrep

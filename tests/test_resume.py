@@ -1,6 +1,6 @@
 """A run that is stopped and continued is the run that never stopped: the same losses, the same bits
 
-Within this process every method is stopped after every single batch, in both precisions; `test_resume_processes.py` shoots real ones.
+Within this process every method is stopped after every single batch; `test_resume_processes.py` kills real processes.
 """
 import signal
 from dataclasses import replace
@@ -26,7 +26,8 @@ def source(): return told('train', 96), told('valid', 32)
 
 def small(method):
     "The method's recipe for the world, smaller; with dropout and Lookahead where it has them"
-    r = recipe(method, 'world'); return replace(r, **SMALL, **{k: v for k, v in TEXT.items() if hasattr(r, k)})
+    r = recipe(method, 'world')
+    return replace(r, **SMALL, **{k: v for k, v in TEXT.items() if hasattr(r, k)})
 
 class Ask(Callback):
     "Ask to stop after so many batches, in training or within the validation that follows"
@@ -50,16 +51,20 @@ class Curve(Callback):
 
 def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
     m,r = METHODS[method],small(method)
-    dls = loaders(*source, read=reader(m, r, vocabulary(m, r, source[0])), bs=16, size=32, seed=3, device='cpu', workers=workers)
+    dls = loaders(*source, read=reader(m, r, vocabulary(m, r, source[0])), bs=16, size=32, seed=3, device='cpu',
+                  workers=workers)
     dls.loaders[0] = Micro(dls.train, accumulate)
-    return m.learner(r, dls, seed=3, precision=precision, cbs=[Accumulate(accumulate), Curve(), LogCSV(run/'log.csv', every=2), SaveRun(run)])
+    return m.learner(r, dls, seed=3, precision=precision,
+                     cbs=[Accumulate(accumulate), Curve(), LogCSV(run/'log.csv', every=2), SaveRun(run)])
 
 def train(path, source, stop=None, valid=False, **kw):
     "Begin or go on; stop after `stop` batches. The learner"
-    old = (Path(path)/'recipe.json').exists(); run = Run.reopen(path) if old else Run.create(path, recipe={}, method='m', data='d', seed=3)
+    old = (Path(path)/'recipe.json').exists()
+    run = Run.reopen(path) if old else Run.create(path, recipe={}, method='m', data='d', seed=3)
     with run:
         l = make(run, source, **kw)
-        if old: [v.mul_(3) for v in l.model.state_dict().values()]                     # all that matters must come from the checkpoint
+        if old:
+            [v.mul_(3) for v in l.model.state_dict().values()]  # all that matters must come from the checkpoint
         resume(l, run)
         if stop is None: fit(l, STEPS)
         else:
@@ -74,29 +79,38 @@ def everything(l):
         if isinstance(o, dict): return {k: v for n, x in o.items() for k, v in flat(x, f'{name}.{n}').items()}
         if isinstance(o, (list, tuple)): return flat(dict(enumerate(o)), name)
         return {name: o}
-    kept = {cb.name: cb.kept() for cb in l.cbs if hasattr(cb, 'kept')}; kept['tally'].pop('seconds')
+    kept = {cb.name: cb.kept() for cb in l.cbs if hasattr(cb, 'kept')}
+    kept['tally'].pop('seconds')
     return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=kept))
 
 def same(a, b):
     assert a.keys() == b.keys() and len(a) > 50
     for k in a: assert torch.equal(a[k], b[k]) if torch.is_tensor(a[k]) else a[k] == b[k], k
 
-def rows(path): return [{k: v for k, v in r.items() if k not in ('seconds', 'images_s')} for r in read_log(Path(path)/'log.csv')]
+def rows(path):
+    return [{k: v for k, v in r.items() if k not in ('seconds', 'images_s')} for r in read_log(Path(path)/'log.csv')]
 
 def check(tmp_path, source, stops, whole=None, **kw):
     "Stop at each of `stops`, go on, compare with `whole`"
     whole = whole or train(tmp_path/'whole', source, **kw)
     for i, stop in enumerate(stops):
-        path = tmp_path/f'{i}'; first = train(path, source, *stop if isinstance(stop, tuple) else (stop,), **kw)
-        l = train(path, source, **kw); same(everything(l), everything(whole)); assert rows(path) == rows(tmp_path/'whole')
-        n = max(first.curve.seen); assert l.curve.seen == {k: v for k, v in whole.curve.seen.items() if k > n} and {**first.curve.seen, **l.curve.seen} == whole.curve.seen
+        path = tmp_path/f'{i}'
+        first = train(path, source, *stop if isinstance(stop, tuple) else (stop,), **kw)
+        l = train(path, source, **kw)
+        same(everything(l), everything(whole))
+        assert rows(path) == rows(tmp_path/'whole')
+        n = max(first.curve.seen)
+        assert (l.curve.seen == {k: v for k, v in whole.curve.seen.items() if k > n}
+                and {**first.curve.seen, **l.curve.seen} == whole.curve.seen)
         assert load(path).state('best')['step'] == load(tmp_path/'whole').state('best')['step']
     return whole
 
-# After every batch: in mid-epoch, at an epoch's border (6, 12), before the first step of a Lookahead window (5, 10) and within one, at the very end (14)
+# After every batch: in mid-epoch, at an epoch's border (6, 12), before the first step of a Lookahead window (5, 10) and
+# within one, at the very end (14)
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
 def test_stop_at_every_step(tmp_path, source, precision):
-    stops = range(1, STEPS+1) if precision == 'fp32' else (1, 5, 9, 12, 14)                 # what bf16 may add is not a matter of the step
+    # what bf16 may add is not a matter of the step
+    stops = range(1, STEPS+1) if precision == 'fp32' else (1, 5, 9, 12, 14)
     whole = check(tmp_path, source, stops, precision=precision)
     assert whole.opt.opt.counter == STEPS%5 and len(set(whole.curve.seen.values())) == STEPS and whole.steps.epoch == 2
 
@@ -110,7 +124,8 @@ def test_stop_within_validation(tmp_path, source): check(tmp_path, source, [(6, 
 
 def test_stop_with_workers(tmp_path, source):
     whole = train(tmp_path/'whole', source)
-    check(tmp_path, source, [4, 6, 9], whole=whole, workers=2)                              # stopped and continued with 2, compared with 0
+    # stopped and continued with 2, compared with 0
+    check(tmp_path, source, [4, 6, 9], whole=whole, workers=2)
 
 def test_crash_between_checkpoints(tmp_path, source):
     "The log has gone further than the checkpoint: it is cut back, and the steps are done again"
@@ -118,12 +133,15 @@ def test_crash_between_checkpoints(tmp_path, source):
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         with pytest.raises(ZeroDivisionError): fit(make(r, source), STEPS, [Crash(11)])
         assert r.saved() == [6] and r.log()[-1]['step'] == 10
-    l = train(tmp_path/'run', source); same(everything(l), everything(whole)); assert rows(tmp_path/'run') == rows(tmp_path/'whole')
+    l = train(tmp_path/'run', source)
+    same(everything(l), everything(whole))
+    assert rows(tmp_path/'run') == rows(tmp_path/'whole')
 
 def test_stop_twice(tmp_path, source):
     whole = train(tmp_path/'whole', source)
     for stop in (3, 4, 12, None): l = train(tmp_path/'often', source, stop)
-    same(everything(l), everything(whole)); assert rows(tmp_path/'often') == rows(tmp_path/'whole')
+    same(everything(l), everything(whole))
+    assert rows(tmp_path/'often') == rows(tmp_path/'whole')
 
 @pytest.mark.parametrize('method', METHODS)
 def test_every_method(tmp_path, source, method): check(tmp_path, source, [7], method=method)
@@ -132,8 +150,15 @@ def test_state_is_complete(tmp_path, source):
     "A check that can fail: forget something, and the bits differ"
     whole = everything(train(tmp_path/'whole', source))
     def spoil(path, change):
-        with Run.reopen(path) as run: state = run.state(); change(state['training']); run.save('last', run.weights('last'), state)
-    for i, change in enumerate([lambda s: s['optimiser'].update(counter=0), lambda s: s['callbacks']['steps'].update(batches=8),
-                                lambda s: [v['momentum_buffer'].zero_() for v in s['optimiser']['inner']['state'].values()]]):
-        train(tmp_path/f'{i}', source, 9); spoil(tmp_path/f'{i}', change); l = everything(train(tmp_path/f'{i}', source))
+        with Run.reopen(path) as run:
+            state = run.state()
+            change(state['training'])
+            run.save('last', run.weights('last'), state)
+    for i, change in enumerate([lambda s: s['optimiser'].update(counter=0),
+                                lambda s: s['callbacks']['steps'].update(batches=8),
+                                lambda s: [v['momentum_buffer'].zero_()
+                                           for v in s['optimiser']['inner']['state'].values()]]):
+        train(tmp_path/f'{i}', source, 9)
+        spoil(tmp_path/f'{i}', change)
+        l = everything(train(tmp_path/f'{i}', source))
         assert any(not torch.equal(l[k], v) for k, v in whole.items() if k.startswith('.model') and torch.is_tensor(v))

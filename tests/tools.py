@@ -15,7 +15,8 @@ ENV = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
 
 def told(split, n, size=32):
     "Scenes with captions, labels and narratives: what any method may read"
-    src = world(split, n, size=size, with_='narrative'); return src.with_narratives(narratives_of(src))
+    src = world(split, n, size=size, with_='narrative')
+    return src.with_narratives(narratives_of(src))
 
 def sets(changes): return [w for c in changes for w in ('--set', c)]
 
@@ -23,13 +24,17 @@ def command(name, module=True):
     "A command in one of its two spellings: as a module, or as the script that installing makes"
     if module: return [sys.executable, '-m', 'vlrep.cli', name]
     script = Path(sys.executable).parent/f'vlrep-{name}'
-    return [str(script)] if script.exists() else [sys.executable, '-c', f'import sys; from vlrep.cli import {name}_main; sys.exit({name}_main())']
+    return ([str(script)] if script.exists()
+            else [sys.executable, '-c', f'import sys; from vlrep.cli import {name}_main; sys.exit({name}_main())'])
 
-def run(words, cwd): return subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=300, env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']})
+def run(words, cwd):
+    return subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=300,
+                          env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']})
 
 def start(words, cwd, **kw):
     "The same, without waiting"
-    return subprocess.Popen(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']}, **kw)
+    return subprocess.Popen(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']}, **kw)
 
 def refused(capsys, *words, code=2):
     "The one line on stderr with which these words are refused"

@@ -29,7 +29,8 @@ class Schedule(Rule):
     def before_fit(self)->None:
         self.run = training(self.learn)
         if not self.run: return
-        self.base = [h['lr'] for h in self.opt.hypers]; self._set(max(self.learn.steps.done-1, 0))
+        self.base = [h['lr'] for h in self.opt.hypers]
+        self._set(max(self.learn.steps.done-1, 0))
     def _set(self, step): self.opt.set_hyper('lr', [b*self.factor(step) for b in self.base])
     def before_batch(self)->None: self._set(self.learn.steps.done)
     def restore(self)->None:
@@ -56,11 +57,15 @@ class Randomness(Rule):
         rank:int=0, # Of this process
     ): self.seed,self.rank = seed,rank
     def before_fit(self)->None:
-        device = next(self.model.parameters()).device; self.kind = device.type; cuda = [device] if self.kind == 'cuda' else []
-        self.held = torch.random.fork_rng(devices=cuda); self.held.__enter__()
+        device = next(self.model.parameters()).device
+        self.kind = device.type
+        cuda = [device] if self.kind == 'cuda' else []
+        self.held = torch.random.fork_rng(devices=cuda)
+        self.held.__enter__()
     def before_batch(self)->None:
         s = seed_of(self.seed, 'step', self.learn.steps.batches, self.rank)
-        torch.default_generator.manual_seed(s)        # torch.manual_seed tells every kind of device, which takes a millisecond
+        # torch.manual_seed tells every kind of device, which takes a millisecond
+        torch.default_generator.manual_seed(s)
         if self.kind != 'cpu': getattr(torch, self.kind).manual_seed(s)
     def restore(self)->None:
         if self.held: self.held.__exit__(None, None, None)
@@ -106,23 +111,30 @@ class Precision(Kept):
         self.saved,self.skipped = state['scaler'],state['skipped']
         if self.scaler and self.saved: self.scaler.load_state_dict(self.saved)
     def before_fit(self)->None:
-        self.kind = next(self.model.parameters()).device.type; first = self.chosen is None
+        self.kind = next(self.model.parameters()).device.type
+        first = self.chosen is None
         if first: self.chosen = choose_precision(self.kind, self.asked)
         eye = getattr(self.model, 'visual', None)
         if self.kind == 'cpu' and self.chosen != 'fp32' and not hasattr(eye, 'autocast'):
             if self.asked != 'auto':
-                halt(self.learn, ValueError(f'precision {self.asked}: on a CPU the model needs a `visual` with an `autocast` to set'))
+                halt(self.learn,
+                     ValueError(
+                         f'precision {self.asked}: on a CPU the model needs a `visual` with an `autocast` to set'))
             self.chosen = 'fp32'
         if first and self.out:
             part = ' (backbone only)' if self.kind == 'cpu' and self.chosen != 'fp32' else ''
             self.out(f'precision: {self.chosen}{part}')
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[self.chosen]
-        if self.kind == 'cpu' and self.dtype: self.swapped = eye,eye.autocast; eye.autocast = self.dtype
+        if self.kind == 'cpu' and self.dtype:
+            self.swapped = eye,eye.autocast
+            eye.autocast = self.dtype
         if self.chosen == 'fp16' and self.scaler is None:
             self.scaler = torch.amp.GradScaler(self.kind)
             if self.saved: self.scaler.load_state_dict(self.saved)
     def before_batch(self)->None:
-        if self.kind != 'cpu' and self.dtype: self.ctx = torch.autocast(self.kind, self.dtype); self.ctx.__enter__()
+        if self.kind != 'cpu' and self.dtype:
+            self.ctx = torch.autocast(self.kind, self.dtype)
+            self.ctx.__enter__()
     def after_pred(self)->None:
         self._close()
         if self.dtype:
@@ -161,8 +173,12 @@ class _Dry:
 def before_step(self:Precision)->None:
     "Bring the gradients back to scale; leave the step out if one is not finite"
     if not self.scaler: return
-    dry = _Dry(self.opt.param_groups); self.scaler.step(dry); self.scaler.update()
-    if not dry.stepped: self.skipped += 1; raise CancelStepException()
+    dry = _Dry(self.opt.param_groups)
+    self.scaler.step(dry)
+    self.scaler.update()
+    if not dry.stepped:
+        self.skipped += 1
+        raise CancelStepException()
 
 # %% ../nbs/53_callbacks.ipynb #d78b6580
 _SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by rules that look at `learn.bad`
@@ -178,8 +194,10 @@ class Finite(Kept):
         self.limit,self.log,self.skipped,self.row,self.why,self.ids = limit,log,0,0,None,[]
     def before_fit(self)->None:
         self.run = training(self.learn)
-        if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro): self.why,self.ids = None,[]    # else a window is open
-        self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]; self.old = [b.clone() for b in self.now]
+        if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro):
+            self.why,self.ids = None,[]  # else a window is open
+        self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]
+        self.old = [b.clone() for b in self.now]
     def before_batch(self)->None:
         "Remember what the forward pass will change"
         self.learn.bad = False
@@ -187,7 +205,8 @@ class Finite(Kept):
         if 'id' in self.yb[0]: self.ids += self.yb[0]['id'].tolist()
     def after_loss(self)->None:
         if self.loss_grad.isfinite(): return
-        self.learn.bad = True; self.why = f'the training loss is {self.loss_grad.item()}'
+        self.learn.bad = True
+        self.why = f'the training loss is {self.loss_grad.item()}'
     def after_backward(self)->None:
         if self.learn.bad and self.now: torch._foreach_copy_(self.now, self.old)
     def before_step(self)->None:
@@ -201,9 +220,12 @@ class Finite(Kept):
 @patch
 def after_cancel_step(self:Finite)->None:
     "Count the step, unless it is the scaler that is still looking for its factor"
-    self.learn.bad = True; scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
+    self.learn.bad = True
+    scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
     if self.why is None and scaler and scaler.get_scale() >= 1: return
-    self.skipped += 1; self.row += 1; self._note(self.why or 'the scaled gradient is not finite')
+    self.skipped += 1
+    self.row += 1
+    self._note(self.why or 'the scaled gradient is not finite')
 
 @patch
 def after_step(self:Finite)->None:
@@ -213,15 +235,20 @@ def after_step(self:Finite)->None:
 @patch
 def _note(self:Finite, why):
     names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
-    ids = [names[i] if names is not None else i for i in self.ids]; step = self.learn.steps.done+1
+    ids = [names[i] if names is not None else i for i in self.ids]
+    step = self.learn.steps.done+1
     if self.log:
         try:
-            with open(self.log, 'a', encoding='utf-8') as f: f.write(json.dumps(dict(step=step, why=why, samples=ids), ensure_ascii=False)+'\n')
-        except OSError as e: print(f'{self.log}: cannot write ({e.strerror}); left out: step {step}, samples {ids}', file=sys.stderr)
+            with open(self.log, 'a', encoding='utf-8') as f:
+                f.write(json.dumps(dict(step=step, why=why, samples=ids), ensure_ascii=False)+'\n')
+        except OSError as e:
+            print(f'{self.log}: cannot write ({e.strerror}); left out: step {step}, samples {ids}', file=sys.stderr)
     if self.row < self.limit: return
-    safe = getattr(self.learn, 'save_run', None); where = safe.where() if safe else ''
-    halt(self.learn, ValueError(f'{why} at step {step}, the last of {self.row} bad steps in a row; samples {ids[:8]}{" ..." if len(ids) > 8 else ""}: '
-                                f'lower the learning rate, train in fp32, or look at these samples{where}'))
+    safe = getattr(self.learn, 'save_run', None)
+    where = safe.where() if safe else ''
+    halt(self.learn, ValueError(f'{why} at step {step}, the last of {self.row} bad steps in a row; samples '
+                                f'{ids[:8]}{" ..." if len(ids) > 8 else ""}: lower the learning rate, train in fp32, '
+                                f'or look at these samples{where}'))
 
 # %% ../nbs/53_callbacks.ipynb #0e2a6471
 def recipe_rules(
@@ -231,7 +258,8 @@ def recipe_rules(
 )->list:                  # Callbacks
     "Linear climb and cosine, clipping, randomness by step, precision, and broken steps left out"
     clip = [Clip(recipe.clip)] if recipe.clip else []
-    return [Schedule(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip, Randomness(seed), Precision(precision, out=None), Finite()]
+    return [Schedule(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip, Randomness(seed),
+            Precision(precision, out=None), Finite()]
 
 # %% ../nbs/53_callbacks.ipynb #08205616
 def read_log(
@@ -240,7 +268,9 @@ def read_log(
     "The rows of a log; a last row torn off in mid-write is left out; a `ValueError` names a damaged line"
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{path}: no such log')
-    text = path.read_text(encoding='utf-8', errors='replace'); lines = text[:text.rfind('\n')+1].splitlines(); rows = []
+    text = path.read_text(encoding='utf-8', errors='replace')
+    lines = text[:text.rfind('\n')+1].splitlines()
+    rows = []
     if not lines: raise ValueError(f'{path}: the log is empty')
     names = lines[0].split(',')
     for i,line in enumerate(lines[1:], 2):
@@ -254,7 +284,8 @@ def cut_log(
     step:int,      # The last step to keep
 )->None:
     "Remove all rows after `step`"
-    path = Path(path); keep = [r['step'] <= step for r in read_log(path)]
+    path = Path(path)
+    keep = [r['step'] <= step for r in read_log(path)]
     lines = path.read_text(encoding='utf-8').splitlines(True)
     with atomic_file(path) as new:
         new.write_text(lines[0] + ''.join(l for l,k in zip(lines[1:], keep) if k), encoding='utf-8')
@@ -277,19 +308,25 @@ class LogCSV(Kept):
         try: self.file = self._open()
         except (OSError, ValueError) as e: halt(self.learn, e)
     def _row(self, train, valid):
-        t,s = self.tally,self.learn.steps; g = lambda x: '' if x is None else f'{x:.9g}'
+        t,s = self.tally,self.learn.steps
+        g = lambda x: '' if x is None else f'{x:.9g}'
         now = (t.images-t.begun[0])/max(time.perf_counter()-t.begun[1], 1e-9) if valid is None else t.speed
         lrs = [g(h['lr']) for h in self.opt.hypers]
         row = [s.done, g(s.batches/len(self.dls.train)), g(train), g(valid), *lrs, f'{t.elapsed:.2f}', f'{now:.1f}']
-        self.wait.append((','.join(map(str, row))+'\n').encode()); self._write()
+        self.wait.append((','.join(map(str, row))+'\n').encode())
+        self._write()
     def after_batch(self)->None:
         done = self.learn.steps.done
         if self.training and self.every and done%self.every == 0 and done > self.at:
-            self._row(self.tally.mean(self.last), None); self.last,self.at = self.tally.sums,done
+            self._row(self.tally.mean(self.last), None)
+            self.last,self.at = self.tally.sums,done
     def after_epoch(self)->None:
-        v = self.recorder.loss.value; self._row(self.tally.mean(), None if v is None else float(v))
+        v = self.recorder.loss.value
+        self._row(self.tally.mean(), None if v is None else float(v))
     def restore(self)->None:
-        if self.wait: self.say(f'{self.path}: {len(self.wait)} rows could not be written'); self.wait = []
+        if self.wait:
+            self.say(f'{self.path}: {len(self.wait)} rows could not be written')
+            self.wait = []
         if self.file: self.file.close()
         self.file = None
 
@@ -297,17 +334,27 @@ class LogCSV(Kept):
 @patch
 def _write(self:LogCSV):
     "Append the rows that wait, all or none"
-    try: end = self.file.seek(0, os.SEEK_END); n = os.write(self.file.fileno(), b''.join(self.wait))
+    try:
+        end = self.file.seek(0, os.SEEK_END)
+        n = os.write(self.file.fileno(), b''.join(self.wait))
     except OSError as e: n,why = -1,e.strerror
-    if n == sum(map(len, self.wait)): self.wait = []; return
-    if n >= 0: why = 'only a part fitted'; self.file.truncate(end)
-    if len(self.wait) == 1: self.say(f'{self.path}: cannot write the log ({why}); training goes on, the rows are kept and tried again')
+    if n == sum(map(len, self.wait)):
+        self.wait = []
+        return
+    if n >= 0:
+        why = 'only a part fitted'
+        self.file.truncate(end)
+    if len(self.wait) == 1:
+        self.say(f'{self.path}: cannot write the log ({why}); training goes on, the rows are kept and tried again')
 
 @patch
 def _open(self:LogCSV):
     "The file, at its end: with its header, without a torn last row"
-    self.path.parent.mkdir(parents=True, exist_ok=True); head = ','.join(self.names); f = open(self.path, 'a+b', buffering=0)
-    f.seek(0); text = f.read()
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    head = ','.join(self.names)
+    f = open(self.path, 'a+b', buffering=0)
+    f.seek(0)
+    text = f.read()
     f.truncate(text.rfind(b'\n')+1)
     old = text[:max(text.find(b'\n'), 0)].decode(errors='replace').strip()
     if not old: f.write(head.encode()+b'\n')
@@ -324,7 +371,9 @@ class EpochLosses(Rule):
     def before_fit(self)->None: self.run = training(self.learn)
     def after_epoch(self)->None:
         v = self.recorder.loss.value
-        if self.run: self.rows.append(dict(step=float(self.learn.steps.done), train_loss=self.tally.mean(), valid_loss=None if v is None else float(v)))
+        if self.run:
+            self.rows.append(dict(step=float(self.learn.steps.done), train_loss=self.tally.mean(),
+                                  valid_loss=None if v is None else float(v)))
 
 # %% ../nbs/53_callbacks.ipynb #40370f22
 class Progress(Rule):
@@ -339,13 +388,16 @@ class Progress(Rule):
         if self.run: self.live,self.since = Live(),(time.perf_counter(),self.learn.steps.batches)
     def after_batch(self)->None:
         if not self.live or not self.live.kind: return
-        s,total = self.learn.steps,self.stop_at.total; at = s.batches; t0,b0 = self.since
+        s,total = self.learn.steps,self.stop_at.total
+        at = s.batches
+        t0,b0 = self.since
         steps = s.done + round((total-s.batches)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
         left = time_left((time.perf_counter()-t0)/(at-b0)*(total-at)) if at > b0 else ''
         self.live(at, total, f'step {s.done}/{steps}, {what}, {left}')
     def after_epoch(self)->None:
-        s,t = self.learn.steps,self.tally; v = self.recorder.loss.value
+        s,t = self.learn.steps,self.tally
+        v = self.recorder.loss.value
         if self.live: self.live.clear()
         if s.epoch%self.every and s.batches < self.stop_at.total: return
         held = '' if v is None else f', held out {float(v):.3f}'
@@ -365,12 +417,15 @@ class SaveRun(Kept):
     def before_fit(self)->None: self.run = training(self.learn)
     def where(self)->str:
         "For messages: what is saved"
-        if not hasattr(self.folder, 'saved'): return f'; the last checkpoint is that of step {self.at}' if self.at else ''
-        if there := self.folder.saved(): return f'; the last checkpoint is that of step {there[-1]} in {self.folder.path}'
+        if not hasattr(self.folder, 'saved'):
+            return f'; the last checkpoint is that of step {self.at}' if self.at else ''
+        if there := self.folder.saved():
+            return f'; the last checkpoint is that of step {there[-1]} in {self.folder.path}'
         return f'; the only checkpoint is {self.folder/"best"}' if (self.folder/'best').is_dir() else ''
     def save(self, *names)->None:
         "Save the present state under `names`"
-        s = self.learn.steps; self.at = s.done
+        s = self.learn.steps
+        self.at = s.done
         state = dict(step=s.done, epoch=s.batches/len(self.dls.train), best=self.best, best_step=self.best_step,
                      training=training_state(self.learn))
         try:
@@ -378,10 +433,12 @@ class SaveRun(Kept):
         except (OSError, ValueError) as e: halt(self.learn, e)
     def after_batch(self)->None:
         s = self.learn.steps
-        within = s.batches%len(self.dls.train) and s.batches < self.stop_at.total     # else `after_epoch` is about to save
+        # else `after_epoch` is about to save
+        within = s.batches%len(self.dls.train) and s.batches < self.stop_at.total
         if self.training and self.every and s.done%self.every == 0 and s.done > self.at and within:
             self.save('last')
     def after_epoch(self)->None:
-        v = self.recorder.loss.value; better = v is not None and float(v) < self.best
+        v = self.recorder.loss.value
+        better = v is not None and float(v) < self.best
         if better: self.best,self.best_step = float(v),self.learn.steps.done
         self.save(*(['best'] if better else []), 'last')

@@ -34,14 +34,17 @@ def _find(keys, what):
 
 def _ngrams(word, lens, tables, longest=4):
     "For n = 1, 2, ...: sorted keys (whose sentence, which n-gram) and how often; missing `tables` are made"
-    sent = np.repeat(np.arange(len(lens)), lens); left = lens.cumsum()[sent]-np.arange(len(word)) if len(word) else sent
+    sent = np.repeat(np.arange(len(lens)), lens)
+    left = lens.cumsum()[sent]-np.arange(len(word)) if len(word) else sent
     at,gram,out = np.arange(len(word)),word.copy(),[]
     for n in range(1, longest+1):
-        at = at[left[at] >= n]; key = gram[at] << 32 | word[at+n-1] if n > 1 else word
+        at = at[left[at] >= n]
+        key = gram[at] << 32 | word[at+n-1] if n > 1 else word
         if len(tables) < n: tables.append(np.unique(key))
         i,known = _find(tables[n-1], key)
         i[~known] = len(tables[n-1]) + np.unique(key[~known], return_inverse=True)[1]
-        gram[at] = i; out.append(np.unique(sent[at] << 32 | i, return_counts=True))
+        gram[at] = i
+        out.append(np.unique(sent[at] << 32 | i, return_counts=True))
     return out
 
 # %% ../nbs/42_caption_metrics.ipynb #b627556e
@@ -53,11 +56,13 @@ class References:
     ):
         rows = [[r] if isinstance(r, str) else list(r) for r in refs]
         for i,(row,r) in enumerate(zip(rows, refs)):
-            if isinstance(r, str): raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is wanted')
+            if isinstance(r, str):
+                raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is wanted')
             if not row: raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
         if not rows: raise ValueError('refs: there are no images')
         self.n,self.tokens,self._number,self.tables = len(rows),tokens,{},[]
-        self.many  = np.array([len(r) for r in rows]); self.owner = np.repeat(np.arange(self.n), self.many)
+        self.many  = np.array([len(r) for r in rows])
+        self.owner = np.repeat(np.arange(self.n), self.many)
         self.first = self.many.cumsum()-self.many
         self.word,self.lens = self._cut([s for r in rows for s in r], self._number)
         self.counts = _ngrams(self.word, self.lens, self.tables)
@@ -66,7 +71,8 @@ class References:
     def __repr__(self): return f'References({self.n} images, {len(self.owner)} captions, {len(self._number)} words)'
     def _cut(self, texts, new):
         "Numbers of all words, one text after the other, and the texts' lengths; unknown words are added to `new`"
-        old,add = self._number,len(self._number)*(new is not self._number); cut = [self.tokens(t) for t in texts]
+        old,add = self._number,len(self._number)*(new is not self._number)
+        cut = [self.tokens(t) for t in texts]
         word = [old[w] if w in old else new.setdefault(w, add+len(new)) for t in cut for w in t]
         return np.array(word, np.int64),np.array([len(t) for t in cut], np.int64)
 
@@ -76,13 +82,18 @@ def _weigh(self:References):
     "Rarity of each n-gram, the references' tf-idf vectors, and how often each n-gram is in some reference of its image"
     self.idf,self.keys,self.value,self.sent,self.norm,self.most = [],[],[],[],[],[]
     for table,(key,times) in zip(self.tables, self.counts):
-        sent,gram = key >> 32,key & _low; mine = self.owner[sent] << 32 | gram
-        order = mine.argsort(kind='stable'); start = np.flatnonzero(np.diff(mine[order], prepend=-1))
+        sent,gram = key >> 32,key & _low
+        mine = self.owner[sent] << 32 | gram
+        order = mine.argsort(kind='stable')
+        start = np.flatnonzero(np.diff(mine[order], prepend=-1))
         image = mine[order][start]
         most = np.maximum.reduceat(times[order], start) if len(start) else times
         self.idf.append(np.log(self.n) - np.log(np.bincount(image & _low, minlength=len(table)).clip(min=1)))
         v = times*self.idf[-1][gram]
-        self.keys.append(mine); self.value.append(v); self.sent.append(sent); self.most.append((image, most))
+        self.keys.append(mine)
+        self.value.append(v)
+        self.sent.append(sent)
+        self.most.append((image, most))
         self.norm.append(np.sqrt(np.bincount(sent, v*v, minlength=len(self.owner))))
 
 def _prepare(said, refs):
@@ -102,12 +113,15 @@ def cider_d(
     sigma:float=6.,       # Width of the length penalty, in words
 )->np.ndarray:            # Of each image (n,), from 0 to 10; the mean is the score of the set
     "CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
-    refs,word,lens = _prepare(said, refs); total = np.zeros(len(refs.owner))
+    refs,word,lens = _prepare(said, refs)
+    total = np.zeros(len(refs.owner))
     for n,(key,times) in enumerate(_ngrams(word, lens, refs.tables)):
-        who,gram = key >> 32,key & _low; size = len(refs.tables[n])
+        who,gram = key >> 32,key & _low
+        size = len(refs.tables[n])
         h = times*np.append(refs.idf[n], np.log(refs.n))[gram.clip(max=size)]    # unknown n-grams are as rare as can be
         norm = np.sqrt(np.bincount(who, h*h, minlength=refs.n))[refs.owner] * refs.norm[n]
-        at,there = _find(key, refs.keys[n]); v = refs.value[n]
+        at,there = _find(key, refs.keys[n])
+        v = refs.value[n]
         both = np.bincount(refs.sent[n][there], np.minimum(h[at[there]], v[there])*v[there], minlength=len(total))
         total += np.divide(both, norm, out=np.zeros(len(norm)), where=norm > 0)
     delta = lens[refs.owner] - refs.lens
@@ -120,9 +134,11 @@ def bleu_counts(
     refs:References|list, # `References`, or lists of captions
 )->np.ndarray: # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
     "What BLEU counts; of two references equally near in length, the shorter"
-    refs,word,lens = _prepare(said, refs); out = np.zeros((refs.n,10))
+    refs,word,lens = _prepare(said, refs)
+    out = np.zeros((refs.n,10))
     for n,(key,times) in enumerate(_ngrams(word, lens, refs.tables)):
-        image,most = refs.most[n]; at,there = _find(image, key)
+        image,most = refs.most[n]
+        at,there = _find(image, key)
         out[:,n] = np.bincount(key[there] >> 32, np.minimum(times[there], most[at[there]]), minlength=refs.n)
         out[:,4+n] = (lens-n).clip(min=0)
     far = np.abs(refs.lens-lens[refs.owner]) << 32 | refs.lens
@@ -133,7 +149,8 @@ def bleu(
     counts:np.ndarray, # From `bleu_counts`: of an image, of their sum, or of many weighted sums (...,10)
 )->np.ndarray:         # BLEU-1 to BLEU-4 (...,4)
     "BLEU of these counts (Papineni et al. 2002, sec. 2.3); never quite 0 without hits, as in the COCO caption code"
-    c = np.asarray(counts, float); n = np.arange(1, 5)
+    c = np.asarray(counts, float)
+    n = np.arange(1, 5)
     ratio = (c[...,8]+1e-15)/(c[...,9]+1e-9)
     short = np.exp(np.minimum(0, 1-1/ratio))[...,None]
     return short * np.cumprod((c[...,:4]+1e-15)/(c[...,4:8]+1e-9), -1)**(1/n)
@@ -159,7 +176,9 @@ def rouge_l(
     beta:float=1.2,       # Weight of recall against precision
 )->np.ndarray:            # Of each image (n,), from 0 to 1; the mean is the score of the set
     "ROUGE-L (Lin 2004, sec. 3.1; best precision and best recall over the references, as in the COCO caption code)"
-    refs,word,lens = _prepare(said, refs); both = np.zeros(len(refs.owner)); mine = lens[refs.owner]
+    refs,word,lens = _prepare(said, refs)
+    both = np.zeros(len(refs.owner))
+    mine = lens[refs.owner]
     order = np.argsort(np.maximum(mine, refs.lens), kind='stable')
     for p in np.array_split(order, -(-len(order)//2000)):
         both[p] = _lcs(_square(word, lens, refs.owner[p], -1), _square(refs.word, refs.lens, p, -2))
@@ -170,8 +189,10 @@ def rouge_l(
 def judge_captions(
     said:list,            # One caption for each image
     refs:References|list, # `References`, or lists of captions
-)->dict:                  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as they print them)
+)->dict:                  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as
+                          # they print them)
     "All the numbers of a set of captions"
-    refs = refs if isinstance(refs, References) else References(refs); said = list(said)
+    refs = refs if isinstance(refs, References) else References(refs)
+    said = list(said)
     return {**{f'BLEU-{i+1}': float(v) for i,v in enumerate(bleu(bleu_counts(said, refs).sum(0)))},
             'ROUGE-L': float(rouge_l(said, refs).mean()), 'CIDEr-D': float(cider_d(said, refs).mean())}

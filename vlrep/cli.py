@@ -33,10 +33,12 @@ class _Parser(argparse.ArgumentParser):
 def _pretrain_parser():
     "The options of `vlrep-pretrain`"
     p = _Parser('pretrain', 'Learn from captions, then find out what was learned: a run folder with report.html',
-                'Exit codes: 0 done; 1 the machine refuses (full disk, no permission); 2 a word, value or file is wrong; stopped after a checkpoint by '
-                'Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once.')
+                'Exit codes: 0 done; 1 the machine refuses (full disk, no permission); 2 a word, value or file is '
+                'wrong; stopped after a checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the '
+                'process at once.')
     p.add_argument('--method', help=f'one of: {", ".join(READS)} (default: virtex)')
-    p.add_argument('--recipe', dest='name', metavar='NAME', help='a recipe of the method (default: the one called like the data)')
+    p.add_argument('--recipe', dest='name', metavar='NAME',
+                   help='a recipe of the method (default: the one called like the data)')
     p.add_argument('--set', dest='changes', action='append', default=[], metavar='FIELD=VALUE',
                    help='change a field of the recipe or a size of the job, see --fields; may be repeated')
     p.add_argument('--data', help=f'one of: {", ".join(JOBS)} (default: world)')
@@ -45,17 +47,27 @@ def _pretrain_parser():
     p.add_argument('--seed', type=int, help='of everything that is drawn (default: 0)')
     p.add_argument('--precision', help='auto, fp32, bf16 or fp16 (default: auto)')
     p.add_argument('--threads', type=int, help='of the CPU (default: what PyTorch chooses)')
-    p.add_argument('--accumulate', type=int, metavar='N', help='cut each batch into N parts to save memory (default: 1)')
+    p.add_argument('--accumulate', type=int, metavar='N',
+                   help='cut each batch into N parts to save memory (default: 1)')
     p.add_argument('--workers', type=int, metavar='N', help='processes that load images in advance (default: 0)')
-    p.add_argument('--max-damaged', metavar='N', help='stop when more photos than this cannot be read: a number (20) or a share (5%%) (default: 10, a quarter of a smaller set, 1 %% of a larger)')
-    p.add_argument('--save-every', type=int, metavar='STEPS', help='also save within an epoch (default: only at its end)')
-    p.add_argument('--fields', action='store_true', help='list what --set can change, with the values of this recipe, and end')
+    p.add_argument('--max-damaged', metavar='N', help='stop when more photos than this cannot be read: a number (20) '
+                                                      'or a share (5%%) (default: 10, a quarter of a smaller set, 1 %% '
+                                                      'of a larger)')
+    p.add_argument('--save-every', type=int, metavar='STEPS',
+                   help='also save within an epoch (default: only at its end)')
+    p.add_argument('--fields', action='store_true',
+                   help='list what --set can change, with the values of this recipe, and end')
     p.add_argument('--recipes', action='store_true', help='list the recipes, one line each, and end')
-    p.add_argument('--tiny', dest='small', action='store_true', help='a job of some twenty seconds, which learns next to nothing')
-    p.add_argument('--dry-run', action='store_true', help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
+    p.add_argument('--tiny', dest='small', action='store_true',
+                   help='a job of some twenty seconds, which learns next to nothing')
+    p.add_argument('--dry-run', action='store_true',
+                   help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
     p.add_argument('--overfit', action='store_true', help='learn one batch by heart, or say that it failed (code 1)')
-    p.add_argument('--resume', dest='resume_run', metavar='RUN', help='go on with a run that was stopped; its options need not be repeated')
-    p.add_argument('--resume-at', dest='at', default='last', metavar='STEP', help='... from an earlier checkpoint, the best one (best), or the beginning (0); later ones are removed')
+    p.add_argument('--resume', dest='resume_run', metavar='RUN',
+                   help='go on with a run that was stopped; its options need not be repeated')
+    p.add_argument('--resume-at', dest='at', default='last', metavar='STEP',
+                   help='... from an earlier checkpoint, the best one (best), or the beginning (0); later ones are '
+                        'removed')
     p.add_argument('--resume-inexact', dest='inexact', action='store_true', help='... although something differs')
     return p
 
@@ -70,7 +82,9 @@ def _pretrain(argv):
         return
     what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
     for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False).items():
-        if what and a.pop(k) != unset: raise ValueError(f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every and --resume out')
+        if what and a.pop(k) != unset:
+            raise ValueError(
+                f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every and --resume out')
     _early(a)
     from vlrep.commands import pretrain,rehearse
     from vlrep.resume import Stopped
@@ -84,19 +98,23 @@ def _early(a):
     "What the words alone can say is wrong: before the library is imported"
     fresh = a.get('resume_run') is None
     if fresh: plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world')
-    check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto', not fresh,
+    check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',
+                  not fresh,
                   **{k: a.get(k) for k in ('threads','accumulate','workers','save_every')})
 
 class _Exit(Exception):
     "Leave with a code, and say why"
-    def __init__(self, code, text): self.code = code; super().__init__(text)
+    def __init__(self, code, text):
+        self.code = code
+        super().__init__(text)
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
 def _caption(argv):
     p = _Parser('caption', 'Print one caption for each image')
     p.add_argument('run', metavar='RUN', help='a run folder')
     p.add_argument('images', metavar='IMAGE', nargs='*', help='image files')
-    p.add_argument('--which', default='best', help='which checkpoint: best, last, or the number of a step (default: best)')
+    p.add_argument('--which', default='best',
+                   help='which checkpoint: best, last, or the number of a step (default: best)')
     a = p.read(argv)
     if not a['images']: raise ValueError('IMAGE is missing: name at least one image file')
     from vlrep.commands import caption
@@ -106,12 +124,15 @@ def _evaluate(argv):
     p = _Parser('evaluate', 'Ask a trained network something else')
     p.add_argument('run', metavar='RUN', help='a run folder')
     p.add_argument('--on', required=True, help=f'one of: {", ".join(EVALUATIONS)}')
-    p.add_argument('--root', metavar='DIR', help='where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/')
+    p.add_argument('--root', metavar='DIR', help='where the photos are: VOCdevkit/VOC2007, or a folder with train/ and '
+                                                 'val/')
     p.add_argument('--data', help=f'for captions, one of: {", ".join(JOBS)} (default: what the run was trained on)')
-    p.add_argument('--which', default='best', help='which checkpoint: best, last, or the number of a step (default: best)')
+    p.add_argument('--which', default='best',
+                   help='which checkpoint: best, last, or the number of a step (default: best)')
     p.add_argument('--how', default='greedy', help='for captions: greedy, beam or nucleus (default: greedy)')
     p.add_argument('--spec', default='v2', help='for voc07: v1, v2, loctex or icmlm (default: v2)')
-    p.add_argument('--probe', default='virtex2', help=f'for folder, one of: {", ".join(PROBE_NAMES)} (default: virtex2)')
+    p.add_argument('--probe', default='virtex2',
+                   help=f'for folder, one of: {", ".join(PROBE_NAMES)} (default: virtex2)')
     p.add_argument('--ap', default='sklearn', help='for voc07: sklearn or interpolated (default: sklearn)')
     a = p.read(argv)
     check_evaluation(**{k: v for k,v in a.items() if k not in ('run','which')})
@@ -124,7 +145,8 @@ def _export(argv):
     p.add_argument('run', metavar='RUN', help='a run folder')
     p.add_argument('--to', required=True, help=f'one of: {", ".join(LAYOUT_NAMES)}')
     p.add_argument('--out', metavar='DIR', help='folder to write to (default: RUN/export-LAYOUT)')
-    p.add_argument('--which', default='best', help='which checkpoint: best, last, or the number of a step (default: best)')
+    p.add_argument('--which', default='best',
+                   help='which checkpoint: best, last, or the number of a step (default: best)')
     a = p.read(argv)
     one_of('--to', a['to'], LAYOUT_NAMES)
     from vlrep.commands import export
@@ -145,17 +167,22 @@ def main(
     argv:list=None, # Command and options; by default those of the process
 )->None:
     "Read the words, call the function, turn errors into one line and a code"
-    plain_output(); argv = list(sys.argv[1:] if argv is None else argv); name = argv[0] if argv else '--help'
+    plain_output()
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name = argv[0] if argv else '--help'
     if name in ('-h','--help'):
-        print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; NAME --help tells more')
+        print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; NAME '
+              f'--help tells more')
         return
     try:
         if name not in COMMANDS: raise did_you_mean('command', name, COMMANDS)
-        COMMANDS[name](argv[1:]); return
+        COMMANDS[name](argv[1:])
+        return
     except ValueError as e: code,text = 2,str(e)
     except OSError as e: code,text = 1,f'{e.filename}: {e.strerror}' if e.filename else str(e)
     except _Exit as e: code,text = e.code,str(e)
-    except KeyboardInterrupt: code,text = 130,'stopped; a run that had a checkpoint goes on with: vlrep-pretrain --resume RUN'
+    except KeyboardInterrupt:
+        code,text = 130,'stopped; a run that had a checkpoint goes on with: vlrep-pretrain --resume RUN'
     if os.environ.get('VLREP_DEBUG'): traceback.print_exc()
     print((f'vlrep-{name}: ' if name in COMMANDS else 'vlrep: ') + ' '.join(text.split()), file=sys.stderr, flush=True)
     sys.exit(code)

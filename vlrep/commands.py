@@ -56,8 +56,10 @@ METHODS = dict(
     virtex    =_method('virtex', *_family, unit='nats a word piece, both directions added'),
     captioning=_method('captioning', *_family, unit='nats a word piece'),
     masked_lm =_method('masked_lm', VirTexRecipe, GapFiller, *_family[2:], unit='nats a missing piece'),
-    token_cls =_method('token_cls', VirTexRecipe, WordClassifier, *_family[2:], unit='nats a caption, over the set of its pieces'),
-    multilabel=_method('multilabel', VirTexRecipe, LabelClassifier, *_family[2:], unit='nats an image, over the set of its labels'),
+    token_cls =_method('token_cls', VirTexRecipe, WordClassifier, *_family[2:],
+                       unit='nats a caption, over the set of its pieces'),
+    multilabel=_method('multilabel', VirTexRecipe, LabelClassifier, *_family[2:],
+                       unit='nats an image, over the set of its labels'),
     tags      =_method('tags', TagsRecipe, TagsModel, tags_loss, tags_learner, unit='nats an image, added over labels'),
     loctex    =_method('loctex', LocTexRecipe, LocTexModel, loctex_loss, loctex_learner,
                        unit='nats a pair plus the distances of attention and trace (LocTex eq. 1 can fall below 0)'))
@@ -86,7 +88,8 @@ def recipe_of(
 def _data_of(run):
     "The name of the data in `recipe.json`; a `ValueError` names the file"
     data = run.info['data']
-    if not isinstance(data, dict): raise ValueError(f'{run/"recipe.json"}: data is {brief(data)}, wanted is a set of fields')
+    if not isinstance(data, dict):
+        raise ValueError(f'{run/"recipe.json"}: data is {brief(data)}, wanted is a set of fields')
     return data['name']
 
 def job_of(
@@ -96,7 +99,8 @@ def job_of(
     path = run/'recipe.json'
     try:
         one_of('data', run.info['data']['name'], JOBS)
-        return check_fields(recipe_from_dict(type(JOBS[run.info['data']['name']]), {k: v for k,v in run.info['data'].items() if k != 'name'}))
+        return check_fields(recipe_from_dict(type(JOBS[run.info['data']['name']]),
+                                             {k: v for k,v in run.info['data'].items() if k != 'name'}))
     except (ValueError, TypeError, AttributeError, KeyError) as e: raise ValueError(f'{path}: {e}') from e
 
 # %% ../nbs/88_commands.ipynb #a64ba253
@@ -106,14 +110,16 @@ def open_run(
     device:str|torch.device='cpu', # Where the model shall live
 )->Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
-    run = load(run); info,weights = run.info,run.weights(which)
+    run = load(run)
+    info,weights = run.info,run.weights(which)
     _data_of(run)
     if info['method'] not in METHODS: raise did_you_mean(f'method in {run.path/"recipe.json"}', info['method'], METHODS)
     rec = recipe_of(run)
     tok = Tokenizer.load(run.part('tokenizer.model')) if METHODS[info['method']].reads != 'labels' else None
     try: model = _empty(info['method'], rec, tok, weights, f'{run.path}, checkpoint {which}').to(device)
     except RuntimeError as e:
-        raise ValueError(f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
+        raise ValueError(
+            f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
     return use(model, rec, info['data']['name'], tok, str(run.path))
 
 # %% ../nbs/88_commands.ipynb #f89f23f9
@@ -125,12 +131,15 @@ def run_folder(
     "The folder of a new run"
     if out is not None:
         if (Path(out)/'recipe.json').exists():
-            raise ValueError(f'--out {out}: holds a run already; choose another folder, or go on with it: --resume {out}')
+            raise ValueError(
+                f'--out {out}: holds a run already; choose another folder, or go on with it: --resume {out}')
         return Path(out)
     n = 1
     while True:
         out = Path('runs')/f'{data}-{method}-{n}'
-        try: out.mkdir(parents=True); return out
+        try:
+            out.mkdir(parents=True)
+            return out
         except FileExistsError: n += 1
 
 def commit()->str: # Short hash, with + if files were changed since; '' if this is not a working copy
@@ -146,7 +155,8 @@ def commit()->str: # Short hash, with + if files were changed since; '' if this 
 def processor()->str:
     "The name of the processor, or of the GPU"
     if torch.cuda.is_available(): return torch.cuda.get_device_name()
-    f = Path('/proc/cpuinfo'); lines = f.read_text().splitlines() if f.is_file() else []
+    f = Path('/proc/cpuinfo')
+    lines = f.read_text().splitlines() if f.is_file() else []
     names = [l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')]
     return names[0] if names else platform.processor() or 'unknown'
 
@@ -160,22 +170,29 @@ def unless_begun(
     "If the body fails before the first checkpoint, leave no run behind, so that the same folder can be tried again"
     try: yield
     except TooManyDamaged as e:                                       # the run stays: it can go on with another limit
-        raise TooManyDamaged(f'{e}; to go on all the same: vlrep-pretrain --resume {run.path} --max-damaged NUMBER') from None
+        raise TooManyDamaged(
+            f'{e}; to go on all the same: vlrep-pretrain --resume {run.path} --max-damaged NUMBER') from None
     except BaseException as e:
         begun = bool(run.saved()) or (run/'best').is_dir()
         if fresh and not begun:
             for p in ('recipe.json','tokenizer.model','log.csv','skipped.jsonl'): (run/p).unlink(missing_ok=True)
             if {p.name for p in run.path.iterdir()} <= {'.lock','steps'}: shutil.rmtree(run.path)
-        elif begun and isinstance(e, OSError): say(f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run.path}')
+        elif begun and isinstance(e, OSError):
+            say(f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run.path}')
         raise
 
 # %% ../nbs/88_commands.ipynb #c3429897
 def _asked(given, resume):
     "Options as given, as recorded in the run that goes on, or by default; and that run's recipe and job"
-    default = dict(method='virtex', name=None, data='world', root=None, seed=0, precision='auto', threads=None, accumulate=1)
+    default = dict(method='virtex', name=None, data='world', root=None, seed=0, precision='auto', threads=None,
+                   accumulate=1)
     if resume is None: return _named({**default, **given}),None
-    run = load(resume); info = run.info; was = {k: info.get(k, v) for k,v in default.items()}
-    was['data'] = _data_of(run); was = _named(was); asked = _named({**was, **given})
+    run = load(resume)
+    info = run.info
+    was = {k: info.get(k, v) for k,v in default.items()}
+    was['data'] = _data_of(run)
+    was = _named(was)
+    asked = _named({**was, **given})
     if any(asked[k] != was[k] for k in ('method','name','data')): return asked,None
     return asked,[recipe_of(run),job_of(run)]
 
@@ -187,17 +204,22 @@ def _named(asked):
 
 def _facts(asked, rec, job, precision):
     "What decides the bits of a run, images apart"
-    return dict(method=asked['method'], name=asked['name'], recipe=recipe_dict(rec), data=dict(name=asked['data'], **recipe_dict(job)),
-                seed=asked['seed'], precision=precision, threads=torch.get_num_threads(), accumulate=asked['accumulate'], processor=processor(), versions=versions())
+    return dict(method=asked['method'], name=asked['name'], recipe=recipe_dict(rec),
+                data=dict(name=asked['data'], **recipe_dict(job)),
+                seed=asked['seed'], precision=precision, threads=torch.get_num_threads(),
+                accumulate=asked['accumulate'], processor=processor(), versions=versions())
 
 def _compare(run, facts, inexact):
     "How the facts differ from those in the folder; a `ValueError` if that is not excused"
-    was = {k: run.info.get(k) for k in facts}; was['name'] = recipe_name(was['method'], was['name'], was['data']['name'])
+    was = {k: run.info.get(k) for k in facts}
+    was['name'] = recipe_name(was['method'], was['name'], was['data']['name'])
     diffs = differences(was, facts)
     if diffs and not inexact:
-        raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}); leave these options out, or add --resume-inexact')
+        raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}); leave these options out, '
+                         f'or add --resume-inexact')
     return diffs
 
+# %% ../nbs/88_commands.ipynb #fc201dab
 def _again(run, facts, inexact, say):
     "Take over the facts as they are now. True if batches are made in another way"
     was,diffs = run.info,_compare(run, facts, inexact)
@@ -209,8 +231,10 @@ def _again(run, facts, inexact, say):
 # %% ../nbs/88_commands.ipynb #2cd37108
 def _apart(rec, parts):
     "Refuse more parts than a batch has images, and a contrast without negatives"
-    if parts > rec.bs: raise ValueError(f'--accumulate {parts}: a batch has {rec.bs} images, and cannot be cut into more parts')
-    if getattr(rec, 'contrast', 0) and parts > 1 and rec.bs//parts < 2: raise ValueError(f'--accumulate {parts}: parts of {rec.bs//parts} pairs have no negatives')
+    if parts > rec.bs:
+        raise ValueError(f'--accumulate {parts}: a batch has {rec.bs} images, and cannot be cut into more parts')
+    if getattr(rec, 'contrast', 0) and parts > 1 and rec.bs//parts < 2:
+        raise ValueError(f'--accumulate {parts}: parts of {rec.bs//parts} pairs have no negatives')
 
 def _small(asked, changes): return [*tiny(*plan(asked['method'], asked['name'], (), asked['data'])), *changes]
 
@@ -224,15 +248,19 @@ def rehearse(
     "Try a run out before it begins; nothing is kept"
     _limit(max_damaged)
     given = {k: v for k,v in options.items() if v is not None}
-    check_options(given.get('data', 'world'), given.get('root'), precision=given.get('precision', 'auto'), threads=threads, workers=workers, accumulate=given.get('accumulate'))
-    asked = _asked(given, None)[0]; method = METHODS[asked['method']]
+    check_options(given.get('data', 'world'), given.get('root'), precision=given.get('precision', 'auto'),
+                  threads=threads, workers=workers, accumulate=given.get('accumulate'))
+    asked = _asked(given, None)[0]
+    method = METHODS[asked['method']]
     rec,job = plan(asked['method'], asked['name'], _small(asked, changes) if small else changes, asked['data'])
     _apart(rec, asked['accumulate'])
     if threads: torch.set_num_threads(threads)
-    src = open_sources(method, rec, job, asked['data'], asked['root'], say); _notes(method, rec, src, asked['data'], asked['accumulate'], say)
+    src = open_sources(method, rec, job, asked['data'], asked['root'], say)
+    _notes(method, rec, src, asked['data'], asked['accumulate'], say)
     tok = vocabulary(method, rec, src['train'])
     if what == 'overfit': return overfit(method, rec, src, asked['data'], tok, asked['seed'], asked['precision'], say)
-    dry_run(method, rec, job, src, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'], workers or 0, say, max_damaged=max_damaged)
+    dry_run(method, rec, job, src, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'],
+            workers or 0, say, max_damaged=max_damaged)
     return True
 
 # %% ../nbs/88_commands.ipynb #e6395e17
@@ -243,14 +271,18 @@ def _begin(run, at, regroup, inexact, say, resume_run):
         if not resume_run: return
         limit = learn.dls.valid.max_damaged
         if run.info.get('max_damaged') != limit: run.change(dict(max_damaged=limit))
-        alone = not run.saved() and at != 'best'; step = resume(learn, run, at, regroup)
-        say((f'going on from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step else 'no checkpoint: beginning anew')
-        if inexact and (run/'best').exists() and (regroup or run.state('best')['step'] > step): learn.save_run.best = math.inf
+        alone = not run.saved() and at != 'best'
+        step = resume(learn, run, at, regroup)
+        say((f'going on from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step
+            else 'no checkpoint: beginning anew')
+        if inexact and (run/'best').exists() and (regroup or run.state('best')['step'] > step):
+            learn.save_run.best = math.inf
     return begin
 
 def _completed(path, say):
     "Is the run complete? If only its report is missing, it is written; a `ValueError` names a damaged result"
-    run = load(path); left = run.missing()
+    run = load(path)
+    left = run.missing()
     if 'result.jsonl' in left:
         if (run/'result.jsonl').exists(): say(f'{run/"result.jsonl"}: torn; it will be made anew')
         return False
@@ -261,11 +293,16 @@ def _completed(path, say):
 
 def _finish(run, asked, changes, rec, job, src, learn, tok, stages, say):
     "Ask the trained model everything, and write it down"
-    learn.model.load_state_dict(run.weights('best')); num,samples = measure(run, rec, job, src, learn, tok, stages, say)
-    write_json(run/'samples.json', samples); info = run.info; (run/'report.html').unlink(missing_ok=True)      # of another result
+    learn.model.load_state_dict(run.weights('best'))
+    num,samples = measure(run, rec, job, src, learn, tok, stages, say)
+    write_json(run/'samples.json', samples)
+    info = run.info
+    (run/'report.html').unlink(missing_ok=True)  # of another result
     run.add_result(dict(
-        method=info['method'], recipe=asked['name'], changes=list(changes) or changes_of(info), data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
-        processor=processor(), threads=info['threads'], precision=info['precision'], seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
+        method=info['method'], recipe=asked['name'], changes=list(changes) or changes_of(info),
+        data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
+        processor=processor(), threads=info['threads'], precision=info['precision'],
+        seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
     say(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
 
 # %% ../nbs/88_commands.ipynb #70c908bf
@@ -274,6 +311,7 @@ def _limit(max_damaged):
     try: damage_limit(1, max_damaged)
     except ValueError as e: raise ValueError(f'--max-damaged: {e}') from None
 
+# %% ../nbs/88_commands.ipynb #7c0128e6
 def pretrain(
     method:str=None,                # One of `METHODS`; virtex
     name:str=None,                  # One of the method's recipes; by default the one called like the data
@@ -287,24 +325,34 @@ def pretrain(
     accumulate:int=None,            # Parts into which each batch is cut to save memory; 1
     workers:int=None,               # Processes that load images in advance; 0
     save_every:int=None,            # Steps between checkpoints within an epoch; 0: only at its end
-    max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
-    resume_run:FilePath=None,       # Folder of a run that was stopped, to go on with; options left out are those it began with
+    max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see
+                                    # `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
+    resume_run:FilePath=None,       # Folder of a run that was stopped, to go on with; options left out are those it
+                                    # began with
     at:str|int='last',              # Which of its checkpoints: last, or the number of a step
     inexact:bool=False,             # Go on although something differs?
     small:bool=False,               # A job of some twenty seconds, to see that everything works?
     say:callable=print,             # Called with each line of progress
 )->Path:                            # The run's folder, with report.html
     "The main job: learn from captions, then find out what was learned; `Stopped` if a signal ends it early"
-    given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision, threads=threads,
+    given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision,
+                                  threads=threads,
                                   accumulate=accumulate).items() if v is not None}
-    check_options(given.get('data', 'world'), root, out, resume_run, given.get('precision', 'auto'), resume_run is not None,
+    check_options(given.get('data', 'world'), root, out, resume_run, given.get('precision', 'auto'),
+                  resume_run is not None,
                   threads=threads, accumulate=accumulate, workers=workers, save_every=save_every)
-    if not resume_run and (at != 'last' or inexact): raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
-    asked,parts = _asked(given, resume_run); changes = _small(asked, changes) if small else changes
-    rec,job = plan(asked['method'], asked['name'], changes, asked['data'], parts); _apart(rec, asked['accumulate'])
+    if not resume_run and (at != 'last' or inexact):
+        raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
+    asked,parts = _asked(given, resume_run)
+    changes = _small(asked, changes) if small else changes
+    rec,job = plan(asked['method'], asked['name'], changes, asked['data'], parts)
+    _apart(rec, asked['accumulate'])
     was = load(resume_run).info if resume_run else {}
-    if small: say('a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be expected')
-    workers,save_every = (was.get(k, 0) if v is None else v for k,v in dict(workers=workers, save_every=save_every).items())
+    if small:
+        say('a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be '
+            'expected')
+    workers,save_every = (was.get(k, 0) if v is None else v
+                          for k,v in dict(workers=workers, save_every=save_every).items())
     max_damaged = was.get('max_damaged') if max_damaged is None else max_damaged
     _limit(max_damaged)
     return _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged, resume_run, at, inexact, say)
@@ -312,37 +360,45 @@ def pretrain(
 # %% ../nbs/88_commands.ipynb #f98a9435
 def _places(rec, told, data, say):
     "Say how many narratives teach no places; a `ValueError` if none does and places are to be learned"
-    first = slice(None) if getattr(rec, 'every', False) else told.rows[:-1][told.counts() > 0]          # of an image, which are read
+    # of an image, which are read
+    first = slice(None) if getattr(rec, 'every', False) else told.rows[:-1][told.counts() > 0]
     got = {k: v[first] for k,v in pointing(told, getattr(rec, 'time_pad', 0.)).items()}
     lost = {'have no trace': ~got['trace']}
     lost['have no words with times'] = got['trace'] & ~got['times']
     lost['have no point inside the image while a word is said'] = got['trace'] & got['times'] & ~got['points']
     why = [f'{v.sum():,} of {len(v):,} narratives {k}' for k,v in lost.items() if v.any()]
     if getattr(rec, 'localise', 0) and not getattr(rec, 'oracle', False) and not got['points'].any():
-        raise ValueError(f'{data}: no narrative teaches a place ({", ".join(why)}); learn without traces: --set localise=0')
+        raise ValueError(
+            f'{data}: no narrative teaches a place ({", ".join(why)}); learn without traces: --set localise=0')
     for line in why: say(f'{line}: they teach no places')
 
 def _notes(method, rec, src, data, parts, say):
     "Say what will be learned less of than the method promises; a `ValueError` where nothing would be"
     told,bs = src['train'].narratives,getattr(rec, 'bs', 1)
-    if method.reads == 'narratives' and told is None: say(f'{data} has no narratives: captions are read in their place, and nothing points')
+    if method.reads == 'narratives' and told is None:
+        say(f'{data} has no narratives: captions are read in their place, and nothing points')
     if method.reads == 'narratives' and told is not None: _places(rec, told, data, say)
-    if getattr(rec, 'every', False) and (told is None or told.counts().max() < 2): say('every: no image has more than one narrative, so it changes nothing')
+    if getattr(rec, 'every', False) and (told is None or told.counts().max() < 2):
+        say('every: no image has more than one narrative, so it changes nothing')
     if getattr(rec, 'contrast', 0) and parts > 1:
-        say(f'accumulate {parts}: the pairs of a part are told apart from each other only, {bs//parts-1} negatives instead of {bs-1}')
+        say(f'accumulate {parts}: the pairs of a part are told apart from each other only, {bs//parts-1} negatives '
+            f'instead of {bs-1}')
 
 # %% ../nbs/88_commands.ipynb #4b819bdd
 def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged, resume_run, at, inexact, say):
     "`pretrain`, with every option known"
-    method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']; reads = method.reads != 'labels'
+    method,data,seed = METHODS[asked['method']],asked['data'],asked['seed']
+    reads = method.reads != 'labels'
     run_folder(out, data, asked['method']) if out else None           # refuse at once, not after the world is drawn
     if asked['threads']: torch.set_num_threads(asked['threads'])
     keep_memory()
-    stages = Stages(say); chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
+    stages = Stages(say)
+    chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
     facts = _facts(asked, rec, job, chosen)
     if hint := busy_hint(facts['threads']): say(hint)
     if resume_run:
-        old = load(resume_run); _compare(old, facts, inexact)
+        old = load(resume_run)
+        _compare(old, facts, inexact)
         if at != 'last': old.start(at)
         if _completed(resume_run, say): return old.path
     with stages('world' if data == 'world' else 'photos'):
@@ -352,27 +408,39 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged
     say(f'{asked["method"]} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
         f'seed {seed}, threads {facts["threads"]}, precision {chosen}'
         + f'; the loss is {method.unit}'*bool(method.unit))
-    with Run.reopen(resume_run) if resume_run else Run.create(run_folder(out, data, asked['method']), root=asked['root'] and str(Path(asked['root']).resolve()), commit=commit(),
-                                                                         workers=workers, save_every=save_every, max_damaged=max_damaged, **facts) as run, unless_begun(run, not resume_run, say):
+    with Run.reopen(resume_run) if resume_run else Run.create(run_folder(out, data, asked['method']),
+        root=asked['root'] and str(Path(asked['root']).resolve()), commit=commit(),
+                                                                         workers=workers, save_every=save_every,
+                                                                         max_damaged=max_damaged,
+                                                                         **facts) as run, unless_begun(run,
+                                                                             not resume_run, say):
         regroup,tok = bool(resume_run) and _again(run, facts, inexact, say),None
         if reads:
             with stages('tokenizer'): tok = _words(run, method, rec, src)
         with stages('bicaptioning' if asked['method'] == 'virtex' else asked['method']), signals() as note:
             cbs = [LogCSV(run/'log.csv', say=say), SaveRun(run, save_every), StopOnSignal(note)]
             try:
-                learn = train_on(method, rec, src, data, tok, seed, chosen, cbs, say, asked['accumulate'], workers, begin=_begin(run, at, regroup, inexact, say, resume_run), max_damaged=max_damaged)
-                if note.got: raise Stopped(note.got, learn.steps.done)                       # it came as the last checkpoint was written
-            except Stopped as e: e.run = run.path; raise
-            if not math.isfinite(learn.save_run.best): raise ValueError('the held-out loss was never a finite number: lower the learning rates')
+                learn = train_on(method, rec, src, data, tok, seed, chosen, cbs, say, asked['accumulate'], workers,
+                                 begin=_begin(run, at, regroup, inexact, say, resume_run), max_damaged=max_damaged)
+                if note.got:
+                    raise Stopped(note.got, learn.steps.done)  # it came as the last checkpoint was written
+            except Stopped as e:
+                e.run = run.path
+                raise
+            if not math.isfinite(learn.save_run.best):
+                raise ValueError('the held-out loss was never a finite number: lower the learning rates')
         _finish(run, asked, changes, rec, job, src, learn, tok, stages, say)
     return run.path
 
 # %% ../nbs/88_commands.ipynb #78454666
 def _words(run, method, rec, src):
     "The tokenizer of a run: the one it has, or one from its texts"
-    begun = run.saved() or (run/'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})     # else it may be torn
+    # else it may be torn
+    begun = run.saved() or (run/'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})
     if begun and (run/'tokenizer.model').exists(): return Tokenizer.load(run.part('tokenizer.model'))
-    tok = vocabulary(method, rec, src['train']); tok.save(run/'tokenizer.model'); run.keep_part('tokenizer.model')
+    tok = vocabulary(method, rec, src['train'])
+    tok.save(run/'tokenizer.model')
+    run.keep_part('tokenizer.model')
     return tok
 
 # %% ../nbs/88_commands.ipynb #e8074e4b
@@ -386,27 +454,37 @@ def caption(
     if not images: raise ValueError('IMAGE is missing: name at least one image file')
     m,out = open_run(run, which),[]
     for i in range(0, len(images), 64):
-        for s in m.caption(list(images[i:i+64])): out.append(s); say(s)
+        for s in m.caption(list(images[i:i+64])):
+            out.append(s)
+            say(s)
     return out
 
 # %% ../nbs/88_commands.ipynb #9882243e
 def _judged(m, info, kind, root, how, run, say):
     "Rows of `evaluate(run, 'captions')`"
     who = info['method']
-    if m.write is None: raise ValueError(f'{run}: {who} does not write captions; --on world, voc07 and folder ask its features')
+    if m.write is None:
+        raise ValueError(f'{run}: {who} does not write captions; --on world, voc07 and folder ask its features')
     one_of('--data', kind, JOBS)
     own = kind == info['data']['name'] and root is None                 # the photos that this run kept for its test
     job = job_of(load(run)) if own else JOBS[kind]
-    src = world('test', 500, size=m.side) if kind == 'world' else readable(open_photos(kind, root or info.get('root'), job, m.side, say)['test'], say)
-    if not own: say(f'captions of {len(src)} images of {kind}; whether this run has learned from some of them is not known')
+    src = (world('test', 500, size=m.side) if kind == 'world'
+           else readable(open_photos(kind, root or info.get('root'), job, m.side, say)['test'], say))
+    if not own:
+        say(f'captions of {len(src)} images of {kind}; whether this run has learned from some of them is not known')
     at = itertools.count()
-    return caption_scores(lambda imgs: m.caption(imgs, how=how, **(dict(ids=torch.tensor([next(at) for _ in imgs])) if how == 'nucleus' else {})), src, who=who)
+    return caption_scores(lambda imgs: m.caption(imgs, how=how,
+                                                 **(dict(ids=torch.tensor([next(at) for _ in imgs]))
+                                                    if how == 'nucleus' else {})), src, who=who)
 
 def _tabled(m, run):
     "Rows of `evaluate(run, 'world')`, beside random features; of as many scenes as the run's own table"
-    info,rec = run.info,recipe_of(run); job = job_of(run) if info['data']['name'] == 'world' else JOBS['world']
-    random = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, info['seed']), world('train', 500, size=rec.size), rec.size)
-    return world_table({info['method']: m.backbone, 'random': random}, world, rec.size, info['seed'], (job.probe, job.probe_held, job.test))
+    info,rec = run.info,recipe_of(run)
+    job = job_of(run) if info['data']['name'] == 'world' else JOBS['world']
+    random = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, info['seed']),
+                           world('train', 500, size=rec.size), rec.size)
+    return world_table({info['method']: m.backbone, 'random': random}, world, rec.size, info['seed'],
+                       (job.probe, job.probe_held, job.test))
 
 # %% ../nbs/88_commands.ipynb #107d7c32
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)
@@ -414,8 +492,10 @@ PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=M
 def evaluate(
     run:FilePath,         # A run folder
     on:str,               # One of `EVALUATIONS`: captions, voc07, folder or world
-    root:FilePath=None,   # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for folder; for captions, by default where the run's were
-    data:str=None,        # For captions: world, flickr8k, flickr30k, csv or coco; by default what the run was trained on
+    root:FilePath=None,   # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
+                          # folder; for captions, by default where the run's were
+    data:str=None,        # For captions: world, flickr8k, flickr30k, csv or coco; by default what the run was trained
+                          # on
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
     how:str='greedy',     # For captions: greedy, beam or nucleus
     spec:str='v2',        # For voc07: v1, v2, loctex or icmlm
@@ -425,17 +505,25 @@ def evaluate(
 )->list:                  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Ask a trained network something else"
     check_evaluation(on, root, data, how, spec, ap, probe)
-    m,info = open_run(run, which),load(run).info; who,kind = info['method'],data or info['data']['name']
+    m,info = open_run(run, which),load(run).info
+    who,kind = info['method'],data or info['data']['name']
     if on == 'captions': rows = _judged(m, info, kind, root, how, run, say)
     elif on == 'voc07':
-        rows = voc07(m.backbone, *(read_voc(root, s, size=2*m.view.size) for s in ('trainval','test')), spec, m.view.size, ap=ap, name=who)
+        rows = voc07(m.backbone, *(read_voc(root, s, size=2*m.view.size) for s in ('trainval','test')), spec,
+                     m.view.size, ap=ap, name=who)
     elif on == 'folder':
-        train = read_folder(Path(root)/'train', size=2*m.view.size, split='train'); test = read_folder(Path(root)/'val', 2*m.view.size, 'test', classes=train.names['label'])
-        rows = [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], m.view.size, name=who), *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
+        train = read_folder(Path(root)/'train', size=2*m.view.size, split='train')
+        test = read_folder(Path(root)/'val', 2*m.view.size, 'test', classes=train.names['label'])
+        rows = [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], m.view.size, name=who),
+                *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
     else: rows = _tabled(m, load(run))
-    say(table_text(rows)); line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
-    log = Path(run)/'evaluations.jsonl'; old = log.read_bytes() if log.exists() else b''
-    with atomic_file(log) as new: new.write_bytes(old + b'\n'*(old[-1:] not in (b'', b'\n')) + (json.dumps(line, ensure_ascii=False)+'\n').encode())
+    say(table_text(rows))
+    line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
+    log = Path(run)/'evaluations.jsonl'
+    old = log.read_bytes() if log.exists() else b''
+    with atomic_file(log) as new:
+        new.write_bytes(old + b'\n'*(old[-1:] not in (b'', b'\n'))
+                        + (json.dumps(line, ensure_ascii=False)+'\n').encode())
     return rows
 
 # %% ../nbs/88_commands.ipynb #1161fe17
@@ -458,9 +546,13 @@ def export(
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
     say:callable=print,   # Called with lines of Python: comments about what was written, then what opens it
 )->dict:                  # The files, what read them, how far its numbers are from ours, and the lines that open them
-    "Write the backbone in another library's layout, after reading it back and comparing; a `ValueError` if no other library can open it"
+    """Write the backbone in another library's layout, after reading it back and comparing
+
+    A `ValueError` if no other library can open it
+    """
     one_of('--to', to, LAYOUTS)
-    out = Path(out or Path(run)/f'export-{to}'); got = open_run(run, which).export(out, to)
+    out = Path(out or Path(run)/f'export-{to}')
+    got = open_run(run, which).export(out, to)
     for f in got['files']: say(f'# {out/Path(f).name}')
     say(f'# read back by {got["by"]}: largest relative difference {got["error"]:.1e}')
     say('# to open it, with an image photo.jpg:')

@@ -13,11 +13,13 @@ from .core import *
 # %% ../nbs/43_contrast.ipynb #fe44d73b
 def _choose(a, b, tau, include_positive, gather, group):
     "What each row of `a` pays for choosing its own row out of all of `b`: nats (rows of a,)"
-    b,first = gather(b) if gather else (b, 0); n = len(b)
+    b,first = gather(b) if gather else (b, 0)
+    n = len(b)
     if not include_positive and (n < 2 or group == 1 or (group and n%group == 1)):
         raise ValueError(f'{n} pairs in groups of {group or n}: a pair that is alone has no negatives; '
                          'use larger batches, drop the last one, or set include_positive=True')
-    s = a@b.T / tau; i,j = first+torch.arange(len(a), device=a.device)[:,None],torch.arange(n, device=a.device)
+    s = a@b.T / tau
+    i,j = first+torch.arange(len(a), device=a.device)[:,None],torch.arange(n, device=a.device)
     left_out = i//group != j//group if group else torch.zeros_like(s, dtype=torch.bool)
     if not include_positive: left_out = left_out | (i == j)
     return s.masked_fill(left_out, -torch.inf).logsumexp(1) - s.gather(1, i)[:,0]
@@ -27,12 +29,15 @@ def info_nce(
     b:Tensor,                    # One vector for each picture's caption, in the same order (b,d)
     tau:float=.1,                # Temperature: cosines are divided by it
     direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
-    include_positive:bool=False, # Does the own caption stand in the denominator too? The paper prints no, InfoNCE says yes
-    gather:callable=None,        # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives from all processes
+    include_positive:bool=False, # Does the own caption stand in the denominator too? The paper prints no, InfoNCE says
+                                 # yes
+    gather:callable=None,        # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives
+                                 # from all processes
     group:int=0,                 # Negatives only from the same group of so many consecutive pairs; 0 = from all
 )->tuple:                        # Total nats (), number of pairs ()
     "Cosine InfoNCE of pictures and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
-    if a.shape != b.shape or a.ndim != 2: raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
+    if a.shape != b.shape or a.ndim != 2:
+        raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
     if tau <= 0 or group < 0: raise ValueError(f'tau={tau} must be above 0, group={group} at least 0')
     if direction not in ('i2t','symmetric'): raise did_you_mean('direction', direction, ('i2t','symmetric'))
     with torch.autocast(a.device.type, enabled=False):

@@ -68,7 +68,8 @@ def did_you_mean(
     "An error that names the nearest of `options`"
     options = sorted(map(str, options))
     near = difflib.get_close_matches(str(name), options, 1, .5)
-    return ValueError(f'unknown {kind} {str(name)!r}' + (f': did you mean {near[0]!r}?' if near else '') + f' (there are: {", ".join(options)})')
+    return ValueError(f'unknown {kind} {str(name)!r}' + (f': did you mean {near[0]!r}?' if near else '')
+                      + f' (there are: {", ".join(options)})')
 
 # %% ../nbs/00_core.ipynb #1c4e84da
 _NO_ROOM = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is used up',
@@ -79,7 +80,8 @@ def write_error(
     path:FilePath, # The file that could not be written, if the error does not name it
 )->OSError:        # Of the same number
     "The same error, with the name of the file and, where there is no room, the reason in words"
-    why = _NO_ROOM.get(error.errno, ''); done = error.filename and str(error.strerror).startswith(why)
+    why = _NO_ROOM.get(error.errno, '')
+    done = error.filename and str(error.strerror).startswith(why)
     if error.errno is None or done: return error
     said = os.strerror(error.errno)
     return OSError(error.errno, f'{why} ({said})' if why else said, str(error.filename or path))
@@ -95,16 +97,19 @@ def _sync(path):
     try: os.fsync(fd)
     finally: os.close(fd)
 
+# %% ../nbs/00_core.ipynb #f38b3826
 @contextmanager
 def atomic_file(
     path:FilePath,   # Where the file shall stand
 )->'Iterator[Path]': # Yields the temporary path to write to
     "Write a file beside its place and rename it when it is complete; on any error the old file stays"
-    path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
         yield new
-        _sync(new); os.replace(new, path)
+        _sync(new)
+        os.replace(new, path)
         if os.name == 'posix': _sync(path.parent)
     except OSError as e:
         if (named := _named(e, new, path)) is e: raise
@@ -116,7 +121,8 @@ def settled(
     path:FilePath, # A folder that `atomic_folder` writes
 )->Path:           # The same path
     "Undo a replacement that died half-way: if `path` is missing and its old version stands aside, put it back"
-    path = Path(path); old = path.with_name(f'.{path.name}.old')
+    path = Path(path)
+    old = path.with_name(f'.{path.name}.old')
     if old.exists() and not path.exists(): os.replace(old, path)
     return path
 
@@ -125,15 +131,18 @@ def atomic_folder(
     path:FilePath,   # Where the folder shall stand; an existing one is replaced
 )->'Iterator[Path]': # Yields the temporary folder to fill
     "Fill a folder beside its place and rename it when it is complete; on any error the old folder stays"
-    path = settled(path); path.parent.mkdir(parents=True, exist_ok=True)
+    path = settled(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     new,old = (path.with_name(f'.{path.name}.{e}') for e in (f'{os.getpid()}.tmp', 'old'))
-    shutil.rmtree(new, ignore_errors=True); new.mkdir()
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
     try:
         yield new
         for p in new.rglob('*'): _sync(p)
         shutil.rmtree(old, ignore_errors=True)
         if path.exists(): os.replace(path, old)
-        os.replace(new, path); shutil.rmtree(old, ignore_errors=True)
+        os.replace(new, path)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as e:
         if (named := _named(e, new, path)) is e: raise
         raise named from e
@@ -147,7 +156,8 @@ def write_json(
     "Write `obj` as readable JSON, whole or not at all"
     text = json.dumps(obj, indent=1, ensure_ascii=False)
     try: text.encode()
-    except UnicodeEncodeError: text = json.dumps(obj, indent=1)     # a file name that is not UTF-8: escaped, it can be written and read
+    except UnicodeEncodeError:
+        text = json.dumps(obj, indent=1)  # a file name that is not UTF-8: escaped, it can be written and read
     with atomic_file(path) as new: new.write_text(text + '\n', encoding='utf-8')
 
 def parse_json(
@@ -156,7 +166,8 @@ def parse_json(
     "Parse JSON; whatever cannot be parsed is a `ValueError`, nesting that is too deep included"
     try: return json.loads(text.decode() if isinstance(text, bytes) else text)
     except UnicodeDecodeError as e: raise ValueError(f'not UTF-8 text ({e})') from None
-    except ValueError as e: raise ValueError(f'not valid JSON ({e})') from None          # also an integer of 5000 digits
+    except ValueError as e:
+        raise ValueError(f'not valid JSON ({e})') from None  # also an integer of 5000 digits
     except RecursionError: raise ValueError('not valid JSON (nested too deeply)') from None
 
 def brief(
@@ -165,7 +176,8 @@ def brief(
 )->str:
     "`repr(x)`, cut off where it is long, for messages"
     try: text = repr(x)
-    except (RecursionError, ValueError): text = f'a {type(x).__name__}'                  # nested too deeply, too many digits
+    except (RecursionError, ValueError):
+        text = f'a {type(x).__name__}'  # nested too deeply, too many digits
     return text if len(text) <= most else text[:most-3]+'...'
 
 def read_json(
@@ -183,11 +195,16 @@ def _reserve(fd, start, end):
     if hasattr(os, 'posix_fallocate'):
         try: return os.posix_fallocate(fd, start, end-start)
         except OSError as e:
-            if e.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP): raise     # else a file system that cannot do it
+            if e.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise  # else a file system that cannot do it
     for at in range(start, end, 1 << 20): os.pwrite(fd, bytes(min(1 << 20, end-at)), at)
 
+# %% ../nbs/00_core.ipynb #443600d4
 class ArrayFile:
-    "An array of bytes in a `.npy` file; its rows are read and written with calls that fail with an error, never with a signal"
+    """An array of bytes in a `.npy` file
+
+    Its rows are read and written with calls that fail with an error, never with a signal
+    """
     dtype = np.dtype(np.uint8)
     def __init__(self,
         path,             # The file, from `ArrayFile.create` or `np.save`
@@ -196,12 +213,16 @@ class ArrayFile:
     ):
         self.path,self.hint,self._how = Path(path),hint,(str(path), write, hint)
         with open(path, 'rb') as f:
-            try: np.lib.format.read_magic(f); self.shape,fortran,dtype = np.lib.format.read_array_header_1_0(f)
+            try:
+                np.lib.format.read_magic(f)
+                self.shape,fortran,dtype = np.lib.format.read_array_header_1_0(f)
             except ValueError as e: raise ValueError(f'{path}: damaged, not a .npy file ({e})') from e
             if dtype != self.dtype or fortran: raise ValueError(f'{path}: bytes in rows are wanted, not {dtype}')
             self._start = f.tell()
-        self._row = int(np.prod(self.shape[1:])); self.ndim = len(self.shape)
-        self._fd = os.open(path, os.O_RDWR if write else os.O_RDONLY); weakref.finalize(self, os.close, self._fd)
+        self._row = int(np.prod(self.shape[1:]))
+        self.ndim = len(self.shape)
+        self._fd = os.open(path, os.O_RDWR if write else os.O_RDONLY)
+        weakref.finalize(self, os.close, self._fd)
     def __reduce__(self): return type(self),self._how                   # another process opens the file anew
     def __len__(self): return self.shape[0]
     def __array__(self, dtype=None, copy=None): return np.asarray(self[:], dtype)
@@ -214,7 +235,9 @@ class ArrayFile:
         head = dict(descr='|u1', fortran_order=False, shape=tuple(map(int, shape)))
         try:
             with open(path, 'wb') as f:
-                np.lib.format.write_array_header_1_0(f, head); f.flush(); at = f.tell()
+                np.lib.format.write_array_header_1_0(f, head)
+                f.flush()
+                at = f.tell()
                 if n := int(np.prod(shape)): _reserve(f.fileno(), at, at+n)
         except OSError as e: raise write_error(e, path) from e
         return cls(path, True)
@@ -227,8 +250,10 @@ def __getitem__(self:ArrayFile, i):
         i = operator.index(i)
         if not -n <= i < n: raise IndexError(f'row {i} of {n}')
         return self._read(i%n, 1)[0]
-    rows = np.arange(n)[i]; out = np.empty((len(rows),*self.shape[1:]), np.uint8)
-    ends = [*(np.flatnonzero(np.diff(rows) != 1)+1), len(rows)] if len(rows) else []      # rows that follow each other are read at once
+    rows = np.arange(n)[i]
+    out = np.empty((len(rows),*self.shape[1:]), np.uint8)
+    # rows that follow each other are read at once
+    ends = [*(np.flatnonzero(np.diff(rows) != 1)+1), len(rows)] if len(rows) else []
     for a,b in zip([0,*ends], ends): out[a:b] = self._read(int(rows[a]), int(b-a))
     return out
 
@@ -239,20 +264,28 @@ def _read(self:ArrayFile, row, n):
     while want:
         try: b = os.pread(self._fd, min(want, 1 << 30), at)
         except OSError as e: raise OSError(e.errno, e.strerror, str(self.path)) from e
-        if not b: raise ValueError(f'{self.path}: truncated after it was opened, row {(at-self._start)//self._row} is gone' + f'; {self.hint}'*bool(self.hint))
-        got.append(b); want -= len(b); at += len(b)
+        if not b:
+            raise ValueError(f'{self.path}: truncated after it was opened, row {(at-self._start)//self._row} is gone'
+                             + f'; {self.hint}'*bool(self.hint))
+        got.append(b)
+        want -= len(b)
+        at += len(b)
     return np.frombuffer(got[0] if len(got) == 1 else b''.join(got), np.uint8).reshape(n, *self.shape[1:]).copy()
 
+# %% ../nbs/00_core.ipynb #ae217578
 @patch
 def write(self:ArrayFile,
     row:int,      # Which
     a:np.ndarray, # uint8, of the shape of a row
 )->None:
     "Write one row; an `OSError` names the file if it cannot be done"
-    if a.shape != self.shape[1:] or a.dtype != self.dtype: raise ValueError(f'{self.path}: a row is uint8 {self.shape[1:]}, not {a.dtype} {a.shape}')
+    if a.shape != self.shape[1:] or a.dtype != self.dtype:
+        raise ValueError(f'{self.path}: a row is uint8 {self.shape[1:]}, not {a.dtype} {a.shape}')
     data,at = memoryview(np.ascontiguousarray(a)).cast('B'),self._start + range(len(self))[row]*self._row
     try:
-        while len(data): k = os.pwrite(self._fd, data, at); data,at = data[k:],at+k
+        while len(data):
+            k = os.pwrite(self._fd, data, at)
+            data,at = data[k:],at+k
     except OSError as e: raise write_error(e, self.path) from e
 
 # %% ../nbs/00_core.ipynb #a01c2798
@@ -263,10 +296,13 @@ def locked(
     timeout:float=0, # Seconds to wait for the other to finish; -1 = as long as it takes
 )->'Iterator[None]':
     "Hold `path` as a lock; a `ValueError` says that `what` is in use"
-    path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try: lock.acquire(timeout=timeout)
-    except Timeout: raise ValueError(f'{what} is in use by another process (lock {path}): wait for it, or choose another place') from None
+    except Timeout:
+        raise ValueError(
+            f'{what} is in use by another process (lock {path}): wait for it, or choose another place') from None
     try: yield
     finally: lock.release()
 
@@ -278,7 +314,9 @@ def cache_dir(
     root = os.environ.get('VLREP_CACHE') or user_cache_dir('vlrep', appauthor=False)
     path = Path(root).expanduser().joinpath(*parts)
     try: path.mkdir(parents=True, exist_ok=True)
-    except OSError as e: raise ValueError(f'{path}: cannot make the cache folder ({e.strerror}): set VLREP_CACHE to a folder you may write to') from e
+    except OSError as e:
+        raise ValueError(
+            f'{path}: cannot make the cache folder ({e.strerror}): set VLREP_CACHE to a folder you may write to') from e
     return path
 
 # %% ../nbs/00_core.ipynb #7ecf926f
@@ -310,7 +348,8 @@ class Stages:
         t = time.perf_counter()
         try: yield
         finally:
-            dt = time.perf_counter()-t; self.seconds[name] = self.seconds.get(name, 0)+dt
+            dt = time.perf_counter()-t
+            self.seconds[name] = self.seconds.get(name, 0)+dt
             if self.out: self.out(f'[{name}] {dt:.1f} s')
     @property
     def total(self)->float: return sum(self.seconds.values())
@@ -343,23 +382,29 @@ class Live:
         now = time.perf_counter()
         if not self.kind or now-self.shown < self.every: return
         self.shown,part = now,min(done/total, 1.) if total else 0.
-        if self.kind == 'notebook': return self._display(f'<progress value="{part:.3f}" max="1"></progress> {html.escape(text)}')
+        if self.kind == 'notebook':
+            return self._display(f'<progress value="{part:.3f}" max="1"></progress> {html.escape(text)}')
         bar = f'[{"#"*int(20*part):.<20}] ' if total else ''
         print(f'\r\033[K{(bar+text)[:shutil.get_terminal_size().columns-1]}', end='', file=sys.stderr, flush=True)
     def _display(self, text):
-        pub,new = sys.modules['IPython'].get_ipython().display_pub,self.place is None; self.place = self.place or f'live {id(self)}'
+        pub,new = sys.modules['IPython'].get_ipython().display_pub,self.place is None
+        self.place = self.place or f'live {id(self)}'
         pub.publish({'text/html': text}, transient=dict(display_id=self.place), update=not new)
     def clear(self)->None:
         "Wipe the line away"
-        if self.kind == 'notebook' and self.place: self._display(''); self.place = None
+        if self.kind == 'notebook' and self.place:
+            self._display('')
+            self.place = None
         elif self.kind == 'terminal' and self.shown: print('\r\033[K', end='', file=sys.stderr, flush=True)
         self.shown = 0.
 
+# %% ../nbs/00_core.ipynb #0c5e770c
 def time_left(
     seconds:float
 )->str: # 0:42 left, 3:05 left, 2:00:10 left
     "How long still"
-    s = max(int(seconds+.5), 0); h,m = s//3600,s//60%60
+    s = max(int(seconds+.5), 0)
+    h,m = s//3600,s//60%60
     return (f'{h}:{m:02}' if h else f'{m}') + f':{s%60:02} left'
 
 # %% ../nbs/00_core.ipynb #ae377727
@@ -370,7 +415,9 @@ def progress(
 )->'Iterator':
     "Go through `it`; a bar with the time that is left where somebody watches, nothing elsewhere"
     live = Live(.2)
-    if not live.kind: yield from it; return
+    if not live.kind:
+        yield from it
+        return
     total,t0 = total if total is not None else operator.length_hint(it),time.perf_counter()
     try:
         for i,o in enumerate(it, 1):

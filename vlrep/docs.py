@@ -15,7 +15,9 @@ def _signature(lines, at):
     "Lines of the signature that begins at or after line `at`, or [] if it stands on one line"
     while lines[at].lstrip()[:1] in '@#' and at < len(lines)-1: at += 1
     if not lines[at].split('#')[0].rstrip().endswith(('(',',')): return []
-    end = next((i for i in range(at+1, min(at+60, len(lines))) if lines[i].lstrip().startswith(')') or re.search(r'\)\s*(->[^#]*)?:\s*(#|$)', lines[i])), at)
+    end = next((i for i in range(at+1, min(at+60, len(lines))) if lines[i].lstrip().startswith(')')
+                or re.search(r'\)\s*(->[^#]*)?:\s*(#|$)', lines[i])), at)
+    while end+1 < len(lines) and re.match(r'\s{8,}# ', lines[end+1]): end += 1      # the last comment goes on
     return lines[at+1:end+1]
 
 def _arguments(text):
@@ -30,7 +32,8 @@ def _arguments(text):
 def _typed(rest):
     "':int=3' -> ': int, default 3'"
     kind,_,default = rest.partition('=')
-    return ' : '*bool(kind or default) + ', '.join(filter(None, [kind.strip(': ').strip("'"), default and f'default {default.strip()}']))
+    parts = [kind.strip(': ').strip("'"), default and f'default {default.strip()}']
+    return ' : '*bool(kind or default) + ', '.join(filter(None, parts))
 
 # %% ../nbs/06_docs.ipynb #34504b9c
 def explained(
@@ -40,8 +43,12 @@ def explained(
     "What the comments beside a function's parameters say, in NumPy's style"
     params,returns = [],[]
     for line in _signature(lines, at):
-        code,_,note = line.partition(' #'); head = code.strip()
-        if head.startswith(')'): returns = [(head[1:].rstrip(': ').removeprefix('->').strip().strip("'") or 'result', note.strip())] if note else []
+        code,_,note = line.partition(' #')
+        head = code.strip()
+        if head.startswith(')'):
+            returns = ([(head[1:].rstrip(': ').removeprefix('->').strip().strip("'") or 'result', note.strip())]
+                       if note else [])
+        elif returns and not head: returns = [(returns[0][0], f'{returns[0][1]} {note.strip()}')]
         elif params and not head and note: params[-1] = *params[-1][:2],f'{params[-1][2]} {note.strip()}'
         else: params += [(name, _typed(rest), note.strip()) for name,rest in _arguments(head) if name != 'self']
     if not returns and not any(note for *_,note in params): return ''
@@ -52,22 +59,26 @@ def explained(
 # %% ../nbs/06_docs.ipynb #6daa72a9
 def _fields(lines, name):
     "The commented fields of the dataclass `name`"
-    at = next((i for i,l in enumerate(lines) if re.match(rf'class {name}\b', l)), None); rows = []
+    at = next((i for i,l in enumerate(lines) if re.match(rf'class {name}\b', l)), None)
+    rows = []
     for line in lines[at+1:] if at is not None else ():
         if line[:1].strip() or re.match(r'    (def|@)', line): break
-        code,_,note = line.partition(' #'); m = re.match(r'    (\w+)\s*(:.*)', code)
+        code,_,note = line.partition(' #')
+        m = re.match(r'    (\w+)\s*(:.*)', code)
         rows += [f'{k}{_typed(r)}' + f'\n    {note.strip()}'*bool(note) for k,r in (_arguments(code) if m else ())]
     return 'Parameters\n----------\n' + '\n'.join(rows) if rows else ''
 
 def _function(f, file):
     "The Python function behind decorators, if it was written in `file`"
-    f = getattr(f, '__func__', f); seen = 0
+    f = getattr(f, '__func__', f)
+    seen = 0
     while hasattr(f, '__wrapped__') and seen < 9: f,seen = f.__wrapped__,seen+1
     code = getattr(f, '__code__', None)
     return f if code is not None and code.co_filename == file else None
 
 def _set(o, text):
-    if text and '\nParameters\n---' not in (o.__doc__ or '') and '\nReturns\n---' not in (o.__doc__ or ''): o.__doc__ = f'{o.__doc__ or ""}\n\n{text}'.strip()
+    if text and '\nParameters\n---' not in (o.__doc__ or '') and '\nReturns\n---' not in (o.__doc__ or ''):
+        o.__doc__ = f'{o.__doc__ or ""}\n\n{text}'.strip()
 
 # %% ../nbs/06_docs.ipynb #b3726cf7
 def explain(
@@ -80,13 +91,15 @@ def explain(
     def write(o):
         f = _function(o, file)
         if f: _set(getattr(o, '__func__', o), explained(lines, f.__code__.co_firstlineno-1))
-    classes = {getattr(module, c) for c in re.findall(r'^def \w+\(self:(\w+)', '\n'.join(lines), re.M) if isinstance(getattr(module, c, None), type)}
+    classes = {getattr(module, c) for c in re.findall(r'^def \w+\(self:(\w+)', '\n'.join(lines), re.M)
+               if isinstance(getattr(module, c, None), type)}
     for o in list(vars(module).values()):
         if isinstance(o, type) and o.__module__ == module.__name__: classes.add(o)
         elif callable(o) and getattr(o, '__module__', '') == module.__name__: write(o)
     for c in classes:
         for k,o in list(vars(c).items()):
-            if k != '__init__' and (hasattr(o, '__code__') or hasattr(o, '__func__') or hasattr(o, '__wrapped__')): write(o)
+            if k != '__init__' and (hasattr(o, '__code__') or hasattr(o, '__func__') or hasattr(o, '__wrapped__')):
+                write(o)
         if c.__module__ != module.__name__: continue
         if '__dataclass_fields__' in vars(c): _set(c, _fields(lines, c.__name__))
         elif (f := _function(vars(c).get('__init__'), file)): _set(c, explained(lines, f.__code__.co_firstlineno-1))

@@ -21,7 +21,8 @@ from .sources import *
 from .jobs import *
 
 # %% ../nbs/84_first_steps.ipynb #7245829f
-_TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads=2, vocab=300, bs=16, steps=120, warmup=12,
+_TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads=2, vocab=300, bs=16, steps=120,
+             warmup=12,
              scenes=640, held=40, probe=200, probe_held=100, test=200, shown=40, shuffles=1)
 
 def tiny(
@@ -37,7 +38,8 @@ def busy_hint(
     threads:int, # Threads that will be used
 )->str:          # '' if the machine is not busy
     "Advice where others compute too: two threads that wait for each other are slower than one that does not"
-    load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0; cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0
+    cores = os.cpu_count() or 1
     if threads < 2 or load < .75*cores: return ''
     return f'this machine is busy (load {load:.1f} on {cores} cores): --threads 1 may be faster than {threads}'
 
@@ -52,12 +54,15 @@ class _Watch(Rule):
     def after_batch(self):
         if not self.training: return
         if torch.cuda.is_available(): torch.cuda.synchronize()
-        now = time.perf_counter(); self.seconds.append(now-self.since); self.since = now
+        now = time.perf_counter()
+        self.seconds.append(now-self.since)
+        self.since = now
         if len(self.seconds) == self.warm*self.parts: _peak(reset=True)
         if len(self.seconds) >= (self.warm+self.n)*self.parts: halt(self.learn, _Enough())
     def steps(self)->np.ndarray:
         "Seconds of the steps after the warm ones (n,)"
-        s = self.seconds[self.warm*self.parts:] or self.seconds; s = s[:len(s)//self.parts*self.parts] or s*self.parts
+        s = self.seconds[self.warm*self.parts:] or self.seconds
+        s = s[:len(s)//self.parts*self.parts] or s*self.parts
         return np.array(s).reshape(-1, self.parts).sum(1)
 
 # %% ../nbs/84_first_steps.ipynb #1aec1bd3
@@ -80,13 +85,17 @@ def _bytes(o):
     return sum(map(_bytes, o.values() if isinstance(o, dict) else o)) if isinstance(o, (dict,list,tuple)) else 0
 
 def _room(b): return f'{b/1e9:.1f} GB' if b >= 1e9 else f'{b/1e6:.0f} MB' if b >= 1e7 else f'{b/1e6:.1f} MB'
-def _long(s): return f'{s:.0f} s' if s < 100 else f'{s/60:.0f} min' if s < 6000 else f'{s/3600:.1f} h' if s < 172800 else f'{s/86400:.1f} days'
+def _long(s):
+    return (f'{s:.0f} s' if s < 100 else f'{s/60:.0f} min' if s < 6000 else f'{s/3600:.1f} h' if s < 172800
+            else f'{s/86400:.1f} days')
 
 # %% ../nbs/84_first_steps.ipynb #cd6e85b1
 def _try_out(method, rec, src, data, tok, seed, precision, accumulate, workers, steps, warm, max_damaged=None):
     "Some real steps with a network that is thrown away: the learner, and the watch"
     watch,made = _Watch(steps, warm, accumulate),[]
-    try: train_on(method, rec, src, data, tok, seed, precision, [watch], lambda s: None, accumulate, workers, begin=made.append, max_damaged=max_damaged)
+    try:
+        train_on(method, rec, src, data, tok, seed, precision, [watch], lambda s: None, accumulate, workers,
+                 begin=made.append, max_damaged=max_damaged)
     except _Enough: pass
     finally:
         for d in made[0].dls if made else []: getattr(d, 'close', lambda: None)()
@@ -95,9 +104,13 @@ def _try_out(method, rec, src, data, tok, seed, precision, accumulate, workers, 
 @torch.no_grad()
 def _look_time(learn, most=3):
     "Seconds for all held-out images, from a few batches"
-    learn.model.eval(); times,t = [],time.perf_counter()
+    learn.model.eval()
+    times,t = [],time.perf_counter()
     for i,(b,_) in enumerate(learn.dls.valid):
-        learn.loss_func(learn.model(b), b); now = time.perf_counter(); times.append(now-t); t = now
+        learn.loss_func(learn.model(b), b)
+        now = time.perf_counter()
+        times.append(now-t)
+        t = now
         if i+1 == most: break
     learn.dls.valid.at(0)
     return float(np.median(times))*len(learn.dls.valid)
@@ -118,13 +131,23 @@ def dry_run(
     warm:int=3,                                   # Steps before them
     max_damaged:int|float|str=None,               # As for the run
 )->dict:                                          # The numbers; times in seconds, memory in bytes
-    "The plan of a run, from a few steps of it that are thrown away; a `ValueError` with advice if the memory is too small"
+    """The plan of a run, from a few steps of it that are thrown away
+
+    A `ValueError` with advice if the memory is too small
+    """
     learn,watch = _try_out(method, rec, src, data, tok, seed, precision, accumulate, workers, steps, warm, max_damaged)
-    mem = _peak(); model,t = learn.model,watch.steps(); mid,low,high = (float(np.quantile(t, q)) for q in (.5,.25,.75))
-    count = lambda m: sum(p.numel() for p in m.parameters()); look = _look_time(learn)
-    per = len(learn.dls.train)//accumulate; epochs = rec.steps/per; looks = -(-rec.steps//per)*look
-    got = dict(parameters=count(model), backbone_parameters=count(model.visual), bs=rec.bs, at_a_time=-(-rec.bs//accumulate), images=len(src['train']),
-               steps=rec.steps, epochs=epochs, views=rec.steps*rec.bs, memory=mem, step=mid, timed=len(t), eta=mid*rec.steps+looks, eta_low=low*rec.steps+looks, eta_high=high*rec.steps+looks,
+    mem = _peak()
+    model,t = learn.model,watch.steps()
+    mid,low,high = (float(np.quantile(t, q)) for q in (.5,.25,.75))
+    count = lambda m: sum(p.numel() for p in m.parameters())
+    look = _look_time(learn)
+    per = len(learn.dls.train)//accumulate
+    epochs = rec.steps/per
+    looks = -(-rec.steps//per)*look
+    got = dict(parameters=count(model), backbone_parameters=count(model.visual), bs=rec.bs,
+               at_a_time=-(-rec.bs//accumulate), images=len(src['train']),
+               steps=rec.steps, epochs=epochs, views=rec.steps*rec.bs, memory=mem, step=mid, timed=len(t),
+               eta=mid*rec.steps+looks, eta_low=low*rec.steps+looks, eta_high=high*rec.steps+looks,
                look=look, checkpoint=_bytes(model.state_dict())+_bytes(training_state(learn)))
     for line in _plan_lines(got, job): say(line)
     return got
@@ -134,15 +157,17 @@ def _plan_lines(n, job):
     "The plan in words"
     parts = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
     where = 'on the GPU, all tensors' if torch.cuda.is_available() else 'the whole process'
-    after = 'the supervised rival (half the steps) and the transfer table' if getattr(job, 'rivals', False) else 'the measurements'
+    after = ('the supervised rival (half the steps) and the transfer table' if getattr(job, 'rivals', False)
+             else 'the measurements')
     look = _long(n['look']) if n['look'] >= 1 else f'{n["look"]:.1f} s'
     return [f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',
             f'batch        {n["bs"]} images a step{parts}',
-            f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image views',
+            f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image '
+            f'views',
             f'memory       {_room(n["memory"])} at the most ({where})',
             f'checkpoint   {_room(n["checkpoint"])}; a run keeps the best one and the last three',
-            f'time         about {_long(n["eta"])} ({_long(n["eta_low"])} to {_long(n["eta_high"])}), from {n["timed"]} steps of {1000*n["step"]:.0f} ms and '
-            f'{look} for each look at the held-out images',
+            f'time         about {_long(n["eta"])} ({_long(n["eta_low"])} to {_long(n["eta_high"])}), from '
+            f'{n["timed"]} steps of {1000*n["step"]:.0f} ms and {look} for each look at the held-out images',
             f'             training only: {after} come on top; nothing was kept']
 
 # %% ../nbs/84_first_steps.ipynb #07147801
@@ -153,11 +178,16 @@ def lowest_loss(
     steps:int=300, # Steps of Adam
 )->float:          # Total / count
     "The loss of the best possible answers to this batch: scores that need no network"
-    free = {k: v.detach().float().clone().requires_grad_() for k,v in out.items() if torch.is_tensor(v) and v.is_floating_point() and not k.startswith('target')}
+    free = {k: v.detach().float().clone().requires_grad_() for k,v in out.items() if torch.is_tensor(v)
+            and v.is_floating_point() and not k.startswith('target')}
     mean = lambda: (lambda t, n: t/n)(*loss({**out, **free}, batch))
     opt,best = torch.optim.Adam(free.values(), lr=.3),float('inf')
     for _ in range(steps):
-        opt.zero_grad(); l = mean(); l.backward(); opt.step(); best = min(best, float(l.detach()))
+        opt.zero_grad()
+        l = mean()
+        l.backward()
+        opt.step()
+        best = min(best, float(l.detach()))
     return best
 
 # %% ../nbs/84_first_steps.ipynb #f45d8d12
@@ -176,9 +206,11 @@ def _same_view(method, rec, src, n, tok, data, steps):
     "Loader and recipe of one batch that never changes; a single image is all that is validated"
     few = src['train'].subset(np.arange(min(n, len(src['train']))))
     if few.captions is not None: few = limit_captions(few, 1, 0)
-    calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items() if hasattr(rec, k)}
+    calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items()
+            if hasattr(rec, k)}
     kw = dict(read=reader(method, rec, tok), aug=views(rec, data)[1], bs=len(few))
-    return replace(rec, **calm),DataLoaders(Loader(few, train=True, shuffle=False, flip_p=0., **kw), Loader(few.subset([0]), **kw))
+    return replace(rec, **calm),DataLoaders(Loader(few, train=True, shuffle=False, flip_p=0., **kw),
+                                            Loader(few.subset([0]), **kw))
 
 # %% ../nbs/84_first_steps.ipynb #bf4b895e
 def overfit(
@@ -195,13 +227,21 @@ def overfit(
     part:float=.02,       # What may remain of the distance between the first loss and the lowest possible
 )->bool:                  # Was the batch learned?
     "Learn one batch by heart, or say that it failed"
-    calm,dls = _same_view(method, rec, src, n, tok, data, steps); learn = method.learner(calm, dls, seed=seed, precision=precision)
+    calm,dls = _same_view(method, rec, src, n, tok, data, steps)
+    learn = method.learner(calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
     with torch.no_grad(): out = learn.model.eval()(batch)
-    watch = _Until(lowest_loss(method.loss, out, batch), part); learn.add_cbs([watch, Progress(noop, every=steps)]); why = ''
+    watch = _Until(lowest_loss(method.loss, out, batch), part)
+    learn.add_cbs([watch, Progress(noop, every=steps)])
+    why = ''
     try: fit(learn, steps)
-    except _Enough: say(f'learned by heart: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps (no answer is below {watch.floor:.3f})'); return True
+    except _Enough:
+        say(f'learned by heart: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
+            f'{len(watch.losses)} steps (no answer is below {watch.floor:.3f})')
+        return True
     except ValueError as e: why = f' ({e})'
-    end = f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was wanted' if watch.losses else 'not a single step was made'
-    say(f'failed to learn {calm.bs} images by heart: {end}{why}; try other learning rates (--set lr=..., --set cnn_lr=...), and look at the loss and at what the model is given')
+    end = (f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was '
+           f'wanted' if watch.losses else 'not a single step was made')
+    say(f'failed to learn {calm.bs} images by heart: {end}{why}; try other learning rates (--set lr=..., --set '
+        f'cnn_lr=...), and look at the loss and at what the model is given')
     return False

@@ -20,7 +20,9 @@ def learning_warning(
     if rise <= max(.1*abs(low), .1): return None
     learned = last['train_loss'] < best['train_loss'] and rise > max(.5*abs(low), .5)
     said = f'held-out loss {low:.3f} at step {best["step"]:.0f}, {last["valid_loss"]:.3f} at step {last["step"]:.0f}'
-    if learned: text = f'memorised its training set: {said}, and the training loss fell from {best["train_loss"]:.3f} to {last["train_loss"]:.3f}'
+    if learned:
+        text = (f'memorised its training set: {said}, and the training loss fell from {best["train_loss"]:.3f} to '
+                f'{last["train_loss"]:.3f}')
     else: text = f'ended far from its best: {said}'
     return dict(kind='memorised' if learned else 'ended far from its best', best=low, best_step=int(best['step']),
                 final=last['valid_loss'] if math.isfinite(rise) else None, step=int(last['step']), text=text)

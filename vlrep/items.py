@@ -74,7 +74,8 @@ def open_image(
         with warnings.catch_warnings():                      # Pillow's own, about many pixels and odd headers
             warnings.simplefilter('ignore')
             return _decode(path, size, most)
-    except UnidentifiedImageError: why = f'not {", ".join(FORMATS[:-1])} or {FORMATS[-1]}' if path.stat().st_size else 'the file is empty'
+    except UnidentifiedImageError:
+        why = f'not {", ".join(FORMATS[:-1])} or {FORMATS[-1]}' if path.stat().st_size else 'the file is empty'
     except Exception as e: why = ' '.join(str(e).split()) or type(e).__name__      # decoders raise whatever they like
     raise DamagedImage(f'{path}: damaged or not an image ({why})')
 
@@ -136,7 +137,8 @@ class Narrative:
         "The narrative as Localized Narratives writes it"
         said = [dict(utterance=u, start_time=a, end_time=b) for u,a,b in self.utterances]
         traces = [[dict(zip('xyt', map(float, p))) for p in s] for s in self.strokes]
-        return dict(dataset_id=dataset_id, image_id=str(image_id), annotator_id=annotator_id, caption=self.text, timed_caption=said, traces=traces)
+        return dict(dataset_id=dataset_id, image_id=str(image_id), annotator_id=annotator_id, caption=self.text,
+                    timed_caption=said, traces=traces)
 
 # %% ../nbs/03_items.ipynb #59bf239d
 def rows_at(
@@ -144,7 +146,8 @@ def rows_at(
     idx:np.ndarray|list|range, # Images (m,)
 )->tuple:                      # Where the things of these images stand, image after image, and how many each has (m,)
     "Some images' share of what all have in one long array"
-    idx = np.arange(len(rows)-1)[np.asarray(idx, np.int64)]; n = rows[idx+1]-rows[idx]
+    idx = np.arange(len(rows)-1)[np.asarray(idx, np.int64)]
+    n = rows[idx+1]-rows[idx]
     return np.repeat(rows[idx]-np.cumsum(n)+n, n) + np.arange(n.sum()),n
 
 class TextBuffer:
@@ -152,10 +155,13 @@ class TextBuffer:
     def __init__(self,
         lists=(), # Lists of strings
     ):
-        parts = []; rows = [0]
+        parts = []
+        rows = [0]
         for l in lists:
-            if isinstance(l, str): raise ValueError(f'a list of captions is wanted for each image, not the string {l!r}')
-            parts += [s.encode() for s in l]; rows.append(len(parts))
+            if isinstance(l, str):
+                raise ValueError(f'a list of captions is wanted for each image, not the string {l!r}')
+            parts += [s.encode() for s in l]
+            rows.append(len(parts))
         self.data = np.frombuffer(b''.join(parts), np.uint8)
         self.ends = np.cumsum([0]+[len(p) for p in parts], dtype=np.int64)
         self.rows = np.array(rows, np.int64)
@@ -210,7 +216,9 @@ def take(self:TextBuffer,
     counts:np.ndarray|list, # How many of them belong to each row; their sum is m
 )->TextBuffer:
     "The buffer of these strings, dealt out to rows"
-    at = np.asarray(at, np.int64); a,b = self.ends[at],self.ends[at+1]; new = TextBuffer()
+    at = np.asarray(at, np.int64)
+    a,b = self.ends[at],self.ends[at+1]
+    new = TextBuffer()
     new.data = np.frombuffer(b''.join([self.data[i:j] for i,j in zip(a, b)]), np.uint8)
     new.ends,new.rows = np.cumsum([0,*(b-a)], dtype=np.int64),np.cumsum([0,*counts], dtype=np.int64)
     return new
@@ -245,9 +253,11 @@ class Source:
     def images(self, idx:np.ndarray|list|range)->tuple: raise NotImplementedError
     def _rows(self, idx, split):
         "What a source of the rows `idx` is made with, pixels apart"
-        idx = np.asarray(idx); caps,rec,told = self.captions,self._records,self.narratives
+        idx = np.asarray(idx)
+        caps,rec,told = self.captions,self._records,self.narratives
         return dict(split=split or self.split, names=self.names, ids=[self.ids[i] for i in idx],
-                    captions=None if caps is None else caps.subset(idx), narratives=None if told is None else told.subset(idx), records=rec and (lambda i: rec(int(idx[i]))),
+                    captions=None if caps is None else caps.subset(idx), narratives=None if told is None
+                    else told.subset(idx), records=rec and (lambda i: rec(int(idx[i]))),
                     labels={k: v[idx] for k,v in self.labels.items()})
     def _record(self, i):
         r = self._records(i) if self._records else Record(str(self.ids[i]))
@@ -261,7 +271,8 @@ def with_captions(self:Source,
     captions:TextBuffer|list # `TextBuffer`, or lists of strings, one list an image
 )->Source:                   # The same images and labels
     "A source like this one that says something else about its images"
-    new = copy.copy(self); new.captions = captions if isinstance(captions, TextBuffer) else TextBuffer(captions)
+    new = copy.copy(self)
+    new.captions = captions if isinstance(captions, TextBuffer) else TextBuffer(captions)
     new._fits()
     return new
 
@@ -270,7 +281,9 @@ def with_narratives(self:Source,
     narratives:'Narratives' # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
 )->Source:                  # The same images, captions and labels
     "A source like this one with narratives"
-    new = copy.copy(self); new.narratives = narratives; new._fits()
+    new = copy.copy(self)
+    new.narratives = narratives
+    new._fits()
     return new
 
 @patch
@@ -280,7 +293,9 @@ def annotate(self:Source,
     records:callable=None, # As for `Source`
 )->Source:                 # The same images and captions
     "A source like this one with more labels, and with other records if they are given"
-    new = copy.copy(self); new._records = records or self._records; new.names = {**self.names, **(names or {})}
+    new = copy.copy(self)
+    new._records = records or self._records
+    new.names = {**self.names, **(names or {})}
     new.labels = {**self.labels, **{k: np.asarray(v) for k,v in labels.items()}}
     new._fits()
     return new
@@ -294,15 +309,18 @@ class ArraySource(Source):
     ):
         if images.ndim != 4 or images.shape[3] != 3 or images.shape[1] != images.shape[2] or images.dtype != np.uint8:
             raise ValueError(f'{name}: images must be uint8 (n,S,S,3), not {images.dtype} {tuple(images.shape)}')
-        super().__init__(name, len(images), images.shape[1], **kw); self.pixels = images
+        super().__init__(name, len(images), images.shape[1], **kw)
+        self.pixels = images
     def images(self,
         idx:np.ndarray|list|range # Rows (b,)
     )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`"
-        idx = np.asarray(idx); img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0,3,1,2)
+        idx = np.asarray(idx)
+        img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0,3,1,2)
         return img,torch.full((len(idx),2), self.size)
     def __getitem__(self, i:int)->Record:
-        r = self._record(i); r.image = np.array(self.pixels[i])
+        r = self._record(i)
+        r.image = np.array(self.pixels[i])
         return r
     def subset(self,
         idx:np.ndarray|list|range, # Rows to keep, in their new order
@@ -317,8 +335,10 @@ def fit_square(
     size:int,        # Side of the square
 )->tuple:            # uint8 (size,size,3), and (height, width) of the part that is image
     "Scale `img` until its longer side is `size`, and put it into the upper left corner of a black square"
-    k = size/max(img.size); w,h = (max(1, round(s*k)) for s in img.size)
-    out = np.zeros((size,size,3), np.uint8); out[:h,:w] = np.asarray(img.resize((w,h), Image.BILINEAR))
+    k = size/max(img.size)
+    w,h = (max(1, round(s*k)) for s in img.size)
+    out = np.zeros((size,size,3), np.uint8)
+    out[:h,:w] = np.asarray(img.resize((w,h), Image.BILINEAR))
     return out,(h,w)
 
 # %% ../nbs/03_items.ipynb #aee18a41
@@ -336,9 +356,12 @@ class FileSource(Source):
         keep:float=2e9, # Decoded images are kept if all of them fit into so many bytes
         **kw            # As for `Source`
     ):
-        paths = [str(p) for p in paths]; self._paths,self.keep = TextBuffer([p] for p in paths),keep
+        paths = [str(p) for p in paths]
+        self._paths,self.keep = TextBuffer([p] for p in paths),keep
         kw.setdefault('ids', [Path(p).name for p in paths])
-        super().__init__(name, len(paths), size, **kw); n = self.n; fits = n*size*size*3 <= keep
+        super().__init__(name, len(paths), size, **kw)
+        n = self.n
+        fits = n*size*size*3 <= keep
         self._kept,self._hw = (_shared(n,size,size,3),_shared(n,16).view(np.int64)) if fits else (None,None)
     def path(self, i:int)->str:
         "The file of row `i`"
@@ -346,7 +369,9 @@ class FileSource(Source):
     def _one(self, i):
         if self._kept is not None and self._hw[i,0]: return self._kept[i],self._hw[i]
         a,hw = fit_square(open_image(self.path(i), self.size), self.size)
-        if self._kept is not None: self._kept[i] = a; self._hw[i,1],self._hw[i,0] = hw[1],hw[0]      # the height last
+        if self._kept is not None:
+            self._kept[i] = a
+            self._hw[i,1],self._hw[i,0] = hw[1],hw[0]  # the height last
         return a,hw
     def images(self,
         idx:np.ndarray|list|range # Rows (b,)
@@ -356,7 +381,8 @@ class FileSource(Source):
         img,hw = np.stack([a for a,_ in got]),np.array([hw for _,hw in got])
         return torch.from_numpy(img).permute(0,3,1,2),torch.tensor(hw)
     def __getitem__(self, i:int)->Record:
-        r = self._record(i); r.path = self.path(i)
+        r = self._record(i)
+        r.path = self.path(i)
         return r
     def subset(self,
         idx:np.ndarray|list|range, # Rows to keep, in their new order

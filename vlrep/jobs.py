@@ -58,7 +58,8 @@ def world_samples(
     src:Source,    # Held-out scenes
 )->tuple:          # Numbers, and one dict a scene as `cards_html` takes them, without images
     "Precision and recall of nouns, and every caption with what was right, wrong and missed"
-    recs = [src[i] for i in range(len(src))]; says = m.caption([r.image for r in recs])
+    recs = [src[i] for i in range(len(src))]
+    says = m.caption([r.image for r in recs])
     pred,true = [caption_categories(s) for s in says],[set(r.tags) for r in recs]
     ours,people = caption_nouns(pred, true),caption_nouns([caption_categories(r.captions[0]) for r in recs], true)
     num = {f'{w}noun_{k}': 100*n[k] for w,n in (('',ours), ('person_',people)) for k in ('precision','recall')}
@@ -75,7 +76,9 @@ def others(
 )->np.ndarray: # A permutation (n,) in which nothing stays
     "Everyone gets another one's: a random circle in which each passes on to the next"
     if n < 2: raise ValueError(f'{n} photos: at least 2 are needed, so that each can be given another one')
-    p = rng('others', n, *key).permutation(n); out = np.empty(n, np.int64); out[p] = np.roll(p, 1)
+    p = rng('others', n, *key).permutation(n)
+    out = np.empty(n, np.int64)
+    out[p] = np.roll(p, 1)
     return out
 
 # %% ../nbs/83_jobs.ipynb #40e713a2
@@ -87,17 +90,24 @@ def photo_losses(
     src:Source,             # Photos with captions
     shown:np.ndarray|range, # Which photo each one's captions are read beside (n,)
     max_len:int=30,         # Most pieces of a caption
-)->np.ndarray:              # Nats, words and word pieces of each photo's captions, over all directions of reading (n,3); [EOS] is a word, too
+)->np.ndarray:              # Nats, words and word pieces of each photo's captions, over all directions of reading
+                            # (n,3); [EOS] is a word, too
     "The loss of each photo's captions beside the photo `shown`"
     out = []
     for i,j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
         words = sum(len(c.split())+1 for c in src.captions[i])
-        tok,lens = pad_tokens(m.tok.encode(src.captions[i], max_len), m.tok.pad); img,hw = src.images([j])
-        b = dict(m.view(dict(img=img, hw=hw)), tok=tok, lens=lens); b['img'] = b['img'].expand(len(tok), -1, -1, -1)
-        b = {k: v.to(next(model.parameters()).device) for k,v in b.items()}; o = model(b); total,n = loss(o, b)
-        ways = sum(k.startswith('logits') for k in o); out.append([float(total), words*ways, float(n)*ways])
+        tok,lens = pad_tokens(m.tok.encode(src.captions[i], max_len), m.tok.pad)
+        img,hw = src.images([j])
+        b = dict(m.view(dict(img=img, hw=hw)), tok=tok, lens=lens)
+        b['img'] = b['img'].expand(len(tok), -1, -1, -1)
+        b = {k: v.to(next(model.parameters()).device) for k,v in b.items()}
+        o = model(b)
+        total,n = loss(o, b)
+        ways = sum(k.startswith('logits') for k in o)
+        out.append([float(total), words*ways, float(n)*ways])
     return np.array(out)
 
+# %% ../nbs/83_jobs.ipynb #682c4f61
 def photo_samples(
     model:torch.nn.Module, loss:callable, m:Pretrained, src:Source, # As for `photo_losses`
     shuffles:int=3,  # How often each photo is given another one's captions
@@ -134,22 +144,27 @@ def train_on(
     "Train `method` on `src`; a `ValueError` with advice if the memory is too small"
     j = rec.jitter
     aug,plain = Augment(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=rec.jitter_p),views(rec, data)[1]
-    dls = loaders(src['train'], src['held'], read=reader(method, rec, tok), size=rec.size, bs=rec.bs, aug=aug, plain=plain, seed=seed, flip_p=rec.flip_p, workers=workers, max_damaged=max_damaged)
+    dls = loaders(src['train'], src['held'], read=reader(method, rec, tok), size=rec.size, bs=rec.bs, aug=aug,
+                  plain=plain, seed=seed, flip_p=rec.flip_p, workers=workers, max_damaged=max_damaged)
     every = max(1, round(rec.steps/len(dls.train)/8))
     dls.loaders[0] = Micro(dls.train, accumulate)
-    learn = method.learner(rec, dls, seed=seed, precision=precision, cbs=[Accumulate(accumulate), *cbs, Progress(say, every)])
+    learn = method.learner(rec, dls, seed=seed, precision=precision,
+                           cbs=[Accumulate(accumulate), *cbs, Progress(say, every)])
     if begin: begin(learn)
     try: fit(learn, rec.steps)
     except Exception as e:
         if out_of_memory(e): raise ValueError(memory_advice(rec.bs, accumulate)) from e
-        if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):          # said by a signal, anywhere in a step
+        # said by a signal, anywhere in a step
+        if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):
             safe = getattr(learn, 'save_run', None)
-            raise ChildProcessError(f'a process that reads images has ended ({str(e).splitlines()[-1].strip()}){safe.where() if safe else ""}') from e
+            raise ChildProcessError(f'a process that reads images has ended '
+                                    f'({str(e).splitlines()[-1].strip()}){safe.where() if safe else ""}') from e
         raise
     finally:
         for dl in learn.dls.loaders: dl.close()
     return learn
 
+# %% ../nbs/83_jobs.ipynb #b64878c0
 def supervised(
     rec:MethodRecipe, # The recipe of the method it stands beside
 )->TagsRecipe:        # A recipe of tags
@@ -173,7 +188,8 @@ def baselines(
         net = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
     if isinstance(rec, TagsRecipe): return dict(random=net)
     with stages('supervised'):
-        learn = train_on(_tags, supervised(rec), src, 'world', seed=seed, precision=precision, cbs=[seen := EpochLosses()], say=say, accumulate=accumulate)
+        learn = train_on(_tags, supervised(rec), src, 'world', seed=seed, precision=precision,
+                         cbs=[seen := EpochLosses()], say=say, accumulate=accumulate)
     if warnings is not None and (w := learning_warning(seen.rows)): warnings['supervised'] = w
     return dict(supervised=learn.model.visual, random=net)
 
@@ -205,8 +221,11 @@ def told_samples(
 )->list:              # As `trace_samples`; none if training had no narratives
     "Held-out pictures drawn by lot, what was told about them, and where the model looks for the words"
     if src['train'].narratives is None: return []
-    rows = [int(r) for r in rng(seed, 'told').permutation(len(src['test']))[:n]]; big = None
-    if data == 'world': recs,big = ([scene('test', r, size=s, with_='narrative') for r in rows] for s in (rec.size,336)); big = [r.load() for r in big]
+    rows = [int(r) for r in rng(seed, 'told').permutation(len(src['test']))[:n]]
+    big = None
+    if data == 'world':
+        recs,big = ([scene('test', r, size=s, with_='narrative') for r in rows] for s in (rec.size,336))
+        big = [r.load() for r in big]
     else: recs = src['test'].subset(rows)
     return trace_samples(model, m, recs, big, max_len=rec.max_len, time_pad=getattr(rec, 'time_pad', 0.))
 
@@ -218,39 +237,55 @@ def _pictures(model, m, rec, src, data, seed, samples, before):
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]] if samples else []
     show = (lambda r: scene('test', r, size=192).load()) if data == 'world' else None
     told = told_samples(model, m, rec, src, data, seed)
-    return dict(captions=sample_images(samples, src['test'], data) if samples else [], **more_samples(model, m, before, src['test'], rows, seed, show), **(dict(traces=told) if told else {}))
+    return dict(captions=sample_images(samples, src['test'], data) if samples else [],
+                **more_samples(model, m, before, src['test'], rows, seed, show), **(dict(traces=told) if told else {}))
 
+# %% ../nbs/83_jobs.ipynb #fe606b04
 def _shared(src, say, most=20_000):
-    "How many of the test photos, and how many of their captions, are in the training, too; None where that would take long"
-    if len(src['train']) > most: say(f'more than {most:,} photos: it was not looked whether some of the test are in the training, see vlrep.data.parts.duplicates'); return None
-    twins = duplicates(readable(src['train'], str), src['test']); hit = len({b for _,b,*_ in twins.same+twins.near}); said = sum(c for *_,c in twins.said)
+    """How many of the test photos, and how many of their captions, are in the training, too
+
+    None where that would take long
+    """
+    if len(src['train']) > most:
+        say(f'more than {most:,} photos: it was not looked whether some of the test are in the training, see '
+            f'vlrep.data.parts.duplicates')
+        return None
+    twins = duplicates(readable(src['train'], str), src['test'])
+    hit = len({b for _,b,*_ in twins.same+twins.near})
+    said = sum(c for *_,c in twins.said)
     if hit or said: say(f'in training and in test: {twins}')
     return dict(images=hit, captions=said)
 
 # %% ../nbs/83_jobs.ipynb #085ee81a
 def _still(src, what, least, run, say):
     "Those of the photos that can be read; a `ValueError` says how to go on if too many have gone since the run began"
-    said = []; good = readable(src, said.append)
+    said = []
+    good = readable(src, said.append)
     for s in said[:5]: say(s)
     if len(said) > 5: say(f'left out: {len(said)-5:,} more')
     if said and len(good) < least:
-        raise ValueError(f'{len(said)} of {len(src)} {what} photos cannot be read, and at least {least} must be: {said[0].removeprefix("left out: ")}; '
-                         f'the training is done and kept: put the photos back, then: vlrep-pretrain --resume {run}')
+        raise ValueError(f'{len(said)} of {len(src)} {what} photos cannot be read, and at least {least} must be: '
+                         f'{said[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
+                         f'then: vlrep-pretrain --resume {run}')
     return good
 
 # %% ../nbs/83_jobs.ipynb #ad875403
-_ADVICE = {'memorised': 'more data, stronger augmentation or fewer steps help', 'ended far from its best': 'lower learning rates help'}
+_ADVICE = {'memorised': 'more data, stronger augmentation or fewer steps help',
+           'ended far from its best': 'lower learning rates help'}
 
 def _log(run, say):
     "The rows of the run's log; none if it is damaged: what is measured does not depend on it"
     try: return run.log()
-    except ValueError as e: say(f'{e}; it is not known how the training ended'); return []
+    except ValueError as e:
+        say(f'{e}; it is not known how the training ended')
+        return []
 
 def _of_training(run, rec, src, learn, say):
     "Numbers of the training itself, and the images that could not be read (id -> why)"
     model,tally,dls = learn.model,learn.tally,(learn.dls.train, learn.dls.valid)
     count = lambda m: sum(p.numel() for p in m.parameters())
-    num = dict(images=len(src['train']), steps=rec.steps, views=tally.images, images_per_second=tally.images/max(tally.elapsed, 1e-9),
+    num = dict(images=len(src['train']), steps=rec.steps, views=tally.images,
+               images_per_second=tally.images/max(tally.elapsed, 1e-9),
                held_loss=learn.save_run.best, best_step=learn.save_run.best_step, skipped=learn.finite.skipped,
                parameters=count(model), backbone_parameters=count(model.visual))
     num['warnings'] = {run.info['method']: w} if (w := learning_warning(_log(run, say))) else {}
@@ -270,25 +305,34 @@ def measure(
 )->tuple:               # Numbers for result.jsonl, samples for the report
     "Everything that is asked of a trained model"
     info,model,samples = run.info,learn.model,[]
-    method,data,seed = info['method'],info['data']['name'],info['seed']; m = use(model, rec, data, tok, str(run.path))
-    num,lost = _of_training(run, rec, src, learn, say); bad = num['warnings']
+    method,data,seed = info['method'],info['data']['name'],info['seed']
+    m = use(model, rec, data, tok, str(run.path))
+    num,lost = _of_training(run, rec, src, learn, say)
+    bad = num['warnings']
     if data != 'world':
         src = {**src, 'test': _still(src['test'], 'test', 2, run.path, say)}
         num.update(damaged=lost, duplicates=_shared(src, say))
-    rivals = baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say, bad) if data == 'world' and job.rivals else {}
+    rivals = (baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say, bad)
+              if data == 'world' and job.rivals else {})
     if data == 'world':
         nets = {method: model.visual, **rivals}
-        with stages('transfer'): num['table'] = mark_warned(world_table(nets, world, rec.size, seed, (job.probe, job.probe_held, job.test), job.draws), bad)
+        with stages('transfer'):
+            num['table'] = mark_warned(world_table(nets, world, rec.size, seed, (job.probe, job.probe_held, job.test),
+                                                   job.draws), bad)
         say(table_text(num['table']))
         if job.point and (points := pointer(model, m)):
-            with stages('where'): num['where'] = mark_warned(where_table({method: points}, rec.size, job.point, seed, job.draws), bad)
+            with stages('where'):
+                num['where'] = mark_warned(where_table({method: points}, rec.size, job.point, seed, job.draws), bad)
             say(table_text(num['where']))
     if hasattr(model, 'generate'):
         with stages('captions'):
             got,samples = (world_samples(m, src['test']) if data == 'world' else
                            photo_samples(model, learn.loss_func.loss, m, src['test'], job.shuffles, rec.max_len))
-            num['caption_table'] = mark_warned(caption_scores([s['caption'] for s in samples], src['test'], who=method, seed=seed), bad); num.update(got)
-        say(table_text(num['caption_table'])); say(_SAID[data == 'world'].format(**got))
+            num['caption_table'] = mark_warned(caption_scores([s['caption'] for s in samples], src['test'], who=method,
+                                                              seed=seed), bad)
+            num.update(got)
+        say(table_text(num['caption_table']))
+        say(_SAID[data == 'world'].format(**got))
         for s in samples[:2]: say(f'  {s["id"]}: {s["caption"]}')
     for who,w in bad.items(): say(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')
     with stages('pictures'): return num,_pictures(model, m, rec, src, data, seed, samples, rivals.get('random'))

@@ -14,7 +14,8 @@ from pathlib import Path
 from .core import *
 from .items import *
 import numpy as np, torch, fastai.callback.hook, fastai.callback.schedule
-from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelTrainException, TrainEvalCallback
+from fastai.callback.core import (Callback, CancelBatchException, CancelFitException, CancelTrainException,
+                                  TrainEvalCallback)
 from fastai.learner import AvgSmoothLoss, Learner, Metric, Recorder, cloudpickle
 from fastai.optimizer import OptimWrapper
 from fastai.torch_core import find_bs
@@ -37,7 +38,8 @@ class CountedLoss:
         got = self.loss(out, batch)
         if not (isinstance(got, tuple) and len(got) == 2):
             raise ValueError(f'{self.loss}: a loss must return (total, count), this one returned {type(got).__name__}')
-        total,count = got; count = torch.as_tensor(count, device=total.device).detach().float()
+        total,count = got
+        count = torch.as_tensor(count, device=total.device).detach().float()
         self.total,self.count,self.whole = total.detach(),count,self.reduce(count.clone())
         return total*self.world_size/torch.where(self.whole > 0, self.whole, 1.)
     def activation(self, out:dict)->dict: return out
@@ -50,7 +52,8 @@ class CountedMean(Metric):
     def reset(self)->None: self.sums,self.reduce = 0.,_same
     def accumulate(self, learn:Learner)->None:
         "Add the batch that `learn` has just done"
-        l = learn.loss_func; self.reduce = l.reduce
+        l = learn.loss_func
+        self.reduce = l.reduce
         self.sums = self.sums + torch.stack([l.total.double(), l.count.double()])
     @property
     def value(self)->torch.Tensor:
@@ -63,11 +66,16 @@ class _Smooth(AvgSmoothLoss):
     "fastai's running loss, kept on the device: looking at it every step would make the device wait"
     def accumulate(self, learn):
         if getattr(learn, 'bad', False): return                     # see `vlrep.callbacks.Finite`
-        loss = learn.loss.detach(); self.count += 1; self.val = torch.lerp(loss, self.val.to(loss), self.beta)
+        loss = learn.loss.detach()
+        self.count += 1
+        self.val = torch.lerp(loss, self.val.to(loss), self.beta)
 
 # %% ../nbs/52_learner.ipynb #ed07912b
 class Rule(Callback):
-    "A callback with an answer to every event of a batch; a missing one fastai seeks in learner and model, which takes time"
+    """A callback with an answer to every event of a batch
+
+    A missing one fastai seeks in learner and model, which takes time
+    """
     def _nothing(self): pass
     before_batch = after_pred = after_loss = before_backward = after_backward = _nothing
     before_step = after_step = after_batch = _nothing
@@ -99,7 +107,8 @@ class Accumulate(Kept):
         whole = self.loss_func.whole
         if self.micro == 0: self.opening,self.counts = torch.where(whole > 0, whole, 1.),torch.zeros_like(whole)
         else: self.learn.loss_grad = self.loss_grad*(torch.where(whole > 0, whole, 1.)/self.opening.to(whole))
-        self.counts = self.counts.to(whole)+whole; self.micro += 1
+        self.counts = self.counts.to(whole)+whole
+        self.micro += 1
     def before_step(self)->None:
         "Wait for the window to be full, then divide by all that was counted"
         if self.micro < self.n: raise CancelBatchException()
@@ -114,27 +123,37 @@ class Micro:
         n:int, # Parts of a batch
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
-        self.dl,self.parts,self.skip = dl,int(n),0; rest = getattr(dl, 'n', 0)%getattr(dl, 'bs', 1)
-        if 0 < rest < n: raise ValueError(f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over fewer, or change the batch size')
+        self.dl,self.parts,self.skip = dl,int(n),0
+        rest = getattr(dl, 'n', 0)%getattr(dl, 'bs', 1)
+        if 0 < rest < n:
+            raise ValueError(f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over '
+                             f'fewer, or change the batch size')
     def __len__(self): return len(self.dl)*self.parts
     def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
     def at(self, epoch:int, step:int=0)->'Micro':
         "Go to part `step` of a pass"
-        self.dl.at(epoch, step//self.parts); self.skip = step%self.parts
+        self.dl.at(epoch, step//self.parts)
+        self.skip = step%self.parts
         return self
     def __iter__(self):
         skip,self.skip = self.skip,0
         for b,_ in self.dl:
             rows = min(len(v) for v in b.values())
             if rows < self.parts:
-                raise ValueError(f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or change the batch size')
+                raise ValueError(f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or '
+                                 f'change the batch size')
             cut = {k: v.tensor_split(self.parts) for k,v in b.items()}
-            for i in range(skip, self.parts): part = {k: v[i] for k,v in cut.items()}; yield part,part
+            for i in range(skip, self.parts):
+                part = {k: v[i] for k,v in cut.items()}
+                yield part,part
             skip = 0
 
 # %% ../nbs/52_learner.ipynb #64cee442
 class Steps(Kept):
-    "Counts steps of the optimiser (`done`) and training `batches` over all fits; `watched`: batches at the last validation"
+    """Counts steps of the optimiser (`done`) and training `batches` over all fits; `watched`
+
+    Batches at the last validation
+    """
     order,run_valid,_keep = -9,False,('done','batches','watched')
     def __init__(self): self.done,self.batches,self.watched,self.before = 0,0,0,(0,0)
     @property
@@ -166,7 +185,8 @@ class StopAt(Rule):
     def before_train(self)->None:
         "Cut this epoch's pass to what is to be done, which may be nothing but its validation"
         if self.learn.steps.due(self.total): raise CancelTrainException()
-        dl,done,per = self.dls.train,self.learn.steps.batches,len(self.dls.train); start = done%per
+        dl,done,per = self.dls.train,self.learn.steps.batches,len(self.dls.train)
+        start = done%per
         n = min(per-start, self.total-done)
         self.learn.dl = Part(dl.at(done//per, start), n) if hasattr(dl, 'at') else Part(dl, n, skip=start)
 
@@ -202,7 +222,8 @@ class Tally(Kept):
         if self.learn.steps.batches%len(self.dls.train) == 0: self.mark = self.sums
         self.begun = self.images,time.perf_counter()
     def after_batch(self)->None:
-        l = self.loss_func; self.images += find_bs(self.yb)
+        l = self.loss_func
+        self.images += find_bs(self.yb)
         if getattr(self.learn, 'bad', False): return                # a step that was left out
         self.sums = self.sums.to(l.total.device) + torch.stack([l.total.double(), l.count.double()])
     def after_train(self)->None:
@@ -216,7 +237,9 @@ class Tally(Kept):
     def restore(self)->None: self.seconds,self.since = self.elapsed,None
 
 # %% ../nbs/52_learner.ipynb #85b12cc7
-def _no_training(*args, **kw): raise ValueError('an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run')
+def _no_training(*args, **kw):
+    raise ValueError(
+        'an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run')
 
 class PictureView:
     "What an exported learner keeps of its loaders: how a picture is prepared, and how ids become text"
@@ -229,7 +252,8 @@ class PictureView:
     )->dict:       # `img`, as the network saw pictures in training (b,3,s,s)
         "Pictures as a batch"
         got = [fit_square(self.image(i), self.side) for i in imgs]
-        img = torch.from_numpy(np.stack([a for a,_ in got])).permute(0, 3, 1, 2); hw = torch.tensor([h for _,h in got])
+        img = torch.from_numpy(np.stack([a for a,_ in got])).permute(0, 3, 1, 2)
+        hw = torch.tensor([h for _,h in got])
         return dict(img=self.view(dict(img=img, hw=hw), ('use',))['img'])
     def image(self, img:FilePath|Image.Image|np.ndarray|torch.Tensor)->Image.Image:
         "Any picture as a PIL image"
@@ -238,8 +262,11 @@ class PictureView:
         a = img.cpu().numpy() if isinstance(img, torch.Tensor) else img
         if isinstance(a, np.ndarray) and a.dtype == np.uint8 and a.ndim == 3 and 3 in (a.shape[2],a.shape[0]):
             return Image.fromarray(np.ascontiguousarray(a if a.shape[2] == 3 else a.transpose(1, 2, 0)))
-        raise ValueError(f'to predict, give a batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 array (h,w,3), not {type(img).__name__}')
-    def _gone(self): raise ValueError('an exported learner has no data: give a loader, as in `get_preds(dl=...)` or `validate(dl=...)`')
+        raise ValueError(f'to predict, give a batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 '
+                         f'array (h,w,3), not {type(img).__name__}')
+    def _gone(self):
+        raise ValueError(
+            'an exported learner has no data: give a loader, as in `get_preds(dl=...)` or `validate(dl=...)`')
     def __getitem__(self, i): self._gone()
     train = valid = loaders = property(_gone)
 
@@ -255,16 +282,20 @@ class BatchLearner(Learner):
     def loss_not_reduced(self)->None: raise NotImplementedError(f'loss_not_reduced: {_pair}')
     def tta(self, *args, **kw)->None:
         "Refused: views are part of the loader"
-        raise NotImplementedError('tta: the views are part of the loader; average `get_preds(dl=dls.valid.new(aug=...))` over those you want')
+        raise NotImplementedError('tta: the views are part of the loader; average '
+                                  '`get_preds(dl=dls.valid.new(aug=...))` over those you want')
     def _half(self, name):
         if any(type(cb).__name__ == 'Precision' for cb in self.cbs):
-            raise ValueError(f'{name}: this learner has a precision already; choose it when the learner is made, as in virtex_learner(..., precision={name[3:]!r})')
+            raise ValueError(f'{name}: this learner has a precision already; choose it when the learner is made, as in '
+                             f'virtex_learner(..., precision={name[3:]!r})')
     def to_fp16(self, **kw)->'BatchLearner':
         "As fastai's, unless the learner was made with a precision"
-        self._half('to_fp16'); return Learner.to_fp16(self, **kw)
+        self._half('to_fp16')
+        return Learner.to_fp16(self, **kw)
     def to_bf16(self, **kw)->'BatchLearner':
         "As fastai's, unless the learner was made with a precision"
-        self._half('to_bf16'); return Learner.to_bf16(self, **kw)
+        self._half('to_bf16')
+        return Learner.to_bf16(self, **kw)
 
 # %% ../nbs/52_learner.ipynb #ff89a117
 class _Wrapped(OptimWrapper):
@@ -277,14 +308,16 @@ class _Gathered(Rule):
             self.learn.pred = {**self.pred, 'row': torch.arange(find_bs(self.xb))}
 
 def _recorder():
-    rec = Recorder(); rec.loss,rec.smooth_loss = CountedMean(),_Smooth()
+    rec = Recorder()
+    rec.loss,rec.smooth_loss = CountedMean(),_Smooth()
     return rec
 
 def learner(
     dls:'DataLoaders',     # Training and validation loader, as fastai's `DataLoaders`
     model:torch.nn.Module, # Takes a batch (a dict), gives a dict
     loss:callable,         # Takes the model's dict and the batch; returns `(total, count)`
-    opt:'torch.optim.Optimizer|Lookahead', # A PyTorch optimiser or `Lookahead` over the model's parameters; its groups' rates are the peaks
+    opt:'torch.optim.Optimizer|Lookahead', # A PyTorch optimiser or `Lookahead` over the model's parameters; its groups'
+                                           # rates are the peaks
     cbs:list|tuple=(),     # Callbacks
     metrics:list|tuple=(), # fastai metrics, for validation
     path:FilePath=None,    # Folder for fastai's temporary files; the cache by default
@@ -294,7 +327,8 @@ def learner(
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
     if device is not None: model.to(device)
-    learn = BatchLearner(dls, model, CountedLoss(loss, reduce, world_size), opt_func=_Wrapped(opt=opt), metrics=list(metrics),
+    learn = BatchLearner(dls, model, CountedLoss(loss, reduce, world_size), opt_func=_Wrapped(opt=opt),
+                         metrics=list(metrics),
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
                          cbs=[TrainEvalCallback(), _recorder(), Steps(), Tally(), _Gathered(), *cbs])
     learn.logger = noop
@@ -308,7 +342,8 @@ def fit(
     cbs:list|tuple=(), # Callbacks for this fit only, such as a `Schedule`
 )->None:
     "Train until `steps` steps are done, from where the last fit stopped; the last epoch is cut short, but validated"
-    n = max([cb.n for cb in learn.cbs if isinstance(cb, Accumulate)], default=1); per = len(learn.dls.train)
+    n = max([cb.n for cb in learn.cbs if isinstance(cb, Accumulate)], default=1)
+    per = len(learn.dls.train)
     done,due = learn.steps.batches,learn.steps.due(int(steps)*n)
     if per == 0: raise ValueError('the training loader has no batches')
     if int(steps) != steps or steps < learn.steps.done:
@@ -327,13 +362,17 @@ def _view(dls):
     "How the validation pictures of `dls` are prepared"
     if isinstance(dls, PictureView): return dls
     dl = getattr(dls.valid, 'dl', dls.valid)
-    if getattr(dl, 'aug', None) is None or not hasattr(dl, 'source'): raise ValueError('the validation loader does not say how a picture is prepared: make it with `loaders`, or give `predict` a batch')
+    if getattr(dl, 'aug', None) is None or not hasattr(dl, 'source'):
+        raise ValueError('the validation loader does not say how a picture is prepared: make it with `loaders`, or '
+                         'give `predict` a batch')
     return PictureView(dl)
 
 def _of_picture(m, img, tok):
     "What a model can say of one picture (1,3,h,w) without a caption"
     out = dict(features=m.visual(img).mean((2,3))[0]) if hasattr(m, 'visual') else {}
-    if hasattr(m, 'generate'): ids = m.generate(img)[0]; out['caption'] = tok.decode(ids) if tok else ids
+    if hasattr(m, 'generate'):
+        ids = m.generate(img)[0]
+        out['caption'] = tok.decode(ids) if tok else ids
     if hasattr(m, 'scores'): return {**out, 'logits': m.scores(img)[0]}
     try: return {**out, **{k: v[0] for k,v in m(dict(img=img)).items()}}
     except KeyError:                                                    # it reads more than the picture
@@ -344,13 +383,20 @@ def _of_picture(m, img, tok):
 @patch
 @torch.no_grad()
 def predict(self:BatchLearner,
-    item:dict|FilePath|Image.Image|np.ndarray|torch.Tensor, # A batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 array (h,w,3)
+    item:dict|FilePath|Image.Image|np.ndarray|torch.Tensor, # A batch (a dict of tensors), or a picture: a path, a PIL
+                                                            # image or a uint8 array (h,w,3)
     rm_type_tfms:object=None, # fastai's; must be None
     with_input:bool=False,    # The batch as well?
-)->dict:                      # For a batch what the model gives; for a picture `features` (d,), and, if the model has them, `caption` and `logits`
+)->dict:                      # For a batch what the model gives; for a picture `features` (d,), and, if the model has
+                              # them, `caption` and `logits`
     "What the model says"
-    if rm_type_tfms is not None: raise NotImplementedError('rm_type_tfms: pictures have no transforms by type here; leave it out')
-    m = self.model; was = m.training; m.eval(); p = next(m.parameters()); lone = not isinstance(item, dict)
+    if rm_type_tfms is not None:
+        raise NotImplementedError('rm_type_tfms: pictures have no transforms by type here; leave it out')
+    m = self.model
+    was = m.training
+    m.eval()
+    p = next(m.parameters())
+    lone = not isinstance(item, dict)
     try:
         batch = _view(self.dls).batch([item]) if lone else item
         batch = {k: v.to(p.device) if isinstance(v, torch.Tensor) else v for k,v in batch.items()}
@@ -367,13 +413,19 @@ def export(self:BatchLearner,
     pickle_module:'ModuleType'=cloudpickle, # As for fastai's `export`
     pickle_protocol:int=2,                  # As for fastai's `export`
 )->Path:                                    # The file
-    "Write the model and the view of a picture for fastai's `load_learner`, which then predicts; data, optimiser and callbacks stay here"
-    device = next(self.model.parameters()).device; loss = CountedLoss(self.loss_func.loss); training = self.model.training
+    """Write the model and the view of a picture for fastai's `load_learner`, which then predicts
+
+    Data, optimiser and callbacks stay here
+    """
+    device = next(self.model.parameters()).device
+    loss = CountedLoss(self.loss_func.loss)
+    training = self.model.training
     try:
         out = BatchLearner(_view(self.dls), self.model.cpu().eval(), loss, opt_func=_no_training, metrics=self.metrics,
                            path=Path('.'), default_cbs=False, cbs=[TrainEvalCallback(), _recorder(), _Gathered()])
         out.logger = noop
-        with atomic_file(Path(self.path)/fname) as new: torch.save(out, new, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
+        with atomic_file(Path(self.path)/fname) as new:
+            torch.save(out, new, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
     finally: self.model.to(device).train(training)
     return Path(self.path)/fname
 
@@ -386,20 +438,25 @@ def training_state(
     grads = [p.grad for g in learn.opt.param_groups for p in g['params']] if open_ else None
     kept = {cb.name: cb.kept() for cb in learn.cbs if isinstance(cb, Kept)}
     damaged = [dict(getattr(dl, 'damaged', {})) for dl in learn.dls.loaders]
-    return dict(optimiser=learn.opt.state_dict(), moved=len(learn.opt.opt.state), callbacks=kept, grads=grads, damaged=damaged)
+    return dict(optimiser=learn.opt.state_dict(), moved=len(learn.opt.opt.state), callbacks=kept, grads=grads,
+                damaged=damaged)
 
 def load_training_state(
     learn:Learner, # Made in the same way as the one that was saved
     state:dict,    # What `training_state` gave
 )->None:
-    "Put `learn` where the saved one was; a `ValueError` says what does not fit. The tensors of `state` are taken over, not copied"
+    """Put `learn` where the saved one was; a `ValueError` says what does not fit
+
+    The tensors of `state` are taken over, not copied
+    """
     lost = {'optimiser','moved','callbacks','grads'}-set(state)
     if lost: raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
     here = {cb.name: cb for cb in learn.cbs if isinstance(cb, Kept)}
     if set(here) != set(state['callbacks']):
         raise ValueError(f'the state belongs to the callbacks {sorted(state["callbacks"])}, '
                          f'the learner has {sorted(here)}: make it with the same')
-    learn.opt.load_state_dict(state['optimiser']); n = len(learn.opt.opt.state)
+    learn.opt.load_state_dict(state['optimiser'])
+    n = len(learn.opt.opt.state)
     if n != state['moved']: raise ValueError(f'the optimiser knew {state["moved"]} parameters, its saved state has {n}')
     for name,kept in state['callbacks'].items(): here[name].regain(kept)
     for dl,seen in zip(learn.dls.loaders, state.get('damaged', [])):

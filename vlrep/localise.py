@@ -27,7 +27,8 @@ def attention_maps(
 def localisation_loss(
     attn:Tensor,      # Where each piece looks, from `attention_maps` (b,s,h,w)
     mask:Tensor,      # Where the mouse was meanwhile, bool (b,s,h,w); a row without any cell is left out
-    norm:str='row',   # row: pieces alone; tensor: one vector a sample, as printed; tensor_l1: that, with masks divided by their areas
+    norm:str='row',   # row: pieces alone; tensor: one vector a sample, as printed; tensor_l1: that, with masks divided
+                      # by their areas
     eps:float=1e-8,   # Stands inside the root, whose slope at 0 is infinite
 )->tuple:             # Total (), each sample between 0 and the root of 2, and number of samples that have a mask ()
     "Distance of attention and trace, both of unit length, summed over samples (LocTex eq. 3)"
@@ -35,9 +36,11 @@ def localisation_loss(
         raise ValueError(f'attn {tuple(attn.shape)} and mask {tuple(mask.shape)}: both must be (b,s,h,w)')
     if norm not in ('row','tensor','tensor_l1'): raise did_you_mean('norm', norm, ('row','tensor','tensor_l1'))
     m,t = attn.float().flatten(2),mask.float().flatten(2)                          # (b,s,cells)
-    kept = t.any(2); some = kept.any(1)                                            # (b,s) and (b,)
+    kept = t.any(2)
+    some = kept.any(1)  # (b,s) and (b,)
     if norm != 'row':
         if norm == 'tensor_l1': t = t / t.sum(2, keepdim=True).clamp(min=1)
-        m,t = ((x*kept[...,None]).flatten(1)[:,None] for x in (m, t)); kept = some[:,None]   # one long row a sample
+        m,t = ((x*kept[...,None]).flatten(1)[:,None] for x in (m, t))
+        kept = some[:,None]  # one long row a sample
     d = ((F.normalize(m, dim=2) - F.normalize(t, dim=2)).square().sum(2) + eps).sqrt()       # (b,s) or (b,1)
     return (d*kept).sum(1).div(kept.sum(1).clamp(min=1)).sum(), some.sum()

@@ -15,7 +15,10 @@ def caption_loss(
     target:Tensor, # The token that comes next (b,s), or (n,)
     pad:int=4,     # Places with this target are not counted
 )->tuple:          # Total nats (), number of tokens counted ()
-    "Cross-entropy of the next token, summed over all that are not padding (VirTex eq. 1, with the sign and mean of its code)"
+    """Cross-entropy of the next token, summed over all that are not padding (VirTex eq
+
+    1, with the sign and mean of its code)
+    """
     if logits.shape[:-1] != target.shape:
         raise ValueError(f'logits {tuple(logits.shape)} do not fit target {tuple(target.shape)}')
     logits = logits.flatten(0, -2).float()

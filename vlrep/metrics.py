@@ -20,13 +20,15 @@ def _array(x, name):
 
 def _ap(score, label, w):
     "Average precision of one class under each row of the weights `w` (draws,n) -> (draws,)"
-    order = np.argsort(-score, kind='stable'); score,label = score[order],label[order]
+    order = np.argsort(-score, kind='stable')
+    score,label = score[order],label[order]
     hits = np.flatnonzero(label)                                    # recall rises only here
     if not len(hits): return np.full(len(w), np.nan)
     ends = np.append(np.flatnonzero(np.diff(score)), len(score)-1)  # where each run of equal scores ends
     end  = ends[np.searchsorted(ends, hits)]                        # the end of each hit's run ...
     last = np.searchsorted(hits, end, side='right')-1               # ... and the last hit in it
-    w = w[:,order]; wh = w[:,hits]
+    w = w[:,order]
+    wh = w[:,hits]
     seen,found = np.cumsum(w, 1)[:,end],np.cumsum(wh, 1)
     with np.errstate(invalid='ignore', divide='ignore'):
         return np.where(wh > 0, wh*found[:,last]/seen, 0).sum(1) / found[:,-1]
@@ -35,8 +37,10 @@ def _ap(score, label, w):
 def average_precision(
     scores:'np.ndarray|torch.Tensor|list',       # Higher means more likely: (n,) for one class, (n,k) for k
     labels:'np.ndarray|torch.Tensor|list',       # 1 or 0, shaped like `scores`
-    weights:'np.ndarray|torch.Tensor|list'=None, # How often each item counts: (n,), or (draws,n) for many countings at once
-)->np.ndarray:                                   # (), or (k,) for k classes; (draws,) or (draws,k) for many countings; NaN where nothing is positive
+    weights:'np.ndarray|torch.Tensor|list'=None, # How often each item counts: (n,), or (draws,n) for many countings at
+                                                 # once
+)->np.ndarray:                                   # (), or (k,) for k classes; (draws,) or (draws,k) for many countings;
+                                                 # NaN where nothing is positive
     "Average precision as scikit-learn defines it, ties included, for many classes and many weightings"
     scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
     if scores.shape != labels.shape or scores.ndim not in (1,2):
@@ -55,7 +59,8 @@ def mean_ap(
     scores:'np.ndarray|torch.Tensor|list',       # (n,k)
     labels:'np.ndarray|torch.Tensor|list',       # 1 or 0 (n,k)
     weights:'np.ndarray|torch.Tensor|list'=None, # As in `average_precision`
-)->tuple:                                        # Mean over the classes that have a positive, and their number; arrays if there are many countings
+)->tuple:                                        # Mean over the classes that have a positive, and their number; arrays
+                                                 # if there are many countings
     "Mean average precision over the classes that occur, and their number"
     ap = average_precision(scores, labels, weights)
     n = (~np.isnan(ap)).sum(-1)
@@ -105,7 +110,8 @@ def draw_counts(
     return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1/n), size=draws).astype(float)
 
 def bootstrap(
-    stat:'np.ndarray|torch.Tensor|list|callable', # A value for each item (n,), whose mean is meant; or a function of weights (draws,n) -> (draws,)
+    stat:'np.ndarray|torch.Tensor|list|callable', # A value for each item (n,), whose mean is meant; or a function of
+                                                  # weights (draws,n) -> (draws,)
     n:int=None,      # Number of items, if `stat` is a function
     draws:int=500,   # How many times the items are drawn anew
     seed:int=0,      # The same seed gives the same draws, so that two models can be compared on each
@@ -113,7 +119,8 @@ def bootstrap(
 )->tuple:            # Lower and upper end
     "Percentile interval of a metric over test items"
     if not callable(stat):
-        values = _array(stat, 'stat'); n = len(values)
+        values = _array(stat, 'stat')
+        n = len(values)
         stat = lambda w: w@values / n
     if not n: raise ValueError('n: how many items are there? At least 1 is needed')
     low,high = np.nanquantile(stat(draw_counts(n, draws, seed)), [(1-level)/2, (1+level)/2])

@@ -40,9 +40,11 @@ class Lookahead:
         "One step of the fast weights; every `k`-th time both meet"
         fast = self._fast()
         if self.slow is None: self.slow = [p.detach().clone() for p in fast]
-        self.inner.step(); self.counter += 1
+        self.inner.step()
+        self.counter += 1
         if self.counter == self.k:
-            torch._foreach_lerp_(self.slow, fast, self.alpha); torch._foreach_copy_(fast, self.slow)
+            torch._foreach_lerp_(self.slow, fast, self.alpha)
+            torch._foreach_copy_(fast, self.slow)
             self.counter = 0
 
 # %% ../nbs/50_optim.ipynb #82530d98
@@ -61,7 +63,8 @@ def load_state_dict(self:Lookahead,
     if (sd['k'],sd['alpha']) != (self.k,self.alpha):
         raise ValueError(f'the state was saved with k={sd["k"]}, alpha={sd["alpha"]}, this optimiser has '
                          f'k={self.k}, alpha={self.alpha}: make it with the same')
-    fast = self._fast(); slow = sd['slow']
+    fast = self._fast()
+    slow = sd['slow']
     if slow is not None and [tuple(s.shape) for s in slow] != [tuple(p.shape) for p in fast]:
         raise ValueError('the slow weights are those of another model: their shapes differ')
     self.inner.load_state_dict(sd['inner'])
@@ -89,26 +92,33 @@ def _owned(module):
     seen = set()
     for sub in module.modules():
         for name,p in sub.named_parameters(recurse=False):
-            if id(p) not in seen: seen.add(id(p)); yield p,sub,name
+            if id(p) not in seen:
+                seen.add(id(p))
+                yield p,sub,name
 
+# %% ../nbs/50_optim.ipynb #f4cd05ff
 def param_groups(
     model:nn.Module, # All of its parameters that need a gradient must find their place
     splits:list,     # `(modules, lr)` or `(modules, lr, exempt)`; `None` for modules takes the rest
     wd:float=1e-4,   # Weight decay (VirTex sec. 3.2)
 )->list:             # Groups for a PyTorch optimiser: one for each pair of learning rate and decay
     "Give each parameter its rate and decay by the module it lives in; a `ValueError` names one with two places or none"
-    names = {id(p): n for n,p in model.named_parameters()}; place = {}; groups = defaultdict(list)
+    names = {id(p): n for n,p in model.named_parameters()}
+    place = {}
+    groups = defaultdict(list)
     splits = [(mods, lr, *(rest or (lambda module,name: False,))) for mods,lr,*rest in splits]
     if sum(mods is None for mods,*_ in splits) > 1: raise ValueError('only one split may take the rest')
     for i,(mods,lr,exempt) in sorted(enumerate(splits), key=lambda o: o[1][0] is None):
         for mod in [model] if mods is None else mods:
             for p,owner,name in _owned(mod):
                 if id(p) not in names:
-                    raise ValueError(f'split {i}: parameter {name!r} of {type(owner).__name__} is not a part of the model')
+                    raise ValueError(
+                        f'split {i}: parameter {name!r} of {type(owner).__name__} is not a part of the model')
                 if place.get(id(p), i) != i and mods is not None:
                     raise ValueError(f'parameter {names[id(p)]!r} is in splits {place[id(p)]} and {i}: name it once')
                 if id(p) in place or not p.requires_grad: continue
-                place[id(p)] = i; groups[lr, 0. if exempt(owner, name) else wd].append(p)
+                place[id(p)] = i
+                groups[lr, 0. if exempt(owner, name) else wd].append(p)
     lost = [n for n,p in model.named_parameters() if p.requires_grad and id(p) not in place]
     if lost:
         some = ', '.join(lost[:4]) + (' ...' if lost[4:] else '')

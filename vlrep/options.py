@@ -13,7 +13,9 @@ from .fields import *
 from .recipes import *
 
 # %% ../nbs/80b_options.ipynb #07545374
-READS = dict(virtex='captions', captioning='captions', masked_lm='captions', token_cls='captions', multilabel='labels', tags='labels', loctex='narratives') # method -> what it learns from
+# method -> what it learns from
+READS = dict(virtex='captions', captioning='captions', masked_lm='captions', token_cls='captions', multilabel='labels',
+             tags='labels', loctex='narratives')
 EVALUATIONS = 'captions','voc07','folder','world'
 DECODING    = 'greedy','beam','nucleus'
 VOC_NAMES   = 'v1','v2','loctex','icmlm'
@@ -63,9 +65,12 @@ def plan(
     try:
         rec,job = map(check_fields, override_all(parts, changes))
         if 'task' in names: raise ValueError('task: the method decides it, see --method')
-        if data == 'coco' and names & {'train','test'}: raise ValueError('train, test: COCO comes with its own split, only held can be set')
-        if data not in ('world','coco') and not job.test: raise ValueError('test=0: must be above 0, so that there are photos to report on')
-        if READS[method] == 'narratives' and rec.contrast and rec.bs < 2: raise ValueError('bs=1: a single pair has no negatives')
+        if data == 'coco' and names & {'train','test'}:
+            raise ValueError('train, test: COCO comes with its own split, only held can be set')
+        if data not in ('world','coco') and not job.test:
+            raise ValueError('test=0: must be above 0, so that there are photos to report on')
+        if READS[method] == 'narratives' and rec.contrast and rec.bs < 2:
+            raise ValueError('bs=1: a single pair has no negatives')
     except ValueError as e: raise ValueError(f'--set: {e}') from None
     return rec,job
 
@@ -86,14 +91,20 @@ def check_options(
     one_of('precision', precision, ('auto','fp32','bf16','fp16'))
     for k,v in numbers.items():
         low,high = _LIMITS[k]
-        if v is not None and not low <= v <= high: raise ValueError(f'--{k.replace("_", "-")} {v}: must be from {low} to {high:,}')
-    if resume_run and out: raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume out')
-    if data == 'world' and root is not None: raise ValueError(f'--root {root}: the world needs no files; choose a layout with --data: {", ".join(d for d in JOBS if d != "world")}')
+        if v is not None and not low <= v <= high:
+            raise ValueError(f'--{k.replace("_", "-")} {v}: must be from {low} to {high:,}')
+    if resume_run and out:
+        raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume out')
+    if data == 'world' and root is not None:
+        raise ValueError(f'--root {root}: the world needs no files; choose a layout with --data: '
+                         f'{", ".join(d for d in JOBS if d != "world")}')
     if not resuming: need_root(data, root)
 
 # %% ../nbs/80b_options.ipynb #51c7e512
-_EVALUATION_ROOTS = dict(voc07='the folder VOCdevkit/VOC2007', folder='a folder that holds train/ and val/, with a folder of images for each class')
-_EVALUATION_OPTIONS = dict(captions=('root','data','how'), voc07=('root','spec','ap'), folder=('root','probe'), world=())
+_EVALUATION_ROOTS = dict(voc07='the folder VOCdevkit/VOC2007',
+                         folder='a folder that holds train/ and val/, with a folder of images for each class')
+_EVALUATION_OPTIONS = dict(captions=('root','data','how'), voc07=('root','spec','ap'), folder=('root','probe'),
+                           world=())
 
 def check_evaluation(
     on:str,               # One of `EVALUATIONS`
@@ -106,9 +117,12 @@ def check_evaluation(
 )->None:
     "A `ValueError` names the option that cannot be meant, or that belongs to another evaluation"
     one_of('--on', on, EVALUATIONS)
-    for k,v,there in (('how', how, DECODING), ('spec', spec, VOC_NAMES), ('ap', ap, AP_NAMES), ('probe', probe, PROBE_NAMES)): one_of(f'--{k}', v, there)
+    for k,v,there in (('how', how, DECODING), ('spec', spec, VOC_NAMES), ('ap', ap, AP_NAMES),
+                      ('probe', probe, PROBE_NAMES)):
+        one_of(f'--{k}', v, there)
     if data is not None: one_of('--data', data, JOBS)
-    given = dict(root=(root, None), data=(data, None), how=(how, 'greedy'), spec=(spec, 'v2'), ap=(ap, 'sklearn'), probe=(probe, 'virtex2'))
+    given = dict(root=(root, None), data=(data, None), how=(how, 'greedy'), spec=(spec, 'v2'), ap=(ap, 'sklearn'),
+                 probe=(probe, 'virtex2'))
     for k,(v,default) in given.items():
         if v != default and k not in _EVALUATION_OPTIONS[on]:
             owner = next(o for o,ks in _EVALUATION_OPTIONS.items() if k in ks)

@@ -24,7 +24,10 @@ def esc(
 def data_uri(
     x:str, # A picture as a data URI
 )->str:    # The same
-    "Only a JPEG or PNG that is part of the page may stand where a page names a picture; a `ValueError` for anything else"
+    """Only a JPEG or PNG that is part of the page may stand where a page names a picture
+
+    A `ValueError` for anything else
+    """
     if isinstance(x, str) and re.fullmatch('data:image/(jpeg|png);base64,[A-Za-z0-9+/]*={0,2}', x): return x
     raise ValueError(f'not a picture as a data URI: {brief(x)}')
 
@@ -60,12 +63,14 @@ def ticks(
 )->list:      # Round numbers inside [a,b]
     "Round numbers between `a` and `b`"
     if not b > a: return [a]
-    raw = (b-a)/n; ten = 10**math.floor(math.log10(raw))
+    raw = (b-a)/n
+    ten = 10**math.floor(math.log10(raw))
     step = next(m*ten for m in (1,2,5,10) if m*ten >= raw*(1-1e-9))
     return [round(i*step, 12) for i in range(math.ceil(a/step-1e-9), math.floor(b/step+1e-9)+1)]
 
 # %% ../nbs/81_pieces.ipynb #e739c396
-COLOUR = ['#1f5fa8', '#dd8b2f', '#3f8f6b', '#7a5aa6', '#8a5a44', '#c2527f', '#4f9bb0', '#7d7d35'] # For colour-blind readers too
+# For colour-blind readers too
+COLOUR = ['#1f5fa8', '#dd8b2f', '#3f8f6b', '#7a5aa6', '#8a5a44', '#c2527f', '#4f9bb0', '#7d7d35']
 
 def _number(v):
     "A tick's label: 0.2, 1500, 20k, 1e+06"
@@ -91,21 +96,25 @@ def curves_svg(
     px,py = (lambda v: L+(v-x0)/(x1-x0)*(W-L-R)),(lambda v: H-B-(v-y0)/(y1-y0)*(H-T-B))
     out = [f'<svg viewBox="0 0 {W} {H}" role="img" aria-label="{esc(y)} over {esc(x)}">']
     for v in ticks(y0, y1):
-        out.append(f'<path class=grid d="M{L} {py(v):.1f}H{W-R}"/><text x={L-6} y={py(v)+4:.1f} text-anchor=end>{_number(v)}</text>')
+        out.append(f'<path class=grid d="M{L} {py(v):.1f}H{W-R}"/><text x={L-6} y={py(v)+4:.1f} '
+                   f'text-anchor=end>{_number(v)}</text>')
     for v in ticks(x0, x1): out.append(f'<text x={px(v):.1f} y={H-B+16} text-anchor=middle>{_number(v)}</text>')
-    out.append(f'<path class=axis d="M{L} {H-B}H{W-R}"/><text x={(L+W-R)/2:.0f} y={H-5} text-anchor=middle>{esc(x)}</text>'
-               f'<text x=4 y=14 class=name>{esc(y)}</text>'
-               f'<svg class=in x={L} y={T} width={W-L-R} height={H-T-B} viewBox="{L} {T} {W-L-R} {H-T-B}">')
+    out.append(f'<path class=axis d="M{L} {H-B}H{W-R}"/><text x={(L+W-R)/2:.0f} y={H-5} '
+               f'text-anchor=middle>{esc(x)}</text><text x=4 y=14 class=name>{esc(y)}</text><svg class=in x={L} y={T} '
+               f'width={W-L-R} height={H-T-B} viewBox="{L} {T} {W-L-R} {H-T-B}">')
     for (k,v),c in zip(pts.items(), COLOUR*9):
         if len(v) == 1: out.append(f'<circle cx={px(v[0][0]):.1f} cy={py(v[0][1]):.1f} r=3.5 fill="{c}"/>')
         else: out.append(f'<polyline stroke="{c}" points="' + ' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v) + '"/>')
-    marks = ''.join(f'<span style="color:{c}"><i style="background:{c}"></i>{esc(k)}</span>' for k,c in zip(pts, COLOUR*9))
+    marks = ''.join(f'<span style="color:{c}"><i style="background:{c}"></i>{esc(k)}</span>'
+                    for k,c in zip(pts, COLOUR*9))
     return f'<div class=plot>{"".join(out)}</svg></svg><p class=key>{marks}</p></div>'
 
 # %% ../nbs/81_pieces.ipynb #511a7e1d
 ASKS = { # How a reader calls the questions
-    'objects': 'all objects', 'seen objects': 'objects that training showed', 'unseen objects': 'objects never shown in training',
-    'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects', 'cell': 'place of a named object, 3x3',
+    'objects': 'all objects', 'seen objects': 'objects that training showed',
+    'unseen objects': 'objects never shown in training',
+    'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects',
+    'cell': 'place of a named object, 3x3',
     'pointing': 'points at a named object', 'pointing, shifted': 'points at a named object, shifted world',
     'overlap': 'part of the attention on it', 'overlap, shifted': 'part of the attention on it, shifted world'}
 
@@ -117,7 +126,8 @@ def bars_html(
     rows:list, # Dicts `question, metric, backbone, n, value, low, high, chance`, values in percent
 )->str:        # One block for each question
     "A block of bars for each question, the backbones in the order in which they first occur"
-    name = shown_names(rows); color = dict(zip(name, COLOUR*9)) | dict(random='#a3abb5', centre='#a3abb5')
+    name = shown_names(rows)
+    color = dict(zip(name, COLOUR*9)) | dict(random='#a3abb5', centre='#a3abb5')
     out = []
     for q in dict.fromkeys(r['question'] for r in rows):
         mine = [r for r in rows if r['question'] == q]
@@ -126,9 +136,9 @@ def bars_html(
         for r in mine:
             lo,hi,v,c = (min(max(float(r[k]), 0), 100) for k in ('low','high','value','chance'))
             out.append(f'<div class=b><span class=who>{esc(name[r["backbone"]])}</span><span class=track>'
-                       f'<i class=fill style="width:{v:.1f}%;background:{color[r["backbone"]]}"></i>'
-                       f'<i class=ci style="left:{lo:.1f}%;width:{hi-lo:.1f}%"></i>'
-                       f'<i class=guess style="left:{c:.1f}%"></i></span><b>{v:.1f}</b></div>')
+                       f'<i class=fill style="width:{v:.1f}%;background:{color[r["backbone"]]}"></i><i class=ci '
+                       f'style="left:{lo:.1f}%;width:{hi-lo:.1f}%"></i><i class=guess '
+                       f'style="left:{c:.1f}%"></i></span><b>{v:.1f}</b></div>')
         out.append('</section>')
     return '<div class=bars>' + ''.join(out) + '</div>'
 
@@ -137,7 +147,8 @@ def wide_rows(
     rows:list, # As for `bars_html`
 )->list:       # Dicts `question, n, chance`, then one text for each backbone
     "One row for each question, with `value [low, high]` of each backbone"
-    name = shown_names(rows); out = {}
+    name = shown_names(rows)
+    out = {}
     for r in rows:
         empty = dict(question=ask_name(r), n=r['n'], chance=f'{r["chance"]:.1f}') | {w: '' for w in name.values()}
         new = out.setdefault(r['question'], empty)
@@ -146,16 +157,19 @@ def wide_rows(
 
 # %% ../nbs/81_pieces.ipynb #2ddb2573
 def cards_html(
-    samples:list, # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong missed`, `note`
+    samples:list, # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong
+                  # missed`, `note`
 )->str:           # A grid of cards
     "Images with what the model said, what people said, and the nouns that were right, wrong or missed"
     def chips(s, k, mark): return ''.join(f'<span class="chip {k}">{mark} {esc(w)}</span>' for w in s.get(k) or [])
     def card(s):
         nouns = chips(s, 'right', '✓') + chips(s, 'wrong', '✗') + chips(s, 'missed', '…')
         says = esc(s['caption'] or '(no words)')
-        rest = [f'<p>{nouns}</p>' if nouns else '', f'<p class=said>a person: {esc(s["said"])}</p>' if s.get('said') else '',
+        rest = [f'<p>{nouns}</p>' if nouns else '', f'<p class=said>a person: {esc(s["said"])}</p>' if s.get('said')
+                else '',
                 f'<p class=note>{esc(s["note"])}</p>' if s.get('note') else '']
-        return (f'<figure><img src="{data_uri(s["image"])}" alt="{says}"><figcaption><p class=says>{says}</p>{"".join(rest)}'
+        return (f'<figure><img src="{data_uri(s["image"])}" alt="{says}"><figcaption><p '
+                f'class=says>{says}</p>{"".join(rest)}'
                 '</figcaption></figure>')
     return '<div class=cards>' + ''.join(map(card, samples)) + '</div>'
 
@@ -167,19 +181,23 @@ def veil_uri(
     w = np.asarray(weights, float)
     if w.ndim != 2 or not w.size or w.min() < 0: raise ValueError(f'weights: wanted (h,w), none below 0, not {w.shape}')
     a = np.stack([np.full_like(w, 24), 210*(1-w/max(w.max(), 1e-12))], -1).round().astype(np.uint8)
-    buf = io.BytesIO(); Image.fromarray(a, 'LA').save(buf, 'PNG', optimize=True)
+    buf = io.BytesIO()
+    Image.fromarray(a, 'LA').save(buf, 'PNG', optimize=True)
     return 'data:image/png;base64,' + base64.b64encode(buf.getvalue()).decode()
 
 def words_html(
-    samples:list, # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `said` by a person where known
+    samples:list, # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `said` by a person where
+                  # known
 )->str:           # A row for each sample
     "Each picture, then a small copy of it for each word, clear where the word looked"
     out = []
     for i,s in enumerate(samples):
-        pic = f'<svg class=pic viewBox="0 0 100 100"><image id="look{i}" href="{data_uri(s["image"])}" width="100" height="100"/></svg>'
+        pic = (f'<svg class=pic viewBox="0 0 100 100"><image id="look{i}" href="{data_uri(s["image"])}" width="100" '
+               f'height="100"/></svg>')
         said = f'<figcaption>a person: {esc(s["said"])}</figcaption>' if s.get('said') else ''
         veil = lambda m: f'<image href="{veil_uri(m)}" width="100" height="100" preserveAspectRatio="none"/>'
-        each = ''.join(f'<span class=w><svg viewBox="0 0 100 100"><use href="#look{i}"/>{veil(w["map"])}</svg>{esc(w["word"])}</span>' for w in s['words'])
+        each = ''.join(f'<span class=w><svg viewBox="0 0 100 100"><use '
+                       f'href="#look{i}"/>{veil(w["map"])}</svg>{esc(w["word"])}</span>' for w in s['words'])
         out.append(f'<section class=look><figure>{pic}{said}</figure><div class=words>{each}</div></section>')
     return ''.join(out)
 
@@ -192,7 +210,8 @@ def near_html(
     pic = lambda i, under='': f'<span class=p><img src="{data_uri(pics[i])}" alt="{esc(i)}">{under}</span>'
     out = []
     for a in asks:
-        groups = ''.join(f'<div><h4>{esc(k)}</h4>' + ''.join(pic(i, f'<small>{c:.2f}</small>') for i,c in v) + '</div>' for k,v in a.items() if k != 'id')
+        groups = ''.join(f'<div><h4>{esc(k)}</h4>' + ''.join(pic(i, f'<small>{c:.2f}</small>') for i,c in v) + '</div>'
+                         for k,v in a.items() if k != 'id')
         out.append(f'<section class=near><div class=me>{pic(a["id"])}</div>{groups}</section>')
     return ''.join(out)
 
@@ -204,7 +223,8 @@ body{margin:0 auto;max-width:1060px;padding:30px 22px 60px;
   font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:var(--ink);background:#fff;
 print-color-adjust:exact;-webkit-print-color-adjust:exact} h1{font-size:28px;line-height:1.2;margin:0 0 4px}
 h2{font-size:20px;margin:38px 0 8px;padding-top:12px;border-top:1px solid var(--line)}
-h3{font-size:15px;margin:0 0 4px} h3 small{font-weight:400;color:var(--soft);white-space:nowrap} p{margin:6px 0;max-width:72ch}
+h3{font-size:15px;margin:0 0 4px} h3 small{font-weight:400;color:var(--soft);white-space:nowrap}
+p{margin:6px 0;max-width:72ch}
 p.lead{font-size:17px;color:var(--soft);margin-bottom:16px}
 .heads{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:18px 0 6px}
 .heads div{background:var(--tint);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
@@ -230,7 +250,8 @@ _PARTS = """
 margin:3px 0} .who{color:var(--soft);text-align:right} .b b{font-variant-numeric:tabular-nums;white-space:nowrap}
 .track{position:relative;height:17px;
   background:linear-gradient(90deg,#dfe3e8 1px,transparent 1px) 0/25% 100%,var(--tint);
-border-right:1px solid #dfe3e8;display:block} .track.bare{background:none;border:0} .track i{position:absolute} .fill{left:0;top:2px;bottom:2px}
+border-right:1px solid #dfe3e8;display:block} .track.bare{background:none;border:0} .track i{position:absolute}
+.fill{left:0;top:2px;bottom:2px}
 .ci{top:8px;height:1.6px;background:#111}
 .ci:before,.ci:after{content:"";position:absolute;top:-3px;height:8px;width:1.6px;background:#111} .ci:after{right:0}
 .guess{top:-2px;bottom:-2px;border-left:2px dotted #b3261e} .wide{overflow-x:auto;margin:12px 0}
@@ -247,7 +268,8 @@ figcaption{padding:8px 12px 10px;font-size:14px;line-height:1.4} figcaption p{ma
 .missed{color:#5a6472;background:#f1f3f5;border-style:dashed}
 @media(max-width:520px){body{padding:18px 14px 40px} h1{font-size:23px} .cards{grid-template-columns:1fr 1fr;
   gap:10px} figcaption{padding:7px 8px} .heads{grid-template-columns:1fr 1fr} .b{grid-template-columns:88px 1fr 56px;
-  gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px} td:first-child,caption{white-space:normal;min-width:128px} caption{max-width:calc(100vw - 28px)}}
+  gap:6px;font-size:13px} .facts{grid-template-columns:1fr 1fr;gap:8px 12px}
+td:first-child,caption{white-space:normal;min-width:128px} caption{max-width:calc(100vw - 28px)}}
 @media print{body{padding:0;font-size:12px;max-width:none} h2,h3{break-after:avoid} .wide,.two{break-inside:avoid}
   .facts{grid-template-columns:repeat(4,1fr)}
   .cards{grid-template-columns:repeat(4,1fr)} .two,.bars{grid-template-columns:1fr 1fr}}
@@ -255,23 +277,38 @@ figcaption{padding:8px 12px 10px;font-size:14px;line-height:1.4} figcaption p{ma
 
 # %% ../nbs/81_pieces.ipynb #a4bddf41
 _MORE = """
-.look{display:grid;grid-template-columns:170px 1fr;gap:14px;margin:14px 0;break-inside:avoid;align-items:start} .look svg{border-radius:5px}
-.look figcaption{font-size:13px;color:var(--soft)} .words{display:grid;grid-template-columns:repeat(auto-fill,minmax(84px,1fr));gap:8px}
+.look{display:grid;grid-template-columns:170px 1fr;gap:14px;margin:14px 0;break-inside:avoid;align-items:start}
+.look svg{border-radius:5px}
+.look figcaption{font-size:13px;color:var(--soft)}
+.words{display:grid;grid-template-columns:repeat(auto-fill,minmax(84px,1fr));gap:8px}
 .w{font-size:14px;font-weight:600;text-align:center;line-height:1.5;overflow-wrap:anywhere}
-.near{display:grid;grid-template-columns:1fr 4fr 4fr;gap:22px;margin:10px 0;padding-bottom:6px;break-inside:avoid;align-items:end}
-.near h4{font-size:13px;font-weight:400;margin:0 0 3px;color:var(--soft)} .near div{display:grid;grid-template-columns:repeat(4,1fr);gap:6px}
-.near h4{grid-column:1/-1} .near .me{grid-template-columns:1fr} .near img{width:100%;aspect-ratio:1;object-fit:cover;border-radius:5px;display:block}
-.near .me:after{content:"\\00a0";font-size:12px} .near small{color:var(--soft);font-size:12px} .p{text-align:center;line-height:1.4}
-@media(max-width:520px){.look{grid-template-columns:1fr} .look figure{width:60%} .words{grid-template-columns:repeat(4,1fr)}
-  .w{font-size:13px} .near{grid-template-columns:1fr;gap:8px;border-bottom:1px solid var(--line);padding-bottom:14px} .near .me{width:48%}}
-.told{grid-template-columns:280px 1fr;gap:22px;margin:18px 0 28px} .told .words{grid-template-columns:repeat(auto-fill,minmax(78px,1fr));gap:10px}
-.halo polyline{stroke:#fff;stroke-width:2.6;opacity:.75} .path polyline{stroke-width:1.3;stroke-linecap:round} .path circle{fill:#111}
-.told .w path{fill:none;stroke-width:1.6;vector-effect:non-scaling-stroke} .told .w g path{fill:inherit;stroke:none} .told .w b{display:block}
-.told .w svg{margin-bottom:4px} .told .w small{font-weight:400;color:var(--soft);font-size:12px;display:block;line-height:1.2}
+.near{display:grid;grid-template-columns:1fr 4fr 4fr;gap:22px;margin:10px 0;padding-bottom:6px;break-inside:avoid;
+align-items:end}
+.near h4{font-size:13px;font-weight:400;margin:0 0 3px;color:var(--soft)}
+.near div{display:grid;grid-template-columns:repeat(4,1fr);gap:6px}
+.near h4{grid-column:1/-1} .near .me{grid-template-columns:1fr}
+.near img{width:100%;aspect-ratio:1;object-fit:cover;border-radius:5px;display:block}
+.near .me:after{content:"\\00a0";font-size:12px} .near small{color:var(--soft);font-size:12px}
+.p{text-align:center;line-height:1.4}
+@media(max-width:520px){.look{grid-template-columns:1fr} .look figure{width:60%}
+.words{grid-template-columns:repeat(4,1fr)}
+  .w{font-size:13px} .near{grid-template-columns:1fr;gap:8px;border-bottom:1px solid var(--line);padding-bottom:14px}
+.near .me{width:48%}}
+.told{grid-template-columns:280px 1fr;gap:22px;margin:18px 0 28px}
+.told .words{grid-template-columns:repeat(auto-fill,minmax(78px,1fr));gap:10px}
+.halo polyline{stroke:#fff;stroke-width:2.6;opacity:.75} .path polyline{stroke-width:1.3;stroke-linecap:round}
+.path circle{fill:#111}
+.told .w path{fill:none;stroke-width:1.6;vector-effect:non-scaling-stroke} .told .w g path{fill:inherit;stroke:none}
+.told .w b{display:block}
+.told .w svg{margin-bottom:4px}
+.told .w small{font-weight:400;color:var(--soft);font-size:12px;display:block;line-height:1.2}
 .tells{font-size:17px;line-height:1.7;margin:0 0 12px} .tells span{border-bottom:2.5px solid}
-.time{display:flex;align-items:center;gap:8px;font-size:12px;color:var(--soft);margin:4px 14px} .time i{flex:1;height:6px;border-radius:3px}
-@media(max-width:520px){.told{grid-template-columns:1fr;gap:8px} .told .words{grid-template-columns:repeat(3,1fr)} .tells{font-size:16px}}
-@media print{.told{grid-template-columns:190px 1fr} .told .words{grid-template-columns:repeat(8,1fr);gap:8px} .tells{font-size:13px} .told .w{font-size:12px} .told .w small{font-size:9px;white-space:nowrap}}
+.time{display:flex;align-items:center;gap:8px;font-size:12px;color:var(--soft);margin:4px 14px}
+.time i{flex:1;height:6px;border-radius:3px}
+@media(max-width:520px){.told{grid-template-columns:1fr;gap:8px} .told .words{grid-template-columns:repeat(3,1fr)}
+.tells{font-size:16px}}
+@media print{.told{grid-template-columns:190px 1fr} .told .words{grid-template-columns:repeat(8,1fr);gap:8px}
+.tells{font-size:13px} .told .w{font-size:12px} .told .w small{font-size:9px;white-space:nowrap}}
 """
 
 # %% ../nbs/81_pieces.ipynb #eafc14c3
@@ -282,7 +319,8 @@ def page_html(
 )->str:            # A whole HTML document
     "Put pieces of HTML on one self-contained page"
     body = ''.join((f'<h2>{esc(h)}</h2>' if h else '') + s for h,s in sections.items() if s)
-    head = f'<meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1"><title>{esc(title)}</title>'
+    head = (f'<meta charset=utf-8><meta name=viewport '
+            f'content="width=device-width,initial-scale=1"><title>{esc(title)}</title>')
     lead = f'<p class=lead>{esc(lead)}</p>' if lead else ''
     return (f'<!doctype html><html lang=en><head>{head}<style>{_PAGE}{_PARTS}{_MORE}</style></head>'
             f'<body><h1>{esc(title)}</h1>{lead}{body}</body></html>\n')

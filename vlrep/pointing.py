@@ -39,7 +39,8 @@ def pointing_hits(
     masks:Tensor, # Where the thing is, bool (n,H,W)
 )->Tensor:        # 1 if the pixel under the centre of the strongest cell is in the mask, else 0; ties: their mean (n,)
     "The pointing game (Zhang et al. 2016), without its tolerance of some pixels"
-    maps = _checked(maps, masks); (h,w),(H,W) = maps.shape[1:],masks.shape[1:]
+    maps = _checked(maps, masks)
+    (h,w),(H,W) = maps.shape[1:],masks.shape[1:]
     y,x = ((2*torch.arange(k, device=masks.device)+1)*K // (2*k) for k,K in ((h,H),(w,W)))
     best = maps == maps.amax((1,2), keepdim=True)
     return (best & masks.bool()[:,y][:,:,x]).sum((1,2)) / best.sum((1,2))
@@ -50,5 +51,6 @@ def mass_inside(
 )->Tensor:        # Part of the attention that lies on the thing, 0 to 1 (n,)
     "Attention inside the mask, spread evenly within each cell"
     maps = _checked(maps, masks)
-    if (maps < 0).any() or ((maps.sum((1,2))-1).abs() > 1e-3).any(): raise ValueError('maps: must not be negative, and sum to 1 over the cells')
+    if (maps < 0).any() or ((maps.sum((1,2))-1).abs() > 1e-3).any():
+        raise ValueError('maps: must not be negative, and sum to 1 over the cells')
     return (maps*cell_cover(masks, tuple(maps.shape[1:]))).sum((1,2))

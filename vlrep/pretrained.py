@@ -30,7 +30,8 @@ def to_image(
         try: return ImageOps.exif_transpose(img).convert('RGB')
         except (OSError, SyntaxError) as e: raise ValueError(f'{name}: damaged or not an image ({e})') from e
     if isinstance(img, (np.ndarray,torch.Tensor)):
-        if img.dtype not in (np.uint8, torch.uint8): raise ValueError(f'images must be uint8, 0 to 255, not {img.dtype}')
+        if img.dtype not in (np.uint8, torch.uint8):
+            raise ValueError(f'images must be uint8, 0 to 255, not {img.dtype}')
         return Image.fromarray(np.ascontiguousarray(to_hwc(img.cpu() if isinstance(img, torch.Tensor) else img)))
     raise ValueError(f'an image is a path, a PIL image or a uint8 array, not {type(img).__name__}')
 
@@ -45,7 +46,8 @@ class Pretrained:
         tok=None,            # Tokenizer that turns ids into text
         name:str='this run', # For messages
     ): self.backbone,self.view,self.side,self.write,self.tok,self.name = backbone.eval(),view,side,write,tok,name
-    def __repr__(self): return f'Pretrained({self.name}: {"captions and "*bool(self.write)}features, {self.view.size} pixels)'
+    def __repr__(self):
+        return f'Pretrained({self.name}: {"captions and "*bool(self.write)}features, {self.view.size} pixels)'
     def batch(self,
         imgs:list, # Pictures, as `to_image` takes them
     )->torch.Tensor: # Normalised (b,3,s,s), on the model's device
@@ -56,8 +58,11 @@ class Pretrained:
         return self.view(dict(img=img.to(p.device), hw=hw.to(p.device)), ('use',))['img'].to(p.dtype)
     def _each(self, img, f, bs):
         "`f` of one picture, or of each of a list, `bs` at a time"
-        one = not isinstance(img, (list,tuple)); imgs = [img] if one else list(img)
-        with frozen(self.backbone): out = [o for i in progress(range(0, len(imgs), bs), label='batches of pictures') for o in f(self.batch(imgs[i:i+bs]))]
+        one = not isinstance(img, (list,tuple))
+        imgs = [img] if one else list(img)
+        with frozen(self.backbone):
+            out = [o for i in progress(range(0, len(imgs), bs), label='batches of pictures')
+                   for o in f(self.batch(imgs[i:i+bs]))]
         return out[0] if one else out
 
 # %% ../nbs/79_pretrained.ipynb #bfacb799
@@ -79,7 +84,8 @@ def caption(self:Pretrained,
 )->str|list:   # A sentence, or a list of them
     "Say what is in a picture"
     if self.write is None:
-        raise ValueError(f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
+        raise ValueError(
+            f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
     return self._each(img, lambda x: [self.tok.decode(t) for t in self.write(x, **how)], bs)
 
 # %% ../nbs/79_pretrained.ipynb #0603ae1c
@@ -87,6 +93,7 @@ def caption(self:Pretrained,
 def export(self:Pretrained,
     folder:FilePath,      # Where to; it must not exist, or be empty
     to:str='torchvision', # torchvision, timm or detectron2
-)->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then, and the lines that `open` them
+)->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then, and the
+                          # lines that `open` them
     "Write the backbone in another project's layout, with the pixel numbers of its training, and compare"
     return export_backbone(self.backbone, folder, to, self.view.mean, self.view.std, self.view.size)

@@ -17,7 +17,8 @@ from .tasks.recipes import *
 # %% ../nbs/80_recipes.ipynb #1f33728a
 def _kinds(hint):
     "The plain types that the annotation `hint` allows"
-    if typing.get_origin(hint) in (typing.Union, types.UnionType): return [k for h in typing.get_args(hint) for k in _kinds(h)]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [k for h in typing.get_args(hint) for k in _kinds(h)]
     return [typing.get_origin(hint) or hint]
 
 def _word(s):
@@ -28,7 +29,8 @@ def _word(s):
     return s
 
 _FLAG = dict(true=True, yes=True, on=True, false=False, no=False, off=False) | {'1': True, '0': False}
-_SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', tuple: 'values with commas between', str: 'text', type(None): 'none'}
+_SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', tuple: 'values with commas between',
+         str: 'text', type(None): 'none'}
 
 # %% ../nbs/80_recipes.ipynb #8c7bed2a
 def read_value(
@@ -38,7 +40,8 @@ def read_value(
 )->int|float|bool|str|tuple|None: # The value, of (one of) the types that `hint` allows
     "Read `text` as a value of the type `hint`"
     text,kinds = text.strip(),_kinds(hint)
-    readers = {type(None): lambda s: {'none': None, '': None}[s.lower()], bool: lambda s: _FLAG[s.lower()], int: int, float: float,
+    readers = {type(None): lambda s: {'none': None, '': None}[s.lower()], bool: lambda s: _FLAG[s.lower()], int: int,
+               float: float,
                tuple: lambda s: tuple(_word(p.strip()) for p in s.strip('()[]').split(',') if p.strip()), str: str}
     for k,read in readers.items():
         if k in kinds:
@@ -55,10 +58,12 @@ def override_all(
     home = {f.name: i for i,p in enumerate(parts) for f in fields(p)}
     new = [{} for _ in parts]
     for pair in pairs:
-        name,sep,text = pair.partition('='); name = name.strip()
+        name,sep,text = pair.partition('=')
+        name = name.strip()
         if not sep: raise ValueError(f'{pair!r}: write field=value')
         if name not in home: raise did_you_mean('field', name, home)
-        i = home[name]; new[i][name] = read_value(text, typing.get_type_hints(type(parts[i]))[name], name)
+        i = home[name]
+        new[i][name] = read_value(text, typing.get_type_hints(type(parts[i]))[name], name)
     return [replace(p, **n) for p,n in zip(parts, new)]
 
 def override(
@@ -83,7 +88,8 @@ def recipe_from_dict(
     names = [f.name for f in fields(cls)]
     for k in d:
         if k not in names: raise did_you_mean(f'field of {cls.__name__}', k, names)
-    if gone := [f.name for f in fields(cls) if f.name not in d and f.default is MISSING and f.default_factory is MISSING]:
+    if gone := [f.name for f in fields(cls) if f.name not in d and f.default is MISSING
+                and f.default_factory is MISSING]:
         raise ValueError(f'{cls.__name__}: the field {gone[0]!r} is missing')
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k,v in d.items()})
 
@@ -116,17 +122,21 @@ class PhotosJob:
     def check(self)->None:
         "The three parts are parts of one whole"
         if self.train+self.held+self.test > 1+1e-9:
-            raise ValueError(f'train={self.train}, held={self.held}, test={self.test}: parts of the whole, their sum must be at most 1')
+            raise ValueError(f'train={self.train}, held={self.held}, test={self.test}: parts of the whole, their sum '
+                             f'must be at most 1')
 
 class CocoJob(PhotosJob):
     "COCO comes with its own split: `held` is taken from its training images, its validation images are reported"
     def check(self)->None: "Nothing concerns several fields"
 
-JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), narratives=PhotosJob(), coco=CocoJob(train=.96, held=.04, test=0.))
+JOBS = dict(world=WorldJob(), flickr8k=PhotosJob(), flickr30k=PhotosJob(), csv=PhotosJob(), narratives=PhotosJob(),
+            coco=CocoJob(train=.96, held=.04, test=0.))
 
 # %% ../nbs/80_recipes.ipynb #2c6fc42b
-_WANTS = dict(flickr8k='the folder that holds Images/ and captions.txt', flickr30k='the folder that holds the table of captions and the images',
-              csv='a CSV file with the columns path and caption', narratives='the folder that holds images and Localized Narratives as .jsonl files',
+_WANTS = dict(flickr8k='the folder that holds Images/ and captions.txt',
+              flickr30k='the folder that holds the table of captions and the images',
+              csv='a CSV file with the columns path and caption',
+              narratives='the folder that holds images and Localized Narratives as .jsonl files',
               coco='the folder that holds annotations/, train2017/ and val2017/')
 
 def need_root(
@@ -139,16 +149,26 @@ def need_root(
     if not Path(root).exists(): raise ValueError(f'--root {root}: no such file or folder; wanted is {_WANTS[data]}')
 
 # %% ../nbs/80_recipes.ipynb #287c4961
-_small = VirTexRecipe(visual_depth=10, visual_width=16, width=64, heads=4, norm='pre', init='fan_in', bs=64, cnn_lr=.5, lr=.2, lookahead_k=0)
+_small = VirTexRecipe(visual_depth=10, visual_width=16, width=64, heads=4, norm='pre', init='fan_in', bs=64, cnn_lr=.5,
+                      lr=.2, lookahead_k=0)
 _world = replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260)
-_at64,_r18 = dict(size=64, vocab=2000, steps=750, warmup=75),dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=.2)
+_at64,_r18 = dict(size=64, vocab=2000, steps=750, warmup=75),dict(visual_depth=18, visual_width=64, steps=500,
+                                                                  warmup=50, cnn_lr=.2)
+
 def _photos(like, name='flickr8k', **kw):
     small = replace(like, **_at64, **kw)
     return {name: replace(small, **_r18), f'{name}_small': small}
-_narrated = LocTexRecipe()                                                          # LocTex's 118K setting: every default
-_told = LocTexRecipe(visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre', init='fan_in', bs=64, size=48, vocab=600, max_len=60,
-                     dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260, cnn_lr=.5, text_lr=.2, lr=.2, clip=1., group=0)
-_base = VirTexRecipe()                                                              # The paper's base model: every default
+
+# LocTex's 118K setting: every default
+_narrated = LocTexRecipe()
+_told = LocTexRecipe(visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre', init='fan_in', bs=64,
+                     size=48, vocab=600, max_len=60,
+                     dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260, cnn_lr=.5, text_lr=.2, lr=.2,
+                     clip=1., group=0)
+# The paper's base model: every default
+_base = VirTexRecipe()
+
+# %% ../nbs/80_recipes.ipynb #a92ff9e0
 RECIPES = {
     'virtex': {
         'virtex_r50_l1_h1024': _base,
@@ -177,7 +197,8 @@ RECIPES = {
         'loctex_r50_1x': replace(_narrated, scales=1),                              # tab. 5: one grid, as the next ones
         'loctex_r50_4x': replace(_narrated, scales=3),
         'loctex_r50_oracle': replace(_narrated, oracle=True),
-        'loctex_r50_809k': replace(_narrated, every=True, steps=237_300, warmup=15_820), # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
+        # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
+        'loctex_r50_809k': replace(_narrated, every=True, steps=237_300, warmup=15_820),
         'world': _told, **_photos(_told)}}
 
 # %% ../nbs/80_recipes.ipynb #32b262af
@@ -191,18 +212,21 @@ def recipe(
     return RECIPES[method][name]
 
 # %% ../nbs/80_recipes.ipynb #a91c6e54
-_ELSEWHERE = {(18,64), (34,64), (50,64), (101,64), (152,64), (50,128), (101,128)} # visual_depth and visual_width that torchvision and timm know
+# visual_depth and visual_width that torchvision and timm know
+_ELSEWHERE = {(18,64), (34,64), (50,64), (101,64), (152,64), (50,128), (101,128)}
 
 def recipe_lines(
     method:str=None, # One of `RECIPES`; all of them by default
-)->list:             # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch, who can open it
+)->list:             # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch,
+                     # who can open it
     "One line for each recipe"
     if method is not None and method not in RECIPES: raise did_you_mean('method', method, RECIPES)
     rows = []
     for m in [method] if method else RECIPES:
         for name,r in RECIPES[m].items():
             shape = r.visual_depth,r.visual_width
-            rows.append((m, name, 'paper' if r.visual_depth >= 50 else 'small', f'ResNet-{shape[0]}, width {shape[1]}', f'{r.size} pixels', f'{r.steps:,} steps of {r.bs}',
+            rows.append((m, name, 'paper' if r.visual_depth >= 50 else 'small', f'ResNet-{shape[0]}, width {shape[1]}',
+                         f'{r.size} pixels', f'{r.steps:,} steps of {r.bs}',
                          'opens in torchvision, timm, detectron2' if shape in _ELSEWHERE else 'opens in vlrep only'))
     wide = [max(map(len, col)) for col in zip(*rows)]
     return ['  '.join(s.ljust(w) for s,w in zip(row, wide)).rstrip() for row in rows]

@@ -22,7 +22,8 @@ def pick(
 )->dict:          # 'best', 'typical', 'worst' -> up to `k` samples each, none twice
     "The `k` best, the `k` around the median, the `k` worst"
     ranked = sorted(samples, key=lambda s: (-s['score'], s.get('tie', 0)))
-    n = len(ranked); k = min(k, n//3)
+    n = len(ranked)
+    k = min(k, n//3)
     if n < 3: return dict(all=ranked)
     mid = (n-k)//2
     return dict(best=ranked[:k], typical=ranked[mid:mid+k], worst=ranked[n-k:][::-1])
@@ -33,7 +34,10 @@ def jpeg_uri(
     side:int=240,      # Its longer side in the page, at most
 )->str:                # data:image/jpeg;base64,...
     "A photo as a data URI"
-    img = img.convert('RGB'); img.thumbnail((side,side)); buf = io.BytesIO(); img.save(buf, 'JPEG', quality=88)
+    img = img.convert('RGB')
+    img.thumbnail((side,side))
+    buf = io.BytesIO()
+    img.save(buf, 'JPEG', quality=88)
     return 'data:image/jpeg;base64,' + base64.b64encode(buf.getvalue()).decode()
 
 # %% ../nbs/82_report.ipynb #fe59ff13
@@ -48,26 +52,36 @@ def _own(table): return next((r['backbone'] for r in table), None)
 
 def _clock(s):
     "Seconds as a person would say them"
-    return f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s' if s < 100 else f'{s/60:.1f} min' if s < 6000 else f'{s/3600:.1f} h'
+    return (f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s' if s < 100 else f'{s/60:.1f} min' if s < 6000
+            else f'{s/3600:.1f} h')
 
+# %% ../nbs/82_report.ipynb #74611a55
 def _heads(res):
     "The few numbers at the head of the page: (number, what it is)"
     num,table = res['numbers'],res['numbers'].get('table') or []
-    own = _own(table); a,b = (object_map(table, k) for k in (own, 'random')); out = []
+    own = _own(table)
+    a,b = (object_map(table, k) for k in (own, 'random'))
+    out = []
     if a is not None and b:
-        out.append((f'{a:.1f} %', f'object mAP on the shifted world; random features {b:.1f}, that is {a/b:.1f} times as much'))
+        out.append((f'{a:.1f} %',
+                    f'object mAP on the shifted world; random features {b:.1f}, that is {a/b:.1f} times as much'))
     elif a is not None:
         guess = next(r['chance'] for r in table if r['question'] == 'objects')
         out.append((f'{a:.1f} %', f'object mAP on the shifted world; guessing {guess:.1f}'))
     if 'noun_precision' in num:
         two = lambda who: f'{num[who+"noun_precision"]:.0f} / {num[who+"noun_recall"]:.0f} %'
-        out.append((two(''), f'precision and recall of the nouns in held-out captions (one person\'s caption: {two("person_")})'))
+        out.append((two(''), f'precision and recall of the nouns in held-out captions (one person\'s caption: '
+                             f'{two("person_")})'))
     if num.get('where'):
-        r = num['where'][0]; out.append((f'{r["value"]:.0f} %', f'of named objects in held-out scenes are pointed at; guessing {r["chance"]:.0f}'))
+        r = num['where'][0]
+        out.append((f'{r["value"]:.0f} %',
+                    f'of named objects in held-out scenes are pointed at; guessing {r["chance"]:.0f}'))
     if 'right' in num:
-        each = num['wrong_each']; span = f'lowest and highest of {len(each)} shuffles: {min(each):.2f}, {max(each):.2f}'
+        each = num['wrong_each']
+        span = f'lowest and highest of {len(each)} shuffles: {min(each):.2f}, {max(each):.2f}'
         out.append((f'{num["right"]:.2f}', 'nats a word for held-out captions, given the right photo'))
-        out.append((f'{num["wrong"]:.2f}', f'given another photo: {num["wrong"]-num["right"]:+.3f} nats a word ({span})'))
+        out.append((f'{num["wrong"]:.2f}',
+                    f'given another photo: {num["wrong"]-num["right"]:+.3f} nats a word ({span})'))
     out.append((f'{num["images_per_second"]:,.0f}', f'images a second in training, {num["views"]:,} image views'))
     return out + [(_clock(sum(res['seconds'].values())), 'for everything on this page')]
 
@@ -77,58 +91,75 @@ def _learning(log):
     def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
         return [float(r['step']) for r in rows],[float(r[name]) for r in rows]
-    ends = [r for r in log if r.get('valid_loss') not in (None, '')]                   # rows that are means over an epoch
+    # rows that are means over an epoch
+    ends = [r for r in log if r.get('valid_loss') not in (None, '')]
     within = [r for r in log if r not in ends]                                        # and over some steps
     loss = {'training': col('train_loss', max(ends, within, key=len)), 'held out': col('valid_loss', log)}
-    cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}; lrs = {}
+    cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}
+    lrs = {}
     for k,v in cols.items():
         if v not in lrs.values(): lrs['backbone' if k == 'lr0' else 'the rest' if 'the rest' not in lrs else k] = v
     if len(lrs) == 1: lrs = {'all parameters': next(iter(lrs.values()))}
-    late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]   # the first fall would flatten the rest
-    svgs = curves_svg(loss, x='steps', y='loss', top=max(late, default=None)) + curves_svg(lrs, x='steps', y='learning rate', zero=True)
+    # the first fall would flatten the rest
+    late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]
+    svgs = curves_svg(loss, x='steps', y='loss', top=max(late, default=None)) + curves_svg(lrs,
+        x='steps', y='learning rate', zero=True)
     return f'<div class=two>{svgs}</div>' if log else ''
 
 def _cost(seconds, note):
     "The stages as bars of their share, with seconds"
     most = max(seconds.values(), default=0)
-    bar = lambda v: f'<span class="track bare"><i class=fill style="width:{100*v/max(most, 1e-9):.1f}%;background:#8fa3ba"></i></span>'
-    rows = ''.join(f'<div class=b><span class=who>{esc(k)}</span>{bar(v)}<b>{_clock(v)}</b></div>' for k,v in seconds.items())
+    bar = (lambda v: f'<span class="track bare"><i class=fill '
+                     f'style="width:{100*v/max(most, 1e-9):.1f}%;background:#8fa3ba"></i></span>')
+    rows = ''.join(f'<div class=b><span class=who>{esc(k)}</span>{bar(v)}<b>{_clock(v)}</b></div>'
+                   for k,v in seconds.items())
     return f'<div class=two><div>{rows}</div><p>{esc(note)}</p></div>'
 
 # %% ../nbs/82_report.ipynb #df48474e
 _TRANSFER = (
-    'A linear probe on frozen features answers each question about scenes of a shifted world: other palettes, textures, layouts, '
-    'and six kinds of object that training never showed. <b>random</b> is the same network before training, <b>supervised</b> the '
-    'same network trained with the true categories. The thin line is the 95 % interval, the dotted red one is guessing.')
+    'A linear probe on frozen features answers each question about scenes of a shifted world: other palettes, '
+    'textures, layouts, and six kinds of object that training never showed. <b>random</b> is the same network before '
+    'training, <b>supervised</b> the same network trained with the true categories. The thin line is the 95 % '
+    'interval, the dotted red one is guessing.')
 _NOUNS = (
-    'Ranked by the F1 of the nouns against what is in the scene. ✓ a noun that is right, ✗ one that is not in the scene, … one '
-    'that the caption leaves out (no person lists everything either). The pictures are drawn larger than the network saw them.')
+    'Ranked by the F1 of the nouns against what is in the scene. ✓ a noun that is right, ✗ one that is not in the '
+    'scene, … one that the caption leaves out (no person lists everything either). The pictures are drawn larger than '
+    'the network saw them.')
 _WORDS = (
-    'What the decoder looked at while it wrote each word, the mean over its layers and heads: clear where it looked most, dark where it did not. '
-    'The grid is coarse, as coarse as the last layer of the network. Words like “a” or “the” often look at nothing in particular.')
+    'What the decoder looked at while it wrote each word, the mean over its layers and heads: clear where it looked '
+    'most, dark where it did not. The grid is coarse, as coarse as the last layer of the network. Words like “a” or '
+    '“the” often look at nothing in particular.')
 _NEAR = (
-    'For pictures drawn by lot, the others whose features have the largest cosine, before training (random weights) and after it. The small number is the cosine. '
-    'A network that has learned finds the same things; a random one finds the same colours and layouts.')
+    'For pictures drawn by lot, the others whose features have the largest cosine, before training (random weights) '
+    'and after it. The small number is the cosine. A network that has learned finds the same things; a random one '
+    'finds the same colours and layouts.')
 _WHERE = (
-    'The network is given the name of something that stands in the picture once, and asked where it looks for that name (if it writes captions: which cells speak for the name). It <b>points at</b> the object if its strongest '
-    'cell lies on it; the other question is which <b>part of the attention</b> lies on it. Guessing gets the size of the object, and <b>centre</b>, which always says the '
-    'middle of the picture, gets what it does because people and painters put things there. Scenes are held out, or of the shifted world.')
+    'The network is given the name of something that stands in the picture once, and asked where it looks for that '
+    'name (if it writes captions: which cells speak for the name). It <b>points at</b> the object if its strongest '
+    'cell lies on it; the other question is which <b>part of the attention</b> lies on it. Guessing gets the size of '
+    'the object, and <b>centre</b>, which always says the middle of the picture, gets what it does because people and '
+    'painters put things there. Scenes are held out, or of the shifted world.')
 _TOLD = (
-    'Pictures drawn by lot, each with what a person said about it and the path of the mouse meanwhile, from blue at the beginning to red at the end; a word has the colour of the moment '
-    'when it was said, a dot is where a stroke begins. Small pictures: above, the cells that the mouse crossed while the word was said; below, where the network looks '
-    'for the word, clear where most, with the edge of these cells. The numbers say which part of its attention is inside, and which part of the picture that is.')
+    'Pictures drawn by lot, each with what a person said about it and the path of the mouse meanwhile, from blue at '
+    'the beginning to red at the end; a word has the colour of the moment when it was said, a dot is where a stroke '
+    'begins. Small pictures: above, the cells that the mouse crossed while the word was said; below, where the network '
+    'looks for the word, clear where most, with the edge of these cells. The numbers say which part of its attention '
+    'is inside, and which part of the picture that is.')
 _NATS = (
     'Ranked by the loss of what people wrote about the photo, in nats a word: low means that the model would have said '
     'something like it.')
 
+# %% ../nbs/82_report.ipynb #a427c850
 def _asked(rows, text, whose=''):
     "Bars and the same numbers as a table; '' for no rows"
-    below = table_html(wide_rows(rows), 'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.')
+    below = table_html(wide_rows(rows),
+                       'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.')
     return rows and f'<p>{text}</p>{whose}{bars_html(rows)}{below}'
 
 def _what(info, res):
     "What was run, as names and values"
-    num,soft = res['numbers'],', '.join(f'{k} {v}' for k,v in info['versions'].items() if k in ('vlrep','python','torch','fastai'))
+    num,soft = res['numbers'],', '.join(f'{k} {v}' for k,v in info['versions'].items()
+                                        if k in ('vlrep','python','torch','fastai'))
     return dict(
         method=info['method'], recipe=info['name'], data=info['data']['name'], seed=info['seed'],
         images=f'{num["images"]:,}', steps=f'{num["steps"]:,} of {info["recipe"]["bs"]} images',
@@ -139,46 +170,60 @@ def _what(info, res):
 # %% ../nbs/82_report.ipynb #8b92e975
 def _shown(samples, data):
     "Sections for the samples of a run: captions, words, neighbours"
-    s = dict(captions=samples) if isinstance(samples, list) else samples; near = s.get('neighbours') or {}
-    cards = ''.join(f'<h3>{esc(k.capitalize())}</h3>' + cards_html(v) for k,v in pick(s.get('captions') or []).items() if v)
-    share = near.get('share'); said = ''
+    s = dict(captions=samples) if isinstance(samples, list) else samples
+    near = s.get('neighbours') or {}
+    cards = ''.join(f'<h3>{esc(k.capitalize())}</h3>' + cards_html(v) for k,v in pick(s.get('captions') or []).items()
+                    if v)
+    share = near.get('share')
+    said = ''
     if share:
         each = ', '.join(f'<b>{esc(k)} {v:.0f} %</b>' for k,v in share.items() if k != 'any two')
-        said = f'<p>Over all {near["n"]:,} pictures, the nearest {esc(near["k"])} show at least one of the same things in this part of the cases: {each}; any two pictures {share["any two"]:.0f} %.</p>'
+        said = (f'<p>Over all {near["n"]:,} pictures, the nearest {esc(near["k"])} show at least one of the same '
+                f'things in this part of the cases: {each}; any two pictures {share["any two"]:.0f} %.</p>')
     return {
         'Captions of held-out images': cards and f'<p>{_NOUNS if data == "world" else _NATS}</p>{cards}',
         'Where each word looked': s.get('words') and f'<p>{_WORDS}</p>{words_html(s["words"])}',
-        'Where the mouse was, and where the words look': s.get('traces') and f'<p>{_TOLD}</p>{traces_html(s["traces"])}',
+        'Where the mouse was, and where the words look': s.get('traces')
+        and f'<p>{_TOLD}</p>{traces_html(s["traces"])}',
         'Nearest neighbours': near and f'<p>{_NEAR}</p>{said}{near_html(near["asks"], near["pics"])}'}
 
 def _warned(runs, names=None):
     "What the daggers on a page stand for, as paragraphs; '' if there are none"
     lines = [dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers']) for r in runs]
-    return ''.join(f'<p>{esc(n)}. Shown of a run is its best checkpoint, of a rival its last step.</p>' for n in warning_notes(lines, names))
+    return ''.join(f'<p>{esc(n)}. Shown of a run is its best checkpoint, of a rival its last step.</p>'
+                   for n in warning_notes(lines, names))
 
 def _left_out(num):
     "Steps and photos that were left out, as facts and a list; '' if there were none"
-    bad,twins = num.get('damaged') or {},num.get('duplicates') or {}; facts = {}
+    bad,twins = num.get('damaged') or {},num.get('duplicates') or {}
+    facts = {}
     if num.get('skipped'): facts['steps left out, loss or gradient not finite'] = num['skipped']
     if bad: facts['photos that could not be read'] = len(bad)
-    for k,what in dict(images='test photos that are in the training, too', captions='their captions that are in the training, word for word').items():
+    for k,what in dict(images='test photos that are in the training, too',
+                       captions='their captions that are in the training, word for word').items():
         if twins.get(k): facts[what] = twins[k]
     rows = [dict(photo=k, why=v) for k,v in list(bad.items())[:20]]
-    return facts and facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows) else '')
+    return facts and facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}'
+                                                    if len(bad) > len(rows) else '')
 
 # %% ../nbs/82_report.ipynb #73ca4b0a
 def report_html(
     info:dict,   # recipe.json: method, recipe, data, seed, precision, threads, versions
     res:dict,    # The line of result.jsonl: seconds, numbers, commit
     log:list=(), # Rows of log.csv
-    samples:dict|list|tuple=(), # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`, see `vlrep.samples` and `vlrep.where`; or captions alone
+    samples:dict|list|tuple=(), # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`,
+                                # see `vlrep.samples` and `vlrep.where`; or captions alone
 )->str:          # The page
     "The page of one run"
-    num,data = res['numbers'],info['data']['name']; table = num.get('table') or []; where = num.get('where') or []; n = info['threads']
+    num,data = res['numbers'],info['data']['name']
+    table = num.get('table') or []
+    where = num.get('where') or []
+    n = info['threads']
     heads = ''.join(f'<div><b>{esc(a)}</b><span>{esc(b)}</span></div>' for a,b in _heads(res))
     cost  = (f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s"*(n > 1)}; '
              f'training went through {num["images_per_second"]:,.0f} images a second.')
-    said  = table_html(wide_rows(num.get('caption_table') or []), 'Scores against what people wrote, in percent; chance is a caption of another picture.')
+    said  = table_html(wide_rows(num.get('caption_table') or []),
+                       'Scores against what people wrote, in percent; chance is a caption of another picture.')
     shown = _shown(list(samples) if not isinstance(samples, dict) else samples, data)
     return page_html(f'{info["method"]} on {data}', {
         '': f'<div class=heads>{heads}</div>{_warned([dict(info=info, res=res)])}',
@@ -194,7 +239,8 @@ def report_html(
 # %% ../nbs/82_report.ipynb #c2f34b0a
 def _read_run(run):
     "What a finished run's folder says: `name`, `info`, `res` and `log`"
-    run = Path(getattr(run, 'path', run)); f = run/'result.jsonl'
+    run = Path(getattr(run, 'path', run))
+    f = run/'result.jsonl'
     if not (run/'recipe.json').is_file(): raise ValueError(f'{run}: no run folder, recipe.json is missing')
     if not f.is_file(): raise ValueError(f'{f}: no such file: the run has not finished')
     try: res = parse_json(f.read_bytes().strip().splitlines()[-1])
@@ -212,14 +258,17 @@ def _shows(*runs):
     try: yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as e:
         name = ', '.join(map(str, runs))
-        raise ValueError(f'{name}: a file holds what cannot be shown ({type(e).__name__}: {" ".join(str(e).split())[:200]})') from e
+        raise ValueError(
+            f'{name}: a file holds what cannot be shown ({type(e).__name__}: {" ".join(str(e).split())[:200]})') from e
 
 # %% ../nbs/82_report.ipynb #7eced529
 def write_report(
-    run:'FilePath|Run', # A run folder that holds recipe.json and result.jsonl; log.csv and samples.json where there are any
+    run:'FilePath|Run', # A run folder that holds recipe.json and result.jsonl; log.csv and samples.json where there are
+                        # any
 )->Path:                # report.html in that folder
     "Write the page of a run"
-    run = Path(getattr(run, 'path', run)); r = _read_run(run)
+    run = Path(getattr(run, 'path', run))
+    r = _read_run(run)
     samples = read_json(run/'samples.json') if (run/'samples.json').is_file() else []
     with _shows(run): page = report_html(r['info'], r['res'], r['log'], samples)
     with atomic_file(run/'report.html') as new: new.write_text(page, encoding='utf-8')
@@ -242,32 +291,49 @@ def read_results(
 def over_seeds(
     results:list, # Lines of one method on the world, one a seed
 )->list:          # Dicts `question, chance, ...`, one text for each backbone
-    "One row for each question: mean over the runs, with the lowest and the highest; a dagger if one of them went wrong, see `warning_notes`"
+    """One row for each question: mean over the runs, with the lowest and the highest
+
+    A dagger if one of them went wrong, see `warning_notes`
+    """
     got = {}
     for r in results:
         for t in r['numbers'].get('table') or []:
             got.setdefault(t['question'], {}).setdefault(t['backbone'], []).append(t)
     def cell(ts):
         v = [t['value'] for t in ts]
-        return dagger(f'{sum(v)/len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else ''), any(t.get('warned') for t in ts))
+        return dagger(f'{sum(v)/len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else ''),
+                      any(t.get('warned') for t in ts))
     first = {q: next(iter(by.values()))[0] for q,by in got.items()}
-    return [dict(question=ask_name(first[q]), chance=f'{first[q]["chance"]:.1f}', **{b: cell(ts) for b,ts in by.items()})
+    return [dict(question=ask_name(first[q]), chance=f'{first[q]["chance"]:.1f}',
+                 **{b: cell(ts) for b,ts in by.items()})
             for q,by in got.items()]
 
 # %% ../nbs/82_report.ipynb #b7b02a01
 def _names(runs):
-    "A short name for each run: its method, with the seed where that is not enough, and the folder where that is not enough; a dagger if it went wrong"
-    method = [r['info']['method'] for r in runs]; seed = [f'{m} {r["info"]["seed"]}' for m,r in zip(method, runs)]
-    names = [m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}' for m,s,r in zip(method, seed, runs)]
+    """A short name for each run
+
+    Its method, with the seed where that is not enough, and the folder where that is not enough; a dagger if it went
+    wrong
+    """
+    method = [r['info']['method'] for r in runs]
+    seed = [f'{m} {r["info"]["seed"]}' for m,r in zip(method, runs)]
+    names = [m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}'
+             for m,s,r in zip(method, seed, runs)]
     return [dagger(n, m in (r['res']['numbers'].get('warnings') or {})) for n,m,r in zip(names, method, runs)]
 
 def _merged(tables):
-    "Rows of several runs' tables (name -> rows) as one: each run's own backbone under its name, the others from the first that has them"
+    """Rows of several runs' tables (name -> rows) as one
+
+    Each run's own backbone under its name, the others from the first that has them
+    """
     out,seen = [],set()
-    for name,rows in tables.items(): out += [r | dict(backbone=name, warned=False) for r in rows if r['backbone'] == _own(rows)]     # its name has the dagger
+    # its name has the dagger
+    for name,rows in tables.items():
+        out += [r | dict(backbone=name, warned=False) for r in rows if r['backbone'] == _own(rows)]
     for rows in tables.values():
         more = [r for r in rows if r['backbone'] != _own(rows) and r['backbone'] not in seen]
-        seen |= {r['backbone'] for r in more}; out += more
+        seen |= {r['backbone'] for r in more}
+        out += more
     order = list(dict.fromkeys(r['question'] for r in out))
     return sorted(out, key=lambda r: order.index(r['question']))
 
@@ -279,13 +345,17 @@ def _care(tables):
             if r['backbone'] != _own(rows): other.setdefault(r['backbone'], n)
     sizes = sorted({r['n'] for rows in tables.values() for r in rows if r['question'] == rows[0]['question']})
     whose = ', '.join(f'<b>{esc(k)}</b> as measured by {esc(n)}' for k,n in other.items())
-    warn = f' <b>The runs were tested on different numbers of scenes ({", ".join(map(esc, sizes))}): compare with care.</b>' if len(sizes) > 1 else ''
+    warn = (f' <b>The runs were tested on different numbers of scenes ({", ".join(map(esc, sizes))}): compare with '
+            f'care.</b>' if len(sizes) > 1 else '')
     return f'<p>{whose}.{warn}</p>' if whose else f'<p>{warn}</p>' if warn else ''
 
+# %% ../nbs/82_report.ipynb #bf9747e2
 def _differ(runs):
     "Rows of the fields in which the runs differ, one column for each run"
-    flat = [{**r['info']['recipe'], **{('data' if k == 'name' else k): v for k,v in r['info']['data'].items()}, 'precision': r['info']['precision'],
-             'threads': r['info']['threads'], 'processor': r['res'].get('processor', ''), 'commit': r['res'].get('commit', '')} for r in runs.values()]
+    flat = [{**r['info']['recipe'], **{('data' if k == 'name' else k): v for k,v in r['info']['data'].items()},
+             'precision': r['info']['precision'],
+             'threads': r['info']['threads'], 'processor': r['res'].get('processor', ''),
+             'commit': r['res'].get('commit', '')} for r in runs.values()]
     keys = [k for k in dict.fromkeys(k for f in flat for k in f) if len({json.dumps(f.get(k)) for f in flat}) > 1]
     return [dict(field=k, **{n: str(f.get(k, '')) for n,f in zip(runs, flat)}) for k in keys]
 
@@ -296,40 +366,61 @@ def _curves(runs):
     for m in methods:
         lines,late = {},[]
         for n,r in runs.items():
-            rows = [(float(l['step']), float(l['valid_loss'])) for l in r['log'] if l.get('valid_loss')] if r['info']['method'] == m else []
-            if rows: lines[n] = tuple(zip(*rows)); late += [b for a,b in rows if a >= .05*rows[-1][0]]
+            rows = ([(float(l['step']), float(l['valid_loss'])) for l in r['log'] if l.get('valid_loss')]
+                    if r['info']['method'] == m else [])
+            if rows:
+                lines[n] = tuple(zip(*rows))
+                late += [b for a,b in rows if a >= .05*rows[-1][0]]
         out.append(curves_svg(lines, x='steps', y=f'{m}: held-out loss', top=max(late, default=None)))
-    return f'<p>Each method sums up something else: compare losses of the same method only.</p><div class=two>{"".join(out)}</div>' if any(out) else ''
+    return (f'<p>Each method sums up something else: compare losses of the same method only.</p><div '
+            f'class=two>{"".join(out)}</div>' if any(out) else '')
 
 def _costs(runs):
     "Seconds of each stage, images a second, parameters; one column for each run"
-    train = lambda n: {'bicaptioning', runs[n]['info']['method']}; secs = {n: {'training' if k in train(n) else k: v for k,v in runs[n]['res']['seconds'].items()} for n in runs}
-    stages = list(dict.fromkeys(k for s in secs.values() for k in s)); num = {n: r['res']['numbers'] for n,r in runs.items()}
+    train = lambda n: {'bicaptioning', runs[n]['info']['method']}
+    secs = {n: {'training' if k in train(n) else k: v for k,v in runs[n]['res']['seconds'].items()} for n in runs}
+    stages = list(dict.fromkeys(k for s in secs.values() for k in s))
+    num = {n: r['res']['numbers'] for n,r in runs.items()}
     col = lambda what, f: dict(what=what, **{n: f(n) for n in runs})
     sec = lambda n, k: _clock(secs[n][k]) if k in secs[n] else ''
-    return [col('steps', lambda n: f'{num[n]["steps"]:,}'), col('image views', lambda n: f'{num[n]["views"]:,}'), col('parameters', lambda n: f'{num[n]["parameters"]:,}'),
-            col('images a second', lambda n: f'{num[n]["images_per_second"]:,.0f}'), *[col(k, lambda n, k=k: sec(n, k)) for k in stages],
+    return [col('steps', lambda n: f'{num[n]["steps"]:,}'), col('image views', lambda n: f'{num[n]["views"]:,}'),
+            col('parameters', lambda n: f'{num[n]["parameters"]:,}'),
+            col('images a second', lambda n: f'{num[n]["images_per_second"]:,.0f}'),
+            *[col(k, lambda n, k=k: sec(n, k)) for k in stages],
             col('together', lambda n: _clock(sum(runs[n]['res']['seconds'].values())))]
 
 # %% ../nbs/82_report.ipynb #2eed42e7
 _SIDE = (
-    'Each run answers the same questions with a linear probe on its frozen features; the thin line is the 95 % interval over test scenes, the dotted red one is guessing. '
-    'Intervals say how sure the number of <i>this</i> network is, not how much another seed would change it.')
+    'Each run answers the same questions with a linear probe on its frozen features; the thin line is the 95 % '
+    'interval over test scenes, the dotted red one is guessing. Intervals say how sure the number of <i>this</i> '
+    'network is, not how much another seed would change it.')
 
 def comparison_html(
     runs:list, # Dicts `name, info, res, log`, as a run folder holds them
 )->str:        # The page
     "The page of several runs"
-    runs = dict(zip(_names(runs), runs)); tables = lambda k: {n: r['res']['numbers'][k] for n,r in runs.items() if r['res']['numbers'].get(k)}
-    rows,where,said = (_merged(tables(k)) for k in ('table','where','caption_table')); diff = _differ(runs); data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
-    what = [dict(run=n, folder=r['name'], recipe=r['info']['name'], data=r['info']['data']['name'], date=r['res'].get('date', ''), changes=' '.join(r['res'].get('changes') or []) or 'none') for n,r in runs.items()]
-    nouns = [dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k,v in r['res']['numbers'].items() if 'noun_' in k}) for n,r in runs.items() if 'noun_precision' in r['res']['numbers']]
-    nats = [dict(run=n, **{k: f'{r["res"]["numbers"][q]:.3f}' for k,q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))}) for n,r in runs.items() if 'right' in r['res']['numbers']]
-    scores = (table_html(wide_rows(said), 'Scores against what people wrote, in percent.') + table_html(nouns, 'Nouns of held-out captions, in percent.') + table_html(nats, 'Loss of held-out captions.'))
+    runs = dict(zip(_names(runs), runs))
+    tables = lambda k: {n: r['res']['numbers'][k] for n,r in runs.items() if r['res']['numbers'].get(k)}
+    rows,where,said = (_merged(tables(k)) for k in ('table','where','caption_table'))
+    diff = _differ(runs)
+    data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
+    what = [dict(run=n, folder=r['name'], recipe=r['info']['name'], data=r['info']['data']['name'],
+                 date=r['res'].get('date', ''), changes=' '.join(r['res'].get('changes') or []) or 'none')
+                 for n,r in runs.items()]
+    nouns = [dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k,v in r['res']['numbers'].items() if 'noun_' in k})
+             for n,r in runs.items() if 'noun_precision' in r['res']['numbers']]
+    nats = [dict(run=n,
+                 **{k: f'{r["res"]["numbers"][q]:.3f}'
+                    for k,q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))})
+                    for n,r in runs.items() if 'right' in r['res']['numbers']]
+    scores = (table_html(wide_rows(said), 'Scores against what people wrote, in percent.')
+              + table_html(nouns, 'Nouns of held-out captions, in percent.')
+              + table_html(nats, 'Loss of held-out captions.'))
     return page_html(f'{len(runs)} runs on {" and ".join(data)}', {
         'What was run': table_html(what) + _warned(list(runs.values()), [n.removesuffix(' †') for n in runs]),
         'In what they differ': table_html(diff) if diff else '<p>In nothing but the seed.</p>',
-        'What the features are good for': _asked(rows, _SIDE, _care(tables('table'))), 'Where is it?': _asked(where, _WHERE, _care(tables('where'))),
+        'What the features are good for': _asked(rows, _SIDE, _care(tables('table'))),
+        'Where is it?': _asked(where, _WHERE, _care(tables('where'))),
         'Learning': _curves(runs), 'How captions score': scores,
         'What it cost': table_html(_costs(runs))},
         'Visual representations learned from captions: the same questions to several runs.')

@@ -38,7 +38,9 @@ def _rewind(run, step):
 def _regroup(learn):
     "Count batches anew, as if all steps had been done with the batches of today"
     s,acc = learn.steps,[cb for cb in learn.cbs if isinstance(cb, Accumulate)]
-    seen = s.watched == s.batches; s.batches = s.done*(acc[0].n if acc else 1); s.watched = s.batches if seen else 0
+    seen = s.watched == s.batches
+    s.batches = s.done*(acc[0].n if acc else 1)
+    s.watched = s.batches if seen else 0
     for cb in acc: cb.micro = 0
     learn.opt.zero_grad()
 
@@ -47,20 +49,27 @@ def resume(
     learn:'Learner',      # Made in the same way as the learner that was stopped
     run:Run,              # Its folder, from `Run.reopen`
     which:str|int='last', # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
-    regroup:bool=False,   # Have batch size or accumulation changed? The run then goes on with whole steps and is no longer exact
+    regroup:bool=False,   # Have batch size or accumulation changed? The run then goes on with whole steps and is no
+                          # longer exact
 )->int:                   # The step from which it goes on; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
     folder = run.start(which)
     if folder is None:
-        _rewind(run, 0); shutil.rmtree(run/'best', ignore_errors=True); return 0
+        _rewind(run, 0)
+        shutil.rmtree(run/'best', ignore_errors=True)
+        return 0
     w,state = load_weights(folder/'model.safetensors'),load_state(folder/'state.pt')
-    if not isinstance(state, dict) or 'training' not in state: raise ValueError(f'{folder/"state.pt"}: holds no state of a training')
+    if not isinstance(state, dict) or 'training' not in state:
+        raise ValueError(f'{folder/"state.pt"}: holds no state of a training')
     try: learn.model.load_state_dict(w)
     except RuntimeError as e:
-        raise ValueError(f'{folder/"model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})') from None
-    if not run.saved(): run.save('last', w, state)          # what a first save was killed in: the same state as that of the best
+        raise ValueError(
+            f'{folder/"model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})') from None
+    if not run.saved():
+        run.save('last', w, state)  # what a first save was killed in: the same state as that of the best
     try: load_training_state(learn, state['training'])
-    except (ValueError, KeyError, TypeError) as e: raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None
     if regroup: _regroup(learn)
     _rewind(run, learn.steps.done)
     return learn.steps.done
@@ -70,15 +79,19 @@ def fingerprint(
     src:Source,     # Any source
     rows:int=2000,  # Pixels of at most so many images are looked at
 )->str:             # 16 hexadecimal digits
-    "Names, captions, narratives and labels of all images, and pixels (or sizes of the files) of images spread over the source"
+    """Names, captions, narratives and labels of all images, and pixels (or sizes of the files) of images spread over
+    the source"""
     h = hashlib.sha256(f'{type(src).__name__} {len(src)} {src.size}'.encode())
     h.update('\n'.join(map(str, src.ids)).encode())
     if src.captions is not None:
         for a in (src.captions.data, src.captions.ends, src.captions.rows): h.update(np.ascontiguousarray(a).tobytes())
     told = src.narratives
     if told is not None:
-        for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))): h.update(np.ascontiguousarray(a).tobytes())
-    for k in sorted(src.labels): h.update(k.encode()); h.update(np.ascontiguousarray(src.labels[k]).tobytes())
+        for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))):
+            h.update(np.ascontiguousarray(a).tobytes())
+    for k in sorted(src.labels):
+        h.update(k.encode())
+        h.update(np.ascontiguousarray(src.labels[k]).tobytes())
     for i in range(0, len(src), -(-len(src)//rows)):
         if hasattr(src, 'pixels'): h.update(np.ascontiguousarray(src.pixels[i]).tobytes())
         elif hasattr(src, 'path') and os.path.isfile(src.path(i)): h.update(str(os.path.getsize(src.path(i))).encode())
@@ -94,7 +107,8 @@ def differences(
     def flat(d, name=''):
         for k,v in d.items():
             if isinstance(v, dict): yield from flat(v, k if k != 'recipe' else '')
-            elif name != 'versions' or k in _MATTER: yield (f'{name} {k}'.strip(), list(v) if isinstance(v, tuple) else v)
+            elif name != 'versions' or k in _MATTER:
+                yield (f'{name} {k}'.strip(), list(v) if isinstance(v, tuple) else v)
     a,b = dict(flat(was)),dict(flat(now))
     return [f'{k}: was {a.get(k)!r}, now {b.get(k)!r}' for k in {**a, **b} if a.get(k) != b.get(k)]
 
@@ -121,7 +135,9 @@ def signals()->'Iterator[Note]':
     note,old = Note(),{}
     if threading.current_thread() is threading.main_thread():
         for name in ('SIGINT','SIGTERM','SIGUSR1'):
-            if hasattr(signal, name): s = getattr(signal, name); old[s] = signal.signal(s, note)
+            if hasattr(signal, name):
+                s = getattr(signal, name)
+                old[s] = signal.signal(s, note)
     try: yield note
     finally:
         for s,h in old.items(): signal.signal(s, h)
@@ -153,5 +169,6 @@ def memory_advice(
     "What to do when a step needs more memory than there is"
     if accumulate >= bs: return 'out of memory with a single image at a time: use smaller images or a smaller model'
     n = min(bs, 2*accumulate)
-    return (f'out of memory with {-(-bs//accumulate)} images at a time: --accumulate {n} does the same steps of {bs} in {n} parts of {-(-bs//n)} '
+    return (f'out of memory with {-(-bs//accumulate)} images at a time: --accumulate {n} does the same steps of {bs} '
+            f'in {n} parts of {-(-bs//n)} '
             '(BatchNorm then sees each part by itself)')

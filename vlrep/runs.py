@@ -20,7 +20,8 @@ from .callbacks import read_log
 from fastcore.basics import patch
 
 # %% ../nbs/54_runs.ipynb #746750e0
-_UMASK = os.umask(0); os.umask(_UMASK)
+_UMASK = os.umask(0)
+os.umask(_UMASK)
 
 def _unwritten(path, error):
     "What a library says of a full disk, as the `OSError` it is"
@@ -37,12 +38,15 @@ def save_weights(
     for name,t in weights.items():
         key = (t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) if t.numel() else name
         if key in seen: tied[name] = seen[key]
-        else: seen[key] = name; kept[name] = t.detach().cpu().contiguous()
+        else:
+            seen[key] = name
+            kept[name] = t.detach().cpu().contiguous()
     # parts of one tensor share memory without being equal: give each its own
     held = {}
     for name,t in kept.items():
         at = t.untyped_storage().data_ptr() if t.numel() else name
-        kept[name] = t.clone() if at in held else t; held[at] = name
+        kept[name] = t.clone() if at in held else t
+        held[at] = name
     try: save_file(kept, path, metadata=dict(tied=json.dumps(tied)))
     except SafetensorError as e: raise _unwritten(path, e) from e
     os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that nobody else may read
@@ -75,14 +79,18 @@ class _Noting:
     def __init__(self, file): self.file,self.error = file,None
     def write(self, data):
         try: return self.file.write(data)
-        except OSError as e: self.error = e; raise
+        except OSError as e:
+            self.error = e
+            raise
     def flush(self): self.file.flush()
 
 def _save_state(state, path):
     "`torch.save`, with an `OSError` that names the file if it cannot be written"
     noting = None
     try:
-        with open(path, 'wb') as f: noting = _Noting(f); torch.save(state, noting)
+        with open(path, 'wb') as f:
+            noting = _Noting(f)
+            torch.save(state, noting)
     except (OSError, RuntimeError) as e:
         why = noting and noting.error or e
         if isinstance(why, OSError): raise write_error(why, path) from None
@@ -111,13 +119,15 @@ def check_format(
     "A `ValueError` if a newer program wrote it"
     n = facts.get('format', FORMAT) if isinstance(facts, dict) else FORMAT
     if type(n) is not int or n < 1: raise ValueError(f'{path}: damaged, format is {brief(n)}')
-    if n > FORMAT: raise ValueError(f'{path}: made by a newer vlrep (format {n}, this one reads up to {FORMAT}): update vlrep')
+    if n > FORMAT:
+        raise ValueError(f'{path}: made by a newer vlrep (format {n}, this one reads up to {FORMAT}): update vlrep')
 
 def check_folder(
     folder:FilePath, # A checkpoint
 )->Path:             # The folder
     "Compare a checkpoint with its checksums; a `ValueError` names the first file that is not what was saved"
-    folder = Path(folder); old = folder.with_name(f'.{folder.name}.old')
+    folder = Path(folder)
+    old = folder.with_name(f'.{folder.name}.old')
     if not folder.is_dir() and old.is_dir(): folder = old       # a writer died, or is, between its two renames
     if not folder.is_dir(): raise ValueError(f'{folder}: no such checkpoint')
     man = read_json(folder/'manifest.json')
@@ -126,7 +136,8 @@ def check_folder(
         raise ValueError(f'{folder/"manifest.json"}: damaged, it lists no files')
     for name in ('model.safetensors','state.pt'):
         want = man['files'].get(name)
-        if not isinstance(want, dict) or not isinstance(want.get('bytes'), int) or not isinstance(want.get('sha256'), str):
+        if not isinstance(want, dict) or not isinstance(want.get('bytes'),
+                                                        int) or not isinstance(want.get('sha256'), str):
             raise ValueError(f'{folder/"manifest.json"}: damaged, it does not describe {name}')
         p = folder/name
         if not p.is_file(): raise ValueError(f'{p}: missing')
@@ -177,15 +188,20 @@ def create(cls:Run,
 )->Run:
     "Begin a run: lock the folder and write `recipe.json`; a `ValueError` if it holds a run or is in use"
     try: str(path).encode()
-    except UnicodeEncodeError: raise ValueError(f'{path}: the name of the folder is not UTF-8, and weights cannot be read from there: choose another') from None
-    self = cls(path); self._lock()
+    except UnicodeEncodeError:
+        raise ValueError(f'{path}: the name of the folder is not UTF-8, and weights cannot be read from there: choose '
+                         f'another') from None
+    self = cls(path)
+    self._lock()
     try:
         there = [p for p in _PARTS if (self/p).exists()]
         if there: raise ValueError(f'{path}: holds a run already ({", ".join(there)}): choose another folder')
         recipe = asdict(recipe) if is_dataclass(recipe) else dict(recipe)
         facts = dict(format=FORMAT, method=method, recipe=recipe, data=data, seed=seed, precision=precision)
         self._write({**facts, 'threads': torch.get_num_threads(), 'versions': versions(), **more})
-    except BaseException: self.close(); raise
+    except BaseException:
+        self.close()
+        raise
     return self
 
 @patch
@@ -200,10 +216,14 @@ def reopen(cls:Run,
     path:FilePath, # The folder of a run that was stopped
 )->Run:            # Locked
     "Open a run to go on with it; what a killed process left half-written is removed"
-    load(path); self = cls(path); self._lock()
+    load(path)
+    self = cls(path)
+    self._lock()
     for d in (self.path, self/'steps'):
         for p in d.glob('.*.tmp'): shutil.rmtree(p) if p.is_dir() else p.unlink()
-        for p in d.glob('.*.old'): settled(p.with_name(p.name[1:-4])); shutil.rmtree(p, ignore_errors=True)
+        for p in d.glob('.*.old'):
+            settled(p.with_name(p.name[1:-4]))
+            shutil.rmtree(p, ignore_errors=True)
     return self
 
 # %% ../nbs/54_runs.ipynb #ef4f250f
@@ -237,7 +257,10 @@ def checkpoint(self:Run,
     else: raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {there}')
     others = [s for s in there if f'{s:06d}' != folder.name]
     try: return check_folder(folder)
-    except ValueError as e: raise ValueError(f'{e}' + (f'; there are checkpoints of the steps {others}' if others else self._instead(which))) from None
+    except ValueError as e:
+        raise ValueError(f'{e}'
+                         + (f'; there are checkpoints of the steps {others}' if others
+                            else self._instead(which))) from None
 
 # %% ../nbs/54_runs.ipynb #8ba3d24c
 @patch
@@ -250,12 +273,14 @@ def start(self:Run,
     which:str|int='last', # last, best, or the number of a step; 0 is the beginning
 )->Path:                  # A checkpoint, checked; None: from the beginning
     "Where a run goes on; without any numbered checkpoint, that is the best one"
-    best = (self/'best').is_dir() or (self/'.best.old').is_dir(); alone = best and not self.saved()
+    best = (self/'best').is_dir() or (self/'.best.old').is_dir()
+    alone = best and not self.saved()
     if str(which) == '0' or which == 'last' and not best and not self.saved(): return None
     try:
         if alone and which == 'last': return self.checkpoint('best')
         if alone and str(which).isdigit() and self.state('best')['step'] == int(which): return self.checkpoint('best')
-    except ValueError as e: raise ValueError(f'{e}; it is the only checkpoint: --resume-at 0 begins the run anew') from None
+    except ValueError as e:
+        raise ValueError(f'{e}; it is the only checkpoint: --resume-at 0 begins the run anew') from None
     return self.checkpoint(which)
 
 # %% ../nbs/54_runs.ipynb #91936cfe
@@ -282,7 +307,8 @@ def part(self:Run,
     p = self/name
     if not p.is_file(): raise ValueError(f'{p}: missing from the run')
     if not p.stat().st_size: raise ValueError(f'{p}: empty')
-    if name in (sums := self.info.get('parts', {})) and _sha(p) != sums[name]: raise ValueError(f'{p}: damaged, its SHA-256 is not the one in recipe.json')
+    if name in (sums := self.info.get('parts', {})) and _sha(p) != sums[name]:
+        raise ValueError(f'{p}: damaged, its SHA-256 is not the one in recipe.json')
     return p
 
 @patch
@@ -322,7 +348,8 @@ def _results(self:Run):
 @patch
 def results(self:Run)->list:
     "All results, oldest first; a `ValueError` names a damaged line"
-    p = self.part('result.jsonl'); out,torn = self._results()
+    p = self.part('result.jsonl')
+    out,torn = self._results()
     if torn: raise ValueError(f'{p}: line {len(out)+1} is damaged: {torn[:60]!r}')
     return out
 
@@ -330,7 +357,8 @@ def results(self:Run)->list:
 @patch
 def missing(self:Run)->list: # Of result.jsonl and report.html; none: the run is complete
     "What a trained run has not, or has torn; as long as there is no result, the report is missing as well"
-    out,torn = self._results(); page = self/'report.html'
+    out,torn = self._results()
+    page = self/'report.html'
     if torn or not out: return ['result.jsonl','report.html']
     return [] if page.is_file() and page.read_bytes().rstrip().endswith(b'</html>') else ['report.html']
 
@@ -342,14 +370,19 @@ def load(
     path = Path(path)
     if not path.is_dir(): raise ValueError(f'{path}: no such run folder')
     if not (path/'recipe.json').is_file(): raise ValueError(f'{path}: holds no run, recipe.json is missing')
-    run = Run(path); run.info
+    run = Run(path)
+    run.info
     return run
 
 # %% ../nbs/54_runs.ipynb #2c0c7b5a
-_KINDS = dict(method=((str,), 'text'), recipe=((dict,), 'a set of fields'), data=((str,dict), 'text or a set of fields'), seed=((int,), 'a whole number'),
+_KINDS = dict(method=((str,), 'text'), recipe=((dict,), 'a set of fields'),
+              data=((str,dict), 'text or a set of fields'), seed=((int,), 'a whole number'),
               versions=((dict,), 'a set of names'), threads=((int,), 'a whole number'), precision=((str,), 'text'))
-_OPTIONAL = dict(parts=((dict,), 'a set of names'), name=((str,type(None)), 'text'), accumulate=((int,), 'a whole number'), workers=((int,), 'a whole number'), images=((dict,), 'a set of names'),
-                 save_every=((int,), 'a whole number'), root=((str,type(None)), 'text'), inexact=((list,), 'a list'), max_damaged=((int,float,str,type(None)), 'a number'))
+_OPTIONAL = dict(parts=((dict,), 'a set of names'), name=((str,type(None)), 'text'),
+                 accumulate=((int,), 'a whole number'), workers=((int,), 'a whole number'),
+                 images=((dict,), 'a set of names'),
+                 save_every=((int,), 'a whole number'), root=((str,type(None)), 'text'), inexact=((list,), 'a list'),
+                 max_damaged=((int,float,str,type(None)), 'a number'))
 
 @patch(as_prop=True)
 def info(self:Run)->dict:
@@ -362,25 +395,31 @@ def info(self:Run)->dict:
         if lost: raise ValueError(f'{path}: damaged, {", ".join(lost)} missing')
         try: seal = _seal(d)
         except RecursionError: raise ValueError(f'{path}: damaged, nested too deeply') from None
-        if d.get('sha256', seal) != seal: raise ValueError(f'{path}: damaged, or changed by hand: its SHA-256 is not the one in it')
+        if d.get('sha256', seal) != seal:
+            raise ValueError(f'{path}: damaged, or changed by hand: its SHA-256 is not the one in it')
         for k,(kinds,what) in (_KINDS|_OPTIONAL).items():
             if k in d and type(d[k]) not in kinds: raise ValueError(f'{path}: {k} is {brief(d[k])}, wanted is {what}')
-        if isinstance(d['data'], dict) and not isinstance(d['data'].get('name'), str): raise ValueError(f'{path}: data has no name')
+        if isinstance(d['data'], dict) and not isinstance(d['data'].get('name'), str):
+            raise ValueError(f'{path}: data has no name')
         self._info = d
     return self._info
 
-def _seal(d): return hashlib.sha256(json.dumps({k: v for k,v in d.items() if k != 'sha256'}, sort_keys=True).encode()).hexdigest()
+def _seal(d):
+    return hashlib.sha256(json.dumps({k: v for k,v in d.items() if k != 'sha256'}, sort_keys=True).encode()).hexdigest()
 
 @patch
 def _write(self:Run, d):
-    d = json.loads(json.dumps(d)); write_json(self/'recipe.json', {**d, 'sha256': _seal(d)})
+    d = json.loads(json.dumps(d))
+    write_json(self/'recipe.json', {**d, 'sha256': _seal(d)})
 
+# %% ../nbs/54_runs.ipynb #9c11f279
 @patch
 def change(self:Run,
     facts:dict, # The new ones
 )->None:
     "Write other facts into `recipe.json`, when a run goes on in another way than it began"
-    self._write({**self.info, **facts}); del self._info
+    self._write({**self.info, **facts})
+    del self._info
 
 @patch(as_prop=True)
 def recipe(self:Run)->dict:

@@ -26,7 +26,9 @@ def join_pieces(
     out = []
     for p,m in zip(pieces, np.asarray(maps, float)):
         if p.startswith('▁') or not out: out.append([p.lstrip('▁'), [m]])
-        else: out[-1][0] += p; out[-1][1].append(m)
+        else:
+            out[-1][0] += p
+            out[-1][1].append(m)
     return [dict(word=w, map=np.mean(m, 0).round(4).tolist()) for w,m in out if w]
 
 # %% ../nbs/82a_samples.ipynb #262df767
@@ -36,7 +38,8 @@ def seen(
     sharper:int=4, # Times as many pixels along a side
 )->list:           # PIL images, square
     "What the network saw, sharper"
-    v = m.view; view = Plain(sharper*v.size, sharper*v.resize, v.mean, v.std)
+    v = m.view
+    view = Plain(sharper*v.size, sharper*v.resize, v.mean, v.std)
     x = Pretrained(m.backbone, view, sharper*m.side).batch(imgs).cpu()
     x = x*torch.tensor(v.std)[:,None,None] + torch.tensor(v.mean)[:,None,None]
     return [Image.fromarray(a) for a in (x.clamp(0, 1)*255).round().byte().permute(0,2,3,1).contiguous().numpy()]
@@ -50,7 +53,10 @@ def word_maps(
     big:list=None,         # The same pictures with more pixels, to show
 )->list:                   # Dicts `image`, `words`, as `words_html` takes them
     "The caption of each picture, and for each word where the decoder looked, the mean over layers and heads"
-    model.eval(); x = m.batch(imgs); tok = model.generate(x); h,w = model.visual(x).shape[2:]
+    model.eval()
+    x = m.batch(imgs)
+    tok = model.generate(x)
+    h,w = model.visual(x).shape[2:]
     maps = attention(model.embed, model.forward_decoder, model.look(x), tok).mean((1,2)).float().cpu().numpy()
     out = []
     for t,a,p in zip(tok.tolist(), maps, seen(m, imgs if big is None else big)):
@@ -65,7 +71,9 @@ def shared_part(
     near:np.ndarray, # Rows of the neighbours of each picture (n,m)
 )->float:            # Percent
     "How often a picture and its neighbour have something in common; pictures without any thing are left out"
-    t = np.asarray(tags, bool); some = t.any(1); both = (t[:,None] & t[near]).any(2)
+    t = np.asarray(tags, bool)
+    some = t.any(1)
+    both = (t[:,None] & t[near]).any(2)
     return float(100*both[some].mean()) if some.any() else float('nan')
 
 def near_samples(
@@ -78,14 +86,21 @@ def near_samples(
     show:callable=None, # Row -> PIL image to show; by default the source's own
 )->dict:                # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
     "The nearest neighbours of some pictures in the features of each network"
-    n = len(src); k = min(k, n-1)
+    n = len(src)
+    k = min(k, n-1)
     if k < 1: raise ValueError(f'{src.name}: {n} pictures have no neighbours, at least 2 are needed')
-    near = {w: [np.concatenate([np.asarray(c) for c in cols]) for cols in zip(*[(i, s) for _,i,s in neighbours(features(f, src, size)['avg'], k=k)])] for w,f in nets.items()}
-    rows = np.sort(rng(seed, 'asks').permutation(n)[:asks]); name = lambda r: str(src.ids[r])
-    got = [dict(id=name(r), **{w: [[name(j), round(float(c), 4)] for j,c in zip(i[r], s[r])] for w,(i,s) in near.items()}) for r in rows]
+    near = {w: [np.concatenate([np.asarray(c) for c in cols])
+                for cols in zip(*[(i, s) for _,i,s in neighbours(features(f, src, size)['avg'], k=k)])]
+                for w,f in nets.items()}
+    rows = np.sort(rng(seed, 'asks').permutation(n)[:asks])
+    name = lambda r: str(src.ids[r])
+    got = [dict(id=name(r),
+                **{w: [[name(j), round(float(c), 4)] for j,c in zip(i[r], s[r])] for w,(i,s) in near.items()})
+                for r in rows]
     want = {int(r) for r in rows} | {int(j) for i,_ in near.values() for r in rows for j in i[r]}
     pics = {name(r): jpeg_uri(show(r) if show else src[r].load(), 120) for r in sorted(want)}
-    out = dict(n=n, k=k, asks=got, pics=pics); tags = src.labels.get('tags')
+    out = dict(n=n, k=k, asks=got, pics=pics)
+    tags = src.labels.get('tags')
     if tags is not None and tags.any():
         other = (np.arange(n)[:,None] + 1 + rng(seed, 'any two').integers(n-1, size=(n,20)))%n
         out['share'] = {**{w: shared_part(tags, i) for w,(i,_) in near.items()}, 'any two': shared_part(tags, other)}
@@ -103,11 +118,14 @@ def more_samples(
     most:int=1000,          # Pictures among which neighbours are sought
 )->dict:                    # `words` and `neighbours`, for samples.json
     "Where words looked, and neighbours before and after training"
-    show = show or (lambda r: src[r].load()); out = {}
+    show = show or (lambda r: src[r].load())
+    out = {}
     if hasattr(model, 'forward_decoder') and hasattr(model, 'generate') and len(rows):
         words = word_maps(model, m, [src[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
         said = [src[int(r)].captions for r in rows]
         out['words'] = [w | (dict(said=c[0]) if c else {}) for w,c in zip(words, said)]
     few = src.subset(np.arange(min(len(src), most)))
-    if len(few) > 1: out['neighbours'] = near_samples({'before training': before, 'after': m.backbone}, few, m.view.size, seed=seed, show=show)
+    if len(few) > 1:
+        out['neighbours'] = near_samples({'before training': before, 'after': m.backbone}, few, m.view.size, seed=seed,
+                                         show=show)
     return out

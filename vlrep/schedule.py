@@ -18,7 +18,8 @@ def constant(
     warmup:int=0, # Steps of a linear climb from 0
 )->float:         # Factor in [0,1]
     "Full speed, after a climb of `warmup` steps"
-    _whole('step', step); _whole('warmup', warmup)
+    _whole('step', step)
+    _whole('warmup', warmup)
     return min(1., step/warmup) if warmup else 1.
 
 def warmup_cosine(
@@ -27,7 +28,9 @@ def warmup_cosine(
     warmup:int=0, # Steps of the climb
 )->float:         # Factor in [0,1]; 0 after the end
     "Linear climb from 0, then half a cosine down to 0 (VirTex sec. 3.2: 10,000 of 500,000 steps climb)"
-    _whole('step', step); _whole('total', total, 1); _whole('warmup', warmup)
+    _whole('step', step)
+    _whole('total', total, 1)
+    _whole('warmup', warmup)
     if warmup >= total: raise ValueError(f'a climb of {warmup} steps does not fit into {total}: make warmup smaller')
     if step < warmup: return step/warmup
     return .5*(1+math.cos(math.pi*min(1., (step-warmup)/(total-warmup))))

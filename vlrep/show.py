@@ -14,17 +14,22 @@ INK = dict(method='#2b6cb0', rival='#dd8b2f', random='#9aa3ad', good='#2f855a', 
 
 def style()->None:
     "Set the look of all figures"
-    plt.rcParams.update({'figure.dpi': 70, 'savefig.dpi': 70, 'font.size': 10, 'axes.spines.top': False, 'axes.spines.right': False,
-                         'axes.edgecolor': '#a0aec0', 'axes.labelcolor': INK['text'], 'text.color': INK['text'], 'xtick.color': INK['text'],
-                         'ytick.color': INK['text'], 'legend.frameon': False, 'axes.titlesize': 10, 'image.interpolation': 'nearest'})
+    plt.rcParams.update({'figure.dpi': 70, 'savefig.dpi': 70, 'font.size': 10, 'axes.spines.top': False,
+                         'axes.spines.right': False,
+                         'axes.edgecolor': '#a0aec0', 'axes.labelcolor': INK['text'], 'text.color': INK['text'],
+                         'xtick.color': INK['text'],
+                         'ytick.color': INK['text'], 'legend.frameon': False, 'axes.titlesize': 10,
+                         'image.interpolation': 'nearest'})
 
 # %% ../nbs/02_show.ipynb #146eb382
 def to_hwc(
     img:np.ndarray|torch.Tensor, # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
 )->np.ndarray:                   # uint8 (h,w,3)
     "`img` as an array to draw; a `ValueError` tells a shape that is no image"
-    a = img.detach().float().cpu().numpy() if isinstance(img, torch.Tensor) and img.is_floating_point() else np.asarray(img)
-    if a.ndim != 3 or 3 not in (a.shape[0], a.shape[-1]): raise ValueError(f'not an image: shape {a.shape}, wanted (h,w,3) or (3,h,w)')
+    a = (img.detach().float().cpu().numpy() if isinstance(img, torch.Tensor) and img.is_floating_point()
+         else np.asarray(img))
+    if a.ndim != 3 or 3 not in (a.shape[0], a.shape[-1]):
+        raise ValueError(f'not an image: shape {a.shape}, wanted (h,w,3) or (3,h,w)')
     if a.shape[-1] != 3: a = a.transpose(1,2,0)
     return a if a.dtype == np.uint8 else (np.clip(a,0,1)*255).round().astype(np.uint8)
 
@@ -37,11 +42,15 @@ def show_images(
     boxes:list=None,                   # For each image (n,4) corners x0 y0 x1 y1 in [0,1], or None
 )->plt.Figure:                         # The figure
     "Draw images in a grid, with titles and boxes"
-    n = len(imgs); ncol = min(ncol, max(n,1)); nrow = -(-n//ncol)
-    fig,axs = plt.subplots(nrow, ncol, figsize=(ncol*size, nrow*size*(1.18 if titles is not None else 1)), squeeze=False)
+    n = len(imgs)
+    ncol = min(ncol, max(n,1))
+    nrow = -(-n//ncol)
+    fig,axs = plt.subplots(nrow, ncol, figsize=(ncol*size, nrow*size*(1.18 if titles is not None else 1)),
+                           squeeze=False)
     for ax in axs.flat: ax.axis('off')
     for i,(ax,img) in enumerate(zip(axs.flat, imgs)):
-        a = to_hwc(img); ax.imshow(a)
+        a = to_hwc(img)
+        ax.imshow(a)
         if titles is not None: ax.set_title(titles[i], fontsize=8, wrap=True)
         for x0,y0,x1,y1 in ([] if boxes is None or boxes[i] is None else boxes[i]):
             h,w = a.shape[:2]
@@ -60,13 +69,19 @@ def bars(
 )->plt.Figure:        # The figure
     "Grouped bars with intervals, and chance as a dotted line in each group"
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(1.2+1.3*len(groups), 3))
-    wid = .8/len(series); tones = [INK['random'], INK['rival'], INK['method'], INK['good'], '#805ad5', '#b7791f']
+    wid = .8/len(series)
+    tones = [INK['random'], INK['rival'], INK['method'], INK['good'], '#805ad5', '#b7791f']
     for j,(name,vals) in enumerate(series.items()):
-        v,lo,hi = np.array(vals, float).T; pos = np.arange(len(groups))-.4+wid*(j+.5)
+        v,lo,hi = np.array(vals, float).T
+        pos = np.arange(len(groups))-.4+wid*(j+.5)
         ax.bar(pos, v, wid*.92, color=(colors or {}).get(name, tones[j % len(tones)]), label=name)
-        ax.errorbar(pos, v, [np.maximum(v-lo, 0), np.maximum(hi-v, 0)], fmt='none', ecolor=INK['text'], elinewidth=1, capsize=2)
-    for i,c in enumerate(chance if chance is not None else []): ax.plot([i-.42,i+.42], [c,c], ':', color=INK['text'], lw=1, label='chance' if i == 0 else None)
-    ax.set_xticks(range(len(groups)), groups); ax.set_ylabel(ylabel); ax.legend(fontsize=8, ncols=2)
+        ax.errorbar(pos, v, [np.maximum(v-lo, 0), np.maximum(hi-v, 0)], fmt='none', ecolor=INK['text'], elinewidth=1,
+                    capsize=2)
+    for i,c in enumerate(chance if chance is not None else []):
+        ax.plot([i-.42,i+.42], [c,c], ':', color=INK['text'], lw=1, label='chance' if i == 0 else None)
+    ax.set_xticks(range(len(groups)), groups)
+    ax.set_ylabel(ylabel)
+    ax.legend(fontsize=8, ncols=2)
     return fig
 
 # %% ../nbs/02_show.ipynb #d5f9807c
@@ -76,7 +91,9 @@ def png_uri(
 )->str:                                     # `data:image/png;base64,...`
     "A picture as a data URI, to stand inside an HTML page"
     buf = io.BytesIO()
-    if isinstance(pic, plt.Figure): pic.savefig(buf, format='png', bbox_inches='tight', dpi=100); plt.close(pic)
+    if isinstance(pic, plt.Figure):
+        pic.savefig(buf, format='png', bbox_inches='tight', dpi=100)
+        plt.close(pic)
     else:
         from PIL import Image
         Image.fromarray(to_hwc(pic).repeat(scale,0).repeat(scale,1)).save(buf, 'PNG', optimize=True)

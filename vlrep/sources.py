@@ -26,7 +26,8 @@ from .data.transforms import *
 from .recipes import *
 
 # %% ../nbs/80a_sources.ipynb #c17aec60
-Method = namedtuple('Method', 'recipe model loss learner reads unit', defaults=('captions',''))     # unit: of the loss, in words
+# unit: of the loss, in words
+Method = namedtuple('Method', 'recipe model loss learner reads unit', defaults=('captions',''))
 _READS = 'captions','narratives','labels'
 
 def _known(reads):
@@ -53,11 +54,13 @@ def open_world(
     points = _known(reads) == 'narratives'
     def told(split, n):
         if not points and not job.narrated: return world(split, n, size=size)
-        src = world(split, n, size=size, with_=('narrative', *['masks']*truth)); says = narratives_of(src)
+        src = world(split, n, size=size, with_=('narrative', *['masks']*truth))
+        says = narratives_of(src)
         if truth: src = src.annotate(thing_maps(src))
         if job.narrated: src = src.with_captions(says.texts())
         return src.with_narratives(says) if points else src
-    return dict(train=less(told('train', job.scenes), job), held=told('valid', job.held), test=world('test', job.shown, size=size))
+    return dict(train=less(told('train', job.scenes), job), held=told('valid', job.held),
+                test=world('test', job.shown, size=size))
 
 def less(
     src:Source,             # To learn from
@@ -71,7 +74,8 @@ def less(
 def _coco(root, split, size, use):
     "Captions, and objects as `tags` if there are any"
     there = (Path(root)/f'annotations/instances_{split}2017.json').is_file()
-    src = read_coco(root, f'annotations/captions_{split}2017.json', f'annotations/instances_{split}2017.json' if there else None, f'{split}2017', size, use)
+    src = read_coco(root, f'annotations/captions_{split}2017.json', f'annotations/instances_{split}2017.json' if there
+                    else None, f'{split}2017', size, use)
     if there: src.labels['tags'],src.names['tags'] = src.labels.pop('objects'),src.names.pop('objects')
     return src
 
@@ -80,17 +84,25 @@ def _same_categories(train, val, root):
     "A `ValueError` if column k of the labels is something else in the validation images"
     a,b = (s.names.get('tags', []) for s in (train, val))
     if not a or not b or a == b: return
-    only = [f'{split} alone has {some_of(more)}' for split,more in (('train', [n for n in a if n not in b]), ('val', [n for n in b if n not in a])) if more]
-    why = '; '.join(only) or f'the same names in another order, {next(f"{x} and {y}" for x,y in zip(a, b) if x != y)} at the same place'
-    raise ValueError(f'{Path(root)/"annotations"}: the categories of instances_train2017.json and instances_val2017.json differ: {why}')
+    only = [f'{split} alone has {some_of(more)}'
+            for split,more in (('train', [n for n in a if n not in b]), ('val', [n for n in b if n not in a])) if more]
+    why = '; '.join(only)
+    if not why:
+        x,y = next((x, y) for x,y in zip(a, b) if x != y)
+        why = f'the same names in another order, {x} and {y} at the same place'
+    raise ValueError(f'{Path(root)/"annotations"}: the categories of instances_train2017.json and '
+                     f'instances_val2017.json differ: {why}')
 
 # %% ../nbs/80a_sources.ipynb #8b938505
 def _enough(got, parts, data):
     "A `ValueError` before anything is computed, if a part is too small for what it is for"
-    for src,k,least,what in zip(got, ('train','held','test'), (2,1,2), ('learn from','choose the checkpoint by','report on')):
+    for src,k,least,what in zip(got, ('train','held','test'), (2,1,2),
+                                ('learn from','choose the checkpoint by','report on')):
         if len(src) < least:
-            n = sum(map(len, got)); more = f'add photos, or give this part more (--set {k}=...)' if data != 'coco' else 'add photos'
-            raise ValueError(f'--data {data}: {n} photos leave {len(src)} to {what}, at least {least} are needed: {more}')
+            n = sum(map(len, got))
+            more = f'add photos, or give this part more (--set {k}=...)' if data != 'coco' else 'add photos'
+            raise ValueError(
+                f'--data {data}: {n} photos leave {len(src)} to {what}, at least {least} are needed: {more}')
 
 def open_photos(
     data:str,           # flickr8k, flickr30k, csv, narratives or coco
@@ -105,10 +117,15 @@ def open_photos(
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always', UserWarning)
         if data == 'coco':
-            src = _coco(root, 'train', size, 'train'); n = round(len(src)*job.held); order = rng(0, 'split').permutation(len(src))
-            got = [src.subset(np.sort(order[n:])), src.subset(np.sort(order[:n]), split='valid'), _coco(root, 'val', size, 'test')]
+            src = _coco(root, 'train', size, 'train')
+            n = round(len(src)*job.held)
+            order = rng(0, 'split').permutation(len(src))
+            got = [src.subset(np.sort(order[n:])), src.subset(np.sort(order[:n]), split='valid'),
+                   _coco(root, 'val', size, 'test')]
             _same_categories(src, got[2], root)
-        else: got = split_source(dict(flickr8k=read_flickr8k, flickr30k=read_flickr30k, csv=read_csv, narratives=read_localized)[data](root, size=size), parts, seed=0)
+        else:
+            got = split_source(dict(flickr8k=read_flickr8k, flickr30k=read_flickr30k, csv=read_csv,
+                                    narratives=read_localized)[data](root, size=size), parts, seed=0)
     for w in heard: say(str(w.message))
     _enough(got, parts, data)
     return dict(train=less(got[0], job), held=got[1], test=got[2])
@@ -126,7 +143,8 @@ def open_sources(
     if data == 'world': return open_world(job, size, method.reads, getattr(rec, 'oracle', False))
     got = open_photos(data, root, job, size, say)
     if method.reads == 'narratives' and len(got['held']) < 2:
-        raise ValueError(f'--data {data}: 1 photo is left to choose the checkpoint by, and a contrast needs at least 2: add photos, or --set held=...')
+        raise ValueError(f'--data {data}: 1 photo is left to choose the checkpoint by, and a contrast needs at least '
+                         f'2: add photos, or --set held=...')
     return got
 
 # %% ../nbs/80a_sources.ipynb #a037d280
@@ -136,8 +154,12 @@ def readable(
 )->Source:              # Those that can be read
     "In a test nothing may be shown in the place of a damaged photo: it is left out, and said"
     def good(i):
-        try: src.images([i]); return True
-        except DamagedImage as e: say(f'left out: {e}'); return False
+        try:
+            src.images([i])
+            return True
+        except DamagedImage as e:
+            say(f'left out: {e}')
+            return False
     keep = [i for i in progress(range(len(src)), label='photos read') if good(i)]
     return src if len(keep) == len(src) else src.subset(keep)
 

@@ -12,13 +12,15 @@ from .core import *
 from .pieces import *
 
 # %% ../nbs/81a_strokes.ipynb #06de3a25
-_TURBO = (63,62,156),(70,135,251),(30,203,218),(60,225,142),(164,235,60),(231,205,57),(254,150,43),(229,71,11),(169,22,1)
+_TURBO = (63,62,156),(70,135,251),(30,203,218),(60,225,142),(164,235,60),(231,205,
+                                                                          57),(254,150,43),(229,71,11),(169,22,1)
 
 def time_colour(
     part:float, # Of the time, 0 the beginning and 1 the end; what lies beyond is taken as these
 )->tuple:       # red, green, blue, 0 to 255 each
     "The colour of a moment, from blue to red"
-    x = min(max(float(part), 0.), 1.)*(len(_TURBO)-1); i = min(int(x), len(_TURBO)-2)
+    x = min(max(float(part), 0.), 1.)*(len(_TURBO)-1)
+    i = min(int(x), len(_TURBO)-2)
     return tuple(round(a+(x-i)*(b-a)) for a,b in zip(_TURBO[i], _TURBO[i+1]))
 
 def luminance(
@@ -45,17 +47,20 @@ def strokes_svg(
     shades:int=32, # Colours
 )->str:            # SVG elements, for a picture of 100 by 100
     "The mouse's path, coloured by time; a dot where a stroke begins"
-    at = lambda p: f'{100*p[0]:.1f},{100*p[1]:.1f}'; shade = lambda t: min(int(max(t, 0)/max(end, 1e-9)*shades), shades-1)
+    at = lambda p: f'{100*p[0]:.1f},{100*p[1]:.1f}'
+    shade = lambda t: min(int(max(t, 0)/max(end, 1e-9)*shades), shades-1)
     below,lines,dots = [],[],[]
     for s in strokes:
         if not len(s): continue
-        below.append(f'<polyline points="{" ".join(map(at, s))}"/>'); dots.append(f'<circle cx="{100*s[0][0]:.1f}" cy="{100*s[0][1]:.1f}" r="1.3"/>')
+        below.append(f'<polyline points="{" ".join(map(at, s))}"/>')
+        dots.append(f'<circle cx="{100*s[0][0]:.1f}" cy="{100*s[0][1]:.1f}" r="1.3"/>')
         runs = []
         for p,q in zip(s[:-1], s[1:]):
             k = shade((p[2]+q[2])/2)
             if runs and runs[-1][0] == k: runs[-1][1].append(q)
             else: runs.append((k,[p,q]))
-        lines += [f'<polyline stroke="{_hex(time_colour((k+.5)/shades))}" points="{" ".join(map(at, r))}"/>' for k,r in runs]
+        lines += [f'<polyline stroke="{_hex(time_colour((k+.5)/shades))}" points="{" ".join(map(at, r))}"/>'
+                  for k,r in runs]
     return f'<g class=halo>{"".join(below)}</g><g class=path>{"".join(lines)}{"".join(dots)}</g>'
 
 # %% ../nbs/81a_strokes.ipynb #6508bb3e
@@ -63,7 +68,8 @@ def mask_edge(
     mask:np.ndarray|list, # Which cells (h,w)
 )->str:                   # The `d` of an SVG path, one unit a cell
     "The lines around the cells of a mask"
-    m = np.pad(np.asarray(mask, bool), 1); h,w = m.shape[0]-2,m.shape[1]-2
+    m = np.pad(np.asarray(mask, bool), 1)
+    h,w = m.shape[0]-2,m.shape[1]-2
     if not h*w: raise ValueError(f'mask: wanted (h,w), not {np.shape(mask)}')
     runs = lambda e: [(a,b) for a,b in np.flatnonzero(np.diff(np.pad(e.astype(int), 1))).reshape(-1,2)]
     across = ''.join(f'M{a} {y}H{b}' for y in range(h+1) for a,b in runs(m[y,1:-1] != m[y+1,1:-1]))
@@ -74,29 +80,41 @@ def _small_pictures(s, i, end):
     "Two small pictures for each word: the mask, and the veil of the attention with the mask's edge"
     out = []
     for k in s['words']:
-        w,t = s['said'][k['at']]; c = time_colour(t/end); h,n = np.shape(k['mask'])
+        w,t = s['said'][k['at']]
+        c = time_colour(t/end)
+        h,n = np.shape(k['mask'])
         edge = f'<path d="{mask_edge(k["mask"])}" transform="scale({100/n:.5g},{100/h:.5g})" stroke="{_hex(c)}"/>'
         veil = f'<image href="{veil_uri(k["map"])}" width="100" height="100" preserveAspectRatio="none"/>'
         cells = f'<g fill="{_hex(c)}" fill-opacity=".55" transform="scale({100/n:.5g},{100/h:.5g})">' + ''.join(
-            f'<path d="M{a} {y}H{b}v1H{a}z"/>' for y,row in enumerate(np.asarray(k['mask'], bool)) for a,b in np.flatnonzero(np.diff(np.pad(row.astype(int), 1))).reshape(-1,2)) + '</g>'
+            f'<path d="M{a} {y}H{b}v1H{a}z"/>' for y,row in enumerate(np.asarray(k['mask'], bool))
+            for a,b in np.flatnonzero(np.diff(np.pad(row.astype(int), 1))).reshape(-1,2)) + '</g>'
         pic = lambda top: f'<svg viewBox="0 0 100 100"><use href="#told{i}"/>{top}</svg>'
-        out.append(f'<span class=w><b style="color:{_hex(for_letters(c))}">{esc(w.strip(".,;:!?"))}</b>{pic(cells+edge)}{pic(veil+edge)}'
+        out.append(f'<span class=w><b '
+                   f'style="color:{_hex(for_letters(c))}">{esc(w.strip(".,;:!?"))}</b>{pic(cells+edge)}{pic(veil+edge)}'
                    f'<small>{k["inside"]:.0f} % in {k["area"]:.0f} %</small></span>')
     return ''.join(out)
 
+# %% ../nbs/81a_strokes.ipynb #982f6d29
 def traces_html(
-    samples:list, # Dicts of `vlrep.where.trace_samples`: `image` (data URI, square), `end` in seconds, `strokes`, `said`, `words`
+    samples:list, # Dicts of `vlrep.where.trace_samples`: `image` (data URI, square), `end` in seconds, `strokes`,
+                  # `said`, `words`
 )->str:           # A block for each
-    "Each picture with the mouse's path over it, what was said, and for each word its mask above and the network's attention below"
+    """Each picture with the mouse's path over it, what was said, and for each word its mask above and the network's
+    attention below"""
     out = []
     for i,s in enumerate(samples):
         end = max(s['end'], 1e-9)
-        pic = (f'<svg class=pic viewBox="-6 -6 112 112"><image id="told{i}" href="{data_uri(s["image"])}" width="100" height="100"/>{strokes_svg(s["strokes"], end)}</svg>')
-        bar = f'<p class=time><span>0 s</span><i style="background:linear-gradient(90deg,{",".join(map(_hex, _TURBO))})"></i><span>{end:.0f} s</span></p>'
+        pic = (f'<svg class=pic viewBox="-6 -6 112 112"><image id="told{i}" href="{data_uri(s["image"])}" width="100" '
+               f'height="100"/>{strokes_svg(s["strokes"], end)}</svg>')
+        bar = (f'<p class=time><span>0 s</span><i '
+               f'style="background:linear-gradient(90deg,{",".join(map(_hex, _TURBO))})"></i><span>{end:.0f} '
+               f's</span></p>')
         def word(w, t):
             if t is None: return esc(w)
-            c = time_colour(t/end); return f'<span style="color:{_hex(for_letters(c))};border-color:{_hex(c)}">{esc(w)}</span>'
+            c = time_colour(t/end)
+            return f'<span style="color:{_hex(for_letters(c))};border-color:{_hex(c)}">{esc(w)}</span>'
         text = f'<p class=tells>{" ".join(word(*w) for w in s["said"])}</p>'
-        words = f'<div class=words>{_small_pictures(s, i, end)}</div>' if s['words'] else '<p class=note>No word of this narrative that names something has a part of the path.</p>'
+        words = (f'<div class=words>{_small_pictures(s, i, end)}</div>' if s['words']
+                 else '<p class=note>No word of this narrative that names something has a part of the path.</p>')
         out.append(f'<section class="look told"><div>{pic}{bar}</div><div>{text}{words}</div></section>')
     return ''.join(out)

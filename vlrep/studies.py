@@ -26,15 +26,18 @@ def variant(
     aside:tuple|list=('rivals','draws'), # Settings that change nothing in what is learned
 )->str:                                  # Such as 'loctex localise=0'
     "The method of a run and what was changed in it"
-    return ' '.join([line['method'], *sorted(c for c in line.get('changes') or [] if c.split('=')[0].strip() not in aside)])
+    return ' '.join([line['method'],
+                     *sorted(c for c in line.get('changes') or [] if c.split('=')[0].strip() not in aside)])
 
 def _redrawn(line):
     "Every row of a line that holds redraws"
-    return [r for t in line['numbers'].values() if isinstance(t, list) for r in t if isinstance(r, dict) and r.get('draws')]
+    return [r for t in line['numbers'].values() if isinstance(t, list) for r in t if isinstance(r, dict)
+            and r.get('draws')]
 
 def _pack(v):
     "Scores as text, two bytes each, if two digits after the point are all they have"
-    q = np.rint(100*np.asarray(v, float)); fits = np.abs(q).max() < 2**15 and np.allclose(q/100, v, rtol=0, atol=1e-9)
+    q = np.rint(100*np.asarray(v, float))
+    fits = np.abs(q).max() < 2**15 and np.allclose(q/100, v, rtol=0, atol=1e-9)
     return base64.b64encode(q.astype('<i2').tobytes()).decode() if fits else v
 
 def read_lines(
@@ -44,11 +47,14 @@ def read_lines(
     lines = read_results(path)
     if not lines: raise ValueError(f'{path}: holds no results')
     for i,l in enumerate(lines, 1):
-        if gone := [k for k in ('method','seed','numbers') if k not in l]: raise ValueError(f'{path}, result {i}: no field {gone[0]!r}')
+        if gone := [k for k in ('method','seed','numbers') if k not in l]:
+            raise ValueError(f'{path}, result {i}: no field {gone[0]!r}')
         for r in _redrawn(l):
-            if isinstance(r['draws'], str): r['draws'] = (np.frombuffer(base64.b64decode(r['draws']), '<i2')/100).tolist()
+            if isinstance(r['draws'], str):
+                r['draws'] = (np.frombuffer(base64.b64decode(r['draws']), '<i2')/100).tolist()
     return lines
 
+# %% ../nbs/85_studies.ipynb #998217cd
 def by_variant(
     lines:list,  # Results
     names:dict,  # What to call a variant -> how `variant` spells it
@@ -56,10 +62,12 @@ def by_variant(
     "Lines sorted into variants; a `ValueError` if one has no lines, a line no variant, or a seed occurs twice"
     got = {k: sorted((l for l in lines if variant(l) == v), key=lambda l: l['seed']) for k,v in names.items()}
     for l in lines:
-        if variant(l) not in names.values(): raise ValueError(f'{variant(l)!r}, seed {l["seed"]}: not one of {list(names.values())}')
+        if variant(l) not in names.values():
+            raise ValueError(f'{variant(l)!r}, seed {l["seed"]}: not one of {list(names.values())}')
     for k,ls in got.items():
         if not ls: raise ValueError(f'{k}: no line of {names[k]!r}')
-        if len({l['seed'] for l in ls}) < len(ls): raise ValueError(f'{k}: a seed occurs twice, {[l["seed"] for l in ls]}')
+        if len({l['seed'] for l in ls}) < len(ls):
+            raise ValueError(f'{k}: a seed occurs twice, {[l["seed"] for l in ls]}')
     return got
 
 # %% ../nbs/85_studies.ipynb #d69c74f8
@@ -68,15 +76,20 @@ def changes_of(
 )->list:       # Texts field=value
     "In what a run differs from the recipe it is named after"
     name = recipe_name(info['method'], info['name'], info['data']['name'])
-    now = {**recipe_dict(recipe(info['method'], name)), **recipe_dict(JOBS[info['data']['name']])}; had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
+    now = {**recipe_dict(recipe(info['method'], name)), **recipe_dict(JOBS[info['data']['name']])}
+    had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
     return [f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k,v in had.items() if k not in now or v != now[k]]
 
 def gather(
     runs:FilePath, # A folder of run folders
     path:FilePath, # The file of JSON lines to be written
 )->int:            # Lines
-    "Put the results of all runs in one file, in the order of the folders' names; a `ValueError` names a run that has not finished"
-    folders = sorted(p.parent for p in Path(runs).glob('*/recipe.json')); lines = []
+    """Put the results of all runs in one file, in the order of the folders' names
+
+    A `ValueError` names a run that has not finished
+    """
+    folders = sorted(p.parent for p in Path(runs).glob('*/recipe.json'))
+    lines = []
     if not folders: raise ValueError(f'{runs}: holds no run folders')
     for f in folders:
         if not (f/'result.jsonl').is_file(): raise ValueError(f'{f}: has not finished')
@@ -100,11 +113,13 @@ def t975(
 
 # %% ../nbs/85_studies.ipynb #af3c6803
 Difference = namedtuple('Difference', 'diff half each s_seed s_scene')
-Difference.__doc__ = "Mean difference, half of its 95 % interval, the difference of each seed, and the two spreads that the interval is made of"
+Difference.__doc__ = ("Mean difference, half of its 95 % interval, the difference of each seed, and the two spreads "
+                      "that the interval is made of")
 
 def _spread(a, b, da, db, seeds):
     "`Difference` of values (s,) with their redraws (s,k)"
-    d = np.asarray(a, float)-np.asarray(b, float); s = len(d)
+    d = np.asarray(a, float)-np.asarray(b, float)
+    s = len(d)
     if s < 2: raise ValueError(f'{s} seed: at least 2 are needed to see how much seeds differ')
     s_seed,s_scene = d.std(ddof=1),(np.asarray(da)-np.asarray(db)).mean(0).std(ddof=1)
     half = math.hypot(t975(s-1)*s_seed/math.sqrt(s), 1.96*s_scene)
@@ -119,17 +134,22 @@ def answers(
     "The row of a question in each line; a `ValueError` says which line has none, or kept no redraws"
     out = []
     for l in lines:
-        at = f'{variant(l)}, seed {l["seed"]}'; rows = [r for r in l['numbers'].get(table) or [] if r['backbone'] == (who or l['method'])]
+        at = f'{variant(l)}, seed {l["seed"]}'
+        rows = [r for r in l['numbers'].get(table) or [] if r['backbone'] == (who or l['method'])]
         row = next((r for r in rows if r['question'] == question), None)
-        if row is None: raise ValueError(f'{at}: no {question!r} of {who or l["method"]} in {table!r}; it has {[r["question"] for r in rows]}')
-        if len(row.get('draws') or []) < 2: raise ValueError(f'{at}, {question}: kept no redraws; run it with --set draws=200')
+        if row is None:
+            raise ValueError(
+                f'{at}: no {question!r} of {who or l["method"]} in {table!r}; it has {[r["question"] for r in rows]}')
+        if len(row.get('draws') or []) < 2:
+            raise ValueError(f'{at}, {question}: kept no redraws; run it with --set draws=200')
         out.append(row)
     return out
 
 # %% ../nbs/85_studies.ipynb #7e1e05e8
 def _same(what, a, b):
     "All of `a` and `b` must be one value"
-    if len(got := set(a)|set(b)) > 1: raise ValueError(f'{what} differ ({", ".join(map(str, sorted(got)))}): these runs cannot be compared')
+    if len(got := set(a)|set(b)) > 1:
+        raise ValueError(f'{what} differ ({", ".join(map(str, sorted(got)))}): these runs cannot be compared')
 
 def paired(
     a:list,             # Lines of a variant
@@ -141,7 +161,8 @@ def paired(
     sa,sb = (sorted(l['seed'] for l in ls) for ls in (a,b))
     if sa != sb: raise ValueError(f'seeds {sa} and {sb}: the same are wanted, each once')
     a,b = (sorted(ls, key=lambda l: l['seed']) for ls in (a,b))
-    for k in ('images','views'): _same(f'{question}: {k} to learn from', *([l['numbers'][k] for l in ls] for ls in (a,b)))
+    for k in ('images','views'):
+        _same(f'{question}: {k} to learn from', *([l['numbers'][k] for l in ls] for ls in (a,b)))
     ra,rb = answers(a, question, table),answers(b, question, table)
     _same(f'{question}: questions asked', *([r['n'] for r in rs] for rs in (ra,rb)))
     _same(f'{question}: redraws', *([len(r['draws']) for r in rs] for rs in (ra,rb)))
@@ -154,9 +175,13 @@ def above(
     rival:str=None,     # A backbone that stands in the same table; None: what guessing gives
 )->Difference:
     "How much a variant is ahead of guessing, or of somebody in its own table"
-    a = sorted(a, key=lambda l: l['seed']); ra = answers(a, question, table); _same(f'{question}: redraws', [len(r['draws']) for r in ra], ())
-    rb = answers(a, question, table, rival) if rival else [dict(value=r['chance'], draws=[r['chance']]*len(r['draws'])) for r in ra]
-    return _spread(*([r['value'] for r in rs] for rs in (ra,rb)), *([r['draws'] for r in rs] for rs in (ra,rb)), [l['seed'] for l in a])
+    a = sorted(a, key=lambda l: l['seed'])
+    ra = answers(a, question, table)
+    _same(f'{question}: redraws', [len(r['draws']) for r in ra], ())
+    rb = (answers(a, question, table, rival) if rival
+          else [dict(value=r['chance'], draws=[r['chance']]*len(r['draws'])) for r in ra])
+    return _spread(*([r['value'] for r in rs] for rs in (ra,rb)), *([r['draws'] for r in rs] for rs in (ra,rb)),
+                   [l['seed'] for l in a])
 
 # %% ../nbs/85_studies.ipynb #c7b56a63
 def verdict(
@@ -186,20 +211,25 @@ def _warned(lines):
 def judge(
     claims:list,  # `Claim`s
     groups:dict,  # Variant -> its lines
-)->list:          # Dicts: the fields of the claim, those of `Difference`, `verdict`, and `warned`: the lines of each side whose training went wrong
+)->list:          # Dicts: the fields of the claim, those of `Difference`, `verdict`, and `warned`: the lines of each
+                  # side whose training went wrong
     "What came of each claim"
     out = []
     for c in claims:
         for v in (c.a,c.b):
-            if v not in groups and not (v == c.b and (v == 'chance' or v[:1] == '@')): raise ValueError(f'{c.name}: no variant {v!r}, there are {", ".join(groups)}')
-        d = paired(groups[c.a], groups[c.b], c.question, c.table) if c.b in groups else above(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None)
-        out.append(dict(vars(c), **d._asdict(), verdict=verdict(d.diff, d.half, c.sign), warned={v: [l for l in groups.get(v, []) if _warned([l])] for v in (c.a,c.b)}))
+            if v not in groups and not (v == c.b and (v == 'chance' or v[:1] == '@')):
+                raise ValueError(f'{c.name}: no variant {v!r}, there are {", ".join(groups)}')
+        d = (paired(groups[c.a], groups[c.b], c.question, c.table) if c.b in groups
+             else above(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None))
+        out.append(dict(vars(c), **d._asdict(), verdict=verdict(d.diff, d.half, c.sign),
+                        warned={v: [l for l in groups.get(v, []) if _warned([l])] for v in (c.a,c.b)}))
     return out
 
 # %% ../nbs/85_studies.ipynb #757a247d
 def _md(rows, align=None):
     "Rows of texts, the first one the head; `align`: l or r for each column"
-    marks = dict(l='---', r='---:'); align = align or 'l'+'r'*(len(rows[0])-1)
+    marks = dict(l='---', r='---:')
+    align = align or 'l'+'r'*(len(rows[0])-1)
     return '\n'.join('| ' + ' | '.join(r) + ' |' for r in [rows[0], [marks[a] for a in align], *rows[1:]])
 
 def _notes(lines):
@@ -212,26 +242,38 @@ def variants_markdown(
     table:str='table',         # Which table of the lines
 )->str:                        # A table in Markdown
     "The scores of each variant: mean over seeds (lowest to highest)"
-    first = next(iter(groups.values()))[0]; rows = first['numbers'][table]; own = lambda r: r['backbone'] == first['method']
-    others = list(dict.fromkeys(r['backbone'] for r in rows if not own(r))); out = [['question','chance',*(dagger(k, _warned(ls)) for k,ls in groups.items()),*map(shown_names(rows).get, others)]]
-    def cell(rs): v = [r['value'] for r in rs]; return f'{np.mean(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if max(v) > min(v) else '')
+    first = next(iter(groups.values()))[0]
+    rows = first['numbers'][table]
+    own = lambda r: r['backbone'] == first['method']
+    others = list(dict.fromkeys(r['backbone'] for r in rows if not own(r)))
+    out = [['question','chance',*(dagger(k, _warned(ls)) for k,ls in groups.items()),
+            *map(shown_names(rows).get, others)]]
+    def cell(rs):
+        v = [r['value'] for r in rs]
+        return f'{np.mean(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if max(v) > min(v) else '')
     for r in filter(own, rows):
         if questions and r['question'] not in questions: continue
-        out.append([ask_name(r), f'{r["chance"]:.1f}', *(cell(answers(ls, r['question'], table)) for ls in groups.values()), *(cell(answers([first], r['question'], table, o)) for o in others)])
+        out.append([ask_name(r), f'{r["chance"]:.1f}',
+                    *(cell(answers(ls, r['question'], table)) for ls in groups.values()),
+                    *(cell(answers([first], r['question'], table, o)) for o in others)])
     return _md(out) + _notes([l for ls in groups.values() for l in ls])
 
 def _sides(r):
     "The two sides of a judged claim, a dagger behind one whose training went wrong"
     return ' − '.join(dagger(r[k].lstrip('@'), bool(r.get('warned', {}).get(r[k]))) for k in 'ab')
 
+# %% ../nbs/85_studies.ipynb #0364bf56
 def claims_markdown(
     rows:list, # From `judge`
 )->str:        # A table in Markdown
     "Each claim with its difference, the differences of the seeds, and the verdict"
-    line = lambda r: [f'{r["name"]}: {r["says"]}', _sides(r), ask_name(dict(question=r['question'])), f'{r["diff"]:+.1f} ± {r["half"]:.1f}', ', '.join(f'{v:+.1f}' for v in r['each'].values()),
+    line = lambda r: [f'{r["name"]}: {r["says"]}', _sides(r), ask_name(dict(question=r['question'])),
+                      f'{r["diff"]:+.1f} ± {r["half"]:.1f}', ', '.join(f'{v:+.1f}' for v in r['each'].values()),
                       r['verdict'] if r['verdict'][0] == 'n' else f'**{r["verdict"]}**']
-    bad = [l for r in rows for ls in r.get('warned', {}).values() for l in ls]; bad = [l for i,l in enumerate(bad) if l not in bad[:i]]
-    return _md([['claim','difference','question','mean ± 95 %','each seed','verdict'], *map(line, rows)], 'lllrrl') + _notes(bad)
+    bad = [l for r in rows for ls in r.get('warned', {}).values() for l in ls]
+    bad = [l for i,l in enumerate(bad) if l not in bad[:i]]
+    return _md([['claim','difference','question','mean ± 95 %','each seed','verdict'], *map(line, rows)],
+               'lllrrl') + _notes(bad)
 
 # %% ../nbs/85_studies.ipynb #f73b8a5d
 def show_claims(
@@ -239,11 +281,15 @@ def show_claims(
     width:float=7.5, # Inches
 )->plt.Figure:       # The figure
     "Differences with their intervals, zero, and each seed; green: as claimed, red: reversed, grey: not resolved"
-    fig,ax = plt.subplots(figsize=(width, .7+.26*len(rows))); tone = dict(replicates=INK['good'], reversed=INK['bad'])
+    fig,ax = plt.subplots(figsize=(width, .7+.26*len(rows)))
+    tone = dict(replicates=INK['good'], reversed=INK['bad'])
     for y,r in enumerate(rows):
-        c = tone.get(r['verdict'], INK['random']); ax.plot([r['diff']-r['half'], r['diff']+r['half']], [y,y], color=c, lw=2)
-        ax.plot(list(r['each'].values()), [y]*len(r['each']), '.', color=c, ms=4, alpha=.7); ax.plot(r['diff'], y, 'o', color=c, ms=7)
-    ax.axvline(0, color=INK['text'], lw=1); ax.set(ylim=(len(rows)-.5, -.5), xlabel='difference in percentage points, 95 % interval over seeds and scenes')
+        c = tone.get(r['verdict'], INK['random'])
+        ax.plot([r['diff']-r['half'], r['diff']+r['half']], [y,y], color=c, lw=2)
+        ax.plot(list(r['each'].values()), [y]*len(r['each']), '.', color=c, ms=4, alpha=.7)
+        ax.plot(r['diff'], y, 'o', color=c, ms=7)
+    ax.axvline(0, color=INK['text'], lw=1)
+    ax.set(ylim=(len(rows)-.5, -.5), xlabel='difference in percentage points, 95 % interval over seeds and scenes')
     ax.set_yticks(range(len(rows)), [f'{r["name"]}  {_sides(r)}: {r["question"]}' for r in rows], fontsize=8)
     fig.tight_layout()
     return fig

@@ -15,19 +15,24 @@ _FLOATS = 'weight','bias','running_mean','running_var'                # names of
 def _fault(name, v, like):
     "What is wrong with tensor `v`, or ''"
     if not isinstance(v, torch.Tensor): return f'is a {type(v).__name__} and no tensor'
-    if v.layout != torch.strided or v.is_quantized or v.device.type == 'meta' or v.is_nested: return 'is no plain tensor (sparse, quantised, nested or without data)'
+    if v.layout != torch.strided or v.is_quantized or v.device.type == 'meta' or v.is_nested:
+        return 'is no plain tensor (sparse, quantised, nested or without data)'
     if v.is_complex(): return f'is complex ({v.dtype})'
-    if v.untyped_storage().nbytes() < v.numel()*v.element_size(): return f'claims the shape {tuple(v.shape)}, for which it has too little data'
+    if v.untyped_storage().nbytes() < v.numel()*v.element_size():
+        return f'claims the shape {tuple(v.shape)}, for which it has too little data'
     whole = not v.is_floating_point()
-    if whole and (like.is_floating_point() if like is not None else name.rpartition('.')[2] in _FLOATS): return f'holds whole numbers ({v.dtype}) where floats are wanted'
-    if not whole and like is not None and not like.is_floating_point(): return f'holds floats ({v.dtype}) where whole numbers are wanted'
+    if whole and (like.is_floating_point() if like is not None else name.rpartition('.')[2] in _FLOATS):
+        return f'holds whole numbers ({v.dtype}) where floats are wanted'
+    if not whole and like is not None and not like.is_floating_point():
+        return f'holds floats ({v.dtype}) where whole numbers are wanted'
     bad = 0 if whole else v.numel()-int(v.float().isfinite().sum())
     return f'holds {bad:,} of {v.numel():,} values that are not finite (NaN or infinite)' if bad else ''
 
 def check_weights(
     weights:dict,    # Name -> tensor
     source:FilePath, # The file, for messages
-    like:dict=None,  # Name -> tensor of the model that they are for, if it is known: is each a float there, or a whole number?
+    like:dict=None,  # Name -> tensor of the model that they are for, if it is known: is each a float there, or a whole
+                     # number?
 )->dict:             # `weights`
     "Pass plain, finite tensors on; a `ValueError` names file and tensor of anything else"
     if not isinstance(weights, dict): raise ValueError(f'{source}: holds no weights but a {type(weights).__name__}')

@@ -25,39 +25,58 @@ from .samples import *
 def _writes(model): return hasattr(model, 'forward_decoder') and hasattr(model, 'generate')
 
 def piece_maps(
-    model:torch.nn.Module, # A trained model: looks for words (`look` and heads for it), or writes them, such as `Captioner`
-)->callable:               # Normalised pictures (b,3,S,S), pieces (b,s), their number (b,) -> maps that sum to 1 (b,s,h,w); None if the model cannot do that
-    "A function that says where `model` looks for each piece of a text; one that writes looks nowhere (0) for the first piece"
+    model:torch.nn.Module, # A trained model: looks for words (`look` and heads for it), or writes them, such as
+                           # `Captioner`
+)->callable:               # Normalised pictures (b,3,S,S), pieces (b,s), their number (b,) -> maps that sum to 1
+                           # (b,s,h,w); None if the model cannot do that
+    """A function that says where `model` looks for each piece of a text
+
+    One that writes looks nowhere (0) for the first piece
+    """
     def looks(img, tok, lens): return model.look(img, tok, lens).float()
     def writes(img, tok, lens):
         h,w = model.visual(img).shape[2:]
-        maps = attention(model.embed, model.forward_decoder, model.look(img), tok).float().mean((1,2)).unflatten(2, (h,w))
-        return torch.cat([torch.zeros_like(maps[:,:1]), maps], 1)                         # its row i is for the piece i+1
+        maps = attention(model.embed, model.forward_decoder, model.look(img),
+                         tok).float().mean((1,2)).unflatten(2, (h,w))
+        # its row i is for the piece i+1
+        return torch.cat([torch.zeros_like(maps[:,:1]), maps], 1)
     if _writes(model): return writes
     return looks if hasattr(model, 'place_v') or hasattr(model, 'whole_v') else None
 
 # %% ../nbs/82b_where.ipynb #ec79cb78
 def _evidence(model, img, tok, own):
-    "Which cells raise the probability of the pieces `own` (b,s) of `tok` (b,s): gradient times input, below 0 cut off (b,h,w)"
+    """Which cells raise the probability of the pieces `own` (b,s) of `tok` (b,s)
+
+    Gradient times input, below 0 cut off (b,h,w)
+    """
     h,w = model.visual(img).shape[2:]
     with torch.enable_grad():
-        vis = model.look(img).detach().requires_grad_(); x = model.output(model.read(vis, tok[:,:-1], model.forward_decoder))
+        vis = model.look(img).detach().requires_grad_()
+        x = model.output(model.read(vis, tok[:,:-1], model.forward_decoder))
         says = (x.float().log_softmax(-1).gather(-1, tok[:,1:,None])[...,0]*own[:,1:]).sum()
         up, = torch.autograd.grad(says, vis)
-    return (up*vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h,w)).float() + 1e-12                 # nothing at all: everywhere the same
+    # nothing at all: everywhere the same
+    return (up*vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h,w)).float() + 1e-12
 
 def pointer(
     model:torch.nn.Module, # A trained model
     m:Pretrained,          # The same, for its tokenizer
-)->callable:               # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model cannot point
-    "A function that asks `model` where a named thing is: where it looks for the pieces of the name, or, if it writes, what speaks for the name"
+)->callable:               # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the
+                           # model cannot point
+    """A function that asks `model` where a named thing is
+
+    Where it looks for the pieces of the name, or, if it writes, what speaks for the name
+    """
     looks,writes = piece_maps(model),_writes(model)
     if m.tok is None or looks is None: return None
     most = min(30, getattr(getattr(getattr(model, 'text', model), 'embed', model), 'max_len', 30))
-    first = len(m.tok.encode('a', 1 << 30))-1                                                         # after [SOS] and a
+    # after [SOS] and a
+    first = len(m.tok.encode('a', 1 << 30))-1
     def points(img, names):
-        tok,lens = pad_tokens(m.tok.encode([f'a {n}' for n in names], most), m.tok.pad); at = torch.arange(tok.shape[1])
-        own = ((at >= first) & (at < lens[:,None]-1)).float(); tok,lens,own = (t.to(img.device) for t in (tok,lens,own))
+        tok,lens = pad_tokens(m.tok.encode([f'a {n}' for n in names], most), m.tok.pad)
+        at = torch.arange(tok.shape[1])
+        own = ((at >= first) & (at < lens[:,None]-1)).float()
+        tok,lens,own = (t.to(img.device) for t in (tok,lens,own))
         p = _evidence(model, img, tok, own) if writes else (looks(img, tok, lens)*own[:,:,None,None]).sum(1)
         return p/p.sum((1,2), keepdim=True)
     return points
@@ -73,7 +92,8 @@ def where_table(
     "Where is a thing that is named? Held-out scenes, and shifted ones; only kinds that training shows"
     out = []
     for shifted in (False, True):
-        src = world('test', n, size=size, shifted=shifted, with_='masks'); rows = pointing_table(dict(maps, centre=centre_map), src, size, SEEN, seed, keep=keep)
+        src = world('test', n, size=size, shifted=shifted, with_='masks')
+        rows = pointing_table(dict(maps, centre=centre_map), src, size, SEEN, seed, keep=keep)
         out += [r | dict(question=r['question'] + ', shifted'*shifted) for r in rows]
     return out
 
@@ -89,9 +109,12 @@ def thin_stroke(
     return s[keep+[len(s)-1]*(len(s) > 1)]
 
 # %% ../nbs/82b_where.ipynb #e0bb6b03
-_small = set(('a an and are as at be but by can for from has have having he her here his i in into is it its like of on one or our out she so some than that the their '
-    'them then there these they this to too two um uh up very was we well were what where which while who whose will with you also another back being behind beside '
-    'besides bottom front image inside kind looks maybe near next now okay over photo picture probably right left see seen seems show shows side something think top under').split())
+_small = set(('a an and are as at be but by can for from has have having he her here his i in into is it its like of '
+              'on one or our out she so some than that the their '
+    'them then there these they this to too two um uh up very was we well were what where which while who whose will '
+    'with you also another back being behind beside besides bottom front image inside kind looks maybe near next now '
+    'okay over photo picture probably right left see '
+    'seen seems show shows side something think top under').split())
 
 def _plain(w): return ''.join(c for c in w.casefold() if c.isalnum())
 
@@ -112,41 +135,58 @@ def told_words(
 def _in_view(n, m, img):
     "What the network sees of a picture (1,3,S,S), and where the mouse is in that (1,n,4)"
     s = [np.asarray(p, float).reshape(-1,3) for p in n.strokes if len(p)] or [np.array([[0,0,-1e6]])]
-    first = np.cumsum([0]+[len(x) for x in s[:-1]]); p = np.concatenate(s); joined = np.ones((len(p),1)); joined[first] = 0
-    a,hw = fit_square(to_image(img, m.side), m.side); dev = next(m.backbone.parameters()).device
-    b = dict(img=torch.from_numpy(a).permute(2,0,1)[None], hw=torch.tensor([hw]), trace=torch.tensor(np.concatenate([p,joined], 1)).float()[None])
+    first = np.cumsum([0]+[len(x) for x in s[:-1]])
+    p = np.concatenate(s)
+    joined = np.ones((len(p),1))
+    joined[first] = 0
+    a,hw = fit_square(to_image(img, m.side), m.side)
+    dev = next(m.backbone.parameters()).device
+    b = dict(img=torch.from_numpy(a).permute(2,0,1)[None], hw=torch.tensor([hw]),
+             trace=torch.tensor(np.concatenate([p,joined], 1)).float()[None])
     b = m.view({k: v.to(dev) for k,v in b.items()}, ('use',))
     return b['img'],b['trace'].cpu()
 
 def _windows(looks, img, ids, max_len):
-    "Where each of the pieces `ids` looks (n,h,w), read in windows of `max_len` at most, each beginning with the last piece of the one before"
-    parts = math.ceil((len(ids)-1)/(max_len-1)); step = math.ceil((len(ids)-1)/parts); out = []
+    """Where each of the pieces `ids` looks (n,h,w), read in windows of `max_len` at most, each beginning with the last
+    piece of the one before"""
+    parts = math.ceil((len(ids)-1)/(max_len-1))
+    step = math.ceil((len(ids)-1)/parts)
+    out = []
     for s in range(0, len(ids)-1, step):
-        tok = torch.tensor([ids[s:s+step+1]], device=img.device); p = looks(img, tok, torch.full((1,), tok.shape[1], device=img.device))
+        tok = torch.tensor([ids[s:s+step+1]], device=img.device)
+        p = looks(img, tok, torch.full((1,), tok.shape[1], device=img.device))
         out.append(p[0].cpu()[int(s > 0):])
     return torch.cat(out)
 
 def _drawn(n, trace):
     "The strokes in the view, and when the narrative ends"
-    t = trace[0].double().numpy(); parts = np.split(t[:,:3], np.flatnonzero(t[:,3] == 0)[1:])
+    t = trace[0].double().numpy()
+    parts = np.split(t[:,:3], np.flatnonzero(t[:,3] == 0)[1:])
     strokes = [np.round(thin_stroke(s), 3).tolist() for s in parts if s[0,2] > -1e6]
     return strokes,round(max([float(b) for *_,b in n.utterances]+[s[-1][2] for s in strokes], default=0.), 2)
 
 # %% ../nbs/82b_where.ipynb #7885213a
 def _one(n, looks, how, m, img, most, max_len, pad):
     "The dict of one narrative, but for its picture"
-    words,times = word_times(n); x,trace = _in_view(n, m, img); cut = [c[1:-1] for c in m.tok.encode(words, 1 << 30)]
-    who = torch.repeat_interleave(torch.tensor([len(c) for c in cut])); real = times[:,1] >= times[:,0]                # the word of each piece
+    words,times = word_times(n)
+    x,trace = _in_view(n, m, img)
+    cut = [c[1:-1] for c in m.tok.encode(words, 1 << 30)]
+    who = torch.repeat_interleave(torch.tensor([len(c) for c in cut]))
+    real = times[:,1] >= times[:,0]  # the word of each piece
     maps = _windows(looks, x, [m.tok.sos, *(i for c in cut for i in c), m.tok.eos], max_len)[1:-1]
     span = torch.tensor(np.where(real[:,None], times+[-pad,pad], [0.,-1.])).float()[None]
-    mask = render_traces(trace, span, tuple(maps.shape[1:]), how)[0]; lit = [bool(k.any() and c) for k,c in zip(mask, cut)]
+    mask = render_traces(trace, span, tuple(maps.shape[1:]), how)[0]
+    lit = [bool(k.any() and c) for k,c in zip(mask, cut)]
     def word(k):
-        p = maps[who == k].mean(0); p = p/p.sum()
+        p = maps[who == k].mean(0)
+        p = p/p.sum()
         return dict(at=k, mask=mask[k].int().tolist(), map=(100*p/p.max()).round().int().tolist(),
                     inside=round(100*float(p[mask[k]].sum()), 1), area=round(100*float(mask[k].float().mean()), 1))
-    strokes,end = _drawn(n, trace); said = [[w, round(float(t.mean()), 2) if r else None] for w,t,r in zip(words, times, real)]
+    strokes,end = _drawn(n, trace)
+    said = [[w, round(float(t.mean()), 2) if r else None] for w,t,r in zip(words, times, real)]
     return dict(end=end, strokes=strokes, said=said, words=[word(k) for k in told_words(n, words, times, lit, most)])
 
+# %% ../nbs/82b_where.ipynb #c07633f5
 @torch.no_grad()
 def trace_samples(
     model:torch.nn.Module, # Trained; looks for words or writes them, see `piece_maps`
@@ -156,13 +196,22 @@ def trace_samples(
     most:int=18,           # Words of a narrative that are shown
     max_len:int=60,        # Most pieces that the model reads at once
     time_pad:float=0.,     # Seconds by which the time of each word is widened, as in training
-)->list:                   # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes them; without narrative: left out
-    "Pictures with the first narrative of each: the mouse's path, and for words that name something the mask of their part of it, and where they look"
+)->list:                   # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes them;
+                           # without narrative: left out
+    """Pictures with the first narrative of each
+
+    The mouse's path, and for words that name something the mask of their part of it, and where they look
+    """
     looks,out = piece_maps(model),[]
     if m.tok is None or looks is None: return out
-    model.eval(); how = getattr(model, 'render', 'polyline'); sharper = math.ceil(320/m.view.size)
+    model.eval()
+    how = getattr(model, 'render', 'polyline')
+    sharper = math.ceil(320/m.view.size)
     for i,told in enumerate(narratives_of(records)):
         if not told or not told[0].text.split(): continue
-        r = records[i]; pic = r.load(); shown, = seen(m, [pic if big is None else big[i]], sharper)
-        out.append(dict(id=str(r.id), image=jpeg_uri(shown, 320), **_one(told[0], looks, how, m, pic, most, max_len, time_pad)))
+        r = records[i]
+        pic = r.load()
+        shown, = seen(m, [pic if big is None else big[i]], sharper)
+        out.append(dict(id=str(r.id), image=jpeg_uri(shown, 320),
+                        **_one(told[0], looks, how, m, pic, most, max_len, time_pad)))
     return out

@@ -33,7 +33,8 @@ def find_files(
     missing:float=0.,      # So large a part of them may be absent: they are left out, with a warning
 )->dict:                   # Name -> path, for those that are there
     "Look images up; a `ValueError` says how many are absent and names some"
-    names = list(names); seen,out = {},{}
+    names = list(names)
+    seen,out = {},{}
     for n in names:
         at,last = os.path.split(os.path.join(folder, n))
         if at not in seen: seen[at] = {_nfc(f): f for f in os.listdir(at)} if os.path.isdir(at) else {}
@@ -41,7 +42,8 @@ def find_files(
     lost = [n for n in names if n not in out]
     if lost:
         what = f'{folder}: {len(lost)} of {len(names)} images named in {Path(about).name} are missing'
-        what = f'{what}: {some_of(sorted(lost))}'; hint = f' (missing={missing} lets fewer pass)' if missing else ''
+        what = f'{what}: {some_of(sorted(lost))}'
+        hint = f' (missing={missing} lets fewer pass)' if missing else ''
         if len(lost) > missing*len(names): raise ValueError(what + hint)
         warnings.warn(f'{what}; they are left out', stacklevel=3)
     return out
@@ -52,7 +54,8 @@ _BLANK = set('\u115f\u1160\u2800\u3164\uffa0')          # letters and signs by t
 def has_text(
     s:str, # A caption
 )->bool:
-    "Is there anything to read? Spaces, zero-width ones too, byte-order marks, control characters and lone accents are not"
+    """Is there anything to read? Spaces, zero-width ones too, byte-order marks, control characters and lone accents
+    are not"""
     if s.isascii() and s.isprintable(): return not (s.isspace() or not s)
     return any(unicodedata.category(c)[0] in 'LNPS' and c not in _BLANK for c in s)
 
@@ -68,12 +71,14 @@ def caption_source(
     name:str=None,       # Of the data; by default that of the folder `about` is in
 )->FileSource:           # In the order of the names
     "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
-    about = Path(about); at = find_files(folder, caps, about, missing)
+    about = Path(about)
+    at = find_files(folder, caps, about, missing)
     texts = {n: [' '.join(c.split()) for c in caps[n]] for n in sorted(at)}
     empty = sum(not has_text(c) for l in texts.values() for c in l)
     if empty: warnings.warn(f'{about}: {empty} empty captions are left out', stacklevel=3)
     texts = {n: [c for c in l if has_text(c)] for n,l in texts.items()}
-    names = [n for n,l in texts.items() if l]; mute = sorted([n for n,l in texts.items() if not l]+list(extra))
+    names = [n for n,l in texts.items() if l]
+    mute = sorted([n for n,l in texts.items() if not l]+list(extra))
     if not names: raise ValueError(f'{about}: not a single caption ({len(mute)} images without)')
     if mute:
         what = f'{len(mute)} of {len(mute)+len(names)} images have no caption and are left out'
@@ -89,7 +94,9 @@ def write_images(
     captions:bool=True,         # Must each record have some?
 )->'Iterator[tuple]':           # Yields each record's file name, and the record
     "Write the image of each record to `folder`, as a JPEG file"
-    folder = Path(folder); folder.mkdir(parents=True, exist_ok=True); name = None
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = None
     for r in records:
         if captions and not r.captions: raise ValueError(f'record {r.id!r} has no captions')
         name = Path(str(r.id)).stem + '.jpg'
@@ -103,7 +110,8 @@ def adding_to(
     root:FilePath,   # A folder; made if it was not there
 )->'Iterator[Path]': # Yields an empty folder to fill
     "Fill a folder and move its files into `root`, all of them; if one is there already, a `ValueError`, and none"
-    root = Path(root); root.parent.mkdir(parents=True, exist_ok=True)
+    root = Path(root)
+    root.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=f'.{root.name}.', dir=root.parent))
     try:
         yield new
@@ -111,7 +119,8 @@ def adding_to(
         for f in files:
             if (root/f).exists(): raise ValueError(f'{root/f}: exists already; give another folder or split')
         for f in sorted(files, key=lambda f: (f.suffix != '.jpg', f)):                         # images first
-            (root/f).parent.mkdir(parents=True, exist_ok=True); os.replace(new/f, root/f)
+            (root/f).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(new/f, root/f)
     finally: shutil.rmtree(new, ignore_errors=True)
 
 # %% ../../nbs/22_data.captions.ipynb #10af00b4
@@ -121,11 +130,13 @@ def read_table(
     path:FilePath, # `captions.txt`
 )->dict:           # Image name -> its captions, in the order of the file
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
-    path = Path(path); out = {}
+    path = Path(path)
+    out = {}
     if not path.is_file(): raise ValueError(f'{path}: no such file; {_layout}')
     def bad(line, why): return ValueError(f'{path}, line {line}: {why}')
     with path.open(encoding='utf-8-sig', newline='') as f:
-        rows = csv.reader(f, strict=True); at = 0
+        rows = csv.reader(f, strict=True)
+        at = 0
         try:
             for row in rows:
                 at,start = rows.line_num,at+1
@@ -171,11 +182,13 @@ def write_flickr8k(
     quality:int=90,             # Of the JPEG files
 )->int:                         # How many were written
     "Write records in Flickr8k's layout, the whole folder or nothing"
-    root = Path(root); n = 0
+    root = Path(root)
+    n = 0
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(f'{root}: exists and is not empty; give another folder')
     with atomic_folder(root) as new, (new/'captions.txt').open('w', encoding='utf-8', newline='') as f:
-        out = csv.writer(f, lineterminator='\n'); out.writerow(['image','caption'])
+        out = csv.writer(f, lineterminator='\n')
+        out.writerow(['image','caption'])
         for n,(name,r) in enumerate(write_images(records, new/'Images', quality), 1):
             out.writerows([name, ' '.join(c.split())] for c in r.captions)
     return n
@@ -188,7 +201,8 @@ def read_tokens(
     path:FilePath, # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
 )->dict:           # Image name -> its captions, in the order of their numbers
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
-    path = Path(path); out = {}
+    path = Path(path)
+    out = {}
     if not path.is_file(): raise ValueError(f'{path}: no such file')
     line,like = (_results,'name.jpg| 0| caption') if path.suffix == '.csv' else (_token,'name.jpg#0, a tab, caption')
     try: text = path.read_text(encoding='utf-8-sig')
@@ -197,7 +211,8 @@ def read_tokens(
         if not l.strip() or (i == 1 and line is _results and l.startswith('image_name')): continue
         m = line.fullmatch(l.rstrip('\r'))
         if not m: raise ValueError(f'{path}, line {i}: wanted is {like!r}, not {l[:60]!r}')
-        mine = out.setdefault(m['name'].strip(), {}); k = int(m['k'])
+        mine = out.setdefault(m['name'].strip(), {})
+        k = int(m['k'])
         if k in mine: raise ValueError(f'{path}, line {i}: caption {k} of {m["name"].strip()} is there twice')
         mine[k] = m['text'].strip()
     return {n: [c for _,c in sorted(d.items())] for n,d in out.items()}
@@ -252,12 +267,15 @@ def read_csv(
     size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
 )->FileSource:          # In the order of the paths
     "Photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
-    path = Path(path); caps = {}; rows = None
+    path = Path(path)
+    caps = {}
+    rows = None
     if not path.is_file(): raise ValueError(f'{path}: no such file')
     def bad(why, line=None): return ValueError(f'{path}, line {line or rows.line_num}: {why}')
     try:
         with path.open(encoding='utf-8-sig', newline='') as f:
-            rows = csv.reader(f, strict=True); head = [c.strip() for c in next(rows, [])]
+            rows = csv.reader(f, strict=True)
+            head = [c.strip() for c in next(rows, [])]
             if not {'path','caption'} <= set(head): raise bad(f'wanted are columns path and caption, not {head}', 1)
             a,b = head.index('path'),head.index('caption')
             for row in rows:
@@ -278,9 +296,11 @@ def write_csv(
     quality:int=90,             # Of the JPEG files
 )->int:                         # How many were written
     "Write records as JPEG files and a CSV with the columns `path` and `caption`"
-    path = Path(path); n = 0
+    path = Path(path)
+    n = 0
     with adding_to(path.parent) as new, (new/path.name).open('w', encoding='utf-8', newline='') as f:
-        out = csv.writer(f, lineterminator='\n'); out.writerow(['path','caption'])
+        out = csv.writer(f, lineterminator='\n')
+        out.writerow(['path','caption'])
         for n,(name,r) in enumerate(write_images(records, new/folder, quality), 1):
             out.writerows([f'{folder}/{name}', c] for c in r.captions)
     return n
@@ -292,13 +312,17 @@ def split_source(
     seed:int=0, # Another seed, another deal
 )->list:        # Three sources
     "Deal the images of `src` out to train, valid and test"
-    n = len(src); sizes = tuple(sizes)
-    if len(sizes) != 3 or min(sizes) < 0: raise ValueError(f'sizes={sizes}: wanted are three, for train, valid and test')
+    n = len(src)
+    sizes = tuple(sizes)
+    if len(sizes) != 3 or min(sizes) < 0:
+        raise ValueError(f'sizes={sizes}: wanted are three, for train, valid and test')
     if any(isinstance(s, float) for s in sizes):
         if sum(sizes) > 1+1e-9: raise ValueError(f'sizes={sizes}: parts of the whole, their sum is at most 1')
-        valid,test = (round(n*s) for s in sizes[1:]); whole = abs(sum(sizes)-1) < 1e-9
+        valid,test = (round(n*s) for s in sizes[1:])
+        whole = abs(sum(sizes)-1) < 1e-9
         sizes = (n-valid-test if whole else int(n*sizes[0]), valid, test)
     if sum(sizes) > n: raise ValueError(f'sizes={sizes}: {sum(sizes)} images are wanted, {src.name} has {n}')
     if min(sizes) == 0: raise ValueError(f'sizes={sizes}: {src.name} has {n} images, too few for three parts')
-    order = rng(seed, 'split').permutation(n); ends = np.cumsum(sizes)
+    order = rng(seed, 'split').permutation(n)
+    ends = np.cumsum(sizes)
     return [src.subset(np.sort(order[e-s:e]), split=w) for s,e,w in zip(sizes, ends, ('train','valid','test'))]

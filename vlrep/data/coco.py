@@ -34,16 +34,19 @@ def coco_table(
         for k,t in keys.items():
             if not isinstance(r, dict) or k not in r: raise ValueError(f'{here} has no {k!r}: {brief(r, 80)}')
             if not isinstance(r[k], t) or isinstance(r[k], bool): raise ValueError(f'{here}: {k} is {brief(r[k])}')
-            if isinstance(r[k], str) and not _encodes(r[k]): raise ValueError(f'{here}: half a character in {r[k][:60]!r}')
+            if isinstance(r[k], str) and not _encodes(r[k]):
+                raise ValueError(f'{here}: half a character in {r[k][:60]!r}')
         if 'id' not in r: continue
-        if not isinstance(r['id'], (int,str)) or isinstance(r['id'], bool): raise ValueError(f'{here}: id is {brief(r["id"])}, wanted is a number')
+        if not isinstance(r['id'], (int,str)) or isinstance(r['id'], bool):
+            raise ValueError(f'{here}: id is {brief(r["id"])}, wanted is a number')
         if r['id'] in seen: raise ValueError(f'{here}: the id {r["id"]} is there twice')
         seen.add(r['id'])
     return rows
 
 def _images(data, path):
     "Rows of `images`, by their id"
-    rows = coco_table(data, path, 'images', dict(id=int, file_name=str)); names = set()
+    rows = coco_table(data, path, 'images', dict(id=int, file_name=str))
+    names = set()
     for i,r in enumerate(rows):
         if r['file_name'] in names: raise ValueError(f'{path}: images[{i}]: the file {r["file_name"]} is there twice')
         names.add(r['file_name'])
@@ -52,7 +55,8 @@ def _images(data, path):
 # %% ../../nbs/28_data.coco.ipynb #22e6c88b
 def _captions(data, path):
     "File name of each image -> its captions"
-    images = _images(data, path); caps = {r['file_name']: [] for r in images.values()}
+    images = _images(data, path)
+    caps = {r['file_name']: [] for r in images.values()}
     for i,r in enumerate(coco_table(data, path, 'annotations', dict(image_id=int, caption=str))):
         here = f'{path}: annotations[{i}]'
         if r['image_id'] not in images: raise ValueError(f'{here}: there is no image {r["image_id"]}')
@@ -61,7 +65,8 @@ def _captions(data, path):
 
 def _objects(data, path):
     "File name of each image -> (corners, number of the category, crowd?), and the names of the categories"
-    images = _images(data, path); out = {r['file_name']: [] for r in images.values()}
+    images = _images(data, path)
+    out = {r['file_name']: [] for r in images.values()}
     kinds = sorted(coco_table(data, path, 'categories', dict(id=int, name=str)), key=lambda r: r['id'])
     at = {r['id']: j for j,r in enumerate(kinds)}
     twice = [r['name'] for j,r in enumerate(kinds) if r['name'] in {o['name'] for o in kinds[:j]}]
@@ -70,7 +75,8 @@ def _objects(data, path):
     size = lambda v: number(v) and isinstance(v, int) and v > 0
     keys = dict(image_id=int, category_id=int, bbox=list)
     for i,r in enumerate(coco_table(data, path, 'annotations', keys)):
-        img = images.get(r['image_id']); here = f'{path}: annotations[{i}]'
+        img = images.get(r['image_id'])
+        here = f'{path}: annotations[{i}]'
         if img is None: raise ValueError(f'{here}: there is no image {r["image_id"]}')
         if r['category_id'] not in at: raise ValueError(f'{here}: there is no category {r["category_id"]}')
         w,h,b = img.get('width'),img.get('height'),r['bbox']
@@ -93,7 +99,8 @@ def read_coco(
     missing:float=0.,       # So large a part of the images may be absent: they are left out, with a warning
 )->FileSource:              # In the order of file names; with instances, label `objects` (n,k) float32
     "Photos in COCO's layout; a `ValueError` names file and row of what is wrong"
-    root = Path(root); folder = root/images
+    root = Path(root)
+    folder = root/images
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
     if not folder.is_dir(): raise ValueError(f'{root}: has no folder {images}')
     if not captions and not instances: raise ValueError('captions and instances are both None: nothing to read')
@@ -103,7 +110,8 @@ def read_coco(
         if not instances: return src
     objects,names = _objects(read_json(root/instances), root/instances)
     if not captions:
-        at = find_files(folder, objects, root/instances, missing); ids = sorted(at)
+        at = find_files(folder, objects, root/instances, missing)
+        ids = sorted(at)
         src = FileSource([at[i] for i in ids], size, images, keep, split=split, ids=ids)
     lost = [i for i in src.ids if i not in objects]
     if lost: raise ValueError(f'{root/instances}: does not list {len(lost)} images of {captions}: {some_of(lost)}')
@@ -122,16 +130,21 @@ def write_coco(
     images,said,things = [],[],[]
     with adding_to(root) as new:
         for n,(name,r) in enumerate(write_images(records, new/split, quality, captions=False), 1):
-            w,h = r.load().size; images.append(dict(id=n, file_name=name, width=w, height=h))
+            w,h = r.load().size
+            images.append(dict(id=n, file_name=name, width=w, height=h))
             said += [dict(id=len(said)+k, image_id=n, caption=c) for k,c in enumerate(r.captions or [], 1)]
             for o in r.objects or []:
-                x0,y0,x1,y1 = o['box']; box = [round(v, 2) for v in (x0*w, y0*h, (x1-x0)*w, (y1-y0)*h)]
+                x0,y0,x1,y1 = o['box']
+                box = [round(v, 2) for v in (x0*w, y0*h, (x1-x0)*w, (y1-y0)*h)]
                 things.append(dict(id=len(things)+1, image_id=n, category_id=o['category'], bbox=box,
                                    area=round(box[2]*box[3], 2), iscrowd=int(o.get('crowd', False))))
-        met = {t['category_id'] for t in things}; names = list(classes or sorted(met))
+        met = {t['category_id'] for t in things}
+        names = list(classes or sorted(met))
         if met - set(names): raise ValueError(f'classes: {some_of(sorted(met-set(names)))} met, and not among them')
         for t in things: t['category_id'] = names.index(t['category_id'])+1
-        at = new/'annotations'; at.mkdir(); kinds = [dict(id=j, name=c) for j,c in enumerate(names, 1)]
+        at = new/'annotations'
+        at.mkdir()
+        kinds = [dict(id=j, name=c) for j,c in enumerate(names, 1)]
         objects = dict(images=images, annotations=things, categories=kinds)
         if said: write_json(at/f'captions_{split}.json', dict(images=images, annotations=said))
         if things or classes: write_json(at/f'instances_{split}.json', objects)

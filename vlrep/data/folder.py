@@ -27,6 +27,7 @@ def _inside(folder):
         for f in sorted(files):
             if f[0] != '.': yield os.path.join(at, f)
 
+# %% ../../nbs/29_data.folder.ipynb #557a9e2b
 def read_folder(
     root:FilePath,     # The folder that holds a folder for each class
     size:int=256,      # Images are fitted into squares of this side
@@ -37,14 +38,18 @@ def read_folder(
     "Photos sorted into folders; a `ValueError` names a class without photos"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
-    there = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != '.'); names = list(classes or there)
+    there = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != '.')
+    names = list(classes or there)
     if not names: raise ValueError(f'{root}: has no folders; wanted is one for each class')
     if more := sorted(set(there)-set(names)): raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
     paths,label,other = [],[],[]
     for j,c in enumerate(names):
-        files = list(_inside(root/c)); mine = [f for f in files if f.lower().endswith(IMAGES)]
+        files = list(_inside(root/c))
+        mine = [f for f in files if f.lower().endswith(IMAGES)]
         if not mine and classes is None: raise ValueError(f'{root/c}: no images')
-        paths += mine; label += [j]*len(mine); other += [f for f in files if not f.lower().endswith(IMAGES)]
+        paths += mine
+        label += [j]*len(mine)
+        other += [f for f in files if not f.lower().endswith(IMAGES)]
     if not paths: raise ValueError(f'{root}: no images')
     if other:
         some = some_of(os.path.relpath(f, root) for f in other)
@@ -68,5 +73,6 @@ def write_folder(
             c = str(of(r))
             if c in ('','.','..') or Path(c).name != c:
                 raise ValueError(f'record {r.id!r}: {c!r} is no name for a folder')
-            (new/c).mkdir(exist_ok=True); os.replace(new/name, new/c/name)
+            (new/c).mkdir(exist_ok=True)
+            os.replace(new/name, new/c/name)
     return n

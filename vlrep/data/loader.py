@@ -30,7 +30,8 @@ class _Jobs(Dataset):
         try: return self.batch(*job)
         except ValueError as e: return e                     # to be raised where it can be read as one line
     def batch(self, epoch, rows):
-        when = epoch if self.train else 'valid'; rows,img,hw,bad = self.pictures(rows, when)
+        when = epoch if self.train else 'valid'
+        rows,img,hw,bad = self.pictures(rows, when)
         flip = chances(rows, self.seed, 'flip', when) < self.flip_p
         b = dict(img=img, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
         said = {} if self.read is None else self.read(self.source, rows, when, self.seed, flip)
@@ -40,7 +41,8 @@ class _Jobs(Dataset):
         if self.bad.keys().isdisjoint(rows.tolist()):
             try: return rows,*self.source.images(rows),{}
             except DamagedImage: pass
-        bad = {}; got,img,hw = zip(*[self.readable(r, when, bad) for r in rows.tolist()])
+        bad = {}
+        got,img,hw = zip(*[self.readable(r, when, bad) for r in rows.tolist()])
         return np.array(got),torch.cat(img),torch.cat([torch.as_tensor(x) for x in hw]),bad
     def readable(self, row, when, bad):
         "`row`, or the first readable one in the chain of rows that belongs to it; damaged ones are written to `bad`"
@@ -49,7 +51,8 @@ class _Jobs(Dataset):
             if i not in self.bad:
                 try: return i,*self.source.images([i])
                 except DamagedImage as e: self.bad[i] = str(e)
-            bad[i] = self.bad[i]; i = int(draw.integers(len(self.source)))
+            bad[i] = self.bad[i]
+            i = int(draw.integers(len(self.source)))
         raise DamagedImage(f'{self.bad[row]}; and so are all that were drawn in its place')
 
 # %% ../../nbs/27_data.loader.ipynb #8857436e
@@ -58,7 +61,8 @@ class TooManyDamaged(ValueError):
 
 def damage_limit(
     n:int,                   # Images of a source
-    most:int|float|str=None, # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by default see above
+    most:int|float|str=None, # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by
+                             # default see above
 )->int:                      # How many of them may be unreadable
     "Resolve `max_damaged` for `n` images; a share above 0 allows at least one"
     if most is None: return max(1, min(10, n//4), n//100)
@@ -91,11 +95,14 @@ class Loader:
         world_size:int=1,    # so many processes this is
         shuffle:bool=None,   # Shuffle each pass? By default only when training
         substring:bool=False, # VirTex's exchange of left and right inside words
-        max_damaged=None,    # Stop when more images than this cannot be read: a number (20) or a share (.05), see `damage_limit`
+        max_damaged=None,    # Stop when more images than this cannot be read: a number (20) or a share (.05), see
+                             # `damage_limit`
         timeout:float=300,   # Seconds to wait for the workers' next batch before they are given up
-        read=None,           # What is read beside each image: a function of (source, rows, when, seed, flip); by default captions, if there is a `tok`
+        read=None,           # What is read beside each image: a function of (source, rows, when, seed, flip); by
+                             # default captions, if there is a `tok`
     ):
-        self.source,self.bs,self.tok,self.aug,self.seed,self.train = source,bs,tok or getattr(read, 'tok', None),aug,seed,train
+        self.source,self.bs,self.tok,self.aug,self.seed,self.train = source,bs,tok or getattr(read,
+            'tok', None),aug,seed,train
         self.read = read
         self.max_len,self.flip_p,self.substring = max_len,flip_p,substring
         self.workers,self.rank,self.world_size = workers,rank,world_size
@@ -108,7 +115,8 @@ class Loader:
 # %% ../../nbs/27_data.loader.ipynb #b77776dc
 @patch
 def _check(self:Loader):
-    s = self.source; name = s.name
+    s = self.source
+    name = s.name
     if self.train and s.split == 'test': raise ValueError(f'{name}: a test split must not be trained on')
     if not len(s): raise ValueError(f'{name}: no images')
     for k,low in dict(bs=1, world_size=1, workers=0, max_len=2).items():
@@ -134,7 +142,8 @@ def n(self:Loader)->int:
     return len(self.source)
 @patch
 def __len__(self:Loader)->int:
-    n,g = len(self.source),self.bs*self.world_size; steps = -(-n//g)
+    n,g = len(self.source),self.bs*self.world_size
+    steps = -(-n//g)
     return steps - (steps > 1 and n-(steps-1)*g < self.world_size)
 
 # %% ../../nbs/27_data.loader.ipynb #a8ad1291
@@ -155,7 +164,8 @@ def _ready(self:Loader, got, epoch, i):
     if isinstance(got, ValueError): raise got
     b,bad = got
     if bad: self._note(bad)
-    b['img'] = b['img'].to(self.device, non_blocking=True); step = epoch*len(self)+i if self.train else i
+    b['img'] = b['img'].to(self.device, non_blocking=True)
+    step = epoch*len(self)+i if self.train else i
     if self.aug is not None: b = self.aug(b, (self.seed, step, self.rank))     # `hw` is still on the CPU, for the boxes
     b = {k: v.to(self.device, non_blocking=True) for k,v in b.items()}
     return b,b
@@ -163,11 +173,13 @@ def _ready(self:Loader, got, epoch, i):
 @patch
 def _note(self:Loader, bad):
     "Write down what was damaged; `TooManyDamaged`, a `ValueError`, if it is too much"
-    self.damaged = dict(sorted({**self.damaged, **bad}.items())); k,n = len(self.damaged),len(self.source)
+    self.damaged = dict(sorted({**self.damaged, **bad}.items()))
+    k,n = len(self.damaged),len(self.source)
     most = damage_limit(n, self.max_damaged)
     if k <= most: return
     some = '; '.join(list(self.damaged.values())[:3])
-    limit = f'the default allows {most}' if self.max_damaged is None else f'max_damaged={self.max_damaged} allows {most}'
+    limit = (f'the default allows {most}' if self.max_damaged is None
+             else f'max_damaged={self.max_damaged} allows {most}')
     raise TooManyDamaged(f'{self.source.name}: {k} of {n} images cannot be read, and {limit}: {some}')
 
 @patch
@@ -179,9 +191,13 @@ def damage_report(self:Loader)->str: # A line for each, after a first line; '' i
 
 # %% ../../nbs/27_data.loader.ipynb #4b90ce90
 def _apart(worker):
-    "Whether work ends, the main process decides: of all signals to stop, this one minds only those that come from there"
+    """Whether work ends, the main process decides
+
+    Of all signals to stop, this one minds only those that come from there
+    """
     if not hasattr(signal, 'sigwaitinfo'): return
-    stops,parent = {signal.SIGINT,signal.SIGTERM,signal.SIGUSR1},os.getppid(); signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    stops,parent = {signal.SIGINT,signal.SIGTERM,signal.SIGUSR1},os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     def mind():
         while signal.sigwaitinfo(stops).si_pid != parent: pass
         os._exit(0)
@@ -197,21 +213,25 @@ def _read(self:Loader, jobs):
         self._todo = []
         self._reader = TorchLoader(
             self._jobs, batch_size=None, sampler=self._todo, num_workers=self.workers, timeout=self.timeout,
-            persistent_workers=True, generator=torch_rng(self.seed), worker_init_fn=_apart, pin_memory=self.device.type == 'cuda',
+            persistent_workers=True, generator=torch_rng(self.seed), worker_init_fn=_apart,
+            pin_memory=self.device.type == 'cuda',
             multiprocessing_context='fork' if sys.platform == 'linux' else None)
     self._todo[:] = jobs
     return iter(self._reader)
 
+# %% ../../nbs/27_data.loader.ipynb #485816a0
 @patch
 def __iter__(self:Loader):
-    epoch,start = self.epoch,self.start; read = None
+    epoch,start = self.epoch,self.start
+    read = None
     rows = self.plan(epoch)[start:]
     for i in range(start, start+len(rows)):
         try:
             if read is None: read = self._read([(epoch,r) for r in rows])
             got = next(read)
         except (RuntimeError,OSError,EOFError) as e: raise self._lost(e, f'step {i} of epoch {epoch}') from e
-        b = self._ready(got, epoch, i); self.step = epoch*len(self)+i
+        b = self._ready(got, epoch, i)
+        self.step = epoch*len(self)+i
         yield b
     if (self.epoch,self.start) == (epoch,start): self.at(epoch + self.train)
 
@@ -243,7 +263,9 @@ def new(self:Loader,
 )->Loader:
     "A loader like this one, with some arguments changed, at the same place"
     if changes.pop('drop_last', False): raise ValueError('drop_last=True: this loader drops no sample')
-    if source is not None and not hasattr(source, 'images'): raise ValueError(f'source: a source of images is wanted, not {type(source).__name__}; for single pictures there is `predict`')
+    if source is not None and not hasattr(source, 'images'):
+        raise ValueError(f'source: a source of images is wanted, not {type(source).__name__}; for single pictures '
+                         f'there is `predict`')
     for k in changes:
         if k not in _fields: raise did_you_mean('loader argument', k, _fields)
     kw = {k: getattr(self, k) for k in _fields}
@@ -264,15 +286,20 @@ def to(self:Loader,
 # %% ../../nbs/27_data.loader.ipynb #32605b6f
 def _unwatched(it):
     "From now on the end of a worker raises no error of its own, in whatever the main process is doing"
-    if it._worker_pids_set: _remove_worker_pids(id(it)); it._worker_pids_set = False
+    if it._worker_pids_set:
+        _remove_worker_pids(id(it))
+        it._worker_pids_set = False
 
 @patch
 def close(self:Loader)->None:
     "End the workers; the next pass starts new ones"
-    it = getattr(self._reader, '_iterator', None); self._reader = None
+    it = getattr(self._reader, '_iterator', None)
+    self._reader = None
     if it is None: return
     _unwatched(it)
-    for w in it._workers: w.kill(); w.join(5)
+    for w in it._workers:
+        w.kill()
+        w.join(5)
     it._shutdown_workers()
 
 def _end_of(w):
@@ -281,16 +308,19 @@ def _end_of(w):
     name = signal.Signals(-w.exitcode).name
     return f'was killed by {name}' + (' (often because memory ran out)' if name == 'SIGKILL' else '')
 
+# %% ../../nbs/27_data.loader.ipynb #25703eba
 @patch
 def _lost(self:Loader, e, where):
     "The error to raise for `e`: that of the loader's code, or what became of the workers, who are ended"
     it = getattr(self._reader, '_iterator', None)
     if not self.workers or it is None: return e
     if isinstance(e, (OSError,EOFError)):                   # the worker that had made the batch may be still ending
-        _unwatched(it); until = time.monotonic()+1
+        _unwatched(it)
+        until = time.monotonic()+1
         while all(w.is_alive() for w in it._workers) and time.monotonic() < until: time.sleep(.01)
     dead = [f'worker {k} (process {w.pid}) {_end_of(w)}' for k,w in enumerate(it._workers) if not w.is_alive()]
-    due = it._task_info.get(it._rcvd_idx, (None,))[0]; late = 'timed out' in str(e) and due is not None
+    due = it._task_info.get(it._rcvd_idx, (None,))[0]
+    late = 'timed out' in str(e) and due is not None
     pid = it._workers[due].pid if late else None
     if not dead and not late: return e
     self.close()
@@ -327,7 +357,8 @@ def show_batch(self:Loader,
     **kw           # As for `show_images`
 )->'plt.Figure':   # The figure
     "Draw the images of a batch with their captions"
-    b = (b or self.one_batch())[0]; caps = self.texts(b)
+    b = (b or self.one_batch())[0]
+    caps = self.texts(b)
     titles = caps and [_fold(t, int(size*13)) for t in caps[:max_n]]
     return show_images(list(self.pictures(b)[:max_n]), titles, ncol=ncol, size=size, **kw)
 
@@ -336,15 +367,19 @@ def show_results(self:Loader,
     b:tuple,                         # What `one_batch` gave
     out:dict,                        # What the model made of it
     max_n:int=9,                     # Most images
-    describe:callable=None,          # `describe(batch, out)` gives a line for each image; by default the likeliest word at each place
+    describe:callable=None,          # `describe(batch, out)` gives a line for each image; by default the likeliest word
+                                     # at each place
     ncol:int=4, size:float=2.6, **kw # As for `show_batch`
 )->'plt.Figure':                     # The figure
     "Draw the images of a batch with their captions and what the model says"
-    batch = b[0]; caps = self.texts(batch) or ['']*len(batch['img'])
-    says = (describe or self._likeliest)(batch, out); wide = int(size*13)
+    batch = b[0]
+    caps = self.texts(batch) or ['']*len(batch['img'])
+    says = (describe or self._likeliest)(batch, out)
+    wide = int(size*13)
     titles = [_fold(t, wide)+'\n> '+_fold(s, wide) for t,s in zip(caps[:max_n], says)]
     return show_images(list(self.pictures(batch)[:max_n]), titles, ncol=ncol, size=size, **kw)
 
+# %% ../../nbs/27_data.loader.ipynb #4a03573e
 @patch
 def _likeliest(self:Loader, batch, out):
     vals = out.values() if isinstance(out, dict) else out if isinstance(out, (list,tuple)) else [out]
@@ -368,7 +403,8 @@ def loaders(
     **kw                 # As for `Loader`: seed, max_len, flip_p, workers, device, rank, world_size, max_damaged, ...
 )->DataLoaders:
     "A training and a validation loader, as fastai wants them"
-    size = size or train.size; kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
+    size = size or train.size
+    kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
     learn = Loader(train, bs, tok, aug or Augment(size), train=True, **kw)
     watch = Loader(valid, valid_bs or bs, tok, plain or Plain(size), train=False, **kw)
     return DataLoaders(learn, watch, path=path, device=torch.device(kw['device']))

@@ -23,7 +23,9 @@ _short = brief
 def _rows_of(items, keys, at, words=0):
     "Of each of a list of dicts the values of `keys`, `words` strings and then numbers; and an array of the numbers"
     if not isinstance(items, list): raise ValueError(f'{at} is {_short(items)}, wanted is a list')
-    try: rows = list(map(itemgetter(*keys), items)); a = np.array([r[words:] for r in rows] if words else rows)
+    try:
+        rows = list(map(itemgetter(*keys), items))
+        a = np.array([r[words:] for r in rows] if words else rows)
     except (KeyError, TypeError, IndexError, ValueError): a = np.array('')
     good = not items or (a.dtype.kind in 'fi' and np.abs(a).max() < 1e9)                             # nan is not below
     if good and all(isinstance(r[i], str) for i in range(words) for r in rows):
@@ -73,7 +75,8 @@ def parse_narrative(
     line:str|bytes, # A line of a file, str or bytes
 )->tuple:           # Name of the image's file, and the `Narrative`
     "One line; a `ValueError` says what is wrong with it. Keys that nobody knows are no error"
-    d = _loads(line); name,text = str(d['image_id']),d['caption']
+    d = _loads(line)
+    name,text = str(d['image_id']),d['caption']
     if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:
         raise ValueError(f'image_id is {_short(name)}, not the name of an image')
     said,_ = _rows_of(d['timed_caption'], ('utterance','start_time','end_time'), 'timed_caption', 1)
@@ -100,7 +103,8 @@ def narrative_files(
         if not any(map(Path.is_file, found)):
             raise ValueError(f'{p}: no such file; wanted are .jsonl or .jsonl.gz files, or their folder')
         out += found
-    names = [str(f).removesuffix('.gz') for f in out]; twice = [n for i,n in enumerate(names) if n in names[:i]]
+    names = [str(f).removesuffix('.gz') for f in out]
+    twice = [n for i,n in enumerate(names) if n in names[:i]]
     if twice: raise ValueError(f'{twice[0]}: there are two of this file, one would be read twice')
     for f in out:
         if m := _shard.search(f.name): shards.setdefault((f.name[:m.start()],int(m[2])), set()).add(int(m[1]))
@@ -110,7 +114,8 @@ def narrative_files(
     return out
 
 # %% ../../nbs/23c_data.localized.ipynb #4b76b50a
-_LONGEST = 1 << 24                                           # bytes of a line; one of a thousand words has a tenth of them
+# bytes of a line; one of a thousand words has a tenth of them
+_LONGEST = 1 << 24
 
 def _lines(path):
     "Number and bytes of each line that is not blank; a `ValueError` names a file that cannot be read"
@@ -129,7 +134,8 @@ def read_narratives(
     damaged:float=0.,    # So large a part of the lines may be wrong: they are left out, with a warning
 )->tuple:                # Names of the images' files, in the order in which they appear, and their `Narratives`
     "Localized Narratives; a `ValueError` names file and line of what cannot be understood"
-    names,rows,bad,out,k = {},[],[],Narratives(),0; files = narrative_files(paths)
+    names,rows,bad,out,k = {},[],[],Narratives(),0
+    files = narrative_files(paths)
     for f in files:
         for i,line in progress(_lines(f), label=f.name):
             k += 1
@@ -138,7 +144,8 @@ def read_narratives(
                 bad.append(f'{f}, line {i}: {e}')
                 if not damaged: raise ValueError(bad[0]) from None
                 continue
-            out.add(n); rows.append(names.setdefault(name, len(names)))
+            out.add(n)
+            rows.append(names.setdefault(name, len(names)))
     if len(bad) > damaged*k:
         raise ValueError(f'{len(bad)} of {k} lines are wrong, damaged={damaged:g} lets fewer pass: {bad[0]}')
     if not rows: raise ValueError(f'{files[0]}: no narratives')
@@ -151,7 +158,8 @@ def _locate(folder, names):
     want,found = {Path(n).stem: n for n in names},{}
     for at,_,files in os.walk(folder):
         for f in files:
-            stem,end = os.path.splitext(f); end = end.lower()
+            stem,end = os.path.splitext(f)
+            end = end.lower()
             if stem not in want or end not in IMAGES: continue
             path = os.path.relpath(os.path.join(at, f), folder)
             found.setdefault(want[stem], []).append((end not in ('.jpg','.jpeg'),path))
@@ -169,20 +177,27 @@ def read_localized(
     damaged:float=0.,         # As for `read_narratives`
 )->FileSource:                # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
-    root = Path(root); folder = root/images
+    root = Path(root)
+    folder = root/images
     if not folder.is_dir(): raise ValueError(f'{folder}: no such folder')
     files = [files] if isinstance(files, (str,Path)) else files
     paths = narrative_files(root if files is None else [root/f for f in files])
-    names,told = read_narratives(paths, damaged); at = _locate(folder, names); names = [at.get(n, n) for n in names]
-    texts = told.texts(); caps = {n: texts[i] for i,n in enumerate(names)}; row = {n: i for i,n in enumerate(names)}
+    names,told = read_narratives(paths, damaged)
+    at = _locate(folder, names)
+    names = [at.get(n, n) for n in names]
+    texts = told.texts()
+    caps = {n: texts[i] for i,n in enumerate(names)}
+    row = {n: i for i,n in enumerate(names)}
     src = caption_source(caps, folder, paths[0], size, split, keep, missing, name=root.resolve().name)
-    told = told.subset([row[n] for n in src.ids]); ids = src.ids
+    told = told.subset([row[n] for n in src.ids])
+    ids = src.ids
     return src.with_narratives(told).annotate({}, records=lambda i: Record(ids[i], narrative=told[i][0]))
 
 # %% ../../nbs/23c_data.localized.ipynb #4fa8526c
 def _write_lines(pairs, path, dataset_id, shards):
     "Write (id of the image, its narratives) as lines, and count these"
-    path,n = Path(path),0; end = next((e for e in _ends if path.name.endswith(e)), None)
+    path,n = Path(path),0
+    end = next((e for e in _ends if path.name.endswith(e)), None)
     if end is None: raise ValueError(f'{path}: the name must end in .jsonl or .jsonl.gz')
     if shards < 1: raise ValueError(f'shards={shards}: at least 1')
     names = [f'-{k:05}-of-{shards:05}' if shards > 1 else '' for k in range(shards)]
@@ -194,7 +209,8 @@ def _write_lines(pairs, path, dataset_id, shards):
             if name.isdigit() and 'coco' in dataset_id.lower(): name = str(int(name))
             for k,x in enumerate(told):
                 x = Narrative(x.text, x.utterances, [np.round(np.asarray(p, float), 4) for p in x.strokes])
-                files[i % shards].write(json.dumps(x.line(name, dataset_id, k))+'\n'); n += 1
+                files[i % shards].write(json.dumps(x.line(name, dataset_id, k))+'\n')
+                n += 1
         if not n: raise ValueError('no narratives to write')
     return n
 

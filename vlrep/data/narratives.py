@@ -19,7 +19,8 @@ def _letters(w): return _not_letters.sub('', w.casefold())
 
 def _same_letters(a, b):
     "For each letter of the words `a`, all in a row, its place among the letters of the words `b`, or -1 (n,)"
-    A,B = ''.join(a),''.join(b); out = np.full(len(A), -1)
+    A,B = ''.join(a),''.join(b)
+    out = np.full(len(A), -1)
     if A == B: return np.arange(len(A))
     ea,eb = (np.cumsum([0]+[len(w) for w in x]) for x in (a,b))
     for what,i,j,k,l in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():              # whole words first
@@ -36,12 +37,15 @@ def word_times(
 )->tuple:        # The words of the text (w), and for each start and end in seconds (w,2); 0 and -1 if it has none
     "When each word was said: during the utterances in which at least half of its letters are found again"
     words,said = n.text.split(),[(k,l) for k,(u,*_) in enumerate(n.utterances) for x in u.split() if (l := _letters(x))]
-    a = [_letters(w) for w in words]; at = _same_letters([w for w in a if w], [l for _,l in said]).tolist()
-    owner = [k for k,l in said for _ in l]; when = [(float(s),float(e)) for _,s,e in n.utterances]
+    a = [_letters(w) for w in words]
+    at = _same_letters([w for w in a if w], [l for _,l in said]).tolist()
+    owner = [k for k,l in said for _ in l]
+    when = [(float(s),float(e)) for _,s,e in n.utterances]
     out,i,last = [],0,(0.,-1.)
     for w in a:
         if w:                                                             # a mark alone goes with the word before it
-            found = [owner[j] for j in at[i:i+len(w)] if j >= 0]; i += len(w)
+            found = [owner[j] for j in at[i:i+len(w)] if j >= 0]
+            i += len(w)
             mine = when[found[0]:found[-1]+1] if 2*len(found) >= len(w) else []
             last = (min(s for s,_ in mine),max(e for _,e in mine)) if mine else (0.,-1.)
         out.append(last)
@@ -58,11 +62,13 @@ class Column:
         a:np.ndarray|list # The next row (n,...)
     )->None:
         "Put a row at the end"
-        self._raw += np.ascontiguousarray(a, self.dtype).tobytes(); self._ends.append(self._ends[-1]+len(a))
+        self._raw += np.ascontiguousarray(a, self.dtype).tobytes()
+        self._ends.append(self._ends[-1]+len(a))
     def close(self)->'Column': # Itself
         "After the last row: from now on it can be read"
         self.data = np.frombuffer(self._raw, self.dtype).reshape(-1, *self.shape)
-        self.ends = np.array(self._ends, np.int64); del self._raw,self._ends
+        self.ends = np.array(self._ends, np.int64)
+        del self._raw,self._ends
         return self
     def __len__(self): return len(self.ends)-1
     def __getitem__(self, k:int)->np.ndarray: return self.data[self.ends[k]:self.ends[k+1]]
@@ -70,7 +76,8 @@ class Column:
         at:np.ndarray|list # Rows (m,)
     )->tuple:              # What is in them, end to end, and the length of each (m,)
         "Some of the rows"
-        at = np.asarray(at, np.int64); parts = [self.data[a:b] for a,b in zip(self.ends[at], self.ends[at+1])]
+        at = np.asarray(at, np.int64)
+        parts = [self.data[a:b] for a,b in zip(self.ends[at], self.ends[at+1])]
         return np.concatenate(parts) if parts else self.data[:0],self.ends[at+1]-self.ends[at]
 
 # %% ../../nbs/23_data.narratives.ipynb #7af028a6
@@ -88,7 +95,8 @@ class Narratives:
     )->None:
         "Put a narrative at the end; `close` will say whose it is"
         s = [np.asarray(p, float).reshape(-1,3) for p in n.strokes if len(p)]
-        p = np.concatenate(s) if s else np.zeros((0,3)); joined = np.ones(len(p), bool)
+        p = np.concatenate(s) if s else np.zeros((0,3))
+        joined = np.ones(len(p), bool)
         joined[np.cumsum([0]+[len(x) for x in s[:-1]])[:len(s)]] = False
         about = n.about if n.about is not None else [_unknown]*len(n.utterances)
         said = '\0'.join(u.replace('\0', ' ') for u,*_ in n.utterances)
@@ -102,7 +110,8 @@ class Narratives:
     )->'Narratives':          # Itself
         "After the last one: deal them out to the images"
         for c in self.cols.values(): c.close()
-        rows = np.asarray(rows, np.int64); self.at = np.argsort(rows, kind='stable')
+        rows = np.asarray(rows, np.int64)
+        self.at = np.argsort(rows, kind='stable')
         self.rows = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n or 0))])
         return self
 
@@ -114,7 +123,9 @@ def of(cls:Narratives,
     "Narratives from memory"
     self,rows,n = cls(),[],0
     for i,l in enumerate(lists):
-        for x in l: self.add(x); rows.append(i)
+        for x in l:
+            self.add(x)
+            rows.append(i)
         n = i+1
     return self.close(rows, n)
 @patch
@@ -136,7 +147,8 @@ def subset(self:Narratives,
     idx:np.ndarray|list|range, # Images to keep, in their new order
 )->Narratives:
     "The narratives of these images; nothing is copied but their numbers"
-    at,n = rows_at(self.rows, idx); new = copy.copy(self)
+    at,n = rows_at(self.rows, idx)
+    new = copy.copy(self)
     new.at,new.rows = self.at[at],np.concatenate([[0], np.cumsum(n)]).astype(np.int64)
     return new
 
@@ -146,9 +158,12 @@ def one(self:Narratives,
     k:int # Which of all narratives, an entry of `at`
 )->Narrative:
     "One narrative, as it was but for the rounding of its trace"
-    c = {n: v[k] for n,v in self.cols.items()}; p = np.empty((len(c['t']),3), np.float32)
-    p[:,:2],p[:,2] = c['xy']/np.float32(1e4),c['t']; cuts = np.flatnonzero(~c['joined'])[1:]
-    said = c['said'].tobytes().decode().split('\0'); about = c['about'].tolist()
+    c = {n: v[k] for n,v in self.cols.items()}
+    p = np.empty((len(c['t']),3), np.float32)
+    p[:,:2],p[:,2] = c['xy']/np.float32(1e4),c['t']
+    cuts = np.flatnonzero(~c['joined'])[1:]
+    said = c['said'].tobytes().decode().split('\0')
+    about = c['about'].tolist()
     return Narrative(c['text'].tobytes().decode(), [(u,*t) for u,t in zip(said, c['times'].tolist())],
                      np.split(p, cuts) if len(p) else [], about if about and _unknown not in about else None)
 @patch
@@ -163,7 +178,8 @@ def __getitem__(self:Narratives,
 @patch
 def texts(self:Narratives)->TextBuffer: # A row for each image
     "What is said about each image, to be read as captions"
-    out = TextBuffer(); out.data,n = self.cols['text'].take(self.at)
+    out = TextBuffer()
+    out.data,n = self.cols['text'].take(self.at)
     out.ends,out.rows = np.concatenate([[0], np.cumsum(n)]).astype(np.int64),self.rows
     return out
 

@@ -34,7 +34,8 @@ def limit_captions(
     "The same images with at most `n` captions each, chosen once and for all"
     if n < 1: raise ValueError(f'n={n}: at least 1 caption')
     if src.captions is None: raise ValueError(f'{src.name}: has no captions')
-    c = src.captions; few = np.minimum(c.counts(), n)
+    c = src.captions
+    few = np.minimum(c.counts(), n)
     first = lambda i, m: np.sort(np.argsort(_ranks(seed, i, m), kind='stable')[:n]) if m > n else np.arange(m)
     at = np.concatenate([a+first(i, b-a) for i,a,b in zip(src.ids, c.rows, c.rows[1:])])
     return src.with_captions(c.take(at, few))
@@ -53,11 +54,14 @@ def thumbnails(
     "A small picture of each image, to compare, and a hash of its pixels"
     out,codes = [],[]
     for a in progress(range(0, len(src), chunk), label='thumbnails'):
-        img,hw = src.images(np.arange(a, min(a+chunk, len(src)))); img = img.permute(0,2,3,1).numpy()
+        img,hw = src.images(np.arange(a, min(a+chunk, len(src))))
+        img = img.permute(0,2,3,1).numpy()
         for x,(h,w) in zip(img, np.asarray(hw)):
-            x = np.ascontiguousarray(x[:h,:w]); out.append(_shrink(x, side))
+            x = np.ascontiguousarray(x[:h,:w])
+            out.append(_shrink(x, side))
             codes.append(hashlib.blake2b(x, digest_size=16, person=f'{h} {w}'.encode()).digest())
-    t = np.stack(out).reshape(len(out), -1); t -= t.mean(1, keepdims=True)
+    t = np.stack(out).reshape(len(out), -1)
+    t -= t.mean(1, keepdims=True)
     return t/np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-6),codes
 
 def _shrink(x, side):
@@ -76,7 +80,9 @@ class Duplicates:
     sizes:tuple   # Images of the first and of the second, captions of the first and of the second
     def __len__(self): return len(self.same)+len(self.near)
     def __str__(self):
-        n,m,_,k = self.sizes; hit = len({b for _,b,*_ in self.same+self.near}); many = sum(c for *_,c in self.said)
+        n,m,_,k = self.sizes
+        hit = len({b for _,b,*_ in self.same+self.near})
+        many = sum(c for *_,c in self.said)
         lines = [f'{hit} of {m} images are among the {n} others: {len(self.same)} pairs equal, {len(self.near)} nearly',
                  *[f'  {a} = {b}' for a,b in self.same[:3]], *[f'  {a} ~ {b} ({s:.4f})' for a,b,s in self.near[:3]]]
         if k: lines.append(f'{many} of {k} captions are there too')
@@ -93,7 +99,9 @@ def duplicates(
     "Images and captions that two sources have in common"
     if train.size != test.size:
         raise ValueError(f'images of {train.size} and {test.size} pixels: read both at the same size')
-    (t,tc),(u,uc) = thumbnails(train),thumbnails(test); at = defaultdict(list); same,near = [],[]
+    (t,tc),(u,uc) = thumbnails(train),thumbnails(test)
+    at = defaultdict(list)
+    same,near = [],[]
     for i,c in enumerate(tc): at[c].append(i)
     for j,c in enumerate(uc): same += [(train.ids[i], test.ids[j]) for i in at.get(c, ())]
     for a in progress(range(0, len(t), chunk), label='pictures alike'):
@@ -104,6 +112,7 @@ def duplicates(
         n = defaultdict(int)
         for c in (src.captions.flat() if src.captions is not None else ()): n[_plain_words(c)] += 1
         return n
-    x,y = count(train),count(test); sizes = len(t),len(u),sum(x.values()),sum(y.values())
+    x,y = count(train),count(test)
+    sizes = len(t),len(u),sum(x.values()),sum(y.values())
     said = sorted(((c, x[c], k) for c,k in y.items() if c in x), key=lambda o: (-o[2], o[0]))
     return Duplicates(same, sorted(near, key=lambda o: -o[2]), said, sizes)

@@ -26,10 +26,14 @@ class ReadCaptions:
         "A `ValueError` if there is an image without a caption"
         if source.captions is None: raise ValueError(f'{source.name}: has no captions; use tok=None')
         mute = np.flatnonzero(source.captions.counts() == 0)
-        if len(mute): raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is {source.ids[mute[0]]}')
+        if len(mute):
+            raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is '
+                             f'{source.ids[mute[0]]}')
     def texts(self, source:Source, rows:np.ndarray, when:int|str, seed:int, flip:np.ndarray)->list:
         "The caption of each row"
-        c = source.captions; first = c.rows[rows]; u = chances(rows, seed, 'caption', when)
+        c = source.captions
+        first = c.rows[rows]
+        u = chances(rows, seed, 'caption', when)
         at = first + (u*(c.rows[rows+1]-first)).astype(np.int64)
         out = [c.data[a:b].tobytes().decode() for a,b in zip(c.ends[at], c.ends[at+1])]
         return [swap_left_right(t, self.substring) if f else t for t,f in zip(out, flip)]

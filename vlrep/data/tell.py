@@ -24,10 +24,16 @@ def cut_windows(
     most:int,         # Places a window has; shorter texts stay whole
 )->tuple:             # For each part its windows (b,s,...), and the length of each (b,)
     "The same window out of every part, one for each text"
-    size = np.minimum(lens, most); first = (draw*(lens-size+1)).astype(np.int64); col = np.arange(size.max())
-    real = col < size[:,None]; at = (np.cumsum(lens)-lens+first)[:,None] + col; out = []
+    size = np.minimum(lens, most)
+    first = (draw*(lens-size+1)).astype(np.int64)
+    col = np.arange(size.max())
+    real = col < size[:,None]
+    at = (np.cumsum(lens)-lens+first)[:,None] + col
+    out = []
     for p,f in zip(parts, fills):
-        x = np.empty((*real.shape,*p.shape[1:]), p.dtype); x[:] = f; x[real] = p[at[real]]
+        x = np.empty((*real.shape,*p.shape[1:]), p.dtype)
+        x[:] = f
+        x[real] = p[at[real]]
         out.append(x)
     return out,size
 
@@ -40,10 +46,13 @@ def needed_points(
     "Which points lie within the time of a piece, both ends included"
     real = span[...,1] >= span[...,0]
     if not real.any() or not len(t): return np.zeros(len(t), bool)
-    apart = 2*max(np.abs(span[real]).max(), np.abs(t).max())+1.; far = apart*np.arange(len(span))
-    a,b = ((span[...,k].astype(np.float64)+far[:,None])[real] for k in (0,1)); order = np.argsort(a, kind='stable')
+    apart = 2*max(np.abs(span[real]).max(), np.abs(t).max())+1.
+    far = apart*np.arange(len(span))
+    a,b = ((span[...,k].astype(np.float64)+far[:,None])[real] for k in (0,1))
+    order = np.argsort(a, kind='stable')
     a,latest = a[order],np.maximum.accumulate(b[order])
-    at = t.astype(np.float64)+far[sample]; i = np.searchsorted(a, at, 'right')-1
+    at = t.astype(np.float64)+far[sample]
+    i = np.searchsorted(a, at, 'right')-1
     return (i >= 0) & (at <= latest[np.maximum(i, 0)])
 
 # %% ../../nbs/23b_data.tell.ipynb #78c0fd2d
@@ -51,7 +60,8 @@ def pointing(
     told:Narratives,   # Any
     time_pad:float=0., # Seconds added to the time of each word, at both ends
     chunk:int=2000,    # Narratives at a time
-)->dict:               # `trace`: has points; `times`: has words with times; `points`: has a point inside the image while a word is said; bool (m,) each
+)->dict:               # `trace`: has points; `times`: has words with times; `points`: has a point inside the image
+                       # while a word is said; bool (m,) each
     "What each narrative, image after image, gives for learning where words point"
     out = dict(trace=[], times=[], points=[])
     for i in range(0, len(told.at), chunk):
@@ -59,7 +69,8 @@ def pointing(
         (words,w),(t,n),(xy,_) = (told.cols[k].take(at) for k in ('words','t','xy'))
         real = np.arange(max(1, w.max(initial=0))) < w[:,None]
         span = np.tile(np.float32([0,-1]), (*real.shape,1))
-        span[real] = np.where((words[:,1] >= words[:,0])[:,None], words+np.float32([-time_pad,time_pad]), np.float32([0,-1]))
+        span[real] = np.where((words[:,1] >= words[:,0])[:,None], words+np.float32([-time_pad,time_pad]),
+                              np.float32([0,-1]))
         sample = np.repeat(np.arange(len(at)), n)
         inside = ((xy >= 0) & (xy <= 10_000)).all(1) & needed_points(span, t, sample)
         out['trace'].append(n > 0)
@@ -77,8 +88,12 @@ def pack_points(
     b:int,             # Number of samples
 )->np.ndarray:         # x, y, t, joined (b,n,4) float32, n >= 1; 0, 0, -1e6, 0 where there are no more points
     "The kept points of each sample; one whose predecessor is not kept begins a stroke"
-    joined = joined & np.concatenate([[False], keep[:-1]]); whose = sample[keep]; n = np.bincount(whose, minlength=b)
-    out = np.zeros((b,max(1, n.max()),4), np.float32); out[...,2] = -1e6; real = np.arange(out.shape[1]) < n[:,None]
+    joined = joined & np.concatenate([[False], keep[:-1]])
+    whose = sample[keep]
+    n = np.bincount(whose, minlength=b)
+    out = np.zeros((b,max(1, n.max()),4), np.float32)
+    out[...,2] = -1e6
+    real = np.arange(out.shape[1]) < n[:,None]
     out[real] = np.concatenate([xy[keep]/np.float32(1e4), t[keep,None], joined[keep,None]], 1)
     return out
 
@@ -119,13 +134,20 @@ def pieces(self:Tell,
     draw:np.ndarray,  # A number in [0,1) for each sample (b,): where its window begins
 )->tuple:             # Padded pieces (b,s), their number (b,), start and end of each (b,s,2)
     "A window out of [SOS], the pieces of the words, [EOS], each with the time of its word"
-    words = [t.split() for t in texts]; n = np.array([len(l)+2 for l in words]); ends = n.cumsum()
+    words = [t.split() for t in texts]
+    n = np.array([len(l)+2 for l in words])
+    ends = n.cumsum()
     cut = self.tok.encode([w for l in words for w in l], 1 << 30)               # each between its own [SOS] and [EOS]
-    word = np.ones(ends[-1], bool); word[ends-n] = word[ends-1] = False              # the others are [SOS] and [EOS]
-    per = np.ones(ends[-1], np.int64); per[word] = [len(c)-2 for c in cut]
-    span = np.tile(np.float32([0,-1]), (ends[-1],1)); said = (times[:,1] >= times[:,0])[:,None]; pad = self.time_pad
+    word = np.ones(ends[-1], bool)
+    word[ends-n] = word[ends-1] = False  # the others are [SOS] and [EOS]
+    per = np.ones(ends[-1], np.int64)
+    per[word] = [len(c)-2 for c in cut]
+    span = np.tile(np.float32([0,-1]), (ends[-1],1))
+    said = (times[:,1] >= times[:,0])[:,None]
+    pad = self.time_pad
     span[word] = np.where(said, times + np.float32([-pad,pad]), np.float32([0,-1]))
-    flat = []; cut = iter(cut)
+    flat = []
+    cut = iter(cut)
     for l in words: flat += [self.tok.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tok.eos]
     parts = np.array(flat, np.int64),np.repeat(span, per, 0)
     (tok,span),size = cut_windows(parts, (self.tok.pad,(0,-1)), np.add.reduceat(per, ends-n), draw, self.max_len)
@@ -140,7 +162,8 @@ def _texts(self:Tell, source, rows, when, seed, flip):
         texts = self._captions.texts(source, rows, when, seed, flip)
         return texts,np.tile(np.float32([0,-1]), (sum(len(t.split()) for t in texts),1)),None
     if (told.rows[rows+1] == told.rows[rows]).any(): self.check(source)
-    at = self.which(told, rows, when, seed); texts = [told.cols['text'][k].tobytes().decode() for k in at]
+    at = self.which(told, rows, when, seed)
+    texts = [told.cols['text'][k].tobytes().decode() for k in at]
     texts = [swap_left_right(t, self.substring) if f else t for t,f in zip(texts, flip)]
     return texts,told.cols['words'].take(at)[0],at
 
@@ -153,9 +176,13 @@ def __call__(self:Tell,
     flip:np.ndarray,  # Which are mirrored (b,) bool
 )->dict:              # `tok` (b,s), `lens` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
     "What is told about each image; the trace is not mirrored yet, that is done together with the image"
-    rows = np.asarray(rows); b = len(rows); texts,times,at = self._texts(source, rows, when, seed, flip)
+    rows = np.asarray(rows)
+    b = len(rows)
+    texts,times,at = self._texts(source, rows, when, seed, flip)
     tok,lens,span = self.pieces(texts, times, chances(rows, seed, 'window', when))
-    cols = Narratives().close([]).cols if at is None else source.narratives.cols; at = [] if at is None else at
-    (xy,n),(t,_),(joined,_) = (cols[k].take(at) for k in ('xy','t','joined')); sample = np.repeat(np.arange(len(n)), n)
+    cols = Narratives().close([]).cols if at is None else source.narratives.cols
+    at = [] if at is None else at
+    (xy,n),(t,_),(joined,_) = (cols[k].take(at) for k in ('xy','t','joined'))
+    sample = np.repeat(np.arange(len(n)), n)
     trace = pack_points(xy, t, joined, sample, needed_points(span, t, sample), b)
     return {k: torch.from_numpy(v) for k,v in dict(tok=tok, lens=lens, span=span, trace=trace).items()}

@@ -32,13 +32,17 @@ def _whole(data):
         nonlocal pos
         n = shift = 0
         while True:
-            n |= (data[pos] & 127) << shift; shift += 7; pos += 1
+            n |= (data[pos] & 127) << shift
+            shift += 7
+            pos += 1
             if data[pos-1] < 128: return n
     try:
         while pos < len(data):
-            key = varint(); size = varint()
+            key = varint()
+            size = varint()
             if key & 7 != 2: return False
-            seen.add(key >> 3); pos += size
+            seen.add(key >> 3)
+            pos += size
     except IndexError: return False
     return pos == len(data) and {1,2,3} <= seen
 

@@ -22,7 +22,8 @@ def swap_left_right(
     "Exchange the words left and right, in their own case; twice is identity"
     if substring: return text.replace('left', '\0').replace('right', 'left').replace('\0', 'right')
     def other(m):
-        a = m[0]; b = 'right' if a.lower() == 'left' else 'left'
+        a = m[0]
+        b = 'right' if a.lower() == 'left' else 'left'
         return b.upper() if a.isupper() else b.capitalize() if a[0].isupper() else b
     return _sides.sub(other, text)
 
@@ -48,7 +49,8 @@ def resize_crop(
 )->Tensor:           # Float, in the range of the input (b,3,size,size)
     "Cut a box out of each image and resize it, bilinear with antialiasing: torchvision's `resized_crop`, for a batch"
     b,c,h,w = img.shape
-    y,x,bh,bw = boxes.unbind(1); fy,fx,fh,fw = (boxes if within is None else within).unbind(1)
+    y,x,bh,bw = boxes.unbind(1)
+    fy,fx,fh,fw = (boxes if within is None else within).unbind(1)
     ay = _weights(y, bh, fy, fy+fh, h, size)
     ax = _weights(x, bw, fx, fx+fw, w, size, flip)
     cols = img.permute(0,2,3,1).float().reshape(b,h,w*c).mT @ ay.mT          # (b,w*c,size)
@@ -63,7 +65,8 @@ def crop_boxes(
     tries:int=10,          # Boxes drawn for each image
 )->Tensor:                 # top, left, height, width (b,4) int64, on the CPU
     "Random boxes as torchvision's `RandomResizedCrop` draws them"
-    h,w = hw.cpu().double()[:,None].unbind(-1); u = torch.rand(len(hw), tries, 4, generator=gen, dtype=torch.float64)
+    h,w = hw.cpu().double()[:,None].unbind(-1)
+    u = torch.rand(len(hw), tries, 4, generator=gen, dtype=torch.float64)
     area = h*w*(scale[0] + u[...,0]*(scale[1]-scale[0]))
     r = (math.log(ratio[0]) + u[...,1]*math.log(ratio[1]/ratio[0])).exp()
     bw,bh = (area*r).sqrt().round(),(area/r).sqrt().round()
@@ -84,12 +87,18 @@ def turn_hue(
     "Turn the hue of each image: torchvision's `adjust_hue`, without branches"
     r,g,b = x.unbind(1)
     low,high = torch.minimum(g, b),torch.maximum(g, b)
-    red = _at_least(r, high); green = _at_least(g, b); green.addcmul_(green, red, value=-1); blue = (1-red).sub_(green)
-    low = torch.minimum(low, r); d = torch.maximum(high, r).sub_(low)
+    red = _at_least(r, high)
+    green = _at_least(g, b)
+    green.addcmul_(green, red, value=-1)
+    blue = (1-red).sub_(green)
+    low = torch.minimum(low, r)
+    d = torch.maximum(high, r).sub_(low)
     a = (g-b).mul_(red).addcmul_(green, b-r).addcmul_(blue, r-g).div_(d.clamp(min=1e-9))
     a.add_(green, alpha=2).add_(blue, alpha=4).add_(6*turn[:,None,None])
     a.sub_(torch.floor(a/6), alpha=6)
-    out = torch.empty_like(x); base = low-d; top = low.add_(d, alpha=2)
+    out = torch.empty_like(x)
+    base = low-d
+    top = low.add_(d, alpha=2)
     torch.addcmul(base, d, (a-3).abs_().clamp_(1,2), out=out[:,0])
     torch.addcmul(top,  d, (a-2).abs_().clamp_(1,2), value=-1, out=out[:,1])
     torch.addcmul(top,  d, (a-4).abs_().clamp_(1,2), value=-1, out=out[:,2])
@@ -106,7 +115,9 @@ def jitter(
     "Change the colours of each image by its own factors: torchvision's four `adjust_...` functions"
     r,g,b = _grey
     for k in order:
-        if k == 3: x = turn_hue(x, factors[:,3]); continue
+        if k == 3:
+            x = turn_hue(x, factors[:,3])
+            continue
         f = factors[:,k,None,None,None]
         if k == 0: x.mul_(f)
         else:
@@ -136,15 +147,20 @@ def crop_labels(
     flip:Tensor=None, # Mirror these (b,) bool
 )->Tensor:            # (b,size,size)
     "Cut a box out of each map; each pixel takes the number that stands under its middle, numbers are not mixed"
-    b,h,w = labels.shape; at = (torch.arange(size, device=labels.device)+.5)/size; y,x,bh,bw = boxes.double().unbind(1)
+    b,h,w = labels.shape
+    at = (torch.arange(size, device=labels.device)+.5)/size
+    y,x,bh,bw = boxes.double().unbind(1)
     rows,cols = ((o[:,None] + at*s[:,None]).long().clamp(0, n-1) for o,s,n in ((y,bh,h), (x,bw,w)))
     if flip is not None: cols = torch.where(flip[:,None], cols.flip(1), cols)
     return labels[torch.arange(b, device=labels.device)[:,None,None],rows[:,:,None],cols[:,None]]
 
 def _moved(batch, boxes, size, flip=None):
     "The batch's trace and things in the crop, on the device of its images; nothing if it has none"
-    here = lambda k: batch[k].to(batch['img'].device, non_blocking=True); out = {}
-    if 'trace' in batch: t = here('trace'); out['trace'] = torch.cat([move_points(t[...,:2], boxes, batch['hw'], flip), t[...,2:]], -1)
+    here = lambda k: batch[k].to(batch['img'].device, non_blocking=True)
+    out = {}
+    if 'trace' in batch:
+        t = here('trace')
+        out['trace'] = torch.cat([move_points(t[...,:2], boxes, batch['hw'], flip), t[...,2:]], -1)
     if 'things' in batch: out['things'] = crop_labels(here('things'), boxes, size, flip)
     return out
 
@@ -178,17 +194,21 @@ class Augment:
     ):
         self.size,self.scale,self.ratio,self.jitter = size,tuple(scale),tuple(ratio),tuple(jitter)
         self.jitter_p,self.mean,self.std = jitter_p,tuple(mean),tuple(std)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1: raise ValueError(f'scale={scale}: parts of the area, 0 < low <= high <= 1')
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f'scale={scale}: parts of the area, 0 < low <= high <= 1')
         if not 0 < self.ratio[0] <= 1 <= self.ratio[1]: raise ValueError(f'ratio={ratio}: low <= 1 <= high')
-        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > .5: raise ValueError(f'jitter={jitter}: four, not below 0, hue at most .5')
+        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > .5:
+            raise ValueError(f'jitter={jitter}: four, not below 0, hue at most .5')
     def draw(self,
         hw:Tensor, # Height and width of each image (b,2)
         key:tuple, # What the draw depends on, e.g. (seed, step, rank)
     )->tuple:      # Boxes (b,4), colour factors (b,4), order of the colour changes
         "All that is random about a batch"
-        gen = torch_rng('augment', *key); b = len(hw)
+        gen = torch_rng('augment', *key)
+        b = len(hw)
         boxes = crop_boxes(hw, gen, self.scale, self.ratio)
-        amount = torch.tensor(self.jitter); mid = torch.tensor([1.,1,1,0])
+        amount = torch.tensor(self.jitter)
+        mid = torch.tensor([1.,1,1,0])
         low = torch.where(mid > 0, (mid-amount).clamp(min=0), -amount)
         on = torch.rand(b, 1, generator=gen) < self.jitter_p
         fac = low + torch.rand(b, 4, generator=gen)*(mid+amount-low)
@@ -198,12 +218,14 @@ class Augment:
         key,        # As for `draw`
     )->dict:        # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
         "The view of `batch` that belongs to `key`"
-        img = batch['img']; boxes,fac,order = self.draw(batch['hw'], key)
+        img = batch['img']
+        boxes,fac,order = self.draw(batch['hw'], key)
         move = lambda t: None if t is None else t.to(img.device, non_blocking=True)
         boxes,fac,flip = move(boxes),move(fac),move(batch.get('flip'))
         x = resize_crop(img, boxes, self.size, flip).div_(255)
         order = [k for k in order if self.jitter[k] and self.jitter_p]
-        return {**batch, **_moved(batch, boxes, self.size, flip), 'img': _finish(jitter(x, fac, order), self.mean, self.std)}
+        return {**batch, **_moved(batch, boxes, self.size, flip),
+                'img': _finish(jitter(x, fac, order), self.mean, self.std)}
 
 # %% ../../nbs/21_data.transforms.ipynb #1873e1a3
 class Plain:

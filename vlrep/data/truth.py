@@ -29,14 +29,20 @@ class TellTruth(Tell):
     "As `Tell`, and what each piece is about: `about` (b,s), the number of an object, or -1"
     def check(self, source:Source)->None:
         "A `ValueError` if it is not known what the utterances are about, or where the things are"
-        super().check(source); told = source.narratives
-        if told is None or 'things' not in source.labels: raise ValueError(f'{source.name}: oracle masks need narratives and the outlines of things (`thing_maps`)')
-        if (told.cols['about'].data < -2).any(): raise ValueError(f'{source.name}: its narratives do not say what they are about, which oracle masks need')
+        super().check(source)
+        told = source.narratives
+        if told is None or 'things' not in source.labels:
+            raise ValueError(f'{source.name}: oracle masks need narratives and the outlines of things (`thing_maps`)')
+        if (told.cols['about'].data < -2).any():
+            raise ValueError(f'{source.name}: its narratives do not say what they are about, which oracle masks need')
     def __call__(self, source, rows, when, seed, flip)->dict:
         "What is told about each image, and about which of its objects"
-        out = super().__call__(source, rows, when, seed, flip); c,span = source.narratives.cols,out['span'].numpy(); about = np.full(span.shape[:2], -1)
+        out = super().__call__(source, rows, when, seed, flip)
+        c,span = source.narratives.cols,out['span'].numpy()
+        about = np.full(span.shape[:2], -1)
         for i,k in enumerate(self.which(source.narratives, np.asarray(rows), when, seed)):
-            timed = span[i,:,1] >= span[i,:,0]; at = np.searchsorted(c['times'][k][:,0], span[i,timed,0]+self.time_pad+1e-3, 'right')-1
+            timed = span[i,:,1] >= span[i,:,0]
+            at = np.searchsorted(c['times'][k][:,0], span[i,timed,0]+self.time_pad+1e-3, 'right')-1
             about[i,timed] = np.maximum(c['about'][k][np.maximum(at, 0)], -1)
         return {**out, 'about': torch.from_numpy(about)}
 
@@ -47,8 +53,10 @@ def thing_masks(
     grid:int|tuple, # Cells a side, or (h,w)
 )->Tensor:          # bool (b,s,h,w)
     "The cells that each piece's thing covers"
-    n = max(1, int(things.max())); k = torch.arange(1, n+1, device=things.device, dtype=things.dtype)
+    n = max(1, int(things.max()))
+    k = torch.arange(1, n+1, device=things.device, dtype=things.dtype)
     cover = F.adaptive_avg_pool2d((things[:,None] == k[:,None,None]).float(), grid)
     lit = (cover >= .5*cover.amax((2,3), keepdim=True)) & (cover > 0)
-    seen = (about >= 0) & (about < n); at = about.clamp(0, n-1)
+    seen = (about >= 0) & (about < n)
+    at = about.clamp(0, n-1)
     return lit[torch.arange(len(lit), device=lit.device)[:,None],at] & seen[:,:,None,None]

@@ -22,13 +22,15 @@ class ObjectTable:
         names,    # Of the categories
         flag:str, # What the flag says, e.g. difficult
     ):
-        self.ids,self.names,self.flag = list(ids),list(names),flag; per = [len(l) for l in objects]
+        self.ids,self.names,self.flag = list(ids),list(names),flag
+        per = [len(l) for l in objects]
         a = np.array([o for l in objects for o in l], np.float32).reshape(-1,6)
         self.boxes,self.cats,self.flags,self.rows = a[:,:4],a[:,4].astype(np.int32),a[:,5] > 0,np.cumsum([0,*per])
         if len(self.ids) != len(per): raise ValueError(f'{len(self.ids)} ids for the objects of {len(per)} images')
     def __call__(self, i:int)->Record:
         "The record of row `i`: boxes, tags and objects"
-        s = slice(self.rows[i], self.rows[i+1]); names = [self.names[c] for c in self.cats[s]]
+        s = slice(self.rows[i], self.rows[i+1])
+        names = [self.names[c] for c in self.cats[s]]
         each = zip(names, self.boxes[s].tolist(), self.flags[s].tolist())
         objects = [dict(category=n, box=tuple(b), **{self.flag: f}) for n,b,f in each]
         return Record(self.ids[i], tags=sorted(set(names)), boxes=self.boxes[s].copy(), objects=objects)
@@ -54,14 +56,16 @@ def read_voc_xml(
         except (AttributeError, TypeError, ValueError): v = np.nan
         if not np.isfinite(v): raise ValueError(f'{path}: no number <{name}> where one is wanted')
         return v
-    w,h = number(top, 'size/width'),number(top, 'size/height'); out = []
+    w,h = number(top, 'size/width'),number(top, 'size/height')
+    out = []
     if w < 1 or h < 1: raise ValueError(f'{path}: an image of {w:g} x {h:g} pixels')
     for o in top.findall('object'):
         x0,y0,x1,y1 = (number(o, f'bndbox/{k}') for k in ('xmin','ymin','xmax','ymax'))
         box = np.clip([(x0-1)/w, (y0-1)/h, x1/w, y1/h], 0, 1)
         if x1 < x0 or y1 < y0:
             raise ValueError(f'{path}: a box ends before it begins ({x0:g} to {x1:g}, {y0:g} to {y1:g})')
-        name = (o.findtext('name') or '').strip(); hard = (o.findtext('difficult') or '0').strip()
+        name = (o.findtext('name') or '').strip()
+        hard = (o.findtext('difficult') or '0').strip()
         if not name or hard not in ('0','1'): raise ValueError(f'{path}: an object called {name!r}, difficult={hard!r}')
         out.append((name, tuple(box.tolist()), hard == '1'))
     return out
@@ -87,7 +91,8 @@ def _answers(path, ids):
     "1, 0 or -1 for each photo of `ids`, from the list of one class (n,)"
     out = np.full(len(ids), 9, np.int8)
     for i,words in _lines(path):
-        n,*rest = words; bad = None
+        n,*rest = words
+        bad = None
         if rest not in (['1'],['0'],['-1']): bad = f'wanted are an image and 1, 0 or -1, not {" ".join(words)[:60]!r}'
         elif n not in ids: bad = f'{n} is not in the list of the split'
         elif out[ids[n]] != 9: bad = f'{n} is there twice'
@@ -100,11 +105,14 @@ def _answers(path, ids):
 # %% ../../nbs/26_data.voc.ipynb #7c7fac01
 def _boxes(folder, ids, names):
     "The `ObjectTable` of a split and its names, or None if no photo has a file"
-    files = [folder/f'{n}.xml' for n in ids]; there = [f.is_file() for f in files]
+    files = [folder/f'{n}.xml' for n in ids]
+    there = [f.is_file() for f in files]
     if not any(there): return None
     lost = [f.name for f,t in zip(files, there) if not t]
     if lost: raise ValueError(f'{folder}: {len(lost)} of {len(files)} files are missing: {some_of(lost)}')
-    found = [read_voc_xml(f) for f in files]; met = sorted({n for l in found for n,_,_ in l}); names = names or met
+    found = [read_voc_xml(f) for f in files]
+    met = sorted({n for l in found for n,_,_ in l})
+    names = names or met
     for f,l in zip(files, found):
         for n,_,_ in l:
             if n not in names: raise ValueError(f'{f}: an object {n!r}, of which there is no list in ImageSets/Main')
@@ -120,14 +128,18 @@ def read_voc(
     missing:float=0.,     # So large a part of the images may be absent: they are left out, with a warning
 )->FileSource:            # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
     "A split of a VOC folder; a `ValueError` names what is missing or wrong"
-    root = Path(root); lists = root/'ImageSets'/'Main'
+    root = Path(root)
+    lists = root/'ImageSets'/'Main'
     if not lists.is_dir(): raise ValueError(f'{root}: has no folder ImageSets/Main, as VOCdevkit/VOC2007 has')
-    ids = _ids(lists/f'{split}.txt'); end = f'_{split}.txt'
+    ids = _ids(lists/f'{split}.txt')
+    end = f'_{split}.txt'
     names = sorted(f.name.removesuffix(end) for f in lists.glob(f'*{end}'))
     table = _boxes(root/'Annotations', ids, names)
     if not names and table is None: raise ValueError(f'{root}: neither lists of classes (Main/*{end}) nor Annotations')
     if names: present = np.stack([_answers(lists/f'{n}{end}', ids) for n in names], 1)
-    else: names = table.names; present = np.where(table.hot(False), 1, np.where(table.hot(), 0, -1)).astype(np.int8)
+    else:
+        names = table.names
+        present = np.where(table.hot(False), 1, np.where(table.hot(), 0, -1)).astype(np.int8)
     there = find_files(root/'JPEGImages', [f'{n}.jpg' for n in ids], lists/f'{split}.txt', missing)
     role = dict(trainval='train', train='train', val='valid', test='test').get(split)
     src = FileSource([there.get(f'{n}.jpg', '') for n in ids], size, root.name, keep, split=role, ids=list(ids),
@@ -137,14 +149,20 @@ def read_voc(
 # %% ../../nbs/26_data.voc.ipynb #59fa0cf8
 def _voc_xml(name, img, objects):
     "The XML text of one photo; `objects`: (category, box, difficult)"
-    top = ElementTree.Element('annotation'); w,h = img.size
+    top = ElementTree.Element('annotation')
+    w,h = img.size
     def add(node, tag, text=None):
-        e = ElementTree.SubElement(node, tag); e.text = None if text is None else str(text)
+        e = ElementTree.SubElement(node, tag)
+        e.text = None if text is None else str(text)
         return e
-    add(top, 'filename', name+'.jpg'); size = add(top, 'size')
+    add(top, 'filename', name+'.jpg')
+    size = add(top, 'size')
     for k,v in dict(width=w, height=h, depth=3).items(): add(size, k, v)
     for cat,(x0,y0,x1,y1),hard in objects:
-        o = add(top, 'object'); add(o, 'name', cat); add(o, 'difficult', int(hard)); b = add(o, 'bndbox')
+        o = add(top, 'object')
+        add(o, 'name', cat)
+        add(o, 'difficult', int(hard))
+        b = add(o, 'bndbox')
         left,upper = min(round(x0*w), w-1)+1,min(round(y0*h), h-1)+1
         corners = dict(xmin=left, ymin=upper, xmax=max(round(x1*w), left), ymax=max(round(y1*h), upper))
         for k,v in corners.items(): add(b, k, v)
@@ -162,15 +180,19 @@ def write_voc(
 )->int:                         # How many were written
     "Write records as a split of a VOC folder"
     seen = {}
-    def hard(o): x0,y0,x1,y1 = o['box']; return bool(o.get('difficult', (x1-x0)*(y1-y0) < small))
+    def hard(o):
+        x0,y0,x1,y1 = o['box']
+        return bool(o.get('difficult', (x1-x0)*(y1-y0) < small))
     def put(path, text): path.write_text(text, encoding='utf-8')
     with adding_to(root) as new:
         for d in 'Annotations','ImageSets/Main': (new/d).mkdir(parents=True)
         for name,r in write_images(records, new/'JPEGImages', quality, captions=False):
             if r.objects is None: raise ValueError(f'record {r.id!r} has no objects')
-            n = Path(name).stem; seen[n] = [(o['category'], o['box'], hard(o)) for o in r.objects]
+            n = Path(name).stem
+            seen[n] = [(o['category'], o['box'], hard(o)) for o in r.objects]
             put(new/'Annotations'/f'{n}.xml', _voc_xml(n, r.load(), seen[n]))
-        met = {c for l in seen.values() for c,_,_ in l}; names = sorted(classes or met)
+        met = {c for l in seen.values() for c,_,_ in l}
+        names = sorted(classes or met)
         if met - set(names): raise ValueError(f'classes: {some_of(sorted(met-set(names)))} met, and not among them')
         for c in names:
             answer = lambda l: max((int(not h) for n,_,h in l if n == c), default=-1)

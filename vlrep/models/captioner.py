@@ -71,7 +71,8 @@ class Captioner(CaptionReader):
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words"
-        vis,tok,lens = self.look(batch['img']),batch['tok'],batch['lens']; out = {}
+        vis,tok,lens = self.look(batch['img']),batch['tok'],batch['lens']
+        out = {}
         ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
         for k,t,x in [(k, t, self.read(vis, t[:,:-1], d)) for k,t,d in ways]:
             asked = self.asked(t, lens)
@@ -114,7 +115,8 @@ class GapFiller(CaptionReader):
     )->dict:        # `logits` (n,v), `target` (n,): one row for each word asked for
         "Scores of each missing word, and the words"
         vis,tok,lens = self.look(batch['img']),batch['tok'],batch['lens']
-        seen,target = self.gaps(tok, lens); asked = (target >= 0) & (target != self.pad)
+        seen,target = self.gaps(tok, lens)
+        asked = (target >= 0) & (target != self.pad)
         x = self.forward_decoder(self.embed(seen), vis, lens, causal=False)
         return dict(logits=self.output(x[asked]), target=target[asked])
 

@@ -37,7 +37,8 @@ class EncoderLayer(nn.TransformerEncoderLayer):
     def _drop(self, x): return drop(x, self.dropout.p, self.training)
     def _think(self, x): return self._drop(_linear(self._drop(F.gelu(_linear(x, self.linear1))), self.linear2))
     def _around(self, x, mask, at):
-        m = self.self_attn; y = _linear(x, m, 'in_proj_weight', 'in_proj_bias')
+        m = self.self_attn
+        y = _linear(x, m, 'in_proj_weight', 'in_proj_bias')
         if at is not None: y = _spread(y, at, mask.shape[0], mask.shape[-1])
         q,k,v = y.unflatten(-1, (3,m.num_heads,m.head_dim)).permute(2, 0, 3, 1, 4)
         y = attend(q, k, v, mask, m.dropout if self.training else 0.).transpose(1, 2).flatten(2)
@@ -73,7 +74,8 @@ class TextEncoder(nn.Module):
         lens:Tensor, # Real ones in each row (b,)
     )->Tensor:       # (b,s,d); what stands at padding means nothing
         "What each word means where it stands"
-        b,s = tok.shape; x,at = self.embed(tok),None
+        b,s = tok.shape
+        x,at = self.embed(tok),None
         mask = causal_mask(s, lens, False, tok.device)[:,:,:1]              # of (b,1,s,s) all rows are alike
         if tok.device.type == 'cpu' and (lens < s).any():
             at = (torch.arange(s) < lens[:,None]).flatten().nonzero()[:,0]

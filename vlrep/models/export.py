@@ -32,8 +32,9 @@ def _need_name(backbone, to):
     name,depth,width = known_as(backbone)
     if name: return name,depth,width
     names = {w: ', '.join(str(d) for d,v in _NAMES if v == w) for w in (64,128)}
-    raise ValueError(f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was written: what it can open has '
-                     f'visual_depth {names[64]} with visual_width 64, or {names[128]} with 128; train with --set visual_depth=18 --set visual_width=64, '
+    raise ValueError(f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
+                     f'written: what it can open has visual_depth {names[64]} with visual_width 64, or {names[128]} '
+                     f'with 128; train with --set visual_depth=18 --set visual_width=64, '
                      'or with one of the recipes that `vlrep-pretrain --recipes` says others can open')
 
 # %% ../../nbs/39_models.export.ipynb #0f20ba2c
@@ -59,7 +60,8 @@ def detectron2_grid(
 )->torch.Tensor:      # What detectron2 calls res5 (b,c,h/32,w/32)
     "detectron2's ResNet in evaluation mode, straight from a dict of weights"
     def conv(x, name, stride=1):
-        y = F.conv2d(x, w[name+'.weight'], None, stride, w[name+'.weight'].shape[2]//2); n = name+'.norm.'
+        y = F.conv2d(x, w[name+'.weight'], None, stride, w[name+'.weight'].shape[2]//2)
+        n = name+'.norm.'
         return F.batch_norm(y, w[n+'running_mean'], w[n+'running_var'], w[n+'weight'], w[n+'bias'], eps=1e-5)
     def block(x, name, stride):
         deep = name+'.conv3.weight' in w
@@ -89,7 +91,8 @@ def _yaml(note, file):
     mean,std = ([round(255*v, 6) for v in note[k]] for k in ('mean','std'))
     narrow = '    RES2_OUT_CHANNELS: 64\n' if note['depth'] < 50 else ''
     return (f'MODEL:\n  WEIGHTS: "{file}"\n  PIXEL_MEAN: {mean}\n  PIXEL_STD: {std}\n  BACKBONE:\n    FREEZE_AT: 0\n'
-            f'  RESNETS:\n    DEPTH: {note["depth"]}\n    STRIDE_IN_1X1: False\n    WIDTH_PER_GROUP: {note["width"]}\n{narrow}'
+            f'  RESNETS:\n    DEPTH: {note["depth"]}\n    STRIDE_IN_1X1: False\n    WIDTH_PER_GROUP: '
+            f'{note["width"]}\n{narrow}'
             '    NORM: "SyncBN"\nINPUT:\n  FORMAT: "RGB"\n')
 
 # %% ../../nbs/39_models.export.ipynb #c3a51e70
@@ -97,7 +100,7 @@ _OPEN = dict(torchvision="""import torch, torchvision
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
 net = torchvision.models.{name}()
-net.fc = torch.nn.Identity()                     # the file has no classifier: without this line it would be a random one
+net.fc = torch.nn.Identity()  # the file has no classifier: without this line it would be a random one
 net.load_state_dict(torch.load({file}, weights_only=True))
 net.eval()
 view = Compose([Resize({size}), CenterCrop({size}), ToTensor(), Normalize({mean}, {std})])
@@ -136,7 +139,8 @@ def opening_lines(
     folder,name = Path(folder),note['architecture']
     file = folder/{'torchvision': f'{name}.pth', 'timm': 'model.safetensors', 'detectron2': f'{name}.pkl'}[to]
     facts = {k: note[k] for k in ('size','mean','std','features')}
-    return _OPEN[to].format(name=name, file=repr(str(file)), yaml=repr(str(folder/f'{name}.yaml')), hub=repr(f'local-dir:{folder}'), **facts).splitlines()
+    return _OPEN[to].format(name=name, file=repr(str(file)), yaml=repr(str(folder/f'{name}.yaml')),
+                            hub=repr(f'local-dir:{folder}'), **facts).splitlines()
 
 # %% ../../nbs/39_models.export.ipynb #b0a88f97
 class _Arrays(pickle.Unpickler):
@@ -149,12 +153,15 @@ class _Arrays(pickle.Unpickler):
 def _write(folder, to, state, note):
     "Weights and note of layout `to` into `folder`"
     name = note['architecture']
-    if to == 'torchvision': torch.save(state, folder/f'{name}.pth'); write_json(folder/f'{name}.json', note | dict(open=opening_lines(note, to)))
+    if to == 'torchvision':
+        torch.save(state, folder/f'{name}.pth')
+        write_json(folder/f'{name}.json', note | dict(open=opening_lines(note, to)))
     if to == 'timm':
         view = dict(input_size=[3, note['size'], note['size']], mean=note['mean'], std=note['std'],
                     interpolation='bilinear', crop_pct=1., num_classes=0, first_conv='conv1', classifier='fc')
         cfg = dict(architecture=name, num_classes=0, num_features=note['features'], pretrained_cfg=view)
-        save_file(state, folder/'model.safetensors'); write_json(folder/'config.json', cfg)
+        save_file(state, folder/'model.safetensors')
+        write_json(folder/'config.json', cfg)
     if to == 'detectron2':
         model = {k: v.numpy() for k,v in detectron2_state(state).items()}
         out = dict(model=model, __author__='vlrep', matching_heuristics=True)
@@ -163,17 +170,22 @@ def _write(folder, to, state, note):
 
 def _torchvision_net(name, state):
     "torchvision's network with these weights, up to its grid"
-    net = getattr(torchvision.models, name)(weights=None); net.fc = torch.nn.Identity()
-    net.load_state_dict(state, strict=True); net.eval().double()
-    return torch.nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4)
+    net = getattr(torchvision.models, name)(weights=None)
+    net.fc = torch.nn.Identity()
+    net.load_state_dict(state, strict=True)
+    net.eval().double()
+    return torch.nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3,
+                               net.layer4)
 
 # %% ../../nbs/39_models.export.ipynb #bb09d227
 def _timm_net(folder, name):
     state = load_file(folder/'model.safetensors')
     try: import timm
     except ImportError:
-        return _torchvision_net(name, state),f'torchvision.models.{name}, whose names timm shares (timm is not installed)'
-    net = timm.create_model(name, pretrained=False, num_classes=0); net.load_state_dict(state, strict=True)
+        return _torchvision_net(name,
+                                state),f'torchvision.models.{name}, whose names timm shares (timm is not installed)'
+    net = timm.create_model(name, pretrained=False, num_classes=0)
+    net.load_state_dict(state, strict=True)
     return net.eval().double().forward_features,f'timm {timm.__version__}'
 
 def _detectron2_net(folder, name):
@@ -200,7 +212,8 @@ def _read(folder, to, name):
 def _error(backbone, read, mean, std):
     "Largest difference between our grid and theirs, as a part of the grid's largest value"
     px = torch.randint(0, 256, (1,3,65,97), generator=torch_rng('export')).double()
-    net = copy.deepcopy(backbone).cpu().double().eval(); net.autocast = None
+    net = copy.deepcopy(backbone).cpu().double().eval()
+    net.autocast = None
     m,s = (torch.tensor(v, dtype=torch.float64).view(3,1,1) for v in (mean,std))
     with torch.no_grad(): a,b = net((px/255 - m)/s),read(px)
     if a.shape != b.shape: return float('inf')
@@ -213,18 +226,22 @@ def export_backbone(
     mean:tuple=(.485,.456,.406), # What was subtracted from red, green and blue in [0,1]
     std:tuple=(.229,.224,.225),  # What they were then divided by
     size:int=224,                # Side of the images it was trained with
-)->dict:                         # `files`, `by` whom they were read again, the largest relative `error` then, and the lines that `open` them
+)->dict:                         # `files`, `by` whom they were read again, the largest relative `error` then, and the
+                                 # lines that `open` them
     "Write the backbone in another project's layout, read it there, compare; a `ValueError` says what does not fit"
     if to not in LAYOUTS: raise did_you_mean('layout', to, LAYOUTS)
-    folder = Path(folder); note = _note(backbone, to, mean, std, size)
+    folder = Path(folder)
+    note = _note(backbone, to, mean, std, size)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f'{folder}: there is something already; choose another folder')
     plain = lambda v: v.detach().cpu().to(torch.float32 if v.is_floating_point() else v.dtype).contiguous().clone()
     state = {k: plain(v) for k,v in backbone.state_dict().items()}
     with atomic_folder(folder) as new:
-        _write(new, to, state, note); read,by = _read(new, to, note['architecture'])
+        _write(new, to, state, note)
+        read,by = _read(new, to, note['architecture'])
         error = _error(backbone, read, mean, std)
         if not error < 1e-5:
-            raise ValueError(f'{to}: what {by} read again differs by {error:.2g} from the backbone; nothing was written')
+            raise ValueError(
+                f'{to}: what {by} read again differs by {error:.2g} from the backbone; nothing was written')
         files = sorted(p.name for p in new.iterdir())
     return dict(files=[str(folder/f) for f in files], by=by, error=error, open=opening_lines(note, to, folder))

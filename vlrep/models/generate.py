@@ -16,7 +16,8 @@ from .text import causal_mask
 # %% ../../nbs/36_models.generate.ipynb #6582d654
 def _allowed(logits, tok, never, repeat):
     "Scores (r,v) of the token after `tok` (r,s), -inf where it must not be written"
-    if not (isinstance(repeat, (bool,np.bool_)) or repeat == 'virtex'): raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is wanted")
+    if not (isinstance(repeat, (bool,np.bool_)) or repeat == 'virtex'):
+        raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is wanted")
     if len(never): logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
     if repeat == 'virtex': return _lost(logits, tok)
     return logits if repeat else logits.scatter(1, tok[:,-1:], -torch.inf)
@@ -45,7 +46,8 @@ def greedy(
     max_len:int=30,       # Longest caption, `sos` and `eos` included
     pad:int=4,            # Fills the rows that have ended
     never:list|tuple=(),  # Tokens that must not be written
-    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
+    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
+                          # probability
 )->Tensor:                # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`, always taking the likeliest token"
     return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len, pad, never, repeat)
@@ -53,12 +55,16 @@ def greedy(
 # %% ../../nbs/36_models.generate.ipynb #a48836a6
 def _grow(tok, score, size, done, logp, k, m, norm, eos, pad):
     "The best `k` of every beam's `m` best continuations, and whose continuations they are; `logp` (b,beams,v)"
-    gain,word = logp.topk(min(m, logp.shape[-1])); m = gain.shape[-1]
+    gain,word = logp.topk(min(m, logp.shape[-1]))
+    m = gain.shape[-1]
     gain = gain.masked_fill(done[...,None], -torch.inf)
-    gain[...,0].masked_fill_(done, 0.); word = word.masked_fill(done[...,None], pad)
+    gain[...,0].masked_fill_(done, 0.)
+    word = word.masked_fill(done[...,None], pad)
     total,size = score[...,None]+gain,size+(~done).to(size)
     best = (total/size[...,None]**norm).flatten(1).topk(min(k, total[0].numel())).indices
-    parent = best // m; pick = lambda x: x.flatten(1).gather(1, best); from_parent = lambda x: x.gather(1, parent)
+    parent = best // m
+    pick = lambda x: x.flatten(1).gather(1, best)
+    from_parent = lambda x: x.gather(1, parent)
     tok = torch.cat([tok.gather(1, parent[...,None].expand(-1, -1, tok.shape[2])), pick(word)[...,None]], 2)
     score,done = pick(total),from_parent(done) | (pick(word) == eos)
     return tok,score,from_parent(size),done | (score == -torch.inf),parent
@@ -73,7 +79,8 @@ def beam(
     max_len:int=30,       # Longest caption, `sos` and `eos` included
     pad:int=4,            # Fills the rows that have ended
     never:list|tuple=(),  # Tokens that must not be written
-    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its probability
+    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
+                          # probability
     beams:int=5,          # Beginnings kept alive, k (VirTex code)
     per_node:int=2,       # Continuations that each may propose, after the first word (VirTex code)
     norm:float=1.,        # Exponent of the length; 0 = the plain log-probability (VirTex code)
@@ -81,12 +88,15 @@ def beam(
 )->tuple:                 # Token ids (b,s) and scores (b,); with `every`, (b,k,s) and (b,k)
     "Search for the caption of the highest score"
     if min(beams, per_node) < 1: raise ValueError(f'beams={beams}, per_node={per_node}: at least 1 of each is needed')
-    b = len(vis); tok = torch.full((b,1,1), sos, dtype=torch.long, device=vis.device); wide = vis
+    b = len(vis)
+    tok = torch.full((b,1,1), sos, dtype=torch.long, device=vis.device)
+    wide = vis
     score,size,done = (torch.zeros(b, 1, device=vis.device, dtype=t) for t in (torch.float, torch.float, torch.bool))
     rank = lambda: score/size.clamp(min=1)**norm
     if not b: return (tok,score) if every else (tok[:,0],score[:,0])
     while tok.shape[2] < max_len:
-        logp = _allowed(step(wide, tok.flatten(0, 1))[:,-1], tok.flatten(0, 1), never, repeat).unflatten(0, (b,tok.shape[1]))
+        logp = _allowed(step(wide, tok.flatten(0, 1))[:,-1], tok.flatten(0, 1), never, repeat).unflatten(0,
+            (b,tok.shape[1]))
         if repeat != 'virtex': logp = logp.log_softmax(-1)
         m = beams if tok.shape[2] == 1 else per_node
         tok,score,size,done,parent = _grow(tok, score.to(logp), size.to(logp), done, logp, beams, m, norm, eos, pad)
@@ -94,7 +104,8 @@ def beam(
         if len(wide) != parent.numel(): wide = vis.repeat_interleave(parent.shape[1], 0)
         best,hope = rank().masked_fill(~done, -torch.inf),score.masked_fill(done, -torch.inf)/(max_len-1)**norm
         if (done.all() if every else (best.amax(1) > hope.amax(1)).all()): break
-    value = rank(); ended = value.masked_fill(~done, -torch.inf)
+    value = rank()
+    ended = value.masked_fill(~done, -torch.inf)
     order = torch.where(ended.amax(1, True) > -torch.inf, ended, value).argsort(dim=1, descending=True, stable=True)
     tok,value,size = tok.gather(1, order[...,None].expand_as(tok)),value.gather(1, order),size.gather(1, order)
     if every: return tok,value
@@ -129,13 +140,15 @@ def nucleus(
     ids = list(range(len(vis)) if ids is None else ids)
     if len(ids) != len(vis): raise ValueError(f'ids: {len(ids)} for {len(vis)} pictures')
     u = np.array([rng(seed, 'nucleus', i).random(max_len) for i in ids], np.float32).reshape(-1, max_len)
-    u = torch.from_numpy(u).to(vis.device); draw = lambda logits, t: _nucleus(logits.float(), p, temperature, u[:,t])
+    u = torch.from_numpy(u).to(vis.device)
+    draw = lambda logits, t: _nucleus(logits.float(), p, temperature, u[:,t])
     return _write(draw, step, vis, sos, eos, max_len, pad, never, repeat)
 
 # %% ../../nbs/36_models.generate.ipynb #28d28abb
 def _heads(m, x, lo, hi):
     "`x` (b,n,d) through parts `lo` to `hi` of attention `m` (0 query, 1 key, 2 value) -> (hi-lo,b,heads,n,d/heads)"
-    b,n,d = x.shape; bias = None if m.in_proj_bias is None else m.in_proj_bias[lo*d:hi*d]
+    b,n,d = x.shape
+    bias = None if m.in_proj_bias is None else m.in_proj_bias[lo*d:hi*d]
     y = F.linear(x, m.in_proj_weight[lo*d:hi*d], bias)
     return y.view(b, n, hi-lo, m.num_heads, d//m.num_heads).permute(2, 0, 3, 1, 4)
 
@@ -150,9 +163,11 @@ def _layer(l, x, back, look):
     "Decoder layer `l` with these two attentions: LayerNorm before or after each part"
     think = lambda x: l.linear2(l.activation(l.linear1(x)))
     if l.norm_first:
-        x = x + back(l.norm1(x)); x = x + look(l.norm2(x))
+        x = x + back(l.norm1(x))
+        x = x + look(l.norm2(x))
         return x + think(l.norm3(x))
-    x = l.norm1(x + back(x)); x = l.norm2(x + look(x))
+    x = l.norm1(x + back(x))
+    x = l.norm2(x + look(x))
     return l.norm3(x + think(x))
 
 # %% ../../nbs/36_models.generate.ipynb #490e37f3
@@ -173,12 +188,15 @@ class Cached:
 
     def _back(self, i, x):
         "Self-attention of layer `i`: the new words (b,beams,d) look at their own ancestors"
-        m = self.decoder.layers[i].self_attn; q,*kv = _heads(m, x, 0, 3)
-        old,n = self.words[i],self.mine.shape[2]; lo = n-x.shape[1]
+        m = self.decoder.layers[i].self_attn
+        q,*kv = _heads(m, x, 0, 3)
+        old,n = self.words[i],self.mine.shape[2]
+        lo = n-x.shape[1]
         if old is None or old.shape[3] < n:
             self.words[i] = x.new_empty(2, *kv[0].shape[:2], max(n, 2*lo), kv[0].shape[3])
             if old is not None: self.words[i][:,:,:,:lo] = old[:,:,:,:lo]
-        mem = self.words[i][:,:,:,:n]; mem[0,:,:,lo:],mem[1,:,:,lo:] = kv
+        mem = self.words[i][:,:,:,:n]
+        mem[0,:,:,lo:],mem[1,:,:,lo:] = kv
         return _attend(m, q, *mem, ~self.mine[:,None])[0]
 
     def _look(self, i, x):
@@ -250,13 +268,18 @@ def attention(
     decoder:torch.nn.Module, # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
     vis:Tensor,              # Pictures (b,n,d)
     tok:Tensor,              # Finished captions, [SOS] first (b,s)
-)->Tensor:                   # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was written
+)->Tensor:                   # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was
+                             # written
     "Which cells of the picture each layer and head looked at while each word was written"
-    x = embed(tok[:,:-1]); hide = causal_mask(x.shape[1], device=tok.device) < 0; maps = []
+    x = embed(tok[:,:-1])
+    hide = causal_mask(x.shape[1], device=tok.device) < 0
+    maps = []
     for l in decoder.layers:
         back = lambda y: _attend(l.self_attn, *_heads(l.self_attn, y, 0, 3), hide)[0]
         def look(y):
-            m = l.multihead_attn; out,a = _attend(m, _heads(m, y, 0, 1)[0], *_heads(m, vis, 1, 3)); maps.append(a)
+            m = l.multihead_attn
+            out,a = _attend(m, _heads(m, y, 0, 1)[0], *_heads(m, vis, 1, 3))
+            maps.append(a)
             return out
         x = _layer(l, x, back, look)
     return torch.stack(maps, 1)

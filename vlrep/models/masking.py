@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/33_models.masking.ipynb #f0445ff8
-def _signed(n): return n - (n >> 63 << 64)                              # the same 64 bits, as PyTorch's int64 reads them
+def _signed(n):
+    return n - (n >> 63 << 64)  # the same 64 bits, as PyTorch's int64 reads them
 _step,_one,_two = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 def _down(z, n): return (z >> n) & ((1 << 64-n)-1)                      # shift, with zeros from above
 def _mix(z):
-    z = (z ^ _down(z, 30))*_one; z = (z ^ _down(z, 27))*_two
+    z = (z ^ _down(z, 30))*_one
+    z = (z ^ _down(z, 27))*_two
     return z ^ _down(z, 31)
 
 def caption_chances(

@@ -53,15 +53,22 @@ def _weights(source, name=None):
 
 # %% ../../nbs/38_models.official.ipynb #0eec6944
 def _bounded(state, name, before='', text=False):
-    "A `ValueError` unless the tensors that decide the sizes of a model fit each other: it will not be larger than its file"
+    """A `ValueError` unless the tensors that decide the sizes of a model fit each other
+
+    It will not be larger than its file
+    """
     def shape(key, *want):
         got = tuple(state[key].shape) if key in state else None
-        fits = got is not None and len(got) == len(want) and all(n > 0 and (w is None or n == w) for n,w in zip(got, want))
-        if not fits: raise ValueError(f'{name}: the weights do not fit; ' + (f'missing: {key}' if got is None else f'of another shape: {key} {got}'))
+        fits = (got is not None and len(got) == len(want)
+                and all(n > 0 and (w is None or n == w) for n,w in zip(got, want)))
+        if not fits:
+            raise ValueError(f'{name}: the weights do not fit; '
+                             + (f'missing: {key}' if got is None else f'of another shape: {key} {got}'))
         return got
     first,*_ = shape(before+'conv1.weight', None, 3, None, None)
     shape(before+'layer1.0.conv1.weight', None, None, None, None)
-    if not any(k.startswith(before+'layer4.1.') for k in state): shape(before+'layer4.0.conv2.weight', 8*first, 8*first, 3, 3)
+    if not any(k.startswith(before+'layer4.1.') for k in state):
+        shape(before+'layer4.0.conv2.weight', 8*first, 8*first, 3, 3)
     if not text: return
     n, = shape('textual.output.bias', None)
     shape('textual.output.weight', n, None)
@@ -76,7 +83,8 @@ def _some(names): return ', '.join(sorted(names)[:12]) + (f' and {len(names)-12}
 def _check(state, want, name):
     "A `ValueError` unless `state` has the names and shapes of `want`; only BatchNorm's counters may be missing"
     lost = {k for k in want.keys()-state.keys() if not k.endswith('num_batches_tracked')}
-    more = state.keys()-want.keys(); bad = {k for k in want.keys()&state.keys() if want[k].shape != state[k].shape}
+    more = state.keys()-want.keys()
+    bad = {k for k in want.keys()&state.keys() if want[k].shape != state[k].shape}
     says = dict(missing=lost, unexpected=more) | {'of another shape': bad}
     says = [f'{what}: {_some(names)}' for what,names in says.items() if names]
     if says: raise ValueError(f'{name}: the weights do not fit; ' + '; '.join(says))
@@ -92,17 +100,22 @@ def load_backbone(
     source:FilePath|dict, # A file (.pth, .pt, .safetensors), or a dict of weights
     say:callable=print,   # Told what in the file is not used; None for silence
 )->Backbone:              # In evaluation mode
-    "Open the ResNet in a file of torchvision, MoCo, VirTex or this library; a `ValueError` names weights that do not fit"
+    """Open the ResNet in a file of torchvision, MoCo, VirTex or this library
+
+    A `ValueError` names weights that do not fit
+    """
     state,name = _weights(source)
     before = next((p for p in ('visual.cnn.','encoder_q.','visual.','') if p+'conv1.weight' in state), None)
     if before is None:
-        raise ValueError(f'{name}: holds no ResNet: conv1.weight is not where torchvision, MoCo, VirTex or this library have it')
+        raise ValueError(
+            f'{name}: holds no ResNet: conv1.weight is not where torchvision, MoCo, VirTex or this library have it')
     mine = {k[len(before):]: v for k,v in state.items() if k.startswith(before)}
     net = {k: v for k,v in mine.items() if not k.startswith('fc.')}
     _bounded(state, name, before)
     rest = [k for k in state if not k.startswith(before) or k[len(before):].startswith('fc.')]
     if rest and say: say(f'{name}: not used are {_groups(rest)}')
-    out = make_backbone(*backbone_shape(net, name)); _check(net, out.state_dict(), name)
+    out = make_backbone(*backbone_shape(net, name))
+    _check(net, out.state_dict(), name)
     out.load_state_dict(net, strict=False)
     return out.eval()
 
@@ -129,7 +142,8 @@ def _settings(model):
     if isinstance(model, LabelClassifier): return dict(task='multilabel', columns=model.columns.tolist(), key=model.key)
     if isinstance(model, WordClassifier): return dict(task='token_cls', first=model.first)
     layer = model.decoders[0].layers[0]
-    out = dict(heads=layer.self_attn.num_heads, norm='pre' if layer.norm_first else 'post', dropout=model.embed.p, sos=model.sos, eos=model.eos, pad=model.pad)
+    out = dict(heads=layer.self_attn.num_heads, norm='pre' if layer.norm_first else 'post', dropout=model.embed.p,
+               sos=model.sos, eos=model.eos, pad=model.pad)
     if isinstance(model, GapFiller): return dict(task='masked_lm', **out, mask=model.mask, bert=model.bert)
     return dict(task='bicaption' if len(model.decoders) == 2 else 'forward', **out)
 
@@ -156,12 +170,14 @@ def _task(state, task, name):
 
 def _facts(whole, given, name):
     "Settings as given, or as the file has them; a `ValueError` where the two contradict each other"
-    had = whole.get('settings') or {}; kinds = dict(task=str, norm=str, key=str, dropout=float, bert=bool, columns=list)
+    had = whole.get('settings') or {}
+    kinds = dict(task=str, norm=str, key=str, dropout=float, bert=bool, columns=list)
     odd = [k for k,v in had.items() if type(v) is not kinds.get(k, int)] if isinstance(had, dict) else ['it']
     if odd: raise ValueError(f'{name}: its settings are damaged ({odd[0]})')
     given = {k: v for k,v in given.items() if v is not None}
     for k,v in given.items():
-        if had.get(k, v) != v: raise ValueError(f'{name}: written with {k}={had[k]!r}, which contradicts {k}={v!r}: leave it out')
+        if had.get(k, v) != v:
+            raise ValueError(f'{name}: written with {k}={had[k]!r}, which contradicts {k}={v!r}: leave it out')
     return {**had, **given}
 
 # %% ../../nbs/38_models.official.ipynb #57e8ce32
@@ -174,14 +190,20 @@ def _empty_model(state, task, had, name):
     if task == 'multilabel': return LabelClassifier(visual, had.get('columns', range(n)), had.get('key', 'tags'))
     need = [k for k in ('words','positions') if f'textual.embedding.{k}.weight' not in state]
     if need: raise ValueError(f'{name}: the weights do not fit; missing: textual.embedding.{need[0]}.weight')
-    places,width = state['textual.embedding.positions.weight'].shape; last = 'textual.transformer.norm.weight' in state
+    places,width = state['textual.embedding.positions.weight'].shape
+    last = 'textual.transformer.norm.weight' in state
     depth = len({k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')})
-    bad = [f'{k}={had[k]}' for k,low,most in (('heads',1,width), *((k, 0, n-1) for k in ('sos','eos','pad','mask'))) if not low <= had.get(k, low) <= most]
+    bad = [f'{k}={had[k]}' for k,low,most in (('heads',1,width), *((k, 0, n-1) for k in ('sos','eos','pad','mask')))
+           if not low <= had.get(k, low) <= most]
     if bad: raise ValueError(f'{name}: {bad[0]} does not fit {n} word pieces and {width} channels')
-    if 'heads' not in had and width%64: raise ValueError(f'{name}: the file does not say how many attention heads its {width} channels have: pass heads')
-    kw = dict(heads=width//64, pad=0, norm='pre' if last else 'post') | {k: had[k] for k in 'heads norm dropout sos eos pad mask bert'.split() if k in had}
+    if 'heads' not in had and width%64:
+        raise ValueError(
+            f'{name}: the file does not say how many attention heads its {width} channels have: pass heads')
+    kw = dict(heads=width//64, pad=0, norm='pre' if last else 'post') | {k: had[k]
+        for k in 'heads norm dropout sos eos pad mask bert'.split() if k in had}
     model = (GapFiller if task == 'masked_lm' else Captioner)(visual, n, width=width, depth=depth, max_len=places, **kw,
-                                                               **({} if task == 'masked_lm' else dict(backward=task == 'bicaption')))
+                                                               **({} if task == 'masked_lm'
+                                                                  else dict(backward=task == 'bicaption')))
     if had.get('norm') == 'pre' and not last:
         for d in model.decoders: d.norm = None
     return model
@@ -189,19 +211,23 @@ def _empty_model(state, task, had, name):
 # %% ../../nbs/38_models.official.ipynb #aeac0155
 def load_virtex(
     source:FilePath|dict, # A checkpoint of VirTex's code: a file, or the dict in it
-    task:str=None,        # bicaption, forward, masked_lm, token_cls or multilabel; by default what file or weights suggest
+    task:str=None,        # bicaption, forward, masked_lm, token_cls or multilabel; by default what file or weights
+                          # suggest
     norm:str=None,        # 'pre' or 'post'; by default what file or weights suggest
     heads:int=None,       # Attention heads; by default what the file has, else width/64
-    pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown pieces
+    pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
+                          # pieces
     say:callable=print,   # Told what had to be assumed; None for silence
 )->torch.nn.Module:       # A `Captioner`, `GapFiller`, `WordClassifier` or `LabelClassifier`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
-    whole,name = _opened(source); state = _weights(whole, name)[0]
+    whole,name = _opened(source)
+    state = _weights(whole, name)[0]
     if 'textual.output.bias' not in state:
         raise ValueError(f'{name}: the weights do not fit VirTex; missing: textual.output.bias')
     _bounded(state, name, 'visual.cnn.', text=True)
     if task is not None: _task(state, task, name)
-    had = _facts(whole, dict(task=task, norm=norm, heads=heads, pad=pad), name); task = _task(state, had.get('task'), name)
+    had = _facts(whole, dict(task=task, norm=norm, heads=heads, pad=pad), name)
+    task = _task(state, had.get('task'), name)
     with torch.random.fork_rng(devices=[]): model = _empty_model(state, task, had, name)
     _check(state, virtex_state(model), name)
     twice = [(k, k.removeprefix('backward_')) for k in state if k.removeprefix('backward_').startswith(_SHARED)]
@@ -210,7 +236,8 @@ def load_virtex(
     odd = [k for k,first in twice if not torch.equal(state[k], state[first])]
     if odd: raise ValueError(f'{name}: parts that should be one and the same differ: {_some(odd)}')
     model.load_state_dict({k: state[_theirs(k)] for k in model.state_dict() if _theirs(k) in state}, strict=False)
-    used = _settings(model); guess = [f'{k}={used[k]}' for k in ('task','heads','pad','first') if k in used and k not in had]
+    used = _settings(model)
+    guess = [f'{k}={used[k]}' for k in ('task','heads','pad','first') if k in used and k not in had]
     if guess and say: say(f"{name}: assumed, as VirTex's code has it: {', '.join(guess)}")
     return model.eval()
 
@@ -224,8 +251,11 @@ def virtex_captions(
     per_node:int=2,   # Continuations that each may propose, after the first word (virtex code)
 )->torch.Tensor:      # Word pieces (b,s) without [SOS], `model.pad` after [EOS]
     "Captions as VirTex's code writes them"
-    def step(vis, tok): return model.output(model.read(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
-    tok,score = beam(step, model.look(img), model.sos, model.eos, min(max_words, model.max_len)+1, model.pad, (), 'virtex', beams, per_node, 0., every=True)
-    tok = tok[torch.arange(len(tok)),score.argmax(1),1:]; ended = (tok == model.eos).int()
+    def step(vis, tok):
+        return model.output(model.read(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
+    tok,score = beam(step, model.look(img), model.sos, model.eos, min(max_words, model.max_len)+1, model.pad, (),
+                     'virtex', beams, per_node, 0., every=True)
+    tok = tok[torch.arange(len(tok)),score.argmax(1),1:]
+    ended = (tok == model.eos).int()
     tok = tok.masked_fill(ended.cumsum(1)-ended > 0, model.pad)
     return tok[:,:int((ended.cumsum(1)-ended == 0).sum(1).amax())] if len(tok) else tok

@@ -46,7 +46,8 @@ class Backbone(nn.Module):
             setattr(self, f'layer{i+1}', _layer(block, cin, width*2**i, n, s, group_width))
             cin = width*2**i*block.expansion
         self.width,self.stride = cin,(4 if pool else 2)*strides[0]*strides[1]*strides[2]*strides[3]
-        self.sizes = ['layer4', *(f'layer{i}' for i in (3,2,1) if strides[i] > 1)]      # the last stage of each resolution, coarsest first
+        # the last stage of each resolution, coarsest first
+        self.sizes = ['layer4', *(f'layer{i}' for i in (3,2,1) if strides[i] > 1)]
         self.autocast = autocast
         self.init_weights()
         if channels_last: self.to(memory_format=torch.channels_last)
@@ -104,7 +105,8 @@ def stages(self:Backbone,
 def scales(self:Backbone,
     img:Tensor, # Normalised float images (b,3,H,W)
     n:int=2,    # How many
-)->list:        # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine (LocTex sec. 4.4)
+)->list:        # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine
+                # (LocTex sec. 4.4)
     "The last grid of each resolution"
     if not 1 <= n <= len(self.sizes): raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
     got = self._stages(img)
@@ -115,7 +117,8 @@ def scale_widths(self:Backbone,
     n:int=2, # How many
 )->list:     # Channels of each
     "Channels of the grids of `scales`"
-    last = lambda k: [m for m in getattr(self, k)[-1].modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)][-1].num_features
+    last = lambda k: [m for m in getattr(self, k)[-1].modules()
+                      if isinstance(m, nn.modules.batchnorm._BatchNorm)][-1].num_features
     return [self.width, *(last(k) for k in self.sizes[1:n])]
 
 # %% ../../nbs/31_models.visual.ipynb #9a4701b3
@@ -169,7 +172,9 @@ def make_backbone(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', depth, width))
         if depth == 10: return small_resnet(width)
-        if width not in (64,128): raise ValueError(f'visual_width {width}: ResNet-{depth} has 64 channels (128: wide); depth 10 takes any width')
+        if width not in (64,128):
+            raise ValueError(
+                f'visual_width {width}: ResNet-{depth} has 64 channels (128: wide); depth 10 takes any width')
         return resnet(depth, width//64)
 
 # %% ../../nbs/31_models.visual.ipynb #dedc9747

@@ -24,7 +24,10 @@ from .recipes import *
 
 # %% ../../nbs/64_tasks.loctex.ipynb #96b57992
 class LocTexModel(nn.Module):
-    "A backbone and a text encoder; a pair of linear heads for the whole, and one for the places on each grid (LocTex fig. 2)"
+    """A backbone and a text encoder
+
+    A pair of linear heads for the whole, and one for the places on each grid (LocTex fig. 2)
+    """
     def __init__(self,
         visual,              # A backbone: has `scales` and `scale_widths` as `Backbone`
         text,                # A text encoder: (tok, lens) to (b,s,d); has `width` = d
@@ -38,7 +41,8 @@ class LocTexModel(nn.Module):
     ):
         super().__init__()
         self.visual,self.text,self.loc_scale,self.render,self.oracle = visual,text,loc_scale,render,oracle
-        self.n = scales if localise else 1; widths = visual.scale_widths(self.n)
+        self.n = scales if localise else 1
+        widths = visual.scale_widths(self.n)
         if contrast: self.whole_v,self.whole_t = nn.Linear(visual.width, join),nn.Linear(text.width, join)
         if localise:
             self.place_v = nn.ModuleList(nn.Linear(w, join) for w in widths)
@@ -60,25 +64,34 @@ def masks(self:LocTexModel,
     grids:list, # Sides of the grids, (h,w) each
 )->list:        # bool (b,s,h,w) each
     "Where each word should look, on each grid: rendered once, on the finest, where the coarser ones are parts of it"
-    if self.oracle and 'things' not in batch: raise ValueError('oracle=True: the batch has no outlines of things; read with TellTruth, see vlrep.data.truth')
+    if self.oracle and 'things' not in batch:
+        raise ValueError('oracle=True: the batch has no outlines of things; read with TellTruth, see vlrep.data.truth')
     if self.oracle: return [thing_masks(batch['things'], batch['about'], g) for g in grids]
-    top = max(grids); fine = render_traces(batch['trace'], batch['span'], top, self.render)
+    top = max(grids)
+    fine = render_traces(batch['trace'], batch['span'], top, self.render)
     def on(g):
         ky,kx = top[0]//g[0],top[1]//g[1]
         if (g[0]*ky,g[1]*kx) != top: return render_traces(batch['trace'], batch['span'], g, self.render)
         return fine if ky == kx == 1 else fine.unflatten(3, (g[1],kx)).any(4).unflatten(2, (g[0],ky)).any(3)
     return [on(g) for g in grids]
 
+# %% ../../nbs/64_tasks.loctex.ipynb #209d4749
 @patch
 def forward(self:LocTexModel,
     batch:dict, # `img`, `tok`, `lens`, `span`, `trace`
-)->dict:        # `img_vec`, `txt_vec` (b,join); for each grid `attn` (b,s,h,w) that sums to 1, and `mask` (b,s,h,w) bool, numbered from the coarsest
+)->dict:        # `img_vec`, `txt_vec` (b,join); for each grid `attn` (b,s,h,w) that sums to 1, and `mask` (b,s,h,w)
+                # bool, numbered from the coarsest
     "Vectors of whole pictures and texts, and where each word looks and should look"
-    grids = self.visual.scales(batch['img'], self.n); words = self.text(batch['tok'], batch['lens']); out = {}
-    if hasattr(self, 'whole_v'): out['img_vec'],out['txt_vec'] = self.whole_v(grids[0].mean((2,3))),self.whole_t(mean_words(words, batch['lens']))
+    grids = self.visual.scales(batch['img'], self.n)
+    words = self.text(batch['tok'], batch['lens'])
+    out = {}
+    if hasattr(self, 'whole_v'):
+        out['img_vec'],out['txt_vec'] = self.whole_v(grids[0].mean((2,3))),self.whole_t(mean_words(words,
+                                                                                                   batch['lens']))
     if hasattr(self, 'place_v'):
         masks = self.masks(batch, [tuple(g.shape[2:]) for g in grids])
-        for k,(g,v,t,m) in enumerate(zip(grids, self.place_v, self.place_t, masks)): out[f'attn{k}'],out[f'mask{k}'] = self.compare(g, words, v, t),m
+        for k,(g,v,t,m) in enumerate(zip(grids, self.place_v, self.place_t, masks)):
+            out[f'attn{k}'],out[f'mask{k}'] = self.compare(g, words, v, t),m
     return out
 
 # %% ../../nbs/64_tasks.loctex.ipynb #e31fb3c6
@@ -90,7 +103,8 @@ def look(self:LocTexModel,
     lens:Tensor, # Real ones in each row (b,)
 )->Tensor:       # Sums to 1 over the cells (b,s,h,w)
     "Where each word looks on the finest grid that learned it; without such heads, which cells the contrast finds alike"
-    words = self.text(tok, lens); grid = self.visual.scales(img, self.n)[-1]
+    words = self.text(tok, lens)
+    grid = self.visual.scales(img, self.n)[-1]
     if hasattr(self, 'place_v'): return self.compare(grid, words, self.place_v[-1], self.place_t[-1])
     unit = lambda x: F.normalize(x, dim=-1)
     return attention_maps(unit(self.whole_t(words)), unit(self.whole_v(grid.permute(0,2,3,1))).permute(0,3,1,2), 10.)
@@ -106,27 +120,43 @@ def loctex_loss(
     include_positive:bool=False,
     **kw                # tau, direction, gather
 )->tuple:               # Total (), pairs ()
-    "Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5); a pair that is alone in its group has no contrast"
+    """Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5)
+
+    A pair that is alone in its group has no contrast
+    """
     parts = []
     if 'img_vec' in out and contrast:
-        n = len(out['img_vec']); m = n - (not include_positive and (n%group if group else n) == 1)
-        if m: parts.append((contrast, *info_nce(out['img_vec'][:m], out['txt_vec'][:m], include_positive=include_positive, group=group, **kw)))
-    parts += [(localise, *localisation_loss(out[k], out['mask'+k[4:]], norm)) for k in out if k.startswith('attn') and localise]
+        n = len(out['img_vec'])
+        m = n - (not include_positive and (n%group if group else n) == 1)
+        if m:
+            parts.append((contrast,
+                          *info_nce(out['img_vec'][:m], out['txt_vec'][:m], include_positive=include_positive,
+                                    group=group, **kw)))
+    parts += [(localise, *localisation_loss(out[k], out['mask'+k[4:]], norm)) for k in out if k.startswith('attn')
+              and localise]
     if not parts: return out['txt_vec'].sum()*0 if 'txt_vec' in out else torch.zeros(()), torch.zeros(())
-    parts = [(w, t, torch.as_tensor(n, device=t.device).float()) for w,t,n in parts]; count = torch.stack([n for *_,n in parts]).max()
+    parts = [(w, t, torch.as_tensor(n, device=t.device).float()) for w,t,n in parts]
+    count = torch.stack([n for *_,n in parts]).max()
     return sum(w*t*(count/n.clamp(min=1)) for w,t,n in parts), count
 
 # %% ../../nbs/64_tasks.loctex.ipynb #a6644f22
 def _model(r, visual, tok):
     "The model of recipe `r`"
-    for k,there in dict(loc_scale=('none','sqrt'), loc_norm=('row','tensor','tensor_l1'), direction=('i2t','symmetric'), render=HOW).items():
+    for k,there in dict(loc_scale=('none','sqrt'), loc_norm=('row','tensor','tensor_l1'),
+                        direction=('i2t','symmetric'), render=HOW).items():
         if getattr(r, k) not in there: raise did_you_mean(k, getattr(r, k), there)
     if not (r.contrast or r.localise): raise ValueError('contrast=0 and localise=0: nothing is left to learn')
-    if r.localise and not 1 <= r.scales <= len(visual.sizes): raise ValueError(f'scales={r.scales}: this backbone has grids of 1 to {len(visual.sizes)} sizes')
-    if r.contrast and not r.include_positive and (r.bs < 2 or r.group == 1 or r.group < 0): raise ValueError(f'bs={r.bs}, group={r.group}: a pair that is alone has no negatives; take at least 2, or include_positive=True, or contrast=0')
-    text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, r.norm, r.max_len, tok.pad, r.init if r.init == 'fan_in' else float(r.init))
-    return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), bool(r.localise), r.width**-.5 if r.loc_scale == 'sqrt' else 1., r.render, r.oracle)
+    if r.localise and not 1 <= r.scales <= len(visual.sizes):
+        raise ValueError(f'scales={r.scales}: this backbone has grids of 1 to {len(visual.sizes)} sizes')
+    if r.contrast and not r.include_positive and (r.bs < 2 or r.group == 1 or r.group < 0):
+        raise ValueError(f'bs={r.bs}, group={r.group}: a pair that is alone has no negatives; take at least 2, or '
+                         f'include_positive=True, or contrast=0')
+    text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, r.norm, r.max_len, tok.pad,
+                       r.init if r.init == 'fan_in' else float(r.init))
+    return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), bool(r.localise),
+                       r.width**-.5 if r.loc_scale == 'sqrt' else 1., r.render, r.oracle)
 
+# %% ../../nbs/64_tasks.loctex.ipynb #61c312b5
 def loctex_learner(
     recipe:LocTexRecipe,   # All numbers
     dls:'DataLoaders',     # From `loaders`, with `read=Tell(tok, ...)`
@@ -136,13 +166,19 @@ def loctex_learner(
     cbs:list|tuple=(),     # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit(learn, recipe.steps)`
     "Everything that is needed to train a backbone with narratives that point"
-    r,tok = recipe,dls.train.tok; visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
+    r,tok = recipe,dls.train.tok
+    visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     if tok is None: raise ValueError('LocTex reads narratives: the loaders need a reader (read=Tell(tok, ...))')
-    if not r.contrast and dls.train.read is not None and dls.train.source.narratives is None: raise ValueError(f'contrast=0: {dls.train.source.name} has no narratives, so nothing is left to learn')
+    if not r.contrast and dls.train.read is not None and dls.train.source.narratives is None:
+        raise ValueError(f'contrast=0: {dls.train.source.name} has no narratives, so nothing is left to learn')
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, 'loctex head')); model = _model(r, visual, tok)
-    many = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    if many: model = nn.SyncBatchNorm.convert_sync_batchnorm(model)                       # BatchNorm over all GPUs (sec. 4.1)
+        torch.manual_seed(seed_of(seed, 'loctex head'))
+        model = _model(r, visual, tok)
+    many = (torch.distributed.is_available() and torch.distributed.is_initialized()
+            and torch.distributed.get_world_size() > 1)
+    if many:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # BatchNorm over all GPUs (sec. 4.1)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
-    loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group, include_positive=r.include_positive, tau=r.tau, direction=r.direction)
+    loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
+                   include_positive=r.include_positive, tau=r.tau, direction=r.direction)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs])

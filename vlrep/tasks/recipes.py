@@ -59,7 +59,8 @@ class MethodRecipe:
         wide = (64, 128) if self.visual_depth >= 50 else (64,)
         if self.visual_depth == 10 or self.visual_width in wide: return
         there = ' or '.join(map(str, wide))
-        return f'visual_width={self.visual_width}: ResNet-{self.visual_depth} has {there}; visual_depth=10 takes any width'
+        return (f'visual_width={self.visual_width}: ResNet-{self.visual_depth} has {there}; visual_depth=10 takes any '
+                f'width')
     def _heads(self):
         if not hasattr(self, 'heads') or getattr(self, 'task', '') in ('token_cls', 'multilabel'): return
         heads = self.heads or max(1, self.width//64)
@@ -72,7 +73,7 @@ class MethodRecipe:
 @dataclass(frozen=True)
 class VirTexRecipe(MethodRecipe):
     "The base model of the VirTex paper, R50 with one layer of width 1024"
-    task:Task='bicaption'     # Pretext task: bicaption, forward, token_cls or multilabel (sec. 4.2), or masked_lm (code)
+    task:Task='bicaption'     # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
     gaps:Gaps='virtex'        # How masked_lm chooses masked tokens: virtex (code), or bert
     visual_depth:ResNet=50    # Layers of the ResNet, as torchvision; 10 is the small one for the world (sec. 3)
     visual_width:Channels=64  # Channels of its first stage; 128 with depth 50 is the paper's R50 w2x
@@ -126,13 +127,13 @@ class LocTexRecipe(MethodRecipe):
     "The setting of the LocTex paper: R50, COCO's narratives, 8 GPUs with 128 pairs each"
     contrast:Weight=1.       # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
     localise:Weight=1.       # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
-    scales:Grids=2           # Grids whose attention learns from the trace, each twice as fine as the last (sec. 3.5; tab. 5)
+    scales:Grids=2           # Grids whose attention learns from the trace, each twice as fine (sec. 3.5; tab. 5)
     tau:Temperature=.1       # Temperature of the contrast (sec. 3.3)
     direction:Direction='i2t' # i2t: images choose captions (eq. 1); symmetric: captions choose images, too
-    include_positive:bool=False # Is the own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
-    group:Group=128          # Negatives come from groups of so many pairs: those of one GPU (sec. 4.1); 0 = the whole batch
-    loc_norm:LocNorm='row'   # Each word's map normalised alone (row), or all together (tensor: eq. 3 literally; tensor_l1)
-    loc_scale:LocScale='none' # Products of words and cells as they are (eq. 2), or divided by the root of their width (sqrt)
+    include_positive:bool=False # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
+    group:Group=128          # Negatives from groups of so many pairs: those of one GPU (sec. 4.1); 0 = whole batch
+    loc_norm:LocNorm='row'   # Each word's map normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
+    loc_scale:LocScale='none' # Products of words and cells as they are (eq. 2), or over the root of their width (sqrt)
     render:Render='polyline' # What a trace covers: polyline, points, bbox or hull (not said in the paper)
     time_pad:Seconds=0.      # Seconds by which the time of each word is widened
     every:bool=False         # Draw from all narratives of an image? The paper counts one each in its 118K setting

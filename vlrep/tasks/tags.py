@@ -27,7 +27,8 @@ class TagsModel(nn.Module):
         self.visual = visual
         self.register_buffer('columns', torch.as_tensor(columns, dtype=torch.int64))
         self.head = nn.Linear(visual.width, len(self.columns))
-        nn.init.zeros_(self.head.weight); nn.init.zeros_(self.head.bias)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
 
     def forward(self, batch:dict)->dict:
         "Scores `logits` (b,k), and the columns of the batch's tags that they speak of (b,k)"
@@ -55,7 +56,8 @@ def tags_learner(
     "Everything that is needed to train a backbone with tags; those that the training images never show are left out"
     r,labels = recipe,dls.train.source.labels
     if 'tags' not in labels: raise ValueError(f'{dls.train.source.name}: has no labels called tags')
-    shown = labels['tags'].any(0); columns = np.flatnonzero(shown if shown.any() else ~shown)
+    shown = labels['tags'].any(0)
+    columns = np.flatnonzero(shown if shown.any() else ~shown)
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]): model = TagsModel(visual, columns)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd), r.momentum, 0)

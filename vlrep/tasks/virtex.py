@@ -40,9 +40,12 @@ def _model(r, visual, dl):
     if r.task not in _TASKS: raise did_you_mean('task', r.task, _TASKS)
     if r.gaps not in ('virtex','bert'): raise did_you_mean('way of making gaps', r.gaps, ('virtex','bert'))
     if r.task == 'multilabel':
-        labels = dl.source.labels; key = next((k for k in ('tags','objects') if k in labels), None)
-        if key is None: raise ValueError(f'{dl.source.name}: has no labels called tags or objects, which multilabel learns from')
-        shown = (labels[key] > 0).any(0); columns = np.flatnonzero(shown if shown.any() else ~shown)
+        labels = dl.source.labels
+        key = next((k for k in ('tags','objects') if k in labels), None)
+        if key is None:
+            raise ValueError(f'{dl.source.name}: has no labels called tags or objects, which multilabel learns from')
+        shown = (labels[key] > 0).any(0)
+        columns = np.flatnonzero(shown if shown.any() else ~shown)
         return LabelClassifier(visual, columns, key)
     tok = dl.tok
     if tok is None: raise ValueError(f'the task {r.task} reads captions: the loaders need a tokenizer (tok=...)')
@@ -62,10 +65,12 @@ def virtex_learner(
     cbs:list|tuple=(),    # More callbacks
 )->BatchLearner:          # A fastai Learner; train it with `fit(learn, recipe.steps)`
     "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
-    r = recipe; visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
+    r = recipe
+    visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'virtex head'))
         model = _model(r, visual, dls.train)
     text = [model.embed, *model.decoders] if isinstance(model, CaptionReader) else []
-    opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum, r.lookahead_k, r.lookahead_alpha)
+    opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
+              r.lookahead_k, r.lookahead_alpha)
     return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs])

@@ -16,7 +16,8 @@ from .table import *
 
 # %% ../../nbs/76_transfer.caption.ipynb #5f716e4f
 def write_captions(
-    write:'Callable|Pretrained|list|tuple', # Images (PIL) -> captions, lists; or an object whose method `caption` does that, like `Pretrained`; or the captions
+    write:'Callable|Pretrained|list|tuple', # Images (PIL) -> captions, lists; or an object whose method `caption` does
+                                            # that, like `Pretrained`; or the captions
     source:Source, # Images
     bs:int=64,     # Images at a time
 )->list:           # A caption for each image
@@ -25,7 +26,8 @@ def write_captions(
     else:
         f,said = getattr(write, 'caption', write),[]
         if not callable(f):
-            raise ValueError(f'write: a function, an object with `caption`, or a list of captions is wanted, not {type(write).__name__}')
+            raise ValueError(f'write: a function, an object with `caption`, or a list of captions is wanted, not '
+                             f'{type(write).__name__}')
         for part in progress(np.array_split(range(len(source)), range(bs, len(source), bs)), label='captions'):
             said += list(f([source[int(j)].load() for j in part]))
     if len(said) != len(source): raise ValueError(f'{len(said)} captions for the {len(source)} images of {source.name}')
@@ -50,7 +52,8 @@ def _judge(writers, person, refs, tail, metric, draws, seed):
     blind = _measures([person[j] for j in _elsewhere(n, seed)], refs)
     for who,said in writers.items():
         for k,f in _measures(said, refs).items():
-            got = dict(zip(('chance','value','low','high'), (blind[k](np.ones((1,n)))[0], *interval(f, n, draws, seed))))
+            got = dict(zip(('chance','value','low','high'),
+                           (blind[k](np.ones((1,n)))[0], *interval(f, n, draws, seed))))
             got = {name: round(100*float(v), 3) for name,v in got.items()}
             rows.append(dict(question=k+tail, metric=metric, backbone=who, n=n, **got))
     return rows
@@ -63,7 +66,8 @@ def caption_scores(
     seed:int=0,         # Of the bootstrap, and of who plays the person
     draws:int=500,      # How often the bootstrap draws the images anew
     bs:int=64,          # Images at a time
-)->list:                # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`, in percent
+)->list:                # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`, in
+                        # percent
     "CIDEr-D, BLEU-4 and ROUGE-L of a writer, of a person beside it, and of a person who looked at another image"
     caps = [source.captions[i] for i in range(len(source))] if source.captions is not None else []
     keep = [i for i,c in enumerate(caps) if c]
@@ -95,10 +99,14 @@ def show_attention(
         if side**2 != maps.shape[1]: raise ValueError(f'maps: {maps.shape[1]} cells make no square grid; give (s,h,w)')
         maps = maps.reshape(-1, side, side)
     if len(maps) != len(words): raise ValueError(f'{len(words)} words, but maps for {len(maps)}')
-    a = to_hwc(img); h,w = a.shape[:2]; k = len(words)+1
+    a = to_hwc(img)
+    h,w = a.shape[:2]
+    k = len(words)+1
     fig,axs = plt.subplots(1, k, figsize=(k*size, size*1.2*h/w), squeeze=False)
     for ax,word,m in zip(axs[0], ['', *words], [None, *maps]):
-        ax.imshow(a); ax.axis('off'); ax.set_title(word, fontsize=9)
+        ax.imshow(a)
+        ax.axis('off')
+        ax.set_title(word, fontsize=9)
         if m is None: continue
         dark = .8*(1-m/max(m.max(), 1e-12))
         ax.imshow(np.zeros((*m.shape, 3)), alpha=dark, extent=(-.5, w-.5, h-.5, -.5), interpolation='bilinear')

@@ -27,10 +27,13 @@ def part_rows(
 # %% ../../nbs/78_transfer.efficiency.ipynb #234b6c17
 def _probe(x, y, l2s, classes, folds):
     "The linear probe of a part, its strength chosen by folds (rows alternate between them)"
-    many = y.ndim == 2; fit = lambda x, y, l: fit_linear(x, y, l, classes=None if many else classes)
-    fold = np.arange(len(x))%folds; got = np.zeros((folds,len(l2s)))
+    many = y.ndim == 2
+    fit = lambda x, y, l: fit_linear(x, y, l, classes=None if many else classes)
+    fold = np.arange(len(x))%folds
+    got = np.zeros((folds,len(l2s)))
     for f in range(folds if len(x) >= 2*folds and len(l2s) > 1 else 0):
-        out = fold == f; s = fit(x[~out], y[~out], l2s)(x[out])
+        out = fold == f
+        s = fit(x[~out], y[~out], l2s)(x[out])
         score = (lambda a: mean_ap(a, y[out])[0]) if many else (lambda a: top1(a, y[out]))
         if not many or y[out].any(): got[f] = [score(a) for a in s]
     return fit(x, y, (l2s[int(np.flatnonzero(got.mean(0) == got.mean(0).max())[-1])],))
@@ -43,7 +46,8 @@ def _score(s, y):
 
 # %% ../../nbs/78_transfer.efficiency.ipynb #7c968b36
 def efficiency(
-    backbones:dict,                      # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
+    backbones:dict,                      # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they
+                                         # are
     train:Source,                        # Source of the labelled images; the parts are taken from it
     test:Source,                         # Source of the images that are reported
     label:str='tags',                    # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
@@ -53,33 +57,45 @@ def efficiency(
     l2s:tuple|list=L2S,                  # Strengths to choose from
     folds:int=3,                         # For that choice
     draws:int=200,                       # How often the bootstrap draws test images and seeds anew
-)->list:                                 # Dicts `question, metric, backbone, part, images, seeds, n, chance, value, low, high, each` (in percent; a seed each)
+)->list:                                 # Dicts `question, metric, backbone, part, images, seeds, n, chance, value,
+                                         # low, high, each` (in percent; a seed each)
     "Score against the share of labelled images, for every backbone on the same nested parts"
     seeds = list(seeds)
     if not backbones or not seeds: raise ValueError('backbones, seeds: at least one of each is wanted')
     for s in (train,test):
         if label not in s.labels: raise did_you_mean('label', label, s.labels)
-    y,yt = (np.asarray(s.labels[label]) for s in (train,test)); many = y.ndim == 2; rows = []
+    y,yt = (np.asarray(s.labels[label]) for s in (train,test))
+    many = y.ndim == 2
+    rows = []
     if many: y,yt = ((v > 0).astype(np.float32) for v in (y,yt))
-    classes = None if many else 1+int(max(y.max(), yt.max())); w = np.ones((1,len(yt)))
+    classes = None if many else 1+int(max(y.max(), yt.max()))
+    w = np.ones((1,len(yt)))
     chance = np.nanmean(chance_ap(yt)[yt.any(0)]) if many else chance_top1(y, yt)
     for who,net in backbones.items():
         x,xt = (features(net, s, size)['avg'] for s in (train,test))
         for part in sorted(parts):
             sets = [part_rows(len(y), part, s) for s in seeds]
-            fits = [_probe(x[i], torch.as_tensor(y[i]), tuple(sorted(l2s)), classes, folds) for i in map(torch.from_numpy, sets)]
-            stats = [_score(p(xt)[0].numpy(), yt) for p in fits]; each = [float(f(w)[0]) for f in stats]
-            value = float(np.mean(each)); low,high = _ends(stats, value, len(yt), draws)
+            fits = [_probe(x[i], torch.as_tensor(y[i]), tuple(sorted(l2s)), classes, folds)
+                    for i in map(torch.from_numpy, sets)]
+            stats = [_score(p(xt)[0].numpy(), yt) for p in fits]
+            each = [float(f(w)[0]) for f in stats]
+            value = float(np.mean(each))
+            low,high = _ends(stats, value, len(yt), draws)
             got = {k: round(100*float(v), 3) for k,v in dict(chance=chance, value=value, low=low, high=high).items()}
-            rows.append(dict(question=label, metric='mAP' if many else 'top-1', backbone=who, part=part, images=len(sets[0]),
+            rows.append(dict(question=label, metric='mAP' if many else 'top-1', backbone=who, part=part,
+                             images=len(sets[0]),
                              seeds=len(seeds), n=len(yt), **got, each=[round(100*e, 3) for e in each]))
     return rows
 
+# %% ../../nbs/78_transfer.efficiency.ipynb #d5f551d6
 def _ends(stats, value, n, draws):
     "Interval of the mean over seeds: test images and seeds are drawn anew together"
     # (draws,seeds)
-    pick = rng(0, 'seeds', len(stats), draws).multinomial(len(stats), np.full(len(stats), 1/len(stats)), size=draws)/len(stats)
-    def stat(w): s = (pick*np.stack([f(w) for f in stats], 1)).sum(1); return s - s.mean() + value
+    pick = rng(0, 'seeds', len(stats), draws).multinomial(len(stats), np.full(len(stats), 1/len(stats)),
+                                                          size=draws)/len(stats)
+    def stat(w):
+        s = (pick*np.stack([f(w) for f in stats], 1)).sum(1)
+        return s - s.mean() + value
     return bootstrap(stat, n, draws)
 
 # %% ../../nbs/78_transfer.efficiency.ipynb #a0846964
@@ -92,11 +108,16 @@ def efficiency_curve(
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(5,3))
     tones = [INK['method'], INK['rival'], INK['good'], INK['random'], '#805ad5', '#b7791f']
     for j,who in enumerate(dict.fromkeys(r['backbone'] for r in rows)):
-        mine = sorted((r for r in rows if r['backbone'] == who), key=lambda r: r['images']); at = [r['images'] for r in mine]
+        mine = sorted((r for r in rows if r['backbone'] == who), key=lambda r: r['images'])
+        at = [r['images'] for r in mine]
         c = tones[j%len(tones)]
         ax.semilogx(at, [r['value'] for r in mine], 'o-', color=c, label=who)
         ax.fill_between(at, [r['low'] for r in mine], [r['high'] for r in mine], color=c, alpha=.18, lw=0)
-    at = sorted({r['images'] for r in rows}); ax.axhline(rows[0]['chance'], color=INK['text'], ls=':', lw=1, label='chance')
-    ax.set_xticks(at, at); ax.minorticks_off()
-    ax.set_xlabel('labelled pictures'); ax.set_ylabel(f'{rows[0]["question"]} ({rows[0]["metric"]})'); ax.legend(fontsize=8)
+    at = sorted({r['images'] for r in rows})
+    ax.axhline(rows[0]['chance'], color=INK['text'], ls=':', lw=1, label='chance')
+    ax.set_xticks(at, at)
+    ax.minorticks_off()
+    ax.set_xlabel('labelled pictures')
+    ax.set_ylabel(f'{rows[0]["question"]} ({rows[0]["metric"]})')
+    ax.legend(fontsize=8)
     return fig

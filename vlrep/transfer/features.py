@@ -28,7 +28,8 @@ def plain_batches(
     plain = Plain(size or data.size)
     for idx in torch.arange(len(data)).split(bs):
         img,hw = (t.to(device) for t in data.images(idx.numpy()))
-        yield plain(dict(img=img, hw=hw, id=idx.to(device), flip=torch.zeros(len(idx), dtype=torch.bool, device=device)), ('plain',))['img']
+        yield plain(dict(img=img, hw=hw, id=idx.to(device),
+                         flip=torch.zeros(len(idx), dtype=torch.bool, device=device)), ('plain',))['img']
 
 # %% ../../nbs/70_transfer.features.ipynb #38e50916
 @contextmanager
@@ -37,7 +38,8 @@ def frozen(
     native:bool=False,   # Keep its own precision (`autocast`) instead of float32?
 )->'Iterator[nn.Module]':
     "Evaluation mode, no gradients, float32; afterwards every module is in the mode it was in"
-    modes = {m: m.training for m in backbone.modules()}; cast = getattr(backbone, 'autocast', None)
+    modes = {m: m.training for m in backbone.modules()}
+    cast = getattr(backbone, 'autocast', None)
     try:
         backbone.eval()
         if cast is not None and not native: backbone.autocast = None
@@ -69,7 +71,8 @@ def features(
     "Features of every image of `data`, in order, from a backbone that stays as it is"
     p = next(backbone.parameters(), torch.zeros(()))
     with frozen(backbone, native):
-        out = [{k: v.float().cpu() for k,v in pool_grid(backbone(img.to(p.dtype))).items()} for img in _watched(data, size, bs, p.device, 'features')]
+        out = [{k: v.float().cpu() for k,v in pool_grid(backbone(img.to(p.dtype))).items()}
+               for img in _watched(data, size, bs, p.device, 'features')]
     return {k: torch.cat([o[k] for o in out]) for k in out[0]}
 
 # %% ../../nbs/70_transfer.features.ipynb #660e8fa7
@@ -82,10 +85,16 @@ def bn_statistics(
 )->nn.Module:               # The same backbone
     "Set BatchNorm statistics to the plain average over batches of `data`"
     bns = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    if isinstance(data, Source): n = min(n, len(data)); data = data.subset(np.arange(n//bs*bs or n))
-    p = next(backbone.parameters(), torch.zeros(())); momenta = [m.momentum for m in bns]
+    if isinstance(data, Source):
+        n = min(n, len(data))
+        data = data.subset(np.arange(n//bs*bs or n))
+    p = next(backbone.parameters(), torch.zeros(()))
+    momenta = [m.momentum for m in bns]
     with frozen(backbone):
-        for m in bns: m.reset_running_stats(); m.momentum = None; m.training = True
+        for m in bns:
+            m.reset_running_stats()
+            m.momentum = None
+            m.training = True
         try:
             for img in _watched(data, size, bs, p.device, 'statistics of BatchNorm'): backbone(img.to(p.dtype))
         finally:

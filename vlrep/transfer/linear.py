@@ -38,14 +38,21 @@ class Probe:
 
 # %% ../../nbs/72_transfer.linear.ipynb #d2517f97
 def _rotate(x):
-    "Standardise `x` and turn it to its principal axes: mean, std, coordinates (n,r), axes (d,r), mean squares along them (r,)"
+    """Standardise `x` and turn it to its principal axes
+
+    Mean, std, coordinates (n,r), axes (d,r), mean squares along them (r,)
+    """
     if x.ndim != 2 or not len(x): raise ValueError(f'features must be (n,d) with n > 0, not {tuple(x.shape)}')
     if not x.isfinite().all(): raise ValueError('the features hold values that are not finite: did training diverge?')
-    x = x.double(); mean,std = x.mean(0),x.std(0, correction=0)
-    std = torch.where(std > 1e-6*(1+mean.abs()), std, 1.); x = (x-mean)/std; n,d = x.shape
+    x = x.double()
+    mean,std = x.mean(0),x.std(0, correction=0)
+    std = torch.where(std > 1e-6*(1+mean.abs()), std, 1.)
+    x = (x-mean)/std
+    n,d = x.shape
     if d <= n: e,v = torch.linalg.eigh(x.T@x/n)
     else:
-        e,u = torch.linalg.eigh(x@x.T/n); keep = e > 1e-9*e[-1].clamp(min=1e-9)
+        e,u = torch.linalg.eigh(x@x.T/n)
+        keep = e > 1e-9*e[-1].clamp(min=1e-9)
         e,v = e[keep],x.T@(u[:,keep]/(n*e[keep]).sqrt())
     return [o.float() for o in (mean, std, x@v, v, e.clamp(min=0))]
 
@@ -58,14 +65,19 @@ def _threads(x):
         yield
     finally: torch.set_num_threads(n)
 
+# %% ../../nbs/72_transfer.linear.ipynb #3fc420d0
 def _minimise(loss, params, iters):
     "L-BFGS on all of `params` together"
     for p in params: p.requires_grad_()
-    opt = torch.optim.LBFGS(params, max_iter=iters, history_size=10, tolerance_grad=1e-5, tolerance_change=1e-9, line_search_fn='strong_wolfe')
+    opt = torch.optim.LBFGS(params, max_iter=iters, history_size=10, tolerance_grad=1e-5, tolerance_change=1e-9,
+                            line_search_fn='strong_wolfe')
     live,seen = Live(),0
     def closure():
         nonlocal seen
-        opt.zero_grad(); l = loss(); l.backward(); seen += 1
+        opt.zero_grad()
+        l = loss()
+        l.backward()
+        seen += 1
         live(seen, iters, f'fitting probes, step {seen} of about {iters} at the most')
         return l
     try: opt.step(closure)
@@ -81,18 +93,22 @@ def fit_linear(
     classes:int=None,   # Number of classes; by default the largest of `y`, plus 1
 )->Probe:               # Its scores are (m,n,k)
     "Logistic regression, for all strengths and all answers at once"
-    y = torch.as_tensor(y); many = y.ndim == 2
+    y = torch.as_tensor(y)
+    many = y.ndim == 2
     if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
     t = y.float() if many else F.one_hot(y.long(), classes or -1).float()
     with _threads(x): return _fit_linear(x, t, many, tuple(l2s), iters)
 
 def _fit_linear(x, t, many, l2s, iters):
-    mean,std,z,v,e = _rotate(x); n,l2 = len(z),torch.tensor(l2s)[:,None,None]
+    mean,std,z,v,e = _rotate(x)
+    n,l2 = len(z),torch.tensor(l2s)[:,None,None]
     scale = ((.25 if many else .5)*e[:,None] + l2).rsqrt()                        # (m,r,1)
-    p = t.mean(0).clamp(.5/n, 1-.5/n); b = (p.logit() if many else p.log()).repeat(len(l2s),1,1)
+    p = t.mean(0).clamp(.5/n, 1-.5/n)
+    b = (p.logit() if many else p.log()).repeat(len(l2s),1,1)
     u = torch.zeros(len(l2s), z.shape[1], t.shape[1])
     def loss():
-        w = scale*u; s = z@w + b
+        w = scale*u
+        s = z@w + b
         l = F.softplus(s) - s*t if many else -s.log_softmax(-1)*t
         return l.sum()/n + (l2*w**2).sum()/2
     _minimise(loss, [u,b], iters)
@@ -109,7 +125,8 @@ def best_strength(
     return probe[int(np.flatnonzero(got == got.max())[-1])]
 
 # %% ../../nbs/72_transfer.linear.ipynb #5e3538b1
-NAMED_L2S = tuple((a,b) for a in (.05,.3) for b in (3.,15.,100.)) + ((3.,300.),) # Strengths (in common, of its own) that are tried
+# Strengths (in common, of its own) that are tried
+NAMED_L2S = tuple((a,b) for a in (.05,.3) for b in (3.,15.,100.)) + ((3.,300.),)
 
 def fit_named(
     x:Tensor,                 # Training features (n,d)
@@ -119,22 +136,30 @@ def fit_named(
     iters:int=30,             # At most so many steps
 )->Probe:                     # Its scores are (m,n,k,classes)
     "One softmax regression for each name, all drawn towards a common one"
-    y = torch.as_tensor(y); q,k,m = int((y >= 0).sum()),y.shape[1],len(l2s)
+    y = torch.as_tensor(y)
+    q,k,m = int((y >= 0).sum()),y.shape[1],len(l2s)
     if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
     if not q: raise ValueError('no name is asked for in any training row: every answer is -1')
     with _threads(x): return _fit_named(x, y, q, k, m, classes, tuple(l2s), iters)
 
 def _fit_named(x, y, q, k, m, classes, l2s, iters):
-    mean,std,z,v,e = _rotate(x); r = z.shape[1]; asks = [(y[:,j] >= 0).nonzero()[:,0] for j in range(k)]; most = max(map(len, asks))
+    mean,std,z,v,e = _rotate(x)
+    r = z.shape[1]
+    asks = [(y[:,j] >= 0).nonzero()[:,0] for j in range(k)]
+    most = max(map(len, asks))
     zk = torch.stack([F.pad(z[a], (0,0,0,most-len(a))) for a in asks])                                      # (k,most,r)
     t = torch.stack([F.pad(F.one_hot(y[a,j], classes), (0,0,0,most-len(a))) for j,a in enumerate(asks)]).float()
     l0,l1 = (torch.tensor(l).float().view(-1,1,1) for l in zip(*l2s))
-    s0,s1 = (.5*e[:,None]+l0).rsqrt(),(k**.5*(.5*e[:,None]+l1).rsqrt())[:,None]                             # (m,r,1), (m,1,r,1)
-    usual = t.sum(1)+1; b = (usual/usual.sum(1, keepdim=True)).log().repeat(m,1,1)                          # (m,k,classes)
+    # (m,r,1), (m,1,r,1)
+    s0,s1 = (.5*e[:,None]+l0).rsqrt(),(k**.5*(.5*e[:,None]+l1).rsqrt())[:,None]
+    usual = t.sum(1)+1
+    b = (usual/usual.sum(1, keepdim=True)).log().repeat(m,1,1)  # (m,k,classes)
     u0,u1 = torch.zeros(m,r,classes),torch.zeros(m,k,r,classes)
     def loss():
-        w0,w1 = s0*u0,s1*u1; w = (w0[:,None]+w1).permute(1,2,0,3)                                           # (k,r,m,classes)
-        s = (zk@w.flatten(2)).unflatten(2, (m,classes)) + b.transpose(0,1)[:,None]                          # (k,most,m,classes)
+        w0,w1 = s0*u0,s1*u1
+        w = (w0[:,None]+w1).permute(1,2,0,3)  # (k,r,m,classes)
+        # (k,most,m,classes)
+        s = (zk@w.flatten(2)).unflatten(2, (m,classes)) + b.transpose(0,1)[:,None]
         return -(s.log_softmax(-1)*t[:,:,None]).sum()/q + (l0*w0**2).sum()/2 + (l1[:,None]*w1**2).sum()/(2*k)
     _minimise(loss, [u0,u1,b], iters)
     return Probe(mean, std, (v@(s0[:,None]*u0[:,None] + s1*u1)).permute(0,2,1,3), b, l2s)

@@ -17,7 +17,9 @@ from .table import *
 # %% ../../nbs/78a_transfer.pointing.ipynb #490d683f
 def _view(mask):
     "The part of a mask (h,w) that the plain view of its image shows: the middle square"
-    h,w = mask.shape; s = min(h, w); y,x = round((h-s)/2),round((w-s)/2)
+    h,w = mask.shape
+    s = min(h, w)
+    y,x = round((h-s)/2),round((w-s)/2)
     return mask[y:y+s,x:x+s]
 
 def named_things(
@@ -25,9 +27,11 @@ def named_things(
     known:'Iterable[str]'=None, # Names that may be asked for; all by default
 )->list:                        # (row, name, mask bool (H,W)) for each question, scene by scene
     "Every thing that is alone of its kind in its scene and can be seen"
-    out = []; known = None if known is None else set(known)
+    out = []
+    known = None if known is None else set(known)
     for row,r in enumerate(progress(src, len(src), 'masks')):
-        if not r.has('masks','objects'): raise ValueError(f"{src.name}: {r.id} has no masks and objects; world(..., with_='masks') does")
+        if not r.has('masks','objects'):
+            raise ValueError(f"{src.name}: {r.id} has no masks and objects; world(..., with_='masks') does")
         names = [o['category'] for o in r.objects]
         for name,mask in zip(names, r.masks):
             if names.count(name) > 1 or (known is not None and name not in known): continue
@@ -42,7 +46,8 @@ def centre_map(
     grid:int=6,   # Cells a side
 )->Tensor:        # Maps (b,grid,grid)
     "A rival that always points at the middle of the picture"
-    i = torch.arange(grid, device=img.device); line = ((2*i+1-grid).abs() <= 1).float()
+    i = torch.arange(grid, device=img.device)
+    line = ((2*i+1-grid).abs() <= 1).float()
     m = line[:,None]*line
     return (m/m.sum()).expand(len(img), -1, -1)
 
@@ -54,13 +59,16 @@ def _answers(f, src, asked, size, bs):
         rows,names,masks = zip(*asked[k:k+bs])
         img, = plain_batches(src.subset(np.array(rows)), size, bs)
         with torch.no_grad(): maps = f(img, list(names)).float().cpu()
-        if maps.ndim != 3 or len(maps) != len(rows): raise ValueError(f'maps {tuple(maps.shape)} for {len(rows)} questions: (b,h,w) is wanted')
+        if maps.ndim != 3 or len(maps) != len(rows):
+            raise ValueError(f'maps {tuple(maps.shape)} for {len(rows)} questions: (b,h,w) is wanted')
         ms = [torch.from_numpy(m)[None] for m in masks]                   # photos differ in size, so one at a time
         out += [torch.stack([pointing_hits(p[None], m)[0], mass_inside(p[None], m)[0]]) for p,m in zip(maps, ms)]
     return torch.stack(out).double().numpy()
 
+# %% ../../nbs/78a_transfer.pointing.ipynb #57b1db32
 def pointing_table(
-    maps:dict,                  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b -> maps that sum to 1 (b,h,w)
+    maps:dict,                  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b ->
+                                # maps that sum to 1 (b,h,w)
     src:Source,                 # Scenes whose records have `masks` and `objects`
     size:int=None,              # Side of the views in pixels; the source's own by default
     known:'Iterable[str]'=None, # Names that may be asked for; all by default
@@ -68,16 +76,23 @@ def pointing_table(
     draws:int=500,              # How often the bootstrap draws the scenes anew
     bs:int=128,                 # Questions at a time
     keep:int=0,                 # Keep the scores under so many draws that all runs share, as `draws`
-)->list:                        # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap` (metric mass), in percent
+)->list:                        # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`
+                                # (metric mass), in percent
     "Two questions of where, asked of everything that is in its scene once; chance is the size of the thing"
     if not maps: raise ValueError('maps: none were given')
-    asked = named_things(src, known); at = np.array([row for row,*_ in asked]); rows = []
+    asked = named_things(src, known)
+    at = np.array([row for row,*_ in asked])
+    rows = []
     sums = lambda v: np.bincount(at, v, minlength=len(src))
-    n = sums(np.ones(len(at))); chance = float(np.mean([m.mean() for *_,m in asked]))
+    n = sums(np.ones(len(at)))
+    chance = float(np.mean([m.mean() for *_,m in asked]))
     got = {who: _answers(f, src, asked, size, bs) for who,f in maps.items()}
     for j,(q,metric) in enumerate((('pointing','hit'), ('overlap','mass'))):
         for who in maps:
-            right = sums(got[who][:,j]); stat = lambda w: w@right / np.maximum(w@n, 1)
+            right = sums(got[who][:,j])
+            stat = lambda w: w@right / np.maximum(w@n, 1)
             v = dict(zip(('chance','value','low','high'), (chance, *interval(stat, len(src), draws, seed))))
-            rows.append(dict(question=q, metric=metric, backbone=who, n=len(asked), **{k: round(100*x, 3) for k,x in v.items()}, l2=[], **(dict(draws=redraws(stat, len(src), keep)) if keep else {})))
+            rows.append(dict(question=q, metric=metric, backbone=who, n=len(asked),
+                             **{k: round(100*x, 3) for k,x in v.items()}, l2=[],
+                             **(dict(draws=redraws(stat, len(src), keep)) if keep else {})))
     return rows

@@ -28,7 +28,7 @@ class SoftmaxRecipe:
     drops:tuple=(60,80)      # After these epochs
     factor:float=.1          # the rate is multiplied by this
     cosine:bool=False        # Instead: down to 0 along half a cosine
-    scale:tuple=(.2,1.)      # Area of the random crop, mirrored half of the time; None = always the middle, as in the test
+    scale:tuple=(.2,1.)      # Area of the random crop, mirrored half of the time; None = the middle, as in the test
     def rate(self,
         at:float, # Epochs done
     )->float:     # The learning rate, as part of the first
@@ -41,9 +41,11 @@ class SoftmaxRecipe:
         return replace(self, epochs=epochs, drops=tuple(d*epochs/self.epochs for d in self.drops))
 
 VIRTEX_PROBE = SoftmaxRecipe()
-VIRTEX2_PROBE = SoftmaxRecipe(cosine=True, scale=(.08,1.))                                   # VirTex, second version (code)
+# VirTex, second version (code)
+VIRTEX2_PROBE = SoftmaxRecipe(cosine=True, scale=(.08,1.))
 MOCO_PROBE = SoftmaxRecipe(lrs=(30.,), scale=(.08,1.))                                       # MoCo sec. 4.1, code
-MCT_PROBE = SoftmaxRecipe(epochs=60, lrs=(30.,), drops=(30,40,50), factor=.2, scale=None)     # Multimodal contrastive training sec. 4.2
+# Multimodal contrastive training sec. 4.2
+MCT_PROBE = SoftmaxRecipe(epochs=60, lrs=(30.,), drops=(30,40,50), factor=.2, scale=None)
 
 # %% ../../nbs/74_transfer.softmax.ipynb #921f98e8
 class Heads:
@@ -57,11 +59,17 @@ class Heads:
         seed:int=0,      # The first weights, the same in all heads, depend on this alone
         device='cpu',    # Where the heads are
     ):
-        self.grid = [(lr,wd) for lr in lrs for wd in wds]; m = len(self.grid); self.shape = m,classes; self.momentum = momentum
-        if not m or min(min(g) for g in self.grid) < 0: raise ValueError(f'lrs={lrs}, wds={wds}: numbers not below 0 are wanted')
+        self.grid = [(lr,wd) for lr in lrs for wd in wds]
+        m = len(self.grid)
+        self.shape = m,classes
+        self.momentum = momentum
+        if not m or min(min(g) for g in self.grid) < 0:
+            raise ValueError(f'lrs={lrs}, wds={wds}: numbers not below 0 are wanted')
         w = torch.randn(d, classes, generator=torch_rng(seed, 'softmax probe'))*.01
-        self.w = F.pad(w, (0,0,0,1)).repeat(1, m).to(device); self.v = torch.zeros_like(self.w)         # the last row is the intercept
-        self.lr,self.wd = (torch.tensor(v, dtype=torch.float32, device=device).repeat_interleave(classes) for v in zip(*self.grid))
+        self.w = F.pad(w, (0,0,0,1)).repeat(1, m).to(device)
+        self.v = torch.zeros_like(self.w)  # the last row is the intercept
+        self.lr,self.wd = (torch.tensor(v, dtype=torch.float32, device=device).repeat_interleave(classes)
+                           for v in zip(*self.grid))
     def __call__(self,
         x:Tensor, # Features (b,d)
     )->Tensor:    # Scores (b,m,classes)
@@ -73,19 +81,27 @@ class Heads:
         rate:float=1.,   # Part of each head's learning rate
     )->Tensor:           # Each head's mean cross-entropy before the step (m,)
         "One step of SGD in every head"
-        logp = self(x).log_softmax(-1); rows = torch.arange(len(y), device=x.device); loss = -logp[rows,:,y].mean(0)
-        g = logp.exp_(); g[rows,:,y] -= 1; g = g.flatten(1).div_(len(y))
-        self.v.mul_(self.momentum).addcmul_(self.w, self.wd); self.v[:-1].addmm_(x.mT, g); self.v[-1] += g.sum(0)
+        logp = self(x).log_softmax(-1)
+        rows = torch.arange(len(y), device=x.device)
+        loss = -logp[rows,:,y].mean(0)
+        g = logp.exp_()
+        g[rows,:,y] -= 1
+        g = g.flatten(1).div_(len(y))
+        self.v.mul_(self.momentum).addcmul_(self.w, self.wd)
+        self.v[:-1].addmm_(x.mT, g)
+        self.v[-1] += g.sum(0)
         self.w.addcmul_(self.v, self.lr, value=-rate)
         return loss
     def right(self,
         x:Tensor,      # Features (n,d)
         y:Tensor,      # Right classes (n,)
         bs:int=1024,   # Rows at a time
-    )->np.ndarray:     # 1. where a head's highest score is the right class, 0. elsewhere and in heads that ran off (n,m)
+    )->np.ndarray:     # 1. where a head's highest score is the right class, 0. elsewhere and in heads that ran off
+                       # (n,m)
         "Which rows each head answers right"
         ok = self.w.isfinite().all(0).view(self.shape).all(1)
-        return torch.cat([(self(a).argmax(-1) == b[:,None]) & ok for a,b in zip(x.split(bs), y.split(bs))]).float().cpu().numpy()
+        return torch.cat([(self(a).argmax(-1) == b[:,None]) & ok
+                          for a,b in zip(x.split(bs), y.split(bs))]).float().cpu().numpy()
 
 # %% ../../nbs/74_transfer.softmax.ipynb #b3413736
 def _epochs(backbone, src, rows, recipe, size, seed, p):
@@ -94,12 +110,14 @@ def _epochs(backbone, src, rows, recipe, size, seed, p):
     if recipe.scale is None:
         f = features(backbone, src.subset(rows), size)['avg'].to(p.device)
         for e in range(recipe.epochs):
-            for i in np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs)): yield e,f[torch.from_numpy(i).to(p.device)],rows[i]
+            for i in np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs)):
+                yield e,f[torch.from_numpy(i).to(p.device)],rows[i]
         return
     aug = Augment(size or src.size, recipe.scale, jitter=(0,0,0,0), jitter_p=0)
     for e in range(recipe.epochs):
         for k,i in enumerate(np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs))):
-            img,hw = src.images(rows[i]); flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < .5)
+            img,hw = src.images(rows[i])
+            flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < .5)
             view = aug(dict(img=img.to(p.device), hw=hw, flip=flip), (seed,'softmax',e,k))['img']
             with frozen(backbone): yield e,pool_grid(backbone(view.to(p.dtype)).float())['avg'],rows[i]
 
@@ -115,25 +133,36 @@ def softmax_probe(
     name:str='backbone',               # Of the backbone, in the row
     seed:int=0,                        # Held-out part, order, views and first weights depend on this alone
     draws:int=500,                     # How often the bootstrap draws the test pictures anew
-)->dict:                               # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`, `wd`, and `tried`, a dict for each head
+)->dict:                               # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
+                                       # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
     for s in (train,test):
         if label not in s.labels or s.labels[label].ndim != 1:
             raise did_you_mean('label', label, [k for k,v in s.labels.items() if v.ndim == 1])
     if not 0 < held < 1 or int(held*len(train)) < 1:
         raise ValueError(f'held={held}: leaves no training or no held-out pictures of {len(train)}')
-    y,yt = (torch.from_numpy(s.labels[label].astype(np.int64)) for s in (train,test)); perm = rng(seed, 'held out').permutation(len(train))
-    p = next(backbone.parameters(), torch.zeros(())); cut = int(held*len(train))
-    valid,rows = np.sort(perm[:cut]),np.sort(perm[cut:]); heads = None
+    y,yt = (torch.from_numpy(s.labels[label].astype(np.int64)) for s in (train,test))
+    perm = rng(seed, 'held out').permutation(len(train))
+    p = next(backbone.parameters(), torch.zeros(()))
+    cut = int(held*len(train))
+    valid,rows = np.sort(perm[:cut]),np.sort(perm[cut:])
+    heads = None
     loss,steps = [],-(-len(rows)//recipe.bs)
-    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed, p), steps*recipe.epochs, 'softmax probe, step')):
-        if heads is None: heads = Heads(f.shape[1], 1+int(max(y.max(), yt.max())), recipe.lrs, recipe.wds, recipe.momentum, seed, p.device)
+    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed, p), steps*recipe.epochs,
+                                        'softmax probe, step')):
+        if heads is None:
+            heads = Heads(f.shape[1], 1+int(max(y.max(), yt.max())), recipe.lrs, recipe.wds, recipe.momentum, seed,
+                          p.device)
         l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k%steps/steps if recipe.cosine else 0)))
         loss = (loss if k%steps else [])+[l.cpu()]
     asked = lambda s, y: heads.right(features(backbone, s, size)['avg'].to(p.device), y.to(p.device))
-    chose = asked(train.subset(valid), y[valid]).mean(0); best = int(chose.argmax())
-    right = asked(test, yt)[:,best].astype(float); low,high = bootstrap(right, draws=draws, seed=seed)
-    tried = [dict(lr=lr, wd=wd, loss=float(l), chosen_by=100*float(c)) for (lr,wd),l,c in zip(heads.grid, torch.stack(loss).mean(0), chose)]
+    chose = asked(train.subset(valid), y[valid]).mean(0)
+    best = int(chose.argmax())
+    right = asked(test, yt)[:,best].astype(float)
+    low,high = bootstrap(right, draws=draws, seed=seed)
+    tried = [dict(lr=lr, wd=wd, loss=float(l), chosen_by=100*float(c))
+             for (lr,wd),l,c in zip(heads.grid, torch.stack(loss).mean(0), chose)]
     num = dict(chance=chance_top1(y[rows], yt), value=right.mean(), low=low, high=high)
-    return dict(question=label, metric='top-1', backbone=name, n=len(test), **{k: round(100*float(v), 3) for k,v in num.items()},
+    return dict(question=label, metric='top-1', backbone=name, n=len(test),
+                **{k: round(100*float(v), 3) for k,v in num.items()},
                 lr=heads.grid[best][0], wd=heads.grid[best][1], tried=tried)

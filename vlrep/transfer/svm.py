@@ -19,17 +19,27 @@ def svm_axes(
     x:Tensor,   # Features (n,d)
 )->tuple:       # Coordinates (n,r), axes (d+1,r), sums of squares along them (r,)
     "Add the feature that is always 1, and turn `x` to its principal axes"
-    x = torch.cat([x, x.new_ones(len(x), 1)], 1); n,d = x.shape
-    if d <= n: e,v = torch.linalg.eigh(x.mT@x); z = x@v
+    x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+    n,d = x.shape
+    if d <= n:
+        e,v = torch.linalg.eigh(x.mT@x)
+        z = x@v
     else:
-        big = x.double(); e,u = torch.linalg.eigh(big@big.mT); keep = e > 1e-10*e[-1]; e,u = e[keep],u[:,keep]
+        big = x.double()
+        e,u = torch.linalg.eigh(big@big.mT)
+        keep = e > 1e-10*e[-1]
+        e,u = e[keep],u[:,keep]
         z,v = (o.to(x.dtype) for o in (u*e.sqrt(), big.mT@(u/e.sqrt())))
     return z,v,e.clamp(min=0).to(x.dtype)
 
 # %% ../../nbs/71_transfer.svm.ipynb #6e3e0263
 def _line(m, yq, c2, wd, dd, most=5):
-    "Steps (p,) to the bottom along each problem's direction; margins missing `m` (n,p), `y` times scores of the direction `yq`"
-    t,lo,hi = torch.zeros_like(wd),torch.zeros_like(wd),torch.full_like(wd, torch.inf); cq = c2*yq
+    """Steps (p,) to the bottom along each problem's direction
+
+    Margins missing `m` (n,p), `y` times scores of the direction `yq`
+    """
+    t,lo,hi = torch.zeros_like(wd),torch.zeros_like(wd),torch.full_like(wd, torch.inf)
+    cq = c2*yq
     for i in range(most):
         left = torch.addcmul(m, t.expand_as(yq), yq, value=-1).clamp_(min=0)
         slope,curve = wd + t*dd - (cq*left).sum(0), dd + ((left > 0)*cq*yq).sum(0)
@@ -53,18 +63,27 @@ def solve_svms(
 )->tuple:             # Weights (r,p), proven distances (p,), steps
     "Minimise all `p` problems together; each ends for itself"
     out = z.new_zeros(z.shape[1], y.shape[1]) if w is None else w.clone()
-    gap,cols,w,d = z.new_full((y.shape[1],), torch.inf),torch.arange(y.shape[1], device=z.device),out.clone(),None; s = z@w
+    gap,cols,w,d = z.new_full((y.shape[1],), torch.inf),torch.arange(y.shape[1], device=z.device),out.clone(),None
+    s = z@w
     for step in progress(range(iters+1), label='support vector machines, step'):
-        m = 1-y*s; a = c*m.clamp(min=0); g = w - 2*(z.mT@(a*y))
-        far = (g*g).sum(0)/((w*w).sum(0) + 2*(a*m).sum(0)).clamp(min=1e-30); out[:,cols],gap[cols] = w,far; live = far > tol
+        m = 1-y*s
+        a = c*m.clamp(min=0)
+        g = w - 2*(z.mT@(a*y))
+        far = (g*g).sum(0)/((w*w).sum(0) + 2*(a*m).sum(0)).clamp(min=1e-30)
+        out[:,cols],gap[cols] = w,far
+        live = far > tol
         if step == iters or not live.any(): break
         if step%6 == 0: h = 1 + (not flat)*e[:,None]*(2*(c*(m > 0)).sum(0)/len(z))
         if live.float().mean() < .75:
-            i = live.nonzero()[:,0]; w,s,y,c,m,g,h = (o[:,i] for o in (w,s,y,c,m,g,h)); cols = cols[i]
+            i = live.nonzero()[:,0]
+            w,s,y,c,m,g,h = (o[:,i] for o in (w,s,y,c,m,g,h))
+            cols = cols[i]
             if d is not None: d,g0,gu0 = d[:,i],g0[:,i],gu0[i]
-        u = g/h; gu = (g*u).sum(0)
+        u = g/h
+        gu = (g*u).sum(0)
         d = -u if d is None else ((gu-(g0*u).sum(0))/gu0.clamp(min=1e-30)).clamp(min=0)*d - u
-        q = z@d; t = _line(m, y*q, 2*c, (w*d).sum(0), (d*d).sum(0))
+        q = z@d
+        t = _line(m, y*q, 2*c, (w*d).sum(0), (d*d).sum(0))
         w,s,g0,gu0 = w+t*d,s+t*q,g,gu
     return out,gap,step
 
@@ -94,11 +113,12 @@ def folds_of(
     folds:int=3,         # How many
 )->np.ndarray:           # In which fold each image is held out, for each class (n,k)
     "scikit-learn's stratified folds of every class; a `ValueError` names a class with too few positives"
-    there = np.asarray(y) > 0; out = np.zeros(there.shape, int)
+    there = np.asarray(y) > 0
+    out = np.zeros(there.shape, int)
     for j,col in enumerate(there.T):
         if not folds <= col.sum() <= len(col)-folds:
-            raise ValueError(f'class {j}: {col.sum()} of {len(col)} training images show it, but {folds} folds need {folds} that do '
-                             f'and {folds} that do not')
+            raise ValueError(f'class {j}: {col.sum()} of {len(col)} training images show it, but {folds} folds need '
+                             f'{folds} that do and {folds} that do not')
         for f,(_,held) in enumerate(StratifiedKFold(folds).split(col, np.where(col, 1, -1))): out[held,j] = f
     return out
 
@@ -125,17 +145,28 @@ def fit_svms(
         raise ValueError(f'{tuple(x.shape)} features do not fit answers {there.shape}: wanted (n,d) and (n,k)')
     if not x.isfinite().all(): raise ValueError('the features hold values that are not finite: did training diverge?')
     if not costs or costs[0] <= 0: raise ValueError(f'costs={costs}: positive numbers are wanted')
-    fold,k = folds_of(there, folds),there.shape[1]; z,v,e = svm_axes(x.to(device or x.device, dtype))
-    t = torch.from_numpy(there).to(z.device); sign,weight = t.to(dtype)*2-1,t.to(dtype)+1
-    in_ = (torch.from_numpy(fold).to(z.device)[:,:,None] != torch.arange(folds, device=z.device)).to(dtype)       # (n,k,folds)
-    ys,cs = sign[:,:,None].expand_as(in_).flatten(1),(weight[:,:,None]*in_).flatten(1); us,gaps,steps = [],[],0
+    fold,k = folds_of(there, folds),there.shape[1]
+    z,v,e = svm_axes(x.to(device or x.device, dtype))
+    t = torch.from_numpy(there).to(z.device)
+    sign,weight = t.to(dtype)*2-1,t.to(dtype)+1
+    # (n,k,folds)
+    in_ = (torch.from_numpy(fold).to(z.device)[:,:,None] != torch.arange(folds, device=z.device)).to(dtype)
+    ys,cs = sign[:,:,None].expand_as(in_).flatten(1),(weight[:,:,None]*in_).flatten(1)
+    us,gaps,steps = [],[],0
     for C in progress(costs, label='support vector machines, cost'):
-        u,gap,i = solve_svms(z, e, ys, C*cs, us[-1] if us else None, tol, iters); us.append(u); gaps.append(gap); steps += i
+        u,gap,i = solve_svms(z, e, ys, C*cs, us[-1] if us else None, tol, iters)
+        us.append(u)
+        gaps.append(gap)
+        steps += i
     s = torch.stack([(z@u).unflatten(1, (k,folds)) for u in us], 1).cpu().numpy()
-    aps = _fold_aps(s, there, fold, folds); best = aps.mean(2).argmax(1)
-    start = torch.stack([us[b].unflatten(1, (k,folds))[:,j].mean(1) for j,b in enumerate(best)], 1); cost = np.array(costs)[best]
-    u,gap,i = solve_svms(z, e, sign, weight*torch.tensor(cost).to(z), start, tol, iters); gap = max(g.max().item() for g in (*gaps, gap))
+    aps = _fold_aps(s, there, fold, folds)
+    best = aps.mean(2).argmax(1)
+    start = torch.stack([us[b].unflatten(1, (k,folds))[:,j].mean(1) for j,b in enumerate(best)], 1)
+    cost = np.array(costs)[best]
+    u,gap,i = solve_svms(z, e, sign, weight*torch.tensor(cost).to(z), start, tol, iters)
+    gap = max(g.max().item() for g in (*gaps, gap))
     if gap > tol:
-        warnings.warn(f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum, not {tol:.0e}: give more `iters`')
+        warnings.warn(f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum, not '
+                      f'{tol:.0e}: give more `iters`')
     w = v@u
     return Svms(w[:-1], w[-1], cost, costs, aps, gap, steps+i)

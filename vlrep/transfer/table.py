@@ -23,15 +23,19 @@ def ask_tags(
     l2s:tuple|list=L2S, # Strengths to choose from
 )->tuple:               # {question: (statistic, chance)} and the chosen strength
     "Which things are there? One yes-or-no probe for each tag; mean average precision"
-    probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'], lambda s: mean_ap(s, y['valid'])[0])
-    s,t = probe(f['test'])[0],np.asarray(y['test']); kept = {}
+    probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'],
+                          lambda s: mean_ap(s, y['valid'])[0])
+    s,t = probe(f['test'])[0],np.asarray(y['test'])
+    kept = {}
     def ap(w):
         "Of each tag; remembered, because the questions share their draws"
-        if w.shape not in kept or not np.array_equal(kept[w.shape][0], w): kept[w.shape] = w,np.atleast_2d(average_precision(s, t, w))
+        if w.shape not in kept or not np.array_equal(kept[w.shape][0], w):
+            kept[w.shape] = w,np.atleast_2d(average_precision(s, t, w))
         return kept[w.shape][1]
     def stat(cols):
         def mean(w):
-            got = ap(w)[:,cols]; known = ~np.isnan(got)
+            got = ap(w)[:,cols]
+            known = ~np.isnan(got)
             return np.where(known, got, 0).sum(1) / np.maximum(known.sum(1), 1)
         return mean
     return {q: (stat(list(c)), float(chance_ap(t[:,list(c)]).mean())) for q,c in columns.items()}, probe.l2s[0]
@@ -43,8 +47,10 @@ def ask_class(
     l2s:tuple|list=L2S, # Strengths to choose from
 )->tuple:               # Statistic, chance, chosen strength
     "Which one is it? One softmax probe; top-1"
-    y = {k: np.asarray(v) for k,v in y.items()}; k = 1+max(v.max() for v in y.values())
-    probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'], lambda s: top1(s, y['valid']))
+    y = {k: np.asarray(v) for k,v in y.items()}
+    k = 1+max(v.max() for v in y.values())
+    probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'],
+                          lambda s: top1(s, y['valid']))
     right = correct(probe(f['test'])[0], y['test'])
     return (lambda w: w@right/w.sum(1)), chance_top1(y['train'], y['test']), probe.l2s[0]
 
@@ -55,12 +61,18 @@ def ask_cell(
     classes:int=9,            # Number of cells
     l2s:tuple|list=NAMED_L2S, # Strengths to choose from
 )->tuple:                     # Statistic, chance, chosen strengths, number of questions
-    "Where is the thing that is named? One softmax probe for each name, drawn towards a common one; top-1 over all questions"
-    y = {k: np.asarray(v) for k,v in y.items()}; hit = lambda s, c: (np.asarray(s.argmax(-1)) == c) & (c >= 0)
-    probe = best_strength(fit_named(f['train'], y['train'], classes, l2s), f['valid'], lambda s: hit(s, y['valid']).sum())
+    """Where is the thing that is named? One softmax probe for each name, drawn towards a common one
+
+    Top-1 over all questions
+    """
+    y = {k: np.asarray(v) for k,v in y.items()}
+    hit = lambda s, c: (np.asarray(s.argmax(-1)) == c) & (c >= 0)
+    probe = best_strength(fit_named(f['train'], y['train'], classes, l2s), f['valid'],
+                          lambda s: hit(s, y['valid']).sum())
     right,asked = hit(probe(f['test'])[0], y['test']).sum(1),(y['test'] >= 0).sum(1)
     usual = np.stack([(y['train'] == c).sum(0) for c in range(classes)]).argmax(0)
-    return (lambda w: w@right/np.maximum(w@asked, 1)), float((usual == y['test']).sum()/max(asked.sum(), 1)), probe.l2s[0], int(asked.sum())
+    return (lambda w: w@right/np.maximum(w@asked, 1)), float((usual == y['test']).sum()/max(asked.sum(),
+        1)), probe.l2s[0], int(asked.sum())
 
 # %% ../../nbs/73_transfer.table.ipynb #d0d1dedd
 def ask_all(
@@ -69,17 +81,21 @@ def ask_all(
     seen:int=24,      # The first so many tags are things that pretraining shows
 )->'Iterator[tuple]': # Yields question, metric, n, chance, statistic, strength
     "All questions that the labels allow, in the order of the table"
-    has = lambda k: all(k in v for v in y.values()); pick = lambda d, k: {s: v[k] for s,v in d.items()}
+    has = lambda k: all(k in v for v in y.values())
+    pick = lambda d, k: {s: v[k] for s,v in d.items()}
     avg,n = pick(f, 'avg'),len(f['test']['avg'])
     if has('tags'):
-        k = y['test']['tags'].shape[1]; cols = {'objects': range(k), 'seen objects': range(min(seen, k)), 'unseen objects': range(seen, k)}
+        k = y['test']['tags'].shape[1]
+        cols = {'objects': range(k), 'seen objects': range(min(seen, k)), 'unseen objects': range(seen, k)}
         got,l2 = ask_tags(avg, pick(y, 'tags'), {q: c for q,c in cols.items() if len(c)})
         for q,(stat,chance) in got.items(): yield q,'mAP',n,chance,stat,l2
     for k in ('color', 'setting', 'number'):
         if has(k):
-            stat,chance,l2 = ask_class(avg, pick(y, k)); yield k,'top-1',n,chance,stat,l2
+            stat,chance,l2 = ask_class(avg, pick(y, k))
+            yield k,'top-1',n,chance,stat,l2
     if has('cell'):
-        stat,chance,l2,asked = ask_cell(pick(f, 'grid2'), pick(y, 'cell')); yield 'cell','top-1',asked,chance,stat,l2
+        stat,chance,l2,asked = ask_cell(pick(f, 'grid2'), pick(y, 'cell'))
+        yield 'cell','top-1',asked,chance,stat,l2
 
 # %% ../../nbs/73_transfer.table.ipynb #1f55263e
 def interval(
@@ -111,16 +127,22 @@ def transfer_table(
     seen:int=24,         # The first so many tags are things that pretraining shows
     draws:int=500,       # How often the bootstrap draws the test scenes anew
     keep:int=0,          # Keep the scores under so many draws that all runs share, as `draws`
-)->list:                 # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `l2`, the chosen strength
+)->list:                 # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `l2`, the
+                         # chosen strength
     "Every question to every backbone; intervals over test scenes, the same draws for all"
-    data = dict(train=train, valid=valid, test=test); y = {k: s.labels for k,s in data.items()}; rows = []
+    data = dict(train=train, valid=valid, test=test)
+    y = {k: s.labels for k,s in data.items()}
+    rows = []
     if not backbones: raise ValueError('backbones: none were given')
     for who,net in backbones.items():
         f = {k: features(net, s, size) for k,s in data.items()}
         for q,metric,n,chance,stat,l2 in progress(ask_all(f, y, seen), label=f'{who}: question'):
             got = dict(zip(('chance','value','low','high'), (chance, *interval(stat, len(test), draws, seed))))
-            rows.append(dict(question=q, metric=metric, backbone=who, n=n, **{k: round(100*v, 3) for k,v in got.items()}, l2=np.atleast_1d(l2).tolist(), **(dict(draws=redraws(stat, len(test), keep)) if keep else {})))
-    if not rows: raise ValueError('the sources share no labels to ask about: wanted some of tags, color, setting, number, cell')
+            rows.append(dict(question=q, metric=metric, backbone=who, n=n,
+                             **{k: round(100*v, 3) for k,v in got.items()}, l2=np.atleast_1d(l2).tolist(),
+                             **(dict(draws=redraws(stat, len(test), keep)) if keep else {})))
+    if not rows:
+        raise ValueError('the sources share no labels to ask about: wanted some of tags, color, setting, number, cell')
     order = list(dict.fromkeys(r['question'] for r in rows))
     return sorted(rows, key=lambda r: order.index(r['question']))
 
@@ -135,25 +157,31 @@ def world_table(
     **kw                          # For `world`, such as `workers`
 )->list:                          # Rows, as `transfer_table` gives them
     "The transfer table on the shifted world"
-    return transfer_table(backbones, *(world(s, k, size=size, shifted=True, **kw) for s,k in zip(('train','valid','test'), n)), seed=seed, keep=keep)
+    return transfer_table(backbones,
+                          *(world(s, k, size=size, shifted=True, **kw) for s,k in zip(('train','valid','test'), n)),
+                          seed=seed, keep=keep)
 
 # %% ../../nbs/73_transfer.table.ipynb #3f32f990
 def _grid(rows, cell):
     "Head and body of the table with one line a question and one column a backbone, as lists of strings"
-    who = list(dict.fromkeys(r['backbone'] for r in rows)); at = {(r['question'],r['backbone']): r for r in rows}
+    who = list(dict.fromkeys(r['backbone'] for r in rows))
+    at = {(r['question'],r['backbone']): r for r in rows}
     body = []
     for q in dict.fromkeys(r['question'] for r in rows):
         mine = [at[q,w] for w in who if (q,w) in at]
-        body.append([f'{q} ({mine[0]["metric"]})', str(mine[0]['n']), f'{mine[0]["chance"]:.1f}', *(cell(at[q,w]) if (q,w) in at else '' for w in who)])
+        body.append([f'{q} ({mine[0]["metric"]})', str(mine[0]['n']), f'{mine[0]["chance"]:.1f}',
+                     *(cell(at[q,w]) if (q,w) in at else '' for w in who)])
     return ['question', 'n', 'chance', *shown_names(rows).values()],body
 
 def table_text(
     rows:list, # From `transfer_table`
 )->str:        # Lines of fixed width
     "The table for a terminal: value and 95 % interval"
-    head,body = _grid(rows, lambda r: f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]'); lines = [head,*body]
+    head,body = _grid(rows, lambda r: f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]')
+    lines = [head,*body]
     wide = [max(len(l[i]) for l in lines) for i in range(len(lines[0]))]
-    return '\n'.join('  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i,(c,w) in enumerate(zip(l, wide))).rstrip() for l in lines)
+    return '\n'.join('  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i,(c,w) in enumerate(zip(l, wide))).rstrip()
+                     for l in lines)
 
 def table_markdown(
     rows:list, # From `transfer_table`

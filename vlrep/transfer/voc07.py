@@ -40,7 +40,8 @@ def squash(
     size:int,   # Side of the view in pixels
 )->dict:        # The same, `img` float (b,3,size,size), normalised
     "Each whole image, pressed into a square, whatever its sides were"
-    hw = batch['hw'].to(batch['img'].device); x = resize_crop(batch['img'], torch.cat([torch.zeros_like(hw), hw], 1), size).div_(255)
+    hw = batch['hw'].to(batch['img'].device)
+    x = resize_crop(batch['img'], torch.cat([torch.zeros_like(hw), hw], 1), size).div_(255)
     mean,std = (torch.tensor(v, device=x.device).view(3,1,1) for v in IMAGENET)
     return {**batch, 'img': ((x-mean)/std).contiguous(memory_format=torch.channels_last)}
 
@@ -63,13 +64,17 @@ def interpolated_ap(
     labels:np.ndarray|list,       # 1 or 0 (n,)
     weights:np.ndarray|list=None, # How often each item counts: (n,), or (draws,n) for many countings at once
 )->float|np.ndarray:              # A number, or (draws,); NaN where nothing is positive
-    "Average precision under the precision that never falls with recall; equal scores are met together (FAIR's self-supervision benchmark, code)"
+    """Average precision under the precision that never falls with recall
+
+    Equal scores are met together (FAIR's self-supervision benchmark, code)
+    """
     scores,labels = np.asarray(scores, np.float64),np.asarray(labels, np.float64)
     if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
     if np.isnan(scores).any(): raise ValueError('scores: holds NaN, which cannot be ranked')
     w = np.ones((1,len(scores))) if weights is None else np.atleast_2d(np.asarray(weights, np.float64))
-    order = np.argsort(-scores, kind='stable'); w = w[:,order]
+    order = np.argsort(-scores, kind='stable')
+    w = w[:,order]
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores)-1)
     seen,found = np.cumsum(w, 1)[:,ends],np.cumsum(w*labels[order], 1)[:,ends]
     precision = np.maximum.accumulate((found/np.maximum(seen, 1e-12))[:,::-1], 1)[:,::-1]
@@ -79,8 +84,11 @@ def interpolated_ap(
 # %% ../../nbs/77_transfer.voc07.ipynb #3a47e13b
 def _class_aps(s, y, ap, w):
     "Average precision of each class under each weighting (draws,k), leaving out the images where the answer is 0"
-    score = dict(sklearn=average_precision, interpolated=interpolated_ap)[ap]; out = []
-    for j in range(y.shape[1]): asked = y[:,j] != 0; out.append(score(s[asked,j], (y[asked,j] > 0).astype(float), w[:,asked]))
+    score = dict(sklearn=average_precision, interpolated=interpolated_ap)[ap]
+    out = []
+    for j in range(y.shape[1]):
+        asked = y[:,j] != 0
+        out.append(score(s[asked,j], (y[asked,j] > 0).astype(float), w[:,asked]))
     return np.stack(out, 1)
 
 def _rows(s, y, names, ap, seed, draws):
@@ -89,9 +97,12 @@ def _rows(s, y, names, ap, seed, draws):
     def aps(w):
         if w.shape not in kept: kept[w.shape] = _class_aps(s, y, ap, w)
         return kept[w.shape]
-    ones = _class_aps(s, y, ap, np.ones((1,len(y))))[0]; asked = (y != 0).sum(0); chance = (y > 0).sum(0)/asked
+    ones = _class_aps(s, y, ap, np.ones((1,len(y))))[0]
+    asked = (y != 0).sum(0)
+    chance = (y > 0).sum(0)/asked
     def ends(stat, value): return bootstrap(lambda w: (v := stat(aps(w))) - np.nanmean(v) + value, len(y), draws, seed)
-    yield f'mean of {len(names)} classes','mAP',len(y),chance.mean(),ones.mean(),*ends(lambda a: np.nanmean(a, 1), ones.mean())
+    yield f'mean of {len(names)} classes','mAP',len(y),chance.mean(),ones.mean(),*ends(lambda a: np.nanmean(a, 1),
+                                                                                       ones.mean())
     for j,n in enumerate(names): yield n,'AP',int(asked[j]),chance[j],ones[j],*ends(lambda a: a[:,j], ones[j])
 
 # %% ../../nbs/77_transfer.voc07.ipynb #a12c2a92
@@ -107,7 +118,8 @@ def voc07(
     seed:int=0,                   # Of the bootstrap
     draws:int=500,                # How often it draws the test photos anew
     device:str|torch.device=None, # Where the machines are fitted; the CPU by default
-)->list:                          # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent), `cost`, `spec`, `ap`
+)->list:                          # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent),
+                                  # `cost`, `spec`, `ap`
     "The VOC07 protocol (VirTex sec. 4.1): costs are chosen on folds of `train`, and `test` is only ranked"
     if isinstance(spec, str):
         if spec not in VOC_SPECS: raise did_you_mean('VOC07 spec', spec, VOC_SPECS)
@@ -116,15 +128,19 @@ def voc07(
     for s in (train,test):
         if 'present' not in s.labels or s.labels['present'].ndim != 2:
             raise ValueError(f'{s.name}: has no label `present` (n,k) with 1, 0 and -1, as `read_voc` gives')
-    y,yt = train.labels['present'],test.labels['present']; names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
+    y,yt = train.labels['present'],test.labels['present']
+    names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
     if (test.names.get('present') or names) != names or yt.shape[1] != y.shape[1]:
         raise ValueError(f'{train.name} and {test.name} do not have the same classes')
     ask = np.flatnonzero(((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3) & ((yt > 0).sum(0) > 0))
     if not len(ask): raise ValueError(f'{train.name}: no class is shown three times in training and once in the test')
-    spec = spec.at(size) if size else spec; dev = next(backbone.parameters(), torch.zeros(())).device
+    spec = spec.at(size) if size else spec
+    dev = next(backbone.parameters(), torch.zeros(())).device
     f,ft = (F.normalize(features(backbone, voc_views(s, spec, device=dev))[spec.pool], dim=1) for s in (train,test))
-    svms = fit_svms(f, y[:,ask], costs, device=device); s = svms(ft).double().numpy()
-    rows = [dict(question=q, metric=m, backbone=name, n=n, **{k: round(100*float(v), 3) for k,v in zip(('chance','value','low','high'), rest)})
+    svms = fit_svms(f, y[:,ask], costs, device=device)
+    s = svms(ft).double().numpy()
+    rows = [dict(question=q, metric=m, backbone=name, n=n,
+                 **{k: round(100*float(v), 3) for k,v in zip(('chance','value','low','high'), rest)})
             for q,m,n,*rest in _rows(s, yt[:,ask], [names[j] for j in ask], ap, seed, draws)]
     chosen = [float(c) for c in svms.cost]
     return [dict(r, cost=c, spec=spec.__dict__, ap=ap) for r,c in zip(rows, [chosen, *chosen])]

@@ -27,8 +27,12 @@ def _ten(r, right, others):
     out,n = [right]*agree,{}
     while len(out) < 10:
         o = r.choice(others) if r.random() < .85 else UNANSWERABLE
-        if n.get(o, 0) < min(agree-2, 4): n[o] = n.get(o, 0)+1; out.append(o)
-        elif n.get('not sure', 0) < 2: n['not sure'] = n.get('not sure', 0)+1; out.append('not sure')
+        if n.get(o, 0) < min(agree-2, 4):
+            n[o] = n.get(o, 0)+1
+            out.append(o)
+        elif n.get('not sure', 0) < 2:
+            n['not sure'] = n.get('not sure', 0)+1
+            out.append('not sure')
     r.shuffle(out)
     return out
 
@@ -58,7 +62,8 @@ def _q_what(s, r):
         if (x := [o for o in os if o['category'] in KINDS[k]]) and len({o['category'] for o in x}) == 1:
             found.append((f'What {k} is in the picture?', x[0]))
     if not found: return None
-    q,o = r.choice(found); return q,o['category'],_also(o)*2+_relatives(o)
+    q,o = r.choice(found)
+    return q,o['category'],_also(o)*2+_relatives(o)
 
 # %% ../../nbs/13c_world.ask.ipynb #3b33f9bf
 def _q_color(s, r):
@@ -69,21 +74,25 @@ def _q_color(s, r):
 
 def _q_number(s, r):
     "How many dogs are there? How many animals can you see?"
-    os,k = s['objects'],r.random(); o = r.choice(os)
+    os,k = s['objects'],r.random()
+    o = r.choice(os)
     if k < .2: n,q = len(os),'How many things are in the picture?'
     elif k < .45 and (w := [k for k,cs in KINDS.items() if any(p['category'] in cs for p in os)]):
-        w = r.choice(w); n,q = sum(p['category'] in KINDS[w] for p in os),f'How many {plural(w)} can you see?'
+        w = r.choice(w)
+        n,q = sum(p['category'] in KINDS[w] for p in os),f'How many {plural(w)} can you see?'
     else: n,q = sum(p['category'] == o['category'] for p in os),f'How many {plural(o["category"])} are there?'
     return q,str(n),[str(n+1),str(max(n-1, 0)),str(n+2)]
 
 def _q_where(s, r):
     "Where is the dog? Where was this picture taken?"
-    x = [o for o in _alone(s) if third_of(o)]; place = _where.get(s['setting'])
+    x = [o for o in _alone(s) if third_of(o)]
+    place = _where.get(s['setting'])
     if place and (not x or r.random() < .5):
         return 'Where was this picture taken?',place,[p for p in _where.values() if r.random() < .3]+['outside'
             if place not in ('living room','kitchen') else 'inside']
     if not x: return None
-    o = r.choice(x); return f'Where is the {o["category"]}?',third_of(o),['left','right','middle']
+    o = r.choice(x)
+    return f'Where is the {o["category"]}?',third_of(o),['left','right','middle']
 
 def _q_action(s, r):
     "What is the dog doing?"
@@ -96,7 +105,9 @@ def _q_action(s, r):
 # %% ../../nbs/13c_world.ask.ipynb #1cecf2cd
 def _q_yesno(s, r):
     "Is there a dog? Is the dog brown? Is the dog running? Is the dog to the left of the tree?"
-    yes,k,os = r.random() < .5,r.random(),s['objects']; x = _alone(s); ans = 'yes' if yes else 'no'
+    yes,k,os = r.random() < .5,r.random(),s['objects']
+    x = _alone(s)
+    ans = 'yes' if yes else 'no'
     other = ['no' if yes else 'yes']*3
     if k < .4 or not x:
         there = {o['category'] for o in os}
@@ -112,13 +123,15 @@ def _q_yesno(s, r):
     pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above',
         'below')]
     if not pairs: return f'Is the {o["category"]} {o["color"] if yes else r.choice(_alike[o["color"]][:1])}?',ans,other
-    a,b,rel = r.choice(pairs); back = dict(left='right', right='left', above='below', below='above')[rel]
+    a,b,rel = r.choice(pairs)
+    back = dict(left='right', right='left', above='below', below='above')[rel]
     return f'Is the {a["category"]} {_relations[rel if yes else back][0]} the {b["category"]}?',ans,other
 
 def _q_none(s, r):
     "A question that cannot be answered from the picture"
     there = {o['category'] for o in s['objects']}
-    c = r.choice([c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there]); o = r.choice(s['objects'])
+    c = r.choice([c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there])
+    o = r.choice(s['objects'])
     q,guess = r.choice(((f'What color is the {c}?', list(COLORS)),
         (f'What is the {c} doing?', ['nothing',*ACTIONS[c]]), ('What does the sign say?', ['no sign','stop']),
         (f'What is the name of the {o["category"]}?', ['no idea',o['category']]),
@@ -138,11 +151,18 @@ def ask(
     if not scene['objects']: raise ValueError('nothing can be asked about a scene without objects')
     if n < 1 or not 0 <= unanswerable <= 1:
         raise ValueError(f'n={n}, unanswerable={unanswerable}: at least 1, and a share from 0 to 1')
-    r = Random(seed_of('ask', *key)); out,asked = [],set(); kinds = list(_asks); r.shuffle(kinds); tries = 0
+    r = Random(seed_of('ask', *key))
+    out,asked = [],set()
+    kinds = list(_asks)
+    r.shuffle(kinds)
+    tries = 0
     while len(out) < n and (tries := tries+1) < 12*n:
-        none = r.random() < unanswerable; kind = kinds[tries % len(kinds)]
+        none = r.random() < unanswerable
+        kind = kinds[tries % len(kinds)]
         if not (found := (_q_none if none else _asks[kind])(scene, r)) or found[0] in asked: continue
-        q,a,others = found; asked.add(q); answers = _ten(r, a, list(others))
+        q,a,others = found
+        asked.add(q)
+        answers = _ten(r, a, list(others))
         kind = 'none' if none else kind
         type_ = kind if kind in ('number','yes/no') else UNANSWERABLE if none else 'other'
         out.append(dict(question=q, answers=answers, answer=a, kind=kind, type=type_, answerable=not none))
@@ -161,9 +181,12 @@ _unseen = dict(animal='is hungry|is friendly|is three years old|is lost|belongs 
 _unseen = {k: v.split('|') for k,v in _unseen.items()}
 _digit = ('no','one','two','three','four','five','six')
 
+# %% ../../nbs/13c_world.ask.ipynb #66b37212
 def _visible(s, r, true):
     "A claim about what can be seen, true or false"
-    os,x,k = s['objects'],_alone(s),r.random(); o = r.choice(os); pool = CATEGORIES if s['shifted'] else SEEN
+    os,x,k = s['objects'],_alone(s),r.random()
+    o = r.choice(os)
+    pool = CATEGORIES if s['shifted'] else SEEN
     there = {p['category'] for p in os}
     if k < .2: return f'There is {article(o["category"] if true else r.choice([c for c in pool if c not in there]))}.'
     if k < .4:
@@ -177,7 +200,8 @@ def _visible(s, r, true):
         tints = {p['color'] for p in os if p['category'] == o['category']}
         c = o['color'] if true else r.choice([c for c in COLORS if c not in tints])
         return f'There is {article(c)} {o["category"]}.'
-    o = r.choice(x); acts = ACTIONS[o['category']]
+    o = r.choice(x)
+    acts = ACTIONS[o['category']]
     if k < .7 and o['action'] and (true or len(acts) > 1):
         return f'The {o["category"]} is {o["action"] if true else r.choice([a for a in acts if a != o["action"]])}.'
     pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above',
@@ -192,7 +216,8 @@ def _visible(s, r, true):
 def _neutral(s, r):
     "A claim that the picture does not decide"
     o = r.choice(_alone(s) or s['objects'])
-    the = f'The {o["category"]}' if o in _alone(s) else f'One of the {plural(o["category"])}'; k = r.random()
+    the = f'The {o["category"]}' if o in _alone(s) else f'One of the {plural(o["category"])}'
+    k = r.random()
     if k < .15:
         return f'Somebody is looking for the {o["category"]}.' if the.startswith('The') else f'Somebody will come soon.'
     if k < .3: return f'There is {article(r.choice(SEEN))} outside the picture.'
@@ -205,11 +230,13 @@ def state(
 )->list:        # Dicts: text, label
     "Statements about a scene, as many that follow as contradict it as are undecided"
     if not scene['objects']: raise ValueError('nothing can be stated about a scene without objects')
-    r = Random(seed_of('state', *key)); out = {}
+    r = Random(seed_of('state', *key))
+    out = {}
     for tries in range(20*n):
         if len(out) == n: break
         label = LABELS[len(out)%3]
         text = _neutral(scene, r) if label == 'neutral' else _visible(scene, r, label == 'entailment')
         out.setdefault(text, label)
-    out = [dict(text=t, label=l) for t,l in out.items()]; r.shuffle(out)
+    out = [dict(text=t, label=l) for t,l in out.items()]
+    r.shuffle(out)
     return out

@@ -60,7 +60,8 @@ def _scraps(a):
     r,out = Random(a['place']['seed']+2),[]
     for _ in range(a['place'].get('scraps', 0)):
         x,y,q,turn,wide = r.random(),r.random(),.025+.05*r.random(),r.random()*3.14,.3+.7*r.random()
-        n = r.choice((3,4,4,5)); c = tuple(int(40+200*r.random()) for _ in range(3))
+        n = r.choice((3,4,4,5))
+        c = tuple(int(40+200*r.random()) for _ in range(3))
         out.append((c, [(x+q*math.cos(turn+6.283*k/n), y+q*wide*math.sin(turn+6.283*k/n)) for k in range(n)]))
     return out
 
@@ -71,7 +72,9 @@ def draw_scene(
     "The picture of an annotation, scraps and all"
     px = render(dict(a, shifted=True) if a['place'].get('odd') else a, size)
     if not a['place'].get('scraps'): return px
-    C = 2*size; im = Image.fromarray(px).resize((C,C), Image.NEAREST); d = ImageDraw.Draw(im)
+    C = 2*size
+    im = Image.fromarray(px).resize((C,C), Image.NEAREST)
+    d = ImageDraw.Draw(im)
     for c,ps in _scraps(a): d.polygon([(x*C,y*C) for x,y in ps], fill=c)
     return np.asarray(im.reduce(2))
 
@@ -82,7 +85,9 @@ def label_scene(
     "`label_map` of what the scraps leave to see"
     lm = label_map(a, size)
     if not a['place'].get('scraps'): return lm
-    C = 2*size; im = Image.new('L', (C,C)); d = ImageDraw.Draw(im)
+    C = 2*size
+    im = Image.new('L', (C,C))
+    d = ImageDraw.Draw(im)
     for _,ps in _scraps(a): d.polygon([(x*C,y*C) for x,y in ps], fill=255)
     lm[np.asarray(im.reduce(2)) > 127] = 0
     return lm
@@ -95,7 +100,9 @@ class _Talker(Voice):
 
 def _falsified(scene, r):
     "The scene with one thing of another category or colour"
-    os = [dict(o) for o in scene['objects']]; o = r.choice(os); there = {p['category'] for p in os}
+    os = [dict(o) for o in scene['objects']]
+    o = r.choice(os)
+    there = {p['category'] for p in os}
     if r.random() < .6:
         c = r.choice([c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in there])
         o.update(category=c, group=GROUPS[c], variant=r.choice(VARIANTS[c]), action=None)
@@ -112,7 +119,8 @@ def captions_at(
     d = difficulty
     if d.density == 1 and not d.caption_noise: return captions(scene, *key, n=n)
     r,lie = Random(seed_of('captions', *key)),Random(seed_of('lies', *key))
-    turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}; out = []
+    turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}
+    out = []
     for name in sorted(turn, key=turn.get, reverse=True)[:n]:
         p = PEOPLE[name]
         more = {k: min(1., getattr(p, k)*d.density) for k in ('color','size','action',

@@ -79,7 +79,8 @@ def limb_outline(
         k = h/(math.sqrt(ux*ux+uy*uy) or 1.)
         ux,uy = ux*k,uy*k
         if i == 0: left += [(x-.7*ux-.7*uy,y-.7*uy+.7*ux), (x-ux,y-uy), (x-.7*ux+.7*uy,y-.7*uy-.7*ux)]
-        left.append((x+uy,y-ux)); right.append((x-uy,y+ux))
+        left.append((x+uy,y-ux))
+        right.append((x-uy,y+ux))
         if i == n: left += [(x+.7*ux+.7*uy,y+.7*uy-.7*ux), (x+ux,y+uy), (x+.7*ux-.7*uy,y+.7*uy+.7*ux)]
     return left+right[::-1]
 
@@ -90,7 +91,9 @@ class Outlines:
         fills:tuple,   # Name of each outline's fill
         ends:tuple,    # 0, and how many points there are up to the end of each outline
         xy:np.ndarray, # All points (n,2)
-    ): self.fills,self.ends,self.xy = fills,ends,xy; xy.flags.writeable = False
+    ):
+        self.fills,self.ends,self.xy = fills,ends,xy
+        xy.flags.writeable = False
     def __len__(self): return len(self.fills)
     def __iter__(self): return zip(self.fills, (self.xy[i:j].tolist() for i,j in itertools.pairwise(self.ends)))
     @functools.lru_cache(256)
@@ -106,7 +109,9 @@ class Outlines:
     def draw(self, d:ImageDraw.ImageDraw, ink:callable, off:tuple=(0,0))->None:
         "Fill each outline with `ink(name of its fill)`, the point `off` at the upper left"
         v,n = (self.xy-off).ravel().tolist(),0
-        for fill,end in zip(self.fills, self.ends[1:]): d.polygon(v[n:2*end], fill=ink(fill)); n = 2*end
+        for fill,end in zip(self.fills, self.ends[1:]):
+            d.polygon(v[n:2*end], fill=ink(fill))
+            n = 2*end
 
 # %% ../../nbs/10_world.draw.ipynb #e42b3695
 class Pen:
@@ -116,7 +121,8 @@ class Pen:
     def shapes(self)->Outlines: # What was drawn so far
         "The drawing"
         fills,parts = zip(*self.polys) if self.polys else ((),())
-        ends = 0,*itertools.accumulate(map(len, parts)); flat = itertools.chain.from_iterable
+        ends = 0,*itertools.accumulate(map(len, parts))
+        flat = itertools.chain.from_iterable
         out = Outlines(fills, ends, np.fromiter(flat(flat(parts)), float, 2*ends[-1]).reshape(-1,2))
         return out.at(self.m) if self.m else out
     def poly(self, fill:str, *pts)->None:
@@ -217,7 +223,8 @@ def spot(
     strength:float=1. # 0-1 in the middle
 )->None:
     "Paint a soft-edged spot: a shadow, a glow, a cloud"
-    w,h = max(2, int(2*rx)),max(2, int(2*ry)); glow = _glow_of if w*h<1<<12 else _glow_of.__wrapped__
+    w,h = max(2, int(2*rx)),max(2, int(2*ry))
+    glow = _glow_of if w*h<1<<12 else _glow_of.__wrapped__
     im.paste(color, (int(x-rx),int(y-ry)), glow(round(100*strength), w, h))
 
 # %% ../../nbs/10_world.draw.ipynb #395d5517
@@ -227,18 +234,28 @@ def _rim(
 )->Image.Image:   # 'L', half strength
     "The mask, `n` pixels wider all round"
     for _ in range(n):
-        w = m.copy(); w[1:] |= m[:-1]; w[:-1] |= m[1:]; w[:,1:] |= m[:,:-1]; w[:,:-1] |= m[:,1:]; m = w
+        w = m.copy()
+        w[1:] |= m[:-1]
+        w[:-1] |= m[1:]
+        w[:,1:] |= m[:,:-1]
+        w[:,:-1] |= m[:,1:]
+        m = w
     return Image.fromarray(m//255*140)
 
 # %% ../../nbs/10_world.draw.ipynb #03aeeb2c
 @functools.lru_cache(16)
 def _relief(shapes, off, size, k, n):
     "What does not depend on colours: fills that there are, which of them shows where, mask, light (h,w), rim"
-    names = [None,*dict.fromkeys(shapes.fills)]; lay = Image.new('L', size); h = size[1]
-    shapes.draw(ImageDraw.Draw(lay), {f: i for i,f in enumerate(names)}.get, off); which = np.asarray(lay)
-    on = (which>0)*np.uint8(255); mask = Image.fromarray(on)
+    names = [None,*dict.fromkeys(shapes.fills)]
+    lay = Image.new('L', size)
+    h = size[1]
+    shapes.draw(ImageDraw.Draw(lay), {f: i for i,f in enumerate(names)}.get, off)
+    which = np.asarray(lay)
+    on = (which>0)*np.uint8(255)
+    mask = Image.fromarray(on)
     m = np.asarray(mask.filter(ImageFilter.BoxBlur(k*1.5)), dtype=np.float32)
-    light = np.empty_like(m); light[:] = (13-30*np.arange(h, dtype=np.float32)/h)[:,None]
+    light = np.empty_like(m)
+    light[:] = (13-30*np.arange(h, dtype=np.float32)/h)[:,None]
     light[k:-k,k:-k] += .2*(m[2*k:,2*k:]-m[:-2*k,:-2*k])
     return names,which,mask,light[...,None],_rim(on, n)
 
@@ -255,7 +272,8 @@ def paint(
     (W,H),(x0,y0,x1,y1),pad = im.size,bounds(shapes),max(2, int(unit*.08))
     x0,y0,x1,y1 = max(int(x0)-pad,-pad),max(int(y0)-pad,-pad),min(int(x1)+pad+1,W+pad),min(int(y1)+pad+1,H+pad)
     if x1-x0<3 or y1-y0<3: return
-    w,h = x1-x0,y1-y0; relief = _relief if w*h<1<<16 else _relief.__wrapped__   # only what is small is kept
+    w,h = x1-x0,y1-y0
+    relief = _relief if w*h<1<<16 else _relief.__wrapped__  # only what is small is kept
     names,which,mask,light,rim = relief(shapes, (x0,y0), (w,h), max(1, int(unit*.1)), 1 if unit<70 else 2)
     a = np.float32([pal[f or 'base'] for f in names]).take(which, 0)
     if texture:

@@ -27,12 +27,12 @@ def chosen_extras(
         if n not in EXTRAS: raise did_you_mean('annotation', n, EXTRAS)
     return tuple(n for n in EXTRAS if n in names)
 
-_make = dict(narrative=lambda a, c, k, d: pack_narrative(narrate(a, *k, noise=d.trace_noise)), coarse=lambda a, c, k,
-    d: coarse_tags(a, *k, noise=d.tag_noise),
-    attributes=lambda a, c, k, d: attributes(a), paraphrases=lambda a, c, k,
-    d: [paraphrase(t, a['setting'], *k) for t in c],
-    questions=lambda a, c, k, d: ask(a, *k), statements=lambda a, c, k, d: state(a, *k), genre=lambda a, c, k,
-    d: genre(a, *k), twin=lambda a, c, k, d: alt_text(a, *k))
+_make = dict(narrative=lambda a, c, k, d: pack_narrative(narrate(a, *k, noise=d.trace_noise)),
+             coarse=lambda a, c, k,d: coarse_tags(a, *k, noise=d.tag_noise),
+    attributes=lambda a, c, k, d: attributes(a),
+    paraphrases=lambda a, c, k,d: [paraphrase(t, a['setting'], *k) for t in c],
+    questions=lambda a, c, k, d: ask(a, *k), statements=lambda a, c, k, d: state(a, *k),
+    genre=lambda a, c, k,d: genre(a, *k), twin=lambda a, c, k, d: alt_text(a, *k))
 
 def extras(
     scene:dict,                         # Annotation, as `layout` gives it

@@ -32,7 +32,8 @@ def draw_masks(
         if m.any() and r.objects:
             y,x = np.argwhere(m).mean(0)/m.shape
             ax.text(x, y, r.objects[k]['category'], ha='center', va='center', fontsize=9, color='white', weight='bold')
-    ax.set(xlim=(0,1), ylim=(1,0)); ax.set_title('masks', fontsize=10)
+    ax.set(xlim=(0,1), ylim=(1,0))
+    ax.set_title('masks', fontsize=10)
 
 # %% ../../nbs/15_world.look.ipynb #4a40b452
 def draw_trace(
@@ -41,8 +42,11 @@ def draw_trace(
     words:bool=True, # With the words where the mouse was while they were said?
 )->None:
     "The mouse's path over the image, coloured by time from blue to red; a dot where a stroke begins"
-    n = r.narrative; end = max([b for *_,b in n.utterances], default=1); ax.imshow(r.load(), extent=(0,1,1,0), alpha=.6)
-    ax.axis('off'); ax.set(xlim=(-.08,1.08), ylim=(1.08,-.08))
+    n = r.narrative
+    end = max([b for *_,b in n.utterances], default=1)
+    ax.imshow(r.load(), extent=(0,1,1,0), alpha=.6)
+    ax.axis('off')
+    ax.set(xlim=(-.08,1.08), ylim=(1.08,-.08))
     for s in n.strokes:
         ax.add_collection(LineCollection(np.stack([s[:-1,:2],s[1:,:2]], 1), array=s[:-1,2], cmap='turbo', clim=(0,end),
             lw=1.6))
@@ -77,7 +81,8 @@ def draw_answers(
     ax.barh([textwrap.shorten(a, 14, placeholder='…') for a,_ in c], [m for _,m in c],
         color=[INK['good'] if a == q.get('answer', c[-1][0]) else INK['random'] for a,_ in c], height=.7)
     ax.set(xlim=(0,len(q['answers'])), ylim=(len(c)-most-.5,len(c)-.5), xticks=[])
-    ax.set_title('\n'.join(textwrap.wrap(q['question'], 27)), fontsize=8.5); ax.tick_params(labelsize=8, length=0)
+    ax.set_title('\n'.join(textwrap.wrap(q['question'], 27)), fontsize=8.5)
+    ax.tick_params(labelsize=8, length=0)
     ax.spines[:].set_visible(False)
 
 def _lines(r):
@@ -100,22 +105,26 @@ def _lines(r):
 # %% ../../nbs/15_world.look.ipynb #94283eef
 def _write(ax, blocks, wide):
     "Blocks of text, one under the other"
-    y,step = 1.,.058; ax.axis('off')
+    y,step = 1.,.058
+    ax.axis('off')
     for head,lines in blocks:
-        ax.text(0, y, head, fontsize=9.5, weight='bold', va='top', transform=ax.transAxes); y -= step*1.1
+        ax.text(0, y, head, fontsize=9.5, weight='bold', va='top', transform=ax.transAxes)
+        y -= step*1.1
         for text,c in lines:
             for i,l in enumerate(textwrap.wrap(text, wide)):
                 ax.text(.015+.02*(i > 0), y, l, fontsize=9, color=c, va='top', transform=ax.transAxes)
                 y -= step
         y -= step*.45
 
+# %% ../../nbs/15_world.look.ipynb #a42a87d7
 def show_record(
     r:Record,  # With an image or a path; what else it knows is drawn
 )->plt.Figure: # The figure
     "Everything a record knows on one sheet"
     pics = [p for p,there in (('image',True),('masks',r.masks is not None),('trace',r.narrative is not None),
         ('twin',r.twin is not None and r.twin.image is not None)) if there]
-    blocks,qs = _lines(r),(r.questions or [])[:6]; high = [3.9]+[1.25]*bool(qs)+[4.3]*bool(blocks)
+    blocks,qs = _lines(r),(r.questions or [])[:6]
+    high = [3.9]+[1.25]*bool(qs)+[4.3]*bool(blocks)
     fig = plt.figure(figsize=(max(3.6*len(pics), 9), sum(high)), layout='constrained')
     rows = iter(fig.subfigures(len(high), 1, height_ratios=high, squeeze=False)[:,0])
     for ax,p in zip(next(rows).subplots(1, len(pics), squeeze=False,
@@ -123,7 +132,9 @@ def show_record(
         if p == 'masks': draw_masks(ax, r)
         elif p == 'trace': draw_trace(ax, r)
         else:
-            s = r if p == 'image' else r.twin; ax.imshow(s.load(), extent=(0,1,1,0)); ax.axis('off')
+            s = r if p == 'image' else r.twin
+            ax.imshow(s.load(), extent=(0,1,1,0))
+            ax.axis('off')
             ax.set_title(r.id if p == 'image' else 'twin: '+textwrap.shorten(s.captions[0], 36, placeholder='…'),
                 fontsize=10)
             for x0,y0,x1,y1 in ([] if r.boxes is None else r.boxes):

@@ -24,11 +24,15 @@ def label_map(
 )->np.ndarray:   # uint8 (size,size): 0 for no thing, k+1 for object k
     "Which object each pixel of the picture shows"
     if not 8 <= size <= 2048: raise ValueError(f'size {size} is not between 8 and 2048 pixels')
-    im = Image.new('L', (2*size,2*size)); d = ImageDraw.Draw(im); C = 2*size
+    im = Image.new('L', (2*size,2*size))
+    d = ImageDraw.Draw(im)
+    C = 2*size
     for k,o in enumerate(a['objects'], 1):
         shapes(o, o['x']*C, o['y']*C, o['scale']*C)[0].draw(d, lambda fill: k)
     v = np.asarray(im).reshape(size,2,size,2).transpose(1,3,0,2).reshape(4,-1)
-    same = (v[0] == v[1]) & (v[0] == v[2]) & (v[0] == v[3]); out = v[0].copy(); out[~same] = _most(v[:,~same])
+    same = (v[0] == v[1]) & (v[0] == v[2]) & (v[0] == v[3])
+    out = v[0].copy()
+    out[~same] = _most(v[:,~same])
     return out.reshape(size,size)
 
 def split_masks(
@@ -42,5 +46,6 @@ def mask_box(
     mask:np.ndarray, # bool (h,w)
 )->tuple:            # x0 y0 x1 y1 as parts of width and height; None if the mask is empty
     "The smallest box around a mask"
-    h,w = mask.shape; ys,xs = np.flatnonzero(mask.any(1)),np.flatnonzero(mask.any(0))
+    h,w = mask.shape
+    ys,xs = np.flatnonzero(mask.any(1)),np.flatnonzero(mask.any(0))
     return (xs[0]/w, ys[0]/h, (xs[-1]+1)/w, (ys[-1]+1)/h) if len(xs) else None

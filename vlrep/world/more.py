@@ -23,7 +23,8 @@ _place_tags = dict(street='outdoor city', beach='outdoor sea sand', field='outdo
     desert='outdoor nature sand')
 _place_tags = {k: tuple(v.replace('food-place','kitchen').split()) for k,v in _place_tags.items()}
 _further = ('toy','fruit','pet','moving','many')
-TAGS = tuple(dict.fromkeys([*GROUPS.values(), *(t for ts in _place_tags.values() for t in ts), *_further]))  # coarse tags
+# coarse tags
+TAGS = tuple(dict.fromkeys([*GROUPS.values(), *(t for ts in _place_tags.values() for t in ts), *_further]))
 
 def coarse_tags(
     scene:dict,     # Annotation, as `layout` gives it
@@ -32,7 +33,8 @@ def coarse_tags(
 )->list:            # Some of TAGS, in their order
     "Kinds of things and places, as people tag photos"
     if not 0 <= noise <= 1: raise ValueError(f'noise {noise} is not between 0 and 1')
-    os = scene['objects']; cs = {o['category'] for o in os}
+    os = scene['objects']
+    cs = {o['category'] for o in os}
     true = {*(o['group'] for o in os), *_place_tags[scene['setting']],
         *(k for k in ('toy','fruit','pet') if cs & KINDS[k])}
     if any(o['action'] in ('running','flying','driving','sailing','jumping','bouncing','hopping','walking')
@@ -40,7 +42,8 @@ def coarse_tags(
         true.add('moving')
     if len(os) > 3: true.add('many')
     if not noise: return [t for t in TAGS if t in true]
-    r = Random(seed_of('tags', *key)); wrong = noise*len(true)/(len(TAGS)-len(true))
+    r = Random(seed_of('tags', *key))
+    wrong = noise*len(true)/(len(TAGS)-len(true))
     return [t for t in TAGS if (r.random() >= noise if t in true else r.random() < wrong)]
 
 def attributes(
@@ -79,7 +82,9 @@ def paraphrase(
     *key,        # What makes this paraphrase different from another
 )->str:          # Another string that says the same
     "The caption in other words"
-    r = Random(seed_of('paraphrase', text, *key)); words,find = _classes(setting); low = text.lower()
+    r = Random(seed_of('paraphrase', text, *key))
+    words,find = _classes(setting)
+    low = text.lower()
     def other(m):
         s = [w for w in words.get(m[0], ()) if w != m[0]]
         return r.choice(s) if s and r.random() < .85 else m[0]
@@ -108,7 +113,8 @@ def _genres(s, theme):
     os,cs,gs,place = s['objects'],{o['category'] for o in s['objects']},{o['group'] for o in s['objects']},s['setting']
     acts = {o['action'] for o in os}
     wild = place in ('field','forest','lake','snow','desert','beach')
-    moving = acts & {'running','driving','sailing','flying','jumping'}; out = set()
+    moving = acts & {'running','driving','sailing','flying','jumping'}
+    out = set()
     if gs & {'animal','plant'} and wild and theme in ('peace','journey','race','farewell'): out.add('documentary')
     if gs & {'vehicle'} and moving or cs & {'tent'} or theme == 'journey': out.add('travel')
     if cs & {'ball','kite','cake'} or theme == 'childhood': out.add('family')
@@ -127,7 +133,9 @@ def genre(
     *key,       # What makes theme and plot different from others, e.g. the scene's number
 )->tuple:       # Some of GENRES, and a plot of two or three sentences
     "The genres of a scene as if it were the poster of a film, and the film's plot"
-    r = Random(seed_of('genre', *key)); theme = r.choice(sorted(_themes)); v = Voice(scene, PEOPLE['painter'], r)
+    r = Random(seed_of('genre', *key))
+    theme = r.choice(sorted(_themes))
+    v = Voice(scene, PEOPLE['painter'], r)
     parts = [r.choice(_themes[theme])]
     if r.random() < .5: parts.insert(0, f'it happens {r.choice(_places[scene["setting"]][0])}')
     if r.random() < .6:
@@ -153,21 +161,26 @@ def twin_layout(
 _webby = ('stock photo','image','photo','hd wallpaper','for sale','best price','free download','picture of the day',
     'my trip','vintage print')
 def _typo(r, w):
-    i = int(r.random()*(len(w)-1)); return w[:i]+w[i+1]+w[i]+w[i+2:] if len(w) > 3 and r.random() < .06 else w
+    i = int(r.random()*(len(w)-1))
+    return w[:i]+w[i+1]+w[i]+w[i+2:] if len(w) > 3 and r.random() < .06 else w
 
 def alt_text(
     scene:dict, # Annotation, as `layout` gives it
     *key,       # What makes this text different from another, e.g. the scene's number
 )->str:
     "What would stand beside such an image on the web"
-    r = Random(seed_of('alt', *key)); v = Voice(scene, PEOPLE['painter'], r); q = r.random()
+    r = Random(seed_of('alt', *key))
+    v = Voice(scene, PEOPLE['painter'], r)
+    q = r.random()
     if q < .08: return r.choice((f'IMG_{int(r.random()*9000+1000)}.jpg','click to enlarge','image 1 of 12','no title'))
-    ms = v.noticed(r.choice((1,1,2,3)), each=True); cs = [m[0]['category'] for m in ms]
+    ms = v.noticed(r.choice((1,1,2,3)), each=True)
+    cs = [m[0]['category'] for m in ms]
     if q < .35:
         where = r.sample(list(_place_tags[scene['setting']]), 1)
         return ' '.join('#'+w.replace(' ','') for w in [*cs, *where, *(['love'] if r.random() < .3 else [])])
     words = [w for m in ms for w in v.name(m, '').split()]+([r.choice(_places[scene['setting']][1])] if r.random() < .6
         else [])
-    words = [_typo(r, w) for w in words if r.random() > .1] or cs[:1]; text = ' '.join(words)
+    words = [_typo(r, w) for w in words if r.random() > .1] or cs[:1]
+    text = ' '.join(words)
     if r.random() < .5: text += r.choice((' - ',' | ',', '))+r.choice(_webby)
     return text.upper() if (k := r.random()) < .1 else text.title() if k < .4 else text

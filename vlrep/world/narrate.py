@@ -39,14 +39,16 @@ _teller = Person((), color=.75, size=.3, action=0., kind=.04)
 
 def _region(a, name):
     "The box of sky, ground or water"
-    h = a['place']['horizon']; z = zones(a['setting'], h)
+    h = a['place']['horizon']
+    z = zones(a['setting'], h)
     if name == 'water': return (0.,z['water'][0],1.,z['water'][1])
     return (0.,0.,1.,h) if name == 'sky' else (0.,h,1.,1.)
 
 # %% ../../nbs/13b_world.narrate.ipynb #ea98f448
 def _thing_pieces(v, k, told, scene):
     "What is said of object `k`, after the objects `told`"
-    o,r = scene['objects'][k],v.random; out = []
+    o,r = scene['objects'][k],v.random
+    out = []
     kin = any(scene['objects'][j]['category'] == o['category'] for j in told)
     rel = relation(o, scene['objects'][told[-1]]) if told else None
     if told and rel in ('behind','front','left','right') and r() < .35:
@@ -60,9 +62,11 @@ def _thing_pieces(v, k, told, scene):
     if o['action'] and r() < .75: out.append((v.pick(('which is ','that is ',''))+v.pick(_acts[o['action']][0]), k))
     return out
 
+# %% ../../nbs/13b_world.narrate.ipynb #7a31a786
 def _pieces(scene, r):
     "Sentences, each a list of (words, about, region or None)"
-    v = Voice(scene, _teller, r); n = len(scene['objects'])
+    v = Voice(scene, _teller, r)
+    n = len(scene['objects'])
     area = lambda o: (o['box'][2]-o['box'][0])*(o['box'][3]-o['box'][1])
     keys = [r.random()*(area(o)**.5*(1.5 if o['action'] else 1)+.1) for o in scene['objects']]
     order = [k for i,k in enumerate(sorted(range(n), key=keys.__getitem__, reverse=True)) if i == 0 or r.random() < .92]
@@ -95,17 +99,22 @@ def _timed(sentences, r):
             if j == 0: ws[0] = ws[0][0].upper()+ws[0][1:]
             if j == len(s)-1: ws[-1] += '.'
             while ws:
-                n = 1 if (q := r.random()) < .6 else 2 if q < .9 else 3; some,ws = ws[:n],ws[n:]
+                n = 1 if (q := r.random()) < .6 else 2 if q < .9 else 3
+                some,ws = ws[:n],ws[n:]
                 d = sum((.12+.055*len(w))*(.8+.45*r.random()) for w in some)
-                u.append((' '.join(some), round(t, 2), round(t+d, 2))); about.append(b); t += d
-            spans.append((t0, t, b, where)); t += .25*r.random()
+                u.append((' '.join(some), round(t, 2), round(t+d, 2)))
+                about.append(b)
+                t += d
+            spans.append((t0, t, b, where))
+            t += .25*r.random()
         t += .3+.7*r.random()
     return u,about,spans
 
 # %% ../../nbs/13b_world.narrate.ipynb #5c1b35f8
 def _targets(scene, spans, g, noise):
     "Middles and half sides (k,2) of the targets, and which spans are pointed at (k,)"
-    box = []; last = None
+    box = []
+    last = None
     for _,_,b,where in spans:
         if b >= 0: last = scene['objects'][b]['box']
         elif b == PLACE: last = _region(scene, where)
@@ -115,8 +124,11 @@ def _targets(scene, spans, g, noise):
     following = next((b for b in box if b), (0,0,1,1))
     for i in reversed(range(len(box))):       # while nothing is spoken of, the hand already goes to what comes next
         following = box[i] = box[i] or following
-    box = np.array(box, float); c,r = (box[:,:2]+box[:,2:])/2,(box[:,2:]-box[:,:2])/2
-    k = len(c); c = c+noise*.035*g.standard_normal((k,2)); r = r*(.8+noise*.2*g.standard_normal((k,1)))
+    box = np.array(box, float)
+    c,r = (box[:,:2]+box[:,2:])/2,(box[:,2:]-box[:,:2])/2
+    k = len(c)
+    c = c+noise*.035*g.standard_normal((k,2))
+    r = r*(.8+noise*.2*g.standard_normal((k,1)))
     point = np.where(seen, g.random(k) > .03*noise, g.random(k) < .55) if noise else seen
     return c,np.maximum(r, .01),point
 
@@ -128,22 +140,30 @@ def _wave(t, g, scale):
 # %% ../../nbs/13b_world.narrate.ipynb #b936bc8e
 def _trace(scene, spans, g, noise, dt=.05):
     "Strokes (n,3) of whole numbers: x and y in 1/10000, t in 1/100 s"
-    c,r,point = _targets(scene, spans, g, noise); k = len(c)
+    c,r,point = _targets(scene, spans, g, noise)
+    k = len(c)
     t0,t1 = (np.array([s[i] for s in spans]) for i in (0,1))
     late = noise*np.clip(.28+.25*g.standard_normal(k), -.4, .9)
-    start = np.maximum.accumulate(t0+late); end = t1+.4*np.abs(late)
-    t = np.arange(max(0, start[0]), end[-1], dt); i = np.clip(np.searchsorted(start, t, 'right')-1, 0, k-1)
+    start = np.maximum.accumulate(t0+late)
+    end = t1+.4*np.abs(late)
+    t = np.arange(max(0, start[0]), end[-1], dt)
+    i = np.clip(np.searchsorted(start, t, 'right')-1, 0, k-1)
     tau = t-start[i]
     w,ph,scribble = g.uniform(5, 10, k)*g.choice((-1,1), k),g.uniform(0, 6.28, k),g.random(k) < .4
-    u = w[i]*tau+ph[i]; along = 2*np.abs((tau/np.maximum(end[i]-start[i], .3)+ph[i]) % 2-1)-1
-    path = np.stack([np.where(scribble[i], along, np.cos(u)), np.sin(u)], 1); p = c[i]+r[i]*path
+    u = w[i]*tau+ph[i]
+    along = 2*np.abs((tau/np.maximum(end[i]-start[i], .3)+ph[i]) % 2-1)-1
+    path = np.stack([np.where(scribble[i], along, np.cos(u)), np.sin(u)], 1)
+    p = c[i]+r[i]*path
     if noise:
-        old = c[np.maximum(i-1, 0)]; away = np.exp(-tau/(.1+.1*noise))*np.cos(9*tau)
+        old = c[np.maximum(i-1, 0)]
+        away = np.exp(-tau/(.1+.1*noise))*np.cos(9*tau)
         p = p+(old-p)*away[:,None]+_wave(t, g, .015*noise)
-    lift = (g.random(k) < .35) | (not noise) | (t0-np.r_[0,t1[:-1]] > .75); lift[0] = True
+    lift = (g.random(k) < .35) | (not noise) | (t0-np.r_[0,t1[:-1]] > .75)
+    lift[0] = True
     keep = point[i] & ((t <= end[i]+.15) | ~lift[np.minimum(i+1, k-1)])
     new = np.r_[True,(i[1:] != i[:-1]) & lift[i[1:]]] | np.r_[True,~keep[:-1]] | (g.random(len(t)) < .01*noise)
-    q = np.empty((len(t),3), np.int16); q[:,:2],q[:,2] = np.clip(np.rint(p*1e4), -32767, 32767),np.rint(t*100)
+    q = np.empty((len(t),3), np.int16)
+    q[:,:2],q[:,2] = np.clip(np.rint(p*1e4), -32767, 32767),np.rint(t*100)
     q,cuts = q[keep],np.flatnonzero(np.diff(np.cumsum(new)[keep]))+1
     return [s for s in np.split(q, cuts) if len(s) > 1]
 
@@ -167,7 +187,8 @@ def spoken_masks(
     labels:np.ndarray,   # What `label_map` gives (h,w)
 )->np.ndarray:           # bool (utterances,h,w)
     "For each utterance the pixels it is about: the visible thing; for the place all that is no thing; for nothing none"
-    about = np.array(narrative.about)[:,None,None]; l = np.asarray(labels)[None].astype(int)
+    about = np.array(narrative.about)[:,None,None]
+    l = np.asarray(labels)[None].astype(int)
     return (about >= 0) & (l == about+1) | (about == PLACE) & (l == 0)
 
 # %% ../../nbs/13b_world.narrate.ipynb #8a57456d

@@ -56,7 +56,9 @@ def plural(
     noun:str, # A noun, perhaps of several words
 )->str:       # More than one of it
     "The plural of `noun`"
-    if ' of ' in noun: head,rest = noun.split(' of ', 1); return plural(head)+' of '+rest
+    if ' of ' in noun:
+        head,rest = noun.split(' of ', 1)
+        return plural(head)+' of '+rest
     head,_,last = noun.rpartition(' ')
     if last in _plurals: last = _plurals[last]
     elif last.endswith(('s','x','ch','sh')): last += 'es'
@@ -74,7 +76,9 @@ def article(
 def _entries(category):
     "(name, variant or None, size or None, weight) of each name of `category`"
     for e in _nouns[category].split():
-        word,_,w = e.partition('*'); word,_,size = word.partition('<'); word,_,variant = word.partition('@')
+        word,_,w = e.partition('*')
+        word,_,size = word.partition('<')
+        word,_,variant = word.partition('@')
         yield word.replace('_',' '),variant or None,size or None,int(w or 1)
 
 @lru_cache(None)
@@ -82,7 +86,8 @@ def _names(category, variant, size):
     "Names that are true of a thing of this variant and size (None: mixed), as often as their weight"
     return tuple(w for w,v,s,n in _entries(category) if v in (None,variant) and s in (None,size) for _ in range(n))
 
-LEXICON = {f: c for c in CATEGORIES for w,*_ in _entries(c) for f in (w, plural(w))}   # every form of every name -> category
+# every form of every name -> category
+LEXICON = {f: c for c in CATEGORIES for w,*_ in _entries(c) for f in (w, plural(w))}
 _longest = lambda words: '|'.join(sorted(map(re.escape, words), key=len, reverse=True))
 _find = re.compile(rf'\b({_longest(LEXICON)})\b')
 
@@ -103,7 +108,8 @@ _acts = _cut(dict(standing='standing ; stands|stand', running='running|racing ; 
     driving='driving ; drives|drive', floating='floating|drifting ; floats|float', sailing='sailing ; sails|sail',
     bouncing='bouncing ; bounces|bounce',
     shining='shining|glowing ; shines|shine', steaming='steaming ; steams|steam'))
-_places = _cut(dict(street='on the street|on the street|in the street|on a city street|in the city|by the road|on a road|in town'
+_places = _cut(dict(street='on the street|on the street|in the street|on a city street|in the city|by the road|on a '
+                           'road|in town'
            ' ; city street|street|road|street scene ; the street|the city',
     beach='on the beach|on the beach|at the beach|by the sea|on the sand|at the seaside|near the ocean'
           ' ; beach|sandy beach|beach scene ; the beach|the sand',
@@ -114,11 +120,14 @@ _places = _cut(dict(street='on the street|on the street|in the street|on a city 
     room='in a room|in the room|in the living room|inside a room|indoors ; room|living room ; ',
     night='at night|at night|in the dark|after dark|on a dark night ; night scene|dark night ; ',
     forest='in the forest|in the woods|in a forest|in a wood ; forest|forest scene|wood ; the forest|the woods',
-    lake='at the lake|at a lake|by the lake|near a lake|by the water|near the water ; lake|lake scene ; the lake|the water',
+    lake='at the lake|at a lake|by the lake|near a lake|by the water|near the water ; lake|lake scene ; the lake|the '
+         'water',
     kitchen='in the kitchen|in a kitchen|in the kitchen|indoors ; kitchen|kitchen scene ; ',
-    desert='in the desert|in a desert|in the desert|on the sand ; desert|sandy desert|desert landscape ; the desert|the sand'))
+    desert='in the desert|in a desert|in the desert|on the sand ; desert|sandy desert|desert landscape ; the '
+           'desert|the sand'))
 _sizes = dict(small=('small','small','little','tiny'), large=('large','big','big','huge'))
-_numbers = {2: ('two','two','two','a pair of','a couple of','2',''), 3: ('three','three','three','several','a few','some','3',''),
+_numbers = {2: ('two','two','two','a pair of','a couple of','2',''),
+            3: ('three','three','three','several','a few','some','3',''),
             4: ('four','four','several','many','some','4',''), 5: ('five','five','several','many','5','')}
 _leads = ('a picture of','a photo of','a picture with','an image of','this is','here is','i see',
           'you can see','we can see','the picture shows','a drawing of','a view of')
@@ -150,7 +159,8 @@ def third_of(
     thing:dict, # An object of a scene
 )->str:         # 'left', 'right', 'middle' or ''
     "The third of the picture that the thing's middle lies in; the inner one only if it is not near an edge"
-    x0,y0,x1,y1 = thing['box']; x,y = round((x0+x1)/2, 6),round((y0+y1)/2, 6)
+    x0,y0,x1,y1 = thing['box']
+    x,y = round((x0+x1)/2, 6),round((y0+y1)/2, 6)
     return 'left' if x < 1/3 else 'right' if x > 2/3 else 'middle' if .38 <= x <= .62 and .3 <= y <= .7 else ''
 _spots = dict(left=('on the left','on the left side','at the left','to the left'),
     right=('on the right','on the right side','at the right','to the right'), middle=('in the middle','in the center'))
@@ -193,7 +203,8 @@ def noticed(self:Voice,
     if len(groups) < 2: return groups
     keys = [self.random()*(math.sqrt(sum(map(_area, g)))*(1.5 if g[0]['action'] else 1)+.1) for g in groups]
     order = sorted(range(len(groups)), key=keys.__getitem__, reverse=True)
-    kinds = len({g[0]['category'] for g in groups}); most = (kinds if kinds > 2 else len(groups))-1
+    kinds = len({g[0]['category'] for g in groups})
+    most = (kinds if kinds > 2 else len(groups))-1
     return [groups[i] for i in order[:min(n, max(2, most))]]
 
 def _same(things, key):
@@ -292,7 +303,8 @@ def _list(v):
 
 def _colors(v):
     "The car is red and the house is blue; or a red car and a blue house"
-    ms = v.noticed(v.pick((1,2,2,3)), each=True); say = lambda o: v.gray if o['color'] == 'gray' else o['color']
+    ms = v.noticed(v.pick((1,2,2,3)), each=True)
+    say = lambda o: v.gray if o['color'] == 'gray' else o['color']
     only = [m for m in ms if sum(o['category'] == m[0]['category'] for o in v.things) == 1]
     if only and v.maybe(.3):
         return ' and '.join(f'{v.name(m, "the", plain=True)} is {say(m[0])}' for m in only[:2])+v.place(chance=.3)
@@ -306,7 +318,8 @@ def _story(v):
     ms = [m for m in v.noticed(5) if _same(m, 'action')]
     if not ms: return ''
     text,k = f'{v.name(ms[0], did=True)} {v.doing(ms[0])}'+v.place(ms[0]),v.random()
-    if k < .35 and len(ms) > 1: return text+f' {v.pick(("while","and","as"))} {v.name(ms[1], did=True)} {v.doing(ms[1])}'
+    if k < .35 and len(ms) > 1:
+        return text+f' {v.pick(("while","and","as"))} {v.name(ms[1], did=True)} {v.doing(ms[1])}'
     if k < .7: return text+v.beside(ms[0])
     rest = [m for m in v.noticed(2) if m[0]['category'] != ms[0][0]['category']]
     if k < .95 and rest:
@@ -350,7 +363,8 @@ def _count(v):
 
 def _between(v, a):
     "A cat between a dog and a tree"
-    l,r = ([b for b in v.things if b['category'] != a['category'] and relation(a, b) == side] for side in ('right','left'))
+    l,r = ([b for b in v.things if b['category'] != a['category'] and relation(a, b) == side]
+           for side in ('right','left'))
     if not l or not r: return ''
     text = f'{v.name([a])} {v.pick(("","is"))} between {v.name([v.pick(l)])} and {v.name([v.pick(r)])}'
     return text.replace('  ',' ')+v.place()
@@ -379,7 +393,8 @@ def _spread(v):
     "A cup on the left and a cake on the right"
     ms = [(m,s) for m in v.noticed(4, each=True) if (s := third_of(m[0]))]
     if not ms: return ''
-    (m,s),k = ms[0],v.random(); other = [(m2,s2) for m2,s2 in ms[1:] if s2 != s]
+    (m,s),k = ms[0],v.random()
+    other = [(m2,s2) for m2,s2 in ms[1:] if s2 != s]
     if k < .35: text = f'{v.pick(_spots[s])} {v.pick(("is","there is","of the picture is"))} {v.name(m)}'
     else: text = f'{v.name(m)} {v.pick(("","is"))} {v.pick(_spots[s])}'.replace('  ',' ')
     if other: text += f' and {v.name(other[0][0])} {v.pick(_spots[other[0][1]])}'
@@ -387,7 +402,8 @@ def _spread(v):
 
 def _terse(v):
     "Dog and cat; a red bus"
-    k,ms = v.random(),v.noticed(2); bare = [v.name(m, '') for m in ms]
+    k,ms = v.random(),v.noticed(2)
+    bare = [v.name(m, '') for m in ms]
     if k < .3: return ' and '.join(bare)
     if k < .5: return f'{v.pick(_places[v.setting][1])} with {v.name(ms[0])}'
     if k < .7: return bare[0]+v.place(chance=1.)
@@ -423,7 +439,8 @@ def captions(
     if not scene['objects']: raise ValueError('a scene without objects cannot be described')
     if not 1 <= n <= len(PEOPLE): raise ValueError(f'n={n}: from 1 to {len(PEOPLE)} people can be asked')
     r = Random(seed_of('captions', *key))
-    turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}; out = []
+    turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}
+    out = []
     for name in sorted(turn, key=turn.get, reverse=True)[:n]:
         v = Voice(scene, PEOPLE[name], r)
         out.append(_typed(r, next(t for f in (*v.p.frames,_list) if (t := f(v)))))

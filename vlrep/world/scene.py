@@ -52,7 +52,9 @@ def _pick(r, seq): return seq[int(r.random()*len(seq))]
 
 def _act(r, c, z, setting):
     "What `c` does, and in which zone: ground, sky or water"
-    acts = ACTIONS[c]; q = r.random(); out = setting not in ('room','kitchen')
+    acts = ACTIONS[c]
+    q = r.random()
+    out = setting not in ('room','kitchen')
     if c in ('boat','fish'): return (_pick(r, acts),'water') if z['water'] and q<.9 else (None,'ground')
     if c in ('bird','plane'):
         return (('flying','sky') if q<(.65 if out else .3) else (next(a for a in acts if a != 'flying'),'ground'))
@@ -69,7 +71,8 @@ def _coat(r, c, shifted):
 
 def _look(r, c, color, action, shifted):
     "Everything about one thing's appearance, as plain numbers"
-    jit = 30 if shifted else 15; d = _u(r, -jit, jit)
+    jit = 30 if shifted else 15
+    d = _u(r, -jit, jit)
     rgb = lambda name: [int(min(255, max(0, v+d+_u(r, -jit, jit)*.5))) for v in COLORS[name]]
     turn = (1.5 if shifted else 1)*(.3 if c in ('ball','apple','banana') else .18 if action == 'flying' else .045)
     flip,angle = int(r.random()<.5),_u(r, -turn, turn)
@@ -92,10 +95,14 @@ def hidden(
 def _place(r, bb, s, zone, lo, hi, bounce, edge):
     "One try: origin x, y, size and floor"
     if zone == 'sky':
-        top,bot = lo-s*bb[1],hi-s*bb[3]; y = _u(r, top, max(top,bot)); floor = 0.
+        top,bot = lo-s*bb[1],hi-s*bb[3]
+        y = _u(r, top, max(top,bot))
+        floor = 0.
     else:
-        floor = _u(r, lo, hi); s = round(s*(.86+.22*(floor-lo)/max(hi-lo,.05)), 4) if zone == 'ground' else s
-        floor = round(max(floor, min(.985, s*(bb[3]-bb[1])+.01)), 4); y = round(floor-s*bb[3]-bounce*s, 4)
+        floor = _u(r, lo, hi)
+        s = round(s*(.86+.22*(floor-lo)/max(hi-lo,.05)), 4) if zone == 'ground' else s
+        floor = round(max(floor, min(.985, s*(bb[3]-bb[1])+.01)), 4)
+        y = round(floor-s*bb[3]-bounce*s, 4)
     l,g = -edge-s*bb[0],1+edge-s*bb[2]
     return (_u(r, l, g) if l<g else round((l+g)/2, 4)), y, s, floor
 
@@ -104,17 +111,20 @@ def _thing(r, c, setting, z, crowd, before, shifted):
     "One annotated thing without its place, the bounds of its outlines, its zone and its size"
     if before and r.random()<.5: color = before
     else: color = _pick(r, _tones.get(c, tuple(COLORS)) if r.random()<(.6 if shifted else .85) else tuple(COLORS))
-    action,zone = _act(r, c, z, setting); k = _u(r, *_pick(r, ((.74,.84), (.95,1.1), (.95,1.1), (1.3,1.5))))
+    action,zone = _act(r, c, z, setting)
+    k = _u(r, *_pick(r, ((.74,.84), (.95,1.1), (.95,1.1), (1.3,1.5))))
     s = round(_size[c]*.35*k*crowd*(.8 if zone == 'water' and setting == 'beach' else 1), 4)
     t = dict(category=c, group=GROUPS[c], color=color, size=None, action=action, variant=_pick(r, VARIANTS[c]),
         look=_look(r, c, color, action, shifted))
-    bb = bounds(shapes(t)[0]); s = round(min(s, .88/(bb[2]-bb[0]), .88/(bb[3]-bb[1])), 4)
+    bb = bounds(shapes(t)[0])
+    s = round(min(s, .88/(bb[2]-bb[0]), .88/(bb[3]-bb[1])), 4)
     return t,bb,zone,s
 
 # %% ../../nbs/12_world.scene.ipynb #ae1b8085
 def _settle(r, t, bb, zone, s, lo, hi, others, shifted):
     "Find `t` a place among `others`; False if there is none"
-    bounce = _u(r, .4, .9) if t['action'] == 'bouncing' else 0.; apart = .36 if r.random()<.3 else .08
+    bounce = _u(r, .4, .9) if t['action'] == 'bouncing' else 0.
+    apart = .36 if r.random()<.3 else .08
     for i in range(18):
         if i in (8,13): s = round(s*.82, 4)
         x,y,k,floor = _place(r, bb, s, zone, lo, hi, bounce, .07 if shifted else .03)
@@ -122,7 +132,8 @@ def _settle(r, t, bb, zone, s, lo, hi, others, shifted):
         if all(hidden(box, o['box'])<(apart if i<8 else .36) for o in others): break
     else:
         if others: return False
-    rel = k/(.35*_size[t['category']]); t['size'] = 'small' if rel<.76 else 'large' if rel>1.12 else 'medium'
+    rel = k/(.35*_size[t['category']])
+    t['size'] = 'small' if rel<.76 else 'large' if rel>1.12 else 'medium'
     t.update(box=tuple(round(min(1., max(0., v)), 4) for v in box), x=x, y=y, scale=k)
     t['look'].update(floor=floor, zone=zone)
     return True
@@ -136,12 +147,18 @@ def layout(
     odd:callable=lambda: False, # Asked for each thing: shall it look as in the shifted world?
 )->dict:                        # setting, objects (farthest first), place, shifted
     "The annotation of one scene: the same on every machine"
-    r = Random(seed_of('layout', bool(shifted), *key)); setting = _pick(r, SETTINGS)
-    h = _u(r, .3, .5) if shifted else _u(r, .38, .54); z = zones(setting, h); pool = CATEGORIES if shifted else SEEN
-    q = r.random(); q = q if number == 1 else q**(1/number); n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
+    r = Random(seed_of('layout', bool(shifted), *key))
+    setting = _pick(r, SETTINGS)
+    h = _u(r, .3, .5) if shifted else _u(r, .38, .54)
+    z = zones(setting, h)
+    pool = CATEGORIES if shifted else SEEN
+    q = r.random()
+    q = q if number == 1 else q**(1/number)
+    n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
     home,cast,objects = [c for c in _home[setting] if c in pool],[],[]
     for _ in range(n):
-        more = cast and r.random()<.3; where = home if r.random()<(.5 if shifted else .8) else pool
+        more = cast and r.random()<.3
+        where = home if r.random()<(.5 if shifted else .8) else pool
         cast.append(cast[-1] if more else _pick(r, where))
     for c in cast:
         before = next((o['color'] for o in objects if o['category'] == c), None)
@@ -156,17 +173,22 @@ def layout(
 # %% ../../nbs/12_world.scene.ipynb #f841d557
 def _grad(im, top, bottom, y0, y1, mask=None):
     "Vertical gradient between rows y0 and y1, through `mask` if given"
-    W,H = im.size; y0,y1 = int(y0),max(int(y1),int(y0)+1)
-    t = (np.arange(y1-y0, dtype=np.float32)/(y1-y0))[:,None]; col = np.uint8(np.float32(top)*(1-t)+np.float32(bottom)*t)
+    W,H = im.size
+    y0,y1 = int(y0),max(int(y1),int(y0)+1)
+    t = (np.arange(y1-y0, dtype=np.float32)/(y1-y0))[:,None]
+    col = np.uint8(np.float32(top)*(1-t)+np.float32(bottom)*t)
     g = Image.fromarray(col[:,None]).resize((W,y1-y0), Image.NEAREST)
     im.paste(g, (0,y0), mask.crop((0,y0,W,y1)) if mask else None)
 
 # %% ../../nbs/12_world.scene.ipynb #031a02ba
 def _land(im, r, y, amp, top, bottom, waves=1.5, end=None):
     "Land below a wavy line round height `y`"
-    C = im.size[0]; a,b = r.random()*6.3,r.random()*6.3; end = C if end is None else end
+    C = im.size[0]
+    a,b = r.random()*6.3,r.random()*6.3
+    end = C if end is None else end
     pts = [(C*i/16, y-amp*(.5*math.sin(waves*6.28*i/16+a)+.35*math.sin(waves*11*i/16+b)+.3)) for i in range(17)]
-    m = Image.new('L', im.size); ImageDraw.Draw(m).polygon(pts+[(C,end+1),(0,end+1)], fill=255)
+    m = Image.new('L', im.size)
+    ImageDraw.Draw(m).polygon(pts+[(C,end+1),(0,end+1)], fill=255)
     _grad(im, top, bottom, max(0, y-amp*1.2), end, m)
 
 _skies = (((122,186,236),(222,238,244)), ((148,200,232),(252,236,214)), ((150,170,222),(252,206,190)),
@@ -175,7 +197,9 @@ _odd_skies = (((238,168,150),(252,226,180)), ((112,196,190),(226,240,208)), ((15
     ((232,206,140),(250,238,206)), ((96,130,178),(190,206,200)))
 
 def _sky(im, r, h, mood, odd, clouds=3):
-    C = im.size[0]; top,bot = (_odd_skies if odd else _skies)[mood]; _grad(im, top, bot, 0, h+1)
+    C = im.size[0]
+    top,bot = (_odd_skies if odd else _skies)[mood]
+    _grad(im, top, bot, 0, h+1)
     im.paste(bot, (0,int(h),C,C))
     if mood in (1,2): spot(im, (255,246,206), C*(.15+.7*r.random()), h*.55, C*.24, C*.24, .9)
     for _ in range(int(r.random()*(clouds+1))):
@@ -185,17 +209,23 @@ def _sky(im, r, h, mood, odd, clouds=3):
 
 def _specks(d, r, C, y0, y1, n, color, w, h):
     for _ in range(n):
-        x,y = r.random()*C,y0+(y1-y0)*r.random(); k = .4+1.2*(y-y0)/max(1,y1-y0)
+        x,y = r.random()*C,y0+(y1-y0)*r.random()
+        k = .4+1.2*(y-y0)/max(1,y1-y0)
         d.ellipse((x-w*k,y-h*k,x+w*k,y+h*k), fill=color)
 
 # %% ../../nbs/12_world.scene.ipynb #8c88a012
 def _street(im, d, r, h, T):
-    C = im.size[0]; x = -C*.05
+    C = im.size[0]
+    x = -C*.05
     cols = [(226,176,150),(200,186,206),(176,196,206),(232,208,166),(196,150,140),(172,190,172)]
     while x<C:
-        w,t = C*(.13+.13*r.random()),h*(.12+.5*r.random()); c = T(_pick(r, cols)); d.rectangle((x,t,x+w,h), fill=c)
-        d.rectangle((x,t,x+w,t+C*.02), fill=mix(c, (60,50,80), .25)); s = C*.034
-        d.rectangle((x+w-C*.015,t,x+w,h), fill=mix(c, (60,50,80), .14)); lit = r.random()<.5
+        w,t = C*(.13+.13*r.random()),h*(.12+.5*r.random())
+        c = T(_pick(r, cols))
+        d.rectangle((x,t,x+w,h), fill=c)
+        d.rectangle((x,t,x+w,t+C*.02), fill=mix(c, (60,50,80), .25))
+        s = C*.034
+        d.rectangle((x+w-C*.015,t,x+w,h), fill=mix(c, (60,50,80), .14))
+        lit = r.random()<.5
         for i in range(max(1,int(w/(2.1*s)))):
             for j in range(int((h-t-s*2)/(2.3*s))):
                 X,Y = x+s*.8+i*2.1*s,t+s*1.3+j*2.3*s
@@ -212,7 +242,9 @@ def _street(im, d, r, h, T):
 
 # %% ../../nbs/12_world.scene.ipynb #8644517d
 def _beach(im, d, r, h, T):
-    C = im.size[0]; s = h+C*.25; _grad(im, T((70,150,190)), T((132,208,206)), h, s+C*.05)
+    C = im.size[0]
+    s = h+C*.25
+    _grad(im, T((70,150,190)), T((132,208,206)), h, s+C*.05)
     d.line((0,h,C,h), fill=T((196,228,236)), width=max(1,C//96))
     for _ in range(9):
         x,y = r.random()*C,h+(s-h)*(.1+.8*r.random())
@@ -224,17 +256,20 @@ def _beach(im, d, r, h, T):
 
 # %% ../../nbs/12_world.scene.ipynb #e4e633f2
 def _field(im, d, r, h, T):
-    C = im.size[0]; _land(im, r, h, C*.14, T((150,190,170)), T((170,206,160)), .8, h+C*.05)
+    C = im.size[0]
+    _land(im, r, h, C*.14, T((150,190,170)), T((170,206,160)), .8, h+C*.05)
     _land(im, r, h+C*.02, C*.09, T((134,188,110)), T((150,196,112)), 1.2, h+C*.12)
     _land(im, r, h+C*.06, C*.03, T((138,196,98)), T((92,156,76)), .7)
     for _ in range(16):
-        x,y = r.random()*C,h+C*.1+(C-h)*.9*r.random()**.8; k = C*.012*(.6+(y-h)/C)
+        x,y = r.random()*C,h+C*.1+(C-h)*.9*r.random()**.8
+        k = C*.012*(.6+(y-h)/C)
         [d.line((x,y,x+q*k,y-2.4*k), fill=T((86,146,70)), width=max(1,C//110)) for q in (-.8,0,.8)]
     for col in ((252,250,240),(250,214,96),(240,150,170)): _specks(d, r, C, h+C*.14, C, 4, T(col), C*.008, C*.007)
 
 # %% ../../nbs/12_world.scene.ipynb #53fbfbd4
 def _snow(im, d, r, h, T):
-    C = im.size[0]; _land(im, r, h, C*.2, T((196,208,228)), T((222,230,242)), 1., h+C*.06)
+    C = im.size[0]
+    _land(im, r, h, C*.2, T((196,208,228)), T((222,230,242)), 1., h+C*.06)
     for _ in range(7):
         x,k = r.random()*C,C*(.025+.02*r.random())
         d.polygon([(x-k,h+C*.02),(x,h+C*.02-3.2*k),(x+k,h+C*.02)], fill=T((132,160,168)))
@@ -244,7 +279,8 @@ def _snow(im, d, r, h, T):
 
 # %% ../../nbs/12_world.scene.ipynb #2e10157f
 def _desert(im, d, r, h, T):
-    C = im.size[0]; spot(im, (255,244,200), C*(.2+.6*r.random()), h*.45, C*.22, C*.22, .9)
+    C = im.size[0]
+    spot(im, (255,244,200), C*(.2+.6*r.random()), h*.45, C*.22, C*.22, .9)
     for _ in range(2):
         x,w,t = r.random()*C,C*(.1+.1*r.random()),h-C*(.08+.12*r.random())
         d.polygon([(x-w,h+2),(x-w*.75,t),(x+w*.6,t),(x+w*.72,h-C*.04),(x+w,h+2)], fill=T((206,134,104)))
@@ -256,12 +292,15 @@ def _desert(im, d, r, h, T):
 
 # %% ../../nbs/12_world.scene.ipynb #0cdd94a1
 def _night(im, d, r, h, T):
-    C = im.size[0]; _grad(im, T((22,26,66)), T((76,82,140)), 0, h+1); im.paste(T((60,68,112)), (0,int(h),C,C))
+    C = im.size[0]
+    _grad(im, T((22,26,66)), T((76,82,140)), 0, h+1)
+    im.paste(T((60,68,112)), (0,int(h),C,C))
     x,y,q = C*(.12+.76*r.random()),h*(.2+.25*r.random()),C*.06
     for _ in range(26):
         a,b,k = r.random()*C,r.random()*h*.95,max(.7,C*.004*(.5+r.random()))
         d.ellipse((a-k,b-k,a+k,b+k), fill=(250,246,220))
-    spot(im, (214,214,236), x, y, q*3, q*3, .55); d.ellipse((x-q,y-q,x+q,y+q), fill=(250,242,208))
+    spot(im, (214,214,236), x, y, q*3, q*3, .55)
+    d.ellipse((x-q,y-q,x+q,y+q), fill=(250,242,208))
     d.ellipse((x-q*.35,y-q*.5,x+q*.05,y-q*.1), fill=(234,222,184))
     d.ellipse((x+q*.2,y+q*.1,x+q*.5,y+q*.4), fill=(234,222,184))
     _land(im, r, h, C*.12, T((54,60,108)), T((60,68,112)), .9, h+C*.05)
@@ -270,7 +309,8 @@ def _night(im, d, r, h, T):
 
 # %% ../../nbs/12_world.scene.ipynb #4612cc65
 def _forest(im, d, r, h, T):
-    C = im.size[0]; _grad(im, T((196,222,180)), T((222,236,190)), 0, h+C*.1)
+    C = im.size[0]
+    _grad(im, T((196,222,180)), T((222,236,190)), 0, h+C*.1)
     spot(im, (255,252,214), C*(.3+.4*r.random()), h*.5, C*.4, C*.4, .7)
     for far,n,c in ((1,8,(150,176,140)),(0,6,(112,98,82))):
         for _ in range(n):
@@ -278,7 +318,8 @@ def _forest(im, d, r, h, T):
             d.polygon([(x-w*.8,0),(x+w*.8,0),(x+w*1.4,h+C*(.07-.04*far)),(x-w*1.4,h+C*(.07-.04*far))], fill=T(c))
     for c,y in (((112,160,92),.5),((84,134,76),.24)):
         for _ in range(7):
-            x,q = r.random()*C,C*(.08+.07*r.random()); d.ellipse((x-q,h*y-q*1.3-C*.06,x+q,h*y+q*.5-C*.06), fill=T(c))
+            x,q = r.random()*C,C*(.08+.07*r.random())
+            d.ellipse((x-q,h*y-q*1.3-C*.06,x+q,h*y+q*.5-C*.06), fill=T(c))
     _land(im, r, h+C*.04, C*.03, T((128,166,88)), T((78,120,66)), 1.2)
     _specks(d, r, C, h+C*.1, C, 12, T((158,190,104)), C*.03, C*.01)
     for _ in range(9):
@@ -287,16 +328,19 @@ def _forest(im, d, r, h, T):
 
 # %% ../../nbs/12_world.scene.ipynb #7e9a53f4
 def _lake(im, d, r, h, T):
-    C = im.size[0]; c = T((140,156,186))
+    C = im.size[0]
+    c = T((140,156,186))
     for _ in range(4):
-        x,w,t = r.random()*C,C*(.18+.14*r.random()),h-C*(.12+.16*r.random()); d.polygon([(x-w,h),(x,t),(x+w,h)], fill=c)
+        x,w,t = r.random()*C,C*(.18+.14*r.random()),h-C*(.12+.16*r.random())
+        d.polygon([(x-w,h),(x,t),(x+w,h)], fill=c)
         d.polygon([(x,t),(x+w,h),(x+w*.2,h)], fill=mix(c, (70,70,120), .16))
         d.polygon([(x,t),(x+w*.24,t+(h-t)*.24),(x+w*.06,t+(h-t)*.2),(x-w*.08,t+(h-t)*.3),(x-w*.24,t+(h-t)*.24)],
             fill=(250,250,252))
     _land(im, r, h, C*.05, T((96,142,108)), T((110,156,110)), 2.2, h+C*.03)
     _grad(im, T((150,196,214)), T((66,132,172)), h+C*.02, C)
     for _ in range(13):
-        y = h+C*.05+(C-h)*.8*r.random(); x,w = r.random()*C,C*(.04+.1*r.random())
+        y = h+C*.05+(C-h)*.8*r.random()
+        x,w = r.random()*C,C*(.04+.1*r.random())
         d.line((x,y,x+w,y), fill=T((190,222,230)), width=max(1,C//110))
     _land(im, r, C*.86, C*.02, T((136,184,100)), T((96,148,78)), 1.)
     for _ in range(8):
@@ -305,8 +349,11 @@ def _lake(im, d, r, h, T):
 
 # %% ../../nbs/12_world.scene.ipynb #a53ada0f
 def _room(im, d, r, h, T):
-    C = im.size[0]; w = T(_pick(r, [(236,214,178),(196,214,204),(232,198,190),(192,206,226),(220,206,226)]))
-    _grad(im, mix(w, (255,255,250), .25), w, 0, h+1); dots = r.random()<.5; s = C*.09
+    C = im.size[0]
+    w = T(_pick(r, [(236,214,178),(196,214,204),(232,198,190),(192,206,226),(220,206,226)]))
+    _grad(im, mix(w, (255,255,250), .25), w, 0, h+1)
+    dots = r.random()<.5
+    s = C*.09
     for i in range(12):
         if dots:
             [d.ellipse((i*s+j%2*s/2-C*.01,j*s*.8-C*.01,i*s+j%2*s/2+C*.01,j*s*.8+C*.01),
@@ -314,7 +361,8 @@ def _room(im, d, r, h, T):
         else: d.rectangle((i*s,0,i*s+s*.45,h), fill=mix(w, (255,255,255), .28))
     x,y,k = C*_pick(r, (.08,.58)),h*.14,C*.32
     d.rectangle((x-C*.015,y-C*.015,x+k+C*.015,y+h*.62+C*.015), fill=(250,246,238))
-    _x = Image.new('RGB', (int(k),int(h*.62))); _grad(_x, T((140,196,232)), T((226,238,226)), 0, int(h*.62))
+    _x = Image.new('RGB', (int(k),int(h*.62)))
+    _grad(_x, T((140,196,232)), T((226,238,226)), 0, int(h*.62))
     im.paste(_x, (int(x),int(y)))
     d.rectangle((x+k/2-C*.007,y,x+k/2+C*.007,y+h*.62), fill=(250,246,238))
     d.rectangle((x,y+h*.3,x+k,y+h*.3+C*.012), fill=(250,246,238))
@@ -328,22 +376,28 @@ def _room(im, d, r, h, T):
     for i in range(-6,13):
         d.line((C*.5+(i-3)*C*.13,h+C*.015,C*.5+(i-3)*C*.26,C), fill=mix(f, (70,40,40), .2), width=max(1,C//120))
     if r.random()<.6:
-        c2 = T(_pick(r, [(206,120,110),(120,150,170),(232,204,150),(140,160,120)])); X = C*(.3+.4*r.random())
+        c2 = T(_pick(r, [(206,120,110),(120,150,170),(232,204,150),(140,160,120)]))
+        X = C*(.3+.4*r.random())
         d.ellipse((X-C*.38,C*.74,X+C*.38,C*.95), fill=c2)
         d.ellipse((X-C*.32,C*.765,X+C*.32,C*.925), fill=mix(c2, (255,250,235), .35))
 
 # %% ../../nbs/12_world.scene.ipynb #be8191b4
 def _kitchen(im, d, r, h, T):
-    C = im.size[0]; w = T(_pick(r, [(222,232,226),(236,226,206),(206,222,232),(240,218,206)]))
-    d.rectangle((0,0,C,h), fill=mix(w, (120,120,140), .16)); s = C/10
+    C = im.size[0]
+    w = T(_pick(r, [(222,232,226),(236,226,206),(206,222,232),(240,218,206)]))
+    d.rectangle((0,0,C,h), fill=mix(w, (120,120,140), .16))
+    s = C/10
     for i in range(10):
         for j in range(int(h/s)+1):
             c = mix(w, (255,255,255) if (i*7+j*3)%4 else (150,170,180), .25)
             d.rectangle((i*s,j*s,i*s+s*.92,j*s+s*.92), fill=c)
-    y = h*.42; d.rectangle((0,y,C,y+C*.025), fill=T((168,120,82)))
-    d.rectangle((0,y+C*.025,C,y+C*.035), fill=T((120,84,62))); x = C*.04
+    y = h*.42
+    d.rectangle((0,y,C,y+C*.025), fill=T((168,120,82)))
+    d.rectangle((0,y+C*.025,C,y+C*.035), fill=T((120,84,62)))
+    x = C*.04
     while x<C*.95:
-        k = C*(.03+.025*r.random()); t = C*(.06+.06*r.random())
+        k = C*(.03+.025*r.random())
+        t = C*(.06+.06*r.random())
         c = T(_pick(r, [(220,120,96),(120,160,150),(240,206,120),(232,232,224),(140,120,160)]))
         if r.random()<.7:
             d.rectangle((x,y-t,x+2*k,y), fill=c)
@@ -354,16 +408,19 @@ def _kitchen(im, d, r, h, T):
     _grad(im, mix(f, (255,255,255), .2), mix(f, (90,60,70), .16), h, C)
     d.rectangle((0,h-C*.012,C,h+C*.018), fill=mix(f, (70,50,60), .3))
     if r.random()<.75:
-        c,y0,q = T(_pick(r, [(212,96,88),(96,136,190),(110,160,110)])),h+(C-h)*.24,C*.1; e = (C-y0)*.11
+        c,y0,q = T(_pick(r, [(212,96,88),(96,136,190),(110,160,110)])),h+(C-h)*.24,C*.1
+        e = (C-y0)*.11
         def edge(y, i): return C*.5+(i-5)*q*(.8+.5*(y-y0)/(C-y0)),y
         def checks(y, y1, t):
             for i in range(-1,11):
                 pts = edge(y, i),edge(y1, i),edge(y1, i+.5),edge(y, i+.5)
                 d.polygon(pts, fill=mix(c, (255,255,255), t))
-        d.rectangle((0,y0,C,C), fill=(248,244,236)); checks(y0, C, .62)
+        d.rectangle((0,y0,C,C), fill=(248,244,236))
+        checks(y0, C, .62)
         for j in range(4):
             y = y0+(C-y0)*(.02+.26*j)
-            d.rectangle((0,y,C,y+e), fill=mix(c, (255,255,255), .5)); checks(y, y+e, .2)
+            d.rectangle((0,y,C,y+e), fill=mix(c, (255,255,255), .5))
+            checks(y, y+e, .2)
 
 # %% ../../nbs/12_world.scene.ipynb #a874512d
 _paint = dict(street=_street, beach=_beach, field=_field, snow=_snow, room=_room, night=_night, forest=_forest,
@@ -376,7 +433,10 @@ def backdrop(
     C:int,       # Side in pixels
 )->Image.Image:  # RGB
     "The setting of `a` without its things"
-    p,odd = a['place'],a['shifted']; r = Random(p['seed']); im = Image.new('RGB', (C,C)); h = p['horizon']*C
+    p,odd = a['place'],a['shifted']
+    r = Random(p['seed'])
+    im = Image.new('RGB', (C,C))
+    h = p['horizon']*C
     if a['setting'] not in _paint: raise did_you_mean('setting', a['setting'], SETTINGS)
     tint = [_u(r, -26, 26) for _ in range(3)] if odd else [_u(r, -9, 9)]*2+[_u(r, -12, 12)]
     T = lambda c: tuple([int(min(255, max(0, v+t))) for v,t in zip(c, tint)])
@@ -385,7 +445,8 @@ def backdrop(
     return im
 
 def _colors(o, night):
-    k = o['look']; pal = palette(tuple(k['base']), tuple(k['accent']))
+    k = o['look']
+    pal = palette(tuple(k['base']), tuple(k['accent']))
     pal['pane'] = (255,222,120) if night else (150,196,226)
     pal['mark'] = pal[k['mark']]
     return pal
@@ -393,8 +454,13 @@ def _colors(o, night):
 # %% ../../nbs/12_world.scene.ipynb #acb7972b
 def _put(im, o, night):
     "Paint one thing with shadow, reflection and effects"
-    C,k = im.size[0],o['look']; s = o['scale']*C; own,fx = shapes(o, o['x']*C, o['y']*C, s); pal = _colors(o, night)
-    x0,y0,x1,y1 = bounds(own); cx,w = (x0+x1)/2,(x1-x0)/2; shade = (.74,.78,1.) if night else (1.,1.,1.)
+    C,k = im.size[0],o['look']
+    s = o['scale']*C
+    own,fx = shapes(o, o['x']*C, o['y']*C, s)
+    pal = _colors(o, night)
+    x0,y0,x1,y1 = bounds(own)
+    cx,w = (x0+x1)/2,(x1-x0)/2
+    shade = (.74,.78,1.) if night else (1.,1.,1.)
     if k['zone'] == 'ground':
         spot(im, (44,38,76), cx+.06*s, k['floor']*C+.01*s, w*1.08, max(2,.15*s),
             .62 if o['action'] != 'bouncing' else .4)
@@ -406,8 +472,11 @@ def _put(im, o, night):
 # %% ../../nbs/12_world.scene.ipynb #ad662840
 def _effects(im, fx, pal, s, strength, shade):
     "Soft-edged, half transparent: steam, smoke, glow"
-    x0,y0,x1,y1 = (int(v) for v in bounds(fx)); k = max(1, s*.05); q = int(2*k+1)
-    m = Image.new('L', (x1-x0+2*q,y1-y0+2*q)); d,fill = ImageDraw.Draw(m),fx.fills[0]
+    x0,y0,x1,y1 = (int(v) for v in bounds(fx))
+    k = max(1, s*.05)
+    q = int(2*k+1)
+    m = Image.new('L', (x1-x0+2*q,y1-y0+2*q))
+    d,fill = ImageDraw.Draw(m),fx.fills[0]
     fx.draw(d, lambda fill: int(255*strength), (x0-q,y0-q))
     if max(m.size)<4*im.size[0]:
         im.paste(pal[fill] if fill == 'flame' else tuple(int(c*t) for c,t in zip(pal[fill], shade)),
@@ -415,13 +484,18 @@ def _effects(im, fx, pal, s, strength, shade):
 
 def _mirror(im, own, pal, y1, s):
     "A faint, flattened reflection below `y1`"
-    x0,_,x1,_ = bounds(own); q = max(1,int(.4*s)); ox = int(x0); m = Image.new('L', (max(2,int(x1)-ox+2),q))
+    x0,_,x1,_ = bounds(own)
+    q = max(1,int(.4*s))
+    ox = int(x0)
+    m = Image.new('L', (max(2,int(x1)-ox+2),q))
     d = ImageDraw.Draw(m)
     for _,ps in own: d.polygon([(x-ox,(y1-y)*.35) for x,y in ps], fill=70)
     im.paste(pal['dark'], (ox,int(y1)), m)
 
 def _foam(im, cx, y1, w, s, action):
-    d = ImageDraw.Draw(im); t = max(1, int(.035*s)); c = (238,247,248)
+    d = ImageDraw.Draw(im)
+    t = max(1, int(.035*s))
+    c = (238,247,248)
     if action in ('swimming','jumping'):
         y1 += .1*s*(action == 'jumping')
         [d.arc((cx-w*q,y1-.1*s*q,cx+w*q,y1+.12*s*q), 200 if q<1 else 10, 340 if q<1 else 170, fill=c,
@@ -431,7 +505,8 @@ def _foam(im, cx, y1, w, s, action):
 # %% ../../nbs/12_world.scene.ipynb #d246288f
 def _litter(im, r, n):
     "Scraps that belong to nothing: the shifted world is untidy"
-    C = im.size[0]; d = ImageDraw.Draw(im)
+    C = im.size[0]
+    d = ImageDraw.Draw(im)
     for _ in range(n):
         x,y,q,c = r.random()*C,r.random()*C,C*(.015+.035*r.random()),tuple(int(60+180*r.random()) for _ in range(3))
         k = r.random()
@@ -446,15 +521,20 @@ def render(
 )->np.ndarray:    # uint8 (size,size,3)
     "The picture of annotation `a`"
     if not 8<=size<=2048: raise ValueError(f'size {size} is not between 8 and 2048 pixels')
-    ss = 2; im = backdrop(a, size*ss); r = Random(a['place']['seed']+1); odd = a['shifted']
+    ss = 2
+    im = backdrop(a, size*ss)
+    r = Random(a['place']['seed']+1)
+    odd = a['shifted']
     night = a['setting'] == 'night'
     if odd: _litter(im, r, 2+int(r.random()*4))
     for o in a['objects']: _put(im, o, night)
     if odd: _litter(im, r, int(r.random()*3))
-    x = np.asarray(im.reduce(ss), dtype=np.float32); i,j = int(r.random()*256),int(r.random()*256)
+    x = np.asarray(im.reduce(ss), dtype=np.float32)
+    i,j = int(r.random()*256),int(r.random()*256)
     g = np.take(np.take(_grain, np.arange(i, i+size)%256, 0), np.arange(j, j+size)%256, 1)[...,None]
     if not odd: return np.uint8(np.clip(x+2.2*g, 0, 255))
-    gain = np.float32([_u(r, .84, 1.12) for _ in range(3)]); c = _u(r, .8, 1.05)
+    gain = np.float32([_u(r, .84, 1.12) for _ in range(3)])
+    c = _u(r, .8, 1.05)
     return np.uint8(np.clip((x*gain-128)*c+128+_u(r, -14, 14)+_u(r, 4, 9)*g, 0, 255))
 
 # %% ../../nbs/12_world.scene.ipynb #4ff36144
@@ -463,7 +543,8 @@ def relation(
     b:dict, # Another object of the same scene
 )->str:     # left, right, above, below, behind, front; None if unclear
     "Where `a` is as seen from `b`"
-    p,q = a['box'],b['box']; dx,dy = [round(p[i]+p[i+2]-(q[i]+q[i+2]), 6)/2 for i in (0,1)]
+    p,q = a['box'],b['box']
+    dx,dy = [round(p[i]+p[i+2]-(q[i]+q[i+2]), 6)/2 for i in (0,1)]
     if hidden(p, q)>.15: return 'behind' if a['depth']<b['depth'] else 'front'
     if abs(dy)>max(.2, abs(dx)) and (p[3]<=q[1]+.05 or q[3]<=p[1]+.05): return 'above' if dy<0 else 'below'
     if abs(dx)>.15: return 'left' if dx<0 else 'right'

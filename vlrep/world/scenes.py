@@ -64,7 +64,8 @@ def scene(
     difficulty:Difficulty=_usual, # How hard
 )->Record:                        # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
     "One scene; a pure function of its arguments"
-    number,with_ = scene_number(split, index),chosen_extras(with_); a,caps = _annotation(number, shifted, difficulty)
+    number,with_ = scene_number(split, index),chosen_extras(with_)
+    a,caps = _annotation(number, shifted, difficulty)
     key = _key(number, shifted)
     r = _record(a, split, int(index), caps, draw_scene(a, size) if draw else None)
     if not with_: return r
@@ -73,7 +74,8 @@ def scene(
     return add_extras(r, extras(a, caps, *key, with_=with_, difficulty=difficulty), labels, twin)
 
 # %% ../../nbs/14_world.scenes.ipynb #ece2f182
-_groups = tuple(dict.fromkeys(GROUPS.values())); _colors = tuple(COLORS)
+_groups = tuple(dict.fromkeys(GROUPS.values()))
+_colors = tuple(COLORS)
 
 def cell_of(
     box:tuple, # x0 y0 x1 y1 in [0,1]
@@ -86,16 +88,19 @@ def scene_labels(
     annotations:'Iterable[dict]', # Dicts with `setting` and `objects`
 )->dict:                          # tags (n,30) and groups (n,7) float32; color, setting, number (n,), cell (n,30) int64
     "The labels of many scenes"
-    annotations = list(annotations); n = len(annotations)
+    annotations = list(annotations)
+    n = len(annotations)
     out = dict(tags=np.zeros((n,len(CATEGORIES)), np.float32), groups=np.zeros((n,len(_groups)), np.float32),
                color=np.zeros(n, np.int64), setting=np.zeros(n, np.int64), number=np.zeros(n, np.int64),
                cell=np.full((n,len(CATEGORIES)), -1, np.int64))
     for i,a in enumerate(annotations):
         seen = {}
         for o in a['objects']:
-            seen.setdefault(o['category'], []).append(o['box']); out['groups'][i,_groups.index(o['group'])] = 1
+            seen.setdefault(o['category'], []).append(o['box'])
+            out['groups'][i,_groups.index(o['group'])] = 1
         for c,boxes in seen.items():
-            j = CATEGORIES.index(c); out['tags'][i,j] = 1
+            j = CATEGORIES.index(c)
+            out['tags'][i,j] = 1
             if len(boxes) == 1: out['cell'][i,j] = cell_of(boxes[0])
         big = max(a['objects'], key=lambda o: (o['box'][2]-o['box'][0])*(o['box'][3]-o['box'][1]))
         out['color'][i],out['setting'][i] = _colors.index(big['color']),SETTINGS.index(a['setting'])
@@ -111,8 +116,12 @@ def _part(folder, k, split, start, lo, hi, size, shifted, with_=(), knobs=()):
     px = {n: ArrayFile(folder/f'{n}.npy', write=True) for n in ('images',*(p for p in PIXELS if p in with_))}
     notes,said,more = [],[],[]
     for row in range(lo, hi):
-        number = scene_number(split, start+row); a,caps = _annotation(number, shifted, d); key = _key(number, shifted)
-        px['images'].write(row, draw_scene(a, size)); notes.append([_tight(a)]); said.append(caps)
+        number = scene_number(split, start+row)
+        a,caps = _annotation(number, shifted, d)
+        key = _key(number, shifted)
+        px['images'].write(row, draw_scene(a, size))
+        notes.append([_tight(a)])
+        said.append(caps)
         if with_: more.append([_tight(v) for v in extras(a, caps, *key, with_=with_, difficulty=d).values()])
         if 'masks' in with_: px['masks'].write(row, label_scene(a, size))
         if 'twin' in with_: px['twin'].write(row, draw_scene(twin_layout(a, *key), size))
@@ -130,24 +139,30 @@ def _part_main(job):
         while some := sum(itertools.islice(ticks, 64)): os.write(1, f'{some}\n'.encode())
     except OSError as e: sys.exit(str(e))                     # one line on stderr instead of a traceback
 
-_HELPER = ('import os,sys,threading; threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start(); '
-           'import json; from vlrep.world.scenes import _part_main; _part_main(json.loads(sys.argv[1]))')
+_HELPER = ('import os,sys,threading; threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), '
+           'daemon=True).start(); import json; from vlrep.world.scenes import _part_main; '
+           '_part_main(json.loads(sys.argv[1]))')
 
 def _ended(code, log):
     "How a helping process ended, in words"
-    log.seek(0); why = log.read().decode(errors='replace').strip()[-800:]
+    log.seek(0)
+    why = log.read().decode(errors='replace').strip()[-800:]
     how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'stopped with code {code}'
     return OSError(f'a process that draws the world {how}' + f': {why}'*bool(why))
 
+# %% ../../nbs/14_world.scenes.ipynb #c04e020a
 def _processes(folder, jobs):
     "Draw each job's share in a Python of its own; yields once a scene"
     r,w = os.pipe()
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(p or os.getcwd() for p in sys.path), OMP_NUM_THREADS='1')
-    logs = [tempfile.TemporaryFile() for _ in jobs]; procs = []
+    logs = [tempfile.TemporaryFile() for _ in jobs]
+    procs = []
     try:
         for j,log in zip(jobs, logs):
-            procs.append(subprocess.Popen([sys.executable,'-c',_HELPER,json.dumps(j)], stdin=subprocess.PIPE, stdout=w, stderr=log, env=env))
-        os.close(w); w = None
+            procs.append(subprocess.Popen([sys.executable,'-c',_HELPER,json.dumps(j)], stdin=subprocess.PIPE, stdout=w,
+                                          stderr=log, env=env))
+        os.close(w)
+        w = None
         with os.fdopen(r) as lines:
             r = None
             for l in lines: yield from itertools.repeat(1, int(l))
@@ -156,7 +171,10 @@ def _processes(folder, jobs):
     finally:
         for fd in (r,w):
             if fd is not None: os.close(fd)
-        for p in procs: p.kill(); p.wait(); p.stdin.close()
+        for p in procs:
+            p.kill()
+            p.wait()
+            p.stdin.close()
         for log in logs: log.close()
 
 # %% ../../nbs/14_world.scenes.ipynb #4c7686d0
@@ -171,12 +189,14 @@ def _room(folder, n, pixels):
     "An `OSError` if the disk has no room for `n` scenes with so many bytes of pixels, and 1.5 kB of text each"
     disk,need = shutil.disk_usage(folder),pixels + 1500*n
     if 0 < disk.total and disk.free < need:
-        raise OSError(errno.ENOSPC, f'the disk is full: {n:,} scenes need {need/1e6:,.1f} MB, and {disk.free/1e6:,.1f} MB are free; '
+        raise OSError(errno.ENOSPC, f'the disk is full: {n:,} scenes need {need/1e6:,.1f} MB, and {disk.free/1e6:,.1f} '
+                                    f'MB are free; '
                                     'make room, or set VLREP_CACHE to a folder on another disk', str(folder.parent))
 
 def _draw(folder, what, workers):
     "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
-    n,size,with_ = what['n'],what['size'],what.get('with',[]); folder = Path(folder)
+    n,size,with_ = what['n'],what['size'],what.get('with',[])
+    folder = Path(folder)
     shapes = {p: (n,size,size,3)[:3 if p == 'masks' else 4] for p in ('images',*(p for p in PIXELS if p in with_))}
     _room(folder, n, sum(int(np.prod(s)) for s in shapes.values()))
     for name,shape in shapes.items(): ArrayFile.create(folder/f'{name}.npy', shape)
@@ -187,7 +207,8 @@ def _draw(folder, what, workers):
     for _ in progress(ticks, n, f'drawing {what["split"]}'): pass
     for kind,name in (('notes','annotations'),('said','captions'),*([('more','more')] if with_ else [])):
         parts = [TextBuffer.load(folder/f'{kind}-{k}.npz') for k in range(workers)]
-        buf = TextBuffer(p[i] for p in parts for i in range(len(p))); buf.save(folder/f'{name}.npz')
+        buf = TextBuffer(p[i] for p in parts for i in range(len(p)))
+        buf.save(folder/f'{name}.npz')
         for k in range(workers): (folder/f'{kind}-{k}.npz').unlink()
         if kind == 'notes': np.savez(folder/'labels.npz', **scene_labels(json.loads(t) for t in buf.flat()))
     index = dict(what, files={p.name: [p.stat().st_size, _crc(p)] for p in sorted(folder.iterdir())})
@@ -240,12 +261,17 @@ def _sets(more, names):
     return out,{n: list(dict(coarse=TAGS, genre=GENRES)[n]) for n in out}
 
 def _clear_stale(cache):
-    "Remove what killed processes have left in the cache, half drawn or replaced; what is being drawn is locked, and stays"
+    """Remove what killed processes have left in the cache, half drawn or replaced
+
+    What is being drawn is locked, and stays
+    """
     for p in cache.glob('.*'):
         if p.suffix not in ('.tmp','.old') or not p.is_dir(): continue
         name = p.name[1:].rsplit('.', 2 if p.suffix == '.tmp' else 1)[0]
         try:
-            with locked(cache/f'{name}.lock', name): settled(cache/name); shutil.rmtree(p, ignore_errors=True)
+            with locked(cache/f'{name}.lock', name):
+                settled(cache/name)
+                shutil.rmtree(p, ignore_errors=True)
         except ValueError: pass
 
 # %% ../../nbs/14_world.scenes.ipynb #dfa36536
@@ -258,16 +284,19 @@ def world(
     workers:int=2,                # Processes that draw, if there is much to draw
     with_:str|list|tuple=(),      # What else shall be known: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
-)->ArraySource:                   # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for; rows as `scene` gives them
+)->ArraySource:                   # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for;
+                                  # rows as `scene` gives them
     "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
     if n < 1 or workers < 1: raise ValueError(f'n={n}, workers={workers}: at least 1 of each is wanted')
-    scene_number(split, start); scene_number(split, start+n-1)
+    scene_number(split, start)
+    scene_number(split, start+n-1)
     what = dict(split=split, n=int(n), size=int(size), shifted=bool(shifted), start=int(start), source=world_version(),
                 pillow=PIL.__version__)
     if with_ or difficulty != _usual:
         what |= {'with': list(with_), 'difficulty': difficulty.changed(), 'further': world_version(True)}
-    code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]; first = 'shifted-'*what['shifted']+split
+    code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
+    first = 'shifted-'*what['shifted']+split
     name = f'{first}-{start}-{n}-{size}px-{code}'
     folder = cache_dir('world')/name
     if _damage(folder):

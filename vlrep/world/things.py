@@ -12,7 +12,9 @@ from ..core import did_you_mean
 from .draw import *
 
 # %% ../../nbs/11_world.things.ipynb #7433b254
-def _eye(p, x, y, s=.05): p.oval('ink', x, y, s, s*1.15); p.oval('white', x+s*.3, y-s*.4, s*.38)
+def _eye(p, x, y, s=.05):
+    p.oval('ink', x, y, s, s*1.15)
+    p.oval('white', x+s*.3, y-s*.4, s*.38)
 def _leg(p, fill, x, y, h, step=0., w=.15, knee=0.):
     p.limb(fill, (x,y), (x+step*.45+knee,y+h*.5), (x+step,y+h), w=w*1.25, w1=w*.85)
 def _legs(p, front, back, y, h, run=0., w=.15, gap=.14):
@@ -26,35 +28,45 @@ def _dog_head(p, x, y, v):
     if v == 'terrier': p.poly('dark', (x-.2,y-.1), (x-.17,y-.48), (x+.06,y-.2))
     p.blob('base', (x-.27,y), (x-.18,y-.24), (x+.06,y-.28), (x+.24,y-.13), (x+.5,y-.03), (x+.52,y+.12), (x+.28,y+.2),
         (x,y+.25))
-    p.oval('light', x+.36, y+.09, .17, .1); p.oval('ink', x+.52, y-.01, .07, .06); _eye(p, x+.13, y-.09, .055)
+    p.oval('light', x+.36, y+.09, .17, .1)
+    p.oval('ink', x+.52, y-.01, .07, .06)
+    _eye(p, x+.13, y-.09, .055)
     if v != 'terrier': p.blob('dark', (x-.2,y-.2), (x-.02,y-.15), (x-.02,y+.15), (x-.14,y+.33), (x-.3,y+.2))
     p.limb('accent', (x-.24,y+.27), (x,y+.34), w=.09)
 
 # %% ../../nbs/11_world.things.ipynb #ca9fac8a
 def _dog(p, r, v, pose):
-    L,H = dict(hound=(.6,.6), terrier=(.46,.46), dachshund=(.8,.26))[v]; L,H = L*r.uniform(.94,1.06),H*r.uniform(.9,1.1)
+    L,H = dict(hound=(.6,.6), terrier=(.46,.46), dachshund=(.8,.26))[v]
+    L,H = L*r.uniform(.94,1.06),H*r.uniform(.9,1.1)
     if pose == 'sitting':
         p.limb('base', (-.35,.7), (-.72,.68), (-.85,.4), w=.15, w1=.07)
         p.limb('dark', (.3,.1), (.3,.82), w=.17, w1=.14)
         p.blob('base', (.1,-.5), (.42,-.15), (.4,.3), (.25,.72), (-.2,.84), (-.58,.74), (-.56,.4), (-.3,-.05))
-        p.limb('base', (.18,.1), (.16,.82), w=.2, w1=.15); p.oval('dark', -.28, .56, .25, .22)
-        p.oval('base', -.26, .54, .25, .22); p.limb('base', (-.3,.78), (.02,.8), w=.14)
-        p.blob('light', (.22,-.2), (.42,-.05), (.36,.3), (.22,.1)); return _dog_head(p, .2, -.55, v)
-    run = .4 if pose == 'running' else 0.; ty = -.75 if run else r.choice((-.6,-.1))
+        p.limb('base', (.18,.1), (.16,.82), w=.2, w1=.15)
+        p.oval('dark', -.28, .56, .25, .22)
+        p.oval('base', -.26, .54, .25, .22)
+        p.limb('base', (-.3,.78), (.02,.8), w=.14)
+        p.blob('light', (.22,-.2), (.42,-.05), (.36,.3), (.22,.1))
+        return _dog_head(p, .2, -.55, v)
+    run = .4 if pose == 'running' else 0.
+    ty = -.75 if run else r.choice((-.6,-.1))
     p.limb('base', (-L*.85,-.1), (-L-.14,-.2 if run else ty*.5), (-L-.3,ty*.7), w=.15, w1=.06)
     _legs(p, L*.62, -L*.7, .02, H, run, .17)
     p.blob('base', (-L,-.06), (-L*.75,-.24), (0,-.22), (L*.7,-.3), (L*.98,-.1), (L*.8,.2), (L*.2,.16), (-L*.5,.12),
         (-L*.95,.16))
-    p.blob('base', (L*.55,-.2), (L*.7,-.5), (L+.12,-.4), (L*.95,.05)); _dog_head(p, L+.1, -.46, v)
+    p.blob('base', (L*.55,-.2), (L*.7,-.5), (L+.12,-.4), (L*.95,.05))
+    _dog_head(p, L+.1, -.46, v)
 
 # %% ../../nbs/11_world.things.ipynb #7c91e14c
 def _cat_face(p, x, y, s=1.):
     for q in (-1,1):
         p.poly('base', (x+q*.3*s,y-.02*s), (x+q*.29*s,y-.44*s), (x+q*.04*s,y-.22*s))
         p.poly('blush', (x+q*.25*s,y-.14*s), (x+q*.25*s,y-.34*s), (x+q*.12*s,y-.2*s))
-    p.oval('base', x, y, .33*s, .27*s); p.oval('light', x, y+.11*s, .17*s, .11*s)
+    p.oval('base', x, y, .33*s, .27*s)
+    p.oval('light', x, y+.11*s, .17*s, .11*s)
     for q in (-1,1):
-        _eye(p, x+q*.13*s, y-.04*s, .06*s); p.limb('ink', (x+q*.12*s,y+.1*s), (x+q*.42*s,y+.06*s), w=.022*s)
+        _eye(p, x+q*.13*s, y-.04*s, .06*s)
+        p.limb('ink', (x+q*.12*s,y+.1*s), (x+q*.42*s,y+.06*s), w=.022*s)
     p.poly('blush', (x-.05*s,y+.05*s), (x+.05*s,y+.05*s), (x,y+.11*s))
 
 # %% ../../nbs/11_world.things.ipynb #b6249dbc
@@ -62,7 +74,8 @@ def _cat(p, r, v, pose):
     if pose == 'sleeping':
         p.blob('base', (-.85,.3), (-.7,-.1), (-.2,-.32), (.35,-.25), (.72,.05), (.8,.36), (.2,.46), (-.6,.46))
         p.limb('dark', (-.75,.36), (-.2,.5), (.3,.42), w=.16, w1=.1)
-        p.oval('deep', .47, .14, .36, .29); p.oval('base', .5, .14, .34, .27)
+        p.oval('deep', .47, .14, .36, .29)
+        p.oval('base', .5, .14, .34, .27)
         for q in (-1,1):
             p.poly('base', (.5+q*.3,.1), (.5+q*.3,-.26), (.5+q*.06,-.06))
             p.limb('ink', (.5+q*.07,.16), (.5+q*.19,.16), w=.035)
@@ -75,7 +88,8 @@ def _cat(p, r, v, pose):
     else:
         p.limb('dark', (.25,.74), (.72,.68), (.84,.3), (.72,.02), w=.14, w1=.09)
         p.blob('base', (-.2,-.35), (.2,-.35), (.42,.2), (.42,.7), (0,.82), (-.42,.7), (-.42,.2))
-        p.blob('light', (-.14,-.12), (.14,-.12), (.1,.3), (-.1,.3)); p.limb('dark', (0,.45), (0,.8), w=.04)
+        p.blob('light', (-.14,-.12), (.14,-.12), (.1,.3), (-.1,.3))
+        p.limb('dark', (0,.45), (0,.8), w=.04)
         for q in (-1,1): p.limb('base', (q*.13,.25), (q*.13,.78), w=.17, w1=.2)
         _cat_face(p, 0, -.45, 1.08)
     if v == 'striped':
@@ -86,18 +100,22 @@ def _cat(p, r, v, pose):
 
 # %% ../../nbs/11_world.things.ipynb #52258ffe
 def _horse(p, r, v, pose):
-    L,H,w = (.62,.78,.15) if v == 'horse' else (.52,.58,.17); run = .5 if pose == 'running' else 0.
+    L,H,w = (.62,.78,.15) if v == 'horse' else (.52,.58,.17)
+    run = .5 if pose == 'running' else 0.
     tail = [(-L*.9,-.12), (-L-.25,-.05), (-L-.32,.45)] if not run else [(-L*.9,-.12), (-L-.35,-.25), (-L-.6,-.05)]
-    p.limb('accent', *tail, w=.1, w1=.2); _legs(p, L*.72, -L*.78, .05, H, run, w)
+    p.limb('accent', *tail, w=.1, w1=.2)
+    _legs(p, L*.72, -L*.78, .05, H, run, w)
     p.blob('base', (-L,-.05), (-L*.75,-.28), (-.05,-.2), (L*.7,-.28), (L,0), (L*.75,.24), (0,.2), (-L*.75,.22))
-    graze = pose == 'grazing'; nx,ny,tx,ty = (L+.34,H*.5,.12,H*.38) if graze else (L+.24,-.7,.3,.17)
+    graze = pose == 'grazing'
+    nx,ny,tx,ty = (L+.34,H*.5,.12,H*.38) if graze else (L+.24,-.7,.3,.17)
     mx,my = (L+.24,.0) if graze else ((L*.72+nx)/2,(ny-.05)/2)
     p.limb('base', (L*.58,.0), (mx,my), (nx,ny), w=.46 if graze else .54, w1=.26)
     if graze: p.limb('accent', (L*.75,-.24), (L+.26,-.2), (nx+.12,ny-.08), w=.13, w1=.1)
     else: p.limb('accent', (L*.5,-.22), (mx-.13,my-.1), (nx-.12,ny-.1), w=.17, w1=.12)
     ex,ey = (nx-.02,ny-.06) if graze else (nx,ny)
     p.poly('base', (ex-.1,ey-.08), (ex-.06,ey-.3), (ex+.07,ey-.1))
-    p.limb('base', (nx-.02,ny-.02), (nx+tx,ny+ty), w=.3, w1=.2); p.oval('dark', nx+tx+.02, ny+ty+.02, .1, .09)
+    p.limb('base', (nx-.02,ny-.02), (nx+tx,ny+ty), w=.3, w1=.2)
+    p.oval('dark', nx+tx+.02, ny+ty+.02, .1, .09)
     _eye(p, nx+.06, ny+(.08 if graze else -.04), .042)
     for x in (L*.72,-L*.78):
         p.limb('deep', (x+(run or .03)*(1 if x>0 else -1),.05+H*(.82 if run else 1)-.03),
@@ -105,25 +123,32 @@ def _horse(p, r, v, pose):
 
 # %% ../../nbs/11_world.things.ipynb #e3765bbe
 def _sheep(p, r, v, pose):
-    gx,gy = (.74,.3) if pose == 'grazing' else (.72,-.22); n = 9 if v == 'fluffy' else 7
+    gx,gy = (.74,.3) if pose == 'grazing' else (.72,-.22)
+    n = 9 if v == 'fluffy' else 7
     k = .24 if v == 'fluffy' else .17
     for x,f in ((-.3,'deep'),(.22,'deep'),(-.42,'ink'),(.36,'ink')): p.limb(f, (x,.2), (x,.72), w=.11, w1=.09)
     for i in range(n):
         a = 2*math.pi*(i+.3*r.random())/n
         p.oval('base' if a>3.3 or a<.2 else 'dark' if a>.6 and a<2.6 else 'base', .46*math.cos(a), .24*math.sin(a)-.06,
             k+.03)
-    p.oval('base', 0, -.08, .56, .32); head = r.choice(('ink','cream'))
+    p.oval('base', 0, -.08, .56, .32)
+    head = r.choice(('ink','cream'))
     for x,y in ((-.2,-.14),(.12,-.2),(.3,0),(-.35,.05),(0,.08)):
         p.limb('light', (x-.08,y+.02), (x,y-.04), (x+.08,y+.02), w=.05)
-    p.limb('base', (.4,-.1), (gx-.12,gy-.1), w=.4, w1=.3); p.oval(head, gx-.16, gy-.06, .16, .07, .5)
+    p.limb('base', (.4,-.1), (gx-.12,gy-.1), w=.4, w1=.3)
+    p.oval(head, gx-.16, gy-.06, .16, .07, .5)
     p.limb(head, (gx-.04,gy-.08), (gx+.12,gy+.14), w=.27, w1=.2)
-    p.oval('base', gx-.06, gy-.2, .16, .11); ex,ey = gx+.03,gy-.02
-    if head == 'ink': p.oval('white', ex, ey, .055); p.oval('ink', ex+.01, ey, .03)
+    p.oval('base', gx-.06, gy-.2, .16, .11)
+    ex,ey = gx+.03,gy-.02
+    if head == 'ink':
+        p.oval('white', ex, ey, .055)
+        p.oval('ink', ex+.01, ey, .03)
     else: _eye(p, ex, ey, .045)
 
 # %% ../../nbs/11_world.things.ipynb #5cabea52
 def _rabbit(p, r, v, pose):
-    hop = pose == 'hopping'; hx,hy = (.52,-.22) if hop else (.3,-.3)
+    hop = pose == 'hopping'
+    hx,hy = (.52,-.22) if hop else (.3,-.3)
     def ear(x, lean, fill):
         if v == 'lop':
             p.limb('deep' if fill == 'dark' else 'dark', (x-.06,hy-.2), (x-.22,hy-.06), (x-.24,hy+.3), w=.16, w1=.22)
@@ -132,43 +157,56 @@ def _rabbit(p, r, v, pose):
             p.oval('blush' if fill == 'base' else fill, x-lean*.35, hy-.53, .045, .28, -lean)
     ear(hx+.04, .15 if not hop else .8, 'dark')
     if hop:
-        p.oval('white', -.72, -.02, .15); p.limb('dark', (.3,.1), (.7,.4), w=.16, w1=.12)
+        p.oval('white', -.72, -.02, .15)
+        p.limb('dark', (.3,.1), (.7,.4), w=.16, w1=.12)
         p.limb('base', (-.5,.2), (-.75,.42), (-.95,.36), w=.26, w1=.13)
         p.blob('base', (-.7,.05), (-.5,-.28), (0,-.34), (.45,-.2), (.55,.05), (.3,.25), (-.3,.34))
         p.limb('base', (.25,.12), (.55,.46), w=.17, w1=.12)
     else:
         p.oval('white', -.56, .5, .16)
         p.blob('base', (-.55,.55), (-.5,.1), (-.15,-.2), (.25,-.25), (.42,.1), (.38,.7), (-.1,.82), (-.45,.78))
-        p.oval('dark', -.18, .5, .27, .26); p.oval('base', -.17, .48, .26, .25)
-        p.limb('base', (-.25,.76), (.12,.78), w=.14); p.limb('base', (.26,.2), (.32,.76), w=.15, w1=.13)
+        p.oval('dark', -.18, .5, .27, .26)
+        p.oval('base', -.17, .48, .26, .25)
+        p.limb('base', (-.25,.76), (.12,.78), w=.14)
+        p.limb('base', (.26,.2), (.32,.76), w=.15, w1=.13)
         p.blob('light', (.28,-.05), (.42,.1), (.4,.4), (.28,.3))
-    p.oval('base', hx, hy, .28, .24); ear(hx-.12, .3 if not hop else 1., 'base')
-    p.oval('light', hx+.16, hy+.08, .13, .1); p.oval('blush', hx+.27, hy+.01, .045, .035); _eye(p, hx+.1, hy-.06, .055)
+    p.oval('base', hx, hy, .28, .24)
+    ear(hx-.12, .3 if not hop else 1., 'base')
+    p.oval('light', hx+.16, hy+.08, .13, .1)
+    p.oval('blush', hx+.27, hy+.01, .045, .035)
+    _eye(p, hx+.1, hy-.06, .055)
 
 # %% ../../nbs/11_world.things.ipynb #58f20db1
 def _bird(p, r, v, pose):
     tail,bill = dict(songbird=(.42,.2), parrot=(.85,.16), gull=(.35,.26))[v]
     if pose == 'flying':
-        up = r.choice((-1,-1,1)); p.blob('dark', (.1,-.05), (.25,-.12), (.3,up*.55), (.1,up*.85), (-.12,up*.4))
+        up = r.choice((-1,-1,1))
+        p.blob('dark', (.1,-.05), (.25,-.12), (.3,up*.55), (.1,up*.85), (-.12,up*.4))
         p.poly('dark', (-.35,-.08), (-.45-tail,-.2), (-.4-tail,.06), (-.5-tail,.16), (-.3,.12))
         p.blob('base', (-.5,0), (-.1,-.2), (.35,-.2), (.6,-.05), (.35,.17), (-.1,.17))
-        p.blob('light', (0,.05), (.3,.02), (.42,.06), (.1,.17)); p.oval('base', .48, -.12, .19, .17)
+        p.blob('light', (0,.05), (.3,.02), (.42,.06), (.1,.17))
+        p.oval('base', .48, -.12, .19, .17)
         p.poly('beak', (.6,-.18), (.66+bill,-.07), (.6,-.02))
         p.blob('base', (.2,-.04), (-.2,.06), (-.45,up*.62), (-.5,up*1.), (-.2,up*.8), (.1,up*.45))
-        p.blob('accent', (-.5,up*1.), (-.22,up*.82), (-.28,up*.5), (-.44,up*.62)); return _eye(p, .53, -.15, .045)
+        p.blob('accent', (-.5,up*1.), (-.22,up*.82), (-.28,up*.5), (-.44,up*.62))
+        return _eye(p, .53, -.15, .045)
     for x in (.02,.16): p.limb('beak', (x,.3), (x,.74), (x+.1,.76), w=.05)
     p.poly('dark', (-.25,.05), (-.4-tail*.8,.3+tail*.3), (-.3-tail*.7,.42+tail*.3), (-.1,.3))
     p.blob('base', (-.4,.18), (-.15,-.15), (.15,-.42), (.45,-.3), (.44,.1), (.15,.4), (-.2,.38))
-    p.blob('light', (.42,-.05), (.42,.15), (.15,.38), (.1,.2)); p.oval('base', .3, -.42, .25, .23)
+    p.blob('light', (.42,-.05), (.42,.15), (.15,.38), (.1,.2))
+    p.oval('base', .3, -.42, .25, .23)
     p.poly('beak', (.5,-.5), (.55+bill,-.38), (.5,-.3))
-    p.blob('accent', (.12,0), (.08,.2), (-.3,.36), (-.55,.36), (-.2,.05)); _eye(p, .38, -.46, .055)
+    p.blob('accent', (.12,0), (.08,.2), (-.3,.36), (-.55,.36), (-.2,.05))
+    _eye(p, .38, -.46, .055)
 
 # %% ../../nbs/11_world.things.ipynb #a54a78ee
 def _fish(p, r, v, pose):
-    h = dict(round=.46, slim=.26, fancy=.36)[v]*r.uniform(.92,1.08); b = .2 if pose == 'jumping' else 0.
+    h = dict(round=.46, slim=.26, fancy=.36)[v]*r.uniform(.92,1.08)
+    b = .2 if pose == 'jumping' else 0.
     if v == 'fancy':
         p.blob('accent', (-.4,0), (-1.05,-.6), (-.85,-.1), (-1.,.5))
-        p.blob('accent', (-.2,-h*.7), (.1,-h-.4), (.3,-h*.6)); p.blob('accent', (-.1,h*.6), (-.25,h+.4), (.2,h*.7))
+        p.blob('accent', (-.2,-h*.7), (.1,-h-.4), (.3,-h*.6))
+        p.blob('accent', (-.1,h*.6), (-.25,h+.4), (.2,h*.7))
     else:
         p.poly('accent', (-.5,b), (-.98,-.36+b*2), (-.84,b*2), (-.98,.36+b*2))
         p.blob('dark', (-.3,-h*.6), (0,-h-.2), (.35,-h*.7), (0,-h*.4))
@@ -177,11 +215,15 @@ def _fish(p, r, v, pose):
     if v == 'fancy':
         for x in (-.22,.16): p.limb('white', (x,-h*.72), (x+.06,0), (x,h*.72), w=.11)
     for x in (-.2,-.02): p.limb('dark', (x,-h*.3), (x+.07,0), (x,h*.3), w=.045)
-    p.blob('accent', (.18,.06), (-.08,.05), (-.16,.24), (.1,.2)); p.oval('white', .52, -h*.25, .11)
+    p.blob('accent', (.18,.06), (-.08,.05), (-.16,.24), (.1,.2))
+    p.oval('white', .52, -h*.25, .11)
     p.oval('ink', .55, -h*.25, .06)
 
 # %% ../../nbs/11_world.things.ipynb #5260a8b2
-def _wheel(p, x, y, r, hub='metal'): p.oval('tyre', x, y, r); p.oval(hub, x, y, r*.52); p.oval('tyre', x, y, r*.16)
+def _wheel(p, x, y, r, hub='metal'):
+    p.oval('tyre', x, y, r)
+    p.oval(hub, x, y, r*.52)
+    p.oval('tyre', x, y, r*.16)
 def _drive(p, x, y):
     "What speed leaves behind"
     for i,(dx,s) in enumerate(((.05,.1),(-.2,.14),(-.48,.19))): p.fx.oval('smoke', x+dx, y-.07*i, s)
@@ -196,28 +238,37 @@ def _car(p, r, v, pose):
         p.blob('glass', (-.48,-.1), (-.38,-.36), (-.08,-.46), (-.08,-.1))
         p.blob('glass', (.02,-.1), (.02,-.46), (.25,-.34), (.42,-.1))
     else:
-        x = top[0][0]; p.poly('glass', (x+.14,-.08), (top[1][0]+.06,-.44), (-.14,-.44), (-.14,-.08))
+        x = top[0][0]
+        p.poly('glass', (x+.14,-.08), (top[1][0]+.06,-.44), (-.14,-.44), (-.14,-.08))
         p.poly('glass', (-.04,-.08), (-.04,-.44), (top[2][0]-.05,-.44), (top[3][0]-.12,-.08))
     if v == 'beetle':
         p.blob('base', (-.98,.3), (-.92,-.02), (-.4,-.16), (.4,-.16), (.92,.02), (.98,.3), (.4,.38), (-.4,.38))
     else: p.blob('base', (-.98,.34), (-.96,-.02), (-.5,-.1), (.5,-.1), (.92,.0), (1.,.32), (.5,.38), (-.5,.38))
-    p.rect('dark', -.95,.22,.96,.36,.06); p.oval('flame', .92, .08, .07, .09); p.oval('accent', -.94, .08, .05, .08)
+    p.rect('dark', -.95,.22,.96,.36,.06)
+    p.oval('flame', .92, .08, .07, .09)
+    p.oval('accent', -.94, .08, .05, .08)
     p.limb('light', (-.8,.02), (.7,.02), w=.04)
     if pose == 'driving':
-        p.oval('blush', .12, -.2, .1, .12); p.blob('ink', (.0,-.22), (.06,-.36), (.2,-.34), (.2,-.26), (.08,-.24))
+        p.oval('blush', .12, -.2, .1, .12)
+        p.blob('ink', (.0,-.22), (.06,-.36), (.2,-.34), (.2,-.26), (.08,-.24))
     for x in (-.55,.55): _wheel(p, x, .36, .23)
 
 # %% ../../nbs/11_world.things.ipynb #3784ad46
 def _bus(p, r, v, pose):
     if pose == 'driving': _drive(p, -1.12, .35)
-    t = dict(city=-.5, double=-.95, school=-.45)[v]; front = .74 if v == 'school' else 1.
+    t = dict(city=-.5, double=-.95, school=-.45)[v]
+    front = .74 if v == 'school' else 1.
     p.rect('base', -1,t,front,.5,.12)
-    if v == 'school': p.rect('base', .5,.02,1.04,.5,.12); p.limb('ink', (-.95,.2), (1,.2), w=.05)
+    if v == 'school':
+        p.rect('base', .5,.02,1.04,.5,.12)
+        p.limb('ink', (-.95,.2), (1,.2), w=.05)
     for i in range(4): p.rect('glass', -.9+.4*i,t+.14,-.6+.4*i,t+.44,.05)
     if v != 'school': p.rect('glass', .72,t+.14,.97,t+.44,.05)
     if v == 'double':
-        [p.rect('glass', -.9+.4*i,-.34,-.6+.4*i,-.04,.05) for i in range(5)]; p.rect('accent', -1,-.48,1,-.4)
-    p.rect('accent', -1,.08,front,.2); p.rect('dark', -1,.38,front+.02,.52,.04)
+        [p.rect('glass', -.9+.4*i,-.34,-.6+.4*i,-.04,.05) for i in range(5)]
+        p.rect('accent', -1,-.48,1,-.4)
+    p.rect('accent', -1,.08,front,.2)
+    p.rect('dark', -1,.38,front+.02,.52,.04)
     p.oval('flame', front-.04 if v != 'school' else 1., .32, .07)
     for x in (-.58,.56): _wheel(p, x, .52, .21)
 
@@ -226,14 +277,19 @@ def _truck(p, r, v, pose):
     if pose == 'driving': _drive(p, -1.14, .3)
     if v == 'tipper':
         p.poly('base', (-1.02,-.35), (.26,-.35), (.2,.22), (-.9,.22))
-        p.blob('wood', (-.9,-.36), (-.5,-.62), (0,-.55), (.16,-.36)); p.limb('dark', (-.9,-.05), (.2,-.05), w=.06)
+        p.blob('wood', (-.9,-.36), (-.5,-.62), (0,-.55), (.16,-.36))
+        p.limb('dark', (-.9,-.05), (.2,-.05), w=.06)
         p.limb('accent', (-.98,-.3), (.22,-.3), w=.07)
     else:
-        p.rect('base', -1.02,-.72,.28,.26,.05); p.rect('white', -.86,-.5,.12,-.04,.04)
-        p.rect('accent', -.86,-.34,.12,-.2); p.rect('dark', -1.02,.16,.28,.26)
+        p.rect('base', -1.02,-.72,.28,.26,.05)
+        p.rect('white', -.86,-.5,.12,-.04,.04)
+        p.rect('accent', -.86,-.34,.12,-.2)
+        p.rect('dark', -1.02,.16,.28,.26)
     p.poly('base', (.32,.36), (.32,-.48), (.72,-.48), (.9,-.08), (1.05,.02), (1.06,.4))
-    p.poly('glass', (.42,-.08), (.42,-.38), (.68,-.38), (.82,-.08)); p.rect('dark', -1.,.26,1.08,.4,.04)
-    p.oval('flame', 1.02, .16, .06, .08); p.limb('light', (.4,.06), (.9,.06), w=.04)
+    p.poly('glass', (.42,-.08), (.42,-.38), (.68,-.38), (.82,-.08))
+    p.rect('dark', -1.,.26,1.08,.4,.04)
+    p.oval('flame', 1.02, .16, .06, .08)
+    p.limb('light', (.4,.06), (.9,.06), w=.04)
     for x in (-.72,-.24,.68): _wheel(p, x, .46, .22)
 
 # %% ../../nbs/11_world.things.ipynb #73a53c50
@@ -244,15 +300,21 @@ def _bicycle(p, r, v, pose):
         for i in range(3):
             a = i*1.05+.3
             p.limb('metal', (x+.34*math.cos(a),y+.34*math.sin(a)), (x-.34*math.cos(a),y-.34*math.sin(a)), w=.022)
-    c = (-.02,.36); p.limb('base', b, s, w=.08); p.limb('base', b, c, w=.08); p.limb('base', s, c, w=.1)
+    c = (-.02,.36)
+    p.limb('base', b, s, w=.08)
+    p.limb('base', b, c, w=.08)
+    p.limb('base', s, c, w=.1)
     p.limb('base', (s[0]+.03,s[1]+.1), (h[0]+.02,h[1]+.14), w=.11) if v == 'racer' else p.limb('base', c, (.1,.0), h,
         w=.11)
-    p.limb('base', c, (h[0]+.03,h[1]+.12), w=.11); p.limb('base', (h[0]-.03,h[1]-.12), f, w=.1)
-    p.limb('ink', (s[0]-.14,s[1]-.1), (s[0]+.15,s[1]-.12), w=.13, w1=.08); p.limb('metal', s, (s[0],s[1]-.1), w=.06)
+    p.limb('base', c, (h[0]+.03,h[1]+.12), w=.11)
+    p.limb('base', (h[0]-.03,h[1]-.12), f, w=.1)
+    p.limb('ink', (s[0]-.14,s[1]-.1), (s[0]+.15,s[1]-.12), w=.13, w1=.08)
+    p.limb('metal', s, (s[0],s[1]-.1), w=.06)
     p.limb('ink', (h[0]-.03,h[1]-.12), (h[0]+.2,h[1]-.14), (h[0]+.18,h[1]+.06),
         w=.07) if v == 'racer' else p.limb('ink', (h[0]-.22,h[1]-.16), (h[0]-.02,h[1]-.18), w=.08)
     if v == 'city': p.rect('wood', .52,-.5,.86,-.24,.04)
-    p.oval('metal', *c, .09); p.limb('ink', (c[0]-.02,c[1]), (c[0]+.1,c[1]+.16), w=.05)
+    p.oval('metal', *c, .09)
+    p.limb('ink', (c[0]-.02,c[1]), (c[0]+.1,c[1]+.16), w=.05)
 
 # %% ../../nbs/11_world.things.ipynb #7bc57191
 def _boat(p, r, v, pose):
@@ -264,13 +326,18 @@ def _boat(p, r, v, pose):
             p.blob('white', (.05,-.95), (.3,-.55), (.75,.08), (.3,.12), (.05,.1))
             p.blob('accent', (-.05,-.9), (-.25,-.45), (-.58,.08), (-.2,.1), (-.05,.08))
             p.poly('accent2', (0,-1.), (.26,-.92), (0,-.84))
-        else: p.limb('cream', (.02,.02), (.62,.0), w=.15, w1=.1); p.limb('bark', (0,.1), (.66,.08), w=.05)
+        else:
+            p.limb('cream', (.02,.02), (.62,.0), w=.15, w1=.1)
+            p.limb('bark', (0,.1), (.66,.08), w=.05)
     else:
         if sail: [p.fx.oval('soft', .2-.25*i, -.95-.12*i, .14+.05*i) for i in range(3)]
-        p.rect('accent', .08,-.72,.34,-.2); p.rect('ink', .08,-.72,.34,-.6); p.rect('cream', -.5,-.28,.5,.3,.05)
+        p.rect('accent', .08,-.72,.34,-.2)
+        p.rect('ink', .08,-.72,.34,-.6)
+        p.rect('cream', -.5,-.28,.5,.3,.05)
         for x in (-.34,-.02,.28): p.oval('glass', x, 0, .09)
     p.blob('base', (-.98,.2), (-.5,.3), (.5,.3), (1.02,.12), (.9,.4), (.62,.66), (-.6,.68), (-.86,.45))
-    p.limb('light', (-.84,.32), (0,.38), (.88,.28), w=.07); p.poly('dark', (-.74,.56), (.74,.54), (.62,.67), (-.6,.69))
+    p.limb('light', (-.84,.32), (0,.38), (.88,.28), w=.07)
+    p.poly('dark', (-.74,.56), (.74,.54), (.62,.67), (-.6,.69))
 
 # %% ../../nbs/11_world.things.ipynb #055a013f
 def _plane(p, r, v, pose):
@@ -285,17 +352,21 @@ def _plane(p, r, v, pose):
     p.poly('light', (.28,.05), (-.3,.52), (-.54,.52), (-.16,.05))
     p.poly('accent2', (-.7,.0), (-1.,.22), (-1.1,.22), (-.92,.0))
     if v == 'propeller':
-        p.oval('ink', 1.02, -.14, .045, .2); p.oval('ink', 1.02, .22, .045, .2); p.oval('metal', 1.02, .04, .07)
+        p.oval('ink', 1.02, -.14, .045, .2)
+        p.oval('ink', 1.02, .22, .045, .2)
+        p.oval('metal', 1.02, .04, .07)
     else: p.limb('metal', (-.02,.3), (-.22,.32), w=.15)
 
 # %% ../../nbs/11_world.things.ipynb #3f12680f
 def _tree(p, r, v, pose):
     if v == 'palm':
-        x = r.uniform(-.25,.25); p.limb('bark', (0,.98), (x*.3,.3), (x,-.45), w=.22, w1=.12)
+        x = r.uniform(-.25,.25)
+        p.limb('bark', (0,.98), (x*.3,.3), (x,-.45), w=.22, w1=.12)
         for a in (-2.9,-2.3,-1.6,-.9,-.25,.3,2.85):
             p.limb('dark' if abs(a)>2.8 or a>.2 else 'base', (x,-.45), (x+.4*math.cos(a),-.5+.3*math.sin(a)),
                 (x+.78*math.cos(a),-.3+.4*math.sin(a)), w=.22, w1=.05)
-        p.oval('wood', x-.06, -.4, .09); return p.oval('wood', x+.08, -.38, .09)
+        p.oval('wood', x-.06, -.4, .09)
+        return p.oval('wood', x+.08, -.38, .09)
     p.limb('bark', (0,.98), (r.uniform(-.05,.05),.4), (0,-.1), w=.26, w1=.14)
     if v == 'pine':
         for i,(y,w) in enumerate(((.2,.62),(-.18,.5),(-.55,.36))):
@@ -306,15 +377,18 @@ def _tree(p, r, v, pose):
         p.blob('dark', (0,-1.), (.34,-.4), (.38,.2), (.1,.5), (-.3,.4), (-.38,0), (-.28,-.6))
         p.blob('base', (-.04,-.98), (.2,-.45), (.18,.15), (-.1,.4), (-.36,.1), (-.26,-.55))
         return p.blob('light', (-.12,-.75), (.0,-.3), (-.1,.1), (-.26,-.2))
-    p.limb('bark', (0,.3), (.3,-.1), w=.1, w1=.06); k = r.uniform(.9,1.1)
+    p.limb('bark', (0,.3), (.3,-.1), w=.1, w1=.06)
+    k = r.uniform(.9,1.1)
     for f,x,y,q in (('dark',.36,-.02,.36), ('dark',-.3,.06,.36), ('dark',.05,.1,.34), ('base',-.42,-.2,.36),
         ('base',.42,-.3,.36), ('base',0,-.1,.4), ('base',.02,-.58,.42*k), ('light',-.18,-.62,.26),
         ('light',-.5,-.28,.17), ('light',.3,-.42,.15)): p.oval(f, x, y, q, q*.92)
 
 # %% ../../nbs/11_world.things.ipynb #5ea15e12
 def _flower(p, r, v, pose):
-    b = r.uniform(-.12,.12); p.limb('leaf', (0,1.), (b,.4), (0,-.3), w=.1, w1=.08)
-    p.blob('leaf', (0,.72), (.28,.4), (.52,.4), (.3,.66)); p.blob('leaf', (b,.6), (-.25,.25), (-.48,.28), (-.26,.54))
+    b = r.uniform(-.12,.12)
+    p.limb('leaf', (0,1.), (b,.4), (0,-.3), w=.1, w1=.08)
+    p.blob('leaf', (0,.72), (.28,.4), (.52,.4), (.3,.66))
+    p.blob('leaf', (b,.6), (-.25,.25), (-.48,.28), (-.26,.54))
     if v == 'tulip':
         p.blob('dark', (-.3,-.75), (0,-.4), (.3,-.75), (.36,-.3), (0,-.02), (-.36,-.3))
         p.blob('base', (-.12,-.1), (-.42,-.4), (-.4,-.86), (-.05,-.45))
@@ -331,11 +405,13 @@ def _flower(p, r, v, pose):
 # %% ../../nbs/11_world.things.ipynb #7c1cf095
 def _cactus(p, r, v, pose):
     if v == 'saguaro':
-        y,z = r.uniform(-.1,.25),r.uniform(-.1,.25); p.limb('base', (-.1,y+.2), (-.52,y+.16), (-.56,y-.4), w=.22, w1=.2)
+        y,z = r.uniform(-.1,.25),r.uniform(-.1,.25)
+        p.limb('base', (-.1,y+.2), (-.52,y+.16), (-.56,y-.4), w=.22, w1=.2)
         p.limb('base', (.1,z+.1), (.5,z+.06), (.54,z-.45), w=.2, w1=.18)
         p.limb('base', (0,.98), (0,-.75), w=.42, w1=.36)
         for x in (-.1,.06): p.limb('dark', (x,.9), (x,-.75), w=.035)
-        p.limb('light', (-.14,.6), (-.14,-.7), w=.04); p.oval('accent', .0, -.95, .11)
+        p.limb('light', (-.14,.6), (-.14,-.7), w=.04)
+        p.oval('accent', .0, -.95, .11)
         return p.oval('accent', -.56, y-.55, .08)
     if v == 'barrel':
         p.blob('base', (0,-.5), (.5,-.35), (.66,.2), (.42,.62), (0,.68), (-.42,.62), (-.66,.2), (-.5,-.35))
@@ -344,11 +420,15 @@ def _cactus(p, r, v, pose):
             [p.oval('cream', x*k, q, .035) for k,q in ((.75,-.2),(1,.1),(.9,.4))]
         for x in (-.14,.14,0): p.oval('accent', x, -.55-(x==0)*.06, .13, .15)
     else:
-        p.oval('dark', .34, -.1, .22, .3, .6); p.oval('base', 0, .2, .34, .5); p.oval('base', -.36, -.2, .22, .32, -.5)
+        p.oval('dark', .34, -.1, .22, .3, .6)
+        p.oval('base', 0, .2, .34, .5)
+        p.oval('base', -.36, -.2, .22, .32, -.5)
         p.oval('base', .1, -.48, .22, .32, .15)
         for x,y in ((-.1,0),(.12,.2),(0,.45),(-.38,-.2),(.1,-.5),(.36,-.1),(-.44,-.38)): p.oval('cream', x, y, .04)
-        p.oval('accent', .12, -.82, .12); p.oval('accent', -.5, -.5, .1)
-    p.poly('accent2', (-.5,.55), (.5,.55), (.38,1.), (-.38,1.)); p.rect('accent', -.56,.5,.56,.66,.04)
+        p.oval('accent', .12, -.82, .12)
+        p.oval('accent', -.5, -.5, .1)
+    p.poly('accent2', (-.5,.55), (.5,.55), (.38,1.), (-.38,1.))
+    p.rect('accent', -.56,.5,.56,.66,.04)
 
 # %% ../../nbs/11_world.things.ipynb #b18893f5
 def _mushroom(p, r, v, pose):
@@ -364,25 +444,35 @@ def _mushroom(p, r, v, pose):
 
 # %% ../../nbs/11_world.things.ipynb #4381c2b5
 def _window(p, x, y, w=.2, h=.24):
-    p.rect('white', x-w/2-.03,y-h/2-.03,x+w/2+.03,y+h/2+.03); p.rect('pane', x-w/2,y-h/2,x+w/2,y+h/2)
-    p.rect('white', x-.015,y-h/2,x+.015,y+h/2); p.rect('white', x-w/2,y-.015,x+w/2,y+.015)
+    p.rect('white', x-w/2-.03,y-h/2-.03,x+w/2+.03,y+h/2+.03)
+    p.rect('pane', x-w/2,y-h/2,x+w/2,y+h/2)
+    p.rect('white', x-.015,y-h/2,x+.015,y+h/2)
+    p.rect('white', x-w/2,y-.015,x+w/2,y+.015)
 
 def _house(p, r, v, pose):
-    w = dict(cottage=.82, town=.56, barn=.88)[v]*r.uniform(.94,1.06); t = dict(cottage=-.1, town=-.42, barn=-.05)[v]
+    w = dict(cottage=.82, town=.56, barn=.88)[v]*r.uniform(.94,1.06)
+    t = dict(cottage=-.1, town=-.42, barn=-.05)[v]
     ch = r.choice((-1,1))
-    p.rect('stone', ch*w*.5-.1,t-.72,ch*w*.5+.1,t); p.rect('bark', ch*w*.5-.13,t-.76,ch*w*.5+.13,t-.66)
-    p.rect('base', -w,t,w,.95); p.rect('dark', w*.72,t,w,.95)
+    p.rect('stone', ch*w*.5-.1,t-.72,ch*w*.5+.1,t)
+    p.rect('bark', ch*w*.5-.13,t-.76,ch*w*.5+.13,t-.66)
+    p.rect('base', -w,t,w,.95)
+    p.rect('dark', w*.72,t,w,.95)
     if v == 'barn':
         p.poly('accent', (-w-.1,t+.04), (-w*.72,t-.42), (0,t-.72), (w*.72,t-.42), (w+.1,t+.04))
         p.poly('base', (-w*.7,t+.04), (-w*.5,t-.3), (0,t-.5), (w*.5,t-.3), (w*.7,t+.04))
-        p.rect('white', -.36,.28,.36,.95); p.rect('accent2', -.31,.33,.31,.95)
-        p.limb('white', (-.3,.36), (.3,.92), w=.05); p.limb('white', (.3,.36), (-.3,.92), w=.05)
+        p.rect('white', -.36,.28,.36,.95)
+        p.rect('accent2', -.31,.33,.31,.95)
+        p.limb('white', (-.3,.36), (.3,.92), w=.05)
+        p.limb('white', (.3,.36), (-.3,.92), w=.05)
         return _window(p, 0, .02, .22, .2)
     peak = -.72 if v == 'cottage' else -1.
     p.poly('accent', (-w-.14,t+.06), (-w*.1,peak-.02), (w*.1,peak-.02), (w+.14,t+.06))
-    p.poly('accent2', (w*.1,peak-.02), (w+.14,t+.06), (w*.6,t+.06)); p.rect('accent2', -w-.14,t,w+.14,t+.07)
-    d = r.choice((-.5,0,.5)) if v == 'cottage' else 0; p.rect('white', d*w-.17,.36,d*w+.17,.95)
-    p.rect('wood', d*w-.13,.4,d*w+.13,.95); p.oval('gold', d*w+.07, .7, .03)
+    p.poly('accent2', (w*.1,peak-.02), (w+.14,t+.06), (w*.6,t+.06))
+    p.rect('accent2', -w-.14,t,w+.14,t+.07)
+    d = r.choice((-.5,0,.5)) if v == 'cottage' else 0
+    p.rect('white', d*w-.17,.36,d*w+.17,.95)
+    p.rect('wood', d*w-.13,.4,d*w+.13,.95)
+    p.oval('gold', d*w+.07, .7, .03)
     if v == 'town': [_window(p, x, y) for x in (-.28,.28) for y in (-.18,.2)]
     else: [_window(p, x*w, .3, .26) for x in (-.5,0,.5) if x != d]
 
@@ -395,13 +485,17 @@ def _tent(p, r, v, pose):
         return p.limb('light', (-.8,.0), (-.3,-.47), w=.06)
     if v == 'tipi':
         for x in (-.2,.2): p.limb('wood', (x,-1.), (-x*.5,-.6), w=.06)
-        p.poly('base', (-.06,-.8), (.06,-.8), (.74,.92), (-.74,.92)); p.poly('dark', (.06,-.8), (.74,.92), (.4,.92))
+        p.poly('base', (-.06,-.8), (.06,-.8), (.74,.92), (-.74,.92))
+        p.poly('dark', (.06,-.8), (.74,.92), (.4,.92))
         p.poly('accent', (-.4,.06), (.4,.06), (.47,.24), (-.47,.24))
         p.poly('accent', (-.19,-.46), (.19,-.46), (.25,-.3), (-.25,-.3))
         return p.poly('deep', (0,.15), (.24,.92), (-.24,.92))
-    p.poly('dark', (.0,-.62), (.5,-.55), (1.05,.6), (.6,.66)); p.poly('base', (0,-.66), (.66,.66), (-.86,.66))
-    p.poly('accent', (0,-.66), (.2,-.26), (-.26,-.26)); p.poly('deep', (-.06,-.3), (.2,.66), (-.34,.66))
-    p.poly('light', (-.06,-.3), (-.34,.66), (-.48,.66)); p.limb('cream', (-.86,.64), (-1.04,.74), w=.04)
+    p.poly('dark', (.0,-.62), (.5,-.55), (1.05,.6), (.6,.66))
+    p.poly('base', (0,-.66), (.66,.66), (-.86,.66))
+    p.poly('accent', (0,-.66), (.2,-.26), (-.26,-.26))
+    p.poly('deep', (-.06,-.3), (.2,.66), (-.34,.66))
+    p.poly('light', (-.06,-.3), (-.34,.66), (-.48,.66))
+    p.limb('cream', (-.86,.64), (-1.04,.74), w=.04)
 
 # %% ../../nbs/11_world.things.ipynb #cecb6d6a
 def _windmill(p, r, v, pose):
@@ -409,32 +503,44 @@ def _windmill(p, r, v, pose):
     p.poly('dark', (.1,-.4), (.28,-.4), (.46,.98), (.2,.98))
     p.blob('accent', (-.36,-.36), (-.24,-.62), (0,-.74), (.24,-.62), (.36,-.36)) if v == 'stone' else p.poly('accent',
         (-.38,-.36), (0,-.82), (.38,-.36))
-    p.rect('wood', -.13,.6,.13,.98); p.oval('pane', 0, .16, .1, .12); a0 = r.uniform(0,1.57)
+    p.rect('wood', -.13,.6,.13,.98)
+    p.oval('pane', 0, .16, .1, .12)
+    a0 = r.uniform(0,1.57)
     for i in range(4):
-        a = a0+i*math.pi/2; c,s = math.cos(a),math.sin(a); at = lambda u,q: (u*c-q*s,-.4+u*s+q*c)
+        a = a0+i*math.pi/2
+        c,s = math.cos(a),math.sin(a)
+        at = lambda u,q: (u*c-q*s,-.4+u*s+q*c)
         p.poly('cream' if v == 'stone' else 'accent', at(.2,.0), at(.92,.0), at(.92,.24), at(.2,.2))
-        p.limb('bark', at(0,0), at(.95,0), w=.06); p.limb('bark', at(.56,0), at(.56,.22), w=.03)
+        p.limb('bark', at(0,0), at(.95,0), w=.06)
+        p.limb('bark', at(.56,0), at(.56,.22), w=.03)
     p.oval('bark', 0, -.4, .1)
 
 # %% ../../nbs/11_world.things.ipynb #843e4aa5
 def _apple(p, r, v, pose):
-    p.limb('bark', (0,-.4), (.1,-.8), w=.1, w1=.07); p.blob('leaf', (.08,-.6), (.3,-.85), (.58,-.75), (.35,-.55))
+    p.limb('bark', (0,-.4), (.1,-.8), w=.1, w1=.07)
+    p.blob('leaf', (.08,-.6), (.3,-.85), (.58,-.75), (.35,-.55))
     p.blob('base', (0,-.44), (.35,-.56), (.72,-.3), (.74,.2), (.42,.72), (0,.66), (-.42,.72), (-.74,.2), (-.72,-.3),
         (-.35,-.56))
-    p.blob('dark', (.72,.2), (.42,.72), (0,.66), (.4,.5)); p.oval('soft', -.36, -.16, .16, .22, .5)
+    p.blob('dark', (.72,.2), (.42,.72), (0,.66), (.4,.5))
+    p.oval('soft', -.36, -.16, .16, .22, .5)
     if v == 'bitten':
-        p.blob('cream', (.8,-.25), (.52,-.2), (.4,.08), (.52,.36), (.8,.4)); p.oval('bark', .56, .08, .05, .08)
+        p.blob('cream', (.8,-.25), (.52,-.2), (.4,.08), (.52,.36), (.8,.4))
+        p.oval('bark', .56, .08, .05, .08)
 
 # %% ../../nbs/11_world.things.ipynb #2348c3ba
 def _banana(p, r, v, pose):
     k = r.uniform(.34,.46)
     def one(turn, fill):
-        c,s = math.cos(turn),math.sin(turn); t = lambda *ps: [((x+.75)*c-y*s-.75,(x+.75)*s+y*c) for x,y in ps]
+        c,s = math.cos(turn),math.sin(turn)
+        t = lambda *ps: [((x+.75)*c-y*s-.75,(x+.75)*s+y*c) for x,y in ps]
         p.blob(fill, *t((-.86,-.4), (-.5,.1), (0,.34), (.5,.24), (.9,-.2), (.82,-.3), (.4,-.04), (0,.34-k), (-.45,-.2),
             (-.76,-.48)))
         p.limb('light' if fill == 'base' else 'base', *t((-.55,-.1), (-.1,.14), (.4,.08)), w=.06)
-        p.limb('bark', *t((-.82,-.42), (-.84,-.6)), w=.13, w1=.1); p.oval('bark', *t((.87,-.26))[0], .07)
-    if v == 'bunch': one(.5, 'dark'); one(.2, 'dark')
+        p.limb('bark', *t((-.82,-.42), (-.84,-.6)), w=.13, w1=.1)
+        p.oval('bark', *t((.87,-.26))[0], .07)
+    if v == 'bunch':
+        one(.5, 'dark')
+        one(.2, 'dark')
     one(-.08, 'base')
 
 # %% ../../nbs/11_world.things.ipynb #0c9326bf
@@ -444,67 +550,84 @@ def _cake(p, r, v, pose):
         [p.limb('accent2', (x,.26), (x*.8,.82), w=.04) for x in (-.3,-.1,.1,.3)]
         for x,y,q in ((-.34,.12,.3),(.34,.12,.3),(0,.1,.34),(-.16,-.2,.3),(.17,-.2,.28),(0,-.46,.22)):
             p.oval('base', x, y, q, q*.8)
-        p.oval('light', -.12, -.28, .14, .08, -.3); return p.oval('blush', 0, -.72, .14)
+        p.oval('light', -.12, -.28, .14, .08, -.3)
+        return p.oval('blush', 0, -.72, .14)
     if v == 'slice':
         p.poly('cream', (-.8,-.1), (.8,-.3), (.8,.62), (-.8,.62))
         p.poly('base', (-.8,.18), (.8,.08), (.8,.28), (-.8,.34))
         p.poly('base', (-.84,-.06), (.2,-.5), (.84,-.38), (.84,-.2), (-.8,.04))
-        p.poly('light', (-.84,-.06), (.2,-.5), (.84,-.38)); return p.oval('accent', .3, -.46, .15)
-    p.oval('white', 0, .66, 1., .16); p.rect('base', -.8,-.1,.8,.62,.1); p.oval('light', 0, -.1, .79, .17)
+        p.poly('light', (-.84,-.06), (.2,-.5), (.84,-.38))
+        return p.oval('accent', .3, -.46, .15)
+    p.oval('white', 0, .66, 1., .16)
+    p.rect('base', -.8,-.1,.8,.62,.1)
+    p.oval('light', 0, -.1, .79, .17)
     p.rect('cream', -.8,.24,.8,.36)
     for i in range(5): p.oval('accent', -.64+.32*i, -.04+.08*(2-abs(i-2))*.4, .15, .17)
     for x in (-.36,0,.36):
-        p.rect('white', x-.05,-.6,x+.05,-.12); p.oval('flame', x, -.72, .07, .12); p.oval('beak', x, -.69, .035, .06)
+        p.rect('white', x-.05,-.6,x+.05,-.12)
+        p.oval('flame', x, -.72, .07, .12)
+        p.oval('beak', x, -.69, .035, .06)
 
 # %% ../../nbs/11_world.things.ipynb #9c1d8e57
 def _chair(p, r, v, pose):
     if v == 'stool':
         for x,q in ((-.3,'dark'),(.3,'dark'),(-.42,'base'),(.42,'base')):
             p.limb(q, (x*.8,-.2), (x*1.25,.95), w=.13, w1=.1)
-        p.limb('dark', (-.42,.5), (.42,.5), w=.08); p.oval('dark', 0, -.2, .62, .2)
+        p.limb('dark', (-.42,.5), (.42,.5), w=.08)
+        p.oval('dark', 0, -.2, .62, .2)
         return p.oval('light', 0, -.28, .62, .2)
     if v == 'armchair':
         for x in (-.6,.6): p.rect('wood', x-.08,.7,x+.08,.95)
         p.blob('dark', (-.66,.5), (-.66,-.5), (-.4,-.85), (.4,-.85), (.66,-.5), (.66,.5))
         p.blob('base', (-.56,.4), (-.56,-.46), (-.34,-.74), (.34,-.74), (.56,-.46), (.56,.4))
-        p.rect('base', -.7,.3,.7,.78,.1); p.rect('light', -.56,.12,.56,.4,.12)
+        p.rect('base', -.7,.3,.7,.78,.1)
+        p.rect('light', -.56,.12,.56,.4,.12)
         return [p.rect('base', x-.2,-.1,x+.2,.8,.16) for x in (-.72,.72)] and None
     h = r.uniform(-.98,-.8)
     for x in (-.32,.5): p.limb('dark', (x,.1), (x,.8), w=.1)
-    p.limb('base', (-.46,h), (-.44,.95), w=.13); p.limb('base', (.28,.2), (.3,.95), w=.12)
+    p.limb('base', (-.46,h), (-.44,.95), w=.13)
+    p.limb('base', (.28,.2), (.3,.95), w=.12)
     p.limb('dark', (.48,h+.03), (.5,.1), w=.11)
     for y in (h+.1,h+.38): p.poly('base', (-.46,y-.06), (.48,y-.03), (.48,y+.12), (-.46,y+.1))
-    p.poly('base', (-.54,.16), (-.36,-.08), (.58,-.08), (.46,.16)); p.rect('dark', -.54,.15,.46,.25)
+    p.poly('base', (-.54,.16), (-.36,-.08), (.58,-.08), (.46,.16))
+    p.rect('dark', -.54,.15,.46,.25)
     p.poly('accent', (-.42,.12), (-.3,-.05), (.48,-.05), (.38,.12))
 
 # %% ../../nbs/11_world.things.ipynb #726f6cfe
 def _lamp(p, r, v, pose):
     on = pose == 'shining'
     if on: p.fx.oval('flame', 0, -.35 if v == 'desk' else -.6, .95, .8)
-    y,b = (-.1,.9) if v == 'desk' else (-.4,1.); p.limb('bark', (0,y), (0,b), w=.1)
+    y,b = (-.1,.9) if v == 'desk' else (-.4,1.)
+    p.limb('bark', (0,y), (0,b), w=.1)
     if v == 'desk': p.blob('accent', (-.2,.2), (.2,.2), (.34,.55), (.2,.86), (-.2,.86), (-.34,.55))
-    p.oval('bark', 0, b, .4, .1); t,w = r.uniform(.2,.36),r.uniform(.58,.68)
+    p.oval('bark', 0, b, .4, .1)
+    t,w = r.uniform(.2,.36),r.uniform(.58,.68)
     p.oval('flame' if on else 'deep', 0, y, w*.96, .1)
     p.poly('soft' if on else 'base', (-t,y-.72), (t,y-.72), (w,y), (-w,y))
     p.poly('base', (-t,y-.72), (t,y-.72), (t+.04,y-.62), (-t-.04,y-.62))
-    p.poly('base', (-w+.03,y-.09), (w-.03,y-.09), (w,y), (-w,y)); p.limb('light', (-t*.7,y-.6), (-w*.7,y-.14), w=.07)
+    p.poly('base', (-w+.03,y-.09), (w-.03,y-.09), (w,y), (-w,y))
+    p.limb('light', (-t*.7,y-.6), (-w*.7,y-.14), w=.07)
 
 # %% ../../nbs/11_world.things.ipynb #edd32eaa
 def _table(p, r, v, pose):
     if v == 'round':
-        p.limb('dark', (0,-.1), (0,.7), w=.2, w1=.16); p.limb('dark', (-.45,.82), (0,.66), (.45,.82), w=.12)
-        p.oval('dark', 0, -.14, .98, .26); p.oval('base', 0, -.22, .98, .26)
+        p.limb('dark', (0,-.1), (0,.7), w=.2, w1=.16)
+        p.limb('dark', (-.45,.82), (0,.66), (.45,.82), w=.12)
+        p.oval('dark', 0, -.14, .98, .26)
+        p.oval('base', 0, -.22, .98, .26)
         return p.oval('light', -.1, -.25, .66, .14)
     for x in (-.6,.6): p.limb('deep', (x,-.1), (x,.55), w=.12)
     for x in (-.86,.86): p.limb('base', (x,0), (x,.82), w=.16, w1=.11)
-    p.poly('base', (-1.,-.08), (-.7,-.4), (.7,-.4), (1.,-.08)); p.rect('dark', -1.,-.1,1.,.06)
+    p.poly('base', (-1.,-.08), (-.7,-.4), (.7,-.4), (1.,-.08))
+    p.rect('dark', -1.,-.1,1.,.06)
     p.poly('light', (-.8,-.16), (-.6,-.34), (.2,-.34), (.1,-.16)) if r.random()<.5 else p.poly('accent', (-.3,-.08),
         (-.24,-.4), (.24,-.4), (.3,-.08))
 
 # %% ../../nbs/11_world.things.ipynb #66d6ca2a
 def _ball(p, r, v, pose):
     if pose == 'bouncing': [p.fx.limb('white', (x,1.2), (x*1.2,1.75), w=.08, w1=.02) for x in (-.5,0,.5)]
-    p.oval('base', 0, 0, .92); a0 = r.uniform(0,6.28)
+    p.oval('base', 0, 0, .92)
+    a0 = r.uniform(0,6.28)
     if v == 'beach':
         for i in range(3):
             a = a0+i*2.094
@@ -513,7 +636,8 @@ def _ball(p, r, v, pose):
         p.oval('white', 0, 0, .16)
     elif v == 'football':
         for i in range(5):
-            a = a0+i*1.257; p.oval('accent2', .74*math.cos(a), .74*math.sin(a), .19, .17, a)
+            a = a0+i*1.257
+            p.oval('accent2', .74*math.cos(a), .74*math.sin(a), .19, .17, a)
             p.limb('dark', (.3*math.cos(a),.3*math.sin(a)), (.6*math.cos(a),.6*math.sin(a)), w=.06)
         p.poly('accent2', *[(.32*math.cos(a0+i*1.257),.32*math.sin(a0+i*1.257)) for i in range(5)])
     else:
@@ -530,11 +654,16 @@ def _kite(p, r, v, pose):
         p.poly('accent' if i%2 else 'base', (x-.14,y-.09), (x,y), (x-.14,y+.09))
         p.poly('accent' if i%2 else 'base', (x+.14,y-.09), (x,y), (x+.14,y+.09))
     if v == 'delta':
-        p.poly('base', (0,-.9), (.95,.3), (0,.42), (-.95,.3)); p.poly('accent', (0,-.9), (.34,.36), (0,.42), (-.34,.36))
-        p.poly('dark', (0,-.9), (.95,.3), (.62,.34)); return p.limb('ink', (0,-.9), (0,.42), w=.03)
-    w = r.uniform(.6,.72); p.poly('base', (0,-.98), (w,-.25), (0,.45), (-w,-.25))
-    p.poly('light', (0,-.98), (w,-.25), (0,-.25)); p.poly('light', (0,.45), (-w,-.25), (0,-.25))
-    p.limb('ink', (0,-.96), (0,.42), w=.035); p.limb('ink', (-w,-.25), (w,-.25), w=.035)
+        p.poly('base', (0,-.9), (.95,.3), (0,.42), (-.95,.3))
+        p.poly('accent', (0,-.9), (.34,.36), (0,.42), (-.34,.36))
+        p.poly('dark', (0,-.9), (.95,.3), (.62,.34))
+        return p.limb('ink', (0,-.9), (0,.42), w=.03)
+    w = r.uniform(.6,.72)
+    p.poly('base', (0,-.98), (w,-.25), (0,.45), (-w,-.25))
+    p.poly('light', (0,-.98), (w,-.25), (0,-.25))
+    p.poly('light', (0,.45), (-w,-.25), (0,-.25))
+    p.limb('ink', (0,-.96), (0,.42), w=.035)
+    p.limb('ink', (-w,-.25), (w,-.25), w=.035)
 
 # %% ../../nbs/11_world.things.ipynb #ddcebd0a
 def _umbrella(p, r, v, pose):
@@ -544,20 +673,25 @@ def _umbrella(p, r, v, pose):
     def panel(fill, k0, k1):
         p.poly(fill, *rib(k0), *[(w*(k0+(k1-k0)*t), y-.11*math.sin(3.1416*t)) for t in (.25,.5,.75)], *rib(k1, -1))
     for i in range(n): panel('base' if i%2 == 0 else 'cream' if v == 'beach' else 'dark', -1+2*i/n, -1+2*(i+1)/n)
-    p.limb('bark', (0,y-h+.02), (0,y-h-.13), w=.07); p.limb('light', (-.7*w,y-h*.52), (-.42*w,y-h*.8), w=.06)
+    p.limb('bark', (0,y-h+.02), (0,y-h-.13), w=.07)
+    p.limb('light', (-.7*w,y-h*.52), (-.42*w,y-h*.8), w=.06)
 
 # %% ../../nbs/11_world.things.ipynb #36eec943
 def _cup(p, r, v, pose):
     if pose == 'steaming':
         [p.fx.limb('white', (x,-.62), (x+.1,-.82), (x-.06,-1.02), (x+.05,-1.22), w=.1, w1=.04) for x in (-.22,.08,.36)]
-    b = r.uniform(.36,.46) if v == 'mug' else .26; t = -.5 if v == 'mug' else -.3
-    if v == 'teacup': p.oval('accent2', 0, .66, .86, .16); p.oval('accent', 0, .6, .86, .15)
+    b = r.uniform(.36,.46) if v == 'mug' else .26
+    t = -.5 if v == 'mug' else -.3
+    if v == 'teacup':
+        p.oval('accent2', 0, .66, .86, .16)
+        p.oval('accent', 0, .6, .86, .15)
     p.ring('dark', .6 if v == 'mug' else .66, .02 if v == 'mug' else -.02, .24 if v == 'mug' else .18, .12)
     p.blob('base', (-.58,t), (-.57,.1), (-b,.6), (0,.7), (b,.6), (.57,.1), (.58,t)) if v == 'teacup' else p.poly('base',
         (-.56,t), (.56,t), (b+.03,.6), (b-.1,.7), (-b+.1,.7), (-b-.03,.6))
     p.poly('accent', (-.55,-.08), (.55,-.08), (.5,.16), (-.5,.16)) if v == 'mug' else [p.oval('accent', x, .1,
         .09) for x in (-.3,0,.3)]
-    p.oval('light', 0, t, .57, .15); p.oval('bark', 0, t+.02, .46, .1)
+    p.oval('light', 0, t, .57, .15)
+    p.oval('bark', 0, t+.02, .46, .1)
 
 # %% ../../nbs/11_world.things.ipynb #525dc698
 _draw = dict(dog=_dog, cat=_cat, horse=_horse, sheep=_sheep, bird=_bird, fish=_fish, car=_car, bus=_bus, boat=_boat,
@@ -565,7 +699,10 @@ _draw = dict(dog=_dog, cat=_cat, horse=_horse, sheep=_sheep, bird=_bird, fish=_f
     banana=_banana, chair=_chair, lamp=_lamp, ball=_ball, kite=_kite, umbrella=_umbrella, cup=_cup, rabbit=_rabbit,
     truck=_truck, plane=_plane, mushroom=_mushroom, windmill=_windmill, table=_table)
 @functools.lru_cache(128, typed=True)
-def _drawn(c, variant, action, seed): p = Pen(); _draw[c](p, Random(seed), variant, action); return p.shapes,p.fx.shapes
+def _drawn(c, variant, action, seed):
+    p = Pen()
+    _draw[c](p, Random(seed), variant, action)
+    return p.shapes,p.fx.shapes
 
 def shapes(
     thing:dict,   # An object of an annotation: category, variant, action, look
@@ -576,6 +713,7 @@ def shapes(
     "The outlines of `thing`"
     k,c = thing['look'],thing['category']
     if c not in _draw: raise did_you_mean('category', c, CATEGORIES)
-    ca,sa = math.cos(k['angle']),math.sin(k['angle']); f = -k['wide'] if k['flip'] else k['wide']
+    ca,sa = math.cos(k['angle']),math.sin(k['angle'])
+    f = -k['wide'] if k['flip'] else k['wide']
     m = f*ca*size,-k['tall']*sa*size,f*sa*size,k['tall']*ca*size,x,y
     return tuple(o.at(m) for o in _drawn(c, thing['variant'], thing['action'], k['seed']))
