@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex'.split()
 PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT/'data'/'flickr8k-world')]
 RUNS = {m: ['--method', m] for m in METHODS} | {'photos': ['--method', 'virtex', *PHOTOS]}
-TIMES = ('seconds', 'time', 'images_per_second', 'eta')
+TIMES = ('seconds', 'images_s', 'images_per_second')
 
 def call(*words, wait=True):
     "vlrep-pretrain with one thread; the process if it is not waited for"
@@ -46,14 +46,10 @@ def digest(state):
     return h.hexdigest()
 
 def facts(run):
-    "What must not change, of a finished run"
-    import torch
-    sys.path.insert(0, str(ROOT))
-    import vlrep
-    weights = {w: digest({k: torch.as_tensor(v) for k,v in vlrep.load(run).model.state_dict().items()})
-               for w in ('best',)}
-    last = max((run/'steps').iterdir(), key=lambda p: int(''.join(c for c in p.name if c.isdigit())))
-    weights['last'] = digest(torch.load(last/'model.pt', map_location='cpu', weights_only=True))
+    "What must not change, of a finished run; files are read without the library, whose names may change"
+    from safetensors.torch import load_file
+    steps = sorted((run/'steps').iterdir())
+    weights = {p.name: digest(load_file(p/'model.safetensors')) for p in (run/'best', steps[-1])}
     with open(run/'log.csv', newline='') as f:
         log = [{k: v for k,v in r.items() if k not in TIMES} for r in csv.DictReader(f)]
     result = json.loads((run/'result.jsonl').read_text().splitlines()[-1])['numbers']
@@ -79,7 +75,7 @@ def freeze(folder):
         call(*start_words(name, folder/name))
         stopped(name, folder/f'{name}-stopped')
         golden[name] = without_times(facts(folder/name))
-        print(name, golden[name]['weights']['last'][:16], flush=True)
+        print(name, *(w[:12] for w in golden[name]['weights'].values()), flush=True)
     (folder/'golden.json').write_text(json.dumps(golden, indent=1))
 
 def compare(folder):

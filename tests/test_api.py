@@ -77,7 +77,7 @@ def test_predict_agrees_with_the_run_opened_for_use(learn, photo):
 
 def test_predict_refuses(learn):
     batch = learn.dls.valid.one_batch()[0]
-    with pytest.raises(ValueError, match="no 'tok', which Captioner reads"):
+    with pytest.raises(ValueError, match="no 'tok', which CaptioningModel reads"):
         learn.predict({k: v for k,v in batch.items() if k != 'tok'})
     with pytest.raises(ValueError, match='a path, a PIL image or a uint8 array'): learn.predict(3)
     with pytest.raises(ValueError, match='no such image file'): learn.predict('gone.jpg')
@@ -250,7 +250,7 @@ from vlrep.commands import METHODS
 from vlrep.data.parts import duplicates
 from vlrep.data.tokenize import Tokenizer
 from vlrep.first_steps import overfit
-from vlrep.jobs import photo_losses, train_on, use
+from vlrep.jobs import caption_nll, train_on, use
 from vlrep.models.visual import make_backbone
 from vlrep.recipes import recipe
 from vlrep.sources import readable
@@ -295,7 +295,7 @@ stage('table', lambda: transfer_table(dict(net=net), a, a, b, draws=20))
 stage('pointing', lambda: pointing_table(dict(centre=centre_map), b, draws=20))
 stage('captions', lambda: m.caption([b[i].image for i in range(3)]))
 stage('writing', lambda: write_captions(m, b, bs=16))
-stage('losses', lambda: photo_losses(model, made['learn'].loss_func.loss, m, b, range(len(b))))
+stage('losses', lambda: caption_nll(model, made['learn'].loss_func.loss, m, b, range(len(b))))
 stage('duplicates', lambda: duplicates(a, world('test', 24, size=32)))
 stage('readable', lambda: readable(b))
 stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tok=tok, say=lambda s: None, steps=3))

@@ -7,7 +7,7 @@ from vlrep.cli import main
 from vlrep.data.captions import write_csv, write_flickr8k, write_flickr30k
 from vlrep.data.coco import write_coco
 from vlrep.data.localized import write_localized
-from vlrep.learner import Rule
+from vlrep.learner import BaseCallback
 from vlrep.options import READS
 from vlrep.recipes import JOBS, RECIPES
 from vlrep.runs import load
@@ -49,7 +49,7 @@ def reads(method, data):
 
 PAIRS = [(m, d) for m in READS for d in JOBS if reads(m, d)]
 
-class Leave(Rule):
+class Leave(BaseCallback):
     "Asks for a stop after the second step, as a signal would"
     order = 94
     def after_batch(self):

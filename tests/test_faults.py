@@ -11,7 +11,7 @@ from vlrep.callbacks import read_log
 from vlrep.commands import METHODS, pretrain
 from vlrep.core import write_json
 from vlrep.learner import fit
-from vlrep.resume import Note, StopOnSignal, Stopped, resume
+from vlrep.resume import Note, StopOnSignal, TrainingInterrupted, resume
 from vlrep.runs import Run, load
 from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
 from tools import SIZES, command, refused, sets, start
@@ -258,7 +258,7 @@ def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
             resume(l, r)
             note = Note()
             try: fit(l, STEPS, [Lift(), *([Ask(note, leave), StopOnSignal(note)] if leave else [])])
-            except Stopped: pass
+            except TrainingInterrupted: pass
         return l
     a = go(tmp_path/'a')
     go(tmp_path/'b', 17)

@@ -22,7 +22,7 @@ from vlrep.data.localized import read_localized, write_localized
 from vlrep.data.tokenize import Tokenizer
 from vlrep.data.voc import read_voc_xml
 from vlrep.items import DamagedImage, open_image
-from vlrep.models.captioner import Captioner
+from vlrep.models.captioner import CaptioningModel
 from vlrep.models.official import load_backbone, load_virtex, read_state, virtex_state
 from vlrep.models.visual import make_backbone
 from vlrep.recipes import JOBS, recipe, recipe_dict
@@ -369,7 +369,7 @@ def test_weights_that_are_none(built, why, tmp_path):
         (torch.save if end == '.pth' else save_file)({k: v.contiguous() for k, v in state.items()}, p)
         with pytest.raises(ValueError) as e: load_backbone(p, None)
         assert why in str(e.value) and f'{p}: the tensor {key} ' in str(e.value)
-    captioner = Captioner(make_backbone(10, 16), 50, width=64, depth=1, heads=1)
+    captioner = CaptioningModel(make_backbone(10, 16), 50, width=64, depth=1, heads=1)
     state = virtex_state(captioner)
     torch.save(dict(model={**state, 'visual.cnn.'+key: WEIGHTS[why](state['visual.cnn.'+key])}), tmp_path/'theirs.pth')
     with pytest.raises(ValueError) as e: load_virtex(tmp_path/'theirs.pth')
@@ -395,7 +395,7 @@ KEYS = ('cnn.conv1.weight', 'cnn.bn1.running_var', 'layer1.0.conv1.weight', 'lay
 @pytest.mark.parametrize('how', SHAPES)
 def test_foreign_weights_of_odd_shapes(how, tmp_path):
     "Each kind of tensor of a checkpoint replaced by something else: `ValueError`, never another error"
-    whole, p = virtex_state(Captioner(make_backbone(10, 16), 50, width=64, depth=1, heads=1)), tmp_path/'w.pth'
+    whole, p = virtex_state(CaptioningModel(make_backbone(10, 16), 50, width=64, depth=1, heads=1)), tmp_path/'w.pth'
     def ask(open_, state, name='weights'):
         if name != 'weights': torch.save(state, p)
         with pytest.raises(ValueError, match=name): open_(state if name == 'weights' else p)

@@ -7,7 +7,7 @@ import errno, io, json, os, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pytest, torch
 import vlrep.commands, vlrep.runs
-from vlrep.callbacks import SaveRun
+from vlrep.callbacks import Checkpointer
 from vlrep.cli import main
 from vlrep.commands import pretrain
 from vlrep.data.captions import write_flickr8k
@@ -286,12 +286,12 @@ def test_images_cut_while_a_run_reads_them(tmp_path, monkeypatch, whole, quick):
     "An error that names the file, not a signal; the next process draws them anew, and the run goes on"
     monkeypatch.setenv('VLREP_CACHE', str(tmp_path/'cache'))
     run = tmp_path/'run'
-    save = SaveRun.after_epoch
+    save = Checkpointer.after_epoch
     def cut(self):
         save(self)
         for p in (tmp_path/'cache'/'world').glob('train-0-200-*/images.npy'): os.truncate(p, 4096)
     def work():
-        SaveRun.after_epoch = cut
+        Checkpointer.after_epoch = cut
         with pytest.raises(ValueError, match='images.npy: truncated after it was opened, row .* is gone; begin again, '
                                              'and it will be drawn anew'):
             go(run)

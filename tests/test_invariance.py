@@ -7,7 +7,7 @@ import pytest, torch
 from fastai.callback.core import Callback, CancelFitException
 from vlrep.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.learner import Accumulate, Micro, fit
+from vlrep.learner import GradientAccumulation, MicroBatchLoader, fit
 from vlrep.sources import reader, vocabulary
 from test_resume import small
 from tools import told
@@ -102,8 +102,8 @@ def test_accumulation(method):
     got, read = [], reader(m, r, vocabulary(m, r, train))
     for n in (1, 4):
         dls = loaders(train, valid, read=read, bs=18, size=32, seed=3, device='cpu')
-        dls.loaders[0] = Micro(dls.train, n)
-        l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[Accumulate(n), Calm()])
+        dls.loaders[0] = MicroBatchLoader(dls.train, n)
+        l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[GradientAccumulation(n), Calm()])
         peek = Peek()
         fit(l, 1, [peek])
         got.append(peek.grad)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
-from vlrep.callbacks import LogCSV, SaveRun, read_log
+from vlrep.callbacks import CSVLogger, Checkpointer, read_log
 from vlrep.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.learner import Accumulate, Micro, fit
+from vlrep.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback, fit
 from vlrep.recipes import recipe
-from vlrep.resume import Note, StopOnSignal, Stopped, resume
+from vlrep.resume import Note, StopOnSignal, TrainingInterrupted, resume
 from vlrep.runs import Run, load
 from vlrep.sources import reader, vocabulary
 from tools import told
@@ -53,9 +53,10 @@ def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0
     m,r = METHODS[method],small(method)
     dls = loaders(*source, read=reader(m, r, vocabulary(m, r, source[0])), bs=16, size=32, seed=3, device='cpu',
                   workers=workers)
-    dls.loaders[0] = Micro(dls.train, accumulate)
+    dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     return m.learner(r, dls, seed=3, precision=precision,
-                     cbs=[Accumulate(accumulate), Curve(), LogCSV(run/'log.csv', every=2), SaveRun(run)])
+                     cbs=[GradientAccumulation(accumulate), Curve(), CSVLogger(run/'log.csv', every=2),
+                          Checkpointer(run)])
 
 def train(path, source, stop=None, valid=False, **kw):
     "Begin or go on; stop after `stop` batches. The learner"
@@ -69,7 +70,7 @@ def train(path, source, stop=None, valid=False, **kw):
         if stop is None: fit(l, STEPS)
         else:
             note = Note()
-            with pytest.raises(Stopped): fit(l, STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
+            with pytest.raises(TrainingInterrupted): fit(l, STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
     for dl in l.dls.loaders: dl.close()
     return l
 
@@ -79,7 +80,7 @@ def everything(l):
         if isinstance(o, dict): return {k: v for n, x in o.items() for k, v in flat(x, f'{name}.{n}').items()}
         if isinstance(o, (list, tuple)): return flat(dict(enumerate(o)), name)
         return {name: o}
-    kept = {cb.name: cb.kept() for cb in l.cbs if hasattr(cb, 'kept')}
+    kept = {cb.name: cb.state_dict() for cb in l.cbs if isinstance(cb, StatefulCallback)}
     kept['tally'].pop('seconds')
     return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=kept))
 

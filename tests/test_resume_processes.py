@@ -2,9 +2,9 @@
 import os, shutil, signal, time
 from pathlib import Path
 import pytest, torch
-from vlrep.callbacks import SaveRun
+from vlrep.callbacks import Checkpointer
 from vlrep.commands import pretrain
-from vlrep.resume import Stopped
+from vlrep.resume import TrainingInterrupted
 from vlrep.runs import Run, load
 from test_resume import rows
 from tools import NET, SIZES, command, refused, sets, start
@@ -153,13 +153,13 @@ def test_changed_by_hand(shot, tmp_path, capsys):
 
 def test_signal_at_the_very_end(tmp_path, monkeypatch):
     "It comes while the last checkpoint is written: the run stops all the same, and only the questions are left to do"
-    save = SaveRun.after_epoch
+    save = Checkpointer.after_epoch
     def late(self):
         save(self)
         self.learn.steps.done >= 20 and os.kill(os.getpid(), signal.SIGTERM)
-    monkeypatch.setattr(SaveRun, 'after_epoch', late)
+    monkeypatch.setattr(Checkpointer, 'after_epoch', late)
     job = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'rivals=False']
-    with pytest.raises(Stopped): pretrain('tags', changes=job, out=tmp_path/'run', say=lambda s: None)
+    with pytest.raises(TrainingInterrupted): pretrain('tags', changes=job, out=tmp_path/'run', say=lambda s: None)
     monkeypatch.undo()
     assert load(tmp_path/'run').state()['step'] == 20 and not (tmp_path/'run/result.jsonl').exists()
     pretrain(resume_run=tmp_path/'run', say=lambda s: None)

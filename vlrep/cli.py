@@ -86,13 +86,13 @@ def _pretrain(argv):
             raise ValueError(
                 f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every and --resume out')
     _early(a)
-    from vlrep.commands import pretrain,rehearse
-    from vlrep.resume import Stopped
+    from vlrep.commands import pretrain,run_checks
+    from vlrep.resume import TrainingInterrupted
     if what:
-        if not all([rehearse(w, **a) for w in what]): sys.exit(1)
+        if not all([run_checks(w, **a) for w in what]): sys.exit(1)
         return
     try: pretrain(**a)
-    except Stopped as e: raise _Exit(e.code, f'{e}; go on with: vlrep-pretrain --resume {e.run}') from e
+    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; go on with: vlrep-pretrain --resume {e.run}') from e
 
 def _early(a):
     "What the words alone can say is wrong: before the library is imported"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'PROBES', 'recipe_of', 'job_of', 'open_run', 'run_folder', 'commit', 'processor', 'unless_begun',
-           'rehearse', 'pretrain', 'caption', 'evaluate', 'report', 'export']
+           'run_checks', 'pretrain', 'caption', 'evaluate', 'report', 'export']
 
 # %% ../nbs/88_commands.ipynb #50ce7879
 import itertools,json,math,platform,shutil,subprocess,sys,time
@@ -55,10 +55,10 @@ _family = VirTexRecipe,VirTexModel,virtex_loss,virtex_learner
 METHODS = dict(
     virtex    =_method('virtex', *_family, unit='nats a word piece, both directions added'),
     captioning=_method('captioning', *_family, unit='nats a word piece'),
-    masked_lm =_method('masked_lm', VirTexRecipe, GapFiller, *_family[2:], unit='nats a missing piece'),
-    token_cls =_method('token_cls', VirTexRecipe, WordClassifier, *_family[2:],
+    masked_lm =_method('masked_lm', VirTexRecipe, MaskedLMModel, *_family[2:], unit='nats a missing piece'),
+    token_cls =_method('token_cls', VirTexRecipe, TokenClassificationModel, *_family[2:],
                        unit='nats a caption, over the set of its pieces'),
-    multilabel=_method('multilabel', VirTexRecipe, LabelClassifier, *_family[2:],
+    multilabel=_method('multilabel', VirTexRecipe, MultiLabelClassificationModel, *_family[2:],
                        unit='nats an image, over the set of its labels'),
     tags      =_method('tags', TagsRecipe, TagsModel, tags_loss, tags_learner, unit='nats an image, added over labels'),
     loctex    =_method('loctex', LocTexRecipe, LocTexModel, loctex_loss, loctex_learner,
@@ -69,7 +69,7 @@ def _empty(method, rec, tok, weights, name):
     "The model of `rec` with `weights`, by way of the method's learner on a blank image"
     k = len(weights.get('head.bias', [0]))                          # a method that learns from labels: how many
     img,tags = np.zeros((1,rec.size,rec.size,3), np.uint8),np.zeros((1,k), np.float32)
-    blank = ArraySource(img, captions=[['a']], labels=dict(tags=tags))
+    blank = ArrayDataset(img, captions=[['a']], labels=dict(tags=tags))
     model = METHODS[method].learner(rec, loaders(blank, blank, tok=tok, size=rec.size, bs=1, device='cpu')).model
     check_weights(weights, name, model.state_dict())
     model.load_state_dict(weights)
@@ -93,8 +93,8 @@ def _data_of(run):
     return data['name']
 
 def job_of(
-    run:Run,           # From `load`
-)->WorldJob|PhotosJob: # The sizes of its job
+    run:Run,                  # From `load`
+)->WorldOptions|PhotoOptions: # The sizes of its job
     "The job in `recipe.json`, checked; a `ValueError` names the file"
     path = run/'recipe.json'
     try:
@@ -238,7 +238,7 @@ def _apart(rec, parts):
 
 def _small(asked, changes): return [*tiny(*plan(asked['method'], asked['name'], (), asked['data'])), *changes]
 
-def rehearse(
+def run_checks(
     what:str,              # dry-run: the plan, from 20 timed steps; overfit: learn one batch by heart
     small:bool=False,      # Of the job of `pretrain(small=True)`?
     changes:list|tuple=(), # As for `pretrain`
@@ -334,7 +334,7 @@ def pretrain(
     small:bool=False,               # A job of some twenty seconds, to see that everything works?
     say:callable=print,             # Called with each line of progress
 )->Path:                            # The run's folder, with report.html
-    "The main job: learn from captions, then find out what was learned; `Stopped` if a signal ends it early"
+    "The main job: learn from captions, then find out what was learned; `TrainingInterrupted` if a signal ends it early"
     given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision,
                                   threads=threads,
                                   accumulate=accumulate).items() if v is not None}
@@ -418,13 +418,13 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged
         if reads:
             with stages('tokenizer'): tok = _words(run, method, rec, src)
         with stages('bicaptioning' if asked['method'] == 'virtex' else asked['method']), signals() as note:
-            cbs = [LogCSV(run/'log.csv', say=say), SaveRun(run, save_every), StopOnSignal(note)]
+            cbs = [CSVLogger(run/'log.csv', say=say), Checkpointer(run, save_every), StopOnSignal(note)]
             try:
                 learn = train_on(method, rec, src, data, tok, seed, chosen, cbs, say, asked['accumulate'], workers,
                                  begin=_begin(run, at, regroup, inexact, say, resume_run), max_damaged=max_damaged)
                 if note.got:
-                    raise Stopped(note.got, learn.steps.done)  # it came as the last checkpoint was written
-            except Stopped as e:
+                    raise TrainingInterrupted(note.got, learn.steps.done)  # it came as the last checkpoint was written
+            except TrainingInterrupted as e:
                 e.run = run.path
                 raise
             if not math.isfinite(learn.save_run.best):

@@ -11,7 +11,7 @@ from dataclasses import fields,replace
 import numpy as np, torch
 from fastai.data.core import DataLoaders
 from fastcore.basics import noop
-from .callbacks import Progress
+from .callbacks import ProgressLogger
 from .core import *
 from .items import *
 from .data.loader import *
@@ -26,9 +26,9 @@ _TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads
              scenes=640, held=40, probe=200, probe_held=100, test=200, shown=40, shuffles=1)
 
 def tiny(
-    rec:'MethodRecipe',       # A recipe
-    job:'WorldJob|PhotosJob', # Sizes of the job
-)->list:                      # Texts `field=value`, for `override_all([rec, job], ...)`
+    rec:'MethodRecipe',              # A recipe
+    job:'WorldOptions|PhotoOptions', # Sizes of the job
+)->list:                             # Texts `field=value`, for `override_all([rec, job], ...)`
     "Changes with which the whole job takes some twenty seconds on two cores, and learns next to nothing"
     kind = {f.name: type(getattr(p, f.name)) for p in (rec, job) for f in fields(p)}
     return [f'{k}={v}' for k,v in _TINY.items() if kind.get(k) is type(v)]
@@ -46,7 +46,7 @@ def busy_hint(
 # %% ../nbs/84_first_steps.ipynb #3c111930
 class _Enough(Exception): "The fit has done what it was wanted for"
 
-class _Watch(Rule):
+class _Watch(BaseCallback):
     "Seconds of each step; ends the fit after `warm` and `n` more"
     order = 90
     def __init__(self, n, warm, parts): self.n,self.warm,self.parts,self.seconds,self.since = n,warm,parts,[],None
@@ -58,7 +58,7 @@ class _Watch(Rule):
         self.seconds.append(now-self.since)
         self.since = now
         if len(self.seconds) == self.warm*self.parts: _peak(reset=True)
-        if len(self.seconds) >= (self.warm+self.n)*self.parts: halt(self.learn, _Enough())
+        if len(self.seconds) >= (self.warm+self.n)*self.parts: stop_fit(self.learn, _Enough())
     def steps(self)->np.ndarray:
         "Seconds of the steps after the warm ones (n,)"
         s = self.seconds[self.warm*self.parts:] or self.seconds
@@ -117,20 +117,20 @@ def _look_time(learn, most=3):
 
 # %% ../nbs/84_first_steps.ipynb #a6b5fc50
 def dry_run(
-    method:Method,                                # Recipe, model, loss and learner
-    rec:'MethodRecipe', job:'WorldJob|PhotosJob', # Its recipe, and the sizes of the job
-    src:dict,                                     # Sources `train` and `held`
-    data:str='world',                             # What they are
-    tok:'Tokenizer'=None,                         # Tokenizer, for methods that read captions
-    seed:int=0,                                   # Of the weights and the order
-    precision:str='auto',                         # As for the run
-    accumulate:int=1,                             # Parts of a batch
-    workers:int=0,                                # Processes that read ahead
-    say:callable=print,                           # Called with each line
-    steps:int=20,                                 # Steps that are timed
-    warm:int=3,                                   # Steps before them
-    max_damaged:int|float|str=None,               # As for the run
-)->dict:                                          # The numbers; times in seconds, memory in bytes
+    method:Method,                                       # Recipe, model, loss and learner
+    rec:'MethodRecipe', job:'WorldOptions|PhotoOptions', # Its recipe, and the sizes of the job
+    src:dict,                                            # Sources `train` and `held`
+    data:str='world',                                    # What they are
+    tok:'Tokenizer'=None,                                # Tokenizer, for methods that read captions
+    seed:int=0,                                          # Of the weights and the order
+    precision:str='auto',                                # As for the run
+    accumulate:int=1,                                    # Parts of a batch
+    workers:int=0,                                       # Processes that read ahead
+    say:callable=print,                                  # Called with each line
+    steps:int=20,                                        # Steps that are timed
+    warm:int=3,                                          # Steps before them
+    max_damaged:int|float|str=None,                      # As for the run
+)->dict:                                                 # The numbers; times in seconds, memory in bytes
     """The plan of a run, from a few steps of it that are thrown away
 
     A `ValueError` with advice if the memory is too small
@@ -191,7 +191,7 @@ def lowest_loss(
     return best
 
 # %% ../nbs/84_first_steps.ipynb #f45d8d12
-class _Until(Rule):
+class _Until(BaseCallback):
     "Notes the loss of each step, and ends the fit when the mean of five is below `floor + part*(first - floor)`"
     order = 90
     def __init__(self, floor, part): self.floor,self.part,self.losses = floor,part,[]
@@ -200,7 +200,7 @@ class _Until(Rule):
     def after_batch(self):
         if not self.training: return
         self.losses.append(float(self.learn.loss.detach()))
-        if len(self.losses) >= 5 and self.now() < self.goal(): halt(self.learn, _Enough())
+        if len(self.losses) >= 5 and self.now() < self.goal(): stop_fit(self.learn, _Enough())
 
 def _same_view(method, rec, src, n, tok, data, steps):
     "Loader and recipe of one batch that never changes; a single image is all that is validated"
@@ -209,8 +209,8 @@ def _same_view(method, rec, src, n, tok, data, steps):
     calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items()
             if hasattr(rec, k)}
     kw = dict(read=reader(method, rec, tok), aug=views(rec, data)[1], bs=len(few))
-    return replace(rec, **calm),DataLoaders(Loader(few, train=True, shuffle=False, flip_p=0., **kw),
-                                            Loader(few.subset([0]), **kw))
+    return replace(rec, **calm),DataLoaders(StatefulLoader(few, train=True, shuffle=False, flip_p=0., **kw),
+                                            StatefulLoader(few.subset([0]), **kw))
 
 # %% ../nbs/84_first_steps.ipynb #bf4b895e
 def overfit(
@@ -232,7 +232,7 @@ def overfit(
     batch = dls.train.one_batch()[0]
     with torch.no_grad(): out = learn.model.eval()(batch)
     watch = _Until(lowest_loss(method.loss, out, batch), part)
-    learn.add_cbs([watch, Progress(noop, every=steps)])
+    learn.add_cbs([watch, ProgressLogger(noop, every=steps)])
     why = ''
     try: fit(learn, steps)
     except _Enough:

@@ -40,7 +40,7 @@ class Pretrained:
     "A trained backbone with the view it was trained with; some can also write captions"
     def __init__(self,
         backbone:nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w')
-        view,                # How a held-out batch was prepared, e.g. `Plain(48)`
+        view,                # How a held-out batch was prepared, e.g. `EvalTransform(48)`
         side:int,            # Longer side of the images before the view
         write=None,          # Normalised images (b,3,h,w) -> token ids (b,s)
         tok=None,            # Tokenizer that turns ids into text

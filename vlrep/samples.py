@@ -39,14 +39,14 @@ def seen(
 )->list:           # PIL images, square
     "What the network saw, sharper"
     v = m.view
-    view = Plain(sharper*v.size, sharper*v.resize, v.mean, v.std)
+    view = EvalTransform(sharper*v.size, sharper*v.resize, v.mean, v.std)
     x = Pretrained(m.backbone, view, sharper*m.side).batch(imgs).cpu()
     x = x*torch.tensor(v.std)[:,None,None] + torch.tensor(v.mean)[:,None,None]
     return [Image.fromarray(a) for a in (x.clamp(0, 1)*255).round().byte().permute(0,2,3,1).contiguous().numpy()]
 
 @torch.no_grad()
 def word_maps(
-    model:torch.nn.Module, # Writes captions and has `embed`, `look`, `forward_decoder`, such as `Captioner`
+    model:torch.nn.Module, # Writes captions and has `embed`, `look`, `forward_decoder`, such as `CaptioningModel`
     m:Pretrained,          # The same model, for its view and tokenizer
     imgs:list,             # Pictures
     most:int=16,           # Words of a caption that are kept
@@ -77,14 +77,14 @@ def shared_part(
     return float(100*both[some].mean()) if some.any() else float('nan')
 
 def near_samples(
-    nets:dict,          # Name -> backbone, such as `before` and `after`
-    src:Source,         # Pictures; labels `tags` where there are any
-    size:int=None,      # Side of the views in pixels
-    asks:int=5,         # Pictures that ask
-    k:int=4,            # Neighbours
-    seed:int=0,         # Which pictures ask
-    show:callable=None, # Row -> PIL image to show; by default the source's own
-)->dict:                # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
+    nets:dict,            # Name -> backbone, such as `before` and `after`
+    src:ImageTextDataset, # Pictures; labels `tags` where there are any
+    size:int=None,        # Side of the views in pixels
+    asks:int=5,           # Pictures that ask
+    k:int=4,              # Neighbours
+    seed:int=0,           # Which pictures ask
+    show:callable=None,   # Row -> PIL image to show; by default the source's own
+)->dict:                  # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
     "The nearest neighbours of some pictures in the features of each network"
     n = len(src)
     k = min(k, n-1)
@@ -111,7 +111,7 @@ def more_samples(
     model:torch.nn.Module,  # Trained: `visual`, and, if it writes captions, `generate`
     m:Pretrained,           # The same model, opened for use
     before:torch.nn.Module, # The backbone before training, with BatchNorm statistics
-    src:Source,             # Held-out pictures
+    src:ImageTextDataset,   # Held-out pictures
     rows:list,              # Those whose words are shown, such as the first of the best, typical and worst captions
     seed:int=0,             # Which pictures ask for neighbours
     show:callable=None,     # Row -> PIL image with more pixels, to show; by default the source's own

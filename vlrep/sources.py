@@ -41,11 +41,11 @@ def views(
     data:str,           # world, or how photos are laid out: flickr8k, flickr30k, csv, narratives or coco
 )->tuple:               # Longer side of the stored images, and the view of held-out ones
     "How held-out images are prepared: scenes as they are, photos with their shorter side near the size of the view"
-    return (rec.size if data == 'world' else 4*rec.size//3), Plain(rec.size)
+    return (rec.size if data == 'world' else 4*rec.size//3), EvalTransform(rec.size)
 
 # %% ../nbs/80a_sources.ipynb #2a44d0c3
 def open_world(
-    job:WorldJob,          # How many
+    job:WorldOptions,      # How many
     size:int,              # Side of the scenes in pixels
     reads:str='captions',  # What the method reads; with narratives, `train` and `held` have them
     truth:bool=False,      # And the true outlines of things, as labels `things`?
@@ -63,9 +63,9 @@ def open_world(
                 test=world('test', job.shown, size=size))
 
 def less(
-    src:Source,             # To learn from
-    job:WorldJob|PhotosJob, # With `part` and `captions`
-)->Source:
+    src:ImageTextDataset,          # To learn from
+    job:WorldOptions|PhotoOptions, # With `part` and `captions`
+)->ImageTextDataset:
     "Part of the images, some of their captions (VirTex sec. 4.2)"
     if job.part < 1: src = take_part(src, job.part, 0)
     return limit_captions(src, job.captions, 0) if job.captions else src
@@ -107,7 +107,7 @@ def _enough(got, parts, data):
 def open_photos(
     data:str,           # flickr8k, flickr30k, csv, narratives or coco
     root:FilePath,      # A folder in that layout, or the CSV
-    job:PhotosJob,      # How the photos are dealt out; those of COCO are reported on its validation images
+    job:PhotoOptions,   # How the photos are dealt out; those of COCO are reported on its validation images
     size:int,           # Longer side of the stored photos
     say:callable=print, # Told what is left out
 )->dict:                # Sources `train`, `held`, `test`
@@ -133,7 +133,7 @@ def open_photos(
 # %% ../nbs/80a_sources.ipynb #99db3a67
 def open_sources(
     method:Method,      # What it reads counts
-    rec:'MethodRecipe', job:WorldJob|PhotosJob, # Its recipe, and the sizes of the job
+    rec:'MethodRecipe', job:WorldOptions|PhotoOptions,  # Its recipe, and the sizes of the job
     data:str,           # world, or how photos are laid out
     root:FilePath=None, # Where the photos are
     say:callable=print, # Told what is left out
@@ -149,9 +149,9 @@ def open_sources(
 
 # %% ../nbs/80a_sources.ipynb #a037d280
 def readable(
-    src:Source,         # Photos to be reported on
-    say:callable=print, # Told of each photo that is left out
-)->Source:              # Those that can be read
+    src:ImageTextDataset, # Photos to be reported on
+    say:callable=print,   # Told of each photo that is left out
+)->ImageTextDataset:      # Those that can be read
     "In a test nothing may be shown in the place of a damaged photo: it is left out, and said"
     def good(i):
         try:
@@ -165,21 +165,21 @@ def readable(
 
 # %% ../nbs/80a_sources.ipynb #3788bd59
 def vocabulary(
-    method:Method,      # What it reads counts
-    rec:'MethodRecipe', # Its recipe, with `vocab` if it reads words
-    train:Source,       # What it will learn from
-)->Tokenizer:           # None for a method that reads no words
+    method:Method,          # What it reads counts
+    rec:'MethodRecipe',     # Its recipe, with `vocab` if it reads words
+    train:ImageTextDataset, # What it will learn from
+)->Tokenizer:               # None for a method that reads no words
     "Word pieces from the texts that `method` reads"
     if _known(method.reads) == 'labels': return None
     told = train.narratives if method.reads == 'narratives' else None
     return Tokenizer.train(told.texts().flat() if told is not None else train.captions.flat(), rec.vocab)
 
 def reader(
-    method:Method,      # What it reads counts
-    rec:'MethodRecipe', # Its recipe
-    tok:Tokenizer,      # From `vocabulary`
-)->ReadCaptions|Tell:   # For `Loader(read=...)`, or None
+    method:Method,                    # What it reads counts
+    rec:'MethodRecipe',               # Its recipe
+    tok:Tokenizer,                    # From `vocabulary`
+)->CaptionCollator|NarrativeCollator: # For `StatefulLoader(read=...)`, or None
     "What stands beside each image in a batch"
     if _known(method.reads) == 'labels': return None
-    if method.reads == 'captions': return ReadCaptions(tok, rec.max_len)
-    return (TellTruth if rec.oracle else Tell)(tok, rec.max_len, rec.time_pad, rec.every)
+    if method.reads == 'captions': return CaptionCollator(tok, rec.max_len)
+    return (OracleMaskCollator if rec.oracle else NarrativeCollator)(tok, rec.max_len, rec.time_pad, rec.every)

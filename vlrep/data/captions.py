@@ -69,7 +69,7 @@ def caption_source(
     missing:float=0.,    # As for `find_files`
     extra:list|tuple=(), # Names of images that are there and that nobody describes
     name:str=None,       # Of the data; by default that of the folder `about` is in
-)->FileSource:           # In the order of the names
+)->ImageFileDataset:     # In the order of the names
     "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
     about = Path(about)
     at = find_files(folder, caps, about, missing)
@@ -83,8 +83,9 @@ def caption_source(
     if mute:
         what = f'{len(mute)} of {len(mute)+len(names)} images have no caption and are left out'
         warnings.warn(f'{about.parent}: {what}: {some_of(mute)}', stacklevel=3)
-    return FileSource([at[n] for n in names], size, name or about.resolve().parent.name, keep, split=split, ids=names,
-                      captions=TextBuffer(texts[n] for n in names))
+    return ImageFileDataset([at[n] for n in names], size, name or about.resolve().parent.name, keep, split=split,
+                            ids=names,
+                            captions=TextBuffer(texts[n] for n in names))
 
 # %% ../../nbs/22_data.captions.ipynb #85020bd3
 def write_images(
@@ -165,7 +166,7 @@ def read_flickr8k(
     split:str=None,     # What they are for: train, valid or test
     keep:float=2e9,     # Keep decoded images if all fit into so many bytes
     missing:float=0.,   # So large a part of the images may be absent: they are left out, with a warning
-)->FileSource:          # In the order of their names
+)->ImageFileDataset:    # In the order of their names
     "Photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
@@ -228,7 +229,7 @@ def read_flickr30k(
     images:str=None, # Name of the folder of images; by default the first that is there of those known
     only:str=None,   # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
     size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
-)->FileSource:       # In the order of their names
+)->ImageFileDataset: # In the order of their names
     "Photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
@@ -265,7 +266,7 @@ def read_csv(
     path:FilePath,      # A CSV whose first line names its columns, `path` and `caption` among them
     root:FilePath=None, # What paths are relative to; by default the folder of the CSV
     size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
-)->FileSource:          # In the order of the paths
+)->ImageFileDataset:    # In the order of the paths
     "Photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
     caps = {}
@@ -307,7 +308,7 @@ def write_csv(
 
 # %% ../../nbs/22_data.captions.ipynb #2dece33d
 def split_source(
-    src:Source, # What to deal out
+    src:ImageTextDataset,  # What to deal out
     sizes:tuple|list=(.8,.1,.1), # For train, valid, test: numbers of images, or parts that add up to 1 at most
     seed:int=0, # Another seed, another deal
 )->list:        # Three sources

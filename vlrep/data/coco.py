@@ -97,7 +97,7 @@ def read_coco(
     split:str=None,         # What they are for: train, valid or test
     keep:float=2e9,         # Keep decoded images if all fit into so many bytes
     missing:float=0.,       # So large a part of the images may be absent: they are left out, with a warning
-)->FileSource:              # In the order of file names; with instances, label `objects` (n,k) float32
+)->ImageFileDataset:        # In the order of file names; with instances, label `objects` (n,k) float32
     "Photos in COCO's layout; a `ValueError` names file and row of what is wrong"
     root = Path(root)
     folder = root/images
@@ -112,7 +112,7 @@ def read_coco(
     if not captions:
         at = find_files(folder, objects, root/instances, missing)
         ids = sorted(at)
-        src = FileSource([at[i] for i in ids], size, images, keep, split=split, ids=ids)
+        src = ImageFileDataset([at[i] for i in ids], size, images, keep, split=split, ids=ids)
     lost = [i for i in src.ids if i not in objects]
     if lost: raise ValueError(f'{root/instances}: does not list {len(lost)} images of {captions}: {some_of(lost)}')
     table = ObjectTable(src.ids, [objects[i] for i in src.ids], names, 'crowd')

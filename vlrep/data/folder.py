@@ -34,7 +34,7 @@ def read_folder(
     split:str=None,    # What they are for: train, valid or test
     keep:float=2e9,    # Keep decoded images if all fit into so many bytes
     classes:list=None, # Names of the classes, in their order; by default those that are there, sorted
-)->FileSource:         # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
+)->ImageFileDataset:   # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
     "Photos sorted into folders; a `ValueError` names a class without photos"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
@@ -56,8 +56,8 @@ def read_folder(
         warnings.warn(f'{root}: {len(other)} files are no images by their names and are left out: {some}', stacklevel=2)
     ids = [Path(os.path.relpath(p, root)).as_posix() for p in paths]
     def record(i): return Record(ids[i], tags=[names[label[i]]])
-    return FileSource(paths, size, root.name, keep, split=split, ids=ids, records=record,
-                      labels=dict(label=np.array(label)), names=dict(label=names))
+    return ImageFileDataset(paths, size, root.name, keep, split=split, ids=ids, records=record,
+                            labels=dict(label=np.array(label)), names=dict(label=names))
 
 # %% ../../nbs/29_data.folder.ipynb #d0443a3e
 def write_folder(

@@ -175,7 +175,7 @@ def read_localized(
     images:FilePath='.',      # The folder of the images, within `root`
     size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
     damaged:float=0.,         # As for `read_narratives`
-)->FileSource:                # With `narratives`, whose texts are the captions; in the order of the images' paths
+)->ImageFileDataset:          # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
     root = Path(root)
     folder = root/images
@@ -220,17 +220,19 @@ def _told(source, i, r):
     return [] if r.narrative is None else [r.narrative]
 
 def write_narratives(
-    records:'Source|Iterable[Record]', # Records, or a `Source`, which may have several narratives an image
-    path:FilePath,                     # e.g. world_localized_narratives.jsonl, or .jsonl.gz
-    dataset_id:str='world',            # With coco in it, ids are written without zeros in front
-    shards:int=1,                      # Files; if there are several, each has -00000-of-00004 or the like in its name
-)->int:                                # How many were written
+    records:'ImageTextDataset|Iterable[Record]', # Records, or an `ImageTextDataset`, which may have several narratives
+                                                 # an image
+    path:FilePath,                               # e.g. world_localized_narratives.jsonl, or .jsonl.gz
+    dataset_id:str='world',                      # With coco in it, ids are written without zeros in front
+    shards:int=1,                                # Files; if there are several, each has -00000-of-00004 or the like in
+                                                 # its name
+)->int:                                          # How many were written
     "Write narratives as Localized Narratives are, whole files or none; images without any are left out"
     return _write_lines(((r.id,_told(records, i, r)) for i,r in enumerate(records)), path, dataset_id, shards)
 
 # %% ../../nbs/23c_data.localized.ipynb #13ccd27f
 def write_localized(
-    records:'Source|Iterable[Record]',            # Records with images and narratives, or a `Source`
+    records:'ImageTextDataset|Iterable[Record]',  # Records with images and narratives, or an `ImageTextDataset`
     root:FilePath,                                # A folder; it may hold others
     images:str='images',                          # Name of the folder of images, e.g. train2017
     table:str='world_localized_narratives.jsonl', # Name of the file

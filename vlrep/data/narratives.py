@@ -185,8 +185,8 @@ def texts(self:Narratives)->TextBuffer: # A row for each image
 
 # %% ../../nbs/23_data.narratives.ipynb #65bafa38
 def narratives_of(
-    source:'Source|Iterable[Record]', # A `Source`, or records
-)->Narratives:                        # A row for each image
+    source:'ImageTextDataset|Iterable[Record]', # An `ImageTextDataset`, or records
+)->Narratives:                                  # A row for each image
     "The narratives that a source has, or those of its records; none where a record has none"
     had = getattr(source, 'narratives', None)
     return Narratives.of([r.narrative] if r.narrative is not None else [] for r in source) if had is None else had

@@ -17,20 +17,21 @@ from .captions import some_of
 
 # %% ../../nbs/22a_data.parts.ipynb #ebfbf3b2
 def take_part(
-    src:Source,  # What to take from
-    part:float,  # How much, more than 0 and at most 1
-    seed:int=0,  # Another seed, another part; of one seed, the smaller lie within the larger
-)->Source:       # In the order of `src`
+    src:ImageTextDataset, # What to take from
+    part:float,           # How much, more than 0 and at most 1
+    seed:int=0,           # Another seed, another part; of one seed, the smaller lie within the larger
+)->ImageTextDataset:      # In the order of `src`
     "A random part of the images (VirTex sec. 4.2)"
     if not 0 < part <= 1: raise ValueError(f'part={part}: more than 0 and at most 1')
     order = rng(seed, 'part').permutation(len(src))
     return src.subset(np.sort(order[:max(1, round(part*len(src)))]))
 
 def limit_captions(
-    src:Source,  # With captions
-    n:int=1,     # How many an image keeps at the most
-    seed:int=0,  # Another seed, other captions; of one seed, those of a smaller `n` are among those of a larger
-)->Source:       # Captions in their old order
+    src:ImageTextDataset, # With captions
+    n:int=1,              # How many an image keeps at the most
+    seed:int=0,           # Another seed, other captions; of one seed, those of a smaller `n` are among those of a
+                          # larger
+)->ImageTextDataset:      # Captions in their old order
     "The same images with at most `n` captions each, chosen once and for all"
     if n < 1: raise ValueError(f'n={n}: at least 1 caption')
     if src.captions is None: raise ValueError(f'{src.name}: has no captions')
@@ -47,10 +48,10 @@ def _ranks(seed, name, m):
 
 # %% ../../nbs/22a_data.parts.ipynb #85e5418c
 def thumbnails(
-    src:Source,    # Images
-    side:int=12,   # Points along each side
-    chunk:int=256, # Images at a time
-)->tuple:          # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
+    src:ImageTextDataset, # Images
+    side:int=12,          # Points along each side
+    chunk:int=256,        # Images at a time
+)->tuple:                 # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
     "A small picture of each image, to compare, and a hash of its pixels"
     out,codes = [],[]
     for a in progress(range(0, len(src), chunk), label='thumbnails'):
@@ -91,8 +92,8 @@ class Duplicates:
 
 # %% ../../nbs/22a_data.parts.ipynb #e66435d7
 def duplicates(
-    train:Source,     # What is learned from
-    test:Source,      # What is tested on; of the same size in pixels
+    train:ImageTextDataset, # What is learned from
+    test:ImageTextDataset,  # What is tested on; of the same size in pixels
     alike:float=.95, # How alike two images are that are nearly equal, from -1 to 1
     chunk:int=2048,   # Images at a time
 )->Duplicates:        # `print` it; its length is the number of pairs of images

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IMAGENET', 'swap_left_right', 'resize_crop', 'crop_boxes', 'turn_hue', 'jitter', 'move_points', 'crop_labels',
-           'denormalise', 'Augment', 'Plain']
+           'denormalise', 'TrainTransform', 'EvalTransform']
 
 # %% ../../nbs/21_data.transforms.ipynb #d371c687
 import math,re
@@ -181,7 +181,7 @@ def denormalise(
     return ((img.float()*s+m)*255).round().clamp(0,255).byte()
 
 # %% ../../nbs/21_data.transforms.ipynb #b1e465d9
-class Augment:
+class TrainTransform:
     "A random view of every image of a batch"
     flips = True                      # it mirrors where `batch['flip']` says so
     def __init__(self,
@@ -228,7 +228,7 @@ class Augment:
                 'img': _finish(jitter(x, fac, order), self.mean, self.std)}
 
 # %% ../../nbs/21_data.transforms.ipynb #1873e1a3
-class Plain:
+class EvalTransform:
     "The middle of every image"
     flips = False
     def __init__(self,

@@ -126,7 +126,7 @@ def read_voc(
     size:int=256,         # Images are fitted into squares of this side
     keep:float=2e9,       # Keep decoded images if all fit into so many bytes
     missing:float=0.,     # So large a part of the images may be absent: they are left out, with a warning
-)->FileSource:            # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
+)->ImageFileDataset:      # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
     "A split of a VOC folder; a `ValueError` names what is missing or wrong"
     root = Path(root)
     lists = root/'ImageSets'/'Main'
@@ -142,8 +142,8 @@ def read_voc(
         present = np.where(table.hot(False), 1, np.where(table.hot(), 0, -1)).astype(np.int8)
     there = find_files(root/'JPEGImages', [f'{n}.jpg' for n in ids], lists/f'{split}.txt', missing)
     role = dict(trainval='train', train='train', val='valid', test='test').get(split)
-    src = FileSource([there.get(f'{n}.jpg', '') for n in ids], size, root.name, keep, split=role, ids=list(ids),
-                     records=table, labels=dict(present=present), names=dict(present=names))
+    src = ImageFileDataset([there.get(f'{n}.jpg', '') for n in ids], size, root.name, keep, split=role, ids=list(ids),
+                           records=table, labels=dict(present=present), names=dict(present=names))
     return src if len(there) == len(ids) else src.subset([j for n,j in ids.items() if f'{n}.jpg' in there])
 
 # %% ../../nbs/26_data.voc.ipynb #59fa0cf8

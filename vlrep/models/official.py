@@ -129,7 +129,8 @@ _SHARED = tuple('textual.'+s for s in ('visual_projection.','embedding.','output
 def _theirs(k): return next((b+k[len(a):] for a,b in _PLACES if k.startswith(a)), None)
 
 def virtex_state(
-    model:torch.nn.Module, # A `Captioner`, `GapFiller`, `WordClassifier` or `LabelClassifier`
+    model:torch.nn.Module, # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
+                           # `MultiLabelClassificationModel`
 )->dict:                   # Name -> tensor
     "The model's weights under the names of VirTex's code; `dict(model=virtex_state(m))` is what its checkpoints hold"
     out = {_theirs(k): v for k,v in model.state_dict().items() if _theirs(k)}
@@ -139,12 +140,13 @@ def virtex_state(
 
 def _settings(model):
     "What has no shape, and so cannot be read off the weights"
-    if isinstance(model, LabelClassifier): return dict(task='multilabel', columns=model.columns.tolist(), key=model.key)
-    if isinstance(model, WordClassifier): return dict(task='token_cls', first=model.first)
+    if isinstance(model, MultiLabelClassificationModel):
+        return dict(task='multilabel', columns=model.columns.tolist(), key=model.key)
+    if isinstance(model, TokenClassificationModel): return dict(task='token_cls', first=model.first)
     layer = model.decoders[0].layers[0]
     out = dict(heads=layer.self_attn.num_heads, norm='pre' if layer.norm_first else 'post', dropout=model.embed.p,
                sos=model.sos, eos=model.eos, pad=model.pad)
-    if isinstance(model, GapFiller): return dict(task='masked_lm', **out, mask=model.mask, bert=model.bert)
+    if isinstance(model, MaskedLMModel): return dict(task='masked_lm', **out, mask=model.mask, bert=model.bert)
     return dict(task='bicaption' if len(model.decoders) == 2 else 'forward', **out)
 
 def save_virtex(
@@ -186,8 +188,9 @@ def _empty_model(state, task, had, name):
     net = {k[11:]: v for k,v in state.items() if k.startswith('visual.cnn.')}
     visual = make_backbone(*backbone_shape(net, name))
     n = len(state['textual.output.bias'])
-    if task == 'token_cls': return WordClassifier(visual, n, had.get('first', 4))
-    if task == 'multilabel': return LabelClassifier(visual, had.get('columns', range(n)), had.get('key', 'tags'))
+    if task == 'token_cls': return TokenClassificationModel(visual, n, had.get('first', 4))
+    if task == 'multilabel':
+        return MultiLabelClassificationModel(visual, had.get('columns', range(n)), had.get('key', 'tags'))
     need = [k for k in ('words','positions') if f'textual.embedding.{k}.weight' not in state]
     if need: raise ValueError(f'{name}: the weights do not fit; missing: textual.embedding.{need[0]}.weight')
     places,width = state['textual.embedding.positions.weight'].shape
@@ -201,7 +204,8 @@ def _empty_model(state, task, had, name):
             f'{name}: the file does not say how many attention heads its {width} channels have: pass heads')
     kw = dict(heads=width//64, pad=0, norm='pre' if last else 'post') | {k: had[k]
         for k in 'heads norm dropout sos eos pad mask bert'.split() if k in had}
-    model = (GapFiller if task == 'masked_lm' else Captioner)(visual, n, width=width, depth=depth, max_len=places, **kw,
+    model = (MaskedLMModel if task == 'masked_lm' else CaptioningModel)(visual, n, width=width, depth=depth,
+                                                                        max_len=places, **kw,
                                                                **({} if task == 'masked_lm'
                                                                   else dict(backward=task == 'bicaption')))
     if had.get('norm') == 'pre' and not last:
@@ -218,7 +222,8 @@ def load_virtex(
     pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
                           # pieces
     say:callable=print,   # Told what had to be assumed; None for silence
-)->torch.nn.Module:       # A `Captioner`, `GapFiller`, `WordClassifier` or `LabelClassifier`, in evaluation mode
+)->torch.nn.Module:       # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
+                          # `MultiLabelClassificationModel`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
     whole,name = _opened(source)
     state = _weights(whole, name)[0]
@@ -244,12 +249,12 @@ def load_virtex(
 # %% ../../nbs/38_models.official.ipynb #0e1ff5a2
 @torch.no_grad()
 def virtex_captions(
-    model:Captioner,  # A `Captioner`, such as from `load_virtex`
-    img:torch.Tensor, # Normalised images (b,3,h,w)
-    max_words:int=30, # Most words, [EOS] included (virtex code)
-    beams:int=5,      # Beginnings kept alive (virtex code)
-    per_node:int=2,   # Continuations that each may propose, after the first word (virtex code)
-)->torch.Tensor:      # Word pieces (b,s) without [SOS], `model.pad` after [EOS]
+    model:CaptioningModel, # A `CaptioningModel`, such as from `load_virtex`
+    img:torch.Tensor,      # Normalised images (b,3,h,w)
+    max_words:int=30,      # Most words, [EOS] included (virtex code)
+    beams:int=5,           # Beginnings kept alive (virtex code)
+    per_node:int=2,        # Continuations that each may propose, after the first word (virtex code)
+)->torch.Tensor:           # Word pieces (b,s) without [SOS], `model.pad` after [EOS]
     "Captions as VirTex's code writes them"
     def step(vis, tok):
         return model.output(model.read(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])

@@ -65,7 +65,8 @@ def masks(self:LocTexModel,
 )->list:        # bool (b,s,h,w) each
     "Where each word should look, on each grid: rendered once, on the finest, where the coarser ones are parts of it"
     if self.oracle and 'things' not in batch:
-        raise ValueError('oracle=True: the batch has no outlines of things; read with TellTruth, see vlrep.data.truth')
+        raise ValueError(
+            'oracle=True: the batch has no outlines of things; read with OracleMaskCollator, see vlrep.data.truth')
     if self.oracle: return [thing_masks(batch['things'], batch['about'], g) for g in grids]
     top = max(grids)
     fine = render_traces(batch['trace'], batch['span'], top, self.render)
@@ -159,16 +160,17 @@ def _model(r, visual, tok):
 # %% ../../nbs/64_tasks.loctex.ipynb #61c312b5
 def loctex_learner(
     recipe:LocTexRecipe,   # All numbers
-    dls:'DataLoaders',     # From `loaders`, with `read=Tell(tok, ...)`
+    dls:'DataLoaders',     # From `loaders`, with `read=NarrativeCollator(tok, ...)`
     visual:nn.Module=None, # Another backbone than the recipe's
     seed:int=0,            # First weights and dropout depend on this alone
-    precision:str='auto',  # As for `Precision`
+    precision:str='auto',  # As for `MixedPrecision`
     cbs:list|tuple=(),     # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit(learn, recipe.steps)`
     "Everything that is needed to train a backbone with narratives that point"
     r,tok = recipe,dls.train.tok
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
-    if tok is None: raise ValueError('LocTex reads narratives: the loaders need a reader (read=Tell(tok, ...))')
+    if tok is None:
+        raise ValueError('LocTex reads narratives: the loaders need a reader (read=NarrativeCollator(tok, ...))')
     if not r.contrast and dls.train.read is not None and dls.train.source.narratives is None:
         raise ValueError(f'contrast=0: {dls.train.source.name} has no narratives, so nothing is left to learn')
     with torch.random.fork_rng(devices=[]):

@@ -17,7 +17,7 @@ from ..callbacks import *
 from .recipes import *
 
 # %% ../../nbs/60_tasks.virtex.ipynb #85b9728f
-VirTexModel = Captioner # A backbone and two decoders that share everything but their layers (VirTex fig. 2)
+VirTexModel = CaptioningModel  # A backbone and two decoders that share everything but their layers (VirTex fig. 2)
 
 # %% ../../nbs/60_tasks.virtex.ipynb #5c9007e4
 def virtex_loss(
@@ -46,13 +46,14 @@ def _model(r, visual, dl):
             raise ValueError(f'{dl.source.name}: has no labels called tags or objects, which multilabel learns from')
         shown = (labels[key] > 0).any(0)
         columns = np.flatnonzero(shown if shown.any() else ~shown)
-        return LabelClassifier(visual, columns, key)
+        return MultiLabelClassificationModel(visual, columns, key)
     tok = dl.tok
     if tok is None: raise ValueError(f'the task {r.task} reads captions: the loaders need a tokenizer (tok=...)')
-    if r.task == 'token_cls': return WordClassifier(visual, len(tok), max(tok.sos, tok.eos, tok.mask, tok.pad)+1)
+    if r.task == 'token_cls':
+        return TokenClassificationModel(visual, len(tok), max(tok.sos, tok.eos, tok.mask, tok.pad)+1)
     kw = dict(width=r.width, depth=r.depth, heads=r.heads or None, dropout=r.dropout, norm=r.norm, max_len=r.max_len,
               sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
-    if r.task == 'masked_lm': return GapFiller(visual, len(tok), tok.mask, r.gaps == 'bert', **kw)
+    if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.gaps == 'bert', **kw)
     return VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
 
 # %% ../../nbs/60_tasks.virtex.ipynb #8bcbf62f
@@ -61,7 +62,7 @@ def virtex_learner(
     dls:'DataLoaders',    # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its sources have labels
     visual:torch.nn.Module=None, # Another backbone than the recipe's
     seed:int=0,           # First weights and dropout depend on this alone
-    precision:str='auto', # As for `Precision`
+    precision:str='auto', # As for `MixedPrecision`
     cbs:list|tuple=(),    # More callbacks
 )->BatchLearner:          # A fastai Learner; train it with `fit(learn, recipe.steps)`
     "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
@@ -70,7 +71,7 @@ def virtex_learner(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'virtex head'))
         model = _model(r, visual, dls.train)
-    text = [model.embed, *model.decoders] if isinstance(model, CaptionReader) else []
+    text = [model.embed, *model.decoders] if isinstance(model, VisualTextDecoder) else []
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
               r.lookahead_k, r.lookahead_alpha)
     return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs])

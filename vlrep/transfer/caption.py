@@ -18,9 +18,9 @@ from .table import *
 def write_captions(
     write:'Callable|Pretrained|list|tuple', # Images (PIL) -> captions, lists; or an object whose method `caption` does
                                             # that, like `Pretrained`; or the captions
-    source:Source, # Images
-    bs:int=64,     # Images at a time
-)->list:           # A caption for each image
+    source:ImageTextDataset, # Images
+    bs:int=64,               # Images at a time
+)->list:                     # A caption for each image
     "Have every image of `source` described"
     if isinstance(write, (list,tuple)): said = list(write)
     else:
@@ -61,12 +61,13 @@ def _judge(writers, person, refs, tail, metric, draws, seed):
 # %% ../../nbs/76_transfer.caption.ipynb #f22645e4
 def caption_scores(
     write:'Callable|Pretrained|list|tuple', # As for `write_captions`
-    source:Source,      # Held-out images with captions
-    who:str='this run', # Name of the writer in the table
-    seed:int=0,         # Of the bootstrap, and of who plays the person
-    draws:int=500,      # How often the bootstrap draws the images anew
-    bs:int=64,          # Images at a time
-)->list:                # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`, in
+    source:ImageTextDataset, # Held-out images with captions
+    who:str='this run',      # Name of the writer in the table
+    seed:int=0,              # Of the bootstrap, and of who plays the person
+    draws:int=500,           # How often the bootstrap draws the images anew
+    bs:int=64,               # Images at a time
+)->list:                     # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
+                             # in
                         # percent
     "CIDEr-D, BLEU-4 and ROUGE-L of a writer, of a person beside it, and of a person who looked at another image"
     caps = [source.captions[i] for i in range(len(source))] if source.captions is not None else []

@@ -48,8 +48,8 @@ def _score(s, y):
 def efficiency(
     backbones:dict,                      # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they
                                          # are
-    train:Source,                        # Source of the labelled images; the parts are taken from it
-    test:Source,                         # Source of the images that are reported
+    train:ImageTextDataset,              # Source of the labelled images; the parts are taken from it
+    test:ImageTextDataset,               # Source of the images that are reported
     label:str='tags',                    # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
     parts:tuple|list=(.01,.03,.1,.3,1.), # Shares of `train`
     seeds:tuple|list|range=(0,1,2),      # Each puts the images into another order

@@ -15,17 +15,17 @@ from ..data.transforms import *
 
 # %% ../../nbs/70_transfer.features.ipynb #48f3420b
 def plain_batches(
-    data:'Source|Iterable',        # A `Source`, or a loader that yields normalised batches in order
-    size:int=None,                 # Side of the views in pixels; the source's own by default
-    bs:int=256,                    # Images at a time
-    device:str|torch.device='cpu', # Where they are wanted
-)->'Iterator[Tensor]':             # Yields float images (b,3,size,size)
+    data:'ImageTextDataset|Iterable', # An `ImageTextDataset`, or a loader that yields normalised batches in order
+    size:int=None,                    # Side of the views in pixels; the source's own by default
+    bs:int=256,                       # Images at a time
+    device:str|torch.device='cpu',    # Where they are wanted
+)->'Iterator[Tensor]':                # Yields float images (b,3,size,size)
     "The images of `data` in their order, normalised, neither mirrored nor cropped at random"
-    if not isinstance(data, Source):
+    if not isinstance(data, ImageTextDataset):
         for batch in data: yield (batch if isinstance(batch, dict) else batch[0])['img'].to(device)
         return
     if not len(data): raise ValueError(f'{data.name}: no images to take features of')
-    plain = Plain(size or data.size)
+    plain = EvalTransform(size or data.size)
     for idx in torch.arange(len(data)).split(bs):
         img,hw = (t.to(device) for t in data.images(idx.numpy()))
         yield plain(dict(img=img, hw=hw, id=idx.to(device),
@@ -59,15 +59,16 @@ def pool_grid(
 def _watched(data, size, bs, device, label):
     "`plain_batches` with a bar"
     n = len(data) if hasattr(data, '__len__') else None            # batches may come from a generator
-    return progress(plain_batches(data, size, bs, device), -(-n//bs) if isinstance(data, Source) else n, label)
+    return progress(plain_batches(data, size, bs, device), -(-n//bs) if isinstance(data, ImageTextDataset) else n,
+                    label)
 
 def features(
-    backbone:nn.Module,     # `backbone(img)` gives a grid (b,c,h,w)
-    data:'Source|Iterable', # `Source` or loader
-    size:int=None,          # Side of the images in pixels; the source's own by default
-    bs:int=256,             # Images at a time
-    native:bool=False,      # The backbone's own precision instead of float32?
-)->dict:                    # `avg` (n,c) and `grid2` (n,4c), float32 on the CPU
+    backbone:nn.Module,               # `backbone(img)` gives a grid (b,c,h,w)
+    data:'ImageTextDataset|Iterable', # `ImageTextDataset` or loader
+    size:int=None,                    # Side of the images in pixels; the source's own by default
+    bs:int=256,                       # Images at a time
+    native:bool=False,                # The backbone's own precision instead of float32?
+)->dict:                              # `avg` (n,c) and `grid2` (n,4c), float32 on the CPU
     "Features of every image of `data`, in order, from a backbone that stays as it is"
     p = next(backbone.parameters(), torch.zeros(()))
     with frozen(backbone, native):
@@ -77,15 +78,15 @@ def features(
 
 # %% ../../nbs/70_transfer.features.ipynb #660e8fa7
 def bn_statistics(
-    backbone:nn.Module,     # Changed in place: its BatchNorm statistics, and nothing else
-    data:'Source|Iterable', # The pretraining images: `Source`, or a loader of normalised batches
-    size:int=None,          # Side of the images in pixels
-    n:int=4096,             # Use this many of a source's images
-    bs:int=256,             # Images a batch
-)->nn.Module:               # The same backbone
+    backbone:nn.Module,               # Changed in place: its BatchNorm statistics, and nothing else
+    data:'ImageTextDataset|Iterable', # The pretraining images: `ImageTextDataset`, or a loader of normalised batches
+    size:int=None,                    # Side of the images in pixels
+    n:int=4096,                       # Use this many of a source's images
+    bs:int=256,                       # Images a batch
+)->nn.Module:                         # The same backbone
     "Set BatchNorm statistics to the plain average over batches of `data`"
     bns = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    if isinstance(data, Source):
+    if isinstance(data, ImageTextDataset):
         n = min(n, len(data))
         data = data.subset(np.arange(n//bs*bs or n))
     p = next(backbone.parameters(), torch.zeros(()))

@@ -111,8 +111,8 @@ def knn_classes(
 # %% ../../nbs/75_transfer.neighbours.ipynb #ee2d3fff
 def knn_probe(
     backbone:nn.Module,         # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:Source,               # The labelled images
-    test:Source,                # Images that are reported; None: `train`, each image without itself
+    train:ImageTextDataset,     # The labelled images
+    test:ImageTextDataset,      # Images that are reported; None: `train`, each image without itself
     label:str,                  # The name of an integer label of both
     ks:tuple|list=(1,5,20,200), # Numbers of neighbours; those that `train` has not are left out
     t:float=.07,                # Temperature of the votes; None = one neighbour, one vote

@@ -23,7 +23,7 @@ def _view(mask):
     return mask[y:y+s,x:x+s]
 
 def named_things(
-    src:Source,                 # Scenes whose records have `masks` and `objects`
+    src:ImageTextDataset,       # Scenes whose records have `masks` and `objects`
     known:'Iterable[str]'=None, # Names that may be asked for; all by default
 )->list:                        # (row, name, mask bool (H,W)) for each question, scene by scene
     "Every thing that is alone of its kind in its scene and can be seen"
@@ -69,7 +69,7 @@ def _answers(f, src, asked, size, bs):
 def pointing_table(
     maps:dict,                  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b ->
                                 # maps that sum to 1 (b,h,w)
-    src:Source,                 # Scenes whose records have `masks` and `objects`
+    src:ImageTextDataset,       # Scenes whose records have `masks` and `objects`
     size:int=None,              # Side of the views in pixels; the source's own by default
     known:'Iterable[str]'=None, # Names that may be asked for; all by default
     seed:int=0,                 # Of the bootstrap

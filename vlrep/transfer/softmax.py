@@ -113,7 +113,7 @@ def _epochs(backbone, src, rows, recipe, size, seed, p):
             for i in np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs)):
                 yield e,f[torch.from_numpy(i).to(p.device)],rows[i]
         return
-    aug = Augment(size or src.size, recipe.scale, jitter=(0,0,0,0), jitter_p=0)
+    aug = TrainTransform(size or src.size, recipe.scale, jitter=(0,0,0,0), jitter_p=0)
     for e in range(recipe.epochs):
         for k,i in enumerate(np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs))):
             img,hw = src.images(rows[i])
@@ -124,8 +124,8 @@ def _epochs(backbone, src, rows, recipe, size, seed, p):
 # %% ../../nbs/74_transfer.softmax.ipynb #615ca51e
 def softmax_probe(
     backbone:nn.Module,                # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:Source,                      # Pictures to train on, and to choose the rate
-    test:Source,                       # Pictures that are reported
+    train:ImageTextDataset,            # Pictures to train on, and to choose the rate
+    test:ImageTextDataset,             # Pictures that are reported
     label:str,                         # The name of an integer label of both
     recipe:SoftmaxRecipe=VIRTEX_PROBE, # How it is trained
     size:int=None,                     # Side of the views in pixels; the sources' own by default

@@ -46,14 +46,14 @@ def squash(
     return {**batch, 'img': ((x-mean)/std).contiguous(memory_format=torch.channels_last)}
 
 def voc_views(
-    source:Source,                 # The photos
+    source:ImageTextDataset,       # The photos
     spec:VocSpec,                  # How they are shown
     bs:int=256,                    # Images at a time
     device:str|torch.device='cpu', # Where they are wanted
 )->'Iterator[dict]':               # Yields dicts with `img` float (b,3,size,size)
     "The photos of `source` as `spec` shows them, in order"
     if spec.view not in ('centre','squash'): raise did_you_mean('view', spec.view, ('centre','squash'))
-    plain = Plain(spec.size, spec.resize) if spec.view == 'centre' else lambda b: squash(b, spec.size)
+    plain = EvalTransform(spec.size, spec.resize) if spec.view == 'centre' else lambda b: squash(b, spec.size)
     for idx in torch.arange(len(source)).split(bs):
         img,hw = (t.to(device) for t in source.images(idx.numpy()))
         yield plain(dict(img=img, hw=hw, id=idx, flip=torch.zeros(len(idx), dtype=torch.bool, device=device)))
@@ -108,8 +108,8 @@ def _rows(s, y, names, ap, seed, draws):
 # %% ../../nbs/77_transfer.voc07.ipynb #a12c2a92
 def voc07(
     backbone:nn.Module,           # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:Source,                 # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
-    test:Source,                  # The same for the photos that are reported
+    train:ImageTextDataset,       # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
+    test:ImageTextDataset,        # The same for the photos that are reported
     spec:str|VocSpec='v2',        # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
     size:int=None,                # Side of the views, for networks that are used to others than 224 pixels
     costs:tuple|list=COSTS,       # To choose from

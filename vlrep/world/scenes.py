@@ -284,7 +284,7 @@ def world(
     workers:int=2,                # Processes that draw, if there is much to draw
     with_:str|list|tuple=(),      # What else shall be known: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
-)->ArraySource:                   # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for;
+)->ArrayDataset:                  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for;
                                   # rows as `scene` gives them
     "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
@@ -311,8 +311,8 @@ def world(
     px = {p: ArrayFile(folder/f'{p}.npy', hint=again) for p in ('images',*PIXELS) if p == 'images' or p in with_}
     more = TextBuffer.load(folder/'more.npz') if with_ else None
     sets,names = _sets(more, with_)
-    return ArraySource(px.pop('images'), 'the shifted world' if shifted else 'the world',
+    return ArrayDataset(px.pop('images'), 'the shifted world' if shifted else 'the world',
         split=split,
-                       captions=caps, labels={**labels, **sets}, names=names,
-                       ids=[f'{first}-{i:06d}' for i in range(start, start+n)],
-                       records=functools.partial(_row, notes, caps, split, start, more, with_, px))
+                        captions=caps, labels={**labels, **sets}, names=names,
+                        ids=[f'{first}-{i:06d}' for i in range(start, start+n)],
+                        records=functools.partial(_row, notes, caps, split, start, more, with_, px))
