@@ -408,12 +408,12 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged
     say(f'{asked["method"]} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
         f'seed {seed}, threads {facts["threads"]}, precision {chosen}'
         + f'; the loss is {method.unit}'*bool(method.unit))
-    with Run.reopen(resume_run) if resume_run else Run.create(run_folder(out, data, asked['method']),
-        root=asked['root'] and str(Path(asked['root']).resolve()), commit=commit(),
-                                                                         workers=workers, save_every=save_every,
-                                                                         max_damaged=max_damaged,
-                                                                         **facts) as run, unless_begun(run,
-                                                                             not resume_run, say):
+    if resume_run: run = Run.reopen(resume_run)
+    else:
+        root = asked['root'] and str(Path(asked['root']).resolve())
+        run = Run.create(run_folder(out, data, asked['method']), root=root, commit=commit(), workers=workers,
+                         save_every=save_every, max_damaged=max_damaged, **facts)
+    with run, unless_begun(run, not resume_run, say):
         regroup,tok = bool(resume_run) and _again(run, facts, inexact, say),None
         if reads:
             with stages('tokenizer'): tok = _words(run, method, rec, src)

@@ -39,8 +39,8 @@ class OneOf:
         try:
             if self.number: return self.number.problem(name, float(value))
         except ValueError: pass
-        return f'{name}={value}: {did_you_mean(name, value, self.words)}' + (f', or a number {self.number}'
-                                                                             if self.number else '')
+        also = f', or a number {self.number}' if self.number else ''
+        return f'{name}={value}: {did_you_mean(name, value, self.words)}{also}'
 
 # %% ../nbs/04_fields.ipynb #07444673
 def Int(

@@ -12,8 +12,8 @@ from .core import *
 from .pieces import *
 
 # %% ../nbs/81a_strokes.ipynb #06de3a25
-_TURBO = (63,62,156),(70,135,251),(30,203,218),(60,225,142),(164,235,60),(231,205,
-                                                                          57),(254,150,43),(229,71,11),(169,22,1)
+_TURBO = ((63,62,156), (70,135,251), (30,203,218), (60,225,142), (164,235,60), (231,205,57), (254,150,43), (229,71,11),
+          (169,22,1))
 
 def time_colour(
     part:float, # Of the time, 0 the beginning and 1 the end; what lies beyond is taken as these

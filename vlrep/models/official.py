@@ -202,12 +202,10 @@ def _empty_model(state, task, had, name):
     if 'heads' not in had and width%64:
         raise ValueError(
             f'{name}: the file does not say how many attention heads its {width} channels have: pass heads')
-    kw = dict(heads=width//64, pad=0, norm='pre' if last else 'post') | {k: had[k]
-        for k in 'heads norm dropout sos eos pad mask bert'.split() if k in had}
-    model = (MaskedLMModel if task == 'masked_lm' else CaptioningModel)(visual, n, width=width, depth=depth,
-                                                                        max_len=places, **kw,
-                                                               **({} if task == 'masked_lm'
-                                                                  else dict(backward=task == 'bicaption')))
+    kw = dict(heads=width//64, pad=0, norm='pre' if last else 'post', width=width, depth=depth, max_len=places)
+    kw |= {k: had[k] for k in 'heads norm dropout sos eos pad mask bert'.split() if k in had}
+    if task == 'masked_lm': model = MaskedLMModel(visual, n, **kw)
+    else: model = CaptioningModel(visual, n, backward=task == 'bicaption', **kw)
     if had.get('norm') == 'pre' and not last:
         for d in model.decoders: d.norm = None
     return model
