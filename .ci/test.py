@@ -6,7 +6,7 @@ import filecmp, json, os, shutil, signal, subprocess, sys, tempfile, time
 import xml.etree.ElementTree as xml
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
-import environment, newest, readme
+import environment, readme
 from environment import ROOT, Failed, quiet
 
 BIN = environment.VENV/'bin'
@@ -105,8 +105,24 @@ def pytest():
         if tests == 0 or (code and not bad): raise Failed(f'pytest ran {tests} tests, exit code {code}')
         for i in range(tests - skipped): count(None, i < bad)
 
-def newest_requirements():
-    for name,problem in newest.results(): count(name, problem)
+class Background:
+    "A script of checks that runs beside the other steps; its lines `ok` and `FAIL` are counted when it is waited for"
+    def __init__(self, *cmd):
+        self.out = tempfile.TemporaryFile('w+', errors='replace')
+        self.process = subprocess.Popen([str(c) for c in cmd], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self.out,
+                                        stderr=subprocess.STDOUT, start_new_session=True)
+    def stop(self):
+        "End the script and what it has started"
+        if self.process.poll() is None: os.killpg(self.process.pid, signal.SIGKILL)
+    def results(self):
+        "Wait; print what it printed, and count"
+        code = self.process.wait()
+        self.out.seek(0)
+        text = self.out.read()
+        print(text, end='', flush=True)
+        oks,fails = (sum(l.startswith(f'  {w}') for l in text.splitlines()) for w in ('ok ', 'FAIL '))
+        for i in range(oks+fails): count(None, i < fails)
+        if bool(code) != bool(fails) or not oks+fails: raise Failed(f'{oks+fails} checks, exit code {code}')
 
 def main():
     start = time.time()
@@ -117,12 +133,15 @@ def main():
         os.environ.setdefault('VLREP_CACHE', cache)
         for v in ('PYTHONPATH', 'IN_TEST', 'VIRTUAL_ENV'): os.environ.pop(v, None)
         if not failed:
-            step('export', exported)
-            step('clean', cleaned)
-            step('readme', readme_built)
-            step('notebooks', notebooks)
-            step('pytest', pytest)
-            step('newest requirements', newest_requirements)
+            newest = Background(sys.executable, '.ci/newest.py')     # most of its time goes into an installation
+            try:
+                step('export', exported)
+                step('clean', cleaned)
+                step('readme', readme_built)
+                step('notebooks', notebooks)
+                step('pytest', pytest)
+                step('newest requirements', newest.results)
+            finally: newest.stop()
     print(f'{time.time()-start:.0f} s in all')
     print(f'{passed} passed, {failed} failed', flush=True)
     sys.exit(failed > 0)

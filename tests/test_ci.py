@@ -35,6 +35,17 @@ def test_step_counts_what_raises(ci, capsys):
     gate.step('another', lambda: gate.count('fine'))
     assert (gate.passed, gate.failed) == (1, 1) and 'ValueError: no such thing' in capsys.readouterr().out
 
+@pytest.mark.parametrize('script,want', [
+    ('print("  ok   a"); print("  FAIL b"); raise SystemExit(1)', (1, 1)),
+    ('print("  ok   a")', (1, 0)),
+    ('print("  ok   a"); raise SystemExit(1)', (1, 1)),          # ends with a failure that no line names
+    ('pass', (0, 1)),                                            # nothing was checked
+])
+def test_background_counts_lines(ci, script, want):
+    gate = ci('test')
+    gate.step('beside', gate.Background(sys.executable, '-c', script).results)
+    assert (gate.passed, gate.failed) == want
+
 def test_environment_is_rebuilt_only_for_new_settings(ci, tmp_path, monkeypatch):
     env,built = ci('environment'), []
     monkeypatch.setattr(env, 'ROOT', tmp_path)
