@@ -87,8 +87,8 @@ def forward(self:LocTexModel,
     words = self.text(batch['tok'], batch['lens'])
     out = {}
     if hasattr(self, 'whole_v'):
-        out['img_vec'],out['txt_vec'] = self.whole_v(grids[0].mean((2,3))),self.whole_t(mean_words(words,
-                                                                                                   batch['lens']))
+        out['img_vec'] = self.whole_v(grids[0].mean((2,3)))
+        out['txt_vec'] = self.whole_t(mean_words(words, batch['lens']))
     if hasattr(self, 'place_v'):
         masks = self.masks(batch, [tuple(g.shape[2:]) for g in grids])
         for k,(g,v,t,m) in enumerate(zip(grids, self.place_v, self.place_t, masks)):
