@@ -62,7 +62,7 @@ def fingerprint(path):
     tree = ast.parse(src)
     for n in ast.walk(tree):
         if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(n) is not None:
-            n.body[0] = ast.Pass()
+            n.body[:1] = [] if len(n.body) > 1 else [ast.Pass()]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:8]
 
 # ---------------------------------------------------------------- in a process of its own, for its instruction set
@@ -151,10 +151,8 @@ def table(results):
     "Lines: for each check the smallest margin, where it was, and how many runs"
     by = {}
     for r in results:
-        for what,m in r['margins']:
-            by.setdefault(what,
-                          []).append((m if m == m else 0.,
-                                      f'{r["isa"]}, seed {r["seed"]}, {r["threads"]} threads, {r["precision"]}'))
+        where = f'{r["isa"]}, seed {r["seed"]}, {r["threads"]} threads, {r["precision"]}'
+        for what,m in r['margins']: by.setdefault(what, []).append((m if m == m else 0., where))
     wide = max(map(len, by), default=0)
     for what,ms in sorted(by.items(), key=lambda kv: min(kv[1])):
         low,where = min(ms)
@@ -162,10 +160,10 @@ def table(results):
                low >= MARGIN)
 
 def main():
-    only,seeds,isas = os.environ.get('ONLY', '').split(), int(os.environ.get('SEEDS') or 20), os.environ.get('ISA',
-        '').split() or ISAS
     there = sources()
-    only = only or list(there)
+    only = os.environ.get('ONLY', '').split() or list(there)
+    isas = os.environ.get('ISA', '').split() or ISAS
+    seeds = int(os.environ.get('SEEDS') or 20)
     for n in only:
         if n not in there: sys.exit(f'ONLY: nothing is learned in {n}; there are: {" ".join(there)}')
     for i in isas:

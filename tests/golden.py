@@ -1,7 +1,8 @@
 """Does a change of the code change a result by a single bit? Two commands, before and after the change, on one machine
 
     python tests/golden.py freeze DIR     tiny runs of every method with the code as it is, kept in DIR with golden.json
-    python tests/golden.py compare DIR    the same runs again, compared with DIR/golden.json; the runs in DIR that were
+    python tests/golden.py compare DIR [NAME ...]
+                                          the same runs again (or those named), compared with DIR/golden.json; the runs in DIR that were
                                           stopped half-way go on with today's code, and must end alike
 
 One thread, fp32. A run is compared by the SHA-256 of its weights, by its log without times, by its result's numbers and
@@ -78,10 +79,10 @@ def freeze(folder):
         print(name, *(w[:12] for w in golden[name]['weights'].values()), flush=True)
     (folder/'golden.json').write_text(json.dumps(golden, indent=1))
 
-def compare(folder):
+def compare(folder, names):
     golden,bad = json.loads((folder/'golden.json').read_text()),0
     with tempfile.TemporaryDirectory() as tmp:
-        for name in RUNS:
+        for name in names:
             whole,half = Path(tmp)/name,Path(tmp)/f'{name}-stopped'
             call(*start_words(name, whole))
             shutil.copytree(folder/half.name, half)
@@ -92,10 +93,13 @@ def compare(folder):
                 bad += bool(diffs)
                 print(f'{"FAIL" if diffs else "ok  "} {name:12} {what:8}', *diffs[:5],
                       sep='\n       ' if diffs else ' ', flush=True)
-    print(f'{bad} of {2*len(RUNS)} runs differ')
+    print(f'{bad} of {2*len(names)} runs differ')
     sys.exit(bad > 0)
 
 if __name__ == '__main__':
     sys.path.pop(0)
-    if len(sys.argv) != 3 or sys.argv[1] not in ('freeze', 'compare'): sys.exit(__doc__)
-    {'freeze': freeze, 'compare': compare}[sys.argv[1]](Path(sys.argv[2]).resolve())
+    words,names = sys.argv[1:3],sys.argv[3:]
+    if len(words) != 2 or words[0] not in ('freeze', 'compare') or (names and words[0] == 'freeze'): sys.exit(__doc__)
+    if wrong := set(names)-set(RUNS): sys.exit(f'no such run: {" ".join(sorted(wrong))}; there are: {" ".join(RUNS)}')
+    folder = Path(words[1]).resolve()
+    freeze(folder) if words[0] == 'freeze' else compare(folder, names or list(RUNS))

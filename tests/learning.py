@@ -1,5 +1,7 @@
-("What each method must learn in a tiny training. `test_contract.py` asks it once, `make robust` with other seeds, "
- "precisions, threads and instruction sets")
+"""What each method must learn in a tiny training
+
+`test_contract.py` asks it once, `make robust` with other seeds, precisions, threads and instruction sets.
+"""
 import dataclasses, functools, json, re
 from pathlib import Path
 import torch

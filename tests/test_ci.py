@@ -1,5 +1,5 @@
 "The scripts behind the Makefile: each check of the gate goes red when it should"
-import base64, importlib, sys
+import base64, importlib, json, sys
 from pathlib import Path
 import pytest
 
@@ -10,7 +10,7 @@ def ci(monkeypatch):
     "Import a script of .ci"
     monkeypatch.syspath_prepend(str(CI))
     yield importlib.import_module
-    for m in ('environment', 'newest', 'readme', 'test'): sys.modules.pop(m, None)
+    for m in ('environment', 'newest', 'readme', 'robust', 'test'): sys.modules.pop(m, None)
 
 # ---------------------------------------------------------------- the gate
 
@@ -104,3 +104,36 @@ def test_readme(ci):
               '```python\ntable()\n```', '<b>t</b>', '|a|\n']
     assert text.split('\n\n')[1:] == blocks
     assert ci('readme').render(nb) == made
+
+# ---------------------------------------------------------------- make robust
+
+def notebook(path, *cells):
+    path.write_text(json.dumps(dict(cells=[dict(cell_type='code', source=c.splitlines(True)) for c in cells])))
+    return path
+
+@pytest.mark.parametrize('same,cell', [
+    (True, '#| learns\nlearned("loss",\n        1., 2.)   # a comment'),
+    (True, '#| learns\n#| slow\nlearned("loss", 1., 2.)'),
+    (False, '#| learns\nlearned("loss", 1., 2.5)'),
+    (False, '#| learns\nlearned("gain", 1., 2.)'),
+    (False, '#| learns\nlearned("loss", 1., 2.); steps = 1'),
+])
+def test_fingerprint_of_a_notebook(ci, tmp_path, same, cell):
+    "Layout, comments and directives do not count; a number, a word or a statement do; nor what follows the last cell"
+    of = ci('robust').fingerprint
+    before = '%matplotlib inline\ndef f(x):\n    "Twice x"\n    return 2*x'
+    was = of(notebook(tmp_path/'a.ipynb', before, '#| learns\nlearned("loss", 1., 2.)', 'f(1)'))
+    assert (of(notebook(tmp_path/'b.ipynb', before, cell, 'f(2)')) == was) == same
+    assert of(notebook(tmp_path/'c.ipynb', before.replace('2*x', '3*x'), '#| learns\nlearned("loss", 1., 2.)')) != was
+
+@pytest.mark.parametrize('same,text', [
+    (True, '"""Another docstring"""\ndef f(x):\n    "Double"\n    return (2 *\n            x)   # of x\n'),
+    (True, 'def f(x): return 2*x\n'),
+    (False, '"Module"\ndef f(x):\n    "Twice x"\n    return 3*x\n'),
+    (False, '"Module"\ndef f(x):\n    "Twice x"\n    return "2*x"\n'),
+])
+def test_fingerprint_of_a_file(ci, tmp_path, same, text):
+    of = ci('robust').fingerprint
+    (tmp_path/'a.py').write_text('"Module"\ndef f(x):\n    "Twice x"\n    return 2*x\n')
+    (tmp_path/'b.py').write_text(text)
+    assert (of(tmp_path/'a.py') == of(tmp_path/'b.py')) == same

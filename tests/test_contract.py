@@ -1,5 +1,7 @@
-("What every method owes: three names, a frozen recipe, state that is saved, a loss that falls, features that can be "
- "measured")
+"""What every method must provide
+
+Three names, a frozen recipe, state that is saved, a loss that falls, features that can be measured.
+"""
 import ast, dataclasses, inspect, re
 import numpy as np, pytest, torch
 import vlrep

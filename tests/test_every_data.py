@@ -1,5 +1,7 @@
-("Each command of the README as printed: every layout of data, every method that can read it, stopped and resumed, to "
- "its report")
+"""Each command of the README as printed, to its report
+
+Every layout of data with every method that can read it, stopped and resumed.
+"""
 from dataclasses import replace
 import pytest
 import vlrep.commands as commands
