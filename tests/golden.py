@@ -14,7 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex'.split()
 PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT/'data'/'flickr8k-world')]
-RUNS = {m: ['--method', m] for m in METHODS} | {'photos': ['--method', 'virtex', *PHOTOS]}
+DROPOUT = {'virtex', 'masked_lm', 'loctex'}           # so that what is drawn in each step counts
+RUNS = {m: ['--method', m] + ['--set', 'dropout=.1']*(m in DROPOUT) for m in METHODS}
+RUNS |= {'photos': ['--method', 'virtex', *PHOTOS]}
 TIMES = ('seconds', 'images_s', 'images_per_second')
 
 def call(*words, wait=True):
