@@ -81,7 +81,7 @@ def wrong_option(cmd, folder):
 
 DRAW = """
 from PIL import Image
-from vlrep.world.scenes import scene
+from vlrep.datasets.world.dataset import scene
 Image.fromarray(scene('test', 0).image).save('scene.png')
 """
 

@@ -1,7 +1,8 @@
 """Run the notebooks
 
 `notebooks.py test`        nbdev_test's check of each of them, two at a time: no flagged cell, no CUDA, no network
-`notebooks.py run [NAME]`  run all (or those named) from top to bottom, slow cells too, and rewrite their outputs
+`notebooks.py run [NAME]`  run all (or those named: models/10_backbones) from top to bottom, slow cells too, and rewrite
+                           their outputs
 """
 import json, os, re, signal, socket, sys, tempfile, time
 from pathlib import Path
@@ -14,7 +15,7 @@ def notebooks(names=()):
     "Paths of the notebooks that nbdev sees, in reading order; only those in `names` if given"
     from nbdev.doclinks import nbglob
     fns = sorted(p.absolute() for p in nbglob(NBS, as_path=True))
-    known = {p.stem: p for p in fns}
+    known = {p.relative_to(NBS).with_suffix('').as_posix(): p for p in fns}
     names = [n.removesuffix('.ipynb') for n in names]
     for n in names:
         if n not in known: sys.exit(f'no notebook {n}; there are: {" ".join(known)}')
@@ -84,7 +85,8 @@ def test(results=None):
                 done,status,use = os.wait4(pid, os.WNOHANG)
                 if done:
                     del running[pid]
-                    passed[fn.name] = bool(report(fn, status, use.ru_utime+use.ru_stime, time.time()-start, log))
+                    cpu,wall = use.ru_utime+use.ru_stime,time.time()-start
+                    passed[str(fn.relative_to(NBS))] = bool(report(fn, status, cpu, wall, log))
                 elif time.time()-start > LIMIT: os.killpg(pid, signal.SIGKILL)
     finally:
         for pid in running: os.killpg(pid, signal.SIGKILL)
@@ -111,8 +113,8 @@ def run(names):
         place = {'metadata': {'path': str(fn.parent)}}
         try: NotebookClient(nb, timeout=None, kernel_name='python3', resources=place).execute()
         except CellExecutionError as e:
-            failed.append(fn.name)
-            print(f'  FAIL {fn.name}\n{e}', flush=True)
+            failed.append(str(fn.relative_to(NBS)))
+            print(f'  FAIL {failed[-1]}\n{e}', flush=True)
             continue
         for c in skipped: del c.metadata['tags']
         nbformat.write(nb, fn)

@@ -1,10 +1,10 @@
 """Do the checks on learning hold with other seeds, precisions, threads and instruction sets? For `make robust`
 
-A notebook's cells that begin with `#| learns` train something and say with `vlrep.testing.learned` how far it came.
-Here they run again, each time with other values of `seed` and `precision`; so do the functions of `tests/learning.py`.
+A notebook's cells that begin with `#| learns` train something and say with `learned` how far it came. Here they run
+again, each time with other values of `seed` and `precision`; so do the functions of `tests/learning.py`.
 A margin of 1 is what `make test` asks for, MARGIN is asked here.
 
-    ONLY="NAME ..."     only these notebooks (60_tasks.virtex), or functions (falls)
+    ONLY="NAME ..."     only these notebooks (methods/virtex/30_method), or functions (falls)
     SEEDS=N             seeds 0 to N-1 at the default; 20
     ISA="NAME ..."      only these of: default SSE41 AVX2 AVX512_CORE
     RESULTS=FILE        where results are kept (runs/robust.jsonl)
@@ -41,7 +41,8 @@ def left_out(src):
 def sources():
     "Name -> notebook or file in which something is learned"
     nbs = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
-    return {p.stem: p for p in nbs if any(map(learns, cells(p)))} | {n: ROOT/'tests'/'learning.py' for n in functions()}
+    books = {p.relative_to(ROOT/'nbs').with_suffix('').as_posix(): p for p in nbs if any(map(learns, cells(p)))}
+    return books | {n: ROOT/'tests'/'learning.py' for n in functions()}
 
 def functions():
     "Names of the public functions of tests/learning.py"
@@ -107,7 +108,7 @@ def work(name, todo):
     out = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)
     import torch
-    import vlrep.testing as testing
+    import vlrep.core.testing as testing
     torch.set_num_threads(1)
     p = sources()[name]
     run = None

@@ -2,8 +2,9 @@
 
     python tests/golden.py freeze DIR     tiny runs of every method with the code as it is, kept in DIR with golden.json
     python tests/golden.py compare DIR [NAME ...]
-                                          the same runs again (or those named), compared with DIR/golden.json; the runs in DIR that were
-                                          stopped half-way go on with today's code, and must end alike
+                                          the same runs again (or those named), compared with DIR/golden.json; the
+                                          runs in DIR that were stopped half-way go on with today's code, and must end
+                                          alike
 
 One thread, fp32. A run is compared by the SHA-256 of its weights, by its log without times, by its result's numbers and
 by the fingerprints of its images. Runs differ between processors: a golden.json means nothing on another machine.

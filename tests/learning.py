@@ -5,12 +5,12 @@
 import dataclasses, functools, json, re
 from pathlib import Path
 import torch
-from vlrep.commands import METHODS
-from vlrep.first_steps import overfit, tiny
-from vlrep.jobs import train_on
-from vlrep.recipes import JOBS, override_all, recipe
-from vlrep.sources import open_sources, vocabulary
-from vlrep.testing import learned
+from vlrep.experiments.commands import METHODS
+from vlrep.experiments.sanity_checks import overfit, tiny
+from vlrep.experiments.pretrain import train_on
+from vlrep.experiments.config import JOBS, override_all, recipe
+from vlrep.experiments.sources import open_sources, vocabulary
+from vlrep.core.testing import learned
 
 @functools.lru_cache(maxsize=None)
 def material(name):

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np, pytest, torch
 from fastai.learner import load_learner
 from PIL import Image
-from vlrep.commands import METHODS
+from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.data.tokenize import Tokenizer
-from vlrep.recipes import recipe
-from vlrep.sources import reader
-from vlrep.world.scenes import world
+from vlrep.data.tokenizer import Tokenizer
+from vlrep.experiments.config import recipe
+from vlrep.experiments.sources import reader
+from vlrep.datasets.world.dataset import world
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,7 +69,7 @@ def test_predict_and_export(data, tmp_path, photo, method):
     learn.fit(1)
 
 def test_predict_agrees_with_the_run_opened_for_use(learn, photo):
-    from vlrep.jobs import use
+    from vlrep.experiments.pretrain import use
     m = use(learn.model, replace(recipe('virtex', 'world'), size=32), 'world', learn.dls.train.tok)
     got,(batch,same) = learn.predict(photo),learn.predict(photo, with_input=True)
     assert np.allclose(got['features'], m.embed(photo), atol=1e-5) and got['caption'] == m.caption(photo)
@@ -161,14 +161,14 @@ def page(o):
     return pydoc.plain(pydoc.render_doc(o))
 
 def test_help_explains_functions():
-    from vlrep.commands import pretrain
+    from vlrep.experiments.commands import pretrain
     text = page(pretrain)
     assert 'Parameters' in text and 'Of everything that is drawn; 0' in text
     assert "Returns" in text and "The run's folder, with report.html" in text
 
 def test_help_explains_classes_and_methods():
-    from vlrep.models.visual import Backbone
-    from vlrep.tasks.recipes import VirTexRecipe
+    from vlrep.models.backbones import Backbone
+    from vlrep.methods.virtex.recipe import VirTexRecipe
     text = page(Backbone)
     assert 'Channels of the first stage' in text                              # of __init__
     assert 'Normalised float images (b,3,H,W)' in text                        # of a method that was patched in
@@ -178,7 +178,7 @@ def test_help_explains_nearly_all():
     "Public functions and classes of which a parameter is explained in the source have it in their docstring"
     import importlib, pkgutil, vlrep
     mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
-            if m.name not in ('vlrep.all','vlrep.docs')]
+            if m.name not in ('vlrep.all','vlrep.core.docs')]
     public = [getattr(m, k) for m in mods for k in getattr(m, '__all__', ())]
     asked = [o for o in public if inspect.isfunction(o) and o.__module__.startswith('vlrep.')
              and re.search(r'^    \w+.*,\s+# \S', inspect.getsource(o), re.M)]
@@ -236,7 +236,7 @@ def test_types_are_shipped():
 def test_all_brings_every_public_name():
     import importlib, pkgutil, vlrep, vlrep.all
     mods = [importlib.import_module(m.name) for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
-            if m.name not in ('vlrep.all','vlrep.cli','vlrep.docs')]
+            if m.name not in ('vlrep.all','vlrep.cli','vlrep.core.docs')]
     missing = [f'{m.__name__}.{k}' for m in mods for k in getattr(m, '__all__', ())
                if getattr(vlrep.all, k, None) is not getattr(m, k)]
     assert not missing and {'np','torch','nn','F','replace'} <= set(vlrep.all.__all__)
@@ -246,23 +246,23 @@ def test_all_brings_every_public_name():
 STAGES = '''
 import sys, numpy as np, torch
 torch.set_num_threads(1)
-from vlrep.commands import METHODS
-from vlrep.data.parts import duplicates
-from vlrep.data.tokenize import Tokenizer
-from vlrep.first_steps import overfit
-from vlrep.jobs import caption_nll, train_on, use
-from vlrep.models.visual import make_backbone
-from vlrep.recipes import recipe
-from vlrep.sources import readable
-from vlrep.transfer.caption import write_captions
-from vlrep.transfer.features import bn_statistics, features
-from vlrep.transfer.linear import fit_linear, fit_named
-from vlrep.transfer.neighbours import neighbours
-from vlrep.transfer.pointing import centre_map, pointing_table
-from vlrep.transfer.softmax import SoftmaxRecipe, softmax_probe
-from vlrep.transfer.svm import fit_svms
-from vlrep.transfer.table import transfer_table
-from vlrep.world.scenes import world
+from vlrep.experiments.commands import METHODS
+from vlrep.data.duplicates import duplicates
+from vlrep.data.tokenizer import Tokenizer
+from vlrep.experiments.sanity_checks import overfit
+from vlrep.experiments.pretrain import caption_nll, train_on, use
+from vlrep.models.backbones import make_backbone
+from vlrep.experiments.config import recipe
+from vlrep.experiments.sources import readable
+from vlrep.evaluation.captioning import write_captions
+from vlrep.models.features import bn_statistics, features
+from vlrep.evaluation.linear_probe import fit_linear, fit_named
+from vlrep.evaluation.knn import neighbours
+from vlrep.evaluation.pointing import centre_map, pointing_table
+from vlrep.evaluation.softmax_probe import SoftmaxRecipe, softmax_probe
+from vlrep.evaluation.svm import fit_svms
+from vlrep.evaluation.transfer import transfer_table
+from vlrep.datasets.world.dataset import world
 from dataclasses import replace
 
 net = make_backbone(10, 8)

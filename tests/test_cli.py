@@ -5,12 +5,16 @@ import numpy as np, pytest, torch
 from PIL import Image
 import vlrep
 from vlrep.cli import main
-from vlrep.commands import pretrain
-from vlrep.data.captions import read_csv, read_flickr8k, split_source, write_csv, write_flickr30k
-from vlrep.data.coco import write_coco
-from vlrep.data.localized import write_localized
-from vlrep.transfer.caption import caption_scores
-from vlrep.world.scenes import scene
+from vlrep.experiments.commands import pretrain
+from vlrep.datasets.csv import read_csv, write_csv
+from vlrep.datasets.flickr8k import read_flickr8k
+from vlrep.data.image_files import split_source
+from vlrep.datasets.flickr30k import write_flickr30k
+from vlrep.datasets.coco import write_coco
+from vlrep.datasets.narratives import write_localized
+from vlrep.evaluation.captioning import caption_scores
+from vlrep.datasets.world.dataset import scene
+from vlrep.training.run_folder import load
 from tools import NET, PHOTOS, SIZES, WORLD, command, refused, run, sets
 
 FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.jsonl', 'samples.json', 'report.html'}
@@ -149,7 +153,7 @@ def test_damaged_photos(tmp_path, capsys):
     torn[0].write_bytes(torn[0].read_bytes()[:500])
     said = []
     out = pretrain(data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, say=said.append)
-    num = vlrep.runs.load(out).results()[-1]['numbers']
+    num = load(out).results()[-1]['numbers']
     assert (any('1 of' in s and 'no caption' in s and mute.name in s for s in said)
             and any(torn[0].name in s for s in said))
     assert list(num['damaged']) == [torn[0].name] or any(s.startswith('left out') for s in said)
@@ -157,7 +161,8 @@ def test_damaged_photos(tmp_path, capsys):
     for p in sorted((photos/'Images').iterdir())[::2]: p.write_bytes(b'')
     # which can go on, see test_foreign.py
     assert 'images cannot be read' in refused(capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out',
-                                              tmp_path/'y', *sets(TINY)) and vlrep.runs.load(tmp_path/'y')
+                                              tmp_path/'y', *sets(TINY))
+    assert load(tmp_path/'y')
 
 @pytest.mark.parametrize('data', ['csv', 'flickr30k', 'coco'])
 def test_other_layouts(data, tmp_path, capsys, monkeypatch):
@@ -174,10 +179,10 @@ def test_other_layouts(data, tmp_path, capsys, monkeypatch):
     out = pretrain(data=data, root=root, out=tmp_path/'run',
                    changes=[*TINY, 'part=.5', 'captions=2',
                             *dict(coco=['held=.2'], csv=['train=.5', 'held=.3', 'test=.2']).get(data, [])], say=str)
-    num = vlrep.runs.load(out).results()[-1]['numbers']
+    num = load(out).results()[-1]['numbers']
     assert num['images'] == dict(csv=15, flickr30k=24, coco=19)[data] and 'right' in num
     asked = []
-    monkeypatch.setattr('vlrep.commands.caption_scores', lambda write, src,**kw: asked.extend(src.ids)
+    monkeypatch.setattr('vlrep.experiments.commands.caption_scores', lambda write, src,**kw: asked.extend(src.ids)
                         or caption_scores(write, src, **kw))
     capsys.readouterr()
     main(['evaluate', str(out), '--on', 'captions', '--how', 'beam'])
@@ -200,7 +205,7 @@ LOCTEX = [*SIZES, 'point=12', 'rivals=False', 'vocab=300', 'size=32', 'steps=12'
 def test_loctex(tmp_path, capsys):
     "Where is it? On the world, in the table and on the page; a run of it cannot caption"
     out = pretrain('loctex', changes=LOCTEX, threads=1, out=tmp_path/'run', say=str)
-    num, page = vlrep.runs.load(out).results()[-1]['numbers'], (out/'report.html').read_text()
+    num, page = load(out).results()[-1]['numbers'], (out/'report.html').read_text()
     assert {(r['question'], r['backbone']) for r in num['where']} == {(q+s, w) for q in ('pointing', 'overlap')
         for s in ('', ', shifted') for w in ('loctex', 'centre')} and len(num['table']) == 7
     told = json.loads((out/'samples.json').read_text())['traces']
@@ -227,7 +232,7 @@ def test_narratives(tmp_path, capsys):
     said = []
     out = pretrain('loctex', data='narratives', root=root, changes=small, accumulate=2, threads=1, out=tmp_path/'run',
                    say=said.append)
-    num = vlrep.runs.load(out).results()[-1]['numbers']
+    num = load(out).results()[-1]['numbers']
     bare = sum(not l['traces'] for l in lines)
     bare = next(s for s in said if 'have no trace' in s), bare
     assert 1 <= int(bare[0].split()[0]) <= bare[1] and 'of 48 narratives' in bare[0]

@@ -5,19 +5,19 @@ Three names, a frozen recipe, state that is saved, a loss that falls, features t
 import ast, dataclasses, inspect, re
 import numpy as np, pytest, torch
 import vlrep
-from vlrep.commands import METHODS
-from vlrep.first_steps import overfit, tiny
-from vlrep.jobs import train_on
-from vlrep.recipes import JOBS, RECIPES, override_all, recipe
-from vlrep.runs import Run
-from vlrep.sources import open_sources, vocabulary
-from vlrep.transfer.table import transfer_table
-from vlrep.world.scenes import world
+from vlrep.experiments.commands import METHODS
+from vlrep.experiments.sanity_checks import overfit, tiny
+from vlrep.experiments.pretrain import train_on
+from vlrep.experiments.config import JOBS, override_all, recipe, RECIPES
+from vlrep.training.run_folder import Run, load
+from vlrep.experiments.sources import open_sources, vocabulary
+from vlrep.evaluation.transfer import transfer_table
+from vlrep.datasets.world.dataset import world
 from learning import Case, check_by_heart, check_falls, material
-from test_project import KNOWN, MODULES, public, read
+from test_project import MODULES, public, read
 from tools import ROOT
 
-TASKS = {m: src for m,src in MODULES.items() if m in KNOWN and KNOWN[m][0] == '6'}
+TASKS = {m: src for m,src in MODULES.items() if re.fullmatch(r'vlrep\.methods\.\w+\.method', m)}
 
 # ---------------------------------------------------------------- names
 
@@ -30,11 +30,10 @@ def defined(src):
 def three(src):
     "'' if a task's module exports XModel, x_loss, x_learner in this order and nothing else, else what it exports"
     names = [n for n in defined(src) if n in public(src)]
-    ok = len(names) == 3 and names[0].endswith('Model') and (x := names[0][:-5]) \
-        and re.fullmatch(r'[a-z]\w*_loss',
-                         names[1]) and names[2] == names[1][:-5]+'_learner' and names[1][:-5].replace('_',
-                                                                                                      '') == x.lower()
-    return '' if ok else ', '.join(names)
+    if len(names) == 3 and names[0].endswith('Model') and names[1].endswith('_loss'):
+        model,x = names[0][:-5],names[1][:-5]
+        if model and names[2] == f'{x}_learner' and model.lower() == x.replace('_', ''): return ''
+    return ', '.join(names)
 
 @pytest.mark.parametrize('mod', TASKS)
 def test_three_names(mod): assert not three(TASKS[mod])
@@ -52,8 +51,8 @@ def test_three_names_sees():
 def test_methods_and_recipes_are_the_same_names():
     assert set(METHODS) == set(RECIPES)
     for name,m in METHODS.items():
-        assert ({m.loss.__module__, m.learner.__module__} == {m.loss.__module__} <= set(TASKS) and m.recipe.__module__
-                == 'vlrep.tasks.recipes'), name
+        assert m.loss.__module__ == m.learner.__module__ in TASKS, name
+        assert m.recipe.__module__ == m.loss.__module__.replace('.method', '.recipe'), name
 
 # ---------------------------------------------------------------- one tiny training of each
 
@@ -138,7 +137,7 @@ def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
     m = vlrep.load(tmp_path/'run')
     want = case.answer(case.learn.model)
     fresh = case.fresh(seed=9).model
-    fresh.load_state_dict(vlrep.runs.load(tmp_path/'run').weights())
+    fresh.load_state_dict(load(tmp_path/'run').weights())
     got = case.answer(fresh)
     assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
     with torch.no_grad(): assert torch.equal(m.backbone(case.batch['img']), case.learn.model.visual(case.batch['img']))

@@ -4,17 +4,19 @@ Every layout of data with every method that can read it, stopped and resumed.
 """
 from dataclasses import replace
 import pytest
-import vlrep.commands as commands
+import vlrep.experiments.commands as commands
 from vlrep.cli import main
-from vlrep.data.captions import write_csv, write_flickr8k, write_flickr30k
-from vlrep.data.coco import write_coco
-from vlrep.data.localized import write_localized
-from vlrep.learner import BaseCallback
-from vlrep.options import READS
-from vlrep.recipes import JOBS, RECIPES
-from vlrep.runs import load
-from vlrep.studies import changes_of
-from vlrep.world.scenes import scene
+from vlrep.datasets.csv import write_csv
+from vlrep.datasets.flickr8k import write_flickr8k
+from vlrep.datasets.flickr30k import write_flickr30k
+from vlrep.datasets.coco import write_coco
+from vlrep.datasets.narratives import write_localized
+from vlrep.training.learner import BaseCallback
+from vlrep.experiments.options import READS
+from vlrep.experiments.config import JOBS, RECIPES
+from vlrep.training.run_folder import load
+from vlrep.experiments.comparisons import changes_of
+from vlrep.datasets.world.dataset import scene
 
 N = 60
 NET = dict(size=32, visual_depth=10, visual_width=8, width=16, depth=1, heads=2, vocab=200, bs=8, steps=3, warmup=1)

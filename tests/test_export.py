@@ -7,10 +7,10 @@ import vlrep
 from vlrep.cli import main
 from vlrep.data.loader import loaders
 from vlrep.models.export import LAYOUTS
-from vlrep.recipes import RECIPES, recipe, recipe_lines
-from vlrep.runs import Run
-from vlrep.tasks.tags import tags_learner
-from vlrep.world.scenes import scene, world
+from vlrep.experiments.config import recipe, recipe_lines, RECIPES
+from vlrep.training.run_folder import Run
+from vlrep.methods.supervised.method import tags_learner
+from vlrep.datasets.world.dataset import scene, world
 from tools import refused
 
 def untrained(folder, data, **net):

@@ -7,12 +7,12 @@ import errno, hashlib, io, json, math, os, pickle, resource, shutil, signal, tem
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
-from vlrep.callbacks import read_log
-from vlrep.commands import METHODS, pretrain
-from vlrep.core import write_json
-from vlrep.learner import fit
-from vlrep.resume import Note, StopOnSignal, TrainingInterrupted, resume
-from vlrep.runs import Run, load
+from vlrep.training.callbacks import read_log
+from vlrep.experiments.commands import METHODS, pretrain
+from vlrep.core.files import write_json
+from vlrep.training.learner import fit
+from vlrep.training.resume import Note, resume, StopOnSignal, TrainingInterrupted
+from vlrep.training.run_folder import load, Run
 from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
 from tools import SIZES, command, refused, sets, start
 
@@ -50,12 +50,12 @@ def test_killed_in_mid_write(run, source, whole, monkeypatch):
         to.write(b.getvalue()[:len(b.getvalue())//2])
         to.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-    monkeypatch.setattr('vlrep.runs.torch.save', dying)
+    monkeypatch.setattr('vlrep.training.run_folder.torch.save', dying)
     before = Run(run).saved()
     assert forked(lambda: train(run, source)) == -signal.SIGKILL
     # the old ones stand, the torn one is aside
     assert Run(run).saved() == before and load(run).state()['step'] == 9 and [p for p in run.rglob('.*.tmp')]
-    monkeypatch.setattr('vlrep.runs.torch.save', save)
+    monkeypatch.setattr('vlrep.training.run_folder.torch.save', save)
     l = train(run, source)
     same(everything(l), everything(whole))
     assert not [p for p in run.rglob('.*.tmp')]
@@ -325,7 +325,7 @@ def test_log_cannot_be_written(tmp_path, source, monkeypatch):
             raise OSError(errno.ENOSPC, 'No space left on device')
         return write(fd, data)
     train(tmp_path/'whole', source)
-    monkeypatch.setattr('vlrep.callbacks.os.write', full)
+    monkeypatch.setattr('vlrep.training.callbacks.os.write', full)
     said = []
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)

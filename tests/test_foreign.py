@@ -12,24 +12,26 @@ import numpy as np, pytest, torch
 from PIL import EpsImagePlugin, Image
 from safetensors.torch import load_file, save_file
 import vlrep
-from vlrep.commands import METHODS, open_run, pretrain
-from vlrep.core import read_json, write_json
-from vlrep.data.captions import read_csv, read_flickr8k, write_csv
-from vlrep.data.coco import read_coco, write_coco
-from vlrep.data.folder import read_folder
+from vlrep.experiments.commands import METHODS, open_run, pretrain
+from vlrep.core.files import read_json, write_json
+from vlrep.datasets.csv import read_csv, write_csv
+from vlrep.datasets.flickr8k import read_flickr8k
+from vlrep.datasets.coco import read_coco, write_coco
+from vlrep.datasets.image_folder import read_folder
 from vlrep.data.loader import loaders
-from vlrep.data.localized import read_localized, write_localized
-from vlrep.data.tokenize import Tokenizer
-from vlrep.data.voc import read_voc_xml
-from vlrep.items import DamagedImage, open_image
-from vlrep.models.captioner import CaptioningModel
-from vlrep.models.official import load_backbone, load_virtex, read_state, virtex_state
-from vlrep.models.visual import make_backbone
-from vlrep.recipes import JOBS, recipe, recipe_dict
-from vlrep.report import write_comparison, write_report
-from vlrep.runs import Run, load
-from vlrep.sources import open_photos
-from vlrep.world.scenes import scene, world
+from vlrep.datasets.narratives import read_localized, write_localized
+from vlrep.data.tokenizer import Tokenizer
+from vlrep.datasets.voc07 import read_voc_xml
+from vlrep.data.records import DamagedImage, open_image
+from vlrep.methods.virtex.models import CaptioningModel
+from vlrep.models.weights import load_backbone, read_state
+from vlrep.methods.virtex.official import load_virtex, virtex_state
+from vlrep.models.backbones import make_backbone
+from vlrep.experiments.config import JOBS, recipe, recipe_dict
+from vlrep.reports.page import write_comparison, write_report
+from vlrep.training.run_folder import load, Run
+from vlrep.experiments.sources import open_photos
+from vlrep.datasets.world.dataset import scene, world
 from test_faults import resign
 from tools import NET, PHOTOS, refused, sets
 

@@ -6,13 +6,13 @@ that was not interrupted.
 import errno, io, json, os, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pytest, torch
-import vlrep.commands, vlrep.runs
-from vlrep.callbacks import Checkpointer
+import vlrep.experiments.commands, vlrep.training.run_folder
+from vlrep.training.callbacks import Checkpointer
 from vlrep.cli import main
-from vlrep.commands import pretrain
-from vlrep.data.captions import write_flickr8k
-from vlrep.runs import Run, load
-from vlrep.world.scenes import scene, world
+from vlrep.experiments.commands import pretrain
+from vlrep.datasets.flickr8k import write_flickr8k
+from vlrep.training.run_folder import load, Run
+from vlrep.datasets.world.dataset import scene, world
 from test_faults import flip, forked
 from test_resume import rows
 from tools import ENV, SIZES, refused, sets
@@ -31,10 +31,10 @@ def quick(monkeypatch):
     def page(run):
         (run/'report.html').write_text('<html></html>\n')
         return run/'report.html'
-    monkeypatch.setattr(vlrep.commands, 'measure',
+    monkeypatch.setattr(vlrep.experiments.commands, 'measure',
                         lambda run, rec, job, src, learn,*a: (dict(steps=learn.steps.done,
                                                                    held_loss=learn.save_run.best), []))
-    monkeypatch.setattr(vlrep.commands, 'write_report', page)
+    monkeypatch.setattr(vlrep.experiments.commands, 'write_report', page)
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory): return go(tmp_path_factory.mktemp('whole')/'run')
@@ -188,14 +188,14 @@ def test_torn_report(whole, tmp_path, monkeypatch, how):
     result = (run/'result.jsonl').read_bytes()
     said = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b) if how != 'without its end' else b.rstrip()[:-1])
-    monkeypatch.setattr(vlrep.commands, 'open_sources', None)
+    monkeypatch.setattr(vlrep.experiments.commands, 'open_sources', None)
     again(run, say=said.append)
     assert p.read_bytes() == b and (run/'result.jsonl').read_bytes() == result and said == [f'report: {p}']
 
 def test_killed_before_the_report(tmp_path, quick):
     run = tmp_path/'run'
     def work():
-        vlrep.commands.write_report = lambda r: os.kill(os.getpid(), signal.SIGKILL)
+        vlrep.experiments.commands.write_report = lambda r: os.kill(os.getpid(), signal.SIGKILL)
         go(run)
     assert forked(work) == -signal.SIGKILL and not (run/'report.html').exists() and len(load(run).results()) == 1
     result = (run/'result.jsonl').read_bytes()
@@ -216,8 +216,8 @@ def test_a_killed_build(tmp_path, monkeypatch):
     stub.mkdir()
     # a helper never comes as far as to notice that nobody reads what it writes
     (stub/'json.py').write_text('import time; time.sleep(600)')
-    code = (f"import sys; from vlrep.world.scenes import world; sys.path.insert(0, {str(stub)!r}); world('train', "
-            f"1600, size=16)")
+    code = (f"import sys; from vlrep.datasets.world.dataset import world; sys.path.insert(0, {str(stub)!r}); "
+            "world('train', 1600, size=16)")
     p = subprocess.Popen([sys.executable, '-c', code], env={**ENV, 'VLREP_CACHE': str(cache)})
     end = time.monotonic()+120
     def helpers():
@@ -258,7 +258,7 @@ attempt(200, True)                   # 2.5 MB into 2 MB
 attempt(200, False)                  # where the free space is not known: when the file is made
 scenes.os.posix_fallocate = lambda fd, start, n: os.truncate(fd, start+n)
 attempt(200, False)                  # where the file system cannot promise it: when a row is written, without SIGBUS
-from vlrep.runs import save_checkpoint
+from vlrep.training.run_folder import save_checkpoint
 import torch
 (place/'steps').mkdir()
 for large in ('weights', 'state'):
@@ -305,7 +305,7 @@ def test_test_photos_gone(tmp_path, monkeypatch):
     "Said in one line; the training is kept, and asked once the photos are back"
     write_flickr8k((scene('valid', i, size=48) for i in range(40)), tmp_path/'photos')
     away = tmp_path/'away'
-    train = vlrep.commands.train_on
+    train = vlrep.experiments.commands.train_on
     moved = []
     def then_gone(*a, **kw):
         learn = train(*a, **kw)
@@ -315,7 +315,7 @@ def test_test_photos_gone(tmp_path, monkeypatch):
             moved.append(Path(src.path(i)))
             shutil.move(moved[-1], away)
         return learn
-    monkeypatch.setattr(vlrep.commands, 'train_on', then_gone)
+    monkeypatch.setattr(vlrep.experiments.commands, 'train_on', then_gone)
     run, said = tmp_path/'run', []
     changes = ['size=32', 'width=32', 'heads=2', 'vocab=200', 'bs=16', 'steps=2', 'warmup=1', 'train=.7', 'test=.2']
     with pytest.raises(ValueError) as e:
@@ -353,14 +353,14 @@ def test_disk_full_while_an_evaluation_is_noted(run, quick, monkeypatch, tmp_pat
     log.write_text('{"on": "world"}\n{"on": "wor')
     old = log.read_text()
     row = dict(question='objects', metric='mAP', backbone='tags', n=1, chance=0., value=1., low=0., high=2.)
-    monkeypatch.setattr(vlrep.commands, '_tabled', lambda *a: [row])
+    monkeypatch.setattr(vlrep.experiments.commands, '_tabled', lambda *a: [row])
     def full(self, data):
         self.touch()
         raise OSError(errno.ENOSPC, 'No space left on device', str(self))
     with monkeypatch.context() as m:
         m.setattr(Path, 'write_bytes', full)
-        with pytest.raises(OSError, match='No space left'): vlrep.commands.evaluate(run, 'world', say=quiet)
+        with pytest.raises(OSError, match='No space left'): vlrep.experiments.commands.evaluate(run, 'world', say=quiet)
     assert log.read_text() == old and not list(run.glob('.*.tmp'))
-    vlrep.commands.evaluate(run, 'world', say=quiet)
+    vlrep.experiments.commands.evaluate(run, 'world', say=quiet)
     lines = log.read_text().splitlines()
     assert lines[:2] == old.splitlines() and json.loads(lines[2])['rows'] == [row] and len(lines) == 3

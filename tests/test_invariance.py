@@ -5,10 +5,10 @@ In evaluation mode and single precision on one thread: what is left is rounding,
 from dataclasses import replace
 import pytest, torch
 from fastai.callback.core import Callback, CancelFitException
-from vlrep.commands import METHODS
+from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.learner import GradientAccumulation, MicroBatchLoader, fit
-from vlrep.sources import reader, vocabulary
+from vlrep.training.learner import fit, GradientAccumulation, MicroBatchLoader
+from vlrep.experiments.sources import reader, vocabulary
 from test_resume import small
 from tools import told
 

@@ -1,14 +1,14 @@
 "Every field and every option: what cannot be meant is refused at once and by name, what is accepted works"
 import dataclasses, math, re, subprocess, sys, typing
 import pytest
-from vlrep.commands import METHODS
-from vlrep.fields import check_fields, rule_of
-from vlrep.first_steps import tiny
-from vlrep.jobs import train_on
-from vlrep.options import READS, plan
-from vlrep.recipes import JOBS, RECIPES, recipe
-from vlrep.runs import load
-from vlrep.sources import open_sources, vocabulary
+from vlrep.experiments.commands import METHODS
+from vlrep.core.fields import check_fields, rule_of
+from vlrep.experiments.sanity_checks import tiny
+from vlrep.experiments.pretrain import train_on
+from vlrep.experiments.options import plan, READS
+from vlrep.experiments.config import JOBS, recipe, RECIPES
+from vlrep.training.run_folder import load
+from vlrep.experiments.sources import open_sources, vocabulary
 from tools import ENV, PHOTOS, WORLD, refused, sets
 
 HOME = {m: 'world' for m in READS}
@@ -76,7 +76,7 @@ def test_the_walk_sees_a_field_without_bounds():
 
 def test_smallest_job(tmp_path):
     "The lower bounds of the world's job are enough for every question that is asked of it"
-    from vlrep.commands import pretrain
+    from vlrep.experiments.commands import pretrain
     low = {f.name: rule_of(typing.get_type_hints(type(JOBS['world']), include_extras=True)[f.name])[1]
            for f in dataclasses.fields(JOBS['world'])}
     least = [f'{k}={low[k].low}' for k in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown')]

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
-from vlrep.callbacks import CSVLogger, Checkpointer, read_log
-from vlrep.commands import METHODS
+from vlrep.training.callbacks import Checkpointer, CSVLogger, read_log
+from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback, fit
-from vlrep.recipes import recipe
-from vlrep.resume import Note, StopOnSignal, TrainingInterrupted, resume
-from vlrep.runs import Run, load
-from vlrep.sources import reader, vocabulary
+from vlrep.training.learner import fit, GradientAccumulation, MicroBatchLoader, StatefulCallback
+from vlrep.experiments.config import recipe
+from vlrep.training.resume import Note, resume, StopOnSignal, TrainingInterrupted
+from vlrep.training.run_folder import load, Run
+from vlrep.experiments.sources import reader, vocabulary
 from tools import told
 
 STEPS, BATCHES = 14, 6                         # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more

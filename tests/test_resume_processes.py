@@ -2,10 +2,10 @@
 import os, shutil, signal, time
 from pathlib import Path
 import pytest, torch
-from vlrep.callbacks import Checkpointer
-from vlrep.commands import pretrain
-from vlrep.resume import TrainingInterrupted
-from vlrep.runs import Run, load
+from vlrep.training.callbacks import Checkpointer
+from vlrep.experiments.commands import pretrain
+from vlrep.training.resume import TrainingInterrupted
+from vlrep.training.run_folder import load, Run
 from test_resume import rows
 from tools import NET, SIZES, command, refused, sets, start
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from vlrep.cli import main
 from vlrep.data.narratives import narratives_of
-from vlrep.world.scenes import world
+from vlrep.datasets.world.dataset import world
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = ROOT/'data'/'flickr8k-world'

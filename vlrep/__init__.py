@@ -7,11 +7,11 @@ warnings.filterwarnings('ignore', message='`torch.jit.script` is deprecated', ca
 
 def load(run):
     "Open a run folder for use: `m = load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
-    from vlrep.commands import open_run
+    from vlrep.experiments.commands import open_run
     return open_run(run)
 
 def _explain():
-    from vlrep.docs import explain_on_import
+    from vlrep.core.docs import explain_on_import
     explain_on_import()
 
 _explain()

@@ -7,10 +7,12 @@ __all__ = ['COMMANDS', 'main', 'pretrain_main', 'caption_main', 'evaluate_main',
 
 # %% ../nbs/90_cli.ipynb #6df84a84
 import argparse,os,sys,traceback
-from .core import did_you_mean,plain_output
-from .fields import *
-from .recipes import *
-from .options import *
+from .core.registry import did_you_mean
+from .core.progress import plain_output
+from .core.fields import *
+from .experiments.config import JOBS, recipe_lines
+from .experiments.options import (check_evaluation, check_options, EVALUATIONS, LAYOUT_NAMES, one_of, plan,
+                                       PROBE_NAMES, READS)
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 class _Parser(argparse.ArgumentParser):
@@ -86,8 +88,8 @@ def _pretrain(argv):
             raise ValueError(
                 f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every and --resume out')
     _early(a)
-    from vlrep.commands import pretrain,run_checks
-    from vlrep.resume import TrainingInterrupted
+    from vlrep.experiments.commands import pretrain, run_checks
+    from vlrep.training.resume import TrainingInterrupted
     if what:
         if not all([run_checks(w, **a) for w in what]): sys.exit(1)
         return
@@ -117,7 +119,7 @@ def _caption(argv):
                    help='which checkpoint: best, last, or the number of a step (default: best)')
     a = p.read(argv)
     if not a['images']: raise ValueError('IMAGE is missing: name at least one image file')
-    from vlrep.commands import caption
+    from vlrep.experiments.commands import caption
     caption(**a)
 
 def _evaluate(argv):
@@ -136,7 +138,7 @@ def _evaluate(argv):
     p.add_argument('--ap', default='sklearn', help='for voc07: sklearn or interpolated (default: sklearn)')
     a = p.read(argv)
     check_evaluation(**{k: v for k,v in a.items() if k not in ('run','which')})
-    from vlrep.commands import evaluate
+    from vlrep.experiments.commands import evaluate
     evaluate(**a)
 
 # %% ../nbs/90_cli.ipynb #051606a8
@@ -149,7 +151,7 @@ def _export(argv):
                    help='which checkpoint: best, last, or the number of a step (default: best)')
     a = p.read(argv)
     one_of('--to', a['to'], LAYOUT_NAMES)
-    from vlrep.commands import export
+    from vlrep.experiments.commands import export
     export(**a)
 
 def _report(argv):
@@ -157,7 +159,7 @@ def _report(argv):
     p.add_argument('runs', metavar='RUN', nargs='+', help='run folders')
     p.add_argument('--out', metavar='FILE', help='the page of several runs (default: comparison.html)')
     a = p.read(argv)
-    from vlrep.commands import report
+    from vlrep.experiments.commands import report
     report(**a)
 
 COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export)
