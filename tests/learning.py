@@ -8,18 +8,19 @@ import torch
 from vlrep.experiments.commands import METHODS
 from vlrep.experiments.sanity_checks import overfit, tiny
 from vlrep.experiments.pretrain import train_on
-from vlrep.experiments.config import JOBS, override_all, recipe
-from vlrep.experiments.sources import open_sources, vocabulary
+from vlrep.experiments.config import override_all, recipe
+from vlrep.datasets.base import DATASETS
+from vlrep.experiments.sources import open_sources
 from vlrep.core.testing import learned
 
 @functools.lru_cache(maxsize=None)
 def material(name):
     "Method, tiny recipe, images and tokenizer"
     method = METHODS[name]
-    parts = [recipe(name, 'world'), JOBS['world']]
+    parts = [recipe(name, 'world'), DATASETS['world'].options]
     rec,job = override_all(parts, [*tiny(*parts), 'scenes=320', 'held=32', 'shown=16', 'steps=60', 'warmup=15'])
     src = open_sources(method, rec, job, 'world')
-    return method, rec, src, vocabulary(method, rec, src['train'])
+    return method, rec, src, method.train_tokenizer(rec, src['train'])
 
 class Case:
     """A method, its tiny recipe and images

@@ -10,7 +10,6 @@ from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
 from vlrep.data.tokenizer import Tokenizer
 from vlrep.experiments.config import recipe
-from vlrep.experiments.sources import reader
 from vlrep.datasets.world.dataset import world
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +28,7 @@ def made(data, tmp_path, method='virtex', precision='fp32'):
     tiny = dict(size=32, steps=8, warmup=2, width=32, heads=2, text_width=32, text_heads=2, visual_width=8, bs=16,
                 vocab=300)
     rec = replace(rec, **{k: v for k,v in tiny.items() if hasattr(rec, k)})
-    dls = loaders(train, valid, read=reader(METHODS[method], rec, tok), size=32, bs=16)
+    dls = loaders(train, valid, read=METHODS[method].collator(rec, tok), size=32, bs=16)
     learn = METHODS[method].learner(rec, dls, precision=precision)
     learn.path = tmp_path
     return learn
@@ -246,13 +245,10 @@ def test_all_brings_every_public_name():
 STAGES = '''
 import sys, numpy as np, torch
 torch.set_num_threads(1)
-from vlrep.experiments.commands import METHODS
 from vlrep.data.duplicates import duplicates
-from vlrep.data.tokenizer import Tokenizer
 from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.pretrain import caption_nll, train_on, use
 from vlrep.models.backbones import make_backbone
-from vlrep.experiments.config import recipe
 from vlrep.experiments.sources import readable
 from vlrep.evaluation.captioning import write_captions
 from vlrep.models.features import bn_statistics, features
@@ -262,7 +258,6 @@ from vlrep.evaluation.pointing import centre_map, pointing_table
 from vlrep.evaluation.softmax_probe import SoftmaxRecipe, softmax_probe
 from vlrep.evaluation.svm import fit_svms
 from vlrep.evaluation.transfer import transfer_table
-from vlrep.datasets.world.dataset import world
 from dataclasses import replace
 
 net = make_backbone(10, 8)

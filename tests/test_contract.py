@@ -8,9 +8,11 @@ import vlrep
 from vlrep.experiments.commands import METHODS
 from vlrep.experiments.sanity_checks import overfit, tiny
 from vlrep.experiments.pretrain import train_on
-from vlrep.experiments.config import JOBS, override_all, recipe, RECIPES
+from vlrep.experiments.config import override_all, recipe
+from vlrep.datasets.base import DATASETS
+from vlrep.methods.base import METHODS
 from vlrep.training.run_folder import Run, load
-from vlrep.experiments.sources import open_sources, vocabulary
+from vlrep.experiments.sources import open_sources
 from vlrep.evaluation.transfer import transfer_table
 from vlrep.datasets.world.dataset import world
 from learning import Case, check_by_heart, check_falls, material
@@ -48,11 +50,11 @@ def test_three_names_sees():
     for bad in ((b, a, c), (a, c, b), (a, b), (*GOOD, 'def more(): pass'), ('class OldModel: pass', b, c)):
         assert three(exports(*bad)), bad
 
-def test_methods_and_recipes_are_the_same_names():
-    assert set(METHODS) == set(RECIPES)
+def test_methods_are_what_their_folders_hold():
     for name,m in METHODS.items():
+        assert m.name == name and {type(r) for r in m.recipes.values()} == {m.recipe}, name
         assert m.loss.__module__ == m.learner.__module__ in TASKS, name
-        assert m.recipe.__module__ == m.loss.__module__.replace('.method', '.recipe'), name
+        assert m.recipe.__module__ == m.loss.__module__.removesuffix('method')+'recipe', name
 
 # ---------------------------------------------------------------- one tiny training of each
 
@@ -171,11 +173,11 @@ SWITCHES = ['localise=0', 'contrast=0', 'scales=1', 'scales=3', 'tau=.2', 'direc
 
 def two_steps(changes):
     "Losses of the second step in training and held out"
-    parts = [recipe('loctex', 'world'), JOBS['world']]
+    parts = [recipe('loctex', 'world'), DATASETS['world'].options]
     method = METHODS['loctex']
     rec,job = override_all(parts, [*tiny(*parts), 'scenes=64', 'held=16', 'shown=4', 'steps=2', 'warmup=1', *changes])
     src = open_sources(method, rec, job, 'world')
-    learn = train_on(method, rec, src, 'world', vocabulary(method, rec, src['train']), precision='fp32',
+    learn = train_on(method, rec, src, 'world', method.train_tokenizer(rec, src['train']), precision='fp32',
                      say=lambda s: None)
     return learn.tally.mean(), float(learn.validate()[0])
 

@@ -7,7 +7,8 @@ import vlrep
 from vlrep.cli import main
 from vlrep.data.loader import loaders
 from vlrep.models.export import LAYOUTS
-from vlrep.experiments.config import recipe, recipe_lines, RECIPES
+from vlrep.experiments.config import recipe, recipe_lines
+from vlrep.methods.base import METHODS
 from vlrep.training.run_folder import Run
 from vlrep.methods.supervised.method import tags_learner
 from vlrep.datasets.world.dataset import scene, world
@@ -76,7 +77,8 @@ def test_what_nothing_else_can_open_is_refused(to, runs, tmp_path, capsys):
     assert not (tmp_path/'net').exists()
 
 def test_the_default_for_photos_can_be_opened_elsewhere():
-    for method,named in RECIPES.items():
+    for method in METHODS:
+        named = METHODS[method].recipes
         for name in {'flickr8k', 'coco'} & set(named):
             line = next(l for l in recipe_lines(method) if l.split()[1] == name)
             assert 'opens in torchvision' in line, line

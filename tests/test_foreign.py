@@ -27,10 +27,10 @@ from vlrep.methods.virtex.models import CaptioningModel
 from vlrep.models.weights import load_backbone, read_state
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
-from vlrep.experiments.config import JOBS, recipe, recipe_dict
+from vlrep.experiments.config import recipe, recipe_dict
+from vlrep.datasets.base import DATASETS
 from vlrep.reports.page import write_comparison, write_report
 from vlrep.training.run_folder import load, Run
-from vlrep.experiments.sources import open_photos
 from vlrep.datasets.world.dataset import scene, world
 from test_faults import resign
 from tools import NET, PHOTOS, refused, sets
@@ -118,7 +118,7 @@ def photos(tmp_path):
     return root
 
 def trained_on(root):
-    return read_flickr8k(root, size=32), open_photos('flickr8k', root, JOBS['flickr8k'], 32, lambda s: None)['train']
+    return read_flickr8k(root, size=32), DATASETS['flickr8k'].open(root=root, size=32, say=str)['train']
 
 def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
     "By default, at the shell; a smaller limit stops the run and keeps it, and it goes on with a larger one"
@@ -220,7 +220,8 @@ def coco(root, **other):
         write_coco(part, root, split, classes=other.get(split, ['car', 'cat', 'dog']))
 
 def test_categories_of_train_and_val(tmp_path):
-    opened = lambda root: open_photos('coco', root, replace(JOBS['coco'], train=.8, held=.2), 32, lambda s: None)
+    builder = DATASETS['coco']
+    opened = lambda root: builder.open(replace(builder.options, train=.8, held=.2), root, 32, say=str)
     coco(tmp_path/'same')
     assert opened(tmp_path/'same')['test'].names['tags'] == ['car', 'cat', 'dog']
     for k, (names, why) in enumerate({('car', 'cow', 'dog'): 'train alone has cat; val alone has cow',
@@ -302,7 +303,7 @@ def test_bombs_in_tables(tmp_path):
 def build(path, method='virtex'):
     "A run folder with untrained weights: quick to make, and as good as any to be opened"
     src = world('train', 40, size=32)
-    job = JOBS['world']
+    job = DATASETS['world'].options
     rec = replace(recipe(method, 'world'), size=32, bs=4, **dict(width=32, heads=2, vocab=300) if method != 'tags'
                   else {})
     tok = Tokenizer.train(src.captions.flat(), 300) if method != 'tags' else None

@@ -11,7 +11,7 @@ from vlrep.training.callbacks import Checkpointer
 from vlrep.cli import main
 from vlrep.experiments.commands import pretrain
 from vlrep.datasets.flickr8k import write_flickr8k
-from vlrep.training.run_folder import load, Run
+from vlrep.training.run_folder import load, Run, save_checkpoint
 from vlrep.datasets.world.dataset import scene, world
 from test_faults import flip, forked
 from test_resume import rows
@@ -258,7 +258,6 @@ attempt(200, True)                   # 2.5 MB into 2 MB
 attempt(200, False)                  # where the free space is not known: when the file is made
 scenes.os.posix_fallocate = lambda fd, start, n: os.truncate(fd, start+n)
 attempt(200, False)                  # where the file system cannot promise it: when a row is written, without SIGBUS
-from vlrep.training.run_folder import save_checkpoint
 import torch
 (place/'steps').mkdir()
 for large in ('weights', 'state'):

@@ -8,7 +8,6 @@ from fastai.callback.core import Callback, CancelFitException
 from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
 from vlrep.training.learner import fit, GradientAccumulation, MicroBatchLoader
-from vlrep.experiments.sources import reader, vocabulary
 from test_resume import small
 from tools import told
 
@@ -29,7 +28,7 @@ def case(request):
     "A method's model and loss, and a batch of 12 captioned scenes"
     method, r = METHODS[request.param], alone(request.param)
     train, valid = told('train', 96), told('valid', 24)
-    dls = loaders(train, valid, read=reader(method, r, vocabulary(method, r, train)), bs=12, size=32, seed=3,
+    dls = loaders(train, valid, read=method.collator(r, method.train_tokenizer(r, train)), bs=12, size=32, seed=3,
                   device='cpu')
     model = method.learner(r, dls, seed=3, precision='fp32').model
     batch = next(iter(dls.valid))[0]
@@ -99,7 +98,7 @@ class Peek(Callback):
 def test_accumulation(method):
     "The gradient of 4 parts of a batch, of unequal counts, is that of the batch"
     m, r, train, valid = METHODS[method], alone(method), told('train', 96), told('valid', 24)
-    got, read = [], reader(m, r, vocabulary(m, r, train))
+    got, read = [], m.collator(r, m.train_tokenizer(r, train))
     for n in (1, 4):
         dls = loaders(train, valid, read=read, bs=18, size=32, seed=3, device='cpu')
         dls.loaders[0] = MicroBatchLoader(dls.train, n)

@@ -1,30 +1,31 @@
 "Every field and every option: what cannot be meant is refused at once and by name, what is accepted works"
 import dataclasses, math, re, subprocess, sys, typing
 import pytest
-from vlrep.experiments.commands import METHODS
 from vlrep.core.fields import check_fields, rule_of
 from vlrep.experiments.sanity_checks import tiny
 from vlrep.experiments.pretrain import train_on
-from vlrep.experiments.options import plan, READS
-from vlrep.experiments.config import JOBS, recipe, RECIPES
+from vlrep.experiments.options import plan
+from vlrep.methods.base import METHODS
+from vlrep.experiments.config import recipe
+from vlrep.datasets.base import DATASETS
 from vlrep.training.run_folder import load
-from vlrep.experiments.sources import open_sources, vocabulary
+from vlrep.experiments.sources import open_sources
 from tools import ENV, PHOTOS, WORLD, refused, sets
 
-HOME = {m: 'world' for m in READS}
+HOME = {m: 'world' for m in METHODS}
 SMALL = ['scenes=64', 'held=8', 'probe=40', 'probe_held=40', 'test=40', 'shown=4', 'point=4', 'steps=2', 'warmup=1',
          'bs=8']
 
 def parts(method):
     "Recipe and job so small that two steps take a fraction of a second"
-    both = [recipe(method, 'world'), JOBS['world']]
+    both = [recipe(method, 'world'), DATASETS['world'].options]
     names = {f.name for p in both for f in dataclasses.fields(p)}
     return plan(method, None, [*tiny(*both), *(c for c in SMALL if c.split('=')[0] in names)], 'world')
 
 def trains(method, rec, job):
     "Two steps of training, then the held-out loss"
     src = open_sources(METHODS[method], rec, job, 'world')
-    learn = train_on(METHODS[method], rec, src, 'world', vocabulary(METHODS[method], rec, src['train']),
+    learn = train_on(METHODS[method], rec, src, 'world', METHODS[method].train_tokenizer(rec, src['train']),
                      precision='fp32', say=str)
     return float(learn.validate()[0])
 
@@ -58,8 +59,8 @@ def test_every_field_of_every_recipe(method, name, monkeypatch):
 def test_every_field_of_every_job(data):
     "Refused by name, or within the bounds that are written beside it"
     method = 'loctex' if data == 'world' else 'virtex'
-    for f in dataclasses.fields(JOBS[data]):
-        for text in odd(typing.get_type_hints(type(JOBS[data]))[f.name]):
+    for f in dataclasses.fields(DATASETS[data].options):
+        for text in odd(typing.get_type_hints(type(DATASETS[data].options))[f.name]):
             try: rec, job = plan(method, None, [f'{f.name}={text}'], data)
             except ValueError as e: assert f.name in str(e) and '\n' not in str(e), (f.name, text, e)
             else: assert check_fields(job) is job and text in ('0', '2', '-1', 'maybe'), (f.name, text)
@@ -69,7 +70,7 @@ def test_the_walk_sees_a_field_without_bounds():
 
     Recipes have a rule for every number
     """
-    for R in {type(r) for rs in RECIPES.values() for r in rs.values()} | {type(j) for j in JOBS.values()}:
+    for R in {m.recipe for m in METHODS.values()} | {type(d.options) for d in DATASETS.values()}:
         for n,h in typing.get_type_hints(R, include_extras=True).items():
             kind, rule = rule_of(h)
             assert kind is bool or rule, f'{R.__name__}.{n} has no bounds'
@@ -77,8 +78,8 @@ def test_the_walk_sees_a_field_without_bounds():
 def test_smallest_job(tmp_path):
     "The lower bounds of the world's job are enough for every question that is asked of it"
     from vlrep.experiments.commands import pretrain
-    low = {f.name: rule_of(typing.get_type_hints(type(JOBS['world']), include_extras=True)[f.name])[1]
-           for f in dataclasses.fields(JOBS['world'])}
+    low = {f.name: rule_of(typing.get_type_hints(type(DATASETS['world'].options), include_extras=True)[f.name])[1]
+           for f in dataclasses.fields(DATASETS['world'].options)}
     least = [f'{k}={low[k].low}' for k in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown')]
     net = [c for c in WORLD if c.split('=')[0] not in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown',
                                                        'steps', 'bs', 'vocab')]
@@ -90,7 +91,7 @@ def test_smallest_job(tmp_path):
 # ---------------------------------------------------------------- options
 
 WRONG = {'--threads 100000': '--threads 100000: must be from 1 to 512', '--threads 0': '--threads 0',
-         '--root x': '--root x: the world needs no files', '--workers 9999': '--workers 9999',
+         '--root x': '--root x: world needs no files', '--workers 9999': '--workers 9999',
          '--accumulate 0': '--accumulate 0', '--accumulate 100 --set bs=64': '--accumulate 100: a batch has 64 images',
          '--save-every -1': '--save-every -1', '--resume-at 3': '--resume RUN',
          '--method loctex --accumulate 64': 'have no negatives'}

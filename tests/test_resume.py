@@ -15,7 +15,6 @@ from vlrep.training.learner import fit, GradientAccumulation, MicroBatchLoader, 
 from vlrep.experiments.config import recipe
 from vlrep.training.resume import Note, resume, StopOnSignal, TrainingInterrupted
 from vlrep.training.run_folder import load, Run
-from vlrep.experiments.sources import reader, vocabulary
 from tools import told
 
 STEPS, BATCHES = 14, 6                         # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more
@@ -52,7 +51,7 @@ class Curve(Callback):
 
 def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
     m,r = METHODS[method],small(method)
-    dls = loaders(*source, read=reader(m, r, vocabulary(m, r, source[0])), bs=16, size=32, seed=3, device='cpu',
+    dls = loaders(*source, read=m.collator(r, m.train_tokenizer(r, source[0])), bs=16, size=32, seed=3, device='cpu',
                   workers=workers)
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     return m.learner(r, dls, seed=3, precision=precision,

@@ -32,6 +32,7 @@ from .data.masking import *
 from .data.transforms import *
 from .data.narratives import *
 from .data.traces import *
+from .data.instance_maps import *
 from .data.collate import *
 from .data.loader import *
 from .losses.cross_entropy import *
@@ -46,6 +47,9 @@ from .reports.traces import *
 from .reports.page import *
 
 # %% ../nbs/95_all.ipynb #e5cbd3d5
+from .datasets.base import *
+from .datasets.options import *
+from .datasets.split import *
 from .datasets.flickr8k import *
 from .datasets.flickr30k import *
 from .datasets.csv import *
@@ -54,6 +58,7 @@ from .datasets.voc07 import *
 from .datasets.coco import *
 from .datasets.image_folder import *
 from .datasets.world.drawing import *
+from .datasets.world.options import *
 from .datasets.world.objects import *
 from .datasets.world.layout import *
 from .datasets.world.captions import *
@@ -65,6 +70,7 @@ from .datasets.world.difficulty import *
 from .datasets.world.extras import *
 from .datasets.world.dataset import *
 from .datasets.world.gallery import *
+from .datasets.world.build import *
 from .models.backbones import *
 from .models.text_decoder import *
 from .models.text_encoder import *
@@ -82,6 +88,7 @@ from .training.resume import *
 
 # %% ../nbs/95_all.ipynb #a95c0001
 from .methods.recipe import *
+from .methods.base import *
 from .methods.virtex.recipe import *
 from .methods.virtex.models import *
 from .methods.virtex.method import *

@@ -7,18 +7,22 @@ __all__ = ['COMMANDS', 'main', 'pretrain_main', 'caption_main', 'evaluate_main',
 
 # %% ../nbs/90_cli.ipynb #6df84a84
 import argparse,os,sys,traceback
-from .core.registry import did_you_mean
+from .core.registry import did_you_mean, load_plugin
 from .core.progress import plain_output
 from .core.fields import *
-from .experiments.config import JOBS, recipe_lines
+from .datasets.base import DATASETS
+from .methods.base import METHODS
+from .experiments.config import recipe_lines
 from .experiments.options import (check_evaluation, check_options, EVALUATIONS, LAYOUT_NAMES, one_of, plan,
-                                       PROBE_NAMES, READS)
+                                       PROBE_NAMES)
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 class _Parser(argparse.ArgumentParser):
     "Errors are raised, and say what was meant"
     def __init__(self, name, about, end=''):
         super().__init__(prog=f'vlrep-{name}', description=about, epilog=end, allow_abbrev=False)
+        self.add_argument('--plugin', action='append', default=[], metavar='FILE',
+                          help='a Python file that registers a method or a dataset; may be repeated')
     def error(self, message): raise ValueError(message.removeprefix('argument '))
     def read(self, argv):
         "The options in `argv`; the first unknown word is an error"
@@ -29,7 +33,17 @@ class _Parser(argparse.ArgumentParser):
         args,rest = self.parse_known_args(argv)
         if rest and rest[0].startswith('-'): raise did_you_mean('option', rest[0], known)
         if rest: raise ValueError(f'{rest[0]!r}: this word belongs to no option')
-        return vars(args)
+        a = vars(args)
+        del a['plugin']                                          # `main` has imported them
+        return a
+
+def _load_plugins(words):
+    "Import the files that follow `--plugin`, before anything else is read: they may add methods and datasets"
+    for i,w in enumerate(words):
+        option,sep,path = w.partition('=')
+        if option != '--plugin': continue
+        if not sep and i+1 == len(words): raise ValueError('--plugin: a file is missing')
+        load_plugin(path if sep else words[i+1])
 
 # %% ../nbs/90_cli.ipynb #e02a8393
 def _pretrain_parser():
@@ -38,12 +52,12 @@ def _pretrain_parser():
                 'Exit codes: 0 done; 1 the machine refuses (full disk, no permission); 2 a word, value or file is '
                 'wrong; stopped after a checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the '
                 'process at once.')
-    p.add_argument('--method', help=f'one of: {", ".join(READS)} (default: virtex)')
+    p.add_argument('--method', help=f'one of: {", ".join(METHODS)} (default: virtex)')
     p.add_argument('--recipe', dest='name', metavar='NAME',
                    help='a recipe of the method (default: the one called like the data)')
     p.add_argument('--set', dest='changes', action='append', default=[], metavar='FIELD=VALUE',
                    help='change a field of the recipe or a size of the job, see --fields; may be repeated')
-    p.add_argument('--data', help=f'one of: {", ".join(JOBS)} (default: world)')
+    p.add_argument('--data', help=f'one of: {", ".join(DATASETS)} (default: world)')
     p.add_argument('--root', metavar='DIR', help='for photos: the folder in the layout of --data, or the CSV file')
     p.add_argument('--out', metavar='DIR', help='folder of the run (default: the next free one in runs/)')
     p.add_argument('--seed', type=int, help='of everything that is drawn (default: 0)')
@@ -128,7 +142,7 @@ def _evaluate(argv):
     p.add_argument('--on', required=True, help=f'one of: {", ".join(EVALUATIONS)}')
     p.add_argument('--root', metavar='DIR', help='where the photos are: VOCdevkit/VOC2007, or a folder with train/ and '
                                                  'val/')
-    p.add_argument('--data', help=f'for captions, one of: {", ".join(JOBS)} (default: what the run was trained on)')
+    p.add_argument('--data', help=f'for captions, one of: {", ".join(DATASETS)} (default: what the run was trained on)')
     p.add_argument('--which', default='best',
                    help='which checkpoint: best, last, or the number of a step (default: best)')
     p.add_argument('--how', default='greedy', help='for captions: greedy, beam or nucleus (default: greedy)')
@@ -178,6 +192,7 @@ def main(
         return
     try:
         if name not in COMMANDS: raise did_you_mean('command', name, COMMANDS)
+        _load_plugins(argv[1:])
         COMMANDS[name](argv[1:])
         return
     except ValueError as e: code,text = 2,str(e)

@@ -304,30 +304,35 @@ def annotate(self:ImageTextDataset,
 class ArrayDataset(ImageTextDataset):
     "Images that stand in one array, in memory or mapped from a file"
     def __init__(self,
-        images, # uint8 (n,S,S,3)
-        name:str='array', **kw # As for `ImageTextDataset`
+        images,               # uint8 (n,S,S,3)
+        name:str='array',     # For messages
+        hw:np.ndarray=None,   # Height and width of the part of each that is image (n,2); all of it by default
+        **kw                  # As for `ImageTextDataset`
     ):
         if images.ndim != 4 or images.shape[3] != 3 or images.shape[1] != images.shape[2] or images.dtype != np.uint8:
             raise ValueError(f'{name}: images must be uint8 (n,S,S,3), not {images.dtype} {tuple(images.shape)}')
         super().__init__(name, len(images), images.shape[1], **kw)
-        self.pixels = images
+        self.pixels,self.hw = images,hw
     def images(self,
         idx:np.ndarray|list|range # Rows (b,)
     )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`"
         idx = np.asarray(idx)
         img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0,3,1,2)
-        return img,torch.full((len(idx),2), self.size)
+        return img,torch.full((len(idx),2), self.size) if self.hw is None else torch.as_tensor(self.hw[idx])
     def __getitem__(self, i:int)->Record:
         r = self._record(i)
-        r.image = np.array(self.pixels[i])
+        h,w = (self.size, self.size) if self.hw is None else self.hw[i]
+        r.image = np.array(self.pixels[i][:h,:w])
         return r
     def subset(self,
         idx:np.ndarray|list|range, # Rows to keep, in their new order
         split:str=None,            # The split they make
     )->ImageTextDataset:
         "A source of these rows"
-        return ArrayDataset(self.pixels[np.asarray(idx)], self.name, **self._rows(idx, split))
+        idx = np.asarray(idx)
+        hw = None if self.hw is None else self.hw[idx]
+        return ArrayDataset(self.pixels[idx], self.name, hw, **self._rows(idx, split))
 
 # %% ../../nbs/data/00_records.ipynb #07be5263
 def fit_square(
@@ -340,6 +345,20 @@ def fit_square(
     out = np.zeros((size,size,3), np.uint8)
     out[:h,:w] = np.asarray(img.resize((w,h), Image.BILINEAR))
     return out,(h,w)
+
+@patch(cls_method=True)
+def from_images(cls:ArrayDataset,
+    images:list,         # Pictures of any size and kind that Pillow opens as `Image`
+    captions:list,       # For each a list of captions
+    size:int=256,        # Longer side of the stored images
+    name:str='images', **kw # As for `ImageTextDataset`: `ids`, `labels`
+)->ArrayDataset:         # Their order is that of `images`
+    "A dataset of images in memory, with captions; a `ValueError` if they are not as many"
+    if len(images) != len(captions): raise ValueError(f'{name}: {len(images)} images, {len(captions)} captions')
+    if not len(images): raise ValueError(f'{name}: not a single image')
+    pixels,hw = zip(*(fit_square(_clear(img), size) for img in images))
+    texts = [[c] if isinstance(c, str) else list(c) for c in captions]
+    return cls(np.stack(pixels), name, np.array(hw), captions=texts, **kw)
 
 # %% ../../nbs/data/00_records.ipynb #aee18a41
 def _shared(*shape):

@@ -10,8 +10,7 @@ import csv,os
 from pathlib import Path
 from ..core.files import *
 from ..data.records import ImageFileDataset
-from ..data.image_files import caption_source, write_images
-from ..data.image_files import _nfc
+from ..data.image_files import _nfc, caption_source, write_images
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #10af00b4
 _layout = "Flickr8k's layout is a folder with Images/ and captions.txt"

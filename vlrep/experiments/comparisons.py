@@ -17,6 +17,7 @@ from ..core.plotting import *
 from ..reports.instability import dagger, shown_names, warning_notes
 from ..reports.figures import ask_name
 from ..reports.page import read_results
+from ..datasets.base import DATASETS
 from .config import *
 from .options import *
 
@@ -76,7 +77,7 @@ def changes_of(
 )->list:       # Texts field=value
     "In what a run differs from the recipe it is named after"
     name = recipe_name(info['method'], info['name'], info['data']['name'])
-    now = {**recipe_dict(recipe(info['method'], name)), **recipe_dict(JOBS[info['data']['name']])}
+    now = {**recipe_dict(recipe(info['method'], name)), **recipe_dict(DATASETS[info['data']['name']].options)}
     had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
     return [f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k,v in had.items() if k not in now or v != now[k]]
 

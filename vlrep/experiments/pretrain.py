@@ -21,7 +21,8 @@ from ..metrics.ranking import caption_nouns
 from ..reports.instability import learning_warning, mark_warned
 from ..reports.page import jpeg_uri, pick
 from ..datasets.world.captions import caption_categories
-from ..datasets.world.dataset import scene, world
+from ..datasets.world.dataset import world
+from ..datasets.base import DATASETS
 from ..models.backbones import make_backbone
 from ..models.features import bn_statistics
 from ..models.pretrained import Pretrained
@@ -30,17 +31,14 @@ from ..training.callbacks import EpochLosses, ProgressLogger
 from ..training.run_folder import Run
 from ..training.resume import memory_advice, out_of_memory
 from ..methods.recipe import MethodRecipe
+from ..methods.base import Method, METHODS
 from ..methods.supervised.recipe import TagsRecipe
-from ..methods.supervised.method import tags_learner, tags_loss, TagsModel
 from ..evaluation.transfer import table_text, world_table
 from ..evaluation.captioning import caption_scores
 from ..evaluation.samples import more_samples
 from ..evaluation.grounding import grounding_table, pointer, trace_samples
 from .config import *
 from .sources import *
-
-# %% ../../nbs/experiments/40_pretrain.ipynb #7bd451b2
-_tags = Method(TagsRecipe, TagsModel, tags_loss, tags_learner, 'labels')
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #6a7d1774
 def use(
@@ -132,7 +130,7 @@ def train_on(
     method:Method,                  # Recipe, model, loss and learner
     rec:MethodRecipe,               # Its recipe
     src:dict,                       # Sources `train` and `held`
-    data:str,                       # world, or how photos are laid out: flickr8k, flickr30k, csv or coco
+    data:str,                       # One of `DATASETS`
     tok:Tokenizer=None,             # Tokenizer, for methods that read captions
     seed:int=0,                     # Of weights, order, views, dropout
     precision:str='auto',           # auto, fp32, bf16 or fp16
@@ -147,7 +145,7 @@ def train_on(
     j = rec.jitter
     aug,plain = TrainTransform(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4),
                                jitter_p=rec.jitter_p),views(rec, data)[1]
-    dls = loaders(src['train'], src['held'], read=reader(method, rec, tok), size=rec.size, bs=rec.bs, aug=aug,
+    dls = loaders(src['train'], src['held'], read=method.collator(rec, tok), size=rec.size, bs=rec.bs, aug=aug,
                   plain=plain, seed=seed, flip_p=rec.flip_p, workers=workers, max_damaged=max_damaged)
     every = max(1, round(rec.steps/len(dls.train)/8))
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
@@ -191,7 +189,7 @@ def baselines(
         net = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
     if isinstance(rec, TagsRecipe): return dict(random=net)
     with stages('supervised'):
-        learn = train_on(_tags, supervised(rec), src, 'world', seed=seed, precision=precision,
+        learn = train_on(METHODS['tags'], supervised(rec), src, 'world', seed=seed, precision=precision,
                          cbs=[seen := EpochLosses()], say=say, accumulate=accumulate)
     if warnings is not None and (w := learning_warning(seen.rows)): warnings['supervised'] = w
     return dict(supervised=learn.model.visual, random=net)
@@ -199,12 +197,12 @@ def baselines(
 def sample_images(
     samples:list,         # As `noun_scores` or `photo_samples` gives them
     src:ImageTextDataset, # Where they are from
-    data:str,             # world, or how photos are laid out: flickr8k, flickr30k, csv or coco
+    data:str,             # One of `DATASETS`
 )->list:                  # The best, the typical and the worst, with images to show
     "Keep what the report shows, and draw it larger than the network saw it"
-    out = []
+    out,draw = [],DATASETS[data].redraw
     for s in [s for v in pick(samples).values() for s in v]:
-        img = scene('test', s['row'], size=192).load() if data == 'world' else src[s['row']].load()
+        img = draw(s['row'], 192).load() if draw else src[s['row']].load()
         out.append({k: v for k,v in s.items() if k != 'row'} | dict(image=jpeg_uri(img)))
     return out
 
@@ -218,7 +216,7 @@ def trace_figures(
     model:torch.nn.Module, m:Pretrained, # Trained; the same, opened for use
     rec:MethodRecipe, # Its recipe
     src:dict,         # Sources `train` and `test`
-    data:str,         # world, or how photos are laid out
+    data:str,         # One of `DATASETS`
     seed:int=0,       # Which pictures
     n:int=6,          # How many
 )->list:              # As `trace_samples`; none if training had no narratives
@@ -226,8 +224,8 @@ def trace_figures(
     if src['train'].narratives is None: return []
     rows = [int(r) for r in rng(seed, 'told').permutation(len(src['test']))[:n]]
     big = None
-    if data == 'world':
-        recs,big = ([scene('test', r, size=s, with_='narrative') for r in rows] for s in (rec.size,336))
+    if draw := DATASETS[data].redraw:
+        recs,big = ([draw(r, s, with_='narrative') for r in rows] for s in (rec.size,336))
         big = [r.load() for r in big]
     else: recs = src['test'].subset(rows)
     return trace_samples(model, m, recs, big, max_len=rec.max_len, time_pad=getattr(rec, 'time_pad', 0.))
@@ -238,7 +236,8 @@ def _pictures(model, m, rec, src, data, seed, samples, before):
         some = _still(src['train'].subset(range(min(len(src['train']), 2000))), 'training', 1, m.name, str)
         before = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), some, rec.size)
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]] if samples else []
-    show = (lambda r: scene('test', r, size=192).load()) if data == 'world' else None
+    draw = DATASETS[data].redraw
+    show = (lambda r: draw(r, 192).load()) if draw else None
     told = trace_figures(model, m, rec, src, data, seed)
     return dict(captions=sample_images(samples, src['test'], data) if samples else [],
                 **more_samples(model, m, before, src['test'], rows, seed, show), **(dict(traces=told) if told else {}))
@@ -299,7 +298,7 @@ def _of_training(run, rec, src, learn, say):
 # %% ../../nbs/experiments/40_pretrain.ipynb #e28adcac
 def measure(
     run:Run,            # Open, trained
-    rec:MethodRecipe, job:WorldOptions|PhotoOptions,  # Recipe of the method, sizes of the job
+    rec:MethodRecipe, job:object,  # Recipe of the method, sizes of the job
     src:dict,           # Sources `train`, `held`, `test`
     learn:BatchLearner, # The learner, at its best checkpoint
     tok:Tokenizer,      # Tokenizer, or None
@@ -309,15 +308,15 @@ def measure(
     "Everything that is asked of a trained model"
     info,model,samples = run.info,learn.model,[]
     method,data,seed = info['method'],info['data']['name'],info['seed']
-    m = use(model, rec, data, tok, str(run.path))
+    m,builder = use(model, rec, data, tok, str(run.path)),DATASETS[data]
     num,lost = _of_training(run, rec, src, learn, say)
     bad = num['warnings']
-    if data != 'world':
+    if builder.audit:
         src = {**src, 'test': _still(src['test'], 'test', 2, run.path, say)}
         num.update(damaged=lost, duplicates=_shared(src, say))
     rivals = (baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say, bad)
-              if data == 'world' and job.rivals else {})
-    if data == 'world':
+              if 'domain_shift' in builder.answers and job.rivals else {})
+    if 'domain_shift' in builder.answers:
         nets = {method: model.visual, **rivals}
         with stages('transfer'):
             num['table'] = mark_warned(world_table(nets, world, rec.size, seed, (job.probe, job.probe_held, job.test),
@@ -327,15 +326,15 @@ def measure(
             with stages('where'):
                 num['where'] = mark_warned(grounding_table({method: points}, rec.size, job.point, seed, job.draws), bad)
             say(table_text(num['where']))
-    if hasattr(model, 'generate'):
+    if m.write:
         with stages('captions'):
-            got,samples = (noun_scores(m, src['test']) if data == 'world' else
+            got,samples = (noun_scores(m, src['test']) if 'objects' in builder.answers else
                            photo_samples(model, learn.loss_func.loss, m, src['test'], job.shuffles, rec.max_len))
             num['caption_table'] = mark_warned(caption_scores([s['caption'] for s in samples], src['test'], who=method,
                                                               seed=seed), bad)
             num.update(got)
         say(table_text(num['caption_table']))
-        say(_SAID[data == 'world'].format(**got))
+        say(_SAID['noun_precision' in got].format(**got))
         for s in samples[:2]: say(f'  {s["id"]}: {s["caption"]}')
     for who,w in bad.items(): say(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')
     with stages('pictures'): return num,_pictures(model, m, rec, src, data, seed, samples, rivals.get('random'))

@@ -15,6 +15,7 @@ from ..data.loader import StatefulLoader
 from ..data.subsets import limit_captions
 from ..training.callbacks import ProgressLogger
 from ..training.learner import BaseCallback, fit, stop_fit, training_state
+from ..methods.base import Method
 from .sources import *
 from .pretrain import *
 
@@ -25,7 +26,7 @@ _TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads
 
 def tiny(
     rec:'MethodRecipe',              # A recipe
-    job:'WorldOptions|PhotoOptions', # Sizes of the job
+    job:object,                     # Sizes of the job
 )->list:                             # Texts `field=value`, for `override_all([rec, job], ...)`
     "Changes with which the whole job takes some twenty seconds on two cores, and learns next to nothing"
     kind = {f.name: type(getattr(p, f.name)) for p in (rec, job) for f in fields(p)}
@@ -116,7 +117,7 @@ def _look_time(learn, most=3):
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #a6b5fc50
 def dry_run(
     method:Method,                                       # Recipe, model, loss and learner
-    rec:'MethodRecipe', job:'WorldOptions|PhotoOptions', # Its recipe, and the sizes of the job
+    rec:'MethodRecipe', job:object, # Its recipe, and the sizes of the job
     src:dict,                                            # Sources `train` and `held`
     data:str='world',                                    # What they are
     tok:'Tokenizer'=None,                                # Tokenizer, for methods that read captions
@@ -206,7 +207,7 @@ def _same_view(method, rec, src, n, tok, data, steps):
     if few.captions is not None: few = limit_captions(few, 1, 0)
     calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items()
             if hasattr(rec, k)}
-    kw = dict(read=reader(method, rec, tok), aug=views(rec, data)[1], bs=len(few))
+    kw = dict(read=method.collator(rec, tok), aug=views(rec, data)[1], bs=len(few))
     return replace(rec, **calm),DataLoaders(StatefulLoader(few, train=True, shuffle=False, flip_p=0., **kw),
                                             StatefulLoader(few.subset([0]), **kw))
 

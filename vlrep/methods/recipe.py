@@ -6,9 +6,10 @@
 __all__ = ['Task', 'Gaps', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCount', 'Norm', 'Drop', 'Init', 'Vocab', 'Length',
            'Side', 'Fraction', 'Share', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every',
            'Weight', 'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render',
-           'MethodRecipe']
+           'MethodRecipe', 'photo_recipes']
 
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
+from dataclasses import replace
 from ..core.fields import *
 
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
@@ -50,8 +51,18 @@ class MethodRecipe:
     "What the fields of any recipe must agree in, see `check_fields`"
     def check(self)->None:
         "A `ValueError` names the fields that do not go together"
-        problem = self._schedule() or self._backbone() or self._heads() or self._losses()
-        if problem: raise ValueError(problem)
+        if problem := next(filter(None, self.problems()), None): raise ValueError(problem)
+    def problems(self)->'Iterator[str]':
+        "What is wrong, or None; a method with rules of its own adds them"
+        yield self._schedule()
+        yield self._backbone()
+        yield self._heads()
+    def check_parts(self,
+        parts:int # Into which a batch is cut, to save memory
+    )->None:
+        "A `ValueError` if a batch cannot be cut into so many"
+        if parts > self.bs:
+            raise ValueError(f'--accumulate {parts}: a batch has {self.bs} images, and cannot be cut into more parts')
     def _schedule(self):
         if self.warmup >= self.steps: return f'warmup={self.warmup}: must be below the {self.steps} steps'
     def _backbone(self):
@@ -61,9 +72,20 @@ class MethodRecipe:
         return (f'visual_width={self.visual_width}: ResNet-{self.visual_depth} has {there}; visual_depth=10 takes any '
                 f'width')
     def _heads(self):
-        if not hasattr(self, 'heads') or getattr(self, 'task', '') in ('token_cls', 'multilabel'): return
-        heads = self.heads or max(1, self.width//64)
-        if self.width % heads: return f'heads={self.heads}: a width of {self.width} cannot be split into {heads} heads'
-    def _losses(self):
-        if getattr(self, 'contrast', 1) or self.localise: return
-        return 'contrast=0 and localise=0: nothing is left to learn'
+        width,heads = getattr(self, 'width', None),getattr(self, 'heads', None)
+        if width is None or heads is None: return
+        heads = heads or max(1, width//64)
+        if width % heads: return f'heads={heads}: a width of {width} cannot be split into {heads} heads'
+
+# %% ../../nbs/methods/00_recipe.ipynb #053382ff
+_at64 = dict(size=64, vocab=2000, steps=750, warmup=75)
+_r18 = dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=.2)
+
+def photo_recipes(
+    like:MethodRecipe,    # A recipe with the small ResNet
+    name:str='flickr8k',  # What they are called: `name` and `name_small`
+    **changes             # Fields that differ from `like`
+)->dict:                  # Name -> recipe
+    "The recipes for a thousand photos: with a ResNet-18, and with the small network"
+    small = replace(like, **_at64, **changes)
+    return {name: replace(small, **_r18), f'{name}_small': small}

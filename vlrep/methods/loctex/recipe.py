@@ -6,7 +6,9 @@
 __all__ = ['LocTexRecipe']
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #c1e9b16e
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fastcore.basics import patch
+from ..base import *
 from ..recipe import *
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #b0c19c49
@@ -50,3 +52,41 @@ class LocTexRecipe(MethodRecipe):
     momentum:Momentum=.9     # Of SGD (sec. 4.1)
     wd:Decay=1e-4            # Weight decay, of everything (sec. 4.1)
     clip:Norm2=0.            # Largest norm of the gradient; 0 for none (none is mentioned)
+
+# %% ../../../nbs/methods/loctex/10_recipe.ipynb #02b0c4f1
+@patch
+def problems(self:LocTexRecipe)->'Iterator[str]':
+    "A loss must be left, and a pair must have negatives"
+    yield from MethodRecipe.problems(self)
+    yield None if self.contrast or self.localise else 'contrast=0 and localise=0: nothing is left to learn'
+    yield 'bs=1: a single pair has no negatives' if self.contrast and self.bs < 2 else None
+
+@patch
+def check_parts(self:LocTexRecipe, parts:int)->None:
+    "Each part must have negatives"
+    MethodRecipe.check_parts(self, parts)
+    if self.contrast and parts > 1 and self.bs//parts < 2:
+        raise ValueError(f'--accumulate {parts}: parts of {self.bs//parts} pairs have no negatives')
+
+# %% ../../../nbs/methods/loctex/10_recipe.ipynb #82dc466e
+_paper = LocTexRecipe()                         # LocTex's setting with 118K images: every default
+_world = LocTexRecipe(visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre', init='fan_in', bs=64,
+                      size=48, vocab=600, max_len=60, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260,
+                      cnn_lr=.5, text_lr=.2, lr=.2, clip=1., group=0)
+_collate = 'vlrep.methods.loctex.oracle_masks:narrative_'
+
+METHODS.add(Method('loctex', LocTexRecipe, {
+    'loctex_r50': _paper,
+    'loctex_r50_contrast': replace(_paper, localise=0.),                     # tab. 4: without the traces
+    'loctex_r50_1x': replace(_paper, scales=1),                              # tab. 5: one grid, as the next ones
+    'loctex_r50_4x': replace(_paper, scales=3),
+    'loctex_r50_oracle': replace(_paper, oracle=True),
+    # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
+    'loctex_r50_809k': replace(_paper, every=True, steps=237_300, warmup=15_820),
+    'world': _world, **photo_recipes(_world)},
+    **{k: f'vlrep.methods.loctex.method:{v}' for k,v in dict(model='LocTexModel', loss='loctex_loss',
+                                                             learner='loctex_learner').items()},
+    needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle else set()), wants=lambda recipe: {'narratives'},
+    tokenizer=_collate+'tokenizer', collate=_collate+'collator', notes='vlrep.methods.loctex.collate:narrative_notes',
+    paper='LocTex (Liu and others, 2021)',
+    loss_unit='nats a pair plus the distances of attention and trace (LocTex eq. 1 can fall below 0)'))

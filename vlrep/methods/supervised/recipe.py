@@ -7,6 +7,7 @@ __all__ = ['TagsRecipe']
 
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #d40a4cd7
 from dataclasses import dataclass
+from ..base import *
 from ..recipe import *
 
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #009c5d61
@@ -28,3 +29,10 @@ class TagsRecipe(MethodRecipe):
     momentum:Momentum=.9     # Of SGD (as VirTex sec. 3)
     wd:Decay=1e-4            # Weight decay (as VirTex sec. 3)
     clip:Norm2=1.            # Largest norm of the gradient, 0 for none; 10, as in the virtex code, is unstable here
+
+# %% ../../../nbs/methods/supervised/10_recipe.ipynb #7e0e6e19
+METHODS.add(Method('tags', TagsRecipe, {'world': TagsRecipe()},
+    **{k: f'vlrep.methods.supervised.method:{v}' for k,v in dict(model='TagsModel', loss='tags_loss',
+                                                                 learner='tags_learner').items()},
+    needs=lambda recipe: {'categories'}, tokenizer=None, collate=None,
+    loss_unit='nats an image, added over labels'))

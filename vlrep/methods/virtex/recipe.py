@@ -6,7 +6,8 @@
 __all__ = ['VirTexRecipe']
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #21dc6af9
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ..base import *
 from ..recipe import *
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #6279e631
@@ -40,3 +41,46 @@ class VirTexRecipe(MethodRecipe):
     lookahead_k:Every=5       # Lookahead's steps; 0 for none (sec. 3)
     lookahead_alpha:Share=.5  # Lookahead's share (sec. 3)
     clip:Norm2=10.            # Largest norm of the gradient; 0 for none (code)
+    def _heads(self):
+        return None if self.task in ('token_cls','multilabel') else super()._heads()   # a classifier has no heads
+
+# %% ../../../nbs/methods/virtex/10_recipe.ipynb #8c458b16
+_base = VirTexRecipe()
+_small = replace(_base, visual_depth=10, visual_width=16, width=64, heads=4, norm='pre', init='fan_in', bs=64,
+                 cnn_lr=.5, lr=.2, lookahead_k=0)
+_world = replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260)
+_parts = {k: f'vlrep.methods.virtex.method:virtex_{k}' for k in ('loss','learner')}
+_models = 'vlrep.methods.virtex.models:'
+_paper = 'VirTex (Desai and Johnson, 2021)'
+
+METHODS.add(Method('virtex', VirTexRecipe, {
+    'virtex_r50_l1_h1024': _base,
+    **{f'virtex_r50_l1_h{h}': replace(_base, width=h) for h in (512,768,2048)}, # tab. 2: width
+    **{f'virtex_r50_l{l}_h1024': replace(_base, depth=l) for l in (2,3,4)},     # tab. 2: depth
+    'virtex_r50w2x_l1_h1024': replace(_base, visual_width=128),                 # tab. 3: backbones
+    'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
+    'world': _world, **photo_recipes(_small)},
+    model=_models+'CaptioningModel', **_parts, paper=_paper, loss_unit='nats a word piece, both directions added'))
+
+# %% ../../../nbs/methods/virtex/10_recipe.ipynb #150ff83f
+METHODS.add(Method('captioning', VirTexRecipe, {
+    'captioning_r50_l1_h2048': replace(_base, task='forward', width=2048),      # tab. 1
+    'world': replace(_world, task='forward'), **photo_recipes(_small, task='forward')},
+    model=_models+'CaptioningModel', **_parts, paper=_paper, loss_unit='nats a word piece'))
+
+METHODS.add(Method('masked_lm', VirTexRecipe, {
+    'masked_lm_r50_l1_h2048': replace(_base, task='masked_lm', width=2048),     # code
+    'world': replace(_world, task='masked_lm', lr=.05), **photo_recipes(_small, task='masked_lm', lr=.05)},
+    model=_models+'MaskedLMModel', **_parts, paper=_paper, loss_unit='nats a missing piece'))
+
+METHODS.add(Method('token_cls', VirTexRecipe, {
+    'token_cls_r50': replace(_base, task='token_cls'),                          # tab. 1
+    'world': replace(_world, task='token_cls'), **photo_recipes(_small, task='token_cls')},
+    model=_models+'TokenClassificationModel', **_parts, paper=_paper,
+    loss_unit='nats a caption, over the set of its pieces'))
+
+METHODS.add(Method('multilabel', VirTexRecipe, {
+    'multilabel_r50': replace(_base, task='multilabel'),                        # tab. 1
+    'world': replace(_world, task='multilabel'), **photo_recipes(_small, 'coco', task='multilabel')},
+    model=_models+'MultiLabelClassificationModel', **_parts, paper=_paper, needs=lambda recipe: {'labels'},
+    tokenizer=None, collate=None, loss_unit='nats an image, over the set of its labels'))

@@ -1,0 +1,130 @@
+"A method and a dataset from files outside the library, by the real commands; no file of the library knows of them"
+import json, subprocess, sys
+import pytest
+from vlrep.training.run_folder import load
+from tools import ENV, ROOT
+
+NET = ['size=32', 'visual_width=8', 'bs=16', 'warmup=2']
+SIZES = ['scenes=96', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'shown=8', 'point=0', 'rivals=false']
+
+def sets(*lists): return [w for c in sum(lists, []) for w in ('--set', c)]
+
+RUN = """
+import json, sys
+from vlrep.cli import main
+codes = []
+for words in json.loads(sys.argv[1]):
+    try: main(words)
+    except SystemExit as e: codes.append(e.code)
+    else: codes.append(0)
+    print('----', flush=True)
+    print('----', file=sys.stderr, flush=True)
+print(json.dumps(codes))
+"""
+
+def vlrep(folder, *commands, codes=None):
+    "Commands in `folder`, one after the other in a fresh process; what each printed"
+    words = [list(map(str, c)) for c in commands]
+    p = subprocess.run([sys.executable, '-W', 'ignore', '-c', RUN, json.dumps(words)], cwd=folder, env=ENV,
+                       capture_output=True, text=True)
+    *out,got = p.stdout.split('----\n')
+    said = [a+b for a,b in zip(out, p.stderr.split('----\n'))]
+    assert p.returncode == 0 and json.loads(got) == (codes or [0]*len(words)), p.stdout[-2000:] + p.stderr[-2000:]
+    return said
+
+def tutorial(*starts):
+    "The cells of the tutorial on one's own method that begin like this"
+    cells = json.loads((ROOT/'nbs'/'tutorials'/'your_method.ipynb').read_text())['cells']
+    texts = [''.join(c['source']) for c in cells if c['cell_type'] == 'code']
+    return [next(t for t in texts if t.startswith(s)) for s in starts]
+
+ADD = "METHODS.add(Method('match', MatchRecipe, {'world': MatchRecipe()}, MatchModel, match_loss, match_learner))"
+STOP = """
+import os, signal
+from vlrep.all import *
+
+class Stop(BaseCallback):
+    "A signal, once, in the middle of the training"
+    order = 94
+    def after_batch(self):
+        if self.training and self.learn.steps.done == 3 and not os.path.exists('stopped'):
+            open('stopped', 'w').close()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def stopping(recipe, dls, cbs=(), **kw): return match_learner(recipe, dls, cbs=[*cbs, Stop()], **kw)
+METHODS.add(replace(METHODS['match'], learner=stopping))
+"""
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    d = tmp_path_factory.mktemp('outside')
+    four, = tutorial('@dataclass(frozen=True)\nclass MatchRecipe')
+    text = '\n\n'.join(['from vlrep.all import *', four, ADD])
+    (d/'match.py').write_text(text)
+    (d/'match_stopping.py').write_text(text+STOP)
+    return d
+
+def test_the_tutorial_prints_what_is_tested():
+    page = ''.join(''.join(c['source']) for c in
+                   json.loads((ROOT/'nbs'/'tutorials'/'your_method.ipynb').read_text())['cells'])
+    assert ADD in page and 'vlrep-pretrain --plugin match.py --method match' in page
+
+def test_a_method_from_a_file(folder):
+    "Trained, stopped, resumed, evaluated, reported, opened; the stopped run ends as the other did"
+    small = sets(NET, ['steps=6'], SIZES)
+    new = ['pretrain', '--plugin', 'match.py', '--method', 'match']
+    names,fields,said = vlrep(folder, ['pretrain', '--plugin=match.py', '--recipes'], [*new, '--fields'],
+                              [*new, *small, '--out', 'whole'])
+    assert 'match  ' in names and 'width=64' in fields and 'match on world: 96 images to learn from' in said
+    vlrep(folder, ['pretrain', '--plugin', 'match_stopping.py', '--method', 'match', *small, '--out', 'halves'],
+          codes=[143])
+    again, = vlrep(folder, ['pretrain', '--resume', 'halves'])
+    table,*_,nothing = vlrep(folder, ['evaluate', 'whole', '--on', 'world'], ['report', 'whole'],
+                             ['report', 'whole', 'halves', '--out', 'both.html'], ['caption', 'whole', 'none.png'],
+                             codes=[0, 0, 0, 2])
+    assert 'going on from step' in again and 'setting' in table and 'caption' in nothing
+    assert (folder/'both.html').stat().st_size > 5000
+    a,b = load(folder/'whole'),load(folder/'halves')
+    assert all((v == b.weights('last')[k]).all() for k,v in a.weights('last').items())
+    assert [r['value'] for r in a.results()[0]['numbers']['table']] \
+        == [r['value'] for r in b.results()[0]['numbers']['table']]
+
+def test_what_can_be_wrong_with_a_file(folder):
+    (folder/'broken.py').write_text('METHODS.add(1)')
+    (folder/'taken.py').write_text(
+        'from vlrep.all import *\nMETHODS.add(replace(METHODS["loctex"], name="virtex"))')
+    words = {('--method', 'match'): "unknown --method 'match'", ('--plugin', 'none.py'): 'none.py: no such file',
+             ('--plugin',): '--plugin: a file is missing', ('--plugin', 'broken.py'): 'broken.py: NameError',
+             ('--plugin', 'taken.py'): "method 'virtex': registered by vlrep.methods.virtex.recipe and by taken"}
+    said = vlrep(folder, *(['pretrain', *w] for w in words), codes=[2]*len(words))
+    for got,want in zip(said, words.values()): assert want in got
+
+DOTS = """
+from PIL import Image, ImageDraw
+from vlrep.all import *
+
+def dot(i):
+    img = Image.new('RGB', (40, 30), 'white')
+    ImageDraw.Draw(img).ellipse([10, 5, 30, 25], fill=('red','blue')[i%2])
+    return img
+
+def read(root, size):
+    colours = [('red','blue')[i%2] for i in range(60)]
+    return ArrayDataset.from_images([dot(i) for i in range(60)], [f'a {c} dot' for c in colours], size, name='dots')
+
+DATASETS.add(DatasetBuilder('dots', {'captions'}, read=read))
+"""
+
+def test_a_dataset_of_images_in_memory(folder):
+    "A list of Pillow's images with captions, by the real command, with a method of the library and with one outside it"
+    (folder/'dots.py').write_text(DOTS)
+    small = sets(NET, ['visual_depth=10', 'steps=4', 'vocab=64', 'width=16', 'heads=2', 'dropout=0'])
+    new = ['pretrain', '--plugin', 'dots.py', '--data', 'dots']
+    said,scores,_,lacks = vlrep(folder, [*new, *small, '--out', 'dots-run'],
+                                ['evaluate', 'dots-run', '--on', 'captions'],
+                                [*new, '--plugin', 'match.py', '--method', 'match', *sets(NET, ['steps=4', 'vocab=64']),
+                                 '--out', 'dots-match'], [*new, '--method', 'tags'], codes=[0, 0, 0, 2])
+    assert 'virtex on dots: 48 images to learn from' in said and 'CIDEr' in scores
+    num = load(folder/'dots-run').results()[0]['numbers']
+    assert num['duplicates']['images'] == 6 and num['right'] > 0      # the same two pictures in every part
+    assert 'learns from categories, and dots has none' in lacks
