@@ -196,7 +196,7 @@ def public_functions():
             own = inspect.isclass(o) and o.__module__ == m.__name__
             for n,f in vars(o).items() if own else {'': o}.items():
                 # a property, a cached one, or a function
-                f = getattr(f, 'fget', None) or getattr(f, 'func', None) or (getattr(o, n) if n else f)
+                f = getattr(f, 'fget', None) or getattr(f, 'func', None) or (getattr(o, n, None) if n else f)
                 f = inspect.unwrap(getattr(f, '__func__', f)) if callable(f) else f
                 if inspect.isfunction(f) and f.__module__.startswith('vlrep.') and not n.startswith(
                     '_') and not f.__name__.startswith('_'):
@@ -249,7 +249,11 @@ from vlrep.data.duplicates import duplicates
 from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.pretrain import caption_nll, train_on, use
 from vlrep.models.backbones import make_backbone
-from vlrep.experiments.sources import readable
+from vlrep.data.subsets import readable
+from vlrep.data.tokenizer import Tokenizer
+from vlrep.datasets.world.dataset import world
+from vlrep.experiments.config import recipe
+from vlrep.methods.base import METHODS
 from vlrep.evaluation.captioning import write_captions
 from vlrep.models.features import bn_statistics, features
 from vlrep.evaluation.linear_probe import fit_linear, fit_named

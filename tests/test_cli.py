@@ -182,7 +182,7 @@ def test_other_layouts(data, tmp_path, capsys, monkeypatch):
     num = load(out).results()[-1]['numbers']
     assert num['images'] == dict(csv=15, flickr30k=24, coco=19)[data] and 'right' in num
     asked = []
-    monkeypatch.setattr('vlrep.experiments.commands.caption_scores', lambda write, src,**kw: asked.extend(src.ids)
+    monkeypatch.setattr('vlrep.evaluation.ask.caption_scores', lambda write, src,**kw: asked.extend(src.ids)
                         or caption_scores(write, src, **kw))
     capsys.readouterr()
     main(['evaluate', str(out), '--on', 'captions', '--how', 'beam'])

@@ -4,14 +4,16 @@ Every process here is killed, or every disk full, at one chosen moment; then the
 that was not interrupted.
 """
 import errno, io, json, os, shutil, signal, subprocess, sys, time
+from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 import vlrep.experiments.commands, vlrep.training.run_folder
 from vlrep.training.callbacks import Checkpointer
 from vlrep.cli import main
+from vlrep.evaluation.base import EVALUATIONS
 from vlrep.experiments.commands import pretrain
 from vlrep.datasets.flickr8k import write_flickr8k
-from vlrep.training.run_folder import load, Run, save_checkpoint
+from vlrep.training.run_folder import load, Run
 from vlrep.datasets.world.dataset import scene, world
 from test_faults import flip, forked
 from test_resume import rows
@@ -244,7 +246,7 @@ def test_a_killed_build(tmp_path, monkeypatch):
 FULL = '''
 import os, sys, errno
 from pathlib import Path
-from vlrep.world import scenes
+from vlrep.datasets.world import dataset as scenes
 place = Path(sys.argv[1]); os.environ['VLREP_CACHE'] = str(place)
 def attempt(n, known):
     if not known: scenes.shutil.disk_usage = lambda p, old=scenes.shutil.disk_usage: old(p)._replace(free=10**12)
@@ -258,6 +260,7 @@ attempt(200, True)                   # 2.5 MB into 2 MB
 attempt(200, False)                  # where the free space is not known: when the file is made
 scenes.os.posix_fallocate = lambda fd, start, n: os.truncate(fd, start+n)
 attempt(200, False)                  # where the file system cannot promise it: when a row is written, without SIGBUS
+from vlrep.training.run_folder import save_checkpoint
 import torch
 (place/'steps').mkdir()
 for large in ('weights', 'state'):
@@ -352,7 +355,7 @@ def test_disk_full_while_an_evaluation_is_noted(run, quick, monkeypatch, tmp_pat
     log.write_text('{"on": "world"}\n{"on": "wor')
     old = log.read_text()
     row = dict(question='objects', metric='mAP', backbone='tags', n=1, chance=0., value=1., low=0., high=2.)
-    monkeypatch.setattr(vlrep.experiments.commands, '_tabled', lambda *a: [row])
+    monkeypatch.setitem(EVALUATIONS, 'world', replace(EVALUATIONS['world'], run=lambda asked: [row]))
     def full(self, data):
         self.touch()
         raise OSError(errno.ENOSPC, 'No space left on device', str(self))

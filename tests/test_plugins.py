@@ -1,36 +1,11 @@
 "A method and a dataset from files outside the library, by the real commands; no file of the library knows of them"
-import json, subprocess, sys
+import json
 import pytest
 from vlrep.training.run_folder import load
-from tools import ENV, ROOT
+from tools import ROOT, sets, vlrep
 
 NET = ['size=32', 'visual_width=8', 'bs=16', 'warmup=2']
 SIZES = ['scenes=96', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'shown=8', 'point=0', 'rivals=false']
-
-def sets(*lists): return [w for c in sum(lists, []) for w in ('--set', c)]
-
-RUN = """
-import json, sys
-from vlrep.cli import main
-codes = []
-for words in json.loads(sys.argv[1]):
-    try: main(words)
-    except SystemExit as e: codes.append(e.code)
-    else: codes.append(0)
-    print('----', flush=True)
-    print('----', file=sys.stderr, flush=True)
-print(json.dumps(codes))
-"""
-
-def vlrep(folder, *commands, codes=None):
-    "Commands in `folder`, one after the other in a fresh process; what each printed"
-    words = [list(map(str, c)) for c in commands]
-    p = subprocess.run([sys.executable, '-W', 'ignore', '-c', RUN, json.dumps(words)], cwd=folder, env=ENV,
-                       capture_output=True, text=True)
-    *out,got = p.stdout.split('----\n')
-    said = [a+b for a,b in zip(out, p.stderr.split('----\n'))]
-    assert p.returncode == 0 and json.loads(got) == (codes or [0]*len(words)), p.stdout[-2000:] + p.stderr[-2000:]
-    return said
 
 def tutorial(*starts):
     "The cells of the tutorial on one's own method that begin like this"
@@ -71,7 +46,7 @@ def test_the_tutorial_prints_what_is_tested():
 
 def test_a_method_from_a_file(folder):
     "Trained, stopped, resumed, evaluated, reported, opened; the stopped run ends as the other did"
-    small = sets(NET, ['steps=6'], SIZES)
+    small = sets([*NET, 'steps=6', *SIZES])
     new = ['pretrain', '--plugin', 'match.py', '--method', 'match']
     names,fields,said = vlrep(folder, ['pretrain', '--plugin=match.py', '--recipes'], [*new, '--fields'],
                               [*new, *small, '--out', 'whole'])
@@ -118,12 +93,13 @@ DATASETS.add(DatasetBuilder('dots', {'captions'}, read=read))
 def test_a_dataset_of_images_in_memory(folder):
     "A list of Pillow's images with captions, by the real command, with a method of the library and with one outside it"
     (folder/'dots.py').write_text(DOTS)
-    small = sets(NET, ['visual_depth=10', 'steps=4', 'vocab=64', 'width=16', 'heads=2', 'dropout=0'])
+    small = sets([*NET, 'visual_depth=10', 'steps=4', 'vocab=64', 'width=16', 'heads=2', 'dropout=0'])
     new = ['pretrain', '--plugin', 'dots.py', '--data', 'dots']
     said,scores,_,lacks = vlrep(folder, [*new, *small, '--out', 'dots-run'],
                                 ['evaluate', 'dots-run', '--on', 'captions'],
-                                [*new, '--plugin', 'match.py', '--method', 'match', *sets(NET, ['steps=4', 'vocab=64']),
-                                 '--out', 'dots-match'], [*new, '--method', 'tags'], codes=[0, 0, 0, 2])
+                                [*new, '--plugin', 'match.py', '--method', 'match', '--out', 'dots-match',
+                                 *sets([*NET, 'steps=4', 'vocab=64'])],
+                                [*new, '--method', 'tags'], codes=[0, 0, 0, 2])
     assert 'virtex on dots: 48 images to learn from' in said and 'CIDEr' in scores
     num = load(folder/'dots-run').results()[0]['numbers']
     assert num['duplicates']['images'] == 6 and num['right'] > 0      # the same two pictures in every part

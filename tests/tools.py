@@ -1,5 +1,5 @@
 "What the tests share: the command line in both spellings, and tiny jobs"
-import os, subprocess, sys
+import json, os, subprocess, sys
 from pathlib import Path
 import pytest
 from vlrep.cli import main
@@ -43,3 +43,26 @@ def refused(capsys, *words, code=2):
     err = capsys.readouterr().err
     assert e.value.code == code and err.count('\n') == 1 and 'Traceback' not in err, err
     return err
+
+RUN = """
+import json, sys
+from vlrep.cli import main
+codes = []
+for words in json.loads(sys.argv[1]):
+    try: main(words)
+    except SystemExit as e: codes.append(e.code)
+    else: codes.append(0)
+    print('----', flush=True)
+    print('----', file=sys.stderr, flush=True)
+print(json.dumps(codes))
+"""
+
+def vlrep(folder, *commands, codes=None):
+    "Commands in `folder`, one after the other in a fresh process; what each printed"
+    words = [list(map(str, c)) for c in commands]
+    p = subprocess.run([sys.executable, '-W', 'ignore', '-c', RUN, json.dumps(words)], cwd=folder, env=ENV,
+                       capture_output=True, text=True)
+    *out,got = p.stdout.split('----\n')
+    said = [a+b for a,b in zip(out, p.stderr.split('----\n'))]
+    assert p.returncode == 0 and json.loads(got) == (codes or [0]*len(words)), p.stdout[-2000:] + p.stderr[-2000:]
+    return said

@@ -76,6 +76,7 @@ from .models.text_decoder import *
 from .models.text_encoder import *
 from .models.decoding import *
 from .models.weights import *
+from .models.named import *
 from .models.export import *
 from .models.features import *
 from .models.pretrained import *
@@ -99,6 +100,8 @@ from .methods.loctex.recipe import *
 from .methods.loctex.collate import *
 from .methods.loctex.oracle_masks import *
 from .methods.loctex.method import *
+from .evaluation.base import *
+from .evaluation.options import *
 from .evaluation.linear_probe import *
 from .evaluation.svm import *
 from .evaluation.softmax_probe import *
@@ -110,9 +113,11 @@ from .evaluation.data_efficiency import *
 from .evaluation.pointing import *
 from .evaluation.samples import *
 from .evaluation.grounding import *
+from .evaluation.ask import *
 from .experiments.config import *
 from .experiments.options import *
 from .experiments.sources import *
+from .experiments.start import *
 from .experiments.pretrain import *
 from .experiments.sanity_checks import *
 from .experiments.comparisons import *

@@ -12,9 +12,9 @@ from .core.progress import plain_output
 from .core.fields import *
 from .datasets.base import DATASETS
 from .methods.base import METHODS
+from .evaluation.base import EVALUATIONS
 from .experiments.config import recipe_lines
-from .experiments.options import (check_evaluation, check_options, EVALUATIONS, LAYOUT_NAMES, one_of, plan,
-                                       PROBE_NAMES)
+from .experiments.options import check_options, LAYOUT_NAMES, one_of, plan
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 class _Parser(argparse.ArgumentParser):
@@ -46,6 +46,31 @@ def _load_plugins(words):
         load_plugin(path if sep else words[i+1])
 
 # %% ../nbs/90_cli.ipynb #e02a8393
+def _add_starts(p):
+    "Options that say with which backbone a run starts"
+    p.add_argument('--backbone', metavar='NAME', help="another network than the recipe's: resnet50, "
+                                                      'timm/convnext_atto, torchvision/mobilenet_v3_small')
+    p.add_argument('--weights', dest='weights_file', metavar='FILE',
+                   help='the first weights of the backbone: of torchvision, timm, MoCo, VirTex or this library')
+
+def _add_checks(p):
+    "Options that list, try out, or go on"
+    p.add_argument('--fields', action='store_true',
+                   help='list what --set can change, with the values of this recipe, and end')
+    p.add_argument('--recipes', action='store_true', help='list the recipes, one line each, and end')
+    p.add_argument('--tiny', dest='small', action='store_true',
+                   help='a job of some twenty seconds, which learns next to nothing')
+    p.add_argument('--dry-run', action='store_true',
+                   help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
+    p.add_argument('--overfit', action='store_true', help='learn one batch by heart, or say that it failed (code 1)')
+    p.add_argument('--resume', dest='resume_run', metavar='RUN',
+                   help='go on with a run that was stopped; its options need not be repeated')
+    p.add_argument('--resume-at', dest='at', default='last', metavar='STEP',
+                   help='... from an earlier checkpoint, the best one (best), or the beginning (0); later ones are '
+                        'removed')
+    p.add_argument('--resume-inexact', dest='inexact', action='store_true', help='... although something differs')
+
+# %% ../nbs/90_cli.ipynb #c040f946
 def _pretrain_parser():
     "The options of `vlrep-pretrain`"
     p = _Parser('pretrain', 'Learn from captions, then find out what was learned: a run folder with report.html',
@@ -71,20 +96,8 @@ def _pretrain_parser():
                                                       'of a larger)')
     p.add_argument('--save-every', type=int, metavar='STEPS',
                    help='also save within an epoch (default: only at its end)')
-    p.add_argument('--fields', action='store_true',
-                   help='list what --set can change, with the values of this recipe, and end')
-    p.add_argument('--recipes', action='store_true', help='list the recipes, one line each, and end')
-    p.add_argument('--tiny', dest='small', action='store_true',
-                   help='a job of some twenty seconds, which learns next to nothing')
-    p.add_argument('--dry-run', action='store_true',
-                   help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
-    p.add_argument('--overfit', action='store_true', help='learn one batch by heart, or say that it failed (code 1)')
-    p.add_argument('--resume', dest='resume_run', metavar='RUN',
-                   help='go on with a run that was stopped; its options need not be repeated')
-    p.add_argument('--resume-at', dest='at', default='last', metavar='STEP',
-                   help='... from an earlier checkpoint, the best one (best), or the beginning (0); later ones are '
-                        'removed')
-    p.add_argument('--resume-inexact', dest='inexact', action='store_true', help='... although something differs')
+    _add_starts(p)
+    _add_checks(p)
     return p
 
 # %% ../nbs/90_cli.ipynb #118c413f
@@ -94,7 +107,8 @@ def _pretrain(argv):
         print('\n'.join(recipe_lines(a['method'])))
         return
     if a.pop('fields'):
-        print('\n'.join(field_lines(*plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world'))))
+        print('\n'.join(field_lines(*plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world',
+                                          backbone=a['backbone']))))
         return
     what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
     for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False).items():
@@ -113,7 +127,8 @@ def _pretrain(argv):
 def _early(a):
     "What the words alone can say is wrong: before the library is imported"
     fresh = a.get('resume_run') is None
-    if fresh: plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world')
+    if fresh:
+        plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
     check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',
                   not fresh,
                   **{k: a.get(k) for k in ('threads','accumulate','workers','save_every')})
@@ -142,16 +157,15 @@ def _evaluate(argv):
     p.add_argument('--on', required=True, help=f'one of: {", ".join(EVALUATIONS)}')
     p.add_argument('--root', metavar='DIR', help='where the photos are: VOCdevkit/VOC2007, or a folder with train/ and '
                                                  'val/')
-    p.add_argument('--data', help=f'for captions, one of: {", ".join(DATASETS)} (default: what the run was trained on)')
     p.add_argument('--which', default='best',
                    help='which checkpoint: best, last, or the number of a step (default: best)')
-    p.add_argument('--how', default='greedy', help='for captions: greedy, beam or nucleus (default: greedy)')
-    p.add_argument('--spec', default='v2', help='for voc07: v1, v2, loctex or icmlm (default: v2)')
-    p.add_argument('--probe', default='virtex2',
-                   help=f'for folder, one of: {", ".join(PROBE_NAMES)} (default: virtex2)')
-    p.add_argument('--ap', default='sklearn', help='for voc07: sklearn or interpolated (default: sklearn)')
+    for k,o in {k: o for e in EVALUATIONS.values() for k,o in e.options.items()}.items():
+        there = o.allowed or o.registry or ()
+        p.add_argument(f'--{k}', help=o.help + f'; one of: {", ".join(there)}'*bool(there)
+                                      + f' (default: {o.default})'*bool(o.default))
     a = p.read(argv)
-    check_evaluation(**{k: v for k,v in a.items() if k not in ('run','which')})
+    one_of('--on', a['on'], EVALUATIONS)
+    EVALUATIONS[a['on']].check(**{k: v for k,v in a.items() if k not in ('run','on','which')})
     from vlrep.experiments.commands import evaluate
     evaluate(**a)
 

@@ -8,6 +8,7 @@ __all__ = ['did_you_mean', 'resolve', 'Lazy', 'Registry', 'load_plugins', 'load_
 # %% ../../nbs/core/05_registry.ipynb #23191dd4
 import difflib,importlib,importlib.metadata,importlib.util,inspect,pkgutil,sys
 from pathlib import Path
+from fastcore.basics import patch
 
 # %% ../../nbs/core/05_registry.ipynb #1241abbb
 def did_you_mean(
@@ -81,26 +82,28 @@ class Registry(dict):
                 raise ValueError(f'{self.kind} {name!r}: registered by {self.origin[name]} and by {here}')
             self[name],self.origin[name] = x,here
         return x
-    def find(self)->'Registry':
-        "Import the modules that register something, once"
-        if not self.found:
-            self.found = True
-            for m in self.modules:
-                for name in _modules(m): importlib.import_module(name)
-            load_plugins()
-        return self
     def __missing__(self, name):
         if not self.found and name in self.find(): return self[name]
         raise did_you_mean(self.kind, name, list(self))
+    def __iter__(self)->'Iterator[str]': return dict.__iter__(self.find())
+    def __len__(self)->int: return dict.__len__(self.find())
+    def __contains__(self, name:str)->bool: return dict.__contains__(self.find(), name)
+    def items(self)->'Iterable': return dict.items(self.find())
+    def values(self)->'Iterable': return dict.values(self.find())
+    def get(self, name:str, default:object=None)->object: return dict.get(self.find(), name, default)
+
+# %% ../../nbs/core/05_registry.ipynb #5e61f1d0
+@patch
+def find(self:Registry)->Registry:
+    "Import the modules that register something, once"
+    if not self.found:
+        self.found = True
+        for m in self.modules:
+            for name in _modules(m): importlib.import_module(name)
+        load_plugins()
+    return self
 
 # %% ../../nbs/core/05_registry.ipynb #3e42569c
-def _found(f):
-    def method(self, *args, **kw): return getattr(dict, f)(self.find(), *args, **kw)
-    method.__name__ = f
-    return method
-
-for _name in ('__iter__', '__len__', '__contains__', 'items', 'values', 'get'): setattr(Registry, _name, _found(_name))
-
 _plugins = {}
 
 def load_plugins()->None:
@@ -110,7 +113,7 @@ def load_plugins()->None:
 
 def load_plugin(
     path:'str|Path', # A Python file that registers something
-):                   # The module; its name is that of the file
+)->'ModuleType':     # The module; its name is that of the file
     "Import a file, once; a `ValueError` names it if that is impossible"
     path = Path(path).resolve()
     if path in _plugins: return _plugins[path]

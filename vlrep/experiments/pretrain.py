@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np, torch
 from ..core.seeding import *
 from ..core.progress import *
+from ..core.files import *
 from ..data.records import ImageTextDataset
 from ..data.duplicates import duplicates
+from ..data.subsets import readable
 from ..data.loader import loaders
 from ..data.tokenizer import pad_tokens, Tokenizer
 from ..data.transforms import TrainTransform
@@ -23,7 +25,6 @@ from ..reports.page import jpeg_uri, pick
 from ..datasets.world.captions import caption_categories
 from ..datasets.world.dataset import world
 from ..datasets.base import DATASETS
-from ..models.backbones import make_backbone
 from ..models.features import bn_statistics
 from ..models.pretrained import Pretrained
 from ..training.learner import BatchLearner, fit, GradientAccumulation, MicroBatchLoader
@@ -37,8 +38,10 @@ from ..evaluation.transfer import table_text, world_table
 from ..evaluation.captioning import caption_scores
 from ..evaluation.samples import more_samples
 from ..evaluation.grounding import grounding_table, pointer, trace_samples
+from ..models.named import first_backbone
 from .config import *
 from .sources import *
+from .start import *
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #6a7d1774
 def use(
@@ -183,16 +186,19 @@ def baselines(
     accumulate:int=1,     # As for the method
     say:callable=print,   # Called with lines about the progress
     warnings:dict=None,   # A dict that gets what is to be said against the training of a rival
+    backbone:str=None, weights:FilePath=None, # As for `first_backbone`
 )->dict:                  # Name -> backbone
-    "Random features, and features of true labels"
+    "Random features, those of the first weights if they came from a file, and features of true labels"
     with stages('random'):
-        net = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), src['train'], rec.size)
-    if isinstance(rec, TagsRecipe): return dict(random=net)
+        nets = dict(random=bn_statistics(first_backbone(rec, backbone, seed=seed), src['train'], rec.size))
+    if weights: nets['initial'] = first_backbone(rec, backbone, weights)
+    if type(rec) is TagsRecipe: return nets
     with stages('supervised'):
-        learn = train_on(METHODS['tags'], supervised(rec), src, 'world', seed=seed, precision=precision,
+        tags = start_with(METHODS['tags'], backbone, weights)
+        learn = train_on(tags, supervised(rec), src, 'world', seed=seed, precision=precision,
                          cbs=[seen := EpochLosses()], say=say, accumulate=accumulate)
     if warnings is not None and (w := learning_warning(seen.rows)): warnings['supervised'] = w
-    return dict(supervised=learn.model.visual, random=net)
+    return dict(supervised=learn.model.visual, **nets)
 
 def sample_images(
     samples:list,         # As `noun_scores` or `photo_samples` gives them
@@ -230,11 +236,12 @@ def trace_figures(
     else: recs = src['test'].subset(rows)
     return trace_samples(model, m, recs, big, max_len=rec.max_len, time_pad=getattr(rec, 'time_pad', 0.))
 
-def _pictures(model, m, rec, src, data, seed, samples, before):
+def _pictures(run, model, m, rec, src, samples, before):
     "What the report shows: captions with images, where words looked, neighbours before and after training"
+    data,seed = run.info['data']['name'],run.info['seed']
     if not before:
         some = _still(src['train'].subset(range(min(len(src['train']), 2000))), 'training', 1, m.name, str)
-        before = bn_statistics(make_backbone(rec.visual_depth, rec.visual_width, seed), some, rec.size)
+        before = bn_statistics(first_backbone(rec, run.info.get('backbone'), seed=seed), some, rec.size)
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]] if samples else []
     draw = DATASETS[data].redraw
     show = (lambda r: draw(r, 192).load()) if draw else None
@@ -295,6 +302,14 @@ def _of_training(run, rec, src, learn, say):
         if d.damaged: say(d.damage_report())
     return num,{d.source.ids[r]: why for d in dls for r,why in d.damaged.items()}
 
+def _weights_of(info, say):
+    "The file of a run's first weights, if there was one and it is still there"
+    path = info.get('weights_file')
+    if path and not Path(path).is_file():
+        say(f'{path}: the file of the first weights is gone; they are not measured')
+        return None
+    return path
+
 # %% ../../nbs/experiments/40_pretrain.ipynb #e28adcac
 def measure(
     run:Run,            # Open, trained
@@ -314,7 +329,8 @@ def measure(
     if builder.audit:
         src = {**src, 'test': _still(src['test'], 'test', 2, run.path, say)}
         num.update(damaged=lost, duplicates=_shared(src, say))
-    rivals = (baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say, bad)
+    rivals = (baselines(rec, src, stages, seed, info['precision'], info.get('accumulate', 1), say, bad,
+                        info.get('backbone'), _weights_of(info, say))
               if 'domain_shift' in builder.answers and job.rivals else {})
     if 'domain_shift' in builder.answers:
         nets = {method: model.visual, **rivals}
@@ -337,4 +353,4 @@ def measure(
         say(_SAID['noun_precision' in got].format(**got))
         for s in samples[:2]: say(f'  {s["id"]}: {s["caption"]}')
     for who,w in bad.items(): say(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')
-    with stages('pictures'): return num,_pictures(model, m, rec, src, data, seed, samples, rivals.get('random'))
+    with stages('pictures'): return num,_pictures(run, model, m, rec, src, samples, rivals.get('random'))

@@ -15,6 +15,7 @@ from ..core.seeding import *
 from ..core.registry import *
 from .weights import *
 from .backbones import *
+from .named import NamedBackbone
 
 # %% ../../nbs/models/55_export.ipynb #55f88405
 _NAMES = {(18,64): 'resnet18', (34,64): 'resnet34', (50,64): 'resnet50', (101,64): 'resnet101', (152,64): 'resnet152',
@@ -24,6 +25,9 @@ def known_as(
     backbone:Backbone, # Any
 )->tuple:              # torchvision's name for it, or None; depth, width
     "What torchvision and timm call this architecture; None for one that only this library has"
+    if isinstance(backbone, NamedBackbone):
+        raise ValueError(f'{backbone.name} is a network of another library already; the weights that it opens are '
+                         f'vlrep.load(RUN).backbone.net.state_dict()')
     depth,width = backbone_shape(backbone.state_dict(), 'backbone')
     if backbone.stride != (8 if depth == 10 else 32):
         raise ValueError(f'backbone: its stride is {backbone.stride}; only what make_backbone makes can be exported')
