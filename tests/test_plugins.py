@@ -30,6 +30,18 @@ def stopping(recipe, dls, cbs=(), **kw): return match_learner(recipe, dls, cbs=[
 METHODS.add(replace(METHODS['match'], learner=stopping))
 """
 
+MEAN = """
+from vlrep.all import *
+
+def mean_feature(asked, scenes=1):
+    value = float(np.mean([asked.model.embed(scene('test', i, size=32).image).mean() for i in range(scenes)]))
+    return [dict(question='mean feature', metric='mean', backbone=asked.info['method'], n=scenes, chance=0.,
+                 value=value, low=value, high=value)]
+
+EVALUATIONS.add(Evaluation('mean', 'the mean of all features', mean_feature,
+                           dict(scenes=Option(1, 'for mean: how many scenes'))))
+"""
+
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
     d = tmp_path_factory.mktemp('outside')
@@ -37,6 +49,7 @@ def folder(tmp_path_factory):
     text = '\n\n'.join(['from vlrep.all import *', four, ADD])
     (d/'match.py').write_text(text)
     (d/'match_stopping.py').write_text(text+STOP)
+    (d/'mean.py').write_text(MEAN)
     return d
 
 def test_the_tutorial_prints_what_is_tested():
@@ -53,10 +66,19 @@ def test_a_method_from_a_file(folder):
     assert 'match  ' in names and 'width=64' in fields and 'match on world: 96 images to learn from' in said
     vlrep(folder, ['pretrain', '--plugin', 'match_stopping.py', '--method', 'match', *small, '--out', 'halves'],
           codes=[143])
+    code = (folder/'match_stopping.py').read_text()
+    (folder/'match_stopping.py').write_text(code.replace("'match')", "'another seed')"))
+    changed, = vlrep(folder, ['pretrain', '--resume', 'halves'], codes=[2])
+    assert "plugin_code: was 'match_stopping.py" in changed
+    (folder/'match_stopping.py').write_text(code)
     again, = vlrep(folder, ['pretrain', '--resume', 'halves'])
-    table,*_,nothing = vlrep(folder, ['evaluate', 'whole', '--on', 'world'], ['report', 'whole'],
-                             ['report', 'whole', 'halves', '--out', 'both.html'], ['caption', 'whole', 'none.png'],
-                             codes=[0, 0, 0, 2])
+    mean = ['evaluate', '--plugin', 'mean.py', 'whole', '--on', 'mean', '--scenes']
+    table,own,*_,nothing,other = vlrep(folder, ['evaluate', 'whole', '--on', 'world'], [*mean, 3], ['report', 'whole'],
+                                       ['report', 'whole', 'halves', '--out', 'both.html'],
+                                       ['caption', 'whole', 'none.png'],
+                                       ['evaluate', 'whole', '--on', 'world', '--scenes', 2], codes=[0, 0, 0, 0, 2, 2])
+    assert 'mean feature' in own and '--scenes 2: belongs to --on mean, not to --on world' in other
+    assert json.loads((folder/'whole'/'evaluations.jsonl').read_text().splitlines()[1])['rows'][0]['n'] == 3
     assert 'going on from step' in again and 'setting' in table and 'caption' in nothing
     assert (folder/'both.html').stat().st_size > 5000
     a,b = load(folder/'whole'),load(folder/'halves')

@@ -15,113 +15,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 # %% ../nbs/95_all.ipynb #ab806090
-from .core.seeding import *
-from .core.registry import *
-from .core.files import *
-from .core.progress import *
-from .core.plotting import *
-from .core.testing import *
-from .core.fields import *
-from .core.weights import *
-from .data.records import *
-from .data.image_files import *
-from .data.subsets import *
-from .data.duplicates import *
-from .data.tokenizer import *
-from .data.masking import *
-from .data.transforms import *
-from .data.narratives import *
-from .data.traces import *
-from .data.instance_maps import *
-from .data.collate import *
-from .data.loader import *
-from .losses.cross_entropy import *
-from .losses.contrastive import *
-from .losses.localization import *
-from .metrics.ranking import *
-from .metrics.captioning import *
-from .metrics.pointing_game import *
-from .reports.instability import *
-from .reports.figures import *
-from .reports.traces import *
-from .reports.page import *
+import importlib as _importlib, pkgutil as _pkgutil
+import vlrep as _vlrep
 
-# %% ../nbs/95_all.ipynb #e5cbd3d5
-from .datasets.base import *
-from .datasets.options import *
-from .datasets.split import *
-from .datasets.flickr8k import *
-from .datasets.flickr30k import *
-from .datasets.csv import *
-from .datasets.narratives import *
-from .datasets.voc07 import *
-from .datasets.coco import *
-from .datasets.image_folder import *
-from .datasets.world.drawing import *
-from .datasets.world.options import *
-from .datasets.world.objects import *
-from .datasets.world.layout import *
-from .datasets.world.captions import *
-from .datasets.world.masks import *
-from .datasets.world.narratives import *
-from .datasets.world.questions import *
-from .datasets.world.annotations import *
-from .datasets.world.difficulty import *
-from .datasets.world.extras import *
-from .datasets.world.dataset import *
-from .datasets.world.gallery import *
-from .datasets.world.build import *
-from .models.backbones import *
-from .models.text_decoder import *
-from .models.text_encoder import *
-from .models.decoding import *
-from .models.weights import *
-from .models.named import *
-from .models.export import *
-from .models.features import *
-from .models.pretrained import *
-from .training.optim import *
-from .training.schedules import *
-from .training.learner import *
-from .training.callbacks import *
-from .training.run_folder import *
-from .training.resume import *
-
-# %% ../nbs/95_all.ipynb #a95c0001
-from .methods.recipe import *
-from .methods.base import *
-from .methods.virtex.recipe import *
-from .methods.virtex.models import *
-from .methods.virtex.method import *
-from .methods.virtex.official import *
-from .methods.supervised.recipe import *
-from .methods.supervised.method import *
-from .methods.loctex.recipe import *
-from .methods.loctex.collate import *
-from .methods.loctex.oracle_masks import *
-from .methods.loctex.method import *
-from .evaluation.base import *
-from .evaluation.options import *
-from .evaluation.linear_probe import *
-from .evaluation.svm import *
-from .evaluation.softmax_probe import *
-from .evaluation.knn import *
-from .evaluation.transfer import *
-from .evaluation.voc07 import *
-from .evaluation.captioning import *
-from .evaluation.data_efficiency import *
-from .evaluation.pointing import *
-from .evaluation.samples import *
-from .evaluation.grounding import *
-from .evaluation.ask import *
-from .experiments.config import *
-from .experiments.options import *
-from .experiments.sources import *
-from .experiments.start import *
-from .experiments.pretrain import *
-from .experiments.sanity_checks import *
-from .experiments.comparisons import *
-from .experiments.commands import *
+_apart = 'vlrep.all', 'vlrep.cli', 'vlrep.core.docs'
+for _found in _pkgutil.walk_packages(_vlrep.__path__, 'vlrep.'):
+    if _found.name in _apart or _found.name.endswith('._modidx'): continue
+    _module = _importlib.import_module(_found.name)
+    globals().update({name: getattr(_module, name) for name in getattr(_module, '__all__', ())})
 
 # %% ../nbs/95_all.ipynb #62ef3d6f
 __all__ = [name for name in globals() if name[0] != '_']    # nothing is defined here: all of it is imported

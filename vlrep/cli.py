@@ -161,8 +161,8 @@ def _evaluate(argv):
                    help='which checkpoint: best, last, or the number of a step (default: best)')
     for k,o in {k: o for e in EVALUATIONS.values() for k,o in e.options.items()}.items():
         there = o.allowed or o.registry or ()
-        p.add_argument(f'--{k}', help=o.help + f'; one of: {", ".join(there)}'*bool(there)
-                                      + f' (default: {o.default})'*bool(o.default))
+        help = o.help + f'; one of: {", ".join(there)}'*bool(there) + f' (default: {o.default})'*bool(o.default)
+        p.add_argument(f'--{k}', type=str if o.default is None else type(o.default), help=help)
     a = p.read(argv)
     one_of('--on', a['on'], EVALUATIONS)
     EVALUATIONS[a['on']].check(**{k: v for k,v in a.items() if k not in ('run','on','which')})

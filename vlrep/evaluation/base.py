@@ -72,4 +72,4 @@ class Evaluation:
         if root is not None and not Path(root).exists(): raise ValueError(f'--root {root}: no such file or folder')
         return got
 
-EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.options')
+EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.*.options', 'vlrep.evaluation.options')

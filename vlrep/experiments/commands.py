@@ -7,7 +7,7 @@ __all__ = ['recipe_of', 'job_of', 'open_run', 'run_folder', 'commit', 'processor
            'caption', 'evaluate', 'report', 'export']
 
 # %% ../../nbs/experiments/70_commands.ipynb #50ce7879
-import json,math,platform,shutil,subprocess,sys,time
+import hashlib,json,math,platform,shutil,subprocess,sys,time
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch
@@ -47,6 +47,12 @@ def _opened(path):
     for p in run.info.get('plugins', []):
         if Path(p).name not in there: load_plugin(p)
     return run
+
+def _code_of(plugins):
+    "Name and hash of the files that define a run's method or its data; None if there are none"
+    loaded = {Path(p).name: p for p in plugin_files()}
+    files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
+    return ', '.join(f'{f.name} {hashlib.sha256(f.read_bytes()).hexdigest()[:12]}' for f in files) or None
 
 def _empty(method, backbone, rec, tok, weights, name):
     "The model of `rec` with `weights`, by way of the method's learner on a blank image"
@@ -173,13 +179,14 @@ def _asked(given, resume):
                    accumulate=1, backbone=None, weights_file=None)
     if resume is None:
         asked = _named({**default, **given})
-        return {**asked, 'weights': weights_digest(asked['weights_file'])},None
+        return {**asked, 'weights': weights_digest(asked['weights_file']), 'plugins': plugin_files()},None
     run = _opened(resume)
     info = run.info
     was = {k: info.get(k, v) for k,v in default.items()}
     was['data'] = _data_of(run)
     was = _named(was)
     asked = _named({**was, **given})
+    asked['plugins'] = info.get('plugins', [])
     asked['weights'] = info.get('weights') if 'weights_file' not in given else weights_digest(asked['weights_file'])
     if any(asked[k] != was[k] for k in ('method','name','data','backbone')): return asked,None
     return asked,[recipe_of(run),job_of(run)]
@@ -190,13 +197,14 @@ def _named(asked):
     one_of('--data', asked['data'], DATASETS)
     return {**asked, 'name': recipe_name(asked['method'], asked['name'], asked['data'])}
 
+# %% ../../nbs/experiments/70_commands.ipynb #c3429898
 def _facts(asked, rec, job, precision):
     "What decides the bits of a run, images apart"
     return dict(method=asked['method'], name=asked['name'], recipe=recipe_dict(rec),
                 data=dict(name=asked['data'], **recipe_dict(job)),
                 seed=asked['seed'], precision=precision, threads=torch.get_num_threads(),
                 accumulate=asked['accumulate'], processor=processor(), versions=versions(),
-                backbone=asked['backbone'], weights=asked['weights'])
+                backbone=asked['backbone'], weights=asked['weights'], plugin_code=_code_of(asked['plugins']))
 
 def _compare(run, facts, inexact):
     "How the facts differ from those in the folder; a `ValueError` if that is not excused"
@@ -381,7 +389,7 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged
     else:
         root = asked['root'] and str(Path(asked['root']).resolve())
         run = Run.create(run_folder(out, data, asked['method']), root=root, commit=commit(), workers=workers,
-                         plugins=plugin_files(), save_every=save_every, max_damaged=max_damaged,
+                         plugins=asked['plugins'], save_every=save_every, max_damaged=max_damaged,
                          weights_file=asked['weights_file'], **facts)
     with run, unless_begun(run, not resume_run, say):
         regroup,tok = bool(resume_run) and _again(run, facts, inexact, say),None
