@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['FilePath', 'write_error', 'atomic_file', 'settled', 'atomic_folder', 'write_json', 'parse_json', 'brief', 'read_json',
-           'ArrayFile', 'locked', 'cache_dir']
+           'file_sha256', 'ArrayFile', 'locked', 'cache_dir']
 
 # %% ../../nbs/core/10_files.ipynb #3ab11623
-import errno,json,operator,os,shutil,weakref
+import errno,hashlib,json,operator,os,shutil,weakref
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -135,6 +135,16 @@ def read_json(
     if not path.is_file(): raise ValueError(f'{path}: no such file')
     try: return parse_json(path.read_bytes())
     except ValueError as e: raise ValueError(f'{path}: damaged, {e}') from None
+
+# %% ../../nbs/core/10_files.ipynb #5ba256aa
+def file_sha256(
+    path:FilePath # A file
+)->str:           # 64 hexadecimal digits
+    "The SHA-256 of what a file holds, read a megabyte at a time"
+    h = hashlib.sha256()
+    with open(path, 'rb') as f:
+        while b := f.read(1 << 20): h.update(b)
+    return h.hexdigest()
 
 # %% ../../nbs/core/10_files.ipynb #95fc603c
 def _reserve(fd, start, end):

@@ -6,7 +6,7 @@
 __all__ = ['did_you_mean', 'resolve', 'Lazy', 'Registry', 'load_plugins', 'load_plugin', 'plugin_files']
 
 # %% ../../nbs/core/05_registry.ipynb #23191dd4
-import difflib,importlib,importlib.metadata,importlib.util,inspect,pkgutil,sys
+import difflib,importlib,importlib.metadata,importlib.util,pkgutil,sys
 from pathlib import Path
 from fastcore.basics import patch
 
@@ -78,8 +78,9 @@ class Registry(dict):
         """
         here = sys._getframe(1).f_globals.get('__name__')
         for name in (x.name, *aliases):
-            if name in self.keys() and '__main__' not in (here, self.origin[name]) and here != self.origin[name]:
-                raise ValueError(f'{self.kind} {name!r}: registered by {self.origin[name]} and by {here}')
+            other = self.origin.get(name, here)
+            if other != here and '__main__' not in (here, other):
+                raise ValueError(f'{self.kind} {name!r}: registered by {other} and by {here}')
             self[name],self.origin[name] = x,here
         return x
     def __missing__(self, name):
@@ -88,6 +89,7 @@ class Registry(dict):
     def __iter__(self)->'Iterator[str]': return dict.__iter__(self.find())
     def __len__(self)->int: return dict.__len__(self.find())
     def __contains__(self, name:str)->bool: return dict.__contains__(self.find(), name)
+    def keys(self)->'Iterable': return dict.keys(self.find())
     def items(self)->'Iterable': return dict.items(self.find())
     def values(self)->'Iterable': return dict.values(self.find())
     def get(self, name:str, default:object=None)->object: return dict.get(self.find(), name, default)

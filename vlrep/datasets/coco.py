@@ -200,5 +200,5 @@ def build_coco(
                  _split(root, 'val', size, 'test')]
         _same_categories(src, parts[2], root)
     for w in heard: say(str(w.message))
-    check_parts(parts, builder.name)
+    check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), held=parts[1], test=parts[2])

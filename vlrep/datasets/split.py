@@ -15,17 +15,16 @@ from .base import *
 
 # %% ../../nbs/datasets/08_split.ipynb #f1c91c15
 def check_parts(
-    parts:list, # Datasets to learn from, to choose the checkpoint by, to report on
-    data:str,   # What they are called
+    parts:list,             # Datasets to learn from, to choose the checkpoint by, to report on
+    builder:DatasetBuilder, # Whose they are
 )->None:
     "A `ValueError` before anything is computed, if a part is too small for what it is for"
     for src,k,least,what in zip(parts, ('train','held','test'), (2,1,2),
                                 ('learn from','choose the checkpoint by','report on')):
         if len(src) < least:
-            n = sum(map(len, parts))
-            more = f'add photos, or give this part more (--set {k}=...)' if data != 'coco' else 'add photos'
-            raise ValueError(
-                f'--data {data}: {n} photos leave {len(src)} to {what}, at least {least} are needed: {more}')
+            more = 'add photos' + f', or give this part more (--set {k}=...)'*builder.can_set(k)
+            raise ValueError(f'--data {builder.name}: {sum(map(len, parts))} photos leave {len(src)} to {what}, at '
+                             f'least {least} are needed: {more}')
 
 # %% ../../nbs/datasets/08_split.ipynb #16a88a86
 def read_and_split(
@@ -42,5 +41,5 @@ def read_and_split(
         warnings.simplefilter('always', UserWarning)
         parts = split_source(builder.read(root, size=size), (options.train, options.held, options.test), seed=0)
     for w in heard: say(str(w.message))
-    check_parts(parts, builder.name)
+    check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), held=parts[1], test=parts[2])

@@ -7,6 +7,7 @@ __all__ = ['PROBES', 'ask_captions', 'ask_voc07', 'ask_folder', 'ask_world']
 
 # %% ../../nbs/evaluation/70_ask.ipynb #fb703892
 import itertools
+from pathlib import Path
 import torch
 from ..data.subsets import readable
 from ..datasets.base import DATASETS
@@ -21,7 +22,6 @@ from .knn import *
 from .softmax_probe import *
 from .transfer import *
 from .voc07 import *
-from pathlib import Path
 
 # %% ../../nbs/evaluation/70_ask.ipynb #30de29bd
 def ask_captions(

@@ -16,12 +16,12 @@ from ..core.registry import *
 @dataclass(frozen=True)
 class Asked:
     "What an evaluation knows: the model, and the run that it is from"
-    model:'Pretrained'     # The trained model
-    recipe:'MethodRecipe'  # Its recipe
-    info:dict              # The run's `recipe.json`: method, seed, data and more
-    sizes:object           # Sizes of the run's dataset
-    root:FilePath=None     # Where the files of the evaluation are
-    say:Callable=print     # Called with lines for the screen
+    model:'Pretrained'    # The trained model
+    recipe:'MethodRecipe' # Its recipe
+    info:dict             # The run's `recipe.json`: method, seed, data and more
+    sizes:object          # Sizes of the run's dataset
+    root:FilePath=None    # Where the files of the evaluation are
+    say:Callable=print    # Called with lines for the screen
 
 @dataclass(frozen=True)
 class Option:
@@ -43,12 +43,12 @@ class Option:
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     "A question for a trained model: `vlrep-evaluate RUN --on NAME`"
-    name:str                    # On the command line: --on
-    explain:str                 # One line, for help
-    run:Callable=Lazy()         # (Asked, **options) -> rows; may be given as `'module:name'`
+    name:str                                 # On the command line: --on
+    explain:str                              # One line, for help
+    run:Callable=Lazy()                      # (Asked, **options) -> rows; may be given as `'module:name'`
     options:dict=field(default_factory=dict) # Name -> `Option`
-    root_help:str=''            # What --root must hold; '' if it may be left out
-    uses_root:bool=False        # Does --root mean anything?
+    root_help:str=''                         # What --root must hold; '' if it may be left out
+    uses_root:bool=False                     # Does --root mean anything?
 
     def __repr__(self): return f'Evaluation({self.name!r})'
     def check(self,

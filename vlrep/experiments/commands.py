@@ -7,7 +7,7 @@ __all__ = ['recipe_of', 'job_of', 'open_run', 'run_folder', 'commit', 'processor
            'caption', 'evaluate', 'report', 'export']
 
 # %% ../../nbs/experiments/70_commands.ipynb #50ce7879
-import hashlib,json,math,platform,shutil,subprocess,sys,time
+import json,math,platform,shutil,subprocess,sys,time
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np, torch
@@ -52,7 +52,7 @@ def _code_of(plugins):
     "Name and hash of the files that define a run's method or its data; None if there are none"
     loaded = {Path(p).name: p for p in plugin_files()}
     files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
-    return ', '.join(f'{f.name} {hashlib.sha256(f.read_bytes()).hexdigest()[:12]}' for f in files) or None
+    return ', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None
 
 def _empty(method, backbone, rec, tok, weights, name):
     "The model of `rec` with `weights`, by way of the method's learner on a blank image"
@@ -251,7 +251,7 @@ def run_checks(
     rec.check_parts(asked['accumulate'])
     if threads: torch.set_num_threads(threads)
     src = open_sources(method, rec, job, asked['data'], asked['root'], say)
-    _notes(method, rec, src['train'], asked['data'], asked['accumulate'], say)
+    _check_data(method, rec, src, asked['data'], asked['accumulate'], say)
     tok = method.train_tokenizer(rec, src['train'])
     if what == 'overfit': return overfit(method, rec, src, asked['data'], tok, asked['seed'], asked['precision'], say)
     dry_run(method, rec, job, src, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'],
@@ -356,10 +356,10 @@ def pretrain(
     return _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged, resume_run, at, inexact, say)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
-def _notes(method, rec, train, data, parts, say):
+def _check_data(method, rec, src, data, parts, say):
     "Say what will be learned less of than the method promises; a `ValueError` where nothing would be"
-    if method.notes:
-        for line in method.notes(rec, train, data, parts): say(line)
+    if method.check:
+        for line in method.check(rec, src, data, parts): say(line)
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bdd
 def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged, resume_run, at, inexact, say):
@@ -380,7 +380,7 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged
         if _completed(resume_run, say): return old.path
     with stages('photos' if DATASETS[data].root_help else data):
         src = open_sources(method, rec, job, data, asked['root'], say)
-    _notes(method, rec, src['train'], data, asked['accumulate'], say)
+    _check_data(method, rec, src, data, asked['accumulate'], say)
     facts['images'] = {k: fingerprint(v) for k,v in src.items()}
     say(f'{asked["method"]} on {data}: {len(src["train"]):,} images to learn from, {rec.steps:,} steps of {rec.bs}; '
         f'seed {seed}, threads {facts["threads"]}, precision {chosen}'
@@ -395,7 +395,7 @@ def _pretrain_as(asked, rec, job, changes, out, workers, save_every, max_damaged
         regroup,tok = bool(resume_run) and _again(run, facts, inexact, say),None
         if method.tokenizer:
             with stages('tokenizer'): tok = _words(run, method, rec, src)
-        with stages('bicaptioning' if asked['method'] == 'virtex' else asked['method']), signals() as note:
+        with stages(method.stage or method.name), signals() as note:
             cbs = [CSVLogger(run/'log.csv', say=say), Checkpointer(run, save_every), StopOnSignal(note)]
             try:
                 learn = train_on(method, rec, src, data, tok, seed, chosen, cbs, say, asked['accumulate'], workers,

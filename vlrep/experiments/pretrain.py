@@ -18,7 +18,7 @@ from ..data.duplicates import duplicates
 from ..data.subsets import readable
 from ..data.loader import loaders
 from ..data.tokenizer import pad_tokens, Tokenizer
-from ..data.transforms import TrainTransform
+from ..data.transforms import EvalTransform, TrainTransform
 from ..metrics.ranking import caption_nouns
 from ..reports.instability import learning_warning, mark_warned
 from ..reports.page import jpeg_uri, pick
@@ -40,7 +40,6 @@ from ..evaluation.samples import more_samples
 from ..evaluation.grounding import grounding_table, pointer, trace_samples
 from ..models.named import first_backbone
 from .config import *
-from .sources import *
 from .start import *
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #6a7d1774
@@ -52,7 +51,7 @@ def use(
     name:str='this run',   # For messages
 )->Pretrained:
     "A model with the view of its training"
-    side,view = views(rec, data)
+    view,side = EvalTransform(rec.size),DATASETS[data].stored_size(rec.size)
     return Pretrained(model.visual, view, side, getattr(model.eval(), 'generate', None), tok, name)
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #d62a55f1
@@ -146,10 +145,9 @@ def train_on(
 )->BatchLearner:                    # The fastai Learner, trained
     "Train `method` on `src`; a `ValueError` with advice if the memory is too small"
     j = rec.jitter
-    aug,plain = TrainTransform(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4),
-                               jitter_p=rec.jitter_p),views(rec, data)[1]
+    aug = TrainTransform(rec.size, (rec.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=rec.jitter_p)
     dls = loaders(src['train'], src['held'], read=method.collator(rec, tok), size=rec.size, bs=rec.bs, aug=aug,
-                  plain=plain, seed=seed, flip_p=rec.flip_p, workers=workers, max_damaged=max_damaged)
+                  plain=EvalTransform(rec.size), seed=seed, flip_p=rec.flip_p, workers=workers, max_damaged=max_damaged)
     every = max(1, round(rec.steps/len(dls.train)/8))
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     learn = method.learner(rec, dls, seed=seed, precision=precision,

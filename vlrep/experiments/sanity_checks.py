@@ -13,10 +13,10 @@ from fastai.data.core import DataLoaders
 from fastcore.basics import noop
 from ..data.loader import StatefulLoader
 from ..data.subsets import limit_captions
+from ..data.transforms import EvalTransform
 from ..training.callbacks import ProgressLogger
 from ..training.learner import BaseCallback, fit, stop_fit, training_state
 from ..methods.base import Method
-from .sources import *
 from .pretrain import *
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #7245829f
@@ -207,7 +207,7 @@ def _same_view(method, rec, src, n, tok, data, steps):
     if few.captions is not None: few = limit_captions(few, 1, 0)
     calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items()
             if hasattr(rec, k)}
-    kw = dict(read=method.collator(rec, tok), aug=views(rec, data)[1], bs=len(few))
+    kw = dict(read=method.collator(rec, tok), aug=EvalTransform(rec.size), bs=len(few))
     return replace(rec, **calm),DataLoaders(StatefulLoader(few, train=True, shuffle=False, flip_p=0., **kw),
                                             StatefulLoader(few.subset([0]), **kw))
 

@@ -18,19 +18,20 @@ def _nothing(recipe): return frozenset()
 @dataclass(frozen=True, eq=False, repr=False)
 class Method:
     "A way to learn visual representations; every field that is a function may be given as `'module:name'`"
-    name:str           # On the command line: --method
-    recipe:type        # Its frozen dataclass, a `MethodRecipe`
-    recipes:dict       # Name -> recipe; one called like a dataset is that dataset's default
-    model:type=Lazy()       # Module: batch dict -> output dict; has `visual`, the backbone
-    loss:Callable=Lazy()    # (output, batch) -> (total, count)
-    learner:Callable=Lazy() # (recipe, loaders, visual, seed, precision, cbs) -> Learner
+    name:str     # On the command line: --method
+    recipe:type  # Its frozen dataclass, a `MethodRecipe`
+    recipes:dict # Name -> recipe; one called like a dataset is that dataset's default
+    model:type=Lazy()        # Module: batch dict -> output dict; has `visual`, the backbone
+    loss:Callable=Lazy()     # (output, batch) -> (total, count)
+    learner:Callable=Lazy()  # (recipe, loaders, visual, seed, precision, cbs) -> Learner
     needs:Callable=_captions # recipe -> annotations that the data must have
     wants:Callable=_nothing  # recipe -> annotations that are used where the data has them
     tokenizer:Callable=Lazy('vlrep.data.collate:caption_tokenizer') # (recipe, training set) -> Tokenizer; None: none
     collate:Callable=Lazy('vlrep.data.collate:caption_collator')    # (recipe, tokenizer) -> collator; None: images only
-    notes:Callable=Lazy(None) # (recipe, training set, name of the data, accumulate) -> lines; may raise ValueError
-    loss_unit:str=''   # What the loss counts, in words
-    paper:str=''       # Where it is from
+    check:Callable=Lazy(None) # (recipe, parts of the dataset, its name, accumulate) -> lines; may raise ValueError
+    stage:str=''              # What the log calls its training; `name` by default
+    loss_unit:str=''          # What the loss counts, in words
+    paper:str=''              # Where it is from
 
     def __repr__(self): return f'Method({self.name!r})'
     def train_tokenizer(self,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Task', 'Gaps', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCount', 'Norm', 'Drop', 'Init', 'Vocab', 'Length',
-           'Side', 'Fraction', 'Share', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every',
-           'Weight', 'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render',
-           'MethodRecipe', 'photo_recipes']
+           'Side', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every', 'Weight',
+           'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'MethodRecipe',
+           'photo_recipes']
 
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
 from dataclasses import replace
@@ -26,8 +26,6 @@ Init        = Choice('fan_in', number=Between(0, 10, above=True))
 Vocab       = Int(64, 1_000_000)
 Length      = Int(8, 4096)
 Side        = Int(16, 2048)
-Fraction    = Float(0, 1, above=True)
-Share       = Float(0, 1)
 Batch       = Int(1, 1_000_000)
 StepCount   = Int(1, 10**9)
 WarmUp      = Int(0, 10**9)

@@ -6,7 +6,6 @@
 __all__ = ['RESNETS', 'NamedBackbone', 'named_backbone', 'first_backbone', 'weights_digest']
 
 # %% ../../nbs/models/52_named.ipynb #0f3a6156
-import hashlib
 from contextlib import nullcontext
 from pathlib import Path
 import torch
@@ -41,12 +40,7 @@ def _of_torchvision(name):
         raise ValueError(f'--backbone torchvision/{name}: this network has no `features`; timm may have it, too')
     for k in [k for k,_ in net.named_children() if k != 'features']: delattr(net, k)
     def grids(img):
-        out = []
-        for layer in net.features:
-            img = layer(img)
-            if out and out[-1].shape[2:] == img.shape[2:]: out[-1] = img
-            else: out.append(img)
-        return out
+        for layer in net.features: yield (img := layer(img))
     return net,grids
 
 def _near(name, there):
@@ -55,7 +49,7 @@ def _near(name, there):
 
 # %% ../../nbs/models/52_named.ipynb #6b17739e
 class NamedBackbone(nn.Module):
-    """A network of another library as a backbone; its weights have the names that they have there
+    """A network of another library as a backbone; `net` keeps the parameter names of that library
 
     It takes images of any size; a network for one size only is refused with a `ValueError`.
     """
@@ -89,10 +83,9 @@ class NamedBackbone(nn.Module):
             raise ValueError(f'img: expected normalised floats (batch, 3, height, width), got {img.dtype} '
                              f'{tuple(img.shape)}')
         with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
-            got = list(self._grids(img))
-        last = [g for g,after in zip(got, [*got[1:], None]) if after is None or after.shape[2:] != g.shape[2:]]
+            last = {tuple(g.shape[2:]): g for g in self._grids(img)}           # of each resolution, finest first
         dtype = next(self.parameters()).dtype
-        return [g.to(dtype) for g in last]
+        return [g.to(dtype) for g in last.values()]
 
 # %% ../../nbs/models/52_named.ipynb #596ee65d
 @patch
@@ -134,6 +127,14 @@ def load(self:NamedBackbone,
 # %% ../../nbs/models/52_named.ipynb #c4cc6fd8
 RESNETS = {f'resnet{d}': (d, 64) for d in (18,34,50,101,152)} | {f'wide_resnet{d}_2': (d, 128) for d in (50,101)}
 
+def _resnet(depth, width, weights, seed, hint):
+    "A ResNet of this shape, in training mode; a `ValueError` with a hint if `weights` are those of another one"
+    if weights is None: return make_backbone(depth, width, seed)
+    net = load_backbone(weights, say=None)
+    d,w = backbone_shape(net.state_dict())
+    if (d,w) != (depth,width): raise ValueError(f'{weights}: holds a ResNet-{d} of width {w}, {hint(d, w)}')
+    return net.train()
+
 def named_backbone(
     name:str,              # One of `RESNETS`, or with its library: timm/convnext_atto
     seed:int=0,            # The first weights depend on this alone
@@ -142,12 +143,7 @@ def named_backbone(
     "The backbone that is called `name`; a `ValueError` if there is none, or the file holds another one"
     if '/' not in name:
         if name not in RESNETS: raise did_you_mean('--backbone', name, RESNETS)
-        if weights is None: return make_backbone(*RESNETS[name], seed)
-        net = load_backbone(weights, say=None)
-        shape = backbone_shape(net.state_dict())
-        if shape != RESNETS[name]:
-            raise ValueError(f'{weights}: holds a ResNet-{shape[0]} of width {shape[1]}, not {name}')
-        return net.train()
+        return _resnet(*RESNETS[name], weights, seed, lambda d, w: f'not {name}')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', name))
         net = NamedBackbone(name)
@@ -163,15 +159,11 @@ def first_backbone(
 )->nn.Module:              # In training mode
     "The backbone of a run before training; a `ValueError` if the file holds another one"
     if backbone: return named_backbone(backbone, seed, weights)
-    shape = recipe.visual_depth,recipe.visual_width
-    if weights is None: return make_backbone(*shape, seed)
-    net = load_backbone(weights, say=None)
-    got = backbone_shape(net.state_dict())
-    if got != shape:
-        raise ValueError(f'--weights {weights}: holds a ResNet-{got[0]} of width {got[1]}, and the recipe has '
-                         f'ResNet-{shape[0]} of width {shape[1]}: --set visual_depth={got[0]} --set '
-                         f'visual_width={got[1]}')
-    return net.train()
+    depth,width = recipe.visual_depth,recipe.visual_width
+    def hint(d, w):
+        return (f'and the recipe has ResNet-{depth} of width {width}: --set visual_depth={d} --set '
+                f'visual_width={w}')
+    return _resnet(depth, width, weights, seed, hint)
 
 def weights_digest(
     path:FilePath, # A file, or None
@@ -180,4 +172,4 @@ def weights_digest(
     if path is None: return None
     path = Path(path)
     if not path.is_file(): raise ValueError(f'--weights {path}: no such file')
-    return f'{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}'
+    return f'{path.name} {file_sha256(path)[:16]}'

@@ -69,12 +69,6 @@ def load_weights(
     return check_weights(w, path)
 
 # %% ../../nbs/training/50_run_folder.ipynb #85cb06b9
-def _sha(path):
-    h = hashlib.sha256()
-    with open(path, 'rb') as f:
-        while b := f.read(1 << 20): h.update(b)
-    return h.hexdigest()
-
 class _Noting:
     "A file for `torch.save`, which says that a write failed, but not why: `error` is the reason"
     def __init__(self, file): self.file,self.error = file,None
@@ -107,7 +101,7 @@ def save_checkpoint(
     with atomic_folder(folder) as new:
         save_weights(new/'model.safetensors', weights)
         _save_state(state, new/'state.pt')
-        files = {p.name: dict(bytes=p.stat().st_size, sha256=_sha(p)) for p in sorted(new.iterdir())}
+        files = {p.name: dict(bytes=p.stat().st_size, sha256=file_sha256(p)) for p in sorted(new.iterdir())}
         write_json(new/'manifest.json', dict(format=FORMAT, files=files))
 
 # %% ../../nbs/training/50_run_folder.ipynb #7151ed59
@@ -147,7 +141,8 @@ def check_folder(
         if n != want['bytes']:
             how = 'truncated' if n < want['bytes'] else 'too long'
             raise ValueError(f'{p}: {how}, {n} bytes instead of {want["bytes"]}')
-        if _sha(p) != want['sha256']: raise ValueError(f'{p}: damaged, its SHA-256 is not the one in manifest.json')
+        if file_sha256(p) != want['sha256']:
+            raise ValueError(f'{p}: damaged, its SHA-256 is not the one in manifest.json')
     return folder
 
 # %% ../../nbs/training/50_run_folder.ipynb #3d1e308d
@@ -308,7 +303,7 @@ def part(self:Run,
     p = self/name
     if not p.is_file(): raise ValueError(f'{p}: missing from the run')
     if not p.stat().st_size: raise ValueError(f'{p}: empty')
-    if name in (sums := self.info.get('parts', {})) and _sha(p) != sums[name]:
+    if name in (sums := self.info.get('parts', {})) and file_sha256(p) != sums[name]:
         raise ValueError(f'{p}: damaged, its SHA-256 is not the one in recipe.json')
     return p
 
@@ -317,7 +312,7 @@ def keep_part(self:Run,
     name:str, # A file that has just been written into the folder, and will not change
 )->None:
     "Note its checksum in `recipe.json`, so that `part` will know it again"
-    self.change(dict(parts={**self.info.get('parts', {}), name: _sha(self/name)}))
+    self.change(dict(parts={**self.info.get('parts', {}), name: file_sha256(self/name)}))
 
 @patch
 def log(self:Run)->list:

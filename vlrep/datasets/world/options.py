@@ -14,18 +14,18 @@ from ..base import *
 @dataclass(frozen=True)
 class WorldOptions:
     "How many scenes of the world each part of the job sees"
-    scenes:Int(16, 10**8)=10_000 # To learn from
-    held:Int(4, 10**6)=500       # Held out: they choose the checkpoint
-    probe:Int(40, 10**6)=1500    # Shifted scenes that the probes are fitted to
+    scenes:Int(16, 10**8)=10_000  # To learn from
+    held:Int(4, 10**6)=500        # Held out: they choose the checkpoint
+    probe:Int(40, 10**6)=1500     # Shifted scenes that the probes are fitted to
     probe_held:Int(40, 10**6)=500 # Shifted scenes that choose the probes' strength
-    test:Int(40, 10**6)=2000     # Shifted scenes that are reported
-    shown:Int(4, 10**6)=500      # Scenes that are captioned, and checked for their nouns
-    part:Float(0, 1, above=True)=1. # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
-    captions:Int(0, 1000)=0      # Captions of each that are used; 0 means all
-    point:Int(0, 10**6)=500      # Scenes of either domain in which it is asked where a named thing is; 0 for none
-    narrated:bool=False          # Are the captions of a scene what its narrative says? LocTex's words for captions
-    draws:Int(0, 10**5)=0        # Keep each score under so many draws of the test scenes, to compare runs in pairs
-    rivals:bool=True             # Also train the supervised baseline, and measure random features?
+    test:Int(40, 10**6)=2000      # Shifted scenes that are reported
+    shown:Int(4, 10**6)=500       # Scenes that are captioned, and checked for their nouns
+    part:Fraction=1.              # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
+    captions:Int(0, 1000)=0       # Captions of each that are used; 0 means all
+    point:Int(0, 10**6)=500       # Scenes of either domain in which it is asked where a named thing is; 0 for none
+    narrated:bool=False           # Are the captions of a scene what its narrative says? LocTex's words for captions
+    draws:Int(0, 10**5)=0         # Keep each score under so many draws of the test scenes, to compare runs in pairs
+    rivals:bool=True              # Also train the supervised baseline, and measure random features?
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
 def _as_drawn(view): return view

@@ -8,6 +8,7 @@ __all__ = ['LocTexRecipe']
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #c1e9b16e
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
+from ...core.fields import *
 from ..base import *
 from ..recipe import *
 
@@ -15,43 +16,43 @@ from ..recipe import *
 @dataclass(frozen=True)
 class LocTexRecipe(MethodRecipe):
     "The setting of the LocTex paper: R50, COCO's narratives, 8 GPUs with 128 pairs each"
-    contrast:Weight=1.       # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
-    localise:Weight=1.       # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
-    scales:Grids=2           # Grids whose attention learns from the trace, each twice as fine (sec. 3.5; tab. 5)
-    tau:Temperature=.1       # Temperature of the contrast (sec. 3.3)
-    direction:Direction='i2t' # i2t: images choose captions (eq. 1); symmetric: captions choose images, too
+    contrast:Weight=1.          # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
+    localise:Weight=1.          # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
+    scales:Grids=2              # Grids whose attention learns from the trace, each twice as fine (sec. 3.5; tab. 5)
+    tau:Temperature=.1          # Temperature of the contrast (sec. 3.3)
+    direction:Direction='i2t'   # i2t: images choose captions (eq. 1); symmetric: captions choose images, too
     include_positive:bool=False # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
-    group:Group=128          # Negatives from groups of so many pairs: those of one GPU (sec. 4.1); 0 = whole batch
-    loc_norm:LocNorm='row'   # Each word's map normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
-    loc_scale:LocScale='none' # Products of words and cells as they are (eq. 2), or over the root of their width (sqrt)
-    render:Render='polyline' # What a trace covers: polyline, points, bbox or hull (not said in the paper)
-    time_pad:Seconds=0.      # Seconds by which the time of each word is widened
-    every:bool=False         # Draw from all narratives of an image? The paper counts one each in its 118K setting
-    oracle:bool=False        # True masks in the place of traces (tab. 5)
-    visual_depth:ResNet=50   # Layers of the ResNet (sec. 3.2); 10 is the small one for the world
-    visual_width:Channels=64 # Channels of its first stage
-    width:Width=1024         # Of the text encoder (sec. 3.2), and of the joint spaces (sec. 3.3)
-    depth:Layers=4           # Its layers (sec. 3.2)
-    heads:HeadCount=0            # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
-    norm:Norm='post'         # LayerNorm after each part, as in the first Transformer (sec. 3.2), or 'pre'
-    dropout:Drop=.1          # In the text encoder (not said)
-    init:Init='0.02'         # Standard deviation of its first weights (not said; as VirTex), or 'fan_in'
-    vocab:Vocab=10000        # Tokens (sec. 3.2)
-    max_len:Length=60        # Longest text in tokens; of longer ones a random part is read (sec. 4.1)
-    size:Side=224            # Side of the images the network sees (sec. 4.1)
-    scale_min:Fraction=.2        # Random crops keep at least this part of the area (not said; as VirTex)
-    jitter:Share=.4          # Change of brightness, contrast and saturation; hue a quarter of it (not said; as VirTex)
-    jitter_p:Share=.8        # How often colours are changed (not said; as VirTex)
-    flip_p:Share=.5          # How often images are mirrored, with trace and words (sec. 4.1)
-    bs:Batch=1024            # Pairs a step, 128 on each of 8 GPUs (sec. 4.1)
-    steps:StepCount=69_300       # Steps: 600 epochs of COCO's 118,287 images (sec. 4.1)
-    warmup:WarmUp=2_310      # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 4.1)
-    cnn_lr:Rate=.4           # Peak learning rate of the backbone (sec. 4.1)
-    text_lr:Rate=.002        # Peak learning rate of the text encoder (sec. 4.1)
-    lr:Rate=.4               # Peak learning rate of all linear heads (sec. 4.1)
-    momentum:Momentum=.9     # Of SGD (sec. 4.1)
-    wd:Decay=1e-4            # Weight decay, of everything (sec. 4.1)
-    clip:Norm2=0.            # Largest norm of the gradient; 0 for none (none is mentioned)
+    group:Group=128             # Negatives from groups of so many pairs: those of one GPU (sec. 4.1); 0 = whole batch
+    loc_norm:LocNorm='row'      # Each word's map normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
+    loc_scale:LocScale='none'   # Words times cells as they are (eq. 2), or over the root of their width (sqrt)
+    render:Render='polyline'    # What a trace covers: polyline, points, bbox or hull (not said in the paper)
+    time_pad:Seconds=0.         # Seconds by which the time of each word is widened
+    every:bool=False            # Draw from all narratives of an image? The paper counts one each in its 118K setting
+    oracle:bool=False           # True masks in the place of traces (tab. 5)
+    visual_depth:ResNet=50      # Layers of the ResNet (sec. 3.2); 10 is the small one for the world
+    visual_width:Channels=64    # Channels of its first stage
+    width:Width=1024            # Of the text encoder (sec. 3.2), and of the joint spaces (sec. 3.3)
+    depth:Layers=4              # Its layers (sec. 3.2)
+    heads:HeadCount=0           # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
+    norm:Norm='post'            # LayerNorm after each part, as in the first Transformer (sec. 3.2), or 'pre'
+    dropout:Drop=.1             # In the text encoder (not said)
+    init:Init='0.02'            # Standard deviation of its first weights (not said; as VirTex), or 'fan_in'
+    vocab:Vocab=10000           # Tokens (sec. 3.2)
+    max_len:Length=60           # Longest text in tokens; of longer ones a random part is read (sec. 4.1)
+    size:Side=224               # Side of the images the network sees (sec. 4.1)
+    scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said; as VirTex)
+    jitter:Share=.4             # Change of brightness, contrast, saturation; hue a quarter of it (not said; as VirTex)
+    jitter_p:Share=.8           # How often colours are changed (not said; as VirTex)
+    flip_p:Share=.5             # How often images are mirrored, with trace and words (sec. 4.1)
+    bs:Batch=1024               # Pairs a step, 128 on each of 8 GPUs (sec. 4.1)
+    steps:StepCount=69_300      # Steps: 600 epochs of COCO's 118,287 images (sec. 4.1)
+    warmup:WarmUp=2_310         # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 4.1)
+    cnn_lr:Rate=.4              # Peak learning rate of the backbone (sec. 4.1)
+    text_lr:Rate=.002           # Peak learning rate of the text encoder (sec. 4.1)
+    lr:Rate=.4                  # Peak learning rate of all linear heads (sec. 4.1)
+    momentum:Momentum=.9        # Of SGD (sec. 4.1)
+    wd:Decay=1e-4               # Weight decay, of everything (sec. 4.1)
+    clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #02b0c4f1
 @patch
@@ -87,6 +88,6 @@ METHODS.add(Method('loctex', LocTexRecipe, {
     **{k: f'vlrep.methods.loctex.method:{v}' for k,v in dict(model='LocTexModel', loss='loctex_loss',
                                                              learner='loctex_learner').items()},
     needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle else set()), wants=lambda recipe: {'narratives'},
-    tokenizer=_collate+'tokenizer', collate=_collate+'collator', notes='vlrep.methods.loctex.collate:narrative_notes',
+    tokenizer=_collate+'tokenizer', collate=_collate+'collator', check='vlrep.methods.loctex.collate:check_narratives',
     paper='LocTex (Liu and others, 2021)',
     loss_unit='nats a pair plus the distances of attention and trace (LocTex eq. 1 can fall below 0)'))

@@ -7,6 +7,7 @@ __all__ = ['TagsRecipe']
 
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #d40a4cd7
 from dataclasses import dataclass
+from ...core.fields import *
 from ..base import *
 from ..recipe import *
 
@@ -17,12 +18,12 @@ class TagsRecipe(MethodRecipe):
     visual_depth:ResNet=10   # Layers of the ResNet: 10 is the small one, 18 to 152 as torchvision
     visual_width:Channels=16 # Channels of its first stage
     size:Side=48             # Side of the images the network sees
-    scale_min:Fraction=.2        # Random crops keep at least this part of the area (as VirTex sec. 3)
+    scale_min:Fraction=.2    # Random crops keep at least this part of the area (as VirTex sec. 3)
     jitter:Share=.4          # Most change of brightness, contrast and saturation; hue a quarter of it (as virtex code)
     jitter_p:Share=.8        # How often colours are changed (as virtex code)
     flip_p:Share=.5          # How often images are mirrored (as VirTex sec. 3)
     bs:Batch=64              # Images a step
-    steps:StepCount=2500         # Steps
+    steps:StepCount=2500     # Steps
     warmup:WarmUp=250        # Steps of linear warm-up, then a cosine down to 0
     cnn_lr:Rate=.5           # Peak learning rate of the backbone
     lr:Rate=.5               # Peak learning rate of the classifier

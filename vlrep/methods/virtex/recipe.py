@@ -7,6 +7,7 @@ __all__ = ['VirTexRecipe']
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #21dc6af9
 from dataclasses import dataclass, replace
+from ...core.fields import *
 from ..base import *
 from ..recipe import *
 
@@ -14,33 +15,33 @@ from ..recipe import *
 @dataclass(frozen=True)
 class VirTexRecipe(MethodRecipe):
     "The base model of the VirTex paper, R50 with one layer of width 1024"
-    task:Task='bicaption'     # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
-    gaps:Gaps='virtex'        # How masked_lm chooses masked tokens: virtex (code), or bert
-    visual_depth:ResNet=50    # Layers of the ResNet, as torchvision; 10 is the small one for the world (sec. 3)
-    visual_width:Channels=64  # Channels of its first stage; 128 with depth 50 is the paper's R50 w2x
-    width:Width=1024          # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
-    depth:Layers=1            # Their layers L (tab. 2 varies it)
-    heads:HeadCount=0             # Attention heads; 0 means width/64 (sec. 3)
-    norm:Norm='post'          # LayerNorm after each part, as in the first Transformer (sec. 3); or 'pre' (code)
-    dropout:Drop=.1           # (code)
-    init:Init='0.02'          # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
-    vocab:Vocab=10000         # Tokens, special ones included (sec. 3)
-    max_len:Length=30         # Longest caption in tokens, [SOS] and [EOS] included (code)
-    size:Side=224             # Side of the images the network sees (sec. 3)
-    scale_min:Fraction=.2         # Random crops keep at least this part of the area (sec. 3)
-    jitter:Share=.4           # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
-    jitter_p:Share=.8         # How often colours are changed (code)
-    flip_p:Share=.5           # How often images are mirrored, with left and right swapped in the caption (sec. 3)
-    bs:Batch=256              # Images a step (sec. 3)
-    steps:StepCount=500_000       # Steps (sec. 3)
-    warmup:WarmUp=10_000      # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
-    cnn_lr:Rate=.2            # Peak learning rate of the backbone (sec. 3)
-    lr:Rate=1e-3              # Peak learning rate of everything else (sec. 3)
-    momentum:Momentum=.9      # Of SGD (sec. 3)
-    wd:Decay=1e-4             # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
-    lookahead_k:Every=5       # Lookahead's steps; 0 for none (sec. 3)
-    lookahead_alpha:Share=.5  # Lookahead's share (sec. 3)
-    clip:Norm2=10.            # Largest norm of the gradient; 0 for none (code)
+    task:Task='bicaption'    # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
+    gaps:Gaps='virtex'       # How masked_lm chooses masked tokens: virtex (code), or bert
+    visual_depth:ResNet=50   # Layers of the ResNet, as torchvision; 10 is the small one for the world (sec. 3)
+    visual_width:Channels=64 # Channels of its first stage; 128 with depth 50 is the paper's R50 w2x
+    width:Width=1024         # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
+    depth:Layers=1           # Their layers L (tab. 2 varies it)
+    heads:HeadCount=0        # Attention heads; 0 means width/64 (sec. 3)
+    norm:Norm='post'         # LayerNorm after each part, as in the first Transformer (sec. 3); or 'pre' (code)
+    dropout:Drop=.1          # (code)
+    init:Init='0.02'         # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
+    vocab:Vocab=10000        # Tokens, special ones included (sec. 3)
+    max_len:Length=30        # Longest caption in tokens, [SOS] and [EOS] included (code)
+    size:Side=224            # Side of the images the network sees (sec. 3)
+    scale_min:Fraction=.2    # Random crops keep at least this part of the area (sec. 3)
+    jitter:Share=.4          # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
+    jitter_p:Share=.8        # How often colours are changed (code)
+    flip_p:Share=.5          # How often images are mirrored, with left and right swapped in the caption (sec. 3)
+    bs:Batch=256             # Images a step (sec. 3)
+    steps:StepCount=500_000  # Steps (sec. 3)
+    warmup:WarmUp=10_000     # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
+    cnn_lr:Rate=.2           # Peak learning rate of the backbone (sec. 3)
+    lr:Rate=1e-3             # Peak learning rate of everything else (sec. 3)
+    momentum:Momentum=.9     # Of SGD (sec. 3)
+    wd:Decay=1e-4            # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
+    lookahead_k:Every=5      # Lookahead's steps; 0 for none (sec. 3)
+    lookahead_alpha:Share=.5 # Lookahead's share (sec. 3)
+    clip:Norm2=10.           # Largest norm of the gradient; 0 for none (code)
     def _heads(self):
         return None if self.task in ('token_cls','multilabel') else super()._heads()   # a classifier has no heads
 
@@ -60,7 +61,8 @@ METHODS.add(Method('virtex', VirTexRecipe, {
     'virtex_r50w2x_l1_h1024': replace(_base, visual_width=128),                 # tab. 3: backbones
     'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
     'world': _world, **photo_recipes(_small)},
-    model=_models+'CaptioningModel', **_parts, paper=_paper, loss_unit='nats a word piece, both directions added'))
+    model=_models+'CaptioningModel', **_parts, paper=_paper, stage='bicaptioning',
+    loss_unit='nats a word piece, both directions added'))
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #150ff83f
 METHODS.add(Method('captioning', VirTexRecipe, {
