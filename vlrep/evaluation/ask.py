@@ -31,7 +31,7 @@ def ask_captions(
 )->list:               # Rows
     "How like its captions are to what people say"
     m,info,own = asked.model,asked.info,asked.info['data']['name']
-    if m.write is None:
+    if 'caption' not in m.capabilities:
         raise ValueError(f'{m.name}: {info["method"]} does not write captions; --on world, voc07 and folder ask its '
                          f'features')
     builder = DATASETS[data or own]

@@ -12,7 +12,6 @@ from ..core.seeding import *
 from ..data.records import ImageTextDataset
 from ..data.transforms import EvalTransform
 from ..reports.page import jpeg_uri
-from ..models.decoding import attention
 from ..models.features import features
 from ..models.pretrained import Pretrained
 from .knn import *
@@ -46,22 +45,19 @@ def seen(
 
 @torch.no_grad()
 def word_maps(
-    model:torch.nn.Module, # Writes captions and has `embed`, `look`, `forward_decoder`, such as `CaptioningModel`
-    m:Pretrained,          # The same model, for its view and tokenizer
-    imgs:list,             # Pictures
-    most:int=16,           # Words of a caption that are kept
-    big:list=None,         # The same pictures with more pixels, to show
-)->list:                   # Dicts `image`, `words`, as `words_html` takes them
+    m:Pretrained,  # Has the capabilities `caption` and `attend`
+    imgs:list,     # Pictures
+    most:int=16,   # Words of a caption that are kept
+    big:list=None, # The same pictures with more pixels, to show
+)->list:           # Dicts `image`, `words`, as `words_html` takes them
     "The caption of each picture, and for each word where the decoder looked, the mean over layers and heads"
-    model.eval()
-    x = m.batch(imgs)
-    tok = model.generate(x)
-    h,w = model.visual(x).shape[2:]
-    maps = attention(model.embed, model.forward_decoder, model.look(x), tok).mean((1,2)).float().cpu().numpy()
+    x = m.eval().batch(imgs)
+    tok = m.capabilities['caption'](x)
+    maps = m.capabilities['attend'](x, tok, (tok != m.tok.pad).sum(1))[:,1:].cpu().numpy()   # [SOS] is not written
     out = []
     for t,a,p in zip(tok.tolist(), maps, seen(m, imgs if big is None else big)):
-        ids = t[1:t.index(model.eos)] if model.eos in t else t[1:]
-        words = join_pieces([m.tok.sp.id_to_piece(i) for i in ids], a[:len(ids)].reshape(-1, h, w))
+        ids = t[1:t.index(m.tok.eos)] if m.tok.eos in t else t[1:]
+        words = join_pieces([m.tok.sp.id_to_piece(i) for i in ids], a[:len(ids)])
         out.append(dict(image=jpeg_uri(p, 192), words=words[:most]))
     return out
 
@@ -108,8 +104,7 @@ def near_samples(
 
 # %% ../../nbs/evaluation/55_samples.ipynb #a9f24fcd
 def more_samples(
-    model:torch.nn.Module,  # Trained: `visual`, and, if it writes captions, `generate`
-    m:Pretrained,           # The same model, opened for use
+    m:Pretrained,           # Trained
     before:torch.nn.Module, # The backbone before training, with BatchNorm statistics
     src:ImageTextDataset,   # Held-out pictures
     rows:list,              # Those whose words are shown, such as the first of the best, typical and worst captions
@@ -120,8 +115,8 @@ def more_samples(
     "Where words looked, and neighbours before and after training"
     show = show or (lambda r: src[r].load())
     out = {}
-    if hasattr(model, 'forward_decoder') and hasattr(model, 'generate') and len(rows):
-        words = word_maps(model, m, [src[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
+    if {'caption','attend'} <= set(m.capabilities) and len(rows):
+        words = word_maps(m, [src[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
         said = [src[int(r)].captions for r in rows]
         out['words'] = [w | (dict(said=c[0]) if c else {}) for w,c in zip(words, said)]
     few = src.subset(np.arange(min(len(src), most)))

@@ -54,16 +54,16 @@ def _code_of(plugins):
     files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
     return ', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None
 
-def _empty(method, backbone, rec, tok, weights, name):
-    "The model of `rec` with `weights`, by way of the method's learner on a blank image"
+def _blank_learner(method, backbone, rec, side, tok, weights, name):
+    "The method's learner on a blank image, its model with `weights`"
     k = len(weights.get('head.bias', [0]))                          # a method that learns from labels: how many
-    img,tags = np.zeros((1,rec.size,rec.size,3), np.uint8),np.zeros((1,k), np.float32)
+    img,tags = np.zeros((1,side,side,3), np.uint8),np.zeros((1,k), np.float32)
     blank = ArrayDataset(img, captions=[['a']], labels=dict(tags=tags))
-    learner = start_with(METHODS[method], backbone).learner
-    model = learner(rec, loaders(blank, blank, tok=tok, size=rec.size, bs=1, device='cpu')).model
-    check_weights(weights, name, model.state_dict())
-    model.load_state_dict(weights)
-    return model.eval()
+    dls = loaders(blank, blank, tok=tok, size=rec.size, bs=1, device='cpu', max_len=getattr(rec, 'max_len', 30))
+    learn = start_with(METHODS[method], backbone).learner(rec, dls)
+    check_weights(weights, name, learn.model.state_dict())
+    learn.model.load_state_dict(weights)
+    return learn
 
 # %% ../../nbs/experiments/70_commands.ipynb #ec7f03b5
 def recipe_of(
@@ -101,17 +101,18 @@ def open_run(
 )->Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
     run = _opened(run)
-    info,weights = run.info,run.weights(which)
-    _data_of(run)
+    info,weights,data = run.info,run.weights(which),_data_of(run)
     if info['method'] not in METHODS: raise did_you_mean(f'method in {run.path/"recipe.json"}', info['method'], METHODS)
     rec = recipe_of(run)
     tok = Tokenizer.load(run.part('tokenizer.model')) if METHODS[info['method']].tokenizer else None
-    try: model = _empty(info['method'], info.get('backbone'), rec, tok, weights,
-                       f'{run.path}, checkpoint {which}').to(device)
+    side = DATASETS[data].stored_size(rec.size)
+    try: learn = _blank_learner(info['method'], info.get('backbone'), rec, side, tok, weights,
+                                f'{run.path}, checkpoint {which}')
     except RuntimeError as e:
         raise ValueError(
             f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
-    return use(model, rec, info['data']['name'], tok, str(run.path))
+    learn.model.to(device)
+    return Pretrained.from_learner(learn, str(run.path))
 
 # %% ../../nbs/experiments/70_commands.ipynb #f89f23f9
 def run_folder(

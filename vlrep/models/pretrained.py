@@ -37,17 +37,25 @@ def to_image(
 
 # %% ../../nbs/models/70_pretrained.ipynb #aac8cee2
 class Pretrained:
-    "A trained backbone with the view it was trained with; some can also write captions"
+    "A trained backbone with the view it was trained with, and what else its model is capable of"
     def __init__(self,
         backbone:nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w')
         view,                # How a held-out batch was prepared, e.g. `EvalTransform(48)`
         side:int,            # Longer side of the images before the view
-        write=None,          # Normalised images (b,3,h,w) -> token ids (b,s)
         tok=None,            # Tokenizer that turns ids into text
         name:str='this run', # For messages
-    ): self.backbone,self.view,self.side,self.write,self.tok,self.name = backbone.eval(),view,side,write,tok,name
-    def __repr__(self):
-        return f'Pretrained({self.name}: {"captions and "*bool(self.write)}features, {self.view.size} pixels)'
+        max_len:int=30,      # Longest text in tokens
+        **capabilities       # Functions by name, as in the table above: `caption`, `attend`, `attribute`, `classify`
+    ):
+        self.backbone,self.view,self.side,self.tok,self.name,self.max_len = backbone,view,side,tok,name,max_len
+        self.capabilities = dict(backbone=backbone, **capabilities)
+        self.eval()
+    def __repr__(self): return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
+    def eval(self)->'Pretrained':
+        "Put the modules that these functions belong to into evaluation mode"
+        for f in self.capabilities.values():
+            if isinstance(owner := getattr(f, '__self__', f), nn.Module): owner.eval()
+        return self
     def batch(self,
         imgs:list, # Pictures, as `to_image` takes them
     )->torch.Tensor: # Normalised (b,3,s,s), on the model's device
@@ -83,10 +91,22 @@ def caption(self:Pretrained,
     **how      # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
 )->str|list:   # A sentence, or a list of them
     "Say what is in a picture"
-    if self.write is None:
+    write = self.capabilities.get('caption')
+    if write is None:
         raise ValueError(
             f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
-    return self._each(img, lambda x: [self.tok.decode(t) for t in self.write(x, **how)], bs)
+    return self._each(img, lambda x: [self.tok.decode(t) for t in write(x, **how)], bs)
+
+# %% ../../nbs/models/70_pretrained.ipynb #f40a1ea1
+@patch(cls_method=True)
+def from_learner(cls:Pretrained,
+    learn:'BatchLearner', # Trained; its loaders know the view and the tokenizer
+    name:str='this run',  # For messages
+)->Pretrained:
+    "The model of a learner, opened for use"
+    dl = learn.dls.valid
+    return cls(**learn.capabilities(learn.model), view=dl.aug, side=dl.source.size, tok=dl.tok, name=name,
+               max_len=getattr(dl.read, 'max_len', 30))
 
 # %% ../../nbs/models/70_pretrained.ipynb #0603ae1c
 @patch

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'StatefulCallback', 'GradientAccumulation', 'MicroBatchLoader',
-           'Steps', 'Part', 'StopAtStep', 'training', 'stop_fit', 'Tally', 'PictureView', 'BatchLearner', 'learner',
-           'fit', 'training_state', 'load_training_state']
+           'Steps', 'Part', 'StopAtStep', 'training', 'stop_fit', 'Tally', 'PictureView', 'BatchLearner', 'visual_only',
+           'learner', 'fit', 'training_state', 'load_training_state']
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
 import time
@@ -300,7 +300,7 @@ class BatchLearner(Learner):
         self._half('to_bf16')
         return Learner.to_bf16(self, **kw)
 
-# %% ../../nbs/training/30_learner.ipynb #ff89a117
+# %% ../../nbs/training/30_learner.ipynb #ff89a116
 class _Wrapped(OptimWrapper):
     def __repr__(self): return repr(self.opt).split('\n')[0]
 
@@ -315,6 +315,13 @@ def _recorder():
     rec.loss,rec.smooth_loss = CountedMean(),_Smooth()
     return rec
 
+# %% ../../nbs/training/30_learner.ipynb #ff89a117
+def visual_only(
+    model:torch.nn.Module # Has its backbone as `visual`, or has none
+)->dict:                  # `backbone`, if there is one
+    "Capabilities of a model of which nothing else is known"
+    return {'backbone': m for name,m in model.named_children() if name == 'visual'}
+
 def learner(
     dls:'DataLoaders',     # Training and validation loader, as fastai's `DataLoaders`
     model:torch.nn.Module, # Takes a batch (a dict), gives a dict
@@ -326,6 +333,7 @@ def learner(
     path:FilePath=None,    # Folder for fastai's temporary files; the cache by default
     reduce:callable=_same, # Sums a tensor over all processes
     world_size:int=1,      # Number of processes
+    capabilities:callable=visual_only, # Model -> functions by name, see `vlrep.models.pretrained`
 )->BatchLearner:
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
@@ -334,7 +342,7 @@ def learner(
                          metrics=list(metrics),
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
                          cbs=[TrainEvalCallback(), _recorder(), Steps(), Tally(), _Gathered(), *cbs])
-    learn.logger = noop
+    learn.logger,learn.capabilities = noop,capabilities
     learn.create_opt()
     return learn
 
@@ -370,13 +378,14 @@ def _view(dls):
                          'give `predict` a batch')
     return PictureView(dl)
 
-def _of_picture(m, img, tok):
+def _of_picture(m, capabilities, img, tok):
     "What a model can say of one picture (1,3,h,w) without a caption"
-    out = dict(features=m.visual(img).mean((2,3))[0]) if hasattr(m, 'visual') else {}
-    if hasattr(m, 'generate'):
-        ids = m.generate(img)[0]
+    can,out = capabilities(m),{}
+    if 'backbone' in can: out['features'] = can['backbone'](img).mean((2,3))[0]
+    if 'caption' in can:
+        ids = can['caption'](img)[0]
         out['caption'] = tok.decode(ids) if tok else ids
-    if hasattr(m, 'scores'): return {**out, 'logits': m.scores(img)[0]}
+    if 'classify' in can: return {**out, 'logits': can['classify'](img)[0]}
     try: return {**out, **{k: v[0] for k,v in m(dict(img=img)).items()}}
     except KeyError:                                                    # it reads more than the picture
         if out: return out
@@ -403,7 +412,8 @@ def predict(self:BatchLearner,
     try:
         batch = _view(self.dls).batch([item]) if lone else item
         batch = {k: v.to(p.device) if isinstance(v, torch.Tensor) else v for k,v in batch.items()}
-        out = _of_picture(m, batch['img'].to(p.dtype), getattr(_view(self.dls), 'tok', None)) if lone else m(batch)
+        out = _of_picture(m, self.capabilities, batch['img'].to(p.dtype),
+                          getattr(_view(self.dls), 'tok', None)) if lone else m(batch)
     except KeyError as e: raise ValueError(f'the batch has no {e.args[0]!r}, which {type(m).__name__} reads') from e
     finally: m.train(was)
     out = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k,v in out.items()}
@@ -426,7 +436,7 @@ def export(self:BatchLearner,
     try:
         out = BatchLearner(_view(self.dls), self.model.cpu().eval(), loss, opt_func=_no_training, metrics=self.metrics,
                            path=Path('.'), default_cbs=False, cbs=[TrainEvalCallback(), _recorder(), _Gathered()])
-        out.logger = noop
+        out.logger,out.capabilities = noop,self.capabilities
         with atomic_file(Path(self.path)/fname) as new:
             torch.save(out, new, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
     finally: self.model.to(device).train(training)

@@ -99,7 +99,7 @@ def forward(self:LocTexModel,
 # %% ../../../nbs/methods/loctex/40_method.ipynb #e31fb3c6
 @patch
 @torch.no_grad()
-def look(self:LocTexModel,
+def attend(self:LocTexModel,
     img:Tensor,  # Normalised images (b,3,H,W)
     tok:Tensor,  # Word pieces (b,s)
     lens:Tensor, # Real ones in each row (b,)
@@ -184,4 +184,5 @@ def loctex_learner(
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
     loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
                    include_positive=r.include_positive, tau=r.tau, direction=r.direction)
-    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs])
+    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
+                   capabilities=lambda m: dict(backbone=m.visual, attend=m.attend))

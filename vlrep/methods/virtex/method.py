@@ -75,4 +75,5 @@ def virtex_learner(
     text = [model.embed, *model.decoders] if isinstance(model, VisualTextDecoder) else []
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
               r.lookahead_k, r.lookahead_alpha)
-    return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs])
+    return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
+                   capabilities=virtex_capabilities)

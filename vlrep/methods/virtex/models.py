@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['VisualTextDecoder', 'CaptioningModel', 'MaskedLMModel', 'words_in', 'TokenClassificationModel',
-           'MultiLabelClassificationModel']
+           'MultiLabelClassificationModel', 'virtex_capabilities']
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #b47a620b
 import torch, torch.nn as nn
 from torch import Tensor
 from fastcore.basics import patch
 from ...data.masking import mask_tokens
-from ...models.decoding import Cached, decode
+from ...models.decoding import attention, Cached, decode
 from ...models.text_decoder import CaptionEmbedding, Decoder, init_weights, reverse_captions
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a7235ba9
@@ -45,19 +45,19 @@ class VisualTextDecoder(nn.Module):
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #27ccab70
 @patch
-def look(self:VisualTextDecoder,
+def visual_tokens(self:VisualTextDecoder,
     img:Tensor, # Normalised images (b,3,h,w)
 )->Tensor:      # Cells of the grid at the decoders' width (b,n,d)
-    "What there is to see"
+    "What the decoders attend to"
     return self.project(self.visual(img).flatten(2).transpose(1,2))
 
 @patch
-def read(self:VisualTextDecoder,
-    vis:Tensor,        # From `look` (b,n,d)
+def hidden_states(self:VisualTextDecoder,
+    vis:Tensor,        # From `visual_tokens` (b,n,d)
     tok:Tensor,        # Word pieces, padding last: the causal mask hides it (b,s)
     decoder:nn.Module, # One of `decoders`
 )->Tensor:             # (b,s,d)
-    "What the decoder thinks after each word"
+    "States of the decoder after each token"
     return decoder(self.embed(tok), vis)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
@@ -72,10 +72,10 @@ class CaptioningModel(VisualTextDecoder):
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words"
-        vis,tok,lens = self.look(batch['img']),batch['tok'],batch['lens']
+        vis,tok,lens = self.visual_tokens(batch['img']),batch['tok'],batch['lens']
         out = {}
         ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
-        for k,t,x in [(k, t, self.read(vis, t[:,:-1], d)) for k,t,d in ways]:
+        for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d)) for k,t,d in ways]:
             asked = self.asked(t, lens)
             out['logits_'+k],out['target_'+k] = self.output(x[asked]),t[:,1:][asked]
         return out
@@ -90,7 +90,37 @@ def generate(self:CaptioningModel,
 )->Tensor:             # Word pieces (b,s)
     "Write a caption of each image with the forward decoder"
     step = Cached(self.embed, self.forward_decoder, self.output)
-    return decode(step, self.look(img), self.sos, self.eos, max_len or self.max_len, self.pad, how, **kw)
+    return decode(step, self.visual_tokens(img), self.sos, self.eos, max_len or self.max_len, self.pad, how, **kw)
+
+# %% ../../../nbs/methods/virtex/20_models.ipynb #a77e4d01
+@patch
+@torch.no_grad()
+def attend(self:CaptioningModel,
+    img:Tensor,  # Normalised images (b,3,h,w)
+    tok:Tensor,  # Captions, [SOS] first (b,s)
+    lens:Tensor, # Not used: the decoder is causal
+)->Tensor:       # Sums to 1 over the cells, 0 for [SOS] (b,s,h',w')
+    "Where the forward decoder looked as it wrote each token, the mean over layers and heads"
+    grid = self.visual(img)
+    maps = attention(self.embed, self.forward_decoder, self.visual_tokens(img), tok).float().mean((1,2))
+    maps = maps.unflatten(2, grid.shape[2:])
+    return torch.cat([torch.zeros_like(maps[:,:1]), maps], 1)
+
+@patch
+def attribute(self:CaptioningModel,
+    img:Tensor,    # Normalised images (b,3,h,w)
+    tok:Tensor,    # Captions, [SOS] first (b,s)
+    weight:Tensor, # Of each token; 1 for those that are asked about (b,s)
+)->Tensor:         # Above 0 (b,h',w')
+    "Which cells raise the log-probability of tokens: gradient times input, below 0 cut off"
+    h,w = self.visual(img).shape[2:]
+    with torch.enable_grad():
+        vis = self.visual_tokens(img).detach().requires_grad_()
+        x = self.output(self.hidden_states(vis, tok[:,:-1], self.forward_decoder))
+        says = (x.float().log_softmax(-1).gather(-1, tok[:,1:,None])[...,0]*weight[:,1:]).sum()
+        up, = torch.autograd.grad(says, vis)
+    # nothing at all: everywhere the same
+    return (up*vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h,w)).float() + 1e-12
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #63c68fd4
 class MaskedLMModel(VisualTextDecoder):
@@ -115,7 +145,7 @@ class MaskedLMModel(VisualTextDecoder):
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `logits` (n,v), `target` (n,): one row for each word asked for
         "Scores of each missing word, and the words"
-        vis,tok,lens = self.look(batch['img']),batch['tok'],batch['lens']
+        vis,tok,lens = self.visual_tokens(batch['img']),batch['tok'],batch['lens']
         seen,target = self.gaps(tok, lens)
         asked = (target >= 0) & (target != self.pad)
         x = self.forward_decoder(self.embed(seen), vis, lens, causal=False)
@@ -167,3 +197,13 @@ class MultiLabelClassificationModel(_Classifier):
     def forward(self, batch:dict)->dict:
         "`logits` (b,k), and `target` (b,k), 1 for each label of the image"
         return dict(logits=self.scores(batch['img']), target=batch[self.key][:,self.columns].float())
+
+# %% ../../../nbs/methods/virtex/20_models.ipynb #a77e4d03
+def virtex_capabilities(
+    model:nn.Module, # One of the models above
+)->dict:             # Functions by name, see `vlrep.models.pretrained`
+    "What a trained model can do besides learning"
+    if isinstance(model, CaptioningModel):
+        return dict(backbone=model.visual, caption=model.generate, attend=model.attend, attribute=model.attribute)
+    if isinstance(model, _Classifier): return dict(backbone=model.visual, classify=model.scores)
+    return dict(backbone=model.visual)

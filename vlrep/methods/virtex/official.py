@@ -150,8 +150,9 @@ def virtex_captions(
 )->torch.Tensor:           # Word pieces (b,s) without [SOS], `model.pad` after [EOS]
     "Captions as VirTex's code writes them"
     def step(vis, tok):
-        return model.output(model.read(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
-    tok,score = beam(step, model.look(img), model.sos, model.eos, min(max_words, model.max_len)+1, model.pad, (),
+        return model.output(model.hidden_states(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
+    most = min(max_words, model.max_len)+1
+    tok,score = beam(step, model.visual_tokens(img), model.sos, model.eos, most, model.pad, (),
                      'virtex', beams, per_node, 0., every=True)
     tok = tok[torch.arange(len(tok)),score.argmax(1),1:]
     ended = (tok == model.eos).int()
