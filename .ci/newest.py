@@ -11,7 +11,7 @@ from environment import ROOT, VENV, Failed, alone, build, byte_code, pip, quiet
 NEWEST = ROOT/'.venv-newest'
 HEAVY  = 'torch', 'torchvision', 'triton', 'nvidia-', 'cuda-'
 LIMIT  = 300       # seconds for one command
-TINY   = ('scenes=200 held=32 probe=120 probe_held=60 test=100 shown=24 size=32 vocab=300 '    # a world in miniature
+TINY   = ('scenes=200 valid=32 probe=120 probe_held=60 test=100 shown=24 size=32 vocab=300 '    # a world in miniature
           'width=32 heads=2 bs=16 warmup=2 steps=20').split()
 
 LIST_HEAVY = f"""

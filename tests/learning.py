@@ -6,21 +6,22 @@ import dataclasses, functools, json, re
 from pathlib import Path
 import torch
 from vlrep.experiments.commands import METHODS
-from vlrep.experiments.sanity_checks import overfit, tiny
+from vlrep.experiments.sanity_checks import overfit, smoke_test
 from vlrep.experiments.pretrain import train_on
-from vlrep.experiments.config import override_all, recipe
+from vlrep.experiments.config import override_all, get_recipe
 from vlrep.datasets.base import DATASETS
-from vlrep.experiments.sources import open_sources
+from vlrep.experiments.splits import open_splits
 from vlrep.core.testing import learned
 
 @functools.lru_cache(maxsize=None)
 def material(name):
     "Method, tiny recipe, images and tokenizer"
     method = METHODS[name]
-    parts = [recipe(name, 'world'), DATASETS['world'].options]
-    rec,job = override_all(parts, [*tiny(*parts), 'scenes=320', 'held=32', 'shown=16', 'steps=60', 'warmup=15'])
-    src = open_sources(method, rec, job, 'world')
-    return method, rec, src, method.train_tokenizer(rec, src['train'])
+    parts = [get_recipe(name, 'world'), DATASETS['world'].options]
+    recipe,options = override_all(parts, [*smoke_test(*parts), 'scenes=320', 'valid=32', 'shown=16', 'steps=60',
+                                          'warmup=15'])
+    splits = open_splits(method, recipe, options, 'world')
+    return method, recipe, splits, method.train_tokenizer(recipe, splits['train'])
 
 class Case:
     """A method, its tiny recipe and images
@@ -29,12 +30,12 @@ class Case:
     """
     def __init__(self, name, seed=0, precision='fp32'):
         self.name = name
-        self.method,self.rec,self.src,self.tok = material(name)
+        self.method,self.recipe,self.splits,self.tok = material(name)
         def look(learn): self.before = float(learn.validate()[0])
-        self.learn = train_on(self.method, self.rec, self.src, 'world', self.tok, seed, precision, say=lambda s: None,
-                              begin=look)
+        self.learn = train_on(self.method, self.recipe, self.splits, 'world', self.tok, seed, precision,
+                              log=lambda s: None, begin=look)
         self.batch = self.learn.dls.valid.one_batch()[0]
-    def fresh(self, **kw): return self.method.learner(self.rec, self.learn.dls, precision='fp32', **kw)
+    def fresh(self, **kw): return self.method.learner(self.recipe, self.learn.dls, precision='fp32', **kw)
     def answer(self, model):
         with torch.no_grad(): return model.eval()(self.batch)
 
@@ -45,10 +46,10 @@ def check_falls(case):
 
 def check_by_heart(name, seed=0, precision='fp32', most=600):
     "Sixteen images are learned by heart"
-    method,rec,src,tok = material(name)
-    rec = dataclasses.replace(rec, **{k: v for k,v in dict(width=64, heads=4).items() if hasattr(rec, k)})
+    method,recipe,splits,tok = material(name)
+    recipe = dataclasses.replace(recipe, **{k: v for k,v in dict(width=64, heads=4).items() if hasattr(recipe, k)})
     said = []
-    done = overfit(method, rec, src, tok=tok, seed=seed, precision=precision, say=said.append, steps=most)
+    done = overfit(method, recipe, splits, tok=tok, seed=seed, precision=precision, log=said.append, steps=most)
     steps = int(re.search(r'in (\d+) steps', said[-1])[1]) if done else float('inf')
     learned(f'{name}: steps there were for 16 images, times those needed', most/steps, 1.)
 
@@ -62,7 +63,7 @@ def first_example(seed, precision):
     "The README's first example, as printed but for seed and precision"
     cells = json.loads((Path(__file__).parents[1]/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells']
     code, = (s for s in (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
-             if 'fit(learn, small.steps)' in s)
+             if 'learn.fit_steps(small.steps)' in s)
     for old,new in (('bs=64)', f'bs=64, seed={seed})'),
                     ('virtex_learner(small, dls)',
                      f'virtex_learner(small, dls, seed={seed}, precision={precision!r})')):

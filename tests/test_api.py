@@ -9,7 +9,7 @@ from PIL import Image
 from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
 from vlrep.data.tokenizer import Tokenizer
-from vlrep.experiments.config import recipe
+from vlrep.experiments.config import get_recipe
 from vlrep.datasets.world.dataset import world
 
 ROOT = Path(__file__).parents[1]
@@ -24,12 +24,12 @@ def data():
 def made(data, tmp_path, method='virtex', precision='fp32'):
     "A tiny learner of a method, its files in `tmp_path`"
     train,valid,tok = data
-    rec = recipe(method, 'world')
+    recipe = get_recipe(method, 'world')
     tiny = dict(size=32, steps=8, warmup=2, width=32, heads=2, text_width=32, text_heads=2, visual_width=8, bs=16,
                 vocab=300)
-    rec = replace(rec, **{k: v for k,v in tiny.items() if hasattr(rec, k)})
-    dls = loaders(train, valid, read=METHODS[method].collator(rec, tok), size=32, bs=16)
-    learn = METHODS[method].learner(rec, dls, precision=precision)
+    recipe = replace(recipe, **{k: v for k,v in tiny.items() if hasattr(recipe, k)})
+    dls = loaders(train, valid, collate=METHODS[method].collator(recipe, tok), size=32, bs=16)
+    learn = METHODS[method].learner(recipe, dls, precision=precision)
     learn.path = tmp_path
     return learn
 
@@ -254,7 +254,7 @@ from vlrep.models.pretrained import Pretrained
 from vlrep.data.subsets import readable
 from vlrep.data.tokenizer import Tokenizer
 from vlrep.datasets.world.dataset import world
-from vlrep.experiments.config import recipe
+from vlrep.experiments.config import get_recipe
 from vlrep.methods.base import METHODS
 from vlrep.evaluation.captioning import write_captions
 from vlrep.models.features import bn_statistics, features
@@ -279,8 +279,9 @@ a,b = made['a'],made['b']
 x,y = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)),torch.arange(60)%3
 tok = Tokenizer.train(a.captions.flat(), vocab=300)
 small = dict(size=32, steps=2, warmup=1, width=32, heads=2, visual_width=8, bs=16, vocab=300)
-rec = replace(recipe('virtex', 'world'), **small)
-def trained(): made['learn'] = train_on(METHODS['virtex'], rec, dict(train=a, held=b), 'world', tok, say=lambda s: None)
+rec = replace(get_recipe('virtex', 'world'), **small)
+def trained(): made['learn'] = train_on(METHODS['virtex'], rec, dict(train=a, valid=b), 'world', tok,
+                                        log=lambda s: None)
 stage('training', trained)
 model = made['learn'].model
 m = Pretrained.from_learner(made['learn'])
@@ -299,7 +300,7 @@ stage('writing', lambda: write_captions(m, b, bs=16))
 stage('losses', lambda: caption_nll(model, made['learn'].loss_func.loss, m, b, range(len(b))))
 stage('duplicates', lambda: duplicates(a, world('test', 24, size=32)))
 stage('readable', lambda: readable(b))
-stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tok=tok, say=lambda s: None, steps=3))
+stage('overfit', lambda: overfit(METHODS['virtex'], rec, dict(train=a), tok=tok, log=lambda s: None, steps=3))
 '''
 
 def on_terminal(script, tmp_path):

@@ -5,7 +5,7 @@ import vlrep as library
 from vlrep.training.run_folder import load
 from tools import sets, vlrep
 
-SMALL = sets(['size=32', 'bs=8', 'steps=3', 'warmup=1', 'vocab=200', 'width=16', 'heads=2', 'scenes=64', 'held=16',
+SMALL = sets(['size=32', 'bs=8', 'steps=3', 'warmup=1', 'vocab=200', 'width=16', 'heads=2', 'scenes=64', 'valid=16',
               'probe=60', 'probe_held=60', 'test=60', 'shown=4', 'point=4'])
 
 WHITE = Image.new('RGB', (40, 30), 'white')
@@ -23,7 +23,7 @@ def said(folder):
     "Trained from a file of torchvision, of timm, once more with another method, resumed when complete, exported"
     resnet = ['pretrain', '--backbone', 'resnet18', '--weights', 'torchvision.pth', *SMALL]
     mobile = ['pretrain', '--backbone', 'timm/mobilenetv3_small_050', '--weights', 'mobile.pth', *SMALL,
-              '--set', 'rivals=false']
+              '--set', 'baselines=false']
     lines = vlrep(folder, [*resnet, '--out', 'resnet'], [*mobile, '--out', 'mobile'],
                   [*mobile, '--out', 'told', '--method', 'loctex'], ['pretrain', '--resume', 'mobile'],
                   ['export', 'resnet', '--to', 'torchvision'], ['export', 'mobile', '--to', 'timm'],

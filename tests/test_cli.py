@@ -87,7 +87,7 @@ def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
             and np.allclose(m.embed(Image.open(names[1])), m.embed(names)[1], atol=1e-5))
 
 def test_same_seed_same_weights(on_world, tmp_path):
-    again = pretrain(changes=WORLD, seed=3, threads=1, out=tmp_path/'again', say=lambda s: None)
+    again = pretrain(changes=WORLD, seed=3, threads=1, out=tmp_path/'again', log=lambda s: None)
     a, b = (vlrep.load(p).backbone.state_dict() for p in (on_world[1], again))
     assert all(torch.equal(a[k], b[k]) for k in a)
     t = [json.loads((p/'result.jsonl').read_text())['numbers'] for p in (on_world[1], again)]
@@ -107,7 +107,7 @@ WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '-
          'pretrain --set momentum=2': 'momentum=2.0: must be from 0 to',
          'pretrain --set warmup=2600': 'warmup=2600: must be below the 2600 steps',
          'pretrain --set max_len=5': 'max_len=5: must be from 8',
-         'pretrain --method loctex --set tau=0': 'tau=0.0: must be above 0',
+         'pretrain --method loctex --set temperature=0': 'temperature=0.0: must be above 0',
          'pretrain --method loctex --set contrast=nan': 'contrast=nan: must be from 0',
          'pretrain --set point=-1': 'point=-1: must be from 0', 'evaluate x --on voc7': "did you mean 'voc07'",
          'evaluate x --on world': 'no such run folder', 'export x': '--to', 'pretrain more': 'more',
@@ -152,7 +152,7 @@ def test_damaged_photos(tmp_path, capsys):
     (photos/'captions.txt').write_text(''.join(l for l in lines if not l.startswith(mute.name)))
     torn[0].write_bytes(torn[0].read_bytes()[:500])
     said = []
-    out = pretrain(data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, say=said.append)
+    out = pretrain(data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, log=said.append)
     num = load(out).results()[-1]['numbers']
     assert (any('1 of' in s and 'no caption' in s and mute.name in s for s in said)
             and any(torn[0].name in s for s in said))
@@ -167,8 +167,8 @@ def test_damaged_photos(tmp_path, capsys):
 @pytest.mark.parametrize('data', ['csv', 'flickr30k', 'coco'])
 def test_other_layouts(data, tmp_path, capsys, monkeypatch):
     "The same job on photos in another layout; then its captions are judged at the shell"
-    src = read_flickr8k(PHOTOS, size=64)
-    recs = [src[i] for i in range(60)]
+    dataset = read_flickr8k(PHOTOS, size=64)
+    recs = [dataset[i] for i in range(60)]
     root = tmp_path/'data'
     if data == 'csv':
         root = root/'all.csv'
@@ -178,12 +178,12 @@ def test_other_layouts(data, tmp_path, capsys, monkeypatch):
         for split, part in (('train2017', recs[:48]), ('val2017', recs[48:])): write_coco(part, root, split)
     out = pretrain(data=data, root=root, out=tmp_path/'run',
                    changes=[*TINY, 'part=.5', 'captions=2',
-                            *dict(coco=['held=.2'], csv=['train=.5', 'held=.3', 'test=.2']).get(data, [])], say=str)
+                            *dict(coco=['valid=.2'], csv=['train=.5', 'valid=.3', 'test=.2']).get(data, [])], log=str)
     num = load(out).results()[-1]['numbers']
     assert num['images'] == dict(csv=15, flickr30k=24, coco=19)[data] and 'right' in num
     asked = []
-    monkeypatch.setattr('vlrep.evaluation.ask.caption_scores', lambda write, src,**kw: asked.extend(src.ids)
-                        or caption_scores(write, src, **kw))
+    monkeypatch.setattr('vlrep.evaluation.ask.caption_scores', lambda write, dataset,**kw: asked.extend(dataset.ids)
+                        or caption_scores(write, dataset, **kw))
     capsys.readouterr()
     main(['evaluate', str(out), '--on', 'captions', '--how', 'beam'])
     said = capsys.readouterr().out
@@ -193,18 +193,18 @@ def test_other_layouts(data, tmp_path, capsys, monkeypatch):
         assert asked == list(split_source(read_csv(root, size=64), (.5, .3, .2), seed=0)[2].ids)
 
 def test_tags_cannot_caption(capsys, tmp_path):
-    out = pretrain('tags', changes=['scenes=64', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'size=32',
-                                    'steps=4', 'warmup=1', 'bs=16'], out=tmp_path/'tags', say=lambda s: None)
+    out = pretrain('tags', changes=['scenes=64', 'valid=32', 'probe=60', 'probe_held=60', 'test=60', 'size=32',
+                                    'steps=4', 'warmup=1', 'bs=16'], out=tmp_path/'tags', log=lambda s: None)
     good = tmp_path/'good.png'
     Image.new('RGB', (30, 30)).save(good)
     assert 'captions' in refused(capsys, 'caption', out, good)
     assert vlrep.load(out).embed(good).shape == (vlrep.load(out).backbone.width,)
 
-LOCTEX = [*SIZES, 'point=12', 'rivals=False', 'vocab=300', 'size=32', 'steps=12', *NET]
+LOCTEX = [*SIZES, 'point=12', 'baselines=False', 'vocab=300', 'size=32', 'steps=12', *NET]
 
 def test_loctex(tmp_path, capsys):
     "Where is it? On the world, in the table and on the page; a run of it cannot caption"
-    out = pretrain('loctex', changes=LOCTEX, threads=1, out=tmp_path/'run', say=str)
+    out = pretrain('loctex', changes=LOCTEX, threads=1, out=tmp_path/'run', log=str)
     num, page = load(out).results()[-1]['numbers'], (out/'report.html').read_text()
     assert {(r['question'], r['backbone']) for r in num['where']} == {(q+s, w) for q in ('pointing', 'overlap')
         for s in ('', ', shifted') for w in ('loctex', 'centre')} and len(num['table']) == 7
@@ -223,7 +223,7 @@ def test_loctex(tmp_path, capsys):
 
 def test_narratives(tmp_path, capsys):
     "Photos with narratives, some of them without a trace; photos without any"
-    root, small = tmp_path/'told', ['vocab=300', 'size=32', 'steps=6', 'every=True', *NET]
+    root, small = tmp_path/'told', ['vocab=300', 'size=32', 'steps=6', 'all_narratives=True', *NET]
     write_localized([scene('train', i, size=64, with_='narrative') for i in range(60)], root)
     table = next(root.glob('*.jsonl'))
     lines = [json.loads(l) for l in table.read_text().splitlines()]
@@ -231,12 +231,12 @@ def test_narratives(tmp_path, capsys):
     table.write_text(''.join(json.dumps(l)+'\n' for l in lines))
     said = []
     out = pretrain('loctex', data='narratives', root=root, changes=small, accumulate=2, threads=1, out=tmp_path/'run',
-                   say=said.append)
+                   log=said.append)
     num = load(out).results()[-1]['numbers']
     bare = sum(not l['traces'] for l in lines)
     bare = next(s for s in said if 'have no trace' in s), bare
     assert 1 <= int(bare[0].split()[0]) <= bare[1] and 'of 48 narratives' in bare[0]
-    assert (any('every: no image has more than one' in s for s in said)
+    assert (any('all_narratives: no image has more than one' in s for s in said)
             and any('7 negatives instead of 15' in s for s in said)
             and any('the loss is nats a pair' in s for s in said))
     assert (num['images'] == 48 and math.isfinite(num['held_loss'])
@@ -251,9 +251,10 @@ def test_narratives(tmp_path, capsys):
     assert 'captions are read in their place' in capsys.readouterr().out
 
 def test_fields(capsys):
-    main(['pretrain', '--method', 'loctex', '--fields', '--set', 'tau=.2'])
+    main(['pretrain', '--method', 'loctex', '--fields', '--set', 'temperature=.2'])
     lines = capsys.readouterr().out.splitlines()
-    assert any(re.match(r'tau=0\.2 +\S', l) for l in lines) and any(l.startswith('scenes=10000 ') for l in lines)
+    assert any(re.match(r'temperature=0\.2 +\S',
+                        l) for l in lines) and any(l.startswith('scenes=10000 ') for l in lines)
 
 def test_first_steps(tmp_path, capsys, on_world, on_photos):
     "The plan, one batch by heart, and several runs on one page"

@@ -6,13 +6,13 @@ import ast, dataclasses, inspect, re
 import numpy as np, pytest, torch
 import vlrep
 from vlrep.experiments.commands import METHODS
-from vlrep.experiments.sanity_checks import overfit, tiny
+from vlrep.experiments.sanity_checks import overfit, smoke_test
 from vlrep.experiments.pretrain import train_on
-from vlrep.experiments.config import override_all, recipe
+from vlrep.experiments.config import override_all, get_recipe
 from vlrep.datasets.base import DATASETS
 from vlrep.methods.base import METHODS
 from vlrep.training.run_folder import Run, load
-from vlrep.experiments.sources import open_sources
+from vlrep.experiments.splits import open_splits
 from vlrep.evaluation.transfer import transfer_table
 from vlrep.datasets.world.dataset import world
 from learning import Case, check_by_heart, check_falls, material
@@ -79,7 +79,7 @@ def test_learner_takes_what_all_take(case):
                                                                        'cbs']
 
 def test_it_trains_and_the_loss_falls(case):
-    assert case.learn.steps.done == case.rec.steps == 3*len(case.learn.dls.train)
+    assert case.learn.steps.done == case.recipe.steps == 3*len(case.learn.dls.train)
     check_falls(case)
     assert np.isfinite(float(case.learn.validate()[0]))
 
@@ -133,9 +133,9 @@ def test_state_is_parameters_and_buffers_sees():
 
 def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
     facts = dict(method=case.name, name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
-    with Run.create(tmp_path/'run', recipe=case.rec, **facts) as run:
+    with Run.create(tmp_path/'run', recipe=case.recipe, **facts) as run:
         if case.tok: case.tok.save(run/'tokenizer.model')
-        run.save('best', case.learn.model.state_dict(), dict(step=case.rec.steps))
+        run.save('best', case.learn.model.state_dict(), dict(step=case.recipe.steps))
     m = vlrep.load(tmp_path/'run')
     want = case.answer(case.learn.model)
     fresh = case.fresh(seed=9).model
@@ -143,7 +143,7 @@ def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
     got = case.answer(fresh)
     assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
     with torch.no_grad(): assert torch.equal(m.backbone(case.batch['img']), case.learn.model.visual(case.batch['img']))
-    pics = [case.src['test'][i].image for i in range(2)]
+    pics = [case.splits['test'][i].image for i in range(2)]
     assert m.embed(pics).shape == (2, m.backbone.width)
     if hasattr(case.learn.model, 'generate'): assert all(isinstance(s, str) for s in m.caption(pics))
     else:
@@ -152,7 +152,7 @@ def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
 def test_transfer_table_and_the_backbone_stays(case):
     net = case.learn.model.visual
     old = {k: v.clone() for k,v in net.state_dict().items()}
-    three = (world(s, n, size=case.rec.size, shifted=True) for s,n in (('train', 60), ('valid', 40), ('test', 40)))
+    three = (world(s, n, size=case.recipe.size, shifted=True) for s,n in (('train', 60), ('valid', 40), ('test', 40)))
     rows = transfer_table({case.name: net}, *three, draws=20)
     assert len(rows) == 7 and all(r['backbone'] == case.name and 0 <= r['value'] <= 100 and r['low'] <= r['high']
                                   for r in rows)
@@ -160,25 +160,26 @@ def test_transfer_table_and_the_backbone_stays(case):
 
 def test_a_batch_is_learned_by_heart(case):
     check_by_heart(case.name)
-    method,rec,src,tok = material(case.name)
+    method,recipe,splits,tok = material(case.name)
     said = []
-    assert not overfit(method, dataclasses.replace(rec, lr=1e4, cnn_lr=1e4), src, tok=tok, precision='fp32',
-                       say=said.append, steps=30) and 'failed' in said[-1]
+    assert not overfit(method, dataclasses.replace(recipe, lr=1e4, cnn_lr=1e4), splits, tok=tok, precision='fp32',
+                       log=said.append, steps=30) and 'failed' in said[-1]
 
 # ---------------------------------------------------------------- every switch of LocTex does something
 
-SWITCHES = ['localise=0', 'contrast=0', 'scales=1', 'scales=3', 'tau=.2', 'direction=symmetric',
+SWITCHES = ['localise=0', 'contrast=0', 'scales=1', 'scales=3', 'temperature=.2', 'direction=symmetric',
             'include_positive=true', 'group=4', 'loc_norm=tensor', 'loc_norm=tensor_l1', 'loc_scale=sqrt',
-            'render=points', 'render=bbox', 'render=hull', 'time_pad=.5', 'oracle=true', 'max_len=12']
+            'render=points', 'render=bbox', 'render=hull', 'time_pad=.5', 'oracle_masks=true', 'max_len=12']
 
 def two_steps(changes):
     "Losses of the second step in training and held out"
-    parts = [recipe('loctex', 'world'), DATASETS['world'].options]
+    parts = [get_recipe('loctex', 'world'), DATASETS['world'].options]
     method = METHODS['loctex']
-    rec,job = override_all(parts, [*tiny(*parts), 'scenes=64', 'held=16', 'shown=4', 'steps=2', 'warmup=1', *changes])
-    src = open_sources(method, rec, job, 'world')
-    learn = train_on(method, rec, src, 'world', method.train_tokenizer(rec, src['train']), precision='fp32',
-                     say=lambda s: None)
+    recipe,options = override_all(parts, [*smoke_test(*parts), 'scenes=64', 'valid=16', 'shown=4', 'steps=2',
+                                          'warmup=1', *changes])
+    splits = open_splits(method, recipe, options, 'world')
+    learn = train_on(method, recipe, splits, 'world', method.train_tokenizer(recipe, splits['train']), precision='fp32',
+                     log=lambda s: None)
     return learn.tally.mean(), float(learn.validate()[0])
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,7 @@ import vlrep
 from vlrep.cli import main
 from vlrep.data.loader import loaders
 from vlrep.models.export import LAYOUTS
-from vlrep.experiments.config import recipe, recipe_lines
+from vlrep.experiments.config import get_recipe, recipe_lines
 from vlrep.methods.base import METHODS
 from vlrep.training.run_folder import Run
 from vlrep.methods.supervised.method import tags_learner
@@ -16,16 +16,16 @@ from tools import refused
 
 def untrained(folder, data, **net):
     "A run whose weights were never trained, but whose BatchNorms are not as new"
-    rec = replace(recipe('tags', 'world'), size=64, **net)
-    src = world('train', 8, size=64)
-    model = tags_learner(rec, loaders(src, src, size=64, bs=4, device='cpu')).model
+    recipe = replace(get_recipe('tags', 'world'), size=64, **net)
+    dataset = world('train', 8, size=64)
+    model = tags_learner(recipe, loaders(dataset, dataset, size=64, bs=4, device='cpu')).model
     g = torch.Generator().manual_seed(0)
     for m in model.visual.modules():
         if isinstance(m, torch.nn.BatchNorm2d):
             m.weight.data.uniform_(.5, 1.2, generator=g)
             m.running_mean.normal_(0, .1, generator=g)
             m.running_var.uniform_(.5, 1.5, generator=g)
-    with Run.create(folder, recipe=rec, method='tags', name='world', data=dict(name=data), seed=0, precision='fp32',
+    with Run.create(folder, recipe=recipe, method='tags', name='world', data=dict(name=data), seed=0, precision='fp32',
                     threads=1) as run:
         run.save('best', model.state_dict(), dict(step=0))
     return folder

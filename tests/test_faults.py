@@ -10,7 +10,7 @@ from fastai.callback.core import Callback
 from vlrep.training.callbacks import read_log
 from vlrep.experiments.commands import METHODS, pretrain
 from vlrep.core.files import write_json
-from vlrep.training.learner import fit
+
 from vlrep.training.resume import Note, resume, StopOnSignal, TrainingInterrupted
 from vlrep.training.run_folder import load, Run
 from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
@@ -70,11 +70,11 @@ def test_full_disk(run, source, whole):
             l = make(r, source)
             resume(l, r)
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-            with pytest.raises(OSError) as e: fit(l, STEPS)
+            with pytest.raises(OSError) as e: l.fit_steps(STEPS)
             assert e.value.errno == errno.EFBIG and l.steps.done == 12
             assert r.saved() == [6, 9] and r.state()['step'] == 9 and not [p for p in run.rglob('.*.tmp')]
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            fit(l, STEPS)
+            l.fit_steps(STEPS)
             same(everything(l), everything(whole))
             assert r.state()['step'] == STEPS
     assert forked(work) == 0
@@ -200,11 +200,11 @@ def test_a_broken_step_is_left_out(tmp_path, source, method, what):
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source, method)
         l.finite.log = r/'skipped.jsonl'
-        fit(l, 5)
+        l.fit_steps(5)
         before = [p.clone() for p in l.model.parameters()]
-        fit(l, 6, [Break(what, (5,))])
+        l.fit_steps(6, [Break(what, (5,))])
         assert all(torch.equal(a, b) for a, b in zip(before, l.model.parameters()))
-        fit(l, STEPS, [Break(what, (9,))])
+        l.fit_steps(STEPS, [Break(what, (9,))])
         assert (l.finite.skipped == 2 and l.steps.done == STEPS
                 and all(v.isfinite().all() for v in l.model.state_dict().values()))
         notes = [json.loads(s) for s in (r/'skipped.jsonl').read_text().splitlines()]
@@ -218,7 +218,7 @@ def test_many_broken_steps_end_the_run(tmp_path, source):
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)
         l.finite.limit = 3
-        with pytest.raises(ValueError) as e: fit(l, STEPS, [Break('loss', range(7, 99))])
+        with pytest.raises(ValueError) as e: l.fit_steps(STEPS, [Break('loss', range(7, 99))])
         assert ('the training loss is inf at step 10, the last of 3 bad steps in a row; samples [' in str(e.value)
                 and f'the last checkpoint is that of step 6 in {r.path}' in str(e.value))
         assert (any(i in str(e.value) for i in source[0].ids)
@@ -234,7 +234,7 @@ def test_broken_steps_resume(tmp_path, source):
                 l = make(r, source)
                 l.finite.log = r/'skipped.jsonl'
                 resume(l, r)
-                try: fit(l, abs(stop), [Break('loss', (3, 8, 11)), *([Crash(-stop-1)] if stop < 0 else [])])
+                try: l.fit_steps(abs(stop), [Break('loss', (3, 8, 11)), *([Crash(-stop-1)] if stop < 0 else [])])
                 except ZeroDivisionError: pass
         return l
     # the crash after step 10 comes four steps after the last checkpoint; step 9 is left out, and noted, twice
@@ -257,7 +257,7 @@ def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
             l.finite.log = r/'skipped.jsonl'
             resume(l, r)
             note = Note()
-            try: fit(l, STEPS, [Lift(), *([Ask(note, leave), StopOnSignal(note)] if leave else [])])
+            try: l.fit_steps(STEPS, [Lift(), *([Ask(note, leave), StopOnSignal(note)] if leave else [])])
             except TrainingInterrupted: pass
         return l
     a = go(tmp_path/'a')
@@ -271,7 +271,7 @@ def test_damaged_images_are_remembered_over_a_stop(tmp_path, source):
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)
         l.dls.train.damaged[5] = 'cannot be read'
-        fit(l, 7)
+        l.fit_steps(7)
         new = make(r, source)
         resume(new, r)
         assert new.dls.train.damaged == {5: 'cannot be read'}
@@ -329,8 +329,8 @@ def test_log_cannot_be_written(tmp_path, source, monkeypatch):
     said = []
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)
-        l.log_csv.say = said.append
-        fit(l, STEPS)
+        l.log_csv.log = said.append
+        l.fit_steps(STEPS)
     assert rows(tmp_path/'run') == rows(tmp_path/'whole') and len(said) == 1 and 'No space left on device' in said[0]
 
 def test_clock_jumps(tmp_path, source, monkeypatch):
@@ -350,17 +350,17 @@ def test_out_of_memory(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(METHODS['tags'].model, 'forward', little)
     words = ['pretrain', '--method', 'tags', '--out', tmp_path/'run', *sets(TAGS)]
     assert '--accumulate 2 does the same steps of 16 in 2 parts of 8' in refused(capsys, *words)
-    out = pretrain('tags', changes=TAGS, out=tmp_path/'run', accumulate=2, say=quiet)
+    out = pretrain('tags', changes=TAGS, out=tmp_path/'run', accumulate=2, log=quiet)
     assert load(out).results()[-1]['numbers']['steps'] == 4
 
 def test_strange_places(tmp_path, monkeypatch):
     "Spaces, accents and other alphabets in a relative path"
     (tmp_path/'Läufe und ラン').mkdir()
     monkeypatch.chdir(tmp_path/'Läufe und ラン')
-    out = pretrain('tags', changes=TAGS, out='erster Lauf/№ 1', say=quiet)
+    out = pretrain('tags', changes=TAGS, out='erster Lauf/№ 1', log=quiet)
     assert load(out).state()['step'] == 4 and (tmp_path/'Läufe und ラン'/'erster Lauf'/'№ 1'/'report.html').is_file()
 
 def test_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(METHODS['tags'].model, 'forward', lambda self, batch: 1/0)
-    with pytest.raises(ZeroDivisionError): pretrain('tags', changes=TAGS, out=tmp_path/'run', say=quiet)
+    with pytest.raises(ZeroDivisionError): pretrain('tags', changes=TAGS, out=tmp_path/'run', log=quiet)
     assert not (tmp_path/'run').exists()

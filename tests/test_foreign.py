@@ -27,7 +27,7 @@ from vlrep.methods.virtex.models import CaptioningModel
 from vlrep.models.weights import load_backbone, read_state
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
-from vlrep.experiments.config import recipe, recipe_dict
+from vlrep.experiments.config import get_recipe, recipe_dict
 from vlrep.datasets.base import DATASETS
 from vlrep.reports.page import write_comparison, write_report
 from vlrep.training.run_folder import load, Run
@@ -118,12 +118,12 @@ def photos(tmp_path):
     return root
 
 def trained_on(root):
-    return read_flickr8k(root, size=32), DATASETS['flickr8k'].open(root=root, size=32, say=str)['train']
+    return read_flickr8k(root, size=32), DATASETS['flickr8k'].open(root=root, size=32, log=str)['train']
 
 def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
     "By default, at the shell; a smaller limit stops the run and keeps it, and it goes on with a larger one"
     for name in trained_on(photos)[1].ids[:2]: (photos/'Images'/name).write_bytes(b'')
-    out = pretrain('token_cls', data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, say=lambda s: None)
+    out = pretrain('token_cls', data='flickr8k', root=photos, out=tmp_path/'run', changes=TINY, log=lambda s: None)
     assert len(load(out).results()[-1]['numbers']['damaged']) == 2
     words = ['pretrain', '--method', 'token_cls', '--data', 'flickr8k', '--root', photos, '--out', tmp_path/'strict',
              *sets(TINY)]
@@ -166,7 +166,7 @@ def test_captions_of_nothing(tmp_path):
         a = read_csv(tmp_path/'a.csv', size=32)
         write_coco(recs, tmp_path/'coco', 'train2017')
         b = read_coco(tmp_path/'coco', size=32)
-    for src in (a, b): assert len(src) == 3 and all(c == ['a dog'] for c in src.captions)
+    for dataset in (a, b): assert len(dataset) == 3 and all(c == ['a dog'] for c in dataset.captions)
     assert sum('4 empty captions are left out' in str(w.message) for w in heard) == 2
     write_localized(recs, tmp_path/'told')
     f = next((tmp_path/'told').glob('*.jsonl'))
@@ -202,13 +202,13 @@ def test_no_places_to_learn(tmp_path, why, capsys):
     n = 0
     said = []
     class Enough(Exception): pass
-    def say(s):
+    def log(s):
         said.append(s)
         if s.startswith('loctex on'): raise Enough
     for more, root in ([], 'some'), (['localise=0'], 'all'):
         with pytest.raises(Enough):
             pretrain('loctex', data='narratives', root=tmp_path/root, out=tmp_path/'no',
-                     changes=[*TINY[:-5], *NET, *more], say=say)
+                     changes=[*TINY[:-5], *NET, *more], log=log)
     counts = [int(s.split()[0]) for s in said if f'of 48 narratives {why}: they teach no places' in s]
     assert len(counts) == 2 and 1 <= counts[0] <= 12 and counts[1] == 48, said
 
@@ -221,7 +221,7 @@ def coco(root, **other):
 
 def test_categories_of_train_and_val(tmp_path):
     builder = DATASETS['coco']
-    opened = lambda root: builder.open(replace(builder.options, train=.8, held=.2), root, 32, say=str)
+    opened = lambda root: builder.open(replace(builder.options, train=.8, valid=.2), root, 32, log=str)
     coco(tmp_path/'same')
     assert opened(tmp_path/'same')['test'].names['tags'] == ['car', 'cat', 'dog']
     for k, (names, why) in enumerate({('car', 'cow', 'dog'): 'train alone has cat; val alone has cow',
@@ -302,13 +302,14 @@ def test_bombs_in_tables(tmp_path):
 
 def build(path, method='virtex'):
     "A run folder with untrained weights: quick to make, and as good as any to be opened"
-    src = world('train', 40, size=32)
-    job = DATASETS['world'].options
-    rec = replace(recipe(method, 'world'), size=32, bs=4, **dict(width=32, heads=2, vocab=300) if method != 'tags'
+    dataset = world('train', 40, size=32)
+    options = DATASETS['world'].options
+    recipe = replace(get_recipe(method, 'world'), size=32, bs=4,
+                     **dict(width=32, heads=2, vocab=300) if method != 'tags'
                   else {})
-    tok = Tokenizer.train(src.captions.flat(), 300) if method != 'tags' else None
-    model = METHODS[method].learner(rec, loaders(src, src, tok=tok, size=32, bs=4, device='cpu')).model
-    with Run.create(path, rec, method, dict(name='world', **recipe_dict(job)), 0, name='world') as r:
+    tok = Tokenizer.train(dataset.captions.flat(), 300) if method != 'tags' else None
+    model = METHODS[method].learner(recipe, loaders(dataset, dataset, tok=tok, size=32, bs=4, device='cpu')).model
+    with Run.create(path, recipe, method, dict(name='world', **recipe_dict(options)), 0, name='world') as r:
         if tok:
             tok.save(r/'tokenizer.model')
             r.keep_part('tokenizer.model')
@@ -334,18 +335,18 @@ def test_made_by_a_newer_vlrep(built, capsys, tmp_path):
     open_run(built)
     Image.new('RGB', (8, 8)).save(tmp_path/'x.png')
     man = read_json(built/'best'/'manifest.json')
-    write_json(built/'best'/'manifest.json', dict(man, format=2))
-    assert 'manifest.json: made by a newer vlrep (format 2, this one reads up to 1)' in refused(capsys,
+    write_json(built/'best'/'manifest.json', dict(man, format=3))
+    assert 'manifest.json: made by a newer vlrep (format 3, this one reads up to 2)' in refused(capsys,
         'caption', built, tmp_path/'x.png')
     write_json(built/'best'/'manifest.json', dict(man, format='1'))
     assert "manifest.json: damaged, format is '1'" in refused(capsys, 'caption', built, tmp_path/'x.png')
-    reseal(built, lambda d: d.update(format=2, method='new', layout=3))
+    reseal(built, lambda d: d.update(format=3, method='new', layout=3))
     d = read_json(built/'recipe.json')
     d.pop('seed')
     write_json(built/'recipe.json', d)
     for words in (['caption', built, tmp_path/'x.png'], ['pretrain', '--resume', built],
                   ['evaluate', built, '--on', 'world'], ['report', built]):
-        assert 'recipe.json: made by a newer vlrep (format 2' in refused(capsys, *words)
+        assert 'recipe.json: made by a newer vlrep (format 3' in refused(capsys, *words)
 
 WEIGHTS = {'holds 1 of': lambda v: v.index_fill(0, torch.tensor([0]), math.nan) if v.dim() == 1 else None,
            'values that are not finite': lambda v: torch.full_like(v, math.inf),
@@ -441,7 +442,7 @@ def test_odd_facts_in_recipe_json(built, tmp_path):
         for odd in ANY:
             Run(built)._write({**whole, key: odd})
             for ask in (lambda: open_run(built),
-                        lambda: pretrain(resume_run=built, changes=['steps=x'], say=lambda s: None)):
+                        lambda: pretrain(resume_run=built, changes=['steps=x'], log=lambda s: None)):
                 try: ask()
                 except ValueError as e: refusals += 'recipe.json' in str(e)
     assert refusals > 100

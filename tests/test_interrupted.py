@@ -20,12 +20,12 @@ from test_resume import rows
 from tools import ENV, SIZES, refused, sets
 
 # epochs end, and checkpoints are made, at the steps 13 and 20
-JOB = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'rivals=False']
+JOB = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=False']
 FIRST = 13
 quiet = lambda s: None
 
-def go(out, **kw): return pretrain('tags', changes=JOB, threads=1, out=out, say=kw.pop('say', quiet), **kw)
-def again(run, **kw): return pretrain(resume_run=run, say=kw.pop('say', quiet), **kw)
+def go(out, **kw): return pretrain('tags', changes=JOB, threads=1, out=out, log=kw.pop('log', quiet), **kw)
+def again(run, **kw): return pretrain(resume_run=run, log=kw.pop('log', quiet), **kw)
 
 @pytest.fixture
 def quick(monkeypatch):
@@ -34,7 +34,7 @@ def quick(monkeypatch):
         (run/'report.html').write_text('<html></html>\n')
         return run/'report.html'
     monkeypatch.setattr(vlrep.experiments.commands, 'measure',
-                        lambda run, rec, job, src, learn,*a: (dict(steps=learn.steps.done,
+                        lambda run, recipe, options, dataset, learn,*a: (dict(steps=learn.steps.done,
                                                                    held_loss=learn.save_run.best), []))
     monkeypatch.setattr(vlrep.experiments.commands, 'write_report', page)
 
@@ -74,7 +74,7 @@ def same_run(a, b):
 def test_killed_in_the_first_save(run, whole):
     "It goes on from the best checkpoint, which is of the same step, to the same bits and numbers"
     said = []
-    again(run, say=said.append)
+    again(run, log=said.append)
     same_run(run, whole)
     assert f'going on from step {FIRST}, that of the best checkpoint: there is no other' in said
     x, y = (load(r).results() for r in (run, whole))
@@ -84,13 +84,13 @@ def test_killed_in_the_first_save(run, whole):
 @pytest.mark.parametrize('at,step', [(FIRST, FIRST), ('best', FIRST), (0, 0)])
 def test_first_save_from_a_named_step(run, whole, quick, at, step):
     said = []
-    again(run, at=str(at), say=said.append)
+    again(run, at=str(at), log=said.append)
     same_run(run, whole)
     assert any(s.startswith(f'going on from step {step}' if step else 'no checkpoint: beginning anew') for s in said)
 
 def test_first_save_inexact(run, quick):
     said = []
-    again(run, inexact=True, changes=['bs=8', 'steps=30'], say=said.append)
+    again(run, inexact=True, changes=['bs=8', 'steps=30'], log=said.append)
     assert (any('no longer exact' in s for s in said) and load(run).results()[0]['numbers']['steps'] == 30
             and load(run).state()['step'] == 30)
 
@@ -125,7 +125,7 @@ def test_disk_full_in_the_first_save(tmp_path, monkeypatch, whole, quick):
     def full(): raise OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setattr(torch, 'save', at_save(2, full))
     run, said = tmp_path/'run', []
-    with pytest.raises(OSError) as e: go(run, say=said.append)
+    with pytest.raises(OSError) as e: go(run, log=said.append)
     assert (e.value.errno == errno.ENOSPC and e.value.filename == str(run/f'steps/{FIRST:06d}/state.pt')
             and e.value.strerror == 'the disk is full (No space left on device)')
     assert said[-1] == f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run}'
@@ -155,7 +155,7 @@ def test_tokenizer_torn(tmp_path, monkeypatch, quick):
         os.kill(os.getpid(), signal.SIGKILL)
     def work():
         Path.write_bytes = torn
-        pretrain('token_cls', changes=[*JOB, 'vocab=300', 'width=32', 'heads=2'], out=run, say=quiet)
+        pretrain('token_cls', changes=[*JOB, 'vocab=300', 'width=32', 'heads=2'], out=run, log=quiet)
     assert forked(work) == -signal.SIGKILL and (run/'tokenizer.model').stat().st_size == 99
     again(run)
     assert load(run).results() and load(run).part('tokenizer.model').stat().st_size > 999
@@ -172,13 +172,13 @@ def test_torn_result(whole, tmp_path, quick, how):
     b = p.read_bytes()
     said = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b))
-    again(run, say=said.append)
+    again(run, log=said.append)
     new, = load(run).results()
     old, = load(whole).results()
     assert (new['numbers']['held_loss'] == old['numbers']['held_loss'] and new['numbers']['steps'] == 20
             and not load(run).missing())
     assert any('torn; it will be made anew' in s for s in said) == (how != 'missing')
-    again(run, say=said.append)
+    again(run, log=said.append)
     assert 'complete, nothing is left to do' in said[-1] and len(load(run).results()) == 1
 
 @pytest.mark.parametrize('how', TORN)
@@ -190,8 +190,8 @@ def test_torn_report(whole, tmp_path, monkeypatch, how):
     result = (run/'result.jsonl').read_bytes()
     said = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b) if how != 'without its end' else b.rstrip()[:-1])
-    monkeypatch.setattr(vlrep.experiments.commands, 'open_sources', None)
-    again(run, say=said.append)
+    monkeypatch.setattr(vlrep.experiments.commands, 'open_splits', None)
+    again(run, log=said.append)
     assert p.read_bytes() == b and (run/'result.jsonl').read_bytes() == result and said == [f'report: {p}']
 
 def test_killed_before_the_report(tmp_path, quick):
@@ -311,17 +311,17 @@ def test_test_photos_gone(tmp_path, monkeypatch):
     moved = []
     def then_gone(*a, **kw):
         learn = train(*a, **kw)
-        src = a[2]['test']
+        dataset = a[2]['test']
         away.mkdir()
-        for i in range(len(src)):
-            moved.append(Path(src.path(i)))
+        for i in range(len(dataset)):
+            moved.append(Path(dataset.path(i)))
             shutil.move(moved[-1], away)
         return learn
     monkeypatch.setattr(vlrep.experiments.commands, 'train_on', then_gone)
     run, said = tmp_path/'run', []
     changes = ['size=32', 'width=32', 'heads=2', 'vocab=200', 'bs=16', 'steps=2', 'warmup=1', 'train=.7', 'test=.2']
     with pytest.raises(ValueError) as e:
-        pretrain('masked_lm', data='flickr8k', root=tmp_path/'photos', changes=changes, out=run, say=said.append)
+        pretrain('masked_lm', data='flickr8k', root=tmp_path/'photos', changes=changes, out=run, log=said.append)
     n = len(moved)
     assert (n == 8 and str(e.value).startswith(f'{n} of {n} test photos cannot be read, and at least 2 must be: ')
             and f'vlrep-pretrain --resume {run}' in str(e.value))
@@ -361,8 +361,8 @@ def test_disk_full_while_an_evaluation_is_noted(run, quick, monkeypatch, tmp_pat
         raise OSError(errno.ENOSPC, 'No space left on device', str(self))
     with monkeypatch.context() as m:
         m.setattr(Path, 'write_bytes', full)
-        with pytest.raises(OSError, match='No space left'): vlrep.experiments.commands.evaluate(run, 'world', say=quiet)
+        with pytest.raises(OSError, match='No space left'): vlrep.experiments.commands.evaluate(run, 'world', log=quiet)
     assert log.read_text() == old and not list(run.glob('.*.tmp'))
-    vlrep.experiments.commands.evaluate(run, 'world', say=quiet)
+    vlrep.experiments.commands.evaluate(run, 'world', log=quiet)
     lines = log.read_text().splitlines()
     assert lines[:2] == old.splitlines() and json.loads(lines[2])['rows'] == [row] and len(lines) == 3

@@ -7,7 +7,7 @@ import pytest, torch
 from fastai.callback.core import Callback, CancelFitException
 from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.training.learner import fit, GradientAccumulation, MicroBatchLoader
+from vlrep.training.learner import GradientAccumulation, MicroBatchLoader
 from test_resume import small
 from tools import told
 
@@ -28,7 +28,7 @@ def case(request):
     "A method's model and loss, and a batch of 12 captioned scenes"
     method, r = METHODS[request.param], alone(request.param)
     train, valid = told('train', 96), told('valid', 24)
-    dls = loaders(train, valid, read=method.collator(r, method.train_tokenizer(r, train)), bs=12, size=32, seed=3,
+    dls = loaders(train, valid, collate=method.collator(r, method.train_tokenizer(r, train)), bs=12, size=32, seed=3,
                   device='cpu')
     model = method.learner(r, dls, seed=3, precision='fp32').model
     batch = next(iter(dls.valid))[0]
@@ -98,13 +98,13 @@ class Peek(Callback):
 def test_accumulation(method):
     "The gradient of 4 parts of a batch, of unequal counts, is that of the batch"
     m, r, train, valid = METHODS[method], alone(method), told('train', 96), told('valid', 24)
-    got, read = [], m.collator(r, m.train_tokenizer(r, train))
+    got, collate = [], m.collator(r, m.train_tokenizer(r, train))
     for n in (1, 4):
-        dls = loaders(train, valid, read=read, bs=18, size=32, seed=3, device='cpu')
+        dls = loaders(train, valid, collate=collate, bs=18, size=32, seed=3, device='cpu')
         dls.loaders[0] = MicroBatchLoader(dls.train, n)
         l = METHODS[method].learner(r, dls, seed=3, precision='fp32', cbs=[GradientAccumulation(n), Calm()])
         peek = Peek()
-        fit(l, 1, [peek])
+        l.fit_steps(1, [peek])
         got.append(peek.grad)
     assert (got[0]-got[1]).norm() < 1e-5*got[0].norm() and got[0].norm() > 0
 

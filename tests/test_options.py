@@ -2,31 +2,31 @@
 import dataclasses, math, re, subprocess, sys, typing
 import pytest
 from vlrep.core.fields import check_fields, rule_of
-from vlrep.experiments.sanity_checks import tiny
+from vlrep.experiments.sanity_checks import smoke_test
 from vlrep.experiments.pretrain import train_on
 from vlrep.experiments.options import plan
 from vlrep.methods.base import METHODS
-from vlrep.experiments.config import recipe
+from vlrep.experiments.config import get_recipe
 from vlrep.datasets.base import DATASETS
 from vlrep.training.run_folder import load
-from vlrep.experiments.sources import open_sources
+from vlrep.experiments.splits import open_splits
 from tools import ENV, PHOTOS, WORLD, refused, sets
 
 HOME = {m: 'world' for m in METHODS}
-SMALL = ['scenes=64', 'held=8', 'probe=40', 'probe_held=40', 'test=40', 'shown=4', 'point=4', 'steps=2', 'warmup=1',
+SMALL = ['scenes=64', 'valid=8', 'probe=40', 'probe_held=40', 'test=40', 'shown=4', 'point=4', 'steps=2', 'warmup=1',
          'bs=8']
 
 def parts(method):
     "Recipe and job so small that two steps take a fraction of a second"
-    both = [recipe(method, 'world'), DATASETS['world'].options]
+    both = [get_recipe(method, 'world'), DATASETS['world'].options]
     names = {f.name for p in both for f in dataclasses.fields(p)}
-    return plan(method, None, [*tiny(*both), *(c for c in SMALL if c.split('=')[0] in names)], 'world')
+    return plan(method, None, [*smoke_test(*both), *(c for c in SMALL if c.split('=')[0] in names)], 'world')
 
-def trains(method, rec, job):
+def trains(method, recipe, options):
     "Two steps of training, then the held-out loss"
-    src = open_sources(METHODS[method], rec, job, 'world')
-    learn = train_on(METHODS[method], rec, src, 'world', METHODS[method].train_tokenizer(rec, src['train']),
-                     precision='fp32', say=str)
+    splits = open_splits(METHODS[method], recipe, options, 'world')
+    learn = train_on(METHODS[method], recipe, splits, 'world', METHODS[method].train_tokenizer(recipe, splits['train']),
+                     precision='fp32', log=str)
     return float(learn.validate()[0])
 
 def odd(kind):
@@ -41,11 +41,11 @@ FIELDS = [(m, f.name) for m in ('virtex', 'tags', 'loctex') for f in dataclasses
 @pytest.mark.parametrize('method,name', FIELDS)
 def test_every_field_of_every_recipe(method, name, monkeypatch):
     "Refused with one line that names the field, or two steps of training go well"
-    rec, job = parts(method)
-    hints = typing.get_type_hints(type(rec))
+    recipe, options = parts(method)
+    hints = typing.get_type_hints(type(recipe))
     done = set()
     for text in odd(hints[name]):
-        try: new, _ = plan(method, None, [f'{name}={text}'], 'world', [rec, job])
+        try: new, _ = plan(method, None, [f'{name}={text}'], 'world', [recipe, options])
         except ValueError as e:
             assert name in str(e) and '\n' not in str(e), (text, e)
             continue
@@ -53,7 +53,7 @@ def test_every_field_of_every_recipe(method, name, monkeypatch):
         assert math.isfinite(value) if isinstance(value, float) else True
         if value in done or name in ('lr', 'cnn_lr', 'text_lr') and value > 10: continue
         done.add(value)
-        assert math.isfinite(trains(method, new, job)), (text, value)
+        assert math.isfinite(trains(method, new, options)), (text, value)
 
 @pytest.mark.parametrize('data', ['world', 'csv', 'coco'])
 def test_every_field_of_every_job(data):
@@ -61,9 +61,9 @@ def test_every_field_of_every_job(data):
     method = 'loctex' if data == 'world' else 'virtex'
     for f in dataclasses.fields(DATASETS[data].options):
         for text in odd(typing.get_type_hints(type(DATASETS[data].options))[f.name]):
-            try: rec, job = plan(method, None, [f'{f.name}={text}'], data)
+            try: recipe, options = plan(method, None, [f'{f.name}={text}'], data)
             except ValueError as e: assert f.name in str(e) and '\n' not in str(e), (f.name, text, e)
-            else: assert check_fields(job) is job and text in ('0', '2', '-1', 'maybe'), (f.name, text)
+            else: assert check_fields(options) is options and text in ('0', '2', '-1', 'maybe'), (f.name, text)
 
 def test_the_walk_sees_a_field_without_bounds():
     """A plain annotation lets nan through to nobody, but a silly number to the training
@@ -80,12 +80,12 @@ def test_smallest_job(tmp_path):
     from vlrep.experiments.commands import pretrain
     low = {f.name: rule_of(typing.get_type_hints(type(DATASETS['world'].options), include_extras=True)[f.name])[1]
            for f in dataclasses.fields(DATASETS['world'].options)}
-    least = [f'{k}={low[k].low}' for k in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown')]
-    net = [c for c in WORLD if c.split('=')[0] not in ('scenes', 'held', 'probe', 'probe_held', 'test', 'shown',
+    least = [f'{k}={low[k].low}' for k in ('scenes', 'valid', 'probe', 'probe_held', 'test', 'shown')]
+    net = [c for c in WORLD if c.split('=')[0] not in ('scenes', 'valid', 'probe', 'probe_held', 'test', 'shown',
                                                        'steps', 'bs', 'vocab')]
-    for method, more in (('virtex', ['point=1']), ('loctex', ['point=1', 'rivals=false'])):
+    for method, more in (('virtex', ['point=1']), ('loctex', ['point=1', 'baselines=false'])):
         out = pretrain(method, changes=[*least, *net, *more, 'steps=2', 'warmup=1', 'bs=4', 'vocab=64'], threads=1,
-                       out=tmp_path/method, say=str)
+                       out=tmp_path/method, log=str)
         assert (out/'report.html').is_file() and load(out).results()[-1]['numbers']['table']
 
 # ---------------------------------------------------------------- options

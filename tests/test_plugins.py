@@ -5,7 +5,7 @@ from vlrep.training.run_folder import load
 from tools import ROOT, sets, vlrep
 
 NET = ['size=32', 'visual_width=8', 'bs=16', 'warmup=2']
-SIZES = ['scenes=96', 'held=32', 'probe=60', 'probe_held=60', 'test=60', 'shown=8', 'point=0', 'rivals=false']
+SIZES = ['scenes=96', 'valid=32', 'probe=60', 'probe_held=60', 'test=60', 'shown=8', 'point=0', 'baselines=false']
 
 def tutorial(*starts):
     "The cells of the tutorial on one's own method that begin like this"
@@ -33,9 +33,9 @@ METHODS.add(replace(METHODS['match'], learner=stopping))
 MEAN = """
 from vlrep.all import *
 
-def mean_feature(asked, scenes=1):
-    value = float(np.mean([asked.model.embed(scene('test', i, size=32).image).mean() for i in range(scenes)]))
-    return [dict(question='mean feature', metric='mean', backbone=asked.info['method'], n=scenes, chance=0.,
+def mean_feature(context, scenes=1):
+    value = float(np.mean([context.model.embed(scene('test', i, size=32).image).mean() for i in range(scenes)]))
+    return [dict(question='mean feature', metric='mean', backbone=context.info['method'], n=scenes, chance=0.,
                  value=value, low=value, high=value)]
 
 EVALUATIONS.add(Evaluation('mean', 'the mean of all features', mean_feature,

@@ -11,8 +11,8 @@ from fastai.callback.core import Callback
 from vlrep.training.callbacks import Checkpointer, CSVLogger, read_log
 from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.training.learner import fit, GradientAccumulation, MicroBatchLoader, StatefulCallback
-from vlrep.experiments.config import recipe
+from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback
+from vlrep.experiments.config import get_recipe
 from vlrep.training.resume import Note, resume, StopOnSignal, TrainingInterrupted
 from vlrep.training.run_folder import load, Run
 from tools import told
@@ -26,7 +26,7 @@ def source(): return told('train', 96), told('valid', 32)
 
 def small(method):
     "The method's recipe for the world, smaller; with dropout and Lookahead where it has them"
-    r = recipe(method, 'world')
+    r = get_recipe(method, 'world')
     return replace(r, **SMALL, **{k: v for k, v in TEXT.items() if hasattr(r, k)})
 
 class Ask(Callback):
@@ -51,7 +51,7 @@ class Curve(Callback):
 
 def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
     m,r = METHODS[method],small(method)
-    dls = loaders(*source, read=m.collator(r, m.train_tokenizer(r, source[0])), bs=16, size=32, seed=3, device='cpu',
+    dls = loaders(*source, collate=m.collator(r, m.train_tokenizer(r, source[0])), bs=16, size=32, seed=3, device='cpu',
                   workers=workers)
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     return m.learner(r, dls, seed=3, precision=precision,
@@ -67,10 +67,10 @@ def train(path, source, stop=None, valid=False, **kw):
         if old:
             [v.mul_(3) for v in l.model.state_dict().values()]  # all that matters must come from the checkpoint
         resume(l, run)
-        if stop is None: fit(l, STEPS)
+        if stop is None: l.fit_steps(STEPS)
         else:
             note = Note()
-            with pytest.raises(TrainingInterrupted): fit(l, STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
+            with pytest.raises(TrainingInterrupted): l.fit_steps(STEPS, [Ask(note, stop, valid), StopOnSignal(note)])
     for dl in l.dls.loaders: dl.close()
     return l
 
@@ -129,7 +129,7 @@ def test_crash_between_checkpoints(tmp_path, source):
     "The log has gone further than the checkpoint: it is cut back, and the steps are done again"
     whole = train(tmp_path/'whole', source)
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
-        with pytest.raises(ZeroDivisionError): fit(make(r, source), STEPS, [Crash(11)])
+        with pytest.raises(ZeroDivisionError): make(r, source).fit_steps(STEPS, [Crash(11)])
         assert r.saved() == [6] and r.log()[-1]['step'] == 10
     l = train(tmp_path/'run', source)
     same(everything(l), everything(whole))

@@ -9,12 +9,12 @@ from vlrep.training.run_folder import load, Run
 from test_resume import rows
 from tools import NET, SIZES, command, refused, sets, start
 
-JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=160', 'rivals=False', *NET]
+JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=160', 'baselines=False', *NET]
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp('undisturbed')/'run'
-    return pretrain(changes=JOB, seed=5, threads=1, out=out, say=lambda s: None)
+    return pretrain(changes=JOB, seed=5, threads=1, out=out, log=lambda s: None)
 
 def shoot(words, cwd, run, after, sig, wait=120):
     "Start, wait for a checkpoint later than step `after`, send the signal: exit code and stderr"
@@ -52,7 +52,7 @@ def test_killed_processes(shot, undisturbed):
         last = err.strip().splitlines()[-1]
         assert last == f'vlrep-pretrain: stopped by {name} after step {step}; go on with: vlrep-pretrain --resume {run}'
         assert 'Traceback' not in err, err
-    pretrain(resume_run=run, say=lambda s: None)
+    pretrain(resume_run=run, log=lambda s: None)
     a, b = load(run), load(undisturbed)
     for which in ('last', 'best'):
         w = b.weights(which)
@@ -101,7 +101,7 @@ def test_inexact_on_request(shot, tmp_path):
     run = tmp_path/'run'
     shutil.copytree(shot[0].parent/'stopped', run)
     lines = []
-    pretrain(resume_run=run, changes=['bs=8', 'steps=180'], inexact=True, say=lines.append)
+    pretrain(resume_run=run, changes=['bs=8', 'steps=180'], inexact=True, log=lines.append)
     assert any('no longer exact' in s and 'bs: was 16, now 8' in s and 'steps: was 160, now 180' in s for s in lines)
     info = load(run).info
     assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and load(run).state()['step'] == 180
@@ -121,7 +121,7 @@ def test_earlier_checkpoint(shot, undisturbed, tmp_path, capsys):
     p.write_bytes(p.read_bytes()[:-1])
     err = refused(capsys, 'pretrain', '--resume', run)
     assert f'{p}: truncated' in err and f'checkpoints of the steps {early}' in err
-    pretrain(resume_run=run, at=str(early[-1]), say=lambda s: None)
+    pretrain(resume_run=run, at=str(early[-1]), log=lambda s: None)
     w = load(undisturbed).weights('last')
     assert all(torch.equal(v, w[k]) for k, v in load(run).weights('last').items())
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
     assert 'there are last, best and the steps' in refused(capsys, 'pretrain', '--resume', shot[0].parent/'stopped',
                                                            '--resume-at', 'yesterday')
     lines = []
-    assert pretrain(resume_run=undisturbed, say=lines.append) == undisturbed and 'complete' in lines[0]
+    assert pretrain(resume_run=undisturbed, log=lines.append) == undisturbed and 'complete' in lines[0]
     assert 'lr: was 0.2, now 0.3' in refused(capsys, 'pretrain', '--resume', undisturbed, '--set', 'lr=.3')
     assert ('belong to --resume' in refused(capsys, 'pretrain', '--resume-at', 7)
             and 'belong to --resume' in refused(capsys, 'pretrain', '--resume-inexact'))
@@ -158,9 +158,9 @@ def test_signal_at_the_very_end(tmp_path, monkeypatch):
         save(self)
         self.learn.steps.done >= 20 and os.kill(os.getpid(), signal.SIGTERM)
     monkeypatch.setattr(Checkpointer, 'after_epoch', late)
-    job = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'rivals=False']
-    with pytest.raises(TrainingInterrupted): pretrain('tags', changes=job, out=tmp_path/'run', say=lambda s: None)
+    options = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=False']
+    with pytest.raises(TrainingInterrupted): pretrain('tags', changes=options, out=tmp_path/'run', log=lambda s: None)
     monkeypatch.undo()
     assert load(tmp_path/'run').state()['step'] == 20 and not (tmp_path/'run/result.jsonl').exists()
-    pretrain(resume_run=tmp_path/'run', say=lambda s: None)
+    pretrain(resume_run=tmp_path/'run', log=lambda s: None)
     assert load(tmp_path/'run').results()[-1]['numbers']['steps'] == 20

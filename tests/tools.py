@@ -9,14 +9,14 @@ from vlrep.datasets.world.dataset import world
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = ROOT/'data'/'flickr8k-world'
 NET   = ['visual_depth=10', 'visual_width=16', 'width=32', 'heads=2', 'bs=16', 'warmup=2']
-SIZES = ['scenes=200', 'held=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24']
+SIZES = ['scenes=200', 'valid=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24']
 WORLD = [*SIZES, 'vocab=300', 'size=32', 'steps=20', *NET]
 ENV = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
 
 def told(split, n, size=32):
     "Scenes with captions, labels and narratives: what any method may read"
-    src = world(split, n, size=size, with_='narrative')
-    return src.with_narratives(narratives_of(src))
+    dataset = world(split, n, size=size, with_='narrative')
+    return dataset.with_narratives(narratives_of(dataset))
 
 def sets(changes): return [w for c in changes for w in ('--set', c)]
 

@@ -10,7 +10,7 @@ import base64,io
 import matplotlib.pyplot as plt, numpy as np, torch
 
 # %% ../../nbs/core/20_plotting.ipynb #669034ae
-INK = dict(method='#2b6cb0', rival='#dd8b2f', random='#9aa3ad', good='#2f855a', bad='#c53030', text='#2d3748')
+INK = dict(method='#2b6cb0', baseline='#dd8b2f', random='#9aa3ad', good='#2f855a', bad='#c53030', text='#2d3748')
 
 def style()->None:
     "Set the look of all figures"
@@ -54,7 +54,8 @@ def show_images(
         if titles is not None: ax.set_title(titles[i], fontsize=8, wrap=True)
         for x0,y0,x1,y1 in ([] if boxes is None or boxes[i] is None else boxes[i]):
             h,w = a.shape[:2]
-            ax.add_patch(plt.Rectangle((x0*w-.5,y0*h-.5), (x1-x0)*w, (y1-y0)*h, fill=False, color=INK['rival'], lw=1.5))
+            ax.add_patch(plt.Rectangle((x0*w-.5,y0*h-.5), (x1-x0)*w, (y1-y0)*h, fill=False, color=INK['baseline'],
+                                       lw=1.5))
     fig.tight_layout(pad=.3)
     return fig
 
@@ -70,7 +71,7 @@ def bars(
     "Grouped bars with intervals, and chance as a dotted line in each group"
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(1.2+1.3*len(groups), 3))
     wid = .8/len(series)
-    tones = [INK['random'], INK['rival'], INK['method'], INK['good'], '#805ad5', '#b7791f']
+    tones = [INK['random'], INK['baseline'], INK['method'], INK['good'], '#805ad5', '#b7791f']
     for j,(name,vals) in enumerate(series.items()):
         v,lo,hi = np.array(vals, float).T
         pos = np.arange(len(groups))-.4+wid*(j+.5)

@@ -16,14 +16,14 @@ from .records import *
 
 # %% ../../nbs/data/20_duplicates.ipynb #85e5418c
 def thumbnails(
-    src:ImageTextDataset, # Images
+    dataset:ImageTextDataset, # Images
     side:int=12,          # Points along each side
     chunk:int=256,        # Images at a time
 )->tuple:                 # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
     "A small picture of each image, to compare, and a hash of its pixels"
     out,codes = [],[]
-    for a in progress(range(0, len(src), chunk), label='thumbnails'):
-        img,hw = src.images(np.arange(a, min(a+chunk, len(src))))
+    for a in progress(range(0, len(dataset), chunk), label='thumbnails'):
+        img,hw = dataset.images(np.arange(a, min(a+chunk, len(dataset))))
         img = img.permute(0,2,3,1).numpy()
         for x,(h,w) in zip(img, np.asarray(hw)):
             x = np.ascontiguousarray(x[:h,:w])
@@ -62,9 +62,9 @@ class Duplicates:
 def duplicates(
     train:ImageTextDataset, # What is learned from
     test:ImageTextDataset,  # What is tested on; of the same size in pixels
-    alike:float=.95, # How alike two images are that are nearly equal, from -1 to 1
-    chunk:int=2048,   # Images at a time
-)->Duplicates:        # `print` it; its length is the number of pairs of images
+    alike:float=.95,        # How alike two images are that are nearly equal, from -1 to 1
+    chunk:int=2048,         # Images at a time
+)->Duplicates:              # `print` it; its length is the number of pairs of images
     "Images and captions that two sources have in common"
     if train.size != test.size:
         raise ValueError(f'images of {train.size} and {test.size} pixels: read both at the same size')
@@ -77,9 +77,9 @@ def duplicates(
         s = t[a:a+chunk] @ u.T
         for i,j in zip(*np.nonzero(s >= alike)):
             if tc[a+i] != uc[j]: near.append((train.ids[a+i], test.ids[j], float(s[i,j])))
-    def count(src):
+    def count(dataset):
         n = defaultdict(int)
-        for c in (src.captions.flat() if src.captions is not None else ()): n[_plain_words(c)] += 1
+        for c in (dataset.captions.flat() if dataset.captions is not None else ()): n[_plain_words(c)] += 1
         return n
     x,y = count(train),count(test)
     sizes = len(t),len(u),sum(x.values()),sum(y.values())

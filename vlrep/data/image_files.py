@@ -125,12 +125,12 @@ def adding_to(
 
 # %% ../../nbs/data/10_image_files.ipynb #2dece33d
 def split_source(
-    src:ImageTextDataset,  # What to deal out
+    dataset:ImageTextDataset,    # What to deal out
     sizes:tuple|list=(.8,.1,.1), # For train, valid, test: numbers of images, or parts that add up to 1 at most
-    seed:int=0, # Another seed, another deal
-)->list:        # Three sources
-    "Deal the images of `src` out to train, valid and test"
-    n = len(src)
+    seed:int=0,                  # Another seed, another deal
+)->list:                         # Three sources
+    "Deal the images of `dataset` out to train, valid and test"
+    n = len(dataset)
     sizes = tuple(sizes)
     if len(sizes) != 3 or min(sizes) < 0:
         raise ValueError(f'sizes={sizes}: wanted are three, for train, valid and test')
@@ -139,8 +139,8 @@ def split_source(
         valid,test = (round(n*s) for s in sizes[1:])
         whole = abs(sum(sizes)-1) < 1e-9
         sizes = (n-valid-test if whole else int(n*sizes[0]), valid, test)
-    if sum(sizes) > n: raise ValueError(f'sizes={sizes}: {sum(sizes)} images are wanted, {src.name} has {n}')
-    if min(sizes) == 0: raise ValueError(f'sizes={sizes}: {src.name} has {n} images, too few for three parts')
+    if sum(sizes) > n: raise ValueError(f'sizes={sizes}: {sum(sizes)} images are wanted, {dataset.name} has {n}')
+    if min(sizes) == 0: raise ValueError(f'sizes={sizes}: {dataset.name} has {n} images, too few for three parts')
     order = rng(seed, 'split').permutation(n)
     ends = np.cumsum(sizes)
-    return [src.subset(np.sort(order[e-s:e]), split=w) for s,e,w in zip(sizes, ends, ('train','valid','test'))]
+    return [dataset.subset(np.sort(order[e-s:e]), split=w) for s,e,w in zip(sizes, ends, ('train','valid','test'))]

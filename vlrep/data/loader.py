@@ -24,8 +24,8 @@ from .collate import *
 # %% ../../nbs/data/60_loader.ipynb #63ee3187
 class _Jobs(Dataset):
     "What a worker does: (epoch, rows) -> a batch on the CPU, bytes still"
-    def __init__(self, source, read, seed, train, flip_p):
-        self.source,self.read,self.seed,self.train,self.flip_p = source,read,seed,train,flip_p
+    def __init__(self, source, collate, seed, train, flip_p):
+        self.source,self.collate,self.seed,self.train,self.flip_p = source,collate,seed,train,flip_p
         self.bad = {}                                        # row -> reason: what this process found damaged
     def __len__(self): return len(self.source)
     def __getitem__(self, job):
@@ -36,7 +36,7 @@ class _Jobs(Dataset):
         rows,img,hw,bad = self.pictures(rows, when)
         flip = chances(rows, self.seed, 'flip', when) < self.flip_p
         b = dict(img=img, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
-        said = {} if self.read is None else self.read(self.source, rows, when, self.seed, flip)
+        said = {} if self.collate is None else self.collate(self.source, rows, when, self.seed, flip)
         return {**b, **said, **{k: torch.from_numpy(v[rows]) for k,v in self.source.labels.items()}},bad
     def pictures(self, rows, when):
         "The rows that are read, their images with height and width, and what was damaged"
@@ -85,7 +85,7 @@ class StatefulLoader:
     def __init__(self,
         source:ImageTextDataset, # Images with their annotations
         bs:int=64,               # Images a batch, on each rank
-        tok:Tokenizer=None,      # Makes `tok` and `lens` from a caption of each image; that of `read` by default
+        tok:Tokenizer=None,      # Makes `tok` and `lens` from a caption of each image; that of `collate` by default
         aug=None,                # `TrainTransform`, `EvalTransform` or another function of (batch, key); None leaves
                                  # the bytes as they are
         seed:int=0,              # Of order, captions, mirroring and views
@@ -101,12 +101,12 @@ class StatefulLoader:
         max_damaged=None,    # Stop when more images than this cannot be read: a number (20) or a share (.05), see
                              # `damage_limit`
         timeout:float=300,   # Seconds to wait for the workers' next batch before they are given up
-        read=None,           # What is read beside each image: a function of (source, rows, when, seed, flip); by
+        collate=None,           # What is read beside each image: a function of (source, rows, when, seed, flip); by
                              # default captions, if there is a `tok`
     ):
-        self.source,self.bs,self.tok,self.aug,self.seed,self.train = source,bs,tok or getattr(read,
+        self.source,self.bs,self.tok,self.aug,self.seed,self.train = source,bs,tok or getattr(collate,
             'tok', None),aug,seed,train
-        self.read = read
+        self.collate = collate
         self.max_len,self.flip_p,self.substring = max_len,flip_p,substring
         self.workers,self.rank,self.world_size = workers,rank,world_size
         self.max_damaged,self.timeout,self.damaged = max_damaged,timeout,{}      # damaged: row -> reason
@@ -130,10 +130,10 @@ def _check(self:StatefulLoader):
     if not 0 <= self.rank < self.world_size: raise ValueError(f'rank={self.rank} of {self.world_size}')
     if len(s) < self.world_size:
         raise ValueError(f'{name}: {len(s)} images cannot be shared by {self.world_size} processes')
-    flips,read = self.train and getattr(self.aug, 'flips', False),self.read
-    if read is None and self.tok is not None: read = CaptionCollator(self.tok, self.max_len, self.substring)
-    if hasattr(read, 'check'): read.check(s)
-    self._jobs = _Jobs(s, read, self.seed, self.train, self.flip_p if flips else 0.)
+    flips,collate = self.train and getattr(self.aug, 'flips', False),self.collate
+    if collate is None and self.tok is not None: collate = CaptionCollator(self.tok, self.max_len, self.substring)
+    if hasattr(collate, 'check'): collate.check(s)
+    self._jobs = _Jobs(s, collate, self.seed, self.train, self.flip_p if flips else 0.)
 
 @patch(as_prop=True)
 def dataset(self:StatefulLoader)->ImageTextDataset:
@@ -236,11 +236,11 @@ def __iter__(self:StatefulLoader):
         b = self._ready(got, epoch, i)
         self.step = epoch*len(self)+i
         yield b
-    if (self.epoch,self.start) == (epoch,start): self.at(epoch + self.train)
+    if (self.epoch,self.start) == (epoch,start): self.seek(epoch + self.train)
 
 # %% ../../nbs/data/60_loader.ipynb #7ff78e19
 @patch
-def at(self:StatefulLoader,
+def seek(self:StatefulLoader,
     epoch:int,  # The pass that comes next
     step:int=0, # The batch to begin with; later passes begin at 0
 )->StatefulLoader:
@@ -257,7 +257,7 @@ def one_batch(self:StatefulLoader)->tuple:
 
 # %% ../../nbs/data/60_loader.ipynb #32e54f44
 _fields = ('source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring max_damaged '
-           'timeout read').split()
+           'timeout collate').split()
 
 @patch
 def new(self:StatefulLoader,

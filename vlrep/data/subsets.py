@@ -14,29 +14,29 @@ from .records import *
 
 # %% ../../nbs/data/15_subsets.ipynb #ebfbf3b2
 def take_part(
-    src:ImageTextDataset, # What to take from
-    part:float,           # How much, more than 0 and at most 1
-    seed:int=0,           # Another seed, another part; of one seed, the smaller lie within the larger
-)->ImageTextDataset:      # In the order of `src`
+    dataset:ImageTextDataset, # What to take from
+    part:float,               # How much, more than 0 and at most 1
+    seed:int=0,               # Another seed, another part; of one seed, the smaller lie within the larger
+)->ImageTextDataset:          # In the order of `dataset`
     "A random part of the images (VirTex sec. 4.2)"
     if not 0 < part <= 1: raise ValueError(f'part={part}: more than 0 and at most 1')
-    order = rng(seed, 'part').permutation(len(src))
-    return src.subset(np.sort(order[:max(1, round(part*len(src)))]))
+    order = rng(seed, 'part').permutation(len(dataset))
+    return dataset.subset(np.sort(order[:max(1, round(part*len(dataset)))]))
 
 def limit_captions(
-    src:ImageTextDataset, # With captions
-    n:int=1,              # How many an image keeps at the most
-    seed:int=0,           # Another seed, other captions; of one seed, those of a smaller `n` are among those of a
-                          # larger
-)->ImageTextDataset:      # Captions in their old order
+    dataset:ImageTextDataset, # With captions
+    n:int=1,                  # How many an image keeps at the most
+    seed:int=0,               # Another seed, other captions; of one seed, those of a smaller `n` are among those of a
+                              # larger
+)->ImageTextDataset:          # Captions in their old order
     "The same images with at most `n` captions each, chosen once and for all"
     if n < 1: raise ValueError(f'n={n}: at least 1 caption')
-    if src.captions is None: raise ValueError(f'{src.name}: has no captions')
-    c = src.captions
+    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions')
+    c = dataset.captions
     few = np.minimum(c.counts(), n)
     first = lambda i, m: np.sort(np.argsort(_ranks(seed, i, m), kind='stable')[:n]) if m > n else np.arange(m)
-    at = np.concatenate([a+first(i, b-a) for i,a,b in zip(src.ids, c.rows, c.rows[1:])])
-    return src.with_captions(c.take(at, few))
+    at = np.concatenate([a+first(i, b-a) for i,a,b in zip(dataset.ids, c.rows, c.rows[1:])])
+    return dataset.with_captions(c.take(at, few))
 
 def _ranks(seed, name, m):
     "A number for each of `m` captions of the image `name`"
@@ -45,25 +45,25 @@ def _ranks(seed, name, m):
 
 # %% ../../nbs/data/15_subsets.ipynb #d72e0113
 def subsample(
-    src:ImageTextDataset, # To learn from
-    options:object,       # With `part`, a share above 0, and `captions`, 0 for all of them
+    dataset:ImageTextDataset, # To learn from
+    options:object,           # With `part`, a share above 0, and `captions`, 0 for all of them
 )->ImageTextDataset:
     "Part of the images, some of their captions (VirTex sec. 4.2)"
-    if options.part < 1: src = take_part(src, options.part, 0)
-    return limit_captions(src, options.captions, 0) if options.captions else src
+    if options.part < 1: dataset = take_part(dataset, options.part, 0)
+    return limit_captions(dataset, options.captions, 0) if options.captions else dataset
 
 # %% ../../nbs/data/15_subsets.ipynb #f56e7fd1
 def readable(
-    src:ImageTextDataset, # Photos to be reported on
-    say:callable=print,   # Told of each photo that is left out
-)->ImageTextDataset:      # Those that can be read
+    dataset:ImageTextDataset, # Photos to be reported on
+    log:callable=print,       # Told of each photo that is left out
+)->ImageTextDataset:          # Those that can be read
     "In a test nothing may be shown in the place of a damaged photo: it is left out, and said"
     def good(i):
         try:
-            src.images([i])
+            dataset.images([i])
             return True
         except DamagedImage as e:
-            say(f'left out: {e}')
+            log(f'left out: {e}')
             return False
-    keep = [i for i in progress(range(len(src)), label='photos read') if good(i)]
-    return src if len(keep) == len(src) else src.subset(keep)
+    keep = [i for i in progress(range(len(dataset)), label='photos read') if good(i)]
+    return dataset if len(keep) == len(dataset) else dataset.subset(keep)

@@ -19,15 +19,15 @@ from ..core.fields import *
 class PhotoOptions:
     "How a folder of photos is split"
     train:Fraction=.8       # Part of the photos to learn from
-    held:Fraction=.1        # Part that chooses the checkpoint
+    valid:Fraction=.1       # Part that chooses the checkpoint
     test:Share=.1           # Part that is reported
     shuffles:Int(1, 1000)=3 # How often each of these is given another photo's caption
     part:Fraction=1.        # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
     captions:Int(0, 1000)=0 # Captions of each that are used; 0 means all
     def check(self)->None:
         "The three parts are parts of one whole"
-        if self.train+self.held+self.test > 1+1e-9:
-            raise ValueError(f'train={self.train}, held={self.held}, test={self.test}: parts of the whole, their sum '
+        if self.train+self.valid+self.test > 1+1e-9:
+            raise ValueError(f'train={self.train}, valid={self.valid}, test={self.test}: parts of the whole, their sum '
                              f'must be at most 1')
 
 # %% ../../nbs/datasets/05_base.ipynb #5da5f46c
@@ -45,7 +45,7 @@ class DatasetBuilder:
     provides:frozenset             # What its images come with: captions, narratives, labels, categories, masks
     options:object=PhotoOptions()  # A frozen dataclass: sizes or shares, with their defaults
     read:Callable=Lazy(None)       # (root, size) -> dataset that is dealt out in three parts
-    build:Callable=Lazy('vlrep.datasets.split:read_and_split') # (builder, options, root, size=, wanted=, say=) ->
+    build:Callable=Lazy('vlrep.datasets.split:read_and_split') # (builder, options, root, size=, wanted=, log=) ->
                                                                # dict of the parts
     build_test:Callable=Lazy(None) # (options, size) -> the test set alone, if that is much less work
     root_help:str=''               # What --root must hold; '' for a dataset that needs no files
@@ -92,19 +92,19 @@ def open(self:DatasetBuilder,
     root:FilePath=None,  # Where the files are
     size:int=64,         # Longer side of the stored images in pixels
     wanted:'Iterable[str]'=(), # Annotations that the method reads; what the dataset lacks is left out
-    say:Callable=print,  # Told what is left out
-)->dict:                 # Datasets `train`, `held`, `test`
+    log:Callable=print,  # Told what is left out
+)->dict:                 # Datasets `train`, `valid`, `test`
     "Images to learn from, to choose the checkpoint by, to report on"
     self.check_root(root)
     wanted = frozenset(wanted) & self.provides
-    return self.build(self, options or self.options, root, size=size, wanted=wanted, say=say)
+    return self.build(self, options or self.options, root, size=size, wanted=wanted, log=log)
 
 @patch
 def open_test(self:DatasetBuilder,
-    options:object=None, root:FilePath=None, size:int=64, say:Callable=print, # As for `open`
+    options:object=None, root:FilePath=None, size:int=64, log:Callable=print, # As for `open`
 )->'ImageTextDataset':
     "What is reported on, alone"
     if self.build_test: return self.build_test(options or self.options, size)
-    return self.open(options, root, size, say=say)['test']
+    return self.open(options, root, size, log=log)['test']
 
 DATASETS = Registry('dataset', 'vlrep.datasets.*.options', 'vlrep.datasets.options')

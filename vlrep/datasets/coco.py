@@ -113,17 +113,17 @@ def read_coco(
     if not captions and not instances: raise ValueError('captions and instances are both None: nothing to read')
     if captions:
         caps = _captions(read_json(root/captions), root/captions)
-        src = caption_source(caps, folder, root/captions, size, split, keep, missing, name=images)
-        if not instances: return src
+        dataset = caption_source(caps, folder, root/captions, size, split, keep, missing, name=images)
+        if not instances: return dataset
     objects,names = _objects(read_json(root/instances), root/instances)
     if not captions:
         at = find_files(folder, objects, root/instances, missing)
         ids = sorted(at)
-        src = ImageFileDataset([at[i] for i in ids], size, images, keep, split=split, ids=ids)
-    lost = [i for i in src.ids if i not in objects]
+        dataset = ImageFileDataset([at[i] for i in ids], size, images, keep, split=split, ids=ids)
+    lost = [i for i in dataset.ids if i not in objects]
     if lost: raise ValueError(f'{root/instances}: does not list {len(lost)} images of {captions}: {some_of(lost)}')
-    table = ObjectTable(src.ids, [objects[i] for i in src.ids], names, 'crowd')
-    return src.annotate(dict(objects=table.hot().astype(np.float32)), dict(objects=names), table)
+    table = ObjectTable(dataset.ids, [objects[i] for i in dataset.ids], names, 'crowd')
+    return dataset.annotate(dict(objects=table.hot().astype(np.float32)), dict(objects=names), table)
 
 # %% ../../nbs/datasets/60_coco.ipynb #eba6c064
 def write_coco(
@@ -161,10 +161,11 @@ def write_coco(
 def _split(root, split, size, use):
     "Captions, and objects as `tags` if there are any"
     there = (Path(root)/f'annotations/instances_{split}2017.json').is_file()
-    src = read_coco(root, f'annotations/captions_{split}2017.json', f'annotations/instances_{split}2017.json' if there
+    dataset = read_coco(root, f'annotations/captions_{split}2017.json',
+                        f'annotations/instances_{split}2017.json' if there
                     else None, f'{split}2017', size, use)
-    if there: src.labels['tags'],src.names['tags'] = src.labels.pop('objects'),src.names.pop('objects')
-    return src
+    if there: dataset.labels['tags'],dataset.names['tags'] = dataset.labels.pop('objects'),dataset.names.pop('objects')
+    return dataset
 
 # %% ../../nbs/datasets/60_coco.ipynb #6b748953
 def _same_categories(train, val, root):
@@ -183,22 +184,22 @@ def _same_categories(train, val, root):
 # %% ../../nbs/datasets/60_coco.ipynb #7f6f0f9b
 def build_coco(
     builder:DatasetBuilder, # That of COCO
-    options:PhotoOptions,   # `held` counts: the share of the training images that chooses the checkpoint
+    options:PhotoOptions,   # `valid` counts: the share of the training images that chooses the checkpoint
     root:FilePath,          # The folder that holds annotations/, train2017/ and val2017/
     *,
     size:int,               # Longer side of the stored photos
     wanted:frozenset,       # Not used: captions and objects are read
-    say:Callable,           # Told what is left out
-)->dict:                    # Datasets `train`, `held`, `test`
+    log:Callable,           # Told what is left out
+)->dict:                    # Datasets `train`, `valid`, `test`
     "COCO's training images in two parts, and its validation images"
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always', UserWarning)
-        src = _split(root, 'train', size, 'train')
-        n = round(len(src)*options.held)
-        order = rng(0, 'split').permutation(len(src))
-        parts = [src.subset(np.sort(order[n:])), src.subset(np.sort(order[:n]), split='valid'),
+        dataset = _split(root, 'train', size, 'train')
+        n = round(len(dataset)*options.valid)
+        order = rng(0, 'split').permutation(len(dataset))
+        parts = [dataset.subset(np.sort(order[n:])), dataset.subset(np.sort(order[:n]), split='valid'),
                  _split(root, 'val', size, 'test')]
-        _same_categories(src, parts[2], root)
-    for w in heard: say(str(w.message))
+        _same_categories(dataset, parts[2], root)
+    for w in heard: log(str(w.message))
     check_parts(parts, builder)
-    return dict(train=subsample(parts[0], options), held=parts[1], test=parts[2])
+    return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])

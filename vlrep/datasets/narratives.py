@@ -190,10 +190,10 @@ def read_localized(
     texts = told.texts()
     caps = {n: texts[i] for i,n in enumerate(names)}
     row = {n: i for i,n in enumerate(names)}
-    src = caption_source(caps, folder, paths[0], size, split, keep, missing, name=root.resolve().name)
-    told = told.subset([row[n] for n in src.ids])
-    ids = src.ids
-    return src.with_narratives(told).annotate({}, records=lambda i: Record(ids[i], narrative=told[i][0]))
+    dataset = caption_source(caps, folder, paths[0], size, split, keep, missing, name=root.resolve().name)
+    told = told.subset([row[n] for n in dataset.ids])
+    ids = dataset.ids
+    return dataset.with_narratives(told).annotate({}, records=lambda i: Record(ids[i], narrative=told[i][0]))
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4fa8526c
 def _write_lines(pairs, path, dataset_id, shards):

@@ -10,7 +10,7 @@ from .base import *
 
 # %% ../../nbs/datasets/07_options.ipynb #6100bfdb
 class CocoOptions(PhotoOptions):
-    "COCO comes with its own split: `held` is taken from its training images, its validation images are reported"
+    "COCO comes with its own split: `valid` is taken from its training images, its validation images are reported"
     def check(self)->None: "Nothing concerns several fields"
 
 _own_split = 'COCO comes with its own split, only held can be set'
@@ -23,6 +23,6 @@ DATASETS.add(DatasetBuilder('csv', {'captions'}, read='vlrep.datasets.csv:read_c
                             root_help='a CSV file with the columns path and caption'))
 DATASETS.add(DatasetBuilder('narratives', {'captions','narratives'}, read='vlrep.datasets.narratives:read_localized',
                             root_help='the folder that holds images and Localized Narratives as .jsonl files'))
-DATASETS.add(DatasetBuilder('coco', {'captions','labels'}, CocoOptions(train=.96, held=.04, test=0.),
+DATASETS.add(DatasetBuilder('coco', {'captions','labels'}, CocoOptions(train=.96, valid=.04, test=0.),
                             build='vlrep.datasets.coco:build_coco', fixed=dict.fromkeys(('train','test'), _own_split),
                             root_help='the folder that holds annotations/, train2017/ and val2017/'))

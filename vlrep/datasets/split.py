@@ -19,11 +19,11 @@ def check_parts(
     builder:DatasetBuilder, # Whose they are
 )->None:
     "A `ValueError` before anything is computed, if a part is too small for what it is for"
-    for src,k,least,what in zip(parts, ('train','held','test'), (2,1,2),
+    for dataset,k,least,what in zip(parts, ('train','valid','test'), (2,1,2),
                                 ('learn from','choose the checkpoint by','report on')):
-        if len(src) < least:
+        if len(dataset) < least:
             more = 'add photos' + f', or give this part more (--set {k}=...)'*builder.can_set(k)
-            raise ValueError(f'--data {builder.name}: {sum(map(len, parts))} photos leave {len(src)} to {what}, at '
+            raise ValueError(f'--data {builder.name}: {sum(map(len, parts))} photos leave {len(dataset)} to {what}, at '
                              f'least {least} are needed: {more}')
 
 # %% ../../nbs/datasets/08_split.ipynb #16a88a86
@@ -34,12 +34,12 @@ def read_and_split(
     *,
     size:int,               # Longer side of the stored photos
     wanted:frozenset,       # Not used: a reader reads all that there is
-    say:Callable,           # Told what is left out
-)->dict:                    # Datasets `train`, `held`, `test`
+    log:Callable,           # Told what is left out
+)->dict:                    # Datasets `train`, `valid`, `test`
     "Read photos, and deal them out"
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always', UserWarning)
-        parts = split_source(builder.read(root, size=size), (options.train, options.held, options.test), seed=0)
-    for w in heard: say(str(w.message))
+        parts = split_source(builder.read(root, size=size), (options.train, options.valid, options.test), seed=0)
+    for w in heard: log(str(w.message))
     check_parts(parts, builder)
-    return dict(train=subsample(parts[0], options), held=parts[1], test=parts[2])
+    return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])

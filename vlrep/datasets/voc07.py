@@ -142,9 +142,10 @@ def read_voc(
         present = np.where(table.hot(False), 1, np.where(table.hot(), 0, -1)).astype(np.int8)
     there = find_files(root/'JPEGImages', [f'{n}.jpg' for n in ids], lists/f'{split}.txt', missing)
     role = dict(trainval='train', train='train', val='valid', test='test').get(split)
-    src = ImageFileDataset([there.get(f'{n}.jpg', '') for n in ids], size, root.name, keep, split=role, ids=list(ids),
+    dataset = ImageFileDataset([there.get(f'{n}.jpg', '') for n in ids], size, root.name, keep, split=role,
+                               ids=list(ids),
                            records=table, labels=dict(present=present), names=dict(present=names))
-    return src if len(there) == len(ids) else src.subset([j for n,j in ids.items() if f'{n}.jpg' in there])
+    return dataset if len(there) == len(ids) else dataset.subset([j for n,j in ids.items() if f'{n}.jpg' in there])
 
 # %% ../../nbs/datasets/50_voc07.ipynb #59fa0cf8
 def _voc_xml(name, img, objects):

@@ -15,7 +15,7 @@ from ..datasets.image_folder import read_folder
 from ..datasets.voc07 import read_voc
 from ..datasets.world.dataset import world
 from ..models.features import bn_statistics
-from ..models.named import first_backbone
+from ..models.named import initial_backbone
 from .base import *
 from .captioning import *
 from .knn import *
@@ -25,60 +25,60 @@ from .voc07 import *
 
 # %% ../../nbs/evaluation/70_ask.ipynb #30de29bd
 def ask_captions(
-    asked:Asked,       # The model, and the run that it is from
-    data:str=None,     # One of `DATASETS`; by default what the run was trained on
-    how:str='greedy',  # greedy, beam or nucleus
-)->list:               # Rows
+    context:EvaluationContext, # The model, and the run that it is from
+    data:str=None,             # One of `DATASETS`; by default what the run was trained on
+    how:str='greedy',          # greedy, beam or nucleus
+)->list:                       # Rows
     "How like its captions are to what people say"
-    m,info,own = asked.model,asked.info,asked.info['data']['name']
+    m,info,own = context.model,context.info,context.info['data']['name']
     if 'caption' not in m.capabilities:
         raise ValueError(f'{m.name}: {info["method"]} does not write captions; --on world, voc07 and folder ask its '
                          f'features')
     builder = DATASETS[data or own]
-    same = builder.name == own and asked.root is None                   # the photos that this run kept for its test
-    root = asked.root or (info.get('root') if builder.root_help else None)
-    src = builder.open_test(asked.sizes if same else builder.options, root, m.side, asked.say)
-    if builder.audit: src = readable(src, asked.say)
+    same = builder.name == own and context.root is None                   # the photos that this run kept for its test
+    root = context.root or (info.get('root') if builder.root_help else None)
+    dataset = builder.open_test(context.options if same else builder.options, root, m.side, context.log)
+    if builder.audit: dataset = readable(dataset, context.log)
     if not same:
-        asked.say(f'captions of {len(src)} images of {builder.name}; whether this run has learned from some of them is '
-                  f'not known')
+        context.log(f'captions of {len(dataset)} images of {builder.name}; whether this run has learned from some of '
+                    f'them is not known')
     at = itertools.count()
     def write(images):
         ids = dict(ids=torch.tensor([next(at) for _ in images])) if how == 'nucleus' else {}
         return m.caption(images, how=how, **ids)
-    return caption_scores(write, src, who=info['method'])
+    return caption_scores(write, dataset, who=info['method'])
 
 # %% ../../nbs/evaluation/70_ask.ipynb #33caee04
 def ask_voc07(
-    asked:Asked,       # The model; `root` is VOCdevkit/VOC2007
-    spec:str='v2',     # v1, v2, loctex or icmlm, see `VOC_SPECS`
-    ap:str='sklearn',  # sklearn or interpolated
-)->list:               # Rows
+    context:EvaluationContext, # The model; `root` is VOCdevkit/VOC2007
+    spec:str='v2',             # v1, v2, loctex or icmlm, see `VOC_SPECS`
+    ap:str='sklearn',          # sklearn or interpolated
+)->list:                       # Rows
     "Which of twenty things are in a photo: support vector machines on frozen features"
-    m = asked.model
-    trainval,test = (read_voc(asked.root, split, size=2*m.view.size) for split in ('trainval','test'))
-    return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=asked.info['method'])
+    m = context.model
+    trainval,test = (read_voc(context.root, split, size=2*m.view.size) for split in ('trainval','test'))
+    return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.info['method'])
 
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)
 
 def ask_folder(
-    asked:Asked,         # The model; `root` holds train/ and val/
-    probe:str='virtex2', # One of `PROBES`
-)->list:                 # Rows
+    context:EvaluationContext, # The model; `root` holds train/ and val/
+    probe:str='virtex2',       # One of `PROBES`
+)->list:                       # Rows
     "Which class: a softmax probe as a paper trains it, and nearest neighbours"
-    m,root,who = asked.model,Path(asked.root),asked.info['method']
+    m,root,who = context.model,Path(context.root),context.info['method']
     train = read_folder(root/'train', size=2*m.view.size, split='train')
     test = read_folder(root/'val', 2*m.view.size, 'test', classes=train.names['label'])
     return [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], m.view.size, name=who),
             *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
 
 def ask_world(
-    asked:Asked, # The model
-)->list:         # Rows
+    context:EvaluationContext, # The model
+)->list:                       # Rows
     "The transfer table of the synthetic scenes, beside random features; of as many scenes as the run's own table"
-    info,rec = asked.info,asked.recipe
-    sizes = asked.sizes if info['data']['name'] == 'world' else DATASETS['world'].options
-    random = bn_statistics(first_backbone(rec, info.get('backbone'), seed=info['seed']),
-                           world('train', 500, size=rec.size), rec.size)
-    return world_table({info['method']: asked.model.backbone, 'random': random}, world, rec.size, info['seed'],
-                       (sizes.probe, sizes.probe_held, sizes.test))
+    info,recipe,options = context.info,context.recipe,DATASETS['world'].options
+    if isinstance(context.options, type(options)): options = context.options             # the run's own table
+    random = bn_statistics(initial_backbone(recipe, info.get('backbone'), seed=info['seed']),
+                           world('train', 500, size=recipe.size), recipe.size)
+    return world_table({info['method']: context.model.backbone, 'random': random}, world, recipe.size, info['seed'],
+                       (options.probe, options.probe_held, options.test))

@@ -54,7 +54,7 @@ def _judge(writers, person, refs, tail, metric, draws, seed):
     for who,said in writers.items():
         for k,f in _measures(said, refs).items():
             got = dict(zip(('chance','value','low','high'),
-                           (blind[k](np.ones((1,n)))[0], *interval(f, n, draws, seed))))
+                           (blind[k](np.ones((1,n)))[0], *bootstrap_interval(f, n, draws, seed))))
             got = {name: round(100*float(v), 3) for name,v in got.items()}
             rows.append(dict(question=k+tail, metric=metric, backbone=who, n=n, **got))
     return rows

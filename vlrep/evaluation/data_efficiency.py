@@ -107,7 +107,7 @@ def efficiency_curve(
     "A curve for each backbone, with its interval; chance is dotted"
     if not rows: raise ValueError('rows: there are none to draw')
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(5,3))
-    tones = [INK['method'], INK['rival'], INK['good'], INK['random'], '#805ad5', '#b7791f']
+    tones = [INK['method'], INK['baseline'], INK['good'], INK['random'], '#805ad5', '#b7791f']
     for j,who in enumerate(dict.fromkeys(r['backbone'] for r in rows)):
         mine = sorted((r for r in rows if r['backbone'] == who), key=lambda r: r['images'])
         at = [r['images'] for r in mine]

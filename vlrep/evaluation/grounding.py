@@ -43,17 +43,17 @@ def localizer(
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #6328e7b3
 def grounding_table(
-    maps:dict,    # Name -> function, as for `pointing_table`
-    size:int,     # Side of the scenes in pixels
-    n:int=500,    # Scenes of the world, and as many of the shifted one
-    seed:int=0,   # Of the bootstrap
-    keep:int=0,   # As for `pointing_table`
-)->list:          # Rows `question` (pointing, overlap, and both for the shifted world), `metric`, `backbone`, ...
+    maps:dict,  # Name -> function, as for `pointing_table`
+    size:int,   # Side of the scenes in pixels
+    n:int=500,  # Scenes of the world, and as many of the shifted one
+    seed:int=0, # Of the bootstrap
+    keep:int=0, # As for `pointing_table`
+)->list:        # Rows `question` (pointing, overlap, and both for the shifted world), `metric`, `backbone`, ...
     "Where is a thing that is named? Held-out scenes, and shifted ones; only kinds that training shows"
     out = []
     for shifted in (False, True):
-        src = world('test', n, size=size, shifted=shifted, with_='masks')
-        rows = pointing_table(dict(maps, centre=centre_map), src, size, SEEN, seed, keep=keep)
+        dataset = world('test', n, size=size, shifted=shifted, with_='masks')
+        rows = pointing_table(dict(maps, centre=centre_map), dataset, size, SEEN, seed, keep=keep)
         out += [r | dict(question=r['question'] + ', shifted'*shifted) for r in rows]
     return out
 

@@ -23,41 +23,41 @@ def _view(mask):
     return mask[y:y+s,x:x+s]
 
 def named_things(
-    src:ImageTextDataset,       # Scenes whose records have `masks` and `objects`
+    dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
     known:'Iterable[str]'=None, # Names that may be asked for; all by default
 )->list:                        # (row, name, mask bool (H,W)) for each question, scene by scene
     "Every thing that is alone of its kind in its scene and can be seen"
     out = []
     known = None if known is None else set(known)
-    for row,r in enumerate(progress(src, len(src), 'masks')):
+    for row,r in enumerate(progress(dataset, len(dataset), 'masks')):
         if not r.has('masks','objects'):
-            raise ValueError(f"{src.name}: {r.id} has no masks and objects; world(..., with_='masks') does")
+            raise ValueError(f"{dataset.name}: {r.id} has no masks and objects; world(..., with_='masks') does")
         names = [o['category'] for o in r.objects]
         for name,mask in zip(names, r.masks):
             if names.count(name) > 1 or (known is not None and name not in known): continue
             if (mask := _view(np.asarray(mask, bool))).any(): out.append((row, name, mask))
-    if not out: raise ValueError(f'{src.name}: nothing to ask for, no known thing is in a scene exactly once')
+    if not out: raise ValueError(f'{dataset.name}: nothing to ask for, no known thing is in a scene exactly once')
     return out
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #6a1f101d
 def centre_map(
-    img:Tensor,   # Pictures (b,3,S,S)
-    names:list,   # What is asked for (b,); not looked at
-    grid:int=6,   # Cells a side
-)->Tensor:        # Maps (b,grid,grid)
-    "A rival that always points at the middle of the picture"
+    img:Tensor, # Pictures (b,3,S,S)
+    names:list, # What is asked for (b,); not looked at
+    grid:int=6, # Cells a side
+)->Tensor:      # Maps (b,grid,grid)
+    "A baseline that always points at the middle of the picture"
     i = torch.arange(grid, device=img.device)
     line = ((2*i+1-grid).abs() <= 1).float()
     m = line[:,None]*line
     return (m/m.sum()).expand(len(img), -1, -1)
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #8bf8af62
-def _answers(f, src, asked, size, bs):
+def _answers(f, dataset, asked, size, bs):
     "Hit and mass of every question (n,2)"
     out = []
     for k in progress(range(0, len(asked), bs), label='pointing'):
         rows,names,masks = zip(*asked[k:k+bs])
-        img, = plain_batches(src.subset(np.array(rows)), size, bs)
+        img, = plain_batches(dataset.subset(np.array(rows)), size, bs)
         with torch.no_grad(): maps = f(img, list(names)).float().cpu()
         if maps.ndim != 3 or len(maps) != len(rows):
             raise ValueError(f'maps {tuple(maps.shape)} for {len(rows)} questions: (b,h,w) is wanted')
@@ -69,7 +69,7 @@ def _answers(f, src, asked, size, bs):
 def pointing_table(
     maps:dict,                  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b ->
                                 # maps that sum to 1 (b,h,w)
-    src:ImageTextDataset,       # Scenes whose records have `masks` and `objects`
+    dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
     size:int=None,              # Side of the views in pixels; the source's own by default
     known:'Iterable[str]'=None, # Names that may be asked for; all by default
     seed:int=0,                 # Of the bootstrap
@@ -80,19 +80,20 @@ def pointing_table(
                                 # (metric mass), in percent
     "Two questions of where, asked of everything that is in its scene once; chance is the size of the thing"
     if not maps: raise ValueError('maps: none were given')
-    asked = named_things(src, known)
+    asked = named_things(dataset, known)
     at = np.array([row for row,*_ in asked])
     rows = []
-    sums = lambda v: np.bincount(at, v, minlength=len(src))
+    sums = lambda v: np.bincount(at, v, minlength=len(dataset))
     n = sums(np.ones(len(at)))
     chance = float(np.mean([m.mean() for *_,m in asked]))
-    got = {who: _answers(f, src, asked, size, bs) for who,f in maps.items()}
+    got = {who: _answers(f, dataset, asked, size, bs) for who,f in maps.items()}
     for j,(q,metric) in enumerate((('pointing','hit'), ('overlap','mass'))):
         for who in maps:
             right = sums(got[who][:,j])
             stat = lambda w: w@right / np.maximum(w@n, 1)
-            v = dict(zip(('chance','value','low','high'), (chance, *interval(stat, len(src), draws, seed))))
+            v = dict(zip(('chance','value','low','high'),
+                         (chance, *bootstrap_interval(stat, len(dataset), draws, seed))))
             rows.append(dict(question=q, metric=metric, backbone=who, n=len(asked),
                              **{k: round(100*x, 3) for k,x in v.items()}, l2=[],
-                             **(dict(draws=redraws(stat, len(src), keep)) if keep else {})))
+                             **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {})))
     return rows

@@ -73,30 +73,30 @@ def shared_part(
     return float(100*both[some].mean()) if some.any() else float('nan')
 
 def near_samples(
-    nets:dict,            # Name -> backbone, such as `before` and `after`
-    src:ImageTextDataset, # Pictures; labels `tags` where there are any
-    size:int=None,        # Side of the views in pixels
-    asks:int=5,           # Pictures that ask
-    k:int=4,              # Neighbours
-    seed:int=0,           # Which pictures ask
-    show:callable=None,   # Row -> PIL image to show; by default the source's own
-)->dict:                  # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
+    nets:dict,                # Name -> backbone, such as `before` and `after`
+    dataset:ImageTextDataset, # Pictures; labels `tags` where there are any
+    size:int=None,            # Side of the views in pixels
+    asks:int=5,               # Pictures that ask
+    k:int=4,                  # Neighbours
+    seed:int=0,               # Which pictures ask
+    show:callable=None,       # Row -> PIL image to show; by default the source's own
+)->dict:                      # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
     "The nearest neighbours of some pictures in the features of each network"
-    n = len(src)
+    n = len(dataset)
     k = min(k, n-1)
-    if k < 1: raise ValueError(f'{src.name}: {n} pictures have no neighbours, at least 2 are needed')
+    if k < 1: raise ValueError(f'{dataset.name}: {n} pictures have no neighbours, at least 2 are needed')
     near = {w: [np.concatenate([np.asarray(c) for c in cols])
-                for cols in zip(*[(i, s) for _,i,s in neighbours(features(f, src, size)['avg'], k=k)])]
+                for cols in zip(*[(i, s) for _,i,s in neighbours(features(f, dataset, size)['avg'], k=k)])]
                 for w,f in nets.items()}
     rows = np.sort(rng(seed, 'asks').permutation(n)[:asks])
-    name = lambda r: str(src.ids[r])
+    name = lambda r: str(dataset.ids[r])
     got = [dict(id=name(r),
                 **{w: [[name(j), round(float(c), 4)] for j,c in zip(i[r], s[r])] for w,(i,s) in near.items()})
                 for r in rows]
     want = {int(r) for r in rows} | {int(j) for i,_ in near.values() for r in rows for j in i[r]}
-    pics = {name(r): jpeg_uri(show(r) if show else src[r].load(), 120) for r in sorted(want)}
+    pics = {name(r): jpeg_uri(show(r) if show else dataset[r].load(), 120) for r in sorted(want)}
     out = dict(n=n, k=k, asks=got, pics=pics)
-    tags = src.labels.get('tags')
+    tags = dataset.labels.get('tags')
     if tags is not None and tags.any():
         other = (np.arange(n)[:,None] + 1 + rng(seed, 'any two').integers(n-1, size=(n,20)))%n
         out['share'] = {**{w: shared_part(tags, i) for w,(i,_) in near.items()}, 'any two': shared_part(tags, other)}
@@ -104,22 +104,22 @@ def near_samples(
 
 # %% ../../nbs/evaluation/55_samples.ipynb #a9f24fcd
 def more_samples(
-    m:Pretrained,           # Trained
-    before:torch.nn.Module, # The backbone before training, with BatchNorm statistics
-    src:ImageTextDataset,   # Held-out pictures
-    rows:list,              # Those whose words are shown, such as the first of the best, typical and worst captions
-    seed:int=0,             # Which pictures ask for neighbours
-    show:callable=None,     # Row -> PIL image with more pixels, to show; by default the source's own
-    most:int=1000,          # Pictures among which neighbours are sought
-)->dict:                    # `words` and `neighbours`, for samples.json
+    m:Pretrained,             # Trained
+    before:torch.nn.Module,   # The backbone before training, with BatchNorm statistics
+    dataset:ImageTextDataset, # Held-out pictures
+    rows:list,                # Those whose words are shown, such as the first of the best, typical and worst captions
+    seed:int=0,               # Which pictures ask for neighbours
+    show:callable=None,       # Row -> PIL image with more pixels, to show; by default the source's own
+    most:int=1000,            # Pictures among which neighbours are sought
+)->dict:                      # `words` and `neighbours`, for samples.json
     "Where words looked, and neighbours before and after training"
-    show = show or (lambda r: src[r].load())
+    show = show or (lambda r: dataset[r].load())
     out = {}
     if {'caption','attend'} <= set(m.capabilities) and len(rows):
-        words = word_maps(m, [src[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
-        said = [src[int(r)].captions for r in rows]
+        words = word_maps(m, [dataset[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
+        said = [dataset[int(r)].captions for r in rows]
         out['words'] = [w | (dict(said=c[0]) if c else {}) for w,c in zip(words, said)]
-    few = src.subset(np.arange(min(len(src), most)))
+    few = dataset.subset(np.arange(min(len(dataset), most)))
     if len(few) > 1:
         out['neighbours'] = near_samples({'before training': before, 'after': m.backbone}, few, m.view.size, seed=seed,
                                          show=show)

@@ -106,19 +106,19 @@ class Heads:
                           for a,b in zip(x.split(bs), y.split(bs))]).float().cpu().numpy()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
-def _epochs(backbone, src, rows, recipe, size, seed, p):
+def _epochs(backbone, dataset, rows, recipe, size, seed, p):
     "Yields epoch, features and rows of every batch of training"
     def order(e): return rng(seed, 'softmax order', e).permutation(len(rows))
     if recipe.scale is None:
-        f = features(backbone, src.subset(rows), size)['avg'].to(p.device)
+        f = features(backbone, dataset.subset(rows), size)['avg'].to(p.device)
         for e in range(recipe.epochs):
             for i in np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs)):
                 yield e,f[torch.from_numpy(i).to(p.device)],rows[i]
         return
-    aug = TrainTransform(size or src.size, recipe.scale, jitter=(0,0,0,0), jitter_p=0)
+    aug = TrainTransform(size or dataset.size, recipe.scale, jitter=(0,0,0,0), jitter_p=0)
     for e in range(recipe.epochs):
         for k,i in enumerate(np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs))):
-            img,hw = src.images(rows[i])
+            img,hw = dataset.images(rows[i])
             flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < .5)
             view = aug(dict(img=img.to(p.device), hw=hw, flip=flip), (seed,'softmax',e,k))['img']
             with frozen(backbone): yield e,pool_grid(backbone(view.to(p.dtype)).float())['avg'],rows[i]

@@ -11,14 +11,14 @@ from torch import Tensor
 from ..core.registry import *
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73b
-def _choose(a, b, tau, include_positive, gather, group):
+def _choose(a, b, temperature, include_positive, gather, group):
     "What each row of `a` pays for choosing its own row out of all of `b`: nats (rows of a,)"
     b,first = gather(b) if gather else (b, 0)
     n = len(b)
     if not include_positive and (n < 2 or group == 1 or (group and n%group == 1)):
         raise ValueError(f'{n} pairs in groups of {group or n}: a pair that is alone has no negatives; '
                          'use larger batches, drop the last one, or set include_positive=True')
-    s = a@b.T / tau
+    s = a@b.T / temperature
     i,j = first+torch.arange(len(a), device=a.device)[:,None],torch.arange(n, device=a.device)
     left_out = i//group != j//group if group else torch.zeros_like(s, dtype=torch.bool)
     if not include_positive: left_out = left_out | (i == j)
@@ -27,7 +27,7 @@ def _choose(a, b, tau, include_positive, gather, group):
 def info_nce(
     a:Tensor,                    # One vector for each picture (b,d)
     b:Tensor,                    # One vector for each picture's caption, in the same order (b,d)
-    tau:float=.1,                # Temperature: cosines are divided by it
+    temperature:float=.1,        # Temperature: cosines are divided by it
     direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
     include_positive:bool=False, # Does the own caption stand in the denominator too? The paper prints no, InfoNCE says
                                  # yes
@@ -38,10 +38,11 @@ def info_nce(
     "Cosine InfoNCE of pictures and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
-    if tau <= 0 or group < 0: raise ValueError(f'tau={tau} must be above 0, group={group} at least 0')
+    if temperature <= 0 or group < 0:
+        raise ValueError(f'temperature={temperature} must be above 0, group={group} at least 0')
     if direction not in ('i2t','symmetric'): raise did_you_mean('direction', direction, ('i2t','symmetric'))
     with torch.autocast(a.device.type, enabled=False):
         a,b = F.normalize(a.float(), dim=1),F.normalize(b.float(), dim=1)
-        loss = _choose(a, b, tau, include_positive, gather, group)
-        if direction == 'symmetric': loss = (loss + _choose(b, a, tau, include_positive, gather, group)) / 2
+        loss = _choose(a, b, temperature, include_positive, gather, group)
+        if direction == 'symmetric': loss = (loss + _choose(b, a, temperature, include_positive, gather, group)) / 2
     return loss.sum(), torch.tensor(len(a), device=a.device)

@@ -43,7 +43,7 @@ class Method:
     def collator(self,
         recipe:MethodRecipe,   # With `max_len`
         tokenizer:'Tokenizer', # From `train_tokenizer`
-    )->Callable:               # For `StatefulLoader(read=...)`, or None
+    )->Callable:               # For `StatefulLoader(collate=...)`, or None
         "What turns rows of a dataset into the tensors beside the images of a batch"
         return self.collate and self.collate(recipe, tokenizer)
 

@@ -94,7 +94,7 @@ def _groups(names):
 
 def load_backbone(
     source:FilePath|dict, # A file (.pth, .pt, .safetensors), or a dict of weights
-    say:callable=print,   # Told what in the file is not used; None for silence
+    log:callable=print,   # Told what in the file is not used; None for silence
 )->Backbone:              # In evaluation mode
     """Open the ResNet in a file of torchvision, MoCo, VirTex or this library
 
@@ -109,7 +109,7 @@ def load_backbone(
     net = {k: v for k,v in mine.items() if not k.startswith('fc.')}
     _bounded(state, name, before)
     rest = [k for k in state if not k.startswith(before) or k[len(before):].startswith('fc.')]
-    if rest and say: say(f'{name}: not used are {_groups(rest)}')
+    if rest and log: log(f'{name}: not used are {_groups(rest)}')
     out = make_backbone(*backbone_shape(net, name))
     _check(net, out.state_dict(), name)
     out.load_state_dict(net, strict=False)

@@ -10,6 +10,7 @@ __all__ = ['pick', 'jpeg_uri', 'object_map', 'report_html', 'write_report', 'rea
 import base64,csv,io,json,math
 from contextlib import contextmanager
 from pathlib import Path
+from ..core.fields import current_changes
 from ..core.files import *
 from .instability import *
 from .figures import *
@@ -190,7 +191,7 @@ def _shown(samples, data):
 def _warned(runs, names=None):
     "What the daggers on a page stand for, as paragraphs; '' if there are none"
     lines = [dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers']) for r in runs]
-    return ''.join(f'<p>{esc(n)}. Shown of a run is its best checkpoint, of a rival its last step.</p>'
+    return ''.join(f'<p>{esc(n)}. Shown of a run is its best checkpoint, of a baseline its last step.</p>'
                    for n in warning_notes(lines, names))
 
 def _left_out(num):
@@ -286,6 +287,8 @@ def read_results(
         for i,l in enumerate(f.read_text(encoding='utf-8').splitlines(), 1):
             try: out += [parse_json(l)] if l.strip() else []
             except ValueError as e: raise ValueError(f'{f}, line {i}: damaged ({e})') from e
+    for r in out:
+        if isinstance(r, dict) and r.get('changes') and 'format' not in r: r['changes'] = current_changes(r['changes'])
     return out
 
 def over_seeds(
@@ -338,7 +341,7 @@ def _merged(tables):
     return sorted(out, key=lambda r: order.index(r['question']))
 
 def _care(tables):
-    "Whose rivals are shown, and whether the runs were tested on the same number of scenes"
+    "Whose baselines are shown, and whether the runs were tested on the same number of scenes"
     other = {}
     for n,rows in tables.items():
         for r in rows:

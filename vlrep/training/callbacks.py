@@ -31,7 +31,7 @@ class LRScheduler(BaseCallback):
         factor, # Function of the number of steps done, see `vlrep.training.schedules`
     ): self.factor = factor
     def before_fit(self)->None:
-        self.run = training(self.learn)
+        self.run = by_steps(self.learn)
         if not self.run: return
         self.base = [h['lr'] for h in self.opt.hypers]
         self._set(max(self.learn.steps.done-1, 0))
@@ -201,7 +201,7 @@ class SkipNonFinite(StatefulCallback):
         if limit < 1: raise ValueError(f'limit must be at least 1 step, not {limit}')
         self.limit,self.log,self.skipped,self.row,self.why,self.ids = limit,log,0,0,None,[]
     def before_fit(self)->None:
-        self.run = training(self.learn)
+        self.run,self.learn.bad = training(self.learn),False
         if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro):
             self.why,self.ids = None,[]  # else a window is open
         self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]
@@ -306,8 +306,8 @@ class CSVLogger(StatefulCallback):
     def __init__(self,
         path,         # The file; it is made, or continued
         every:int=50, # Steps between rows within an epoch; 0 for none
-        say=print,    # Told when rows cannot be written
-    ): self.path,self.every,self.say,self.last,self.at,self.wait = Path(path),every,say,None,0,[]
+        log=print,    # Told when rows cannot be written
+    ): self.path,self.every,self.log,self.last,self.at,self.wait = Path(path),every,log,None,0,[]
     def before_fit(self)->None:
         self.run = training(self.learn)
         if not self.run: return
@@ -334,7 +334,7 @@ class CSVLogger(StatefulCallback):
         self._row(self.tally.mean(), None if v is None else float(v))
     def on_exit(self)->None:
         if self.wait:
-            self.say(f'{self.path}: {len(self.wait)} rows could not be written')
+            self.log(f'{self.path}: {len(self.wait)} rows could not be written')
             self.wait = []
         if self.file: self.file.close()
         self.file = None
@@ -354,7 +354,7 @@ def _write(self:CSVLogger):
         why = 'only a part fitted'
         self.file.truncate(end)
     if len(self.wait) == 1:
-        self.say(f'{self.path}: cannot write the log ({why}); training goes on, the rows are kept and tried again')
+        self.log(f'{self.path}: cannot write the log ({why}); training goes on, the rows are kept and tried again')
 
 @patch
 def _open(self:CSVLogger):
@@ -398,7 +398,7 @@ class ProgressLogger(BaseCallback):
         if self.run: self.live,self.since = Live(),(time.perf_counter(),self.learn.steps.batches)
     def after_batch(self)->None:
         if not self.live or not self.live.kind: return
-        s,total = self.learn.steps,self.stop_at.total
+        s,total = self.learn.steps,self.learn.steps.total
         at = s.batches
         t0,b0 = self.since
         steps = s.done + round((total-s.batches)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
@@ -409,7 +409,7 @@ class ProgressLogger(BaseCallback):
         s,t = self.learn.steps,self.tally
         v = self.recorder.loss.value
         if self.live: self.live.clear()
-        if s.epoch%self.every and s.batches < self.stop_at.total: return
+        if s.epoch%self.every and s.batches < s.total: return
         held = '' if v is None else f', held out {float(v):.3f}'
         self.out(f'step {s.done}, epoch {s.batches/len(self.dls.train):.3g}: loss {t.mean():.3f}{held}'
                  f', {t.speed:,.0f} images/s, {t.elapsed:.0f} s')
@@ -445,7 +445,7 @@ class Checkpointer(StatefulCallback):
     def after_batch(self)->None:
         s = self.learn.steps
         # else `after_epoch` is about to save
-        within = s.batches%len(self.dls.train) and s.batches < self.stop_at.total
+        within = s.batches%len(self.dls.train) and s.batches < s.total
         if self.training and self.every and s.done%self.every == 0 and s.done > self.at and within:
             self.save('last')
     def after_epoch(self)->None:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'StatefulCallback', 'GradientAccumulation', 'MicroBatchLoader',
-           'Steps', 'Part', 'StopAtStep', 'training', 'stop_fit', 'Tally', 'PictureView', 'BatchLearner', 'visual_only',
-           'learner', 'fit', 'training_state', 'load_training_state']
+           'Steps', 'Part', 'StopAtStep', 'by_steps', 'training', 'stop_fit', 'Tally', 'PictureView', 'BatchLearner',
+           'visual_only', 'learner', 'training_state', 'load_training_state']
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
 import time
@@ -132,9 +132,9 @@ class MicroBatchLoader:
                              f'fewer, or change the batch size')
     def __len__(self): return len(self.dl)*self.parts
     def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
-    def at(self, epoch:int, step:int=0)->'MicroBatchLoader':
+    def seek(self, epoch:int, step:int=0)->'MicroBatchLoader':
         "Go to part `step` of a pass"
-        self.dl.at(epoch, step//self.parts)
+        self.dl.seek(epoch, step//self.parts)
         self.skip = step%self.parts
         return self
     def __iter__(self):
@@ -152,18 +152,26 @@ class MicroBatchLoader:
 
 # %% ../../nbs/training/30_learner.ipynb #64cee442
 class Steps(StatefulCallback):
-    """Counts steps of the optimiser (`done`) and training `batches` over all fits; `watched`
+    """Counts steps of the optimiser (`done`) and training `batches` over all fits
 
-    Batches at the last validation
+    `watched`: batches at the last validation; `total`: batches at the end of this fit
     """
     order,run_valid,_keep = -9,False,('done','batches','watched')
-    def __init__(self): self.done,self.batches,self.watched,self.before = 0,0,0,(0,0)
+    def __init__(self): self.done,self.batches,self.watched,self.total,self.before = 0,0,0,0,(0,0)
     @property
     def epoch(self)->int: return self.batches//len(self.dls.train)
     def due(self, total:int)->bool:
         "Has training come to the end of an epoch, or of all `total` batches, without a validation since?"
         return self.batches > self.watched and (self.batches%len(self.dls.train) == 0 or self.batches >= total)
-    def before_fit(self)->None: self.before = self.done,self.batches
+    def before_fit(self)->None:
+        self.before = self.done,self.batches
+        if not self.learn.fitting: return
+        epochs = self.n_epoch*len(self.dls.train)
+        self.total = self.learn.stop_at.total if by_steps(self.learn) else self.batches+epochs
+    def before_train(self)->None:
+        "Whole epochs, as fastai counts them: each sees the data in an order of its own"
+        if not by_steps(self.learn) and hasattr(self.dls.train, 'seek'):
+            self.dls.train.seek(-(-self.batches//len(self.dls.train)))
     def after_step(self)->None: self.done += 1
     def after_batch(self)->None: self.batches += 1
     def after_epoch(self)->None: self.watched = self.batches
@@ -191,20 +199,27 @@ class StopAtStep(BaseCallback):
         dl,done,per = self.dls.train,self.learn.steps.batches,len(self.dls.train)
         start = done%per
         n = min(per-start, self.total-done)
-        self.learn.dl = Part(dl.at(done//per, start), n) if hasattr(dl, 'at') else Part(dl, n, skip=start)
+        self.learn.dl = Part(dl.seek(done//per, start), n) if hasattr(dl, 'seek') else Part(dl, n, skip=start)
+
+# %% ../../nbs/training/30_learner.ipynb #9faf99e3
+def by_steps(
+    learn:Learner # In a fit
+)->bool:
+    "Is the fit one of `fit_steps`, to which the recipe's schedule belongs?"
+    return hasattr(learn, 'stop_at')
 
 def training(
     learn:Learner
 )->bool:
-    "Is `learn` inside `fit`, and not validating, predicting or searching for a learning rate?"
-    return hasattr(learn, 'stop_at')
+    "Is `learn` in a fit that trains, and not validating, predicting or searching for a learning rate?"
+    return learn.fitting and not hasattr(learn, 'lr_finder')
 
 def stop_fit(
     learn:Learner,   # In training
-    error:Exception, # What `fit` shall raise
+    error:Exception, # What the fit shall raise
 )->None:
-    "End the fit in good order, then let `fit` raise `error`, whose words fastai would change"
-    if not training(learn): raise error
+    "End the fit in good order, then let it raise `error`, whose words fastai would change"
+    if not learn.fitting: raise error
     learn.trouble = error
     raise CancelFitException()
 
@@ -222,7 +237,7 @@ class Tally(StatefulCallback):
         self.run,self.begun = training(self.learn),None
         if self.run: self.since = time.perf_counter()
     def before_train(self)->None:
-        if self.learn.steps.batches%len(self.dls.train) == 0: self.mark = self.sums
+        if not by_steps(self.learn) or self.learn.steps.batches%len(self.dls.train) == 0: self.mark = self.sums
         self.begun = self.images,time.perf_counter()
     def after_batch(self)->None:
         l = self.loss_func
@@ -277,7 +292,12 @@ class PictureView:
 _pair = 'a loss here is (total, count) of a batch, not one number for each row; `validate()` gives the mean'
 
 class BatchLearner(Learner):
-    "fastai's Learner, with what its methods need to know of batches that are dicts and losses that count"
+    """fastai's Learner, with what its methods need to know of batches that are dicts and losses that count
+
+    Logs, checkpoints and the guard against steps that are not finite work in each of its fits; a recipe's schedule
+    belongs to `fit_steps`, and with it that a run goes on with the same bits after a stop.
+    """
+    fitting = False                                                    # inside a fit, also in a search for rates
     def get_preds(self, *args, with_loss:bool=False, **kw)->tuple:
         "As fastai's, without `with_loss`"
         if with_loss: raise NotImplementedError(f'with_loss: {_pair}')
@@ -299,6 +319,24 @@ class BatchLearner(Learner):
         "As fastai's, unless the learner was made with a precision"
         self._half('to_bf16')
         return Learner.to_bf16(self, **kw)
+
+# %% ../../nbs/training/30_learner.ipynb #437a9461
+@patch
+def fit(self:BatchLearner,
+    n_epoch:int,          # Epochs
+    *args,                # As fastai's: lr, wd
+    cbs:list|tuple=None,  # Callbacks for this fit only
+    **kw                  # As fastai's: lr, wd, reset_opt, start_epoch
+)->None:
+    "As fastai's; afterwards callbacks put back what they changed, and an error that ended it is raised as it was"
+    self.trouble,self.fitting = None,True
+    with self.added_cbs(cbs):
+        try: Learner.fit(self, n_epoch, *args, **kw)
+        finally:
+            self.fitting = False
+            for cb in self.cbs:
+                if hasattr(type(cb), 'on_exit'): cb.on_exit()
+    if self.trouble: raise self.trouble
 
 # %% ../../nbs/training/30_learner.ipynb #ff89a116
 class _Wrapped(OptimWrapper):
@@ -347,26 +385,21 @@ def learner(
     return learn
 
 # %% ../../nbs/training/30_learner.ipynb #78e81cba
-def fit(
-    learn:Learner,     # From `learner`
+@patch
+def fit_steps(self:BatchLearner,
     steps:int,         # Steps of the optimiser in all, counted from the first fit
     cbs:list|tuple=(), # Callbacks for this fit only, such as an `LRScheduler`
 )->None:
     "Train until `steps` steps are done, from where the last fit stopped; the last epoch is cut short, but validated"
-    n = max([cb.n for cb in learn.cbs if isinstance(cb, GradientAccumulation)], default=1)
-    per = len(learn.dls.train)
-    done,due = learn.steps.batches,learn.steps.due(int(steps)*n)
+    n = max([cb.n for cb in self.cbs if isinstance(cb, GradientAccumulation)], default=1)
+    per = len(self.dls.train)
+    done,due = self.steps.batches,self.steps.due(int(steps)*n)
     if per == 0: raise ValueError('the training loader has no batches')
-    if int(steps) != steps or steps < learn.steps.done:
-        raise ValueError(f'steps must be a whole number, at least the {learn.steps.done} already done, not {steps!r}')
-    if steps == learn.steps.done and not due: return
-    learn.trouble = None
-    with learn.added_cbs([StopAtStep(int(steps)*n), *cbs]):
-        try: learn.fit(-(-int(steps)*n//per) - done//per + (due and done%per == 0))
-        finally:
-            for cb in learn.cbs:
-                if hasattr(type(cb), 'on_exit'): cb.on_exit()
-    if learn.trouble: raise learn.trouble
+    if int(steps) != steps or steps < self.steps.done:
+        raise ValueError(f'steps must be a whole number, at least the {self.steps.done} already done, not {steps!r}')
+    if steps == self.steps.done and not due: return
+    epochs = -(-int(steps)*n//per) - done//per + (due and done%per == 0)
+    with self.added_cbs([StopAtStep(int(steps)*n), *cbs]): self.fit(epochs)
 
 # %% ../../nbs/training/30_learner.ipynb #e7c33093
 def _view(dls):

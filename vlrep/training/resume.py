@@ -77,26 +77,29 @@ def resume(
 
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c
 def fingerprint(
-    src:ImageTextDataset, # Any source
-    rows:int=2000,        # Pixels of at most so many images are looked at
-)->str:                   # 16 hexadecimal digits
+    dataset:ImageTextDataset, # Any source
+    rows:int=2000,            # Pixels of at most so many images are looked at
+)->str:                       # 16 hexadecimal digits
     """Names, captions, narratives and labels of all images, and pixels (or sizes of the files) of images spread over
     the source"""
-    kind = dict(ArrayDataset='ArraySource', ImageFileDataset='FileSource').get(type(src).__name__, type(src).__name__)
-    h = hashlib.sha256(f'{kind} {len(src)} {src.size}'.encode())        # the names of old runs' recipe.json
-    h.update('\n'.join(map(str, src.ids)).encode())
-    if src.captions is not None:
-        for a in (src.captions.data, src.captions.ends, src.captions.rows): h.update(np.ascontiguousarray(a).tobytes())
-    told = src.narratives
+    kind = dict(ArrayDataset='ArraySource', ImageFileDataset='FileSource').get(type(dataset).__name__,
+                                                                               type(dataset).__name__)
+    h = hashlib.sha256(f'{kind} {len(dataset)} {dataset.size}'.encode())        # the names of old runs' recipe.json
+    h.update('\n'.join(map(str, dataset.ids)).encode())
+    if dataset.captions is not None:
+        for a in (dataset.captions.data, dataset.captions.ends,
+                  dataset.captions.rows): h.update(np.ascontiguousarray(a).tobytes())
+    told = dataset.narratives
     if told is not None:
         for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))):
             h.update(np.ascontiguousarray(a).tobytes())
-    for k in sorted(src.labels):
+    for k in sorted(dataset.labels):
         h.update(k.encode())
-        h.update(np.ascontiguousarray(src.labels[k]).tobytes())
-    for i in range(0, len(src), -(-len(src)//rows)):
-        if hasattr(src, 'pixels'): h.update(np.ascontiguousarray(src.pixels[i]).tobytes())
-        elif hasattr(src, 'path') and os.path.isfile(src.path(i)): h.update(str(os.path.getsize(src.path(i))).encode())
+        h.update(np.ascontiguousarray(dataset.labels[k]).tobytes())
+    for i in range(0, len(dataset), -(-len(dataset)//rows)):
+        if hasattr(dataset, 'pixels'): h.update(np.ascontiguousarray(dataset.pixels[i]).tobytes())
+        elif hasattr(dataset, 'path') and os.path.isfile(dataset.path(i)):
+            h.update(str(os.path.getsize(dataset.path(i))).encode())
     return h.hexdigest()[:16]
 
 _MATTER = 'vlrep torch torchvision numpy pillow sentencepiece machine'.split()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'save_weights', 'load_weights', 'save_checkpoint', 'check_format', 'check_folder', 'load_state', 'Run',
-           'load']
+           'load', 'upgraded']
 
 # %% ../../nbs/training/50_run_folder.ipynb #6b66b967
 import hashlib,json,os,pickle,re,shutil
@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from fastcore.basics import patch
+from ..core.fields import *
 from ..core.files import *
 from ..core.progress import *
 from ..core.weights import *
@@ -105,7 +106,7 @@ def save_checkpoint(
         write_json(new/'manifest.json', dict(format=FORMAT, files=files))
 
 # %% ../../nbs/training/50_run_folder.ipynb #7151ed59
-FORMAT = 1 # Of `recipe.json` and `manifest.json`; a program that would misread a folder of today gets the next one
+FORMAT = 2 # Of `recipe.json` and `manifest.json`; a program that would misread a folder of today gets the next one
 
 def check_format(
     facts:object,  # What a JSON file of a run holds
@@ -370,7 +371,7 @@ def load(
     run.info
     return run
 
-# %% ../../nbs/training/50_run_folder.ipynb #2c0c7b5a
+# %% ../../nbs/training/50_run_folder.ipynb #2c0c7b5b
 _KINDS = dict(method=((str,), 'text'), recipe=((dict,), 'a set of fields'),
               data=((str,dict), 'text or a set of fields'), seed=((int,), 'a whole number'),
               versions=((dict,), 'a set of names'), threads=((int,), 'a whole number'), precision=((str,), 'text'))
@@ -380,6 +381,15 @@ _OPTIONAL = dict(parts=((dict,), 'a set of names'), name=((str,type(None)), 'tex
                  save_every=((int,), 'a whole number'), root=((str,type(None)), 'text'), inexact=((list,), 'a list'),
                  max_damaged=((int,float,str,type(None)), 'a number'))
 
+def upgraded(
+    info:dict # `recipe.json` of a run
+)->dict:      # The same in today's format
+    "Facts of a run of format 1 with today's names of fields"
+    if info.get('format', 1) > 1: return info
+    named = {k: current_fields(info[k]) for k in ('recipe','data','images') if isinstance(info.get(k), dict)}
+    return {**info, 'format': FORMAT, **named}
+
+# %% ../../nbs/training/50_run_folder.ipynb #2c0c7b5a
 @patch(as_prop=True)
 def info(self:Run)->dict:
     "The facts of `recipe.json`"
@@ -397,7 +407,7 @@ def info(self:Run)->dict:
             if k in d and type(d[k]) not in kinds: raise ValueError(f'{path}: {k} is {brief(d[k])}, wanted is {what}')
         if isinstance(d['data'], dict) and not isinstance(d['data'].get('name'), str):
             raise ValueError(f'{path}: data has no name')
-        self._info = d
+        self._info = upgraded(d)
     return self._info
 
 def _seal(d):

@@ -20,11 +20,11 @@ def _scenes(split, n, size, options, wanted):
     "Scenes with what is wanted beside their captions"
     narratives,masks = 'narratives' in wanted,'masks' in wanted
     if not narratives and not options.narrated: return world(split, n, size=size)
-    src = world(split, n, size=size, with_=('narrative', *['masks']*masks))
-    told = narratives_of(src)
-    if masks: src = src.annotate(thing_maps(src))
-    if options.narrated: src = src.with_captions(told.texts())
-    return src.with_narratives(told) if narratives else src
+    dataset = world(split, n, size=size, with_=('narrative', *['masks']*masks))
+    told = narratives_of(dataset)
+    if masks: dataset = dataset.annotate(thing_maps(dataset))
+    if options.narrated: dataset = dataset.with_captions(told.texts())
+    return dataset.with_narratives(told) if narratives else dataset
 
 def build_world(
     builder:DatasetBuilder, # Not used: that of the world
@@ -32,13 +32,13 @@ def build_world(
     root:None,              # Not used: scenes need no files
     *,
     size:int,               # Side of the scenes in pixels
-    wanted:frozenset,       # With narratives, `train` and `held` have them; with masks, a label `things`
-    say:Callable,           # Not used: nothing is left out
-)->dict:                    # Datasets `train`, `held`, `test`
+    wanted:frozenset,       # With narratives, `train` and `valid` have them; with masks, a label `things`
+    log:Callable,           # Not used: nothing is left out
+)->dict:                    # Datasets `train`, `valid`, `test`
     "Scenes to learn from, to choose the checkpoint by, to report on"
-    train,held = (_scenes(split, n, size, options, wanted)
-                  for split,n in (('train', options.scenes), ('valid', options.held)))
-    return dict(train=subsample(train, options), held=held, test=build_test(options, size))
+    train,valid = (_scenes(split, n, size, options, wanted)
+                  for split,n in (('train', options.scenes), ('valid', options.valid)))
+    return dict(train=subsample(train, options), valid=valid, test=build_test(options, size))
 
 def build_test(
     options:WorldOptions, # How many

@@ -15,7 +15,7 @@ from ..base import *
 class WorldOptions:
     "How many scenes of the world each part of the job sees"
     scenes:Int(16, 10**8)=10_000  # To learn from
-    held:Int(4, 10**6)=500        # Held out: they choose the checkpoint
+    valid:Int(4, 10**6)=500       # Held out: they choose the checkpoint
     probe:Int(40, 10**6)=1500     # Shifted scenes that the probes are fitted to
     probe_held:Int(40, 10**6)=500 # Shifted scenes that choose the probes' strength
     test:Int(40, 10**6)=2000      # Shifted scenes that are reported
@@ -25,7 +25,7 @@ class WorldOptions:
     point:Int(0, 10**6)=500       # Scenes of either domain in which it is asked where a named thing is; 0 for none
     narrated:bool=False           # Are the captions of a scene what its narrative says? LocTex's words for captions
     draws:Int(0, 10**5)=0         # Keep each score under so many draws of the test scenes, to compare runs in pairs
-    rivals:bool=True              # Also train the supervised baseline, and measure random features?
+    baselines:bool=True           # Also train the supervised baseline, and measure random features?
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
 def _as_drawn(view): return view

@@ -82,32 +82,32 @@ def pointing(
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
 def _untaught(recipe, told, data):
     "How many narratives teach no places; a `ValueError` if none does and places are to be learned"
-    first = slice(None) if recipe.every else told.rows[:-1][told.counts() > 0]     # of an image, which are read
+    first = slice(None) if recipe.all_narratives else told.rows[:-1][told.counts() > 0]  # those that are read
     got = {k: v[first] for k,v in pointing(told, recipe.time_pad).items()}
     lost = {'have no trace': ~got['trace']}
     lost['have no words with times'] = got['trace'] & ~got['times']
     lost['have no point inside the image while a word is said'] = got['trace'] & got['times'] & ~got['points']
     why = [f'{v.sum():,} of {len(v):,} narratives {k}' for k,v in lost.items() if v.any()]
-    if recipe.localise and not recipe.oracle and not got['points'].any():
+    if recipe.localise and not recipe.oracle_masks and not got['points'].any():
         raise ValueError(
             f'{data}: no narrative teaches a place ({", ".join(why)}); learn without traces: --set localise=0')
     return [f'{line}: they teach no places' for line in why]
 
 def check_narratives(
     recipe:LocTexRecipe, # What will be learned
-    src:dict,            # Datasets `train` to learn from, and `held` to choose the checkpoint by
+    splits:dict,         # Datasets `train` to learn from, and `valid` to choose the checkpoint by
     data:str,            # What they are called
     accumulate:int=1,    # Parts into which a batch is cut
 )->list:                 # Lines
     "What will be learned less of than the method promises; a `ValueError` where nothing would be"
-    if recipe.contrast and len(src['held']) < 2:
+    if recipe.contrast and len(splits['valid']) < 2:
         raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrast needs at least '
-                         f'2: add images, or --set held=...')
-    told = src['train'].narratives
+                         f'2: add images, or --set valid=...')
+    told = splits['train'].narratives
     out = ([f'{data} has no narratives: captions are read in their place, and nothing points'] if told is None
            else _untaught(recipe, told, data))
-    if recipe.every and (told is None or told.counts().max() < 2):
-        out.append('every: no image has more than one narrative, so it changes nothing')
+    if recipe.all_narratives and (told is None or told.counts().max() < 2):
+        out.append('all_narratives: no image has more than one narrative, so it changes nothing')
     if recipe.contrast and accumulate > 1:
         out.append(f'accumulate {accumulate}: the pairs of a part are told apart from each other only, '
                    f'{recipe.bs//accumulate-1} negatives instead of {recipe.bs-1}')
@@ -139,12 +139,13 @@ class NarrativeCollator:
         tok:Tokenizer,        # Cuts words into pieces
         max_len:int=60,       # Most pieces; of a longer narrative a window, another one in every pass (LocTex sec. 4)
         time_pad:float=0.,    # Seconds added to the time of each piece, at both ends
-        every:bool=False,     # Any narrative of an image, drawn anew in every pass? Else always its first
+        all_narratives:bool=False, # Any narrative of an image, drawn anew in every pass? Else always its first
         substring:bool=False, # Exchange left and right inside words too, as VirTex's code does
     ):
         if max_len < 1: raise ValueError(f'max_len={max_len}: at least 1')
         if not 0 <= time_pad < 1e6: raise ValueError(f'time_pad={time_pad}: seconds, not below 0')
-        self.tok,self.max_len,self.time_pad,self.every,self.substring = tok,max_len,time_pad,every,substring
+        self.tok,self.max_len,self.time_pad = tok,max_len,time_pad
+        self.all_narratives,self.substring = all_narratives,substring
         self._captions = CaptionCollator(tok, max_len, substring)
     def check(self,
         source:ImageTextDataset  # What will be read
@@ -159,7 +160,7 @@ class NarrativeCollator:
     )->np.ndarray: # An entry of `told.at` for each row (b,)
         "The narrative of each image"
         first,n = told.rows[rows],told.rows[rows+1]-told.rows[rows]
-        return told.at[first + (chances(rows, seed, 'narrative', when)*n).astype(np.int64)*self.every]
+        return told.at[first + (chances(rows, seed, 'narrative', when)*n).astype(np.int64)*self.all_narratives]
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #11d61b1c
 @patch

@@ -38,10 +38,10 @@ class LocTexModel(nn.Module):
         localise:bool=True,  # With heads for the places?
         loc_scale:float=1.,  # Factor of the products of words and cells
         render:str='polyline', # What a trace covers, see `render_traces`
-        oracle:bool=False,   # Where words should look: at the true things instead of the trace
+        oracle_masks:bool=False, # Where words should look: at the true things instead of the trace
     ):
         super().__init__()
-        self.visual,self.text,self.loc_scale,self.render,self.oracle = visual,text,loc_scale,render,oracle
+        self.visual,self.text,self.loc_scale,self.render,self.oracle_masks = visual,text,loc_scale,render,oracle_masks
         self.n = scales if localise else 1
         widths = visual.scale_widths(self.n)
         if contrast: self.whole_v,self.whole_t = nn.Linear(visual.width, join),nn.Linear(text.width, join)
@@ -65,10 +65,10 @@ def masks(self:LocTexModel,
     grids:list, # Sides of the grids, (h,w) each
 )->list:        # bool (b,s,h,w) each
     "Where each word should look, on each grid: rendered once, on the finest, where the coarser ones are parts of it"
-    if self.oracle and 'things' not in batch:
-        raise ValueError('oracle=True: the batch has no outlines of things; read with OracleMaskCollator, see '
+    if self.oracle_masks and 'things' not in batch:
+        raise ValueError('oracle_masks=True: the batch has no outlines of things; read with OracleMaskCollator, see '
                          'vlrep.methods.loctex.oracle_masks')
-    if self.oracle: return [thing_masks(batch['things'], batch['about'], g) for g in grids]
+    if self.oracle_masks: return [thing_masks(batch['things'], batch['about'], g) for g in grids]
     top = max(grids)
     fine = render_traces(batch['trace'], batch['span'], top, self.render)
     def on(g):
@@ -113,15 +113,15 @@ def attend(self:LocTexModel,
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbeb
 def loctex_loss(
-    out:dict,           # As `LocTexModel` gives it
-    batch:dict,         # Not used: what is right stands in `out`
-    contrast:float=1.,  # Weight of the contrast
-    localise:float=1.,  # Weight of the places
-    norm:str='row',     # As for `localisation_loss`
-    group:int=0,        # As for `info_nce`, and the next ones
+    out:dict,          # As `LocTexModel` gives it
+    batch:dict,        # Not used: what is right stands in `out`
+    contrast:float=1., # Weight of the contrast
+    localise:float=1., # Weight of the places
+    norm:str='row',    # As for `localisation_loss`
+    group:int=0,       # As for `info_nce`, and the next ones
     include_positive:bool=False,
-    **kw                # tau, direction, gather
-)->tuple:               # Total (), pairs ()
+    **kw               # temperature, direction, gather
+)->tuple:              # Total (), pairs ()
     """Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5)
 
     A pair that is alone in its group has no contrast
@@ -156,23 +156,23 @@ def _model(r, visual, tok):
     text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, r.norm, r.max_len, tok.pad,
                        r.init if r.init == 'fan_in' else float(r.init))
     return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), bool(r.localise),
-                       r.width**-.5 if r.loc_scale == 'sqrt' else 1., r.render, r.oracle)
+                       r.width**-.5 if r.loc_scale == 'sqrt' else 1., r.render, r.oracle_masks)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #61c312b5
 def loctex_learner(
     recipe:LocTexRecipe,   # All numbers
-    dls:'DataLoaders',     # From `loaders`, with `read=NarrativeCollator(tok, ...)`
+    dls:'DataLoaders',     # From `loaders`, with `collate=NarrativeCollator(tok, ...)`
     visual:nn.Module=None, # Another backbone than the recipe's
     seed:int=0,            # First weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     cbs:list|tuple=(),     # More callbacks
-)->BatchLearner:           # A fastai Learner; train it with `fit(learn, recipe.steps)`
+)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone with narratives that point"
     r,tok = recipe,dls.train.tok
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     if tok is None:
-        raise ValueError('LocTex reads narratives: the loaders need a reader (read=NarrativeCollator(tok, ...))')
-    if not r.contrast and dls.train.read is not None and dls.train.source.narratives is None:
+        raise ValueError('LocTex reads narratives: the loaders need a collator (collate=NarrativeCollator(tok, ...))')
+    if not r.contrast and dls.train.collate is not None and dls.train.source.narratives is None:
         raise ValueError(f'contrast=0: {dls.train.source.name} has no narratives, so nothing is left to learn')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'loctex head'))
@@ -183,6 +183,6 @@ def loctex_learner(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # BatchNorm over all GPUs (sec. 4.1)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
     loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
-                   include_positive=r.include_positive, tau=r.tau, direction=r.direction)
+                   include_positive=r.include_positive, temperature=r.temperature, direction=r.direction)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
                    capabilities=lambda m: dict(backbone=m.visual, attend=m.attend))

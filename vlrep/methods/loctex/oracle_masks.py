@@ -45,12 +45,12 @@ def narrative_tokenizer(
     return Tokenizer.train(texts.flat(), recipe.vocab)
 
 def narrative_collator(
-    recipe:LocTexRecipe,   # With `max_len`, `time_pad`, `every`, `oracle`
-    tokenizer:Tokenizer,   # From `narrative_tokenizer`
+    recipe:LocTexRecipe, # With `max_len`, `time_pad`, `all_narratives`, `oracle_masks`
+    tokenizer:Tokenizer, # From `narrative_tokenizer`
 )->NarrativeCollator:
     "A narrative of each image, with traces or with the true outlines of things"
-    kind = OracleMaskCollator if recipe.oracle else NarrativeCollator
-    return kind(tokenizer, recipe.max_len, recipe.time_pad, recipe.every)
+    kind = OracleMaskCollator if recipe.oracle_masks else NarrativeCollator
+    return kind(tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives)
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #591013d0
 def thing_masks(

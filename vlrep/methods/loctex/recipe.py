@@ -19,7 +19,7 @@ class LocTexRecipe(MethodRecipe):
     contrast:Weight=1.          # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
     localise:Weight=1.          # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
     scales:Grids=2              # Grids whose attention learns from the trace, each twice as fine (sec. 3.5; tab. 5)
-    tau:Temperature=.1          # Temperature of the contrast (sec. 3.3)
+    temperature:Temperature=.1  # Temperature of the contrast (sec. 3.3)
     direction:Direction='i2t'   # i2t: images choose captions (eq. 1); symmetric: captions choose images, too
     include_positive:bool=False # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
     group:Group=128             # Negatives from groups of so many pairs: those of one GPU (sec. 4.1); 0 = whole batch
@@ -27,8 +27,8 @@ class LocTexRecipe(MethodRecipe):
     loc_scale:LocScale='none'   # Words times cells as they are (eq. 2), or over the root of their width (sqrt)
     render:Render='polyline'    # What a trace covers: polyline, points, bbox or hull (not said in the paper)
     time_pad:Seconds=0.         # Seconds by which the time of each word is widened
-    every:bool=False            # Draw from all narratives of an image? The paper counts one each in its 118K setting
-    oracle:bool=False           # True masks in the place of traces (tab. 5)
+    all_narratives:bool=False   # Draw from all narratives of an image? The paper counts one each at 118K
+    oracle_masks:bool=False     # True masks in the place of traces (tab. 5)
     visual_depth:ResNet=50      # Layers of the ResNet (sec. 3.2); 10 is the small one for the world
     visual_width:Channels=64    # Channels of its first stage
     width:Width=1024            # Of the text encoder (sec. 3.2), and of the joint spaces (sec. 3.3)
@@ -81,13 +81,14 @@ METHODS.add(Method('loctex', LocTexRecipe, {
     'loctex_r50_contrast': replace(_paper, localise=0.),                     # tab. 4: without the traces
     'loctex_r50_1x': replace(_paper, scales=1),                              # tab. 5: one grid, as the next ones
     'loctex_r50_4x': replace(_paper, scales=3),
-    'loctex_r50_oracle': replace(_paper, oracle=True),
+    'loctex_r50_oracle': replace(_paper, oracle_masks=True),
     # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
-    'loctex_r50_809k': replace(_paper, every=True, steps=237_300, warmup=15_820),
+    'loctex_r50_809k': replace(_paper, all_narratives=True, steps=237_300, warmup=15_820),
     'world': _world, **photo_recipes(_world)},
     **{k: f'vlrep.methods.loctex.method:{v}' for k,v in dict(model='LocTexModel', loss='loctex_loss',
                                                              learner='loctex_learner').items()},
-    needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle else set()), wants=lambda recipe: {'narratives'},
+    needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle_masks else set()),
+    wants=lambda recipe: {'narratives'},
     tokenizer=_collate+'tokenizer', collate=_collate+'collator', check='vlrep.methods.loctex.collate:check_narratives',
     paper='LocTex (Liu and others, 2021)',
     loss_unit='nats a pair plus the distances of attention and trace (LocTex eq. 1 can fall below 0)'))

@@ -39,7 +39,7 @@ _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
 def _model(r, visual, dl):
     "The model that learns the task of recipe `r` from the loader `dl`"
     if r.task not in _TASKS: raise did_you_mean('task', r.task, _TASKS)
-    if r.gaps not in ('virtex','bert'): raise did_you_mean('way of making gaps', r.gaps, ('virtex','bert'))
+    if r.masking not in ('virtex','bert'): raise did_you_mean('masking', r.masking, ('virtex','bert'))
     if r.task == 'multilabel':
         labels = dl.source.labels
         key = next((k for k in ('tags','objects') if k in labels), None)
@@ -54,7 +54,7 @@ def _model(r, visual, dl):
         return TokenClassificationModel(visual, len(tok), max(tok.sos, tok.eos, tok.mask, tok.pad)+1)
     kw = dict(width=r.width, depth=r.depth, heads=r.heads or None, dropout=r.dropout, norm=r.norm, max_len=r.max_len,
               sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
-    if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.gaps == 'bert', **kw)
+    if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', **kw)
     return VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #8bcbf62f
@@ -65,7 +65,7 @@ def virtex_learner(
     seed:int=0,           # First weights and dropout depend on this alone
     precision:str='auto', # As for `MixedPrecision`
     cbs:list|tuple=(),    # More callbacks
-)->BatchLearner:          # A fastai Learner; train it with `fit(learn, recipe.steps)`
+)->BatchLearner:          # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
     r = recipe
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)

@@ -128,16 +128,16 @@ class MaskedLMModel(VisualTextDecoder):
     def __init__(self,
         visual, vocab:int,  # As for `VisualTextDecoder`
         mask:int=3,         # Id of [MASK]
-        bert:bool=False,    # BERT's way of making gaps? See `mask_tokens`
+        bert:bool=False,    # BERT's way of masking? See `mask_tokens`
         **kw                # As for `VisualTextDecoder`
     ):
         super().__init__(visual, vocab, backward=False, **kw)
         self.mask,self.bert,self.first = mask,bert,max(self.sos, self.eos, self.pad, mask)+1
 
-    def gaps(self,
+    def masked(self,
         tok:Tensor, lens:Tensor, # Word pieces (b,s), real ones in each row (b,)
     )->tuple:                    # What is read (b,s); what is asked for, else -100 (b,s)
-        "The captions with gaps: others in each step of a training, else always the same"
+        "Captions with masked tokens: others in each step of a training, else always the same"
         salt = int(torch.randint(1, 2**62, ())) if self.training else 0
         return mask_tokens(tok, lens, self.output.out_features, self.first, self.mask, bert=self.bert, salt=salt)
 
@@ -146,7 +146,7 @@ class MaskedLMModel(VisualTextDecoder):
     )->dict:        # `logits` (n,v), `target` (n,): one row for each word asked for
         "Scores of each missing word, and the words"
         vis,tok,lens = self.visual_tokens(batch['img']),batch['tok'],batch['lens']
-        seen,target = self.gaps(tok, lens)
+        seen,target = self.masked(tok, lens)
         asked = (target >= 0) & (target != self.pad)
         x = self.forward_decoder(self.embed(seen), vis, lens, causal=False)
         return dict(logits=self.output(x[asked]), target=target[asked])

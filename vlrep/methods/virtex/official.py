@@ -114,7 +114,7 @@ def load_virtex(
     heads:int=None,       # Attention heads; by default what the file has, else width/64
     pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
                           # pieces
-    say:callable=print,   # Told what had to be assumed; None for silence
+    log:callable=print,   # Told what had to be assumed; None for silence
 )->torch.nn.Module:       # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
                           # `MultiLabelClassificationModel`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
@@ -136,7 +136,7 @@ def load_virtex(
     model.load_state_dict({k: state[_theirs(k)] for k in model.state_dict() if _theirs(k) in state}, strict=False)
     used = _settings(model)
     guess = [f'{k}={used[k]}' for k in ('task','heads','pad','first') if k in used and k not in had]
-    if guess and say: say(f"{name}: assumed, as VirTex's code has it: {', '.join(guess)}")
+    if guess and log: log(f"{name}: assumed, as VirTex's code has it: {', '.join(guess)}")
     return model.eval()
 
 # %% ../../../nbs/methods/virtex/40_official.ipynb #0e1ff5a2

@@ -16,7 +16,7 @@ from ..recipe import *
 class VirTexRecipe(MethodRecipe):
     "The base model of the VirTex paper, R50 with one layer of width 1024"
     task:Task='bicaption'    # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
-    gaps:Gaps='virtex'       # How masked_lm chooses masked tokens: virtex (code), or bert
+    masking:Masking='virtex' # How masked_lm chooses masked tokens: virtex (code), or bert
     visual_depth:ResNet=50   # Layers of the ResNet, as torchvision; 10 is the small one for the world (sec. 3)
     visual_width:Channels=64 # Channels of its first stage; 128 with depth 50 is the paper's R50 w2x
     width:Width=1024         # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
