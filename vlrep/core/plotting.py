@@ -54,8 +54,8 @@ def show_images(
         if titles is not None: ax.set_title(titles[i], fontsize=8, wrap=True)
         for x0,y0,x1,y1 in ([] if boxes is None or boxes[i] is None else boxes[i]):
             h,w = a.shape[:2]
-            ax.add_patch(plt.Rectangle((x0*w-.5,y0*h-.5), (x1-x0)*w, (y1-y0)*h, fill=False, color=INK['baseline'],
-                                       lw=1.5))
+            corner,width,height = (x0*w-.5, y0*h-.5), (x1-x0)*w, (y1-y0)*h
+            ax.add_patch(plt.Rectangle(corner, width, height, fill=False, color=INK['baseline'], lw=1.5))
     fig.tight_layout(pad=.3)
     return fig
 

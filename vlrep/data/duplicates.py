@@ -17,8 +17,8 @@ from .records import *
 # %% ../../nbs/data/20_duplicates.ipynb #85e5418c
 def thumbnails(
     dataset:ImageTextDataset, # Images
-    side:int=12,          # Points along each side
-    chunk:int=256,        # Images at a time
+    side:int=12,              # Points along each side
+    chunk:int=256,            # Images at a time
 )->tuple:                 # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
     "A small picture of each image, to compare, and a hash of its pixels"
     out,codes = [],[]
@@ -42,7 +42,7 @@ def _plain_words(s): return ' '.join(''.join(c if c.isalnum() else ' ' for c in 
 # %% ../../nbs/data/20_duplicates.ipynb #be8b9bc1
 @dataclass
 class Duplicates:
-    "What two sources have in common"
+    "What two datasets have in common"
     same:list     # Images with equal pixels: (name in the first, name in the second)
     near:list     # Images that are nearly equal: (name, name, how alike)
     said:list     # Captions of both, but for case and punctuation: (caption, how often in the first, in the second)
@@ -65,7 +65,7 @@ def duplicates(
     alike:float=.95,        # How alike two images are that are nearly equal, from -1 to 1
     chunk:int=2048,         # Images at a time
 )->Duplicates:              # `print` it; its length is the number of pairs of images
-    "Images and captions that two sources have in common"
+    "Images and captions that two datasets have in common"
     if train.size != test.size:
         raise ValueError(f'images of {train.size} and {test.size} pixels: read both at the same size')
     (t,tc),(u,uc) = thumbnails(train),thumbnails(test)

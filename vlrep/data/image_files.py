@@ -128,7 +128,7 @@ def split_source(
     dataset:ImageTextDataset,    # What to deal out
     sizes:tuple|list=(.8,.1,.1), # For train, valid, test: numbers of images, or parts that add up to 1 at most
     seed:int=0,                  # Another seed, another deal
-)->list:                         # Three sources
+)->list:                         # Three datasets
     "Deal the images of `dataset` out to train, valid and test"
     n = len(dataset)
     sizes = tuple(sizes)

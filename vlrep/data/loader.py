@@ -97,11 +97,11 @@ class StatefulLoader:
         rank:int=0,              # Which of
         world_size:int=1,        # so many processes this is
         shuffle:bool=None,       # Shuffle each pass? By default only when training
-        substring:bool=False, # VirTex's exchange of left and right inside words
-        max_damaged=None,    # Stop when more images than this cannot be read: a number (20) or a share (.05), see
+        substring:bool=False,    # VirTex's exchange of left and right inside words
+        max_damaged=None,        # Stop when more images than this cannot be read: a number (20) or a share (.05), see
                              # `damage_limit`
-        timeout:float=300,   # Seconds to wait for the workers' next batch before they are given up
-        collate=None,           # What is read beside each image: a function of (source, rows, when, seed, flip); by
+        timeout:float=300,       # Seconds to wait for the workers' next batch before they are given up
+        collate=None,            # What is read beside each image: a function of (source, rows, when, seed, flip); by
                              # default captions, if there is a `tok`
     ):
         self.source,self.bs,self.tok,self.aug,self.seed,self.train = source,bs,tok or getattr(collate,
@@ -397,7 +397,7 @@ def loaders(
     train:ImageTextDataset, # To learn from
     valid:ImageTextDataset, # To watch
     tok:Tokenizer=None,     # As for `StatefulLoader`
-    size:int=None,          # Side of the views; that of the sources by default
+    size:int=None,          # Side of the views; that of the datasets by default
     bs:int=64,              # Images a batch
     valid_bs:int=None,      # The same for `valid`; as `bs` by default
     aug:callable=None,      # View of a training batch; `TrainTransform(size)` by default

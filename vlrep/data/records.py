@@ -348,9 +348,9 @@ def fit_square(
 
 @patch(cls_method=True)
 def from_images(cls:ArrayDataset,
-    images:list,         # Pictures of any size and kind that Pillow opens as `Image`
-    captions:list,       # For each a list of captions
-    size:int=256,        # Longer side of the stored images
+    images:list,            # Pictures of any size and kind that Pillow opens as `Image`
+    captions:list,          # For each a list of captions
+    size:int=256,           # Longer side of the stored images
     name:str='images', **kw # As for `ImageTextDataset`: `ids`, `labels`
 )->ArrayDataset:         # Their order is that of `images`
     "A dataset of images in memory, with captions; a `ValueError` if they are not as many"
@@ -369,11 +369,11 @@ def _shared(*shape):
 class ImageFileDataset(ImageTextDataset):
     "Images that stand in files, decoded when they are asked for and kept while they fit into `keep` bytes"
     def __init__(self,
-        paths,          # Image files
-        size:int=256,   # Side of the squares they are fitted into
+        paths,            # Image files
+        size:int=256,     # Side of the squares they are fitted into
         name:str='files', # Of the data
-        keep:float=2e9, # Decoded images are kept if all of them fit into so many bytes
-        **kw            # As for `ImageTextDataset`
+        keep:float=2e9,   # Decoded images are kept if all of them fit into so many bytes
+        **kw              # As for `ImageTextDataset`
     ):
         paths = [str(p) for p in paths]
         self._paths,self.keep = TextBuffer([p] for p in paths),keep

@@ -59,7 +59,7 @@ class Tokenizer:
     "Captions to lists of piece ids and back"
     unk,sos,eos,mask = range(4)
     def __init__(self,
-        model:bytes,        # A SentencePiece model, as `train` makes and `save` writes it
+        model:bytes,          # A SentencePiece model, as `train` makes and `save` writes it
         name:str='tokenizer', # Where it comes from, for messages
     ):
         self.model = bytes(model)

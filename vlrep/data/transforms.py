@@ -41,10 +41,10 @@ def _weights(lo, size, first, last, n, out, flip=None):
 
 # %% ../../nbs/data/35_transforms.ipynb #14241649
 def resize_crop(
-    img:Tensor,      # Images (b,3,h,w), uint8 or float
-    boxes:Tensor,    # Part of each to keep: top, left, height, width in pixels (b,4)
-    size:int,        # Side of the result
-    flip:Tensor=None, # Mirror these (b,) bool
+    img:Tensor,         # Images (b,3,h,w), uint8 or float
+    boxes:Tensor,       # Part of each to keep: top, left, height, width in pixels (b,4)
+    size:int,           # Side of the result
+    flip:Tensor=None,   # Mirror these (b,) bool
     within:Tensor=None, # Boxes whose pixels may be read (b,4); by default the crop itself
 )->Tensor:           # Float, in the range of the input (b,3,size,size)
     "Cut a box out of each image and resize it, bilinear with antialiasing: torchvision's `resized_crop`, for a batch"
@@ -185,11 +185,11 @@ class TrainTransform:
     "A random view of every image of a batch"
     flips = True                      # it mirrors where `batch['flip']` says so
     def __init__(self,
-        size:int,                     # Side of the views
-        scale=(.2,1.),                # Area of the crop (VirTex sec. 3)
-        ratio=(3/4,4/3),              # Width over height (VirTex code)
-        jitter=(.4,.4,.4,.1),         # Most change of brightness, contrast, saturation, hue (VirTex code)
-        jitter_p:float=.8,            # Part of the images whose colours change (VirTex code)
+        size:int,             # Side of the views
+        scale=(.2,1.),        # Area of the crop (VirTex sec. 3)
+        ratio=(3/4,4/3),      # Width over height (VirTex code)
+        jitter=(.4,.4,.4,.1), # Most change of brightness, contrast, saturation, hue (VirTex code)
+        jitter_p:float=.8,    # Part of the images whose colours change (VirTex code)
         mean=IMAGENET[0], std=IMAGENET[1], # Normalisation
     ):
         self.size,self.scale,self.ratio,self.jitter = size,tuple(scale),tuple(ratio),tuple(jitter)

@@ -88,11 +88,11 @@ def check_options(self:DatasetBuilder,
 # %% ../../nbs/datasets/05_base.ipynb #79884d78
 @patch
 def open(self:DatasetBuilder,
-    options:object=None, # Sizes; the builder's own by default
-    root:FilePath=None,  # Where the files are
-    size:int=64,         # Longer side of the stored images in pixels
+    options:object=None,       # Sizes; the builder's own by default
+    root:FilePath=None,        # Where the files are
+    size:int=64,               # Longer side of the stored images in pixels
     wanted:'Iterable[str]'=(), # Annotations that the method reads; what the dataset lacks is left out
-    log:Callable=print,  # Told what is left out
+    log:Callable=print,        # Told what is left out
 )->dict:                 # Datasets `train`, `valid`, `test`
     "Images to learn from, to choose the checkpoint by, to report on"
     self.check_root(root)

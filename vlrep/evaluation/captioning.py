@@ -19,8 +19,8 @@ from .transfer import *
 def write_captions(
     write:'Callable|Pretrained|list|tuple', # Images (PIL) -> captions, lists; or an object whose method `caption` does
                                             # that, like `Pretrained`; or the captions
-    source:ImageTextDataset, # Images
-    bs:int=64,               # Images at a time
+    source:ImageTextDataset,                # Images
+    bs:int=64,                              # Images at a time
 )->list:                     # A caption for each image
     "Have every image of `source` described"
     if isinstance(write, (list,tuple)): said = list(write)

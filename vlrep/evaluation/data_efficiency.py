@@ -54,7 +54,7 @@ def efficiency(
     label:str='tags',                    # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
     parts:tuple|list=(.01,.03,.1,.3,1.), # Shares of `train`
     seeds:tuple|list|range=(0,1,2),      # Each puts the images into another order
-    size:int=None,                       # Side of the views in pixels; the sources' own by default
+    size:int=None,                       # Side of the views in pixels; those of the datasets by default
     l2s:tuple|list=L2S,                  # Strengths to choose from
     folds:int=3,                         # For that choice
     draws:int=200,                       # How often the bootstrap draws test images and seeds anew

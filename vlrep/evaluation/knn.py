@@ -117,7 +117,7 @@ def knn_probe(
     label:str,                  # The name of an integer label of both
     ks:tuple|list=(1,5,20,200), # Numbers of neighbours; those that `train` has not are left out
     t:float=.07,                # Temperature of the votes; None = one neighbour, one vote
-    size:int=None,              # Side of the views in pixels; the sources' own by default
+    size:int=None,              # Side of the views in pixels; those of the datasets by default
     name:str='backbone',        # Of the backbone, in the rows
     seed:int=0,                 # Of the bootstrap
     draws:int=500,              # How often it draws the images anew

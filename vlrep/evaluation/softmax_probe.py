@@ -53,13 +53,13 @@ MCT_PROBE = SoftmaxRecipe(epochs=60, lrs=(30.,), drops=(30,40,50), factor=.2, sc
 class Heads:
     "Softmax layers on the same features, one for each pair of learning rate and weight decay"
     def __init__(self,
-        d:int,           # Features
-        classes:int,     # Answers
-        lrs,             # Learning rates
-        wds=(0.,),       # Weight decays
+        d:int,             # Features
+        classes:int,       # Answers
+        lrs,               # Learning rates
+        wds=(0.,),         # Weight decays
         momentum:float=.9, # Of the gradients
-        seed:int=0,      # The first weights, the same in all heads, depend on this alone
-        device='cpu',    # Where the heads are
+        seed:int=0,        # The first weights, the same in all heads, depend on this alone
+        device='cpu',      # Where the heads are
     ):
         self.grid = [(lr,wd) for lr in lrs for wd in wds]
         m = len(self.grid)
@@ -130,7 +130,7 @@ def softmax_probe(
     test:ImageTextDataset,             # Pictures that are reported
     label:str,                         # The name of an integer label of both
     recipe:SoftmaxRecipe=VIRTEX_PROBE, # How it is trained
-    size:int=None,                     # Side of the views in pixels; the sources' own by default
+    size:int=None,                     # Side of the views in pixels; those of the datasets by default
     held:float=.1,                     # Part of `train` that chooses the rate
     name:str='backbone',               # Of the backbone, in the row
     seed:int=0,                        # Held-out part, order, views and first weights depend on this alone

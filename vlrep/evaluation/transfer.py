@@ -124,7 +124,7 @@ def transfer_table(
     valid:ImageTextDataset, # Scenes that choose the strengths
     test:ImageTextDataset,  # Scenes that are reported
     seed:int=0,             # Of the bootstrap
-    size:int=None,          # Side of the images in pixels; the sources' own by default
+    size:int=None,          # Side of the images in pixels; those of the datasets by default
     seen:int=24,            # The first so many tags are things that pretraining shows
     draws:int=500,          # How often the bootstrap draws the test scenes anew
     keep:int=0,             # Keep the scores under so many draws that all runs share, as `draws`
@@ -144,7 +144,7 @@ def transfer_table(
                              **{k: round(100*v, 3) for k,v in got.items()}, l2=np.atleast_1d(l2).tolist(),
                              **(dict(draws=bootstrap_scores(stat, len(test), keep)) if keep else {})))
     if not rows:
-        raise ValueError('the sources share no labels to ask about: wanted some of tags, color, setting, number, cell')
+        raise ValueError('the datasets share no labels to ask about: wanted some of tags, color, setting, number, cell')
     order = list(dict.fromkeys(r['question'] for r in rows))
     return sorted(rows, key=lambda r: order.index(r['question']))
 

@@ -99,9 +99,9 @@ def caption_nll(
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #682c4f61
 def photo_samples(
-    model:torch.nn.Module, loss:callable, m:Pretrained, dataset:ImageTextDataset,  # As for `caption_nll`
-    shuffles:int=3,  # How often each photo is given another one's captions
-    max_len:int=30,  # Most pieces of a caption
+    model:torch.nn.Module, loss:callable, m:Pretrained, dataset:ImageTextDataset, # As for `caption_nll`
+    shuffles:int=3, # How often each photo is given another one's captions
+    max_len:int=30, # Most pieces of a caption
 )->tuple:            # Numbers, and a dict for each photo, as the report takes them
     "Loss beside the right photo and beside others, and every caption with its photo's own loss"
     each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a word piece
@@ -120,7 +120,7 @@ def photo_samples(
 def train_on(
     method:Method,                  # Recipe, model, loss and learner
     recipe:MethodRecipe,            # Its recipe
-    splits:dict,                    # Sources `train` and `valid`
+    splits:dict,                    # Datasets `train` and `valid`
     data:str,                       # One of `DATASETS`
     tok:Tokenizer=None,             # Tokenizer, for methods that read captions
     seed:int=0,                     # Of weights, order, views, dropout
@@ -169,7 +169,7 @@ def supervised_recipe(
 # %% ../../nbs/experiments/40_pretrain.ipynb #e53f3cf5
 def train_baselines(
     recipe:MethodRecipe,                      # The recipe of the method they stand beside
-    splits:dict,                              # Sources `train` and `valid`
+    splits:dict,                              # Datasets `train` and `valid`
     stages:Stages,                            # Times them
     seed:int=0,                               # The same first weights as the method's
     precision:str='auto',                     # As for the method
@@ -211,7 +211,7 @@ _SAID = {True: 'nouns of held-out captions: precision {noun_precision:.0f} %, re
 def trace_figures(
     m:Pretrained,        # Trained
     recipe:MethodRecipe, # Its recipe
-    splits:dict,         # Sources `train` and `test`
+    splits:dict,         # Datasets `train` and `test`
     data:str,            # One of `DATASETS`
     seed:int=0,          # Which pictures
     n:int=6,             # How many

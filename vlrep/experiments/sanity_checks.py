@@ -118,7 +118,7 @@ def _look_time(learn, most=3):
 def dry_run(
     method:Method,                         # Recipe, model, loss and learner
     recipe:'MethodRecipe', options:object, # Its recipe, and the sizes of the job
-    splits:dict,                           # Sources `train` and `valid`
+    splits:dict,                           # Datasets `train` and `valid`
     data:str='world',                      # What they are
     tok:'Tokenizer'=None,                  # Tokenizer, for methods that read captions
     seed:int=0,                            # Of the weights and the order

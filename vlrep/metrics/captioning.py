@@ -51,7 +51,7 @@ def _ngrams(word, lens, tables, longest=4):
 class References:
     "What people said of each image, cut into words and counted once, for any number of models"
     def __init__(self,
-        refs,                        # For each image its captions: lists of strings, or a `TextBuffer`
+        refs, # For each image its captions: lists of strings, or a `TextBuffer`
         tokens:Callable=caption_words, # Cuts a caption into words; `str.split` if they are cut already
     ):
         rows = [[r] if isinstance(r, str) else list(r) for r in refs]
@@ -130,7 +130,7 @@ def cider_d(
 
 # %% ../../nbs/metrics/20_captioning.ipynb #a2414c4e
 def bleu_counts(
-    said:list, # One caption for each image
+    said:list,            # One caption for each image
     refs:References|list, # `References`, or lists of captions
 )->np.ndarray: # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
     "What BLEU counts; of two references equally near in length, the shorter"

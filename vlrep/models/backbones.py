@@ -27,15 +27,15 @@ def _layer(block, cin, cout, n, stride, group_width):
 class Backbone(nn.Module):
     "A ResNet without pooling and classifier; parameters are named as in torchvision"
     def __init__(self,
-        block,                 # torchvision's `BasicBlock` or `Bottleneck`
-        blocks:tuple,          # Blocks in each of the four stages
-        width:int=64,          # Channels of the first stage (before a bottleneck's widening)
-        strides=(1,2,2,2),     # Stride of each stage
-        stem:int=7,            # Kernel of the first convolution, which has stride 2
-        pool:bool=True,        # Max-pool after the first convolution?
-        group_width:int=64,    # Width of a bottleneck's middle; 128 is the wide ResNet
+        block,                   # torchvision's `BasicBlock` or `Bottleneck`
+        blocks:tuple,            # Blocks in each of the four stages
+        width:int=64,            # Channels of the first stage (before a bottleneck's widening)
+        strides=(1,2,2,2),       # Stride of each stage
+        stem:int=7,              # Kernel of the first convolution, which has stride 2
+        pool:bool=True,          # Max-pool after the first convolution?
+        group_width:int=64,      # Width of a bottleneck's middle; 128 is the wide ResNet
         channels_last:bool=True, # Hold the weights in channels-last order; convolutions then follow
-        autocast=None,         # None, or the `torch.dtype` in which the backbone alone computes
+        autocast=None,           # None, or the `torch.dtype` in which the backbone alone computes
     ):
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, stem, 2, stem//2, bias=False)
@@ -179,7 +179,7 @@ def make_backbone(
 
 # %% ../../nbs/models/10_backbones.ipynb #dedc9747
 def backbone_shape(
-    state:dict,        # State of a backbone, or of torchvision's ResNet (a `fc` does not matter)
+    state:dict,         # State of a backbone, or of torchvision's ResNet (a `fc` does not matter)
     name:str='weights', # For messages
 )->tuple:              # `depth` and `width` for `make_backbone`
     "Which backbone these weights belong to; a `ValueError` if it is none that `make_backbone` makes"

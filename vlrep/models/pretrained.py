@@ -45,7 +45,7 @@ class Pretrained:
         tok=None,            # Tokenizer that turns ids into text
         name:str='this run', # For messages
         max_len:int=30,      # Longest text in tokens
-        **capabilities       # Functions by name, as in the table above: `caption`, `attend`, `attribute`, `classify`
+        **capabilities       # Functions by name, see the table in notebook models/70: `caption`, `attend`, ...
     ):
         self.backbone,self.view,self.side,self.tok,self.name,self.max_len = backbone,view,side,tok,name,max_len
         self.capabilities = dict(backbone=backbone, **capabilities)

@@ -52,9 +52,9 @@ class CaptionEmbedding(nn.Module):
 
 # %% ../../nbs/models/20_text_decoder.ipynb #4b9a003b
 def causal_mask(
-    s:int,            # Tokens
-    lens:Tensor=None, # Real tokens in each caption (b,); None = all
-    causal:bool=True, # Hide the future?
+    s:int,                        # Tokens
+    lens:Tensor=None,             # Real tokens in each caption (b,); None = all
+    causal:bool=True,             # Hide the future?
     device:str|torch.device=None, # Where to make it
 )->Tensor:            # 0 where a token (row) may look at another (column), else -inf: (s,s), or (b,1,s,s) with `lens`
     "What a token may look at: nothing after itself, and no padding"

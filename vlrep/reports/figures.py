@@ -77,9 +77,9 @@ def _number(v):
     return f'{v:.4g}' if v == 0 or 1e-3 <= abs(v) < 1e4 else f'{v/1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
 
 def curves_svg(
-    lines:dict,  # Name -> (xs, ys), drawn in this order
-    x:str='',    # What the horizontal axis counts
-    y:str='',    # What the vertical axis measures
+    lines:dict,      # Name -> (xs, ys), drawn in this order
+    x:str='',        # What the horizontal axis counts
+    y:str='',        # What the vertical axis measures
     zero:bool=False, # Start the vertical axis at 0?
     top:float=None,  # End the vertical axis here; what is higher is cut off
 )->str:          # An SVG element as wide as its column, and its legend

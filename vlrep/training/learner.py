@@ -361,16 +361,16 @@ def visual_only(
     return {'backbone': m for name,m in model.named_children() if name == 'visual'}
 
 def learner(
-    dls:'DataLoaders',     # Training and validation loader, as fastai's `DataLoaders`
-    model:torch.nn.Module, # Takes a batch (a dict), gives a dict
-    loss:callable,         # Takes the model's dict and the batch; returns `(total, count)`
+    dls:'DataLoaders',                 # Training and validation loader, as fastai's `DataLoaders`
+    model:torch.nn.Module,             # Takes a batch (a dict), gives a dict
+    loss:callable,                     # Takes the model's dict and the batch; returns `(total, count)`
     opt:'torch.optim.Optimizer|Lookahead', # A PyTorch optimiser or `Lookahead` over the model's parameters; its groups'
                                            # rates are the peaks
-    cbs:list|tuple=(),     # Callbacks
-    metrics:list|tuple=(), # fastai metrics, for validation
-    path:FilePath=None,    # Folder for fastai's temporary files; the cache by default
-    reduce:callable=_same, # Sums a tensor over all processes
-    world_size:int=1,      # Number of processes
+    cbs:list|tuple=(),                 # Callbacks
+    metrics:list|tuple=(),             # fastai metrics, for validation
+    path:FilePath=None,                # Folder for fastai's temporary files; the cache by default
+    reduce:callable=_same,             # Sums a tensor over all processes
+    world_size:int=1,                  # Number of processes
     capabilities:callable=visual_only, # Model -> functions by name, see `vlrep.models.pretrained`
 )->BatchLearner:
     "fastai's Learner for batches that are dicts and losses that count"

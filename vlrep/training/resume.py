@@ -77,18 +77,18 @@ def resume(
 
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c
 def fingerprint(
-    dataset:ImageTextDataset, # Any source
+    dataset:ImageTextDataset, # Any dataset
     rows:int=2000,            # Pixels of at most so many images are looked at
 )->str:                       # 16 hexadecimal digits
     """Names, captions, narratives and labels of all images, and pixels (or sizes of the files) of images spread over
     the source"""
-    kind = dict(ArrayDataset='ArraySource', ImageFileDataset='FileSource').get(type(dataset).__name__,
-                                                                               type(dataset).__name__)
-    h = hashlib.sha256(f'{kind} {len(dataset)} {dataset.size}'.encode())        # the names of old runs' recipe.json
+    name = type(dataset).__name__
+    kind = dict(ArrayDataset='ArraySource', ImageFileDataset='FileSource').get(name, name)      # as in old runs
+    h = hashlib.sha256(f'{kind} {len(dataset)} {dataset.size}'.encode())
     h.update('\n'.join(map(str, dataset.ids)).encode())
     if dataset.captions is not None:
-        for a in (dataset.captions.data, dataset.captions.ends,
-                  dataset.captions.rows): h.update(np.ascontiguousarray(a).tobytes())
+        c = dataset.captions
+        for a in (c.data, c.ends, c.rows): h.update(np.ascontiguousarray(a).tobytes())
     told = dataset.narratives
     if told is not None:
         for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))):

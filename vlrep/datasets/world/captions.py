@@ -304,10 +304,10 @@ def _list(v):
 def _colors(v):
     "The car is red and the house is blue; or a red car and a blue house"
     ms = v.noticed(v.pick((1,2,2,3)), each=True)
-    log = lambda o: v.gray if o['color'] == 'gray' else o['color']
+    say = lambda o: v.gray if o['color'] == 'gray' else o['color']
     only = [m for m in ms if sum(o['category'] == m[0]['category'] for o in v.things) == 1]
     if only and v.maybe(.3):
-        return ' and '.join(f'{v.name(m, "the", plain=True)} is {log(m[0])}' for m in only[:2])+v.place(chance=.3)
+        return ' and '.join(f'{v.name(m, "the", plain=True)} is {say(m[0])}' for m in only[:2])+v.place(chance=.3)
     text = v.join([v.name(m) for m in ms])
     if len(ms) == 1 and v.maybe(.6): text += v.beside(ms[0])
     return (f'there is {text}' if v.maybe(.2) else text)+v.place()

@@ -123,7 +123,7 @@ def _thing(r, c, setting, z, crowd, before, shifted):
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #ae1b8085
 def _settle(r, t, bb, zone, s, lo, hi, others, shifted):
-    "Find `t` a place among `derangement`; False if there is none"
+    "Find `t` a place among `others`; False if there is none"
     bounce = _u(r, .4, .9) if t['action'] == 'bouncing' else 0.
     apart = .36 if r.random()<.3 else .08
     for i in range(18):

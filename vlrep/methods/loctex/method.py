@@ -30,14 +30,14 @@ class LocTexModel(nn.Module):
     A pair of linear heads for the whole, and one for the places on each grid (LocTex fig. 2)
     """
     def __init__(self,
-        visual,              # A backbone: has `scales` and `scale_widths` as `Backbone`
-        text,                # A text encoder: (tok, lens) to (b,s,d); has `width` = d
-        scales:int=2,        # Grids on which words look
-        join:int=1024,       # Width in which the two sides are compared
-        contrast:bool=True,  # With heads for the contrast?
-        localise:bool=True,  # With heads for the places?
-        loc_scale:float=1.,  # Factor of the products of words and cells
-        render:str='polyline', # What a trace covers, see `render_traces`
+        visual,                  # A backbone: has `scales` and `scale_widths` as `Backbone`
+        text,                    # A text encoder: (tok, lens) to (b,s,d); has `width` = d
+        scales:int=2,            # Grids on which words look
+        join:int=1024,           # Width in which the two sides are compared
+        contrast:bool=True,      # With heads for the contrast?
+        localise:bool=True,      # With heads for the places?
+        loc_scale:float=1.,      # Factor of the products of words and cells
+        render:str='polyline',   # What a trace covers, see `render_traces`
         oracle_masks:bool=False, # Where words should look: at the true things instead of the trace
     ):
         super().__init__()

@@ -46,7 +46,7 @@ def tags_loss(
 # %% ../../../nbs/methods/supervised/20_method.ipynb #17535977
 def tags_learner(
     recipe:TagsRecipe,     # All numbers
-    dls:'DataLoaders',     # From `loaders`; their sources have labels `tags`
+    dls:'DataLoaders',     # From `loaders`; their datasets have labels `tags`
     visual:nn.Module=None, # Another backbone than the recipe's
     seed:int=0,            # First weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`

@@ -60,7 +60,7 @@ def _model(r, visual, dl):
 # %% ../../../nbs/methods/virtex/30_method.ipynb #8bcbf62f
 def virtex_learner(
     recipe:VirTexRecipe,  # All numbers, and the task
-    dls:'DataLoaders',    # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its sources have labels
+    dls:'DataLoaders',    # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its datasets have labels
     visual:torch.nn.Module=None, # Another backbone than the recipe's
     seed:int=0,           # First weights and dropout depend on this alone
     precision:str='auto', # As for `MixedPrecision`
