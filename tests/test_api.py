@@ -248,7 +248,8 @@ import sys, numpy as np, torch
 torch.set_num_threads(1)
 from vlrep.data.duplicates import duplicates
 from vlrep.experiments.sanity_checks import overfit
-from vlrep.experiments.pretrain import caption_nll, train_on
+from vlrep.evaluation.content import caption_nll
+from vlrep.experiments.baselines import train_on
 from vlrep.models.backbones import make_backbone
 from vlrep.models.pretrained import Pretrained
 from vlrep.data.subsets import readable

@@ -7,7 +7,7 @@ import numpy as np, pytest, torch
 import vlrep
 from vlrep.experiments.commands import METHODS
 from vlrep.experiments.sanity_checks import overfit, smoke_test
-from vlrep.experiments.pretrain import train_on
+from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import override_all, get_recipe
 from vlrep.datasets.base import DATASETS
 from vlrep.methods.base import METHODS

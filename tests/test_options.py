@@ -3,7 +3,7 @@ import dataclasses, math, re, subprocess, sys, typing
 import pytest
 from vlrep.core.fields import check_fields, rule_of
 from vlrep.experiments.sanity_checks import smoke_test
-from vlrep.experiments.pretrain import train_on
+from vlrep.experiments.baselines import train_on
 from vlrep.experiments.options import plan
 from vlrep.methods.base import METHODS
 from vlrep.experiments.config import get_recipe

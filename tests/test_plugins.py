@@ -39,7 +39,10 @@ def mean_feature(context, scenes=1):
                  value=value, low=value, high=value)]
 
 EVALUATIONS.add(Evaluation('mean', 'the mean of all features', mean_feature,
-                           dict(scenes=Option(1, 'for mean: how many scenes'))))
+                           dict(scenes=Option(1, 'for mean: how many scenes')),
+                           measure=lambda context: (dict(mean=mean_feature(context, 2)), [])))
+EVALUATIONS.add(Evaluation('poem', 'never asked: no model has this capability', mean_feature,
+                           needs=frozenset({'poem'}), measure=lambda context: (dict(poem=1), [])))
 """
 
 @pytest.fixture(scope='module')
@@ -62,7 +65,7 @@ def test_a_method_from_a_file(folder):
     small = sets([*NET, 'steps=6', *SIZES])
     new = ['pretrain', '--plugin', 'match.py', '--method', 'match']
     names,fields,said = vlrep(folder, ['pretrain', '--plugin=match.py', '--recipes'], [*new, '--fields'],
-                              [*new, *small, '--out', 'whole'])
+                              [*new, '--plugin', 'mean.py', *small, '--out', 'whole'])
     assert 'match  ' in names and 'width=64' in fields and 'match on world: 96 images to learn from' in said
     vlrep(folder, ['pretrain', '--plugin', 'match_stopping.py', '--method', 'match', *small, '--out', 'halves'],
           codes=[143])
@@ -73,15 +76,20 @@ def test_a_method_from_a_file(folder):
     (folder/'match_stopping.py').write_text(code)
     again, = vlrep(folder, ['pretrain', '--resume', 'halves'])
     mean = ['evaluate', '--plugin', 'mean.py', 'whole', '--on', 'mean', '--scenes']
-    table,own,*_,nothing,other = vlrep(folder, ['evaluate', 'whole', '--on', 'world'], [*mean, 3], ['report', 'whole'],
-                                       ['report', 'whole', 'halves', '--out', 'both.html'],
-                                       ['caption', 'whole', 'none.png'],
-                                       ['evaluate', 'whole', '--on', 'world', '--scenes', 2], codes=[0, 0, 0, 0, 2, 2])
+    table,own,*_,nothing,other,poem = vlrep(
+        folder, ['evaluate', 'whole', '--on', 'world'], [*mean, 3], ['report', 'whole'],
+        ['report', 'whole', 'halves', '--out', 'both.html'], ['caption', 'whole', 'none.png'],
+        ['evaluate', 'whole', '--on', 'world', '--scenes', 2], ['evaluate', 'whole', '--on', 'poem'],
+        codes=[0, 0, 0, 0, 2, 2, 2])
+    assert 'whole: match has no capability poem, which --on poem needs; it can be asked: world, voc07' in poem
     assert 'mean feature' in own and '--scenes 2: belongs to --on mean, not to --on world' in other
     assert json.loads((folder/'whole'/'evaluations.jsonl').read_text().splitlines()[1])['rows'][0]['n'] == 3
     assert 'going on from step' in again and 'setting' in table and 'caption' in nothing
     assert (folder/'both.html').stat().st_size > 5000
     a,b = load(folder/'whole'),load(folder/'halves')
+    num = a.results()[0]['numbers']
+    assert num['mean'][0]['n'] == 2 and num['mean'][0]['backbone'] == 'match' and 'poem' not in num
+    assert 'mean' not in b.results()[0]['numbers']
     assert all((v == b.weights('last')[k]).all() for k,v in a.weights('last').items())
     assert [r['value'] for r in a.results()[0]['numbers']['table']] \
         == [r['value'] for r in b.results()[0]['numbers']['table']]

@@ -185,7 +185,7 @@ def test_public_names_are_documented_sees():
 # What is above a limit may become less only: after such a change the number here is the new one.
 LONG_CELLS = 11   # exported cells of more than 40 lines; the longest has LONGEST_CELL
 LONGEST_CELL   = 54
-MANY_ARGUMENTS = 102   # functions with more than 5 positional arguments
+MANY_ARGUMENTS = 101   # functions with more than 5 positional arguments
 
 def long_lines(name, src):
     "Lines of more than 120 columns"

@@ -9,6 +9,7 @@ __all__ = ['EVALUATIONS', 'EvaluationContext', 'Option', 'Evaluation']
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from fastcore.basics import patch
 from ..core.files import *
 from ..core.registry import *
 
@@ -22,6 +23,12 @@ class EvaluationContext:
     options:object        # Sizes of the run's dataset
     root:FilePath=None    # Where the files of the evaluation are
     log:Callable=print    # Called with lines for the screen
+    # right after a training, None later:
+    learn:'BatchLearner'=None # The learner, at its best checkpoint
+    splits:dict=None          # Datasets `train`, `valid`, `test`
+    stages:'Stages'=None      # Times what is done: `with stages('captions'): ...`
+    warnings:dict=None        # Name of a network -> what is to be said against its training
+    baselines:Callable=dict   # () -> {name: backbone}, trained when they are first asked for; {} if they are not wanted
 
 @dataclass(frozen=True)
 class Option:
@@ -49,27 +56,55 @@ class Evaluation:
     options:dict=field(default_factory=dict) # Name -> `Option`
     root_help:str=''                         # What --root must hold; '' if it may be left out
     uses_root:bool=False                     # Does --root mean anything?
+    needs:frozenset=frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
+    measure:Callable=Lazy(None)              # (EvaluationContext) -> numbers and samples, at the end of each training
+    asks:frozenset=frozenset()               # What `measure` asks the dataset, of `DatasetBuilder.answers`
 
     def __repr__(self): return f'Evaluation({self.name!r})'
-    def check(self,
-        root:FilePath=None, # Where the files are
-        **options           # Those of all evaluations; None or the default if they were left out
-    )->dict:                # Its own options, with defaults
-        "A `ValueError` names the option that cannot be meant, or that belongs to another evaluation"
-        for e in EVALUATIONS.values():
-            for k,o in e.options.items():
-                v = options.get(k, o.default)
-                if v is None or k in self.options: continue
-                o.check(f'--{k}', v)
-                if v != o.default: raise ValueError(f'--{k} {v}: belongs to --on {e.name}, not to --on {self.name}')
-        got = {k: o.default if options.get(k) is None else options[k] for k,o in self.options.items()}
-        for k,o in self.options.items(): o.check(f'--{k}', got[k])
-        if unknown := set(options) - {k for e in EVALUATIONS.values() for k in e.options}:
-            raise did_you_mean('option', min(unknown), self.options)
-        if self.root_help and root is None: raise ValueError(f'--root is missing: {self.root_help}')
-        if root is not None and not (self.root_help or self.uses_root):
-            raise ValueError(f'--root {root}: --on {self.name} needs no files')
-        if root is not None and not Path(root).exists(): raise ValueError(f'--root {root}: no such file or folder')
-        return got
+    def missing(self,
+        capabilities:'Iterable[str]' # Of a model
+    )->list:                         # Those of `needs` that it lacks
+        "What the model would have to be able to do besides"
+        return sorted(n for n in self.needs if not set(n.split(' or ')) & set(capabilities))
+    def ask(self,
+        context:EvaluationContext, # The model, and the run that it is from
+        **options                  # As `check` returns them
+    )->list:                       # Rows
+        "The evaluation's rows; a `ValueError` says what the model lacks, and which evaluations fit it"
+        can = context.model.capabilities
+        if lacks := self.missing(can):
+            fit = ', '.join(e.name for e in EVALUATIONS.values() if not e.missing(can))
+            raise ValueError(f'{context.model.name}: {context.info["method"]} has no capability {", ".join(lacks)}, '
+                             f'which --on {self.name} needs; it can be asked: {fit}')
+        return self.run(context, **options)
+    def automatic(self,
+        capabilities:'Iterable[str]', # Of a model
+        answers:'Iterable[str]'       # Of its dataset
+    )->bool:
+        "Is it asked of such a model at the end of its training?"
+        return self.measure is not None and not self.missing(capabilities) and self.asks <= set(answers)
 
 EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.*.options', 'vlrep.evaluation.options')
+
+# %% ../../nbs/evaluation/05_base.ipynb #5c1f0b7e
+@patch
+def check(self:Evaluation,
+    root:FilePath=None, # Where the files are
+    **options           # Those of all evaluations; None or the default if they were left out
+)->dict:                # Its own options, with defaults
+    "A `ValueError` names the option that cannot be meant, or that belongs to another evaluation"
+    for e in EVALUATIONS.values():
+        for k,o in e.options.items():
+            v = options.get(k, o.default)
+            if v is None or k in self.options: continue
+            o.check(f'--{k}', v)
+            if v != o.default: raise ValueError(f'--{k} {v}: belongs to --on {e.name}, not to --on {self.name}')
+    got = {k: o.default if options.get(k) is None else options[k] for k,o in self.options.items()}
+    for k,o in self.options.items(): o.check(f'--{k}', got[k])
+    if unknown := set(options) - {k for e in EVALUATIONS.values() for k in e.options}:
+        raise did_you_mean('option', min(unknown), self.options)
+    if self.root_help and root is None: raise ValueError(f'--root is missing: {self.root_help}')
+    if root is not None and not (self.root_help or self.uses_root):
+        raise ValueError(f'--root {root}: --on {self.name} needs no files')
+    if root is not None and not Path(root).exists(): raise ValueError(f'--root {root}: no such file or folder')
+    return got

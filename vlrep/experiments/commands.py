@@ -36,6 +36,7 @@ from .options import *
 from .splits import *
 from .start import *
 from .sanity_checks import *
+from .baselines import *
 from .pretrain import *
 from .comparisons import *
 
@@ -445,7 +446,7 @@ def caption(
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
 def evaluate(
     run:FilePath,         # A run folder
-    on:str,               # One of `EVALUATIONS`: captions, voc07, folder or world
+    on:str,               # One of `EVALUATIONS`: world, grounding, captions, voc07 or folder
     root:FilePath=None,   # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
                           # folder; for captions, by default where the run's were
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
@@ -456,7 +457,7 @@ def evaluate(
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
     m,kept = open_run(run, which),load(run)
-    rows = evaluation.run(EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log), **options)
+    rows = evaluation.ask(EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log), **options)
     log(table_text(rows))
     line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
     path = Path(run)/'evaluations.jsonl'

@@ -17,7 +17,7 @@ from ..data.transforms import EvalTransform
 from ..training.callbacks import ProgressLogger
 from ..training.learner import BaseCallback, stop_fit, training_state
 from ..methods.base import Method
-from .pretrain import *
+from .baselines import *
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #7245829f
 _TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads=2, vocab=300, bs=16, steps=120,
