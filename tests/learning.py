@@ -32,7 +32,7 @@ class Case:
         self.name = name
         self.method,self.recipe,self.splits,self.tok = material(name)
         def look(learn): self.before = float(learn.validate()[0])
-        self.learn = train_on(self.method, self.recipe, self.splits, 'world', self.tok, seed, precision,
+        self.learn = train_on(self.method, self.recipe, self.splits, 'world', self.tok, seed=seed, precision=precision,
                               log=lambda s: None, begin=look)
         self.batch = self.learn.dls.valid.one_batch()[0]
     def fresh(self, **kw): return self.method.learner(self.recipe, self.learn.dls, precision='fp32', **kw)
@@ -41,7 +41,7 @@ class Case:
 
 def check_falls(case):
     "The training loss of the last epoch is lower than the loss at first, by 2 % of it"
-    after = case.learn.tally.mean()
+    after = case.learn.train_state.mean()
     learned(f'{case.name}: fall of the loss in 60 steps', case.before-after, .02*case.before)
 
 def check_by_heart(name, seed=0, precision='fp32', most=600):

@@ -79,7 +79,7 @@ def test_learner_takes_what_all_take(case):
                                                                        'cbs']
 
 def test_it_trains_and_the_loss_falls(case):
-    assert case.learn.steps.done == case.recipe.steps == 3*len(case.learn.dls.train)
+    assert case.learn.train_state.step == case.recipe.steps == 3*len(case.learn.dls.train)
     check_falls(case)
     assert np.isfinite(float(case.learn.validate()[0]))
 
@@ -180,7 +180,7 @@ def two_steps(changes):
     splits = open_splits(method, recipe, options, 'world')
     learn = train_on(method, recipe, splits, 'world', method.train_tokenizer(recipe, splits['train']), precision='fp32',
                      log=lambda s: None)
-    return learn.tally.mean(), float(learn.validate()[0])
+    return learn.train_state.mean(), float(learn.validate()[0])
 
 @pytest.fixture(scope='module')
 def usual(): return two_steps([])

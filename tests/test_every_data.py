@@ -60,7 +60,7 @@ class Leave(BaseCallback):
     "Asks for a stop after the second step, as a signal would"
     order = 94
     def after_batch(self):
-        if self.training and self.learn.steps.done == 2: self.learn.stop_on_signal.note.got = 15
+        if self.training and self.learn.train_state.step == 2: self.learn.stop_on_signal.note.got = 15
 
 def leaving(method):
     "The method, stopped after two steps"

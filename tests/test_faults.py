@@ -71,7 +71,7 @@ def test_full_disk(run, source, whole):
             resume(l, r)
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
             with pytest.raises(OSError) as e: l.fit_steps(STEPS)
-            assert e.value.errno == errno.EFBIG and l.steps.done == 12
+            assert e.value.errno == errno.EFBIG and l.train_state.step == 12
             assert r.saved() == [6, 9] and r.state()['step'] == 9 and not [p for p in run.rglob('.*.tmp')]
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             l.fit_steps(STEPS)
@@ -184,7 +184,7 @@ class Break(Callback):
     order = 4
     def __init__(self, what, steps): self.what, self.steps = what, steps
     @property
-    def now(self): return self.learn.training and self.learn.steps.done in self.steps
+    def now(self): return self.learn.training and self.learn.train_state.step in self.steps
     def before_batch(self):
         if self.now and self.what == 'pictures': self.learn.xb[0]['img'][0, 0, 0, 0] = math.nan
     def after_loss(self):
@@ -205,7 +205,7 @@ def test_a_broken_step_is_left_out(tmp_path, source, method, what):
         l.fit_steps(6, [Break(what, (5,))])
         assert all(torch.equal(a, b) for a, b in zip(before, l.model.parameters()))
         l.fit_steps(STEPS, [Break(what, (9,))])
-        assert (l.finite.skipped == 2 and l.steps.done == STEPS
+        assert (l.train_state.skipped == 2 and l.train_state.step == STEPS
                 and all(v.isfinite().all() for v in l.model.state_dict().values()))
         notes = [json.loads(s) for s in (r/'skipped.jsonl').read_text().splitlines()]
         assert [n['step'] for n in notes] == [6, 10]
@@ -240,7 +240,7 @@ def test_broken_steps_resume(tmp_path, source):
     # the crash after step 10 comes four steps after the last checkpoint; step 9 is left out, and noted, twice
     a, b = go(tmp_path/'a', [STEPS]), go(tmp_path/'b', [6, -11, 9, 12, STEPS])
     assert (all(torch.equal(v, b.model.state_dict()[k]) for k, v in a.model.state_dict().items())
-            and a.finite.skipped == b.finite.skipped == 3)
+            and a.train_state.skipped == b.train_state.skipped == 3)
     assert (tmp_path/'a/skipped.jsonl').read_text() == (tmp_path/'b/skipped.jsonl').read_text()
 
 def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
@@ -248,7 +248,7 @@ def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
     class Lift(Callback):
         order, run_valid = 4, False
         def after_loss(self):
-            if self.learn.steps.batches == 15: self.learn.loss_grad = self.learn.loss_grad+math.inf
+            if self.learn.train_state.batch == 15: self.learn.loss_grad = self.learn.loss_grad+math.inf
     def go(path, leave=None):
         old = (path/'recipe.json').exists()
         r = Run.reopen(path) if old else Run.create(path, recipe={}, method='m', data='d', seed=3)
@@ -264,7 +264,7 @@ def test_a_broken_part_is_remembered_over_a_stop(tmp_path, source):
     go(tmp_path/'b', 17)
     b = go(tmp_path/'b')
     same(everything(b), everything(a))
-    assert a.finite.skipped == b.finite.skipped == 1
+    assert a.train_state.skipped == b.train_state.skipped == 1
     assert (tmp_path/'a/skipped.jsonl').read_text() == (tmp_path/'b/skipped.jsonl').read_text()
 
 def test_damaged_images_are_remembered_over_a_stop(tmp_path, source):
@@ -338,7 +338,7 @@ def test_clock_jumps(tmp_path, source, monkeypatch):
     monkeypatch.setattr(time, 'time', lambda: now()+1e6*math.sin(1e3*now()))
     l = train(tmp_path/'run', source)
     t = [r['seconds'] for r in read_log(tmp_path/'run'/'log.csv')]
-    assert t == sorted(t) and 0 <= t[0] and t[-1] < 600 and 0 < l.tally.elapsed < 600
+    assert t == sorted(t) and 0 <= t[0] and t[-1] < 600 and 0 < l.train_state.elapsed < 600
 
 def test_out_of_memory(capsys, monkeypatch, tmp_path):
     "A micro-batch with the same effective batch, and with it the job runs"

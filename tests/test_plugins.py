@@ -22,7 +22,7 @@ class Stop(BaseCallback):
     "A signal, once, in the middle of the training"
     order = 94
     def after_batch(self):
-        if self.training and self.learn.steps.done == 3 and not os.path.exists('stopped'):
+        if self.training and self.learn.train_state.step == 3 and not os.path.exists('stopped'):
             open('stopped', 'w').close()
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -34,20 +34,21 @@ class Ask(Callback):
     order = 94
     def __init__(self, note, batch, valid=False): self.note, self.batch, self.valid = note, batch, valid
     def after_batch(self):
-        if self.learn.training != self.valid and self.learn.steps.batches == self.batch: self.note.got = signal.SIGTERM
+        if self.learn.training != self.valid and self.learn.train_state.batch == self.batch:
+            self.note.got = signal.SIGTERM
 
 class Crash(Callback):
     "An error of the program after so many steps"
     run_valid = False
     def __init__(self, steps): self.steps = steps
     def after_batch(self):
-        if self.learn.steps.done == self.steps: 1/0
+        if self.learn.train_state.step == self.steps: 1/0
 
 class Curve(Callback):
     "The loss of every training batch, as it is"
     run_valid = False
     def __init__(self): self.seen = {}
-    def after_batch(self): self.seen[self.learn.steps.batches] = self.learn.loss.item()
+    def after_batch(self): self.seen[self.learn.train_state.batch] = self.learn.loss.item()
 
 def make(run, source, method='virtex', precision='fp32', accumulate=1, workers=0):
     m,r = METHODS[method],small(method)
@@ -81,7 +82,7 @@ def everything(l):
         if isinstance(o, (list, tuple)): return flat(dict(enumerate(o)), name)
         return {name: o}
     kept = {cb.name: cb.state_dict() for cb in l.cbs if isinstance(cb, StatefulCallback)}
-    kept['tally'].pop('seconds')
+    kept['train_state'].pop('seconds')
     return flat(dict(model=l.model.state_dict(), opt=l.opt.state_dict(), kept=kept))
 
 def same(a, b):
@@ -111,12 +112,13 @@ def check(tmp_path, source, stops, whole=None, **kw):
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
 def test_stop_at_every_step(tmp_path, source, precision):
     whole = check(tmp_path, source, range(1, STEPS+1), precision=precision)
-    assert whole.opt.opt.counter == STEPS%5 and len(set(whole.curve.seen.values())) == STEPS and whole.steps.epoch == 2
+    assert whole.opt.opt.counter == STEPS%5 and len(set(whole.curve.seen.values())) == STEPS
+    assert whole.train_state.epoch == 2
 
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
 def test_stop_within_an_accumulation_window(tmp_path, source, precision):
     whole = check(tmp_path, source, [1, 2, 8, 17, 18, 19, 31, 41], precision=precision, accumulate=3)
-    assert whole.steps.batches == 3*STEPS and whole.steps.done == STEPS
+    assert whole.train_state.batch == 3*STEPS and whole.train_state.step == STEPS
 
 def test_stop_within_validation(tmp_path, source): check(tmp_path, source, [(6, True), (12, True), (14, True)])
 
@@ -153,7 +155,7 @@ def test_state_is_complete(tmp_path, source):
             change(state['training'])
             run.save('last', run.weights('last'), state)
     for i, change in enumerate([lambda s: s['optimiser'].update(counter=0),
-                                lambda s: s['callbacks']['steps'].update(batches=8),
+                                lambda s: s['callbacks']['train_state'].update(batch=8),
                                 lambda s: [v['momentum_buffer'].zero_()
                                            for v in s['optimiser']['inner']['state'].values()]]):
         train(tmp_path/f'{i}', source, 9)

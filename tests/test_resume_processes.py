@@ -156,7 +156,7 @@ def test_signal_at_the_very_end(tmp_path, monkeypatch):
     save = Checkpointer.after_epoch
     def late(self):
         save(self)
-        self.learn.steps.done >= 20 and os.kill(os.getpid(), signal.SIGTERM)
+        self.learn.train_state.step >= 20 and os.kill(os.getpid(), signal.SIGTERM)
     monkeypatch.setattr(Checkpointer, 'after_epoch', late)
     options = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=False']
     with pytest.raises(TrainingInterrupted): pretrain('tags', changes=options, out=tmp_path/'run', log=lambda s: None)

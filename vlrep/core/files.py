@@ -183,21 +183,23 @@ class ArrayFile:
     def __reduce__(self): return type(self),self._how                   # another process opens the file anew
     def __len__(self): return self.shape[0]
     def __array__(self, dtype=None, copy=None): return np.asarray(self[:], dtype)
-    @classmethod
-    def create(cls,
-        path:FilePath, # The new file
-        shape:tuple,   # Its rows first
-    )->'ArrayFile':    # Zeros, open for writing
-        "Make the file with all its space; an `OSError` names it if the disk is too full"
-        head = dict(descr='|u1', fortran_order=False, shape=tuple(map(int, shape)))
-        try:
-            with open(path, 'wb') as f:
-                np.lib.format.write_array_header_1_0(f, head)
-                f.flush()
-                at = f.tell()
-                if n := int(np.prod(shape)): _reserve(f.fileno(), at, at+n)
-        except OSError as e: raise write_error(e, path) from e
-        return cls(path, True)
+
+# %% ../../nbs/core/10_files.ipynb #2cb4e3f6
+@patch(cls_method=True)
+def create(cls:ArrayFile,
+    path:FilePath, # The new file
+    shape:tuple,   # Its rows first
+)->'ArrayFile':    # Zeros, open for writing
+    "Make the file with all its space; an `OSError` names it if the disk is too full"
+    head = dict(descr='|u1', fortran_order=False, shape=tuple(map(int, shape)))
+    try:
+        with open(path, 'wb') as f:
+            np.lib.format.write_array_header_1_0(f, head)
+            f.flush()
+            at = f.tell()
+            if n := int(np.prod(shape)): _reserve(f.fileno(), at, at+n)
+    except OSError as e: raise write_error(e, path) from e
+    return cls(path, True)
 
 # %% ../../nbs/core/10_files.ipynb #9c089e36
 @patch

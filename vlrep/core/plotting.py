@@ -61,12 +61,12 @@ def show_images(
 
 # %% ../../nbs/core/20_plotting.ipynb #be149375
 def bars(
-    groups:list,      # Names along the axis
-    series:dict,      # Name of a series -> list of (value, low, high), one a group
-    chance:list=None, # A value for each group, drawn as a dotted tick
-    colors:dict=None, # Name of a series -> colour
-    ylabel:str='',    # What the height is
-    ax:plt.Axes=None, # Where to draw; a new figure if None
+    groups:list,         # Names along the axis
+    series:dict,         # Name of a series -> list of (value, low, high), one a group
+    chance:list=None,    # A value for each group, drawn as a dotted tick
+    colors:dict=None,    # Name of a series -> colour
+    ylabel:str='',       # What the height is
+    *, ax:plt.Axes=None, # Where to draw; a new figure if None
 )->plt.Figure:        # The figure
     "Grouped bars with intervals, and chance as a dotted line in each group"
     fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(1.2+1.3*len(groups), 3))

@@ -64,7 +64,7 @@ def caption_source(
     about:FilePath,      # The file the captions are from, for messages
     size:int=256,        # Images are fitted into squares of this side
     split:str=None,      # What they are for: train, valid or test
-    keep:float=2e9,      # Keep decoded images if all fit into so many bytes
+    *, keep:float=2e9,   # Keep decoded images if all fit into so many bytes
     missing:float=0.,    # As for `find_files`
     extra:list|tuple=(), # Names of images that are there and that nobody describes
     name:str=None,       # Of the data; by default that of the folder `about` is in

@@ -89,7 +89,7 @@ class StatefulLoader:
         aug=None,                # `TrainTransform`, `EvalTransform` or another function of (batch, key); None leaves
                                  # the bytes as they are
         seed:int=0,              # Of order, captions, mirroring and views
-        train:bool=False,        # Another order, caption and view in every pass? Else the same in each
+        *, train:bool=False,     # Another order, caption and view in every pass? Else the same in each
         max_len:int=30,          # Most pieces of a caption
         flip_p:float=.5,         # Part of the images that are mirrored, where `aug` mirrors
         workers:int=0,           # Processes that read ahead; 0 = none
@@ -367,12 +367,12 @@ def show_batch(self:StatefulLoader,
 
 @patch
 def show_results(self:StatefulLoader,
-    b:tuple,                         # What `one_batch` gave
-    out:dict,                        # What the model made of it
-    max_n:int=9,                     # Most images
-    describe:callable=None,          # `describe(batch, out)` gives a line for each image; by default the likeliest word
+    b:tuple,                # What `one_batch` gave
+    out:dict,               # What the model made of it
+    max_n:int=9,            # Most images
+    describe:callable=None, # `describe(batch, out)` gives a line for each image; by default the likeliest word
                                      # at each place
-    ncol:int=4, size:float=2.6, **kw # As for `show_batch`
+    ncol:int=4, *, size:float=2.6, **kw # As for `show_batch`
 )->'plt.Figure':                     # The figure
     "Draw the images of a batch with their captions and what the model says"
     batch = b[0]
@@ -399,7 +399,7 @@ def loaders(
     tok:Tokenizer=None,     # As for `StatefulLoader`
     size:int=None,          # Side of the views; that of the datasets by default
     bs:int=64,              # Images a batch
-    valid_bs:int=None,      # The same for `valid`; as `bs` by default
+    *, valid_bs:int=None,   # The same for `valid`; as `bs` by default
     aug:callable=None,      # View of a training batch; `TrainTransform(size)` by default
     plain:callable=None,    # View of a validation batch; `EvalTransform(size)` by default
     path:FilePath='.',      # Where fastai puts its files

@@ -35,14 +35,14 @@ def hashed_uniform(
 
 # %% ../../nbs/data/30_masking.ipynb #93ce93af
 def mask_tokens(
-    tok:Tensor,       # Token ids, [SOS] first, [EOS] last, then padding (b,s)
-    lens:Tensor,      # Real tokens in each caption (b,)
-    vocab:int,        # Number of tokens
-    first:int=5,      # The first id that is a word: smaller ones are special
-    mask:int=3,       # The id of [MASK]
-    share:float=.15,  # Part of the words that is chosen, rounded up (virtex code)
-    bert:bool=False,  # BERT's 80/10/10, every chosen word asked for? Else VirTex's 85/10/5, [MASK]s only
-    salt:int=0,       # Another salt, other gaps
+    tok:Tensor,         # Token ids, [SOS] first, [EOS] last, then padding (b,s)
+    lens:Tensor,        # Real tokens in each caption (b,)
+    vocab:int,          # Number of tokens
+    first:int=5,        # The first id that is a word: smaller ones are special
+    mask:int=3,         # The id of [MASK]
+    *, share:float=.15, # Part of the words that is chosen, rounded up (virtex code)
+    bert:bool=False,    # BERT's 80/10/10, every chosen word asked for? Else VirTex's 85/10/5, [MASK]s only
+    salt:int=0,         # Another salt, other gaps
 )->tuple:             # What is read (b,s); what is asked for, -100 where nothing is (b,s)
     "Put gaps into captions (virtex code; BERT sec. 3.1)"
     if not first < vocab: raise ValueError(f'vocab={vocab}: no words beside the {first} special ids')

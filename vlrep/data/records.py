@@ -227,16 +227,16 @@ def take(self:TextBuffer,
 class ImageTextDataset:
     "Images with their annotations; `ArrayDataset` and `ImageFileDataset` say where the pixels are"
     def __init__(self,
-        name:str,             # Of the data, for messages and records
-        n:int,                # Number of images
-        size:int,             # Side of the squares
-        split:str=None,       # train, valid or test
-        captions=None,        # `TextBuffer`, or lists of strings
-        labels:dict=None,     # Name -> array with `n` rows
-        ids=None,             # Name of each image; their numbers by default
-        records=None,         # Called with a row, gives a `Record` with more than this class knows
-        names:dict=None,      # Name of a label -> names of its columns, or of its values
-        narratives=None,      # What is said, and where the mouse is: has a row for each image, and `subset`
+        name:str,            # Of the data, for messages and records
+        n:int,               # Number of images
+        size:int,            # Side of the squares
+        split:str=None,      # train, valid or test
+        captions=None,       # `TextBuffer`, or lists of strings
+        *, labels:dict=None, # Name -> array with `n` rows
+        ids=None,            # Name of each image; their numbers by default
+        records=None,        # Called with a row, gives a `Record` with more than this class knows
+        names:dict=None,     # Name of a label -> names of its columns, or of its values
+        narratives=None,     # What is said, and where the mouse is: has a row for each image, and `subset`
     ):
         self.name,self.n,self.size,self.split,self._records,self.narratives = name,n,size,split,records,narratives
         self.names = {k: list(v) for k,v in (names or {}).items()}

@@ -91,7 +91,7 @@ def _chain(v):
     return [torch.cat(c) for c in zip(*out)]
 
 # %% ../../nbs/data/45_traces.ipynb #7309f9c7
-def _hulls(g, p, q, n, h, w):
+def _hulls(g, p, q, n, h, *, w):
     "Cells that meet the convex hull of the lines p-q of each of n groups: bool (n,h,w)"
     p,q,seen = _clip(p, q)
     g,o = g[seen].repeat(2).sort(stable=True)
@@ -116,7 +116,7 @@ def _hulls(g, p, q, n, h, w):
 # %% ../../nbs/data/45_traces.ipynb #d79b8788
 HOW = 'points','polyline','bbox','hull'                              # what a trace may cover
 
-def _lines(trace, g, i, start, end, draw):
+def _lines(trace, g, i, start, end, *, draw):
     "The line to each point i of group g: from the point before it if the pen drew it meanwhile, or else from itself"
     points = trace.flatten(0, 1)
     p,q = points[i-1],points[i]
@@ -149,11 +149,11 @@ def render_traces(
     which,row,col = _groups(span)
     n = len(row)
     g,i = _members(trace[...,2], span, row, col)
-    p,q = _lines(trace, g, i, *span[row,col].unbind(1), how != 'points')
+    p,q = _lines(trace, g, i, *span[row,col].unbind(1), draw=how != 'points')
     scale = p.new_tensor([w,h])
     who,cell = _cells(p*scale, q*scale, h, w)
     mask = torch.zeros(n+1, h, w, dtype=torch.bool, device=trace.device)                     # the last one stays dark
     mask.view(-1)[g[who]*(h*w) + cell] = True
     if how == 'bbox': mask = _filled(mask.any(2), 1)[:,:,None] & _filled(mask.any(1), 1)[:,None]
-    if how == 'hull': mask |= _hulls(g, p, q, n+1, h, w)
+    if how == 'hull': mask |= _hulls(g, p, q, n+1, h, w=w)
     return mask[which]

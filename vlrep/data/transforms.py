@@ -28,7 +28,7 @@ def swap_left_right(
     return _sides.sub(other, text)
 
 # %% ../../nbs/data/35_transforms.ipynb #c3313228
-def _weights(lo, size, first, last, n, out, flip=None):
+def _weights(lo, size, first, last, n, *, out, flip=None):
     "Matrices (b,out,n) that resize the interval of `size` pixels from `lo`; pixels outside [first,last) have no weight"
     lo,size,first,last = (v[:,None].to(torch.float32) for v in (lo,size,first,last))
     step = size/out
@@ -51,8 +51,8 @@ def resize_crop(
     b,c,h,w = img.shape
     y,x,bh,bw = boxes.unbind(1)
     fy,fx,fh,fw = (boxes if within is None else within).unbind(1)
-    ay = _weights(y, bh, fy, fy+fh, h, size)
-    ax = _weights(x, bw, fx, fx+fw, w, size, flip)
+    ay = _weights(y, bh, fy, fy+fh, h, out=size)
+    ax = _weights(x, bw, fx, fx+fw, w, out=size, flip=flip)
     cols = img.permute(0,2,3,1).float().reshape(b,h,w*c).mT @ ay.mT          # (b,w*c,size)
     return (cols.view(b,w,c*size).mT @ ax.mT).view(b,c,size,size)
 
@@ -190,7 +190,7 @@ class TrainTransform:
         ratio=(3/4,4/3),      # Width over height (VirTex code)
         jitter=(.4,.4,.4,.1), # Most change of brightness, contrast, saturation, hue (VirTex code)
         jitter_p:float=.8,    # Part of the images whose colours change (VirTex code)
-        mean=IMAGENET[0], std=IMAGENET[1], # Normalisation
+        *, mean=IMAGENET[0], std=IMAGENET[1], # Normalisation
     ):
         self.size,self.scale,self.ratio,self.jitter = size,tuple(scale),tuple(ratio),tuple(jitter)
         self.jitter_p,self.mean,self.std = jitter_p,tuple(mean),tuple(std)

@@ -101,7 +101,7 @@ def read_coco(
     instances:str=None,     # Where the objects are, e.g. annotations/instances_train2017.json; None = without
     images:str='train2017', # The folder of images
     size:int=256,           # Images are fitted into squares of this side
-    split:str=None,         # What they are for: train, valid or test
+    *, split:str=None,      # What they are for: train, valid or test
     keep:float=2e9,         # Keep decoded images if all fit into so many bytes
     missing:float=0.,       # So large a part of the images may be absent: they are left out, with a warning
 )->ImageFileDataset:        # In the order of file names; with instances, label `objects` (n,k) float32
@@ -113,7 +113,7 @@ def read_coco(
     if not captions and not instances: raise ValueError('captions and instances are both None: nothing to read')
     if captions:
         caps = _captions(read_json(root/captions), root/captions)
-        dataset = caption_source(caps, folder, root/captions, size, split, keep, missing, name=images)
+        dataset = caption_source(caps, folder, root/captions, size, split, keep=keep, missing=missing, name=images)
         if not instances: return dataset
     objects,names = _objects(read_json(root/instances), root/instances)
     if not captions:
@@ -163,7 +163,7 @@ def _split(root, split, size, use):
     there = (Path(root)/f'annotations/instances_{split}2017.json').is_file()
     dataset = read_coco(root, f'annotations/captions_{split}2017.json',
                         f'annotations/instances_{split}2017.json' if there
-                    else None, f'{split}2017', size, use)
+                    else None, f'{split}2017', size, split=use)
     if there: dataset.labels['tags'],dataset.names['tags'] = dataset.labels.pop('objects'),dataset.names.pop('objects')
     return dataset
 

@@ -16,7 +16,7 @@ from ..data.image_files import adding_to, caption_source, write_images
 def read_csv(
     path:FilePath,      # A CSV whose first line names its columns, `path` and `caption` among them
     root:FilePath=None, # What paths are relative to; by default the folder of the CSV
-    size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
+    size:int=256, split:str=None, keep:float=2e9, *, missing:float=0., # As for `caption_source`
 )->ImageFileDataset:    # In the order of the paths
     "Photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
@@ -38,7 +38,7 @@ def read_csv(
                 caps.setdefault(row[a].strip(), []).append(row[b])
     except csv.Error as e: raise bad(f'not readable as CSV ({e})') from e
     except UnicodeDecodeError as e: raise ValueError(f'{path}: not UTF-8 text ({e})') from e
-    return caption_source(caps, path.parent if root is None else root, path, size, split, keep, missing)
+    return caption_source(caps, path.parent if root is None else root, path, size, split, keep=keep, missing=missing)
 
 # %% ../../nbs/datasets/30_csv.ipynb #607dff05
 def write_csv(

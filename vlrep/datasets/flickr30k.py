@@ -46,7 +46,7 @@ def read_flickr30k(
     table:str=None,  # Name of the table; by default the first that is there of those known
     images:str=None, # Name of the folder of images; by default the first that is there of those known
     only:str=None,   # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
-    size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
+    size:int=256, *, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
 )->ImageFileDataset: # In the order of their names
     "Photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
@@ -63,7 +63,7 @@ def read_flickr30k(
         lost = [n for n in want if n not in caps]
         if lost or not want: raise ValueError(f'{root/only}: {some_of(lost) or "no names"}: not in {table.name}')
         caps = {n: caps[n] for n in want}
-    return caption_source(caps, folder, table, size, split, keep, missing)
+    return caption_source(caps, folder, table, size, split, keep=keep, missing=missing)
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #7a899ba7
 def write_flickr30k(

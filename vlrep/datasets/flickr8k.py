@@ -62,7 +62,8 @@ def read_flickr8k(
     caps = read_table(root/'captions.txt')
     there = (n for n in os.listdir(root/'Images') if n.lower().endswith(IMAGES))
     extra = [n for n in there if n not in caps and _nfc(n) not in caps]
-    return caption_source(caps, root/'Images', root/'captions.txt', size, split, keep, missing, extra)
+    return caption_source(caps, root/'Images', root/'captions.txt', size, split, keep=keep, missing=missing,
+                          extra=extra)
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #a1ea7286
 def write_flickr8k(

@@ -175,7 +175,7 @@ def read_localized(
     root:FilePath,            # The folder that holds the .jsonl files, and the images, in whichever folders below it
     files:FilePath|list=None, # Names or patterns of the .jsonl files, within `root`; by default all that are in it
     images:FilePath='.',      # The folder of the images, within `root`
-    size:int=256, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
+    size:int=256, split:str=None, *, keep:float=2e9, missing:float=0., # As for `caption_source`
     damaged:float=0.,         # As for `read_narratives`
 )->ImageFileDataset:          # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
@@ -190,7 +190,7 @@ def read_localized(
     texts = told.texts()
     caps = {n: texts[i] for i,n in enumerate(names)}
     row = {n: i for i,n in enumerate(names)}
-    dataset = caption_source(caps, folder, paths[0], size, split, keep, missing, name=root.resolve().name)
+    dataset = caption_source(caps, folder, paths[0], size, split, keep=keep, missing=missing, name=root.resolve().name)
     told = told.subset([row[n] for n in dataset.ids])
     ids = dataset.ids
     return dataset.with_narratives(told).annotate({}, records=lambda i: Record(ids[i], narrative=told[i][0]))
@@ -234,12 +234,12 @@ def write_narratives(
 
 # %% ../../nbs/datasets/40_narratives.ipynb #13ccd27f
 def write_localized(
-    records:'ImageTextDataset|Iterable[Record]',  # Records with images and narratives, or an `ImageTextDataset`
-    root:FilePath,                                # A folder; it may hold others
-    images:str='images',                          # Name of the folder of images, e.g. train2017
+    records:'ImageTextDataset|Iterable[Record]', # Records with images and narratives, or an `ImageTextDataset`
+    root:FilePath,       # A folder; it may hold others
+    images:str='images', # Name of the folder of images, e.g. train2017
     table:str='world_localized_narratives.jsonl', # Name of the file
-    dataset_id:str='world', shards:int=1,         # As for `write_narratives`
-    quality:int=90,                               # Of the JPEG files
+    dataset_id:str='world', *, shards:int=1, # As for `write_narratives`
+    quality:int=90,      # Of the JPEG files
 )->int:                                           # How many narratives were written
     "Write images and narratives, so that `read_localized` can read them; all of it or nothing"
     with adding_to(root) as new:

@@ -177,7 +177,7 @@ def write_voc(
     split:str='trainval',       # trainval, train, val or test
     classes:list=None,          # Names of all classes; by default those that are met
     small:float=.06,            # An object that covers less of the picture is difficult, if its record does not say
-    quality:int=90,             # Of the JPEG files
+    *, quality:int=90,          # Of the JPEG files
 )->int:                         # How many were written
     "Write records as a split of a VOC folder"
     seen = {}

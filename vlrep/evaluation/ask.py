@@ -67,7 +67,7 @@ def ask_folder(
     m,root,who = context.model,Path(context.root),context.info['method']
     train = read_folder(root/'train', size=2*m.view.size, split='train')
     test = read_folder(root/'val', 2*m.view.size, 'test', classes=train.names['label'])
-    return [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], m.view.size, name=who),
+    return [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], size=m.view.size, name=who),
             *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
 
 # %% ../../nbs/evaluation/70_ask.ipynb #d62f8091

@@ -24,7 +24,7 @@ def measure_transfer(
     sizes = options.probe,options.probe_held,options.test
     with context.stages('transfer'):
         rows = world_table({info['method']: context.model.backbone, **nets}, world, context.recipe.size, info['seed'],
-                           sizes, options.draws)
+                           sizes, keep=options.draws)
         rows = mark_warned(rows, context.warnings)
     context.log(table_text(rows))
     return dict(table=rows),[]
@@ -57,7 +57,7 @@ def measure_captions(
     with context.stages('captions'):
         if tags: num,samples = noun_scores(context.model, test)
         else: num,samples = photo_samples(learn.model, learn.loss_func.loss, context.model, test,
-                                          context.options.shuffles, context.recipe.max_len)
+                                          context.options.shuffles, max_len=context.recipe.max_len)
         rows = caption_scores([s['caption'] for s in samples], test, who=info['method'], seed=info['seed'])
         rows = mark_warned(rows, context.warnings)
     context.log(table_text(rows))

@@ -47,7 +47,7 @@ def _elsewhere(n, seed):
     out[order] = np.roll(order, 1)
     return out
 
-def _judge(writers, person, refs, tail, metric, draws, seed):
+def _judge(writers, person, refs, tail, metric, *, draws, seed):
     "A row for each metric and writer; chance is the `person`'s caption of another image"
     refs,n,rows = References(refs),len(refs),[]
     blind = _measures([person[j] for j in _elsewhere(n, seed)], refs)
@@ -66,7 +66,7 @@ def caption_scores(
     who:str='this run',      # Name of the writer in the table
     seed:int=0,              # Of the bootstrap, and of who plays the person
     draws:int=500,           # How often the bootstrap draws the images anew
-    bs:int=64,               # Images at a time
+    *, bs:int=64,            # Images at a time
 )->list:                     # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
                              # in
                         # percent
@@ -80,12 +80,13 @@ def caption_scores(
     said,refs = write_captions(write, source, bs),[caps[i] for i in keep]
     pick = [int(rng(seed, 'person', i).integers(len(r))) for i,r in enumerate(refs)]
     person = [r[j] for r,j in zip(refs, pick)]
-    rows = _judge({who: said}, person, refs, '', 'all references', draws, seed)
+    rows = _judge({who: said}, person, refs, '', 'all references', draws=draws, seed=seed)
     two = [i for i,r in enumerate(refs) if len(r) > 1]
     if len(two) < 2: return rows
     less = [[c for j,c in enumerate(refs[i]) if j != pick[i]] for i in two]
     writers = {who: [said[i] for i in two], 'a person': [person[i] for i in two]}
-    return rows + _judge(writers, writers['a person'], less, ' beside a person', 'one reference less', draws, seed)
+    return rows + _judge(writers, writers['a person'], less, ' beside a person', 'one reference less', draws=draws,
+                         seed=seed)
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #c2a8a17e
 def show_attention(

@@ -47,17 +47,16 @@ def _score(s, y):
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
 def efficiency(
-    backbones:dict,                      # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they
-                                         # are
-    train:ImageTextDataset,              # Source of the labelled images; the parts are taken from it
-    test:ImageTextDataset,               # Source of the images that are reported
-    label:str='tags',                    # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
+    backbones:dict,         # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
+    train:ImageTextDataset, # Source of the labelled images; the parts are taken from it
+    test:ImageTextDataset,  # Source of the images that are reported
+    label:str='tags',       # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
     parts:tuple|list=(.01,.03,.1,.3,1.), # Shares of `train`
-    seeds:tuple|list|range=(0,1,2),      # Each puts the images into another order
-    size:int=None,                       # Side of the views in pixels; those of the datasets by default
-    l2s:tuple|list=L2S,                  # Strengths to choose from
-    folds:int=3,                         # For that choice
-    draws:int=200,                       # How often the bootstrap draws test images and seeds anew
+    *, seeds:tuple|list|range=(0,1,2), # Each puts the images into another order
+    size:int=None,          # Side of the views in pixels; those of the datasets by default
+    l2s:tuple|list=L2S,     # Strengths to choose from
+    folds:int=3,            # For that choice
+    draws:int=200,          # How often the bootstrap draws test images and seeds anew
 )->list:                                 # Dicts `question, metric, backbone, part, images, seeds, n, chance, value,
                                          # low, high, each` (in percent; a seed each)
     "Score against the share of labelled images, for every backbone on the same nested parts"
@@ -84,8 +83,8 @@ def efficiency(
             low,high = _ends(stats, value, len(yt), draws)
             got = {k: round(100*float(v), 3) for k,v in dict(chance=chance, value=value, low=low, high=high).items()}
             rows.append(dict(question=label, metric='mAP' if many else 'top-1', backbone=who, part=part,
-                             images=len(sets[0]),
-                             seeds=len(seeds), n=len(yt), **got, each=[round(100*e, 3) for e in each]))
+                             images=len(sets[0]), seeds=len(seeds), n=len(yt), **got,
+                             each=[round(100*e, 3) for e in each]))
     return rows
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #d5f551d6

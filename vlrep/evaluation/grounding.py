@@ -126,7 +126,7 @@ def _drawn(n, trace):
     return strokes,round(max([float(b) for *_,b in n.utterances]+[s[-1][2] for s in strokes], default=0.), 2)
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #7885213a
-def _one(n, attend, how, m, img, most, max_len, pad):
+def _one(n, attend, how, m, img, *, most, max_len, pad):
     "The dict of one narrative, but for its picture"
     words,times = word_times(n)
     x,trace = _in_view(n, m, img)
@@ -154,7 +154,7 @@ def trace_samples(
     big:list=None,                 # The same pictures with more pixels, to show
     most:int=18,                   # Words of a narrative that are shown
     max_len:int=60,                # Most pieces that the model reads at once
-    time_pad:float=0.,             # Seconds by which the time of each word is widened, as in training
+    *, time_pad:float=0.,          # Seconds by which the time of each word is widened, as in training
     render:str='polyline',         # What a trace covers, as for `render_traces`
 )->list:                           # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes
                                    # them; records without a narrative are left out, and all if `m` cannot `attend`
@@ -171,5 +171,5 @@ def trace_samples(
         pic = r.load()
         shown, = seen(m, [pic if big is None else big[i]], sharper)
         out.append(dict(id=str(r.id), image=jpeg_uri(shown, 320),
-                        **_one(told[0], attend, render, m, pic, most, max_len, time_pad)))
+                        **_one(told[0], attend, render, m, pic, most=most, max_len=max_len, pad=time_pad)))
     return out

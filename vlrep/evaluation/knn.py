@@ -90,7 +90,7 @@ def knn_classes(
     query:Tensor=None,          # Features of the images that ask; by default the bank, each without itself
     ks:tuple|list=(1,5,20,200), # Numbers of neighbours
     t:float=.07,                # Temperature of the votes (Wu et al. 2018 sec. 3.4); None = one neighbour, one vote
-    classes:int=None,           # Number of classes; by default the largest of `y`, plus 1
+    *, classes:int=None,        # Number of classes; by default the largest of `y`, plus 1
     chunk:int=256,              # Rows that ask at a time
 )->Tensor:                      # The class that wins, for each of `ks` (m,q)
     "What the neighbours say, for all `ks` in one pass"
@@ -116,7 +116,7 @@ def knn_probe(
     test:ImageTextDataset,      # Images that are reported; None: `train`, each image without itself
     label:str,                  # The name of an integer label of both
     ks:tuple|list=(1,5,20,200), # Numbers of neighbours; those that `train` has not are left out
-    t:float=.07,                # Temperature of the votes; None = one neighbour, one vote
+    *, t:float=.07,             # Temperature of the votes; None = one neighbour, one vote
     size:int=None,              # Side of the views in pixels; those of the datasets by default
     name:str='backbone',        # Of the backbone, in the rows
     seed:int=0,                 # Of the bootstrap

@@ -140,9 +140,9 @@ def fit_named(
     q,k,m = int((y >= 0).sum()),y.shape[1],len(l2s)
     if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
     if not q: raise ValueError('no name is asked for in any training row: every answer is -1')
-    with _threads(x): return _fit_named(x, y, q, k, m, classes, tuple(l2s), iters)
+    with _threads(x): return _fit_named(x, y, q, k, m, classes=classes, l2s=tuple(l2s), iters=iters)
 
-def _fit_named(x, y, q, k, m, classes, l2s, iters):
+def _fit_named(x, y, q, k, m, *, classes, l2s, iters):
     mean,std,z,v,e = _rotate(x)
     r = z.shape[1]
     asks = [(y[:,j] >= 0).nonzero()[:,0] for j in range(k)]

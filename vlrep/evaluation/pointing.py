@@ -73,7 +73,7 @@ def pointing_table(
     size:int=None,              # Side of the views in pixels; the source's own by default
     known:'Iterable[str]'=None, # Names that may be asked for; all by default
     seed:int=0,                 # Of the bootstrap
-    draws:int=500,              # How often the bootstrap draws the scenes anew
+    *, draws:int=500,           # How often the bootstrap draws the scenes anew
     bs:int=128,                 # Questions at a time
     keep:int=0,                 # Keep the scores under so many draws that all runs share, as `draws`
 )->list:                        # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`

@@ -78,7 +78,7 @@ def near_samples(
     size:int=None,            # Side of the views in pixels
     asks:int=5,               # Pictures that ask
     k:int=4,                  # Neighbours
-    seed:int=0,               # Which pictures ask
+    *, seed:int=0,            # Which pictures ask
     show:callable=None,       # Row -> PIL image to show; by default the source's own
 )->dict:                      # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
     "The nearest neighbours of some pictures in the features of each network"
@@ -109,7 +109,7 @@ def more_samples(
     dataset:ImageTextDataset, # Held-out pictures
     rows:list,                # Those whose words are shown, such as the first of the best, typical and worst captions
     seed:int=0,               # Which pictures ask for neighbours
-    show:callable=None,       # Row -> PIL image with more pixels, to show; by default the source's own
+    *, show:callable=None,    # Row -> PIL image with more pixels, to show; by default the source's own
     most:int=1000,            # Pictures among which neighbours are sought
 )->dict:                      # `words` and `neighbours`, for samples.json
     "Where words looked, and neighbours before and after training"

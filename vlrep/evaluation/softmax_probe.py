@@ -58,7 +58,7 @@ class Heads:
         lrs,               # Learning rates
         wds=(0.,),         # Weight decays
         momentum:float=.9, # Of the gradients
-        seed:int=0,        # The first weights, the same in all heads, depend on this alone
+        *, seed:int=0,     # The first weights, the same in all heads, depend on this alone
         device='cpu',      # Where the heads are
     ):
         self.grid = [(lr,wd) for lr in lrs for wd in wds]
@@ -106,7 +106,7 @@ class Heads:
                           for a,b in zip(x.split(bs), y.split(bs))]).float().cpu().numpy()
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
-def _epochs(backbone, dataset, rows, recipe, size, seed, p):
+def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
     "Yields epoch, features and rows of every batch of training"
     def order(e): return rng(seed, 'softmax order', e).permutation(len(rows))
     if recipe.scale is None:
@@ -125,16 +125,16 @@ def _epochs(backbone, dataset, rows, recipe, size, seed, p):
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51e
 def softmax_probe(
-    backbone:nn.Module,                # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:ImageTextDataset,            # Pictures to train on, and to choose the rate
-    test:ImageTextDataset,             # Pictures that are reported
-    label:str,                         # The name of an integer label of both
+    backbone:nn.Module,     # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    train:ImageTextDataset, # Pictures to train on, and to choose the rate
+    test:ImageTextDataset,  # Pictures that are reported
+    label:str,              # The name of an integer label of both
     recipe:SoftmaxRecipe=VIRTEX_PROBE, # How it is trained
-    size:int=None,                     # Side of the views in pixels; those of the datasets by default
-    held:float=.1,                     # Part of `train` that chooses the rate
-    name:str='backbone',               # Of the backbone, in the row
-    seed:int=0,                        # Held-out part, order, views and first weights depend on this alone
-    draws:int=500,                     # How often the bootstrap draws the test pictures anew
+    *, size:int=None,       # Side of the views in pixels; those of the datasets by default
+    held:float=.1,          # Part of `train` that chooses the rate
+    name:str='backbone',    # Of the backbone, in the row
+    seed:int=0,             # Held-out part, order, views and first weights depend on this alone
+    draws:int=500,          # How often the bootstrap draws the test pictures anew
 )->dict:                               # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
                                        # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
@@ -150,11 +150,11 @@ def softmax_probe(
     valid,rows = np.sort(perm[:cut]),np.sort(perm[cut:])
     heads = None
     loss,steps = [],-(-len(rows)//recipe.bs)
-    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed, p), steps*recipe.epochs,
-                                        'softmax probe, step')):
+    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed=seed, p=p),
+                                        steps*recipe.epochs, 'softmax probe, step')):
         if heads is None:
-            heads = Heads(f.shape[1], 1+int(max(y.max(), yt.max())), recipe.lrs, recipe.wds, recipe.momentum, seed,
-                          p.device)
+            heads = Heads(f.shape[1], 1+int(max(y.max(), yt.max())), recipe.lrs, recipe.wds, recipe.momentum, seed=seed,
+                          device=p.device)
         l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k%steps/steps if recipe.cosine else 0)))
         loss = (loss if k%steps else [])+[l.cpu()]
     asked = lambda s, y: heads.right(features(backbone, s, size)['avg'].to(p.device), y.to(p.device))

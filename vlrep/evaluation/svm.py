@@ -33,7 +33,7 @@ def svm_axes(
     return z,v,e.clamp(min=0).to(x.dtype)
 
 # %% ../../nbs/evaluation/15_svm.ipynb #6e3e0263
-def _line(m, yq, c2, wd, dd, most=5):
+def _line(m, yq, c2, wd, dd, *, most=5):
     """Steps (p,) to the bottom along each problem's direction
 
     Margins missing `m` (n,p), `y` times scores of the direction `yq`
@@ -52,14 +52,14 @@ def _line(m, yq, c2, wd, dd, most=5):
 
 # %% ../../nbs/evaluation/15_svm.ipynb #afd76ffd
 def solve_svms(
-    z:Tensor,         # Coordinates of the images, one of them from the constant feature (n,r)
-    e:Tensor,         # Sums of squares of the coordinates (r,)
-    y:Tensor,         # 1. or -1. in each problem (n,p)
-    c:Tensor,         # What a missing margin costs, squared; 0 = takes no part (n,p)
-    w:Tensor=None,    # Where to start (r,p); at 0 by default
-    tol:float=1e-6,   # Proven distance to the minimum, as part of the objective
-    iters:int=500,    # At most so many steps
-    flat:bool=False,  # Leave the gradient as it is? Only to see what the scaling is good for
+    z:Tensor,          # Coordinates of the images, one of them from the constant feature (n,r)
+    e:Tensor,          # Sums of squares of the coordinates (r,)
+    y:Tensor,          # 1. or -1. in each problem (n,p)
+    c:Tensor,          # What a missing margin costs, squared; 0 = takes no part (n,p)
+    w:Tensor=None,     # Where to start (r,p); at 0 by default
+    *, tol:float=1e-6, # Proven distance to the minimum, as part of the objective
+    iters:int=500,     # At most so many steps
+    flat:bool=False,   # Leave the gradient as it is? Only to see what the scaling is good for
 )->tuple:             # Weights (r,p), proven distances (p,), steps
     "Minimise all `p` problems together; each ends for itself"
     out = z.new_zeros(z.shape[1], y.shape[1]) if w is None else w.clone()
@@ -130,14 +130,14 @@ def _fold_aps(s, there, fold, folds):
 
 # %% ../../nbs/evaluation/15_svm.ipynb #274c63ad
 def fit_svms(
-    x:Tensor,                        # Features, as the protocol scales them (n,d)
-    y:np.ndarray|Tensor,             # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
-    costs:tuple|list=COSTS,          # To choose from
-    folds:int=3,                     # For the choice
-    tol:float=1e-6,                  # Proven distance to each minimum, as part of the objective
-    device:str|torch.device=None,    # Where to compute; where `x` is by default
+    x:Tensor,               # Features, as the protocol scales them (n,d)
+    y:np.ndarray|Tensor,    # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
+    costs:tuple|list=COSTS, # To choose from
+    folds:int=3,            # For the choice
+    tol:float=1e-6,         # Proven distance to each minimum, as part of the objective
+    *, device:str|torch.device=None, # Where to compute; where `x` is by default
     dtype:torch.dtype=torch.float32, # Precision
-    iters:int=500,                   # At most so many steps a solution
+    iters:int=500,          # At most so many steps a solution
 )->Svms:
     "Choose the cost of every class by its folds, and fit it to all images"
     x,there,costs = torch.as_tensor(x),np.asarray(y) > 0,tuple(sorted(costs))
@@ -149,12 +149,11 @@ def fit_svms(
     z,v,e = svm_axes(x.to(device or x.device, dtype))
     t = torch.from_numpy(there).to(z.device)
     sign,weight = t.to(dtype)*2-1,t.to(dtype)+1
-    # (n,k,folds)
     in_ = (torch.from_numpy(fold).to(z.device)[:,:,None] != torch.arange(folds, device=z.device)).to(dtype)
     ys,cs = sign[:,:,None].expand_as(in_).flatten(1),(weight[:,:,None]*in_).flatten(1)
     us,gaps,steps = [],[],0
     for C in progress(costs, label='support vector machines, cost'):
-        u,gap,i = solve_svms(z, e, ys, C*cs, us[-1] if us else None, tol, iters)
+        u,gap,i = solve_svms(z, e, ys, C*cs, us[-1] if us else None, tol=tol, iters=iters)
         us.append(u)
         gaps.append(gap)
         steps += i
@@ -163,7 +162,7 @@ def fit_svms(
     best = aps.mean(2).argmax(1)
     start = torch.stack([us[b].unflatten(1, (k,folds))[:,j].mean(1) for j,b in enumerate(best)], 1)
     cost = np.array(costs)[best]
-    u,gap,i = solve_svms(z, e, sign, weight*torch.tensor(cost).to(z), start, tol, iters)
+    u,gap,i = solve_svms(z, e, sign, weight*torch.tensor(cost).to(z), start, tol=tol, iters=iters)
     gap = max(g.max().item() for g in (*gaps, gap))
     if gap > tol:
         warnings.warn(f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum, not '

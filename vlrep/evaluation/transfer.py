@@ -124,7 +124,7 @@ def transfer_table(
     valid:ImageTextDataset, # Scenes that choose the strengths
     test:ImageTextDataset,  # Scenes that are reported
     seed:int=0,             # Of the bootstrap
-    size:int=None,          # Side of the images in pixels; those of the datasets by default
+    *, size:int=None,       # Side of the images in pixels; those of the datasets by default
     seen:int=24,            # The first so many tags are things that pretraining shows
     draws:int=500,          # How often the bootstrap draws the test scenes anew
     keep:int=0,             # Keep the scores under so many draws that all runs share, as `draws`
@@ -155,7 +155,7 @@ def world_table(
     size:int=48,                  # Side of the images in pixels
     seed:int=0,                   # Of the bootstrap
     n:tuple|list=(1500,500,2000), # Scenes to fit, to choose, to report
-    keep:int=0,                   # As for `transfer_table`
+    *, keep:int=0,                # As for `transfer_table`
     **kw                          # For `world`, such as `workers`
 )->list:                          # Rows, as `transfer_table` gives them
     "The transfer table on the shifted world"

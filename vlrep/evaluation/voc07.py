@@ -91,7 +91,7 @@ def _class_aps(s, y, ap, w):
         out.append(score(s[asked,j], (y[asked,j] > 0).astype(float), w[:,asked]))
     return np.stack(out, 1)
 
-def _rows(s, y, names, ap, seed, draws):
+def _rows(s, y, names, ap, seed, *, draws):
     "Question, number of images, chance, value and both ends of the interval, for the mean and for each class"
     kept = {}
     def aps(w):
@@ -112,7 +112,7 @@ def voc07(
     test:ImageTextDataset,        # The same for the photos that are reported
     spec:str|VocSpec='v2',        # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
     size:int=None,                # Side of the views, for networks that are used to others than 224 pixels
-    costs:tuple|list=COSTS,       # To choose from
+    *, costs:tuple|list=COSTS,    # To choose from
     ap:str='sklearn',             # Average precision that is reported: `sklearn` or `interpolated`
     name:str='backbone',          # Of the backbone, in the rows
     seed:int=0,                   # Of the bootstrap
@@ -141,6 +141,6 @@ def voc07(
     s = svms(ft).double().numpy()
     rows = [dict(question=q, metric=m, backbone=name, n=n,
                  **{k: round(100*float(v), 3) for k,v in zip(('chance','value','low','high'), rest)})
-            for q,m,n,*rest in _rows(s, yt[:,ask], [names[j] for j in ask], ap, seed, draws)]
+            for q,m,n,*rest in _rows(s, yt[:,ask], [names[j] for j in ask], ap, seed, draws=draws)]
     chosen = [float(c) for c in svms.cost]
     return [dict(r, cost=c, spec=spec.__dict__, ap=ap) for r,c in zip(rows, [chosen, *chosen])]

@@ -31,7 +31,7 @@ def train_on(
     splits:dict,                    # Datasets `train` and `valid`
     data:str,                       # One of `DATASETS`
     tok:Tokenizer=None,             # Tokenizer, for methods that read captions
-    seed:int=0,                     # Of weights, order, views, dropout
+    *, seed:int=0,                  # Of weights, order, views, dropout
     precision:str='auto',           # auto, fp32, bf16 or fp16
     cbs:list|tuple=(),              # More callbacks
     log:callable=print,             # Called with lines about the progress
@@ -76,14 +76,14 @@ def supervised_recipe(
 
 # %% ../../nbs/experiments/38_baselines.ipynb #e53f3cf5
 def train_baselines(
-    recipe:MethodRecipe,                      # The recipe of the method they stand beside
-    splits:dict,                              # Datasets `train` and `valid`
-    stages:Stages,                            # Times them
-    seed:int=0,                               # The same first weights as the method's
-    precision:str='auto',                     # As for the method
-    accumulate:int=1,                         # As for the method
-    log:callable=print,                       # Called with lines about the progress
-    warnings:dict=None,                       # A dict that gets what is to be said against the training of a baseline
+    recipe:MethodRecipe,  # The recipe of the method they stand beside
+    splits:dict,          # Datasets `train` and `valid`
+    stages:Stages,        # Times them
+    seed:int=0,           # The same first weights as the method's
+    precision:str='auto', # As for the method
+    *, accumulate:int=1,  # As for the method
+    log:callable=print,   # Called with lines about the progress
+    warnings:dict=None,   # A dict that gets what is to be said against the training of a baseline
     backbone:str=None, weights:FilePath=None, # As for `initial_backbone`
 )->dict:                                      # Name -> backbone
     "Random features, those of the first weights if they came from a file, and features of true labels"

@@ -255,10 +255,10 @@ def run_checks(
     splits = open_splits(method, recipe, options, asked['data'], asked['root'], log)
     _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log)
     tok = method.train_tokenizer(recipe, splits['train'])
-    if what == 'overfit': return overfit(method, recipe, splits, asked['data'], tok, asked['seed'], asked['precision'],
-                                         log)
-    dry_run(method, recipe, options, splits, asked['data'], tok, asked['seed'], asked['precision'], asked['accumulate'],
-            workers or 0, log, max_damaged=max_damaged)
+    if what == 'overfit': return overfit(method, recipe, splits, asked['data'], tok, seed=asked['seed'],
+                                         precision=asked['precision'], log=log)
+    dry_run(method, recipe, options, splits, asked['data'], tok=tok, seed=asked['seed'], precision=asked['precision'],
+            accumulate=asked['accumulate'], workers=workers or 0, log=log, max_damaged=max_damaged)
     return True
 
 # %% ../../nbs/experiments/70_commands.ipynb #e6395e17
@@ -274,7 +274,7 @@ def _begin(run, at, regroup, inexact, log, resume_run):
         log((f'going on from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step
             else 'no checkpoint: beginning anew')
         if inexact and (run/'best').exists() and (regroup or run.state('best')['step'] > step):
-            learn.save_run.best = math.inf
+            learn.train_state.best_loss = math.inf
     return begin
 
 def _completed(path, log):
@@ -292,7 +292,7 @@ def _completed(path, log):
 def _finish(run, asked, changes, recipe, options, splits, learn, stages, log):
     "Ask the trained model everything, and write it down"
     learn.model.load_state_dict(run.weights('best'))
-    num,samples = measure(run, recipe, options, splits, learn, stages, log)
+    num,samples = measure(run, recipe, options, splits, learn, stages=stages, log=log)
     write_json(run/'samples.json', samples)
     info = run.info
     (run/'report.html').unlink(missing_ok=True)  # of another result
@@ -403,15 +403,16 @@ def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_
         with stages(method.stage or method.name), signals() as note:
             cbs = [CSVLogger(run/'log.csv', log=log), Checkpointer(run, save_every), StopOnSignal(note)]
             try:
-                learn = train_on(method, recipe, splits, data, tok, seed, chosen, cbs, log, asked['accumulate'],
-                                 workers,
+                learn = train_on(method, recipe, splits, data, tok, seed=seed, precision=chosen, cbs=cbs, log=log,
+                                 accumulate=asked['accumulate'], workers=workers,
                                  begin=_begin(run, at, regroup, inexact, log, resume_run), max_damaged=max_damaged)
                 if note.got:
-                    raise TrainingInterrupted(note.got, learn.steps.done)  # it came as the last checkpoint was written
+                    # it came as the last checkpoint was written
+                    raise TrainingInterrupted(note.got, learn.train_state.step)
             except TrainingInterrupted as e:
                 e.run = run.path
                 raise
-            if not math.isfinite(learn.save_run.best):
+            if not math.isfinite(learn.train_state.best_loss):
                 raise ValueError('the held-out loss was never a finite number: lower the learning rates')
         _finish(run, asked, changes, recipe, options, splits, learn, stages, log)
     return run.path

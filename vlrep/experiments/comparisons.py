@@ -12,6 +12,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
+from scipy import stats
 from ..core.files import *
 from ..core.plotting import *
 from ..reports.instability import dagger, shown_names, warning_notes
@@ -103,16 +104,12 @@ def gather(
     return len(lines)
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #0f16f602
-_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
-
 def t975(
-    df:int,   # Degrees of freedom: seeds less one
+    df:int, # Degrees of freedom: seeds less one
 )->float:
-    "What Student's t exceeds in 2.5 % of cases: a table, then the first terms of its expansion"
+    "What Student's t exceeds in 2.5 % of cases; a `ValueError` if `df` is not at least 1"
     if df < 1: raise ValueError(f'{df} degrees of freedom: at least 1 is needed')
-    if df <= len(_T): return _T[df-1]
-    z = 1.959964
-    return z + (z**3+z)/(4*df) + (5*z**5+16*z**3+3*z)/(96*df**2) + (3*z**7+19*z**5+17*z**3-15*z)/(384*df**3)
+    return float(stats.t.ppf(.975, df))
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #af3c6803
 Difference = namedtuple('Difference', 'diff half each s_seed s_scene')

@@ -49,7 +49,7 @@ def trace_figures(
     splits:dict,         # Datasets `train` and `test`
     data:str,            # One of `DATASETS`
     seed:int=0,          # Which pictures
-    n:int=6,             # How many
+    *, n:int=6,          # How many
 )->list:                 # As `trace_samples`; none if training had no narratives
     "Held-out pictures drawn by lot, what was told about them, and where the model looks for the words"
     if splits['train'].narratives is None: return []
@@ -62,7 +62,7 @@ def trace_figures(
     return trace_samples(m, recs, big, max_len=recipe.max_len, time_pad=getattr(recipe, 'time_pad', 0.),
                          render=getattr(recipe, 'render', 'polyline'))
 
-def _pictures(run, m, recipe, splits, samples, before):
+def _pictures(run, m, recipe, splits, samples, *, before):
     "What the report shows: captions with images, where words looked, neighbours before and after training"
     data,seed = run.info['data']['name'],run.info['seed']
     if not before:
@@ -73,7 +73,7 @@ def _pictures(run, m, recipe, splits, samples, before):
     show = (lambda r: draw(r, 192).load()) if draw else None
     told = trace_figures(m, recipe, splits, data, seed)
     return dict(captions=sample_images(samples, splits['test'], data) if samples else [],
-                **more_samples(m, before, splits['test'], rows, seed, show), **(dict(traces=told) if told else {}))
+                **more_samples(m, before, splits['test'], rows, seed, show=show), **(dict(traces=told) if told else {}))
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #fe606b04
 def _shared(splits, log, most=20_000):
@@ -117,12 +117,12 @@ def _log(run, log):
 
 def _of_training(run, recipe, splits, learn, log):
     "Numbers of the training itself, and the images that could not be read (id -> why)"
-    model,tally,dls = learn.model,learn.tally,(learn.dls.train, learn.dls.valid)
+    model,state,dls = learn.model,learn.train_state,(learn.dls.train, learn.dls.valid)
     count = lambda m: sum(p.numel() for p in m.parameters())
-    num = dict(images=len(splits['train']), steps=recipe.steps, views=tally.images,
-               images_per_second=tally.images/max(tally.elapsed, 1e-9),
-               held_loss=learn.save_run.best, best_step=learn.save_run.best_step, skipped=learn.finite.skipped,
-               parameters=count(model), backbone_parameters=count(model.visual))
+    num = dict(images=len(splits['train']), steps=recipe.steps, views=state.samples,
+               images_per_second=state.samples/max(state.elapsed, 1e-9), held_loss=state.best_loss,
+               best_step=state.best_step, skipped=state.skipped, parameters=count(model),
+               backbone_parameters=count(model.visual))
     num['warnings'] = {run.info['method']: w} if (w := learning_warning(_log(run, log))) else {}
     for d in dls:
         if d.damaged: log(d.damage_report())
@@ -143,7 +143,7 @@ def measure(
     options:object,      # Sizes of the dataset
     splits:dict,         # Datasets `train`, `valid`, `test`
     learn:BatchLearner,  # The learner, at its best checkpoint
-    stages:Stages,       # Times what is done here
+    *, stages:Stages,    # Times what is done here
     log:callable=print,  # Called with lines for the screen
 )->tuple:                # Numbers for result.jsonl, samples for the report
     "Everything that is asked of a trained model: the automatic evaluations that fit it and its dataset"
@@ -157,8 +157,8 @@ def measure(
     def baselines():
         if options.baselines and not nets:
             nets.update(train_baselines(recipe, splits, stages, info['seed'], info['precision'],
-                                        info.get('accumulate', 1), log, bad, info.get('backbone'),
-                                        _weights_of(info, log)))
+                                        accumulate=info.get('accumulate', 1), log=log, warnings=bad,
+                                        backbone=info.get('backbone'), weights=_weights_of(info, log)))
         return nets
     context = EvaluationContext(m, recipe, info, options, log=log, learn=learn, splits=splits, stages=stages,
                                 warnings=bad, baselines=baselines)
@@ -168,4 +168,4 @@ def measure(
             num.update(got)
             samples += some
     for who,w in bad.items(): log(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')
-    with stages('pictures'): return num,_pictures(run, m, recipe, splits, samples, nets.get('random'))
+    with stages('pictures'): return num,_pictures(run, m, recipe, splits, samples, before=nets.get('random'))

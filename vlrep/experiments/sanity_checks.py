@@ -89,12 +89,12 @@ def _long(s):
             else f'{s/86400:.1f} days')
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #cd6e85b1
-def _try_out(method, recipe, splits, data, tok, seed, precision, accumulate, workers, steps, warm, max_damaged=None):
+def _try_out(method, recipe, splits, data, tok, *, seed, precision, accumulate, workers, steps, warm, max_damaged=None):
     "Some real steps with a network that is thrown away: the learner, and the watch"
     watch,made = _Watch(steps, warm, accumulate),[]
     try:
-        train_on(method, recipe, splits, data, tok, seed, precision, [watch], lambda s: None, accumulate, workers,
-                 begin=made.append, max_damaged=max_damaged)
+        train_on(method, recipe, splits, data, tok, seed=seed, precision=precision, cbs=[watch], log=lambda s: None,
+                 accumulate=accumulate, workers=workers, begin=made.append, max_damaged=max_damaged)
     except _Enough: pass
     finally:
         for d in made[0].dls if made else []: getattr(d, 'close', lambda: None)()
@@ -116,26 +116,26 @@ def _look_time(learn, most=3):
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #a6b5fc50
 def dry_run(
-    method:Method,                         # Recipe, model, loss and learner
+    method:Method,                  # Recipe, model, loss and learner
     recipe:'MethodRecipe', options:object, # Its recipe, and the sizes of the job
-    splits:dict,                           # Datasets `train` and `valid`
-    data:str='world',                      # What they are
-    tok:'Tokenizer'=None,                  # Tokenizer, for methods that read captions
-    seed:int=0,                            # Of the weights and the order
-    precision:str='auto',                  # As for the run
-    accumulate:int=1,                      # Parts of a batch
-    workers:int=0,                         # Processes that read ahead
-    log:callable=print,                    # Called with each line
-    steps:int=20,                          # Steps that are timed
-    warm:int=3,                            # Steps before them
-    max_damaged:int|float|str=None,        # As for the run
+    splits:dict,                    # Datasets `train` and `valid`
+    data:str='world',               # What they are
+    *, tok:'Tokenizer'=None,        # Tokenizer, for methods that read captions
+    seed:int=0,                     # Of the weights and the order
+    precision:str='auto',           # As for the run
+    accumulate:int=1,               # Parts of a batch
+    workers:int=0,                  # Processes that read ahead
+    log:callable=print,             # Called with each line
+    steps:int=20,                   # Steps that are timed
+    warm:int=3,                     # Steps before them
+    max_damaged:int|float|str=None, # As for the run
 )->dict:                                   # The numbers; times in seconds, memory in bytes
     """The plan of a run, from a few steps of it that are thrown away
 
     A `ValueError` with advice if the memory is too small
     """
-    learn,watch = _try_out(method, recipe, splits, data, tok, seed, precision, accumulate, workers, steps, warm,
-                           max_damaged)
+    learn,watch = _try_out(method, recipe, splits, data, tok, seed=seed, precision=precision, accumulate=accumulate,
+                           workers=workers, steps=steps, warm=warm, max_damaged=max_damaged)
     mem = _peak()
     model,t = learn.model,watch.steps()
     mid,low,high = (float(np.quantile(t, q)) for q in (.5,.25,.75))
@@ -202,7 +202,7 @@ class _Until(BaseCallback):
         self.losses.append(float(self.learn.loss.detach()))
         if len(self.losses) >= 5 and self.now() < self.goal(): stop_fit(self.learn, _Enough())
 
-def _same_view(method, recipe, splits, n, tok, data, steps):
+def _same_view(method, recipe, splits, n, tok, *, data, steps):
     "Loader and recipe of one batch that never changes; a single image is all that is validated"
     few = splits['train'].subset(np.arange(min(n, len(splits['train']))))
     if few.captions is not None: few = limit_captions(few, 1, 0)
@@ -219,7 +219,7 @@ def overfit(
     splits:dict,           # Sources; of `train`, the first `n` images are used
     data:str='world',      # What they are
     tok:'Tokenizer'=None,  # Tokenizer, for methods that read captions
-    seed:int=0,            # Of the weights
+    *, seed:int=0,         # Of the weights
     precision:str='auto',  # As for the run
     log:callable=print,    # Called with each line
     n:int=16,              # Images
@@ -227,7 +227,7 @@ def overfit(
     part:float=.02,        # What may remain of the distance between the first loss and the lowest possible
 )->bool:                   # Was the batch learned?
     "Learn one batch by heart, or say that it failed"
-    calm,dls = _same_view(method, recipe, splits, n, tok, data, steps)
+    calm,dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps)
     learn = method.learner(calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
     with torch.no_grad(): out = learn.model.eval()(batch)

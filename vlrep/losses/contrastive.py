@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.registry import *
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73b
-def _choose(a, b, temperature, include_positive, gather, group):
+def _choose(a, b, temperature, include_positive, gather, *, group):
     "What each row of `a` pays for choosing its own row out of all of `b`: nats (rows of a,)"
     b,first = gather(b) if gather else (b, 0)
     n = len(b)
@@ -31,7 +31,7 @@ def info_nce(
     direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
     include_positive:bool=False, # Does the own caption stand in the denominator too? The paper prints no, InfoNCE says
                                  # yes
-    gather:callable=None,        # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives
+    *, gather:callable=None,     # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives
                                  # from all processes
     group:int=0,                 # Negatives only from the same group of so many consecutive pairs; 0 = from all
 )->tuple:                        # Total nats (), number of pairs ()
@@ -43,6 +43,7 @@ def info_nce(
     if direction not in ('i2t','symmetric'): raise did_you_mean('direction', direction, ('i2t','symmetric'))
     with torch.autocast(a.device.type, enabled=False):
         a,b = F.normalize(a.float(), dim=1),F.normalize(b.float(), dim=1)
-        loss = _choose(a, b, temperature, include_positive, gather, group)
-        if direction == 'symmetric': loss = (loss + _choose(b, a, temperature, include_positive, gather, group)) / 2
+        loss = _choose(a, b, temperature, include_positive, gather, group=group)
+        if direction == 'symmetric':
+            loss = (loss + _choose(b, a, temperature, include_positive, gather, group=group)) / 2
     return loss.sum(), torch.tensor(len(a), device=a.device)

@@ -14,7 +14,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from ..core.seeding import seed_of
 
 # %% ../../nbs/models/10_backbones.ipynb #0ade2373
-def _layer(block, cin, cout, n, stride, group_width):
+def _layer(block, cin, cout, n, stride, *, group_width):
     "`n` residual blocks, the first of them with `stride`"
     wide = cout*block.expansion
     down = None
@@ -32,7 +32,7 @@ class Backbone(nn.Module):
         width:int=64,            # Channels of the first stage (before a bottleneck's widening)
         strides=(1,2,2,2),       # Stride of each stage
         stem:int=7,              # Kernel of the first convolution, which has stride 2
-        pool:bool=True,          # Max-pool after the first convolution?
+        *, pool:bool=True,       # Max-pool after the first convolution?
         group_width:int=64,      # Width of a bottleneck's middle; 128 is the wide ResNet
         channels_last:bool=True, # Hold the weights in channels-last order; convolutions then follow
         autocast=None,           # None, or the `torch.dtype` in which the backbone alone computes
@@ -43,7 +43,7 @@ class Backbone(nn.Module):
         self.maxpool = nn.MaxPool2d(3, 2, 1) if pool else nn.Identity()
         cin = width
         for i,(n,s) in enumerate(zip(blocks, strides, strict=True)):
-            setattr(self, f'layer{i+1}', _layer(block, cin, width*2**i, n, s, group_width))
+            setattr(self, f'layer{i+1}', _layer(block, cin, width*2**i, n, s, group_width=group_width))
             cin = width*2**i*block.expansion
         self.width,self.stride = cin,(4 if pool else 2)*strides[0]*strides[1]*strides[2]*strides[3]
         # the last stage of each resolution, coarsest first

@@ -28,7 +28,7 @@ def _lost(logits, tok):
     logits = logits.log_softmax(-1)
     return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:,-1:], -10_000.)
 
-def _write(choose, step, vis, sos, eos, max_len, pad, never, repeat):
+def _write(choose, step, vis, sos, eos, *, max_len, pad, never, repeat):
     "Append `choose(scores, words so far)` to every row until all have ended"
     tok  = torch.full((len(vis),1), sos, dtype=torch.long, device=vis.device)
     done = torch.zeros(len(vis), dtype=torch.bool, device=vis.device)
@@ -45,16 +45,17 @@ def greedy(
     sos:int,              # First token of every caption
     eos:int,              # Token that ends one
     max_len:int=30,       # Longest caption, `sos` and `eos` included
-    pad:int=4,            # Fills the rows that have ended
+    *, pad:int=4,         # Fills the rows that have ended
     never:list|tuple=(),  # Tokens that must not be written
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
                           # probability
 )->Tensor:                # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`, always taking the likeliest token"
-    return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len, pad, never, repeat)
+    return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len=max_len, pad=pad, never=never,
+                  repeat=repeat)
 
 # %% ../../nbs/models/40_decoding.ipynb #a48836a6
-def _grow(tok, score, size, done, logp, k, m, norm, eos, pad):
+def _grow(tok, score, size, done, logp, *, k, m, norm, eos, pad):
     "The best `k` of every beam's `m` best continuations, and whose continuations they are; `logp` (b,beams,v)"
     gain,word = logp.topk(min(m, logp.shape[-1]))
     m = gain.shape[-1]
@@ -78,7 +79,7 @@ def beam(
     sos:int,              # First token of every caption
     eos:int,              # Token that ends one
     max_len:int=30,       # Longest caption, `sos` and `eos` included
-    pad:int=4,            # Fills the rows that have ended
+    *, pad:int=4,         # Fills the rows that have ended
     never:list|tuple=(),  # Tokens that must not be written
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
                           # probability
@@ -90,17 +91,17 @@ def beam(
     "Search for the caption of the highest score"
     if min(beams, per_node) < 1: raise ValueError(f'beams={beams}, per_node={per_node}: at least 1 of each is needed')
     b = len(vis)
-    tok = torch.full((b,1,1), sos, dtype=torch.long, device=vis.device)
-    wide = vis
+    tok,wide = torch.full((b,1,1), sos, dtype=torch.long, device=vis.device),vis
     score,size,done = (torch.zeros(b, 1, device=vis.device, dtype=t) for t in (torch.float, torch.float, torch.bool))
     rank = lambda: score/size.clamp(min=1)**norm
     if not b: return (tok,score) if every else (tok[:,0],score[:,0])
     while tok.shape[2] < max_len:
-        logp = _allowed(step(wide, tok.flatten(0, 1))[:,-1], tok.flatten(0, 1), never, repeat).unflatten(0,
-            (b,tok.shape[1]))
+        flat = tok.flatten(0, 1)
+        logp = _allowed(step(wide, flat)[:,-1], flat, never, repeat).unflatten(0, tok.shape[:2])
         if repeat != 'virtex': logp = logp.log_softmax(-1)
         m = beams if tok.shape[2] == 1 else per_node
-        tok,score,size,done,parent = _grow(tok, score.to(logp), size.to(logp), done, logp, beams, m, norm, eos, pad)
+        tok,score,size,done,parent = _grow(tok, score.to(logp), size.to(logp), done, logp, k=beams, m=m, norm=norm,
+                                           eos=eos, pad=pad)
         if hasattr(step, 'keep'): step.keep(parent)
         if len(wide) != parent.numel(): wide = vis.repeat_interleave(parent.shape[1], 0)
         best,hope = rank().masked_fill(~done, -torch.inf),score.masked_fill(done, -torch.inf)/(max_len-1)**norm
@@ -127,7 +128,7 @@ def nucleus(
     sos:int,              # First token of every caption
     eos:int,              # Token that ends one
     max_len:int=30,       # Longest caption, `sos` and `eos` included
-    pad:int=4,            # Fills the rows that have ended
+    *, pad:int=4,         # Fills the rows that have ended
     never:list|tuple=(),  # Tokens that must not be written
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
     p:float=.9,           # Draw from the likeliest tokens that have this much probability together; 1 = from all
@@ -143,7 +144,7 @@ def nucleus(
     u = np.array([rng(seed, 'nucleus', i).random(max_len) for i in ids], np.float32).reshape(-1, max_len)
     u = torch.from_numpy(u).to(vis.device)
     draw = lambda logits, t: _nucleus(logits.float(), p, temperature, u[:,t])
-    return _write(draw, step, vis, sos, eos, max_len, pad, never, repeat)
+    return _write(draw, step, vis, sos, eos, max_len=max_len, pad=pad, never=never, repeat=repeat)
 
 # %% ../../nbs/models/40_decoding.ipynb #28d28abb
 def _heads(m, x, lo, hi):
@@ -243,7 +244,7 @@ def decode(
     sos:int,              # First token of every caption
     eos:int,              # Token that ends one
     max_len:int=30,       # Longest caption, `sos` and `eos` included
-    pad:int=4,            # Fills the rows that have ended
+    *, pad:int=4,         # Fills the rows that have ended
     how:str='greedy',     # greedy, beam or nucleus
     never:list|tuple=(),  # Tokens that must not be written
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
@@ -256,10 +257,10 @@ def decode(
     ids:list=None,        # nucleus: name or number of each picture (b,)
 )->Tensor:                # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`"
-    common = step,vis,sos,eos,max_len,pad,never,repeat
-    if how == 'greedy':  return greedy(*common)
-    if how == 'beam':    return beam(*common, beams, per_node, norm)[0]
-    if how == 'nucleus': return nucleus(*common, p, temperature, seed, ids)
+    first,common = (step,vis,sos,eos,max_len),dict(pad=pad, never=never, repeat=repeat)
+    if how == 'greedy':  return greedy(*first, **common)
+    if how == 'beam':    return beam(*first, **common, beams=beams, per_node=per_node, norm=norm)[0]
+    if how == 'nucleus': return nucleus(*first, **common, p=p, temperature=temperature, seed=seed, ids=ids)
     raise did_you_mean('way to decode', how, ('greedy','beam','nucleus'))
 
 # %% ../../nbs/models/40_decoding.ipynb #d2100944

@@ -231,7 +231,7 @@ def export_backbone(
     to:str='torchvision',        # torchvision, timm or detectron2
     mean:tuple=(.485,.456,.406), # What was subtracted from red, green and blue in [0,1]
     std:tuple=(.229,.224,.225),  # What they were then divided by
-    size:int=224,                # Side of the images it was trained with
+    *, size:int=224,             # Side of the images it was trained with
 )->dict:                         # `files`, `by` whom they were read again, the largest relative `error` then, and the
                                  # lines that `open` them
     "Write the backbone in another project's layout, read it there, compare; a `ValueError` says what does not fit"

@@ -44,7 +44,7 @@ class Pretrained:
         side:int,            # Longer side of the images before the view
         tok=None,            # Tokenizer that turns ids into text
         name:str='this run', # For messages
-        max_len:int=30,      # Longest text in tokens
+        *, max_len:int=30,   # Longest text in tokens
         **capabilities       # Functions by name, see the table in notebook models/70: `caption`, `attend`, ...
     ):
         self.backbone,self.view,self.side,self.tok,self.name,self.max_len = backbone,view,side,tok,name,max_len
@@ -116,4 +116,4 @@ def export(self:Pretrained,
 )->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then, and the
                           # lines that `open` them
     "Write the backbone in another project's layout, with the pixel numbers of its training, and compare"
-    return export_backbone(self.backbone, folder, to, self.view.mean, self.view.std, self.view.size)
+    return export_backbone(self.backbone, folder, to, self.view.mean, self.view.std, size=self.view.size)

@@ -117,12 +117,12 @@ class DecoderLayer(nn.TransformerDecoderLayer):
 class Decoder(nn.Module):
     "A stack of decoder layers: causal over the caption, attending to the picture (VirTex sec. 3)"
     def __init__(self,
-        width:int,         # d
-        depth:int=1,       # Layers
-        heads:int=None,    # Attention heads; by default one for each 64 channels
-        ffn:int=None,      # Hidden width of the feed-forward part; by default 4d
-        dropout:float=.1,  # On attention weights, inside the feed-forward part and after each part
-        norm:str='post',   # 'post' as in the paper, or 'pre' with a last LayerNorm, as in the virtex code
+        width:int,          # d
+        depth:int=1,        # Layers
+        heads:int=None,     # Attention heads; by default one for each 64 channels
+        ffn:int=None,       # Hidden width of the feed-forward part; by default 4d
+        dropout:float=.1,   # On attention weights, inside the feed-forward part and after each part
+        *, norm:str='post', # 'post' as in the paper, or 'pre' with a last LayerNorm, as in the virtex code
     ):
         super().__init__()
         heads = max(1, width//64) if heads is None else heads

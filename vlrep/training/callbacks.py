@@ -34,9 +34,9 @@ class LRScheduler(BaseCallback):
         self.run = by_steps(self.learn)
         if not self.run: return
         self.base = [h['lr'] for h in self.opt.hypers]
-        self._set(max(self.learn.steps.done-1, 0))
+        self._set(max(self.learn.train_state.step-1, 0))
     def _set(self, step): self.opt.set_hyper('lr', [b*self.factor(step) for b in self.base])
-    def before_batch(self)->None: self._set(self.learn.steps.done)
+    def before_batch(self)->None: self._set(self.learn.train_state.step)
     def on_exit(self)->None:
         if self.base: self.opt.set_hyper('lr', self.base)
         self.base = None
@@ -69,7 +69,7 @@ class StepSeed(BaseCallback):
         self.held = torch.random.fork_rng(devices=cuda)
         self.held.__enter__()
     def before_batch(self)->None:
-        s = seed_of(self.seed, 'step', self.learn.steps.batches, self.rank)
+        s = seed_of(self.seed, 'step', self.learn.train_state.batch, self.rank)
         # torch.manual_seed tells every kind of device, which takes a millisecond
         torch.default_generator.manual_seed(s)
         if self.kind != 'cpu': getattr(torch, self.kind).manual_seed(s)
@@ -193,13 +193,13 @@ _SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by
 class SkipNonFinite(StatefulCallback):
     "Leave out steps whose loss or gradient is not finite; a `ValueError` when `limit` come in a row"
     name = 'finite'
-    order,run_valid,_keep = 13,False,('skipped','row','why','ids')
+    order,run_valid,_keep = 13,False,('row','why','ids')
     def __init__(self,
         limit:int=10, # Bad steps in a row that end the fit
         log=None,     # File to which each of them is appended as a line of JSON
     ):
         if limit < 1: raise ValueError(f'limit must be at least 1 step, not {limit}')
-        self.limit,self.log,self.skipped,self.row,self.why,self.ids = limit,log,0,0,None,[]
+        self.limit,self.log,self.row,self.why,self.ids = limit,log,0,None,[]
     def before_fit(self)->None:
         self.run,self.learn.bad = training(self.learn),False
         if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro):
@@ -231,7 +231,7 @@ def after_cancel_step(self:SkipNonFinite)->None:
     self.learn.bad = True
     scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
     if self.why is None and scaler and scaler.get_scale() >= 1: return
-    self.skipped += 1
+    self.learn.train_state.skipped += 1
     self.row += 1
     self._note(self.why or 'the scaled gradient is not finite')
 
@@ -244,7 +244,7 @@ def after_step(self:SkipNonFinite)->None:
 def _note(self:SkipNonFinite, why):
     names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
     ids = [names[i] if names is not None else i for i in self.ids]
-    step = self.learn.steps.done+1
+    step = self.learn.train_state.step+1
     if self.log:
         try:
             with open(self.log, 'a', encoding='utf-8') as f:
@@ -311,27 +311,27 @@ class CSVLogger(StatefulCallback):
     def before_fit(self)->None:
         self.run = training(self.learn)
         if not self.run: return
-        if self.last is None: self.last = self.tally.sums
+        if self.last is None: self.last = self.train_state.sums
         lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
         self.names = ['step','epoch','train_loss','valid_loss',*lrs,'seconds','images_s']
         try: self.file = self._open()
         except (OSError, ValueError) as e: stop_fit(self.learn, e)
     def _row(self, train, valid):
-        t,s = self.tally,self.learn.steps
+        s = self.learn.train_state
         g = lambda x: '' if x is None else f'{x:.9g}'
-        now = (t.images-t.begun[0])/max(time.perf_counter()-t.begun[1], 1e-9) if valid is None else t.speed
+        now = (s.samples-s.begun[0])/max(time.perf_counter()-s.begun[1], 1e-9) if valid is None else s.speed
         lrs = [g(h['lr']) for h in self.opt.hypers]
-        row = [s.done, g(s.batches/len(self.dls.train)), g(train), g(valid), *lrs, f'{t.elapsed:.2f}', f'{now:.1f}']
+        row = [s.step, g(s.batch/len(self.dls.train)), g(train), g(valid), *lrs, f'{s.elapsed:.2f}', f'{now:.1f}']
         self.wait.append((','.join(map(str, row))+'\n').encode())
         self._write()
     def after_batch(self)->None:
-        done = self.learn.steps.done
+        done = self.learn.train_state.step
         if self.training and self.every and done%self.every == 0 and done > self.at:
-            self._row(self.tally.mean(self.last), None)
-            self.last,self.at = self.tally.sums,done
+            self._row(self.train_state.mean(self.last), None)
+            self.last,self.at = self.train_state.sums,done
     def after_epoch(self)->None:
         v = self.recorder.loss.value
-        self._row(self.tally.mean(), None if v is None else float(v))
+        self._row(self.train_state.mean(), None if v is None else float(v))
     def on_exit(self)->None:
         if self.wait:
             self.log(f'{self.path}: {len(self.wait)} rows could not be written')
@@ -381,7 +381,7 @@ class EpochLosses(BaseCallback):
     def after_epoch(self)->None:
         v = self.recorder.loss.value
         if self.run:
-            self.rows.append(dict(step=float(self.learn.steps.done), train_loss=self.tally.mean(),
+            self.rows.append(dict(step=float(self.learn.train_state.step), train_loss=self.train_state.mean(),
                                   valid_loss=None if v is None else float(v)))
 
 # %% ../../nbs/training/40_callbacks.ipynb #40370f22
@@ -395,24 +395,24 @@ class ProgressLogger(BaseCallback):
     ): self.out,self.every = out,every
     def before_fit(self)->None:
         self.run = training(self.learn)
-        if self.run: self.live,self.since = Live(),(time.perf_counter(),self.learn.steps.batches)
+        if self.run: self.live,self.since = Live(),(time.perf_counter(),self.learn.train_state.batch)
     def after_batch(self)->None:
         if not self.live or not self.live.kind: return
-        s,total = self.learn.steps,self.learn.steps.total
-        at = s.batches
+        s,total = self.learn.train_state,self.learn.train_state.total
+        at = s.batch
         t0,b0 = self.since
-        steps = s.done + round((total-s.batches)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
+        steps = s.step + round((total-s.batch)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
         left = time_left((time.perf_counter()-t0)/(at-b0)*(total-at)) if at > b0 else ''
-        self.live(at, total, f'step {s.done}/{steps}, {what}, {left}')
+        self.live(at, total, f'step {s.step}/{steps}, {what}, {left}')
     def after_epoch(self)->None:
-        s,t = self.learn.steps,self.tally
+        s = self.learn.train_state
         v = self.recorder.loss.value
         if self.live: self.live.clear()
-        if s.epoch%self.every and s.batches < s.total: return
+        if s.epoch%self.every and s.batch < s.total: return
         held = '' if v is None else f', held out {float(v):.3f}'
-        self.out(f'step {s.done}, epoch {s.batches/len(self.dls.train):.3g}: loss {t.mean():.3f}{held}'
-                 f', {t.speed:,.0f} images/s, {t.elapsed:.0f} s')
+        self.out(f'step {s.step}, epoch {s.batch/len(self.dls.train):.3g}: loss {s.mean():.3f}{held}'
+                 f', {s.speed:,.0f} images/s, {s.elapsed:.0f} s')
     def on_exit(self)->None:
         if self.live: self.live.clear()
 
@@ -420,11 +420,11 @@ class ProgressLogger(BaseCallback):
 class Checkpointer(StatefulCallback):
     "Save `last`, and `best` by held-out loss, into a run folder"
     name = 'save_run'
-    order,_keep = 80,('best','best_step','at')
+    order,_keep = 80,('at',)
     def __init__(self,
         run,           # Has `save(name, weights, state)`, such as `vlrep.training.run_folder.Run`
         every:int=0,   # Steps between saves within an epoch; 0 for none
-    ): self.folder,self.every,self.best,self.best_step,self.at = run,every,math.inf,0,0
+    ): self.folder,self.every,self.at = run,every,0
     def before_fit(self)->None: self.run = training(self.learn)
     def where(self)->str:
         "For messages: what is saved"
@@ -435,21 +435,22 @@ class Checkpointer(StatefulCallback):
         return f'; the only checkpoint is {self.folder/"best"}' if (self.folder/'best').is_dir() else ''
     def save(self, *names)->None:
         "Save the present state under `names`"
-        s = self.learn.steps
-        self.at = s.done
-        state = dict(step=s.done, epoch=s.batches/len(self.dls.train), best=self.best, best_step=self.best_step,
+        s = self.learn.train_state
+        self.at = s.step
+        state = dict(step=s.step, epoch=s.batch/len(self.dls.train), best=s.best_loss, best_step=s.best_step,
                      training=training_state(self.learn))
         try:
             for name in names: self.folder.save(name, self.model.state_dict(), state)
         except (OSError, ValueError) as e: stop_fit(self.learn, e)
     def after_batch(self)->None:
-        s = self.learn.steps
+        s = self.learn.train_state
         # else `after_epoch` is about to save
-        within = s.batches%len(self.dls.train) and s.batches < s.total
-        if self.training and self.every and s.done%self.every == 0 and s.done > self.at and within:
+        within = s.batch%len(self.dls.train) and s.batch < s.total
+        if self.training and self.every and s.step%self.every == 0 and s.step > self.at and within:
             self.save('last')
     def after_epoch(self)->None:
         v = self.recorder.loss.value
-        better = v is not None and float(v) < self.best
-        if better: self.best,self.best_step = float(v),self.learn.steps.done
+        s = self.learn.train_state
+        better = v is not None and float(v) < s.best_loss
+        if better: s.best_loss,s.best_step = float(v),s.step
         self.save(*(['best'] if better else []), 'last')

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'StatefulCallback', 'GradientAccumulation', 'MicroBatchLoader',
-           'Steps', 'Part', 'StopAtStep', 'by_steps', 'training', 'stop_fit', 'Tally', 'PictureView', 'BatchLearner',
+           'TrainState', 'Part', 'StopAtStep', 'by_steps', 'training', 'stop_fit', 'PictureView', 'BatchLearner',
            'visual_only', 'learner', 'training_state', 'load_training_state']
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
-import time
+import math,time
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -151,32 +151,36 @@ class MicroBatchLoader:
             skip = 0
 
 # %% ../../nbs/training/30_learner.ipynb #64cee442
-class Steps(StatefulCallback):
-    """Counts steps of the optimiser (`done`) and training `batches` over all fits
+class TrainState(StatefulCallback):
+    """Where a training is, counted over all its fits: the one place that others read
 
-    `watched`: batches at the last validation; `total`: batches at the end of this fit
+    `step` of the optimiser, training `batch`, `samples` and `seconds`, steps `skipped`, lowest held-out loss
+    (`best_loss` after `best_step`); `sums`: total and count of the training loss, `mark`: `sums` as the epoch began,
+    `validated`: batches at the last validation. Of the fit alone: `total`, the batches at its end, and `speed` in
+    images a second.
     """
-    order,run_valid,_keep = -9,False,('done','batches','watched')
-    def __init__(self): self.done,self.batches,self.watched,self.total,self.before = 0,0,0,0,(0,0)
+    name = 'train_state'
+    order,run_valid = -7,False
+    _keep = ('step','batch','samples','seconds','skipped','best_loss','best_step','sums','mark','validated')
+    def __init__(self):
+        self.step,self.batch,self.samples,self.seconds,self.skipped,self.validated = 0,0,0,0.,0,0
+        self.best_loss,self.best_step = math.inf,0
+        self.sums,self.mark = torch.zeros(2, dtype=torch.float64),torch.zeros(2, dtype=torch.float64)
+        self.total,self.before,self.since,self.speed,self.begun = 0,{},None,0.,None
+    def state_dict(self)->dict: return {**super().state_dict(), 'seconds': self.elapsed}
     @property
-    def epoch(self)->int: return self.batches//len(self.dls.train)
+    def epoch(self)->int: return self.batch//len(self.dls.train)
+    @property
+    def elapsed(self)->float: return self.seconds + (time.perf_counter()-self.since if self.since else 0)
     def due(self, total:int)->bool:
         "Has training come to the end of an epoch, or of all `total` batches, without a validation since?"
-        return self.batches > self.watched and (self.batches%len(self.dls.train) == 0 or self.batches >= total)
-    def before_fit(self)->None:
-        self.before = self.done,self.batches
-        if not self.learn.fitting: return
-        epochs = self.n_epoch*len(self.dls.train)
-        self.total = self.learn.stop_at.total if by_steps(self.learn) else self.batches+epochs
-    def before_train(self)->None:
-        "Whole epochs, as fastai counts them: each sees the data in an order of its own"
-        if not by_steps(self.learn) and hasattr(self.dls.train, 'seek'):
-            self.dls.train.seek(-(-self.batches//len(self.dls.train)))
-    def after_step(self)->None: self.done += 1
-    def after_batch(self)->None: self.batches += 1
-    def after_epoch(self)->None: self.watched = self.batches
-    def after_fit(self)->None:
-        if hasattr(self.learn, 'lr_finder'): self.done,self.batches = self.before
+        return self.batch > self.validated and (self.batch%len(self.dls.train) == 0 or self.batch >= total)
+    def mean(self,
+        mark:torch.Tensor=None # `sums` at the beginning; by default that of the epoch
+    )->float:
+        "Training loss since `mark`"
+        total,count = (self.sums - (self.mark if mark is None else mark).to(self.sums.device)).tolist()
+        return total/count if count else float('nan')
 
 # %% ../../nbs/training/30_learner.ipynb #3de28a33
 class Part:
@@ -195,8 +199,8 @@ class StopAtStep(BaseCallback):
     ): self.total = batches
     def before_train(self)->None:
         "Cut this epoch's pass to what is to be done, which may be nothing but its validation"
-        if self.learn.steps.due(self.total): raise CancelTrainException()
-        dl,done,per = self.dls.train,self.learn.steps.batches,len(self.dls.train)
+        if self.learn.train_state.due(self.total): raise CancelTrainException()
+        dl,done,per = self.dls.train,self.learn.train_state.batch,len(self.dls.train)
         start = done%per
         n = min(per-start, self.total-done)
         self.learn.dl = Part(dl.seek(done//per, start), n) if hasattr(dl, 'seek') else Part(dl, n, skip=start)
@@ -224,35 +228,51 @@ def stop_fit(
     raise CancelFitException()
 
 # %% ../../nbs/training/30_learner.ipynb #9faf99e4
-class Tally(StatefulCallback):
-    "Over the run: training loss (`sums` = total, count), `images`, `seconds`; `mark` is `sums` as the epoch began"
-    order,run_valid,_keep = -7,False,('sums','mark','images','seconds')
-    def __init__(self):
-        self.sums,self.mark = torch.zeros(2, dtype=torch.float64),torch.zeros(2, dtype=torch.float64)
-        self.images,self.seconds,self.since,self.speed,self.begun = 0,0.,None,0.,None
-    def state_dict(self)->dict: return {**super().state_dict(), 'seconds': self.elapsed}
-    @property
-    def elapsed(self)->float: return self.seconds + (time.perf_counter()-self.since if self.since else 0)
-    def before_fit(self)->None:
-        self.run,self.begun = training(self.learn),None
-        if self.run: self.since = time.perf_counter()
-    def before_train(self)->None:
-        if not by_steps(self.learn) or self.learn.steps.batches%len(self.dls.train) == 0: self.mark = self.sums
-        self.begun = self.images,time.perf_counter()
-    def after_batch(self)->None:
-        l = self.loss_func
-        self.images += find_bs(self.yb)
-        if getattr(self.learn, 'bad', False): return                # a step that was left out
-        self.sums = self.sums.to(l.total.device) + torch.stack([l.total.double(), l.count.double()])
-    def after_train(self)->None:
-        if self.begun: self.speed = (self.images-self.begun[0])/max(time.perf_counter()-self.begun[1], 1e-9)
-    def mean(self,
-        mark:torch.Tensor=None # `sums` at the beginning; by default that of the epoch
-    )->float:
-        "Training loss since `mark`"
-        total,count = (self.sums - (self.mark if mark is None else mark).to(self.sums.device)).tolist()
-        return total/count if count else float('nan')
-    def on_exit(self)->None: self.seconds,self.since = self.elapsed,None
+@patch
+def before_fit(self:TrainState)->None:
+    "Remember where the fit began, and how far it goes; a search for learning rates is put back afterwards"
+    self.before,self.begun,self.since = {k: getattr(self, k) for k in self._keep},None,None
+    if not self.learn.fitting: return
+    epochs = self.n_epoch*len(self.dls.train)
+    self.total = self.learn.stop_at.total if by_steps(self.learn) else self.batch+epochs
+    if training(self.learn): self.since = time.perf_counter()
+
+@patch
+def before_train(self:TrainState)->None:
+    "Whole epochs, as fastai counts them: each sees the data in an order of its own"
+    per = len(self.dls.train)
+    if not by_steps(self.learn) and hasattr(self.dls.train, 'seek'): self.dls.train.seek(-(-self.batch//per))
+    if not by_steps(self.learn) or self.batch%per == 0: self.mark = self.sums
+    self.begun = self.samples,time.perf_counter()
+
+# %% ../../nbs/training/30_learner.ipynb #0a92c1d4
+@patch
+def after_step(self:TrainState)->None: self.step += 1
+
+@patch
+def after_batch(self:TrainState)->None:
+    "Count the batch, and its loss unless the step is left out"
+    l = self.loss_func
+    self.batch += 1
+    self.samples += find_bs(self.yb)
+    if getattr(self.learn, 'bad', False): return
+    self.sums = self.sums.to(l.total.device) + torch.stack([l.total.double(), l.count.double()])
+
+@patch
+def after_train(self:TrainState)->None:
+    if self.begun: self.speed = (self.samples-self.begun[0])/max(time.perf_counter()-self.begun[1], 1e-9)
+
+@patch
+def after_epoch(self:TrainState)->None: self.validated = self.batch
+
+@patch
+def after_fit(self:TrainState)->None:
+    if hasattr(self.learn, 'lr_finder'): self.load_state_dict(self.before)
+
+@patch
+def on_exit(self:TrainState)->None:
+    "Stop the clock"
+    self.seconds,self.since = self.elapsed,None
 
 # %% ../../nbs/training/30_learner.ipynb #85b12cc7
 def _no_training(*args, **kw):
@@ -367,7 +387,7 @@ def learner(
     opt:'torch.optim.Optimizer|Lookahead', # A PyTorch optimiser or `Lookahead` over the model's parameters; its groups'
                                            # rates are the peaks
     cbs:list|tuple=(),                 # Callbacks
-    metrics:list|tuple=(),             # fastai metrics, for validation
+    *, metrics:list|tuple=(),          # fastai metrics, for validation
     path:FilePath=None,                # Folder for fastai's temporary files; the cache by default
     reduce:callable=_same,             # Sums a tensor over all processes
     world_size:int=1,                  # Number of processes
@@ -379,7 +399,7 @@ def learner(
     learn = BatchLearner(dls, model, GlobalMeanLoss(loss, reduce, world_size), opt_func=_Wrapped(opt=opt),
                          metrics=list(metrics),
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
-                         cbs=[TrainEvalCallback(), _recorder(), Steps(), Tally(), _Gathered(), *cbs])
+                         cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs])
     learn.logger,learn.capabilities = noop,capabilities
     learn.create_opt()
     return learn
@@ -393,11 +413,12 @@ def fit_steps(self:BatchLearner,
     "Train until `steps` steps are done, from where the last fit stopped; the last epoch is cut short, but validated"
     n = max([cb.n for cb in self.cbs if isinstance(cb, GradientAccumulation)], default=1)
     per = len(self.dls.train)
-    done,due = self.steps.batches,self.steps.due(int(steps)*n)
+    done,due = self.train_state.batch,self.train_state.due(int(steps)*n)
     if per == 0: raise ValueError('the training loader has no batches')
-    if int(steps) != steps or steps < self.steps.done:
-        raise ValueError(f'steps must be a whole number, at least the {self.steps.done} already done, not {steps!r}')
-    if steps == self.steps.done and not due: return
+    if int(steps) != steps or steps < self.train_state.step:
+        raise ValueError(f'steps must be a whole number, at least the {self.train_state.step} already done, not '
+                         f'{steps!r}')
+    if steps == self.train_state.step and not due: return
     epochs = -(-int(steps)*n//per) - done//per + (due and done%per == 0)
     with self.added_cbs([StopAtStep(int(steps)*n), *cbs]): self.fit(epochs)
 
@@ -487,6 +508,17 @@ def training_state(
     return dict(optimiser=learn.opt.state_dict(), moved=len(learn.opt.opt.state), callbacks=kept, grads=grads,
                 damaged=damaged)
 
+# %% ../../nbs/training/30_learner.ipynb #1ba3d2e5
+def _current(callbacks):
+    "States of callbacks as they are kept today; older checkpoints have four where there is one `train_state` now"
+    if 'steps' not in callbacks: return callbacks
+    new = {k: dict(v) for k,v in callbacks.items()}
+    s,t,best,bad = (new.get(k, {}) for k in ('steps','tally','save_run','finite'))
+    new['train_state'] = dict(step=s['done'], batch=s['batches'], validated=s['watched'], samples=t['images'],
+                              seconds=t['seconds'], sums=t['sums'], mark=t['mark'], skipped=bad.pop('skipped', 0),
+                              best_loss=best.pop('best', math.inf), best_step=best.pop('best_step', 0))
+    return {k: v for k,v in new.items() if k not in ('steps','tally')}
+
 def load_training_state(
     learn:Learner, # Made in the same way as the one that was saved
     state:dict,    # What `training_state` gave
@@ -498,13 +530,14 @@ def load_training_state(
     lost = {'optimiser','moved','callbacks','grads'}-set(state)
     if lost: raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
     here = {cb.name: cb for cb in learn.cbs if isinstance(cb, StatefulCallback)}
-    if set(here) != set(state['callbacks']):
-        raise ValueError(f'the state belongs to the callbacks {sorted(state["callbacks"])}, '
+    callbacks = _current(state['callbacks'])
+    if set(here) != set(callbacks):
+        raise ValueError(f'the state belongs to the callbacks {sorted(callbacks)}, '
                          f'the learner has {sorted(here)}: make it with the same')
     learn.opt.load_state_dict(state['optimiser'])
     n = len(learn.opt.opt.state)
     if n != state['moved']: raise ValueError(f'the optimiser knew {state["moved"]} parameters, its saved state has {n}')
-    for name,kept in state['callbacks'].items(): here[name].load_state_dict(kept)
+    for name,kept in callbacks.items(): here[name].load_state_dict(kept)
     for dl,seen in zip(learn.dls.loaders, state.get('damaged', [])):
         if seen: dl.damaged.update(seen)
     ps = [p for g in learn.opt.param_groups for p in g['params']]

@@ -38,10 +38,10 @@ def _rewind(run, step):
 
 def _regroup(learn):
     "Count batches anew, as if all steps had been done with the batches of today"
-    s,acc = learn.steps,[cb for cb in learn.cbs if isinstance(cb, GradientAccumulation)]
-    seen = s.watched == s.batches
-    s.batches = s.done*(acc[0].n if acc else 1)
-    s.watched = s.batches if seen else 0
+    s,acc = learn.train_state,[cb for cb in learn.cbs if isinstance(cb, GradientAccumulation)]
+    seen = s.validated == s.batch
+    s.batch = s.step*(acc[0].n if acc else 1)
+    s.validated = s.batch if seen else 0
     for cb in acc: cb.micro = 0
     learn.opt.zero_grad()
 
@@ -72,8 +72,8 @@ def resume(
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None
     if regroup: _regroup(learn)
-    _rewind(run, learn.steps.done)
-    return learn.steps.done
+    _rewind(run, learn.train_state.step)
+    return learn.train_state.step
 
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c
 def fingerprint(
@@ -157,7 +157,7 @@ class StopOnSignal(BaseCallback):
     def after_batch(self)->None:
         if not self.note.got: return
         if hasattr(self.learn, 'save_run'): self.save_run.save('last')
-        stop_fit(self.learn, TrainingInterrupted(self.note.got, self.learn.steps.done))
+        stop_fit(self.learn, TrainingInterrupted(self.note.got, self.learn.train_state.step))
 
 # %% ../../nbs/training/60_resume.ipynb #5c8c68ff
 def out_of_memory(

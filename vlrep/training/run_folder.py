@@ -180,7 +180,7 @@ def create(cls:Run,
     method:str,                 # Such as virtex
     data:str|dict,              # What was trained on: a name, or a dict with more
     seed:int,                   # Of the whole run
-    precision:str='fp32',       # As chosen, see `vlrep.training.callbacks.choose_precision`
+    *, precision:str='fp32',    # As chosen, see `vlrep.training.callbacks.choose_precision`
     **more                      # Anything else worth knowing
 )->Run:
     "Begin a run: lock the folder and write `recipe.json`; a `ValueError` if it holds a run or is in use"

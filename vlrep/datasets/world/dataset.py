@@ -59,7 +59,7 @@ def scene(
     size:int=48,                  # Side of the picture in pixels
     shifted:bool=False,           # From the shifted world?
     draw:bool=True,               # With a picture? Annotations alone are quicker
-    with_:str|list|tuple=(),      # What else shall be known: names out of EXTRAS
+    *, with_:str|list|tuple=(),   # What else shall be known: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
 )->Record:                        # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
     "One scene; a pure function of its arguments"
@@ -243,7 +243,7 @@ def _damage(folder):
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a5eb3608
 _few = 1500   # up to so many scenes are drawn without the help of other processes
 
-def _row(notes, captions, split, start, more, names, px, i):
+def _row(i, *, notes, captions, split, start, more, names, px):
     "The record of row `i`, without its picture"
     r = _record(json.loads(notes[i][0]), split, start+int(i), captions[i])
     if not names: return r
@@ -276,13 +276,13 @@ def _clear_stale(cache):
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #dfa36536
 def world(
-    split:str,                    # train, valid or test
-    n:int,                        # How many scenes
-    size:int=48,                  # Side of the pictures in pixels
-    shifted:bool=False,           # From the shifted world?
-    start:int=0,                  # Index of the first
-    workers:int=2,                # Processes that draw, if there is much to draw
-    with_:str|list|tuple=(),      # What else shall be known: names out of EXTRAS
+    split:str,               # train, valid or test
+    n:int,                   # How many scenes
+    size:int=48,             # Side of the pictures in pixels
+    shifted:bool=False,      # From the shifted world?
+    start:int=0,             # Index of the first
+    *, workers:int=2,        # Processes that draw, if there is much to draw
+    with_:str|list|tuple=(), # What else shall be known: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
 )->ArrayDataset:                  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for;
                                   # rows as `scene` gives them
@@ -311,8 +311,7 @@ def world(
     px = {p: ArrayFile(folder/f'{p}.npy', hint=again) for p in ('images',*PIXELS) if p == 'images' or p in with_}
     more = TextBuffer.load(folder/'more.npz') if with_ else None
     sets,names = _sets(more, with_)
-    return ArrayDataset(px.pop('images'), 'the shifted world' if shifted else 'the world',
-        split=split,
-                        captions=caps, labels={**labels, **sets}, names=names,
-                        ids=[f'{first}-{i:06d}' for i in range(start, start+n)],
-                        records=functools.partial(_row, notes, caps, split, start, more, with_, px))
+    row = functools.partial(_row, notes=notes, captions=caps, split=split, start=start, more=more, names=with_, px=px)
+    return ArrayDataset(px.pop('images'), 'the shifted world' if shifted else 'the world', split=split, captions=caps,
+                        labels={**labels, **sets}, names=names, records=row,
+                        ids=[f'{first}-{i:06d}' for i in range(start, start+n)])

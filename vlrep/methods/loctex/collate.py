@@ -120,7 +120,7 @@ def pack_points(
     joined:np.ndarray, # Did the pen draw from the point before? (m,) bool
     sample:np.ndarray, # Whose each point is (m,), rising
     keep:np.ndarray,   # Which to keep (m,) bool
-    b:int,             # Number of samples
+    *, b:int,          # Number of samples
 )->np.ndarray:         # x, y, t, joined (b,n,4) float32, n >= 1; 0, 0, -1e6, 0 where there are no more points
     "The kept points of each sample; one whose predecessor is not kept begins a stroke"
     joined = joined & np.concatenate([[False], keep[:-1]])
@@ -220,5 +220,5 @@ def __call__(self:NarrativeCollator,
     at = [] if at is None else at
     (xy,n),(t,_),(joined,_) = (cols[k].take(at) for k in ('xy','t','joined'))
     sample = np.repeat(np.arange(len(n)), n)
-    trace = pack_points(xy, t, joined, sample, needed_points(span, t, sample), b)
+    trace = pack_points(xy, t, joined, sample, needed_points(span, t, sample), b=b)
     return {k: torch.from_numpy(v) for k,v in dict(tok=tok, lens=lens, span=span, trace=trace).items()}

@@ -35,7 +35,7 @@ class LocTexModel(nn.Module):
         scales:int=2,            # Grids on which words look
         join:int=1024,           # Width in which the two sides are compared
         contrast:bool=True,      # With heads for the contrast?
-        localise:bool=True,      # With heads for the places?
+        *, localise:bool=True,   # With heads for the places?
         loc_scale:float=1.,      # Factor of the products of words and cells
         render:str='polyline',   # What a trace covers, see `render_traces`
         oracle_masks:bool=False, # Where words should look: at the true things instead of the trace
@@ -118,7 +118,7 @@ def loctex_loss(
     contrast:float=1., # Weight of the contrast
     localise:float=1., # Weight of the places
     norm:str='row',    # As for `localisation_loss`
-    group:int=0,       # As for `info_nce`, and the next ones
+    *, group:int=0,    # As for `info_nce`, and the next ones
     include_positive:bool=False,
     **kw               # temperature, direction, gather
 )->tuple:              # Total (), pairs ()
@@ -153,10 +153,11 @@ def _model(r, visual, tok):
     if r.contrast and not r.include_positive and (r.bs < 2 or r.group == 1 or r.group < 0):
         raise ValueError(f'bs={r.bs}, group={r.group}: a pair that is alone has no negatives; take at least 2, or '
                          f'include_positive=True, or contrast=0')
-    text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, r.norm, r.max_len, tok.pad,
-                       r.init if r.init == 'fan_in' else float(r.init))
-    return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), bool(r.localise),
-                       r.width**-.5 if r.loc_scale == 'sqrt' else 1., r.render, r.oracle_masks)
+    text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
+                       pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
+    return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), localise=bool(r.localise),
+                       loc_scale=r.width**-.5 if r.loc_scale == 'sqrt' else 1., render=r.render,
+                       oracle_masks=r.oracle_masks)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #61c312b5
 def loctex_learner(
@@ -165,7 +166,7 @@ def loctex_learner(
     visual:nn.Module=None, # Another backbone than the recipe's
     seed:int=0,            # First weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
-    cbs:list|tuple=(),     # More callbacks
+    *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone with narratives that point"
     r,tok = recipe,dls.train.tok

@@ -50,7 +50,7 @@ def tags_learner(
     visual:nn.Module=None, # Another backbone than the recipe's
     seed:int=0,            # First weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
-    cbs:list|tuple=(),     # More callbacks
+    *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone with tags; those that the training images never show are left out"
     r,labels = recipe,dls.train.source.labels

@@ -64,7 +64,7 @@ def virtex_learner(
     visual:torch.nn.Module=None, # Another backbone than the recipe's
     seed:int=0,           # First weights and dropout depend on this alone
     precision:str='auto', # As for `MixedPrecision`
-    cbs:list|tuple=(),    # More callbacks
+    *, cbs:list|tuple=(),    # More callbacks
 )->BatchLearner:          # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
     r = recipe

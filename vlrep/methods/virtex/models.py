@@ -18,24 +18,24 @@ from ...models.text_decoder import CaptionEmbedding, Decoder, init_weights, reve
 class VisualTextDecoder(nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
     def __init__(self,
-        visual,             # A backbone: images to a grid (b,c,h,w); has `width` = c
-        vocab:int,          # Word pieces v
-        width:int=1024,     # Hidden size d
-        depth:int=1,        # Layers of each decoder
-        heads:int=None,     # Attention heads, by default width/64
-        dropout:float=.1,   # In embedding and decoders
-        norm:str='post',    # Where LayerNorm stands: 'post' or 'pre'
-        max_len:int=30,     # Longest caption
+        visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
+        vocab:int,           # Word pieces v
+        width:int=1024,      # Hidden size d
+        depth:int=1,         # Layers of each decoder
+        heads:int=None,      # Attention heads, by default width/64
+        *, dropout:float=.1, # In embedding and decoders
+        norm:str='post',     # Where LayerNorm stands: 'post' or 'pre'
+        max_len:int=30,      # Longest caption
         sos:int=1, eos:int=2, pad:int=4, # Ids of the special pieces
-        std=.02,            # Initial standard deviation of the head, or 'fan_in'
-        backward:bool=True, # A second decoder, for captions read from their end?
+        std=.02,             # Initial standard deviation of the head, or 'fan_in'
+        backward:bool=True,  # A second decoder, for captions read from their end?
     ):
         super().__init__()
         self.visual,self.sos,self.eos,self.pad,self.max_len = visual,sos,eos,pad,max_len
         self.project = nn.Linear(visual.width, width)
         self.embed   = CaptionEmbedding(vocab, width, max_len, dropout, pad)
-        self.forward_decoder = Decoder(width, depth, heads, None, dropout, norm)
-        if backward: self.backward_decoder = Decoder(width, depth, heads, None, dropout, norm)
+        self.forward_decoder = Decoder(width, depth, heads, None, dropout, norm=norm)
+        if backward: self.backward_decoder = Decoder(width, depth, heads, None, dropout, norm=norm)
         self.output  = nn.Linear(width, vocab)
         for m in (self.project, self.embed, *self.decoders): init_weights(m, std)
         self.output.weight = self.embed.words.weight
@@ -90,7 +90,8 @@ def generate(self:CaptioningModel,
 )->Tensor:             # Word pieces (b,s)
     "Write a caption of each image with the forward decoder"
     step = Cached(self.embed, self.forward_decoder, self.output)
-    return decode(step, self.visual_tokens(img), self.sos, self.eos, max_len or self.max_len, self.pad, how, **kw)
+    return decode(step, self.visual_tokens(img), self.sos, self.eos, max_len or self.max_len, pad=self.pad, how=how,
+                  **kw)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a77e4d01
 @patch

@@ -114,7 +114,7 @@ def load_virtex(
     heads:int=None,       # Attention heads; by default what the file has, else width/64
     pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
                           # pieces
-    log:callable=print,   # Told what had to be assumed; None for silence
+    *, log:callable=print,   # Told what had to be assumed; None for silence
 )->torch.nn.Module:       # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
                           # `MultiLabelClassificationModel`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
@@ -152,8 +152,8 @@ def virtex_captions(
     def step(vis, tok):
         return model.output(model.hidden_states(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
     most = min(max_words, model.max_len)+1
-    tok,score = beam(step, model.visual_tokens(img), model.sos, model.eos, most, model.pad, (),
-                     'virtex', beams, per_node, 0., every=True)
+    tok,score = beam(step, model.visual_tokens(img), model.sos, model.eos, most, pad=model.pad, never=(),
+                     repeat='virtex', beams=beams, per_node=per_node, norm=0., every=True)
     tok = tok[torch.arange(len(tok)),score.argmax(1),1:]
     ended = (tok == model.eos).int()
     tok = tok.masked_fill(ended.cumsum(1)-ended > 0, model.pad)
