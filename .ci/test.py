@@ -10,6 +10,7 @@ import environment, readme
 from environment import ROOT, Failed, quiet
 
 BIN = environment.VENV/'bin'
+TEMPLATES = Path('reports')/'templates'
 passed = failed = 0
 
 def count(name, problem=None):
@@ -46,7 +47,8 @@ def compare(what, hint, old, new):
 def copied(folder):
     """A copy of the project with an empty vlrep/
 
-    Only its __init__.py, whose version line is all that nbdev writes, and py.typed
+    Only what no notebook exports: its __init__.py, whose version line is all that nbdev writes, py.typed, and the
+    templates of the report
     """
     new = Path(folder)/'copy'
     new.mkdir()
@@ -54,6 +56,8 @@ def copied(folder):
     shutil.copytree(ROOT/'nbs', new/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
     (new/'vlrep').mkdir()
     for f in ('__init__.py', 'py.typed'): shutil.copy(ROOT/'vlrep'/f, new/'vlrep')
+    shutil.copytree(ROOT/'vlrep'/TEMPLATES, new/'vlrep'/TEMPLATES,
+                    ignore=lambda _, names: [n for n in names if not n.endswith('.j2')])
     return new
 
 def exported():

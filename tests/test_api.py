@@ -230,8 +230,8 @@ def test_import_needs_no_torch():
     assert got.stdout.strip() == '[]', got.stderr
 
 def test_types_are_shipped():
-    assert ((ROOT/'vlrep'/'py.typed').exists()
-            and "package_data={cfg['lib_path']: ['py.typed']}" in (ROOT/'setup.py').read_text(encoding='utf-8'))
+    assert ((ROOT/'vlrep'/'py.typed').exists() and "package_data={cfg['lib_path']: ['py.typed', "
+            in (ROOT/'setup.py').read_text(encoding='utf-8'))
 
 def test_all_brings_every_public_name():
     import importlib, pkgutil, vlrep, vlrep.all

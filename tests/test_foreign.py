@@ -548,6 +548,7 @@ def test_nothing_reaches_a_page_unescaped(tmp_path):
                     refusals += 1
                     continue
                 assert '<script' not in page and 'alert(1)</' not in page and '"\'>' not in page, (name, path, key)
+                assert '&amp;lt;' not in page and '&amp;#' not in page, (name, path, key)             # escaped once
                 shown += 'alert(1)' in page
     assert shown > 60 and refusals > 100, (shown, refusals)
 

@@ -134,7 +134,7 @@ from vlrep.cli import main
 for words in {EARLY!r}:
     try: main(['pretrain', *words.split()])
     except SystemExit as e: pass
-    slow = [m for m in ('fastai', 'torchvision', 'sklearn', 'matplotlib') if m in sys.modules]
+    slow = [m for m in ('fastai', 'torchvision', 'sklearn', 'matplotlib', 'jinja2') if m in sys.modules]
     if slow: sys.exit(f'SLOW {{words}}: {{slow}}')
     if words == '--help': print('HELP', time.process_time()-begun)
 """

@@ -88,7 +88,7 @@ def _heads(res):
 
 # %% ../../nbs/reports/40_page.ipynb #4137b498
 def _learning(log):
-    "Loss curves and learning rates from the rows of log.csv"
+    "Loss curves and learning rates from the rows of log.csv, as drawings"
     def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
         return [float(r['step']) for r in rows],[float(r[name]) for r in rows]
@@ -103,59 +103,19 @@ def _learning(log):
     if len(lrs) == 1: lrs = {'all parameters': next(iter(lrs.values()))}
     # the first fall would flatten the rest
     late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]
-    svgs = curves_svg(loss, x='steps', y='loss', top=max(late, default=None)) + curves_svg(lrs,
-        x='steps', y='learning rate', zero=True)
-    return f'<div class=two>{svgs}</div>' if log else ''
+    return [curves_svg(loss, x='steps', y='loss', top=max(late, default=None)),
+            curves_svg(lrs, x='steps', y='learning rate', zero=True)] if log else []
 
 def _cost(seconds, note):
     "The stages as bars of their share, with seconds"
-    most = max(seconds.values(), default=0)
-    bar = (lambda v: f'<span class="track bare"><i class=fill '
-                     f'style="width:{100*v/max(most, 1e-9):.1f}%;background:#8fa3ba"></i></span>')
-    rows = ''.join(f'<div class=b><span class=who>{esc(k)}</span>{bar(v)}<b>{_clock(v)}</b></div>'
-                   for k,v in seconds.items())
-    return f'<div class=two><div>{rows}</div><p>{esc(note)}</p></div>'
-
-# %% ../../nbs/reports/40_page.ipynb #df48474e
-_TRANSFER = (
-    'A linear probe on frozen features answers each question about scenes of a shifted world: other palettes, '
-    'textures, layouts, and six kinds of object that training never showed. <b>random</b> is the same network before '
-    'training, <b>supervised</b> the same network trained with the true categories. The thin line is the 95 % '
-    'interval, the dotted red one is guessing.')
-_NOUNS = (
-    'Ranked by the F1 of the nouns against what is in the scene. ✓ a noun that is right, ✗ one that is not in the '
-    'scene, … one that the caption leaves out (no person lists everything either). The pictures are drawn larger than '
-    'the network saw them.')
-_WORDS = (
-    'What the decoder looked at while it wrote each word, the mean over its layers and heads: clear where it looked '
-    'most, dark where it did not. The grid is coarse, as coarse as the last layer of the network. Words like “a” or '
-    '“the” often look at nothing in particular.')
-_NEAR = (
-    'For pictures drawn by lot, the others whose features have the largest cosine, before training (random weights) '
-    'and after it. The small number is the cosine. A network that has learned finds the same things; a random one '
-    'finds the same colours and layouts.')
-_WHERE = (
-    'The network is given the name of something that stands in the picture once, and asked where it looks for that '
-    'name (if it writes captions: which cells speak for the name). It <b>points at</b> the object if its strongest '
-    'cell lies on it; the other question is which <b>part of the attention</b> lies on it. Guessing gets the size of '
-    'the object, and <b>centre</b>, which always says the middle of the picture, gets what it does because people and '
-    'painters put things there. Scenes are held out, or of the shifted world.')
-_TOLD = (
-    'Pictures drawn by lot, each with what a person said about it and the path of the mouse meanwhile, from blue at '
-    'the beginning to red at the end; a word has the colour of the moment when it was said, a dot is where a stroke '
-    'begins. Small pictures: above, the cells that the mouse crossed while the word was said; below, where the network '
-    'looks for the word, clear where most, with the edge of these cells. The numbers say which part of its attention '
-    'is inside, and which part of the picture that is.')
-_NATS = (
-    'Ranked by the loss of what people wrote about the photo, in nats a word: low means that the model would have said '
-    'something like it.')
+    most = max(max(seconds.values(), default=0), 1e-9)
+    return render_macro('cost', [(k, 100*v/most, _clock(v)) for k,v in seconds.items()], note)
 
 # %% ../../nbs/reports/40_page.ipynb #a427c850
-def _asked(rows, text, whose=''):
+def _scores(rows):
     "Bars and the same numbers as a table; '' for no rows"
-    below = table_html(wide_rows(rows),
-                       'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.')
-    return rows and f'<p>{text}</p>{whose}{bars_html(rows)}{below}'
+    caption = 'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.'
+    return bars_html(rows) + table_html(wide_rows(rows), caption) if rows else ''
 
 def _what(info, res):
     "What was run, as names and values"
@@ -169,30 +129,20 @@ def _what(info, res):
         commit=res.get('commit') or 'unknown', date=res.get('date', ''))
 
 # %% ../../nbs/reports/40_page.ipynb #8b92e975
-def _shown(samples, data):
-    "Sections for the samples of a run: captions, words, neighbours"
+def _shown(samples):
+    "What `report.j2` shows of the samples of a run: captions, words, traces, neighbours"
     s = dict(captions=samples) if isinstance(samples, list) else samples
     near = s.get('neighbours') or {}
-    cards = ''.join(f'<h3>{esc(k.capitalize())}</h3>' + cards_html(v) for k,v in pick(s.get('captions') or []).items()
-                    if v)
-    share = near.get('share')
-    said = ''
-    if share:
-        each = ', '.join(f'<b>{esc(k)} {v:.0f} %</b>' for k,v in share.items() if k != 'any two')
-        said = (f'<p>Over all {near["n"]:,} pictures, the nearest {esc(near["k"])} show at least one of the same '
-                f'things in this part of the cases: {each}; any two pictures {share["any two"]:.0f} %.</p>')
-    return {
-        'Captions of held-out images': cards and f'<p>{_NOUNS if data == "world" else _NATS}</p>{cards}',
-        'Where each word looked': s.get('words') and f'<p>{_WORDS}</p>{words_html(s["words"])}',
-        'Where the mouse was, and where the words look': s.get('traces')
-        and f'<p>{_TOLD}</p>{traces_html(s["traces"])}',
-        'Nearest neighbours': near and f'<p>{_NEAR}</p>{said}{near_html(near["asks"], near["pics"])}'}
+    if near:
+        near = dict(share=near.get('share'), k=near.get('k'), n=f'{near["n"]:,}' if near.get('share') else None,
+                    rows=near_html(near['asks'], near['pics']))
+    return dict(cards={k: cards_html(v) for k,v in pick(s.get('captions') or []).items() if v},
+                words=words_html(s.get('words') or []), traces=traces_html(s.get('traces') or []), near=near)
 
-def _warned(runs, names=None):
-    "What the daggers on a page stand for, as paragraphs; '' if there are none"
-    lines = [dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers']) for r in runs]
-    return ''.join(f'<p>{esc(n)}. Shown of a run is its best checkpoint, of a baseline its last step.</p>'
-                   for n in warning_notes(lines, names))
+def _notes(runs, names=None):
+    "What the daggers on a page stand for, a sentence each"
+    return warning_notes([dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers'])
+                          for r in runs], names)
 
 def _left_out(num):
     "Steps and photos that were left out, as facts and a list; '' if there were none"
@@ -204,8 +154,8 @@ def _left_out(num):
                        captions='their captions that are in the training, word for word').items():
         if twins.get(k): facts[what] = twins[k]
     rows = [dict(photo=k, why=v) for k,v in list(bad.items())[:20]]
-    return facts and facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}'
-                                                    if len(bad) > len(rows) else '')
+    return facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows)
+                                          else '') if facts else ''
 
 # %% ../../nbs/reports/40_page.ipynb #73ca4b0a
 def report_html(
@@ -216,26 +166,20 @@ def report_html(
                                 # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; or captions alone
 )->str:          # The page
     "The page of one run"
-    num,data = res['numbers'],info['data']['name']
-    table = num.get('table') or []
-    where = num.get('where') or []
-    n = info['threads']
-    heads = ''.join(f'<div><b>{esc(a)}</b><span>{esc(b)}</span></div>' for a,b in _heads(res))
-    cost  = (f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s"*(n > 1)}; '
-             f'training went through {num["images_per_second"]:,.0f} images a second.')
-    said  = table_html(wide_rows(num.get('caption_table') or []),
-                       'Scores against what people wrote, in percent; chance is a caption of another picture.')
-    shown = _shown(list(samples) if not isinstance(samples, dict) else samples, data)
-    return page_html(f'{info["method"]} on {data}', {
-        '': f'<div class=heads>{heads}</div>{_warned([dict(info=info, res=res)])}',
-        'What was run': facts_html(_what(info, res)),
-        'What it cost': _cost(res['seconds'], cost),
-        'Learning': _learning(list(log)),
-        'What the features are good for': _asked(table, _TRANSFER), 'Where is it?': _asked(where, _WHERE),
-        'How captions score': said, **shown,
-        'What was left out': _left_out(num),
-        'The whole recipe': facts_html({**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}})},
-        'Visual representations learned from captions: what one run did, and what came of it.')
+    num,data,n = res['numbers'],info['data']['name'],info['threads']
+    cost = (f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s"*(n > 1)}; '
+            f'training went through {num["images_per_second"]:,.0f} images a second.')
+    said = table_html(wide_rows(num.get('caption_table') or []),
+                      'Scores against what people wrote, in percent; chance is a caption of another picture.')
+    recipe = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
+    return render_template('report.j2', dict(
+        title=f'{info["method"]} on {data}',
+        lead='Visual representations learned from captions: what one run did, and what came of it.',
+        world=data == 'world', heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
+        run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost), curves=_learning(list(log)),
+        transfer=_scores(num.get('table')), where=_scores(num.get('where')), captioning=said,
+        left_out=_left_out(num), recipe=facts_html(recipe),
+        **_shown(samples if isinstance(samples, dict) else list(samples))))
 
 # %% ../../nbs/reports/40_page.ipynb #c2f34b0a
 def _read_run(run):
@@ -341,16 +285,13 @@ def _merged(tables):
     return sorted(out, key=lambda r: order.index(r['question']))
 
 def _care(tables):
-    "Whose baselines are shown, and whether the runs were tested on the same number of scenes"
-    other = {}
+    "Whose baselines are shown (baseline -> run), and the numbers of scenes if the runs were tested on different ones"
+    whose = {}
     for n,rows in tables.items():
         for r in rows:
-            if r['backbone'] != _own(rows): other.setdefault(r['backbone'], n)
+            if r['backbone'] != _own(rows): whose.setdefault(r['backbone'], n)
     sizes = sorted({r['n'] for rows in tables.values() for r in rows if r['question'] == rows[0]['question']})
-    whose = ', '.join(f'<b>{esc(k)}</b> as measured by {esc(n)}' for k,n in other.items())
-    warn = (f' <b>The runs were tested on different numbers of scenes ({", ".join(map(esc, sizes))}): compare with '
-            f'care.</b>' if len(sizes) > 1 else '')
-    return f'<p>{whose}.{warn}</p>' if whose else f'<p>{warn}</p>' if warn else ''
+    return whose, sizes if len(sizes) > 1 else []
 
 # %% ../../nbs/reports/40_page.ipynb #bf9747e2
 def _differ(runs):
@@ -364,7 +305,7 @@ def _differ(runs):
 
 # %% ../../nbs/reports/40_page.ipynb #b87f2b9d
 def _curves(runs):
-    "Held-out loss of the runs of each method, a drawing for each method, and the rates of the first run of each"
+    "Held-out loss of the runs of each method, a drawing for each method"
     methods,out = list(dict.fromkeys(r['info']['method'] for r in runs.values())),[]
     for m in methods:
         lines,late = {},[]
@@ -375,8 +316,7 @@ def _curves(runs):
                 lines[n] = tuple(zip(*rows))
                 late += [b for a,b in rows if a >= .05*rows[-1][0]]
         out.append(curves_svg(lines, x='steps', y=f'{m}: held-out loss', top=max(late, default=None)))
-    return (f'<p>Each method sums up something else: compare losses of the same method only.</p><div '
-            f'class=two>{"".join(out)}</div>' if any(out) else '')
+    return [svg for svg in out if svg]
 
 def _costs(runs):
     "Seconds of each stage, images a second, parameters; one column for each run"
@@ -393,11 +333,6 @@ def _costs(runs):
             col('together', lambda n: _clock(sum(runs[n]['res']['seconds'].values())))]
 
 # %% ../../nbs/reports/40_page.ipynb #2eed42e7
-_SIDE = (
-    'Each run answers the same questions with a linear probe on its frozen features; the thin line is the 95 % '
-    'interval over test scenes, the dotted red one is guessing. Intervals say how sure the number of <i>this</i> '
-    'network is, not how much another seed would change it.')
-
 def comparison_html(
     runs:list, # Dicts `name, info, res, log`, as a run folder holds them
 )->str:        # The page
@@ -405,7 +340,6 @@ def comparison_html(
     runs = dict(zip(_names(runs), runs))
     tables = lambda k: {n: r['res']['numbers'][k] for n,r in runs.items() if r['res']['numbers'].get(k)}
     rows,where,said = (_merged(tables(k)) for k in ('table','where','caption_table'))
-    diff = _differ(runs)
     data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
     what = [dict(run=n, folder=r['name'], recipe=r['info']['name'], data=r['info']['data']['name'],
                  date=r['res'].get('date', ''), changes=' '.join(r['res'].get('changes') or []) or 'none')
@@ -419,14 +353,13 @@ def comparison_html(
     scores = (table_html(wide_rows(said), 'Scores against what people wrote, in percent.')
               + table_html(nouns, 'Nouns of held-out captions, in percent.')
               + table_html(nats, 'Loss of held-out captions.'))
-    return page_html(f'{len(runs)} runs on {" and ".join(data)}', {
-        'What was run': table_html(what) + _warned(list(runs.values()), [n.removesuffix(' †') for n in runs]),
-        'In what they differ': table_html(diff) if diff else '<p>In nothing but the seed.</p>',
-        'What the features are good for': _asked(rows, _SIDE, _care(tables('table'))),
-        'Where is it?': _asked(where, _WHERE, _care(tables('where'))),
-        'Learning': _curves(runs), 'How captions score': scores,
-        'What it cost': table_html(_costs(runs))},
-        'Visual representations learned from captions: the same questions to several runs.')
+    return render_template('comparison.j2', dict(
+        title=f'{len(runs)} runs on {" and ".join(data)}',
+        lead='Visual representations learned from captions: the same questions to several runs.',
+        run=table_html(what), notes=_notes(list(runs.values()), [n.removesuffix(' †') for n in runs]),
+        differ=table_html(_differ(runs)), transfer=_scores(rows), transfer_care=_care(tables('table')),
+        where=_scores(where), where_care=_care(tables('where')), curves=_curves(runs), captioning=scores,
+        cost=table_html(_costs(runs))))
 
 # %% ../../nbs/reports/40_page.ipynb #a6760c5f
 def write_comparison(

@@ -40,27 +40,29 @@ def for_letters(
 def _hex(rgb): return '#%02x%02x%02x' % tuple(rgb)
 
 # %% ../../nbs/reports/30_traces.ipynb #178bbe9f
+def _path(strokes, end, shades=32):
+    "What the macro `strokes` draws: the points of each stroke, lines of one colour, and where each stroke begins"
+    points = lambda s: ' '.join(f'{100*p[0]:.1f},{100*p[1]:.1f}' for p in s)
+    shade = lambda t: min(int(max(t, 0)/max(end, 1e-9)*shades), shades-1)
+    strokes = [s for s in strokes if len(s)]
+    runs = []
+    for s in strokes:
+        last = None
+        for p,q in zip(s[:-1], s[1:]):
+            k = shade((p[2]+q[2])/2)
+            if k == last: runs[-1][1].append(q)
+            else: runs.append((k, [p,q]))
+            last = k
+    return dict(below=[points(s) for s in strokes], dots=[(100*s[0][0], 100*s[0][1]) for s in strokes],
+                lines=[(_hex(time_colour((k+.5)/shades)), points(r)) for k,r in runs])
+
 def strokes_svg(
     strokes:list,  # Lists of [x, y, t]: parts of width and height, and seconds
     end:float,     # Seconds at which the last colour is reached
     shades:int=32, # Colours
 )->str:            # SVG elements, for a picture of 100 by 100
     "The mouse's path, coloured by time; a dot where a stroke begins"
-    at = lambda p: f'{100*p[0]:.1f},{100*p[1]:.1f}'
-    shade = lambda t: min(int(max(t, 0)/max(end, 1e-9)*shades), shades-1)
-    below,lines,dots = [],[],[]
-    for s in strokes:
-        if not len(s): continue
-        below.append(f'<polyline points="{" ".join(map(at, s))}"/>')
-        dots.append(f'<circle cx="{100*s[0][0]:.1f}" cy="{100*s[0][1]:.1f}" r="1.3"/>')
-        runs = []
-        for p,q in zip(s[:-1], s[1:]):
-            k = shade((p[2]+q[2])/2)
-            if runs and runs[-1][0] == k: runs[-1][1].append(q)
-            else: runs.append((k,[p,q]))
-        lines += [f'<polyline stroke="{_hex(time_colour((k+.5)/shades))}" points="{" ".join(map(at, r))}"/>'
-                  for k,r in runs]
-    return f'<g class=halo>{"".join(below)}</g><g class=path>{"".join(lines)}{"".join(dots)}</g>'
+    return render_macro('strokes', _path(strokes, end, shades))
 
 # %% ../../nbs/reports/30_traces.ipynb #6508bb3e
 def mask_edge(
@@ -75,23 +77,17 @@ def mask_edge(
     return across + ''.join(f'M{x} {a}V{b}' for x in range(w+1) for a,b in runs(m[1:-1,x] != m[1:-1,x+1]))
 
 # %% ../../nbs/reports/30_traces.ipynb #1a55f7c4
-def _small_pictures(s, i, end):
-    "Two small pictures for each word: the mask, and the veil of the attention with the mask's edge"
-    out = []
-    for k in s['words']:
-        w,t = s['said'][k['at']]
-        c = time_colour(t/end)
-        h,n = np.shape(k['mask'])
-        edge = f'<path d="{mask_edge(k["mask"])}" transform="scale({100/n:.5g},{100/h:.5g})" stroke="{_hex(c)}"/>'
-        veil = f'<image href="{veil_uri(k["map"])}" width="100" height="100" preserveAspectRatio="none"/>'
-        cells = f'<g fill="{_hex(c)}" fill-opacity=".55" transform="scale({100/n:.5g},{100/h:.5g})">' + ''.join(
-            f'<path d="M{a} {y}H{b}v1H{a}z"/>' for y,row in enumerate(np.asarray(k['mask'], bool))
-            for a,b in np.flatnonzero(np.diff(np.pad(row.astype(int), 1))).reshape(-1,2)) + '</g>'
-        pic = lambda top: f'<svg viewBox="0 0 100 100"><use href="#told{i}"/>{top}</svg>'
-        out.append(f'<span class=w><b '
-                   f'style="color:{_hex(for_letters(c))}">{esc(w.strip(".,;:!?"))}</b>{pic(cells+edge)}{pic(veil+edge)}'
-                   f'<small>{k["inside"]:.0f} % in {k["area"]:.0f} %</small></span>')
-    return ''.join(out)
+def _word_pictures(word, said, end):
+    "What the macro `told_word` draws: the mask, and the veil of the attention with the mask's edge"
+    text,t = said[word['at']]
+    color = time_colour(t/end)
+    mask = np.asarray(word['mask'], bool)
+    edge = mask_edge(mask)
+    h,w = mask.shape
+    cells = ''.join(f'M{a} {y}H{b}v1H{a}z' for y,row in enumerate(mask)
+                    for a,b in np.flatnonzero(np.diff(np.pad(row.astype(int), 1))).reshape(-1,2))
+    return dict(word=text.strip('.,;:!?'), color=_hex(color), letters=_hex(for_letters(color)), edge=edge, cells=cells,
+                scale=f'{100/w:.5g},{100/h:.5g}', veil=veil_uri(word['map']), inside=word['inside'], area=word['area'])
 
 # %% ../../nbs/reports/30_traces.ipynb #982f6d29
 def traces_html(
@@ -100,20 +96,11 @@ def traces_html(
 )->str:           # A block for each
     """Each picture with the mouse's path over it, what was said, and for each word its mask above and the network's
     attention below"""
-    out = []
-    for i,s in enumerate(samples):
+    def told(s):
         end = max(s['end'], 1e-9)
-        pic = (f'<svg class=pic viewBox="-6 -6 112 112"><image id="told{i}" href="{data_uri(s["image"])}" width="100" '
-               f'height="100"/>{strokes_svg(s["strokes"], end)}</svg>')
-        bar = (f'<p class=time><span>0 s</span><i '
-               f'style="background:linear-gradient(90deg,{",".join(map(_hex, _TURBO))})"></i><span>{end:.0f} '
-               f's</span></p>')
-        def word(w, t):
-            if t is None: return esc(w)
-            c = time_colour(t/end)
-            return f'<span style="color:{_hex(for_letters(c))};border-color:{_hex(c)}">{esc(w)}</span>'
-        text = f'<p class=tells>{" ".join(word(*w) for w in s["said"])}</p>'
-        words = (f'<div class=words>{_small_pictures(s, i, end)}</div>' if s['words']
-                 else '<p class=note>No word of this narrative that names something has a part of the path.</p>')
-        out.append(f'<section class="look told"><div>{pic}{bar}</div><div>{text}{words}</div></section>')
-    return ''.join(out)
+        color = lambda t: None if t is None else time_colour(t/end)
+        said = [dict(word=w, color=c and _hex(c), letters=c and _hex(for_letters(c)))
+                for w,c in ((w, color(t)) for w,t in s['said'])]
+        return dict(image=s['image'], end=end, path=_path(s['strokes'], end), said=said,
+                    words=[_word_pictures(w, s['said'], end) for w in s['words']])
+    return render_macro('traces', [told(s) for s in samples], [_hex(c) for c in _TURBO])
