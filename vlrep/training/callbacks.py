@@ -19,6 +19,7 @@ from ..core.files import *
 from ..core.seeding import *
 from ..core.registry import *
 from ..core.progress import *
+from .distributed import *
 from .schedules import *
 from .learner import *
 
@@ -263,11 +264,12 @@ def recipe_rules(
     recipe:object,        # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
     seed:int=0,           # Of dropout
     precision:str='auto', # As for `MixedPrecision`
+    dist:Dist=Dist(),     # Dropout differs from process to process
 )->list:                  # Callbacks
     "Linear climb and cosine, clipping, randomness by step, precision, and broken steps left out"
     clip = [GradientClip(recipe.clip)] if recipe.clip else []
-    return [LRScheduler(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip, StepSeed(seed),
-            MixedPrecision(precision, out=None), SkipNonFinite()]
+    return [LRScheduler(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip,
+            StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite()]
 
 # %% ../../nbs/training/40_callbacks.ipynb #08205616
 def read_log(

@@ -22,6 +22,7 @@ from fastcore.basics import noop, patch
 from PIL import Image, ImageOps
 from ..core.files import *
 from ..data.records import fit_square, open_image
+from .distributed import *
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9b
 def _same(x): return x
@@ -30,9 +31,8 @@ class GlobalMeanLoss:
     "Makes the one number to be minimised from a loss that returns `(total, count)`"
     def __init__(self,
         loss,             # Called with the model's output and the batch; returns a sum and what it is a sum of
-        reduce=_same,     # Sums a tensor over all processes
-        world_size:int=1, # Number of processes, whose gradients will be averaged
-    ): self.loss,self.reduce,self.world_size = loss,reduce,world_size
+        dist:Dist=Dist(), # The processes, whose gradients will be averaged
+    ): self.loss,self.dist = loss,dist
     def __repr__(self): return f'{getattr(self.loss, "__name__", self.loss)}, total / count'
     def __call__(self, out, batch):
         "The mean over the whole batch of all processes (); keeps `total`, `count` and, over all processes, `whole`"
@@ -41,8 +41,8 @@ class GlobalMeanLoss:
             raise ValueError(f'{self.loss}: a loss must return (total, count), this one returned {type(got).__name__}')
         total,count = got
         count = torch.as_tensor(count, device=total.device).detach().float()
-        self.total,self.count,self.whole = total.detach(),count,self.reduce(count.clone())
-        return total*self.world_size/torch.where(self.whole > 0, self.whole, 1.)
+        self.total,self.count,self.whole = total.detach(),count,self.dist.sum(count)
+        return total*self.dist.world_size/torch.where(self.whole > 0, self.whole, 1.)
     def activation(self, out:dict)->dict: return out
     def decodes(self, out:dict)->object: return getattr(self.loss, 'decodes', _same)(out)
 
@@ -50,17 +50,17 @@ class GlobalMeanLoss:
 class CountedMean(Metric):
     "The loss over a whole pass: all totals divided by all counts"
     name = 'loss'
-    def reset(self)->None: self.sums,self.reduce = 0.,_same
+    def reset(self)->None: self.sums,self.dist = 0.,Dist()
     def accumulate(self, learn:Learner)->None:
         "Add the batch that `learn` has just done"
         l = learn.loss_func
-        self.reduce = l.reduce
+        self.dist = l.dist
         self.sums = self.sums + torch.stack([l.total.double(), l.count.double()])
     @property
     def value(self)->torch.Tensor:
         "Total / count, `None` if nothing was counted"
         if not isinstance(self.sums, torch.Tensor): return None
-        total,count = self.reduce(self.sums.clone())
+        total,count = self.dist.sum(self.sums)
         return total/count if count > 0 else None
 
 class _Smooth(AvgSmoothLoss):
@@ -389,18 +389,17 @@ def learner(
     cbs:list|tuple=(),                 # Callbacks
     *, metrics:list|tuple=(),          # fastai metrics, for validation
     path:FilePath=None,                # Folder for fastai's temporary files; the cache by default
-    reduce:callable=_same,             # Sums a tensor over all processes
-    world_size:int=1,                  # Number of processes
+    dist:Dist=Dist(),                  # This process among those that train together
     capabilities:callable=visual_only, # Model -> functions by name, see `vlrep.models.pretrained`
 )->BatchLearner:
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
     if device is not None: model.to(device)
-    learn = BatchLearner(dls, model, GlobalMeanLoss(loss, reduce, world_size), opt_func=_Wrapped(opt=opt),
+    learn = BatchLearner(dls, model, GlobalMeanLoss(loss, dist), opt_func=_Wrapped(opt=opt),
                          metrics=list(metrics),
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
                          cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs])
-    learn.logger,learn.capabilities = noop,capabilities
+    learn.logger,learn.capabilities,learn.dist = noop,capabilities,dist
     learn.create_opt()
     return learn
 

@@ -17,6 +17,7 @@ from ...losses.contrastive import info_nce
 from ...losses.localization import attention_maps, localisation_loss
 from ...models.text_encoder import mean_words, TextEncoder
 from ...models.backbones import make_backbone
+from ...training.distributed import Dist
 from ...training.optim import param_groups, sgd
 from ...training.learner import BatchLearner, learner
 from ...training.callbacks import recipe_rules
@@ -167,6 +168,7 @@ def loctex_learner(
     seed:int=0,            # First weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
+    dist:Dist=Dist(),      # This process among those that train together
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone with narratives that point"
     r,tok = recipe,dls.train.tok
@@ -178,12 +180,9 @@ def loctex_learner(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'loctex head'))
         model = _model(r, visual, tok)
-    many = (torch.distributed.is_available() and torch.distributed.is_initialized()
-            and torch.distributed.get_world_size() > 1)
-    if many:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # BatchNorm over all GPUs (sec. 4.1)
+    if dist.world_size > 1: model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # BatchNorm over all GPUs (sec. 4.1)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
     loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
                    include_positive=r.include_positive, temperature=r.temperature, direction=r.direction)
-    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
-                   capabilities=lambda m: dict(backbone=m.visual, attend=m.attend))
+    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision, dist), *cbs],
+                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend}, dist=dist)

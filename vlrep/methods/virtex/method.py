@@ -11,6 +11,7 @@ from ...core.seeding import *
 from ...core.registry import *
 from ...losses.cross_entropy import caption_loss, k_hot_loss
 from ...models.backbones import make_backbone
+from ...training.distributed import Dist
 from ...training.optim import norm_or_bias, param_groups, sgd
 from ...training.learner import BatchLearner, learner
 from ...training.callbacks import recipe_rules
@@ -65,6 +66,7 @@ def virtex_learner(
     seed:int=0,           # First weights and dropout depend on this alone
     precision:str='auto', # As for `MixedPrecision`
     *, cbs:list|tuple=(),    # More callbacks
+    dist:Dist=Dist(),        # This process among those that train together
 )->BatchLearner:          # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
     r = recipe
@@ -75,5 +77,5 @@ def virtex_learner(
     text = [model.embed, *model.decoders] if isinstance(model, VisualTextDecoder) else []
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
               r.lookahead_k, r.lookahead_alpha)
-    return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
-                   capabilities=virtex_capabilities)
+    return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision, dist), *cbs],
+                   capabilities=virtex_capabilities, dist=dist)
