@@ -4,8 +4,10 @@ from pathlib import Path
 import numpy as np, pytest, torch
 from PIL import Image
 import vlrep
-from vlrep.cli import main
+from vlrep.cli import main, _pretrain_options
+from vlrep.core.fields import current_changes, field_rows
 from vlrep.experiments.commands import pretrain
+from vlrep.experiments.options import plan
 from vlrep.datasets.csv import read_csv, write_csv
 from vlrep.datasets.flickr8k import read_flickr8k
 from vlrep.data.image_files import split_source
@@ -15,7 +17,7 @@ from vlrep.datasets.narratives import write_localized
 from vlrep.evaluation.captioning import caption_scores
 from vlrep.datasets.world.dataset import scene
 from vlrep.training.run_folder import load
-from tools import NET, PHOTOS, SIZES, WORLD, command, refused, run, sets
+from tools import NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
 
 FILES = {'recipe.json', 'tokenizer.model', 'log.csv', 'steps', 'best', 'result.jsonl', 'samples.json', 'report.html'}
 
@@ -97,6 +99,16 @@ def test_same_seed_same_weights(on_world, tmp_path):
 WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '--seed', 'pretrain --seed': '--seed',
          'pretrain --method virtx': '--method', 'pretrain --data wrld': '--data',
          'pretrain --recipe wrold': '--recipe',
+         'pretrain --widht 3': "unknown option '--widht': did you mean '--width'",
+         'pretrain --steps many': '--steps=many: steps is a whole number', 'pretrain --steps': '--steps',
+         'pretrain --lr -1': '--lr=-1.0: must be from 0', 'pretrain --lr=nan': '--lr=nan: must be from 0',
+         'pretrain --task forward': '--task: the method decides it',
+         'pretrain --baselines maybe': '--baselines=maybe: baselines is true or false',
+         'pretrain --temperature .1': '--temperature: belongs to --method loctex, not to --method virtex',
+         'pretrain --set temperature=.1': '--set: temperature: belongs to --method loctex, not to --method virtex',
+         'pretrain --method tags --vocab 99': 'not to --method tags --data world',
+         'pretrain --shuffles 2': '--shuffles: belongs to --data flickr8k',
+         'evaluate x --on world --thread 2': "unknown option '--thread'", 'evaluate --on world': 'RUN',
          'pretrain --set widht=3': "--set: unknown field 'widht': did you mean 'width'",
          'pretrain --set steps=many': 'steps is a whole number', 'pretrain --set steps': 'field=value',
          'pretrain --precision fp61': "precision 'fp61': did you mean 'fp16'",
@@ -255,6 +267,46 @@ def test_fields(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(re.match(r'temperature=0\.2 +\S',
                         l) for l in lines) and any(l.startswith('scenes=10000 ') for l in lines)
+
+@pytest.mark.parametrize('method,data', [('virtex', 'csv'), ('loctex', 'world'), ('tags', 'world')])
+def test_help_lists_every_field(method, data, capsys):
+    "With its meaning, its bounds and its value in the recipe that is meant"
+    def plain(text): return re.sub(r'[\s,_│]', '', text)                       # lines are broken and numbers grouped
+    with pytest.raises(SystemExit) as e: main(['pretrain', '--help', '--method', method, '--data', data])
+    page = capsys.readouterr().out
+    assert not e.value.code and ('--temperature' in page) == (method == 'loctex')
+    for part in plan(method, None, (), data):
+        for name,_,value,about in field_rows(part):
+            entry = page.split(f' --{name} '.replace('_', '-'), 1)[1].split('\n')[:6]
+            assert plain(f'{about} (default: {value})') in plain(''.join(entry)), (name, entry)
+
+def test_fields_are_options(capsys):
+    "In either spelling, the last word wins; the list shows what is meant"
+    for words in (['--lr', '.7', '--probe-held=41'], ['--set', 'lr=.7', '--probe_held', 41],
+                  ['--lr', 3, '--set=lr=.7', '--set', 'probe_held=41'],
+                  ['--set', 'lr=3', '--probe-held', 50, '--lr', .7, '--probe-held', 41]):
+        main(['pretrain', '--fields', *map(str, words)])
+        lines = capsys.readouterr().out.splitlines()
+        assert any(l.startswith('lr=0.7 ') for l in lines) and any(l.startswith('probe_held=41 ') for l in lines), words
+
+def stored():
+    "Method, dataset and changes of every result that is committed"
+    for p in sorted((ROOT/'data'/'results').glob('*.jsonl')):
+        for line in map(json.loads, p.read_text().splitlines()):
+            changes = line['changes'] if 'format' in line else current_changes(line['changes'])
+            yield line['method'], line['data'], line['recipe'], tuple(changes)
+
+def test_stored_changes_still_run():
+    "What results say was changed, given at the shell in either spelling, is what was changed"
+    lines = {l for l in stored() if l[3]}
+    assert len(lines) >= 5 and any('baselines=False' in l[3] for l in lines)
+    for method, data, recipe, changes in lines:
+        words = ['--method', method, '--data', data, '--recipe', recipe]
+        for more in (sets(changes), [f'--{c}' for c in changes]):
+            got = _pretrain_options([*words, *more])
+            assert sorted(got['changes']) == sorted(changes)
+            assert (plan(got['method'], got['name'], got['changes'], got['data'])
+                    == plan(method, recipe, changes, data) != plan(method, recipe, (), data))
 
 def test_first_steps(tmp_path, capsys, on_world, on_photos):
     "The plan, one batch by heart, and several runs on one page"

@@ -125,7 +125,8 @@ def test_too_few_photos_are_refused_before_training(n, tmp_path, capsys):
 
 # ---------------------------------------------------------------- how long it takes to say so
 
-EARLY = ['--help', '--fields', '--sede 1', '--set lr=nan', '--method virtx', '--data csv', '--threads 100000',
+EARLY = ['--help', '--fields', '--sede 1', '--set lr=nan', '--lr nan', '--temperature 1',
+         '--method loctex --help', '--method virtx', '--data csv', '--threads 100000',
          '--data csv --root nowhere']
 SHELL = f"""
 import sys, time, torch

@@ -64,15 +64,17 @@ def test_a_method_from_a_file(folder):
     "Trained, stopped, resumed, evaluated, reported, opened; the stopped run ends as the other did"
     small = sets([*NET, 'steps=6', *SIZES])
     new = ['pretrain', '--plugin', 'match.py', '--method', 'match']
-    names,fields,said = vlrep(folder, ['pretrain', '--plugin=match.py', '--recipes'], [*new, '--fields'],
-                              [*new, '--plugin', 'mean.py', *small, '--out', 'whole'])
+    names,fields,page,said = vlrep(folder, ['pretrain', '--plugin=match.py', '--recipes'], [*new, '--fields'],
+                                   [*new, '--help'], [*new, '--plugin', 'mean.py', *small, '--out', 'whole'])
     assert 'match  ' in names and 'width=64' in fields and 'match on world: 96 images to learn from' in said
+    assert '--width ' in page and '(default: 64)' in page and '--depth ' not in page
     vlrep(folder, ['pretrain', '--plugin', 'match_stopping.py', '--method', 'match', *small, '--out', 'halves'],
           codes=[143])
     code = (folder/'match_stopping.py').read_text()
     (folder/'match_stopping.py').write_text(code.replace("'match')", "'another seed')"))
-    changed, = vlrep(folder, ['pretrain', '--resume', 'halves'], codes=[2])
-    assert "plugin_code: was 'match_stopping.py" in changed
+    changed,field = vlrep(folder, ['pretrain', '--resume', 'halves'], ['pretrain', '--resume', 'halves', '--depth', 2],
+                          codes=[2, 2])
+    assert "plugin_code: was 'match_stopping.py" in changed and 'not to --method match' in field
     (folder/'match_stopping.py').write_text(code)
     again, = vlrep(folder, ['pretrain', '--resume', 'halves'])
     mean = ['evaluate', '--plugin', 'mean.py', 'whole', '--on', 'mean', '--scenes']

@@ -6,36 +6,80 @@
 __all__ = ['COMMANDS', 'main', 'pretrain_main', 'caption_main', 'evaluate_main', 'report_main', 'export_main']
 
 # %% ../nbs/90_cli.ipynb #6df84a84
-import argparse,os,sys,traceback
-from .core.registry import did_you_mean, load_plugin
+import contextlib,difflib,io,json,os,re,sys,traceback
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from typing import Annotated, Optional
+import tyro
+from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
+from .core.registry import did_you_mean, load_plugin, plugin_files
 from .core.progress import plain_output
 from .core.fields import *
 from .datasets.base import DATASETS
 from .methods.base import METHODS
 from .evaluation.base import EVALUATIONS
-from .experiments.config import recipe_lines
-from .experiments.options import check_options, LAYOUT_NAMES, one_of, plan
+from .experiments.config import get_recipe, recipe_lines
+from .experiments.options import check_options, LAYOUT_NAMES, one_of, plan, recipe_name
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
-class _Parser(argparse.ArgumentParser):
-    "Errors are raised, and say what was meant"
-    def __init__(self, name, about, end=''):
-        super().__init__(prog=f'vlrep-{name}', description=about, epilog=end, allow_abbrev=False)
-        self.add_argument('--plugin', action='append', default=[], metavar='FILE',
-                          help='a Python file that registers a method or a dataset; may be repeated')
-    def error(self, message): raise ValueError(message.removeprefix('argument '))
-    def read(self, argv):
-        "The options in `argv`; the first unknown word is an error"
-        known = [o for o in self._option_string_actions if o.startswith('--')]
-        for w in argv[:argv.index('--')] if '--' in argv else argv:
-            o = w.partition('=')[0]
-            if o.startswith('--') and o not in known: raise did_you_mean('option', o, known)
-        args,rest = self.parse_known_args(argv)
-        if rest and rest[0].startswith('-'): raise did_you_mean('option', rest[0], known)
-        if rest: raise ValueError(f'{rest[0]!r}: this word belongs to no option')
-        a = vars(args)
-        del a['plugin']                                          # `main` has imported them
-        return a
+def _option(word, help=None, kind=str):
+    "The type of an option that may be left out: one text, or one `kind`, called `word` in the help"
+    def read(words):
+        try: return kind(words[0])
+        except ValueError: raise ValueError(f'{words[0]!r} is not {"a whole number" if kind is int else "a number"}')
+    spec = PrimitiveConstructorSpec(1, word, read, lambda v: v is None or isinstance(v, kind), lambda v: [str(v)])
+    return Annotated[Optional[kind], spec, arg(metavar=word, help=help, help_behavior_hint='')]
+
+_NAME,_FILE,_DIR = map(_option, ('NAME','FILE','DIR'))
+_N = _option('N', kind=int)
+_FLAG = Annotated[bool, arg(help_behavior_hint='')]
+
+def _sentence(box):
+    "What tyro's box says above its first rule, without frame and colours"
+    _,text,*_ = re.split(r'^.*[─-]{5}.*$', re.sub(r'\x1b\[[\d;]*m', '', box), flags=re.M) + ['']
+    text = ' '.join(text.replace('│', ' ').split()).removeprefix('Error parsing ')
+    text = re.sub(r"^Missing value for argument '(\S+)'.*", r'\1: a value is missing', text)
+    return re.sub(r'^Missing from \S+:', 'missing:', text)
+
+def _tyro(name, argv, config, **kw):
+    "Words as an instance of the dataclass `config`, and those it does not know; a `ValueError` for what is refused"
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(config, prog=f'vlrep-{name}', args=argv, return_unknown_args=True,
+                            config=(DisallowNone, FlagCreatePairsOff, OmitArgPrefixes), **kw)
+    except SystemExit as e:
+        if not e.code: raise                                     # help was asked for
+        raise ValueError(_sentence(said.getvalue()) or f'these words cannot be read: {" ".join(argv)}') from None
+
+# %% ../nbs/90_cli.ipynb #5b7c90a1
+def _names(config):
+    "The options of `config` and of the dataclasses in it, as the help shows them"
+    for f in fields(config):
+        if is_dataclass(f.type): yield from _names(f.type)
+        elif Positional not in getattr(f.type, '__metadata__', ()): yield f'--{f.name}'.replace('_', '-')
+
+def _elsewhere(name, option, here):
+    "An error if the field `name` is one of other methods or datasets than those of the words `here`, else None"
+    there = [f'{o} {k}' for o,d in (('--method', {k: m.recipe for k,m in METHODS.items()}),
+                                    ('--data', {k: d.options for k,d in DATASETS.items()}))
+             for k,part in d.items() if name in [f.name for f in fields(part)]]
+    return ValueError(f'{option}: belongs to {", ".join(there)}, not to {here}') if there else None
+
+def _parse(name, argv, config, own=(), here=None):
+    "The options in `argv`; the first unknown word is an error. `own`: those that are fields of what `here` names"
+    general = ['--help', *(n for n in _names(config) if n not in own)]
+    for w in argv[:argv.index('--')] if '--' in argv else argv:
+        o = w.partition('=')[0].replace('_', '-')
+        if not o.startswith('--') or o in general or o in own: continue
+        if here and (problem := _elsewhere(o[2:].replace('-', '_'), o, here)): raise problem
+        near = difflib.get_close_matches(o, [*general, *own], 1, .5)
+        raise did_you_mean('option', w.partition('=')[0], own if near and near[0] in own else general)
+    got,rest = _tyro(name, argv, config)
+    if rest and rest[0].startswith('-'): raise did_you_mean('option', rest[0], general)
+    if rest: raise ValueError(f'{rest[0]!r}: this word belongs to no option')
+    return vars(got)
 
 def _load_plugins(words):
     "Import the files that follow `--plugin`, before anything else is read: they may add methods and datasets"
@@ -46,63 +90,122 @@ def _load_plugins(words):
         load_plugin(path if sep else words[i+1])
 
 # %% ../nbs/90_cli.ipynb #e02a8393
-def _add_starts(p):
-    "Options that say with which backbone a run starts"
-    p.add_argument('--backbone', metavar='NAME', help="another network than the recipe's: resnet50, "
-                                                      'timm/convnext_atto, torchvision/mobilenet_v3_small')
-    p.add_argument('--weights', dest='weights_file', metavar='FILE',
-                   help='the first weights of the backbone: of torchvision, timm, MoCo, VirTex or this library')
+@dataclass(frozen=True)
+class _Job:
+    "Where it is kept, and how it is computed"
+    root:_DIR=None       # For photos: the folder in the layout of --data, or the CSV file
+    out:_DIR=None        # Folder of the run (default: the next free one in runs/)
+    seed:_N=None         # Of everything that is drawn (default: 0)
+    precision:_NAME=None # auto, fp32, bf16 or fp16 (default: auto)
+    threads:_N=None      # Of the CPU (default: what PyTorch chooses)
+    accumulate:_N=None   # Cut each batch into N parts to save memory (default: 1)
+    workers:_N=None      # Processes that load images in advance (default: 0)
+    save_every:_N=None   # Also save after so many steps, within an epoch (default: only at its end)
+    max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
+                             '10, a quarter of a smaller set, 1 % of a larger)')=None
 
-def _add_checks(p):
-    "Options that list, try out, or go on"
-    p.add_argument('--fields', action='store_true',
-                   help='list what --set can change, with the values of this recipe, and end')
-    p.add_argument('--recipes', action='store_true', help='list the recipes, one line each, and end')
-    p.add_argument('--tiny', dest='small', action='store_true',
-                   help='a job of some twenty seconds, which learns next to nothing')
-    p.add_argument('--dry-run', action='store_true',
-                   help='the plan only: parameters, steps, memory, and how long it will take, from 20 timed steps')
-    p.add_argument('--overfit', action='store_true', help='learn one batch by heart, or say that it failed (code 1)')
-    p.add_argument('--resume', dest='resume_run', metavar='RUN',
-                   help='go on with a run that was stopped; its options need not be repeated')
-    p.add_argument('--resume-at', dest='at', default='last', metavar='STEP',
-                   help='... from an earlier checkpoint, the best one (best), or the beginning (0); later ones are '
-                        'removed')
-    p.add_argument('--resume-inexact', dest='inexact', action='store_true', help='... although something differs')
+@dataclass(frozen=True)
+class _Backbone:
+    "With which backbone it begins"
+    backbone:_NAME=None # Another network than the recipe's: resnet50, timm/NAME, torchvision/mobilenet_v3_small
+    weights:_FILE=None  # Its first weights: of torchvision, timm, MoCo, VirTex or this library
+
+_STEP = Annotated[str, arg(metavar='STEP')]
+
+@dataclass(frozen=True)
+class _Trial:
+    "To list, to try out, to go on"
+    fields:_FLAG=False         # List the options of the recipe and the data with their values, and end
+    recipes:_FLAG=False        # List the recipes, one line each, and end
+    tiny:_FLAG=False           # A job of some twenty seconds, which learns next to nothing
+    dry_run:_FLAG=False        # The plan only: parameters, steps, memory and time, from 20 timed steps
+    overfit:_FLAG=False        # Learn one batch by heart, or say that it failed (code 1)
+    resume_at:_STEP='last'     # From which checkpoint: a step, best, or 0, the beginning; later ones are removed
+    resume_inexact:_FLAG=False # Go on although something differs
 
 # %% ../nbs/90_cli.ipynb #c040f946
-def _pretrain_parser():
-    "The options of `vlrep-pretrain`"
-    p = _Parser('pretrain', 'Learn from captions, then find out what was learned: a run folder with report.html',
-                'Exit codes: 0 done; 1 the machine refuses (full disk, no permission); 2 a word, value or file is '
-                'wrong; stopped after a checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the '
-                'process at once.')
-    p.add_argument('--method', help=f'one of: {", ".join(METHODS)} (default: virtex)')
-    p.add_argument('--recipe', dest='name', metavar='NAME',
-                   help='a recipe of the method (default: the one called like the data)')
-    p.add_argument('--set', dest='changes', action='append', default=[], metavar='FIELD=VALUE',
-                   help='change a field of the recipe or a size of the job, see --fields; may be repeated')
-    p.add_argument('--data', help=f'one of: {", ".join(DATASETS)} (default: world)')
-    p.add_argument('--root', metavar='DIR', help='for photos: the folder in the layout of --data, or the CSV file')
-    p.add_argument('--out', metavar='DIR', help='folder of the run (default: the next free one in runs/)')
-    p.add_argument('--seed', type=int, help='of everything that is drawn (default: 0)')
-    p.add_argument('--precision', help='auto, fp32, bf16 or fp16 (default: auto)')
-    p.add_argument('--threads', type=int, help='of the CPU (default: what PyTorch chooses)')
-    p.add_argument('--accumulate', type=int, metavar='N',
-                   help='cut each batch into N parts to save memory (default: 1)')
-    p.add_argument('--workers', type=int, metavar='N', help='processes that load images in advance (default: 0)')
-    p.add_argument('--max-damaged', metavar='N', help='stop when more photos than this cannot be read: a number (20) '
-                                                      'or a share (5%%) (default: 10, a quarter of a smaller set, 1 %% '
-                                                      'of a larger)')
-    p.add_argument('--save-every', type=int, metavar='STEPS',
-                   help='also save within an epoch (default: only at its end)')
-    _add_starts(p)
-    _add_checks(p)
-    return p
+_PLUGIN = _option('FILE', 'A Python file that registers a method, a dataset or an evaluation; may be repeated')
+
+def _main_options():
+    "What is learned from what: the names are those that are registered by now"
+    about = dict(method=('NAME', f'One of: {", ".join(METHODS)} (default: virtex)'),
+                 data=('NAME', f'One of: {", ".join(DATASETS)} (default: world)'),
+                 recipe=('NAME', 'A recipe of the method (default: the one called like the data)'),
+                 set=('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data'),
+                 resume=('RUN', 'Go on with a run that was stopped; its options need not be repeated'))
+    return make_dataclass('_Main', [*((k, _option(*v), None) for k,v in about.items()), ('plugin', _PLUGIN, None)])
+
+def _field_options(part, about, taken):
+    "The fields of a recipe, or of a dataset's sizes, as options of a dataclass that keeps their texts"
+    whole = lambda text: re.sub(r'(?<=\d),(?=\d{3})', '_', text)   # 1_000: tyro breaks lines at commas
+    rows = [(name, _option(getattr(kind, '__name__', str(kind)).upper(), f'{whole(help)} (default: {value})'), None)
+            for name,kind,value,help in field_rows(part) if f'--{name}'.replace('_', '-') not in taken]
+    return make_dataclass(type(part).__name__, rows, namespace=dict(__doc__=about))
+
+# %% ../nbs/90_cli.ipynb #5b7c90a2
+def _begun(run):
+    "Method, recipe and data of a run folder; nothing if they cannot be read, which is said when the run is opened"
+    if not run: return {}
+    try:
+        info = json.loads((Path(run)/'recipe.json').read_text(encoding='utf-8'))
+        there = {Path(p).name for p in plugin_files()}
+        for p in info.get('plugins', []):
+            if Path(p).name not in there: load_plugin(p)
+        got = dict(method=info['method'], recipe=info['name'], data=info['data']['name'])
+        get_recipe(got['method'], recipe_name(*got.values()))
+        return got
+    except (OSError, ValueError, TypeError, KeyError, AttributeError): return {}
+
+def _as_options(argv, names, taken, here):
+    "`--set FIELD=VALUE` as `--FIELD=VALUE`, and apart the pairs whose field is called like an option in `taken`"
+    words,out,pairs = iter(argv),[],[]
+    for w in words:
+        option,sep,pair = w.partition('=')
+        if option != '--set':
+            out.append(w)
+            continue
+        if not sep: pair = next(words, '')
+        name,sep,text = pair.partition('=')
+        name = name.strip()
+        if not sep: raise ValueError(f'--set: {pair!r}: write field=value')
+        if name not in names:
+            raise ValueError(f'--set: {_elsewhere(name, name, here) or did_you_mean("field", name, names)}')
+        if f'--{name}'.replace('_', '-') in taken: pairs.append(pair)
+        else: out.append(f'--{name}={text}')
+    return out,pairs
+
+# %% ../nbs/90_cli.ipynb #5b7c90a3
+_ARGUMENTS = dict(recipe='name', weights='weights_file', tiny='small', resume='resume_run', resume_at='at',
+                  resume_inexact='inexact')
+_ABOUT = '''Learn from captions, then find out what was learned: a run folder with report.html
+
+Exit codes: 0 done; 1 the machine refuses (full disk, no permission); 2 a word, value or file is wrong; stopped after a
+checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once.'''
+
+def _pretrain_options(argv):
+    "What `vlrep-pretrain` is told, by the names that `pretrain` has for it"
+    main = _main_options()
+    words = vars(_tyro('pretrain', argv, main, add_help=False)[0])
+    was = _begun(words['resume'])
+    method,data = (words[k] or was.get(k) or unset for k,unset in (('method','virtex'), ('data','world')))
+    one_of('--data', data, DATASETS)
+    one_of('--method', method, METHODS)
+    name,here = recipe_name(method, words['recipe'] or was.get('recipe'), data),f'--method {method} --data {data}'
+    recipe,sizes = get_recipe(method, name),DATASETS[data].options
+    groups = dict(main=main, job=_Job, backbone=_Backbone, trial=_Trial)
+    taken = {'--help', *(n for g in groups.values() for n in _names(g))}
+    parts = dict(recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
+                 data=_field_options(sizes, type(sizes).__doc__, taken))
+    argv,changes = _as_options(argv, [f.name for p in (recipe, sizes) for f in fields(p)], taken, here)
+    config = make_dataclass('_Pretrain', [*groups.items(), *parts.items()], namespace=dict(__doc__=_ABOUT))
+    got = _parse('pretrain', argv, config, [n for p in parts.values() for n in _names(p)], here)
+    changes += [f'{k}={v}' for p in parts for k,v in vars(got[p]).items() if v is not None]
+    told = {k: v for g in groups for k,v in vars(got[g]).items() if k not in ('set','plugin')}
+    return {**{_ARGUMENTS.get(k, k): v for k,v in told.items()}, 'changes': changes}
 
 # %% ../nbs/90_cli.ipynb #118c413f
 def _pretrain(argv):
-    a = _pretrain_parser().read(argv)
+    a = _pretrain_options(argv)
     if a.pop('recipes'):
         print('\n'.join(recipe_lines(a['method'])))
         return
@@ -140,59 +243,87 @@ class _Exit(Exception):
         super().__init__(text)
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
+def _some(word, help):
+    "The type of an argument that takes all words that belong to no option"
+    return Positional[Annotated[tuple[str,...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
+
+_A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
+_WHICH = Annotated[str, arg(metavar='WHICH', help='Which checkpoint: best, last, or the number of a step')]
+
+@dataclass(frozen=True)
+class _Caption:
+    "Print one caption for each image"
+    run:_A_RUN
+    images:_some('IMAGE', 'Image files')
+    which:_WHICH='best'
+    plugin:_PLUGIN=None
+
 def _caption(argv):
-    p = _Parser('caption', 'Print one caption for each image')
-    p.add_argument('run', metavar='RUN', help='a run folder')
-    p.add_argument('images', metavar='IMAGE', nargs='*', help='image files')
-    p.add_argument('--which', default='best',
-                   help='which checkpoint: best, last, or the number of a step (default: best)')
-    a = p.read(argv)
+    a = _parse('caption', argv, _Caption)
+    del a['plugin']                                              # `main` has imported it
     if not a['images']: raise ValueError('IMAGE is missing: name at least one image file')
     from vlrep.experiments.commands import caption
     caption(**a)
 
-def _evaluate(argv):
-    p = _Parser('evaluate', 'Ask a trained network something else')
-    p.add_argument('run', metavar='RUN', help='a run folder')
-    p.add_argument('--on', required=True, help=f'one of: {", ".join(EVALUATIONS)}')
-    p.add_argument('--root', metavar='DIR', help='where the photos are: VOCdevkit/VOC2007, or a folder with train/ and '
-                                                 'val/')
-    p.add_argument('--which', default='best',
-                   help='which checkpoint: best, last, or the number of a step (default: best)')
+# %% ../nbs/90_cli.ipynb #5b7c90a4
+def _evaluate_options():
+    "Those of all evaluations that are registered by now"
+    rows = [('run', _A_RUN), ('on', Annotated[str, arg(metavar='NAME', help=f'One of: {", ".join(EVALUATIONS)}')]),
+            ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
+            ('which', _WHICH, 'best')]
     for k,o in {k: o for e in EVALUATIONS.values() for k,o in e.options.items()}.items():
-        there = o.allowed or o.registry or ()
+        there,kind = o.allowed or o.registry or (),str if o.default is None else type(o.default)
         help = o.help + f'; one of: {", ".join(there)}'*bool(there) + f' (default: {o.default})'*bool(o.default)
-        p.add_argument(f'--{k}', type=str if o.default is None else type(o.default), help=help)
-    a = p.read(argv)
+        rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
+    return make_dataclass('_Evaluate', [*rows, ('plugin', _PLUGIN, None)],
+                          namespace=dict(__doc__='Ask a trained network something else'))
+
+def _evaluate(argv):
+    a = _parse('evaluate', argv, _evaluate_options())
+    del a['plugin']
     one_of('--on', a['on'], EVALUATIONS)
     EVALUATIONS[a['on']].check(**{k: v for k,v in a.items() if k not in ('run','on','which')})
     from vlrep.experiments.commands import evaluate
     evaluate(**a)
 
 # %% ../nbs/90_cli.ipynb #051606a8
+@dataclass(frozen=True)
+class _Export:
+    "Write the backbone as another library wants it, and compare what that library would compute"
+    run:_A_RUN
+    to:Annotated[str, arg(metavar='LAYOUT', help=f'One of: {", ".join(LAYOUT_NAMES)}')]
+    out:_DIR=None # Folder to write to (default: RUN/export-LAYOUT)
+    which:_WHICH='best'
+    plugin:_PLUGIN=None
+
 def _export(argv):
-    p = _Parser('export', 'Write the backbone as another library wants it, and compare what that library would compute')
-    p.add_argument('run', metavar='RUN', help='a run folder')
-    p.add_argument('--to', required=True, help=f'one of: {", ".join(LAYOUT_NAMES)}')
-    p.add_argument('--out', metavar='DIR', help='folder to write to (default: RUN/export-LAYOUT)')
-    p.add_argument('--which', default='best',
-                   help='which checkpoint: best, last, or the number of a step (default: best)')
-    a = p.read(argv)
+    a = _parse('export', argv, _Export)
+    del a['plugin']
     one_of('--to', a['to'], LAYOUT_NAMES)
     from vlrep.experiments.commands import export
     export(**a)
 
+@dataclass(frozen=True)
+class _Report:
+    "Write the page of a run anew, or one page for several runs side by side"
+    runs:_some('RUN', 'Run folders')
+    out:_FILE=None # The page of several runs (default: comparison.html)
+    plugin:_PLUGIN=None
+
 def _report(argv):
-    p = _Parser('report', 'Write the page of a run anew, or one page for several runs side by side')
-    p.add_argument('runs', metavar='RUN', nargs='+', help='run folders')
-    p.add_argument('--out', metavar='FILE', help='the page of several runs (default: comparison.html)')
-    a = p.read(argv)
+    a = _parse('report', argv, _Report)
+    if not a['runs']: raise ValueError('RUN is missing: name at least one run folder')
     from vlrep.experiments.commands import report
-    report(**a)
+    report(a['runs'], a['out'])
 
 COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export)
 
 # %% ../nbs/90_cli.ipynb #435958d7
+def _as_written(problem, argv):
+    "What is wrong with a field, named as it was written: --lr=-1 by whoever did not write --set lr=-1"
+    if any(w.partition('=')[0] == '--set' for w in argv): return problem
+    return re.sub(r'^--set:? (\w+)', lambda m: '--' + m[1].replace('_', '-'), problem)
+
 def main(
     argv:list=None, # Command and options; by default those of the process
 )->None:
@@ -209,7 +340,7 @@ def main(
         _load_plugins(argv[1:])
         COMMANDS[name](argv[1:])
         return
-    except ValueError as e: code,text = 2,str(e)
+    except ValueError as e: code,text = 2,_as_written(str(e), argv)
     except OSError as e: code,text = 1,f'{e.filename}: {e.strerror}' if e.filename else str(e)
     except _Exit as e: code,text = e.code,str(e)
     except KeyboardInterrupt:

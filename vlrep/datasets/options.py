@@ -13,7 +13,7 @@ class CocoOptions(PhotoOptions):
     "COCO comes with its own split: `valid` is taken from its training images, its validation images are reported"
     def check(self)->None: "Nothing concerns several fields"
 
-_own_split = 'COCO comes with its own split, only held can be set'
+_own_split = 'COCO comes with its own split, only valid can be set'
 
 DATASETS.add(DatasetBuilder('flickr8k', {'captions'}, read='vlrep.datasets.flickr8k:read_flickr8k',
                             root_help='the folder that holds Images/ and captions.txt'))
