@@ -8,7 +8,7 @@ help:
 	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
-	@echo 'make export       write vlrep/ from the notebooks as they are, and clean them'
+	@echo 'make export       write vlrep/, the contents and the links from the notebooks as they are, and clean them'
 	@echo 'make readme       write README.md from nbs/index.ipynb'
 	@echo 'make clean        remove the environments and what was built; runs/ stays'
 	@echo 'PYTHON=python3.12 chooses the Python that .venv is built with'
@@ -33,6 +33,7 @@ notebooks: venv
 	@$(MAKE) --no-print-directory export readme
 
 export: venv
+	@$(BIN)/python .ci/contents.py
 	@$(BIN)/nbdev_clean
 	@$(BIN)/nbdev_export
 

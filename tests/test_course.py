@@ -1,0 +1,178 @@
+"The course: contents and links are written from the notebooks, and every chapter has the parts of a chapter"
+import importlib, json, re, shutil, subprocess, sys
+from pathlib import Path
+import pytest
+from test_project import FLOORS, broken, flags, text
+
+ROOT     = Path(__file__).parents[1]
+CHAPTERS = sorted(p for p in (ROOT/'nbs'/'course').glob('[0-9][0-9]_*.ipynb') if p.name != '00_contents.ipynb')
+
+@pytest.fixture
+def contents(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT/'.ci'))
+    yield importlib.import_module('contents')
+    sys.modules.pop('contents', None)
+
+def load(p): return json.loads(p.read_text(encoding='utf-8'))
+def save(p, nb): p.write_text(json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+def markdown(i, src): return dict(cell_type='markdown', id=i, metadata={}, source=src.splitlines(keepends=True))
+def notebook(*cells):
+    return dict(cells=list(cells), metadata={}, nbformat=4, nbformat_minor=5)
+
+@pytest.fixture
+def copy(tmp_path):
+    "The project's notebooks, free to be changed"
+    hide = shutil.ignore_patterns('.ipynb_checkpoints', 'images')
+    shutil.copytree(ROOT/'nbs', tmp_path/'nbs', ignore=hide)
+    return tmp_path
+
+def links(contents, root, name):
+    "The line of links of a notebook"
+    found, = (text(c['source']) for c in load(root/'nbs'/name)['cells'] if c.get('id') == contents.LINKS)
+    return found
+
+# ---------------------------------------------------------------- contents and links
+
+def test_contents_are_up_to_date(contents):
+    todo = list(contents.changes())
+    assert not todo, f'run `make export`, it would change: {", ".join(todo)}'
+
+def test_every_source_has_a_chapter(contents):
+    nbs = contents.read(ROOT)
+    course = contents.outline(nbs)
+    assert list(course) == list(range(1, 12)) and all(sources for *_,sources in course.values())
+    listed = [n for *_,sources in course.values() for n in sources]
+    sources = {n for n in nbs if n != 'index.ipynb' and not n.startswith('course/')}
+    assert len(listed) == len(set(listed)) and set(listed) == sources
+
+def test_order_is_that_of_the_floors(contents):
+    nbs = {n: nb for n,nb in contents.read(ROOT).items() if n != 'index.ipynb' and not n.startswith('course/')}
+    got = contents.levels(nbs)
+    assert {p: got[p] for p in FLOORS if p in got} == {p: f for p,f in FLOORS.items() if p not in ('cli', 'all')}
+    assert got['tutorials'] > got['95_all.ipynb'] == got['90_cli.ipynb'] > max(FLOORS[p] for p in FLOORS if p in got)
+
+def test_order_has_no_circle(contents):
+    def source(exp, imp):
+        cells = f'#| default_exp {exp}',f'#| export\nimport vlrep.{imp}'
+        return notebook(*(dict(cell_type='code', source=s) for s in cells))
+    with pytest.raises(ValueError, match='a, b, a'):
+        contents.levels({'a/1.ipynb': source('a', 'b.x'), 'b/1.ipynb': source('b', 'a.x')})
+
+def test_contents_lead_to_every_notebook(contents):
+    page = ROOT/'nbs'/contents.CONTENTS
+    src = '\n'.join(text(c['source']) for c in load(page)['cells'])
+    to = {(page.parent/l).resolve() for l in re.findall(r'\]\(([^)]+)\)', src)}
+    rest = {(ROOT/'nbs'/n).resolve() for n in contents.read(ROOT) if n not in (contents.CONTENTS, 'index.ipynb')}
+    assert to == rest and not broken(page, src)
+
+def test_links_go_back_and_forth(contents):
+    "Who follows `next` from a chapter's first notebook meets each of its notebooks once, and `previous` leads back"
+    for page,_,_,sources in contents.outline(contents.read(ROOT)).values():
+        def step(name, word):
+            m = re.search(rf'{word}: \[[^]]*\]\(([^)]+)\)', links(contents, ROOT, name))
+            return m and ((ROOT/'nbs'/name).parent/m[1]).resolve().relative_to(ROOT/'nbs').as_posix()
+        seen = [sources[0]]
+        while (n := step(seen[-1], 'next')) and n not in seen: seen.append(n)
+        assert seen == sources and [step(n, 'previous') for n in seen] == [None, *seen[:-1]]
+        assert {step(n, 'Up') for n in seen} == {page or contents.CONTENTS}
+
+def test_new_notebook_edits_no_list(contents, copy):
+    "A notebook with a chapter in its title cell stands in the contents and between its neighbours"
+    new = '# Momentum encoder\n\n> A slow copy of the encoder\n\n- chapter: 8'
+    save(copy/'nbs'/'models'/'35_momentum.ipynb', notebook(markdown('0a0b0c0d', new)))
+    contents.main(root=copy)
+    assert not contents.changes(copy)
+    page = ''.join(text(c['source']) for c in load(copy/'nbs'/contents.CONTENTS)['cells'])
+    assert page.count('- [Momentum encoder](../models/35_momentum.ipynb): A slow copy of the encoder') == 1
+    assert 'next: [Momentum encoder](35_momentum.ipynb)' in links(contents, copy, 'models/30_text_encoder.ipynb')
+    assert 'previous: [Reading a whole sentence](30_text_encoder.ipynb)' \
+        in links(contents, copy, 'models/35_momentum.ipynb')
+    cells = load(copy/'nbs'/'models'/'35_momentum.ipynb')['cells']
+    assert [c['id'] for c in cells] == ['0a0b0c0d', contents.LINKS] and text(cells[0]['source']) == new
+
+def test_new_chapter_edits_no_list(contents, copy):
+    save(copy/'nbs'/'course'/'08_contrast.ipynb', notebook(markdown('0a0b0c0d', '# Contrast\n\n> One among many')))
+    contents.main(root=copy)
+    assert not contents.changes(copy)
+    index = ''.join(text(c['source']) for c in load(copy/'nbs'/'index.ipynb')['cells'])
+    assert '| 8 | [Contrast](course/08_contrast.ipynb) | One among many |' in index
+    assert links(contents, copy, 'losses/20_contrastive.ipynb').startswith('Up: [chapter 8, Contrast](../course/08_')
+    own = links(contents, copy, 'course/08_contrast.ipynb')
+    assert 'Up: [contents](00_contents.ipynb) · previous: [' in own and '../losses/20_contrastive.ipynb' in own
+
+def test_links_are_replaced(contents, copy):
+    "A line of links that somebody edited or moved comes back, once, below the title; nothing else changes"
+    p = copy/'nbs'/'losses'/'20_contrastive.ipynb'
+    was,nb = p.read_text(encoding='utf-8'),load(p)
+    cell, = (c for c in nb['cells'] if c['id'] == contents.LINKS)
+    nb['cells'].remove(cell)
+    nb['cells'].append({**cell, 'source': ['old']})
+    save(p, nb)
+    assert list(contents.changes(copy)) == ['losses/20_contrastive.ipynb']
+    contents.main(root=copy)
+    assert p.read_text(encoding='utf-8') == was
+
+@pytest.mark.parametrize('line', ['', '- chapter: 12', '- chapter: five'])
+def test_missing_chapter_is_named(contents, copy, line):
+    save(copy/'nbs'/'models'/'35_momentum.ipynb', notebook(markdown('0a0b0c0d', f'# M\n\n> A line\n\n{line}')))
+    with pytest.raises(ValueError, match='(?s)- chapter: N.*nbs/models/35_momentum.ipynb'): contents.changes(copy)
+
+def test_chapter_beyond_the_outline_is_named(contents, copy):
+    save(copy/'nbs'/'course'/'12_more.ipynb', notebook(markdown('0a0b0c0d', '# More\n\n> A line')))
+    with pytest.raises(ValueError, match='nbs/course/12_more.ipynb'): contents.changes(copy)
+
+def test_script(tmp_path):
+    "`--check` says nothing if all is well; make export calls the script"
+    done = subprocess.run([sys.executable, ROOT/'.ci'/'contents.py', '--check'], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+    assert re.search(r'^export: venv\n(\t.*\n)*\t.*\.ci/contents\.py\n', (ROOT/'Makefile').read_text(), re.M)
+
+# ---------------------------------------------------------------- chapters
+
+def exercises(nb):
+    """What is missing or wrong in the exercises of a chapter, as lines
+
+    Three times: task, check, stub that is not run, and a folded solution that is.
+    """
+    cells = nb['cells']
+    tasks = [(i, m) for i,c in enumerate(cells) if c['cell_type'] == 'markdown'
+             for m in re.findall(r'^\*\*(\d)\. .+?\*\*', text(c['source']), re.M)]
+    if [m for _,m in tasks] != ['1', '2', '3']: yield f'exercises {[m for _,m in tasks]} instead of 1, 2, 3'
+    for i,n in tasks:
+        check,stub,solution = ([text(c['source']) for c in cells[i+1:i+4]] + ['']*3)[:3]
+        called = rf'^check_{n}\((\w+)\)'
+        names = [re.findall(called, s, re.M) for s in (stub, solution)]
+        folded = [c['metadata'].get('jupyter', {}).get('source_hidden', False) for c in cells[i+1:i+4]]
+        if not re.search(rf'^def check_{n}\(answer\):', check, re.M): yield f'exercise {n}: no check_{n}'
+        if 'eval:' not in flags(stub) or 'raise NotImplementedError' not in stub: yield f'exercise {n}: no stub'
+        if 'NotImplementedError' in solution or flags(solution): yield f'exercise {n}: the solution is not run'
+        if names[0] != names[1] or len(names[0]) != 1: yield f'exercise {n}: stub and solution are not both checked'
+        if not re.search(rf'^with expect_fail\(.*check_{n}\(', solution, re.M): yield f'exercise {n}: no wrong answer'
+        if folded != [False, False, True]: yield f'exercise {n}: the solution alone is folded'
+
+@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
+def test_chapter_has_exercises(path): assert not list(exercises(load(path)))
+
+SPOILT = [('raise NotImplementedError', 'return 0', 'no stub'), ('#| eval: false', '', 'no stub'),
+          ('def check_2(answer)', 'def checked(answer)', 'no check_2'), ('**3. ', '**Three. ', 'instead of 1, 2, 3'),
+          ('\ncheck_1(mean_nats)', '\npass', 'not both checked'), ('with expect_fail(', 'if (', 'no wrong answer')]
+
+@pytest.mark.parametrize('old,new,says', SPOILT)
+def test_chapter_has_exercises_sees(old, new, says):
+    nb = load(ROOT/'nbs'/'course'/'05_captioning.ipynb')
+    for c in nb['cells']: c['source'] = text(c['source']).replace(old, new)
+    assert any(says in l for l in exercises(nb))
+
+def test_folded_solutions_stay_folded(tmp_path):
+    "What nbdev_clean leaves of a folded cell"
+    from nbdev.clean import clean_nb
+    from nbdev.config import get_config
+    nb = load(ROOT/'nbs'/'course'/'05_captioning.ipynb')
+    clean_nb(nb, allowed_cell_metadata_keys=get_config(path=ROOT).get('allowed_cell_metadata_keys').split())
+    assert sum(c['metadata'] == {'jupyter': {'source_hidden': True}} for c in nb['cells']) == 3
+
+def test_chapters_export_nothing():
+    for p in CHAPTERS:
+        code = [text(c['source']) for c in load(p)['cells'] if c['cell_type'] == 'code']
+        assert code and not [f for s in code for f in flags(s) if f in ('export', 'default_exp')], p.name
+        assert any(re.search('^(from|import) vlrep', s, re.M) for s in code) and any('#| learns' in s for s in code)
