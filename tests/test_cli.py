@@ -33,7 +33,7 @@ def on_photos(tmp_path_factory):
     "A tiny run on the committed photos, by the script's spelling"
     out = tmp_path_factory.mktemp('photos')/'out'
     return run([*command('pretrain', False), '--data', 'flickr8k', '--root', PHOTOS, '--out', out, '--threads', 1,
-                *sets(['size=32', 'vocab=300', 'steps=20', *NET])], out.parent), out
+                '--tracker', 'tensorboard', *sets(['size=32', 'vocab=300', 'steps=20', *NET])], out.parent), out
 
 def test_world(on_world):
     done, out = on_world
@@ -53,6 +53,14 @@ def test_world(on_world):
             and len({r['question'] for r in num['table']}) == 7)
     assert (all(0 <= r['low'] <= r['high'] <= 100 for r in num['table']) and 0 <= num['noun_precision'] <= 100
             and num['images_per_second'] > 0)
+
+def test_a_tracker_sees_every_step(on_photos):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    seen = EventAccumulator(str(on_photos[1]/'tensorboard'))
+    seen.Reload()
+    assert [e.step for e in seen.Scalars('train_loss')] == list(range(1, 21))
+    held = [r['valid_loss'] for r in load(on_photos[1]).log() if r['valid_loss'] is not None]
+    assert [e.value for e in seen.Scalars('valid_loss')] == pytest.approx(held)
 
 def test_report_is_one_page(on_world, on_photos):
     for _, out in (on_world, on_photos):

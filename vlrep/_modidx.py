@@ -2381,4 +2381,9 @@ d = { 'settings': { 'branch': 'main',
                                           'vlrep.training.schedules.step_decay': ( 'training/schedules.html#step_decay',
                                                                                    'vlrep/training/schedules.py'),
                                           'vlrep.training.schedules.warmup_cosine': ( 'training/schedules.html#warmup_cosine',
-                                                                                      'vlrep/training/schedules.py')}}}
+                                                                                      'vlrep/training/schedules.py')},
+            'vlrep.training.trackers': { 'vlrep.training.trackers._tensorboard': ( 'training/trackers.html#_tensorboard',
+                                                                                   'vlrep/training/trackers.py'),
+                                         'vlrep.training.trackers._wandb': ('training/trackers.html#_wandb', 'vlrep/training/trackers.py'),
+                                         'vlrep.training.trackers.tracker': ( 'training/trackers.html#tracker',
+                                                                              'vlrep/training/trackers.py')}}}

@@ -21,6 +21,7 @@ from .methods.base import METHODS
 from .evaluation.base import EVALUATIONS
 from .experiments.config import get_recipe, recipe_lines
 from .experiments.options import check_options, LAYOUT_NAMES, one_of, plan, recipe_name
+from .training.trackers import TRACKERS
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 def _option(word, help=None, kind=str):
@@ -101,6 +102,7 @@ class _Job:
     accumulate:_N=None   # Cut each batch into N parts to save memory (default: 1)
     workers:_N=None      # Processes that load images in advance (default: 0)
     save_every:_N=None   # Also save after so many steps, within an epoch (default: only at its end)
+    tracker:_NAME=None   # Send losses to tensorboard or wandb, too
     max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
                              '10, a quarter of a smaller set, 1 % of a larger)')=None
 
@@ -214,10 +216,10 @@ def _pretrain(argv):
                                           backbone=a['backbone']))))
         return
     what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
-    for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False).items():
+    for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False, tracker=None).items():
         if what and a.pop(k) != unset:
-            raise ValueError(
-                f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every and --resume out')
+            raise ValueError(f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every, --tracker '
+                             f'and --resume out')
     _early(a)
     from vlrep.experiments.commands import pretrain, run_checks
     from vlrep.training.resume import TrainingInterrupted
@@ -230,6 +232,7 @@ def _pretrain(argv):
 def _early(a):
     "What the words alone can say is wrong: before the library is imported"
     fresh = a.get('resume_run') is None
+    if a.get('tracker'): one_of('--tracker', a['tracker'], TRACKERS)
     if fresh:
         plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
     check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',

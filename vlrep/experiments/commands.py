@@ -24,6 +24,7 @@ from ..datasets.base import DATASETS
 from ..models.pretrained import Pretrained
 from ..models.export import LAYOUTS
 from ..training.callbacks import Checkpointer, choose_precision, CSVLogger
+from ..training.trackers import tracker as make_tracker, TRACKERS
 from ..training.run_folder import FORMAT, load, Run
 from ..training.resume import differences, fingerprint, resume, signals, StopOnSignal, TrainingInterrupted
 from ..methods.recipe import MethodRecipe
@@ -332,6 +333,7 @@ def pretrain(
     at:str|int='last',              # Which of its checkpoints: last, or the number of a step
     inexact:bool=False,             # Go on although something differs?
     small:bool=False,               # A job of some twenty seconds, to see that everything works?
+    tracker:str=None,               # Send losses to one of `TRACKERS`, too
     log:callable=print,             # Called with each line of progress
 )->Path:                            # The run's folder, with report.html
     "The main job: learn from captions, then find out what was learned; `TrainingInterrupted` if a signal ends it early"
@@ -342,6 +344,7 @@ def pretrain(
     check_options(given.get('data', 'world'), root, out, resume_run, given.get('precision', 'auto'),
                   resume_run is not None,
                   threads=threads, accumulate=accumulate, workers=workers, save_every=save_every)
+    if tracker: one_of('--tracker', tracker, TRACKERS)
     if not resume_run and (at != 'last' or inexact):
         raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
     asked,parts = _asked(given, resume_run)
@@ -358,7 +361,7 @@ def pretrain(
     max_damaged = was.get('max_damaged') if max_damaged is None else max_damaged
     _limit(max_damaged)
     return _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_damaged, resume_run, at,
-                        inexact, log)
+                        inexact, tracker, log)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
 def _check_data(method, recipe, splits, data, parts, log):
@@ -367,7 +370,8 @@ def _check_data(method, recipe, splits, data, parts, log):
         for line in method.check(recipe, splits, data, parts): log(line)
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bdd
-def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_damaged, resume_run, at, inexact, log):
+def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_damaged, resume_run, at, inexact,
+                 tracker, log):
     "`pretrain`, with every option known"
     data,seed = asked['data'],asked['seed']
     method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'])
@@ -402,6 +406,7 @@ def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_
             with stages('tokenizer'): tok = _words(run, method, recipe, splits)
         with stages(method.stage or method.name), signals() as note:
             cbs = [CSVLogger(run/'log.csv', log=log), Checkpointer(run, save_every), StopOnSignal(note)]
+            if tracker: cbs.append(make_tracker(tracker, run.path))
             try:
                 learn = train_on(method, recipe, splits, data, tok, seed=seed, precision=chosen, cbs=cbs, log=log,
                                  accumulate=asked['accumulate'], workers=workers,
