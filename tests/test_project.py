@@ -183,8 +183,8 @@ def test_public_names_are_documented_sees():
 # ---------------------------------------------------------------- lines, statements, cells
 
 # What is above a limit may become less only: after such a change the number here is the new one.
-LONG_CELLS = 7   # exported cells of more than 40 lines; the longest has LONGEST_CELL
-LONGEST_CELL   = 54
+LONG_CELLS = 4   # exported cells of more than 40 lines; the longest has LONGEST_CELL
+LONGEST_CELL   = 51
 MANY_ARGUMENTS = 26   # functions with more than 5 positional arguments
 
 def long_lines(name, src):

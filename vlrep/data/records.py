@@ -403,9 +403,12 @@ class ImageFileDataset(ImageTextDataset):
         r = self._record(i)
         r.path = self.path(i)
         return r
-    def subset(self,
-        idx:np.ndarray|list|range, # Rows to keep, in their new order
-        split:str=None,            # The split they make
-    )->ImageTextDataset:
-        "A source of these rows"
-        return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))
+
+# %% ../../nbs/data/00_records.ipynb #f7e20b7a
+@patch
+def subset(self:ImageFileDataset,
+    idx:np.ndarray|list|range, # Rows to keep, in their new order
+    split:str=None,            # The split they make
+)->ImageTextDataset:
+    "A source of these rows"
+    return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))

@@ -9,6 +9,7 @@ __all__ = ['IMAGENET', 'swap_left_right', 'resize_crop', 'crop_boxes', 'turn_hue
 # %% ../../nbs/data/35_transforms.ipynb #d371c687
 import math,re
 import numpy as np, torch
+from fastcore.basics import patch
 from torch import Tensor
 from ..core.seeding import *
 
@@ -199,20 +200,6 @@ class TrainTransform:
         if not 0 < self.ratio[0] <= 1 <= self.ratio[1]: raise ValueError(f'ratio={ratio}: low <= 1 <= high')
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > .5:
             raise ValueError(f'jitter={jitter}: four, not below 0, hue at most .5')
-    def draw(self,
-        hw:Tensor, # Height and width of each image (b,2)
-        key:tuple, # What the draw depends on, e.g. (seed, step, rank)
-    )->tuple:      # Boxes (b,4), colour factors (b,4), order of the colour changes
-        "All that is random about a batch"
-        gen = torch_rng('augment', *key)
-        b = len(hw)
-        boxes = crop_boxes(hw, gen, self.scale, self.ratio)
-        amount = torch.tensor(self.jitter)
-        mid = torch.tensor([1.,1,1,0])
-        low = torch.where(mid > 0, (mid-amount).clamp(min=0), -amount)
-        on = torch.rand(b, 1, generator=gen) < self.jitter_p
-        fac = low + torch.rand(b, 4, generator=gen)*(mid+amount-low)
-        return boxes,torch.where(on, fac, mid),torch.randperm(4, generator=gen).tolist()
     def __call__(self,
         batch:dict, # With `img` uint8 (b,3,h,w), `hw`, and `flip` if anything is mirrored; perhaps `trace` (b,n,4)
         key,        # As for `draw`
@@ -226,6 +213,23 @@ class TrainTransform:
         order = [k for k in order if self.jitter[k] and self.jitter_p]
         return {**batch, **_moved(batch, boxes, self.size, flip),
                 'img': _finish(jitter(x, fac, order), self.mean, self.std)}
+
+# %% ../../nbs/data/35_transforms.ipynb #08f31c8b
+@patch
+def draw(self:TrainTransform,
+    hw:Tensor, # Height and width of each image (b,2)
+    key:tuple, # What the draw depends on, e.g. (seed, step, rank)
+)->tuple:      # Boxes (b,4), colour factors (b,4), order of the colour changes
+    "All that is random about a batch"
+    gen = torch_rng('augment', *key)
+    b = len(hw)
+    boxes = crop_boxes(hw, gen, self.scale, self.ratio)
+    amount = torch.tensor(self.jitter)
+    mid = torch.tensor([1.,1,1,0])
+    low = torch.where(mid > 0, (mid-amount).clamp(min=0), -amount)
+    on = torch.rand(b, 1, generator=gen) < self.jitter_p
+    fac = low + torch.rand(b, 4, generator=gen)*(mid+amount-low)
+    return boxes,torch.where(on, fac, mid),torch.randperm(4, generator=gen).tolist()
 
 # %% ../../nbs/data/35_transforms.ipynb #1873e1a3
 class EvalTransform:

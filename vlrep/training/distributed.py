@@ -22,6 +22,11 @@ class Dist:
     device:str='cpu' # Where it computes
     def __post_init__(self):
         if not 0 <= self.rank < self.world_size: raise ValueError(f'rank={self.rank} of world_size={self.world_size}')
+    def check(self)->None:
+        "A `ValueError` if PyTorch knows of more processes than this object"
+        n = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if n > 1 and n != self.world_size:
+            raise ValueError(f'dist: {n} processes train together, and this says {self.world_size}: pass init_dist()')
     @property
     def is_main(self)->bool:
         "Is it the one that writes files?"

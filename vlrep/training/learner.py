@@ -396,6 +396,7 @@ def learner(
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
     if device is not None: model.to(device)
+    dist.check()
     learn = BatchLearner(dls, model, GlobalMeanLoss(loss, dist), opt_func=_Wrapped(opt=opt),
                          metrics=list(metrics),
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
