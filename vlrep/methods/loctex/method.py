@@ -102,7 +102,7 @@ def forward(self:LocTexModel,
 @torch.no_grad()
 def attend(self:LocTexModel,
     img:Tensor,  # Normalised images (b,3,H,W)
-    tok:Tensor,  # Word pieces (b,s)
+    tok:Tensor,  # Tokens (b,s)
     lens:Tensor, # Real ones in each row (b,)
 )->Tensor:       # Sums to 1 over the cells (b,s,h,w)
     "Where each word looks on the finest grid that learned it; without such heads, which cells the contrast finds alike"
