@@ -154,7 +154,7 @@ def __len__(self:StatefulLoader)->int:
 def plan(self:StatefulLoader,
     epoch:int, # Which epoch
 )->list:       # For each step, the rows of this rank (b,)
-    "Who sees what when: each rank has a share of every step, and no image is left out"
+    "Which rows each rank gets in each step: each rank has a share of every step, and no image is left out"
     n,g = len(self.source),self.bs*self.world_size
     order = rng(self.seed, 'order', epoch).permutation(n) if self.shuffle else np.arange(n)
     cuts = [i*g for i in range(len(self))] + [n]
@@ -314,7 +314,7 @@ def _end_of(w):
 # %% ../../nbs/data/60_loader.ipynb #25703eba
 @patch
 def _lost(self:StatefulLoader, e, where):
-    "The error to raise for `e`: that of the loader's code, or what became of the workers, who are ended"
+    "The error to raise for `e`: that of the loader's code, or what became of the workers, which are ended"
     it = getattr(self._reader, '_iterator', None)
     if not self.workers or it is None: return e
     if isinstance(e, (OSError,EOFError)):                   # the worker that had made the batch may be still ending

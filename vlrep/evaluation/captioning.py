@@ -64,7 +64,7 @@ def caption_scores(
     write:'Callable|Pretrained|list|tuple', # As for `write_captions`
     source:ImageTextDataset, # Held-out images with captions
     who:str='this run',      # Name of the writer in the table
-    seed:int=0,              # Of the bootstrap, and of who plays the person
+    seed:int=0,              # Of the bootstrap, and of which caption plays the person
     draws:int=500,           # How often the bootstrap draws the images anew
     *, bs:int=64,            # Images at a time
 )->list:                     # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
