@@ -121,7 +121,7 @@ class _Trial:
     recipes:_FLAG=False        # List the recipes, one line each, and end
     tiny:_FLAG=False           # A job of some twenty seconds, which learns next to nothing
     dry_run:_FLAG=False        # The plan only: parameters, steps, memory and time, from 20 timed steps
-    overfit:_FLAG=False        # Learn one batch by heart, or say that it failed (code 1)
+    overfit:_FLAG=False        # Overfit one batch, or say that it failed (code 1)
     resume_at:_STEP='last'     # From which checkpoint: a step, best, or 0, the beginning; later ones are removed
     resume_inexact:_FLAG=False # Go on although something differs
 
@@ -323,7 +323,7 @@ COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def _as_written(problem, argv):
-    "What is wrong with a field, named as it was written: --lr=-1 by whoever did not write --set lr=-1"
+    "What is wrong with a field, named as it was written: --lr=-1, not --set lr=-1"
     if any(w.partition('=')[0] == '--set' for w in argv): return problem
     return re.sub(r'^--set:? (\w+)', lambda m: '--' + m[1].replace('_', '-'), problem)
 

@@ -42,9 +42,9 @@ def mask_tokens(
     mask:int=3,         # The id of [MASK]
     *, share:float=.15, # Part of the words that is chosen, rounded up (virtex code)
     bert:bool=False,    # BERT's 80/10/10, every chosen word asked for? Else VirTex's 85/10/5, [MASK]s only
-    salt:int=0,         # Another salt, other gaps
+    salt:int=0,         # Another salt, other masked tokens
 )->tuple:             # What is read (b,s); what is asked for, -100 where nothing is (b,s)
-    "Put gaps into captions (virtex code; BERT sec. 3.1)"
+    "Mask tokens of captions (virtex code; BERT sec. 3.1)"
     if not first < vocab: raise ValueError(f'vocab={vocab}: no words beside the {first} special ids')
     if not 0 < share <= 1: raise ValueError(f'share={share}: a part, above 0 and at most 1')
     which,fate,word = hashed_uniform(tok, lens, 3, salt)

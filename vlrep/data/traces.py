@@ -17,7 +17,7 @@ def _expand(n):
     return who,torch.arange(len(who), device=n.device) - (n.cumsum(0)-n)[who]
 
 def _groups(span):
-    "The group of each piece (b,s), one past the last if it has no time, and a piece of each; equal neighbours share"
+    "The group of each token (b,s), one past the last if it has no time, and a token of each; equal neighbours share"
     live = span[...,1] >= span[...,0]
     new = live.clone()
     new[:,1:] &= (span[:,1:] != span[:,:-1]).any(-1)
@@ -139,11 +139,11 @@ def _sides(trace, span, grid, how):
 # %% ../../nbs/data/45_traces.ipynb #e23c82da
 def render_traces(
     trace:Tensor,         # x, y as parts of the view, t in seconds, 1. if the pen drew from the point before (b,n,4)
-    span:Tensor,          # When each piece was said, start and end in seconds; start > end: at no time (b,s,2)
+    span:Tensor,          # When each token was said, start and end in seconds; start > end: at no time (b,s,2)
     grid:int|tuple,       # Cells a side, or (h,w), at most 256
     how:str='polyline',   # What a trace covers, one of `HOW`
-)->Tensor:                # Which cells each piece's part of the trace covers, bool (b,s,h,w)
-    "The part of the trace that belongs to each piece, as a mask (LocTex sec. 3.4); t <= -1e6 is padding"
+)->Tensor:                # Which cells each token's part of the trace covers, bool (b,s,h,w)
+    "The part of the trace that belongs to each token, as a mask (LocTex sec. 3.4); t <= -1e6 is padding"
     h,w = _sides(trace, span, grid, how)
     span = span.to(trace.device)
     which,row,col = _groups(span)

@@ -52,8 +52,8 @@ def caption_nll(
     m:Pretrained,             # The same model, for views and tokenizer
     dataset:ImageTextDataset, # Photos with captions
     shown:np.ndarray|range,   # Which photo each one's captions are read beside (n,)
-    *, max_len:int=30,        # Most pieces of a caption
-)->np.ndarray:                # Nats, words and word pieces of each photo's captions, over all directions of reading
+    *, max_len:int=30,        # Most tokens of a caption
+)->np.ndarray:                # Nats, words and tokens of each photo's captions, over all directions of reading
                               # (n,3); [EOS] is a word, too
     "The loss of each photo's captions beside the photo `shown`"
     out = []
@@ -74,10 +74,10 @@ def caption_nll(
 def photo_samples(
     model:torch.nn.Module, loss:callable, m:Pretrained, dataset:ImageTextDataset, # As for `caption_nll`
     shuffles:int=3,    # How often each photo is given another one's captions
-    *, max_len:int=30, # Most pieces of a caption
+    *, max_len:int=30, # Most tokens of a caption
 )->tuple:            # Numbers, and a dict for each photo, as the report takes them
     "Loss beside the right photo and beside others, and every caption with its photo's own loss"
-    each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a word piece
+    each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a token
     right = caption_nll(model, loss, m, dataset, range(len(dataset)), max_len=max_len)
     dealt = [derangement(len(dataset), k) for k in range(shuffles)]
     wrong = np.array([each_of(caption_nll(model, loss, m, dataset, d, max_len=max_len)) for d in dealt])

@@ -45,11 +45,11 @@ def localizer(
 def grounding_table(
     maps:dict,  # Name -> function, as for `pointing_table`
     size:int,   # Side of the scenes in pixels
-    n:int=500,  # Scenes of the world, and as many of the shifted one
+    n:int=500,  # Scenes of the world, and as many under domain shift
     seed:int=0, # Of the bootstrap
     keep:int=0, # As for `pointing_table`
-)->list:        # Rows `question` (pointing, overlap, and both for the shifted world), `metric`, `backbone`, ...
-    "Where is a thing that is named? Held-out scenes, and shifted ones; only kinds that training shows"
+)->list:        # Rows `question` (pointing, overlap, and both under domain shift), `metric`, `backbone`, ...
+    "Where is a thing that is named? Held-out scenes, and such under domain shift; only kinds that training shows"
     out = []
     for shifted in (False, True):
         dataset = world('test', n, size=size, shifted=shifted, with_='masks')
@@ -107,8 +107,8 @@ def _in_view(n, m, img):
     return b['img'],b['trace'].cpu()
 
 def _windows(attend, img, ids, max_len):
-    """Where each of the pieces `ids` looks (n,h,w), read in windows of `max_len` at most, each beginning with the last
-    piece of the one before"""
+    """Where each of the tokens `ids` looks (n,h,w), read in windows of `max_len` at most, each beginning with the last
+    token of the one before"""
     parts = math.ceil((len(ids)-1)/(max_len-1))
     step = math.ceil((len(ids)-1)/parts)
     out = []
@@ -132,7 +132,7 @@ def _one(n, attend, how, m, img, *, most, max_len, pad):
     x,trace = _in_view(n, m, img)
     cut = [c[1:-1] for c in m.tok.encode(words, 1 << 30)]
     who = torch.repeat_interleave(torch.tensor([len(c) for c in cut]))
-    real = times[:,1] >= times[:,0]  # the word of each piece
+    real = times[:,1] >= times[:,0]  # the word of each token
     maps = _windows(attend, x, [m.tok.sos, *(i for c in cut for i in c), m.tok.eos], max_len)[1:-1]
     span = torch.tensor(np.where(real[:,None], times+[-pad,pad], [0.,-1.])).float()[None]
     mask = render_traces(trace, span, tuple(maps.shape[1:]), how)[0]
@@ -153,7 +153,7 @@ def trace_samples(
     records:ImageTextDataset|list, # An `ImageTextDataset` with narratives, or records with a narrative each
     big:list=None,                 # The same pictures with more pixels, to show
     most:int=18,                   # Words of a narrative that are shown
-    max_len:int=60,                # Most pieces that the model reads at once
+    max_len:int=60,                # Most tokens that the model reads at once
     *, time_pad:float=0.,          # Seconds by which the time of each word is widened, as in training
     render:str='polyline',         # What a trace covers, as for `render_traces`
 )->list:                           # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes

@@ -93,7 +93,7 @@ def knn_classes(
     *, classes:int=None,        # Number of classes; by default the largest of `y`, plus 1
     chunk:int=256,              # Rows that ask at a time
 )->Tensor:                      # The class that wins, for each of `ks` (m,q)
-    "What the neighbours say, for all `ks` in one pass"
+    "The neighbours' votes, for all `ks` in one pass over them"
     ks = list(ks)
     y = torch.as_tensor(y).to(bank.device).long()
     n = len(bank) if query is None else len(query)

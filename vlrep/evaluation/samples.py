@@ -18,10 +18,10 @@ from .knn import *
 
 # %% ../../nbs/evaluation/55_samples.ipynb #f56cc1d4
 def join_pieces(
-    pieces:list,          # Texts of the pieces, `▁` at the beginning of a word
+    pieces:list,          # Texts of the tokens, `▁` at the beginning of a word
     maps:np.ndarray|list, # A map for each (s,h,w)
 )->list:                  # Dicts `word, map`
-    "Pieces to words, and the mean of their maps"
+    "Tokens to words, and the mean of their maps"
     out = []
     for p,m in zip(pieces, np.asarray(maps, float)):
         if p.startswith('▁') or not out: out.append([p.lstrip('▁'), [m]])

@@ -235,7 +235,7 @@ def _small(asked, changes):
     return [*small, *changes]
 
 def run_checks(
-    what:str,              # dry-run: the plan, from 20 timed steps; overfit: learn one batch by heart
+    what:str,              # dry-run: the plan, from 20 timed steps; overfit: learn a single batch
     small:bool=False,      # Of the job of `pretrain(small=True)`?
     changes:list|tuple=(), # As for `pretrain`
     threads:int=None, workers:int=None, max_damaged:int|float|str=None, log:callable=print, # As for `pretrain`

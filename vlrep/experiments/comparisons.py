@@ -172,9 +172,9 @@ def vs_baseline(
     a:list,            # Lines of a variant
     question:str,      # Such as 'pointing'
     table:str='table', # Which table of the lines
-    baseline:str=None, # A backbone that stands in the same table; None: what guessing gives
+    baseline:str=None, # A backbone that stands in the same table; None: chance
 )->Difference:
-    "How much a variant is ahead of guessing, or of somebody in its own table"
+    "How much a variant is ahead of chance, or of a backbone in its own table"
     a = sorted(a, key=lambda l: l['seed'])
     ra = answers(a, question, table)
     _same(f'{question}: redraws', [len(r['draws']) for r in ra], ())

@@ -89,14 +89,14 @@ def top1(
 def chance_ap(
     labels:'np.ndarray|torch.Tensor|list', # 1 or 0 (n,) or (n,k)
 )->np.ndarray:                             # () or (k,)
-    "Average precision of somebody who gives every item the same score: the share of positives"
+    "Average precision if every item gets the same score: the share of positives"
     return _array(labels, 'labels').mean(0)
 
 def chance_top1(
     train:'np.ndarray|torch.Tensor|list', # Classes in training (n,)
     test:'np.ndarray|torch.Tensor|list',  # Classes asked for (m,)
 )->float:                                 # Share answered right
-    "Accuracy of somebody who always answers what was most frequent in training"
+    "Accuracy of always answering what was most frequent in training"
     seen,n = np.unique(_array(train, 'train'), return_counts=True)
     return float((_array(test, 'test') == seen[n.argmax()]).mean())
 

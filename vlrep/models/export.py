@@ -200,7 +200,7 @@ def _detectron2_net(folder, name):
     return (lambda x: detectron2_grid(w, x)),"detectron2's forward pass, written out"
 
 def _read(folder, to, name):
-    "What the other side makes of the files: a function of pixels from 0 to 255, and the name of who read them"
+    "What the other side makes of the files: a function of pixels from 0 to 255, and the name of what read them"
     def ready(net, mean, std, top=255):
         m,s = (torch.tensor(v, dtype=torch.float64).view(3,1,1) for v in (mean,std))
         return lambda px: net((px/top - m)/s)

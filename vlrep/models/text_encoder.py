@@ -49,13 +49,13 @@ class EncoderLayer(nn.TransformerEncoderLayer):
 class TextEncoder(nn.Module):
     "Words and their places, and a stack of layers in which each looks at all (LocTex sec. 3.2)"
     def __init__(self,
-        vocab:int,          # Word pieces v
+        vocab:int,          # Tokens v
         width:int=1024,     # d (LocTex sec. 3.2)
         depth:int=4,        # Layers (LocTex sec. 3.2)
         heads:int=None,     # Attention heads, by default width/64: 16 at 1024 (LocTex sec. 3.2)
         dropout:float=.1,   # As VirTex's decoders; the paper does not say
         *, norm:str='post', # Where LayerNorm stands: 'post' or 'pre'
-        max_len:int=60,     # Longest text in pieces (LocTex sec. 4.1)
+        max_len:int=60,     # Longest text in tokens (LocTex sec. 4.1)
         pad:int=4,          # Id of padding
         std=.02,            # Initial standard deviation, or 'fan_in'
     ):
@@ -70,7 +70,7 @@ class TextEncoder(nn.Module):
         init_weights(self, std)
 
     def forward(self,
-        tok:Tensor,  # Word pieces, padding last (b,s)
+        tok:Tensor,  # Tokens, padding last (b,s)
         lens:Tensor, # Real ones in each row (b,)
     )->Tensor:       # (b,s,d); what stands at padding means nothing
         "What each word means where it stands"

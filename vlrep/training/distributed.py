@@ -56,7 +56,7 @@ class Dist:
 def gather(self:Dist,
     x:Tensor # Own rows (b,...); `b` may differ from process to process
 )->tuple:    # Everybody's rows (n,...), and the index of the first own one
-    "The rows of all processes; a gradient flows back to whoever they are from"
+    "The rows of all processes; a gradient flows back to the process they are from"
     if self.world_size == 1: return x,0
     mine = torch.zeros(self.world_size, dtype=torch.long, device=x.device)
     mine[self.rank] = len(x)

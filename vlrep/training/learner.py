@@ -48,7 +48,7 @@ class GlobalMeanLoss:
 
 # %% ../../nbs/training/30_learner.ipynb #9a0a0a97
 class CountedMean(Metric):
-    "The loss over a whole pass: all totals divided by all counts"
+    "The loss over a whole epoch: all totals divided by all counts"
     name = 'loss'
     def reset(self)->None: self.sums,self.dist = 0.,Dist()
     def accumulate(self, learn:Learner)->None:
@@ -133,7 +133,7 @@ class MicroBatchLoader:
     def __len__(self): return len(self.dl)*self.parts
     def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
     def seek(self, epoch:int, step:int=0)->'MicroBatchLoader':
-        "Go to part `step` of a pass"
+        "Go to part `step` of an epoch"
         self.dl.seek(epoch, step//self.parts)
         self.skip = step%self.parts
         return self
@@ -198,7 +198,7 @@ class StopAtStep(BaseCallback):
         batches:int # In all
     ): self.total = batches
     def before_train(self)->None:
-        "Cut this epoch's pass to what is to be done, which may be nothing but its validation"
+        "Cut this epoch to what is to be done, which may be nothing but its validation"
         if self.learn.train_state.due(self.total): raise CancelTrainException()
         dl,done,per = self.dls.train,self.learn.train_state.batch,len(self.dls.train)
         start = done%per

@@ -15,7 +15,7 @@ from .recipe import *
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #27a77ce2
 class OracleMaskCollator(NarrativeCollator):
-    "As `NarrativeCollator`, and what each piece is about: `about` (b,s), the number of an object, or -1"
+    "As `NarrativeCollator`, and what each token is about: `about` (b,s), the number of an object, or -1"
     def check(self, source:ImageTextDataset)->None:
         "A `ValueError` if it is not known what the utterances are about, or where the things are"
         super().check(source)
@@ -55,10 +55,10 @@ def narrative_collator(
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #591013d0
 def thing_masks(
     things:Tensor,  # Which object each pixel of the view shows, 0 for none (b,S,S)
-    about:Tensor,   # Which object each piece is about, -1 for none (b,s)
+    about:Tensor,   # Which object each token is about, -1 for none (b,s)
     grid:int|tuple, # Cells a side, or (h,w)
 )->Tensor:          # bool (b,s,h,w)
-    "The cells that each piece's thing covers"
+    "The cells that each token's thing covers"
     n = max(1, int(things.max()))
     k = torch.arange(1, n+1, device=things.device, dtype=things.dtype)
     cover = F.adaptive_avg_pool2d((things[:,None] == k[:,None,None]).float(), grid)

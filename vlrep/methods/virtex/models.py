@@ -19,14 +19,14 @@ class VisualTextDecoder(nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
     def __init__(self,
         visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
-        vocab:int,           # Word pieces v
+        vocab:int,           # Tokens v
         width:int=1024,      # Hidden size d
         depth:int=1,         # Layers of each decoder
         heads:int=None,      # Attention heads, by default width/64
         *, dropout:float=.1, # In embedding and decoders
         norm:str='post',     # Where LayerNorm stands: 'post' or 'pre'
         max_len:int=30,      # Longest caption
-        sos:int=1, eos:int=2, pad:int=4, # Ids of the special pieces
+        sos:int=1, eos:int=2, pad:int=4, # Ids of the special tokens
         std=.02,             # Initial standard deviation of the head, or 'fan_in'
         backward:bool=True,  # A second decoder, for captions read from their end?
     ):
@@ -54,7 +54,7 @@ def visual_tokens(self:VisualTextDecoder,
 @patch
 def hidden_states(self:VisualTextDecoder,
     vis:Tensor,        # From `visual_tokens` (b,n,d)
-    tok:Tensor,        # Word pieces, padding last: the causal mask hides it (b,s)
+    tok:Tensor,        # Tokens, padding last: the causal mask hides it (b,s)
     decoder:nn.Module, # One of `decoders`
 )->Tensor:             # (b,s,d)
     "States of the decoder after each token"
@@ -84,10 +84,10 @@ class CaptioningModel(VisualTextDecoder):
 @torch.no_grad()
 def generate(self:CaptioningModel,
     img:Tensor,        # Normalised images (b,3,h,w)
-    max_len:int=None,  # Longest caption in pieces; as in training by default
+    max_len:int=None,  # Longest caption in tokens; as in training by default
     how:str='greedy',  # greedy, beam or nucleus
     **kw               # As for `decode`: never, repeat, beams, per_node, norm, p, temperature, seed, ids
-)->Tensor:             # Word pieces (b,s)
+)->Tensor:             # Tokens (b,s)
     "Write a caption of each image with the forward decoder"
     step = Cached(self.embed, self.forward_decoder, self.output)
     return decode(step, self.visual_tokens(img), self.sos, self.eos, max_len or self.max_len, pad=self.pad, how=how,
@@ -136,7 +136,7 @@ class MaskedLMModel(VisualTextDecoder):
         self.mask,self.bert,self.first = mask,bert,max(self.sos, self.eos, self.pad, mask)+1
 
     def masked(self,
-        tok:Tensor, lens:Tensor, # Word pieces (b,s), real ones in each row (b,)
+        tok:Tensor, lens:Tensor, # Tokens (b,s), real ones in each row (b,)
     )->tuple:                    # What is read (b,s); what is asked for, else -100 (b,s)
         "Captions with masked tokens: others in each step of a training, else always the same"
         salt = int(torch.randint(1, 2**62, ())) if self.training else 0
@@ -174,7 +174,7 @@ class TokenClassificationModel(_Classifier):
     "Predicts the set of a caption's words (token classification, VirTex sec. 4.2)"
     def __init__(self,
         visual,      # A backbone: images to a grid (b,c,h,w); has `width` = c
-        vocab:int,   # Word pieces v
+        vocab:int,   # Tokens v
         first:int=5, # Smaller ids are special, and no words
     ):
         super().__init__(visual, vocab)

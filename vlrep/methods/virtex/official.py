@@ -113,7 +113,7 @@ def load_virtex(
     norm:str=None,        # 'pre' or 'post'; by default what file or weights suggest
     heads:int=None,       # Attention heads; by default what the file has, else width/64
     pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
-                          # pieces
+                          # tokens
     *, log:callable=print,   # Told what had to be assumed; None for silence
 )->torch.nn.Module:       # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
                           # `MultiLabelClassificationModel`, in evaluation mode
@@ -147,7 +147,7 @@ def virtex_captions(
     max_words:int=30,      # Most words, [EOS] included (virtex code)
     beams:int=5,           # Beginnings kept alive (virtex code)
     per_node:int=2,        # Continuations that each may propose, after the first word (virtex code)
-)->torch.Tensor:           # Word pieces (b,s) without [SOS], `model.pad` after [EOS]
+)->torch.Tensor:           # Tokens (b,s) without [SOS], `model.pad` after [EOS]
     "Captions as VirTex's code writes them"
     def step(vis, tok):
         return model.output(model.hidden_states(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
