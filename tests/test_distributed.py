@@ -16,7 +16,8 @@ def has_such_cells(path):
     cells = json.loads(path.read_text(encoding='utf-8'))['cells']
     return any(re.search(r'^#\|\s*dist\s*$', ''.join(c['source']), re.M) for c in cells if c['cell_type'] == 'code')
 
-NOTEBOOKS = sorted(p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts and has_such_cells(p))
+FOUND     = (p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+NOTEBOOKS = sorted(p for p in FOUND if has_such_cells(p))
 
 def test_there_are_some(): assert {'05_distributed', '30_learner'} <= {p.stem for p in NOTEBOOKS}
 

@@ -34,8 +34,8 @@ def quick(monkeypatch):
         (run/'report.html').write_text('<html></html>\n')
         return run/'report.html'
     monkeypatch.setattr(vlrep.experiments.commands, 'measure',
-                        lambda run, recipe, options, dataset, learn,*a: (dict(steps=learn.train_state.step,
-                                                                   held_loss=learn.train_state.best_loss), []))
+                        lambda run, recipe, options, dataset, learn, **kw: (
+                            dict(steps=learn.train_state.step, held_loss=learn.train_state.best_loss), []))
     monkeypatch.setattr(vlrep.experiments.commands, 'write_report', page)
 
 @pytest.fixture(scope='module')
