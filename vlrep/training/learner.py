@@ -236,7 +236,6 @@ def before_fit(self:TrainState)->None:
     epochs = self.n_epoch*len(self.dls.train)
     self.total = self.learn.stop_at.total if by_steps(self.learn) else self.batch+epochs
     if training(self.learn): self.since = time.perf_counter()
-    self.learn.train_iter = self.batch                                  # fastai begins each fit at 0
 
 @patch
 def before_train(self:TrainState)->None:

@@ -21,8 +21,12 @@ def _tensorboard(folder):
         name = 'tensor_board'
         def after_batch(self):
             if not self.training: return
-            self.writer.add_scalar('train_loss', self.smooth_loss, self.train_iter)
-            for i,h in enumerate(self.opt.hypers): self.writer.add_scalar(f'lr_{i}', h['lr'], self.train_iter)
+            at = self.learn.train_state.batch                   # `train_iter` begins each fit at 0
+            self.writer.add_scalar('train_loss', self.smooth_loss, at)
+            for i,h in enumerate(self.opt.hypers): self.writer.add_scalar(f'lr_{i}', h['lr'], at)
+        def after_epoch(self):
+            for name,v in zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1]):
+                self.writer.add_scalar(name, v, self.learn.train_state.batch)
     return TensorBoardLogger(folder/'tensorboard', trace_model=False, log_preds=False)
 
 def _wandb(folder):
