@@ -40,7 +40,7 @@ def _wandb(folder):
 def tracker(
     name:str,        # One of `TRACKERS`
     folder:FilePath, # Of the run: event files go into its `tensorboard`, those of Weights & Biases into its `wandb`
-)->'Callback':       # fastai's, for a learner of this library
+)->object:           # fastai's callback, for a learner of this library
     "A callback that sends losses and rates to a tracker; a `ValueError` says which package is missing"
     make = dict(zip(TRACKERS, (_tensorboard,_wandb))).get(name)
     if make is None: raise did_you_mean('tracker', name, TRACKERS)
