@@ -106,7 +106,7 @@ def test_same_seed_same_weights(on_world, tmp_path):
 
 WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '--seed', 'pretrain --seed': '--seed',
          'pretrain --method virtx': '--method', 'pretrain --data wrld': '--data',
-         'pretrain --recipe wrold': '--recipe',
+         'pretrain --recipe wrold': '--recipe', 'pretrain --tracker wandd': "did you mean 'wandb'",
          'pretrain --widht 3': "unknown option '--widht': did you mean '--width'",
          'pretrain --steps many': '--steps=many: steps is a whole number', 'pretrain --steps': '--steps',
          'pretrain --lr -1': '--lr=-1.0: must be from 0', 'pretrain --lr=nan': '--lr=nan: must be from 0',

@@ -2387,5 +2387,7 @@ d = { 'settings': { 'branch': 'main',
             'vlrep.training.trackers': { 'vlrep.training.trackers._tensorboard': ( 'training/trackers.html#_tensorboard',
                                                                                    'vlrep/training/trackers.py'),
                                          'vlrep.training.trackers._wandb': ('training/trackers.html#_wandb', 'vlrep/training/trackers.py'),
+                                         'vlrep.training.trackers.check_tracker': ( 'training/trackers.html#check_tracker',
+                                                                                    'vlrep/training/trackers.py'),
                                          'vlrep.training.trackers.tracker': ( 'training/trackers.html#tracker',
                                                                               'vlrep/training/trackers.py')}}}

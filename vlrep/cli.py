@@ -21,7 +21,7 @@ from .methods.base import METHODS
 from .evaluation.base import EVALUATIONS
 from .experiments.config import get_recipe, recipe_lines
 from .experiments.options import check_options, LAYOUT_NAMES, one_of, plan, recipe_name
-from .training.trackers import TRACKERS
+from .training.trackers import check_tracker
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 def _option(word, help=None, kind=str):
@@ -232,7 +232,7 @@ def _pretrain(argv):
 def _early(a):
     "What the words alone can say is wrong: before the library is imported"
     fresh = a.get('resume_run') is None
-    if a.get('tracker'): one_of('--tracker', a['tracker'], TRACKERS)
+    if a.get('tracker'): check_tracker(a['tracker'])
     if fresh:
         plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
     check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',

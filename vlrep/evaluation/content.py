@@ -37,7 +37,7 @@ def derangement(
     n:int,     # How many
     *key,      # What the draw is for
 )->np.ndarray: # A permutation (n,) in which nothing stays
-    "Everyone gets another one's: a random circle in which each passes on to the next"
+    "A random permutation without fixed points: one circle through all rows"
     if n < 2: raise ValueError(f'{n} photos: at least 2 are needed, so that each can be given another one')
     p = rng('others', n, *key).permutation(n)
     out = np.empty(n, np.int64)

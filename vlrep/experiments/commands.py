@@ -24,7 +24,7 @@ from ..datasets.base import DATASETS
 from ..models.pretrained import Pretrained
 from ..models.export import LAYOUTS
 from ..training.callbacks import Checkpointer, choose_precision, CSVLogger
-from ..training.trackers import tracker as make_tracker, TRACKERS
+from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
 from ..training.resume import differences, fingerprint, resume, signals, StopOnSignal, TrainingInterrupted
 from ..methods.recipe import MethodRecipe
@@ -344,7 +344,7 @@ def pretrain(
     check_options(given.get('data', 'world'), root, out, resume_run, given.get('precision', 'auto'),
                   resume_run is not None,
                   threads=threads, accumulate=accumulate, workers=workers, save_every=save_every)
-    if tracker: one_of('--tracker', tracker, TRACKERS)
+    if tracker: check_tracker(tracker)
     if not resume_run and (at != 'last' or inexact):
         raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
     asked,parts = _asked(given, resume_run)

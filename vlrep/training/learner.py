@@ -82,7 +82,7 @@ class BaseCallback(Callback):
     before_step = after_step = after_batch = _nothing
 
 class StatefulCallback(BaseCallback):
-    "A rule whose attributes in `_keep` belong to the state of the training"
+    "A callback whose attributes in `_keep` belong to the state of the training"
     _keep = ()
     def state_dict(self)->dict:
         "What must be saved"
