@@ -7,11 +7,12 @@ import errno, hashlib, io, json, math, os, pickle, resource, shutil, signal, tem
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
-from vlrep.training.callbacks import read_log
+from vlrep.training.logging import read_log
 from vlrep.experiments.commands import METHODS, pretrain
 from vlrep.core.files import write_json
 
-from vlrep.training.resume import Note, resume, StopOnSignal, TrainingInterrupted
+from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
+from vlrep.training.resume import resume
 from vlrep.training.run_folder import load, Run
 from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
 from tools import SIZES, command, refused, sets, start
@@ -325,7 +326,7 @@ def test_log_cannot_be_written(tmp_path, source, monkeypatch):
             raise OSError(errno.ENOSPC, 'No space left on device')
         return write(fd, data)
     train(tmp_path/'whole', source)
-    monkeypatch.setattr('vlrep.training.callbacks.os.write', full)
+    monkeypatch.setattr('vlrep.training.logging.os.write', full)
     said = []
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 import vlrep.experiments.commands, vlrep.training.run_folder
-from vlrep.training.callbacks import Checkpointer
+from vlrep.training.checkpoint import Checkpointer
 from vlrep.cli import main
 from vlrep.evaluation.base import EVALUATIONS
 from vlrep.experiments.commands import pretrain

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
-from vlrep.training.callbacks import Checkpointer, CSVLogger, read_log
+from vlrep.training.checkpoint import Checkpointer
+from vlrep.training.logging import CSVLogger, read_log
 from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback
 from vlrep.experiments.config import get_recipe
-from vlrep.training.resume import Note, resume, StopOnSignal, TrainingInterrupted
+from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
+from vlrep.training.resume import resume
 from vlrep.training.run_folder import load, Run
 from tools import told
 

@@ -2,9 +2,9 @@
 import os, shutil, signal, time
 from pathlib import Path
 import pytest, torch
-from vlrep.training.callbacks import Checkpointer
+from vlrep.training.checkpoint import Checkpointer
 from vlrep.experiments.commands import pretrain
-from vlrep.training.resume import TrainingInterrupted
+from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load, Run
 from test_resume import rows
 from tools import NET, SIZES, command, refused, sets, start

@@ -222,7 +222,7 @@ def _pretrain(argv):
                              f'and --resume out')
     _early(a)
     from vlrep.experiments.commands import pretrain, run_checks
-    from vlrep.training.resume import TrainingInterrupted
+    from vlrep.training.interrupts import TrainingInterrupted
     if what:
         if not all([run_checks(w, **a) for w in what]): sys.exit(1)
         return

@@ -18,9 +18,9 @@ from ..methods.supervised.recipe import TagsRecipe
 from ..models.features import bn_statistics
 from ..models.named import initial_backbone
 from ..reports.instability import learning_warning
-from ..training.callbacks import EpochLosses, ProgressLogger
+from ..training.logging import EpochLosses, ProgressLogger
 from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader
-from ..training.resume import memory_advice, out_of_memory
+from ..training.interrupts import memory_advice, out_of_memory
 from .config import *
 from .start import *
 

@@ -23,10 +23,13 @@ from ..reports.page import write_comparison, write_report
 from ..datasets.base import DATASETS
 from ..models.pretrained import Pretrained
 from ..models.export import LAYOUTS
-from ..training.callbacks import Checkpointer, choose_precision, CSVLogger
+from ..training.checkpoint import Checkpointer
+from ..training.logging import CSVLogger
+from ..training.precision import choose_precision
 from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
-from ..training.resume import differences, fingerprint, resume, signals, StopOnSignal, TrainingInterrupted
+from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
+from ..training.resume import differences, fingerprint, resume
 from ..methods.recipe import MethodRecipe
 from ..methods.base import METHODS
 from ..evaluation.base import EvaluationContext, EVALUATIONS

@@ -14,7 +14,7 @@ from fastcore.basics import noop
 from ..data.loader import StatefulLoader
 from ..data.subsets import limit_captions
 from ..data.transforms import EvalTransform
-from ..training.callbacks import ProgressLogger
+from ..training.logging import ProgressLogger
 from ..training.learner import BaseCallback, stop_fit, training_state
 from ..methods.base import Method
 from .baselines import *

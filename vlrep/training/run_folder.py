@@ -19,7 +19,7 @@ from ..core.fields import *
 from ..core.files import *
 from ..core.progress import *
 from ..core.weights import *
-from .callbacks import read_log
+from .logging import read_log
 
 # %% ../../nbs/training/50_run_folder.ipynb #746750e0
 _UMASK = os.umask(0)
@@ -180,7 +180,7 @@ def create(cls:Run,
     method:str,                 # Such as virtex
     data:str|dict,              # What was trained on: a name, or a dict with more
     seed:int,                   # Of the whole run
-    *, precision:str='fp32',    # As chosen, see `vlrep.training.callbacks.choose_precision`
+    *, precision:str='fp32',    # As chosen, see `vlrep.training.precision.choose_precision`
     **more                      # Anything else worth knowing
 )->Run:
     "Begin a run: lock the folder and write `recipe.json`; a `ValueError` if it holds a run or is in use"
