@@ -183,9 +183,9 @@ def test_public_names_are_documented_sees():
 # ---------------------------------------------------------------- lines, statements, cells
 
 # What is above a limit may become less only: after such a change the number here is the new one.
-LONG_CELLS = 4   # exported cells of more than 40 lines; the longest has LONGEST_CELL
+LONG_CELLS = 3   # exported cells of more than 40 lines; the longest has LONGEST_CELL
 LONGEST_CELL   = 51
-MANY_ARGUMENTS = 26   # functions with more than 5 positional arguments
+MANY_ARGUMENTS = 0   # functions with more than 5 positional arguments
 
 def long_lines(name, src):
     "Lines of more than 120 columns"

@@ -236,7 +236,7 @@ def _early(a):
     if fresh:
         plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
     check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',
-                  not fresh,
+                  resuming=not fresh,
                   **{k: a.get(k) for k in ('threads','accumulate','workers','save_every')})
 
 class _Exit(Exception):

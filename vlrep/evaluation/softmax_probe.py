@@ -129,6 +129,20 @@ def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
             view = aug(dict(img=img.to(p.device), hw=hw, flip=flip), (seed,'softmax',e,k))['img']
             with frozen(backbone): yield e,pool_grid(backbone(view.to(p.dtype)).float())['avg'],rows[i]
 
+# %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51d
+def _train_heads(backbone, train, rows, y, classes, *, recipe, size, seed):
+    "Heads for all rates, trained on `rows`, and the mean loss of each in the last epoch"
+    p = next(backbone.parameters(), torch.zeros(()))
+    heads = None
+    loss,steps = [],-(-len(rows)//recipe.bs)
+    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed=seed, p=p),
+                                        steps*recipe.epochs, 'softmax probe, step')):
+        if heads is None:
+            heads = Heads(f.shape[1], classes, recipe.lrs, recipe.wds, recipe.momentum, seed=seed, device=p.device)
+        l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k%steps/steps if recipe.cosine else 0)))
+        loss = (loss if k%steps else [])+[l.cpu()]
+    return heads,torch.stack(loss).mean(0)
+
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51e
 def softmax_probe(
     backbone:nn.Module,     # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
@@ -151,25 +165,18 @@ def softmax_probe(
         raise ValueError(f'held={held}: leaves no training or no held-out pictures of {len(train)}')
     y,yt = (torch.from_numpy(s.labels[label].astype(np.int64)) for s in (train,test))
     perm = rng(seed, 'held out').permutation(len(train))
-    p = next(backbone.parameters(), torch.zeros(()))
     cut = int(held*len(train))
     valid,rows = np.sort(perm[:cut]),np.sort(perm[cut:])
-    heads = None
-    loss,steps = [],-(-len(rows)//recipe.bs)
-    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed=seed, p=p),
-                                        steps*recipe.epochs, 'softmax probe, step')):
-        if heads is None:
-            heads = Heads(f.shape[1], 1+int(max(y.max(), yt.max())), recipe.lrs, recipe.wds, recipe.momentum, seed=seed,
-                          device=p.device)
-        l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k%steps/steps if recipe.cosine else 0)))
-        loss = (loss if k%steps else [])+[l.cpu()]
-    asked = lambda s, y: heads.right(features(backbone, s, size)['avg'].to(p.device), y.to(p.device))
+    classes = 1+int(max(y.max(), yt.max()))
+    heads,loss = _train_heads(backbone, train, rows, y, classes, recipe=recipe, size=size, seed=seed)
+    device = next(backbone.parameters(), torch.zeros(())).device
+    def asked(s, y): return heads.right(features(backbone, s, size)['avg'].to(device), y.to(device))
     chose = asked(train.subset(valid), y[valid]).mean(0)
     best = int(chose.argmax())
     right = asked(test, yt)[:,best].astype(float)
     low,high = bootstrap(right, draws=draws, seed=seed)
     tried = [dict(lr=lr, wd=wd, loss=float(l), chosen_by=100*float(c))
-             for (lr,wd),l,c in zip(heads.grid, torch.stack(loss).mean(0), chose)]
+             for (lr,wd),l,c in zip(heads.grid, loss, chose)]
     num = dict(chance=chance_top1(y[rows], yt), value=right.mean(), low=low, high=high)
     return dict(question=label, metric='top-1', backbone=name, n=len(test),
                 **{k: round(100*float(v), 3) for k,v in num.items()},

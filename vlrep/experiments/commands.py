@@ -241,7 +241,7 @@ def run_checks(
     what:str,              # dry-run: the plan, from 20 timed steps; overfit: learn a single batch
     small:bool=False,      # Of the job of `pretrain(small=True)`?
     changes:list|tuple=(), # As for `pretrain`
-    threads:int=None, workers:int=None, max_damaged:int|float|str=None, log:callable=print, # As for `pretrain`
+    threads:int=None, workers:int=None, *, max_damaged:int|float|str=None, log:callable=print, # As for `pretrain`
     **kw                   # `method`, `name`, `data`, `root`, `seed`, `precision`, `accumulate`, `backbone`,
                            # `weights_file`, as for `pretrain`
 )->bool:                   # Did it go well?
@@ -256,8 +256,8 @@ def run_checks(
                    backbone=asked['backbone'])
     recipe.check_parts(asked['accumulate'])
     if threads: torch.set_num_threads(threads)
-    splits = open_splits(method, recipe, options, asked['data'], asked['root'], log)
-    _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log)
+    splits = open_splits(method, recipe, options, asked['data'], asked['root'], log=log)
+    _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
     if what == 'overfit': return overfit(method, recipe, splits, asked['data'], tok, seed=asked['seed'],
                                          precision=asked['precision'], log=log)
@@ -266,7 +266,7 @@ def run_checks(
     return True
 
 # %% ../../nbs/experiments/70_commands.ipynb #e6395e17
-def _begin(run, at, regroup, inexact, log, resume_run):
+def _begin(run, at, regroup, inexact, log, *, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
     def begin(learn):
         learn.finite.log = run/'skipped.jsonl'
@@ -293,7 +293,7 @@ def _completed(path, log):
     else: log(f'{path}: complete, nothing is left to do')
     return True
 
-def _finish(run, asked, changes, recipe, options, splits, learn, stages, log):
+def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log):
     "Ask the trained model everything, and write it down"
     learn.model.load_state_dict(run.weights('best'))
     num,samples = measure(run, recipe, options, splits, learn, stages=stages, log=log)
@@ -320,7 +320,7 @@ def pretrain(
     changes:list|tuple=(),          # Texts `field=value` for the recipe or the job
     data:str=None,                  # world, flickr8k, flickr30k, csv or coco; world
     root:FilePath=None,             # For photos: the folder that holds them in the layout of `data`, or the CSV
-    out:FilePath=None,              # Folder of the run; by default the next free one in runs/
+    *, out:FilePath=None,           # Folder of the run; by default the next free one in runs/
     seed:int=None,                  # Of everything that is drawn; 0
     precision:str=None,             # auto, fp32, bf16 or fp16; auto
     threads:int=None,               # Of the CPU; by default what PyTorch chooses
@@ -345,7 +345,7 @@ def pretrain(
                                   weights_file=weights_file and str(Path(weights_file).resolve())).items()
              if v is not None}
     check_options(given.get('data', 'world'), root, out, resume_run, given.get('precision', 'auto'),
-                  resume_run is not None,
+                  resuming=resume_run is not None,
                   threads=threads, accumulate=accumulate, workers=workers, save_every=save_every)
     if tracker: check_tracker(tracker)
     if not resume_run and (at != 'last' or inexact):
@@ -353,7 +353,7 @@ def pretrain(
     asked,parts = _asked(given, resume_run)
     changes = _small(asked, changes) if small else changes
     recipe,options = plan(asked['method'], asked['name'], changes, asked['data'], parts,
-                          None if parts else asked['backbone'])
+                          backbone=None if parts else asked['backbone'])
     recipe.check_parts(asked['accumulate'])
     was = load(resume_run).info if resume_run else {}
     if small:
@@ -363,17 +363,17 @@ def pretrain(
                           for k,v in dict(workers=workers, save_every=save_every).items())
     max_damaged = was.get('max_damaged') if max_damaged is None else max_damaged
     _limit(max_damaged)
-    return _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_damaged, resume_run, at,
-                        inexact, tracker, log)
+    return _pretrain_as(asked, recipe, options, changes, out, workers=workers, save_every=save_every, at=at,
+                        max_damaged=max_damaged, resume_run=resume_run, inexact=inexact, tracker=tracker, log=log)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
-def _check_data(method, recipe, splits, data, parts, log):
+def _check_data(method, recipe, splits, data, parts, *, log):
     "Say what will be learned less of than the method promises; a `ValueError` where nothing would be"
     if method.check:
         for line in method.check(recipe, splits, data, parts): log(line)
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bdd
-def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_damaged, resume_run, at, inexact,
+def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, max_damaged, resume_run, at, inexact,
                  tracker, log):
     "`pretrain`, with every option known"
     data,seed = asked['data'],asked['seed']
@@ -391,8 +391,8 @@ def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_
         if at != 'last': old.start(at)
         if _completed(resume_run, log): return old.path
     with stages('photos' if DATASETS[data].root_help else data):
-        splits = open_splits(method, recipe, options, data, asked['root'], log)
-    _check_data(method, recipe, splits, data, asked['accumulate'], log)
+        splits = open_splits(method, recipe, options, data, asked['root'], log=log)
+    _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
     facts['images'] = {k: fingerprint(v) for k,v in splits.items()}
     log(f'{asked["method"]} on {data}: {len(splits["train"]):,} images to learn from, {recipe.steps:,} steps of '
         f'{recipe.bs}; seed {seed}, threads {facts["threads"]}, precision {chosen}'
@@ -412,8 +412,8 @@ def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_
             if tracker: cbs.append(make_tracker(tracker, run.path))
             try:
                 learn = train_on(method, recipe, splits, data, tok, seed=seed, precision=chosen, cbs=cbs, log=log,
-                                 accumulate=asked['accumulate'], workers=workers,
-                                 begin=_begin(run, at, regroup, inexact, log, resume_run), max_damaged=max_damaged)
+                                 accumulate=asked['accumulate'], workers=workers, max_damaged=max_damaged,
+                                 begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run))
                 if note.got:
                     # it came as the last checkpoint was written
                     raise TrainingInterrupted(note.got, learn.train_state.step)
@@ -422,7 +422,7 @@ def _pretrain_as(asked, recipe, options, changes, out, workers, save_every, max_
                 raise
             if not math.isfinite(learn.train_state.best_loss):
                 raise ValueError('the held-out loss was never a finite number: lower the learning rates')
-        _finish(run, asked, changes, recipe, options, splits, learn, stages, log)
+        _finish(run, asked, changes, recipe, options, splits=splits, learn=learn, stages=stages, log=log)
     return run.path
 
 # %% ../../nbs/experiments/70_commands.ipynb #78454666

@@ -63,7 +63,7 @@ def plan(
     changes:list|tuple,    # Texts `field=value`
     data:str,              # One of `DATASETS`
     parts:list|tuple=None, # Recipe and sizes to change, those of a run; by default the named ones
-    backbone:str=None,     # A name for `named_backbone`, such as resnet18
+    *, backbone:str=None,  # A name for `named_backbone`, such as resnet18
 )->tuple:                  # Recipe and sizes, as changed
     "What is asked for; a `ValueError` names the option that is wrong"
     one_of('--data', data, DATASETS)
@@ -84,11 +84,11 @@ def plan(
 _LIMITS = dict(threads=(1,512), accumulate=(1,10**6), workers=(0,256), save_every=(0,10**9))
 
 def check_options(
-    data:str='world',     # One of `DATASETS`
+    data:str='world',       # One of `DATASETS`
     root:'FilePath'=None, out:'FilePath'=None, resume_run:'FilePath'=None, # Folders, or None
-    precision:str='auto', # auto, fp32, bf16 or fp16
-    resuming:bool=False,  # Do `root` and others come from a run that goes on?
-    **numbers             # threads, accumulate, workers, save_every: whole numbers, or None
+    precision:str='auto',   # auto, fp32, bf16 or fp16
+    *, resuming:bool=False, # Do `root` and others come from a run that goes on?
+    **numbers               # threads, accumulate, workers, save_every: whole numbers, or None
 )->None:
     "A `ValueError` names the option that cannot be meant"
     one_of('--data', data, DATASETS)

@@ -109,13 +109,14 @@ def scene_labels(
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #9406ad19
 def _tight(x): return json.dumps(x, separators=(',',':'))
 
-def _part(folder, k, split, start, lo, hi, size, shifted, with_=(), knobs=()):
-    "Draw rows `lo` to `hi` into the arrays under `folder`; yields once a scene"
-    folder,d = Path(folder),Difficulty(**dict(knobs))
+def _part(folder, k, lo, hi, what):
+    "Draw rows `lo` to `hi` of `what`, part `k`, into the arrays under `folder`; yields once a scene"
+    folder,d = Path(folder),Difficulty(**what.get('difficulty',{}))
+    size,shifted,with_ = what['size'],what['shifted'],what.get('with',[])
     px = {n: ArrayFile(folder/f'{n}.npy', write=True) for n in ('images',*(p for p in PIXELS if p in with_))}
     notes,said,more = [],[],[]
     for row in range(lo, hi):
-        number = scene_number(split, start+row)
+        number = scene_number(what['split'], what['start']+row)
         a,caps = _annotation(number, shifted, d)
         key = _key(number, shifted)
         px['images'].write(row, draw_scene(a, size))
@@ -200,8 +201,7 @@ def _draw(folder, what, workers):
     _room(folder, n, sum(int(np.prod(s)) for s in shapes.values()))
     for name,shape in shapes.items(): ArrayFile.create(folder/f'{name}.npy', shape)
     cuts = [n*k//workers for k in range(workers+1)]
-    jobs = [(str(folder), k, what['split'], what['start'], cuts[k], cuts[k+1], size, what['shifted'], with_,
-        what.get('difficulty',{})) for k in range(workers)]
+    jobs = [(str(folder), k, cuts[k], cuts[k+1], what) for k in range(workers)]
     ticks = _part(*jobs[0]) if workers == 1 else _processes(folder, jobs)
     for _ in progress(ticks, n, f'drawing {what["split"]}'): pass
     for kind,name in (('notes','annotations'),('said','captions'),*([('more','more')] if with_ else [])):

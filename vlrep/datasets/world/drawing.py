@@ -131,11 +131,11 @@ class Pen:
     def blob(self, fill:str, *pts)->None:
         "A smooth closed curve through `pts`"
         self.poly(fill, *smooth(pts))
-    def oval(self, fill:str, x:float, y:float, rx:float, ry:float=None, turn:float=0.)->None:
+    def oval(self, fill:str, x:float, y:float, rx:float, ry:float=None, *, turn:float=0.)->None:
         "An ellipse round (x,y), turned by `turn` radians"
         k,s,ry = math.cos(turn),math.sin(turn),rx if ry is None else ry
         self.poly(fill, *[(x+rx*u*k-ry*v*s, y+rx*u*s+ry*v*k) for u,v in _circle])
-    def rect(self, fill:str, x0:float, y0:float, x1:float, y1:float, cut:float=0.)->None:
+    def rect(self, fill:str, x0:float, y0:float, x1:float, y1:float, *, cut:float=0.)->None:
         "A rectangle, its corners cut by `cut`"
         q,w = cut*.3,cut
         if not cut: return self.poly(fill, (x0,y0), (x1,y0), (x1,y1), (x0,y1))
@@ -219,7 +219,7 @@ def spot(
     color:tuple,      # Colour of the spot
     x:float, y:float, # Centre in pixels
     rx:float,         # Half-width in pixels
-    ry:float,         # Half-height in pixels
+    *, ry:float,      # Half-height in pixels
     strength:float=1. # 0-1 in the middle
 )->None:
     "Paint a soft-edged spot: a shadow, a glow, a cloud"
@@ -261,12 +261,12 @@ def _relief(shapes, off, size, k, n):
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #2e12cdef
 def paint(
-    im:Image.Image,         # Picture to paint on, changed in place
-    shapes:Outlines,        # In pixels
-    pal:dict,               # Fill name -> colour; `mark` is the texture's
-    texture:tuple=None,     # None, or (pattern name, waves a unit, turn, strength)
-    unit:float=1.,          # Pixels a unit of the thing's own measure
-    shade:tuple=(1.,1.,1.), # Colour of the light, e.g. bluish at night
+    im:Image.Image,            # Picture to paint on, changed in place
+    shapes:Outlines,           # In pixels
+    pal:dict,                  # Fill name -> colour; `mark` is the texture's
+    texture:tuple=None,        # None, or (pattern name, waves a unit, turn, strength)
+    unit:float=1.,             # Pixels a unit of the thing's own measure
+    *, shade:tuple=(1.,1.,1.), # Colour of the light, e.g. bluish at night
 )->None:
     "Paint `shapes` with light from the upper left, a soft top-to-bottom shade and a thin rim"
     (W,H),(x0,y0,x1,y1),pad = im.size,bounds(shapes),max(2, int(unit*.08))

@@ -93,7 +93,7 @@ def hidden(
     w,h = min(a[2],b[2])-max(a[0],b[0]),min(a[3],b[3])-max(a[1],b[1])
     return 0. if w<=0 or h<=0 else w*h/min((a[2]-a[0])*(a[3]-a[1]), (b[2]-b[0])*(b[3]-b[1]))
 
-def _place(r, bb, s, zone, lo, hi, bounce, edge):
+def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
     "One try: origin x, y, size and floor"
     if zone == 'sky':
         top,bot = lo-s*bb[1],hi-s*bb[3]
@@ -108,7 +108,7 @@ def _place(r, bb, s, zone, lo, hi, bounce, edge):
     return (_u(r, l, g) if l<g else round((l+g)/2, 4)), y, s, floor
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #c49f01b5
-def _thing(r, c, setting, z, crowd, before, shifted):
+def _thing(r, c, setting, z, crowd, *, before, shifted):
     "One annotated thing without its place, the bounds of its outlines, its zone and its size"
     if before and r.random()<.5: color = before
     else: color = _pick(r, _tones.get(c, tuple(COLORS)) if r.random()<(.6 if shifted else .85) else tuple(COLORS))
@@ -122,13 +122,13 @@ def _thing(r, c, setting, z, crowd, before, shifted):
     return t,bb,zone,s
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #ae1b8085
-def _settle(r, t, bb, zone, s, lo, hi, others, shifted):
+def _settle(r, t, bb, zone, s, *, lo, hi, others, shifted):
     "Find `t` a place among `others`; False if there is none"
     bounce = _u(r, .4, .9) if t['action'] == 'bouncing' else 0.
     apart = .36 if r.random()<.3 else .08
     for i in range(18):
         if i in (8,13): s = round(s*.82, 4)
-        x,y,k,floor = _place(r, bb, s, zone, lo, hi, bounce, .07 if shifted else .03)
+        x,y,k,floor = _place(r, bb, s, zone, lo, hi=hi, bounce=bounce, edge=.07 if shifted else .03)
         box = _box(bb, x, y, k)
         if all(hidden(box, o['box'])<(apart if i<8 else .36) for o in others): break
     else:
@@ -163,16 +163,17 @@ def layout(
         cast.append(cast[-1] if more else _pick(r, where))
     for c in cast:
         before = next((o['color'] for o in objects if o['category'] == c), None)
-        t,bb,zone,s = _thing(r, c, setting, z, (1.06,1.,.88,.8,.74)[n-1], before, shifted or odd())
+        t,bb,zone,s = _thing(r, c, setting, z, (1.06,1.,.88,.8,.74)[n-1], before=before, shifted=shifted or odd())
         if size != 1: s = round(min(s*size, .88/(bb[2]-bb[0]), .88/(bb[3]-bb[1])), 4)
-        if _settle(r, t, bb, zone, s, *z[zone], objects, shifted): objects.append(t)
+        lo,hi = z[zone]
+        if _settle(r, t, bb, zone, s, lo=lo, hi=hi, others=objects, shifted=shifted): objects.append(t)
     objects.sort(key=lambda t: (t['look']['floor'], t['y'], t['x']))
     for i,t in enumerate(objects): t['depth'] = i
     place = dict(horizon=h, seed=int(r.random()*2**31), mood=int(r.random()*5))
     return dict(setting=setting, objects=objects, shifted=bool(shifted), place=place)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #f841d557
-def _grad(im, top, bottom, y0, y1, mask=None):
+def _grad(im, top, bottom, y0, y1, *, mask=None):
     "Vertical gradient between rows y0 and y1, through `mask` if given"
     W,H = im.size
     y0,y1 = int(y0),max(int(y1),int(y0)+1)
@@ -182,7 +183,7 @@ def _grad(im, top, bottom, y0, y1, mask=None):
     im.paste(g, (0,y0), mask.crop((0,y0,W,y1)) if mask else None)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #031a02ba
-def _land(im, r, y, amp, top, bottom, waves=1.5, end=None):
+def _land(im, r, y, amp, top, *, bottom, waves=1.5, end=None):
     "Land below a wavy line round height `y`"
     C = im.size[0]
     a,b = r.random()*6.3,r.random()*6.3
@@ -190,25 +191,25 @@ def _land(im, r, y, amp, top, bottom, waves=1.5, end=None):
     pts = [(C*i/16, y-amp*(.5*math.sin(waves*6.28*i/16+a)+.35*math.sin(waves*11*i/16+b)+.3)) for i in range(17)]
     m = Image.new('L', im.size)
     ImageDraw.Draw(m).polygon(pts+[(C,end+1),(0,end+1)], fill=255)
-    _grad(im, top, bottom, max(0, y-amp*1.2), end, m)
+    _grad(im, top, bottom, max(0, y-amp*1.2), end, mask=m)
 
 _skies = (((122,186,236),(222,238,244)), ((148,200,232),(252,236,214)), ((150,170,222),(252,206,190)),
     ((166,190,208),(228,232,230)), ((96,168,226),(198,230,246)))
 _odd_skies = (((238,168,150),(252,226,180)), ((112,196,190),(226,240,208)), ((150,128,190),(246,196,200)),
     ((232,206,140),(250,238,206)), ((96,130,178),(190,206,200)))
 
-def _sky(im, r, h, mood, odd, clouds=3):
+def _sky(im, r, h, mood, odd, *, clouds=3):
     C = im.size[0]
     top,bot = (_odd_skies if odd else _skies)[mood]
     _grad(im, top, bot, 0, h+1)
     im.paste(bot, (0,int(h),C,C))
-    if mood in (1,2): spot(im, (255,246,206), C*(.15+.7*r.random()), h*.55, C*.24, C*.24, .9)
+    if mood in (1,2): spot(im, (255,246,206), C*(.15+.7*r.random()), h*.55, C*.24, ry=C*.24, strength=.9)
     for _ in range(int(r.random()*(clouds+1))):
         x,y,w = r.random()*C,h*(.12+.5*r.random()),C*(.08+.07*r.random())
         for dx,dy,k in ((-.8,.1,.7),(0,-.15,1.),(.8,.1,.75),(.2,.2,.9)):
-            spot(im, (255,253,248), x+dx*w, y+dy*w, w*k, w*k*.62, .85)
+            spot(im, (255,253,248), x+dx*w, y+dy*w, w*k, ry=w*k*.62, strength=.85)
 
-def _specks(d, r, C, y0, y1, n, color, w, h):
+def _specks(d, r, C, y0, y1, *, n, color, w, h):
     for _ in range(n):
         x,y = r.random()*C,y0+(y1-y0)*r.random()
         k = .4+1.2*(y-y0)/max(1,y1-y0)
@@ -250,46 +251,47 @@ def _beach(im, d, r, h, T):
     for _ in range(9):
         x,y = r.random()*C,h+(s-h)*(.1+.8*r.random())
         d.line((x,y,x+C*(.05+.08*r.random()),y), fill=T((206,236,236)), width=max(1,C//110))
-    _land(im, r, s+C*.015, C*.04, T((250,246,232)), T((250,246,232)), 1., s+C*.1)
-    _land(im, r, s+C*.04, C*.04, T((240,216,168)), T((224,190,138)), 1.)
-    _specks(d, r, C, s+C*.07, C, 22, T((206,172,122)), C*.006, C*.004)
-    _specks(d, r, C, s+C*.1, C, 4, T((250,236,214)), C*.011, C*.008)
+    _land(im, r, s+C*.015, C*.04, T((250,246,232)), bottom=T((250,246,232)), waves=1., end=s+C*.1)
+    _land(im, r, s+C*.04, C*.04, T((240,216,168)), bottom=T((224,190,138)), waves=1.)
+    _specks(d, r, C, s+C*.07, C, n=22, color=T((206,172,122)), w=C*.006, h=C*.004)
+    _specks(d, r, C, s+C*.1, C, n=4, color=T((250,236,214)), w=C*.011, h=C*.008)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #e4e633f2
 def _field(im, d, r, h, T):
     C = im.size[0]
-    _land(im, r, h, C*.14, T((150,190,170)), T((170,206,160)), .8, h+C*.05)
-    _land(im, r, h+C*.02, C*.09, T((134,188,110)), T((150,196,112)), 1.2, h+C*.12)
-    _land(im, r, h+C*.06, C*.03, T((138,196,98)), T((92,156,76)), .7)
+    _land(im, r, h, C*.14, T((150,190,170)), bottom=T((170,206,160)), waves=.8, end=h+C*.05)
+    _land(im, r, h+C*.02, C*.09, T((134,188,110)), bottom=T((150,196,112)), waves=1.2, end=h+C*.12)
+    _land(im, r, h+C*.06, C*.03, T((138,196,98)), bottom=T((92,156,76)), waves=.7)
     for _ in range(16):
         x,y = r.random()*C,h+C*.1+(C-h)*.9*r.random()**.8
         k = C*.012*(.6+(y-h)/C)
         [d.line((x,y,x+q*k,y-2.4*k), fill=T((86,146,70)), width=max(1,C//110)) for q in (-.8,0,.8)]
-    for col in ((252,250,240),(250,214,96),(240,150,170)): _specks(d, r, C, h+C*.14, C, 4, T(col), C*.008, C*.007)
+    for col in ((252,250,240),(250,214,96),(240,150,170)):
+        _specks(d, r, C, h+C*.14, C, n=4, color=T(col), w=C*.008, h=C*.007)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #53fbfbd4
 def _snow(im, d, r, h, T):
     C = im.size[0]
-    _land(im, r, h, C*.2, T((196,208,228)), T((222,230,242)), 1., h+C*.06)
+    _land(im, r, h, C*.2, T((196,208,228)), bottom=T((222,230,242)), waves=1., end=h+C*.06)
     for _ in range(7):
         x,k = r.random()*C,C*(.025+.02*r.random())
         d.polygon([(x-k,h+C*.02),(x,h+C*.02-3.2*k),(x+k,h+C*.02)], fill=T((132,160,168)))
-    _land(im, r, h+C*.03, C*.05, T((240,244,250)), T((226,234,246)), 1.1)
-    _land(im, r, h+(C-h)*.5, C*.05, T((250,251,253)), T((222,231,245)), .8)
-    _specks(d, r, C, 0, C, 26, (255,255,255), C*.006, C*.006)
+    _land(im, r, h+C*.03, C*.05, T((240,244,250)), bottom=T((226,234,246)), waves=1.1)
+    _land(im, r, h+(C-h)*.5, C*.05, T((250,251,253)), bottom=T((222,231,245)), waves=.8)
+    _specks(d, r, C, 0, C, n=26, color=(255,255,255), w=C*.006, h=C*.006)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #2e10157f
 def _desert(im, d, r, h, T):
     C = im.size[0]
-    spot(im, (255,244,200), C*(.2+.6*r.random()), h*.45, C*.22, C*.22, .9)
+    spot(im, (255,244,200), C*(.2+.6*r.random()), h*.45, C*.22, ry=C*.22, strength=.9)
     for _ in range(2):
         x,w,t = r.random()*C,C*(.1+.1*r.random()),h-C*(.08+.12*r.random())
         d.polygon([(x-w,h+2),(x-w*.75,t),(x+w*.6,t),(x+w*.72,h-C*.04),(x+w,h+2)], fill=T((206,134,104)))
         d.polygon([(x+w*.2,h+2),(x+w*.3,t),(x+w*.6,t),(x+w*.72,h-C*.04),(x+w,h+2)], fill=T((184,112,94)))
-    _land(im, r, h+C*.01, C*.05, T((244,202,136)), T((236,186,118)), .8)
-    _land(im, r, h+(C-h)*.3, C*.07, T((248,212,150)), T((230,176,108)), .7)
-    _land(im, r, h+(C-h)*.66, C*.06, T((246,206,140)), T((222,164,98)), .6)
-    _specks(d, r, C, h+C*.12, C, 7, T((190,136,92)), C*.012, C*.008)
+    _land(im, r, h+C*.01, C*.05, T((244,202,136)), bottom=T((236,186,118)), waves=.8)
+    _land(im, r, h+(C-h)*.3, C*.07, T((248,212,150)), bottom=T((230,176,108)), waves=.7)
+    _land(im, r, h+(C-h)*.66, C*.06, T((246,206,140)), bottom=T((222,164,98)), waves=.6)
+    _specks(d, r, C, h+C*.12, C, n=7, color=T((190,136,92)), w=C*.012, h=C*.008)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #0cdd94a1
 def _night(im, d, r, h, T):
@@ -300,19 +302,19 @@ def _night(im, d, r, h, T):
     for _ in range(26):
         a,b,k = r.random()*C,r.random()*h*.95,max(.7,C*.004*(.5+r.random()))
         d.ellipse((a-k,b-k,a+k,b+k), fill=(250,246,220))
-    spot(im, (214,214,236), x, y, q*3, q*3, .55)
+    spot(im, (214,214,236), x, y, q*3, ry=q*3, strength=.55)
     d.ellipse((x-q,y-q,x+q,y+q), fill=(250,242,208))
     d.ellipse((x-q*.35,y-q*.5,x+q*.05,y-q*.1), fill=(234,222,184))
     d.ellipse((x+q*.2,y+q*.1,x+q*.5,y+q*.4), fill=(234,222,184))
-    _land(im, r, h, C*.12, T((54,60,108)), T((60,68,112)), .9, h+C*.05)
-    _specks(d, r, C, h-C*.02, h+C*.02, 6, (250,214,120), C*.007, C*.007)
-    _land(im, r, h+C*.03, C*.04, T((78,94,132)), T((48,58,98)), .8)
+    _land(im, r, h, C*.12, T((54,60,108)), bottom=T((60,68,112)), waves=.9, end=h+C*.05)
+    _specks(d, r, C, h-C*.02, h+C*.02, n=6, color=(250,214,120), w=C*.007, h=C*.007)
+    _land(im, r, h+C*.03, C*.04, T((78,94,132)), bottom=T((48,58,98)), waves=.8)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #4612cc65
 def _forest(im, d, r, h, T):
     C = im.size[0]
     _grad(im, T((196,222,180)), T((222,236,190)), 0, h+C*.1)
-    spot(im, (255,252,214), C*(.3+.4*r.random()), h*.5, C*.4, C*.4, .7)
+    spot(im, (255,252,214), C*(.3+.4*r.random()), h*.5, C*.4, ry=C*.4, strength=.7)
     for far,n,c in ((1,8,(150,176,140)),(0,6,(112,98,82))):
         for _ in range(n):
             x,w = r.random()*C,C*(.014+.014*r.random())*(1.7-.7*far)
@@ -321,8 +323,8 @@ def _forest(im, d, r, h, T):
         for _ in range(7):
             x,q = r.random()*C,C*(.08+.07*r.random())
             d.ellipse((x-q,h*y-q*1.3-C*.06,x+q,h*y+q*.5-C*.06), fill=T(c))
-    _land(im, r, h+C*.04, C*.03, T((128,166,88)), T((78,120,66)), 1.2)
-    _specks(d, r, C, h+C*.1, C, 12, T((158,190,104)), C*.03, C*.01)
+    _land(im, r, h+C*.04, C*.03, T((128,166,88)), bottom=T((78,120,66)), waves=1.2)
+    _specks(d, r, C, h+C*.1, C, n=12, color=T((158,190,104)), w=C*.03, h=C*.01)
     for _ in range(9):
         x,y,k = r.random()*C,h+C*.1+(C-h)*.85*r.random(),C*.03
         [d.line((x,y,x+q*k,y-k*1.1), fill=T((70,112,62)), width=max(1,C//90)) for q in (-1,-.4,.4,1)]
@@ -337,13 +339,13 @@ def _lake(im, d, r, h, T):
         d.polygon([(x,t),(x+w,h),(x+w*.2,h)], fill=mix(c, (70,70,120), .16))
         d.polygon([(x,t),(x+w*.24,t+(h-t)*.24),(x+w*.06,t+(h-t)*.2),(x-w*.08,t+(h-t)*.3),(x-w*.24,t+(h-t)*.24)],
             fill=(250,250,252))
-    _land(im, r, h, C*.05, T((96,142,108)), T((110,156,110)), 2.2, h+C*.03)
+    _land(im, r, h, C*.05, T((96,142,108)), bottom=T((110,156,110)), waves=2.2, end=h+C*.03)
     _grad(im, T((150,196,214)), T((66,132,172)), h+C*.02, C)
     for _ in range(13):
         y = h+C*.05+(C-h)*.8*r.random()
         x,w = r.random()*C,C*(.04+.1*r.random())
         d.line((x,y,x+w,y), fill=T((190,222,230)), width=max(1,C//110))
-    _land(im, r, C*.86, C*.02, T((136,184,100)), T((96,148,78)), 1.)
+    _land(im, r, C*.86, C*.02, T((136,184,100)), bottom=T((96,148,78)), waves=1.)
     for _ in range(8):
         x,k = r.random()*C,C*.03
         [d.line((x+q*k*.4,C*.87,x+q*k*.7,C*.87-k*1.5), fill=T((104,148,80)), width=max(1,C//100)) for q in (-1,0,1)]
@@ -463,15 +465,15 @@ def _put(im, o, night):
     cx,w = (x0+x1)/2,(x1-x0)/2
     shade = (.74,.78,1.) if night else (1.,1.,1.)
     if k['zone'] == 'ground':
-        spot(im, (44,38,76), cx+.06*s, k['floor']*C+.01*s, w*1.08, max(2,.15*s),
-            .62 if o['action'] != 'bouncing' else .4)
-    if fx: _effects(im, fx, pal, s, .9 if o['action'] == 'shining' else .75, shade)
+        spot(im, (44,38,76), cx+.06*s, k['floor']*C+.01*s, w*1.08, ry=max(2,.15*s),
+            strength=.62 if o['action'] != 'bouncing' else .4)
+    if fx: _effects(im, fx, pal, s, .9 if o['action'] == 'shining' else .75, shade=shade)
     if k['zone'] == 'water': _mirror(im, own, pal, y1, s)
-    paint(im, own, pal, k['texture'], s, (1.,.98,.92) if o['action'] == 'shining' else shade)
-    if k['zone'] == 'water': _foam(im, cx, y1, w, s, o['action'])
+    paint(im, own, pal, k['texture'], s, shade=(1.,.98,.92) if o['action'] == 'shining' else shade)
+    if k['zone'] == 'water': _foam(im, cx, y1, w, s, action=o['action'])
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #ad662840
-def _effects(im, fx, pal, s, strength, shade):
+def _effects(im, fx, pal, s, strength, *, shade):
     "Soft-edged, half transparent: steam, smoke, glow"
     x0,y0,x1,y1 = (int(v) for v in bounds(fx))
     k = max(1, s*.05)
@@ -493,7 +495,7 @@ def _mirror(im, own, pal, y1, s):
     for _,ps in own: d.polygon([(x-ox,(y1-y)*.35) for x,y in ps], fill=70)
     im.paste(pal['dark'], (ox,int(y1)), m)
 
-def _foam(im, cx, y1, w, s, action):
+def _foam(im, cx, y1, w, s, *, action):
     d = ImageDraw.Draw(im)
     t = max(1, int(.035*s))
     c = (238,247,248)

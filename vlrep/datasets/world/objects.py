@@ -15,14 +15,14 @@ from .drawing import *
 def _eye(p, x, y, s=.05):
     p.oval('ink', x, y, s, s*1.15)
     p.oval('white', x+s*.3, y-s*.4, s*.38)
-def _leg(p, fill, x, y, h, step=0., w=.15, knee=0.):
+def _leg(p, fill, x, y, h, *, step=0., w=.15, knee=0.):
     p.limb(fill, (x,y), (x+step*.45+knee,y+h*.5), (x+step,y+h), w=w*1.25, w1=w*.85)
-def _legs(p, front, back, y, h, run=0., w=.15, gap=.14):
+def _legs(p, front, back, y, h, *, run=0., w=.15, gap=.14):
     "Far pair dark, then near pair; `run` stretches them to a gallop"
     f,b = (run,-run) if run else (.04,-.02)
     for fill,d in (('dark',gap),('base',0)):
-        _leg(p, fill, back+d, y, h*(.86 if run else 1), b-d*run, w, -.05)
-        _leg(p, fill, front-d, y, h*(.8 if run else 1), f+d*run, w, .03)
+        _leg(p, fill, back+d, y, h*(.86 if run else 1), step=b-d*run, w=w, knee=-.05)
+        _leg(p, fill, front-d, y, h*(.8 if run else 1), step=f+d*run, w=w, knee=.03)
 
 def _dog_head(p, x, y, v):
     if v == 'terrier': p.poly('dark', (x-.2,y-.1), (x-.17,y-.48), (x+.06,y-.2))
@@ -51,7 +51,7 @@ def _dog(p, r, v, pose):
     run = .4 if pose == 'running' else 0.
     ty = -.75 if run else r.choice((-.6,-.1))
     p.limb('base', (-L*.85,-.1), (-L-.14,-.2 if run else ty*.5), (-L-.3,ty*.7), w=.15, w1=.06)
-    _legs(p, L*.62, -L*.7, .02, H, run, .17)
+    _legs(p, L*.62, -L*.7, .02, H, run=run, w=.17)
     p.blob('base', (-L,-.06), (-L*.75,-.24), (0,-.22), (L*.7,-.3), (L*.98,-.1), (L*.8,.2), (L*.2,.16), (-L*.5,.12),
         (-L*.95,.16))
     p.blob('base', (L*.55,-.2), (L*.7,-.5), (L+.12,-.4), (L*.95,.05))
@@ -82,7 +82,7 @@ def _cat(p, r, v, pose):
         p.oval('light', .5, .26, .16, .08)
     elif pose == 'walking':
         p.limb('base', (-.5,-.1), (-.85,-.3), (-.72,-.75), (-.85,-.95), w=.14, w1=.08)
-        _legs(p, .42, -.42, .05, .55, .14, .14)
+        _legs(p, .42, -.42, .05, .55, run=.14, w=.14)
         p.blob('base', (-.6,0), (-.45,-.2), (.1,-.18), (.5,-.25), (.6,0), (.4,.2), (-.2,.16), (-.5,.22))
         _cat_face(p, .6, -.35, .95)
     else:
@@ -104,7 +104,7 @@ def _horse(p, r, v, pose):
     run = .5 if pose == 'running' else 0.
     tail = [(-L*.9,-.12), (-L-.25,-.05), (-L-.32,.45)] if not run else [(-L*.9,-.12), (-L-.35,-.25), (-L-.6,-.05)]
     p.limb('accent', *tail, w=.1, w1=.2)
-    _legs(p, L*.72, -L*.78, .05, H, run, w)
+    _legs(p, L*.72, -L*.78, .05, H, run=run, w=w)
     p.blob('base', (-L,-.05), (-L*.75,-.28), (-.05,-.2), (L*.7,-.28), (L,0), (L*.75,.24), (0,.2), (-L*.75,.22))
     graze = pose == 'grazing'
     nx,ny,tx,ty = (L+.34,H*.5,.12,H*.38) if graze else (L+.24,-.7,.3,.17)
@@ -136,7 +136,7 @@ def _sheep(p, r, v, pose):
     for x,y in ((-.2,-.14),(.12,-.2),(.3,0),(-.35,.05),(0,.08)):
         p.limb('light', (x-.08,y+.02), (x,y-.04), (x+.08,y+.02), w=.05)
     p.limb('base', (.4,-.1), (gx-.12,gy-.1), w=.4, w1=.3)
-    p.oval(head, gx-.16, gy-.06, .16, .07, .5)
+    p.oval(head, gx-.16, gy-.06, .16, .07, turn=.5)
     p.limb(head, (gx-.04,gy-.08), (gx+.12,gy+.14), w=.27, w1=.2)
     p.oval('base', gx-.06, gy-.2, .16, .11)
     ex,ey = gx+.03,gy-.02
@@ -153,8 +153,8 @@ def _rabbit(p, r, v, pose):
         if v == 'lop':
             p.limb('deep' if fill == 'dark' else 'dark', (x-.06,hy-.2), (x-.22,hy-.06), (x-.24,hy+.3), w=.16, w1=.22)
         else:
-            p.oval(fill, x-lean*.35, hy-.55, .1, .38, -lean)
-            p.oval('blush' if fill == 'base' else fill, x-lean*.35, hy-.53, .045, .28, -lean)
+            p.oval(fill, x-lean*.35, hy-.55, .1, .38, turn=-lean)
+            p.oval('blush' if fill == 'base' else fill, x-lean*.35, hy-.53, .045, .28, turn=-lean)
     ear(hx+.04, .15 if not hop else .8, 'dark')
     if hop:
         p.oval('white', -.72, -.02, .15)
@@ -244,7 +244,7 @@ def _car(p, r, v, pose):
     if v == 'beetle':
         p.blob('base', (-.98,.3), (-.92,-.02), (-.4,-.16), (.4,-.16), (.92,.02), (.98,.3), (.4,.38), (-.4,.38))
     else: p.blob('base', (-.98,.34), (-.96,-.02), (-.5,-.1), (.5,-.1), (.92,.0), (1.,.32), (.5,.38), (-.5,.38))
-    p.rect('dark', -.95,.22,.96,.36,.06)
+    p.rect('dark', -.95,.22,.96,.36,cut=.06)
     p.oval('flame', .92, .08, .07, .09)
     p.oval('accent', -.94, .08, .05, .08)
     p.limb('light', (-.8,.02), (.7,.02), w=.04)
@@ -258,17 +258,17 @@ def _bus(p, r, v, pose):
     if pose == 'driving': _drive(p, -1.12, .35)
     t = dict(city=-.5, double=-.95, school=-.45)[v]
     front = .74 if v == 'school' else 1.
-    p.rect('base', -1,t,front,.5,.12)
+    p.rect('base', -1,t,front,.5,cut=.12)
     if v == 'school':
-        p.rect('base', .5,.02,1.04,.5,.12)
+        p.rect('base', .5,.02,1.04,.5,cut=.12)
         p.limb('ink', (-.95,.2), (1,.2), w=.05)
-    for i in range(4): p.rect('glass', -.9+.4*i,t+.14,-.6+.4*i,t+.44,.05)
-    if v != 'school': p.rect('glass', .72,t+.14,.97,t+.44,.05)
+    for i in range(4): p.rect('glass', -.9+.4*i,t+.14,-.6+.4*i,t+.44,cut=.05)
+    if v != 'school': p.rect('glass', .72,t+.14,.97,t+.44,cut=.05)
     if v == 'double':
-        [p.rect('glass', -.9+.4*i,-.34,-.6+.4*i,-.04,.05) for i in range(5)]
+        [p.rect('glass', -.9+.4*i,-.34,-.6+.4*i,-.04,cut=.05) for i in range(5)]
         p.rect('accent', -1,-.48,1,-.4)
     p.rect('accent', -1,.08,front,.2)
-    p.rect('dark', -1,.38,front+.02,.52,.04)
+    p.rect('dark', -1,.38,front+.02,.52,cut=.04)
     p.oval('flame', front-.04 if v != 'school' else 1., .32, .07)
     for x in (-.58,.56): _wheel(p, x, .52, .21)
 
@@ -281,13 +281,13 @@ def _truck(p, r, v, pose):
         p.limb('dark', (-.9,-.05), (.2,-.05), w=.06)
         p.limb('accent', (-.98,-.3), (.22,-.3), w=.07)
     else:
-        p.rect('base', -1.02,-.72,.28,.26,.05)
-        p.rect('white', -.86,-.5,.12,-.04,.04)
+        p.rect('base', -1.02,-.72,.28,.26,cut=.05)
+        p.rect('white', -.86,-.5,.12,-.04,cut=.04)
         p.rect('accent', -.86,-.34,.12,-.2)
         p.rect('dark', -1.02,.16,.28,.26)
     p.poly('base', (.32,.36), (.32,-.48), (.72,-.48), (.9,-.08), (1.05,.02), (1.06,.4))
     p.poly('glass', (.42,-.08), (.42,-.38), (.68,-.38), (.82,-.08))
-    p.rect('dark', -1.,.26,1.08,.4,.04)
+    p.rect('dark', -1.,.26,1.08,.4,cut=.04)
     p.oval('flame', 1.02, .16, .06, .08)
     p.limb('light', (.4,.06), (.9,.06), w=.04)
     for x in (-.72,-.24,.68): _wheel(p, x, .46, .22)
@@ -312,7 +312,7 @@ def _bicycle(p, r, v, pose):
     p.limb('metal', s, (s[0],s[1]-.1), w=.06)
     p.limb('ink', (h[0]-.03,h[1]-.12), (h[0]+.2,h[1]-.14), (h[0]+.18,h[1]+.06),
         w=.07) if v == 'racer' else p.limb('ink', (h[0]-.22,h[1]-.16), (h[0]-.02,h[1]-.18), w=.08)
-    if v == 'city': p.rect('wood', .52,-.5,.86,-.24,.04)
+    if v == 'city': p.rect('wood', .52,-.5,.86,-.24,cut=.04)
     p.oval('metal', *c, .09)
     p.limb('ink', (c[0]-.02,c[1]), (c[0]+.1,c[1]+.16), w=.05)
 
@@ -333,7 +333,7 @@ def _boat(p, r, v, pose):
         if sail: [p.fx.oval('soft', .2-.25*i, -.95-.12*i, .14+.05*i) for i in range(3)]
         p.rect('accent', .08,-.72,.34,-.2)
         p.rect('ink', .08,-.72,.34,-.6)
-        p.rect('cream', -.5,-.28,.5,.3,.05)
+        p.rect('cream', -.5,-.28,.5,.3,cut=.05)
         for x in (-.34,-.02,.28): p.oval('glass', x, 0, .09)
     p.blob('base', (-.98,.2), (-.5,.3), (.5,.3), (1.02,.12), (.9,.4), (.62,.66), (-.6,.68), (-.86,.45))
     p.limb('light', (-.84,.32), (0,.38), (.88,.28), w=.07)
@@ -397,8 +397,8 @@ def _flower(p, r, v, pose):
     n,k = (12,.13) if v == 'sunflower' else (r.choice((6,7,8)),.2)
     for i in range(n):
         a = 2*math.pi*i/n+.2
-        p.oval('dark' if i%2 and v == 'sunflower' else 'base', .37*math.cos(a), -.4+.37*math.sin(a), .25, k, a)
-        p.oval('light', .42*math.cos(a), -.4+.42*math.sin(a), .1, k*.4, a)
+        p.oval('dark' if i%2 and v == 'sunflower' else 'base', .37*math.cos(a), -.4+.37*math.sin(a), .25, k, turn=a)
+        p.oval('light', .42*math.cos(a), -.4+.42*math.sin(a), .1, k*.4, turn=a)
     p.oval('bark' if v == 'sunflower' else 'gold', 0, -.4, .25 if v == 'sunflower' else .19)
     p.oval('gold' if v != 'sunflower' else 'wood', -.03, -.43, .11)
 
@@ -420,15 +420,15 @@ def _cactus(p, r, v, pose):
             [p.oval('cream', x*k, q, .035) for k,q in ((.75,-.2),(1,.1),(.9,.4))]
         for x in (-.14,.14,0): p.oval('accent', x, -.55-(x==0)*.06, .13, .15)
     else:
-        p.oval('dark', .34, -.1, .22, .3, .6)
+        p.oval('dark', .34, -.1, .22, .3, turn=.6)
         p.oval('base', 0, .2, .34, .5)
-        p.oval('base', -.36, -.2, .22, .32, -.5)
-        p.oval('base', .1, -.48, .22, .32, .15)
+        p.oval('base', -.36, -.2, .22, .32, turn=-.5)
+        p.oval('base', .1, -.48, .22, .32, turn=.15)
         for x,y in ((-.1,0),(.12,.2),(0,.45),(-.38,-.2),(.1,-.5),(.36,-.1),(-.44,-.38)): p.oval('cream', x, y, .04)
         p.oval('accent', .12, -.82, .12)
         p.oval('accent', -.5, -.5, .1)
     p.poly('accent2', (-.5,.55), (.5,.55), (.38,1.), (-.38,1.))
-    p.rect('accent', -.56,.5,.56,.66,.04)
+    p.rect('accent', -.56,.5,.56,.66,cut=.04)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #b18893f5
 def _mushroom(p, r, v, pose):
@@ -522,7 +522,7 @@ def _apple(p, r, v, pose):
     p.blob('base', (0,-.44), (.35,-.56), (.72,-.3), (.74,.2), (.42,.72), (0,.66), (-.42,.72), (-.74,.2), (-.72,-.3),
         (-.35,-.56))
     p.blob('dark', (.72,.2), (.42,.72), (0,.66), (.4,.5))
-    p.oval('soft', -.36, -.16, .16, .22, .5)
+    p.oval('soft', -.36, -.16, .16, .22, turn=.5)
     if v == 'bitten':
         p.blob('cream', (.8,-.25), (.52,-.2), (.4,.08), (.52,.36), (.8,.4))
         p.oval('bark', .56, .08, .05, .08)
@@ -550,7 +550,7 @@ def _cake(p, r, v, pose):
         [p.limb('accent2', (x,.26), (x*.8,.82), w=.04) for x in (-.3,-.1,.1,.3)]
         for x,y,q in ((-.34,.12,.3),(.34,.12,.3),(0,.1,.34),(-.16,-.2,.3),(.17,-.2,.28),(0,-.46,.22)):
             p.oval('base', x, y, q, q*.8)
-        p.oval('light', -.12, -.28, .14, .08, -.3)
+        p.oval('light', -.12, -.28, .14, .08, turn=-.3)
         return p.oval('blush', 0, -.72, .14)
     if v == 'slice':
         p.poly('cream', (-.8,-.1), (.8,-.3), (.8,.62), (-.8,.62))
@@ -559,7 +559,7 @@ def _cake(p, r, v, pose):
         p.poly('light', (-.84,-.06), (.2,-.5), (.84,-.38))
         return p.oval('accent', .3, -.46, .15)
     p.oval('white', 0, .66, 1., .16)
-    p.rect('base', -.8,-.1,.8,.62,.1)
+    p.rect('base', -.8,-.1,.8,.62,cut=.1)
     p.oval('light', 0, -.1, .79, .17)
     p.rect('cream', -.8,.24,.8,.36)
     for i in range(5): p.oval('accent', -.64+.32*i, -.04+.08*(2-abs(i-2))*.4, .15, .17)
@@ -580,9 +580,9 @@ def _chair(p, r, v, pose):
         for x in (-.6,.6): p.rect('wood', x-.08,.7,x+.08,.95)
         p.blob('dark', (-.66,.5), (-.66,-.5), (-.4,-.85), (.4,-.85), (.66,-.5), (.66,.5))
         p.blob('base', (-.56,.4), (-.56,-.46), (-.34,-.74), (.34,-.74), (.56,-.46), (.56,.4))
-        p.rect('base', -.7,.3,.7,.78,.1)
-        p.rect('light', -.56,.12,.56,.4,.12)
-        return [p.rect('base', x-.2,-.1,x+.2,.8,.16) for x in (-.72,.72)] and None
+        p.rect('base', -.7,.3,.7,.78,cut=.1)
+        p.rect('light', -.56,.12,.56,.4,cut=.12)
+        return [p.rect('base', x-.2,-.1,x+.2,.8,cut=.16) for x in (-.72,.72)] and None
     h = r.uniform(-.98,-.8)
     for x in (-.32,.5): p.limb('dark', (x,.1), (x,.8), w=.1)
     p.limb('base', (-.46,h), (-.44,.95), w=.13)
@@ -637,13 +637,13 @@ def _ball(p, r, v, pose):
     elif v == 'football':
         for i in range(5):
             a = a0+i*1.257
-            p.oval('accent2', .74*math.cos(a), .74*math.sin(a), .19, .17, a)
+            p.oval('accent2', .74*math.cos(a), .74*math.sin(a), .19, .17, turn=a)
             p.limb('dark', (.3*math.cos(a),.3*math.sin(a)), (.6*math.cos(a),.6*math.sin(a)), w=.06)
         p.poly('accent2', *[(.32*math.cos(a0+i*1.257),.32*math.sin(a0+i*1.257)) for i in range(5)])
     else:
         c,s = math.cos(a0*.2),math.sin(a0*.2)
         p.poly('accent', *[(x*c-y*s,x*s+y*c) for x,y in ((-.88,-.24),(.88,-.24),(.91,0),(.88,.24),(-.88,.24),(-.91,0))])
-    p.oval('light', -.36, -.42, .2, .14, -.7)
+    p.oval('light', -.36, -.42, .2, .14, turn=-.7)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #08269a94
 def _kite(p, r, v, pose):
