@@ -504,7 +504,8 @@ def facts(method='virtex', seed=0):
                                             area=25.)])],
                    neighbours=dict(n=9, k=1,
                                    asks=[dict(id='1', **{'before training': [['2', .5]], 'after': [['1', .6]]})],
-                                   pics={'1': pic, '2': pic}, share={'after': 50., 'any two': 20.}))
+                                   pics={'1': pic, '2': pic}, share={'after': 50., 'any two': 20.}),
+                   figures=[dict(title='How it learned', image=pic, explain='One line a seed.')])
     return {'recipe.json': info, 'result.jsonl': res, 'samples.json': samples}
 
 def put(run, files):
@@ -534,7 +535,8 @@ def test_nothing_reaches_a_page_unescaped(tmp_path):
     page = write_report(put(run, files)).read_text()
     both = write_comparison([run, other], tmp_path/'both.html').read_text()
     for head in ('Where each word looked', 'Where the mouse was', 'Nearest neighbours', 'What was left out',
-                 'How captions score', 'Where is it?', 'Learning', 'Over all 9 pictures'):
+                 'How captions score', 'Where is it?', 'Learning', 'Over all 9 pictures',
+                 'How it learned', 'One line a seed.'):
         assert head in page, head
     assert 'In what they differ' in both and 'different numbers of scenes' not in both
     shown = refusals = 0
@@ -557,7 +559,7 @@ def test_pictures_of_a_page_are_part_of_it(tmp_path):
     files = facts()
     for uri in ('http://elsewhere/x.png', 'javascript:alert(1)', 'data:text/html;base64,AAAA',
                 'data:image/svg+xml;base64,AAAA', picture()+'" onload="x', '', None, 3):
-        for place in ('captions', 'words', 'traces', 'neighbours'):
+        for place in ('captions', 'words', 'traces', 'neighbours', 'figures'):
             d = copy.deepcopy(files)
             s = d['samples.json'][place]
             if place == 'neighbours': s['pics']['1'] = uri

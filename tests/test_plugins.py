@@ -27,7 +27,11 @@ class Stop(BaseCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 def stopping(recipe, dls, cbs=(), **kw): return match_learner(recipe, dls, cbs=[*cbs, Stop()], **kw)
-METHODS.add(replace(METHODS['match'], learner=stopping))
+def scenes(context):
+    pictures = [jpeg_uri(scene('test', i, size=32).load()) for i in range(2)]
+    return dict(figures=[dict(title=f'The {n} scene', image=p) for n,p in zip(('first','second'), pictures)])
+
+METHODS.add(replace(METHODS['match'], learner=stopping, figures=scenes))
 """
 
 MEAN = """
@@ -38,9 +42,14 @@ def mean_feature(context, scenes=1):
     return [dict(question='mean feature', metric='mean', backbone=context.info['method'], n=scenes, chance=0.,
                  value=value, low=value, high=value)]
 
+def mean_figure(context, samples):
+    picture = jpeg_uri(scene('test', 0, size=32).load())
+    return dict(figures=[dict(title='A picture of the mean', image=picture, explain=f'It is {samples[0]}')])
+
 EVALUATIONS.add(Evaluation('mean', 'the mean of all features', mean_feature,
                            dict(scenes=Option(1, 'for mean: how many scenes')),
-                           measure=lambda context: (dict(mean=mean_feature(context, 2)), [])))
+                           measure=lambda context: (dict(mean=mean_feature(context, 2)), ['of measure']),
+                           figures=mean_figure))
 EVALUATIONS.add(Evaluation('poem', 'never asked: no model has this capability', mean_feature,
                            needs=frozenset({'poem'}), measure=lambda context: (dict(poem=1), [])))
 """
@@ -92,6 +101,11 @@ def test_a_method_from_a_file(folder):
     num = a.results()[0]['numbers']
     assert num['mean'][0]['n'] == 2 and num['mean'][0]['backbone'] == 'match' and 'poem' not in num
     assert 'mean' not in b.results()[0]['numbers']
+    page = (folder/'whole'/'report.html').read_text()
+    assert '<h2>A picture of the mean</h2>' in page and 'It is of measure' in page
+    assert 'A picture of the mean' not in (folder/'halves'/'report.html').read_text()
+    assert '<h2>The first scene</h2>' not in page
+    assert all(f'<h2>The {n} scene</h2>' in (folder/'halves'/'report.html').read_text() for n in ('first','second'))
     assert all((v == b.weights('last')[k]).all() for k,v in a.weights('last').items())
     assert [r['value'] for r in a.results()[0]['numbers']['table']] \
         == [r['value'] for r in b.results()[0]['numbers']['table']]

@@ -223,7 +223,8 @@ def test_exported_cells_are_short():
 def many_arguments(src):
     "Functions with more than five arguments that may be given by position"
     defs = [n for n in ast.walk(ast.parse(src)) if isinstance(n, ast.FunctionDef)]
-    return [n.name for n in defs if len([a for a in n.args.posonlyargs + n.args.args if a.arg not in ('self', 'cls')]) > 5]
+    def given(n): return [a for a in n.args.posonlyargs + n.args.args if a.arg not in ('self', 'cls')]
+    return [n.name for n in defs if len(given(n)) > 5]
 
 def test_few_arguments():
     got = [f'{m}: {n}' for m,src in MODULES.items() for n in many_arguments(src)]

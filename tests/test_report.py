@@ -37,6 +37,7 @@ def named(name):
     card.update(caption=name, said=name, right=[name], wrong=[name], missed=[name], note=name)
     words.update(said=name, words=[dict(words['words'][0], word=name)])
     told.update(said=[[name, None], [name, .5]])
+    samples['figures'][0].update(title=name, explain=name)
     samples['neighbours']['asks'] = [{'id': '1', name: [['2', .5]]}]
     samples['neighbours']['share'] = {name: 50., 'any two': 20.}
     return info, res, samples

@@ -59,6 +59,8 @@ class Evaluation:
     needs:frozenset=frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
     measure:Callable=Lazy(None)              # (EvaluationContext) -> numbers and samples, at the end of each training
     asks:frozenset=frozenset()               # What `measure` asks the dataset, of `DatasetBuilder.answers`
+    figures:Callable=Lazy(None)              # (EvaluationContext, samples of `measure`) -> {part of the report: what
+                                             # it shows}, see `vlrep.reports.page.report_html`
 
     def __repr__(self): return f'Evaluation({self.name!r})'
     def missing(self,

@@ -29,6 +29,7 @@ class Method:
     tokenizer:Callable=Lazy('vlrep.data.collate:caption_tokenizer') # (recipe, training set) -> Tokenizer; None: none
     collate:Callable=Lazy('vlrep.data.collate:caption_collator')    # (recipe, tokenizer) -> collator; None: images only
     check:Callable=Lazy(None) # (recipe, parts of the dataset, its name, accumulate) -> lines; may raise ValueError
+    figures:Callable=Lazy(None) # (EvaluationContext) -> {part of the report: what it shows}, beside the evaluations'
     stage:str=''              # What the log calls its training; `name` by default
     loss_unit:str=''          # What the loss counts, in words
     paper:str=''              # Where it is from

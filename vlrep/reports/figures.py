@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLOUR', 'ASKS', 'data_uri', 'render_template', 'render_macro', 'facts_html', 'table_html', 'ticks', 'curves_svg',
-           'ask_name', 'bars_html', 'wide_rows', 'cards_html', 'veil_uri', 'words_html', 'near_html', 'page_html']
+           'ask_name', 'bars_html', 'wide_rows', 'cards_html', 'figures_html', 'veil_uri', 'words_html', 'near_html',
+           'page_html']
 
 # %% ../../nbs/reports/20_figures.ipynb #f94e7417
 import base64,io,math,re
@@ -167,6 +168,12 @@ def cards_html(
 )->str:           # A grid of cards
     "Images with what the model said, what people said, and the nouns that were right, wrong or missed"
     return render_macro('cards', samples)
+
+def figures_html(
+    figures:list, # Dicts `title`, `image` (data URI) and, where known, `explain`: a sentence or two below the title
+)->str:           # A section for each
+    "Pictures under a heading of their own"
+    return render_macro('figures', figures)
 
 # %% ../../nbs/reports/20_figures.ipynb #5ab0999e
 def veil_uri(

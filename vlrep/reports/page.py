@@ -130,14 +130,15 @@ def _what(info, res):
 
 # %% ../../nbs/reports/40_page.ipynb #8b92e975
 def _shown(samples):
-    "What `report.j2` shows of the samples of a run: captions, words, traces, neighbours"
+    "What `report.j2` shows of the samples of a run: captions, words, traces, neighbours, figures"
     s = dict(captions=samples) if isinstance(samples, list) else samples
     near = s.get('neighbours') or {}
     if near:
         near = dict(share=near.get('share'), k=near.get('k'), n=f'{near["n"]:,}' if near.get('share') else None,
                     rows=near_html(near['asks'], near['pics']))
     return dict(cards={k: cards_html(v) for k,v in pick(s.get('captions') or []).items() if v},
-                words=words_html(s.get('words') or []), traces=traces_html(s.get('traces') or []), near=near)
+                figures=figures_html(s.get('figures') or []), words=words_html(s.get('words') or []),
+                traces=traces_html(s.get('traces') or []), near=near)
 
 def _notes(runs, names=None):
     "What the daggers on a page stand for, a sentence each"
@@ -163,7 +164,8 @@ def report_html(
     res:dict,    # The line of result.jsonl: seconds, numbers, commit
     log:list=(), # Rows of log.csv
     samples:dict|list|tuple=(), # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`,
-                                # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; or captions alone
+                                # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; `figures`, as
+                                # `figures_html` takes them; or captions alone
 )->str:          # The page
     "The page of one run"
     num,data,n = res['numbers'],info['data']['name'],info['threads']
