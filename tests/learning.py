@@ -45,7 +45,7 @@ def check_falls(case):
     learned(f'{case.name}: fall of the loss in 60 steps', case.before-after, .02*case.before)
 
 def check_by_heart(name, seed=0, precision='fp32', most=600):
-    "Sixteen images are learned by heart"
+    "Sixteen images are overfitted"
     method,recipe,splits,tok = material(name)
     recipe = dataclasses.replace(recipe, **{k: v for k,v in dict(width=64, heads=4).items() if hasattr(recipe, k)})
     said = []

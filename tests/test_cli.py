@@ -317,7 +317,7 @@ def test_stored_changes_still_run():
                     == plan(method, recipe, changes, data) != plan(method, recipe, (), data))
 
 def test_first_steps(tmp_path, capsys, on_world, on_photos):
-    "The plan, one batch by heart, and several runs on one page"
+    "The plan, one batch overfitted, and several runs on one page"
     words = ['pretrain', '--method', 'tags', '--tiny', '--threads', 1]
     main([*map(str, words), '--dry-run'])
     said = capsys.readouterr().out

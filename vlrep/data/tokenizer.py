@@ -67,12 +67,12 @@ class Tokenizer:
         except RuntimeError: self.sp = None
         if self.sp is None: raise ValueError(f'{name}: damaged, not a complete SentencePiece model')
         if [self.sp.id_to_piece(i) for i in range(min(4, len(self.sp)))] != _special[:4]:
-            raise ValueError(f'{name}: its first pieces are not {", ".join(_special[:4])}: not a tokenizer of captions')
+            raise ValueError(f'{name}: its first tokens are not {", ".join(_special[:4])}: not a tokenizer of captions')
         self.pad = 4 if len(self.sp) > 4 and self.sp.id_to_piece(4) == _special[4] else self.unk
         self._words = _Words(self.sp)
     def __len__(self): return len(self.sp)
     def __reduce__(self): return Tokenizer, (self.model,)
-    def __repr__(self): return f'Tokenizer({len(self)} pieces, pad={self.pad})'
+    def __repr__(self): return f'Tokenizer({len(self)} tokens, pad={self.pad})'
 
 # %% ../../nbs/data/25_tokenizer.ipynb #d06b68e2
 @patch(cls_method=True)
@@ -84,7 +84,7 @@ def train(cls:Tokenizer,
     "Learn the tokens from `texts`; the same texts give the same bytes"
     if isinstance(texts, str): raise ValueError('texts: an iterable of captions is wanted, not one string')
     texts = [t for t in map(normalise, texts) if t]
-    if not texts: raise ValueError('texts: no captions to learn pieces from')
+    if not texts: raise ValueError('texts: no captions to learn tokens from')
     out = io.BytesIO()
     try: spm.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=out, vocab_size=vocab, model_type='bpe', character_coverage=1.0,
@@ -92,7 +92,7 @@ def train(cls:Tokenizer,
         normalization_rule_name='identity', hard_vocab_limit=False, num_threads=1, minloglevel=2)
     except RuntimeError as e:
         why = str(e).split('] ')[-1].strip() or e
-        raise ValueError(f'vocab={vocab}: cannot learn pieces from {len(texts)} captions: {why}') from e
+        raise ValueError(f'vocab={vocab}: cannot learn tokens from {len(texts)} captions: {why}') from e
     return cls(out.getvalue())
 
 # %% ../../nbs/data/25_tokenizer.ipynb #d9398254

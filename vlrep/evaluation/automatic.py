@@ -51,8 +51,8 @@ def measure_grounding(
 # %% ../../nbs/evaluation/75_automatic.ipynb #c22d3e6f
 _NOUNS = ('nouns of held-out captions: precision {noun_precision:.0f} %, recall {noun_recall:.0f} % '
           '(one person: {person_noun_precision:.0f}, {person_noun_recall:.0f})')
-_NATS = ('nats a word: {right:.3f} beside the right photo, {wrong:.3f} beside another '
-         '(a word piece: {right_piece:.3f}, {wrong_piece:.3f})')
+_NATS = ('nats per word: {right:.3f} given the right photo, {wrong:.3f} given another '
+         '(per token: {right_piece:.3f}, {wrong_piece:.3f})')
 
 def measure_captions(
     context:EvaluationContext, # Right after a training

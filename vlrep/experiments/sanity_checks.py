@@ -236,12 +236,12 @@ def overfit(
     why = ''
     try: learn.fit_steps(steps)
     except _Enough:
-        log(f'learned by heart: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
+        log(f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
             f'{len(watch.losses)} steps (no answer is below {watch.floor:.3f})')
         return True
     except ValueError as e: why = f' ({e})'
     end = (f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was '
            f'wanted' if watch.losses else 'not a single step was made')
-    log(f'failed to learn {calm.bs} images by heart: {end}{why}; try other learning rates (--set lr=..., --set '
+    log(f'failed to overfit {calm.bs} images: {end}{why}; try other learning rates (--set lr=..., --set '
         f'cnn_lr=...), and look at the loss and at what the model is given')
     return False

@@ -127,8 +127,8 @@ ASKS = { # How a reader calls the questions
     'unseen objects': 'objects never shown in training',
     'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects',
     'cell': 'place of a named object, 3x3',
-    'pointing': 'points at a named object', 'pointing, shifted': 'points at a named object, shifted world',
-    'overlap': 'part of the attention on it', 'overlap, shifted': 'part of the attention on it, shifted world'}
+    'pointing': 'points at a named object', 'pointing, shifted': 'points at a named object, under domain shift',
+    'overlap': 'part of the attention on it', 'overlap, shifted': 'part of the attention on it, under domain shift'}
 
 def ask_name(r:dict)->str:
     "How a reader calls the question of a row"

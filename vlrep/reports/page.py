@@ -65,10 +65,10 @@ def _heads(res):
     out = []
     if a is not None and b:
         out.append((f'{a:.1f} %',
-                    f'object mAP on the shifted world; random features {b:.1f}, that is {a/b:.1f} times as much'))
+                    f'object mAP under domain shift; random features {b:.1f}, that is {a/b:.1f} times as much'))
     elif a is not None:
         guess = next(r['chance'] for r in table if r['question'] == 'objects')
-        out.append((f'{a:.1f} %', f'object mAP on the shifted world; guessing {guess:.1f}'))
+        out.append((f'{a:.1f} %', f'object mAP under domain shift; chance {guess:.1f}'))
     if 'noun_precision' in num:
         two = lambda who: f'{num[who+"noun_precision"]:.0f} / {num[who+"noun_recall"]:.0f} %'
         out.append((two(''), f'precision and recall of the nouns in held-out captions (one person\'s caption: '
@@ -76,7 +76,7 @@ def _heads(res):
     if num.get('where'):
         r = num['where'][0]
         out.append((f'{r["value"]:.0f} %',
-                    f'of named objects in held-out scenes are pointed at; guessing {r["chance"]:.0f}'))
+                    f'of named objects in held-out scenes are pointed at; chance {r["chance"]:.0f}'))
     if 'right' in num:
         each = num['wrong_each']
         span = f'lowest and highest of {len(each)} shuffles: {min(each):.2f}, {max(each):.2f}'

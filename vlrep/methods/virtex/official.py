@@ -93,7 +93,7 @@ def _empty_model(state, task, had, name):
     depth = len({k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')})
     bad = [f'{k}={had[k]}' for k,low,most in (('heads',1,width), *((k, 0, n-1) for k in ('sos','eos','pad','mask')))
            if not low <= had.get(k, low) <= most]
-    if bad: raise ValueError(f'{name}: {bad[0]} does not fit {n} word pieces and {width} channels')
+    if bad: raise ValueError(f'{name}: {bad[0]} does not fit {n} tokens and {width} channels')
     if 'heads' not in had and width%64:
         raise ValueError(
             f'{name}: the file does not say how many attention heads its {width} channels have: pass heads')

@@ -62,24 +62,24 @@ METHODS.add(Method('virtex', VirTexRecipe, {
     'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
     'world': _world, **photo_recipes(_small)},
     model=_models+'CaptioningModel', **_parts, paper=_paper, stage='bicaptioning',
-    loss_unit='nats a word piece, both directions added'))
+    loss_unit='nats per token, both directions added'))
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #150ff83f
 METHODS.add(Method('captioning', VirTexRecipe, {
     'captioning_r50_l1_h2048': replace(_base, task='forward', width=2048),      # tab. 1
     'world': replace(_world, task='forward'), **photo_recipes(_small, task='forward')},
-    model=_models+'CaptioningModel', **_parts, paper=_paper, loss_unit='nats a word piece'))
+    model=_models+'CaptioningModel', **_parts, paper=_paper, loss_unit='nats per token'))
 
 METHODS.add(Method('masked_lm', VirTexRecipe, {
     'masked_lm_r50_l1_h2048': replace(_base, task='masked_lm', width=2048),     # code
     'world': replace(_world, task='masked_lm', lr=.05), **photo_recipes(_small, task='masked_lm', lr=.05)},
-    model=_models+'MaskedLMModel', **_parts, paper=_paper, loss_unit='nats a missing piece'))
+    model=_models+'MaskedLMModel', **_parts, paper=_paper, loss_unit='nats per masked token'))
 
 METHODS.add(Method('token_cls', VirTexRecipe, {
     'token_cls_r50': replace(_base, task='token_cls'),                          # tab. 1
     'world': replace(_world, task='token_cls'), **photo_recipes(_small, task='token_cls')},
     model=_models+'TokenClassificationModel', **_parts, paper=_paper,
-    loss_unit='nats a caption, over the set of its pieces'))
+    loss_unit='nats per caption, over the set of its tokens'))
 
 METHODS.add(Method('multilabel', VirTexRecipe, {
     'multilabel_r50': replace(_base, task='multilabel'),                        # tab. 1
