@@ -6,7 +6,8 @@
 __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCount', 'Norm', 'Drop', 'Init', 'Vocab', 'Length',
            'Side', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every', 'Weight',
            'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'Chunk',
-           'Averaging', 'Stages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'MethodRecipe', 'photo_recipes']
+           'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'MethodRecipe',
+           'photo_recipes']
 
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ LocScale    = Choice('none', 'sqrt')
 Render      = Choice('polyline', 'points', 'bbox', 'hull')
 Chunk       = Added(Int(0, 10**9))
 Averaging   = Added(Float(0, .999999))
-Stages      = Added(Int(0, 5))
+FrozenStages = Added(Int(0, 5))
 StageDecay  = Added(Fraction)
 OnOff       = Added(bool)
 MemoryOrder = Added(Choice('auto', 'channels_last', 'contiguous'))
@@ -56,7 +57,7 @@ Compiled    = Added(Choice('none', 'backbone', 'model'))
 class MethodRecipe:
     "Switches that all methods have, all of them off, and what the fields of any recipe must agree in"
     ema:Averaging=0.                     # Decay of the averaged weights, which are validated and kept; 0 for none
-    frozen_stages:Stages=0               # Stages of the backbone that stay as they are: 1 the stem, 5 the whole of it
+    frozen_stages:FrozenStages=0         # Stages of the backbone that stay as they are: 1 the stem, 5 the whole of it
     layer_decay:StageDecay=1.            # Learning rate of each stage of the backbone over that of the stage above it
     activation_checkpointing:OnOff=False # Recompute the backbone's activations in the backward pass, to save memory
     memory_format:MemoryOrder='auto'     # Order of the backbone's weights in memory; auto leaves it as it was made
