@@ -92,7 +92,8 @@ def same(a, b):
     for k in a: assert torch.equal(a[k], b[k]) if torch.is_tensor(a[k]) else a[k] == b[k], k
 
 def rows(path):
-    return [{k: v for k, v in r.items() if k not in ('seconds', 'images_s')} for r in read_log(Path(path)/'log.csv')]
+    times = 'seconds', 'images_s', 'memory_mb'
+    return [{k: v for k, v in r.items() if k not in times} for r in read_log(Path(path)/'log.csv')]
 
 def check(tmp_path, source, stops, whole=None, **kw):
     "Stop at each of `stops`, go on, compare with `whole`"

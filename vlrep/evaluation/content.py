@@ -66,7 +66,7 @@ def caption_nll(
         b = {k: v.to(next(model.parameters()).device) for k,v in b.items()}
         o = model(b)
         total,n = loss(o, b)
-        ways = sum(k.startswith('logits') for k in o)
+        ways = sum(k.startswith(('logits','nats')) for k in o)
         out.append([float(total), words*ways, float(n)*ways])
     return np.array(out)
 

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCount', 'Norm', 'Drop', 'Init', 'Vocab', 'Length',
            'Side', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every', 'Weight',
-           'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'MethodRecipe',
+           'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'Chunk',
+           'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'MethodRecipe',
            'photo_recipes']
 
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ..core.fields import *
 
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
@@ -43,10 +44,24 @@ Direction   = Choice('i2t', 'symmetric')
 LocNorm     = Choice('row', 'tensor', 'tensor_l1')
 LocScale    = Choice('none', 'sqrt')
 Render      = Choice('polyline', 'points', 'bbox', 'hull')
+Chunk       = Added(Int(0, 10**9))
+Averaging   = Added(Float(0, .999999))
+FrozenStages = Added(Int(0, 5))
+StageDecay  = Added(Fraction)
+OnOff       = Added(bool)
+MemoryOrder = Added(Choice('auto', 'channels_last', 'contiguous'))
+Compiled    = Added(Choice('none', 'backbone', 'model'))
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
+@dataclass(frozen=True, kw_only=True)
 class MethodRecipe:
-    "What the fields of any recipe must agree in, see `check_fields`"
+    "Switches that all methods have, all of them off, and what the fields of any recipe must agree in"
+    ema:Averaging=0.                     # Decay of the averaged weights, which are validated and kept; 0 for none
+    frozen_stages:FrozenStages=0         # Stages of the backbone that stay as they are: 1 the stem, 5 the whole of it
+    layer_decay:StageDecay=1.            # Learning rate of each stage of the backbone over that of the stage above it
+    activation_checkpointing:OnOff=False # Recompute the backbone's activations in the backward pass, to save memory
+    memory_format:MemoryOrder='auto'     # Order of the backbone's weights in memory; auto leaves it as it was made
+    compile:Compiled='none'              # Of what torch.compile makes kernels: the backbone's stages, or the model
     def check(self)->None:
         "A `ValueError` names the fields that do not go together"
         if problem := next(filter(None, self.problems()), None): raise ValueError(problem)
@@ -55,6 +70,7 @@ class MethodRecipe:
         yield self._schedule()
         yield self._backbone()
         yield self._heads()
+        yield self._switches()
     def check_parts(self,
         parts:int # Into which a batch is cut, to save memory
     )->None:
@@ -74,6 +90,10 @@ class MethodRecipe:
         if width is None or heads is None: return
         heads = heads or max(1, width//64)
         if width % heads: return f'heads={heads}: a width of {width} cannot be split into {heads} heads'
+    def _switches(self):
+        if self.activation_checkpointing and self.compile != 'none':
+            return (f'compile={self.compile}: its kernels decide by themselves what they recompute, leave '
+                    f'activation_checkpointing out')
 
 # %% ../../nbs/methods/00_recipe.ipynb #053382ff
 _at64 = dict(size=64, vocab=2000, steps=750, warmup=75)

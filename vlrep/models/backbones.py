@@ -6,10 +6,12 @@
 __all__ = ['Backbone', 'resnet', 'small_resnet', 'without_head', 'make_backbone', 'backbone_shape']
 
 # %% ../../nbs/models/10_backbones.ipynb #3b5daeef
-from contextlib import nullcontext
+from contextlib import contextmanager,nullcontext
+from functools import partial
 import torch, torch.nn as nn
 from fastcore.basics import patch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from ..core.seeding import seed_of
 
@@ -26,6 +28,7 @@ def _layer(block, cin, cout, n, stride, *, group_width):
 # %% ../../nbs/models/10_backbones.ipynb #b1df7393
 class Backbone(nn.Module):
     "A ResNet without pooling and classifier; parameters are named as in torchvision"
+    activation_checkpointing = False # Recompute activations in the backward pass? See `vlrep.training.memory`
     def __init__(self,
         block,                   # torchvision's `BasicBlock` or `Bottleneck`
         blocks:tuple,            # Blocks in each of the four stages
@@ -77,9 +80,12 @@ def _stages(self:Backbone, img):
         raise ValueError(f'img: expected normalised floats, got {img.dtype}: normalise the batch first')
     out = {}
     with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
-        x = self.maxpool(self.relu(self.bn1(self.conv1(img))))
-        for name in ('layer1', 'layer2', 'layer3', 'layer4'): x = out[name] = getattr(self, name)(x)
+        x = self._run(self._stem, img)
+        for name in ('layer1', 'layer2', 'layer3', 'layer4'): x = out[name] = self._run(getattr(self, name), x)
     return out
+
+@patch
+def _stem(self:Backbone, img): return self.maxpool(self.relu(self.bn1(self.conv1(img))))
 
 @patch
 def _full(self:Backbone, x):
@@ -99,6 +105,34 @@ def stages(self:Backbone,
 )->dict:        # `layer1` ... `layer4`, each (b,c,h,w)
     "The grids after each of the four stages"
     return {k: self._full(v) for k,v in self._stages(img).items()}
+
+# %% ../../nbs/models/10_backbones.ipynb #e35f3ea1
+@contextmanager
+def _untracked(module):
+    "BatchNorm computes as before, but what it tracks is thrown away"
+    kept = [(m._buffers, dict(m._buffers)) for m in module.modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    for now,was in kept: now.update({k: v if v is None else v.clone() for k,v in was.items()})
+    try: yield
+    finally:
+        for now,was in kept: now.update(was)
+
+@patch
+def _run(self:Backbone, part, x):
+    "`part` of the network: the stem or a stage, its activations kept or, for the backward pass, computed again"
+    if not (self.activation_checkpointing and torch.is_grad_enabled()): return part(x)
+    for block in part if isinstance(part, nn.Sequential) else [part]:
+        owner = block if isinstance(block, nn.Module) else self.bn1
+        x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False,
+                       context_fn=partial(_contexts, owner))
+    return x
+
+def _contexts(owner): return nullcontext(),_untracked(owner)
+
+@patch
+def stage_modules(self:Backbone)->list: # Of the stem and the four stages, the modules in them
+    "What is frozen together, and has a learning rate of its own"
+    return [[self.conv1,self.bn1], *([getattr(self, f'layer{i}')] for i in (1,2,3,4))]
 
 # %% ../../nbs/models/10_backbones.ipynb #fc4ceec6
 @patch

@@ -16,6 +16,7 @@ from .distributed import *
 from .schedules import *
 from .learner import *
 from .precision import *
+from .memory import switches
 
 # %% ../../nbs/training/40_callbacks.ipynb #a392b7f4
 class LRScheduler(BaseCallback):
@@ -151,7 +152,7 @@ def recipe_rules(
     precision:str='auto', # As for `MixedPrecision`
     dist:Dist=Dist(),     # Dropout differs from process to process
 )->list:                  # Callbacks
-    "Linear climb and cosine, clipping, randomness by step, precision, and broken steps left out"
+    "Linear climb and cosine, clipping, randomness by step, precision, broken steps left out, and `switches`"
     clip = [GradientClip(recipe.clip)] if recipe.clip else []
     return [LRScheduler(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip,
-            StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite()]
+            StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite(), *switches(recipe)]

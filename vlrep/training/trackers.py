@@ -16,27 +16,43 @@ TRACKERS = 'tensorboard','wandb'
 
 def _tensorboard(folder):
     from fastai.callback.tensorboard import TensorBoardCallback
+    from vlrep.training.logging import gradient_norm, step_numbers
     class TensorBoardLogger(TensorBoardCallback):
         "fastai's, which stumbles over settings of the optimiser that are no numbers"
-        name = 'tensor_board'
+        name,norm = 'tensor_board',None
+        def after_step(self): self.norm = gradient_norm(self.learn)
         def after_batch(self):
             if not self.training: return
             at = self.learn.train_state.batch                   # `train_iter` begins each fit at 0
             self.writer.add_scalar('train_loss', self.smooth_loss, at)
+            for k,v in step_numbers(self.learn, self.norm).items():
+                if v is not None: self.writer.add_scalar(k, v, at)
             for i,h in enumerate(self.opt.hypers): self.writer.add_scalar(f'lr_{i}', h['lr'], at)
         def after_epoch(self):
             for name,v in zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1]):
                 self.writer.add_scalar(name, v, self.learn.train_state.batch)
+            self.writer.add_scalar('images_s', self.learn.train_state.speed, self.learn.train_state.batch)
     return TensorBoardLogger(folder/'tensorboard', trace_model=False, log_preds=False)
 
 def _wandb(folder):
     import wandb
     from fastai.callback.wandb import WandbCallback
+    from vlrep.training.logging import gradient_norm, step_numbers
     same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try: wandb.init(project='vlrep', name=folder.name, id=same, resume='allow', dir=str(folder))
     except wandb.Error as e:
         raise ValueError(f'--tracker wandb: {e}; log in with `wandb login`, or set WANDB_MODE=offline') from e
-    return WandbCallback(log_preds=False)
+    class WandbLogger(WandbCallback):
+        "fastai's, and the numbers of the log"
+        name,norm = 'wandb',None
+        def after_step(self): self.norm = gradient_norm(self.learn)
+        def after_batch(self):
+            super().after_batch()
+            if self.training: wandb.log(step_numbers(self.learn, self.norm), step=self._wandb_step)
+        def after_epoch(self):
+            super().after_epoch()
+            wandb.log(dict(images_s=self.learn.train_state.speed), step=self._wandb_step)
+    return WandbLogger(log_preds=False)
 
 # %% ../../nbs/training/42_trackers.ipynb #617283b7
 def check_tracker(

@@ -28,9 +28,10 @@ def virtex_loss(
 )->tuple:       # Nats (), words or images (); for bicaptioning their ratio is CE forward + CE backward
     "Cross-entropy of each answer, the answers' means added (VirTex eq. 1; sec. 4.2 for sets of words and labels)"
     def cost(k):
+        if k.startswith('nats'): return out[k].sum(),torch.tensor(len(out[k]), device=out[k].device)
         x,y = out[k],out['target'+k[6:]]
         return k_hot_loss(x, y) if y.is_floating_point() else caption_loss(x, y, -100)
-    (total,n),*rest = [cost(k) for k in out if k.startswith('logits')]
+    (total,n),*rest = [cost(k) for k in out if k.startswith(('logits','nats'))]
     for t,m in rest: total = total + t*(n/m.clamp(min=1))
     return total,n
 
@@ -54,7 +55,8 @@ def _model(r, visual, dl):
     if r.task == 'token_cls':
         return TokenClassificationModel(visual, len(tok), max(tok.sos, tok.eos, tok.mask, tok.pad)+1)
     kw = dict(width=r.width, depth=r.depth, heads=r.heads or None, dropout=r.dropout, norm=r.norm, max_len=r.max_len,
-              sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
+              sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init),
+              logit_chunk=r.logit_chunk)
     if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', **kw)
     return VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
 

@@ -11,6 +11,7 @@ import torch, torch.nn as nn
 from torch import Tensor
 from fastcore.basics import patch
 from ...data.masking import mask_tokens
+from ...losses.cross_entropy import chunked_nats
 from ...models.decoding import attention, Cached, decode
 from ...models.text_decoder import CaptionEmbedding, Decoder, init_weights, reverse_captions
 
@@ -29,9 +30,11 @@ class VisualTextDecoder(nn.Module):
         sos:int=1, eos:int=2, pad:int=4, # Ids of the special tokens
         std=.02,             # Initial standard deviation of the head, or 'fan_in'
         backward:bool=True,  # A second decoder, for captions read from their end?
+        logit_chunk:int=0,   # Words whose scores are in memory at a time, see `chunked_nats`; 0: all, as an output
     ):
         super().__init__()
         self.visual,self.sos,self.eos,self.pad,self.max_len = visual,sos,eos,pad,max_len
+        self.logit_chunk = logit_chunk
         self.project = nn.Linear(visual.width, width)
         self.embed   = CaptionEmbedding(vocab, width, max_len, dropout, pad)
         self.forward_decoder = Decoder(width, depth, heads, None, dropout, norm=norm)
@@ -40,6 +43,11 @@ class VisualTextDecoder(nn.Module):
         for m in (self.project, self.embed, *self.decoders): init_weights(m, std)
         self.output.weight = self.embed.words.weight
         nn.init.zeros_(self.output.bias)
+    def answer(self, x:Tensor, target:Tensor, way:str='')->dict:
+        "What states `x` (n,d) say of the words `target` (n,): scores (n,v), or their nats (n,) if there is a chunk"
+        if not self.logit_chunk: return {'logits'+way: self.output(x), 'target'+way: target}
+        nats = chunked_nats(x, self.output.weight, self.output.bias, target, self.logit_chunk)
+        return {'nats'+way: nats, 'target'+way: target}
     @property
     def decoders(self)->list: return [m for m in self.children() if isinstance(m, Decoder)]
 
@@ -77,7 +85,7 @@ class CaptioningModel(VisualTextDecoder):
         ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
         for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d)) for k,t,d in ways]:
             asked = self.asked(t, lens)
-            out['logits_'+k],out['target_'+k] = self.output(x[asked]),t[:,1:][asked]
+            out |= self.answer(x[asked], t[:,1:][asked], '_'+k)
         return out
 
 @patch
@@ -150,7 +158,7 @@ class MaskedLMModel(VisualTextDecoder):
         seen,target = self.masked(tok, lens)
         asked = (target >= 0) & (target != self.pad)
         x = self.forward_decoder(self.embed(seen), vis, lens, causal=False)
-        return dict(logits=self.output(x[asked]), target=target[asked])
+        return self.answer(x[asked], target[asked])
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #72cb20a8
 def words_in(

@@ -42,6 +42,12 @@ class VirTexRecipe(MethodRecipe):
     lookahead_k:Every=5      # Lookahead's steps; 0 for none (sec. 3)
     lookahead_alpha:Share=.5 # Lookahead's share (sec. 3)
     clip:Norm2=10.           # Largest norm of the gradient; 0 for none (code)
+    logit_chunk:Chunk=0      # Words whose scores over the vocabulary are in memory at a time; 0 for all
+    def problems(self)->'Iterator[str]':
+        "Sets of words and labels have no scores for each word"
+        yield from super().problems()
+        if self.logit_chunk and self.task in ('token_cls','multilabel'):
+            yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores an image; leave it out'
     def _heads(self):
         return None if self.task in ('token_cls','multilabel') else super()._heads()   # a classifier has no heads
 

@@ -1,0 +1,90 @@
+"""The fields that all recipes inherit: averaged weights, frozen stages, less memory
+
+For each method they change what they say and nothing else; a run has what it was trained with, and a run without them
+is written as runs were before there were any.
+"""
+import dataclasses, json
+import pytest, torch
+from vlrep.core.fields import check_fields, written_fields
+from vlrep.experiments.baselines import train_on
+from vlrep.experiments.commands import open_run, pretrain
+from vlrep.experiments.config import recipe_dict, recipe_from_dict
+from vlrep.methods.base import METHODS
+from vlrep.methods.recipe import MethodRecipe
+from vlrep.training.run_folder import load
+from learning import material
+from tools import WORLD
+
+SHARED = [f.name for f in dataclasses.fields(MethodRecipe)]
+
+def trained(name, steps=3, **fields):
+    "The learner of a method after a few steps, its images and tokens made once"
+    method,recipe,splits,tok = material(name)
+    recipe = check_fields(dataclasses.replace(recipe, steps=steps, warmup=1, bs=16, **fields))
+    few = {k: v.subset(range(32)) for k,v in splits.items() if k in ('train', 'valid')}
+    return train_on(method, recipe, few, 'world', tok, precision='fp32', log=lambda s: None)
+
+def apart(a, b):
+    "The largest difference of two models' weights and buffers"
+    pairs = zip(a.model.state_dict().items(), b.model.state_dict().items(), strict=True)
+    return max(float((x.double()-y.double()).abs().max()) for (k,x),(l,y) in pairs if x.numel())
+
+@pytest.mark.parametrize('name', ['virtex', 'masked_lm', 'tags', 'loctex'])
+def test_switches_of_every_method(name):
+    "Recomputed activations: the same bits. Chunks of scores: but for rounding. Frozen stages stay, the average differs"
+    plain = trained(name)
+    assert apart(trained(name, activation_checkpointing=True), plain) == 0
+    if 'logit_chunk' in written_fields(plain_recipe := dataclasses.replace(material(name)[1], **chunk(name))):
+        assert plain_recipe.logit_chunk and 0 <= apart(trained(name, **chunk(name)), plain) < 1e-4
+    slow = trained(name, frozen_stages=2, layer_decay=.5, ema=.5)
+    begun = material(name)[0].learner(material(name)[1], slow.dls, precision='fp32').model.visual.state_dict()
+    for k,v in slow.model.visual.state_dict().items():
+        assert torch.equal(v, begun[k]) == (k.split('.')[0] in ('conv1', 'bn1', 'layer1')), k
+    assert slow.ema.updates == 2 and len(slow.ema.raw) == len(slow.ema.averages)
+
+def chunk(name): return dict(logit_chunk=7) if name in ('virtex', 'masked_lm') else {}
+
+def test_recipes_without_switches_are_written_as_before():
+    assert SHARED == 'ema frozen_stages layer_decay activation_checkpointing memory_format compile'.split()
+    for m in METHODS.values():
+        for r in m.recipes.values():
+            d = recipe_dict(r)
+            assert not {*SHARED, 'logit_chunk'} & set(d) and recipe_from_dict(type(r), d) == r
+            on = dataclasses.replace(r, ema=.9)
+            assert recipe_dict(on) == {**d, 'ema': .9} and recipe_from_dict(type(r), recipe_dict(on)) == on
+
+def test_a_run_keeps_the_averaged_weights(tmp_path):
+    "What was validated is what is saved, opened and measured; the weights that were trained are beside it"
+    changes = [*WORLD, 'baselines=false', 'ema=.8', 'frozen_stages=1', 'logit_chunk=64', 'activation_checkpointing=yes']
+    out = pretrain('virtex', changes=changes, threads=1, precision='fp32', out=tmp_path/'run', log=lambda s: None)
+    run = load(out)
+    assert run.recipe['ema'] == .8 and run.recipe['frozen_stages'] == 1 and 'compile' not in run.recipe
+    assert {'ema=0.8', 'logit_chunk=64'} <= set(run.results()[-1]['changes'])
+    kept = run.state('last')['training']['callbacks']['ema']
+    weights,opened = run.weights('last'),open_run(out, 'last')
+    first,raw = kept['averages'][0],kept['raw'][0]
+    names = [k for k,v in weights.items() if v.shape == first.shape and torch.equal(v, first)]
+    assert names == ['visual.layer1.0.conv1.weight'] and not torch.equal(first, raw)       # the stem is frozen
+    assert torch.equal(opened.backbone.state_dict()[names[0].removeprefix('visual.')], first)
+    log = run.log()
+    assert all(r['grad_norm'] > 0 and r['memory_mb'] > 0 for r in log)
+    assert json.loads((out/'recipe.json').read_text())['format'] == 2
+
+@pytest.mark.parametrize('fields,says', [(dict(ema=1.), 'ema=1'), (dict(frozen_stages=6), 'frozen_stages=6'),
+                                         (dict(layer_decay=0.), 'layer_decay=0'), (dict(compile='all'), 'compile=all'),
+                                         (dict(compile='backbone', activation_checkpointing=True), 'compile=backbone'),
+                                         (dict(memory_format='nhwc'), 'memory_format=nhwc'),
+                                         (dict(logit_chunk=5, task='multilabel'), 'logit_chunk=5: the task multilabel')])
+def test_wrong_switches_are_named(fields, says):
+    with pytest.raises(ValueError, match=says):
+        check_fields(dataclasses.replace(METHODS['virtex'].recipes['world'], **fields))
+
+def test_a_backbone_without_known_stages_says_so():
+    method,recipe,splits,tok = material('virtex')
+    visual = torch.nn.Module()
+    visual.width = 8
+    for field in (dict(frozen_stages=1), dict(activation_checkpointing=True)):
+        with pytest.raises(ValueError, match=next(iter(field))):
+            train_on(dataclasses.replace(method, learner=lambda r, dls, **kw:
+                     METHODS['virtex'].learner(r, dls, visual=visual, **kw)),
+                     dataclasses.replace(recipe, **field), splits, 'world', tok, log=lambda s: None)
