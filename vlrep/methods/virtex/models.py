@@ -13,11 +13,12 @@ from fastcore.basics import patch
 from ...data.masking import mask_tokens
 from ...losses.cross_entropy import chunked_nats
 from ...models.decoding import attention, Cached, decode
-from ...models.text_decoder import CaptionEmbedding, Decoder, init_weights, reverse_captions
+from ...models.text_decoder import CaptionEmbedding, Decoder, init_weights, Packing, reverse_captions
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a7235ba9
 class VisualTextDecoder(nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
+    packed = None            # Leave padding out on a CPU? None: if the backbone computes in bf16, and fp32 keeps its bits
     def __init__(self,
         visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
         vocab:int,           # Tokens v
@@ -61,12 +62,22 @@ def visual_tokens(self:VisualTextDecoder,
 
 @patch
 def hidden_states(self:VisualTextDecoder,
-    vis:Tensor,        # From `visual_tokens` (b,n,d)
-    tok:Tensor,        # Tokens, padding last: the causal mask hides it (b,s)
-    decoder:nn.Module, # One of `decoders`
-)->Tensor:             # (b,s,d)
+    vis:Tensor,           # From `visual_tokens` (b,n,d)
+    tok:Tensor,           # Tokens, padding last: the causal mask hides it (b,s)
+    decoder:nn.Module,    # One of `decoders`
+    packing:Packing=None, # Leave padding out
+)->Tensor:                # (b,s,d), or (n,d) without padding
     "States of the decoder after each token"
-    return decoder(self.embed(tok), vis)
+    return decoder(self.embed(tok, packing), vis, packing=packing)
+
+@patch
+def packing(self:VisualTextDecoder,
+    lens:Tensor, # Tokens of each caption that are read (b,)
+    s:int,       # Places of each
+)->Packing:      # None: padding stays
+    "How padding is left out, if it is"
+    packed = getattr(self.visual, 'autocast', None) is not None if self.packed is None else self.packed
+    return Packing(lens, s) if packed and lens.device.type == 'cpu' else None
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
@@ -81,11 +92,13 @@ class CaptioningModel(VisualTextDecoder):
     )->dict:        # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words"
         vis,tok,lens = self.visual_tokens(batch['img']),batch['tok'],batch['lens']
-        out = {}
+        out,packing = {},self.packing(lens-1, tok.shape[1]-1)
         ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
-        for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d)) for k,t,d in ways]:
-            asked = self.asked(t, lens)
-            out |= self.answer(x[asked], t[:,1:][asked], '_'+k)
+        for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d, packing)) for k,t,d in ways]:
+            asked,words = self.asked(t, lens),t[:,1:]
+            if packing is not None: asked,words = packing.pack(asked),packing.pack(words)
+            if packing is None or not asked.all(): x,words = x[asked],words[asked]
+            out |= self.answer(x, words, '_'+k)
         return out
 
 @patch
@@ -156,9 +169,10 @@ class MaskedLMModel(VisualTextDecoder):
         "Scores of each missing word, and the words"
         vis,tok,lens = self.visual_tokens(batch['img']),batch['tok'],batch['lens']
         seen,target = self.masked(tok, lens)
-        asked = (target >= 0) & (target != self.pad)
-        x = self.forward_decoder(self.embed(seen), vis, lens, causal=False)
-        return self.answer(x[asked], target[asked])
+        asked,packing = (target >= 0) & (target != self.pad),self.packing(lens, tok.shape[1])
+        x = self.forward_decoder(self.embed(seen, packing), vis, lens, causal=False, packing=packing)
+        chosen = asked if packing is None else packing.pack(asked)
+        return self.answer(x[chosen], target[asked])
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #72cb20a8
 def words_in(
