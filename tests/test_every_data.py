@@ -11,12 +11,13 @@ from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.flickr30k import write_flickr30k
 from vlrep.datasets.coco import write_coco
 from vlrep.datasets.narratives import write_localized
+from vlrep.data.shards import write_shards
 from vlrep.training.learner import BaseCallback
 from vlrep.methods.base import METHODS
 from vlrep.datasets.base import DATASETS
 from vlrep.training.run_folder import load
 from vlrep.experiments.comparisons import changes_of
-from vlrep.datasets.world.dataset import scene
+from vlrep.datasets.world.dataset import scene, world
 
 N = 60
 NET = dict(size=32, visual_depth=10, visual_width=8, width=16, depth=1, heads=2, vocab=200, bs=8, steps=3, warmup=1)
@@ -47,24 +48,28 @@ def roots(tmp_path_factory):
     write_localized(recs, at/'narratives')
     for split,part in (('train2017', recs[:44]), ('val2017', recs[44:])):
         write_coco(part, at/'coco', split, classes=sorted({o['category'] for r in recs for o in r.objects}))
-    return {d: at/d for d in ('flickr8k', 'flickr30k', 'narratives', 'coco')} | dict(csv=at/'csv'/'photos.csv')
+    write_shards(world('train', N, size=64, with_='narrative'), at/'webdataset', 20)
+    folders = 'flickr8k', 'flickr30k', 'narratives', 'coco', 'webdataset'
+    return {d: at/d for d in folders} | dict(csv=at/'csv'/'photos.csv')
 
 def reads(method, data):
     "Can `method` learn from `data`?"
-    return (method, data) in {('multilabel', 'coco'), ('multilabel', 'world'), ('tags', 'world')} \
+    return (method, data) in {('multilabel', 'coco'), ('multilabel', 'webdataset'), ('multilabel', 'world'),
+                              ('tags', 'world')} \
         or method not in ('multilabel', 'tags')
 
 PAIRS = [(m, d) for m in METHODS for d in DATASETS if reads(m, d)]
 
 class Leave(BaseCallback):
-    "Asks for a stop after the second step, as a signal would"
+    "Asks for a stop after a step, as a signal would"
     order = 94
+    def __init__(self, step): self.step = step
     def after_batch(self):
-        if self.training and self.learn.train_state.step == 2: self.learn.stop_on_signal.note.got = 15
+        if self.training and self.learn.train_state.step == self.step: self.learn.stop_on_signal.note.got = 15
 
-def leaving(method):
-    "The method, stopped after two steps"
-    def learner(*args, cbs, **kw): return method.learner(*args, cbs=[*cbs, Leave()], **kw)
+def leaving(method, step=2):
+    "The method, stopped after so many steps"
+    def learner(*args, cbs, **kw): return method.learner(*args, cbs=[*cbs, Leave(step)], **kw)
     return replace(method, learner=learner)
 
 def finished(run, data):

@@ -29,12 +29,18 @@ class CaptionCollator:
         if len(mute):
             raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is '
                              f'{source.ids[mute[0]]}')
+    def chosen(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
+        "Which caption is read of each row, counted through all captions (b,)"
+        first = source.captions.rows[rows]
+        u = chances(rows, seed, 'caption', when)
+        return first + (u*(source.captions.rows[rows+1]-first)).astype(np.int64)
+    def lengths(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
+        "How long the caption of each row is, in bytes (b,)"
+        at,ends = self.chosen(source, rows, when, seed),source.captions.ends
+        return ends[at+1]-ends[at]
     def texts(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int, flip:np.ndarray)->list:
         "The caption of each row"
-        c = source.captions
-        first = c.rows[rows]
-        u = chances(rows, seed, 'caption', when)
-        at = first + (u*(c.rows[rows+1]-first)).astype(np.int64)
+        c,at = source.captions,self.chosen(source, rows, when, seed)
         out = [c.data[a:b].tobytes().decode() for a,b in zip(c.ends[at], c.ends[at+1])]
         return [swap_left_right(t, self.substring) if f else t for t,f in zip(out, flip)]
     def __call__(self,

@@ -101,6 +101,8 @@ class StatefulLoader:
         max_damaged=None,        # Stop when more images than this cannot be read: a number (20) or a share (.05), see
                              # `damage_limit`
         timeout:float=300,       # Seconds to wait for the workers' next batch before they are given up
+        bucket:int=None,         # Batches that are sorted by length of text together, when shuffled; 0 = not sorted,
+                             # which is the default unless the source says otherwise
         collate=None,            # What is read beside each image: a function of (source, rows, when, seed, flip); by
                              # default captions, if there is a `tok`
     ):
@@ -111,6 +113,7 @@ class StatefulLoader:
         self.workers,self.rank,self.world_size = workers,rank,world_size
         self.max_damaged,self.timeout,self.damaged = max_damaged,timeout,{}      # damaged: row -> reason
         self.shuffle = train if shuffle is None else shuffle
+        self.bucket = getattr(source, 'bucket', 0) if bucket is None else bucket
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
         self.epoch,self.start,self.step,self._reader = 0,0,0,None
         self._check()
@@ -122,7 +125,7 @@ def _check(self:StatefulLoader):
     name = s.name
     if self.train and s.split == 'test': raise ValueError(f'{name}: a test split must not be trained on')
     if not len(s): raise ValueError(f'{name}: no images')
-    for k,low in dict(bs=1, world_size=1, workers=0, max_len=2).items():
+    for k,low in dict(bs=1, world_size=1, workers=0, max_len=2, bucket=0).items():
         if getattr(self, k) < low: raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
     damage_limit(len(s), self.max_damaged)
     if not self.timeout > 0: raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
@@ -133,6 +136,8 @@ def _check(self:StatefulLoader):
     flips,collate = self.train and getattr(self.aug, 'flips', False),self.collate
     if collate is None and self.tok is not None: collate = CaptionCollator(self.tok, self.max_len, self.substring)
     if hasattr(collate, 'check'): collate.check(s)
+    if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
+        raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
     self._jobs = _Jobs(s, collate, self.seed, self.train, self.flip_p if flips else 0.)
 
 @patch(as_prop=True)
@@ -156,9 +161,27 @@ def plan(self:StatefulLoader,
 )->list:       # For each step, the rows of this rank (b,)
     "Which rows each rank gets in each step: each rank has a share of every step, and no image is left out"
     n,g = len(self.source),self.bs*self.world_size
-    order = rng(self.seed, 'order', epoch).permutation(n) if self.shuffle else np.arange(n)
+    order = self._order(epoch) if self.shuffle else np.arange(n)
     cuts = [i*g for i in range(len(self))] + [n]
     return [order[a:b][self.rank::self.world_size] for a,b in zip(cuts, cuts[1:])]
+
+@patch
+def _order(self:StatefulLoader, epoch):
+    "All rows, shuffled for `epoch`: as the source wants it, else anyhow; then sorted by length where that is wished"
+    own = getattr(self.source, 'order', None)
+    order = own(self.seed, epoch) if own else rng(self.seed, 'order', epoch).permutation(len(self.source))
+    return self._bucketed(order, epoch) if self.bucket and self._jobs.collate is not None else order
+
+@patch
+def _bucketed(self:StatefulLoader, order, epoch):
+    "The same rows, texts of similar length in the same step: sorted within each `bucket` steps, whose order is drawn"
+    g = self.bs*self.world_size
+    steps = len(order)//g
+    rows,pool = order[:steps*g],np.arange(steps)//self.bucket
+    lens = self._jobs.collate.lengths(self.source, rows, epoch if self.train else 'valid', self.seed)
+    rows = rows[np.lexsort((lens, np.repeat(pool, g)))].reshape(steps, g)
+    drawn = np.lexsort((rng(self.seed, 'bucket', epoch).random(steps), pool))
+    return np.concatenate([rows[drawn].ravel(), order[steps*g:]])
 
 # %% ../../nbs/data/60_loader.ipynb #ff28dbf9
 @patch
@@ -257,7 +280,7 @@ def one_batch(self:StatefulLoader)->tuple:
 
 # %% ../../nbs/data/60_loader.ipynb #32e54f44
 _fields = ('source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring max_damaged '
-           'timeout collate').split()
+           'timeout bucket collate').split()
 
 @patch
 def new(self:StatefulLoader,

@@ -66,16 +66,18 @@ def open_image(
     path:FilePath,    # An image file
     size:int=None,    # If given, files that can be decoded at lower resolution are, down to `size` at the least
     most:float=64e6,  # A file that would be decoded to more pixels is taken for damaged
+    file:'BinaryIO'=None, # Its bytes, if they are not in a file of their own; `path` is a name for messages then
 )->Image.Image:       # RGB, turned upright
     "Decode an image file; a `DamagedImage`, which is a `ValueError`, names a file that is missing or damaged"
     path = Path(path)
-    if not path.is_file(): raise DamagedImage(f'{path}: no such image file')
+    if file is None and not path.is_file(): raise DamagedImage(f'{path}: no such image file')
     try:
         with warnings.catch_warnings():                      # Pillow's own, about many pixels and odd headers
             warnings.simplefilter('ignore')
-            return _decode(path, size, most)
+            return _decode(file or path, size, most)
     except UnidentifiedImageError:
-        why = f'not {", ".join(FORMATS[:-1])} or {FORMATS[-1]}' if path.stat().st_size else 'the file is empty'
+        there = file.seek(0, 2) if file else path.stat().st_size
+        why = f'not {", ".join(FORMATS[:-1])} or {FORMATS[-1]}' if there else 'the file is empty'
     except Exception as e: why = ' '.join(str(e).split()) or type(e).__name__      # decoders raise whatever they like
     raise DamagedImage(f'{path}: damaged or not an image ({why})')
 

@@ -82,14 +82,13 @@ def fingerprint(
     name = type(dataset).__name__
     kind = dict(ArrayDataset='ArraySource', ImageFileDataset='FileSource').get(name, name)      # as in old runs
     h = hashlib.sha256(f'{kind} {len(dataset)} {dataset.size}'.encode())
-    h.update('\n'.join(map(str, dataset.ids)).encode())
+    for i,name in enumerate(dataset.ids): h.update(('\n'*bool(i) + str(name)).encode())
     if dataset.captions is not None:
-        c = dataset.captions
-        for a in (c.data, c.ends, c.rows): h.update(np.ascontiguousarray(a).tobytes())
+        for k in ('data','ends','rows'): h.update(np.ascontiguousarray(getattr(dataset.captions, k)))
     told = dataset.narratives
     if told is not None:
         for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))):
-            h.update(np.ascontiguousarray(a).tobytes())
+            h.update(np.ascontiguousarray(a))
     for k in sorted(dataset.labels):
         h.update(k.encode())
         h.update(np.ascontiguousarray(dataset.labels[k]).tobytes())
@@ -97,6 +96,7 @@ def fingerprint(
         if hasattr(dataset, 'pixels'): h.update(np.ascontiguousarray(dataset.pixels[i]).tobytes())
         elif hasattr(dataset, 'path') and os.path.isfile(dataset.path(i)):
             h.update(str(os.path.getsize(dataset.path(i))).encode())
+        elif hasattr(dataset, 'image_size'): h.update(str(dataset.image_size(i)).encode())
     return h.hexdigest()[:16]
 
 _MATTER = 'vlrep torch torchvision numpy pillow sentencepiece machine'.split()

@@ -161,6 +161,12 @@ class NarrativeCollator:
         "The narrative of each image"
         first,n = told.rows[rows],told.rows[rows+1]-told.rows[rows]
         return told.at[first + (chances(rows, seed, 'narrative', when)*n).astype(np.int64)*self.all_narratives]
+    def lengths(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
+        "How long what is read of each row is, in bytes (b,)"
+        told = source.narratives
+        if told is None: return self._captions.lengths(source, rows, when, seed)
+        at,ends = self.which(told, rows, when, seed),told.cols['text'].ends
+        return ends[at+1]-ends[at]
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #11d61b1c
 @patch
