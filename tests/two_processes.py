@@ -77,7 +77,8 @@ def main(out):
         two = train(n, dist, data, **kw)
         if not dist.is_main: continue
         one = alone[n]
-        got[n] = dict(agree=two.agree, one=one.losses, two=two.losses, held=(one.held, two.held), samples=(one.samples, two.samples),
+        got[n] = dict(agree=two.agree, one=one.losses, two=two.losses, held=(one.held, two.held),
+                      samples=(one.samples, two.samples),
                       first=far(one.grads[0], two.grads[0]), last=far(one.grads[1], two.grads[1]),
                       weights=far(one.weights, two.weights))
     dist.barrier()

@@ -24,6 +24,7 @@ def _choose(a, b, temperature, include_positive, gather, *, group):
     if not include_positive: left_out = left_out | (i == j)
     return s.masked_fill(left_out, -torch.inf).logsumexp(1) - s.gather(1, i)[:,0]
 
+# %% ../../nbs/losses/20_contrastive.ipynb #fe44d73c
 def info_nce(
     a:Tensor,                    # One vector for each picture (b,d)
     b:Tensor,                    # One vector for each picture's caption, in the same order (b,d)

@@ -122,6 +122,7 @@ def _paired(own, group, include_positive, dist):
     alone = not include_positive and (n%group if group else n) == 1                    # the last one of all
     return own - (alone and own > 0 and not any(sizes[dist.rank+1:])), n - alone
 
+# %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbec
 def loctex_loss(
     out:dict,          # As `LocTexModel` gives it
     batch:dict,        # Not used: what is right stands in `out`

@@ -54,8 +54,7 @@ class LocTexRecipe(MethodRecipe):
     wd:Decay=1e-4               # Weight decay, of everything (sec. 4.1)
     clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
     sync_bn:bool=True           # With several processes: BatchNorm over the images of all (sec. 4.1), or of each
-    local_loss:bool=True        # With several processes: each compares its own pairs with all, or all with all; the
-                                # gradient is the same, the memory for it that of b x n or n x n cosines
+    local_loss:bool=True        # With several processes: each compares its own pairs with all, or all with all
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #02b0c4f1
 @patch
