@@ -1,7 +1,10 @@
-"Cells of notebooks that start several processes, flagged `#| dist`"
-import json, os, re, subprocess, sys
-import pytest
-from tools import ROOT
+"""Several processes: cells of notebooks flagged `#| dist`; two gloo processes against one, for every method; resuming
+them; and what happens when one of them fails"""
+import json, os, re, signal, socket, subprocess, sys
+import pytest, torch
+from vlrep.training.run_folder import load
+from test_resume import rows
+from tools import ENV, ROOT, sets
 
 CODE = """
 import sys
@@ -27,3 +30,185 @@ def test_cells_of_several_processes(path):
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', CODE, path, ROOT], cwd=ROOT/'nbs', env=env,
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.stdout+done.stderr)[-3000:]
+
+# ---------------------------------------------------------------- two processes equal one
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+def ranks(words, cwd, n=2, port=None, each=None, **kw):
+    "Processes that train together, started as torchrun would; `each`: more words for each rank"
+    port = port or free_port()
+    def start(r):
+        env = {**ENV, 'PYTHONPATH': f'{ROOT}:{ROOT/"tests"}', 'CUDA_VISIBLE_DEVICES': '', 'RANK': str(r),
+               'LOCAL_RANK': str(r), 'WORLD_SIZE': str(n), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
+        more = each[r] if each else []
+        return subprocess.Popen([sys.executable, '-W', 'ignore', *map(str, [*words, *more])], cwd=cwd, env=env,
+                                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kw)
+    return [start(r) for r in range(n)]
+
+def ended(ps, timeout=200):
+    "Exit code, stdout and stderr of each"
+    try: return [(*p.communicate(timeout=timeout)[::-1], p.returncode)[::-1] for p in ps]
+    finally:
+        for p in ps: p.kill()
+
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+    "What `two_processes.py` found"
+    out = tmp_path_factory.mktemp('pair')/'out.json'
+    done = ended(ranks([ROOT/'tests'/'two_processes.py', out], out.parent))
+    assert [code for code,*_ in done] == [0,0], done
+    return json.loads(out.read_text())
+
+METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex'.split()
+VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows']
+
+@pytest.mark.parametrize('name', METHODS+VARIANTS)
+def test_two_processes_equal_one(pair, name):
+    "Losses of five steps, gradients of the first and of the last, the held-out loss, the weights, the images counted"
+    got = pair[name]
+    print(name, got)
+    assert len(got['one']) == 5 and got['one'] == pytest.approx(got['two'], rel=2e-5)
+    assert got['held'][0] == pytest.approx(got['held'][1], rel=2e-5) and got['samples'][0] == got['samples'][1]
+    assert got['first'] < 5e-5 and got['last'] < 2e-3 and got['weights'] < 5e-4
+    window = 3 if '3 parts' in name else 1
+    assert got['agree'] == ([False]*(window-1) + [True])*5      # gradients travel with the last part of a window only
+
+def test_batchnorm_per_rank_is_the_exception(pair):
+    got = pair['virtex, BatchNorm per rank']
+    assert got['first'] > .05 and abs(got['one'][0]-got['two'][0]) > 1e-4
+    assert pair['virtex']['first'] < .001*got['first']
+
+# ---------------------------------------------------------------- the command: resume and faults
+
+SIZES = ['scenes=200', 'valid=32', 'probe=40', 'probe_held=40', 'test=40', 'shown=8']
+JOB = [*SIZES, 'size=32', 'steps=40', 'baselines=False', 'visual_depth=10', 'visual_width=8', 'bs=16', 'warmup=2']
+TAGS = ['--method', 'tags', '--threads', '1', '--precision', 'fp32', *sets(JOB)]
+
+LATE = '''
+import time
+from vlrep.training.data_parallel import DDPTraining
+before,steps = DDPTraining.before_batch,[]
+def before_batch(self):
+    steps.append(0)
+    if len(steps) == 4: time.sleep(10)
+    before(self)
+DDPTraining.before_batch = before_batch
+'''
+BROKEN = LATE.replace('time.sleep(10)', "raise ValueError('img-17 is a map of the moon')")
+FULL = '''
+import errno, vlrep.training.run_folder as folder
+def save_checkpoint(path, *args): raise OSError(errno.ENOSPC, 'No space left on device', str(path))
+folder.save_checkpoint = save_checkpoint
+'''
+
+def faults(cwd):
+    "The runs of `forked_ranks.py`, in this order"
+    new = lambda name, *more: [*TAGS, '--out', str(cwd/name), *more]
+    run = str(cwd/'run')
+    both = lambda *words: [list(words)]*2
+    return dict(
+        whole = dict(words=both(*new('whole', '--save-every', '4'))),
+        killed = dict(words=both(*new('run', '--save-every', '4')),
+                      kill=[f'{run}/steps/[0-9]*', 2, signal.SIGKILL, [1]]),
+        stopped = dict(words=both('--resume', run), kill=[f'{run}/steps/00001[6-9]', 1, signal.SIGTERM, [0,1]],
+                       copy=[run, str(cwd/'copy')]),
+        resumed = dict(words=both('--resume', run)),
+        alone = dict(words=[['--resume', str(cwd/'copy')]]),
+        inexact = dict(words=[['--resume', str(cwd/'copy'), '--resume-inexact']],
+                       kill=[f'{cwd}/copy/steps/00002*', 1, signal.SIGTERM, [0]]),
+        told = dict(words=both(*new('told', '--save-every', '4')),
+                    kill=[f'{cwd}/told/steps/*', 1, signal.SIGTERM, [1]]),
+        port = dict(words=both(*new('port'))[:1], world_size=2, hold=True),
+        recipe = dict(words=[new('recipe'), new('recipe', '--lr', '.1')]),
+        small = dict(words=[new('small', '--set', 'valid=4')]*5),
+        slow = dict(words=both(*new('slow', '--timeout', '2')), before={1: LATE}),
+        broken = dict(words=both(*new('broken')), before={1: BROKEN}),
+        full = dict(words=both(*new('full', '--save-every', '4')), before={0: FULL}))
+
+@pytest.fixture(scope='module')
+def fault(tmp_path_factory):
+    "What became of each run, and the folder of all of them"
+    cwd = tmp_path_factory.mktemp('faults')
+    (cwd/'runs.json').write_text(json.dumps(faults(cwd)))
+    script = [sys.executable, '-W', 'ignore', ROOT/'tests'/'forked_ranks.py', cwd/'runs.json', cwd/'out.json']
+    env = {**ENV, 'PYTHONPATH': f'{ROOT}:{ROOT/"tests"}', 'VLREP_CACHE': os.environ['VLREP_CACHE']}
+    done = subprocess.run(list(map(str, script)), cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((cwd/'out.json').read_text()),cwd
+
+def codes(ranks): return [r['code'] for r in ranks]
+def last(rank): return rank['err'].strip().splitlines()[-1]
+
+def test_every_process_ends_well(fault):
+    "The main process alone writes, prints and measures; the others leave with 0 when they have trained"
+    got,cwd = fault
+    assert codes(got['whole']) == [0,0] and load(cwd/'whole').info['world_size'] == 2
+    assert 'shared by 2 processes' in got['whole'][0]['out'] and 'report: ' in got['whole'][0]['out']
+    assert got['whole'][1]['out'] == got['whole'][1]['err'] == got['whole'][0]['err'] == ''
+    assert load(cwd/'whole').results()[-1]['numbers']['views'] == 3*200+16
+
+def test_resume_is_exact(fault):
+    "Two processes, one of them shot in mid-epoch, taken up, both stopped, taken up: the bits of a run nobody disturbed"
+    got,cwd = fault
+    assert codes(got['killed']) == [1,-signal.SIGKILL]
+    assert last(got['killed'][0]) == 'vlrep-pretrain: rank 1 ended without a word (killed?)'
+    assert got['killed'][0]['seconds'] < 10
+    assert codes(got['stopped']) == [143,143] and codes(got['resumed']) == [0,0]
+    says, = {last(r) for r in got['stopped']}
+    stop,goes = int(re.search('stopped by SIGTERM after step (\\d+);', says)[1]),'going on from step '
+    began = int(got['stopped'][0]['out'].split(goes)[1].split()[0])
+    assert 13 > began and stop%13 and f'{goes}{stop}' in got['resumed'][0]['out']               # 13 steps an epoch
+    a,b = load(cwd/'run'),load(cwd/'whole')
+    assert rows(a.path) == rows(b.path) and len(rows(a.path)) == 4
+    for which in ('last', 'best'):
+        w = b.weights(which)
+        assert all(torch.equal(v, w[k]) for k,v in a.weights(which).items()) and w
+    assert a.results()[-1]['numbers']['table'] == b.results()[-1]['numbers']['table']
+
+def test_another_number_of_processes(fault):
+    got,cwd = fault
+    assert codes(got['alone']) == [2] and codes(got['inexact']) == [143]
+    assert 'would not be the same run (world_size: was 2, now 1)' in last(got['alone'][0])
+    assert '--resume-inexact' in last(got['alone'][0])
+    assert 'no longer exact, it differs in: world_size: was 2, now 1' in got['inexact'][0]['out']
+    assert load(cwd/'copy').info['world_size'] == 1 and 'no longer' not in got['resumed'][0]['out']
+
+def test_signal_to_one_rank_stops_all(fault):
+    got,cwd = fault
+    assert codes(got['told']) == [143,143] and max(r['seconds'] for r in got['told']) < 10
+    assert last(got['told'][0]) == last(got['told'][1])
+    assert f"after step {load(cwd/'told').saved()[-1]};" in last(got['told'][0])
+
+def test_port_taken(fault):
+    only, = fault[0]['port']
+    assert only['code'] == 2 and 'another program has this port; torchrun --standalone finds a free one' in last(only)
+
+def test_recipes_are_compared(fault):
+    got,cwd = fault
+    assert codes(got['recipe']) == [2,2] and not (cwd/'recipe').exists()
+    for r in got['recipe']: assert 'rank 1 would train another run (lr 0.5 in rank 0 and 0.1 in rank 1)' in last(r)
+
+def test_fewer_images_than_processes(fault):
+    got,cwd = fault
+    assert codes(got['small']) == [2]*5 and not (cwd/'small').exists()
+    assert all('4 images cannot be shared by 5 processes' in last(r) for r in got['small'])
+
+def test_slow_rank_is_named(fault):
+    got,_ = fault
+    assert last(got['slow'][0]) == 'vlrep-pretrain: rank 1 did not answer for 2 s'
+    assert codes(got['slow']) == [1,1] and last(got['slow'][1]).startswith('vlrep-pretrain: rank 0')
+
+def test_exception_in_one_rank_stops_all(fault):
+    one,two = fault[0]['broken']
+    assert (one['code'],two['code']) == (1,2) and 'img-17 is a map of the moon' in last(two)
+    assert 'rank 1 failed: ValueError: ' in last(one) and 'img-17 is a map of the moon' in last(one)
+    assert abs(one['seconds']-two['seconds']) < 10
+
+def test_disk_full_on_the_main_process(fault):
+    one,two = fault[0]['full']
+    assert (one['code'],two['code']) == (1,1) and 'No space left on device' in last(one)
+    assert 'rank 0 failed: OSError: ' in last(two) and 'No space left on device' in last(two)

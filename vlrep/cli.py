@@ -102,6 +102,7 @@ class _Job:
     accumulate:_N=None   # Cut each batch into N parts to save memory (default: 1)
     workers:_N=None      # Processes that load images in advance (default: 0)
     save_every:_N=None   # Also save after so many steps, within an epoch (default: only at its end)
+    timeout:_N=None      # With torchrun: seconds after which a process gives up waiting for the others (default: 600)
     tracker:_NAME=None   # Send losses to tensorboard or wandb, too
     max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
                              '10, a quarter of a smaller set, 1 % of a larger)')=None
@@ -216,10 +217,11 @@ def _pretrain(argv):
                                           backbone=a['backbone']))))
         return
     what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
-    for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False, tracker=None).items():
+    for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False, tracker=None,
+                         timeout=None).items():
         if what and a.pop(k) != unset:
-            raise ValueError(f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every, --tracker '
-                             f'and --resume out')
+            raise ValueError(f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every, --tracker, '
+                             f'--timeout and --resume out')
     _early(a)
     from vlrep.experiments.commands import pretrain, run_checks
     from vlrep.training.interrupts import TrainingInterrupted
@@ -237,7 +239,7 @@ def _early(a):
         plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
     check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',
                   resuming=not fresh,
-                  **{k: a.get(k) for k in ('threads','accumulate','workers','save_every')})
+                  **{k: a.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
 
 class _Exit(Exception):
     "Leave with a code, and say why"

@@ -81,13 +81,13 @@ def damage_limit(
 # %% ../../nbs/data/60_loader.ipynb #99311798
 class StatefulLoader:
     "Batches of a source, as `(batch, batch)`; which batch, is a function of seed, epoch and step alone"
-    n_inp = 1
+    n_inp,parts = 1,1            # `parts`: micro-batches that a batch is cut into afterwards
     def __init__(self,
         source:ImageTextDataset, # Images with their annotations
-        bs:int=64,               # Images a batch, on each rank
+        bs:int=64,               # Images a batch, of all ranks together
         tok:Tokenizer=None,      # Makes `tok` and `lens` from a caption of each image; that of `collate` by default
-        aug=None,                # `TrainTransform`, `EvalTransform` or another function of (batch, key); None leaves
-                                 # the bytes as they are
+        aug=None,                # `TrainTransform`, `EvalTransform` or another function of (batch, key), or with
+                                 # `shares` of (batch, key, share); None leaves the bytes as they are
         seed:int=0,              # Of order, captions, mirroring and views
         *, train:bool=False,     # Another order, caption and view in every epoch? Else the same in each
         max_len:int=30,          # Most tokens of a caption
@@ -133,6 +133,8 @@ def _check(self:StatefulLoader):
     if not 0 <= self.rank < self.world_size: raise ValueError(f'rank={self.rank} of {self.world_size}')
     if len(s) < self.world_size:
         raise ValueError(f'{name}: {len(s)} images cannot be shared by {self.world_size} processes')
+    if self.bs < self.world_size:
+        raise ValueError(f'bs={self.bs}: a batch of so many images cannot be shared by {self.world_size} processes')
     flips,collate = self.train and getattr(self.aug, 'flips', False),self.collate
     if collate is None and self.tok is not None: collate = CaptionCollator(self.tok, self.max_len, self.substring)
     if hasattr(collate, 'check'): collate.check(s)
@@ -149,21 +151,41 @@ def n(self:StatefulLoader)->int:
     "Number of images"
     return len(self.source)
 @patch
-def __len__(self:StatefulLoader)->int:
-    n,g = len(self.source),self.bs*self.world_size
-    steps = -(-n//g)
-    return steps - (steps > 1 and n-(steps-1)*g < self.world_size)
+def __len__(self:StatefulLoader)->int: return -(-len(self.source)//self.bs)
 
 # %% ../../nbs/data/60_loader.ipynb #a8ad1291
+@patch
+def whole_batches(self:StatefulLoader,
+    epoch:int, # Which epoch
+)->list:       # For each step, the rows of all ranks
+    "The order of an epoch, cut into steps: no image is left out"
+    n = len(self.source)
+    order = self._order(epoch) if self.shuffle else np.arange(n)
+    return [order[i:i+self.bs] for i in range(0, n, self.bs)]
+
+@patch
+def own(self:StatefulLoader,
+    n:int       # Rows of a whole batch
+)->np.ndarray:  # The places of those of this rank
+    """Which of `n` rows this rank has: a slice of the batch, or, if it is used in `parts`, a slice of each part
+
+    Ranks differ by at most one row of a part, and the first have more
+    """
+    return np.concatenate([np.array_split(part, self.world_size)[self.rank]
+                           for part in np.array_split(np.arange(n), self.parts)])
+
 @patch
 def plan(self:StatefulLoader,
     epoch:int, # Which epoch
 )->list:       # For each step, the rows of this rank (b,)
-    "Which rows each rank gets in each step: each rank has a share of every step, and no image is left out"
-    n,g = len(self.source),self.bs*self.world_size
-    order = self._order(epoch) if self.shuffle else np.arange(n)
-    cuts = [i*g for i in range(len(self))] + [n]
-    return [order[a:b][self.rank::self.world_size] for a,b in zip(cuts, cuts[1:])]
+    "Which rows this rank gets in each step"
+    return [rows[self.own(len(rows))] for rows in self.whole_batches(epoch)]
+
+@patch
+def _job(self:StatefulLoader, epoch, rows):
+    "What is read of the whole batch `rows`: the own ones; a rank without any reads one, for the form of the tensors"
+    own = rows[self.own(len(rows))]
+    return epoch,own if len(own) else rows[:1]
 
 @patch
 def _order(self:StatefulLoader, epoch):
@@ -175,13 +197,13 @@ def _order(self:StatefulLoader, epoch):
 @patch
 def _bucketed(self:StatefulLoader, order, epoch):
     "The same rows, texts of similar length in the same step: sorted within each `bucket` steps, whose order is drawn"
-    g = self.bs*self.world_size
-    steps = len(order)//g
-    rows,pool = order[:steps*g],np.arange(steps)//self.bucket
+    steps = len(order)//self.bs
+    rows,pool = order[:steps*self.bs],np.arange(steps)//self.bucket
     lens = self._jobs.collate.lengths(self.source, rows, epoch if self.train else 'valid', self.seed)
-    rows = rows[np.lexsort((lens, np.repeat(pool, g)))].reshape(steps, g)
+    rows = rows[np.lexsort((lens, np.repeat(pool, self.bs)))].reshape(steps, self.bs)
     drawn = np.lexsort((rng(self.seed, 'bucket', epoch).random(steps), pool))
-    return np.concatenate([rows[drawn].ravel(), order[steps*g:]])
+    return np.concatenate([rows[drawn].ravel(), order[steps*self.bs:]])
+
 
 # %% ../../nbs/data/60_loader.ipynb #ff28dbf9
 @patch
@@ -192,7 +214,12 @@ def _ready(self:StatefulLoader, got, epoch, i):
     if bad: self._note(bad)
     b['img'] = b['img'].to(self.device, non_blocking=True)
     step = epoch*len(self)+i if self.train else i
-    if self.aug is not None: b = self.aug(b, (self.seed, step, self.rank))     # `hw` is still on the CPU, for the boxes
+    n = min(self.bs, len(self.source) - i*self.bs)
+    own = self.own(n)
+    if not len(own): b = {k: v[:0] for k,v in b.items()}
+    # `hw` is still on the CPU, for the boxes
+    if self.world_size > 1 and getattr(self.aug, 'shares', False): b = self.aug(b, (self.seed, step, 0), (n, own))
+    elif self.aug is not None: b = self.aug(b, (self.seed, step, self.rank))
     b = {k: v.to(self.device, non_blocking=True) for k,v in b.items()}
     return b,b
 
@@ -250,10 +277,10 @@ def _read(self:StatefulLoader, jobs):
 def __iter__(self:StatefulLoader):
     epoch,start = self.epoch,self.start
     read = None
-    rows = self.plan(epoch)[start:]
+    rows = self.whole_batches(epoch)[start:]
     for i in range(start, start+len(rows)):
         try:
-            if read is None: read = self._read([(epoch,r) for r in rows])
+            if read is None: read = self._read([self._job(epoch, r) for r in rows])
             got = next(read)
         except (RuntimeError,OSError,EOFError) as e: raise self._lost(e, f'step {i} of epoch {epoch}') from e
         b = self._ready(got, epoch, i)
@@ -276,7 +303,8 @@ def seek(self:StatefulLoader,
 @patch
 def one_batch(self:StatefulLoader)->tuple:
     "The next batch, without moving on"
-    return self._ready(self._jobs[self.epoch, self.plan(self.epoch)[self.start]], self.epoch, self.start)
+    job = self._job(self.epoch, self.whole_batches(self.epoch)[self.start])
+    return self._ready(self._jobs[job], self.epoch, self.start)
 
 # %% ../../nbs/data/60_loader.ipynb #32e54f44
 _fields = ('source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring max_damaged '

@@ -64,10 +64,12 @@ def crop_boxes(
     scale:tuple=(.2,1.),   # Area of the crop, as part of the image (VirTex sec. 3)
     ratio:tuple=(3/4,4/3), # Width over height (VirTex code)
     tries:int=10,          # Boxes drawn for each image
+    *, share:tuple=None,   # As for `TrainTransform`
 )->Tensor:                 # top, left, height, width (b,4) int64, on the CPU
     "Random boxes as torchvision's `RandomResizedCrop` draws them"
     h,w = hw.cpu().double()[:,None].unbind(-1)
-    u = torch.rand(len(hw), tries, 4, generator=gen, dtype=torch.float64)
+    n,own = share or (len(hw), slice(None))
+    u = torch.rand(n, tries, 4, generator=gen, dtype=torch.float64)[own]
     area = h*w*(scale[0] + u[...,0]*(scale[1]-scale[0]))
     r = (math.log(ratio[0]) + u[...,1]*math.log(ratio[1]/ratio[0])).exp()
     bw,bh = (area*r).sqrt().round(),(area/r).sqrt().round()
@@ -185,6 +187,7 @@ def denormalise(
 class TrainTransform:
     "A random view of every image of a batch"
     flips = True                      # it mirrors where `batch['flip']` says so
+    shares = True                     # it can draw for a batch of which it is given a part
     def __init__(self,
         size:int,             # Side of the views
         scale=(.2,1.),        # Area of the crop (VirTex sec. 3)
@@ -203,10 +206,12 @@ class TrainTransform:
     def __call__(self,
         batch:dict, # With `img` uint8 (b,3,h,w), `hw`, and `flip` if anything is mirrored; perhaps `trace` (b,n,4)
         key,        # As for `draw`
+        share=None, # None, or (n, own): `batch` has the rows `own` of a batch of `n` rows, whose other rows are with
+                    # other processes; its views are those that it would have in the whole batch
     )->dict:        # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
         "The view of `batch` that belongs to `key`"
         img = batch['img']
-        boxes,fac,order = self.draw(batch['hw'], key)
+        boxes,fac,order = self.draw(batch['hw'], key, share)
         move = lambda t: None if t is None else t.to(img.device, non_blocking=True)
         boxes,fac,flip = move(boxes),move(fac),move(batch.get('flip'))
         x = resize_crop(img, boxes, self.size, flip).div_(255)
@@ -218,17 +223,18 @@ class TrainTransform:
 @patch
 def draw(self:TrainTransform,
     hw:Tensor, # Height and width of each image (b,2)
-    key:tuple, # What the draw depends on, e.g. (seed, step, rank)
+    key:tuple, # What the draw depends on, e.g. (seed, step)
+    share:tuple=None, # As for `TrainTransform`
 )->tuple:      # Boxes (b,4), colour factors (b,4), order of the colour changes
     "All that is random about a batch"
     gen = torch_rng('augment', *key)
-    b = len(hw)
-    boxes = crop_boxes(hw, gen, self.scale, self.ratio)
+    n,own = share or (len(hw), slice(None))
+    boxes = crop_boxes(hw, gen, self.scale, self.ratio, share=share)
     amount = torch.tensor(self.jitter)
     mid = torch.tensor([1.,1,1,0])
     low = torch.where(mid > 0, (mid-amount).clamp(min=0), -amount)
-    on = torch.rand(b, 1, generator=gen) < self.jitter_p
-    fac = low + torch.rand(b, 4, generator=gen)*(mid+amount-low)
+    on = torch.rand(n, 1, generator=gen)[own] < self.jitter_p
+    fac = low + torch.rand(n, 4, generator=gen)[own]*(mid+amount-low)
     return boxes,torch.where(on, fac, mid),torch.randperm(4, generator=gen).tolist()
 
 # %% ../../nbs/data/35_transforms.ipynb #1873e1a3

@@ -18,6 +18,7 @@ from ..methods.supervised.recipe import TagsRecipe
 from ..models.features import bn_statistics
 from ..models.named import initial_backbone
 from ..reports.instability import learning_warning
+from ..training.distributed import Dist
 from ..training.logging import EpochLosses, ProgressLogger
 from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader
 from ..training.interrupts import memory_advice, out_of_memory
@@ -25,6 +26,12 @@ from .config import *
 from .start import *
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c6
+def _shared(dist):
+    "What the loaders must know of several processes"
+    if dist.world_size == 1: return {}
+    return dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
+
+# %% ../../nbs/experiments/38_baselines.ipynb #316533c7
 def train_on(
     method:Method,                  # Recipe, model, loss and learner
     recipe:MethodRecipe,            # Its recipe
@@ -39,19 +46,19 @@ def train_on(
     workers:int=0,                  # Processes that read images ahead
     begin:callable=None,            # Called with the learner before it trains, such as to `resume`
     max_damaged:int|float|str=None, # Images that may be unreadable, see `damage_limit`
+    dist:Dist=Dist(),               # This process among those that train together
 )->BatchLearner:                    # The fastai Learner, trained
     "Train `method` on `splits`; a `ValueError` with advice if the memory is too small"
     j = recipe.jitter
     aug = TrainTransform(recipe.size, (recipe.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=recipe.jitter_p)
     dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size,
-                  bs=recipe.bs,
-                  aug=aug,
-                  plain=EvalTransform(recipe.size), seed=seed, flip_p=recipe.flip_p, workers=workers,
-                  max_damaged=max_damaged)
+                  bs=recipe.bs, aug=aug, plain=EvalTransform(recipe.size), seed=seed, flip_p=recipe.flip_p,
+                  workers=workers, max_damaged=max_damaged, **_shared(dist))
     every = max(1, round(recipe.steps/len(dls.train)/8))
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
-    learn = method.learner(recipe, dls, seed=seed, precision=precision,
-                           cbs=[GradientAccumulation(accumulate), *cbs, ProgressLogger(log, every)])
+    if dist.is_main: cbs = [*cbs, ProgressLogger(log, every)]
+    learn = method.learner(recipe, dls, seed=seed, precision=precision, cbs=[GradientAccumulation(accumulate), *cbs],
+                           **(dict(dist=dist) if dist.world_size > 1 else {}))
     if begin: begin(learn)
     try: learn.fit_steps(recipe.steps)
     except Exception as e:

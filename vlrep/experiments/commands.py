@@ -7,8 +7,8 @@ __all__ = ['recipe_of', 'options_of', 'open_run', 'run_folder', 'commit', 'proce
            'caption', 'evaluate', 'report', 'export']
 
 # %% ../../nbs/experiments/70_commands.ipynb #50ce7879
-import json,math,platform,shutil,subprocess,sys,time
-from contextlib import contextmanager
+import json,math,os,platform,shutil,subprocess,sys,time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 import numpy as np, torch
 from ..core.files import *
@@ -23,6 +23,8 @@ from ..reports.page import write_comparison, write_report
 from ..datasets.base import DATASETS
 from ..models.pretrained import Pretrained
 from ..models.export import LAYOUTS
+from ..training.data_parallel import leave_processes
+from ..training.distributed import processes
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
 from ..training.precision import choose_precision
@@ -204,23 +206,33 @@ def _named(asked):
     return {**asked, 'name': recipe_name(asked['method'], asked['name'], asked['data'])}
 
 # %% ../../nbs/experiments/70_commands.ipynb #c3429898
-def _facts(asked, recipe, options, precision):
+def _facts(asked, recipe, options, precision, world_size):
     "What decides the bits of a run, images apart"
     return dict(method=asked['method'], name=asked['name'], recipe=recipe_dict(recipe),
                 data=dict(name=asked['data'], **recipe_dict(options)),
                 seed=asked['seed'], precision=precision, threads=torch.get_num_threads(),
-                accumulate=asked['accumulate'], processor=processor(), versions=versions(),
+                accumulate=asked['accumulate'], world_size=world_size, processor=processor(), versions=versions(),
                 backbone=asked['backbone'], weights=asked['weights'], plugin_code=_code_of(asked['plugins']))
 
 def _compare(run, facts, inexact):
     "How the facts differ from those in the folder; a `ValueError` if that is not excused"
     was = {k: run.info.get(k) for k in facts}
+    was['world_size'] = was['world_size'] or 1
+    was['recipe'] = recipe_dict(recipe_of(run))                        # fields that came later have their defaults
     was['name'] = recipe_name(was['method'], was['name'], was['data']['name'])
     diffs = differences(was, facts)
     if diffs and not inexact:
         raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}); leave these options out, '
                          f'or add --resume-inexact')
     return diffs
+
+def _agree(dist, facts):
+    "A `ValueError` in all processes if one of them would train another run than the first"
+    first,*rest = dist.objects({k: v for k,v in facts.items() if k != 'processor'})
+    for r,other in enumerate(rest, 1):
+        if diffs := [d.replace(': was ', ' ').replace(', now ', ' in rank 0 and ') for d in differences(first, other)]:
+            raise ValueError(f'rank {r} would train another run ({"; ".join(diffs)} in rank {r}): start all processes '
+                             f'with the same words, on the same data')
 
 # %% ../../nbs/experiments/70_commands.ipynb #fc201dab
 def _again(run, facts, inexact, log):
@@ -246,6 +258,8 @@ def run_checks(
                            # `weights_file`, as for `pretrain`
 )->bool:                   # Did it go well?
     "Try a run out before it begins; nothing is kept"
+    if (n := int(os.environ.get('WORLD_SIZE', 1))) > 1:
+        raise ValueError(f'--{what}: is done by a single process, and {n} were started: leave torchrun out')
     _limit(max_damaged)
     given = {k: v for k,v in kw.items() if v is not None}
     check_options(given.get('data', 'world'), given.get('root'), precision=given.get('precision', 'auto'),
@@ -269,10 +283,10 @@ def run_checks(
 def _begin(run, at, regroup, inexact, log, *, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
     def begin(learn):
-        learn.finite.log = run/'skipped.jsonl'
+        if main := learn.dist.is_main: learn.finite.log = run/'skipped.jsonl'
         if not resume_run: return
         limit = learn.dls.valid.max_damaged
-        if run.info.get('max_damaged') != limit: run.change(dict(max_damaged=limit))
+        if main and run.info.get('max_damaged') != limit: run.change(dict(max_damaged=limit))
         alone = not run.saved() and at != 'best'
         step = resume(learn, run, at, regroup)
         log((f'going on from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step
@@ -308,6 +322,9 @@ def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log)
     log(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
 
 # %% ../../nbs/experiments/70_commands.ipynb #70c908bf
+_TINY_JOB = ('a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be '
+             'expected')
+
 def _limit(max_damaged):
     "A `ValueError` that names the option if it cannot be understood"
     try: damage_limit(1, max_damaged)
@@ -337,6 +354,7 @@ def pretrain(
     inexact:bool=False,             # Go on although something differs?
     small:bool=False,               # A job of some twenty seconds, to see that everything works?
     tracker:str=None,               # Send losses to one of `TRACKERS`, too
+    timeout:int=None,               # Of several processes: seconds after which one gives up waiting for the others; 600
     log:callable=print,             # Called with each line of progress
 )->Path:                            # The run's folder, with report.html
     "The main job: learn from captions, then find out what was learned; `TrainingInterrupted` if a signal ends it early"
@@ -346,7 +364,7 @@ def pretrain(
              if v is not None}
     check_options(given.get('data', 'world'), root, out, resume_run, given.get('precision', 'auto'),
                   resuming=resume_run is not None,
-                  threads=threads, accumulate=accumulate, workers=workers, save_every=save_every)
+                  threads=threads, accumulate=accumulate, workers=workers, save_every=save_every, timeout=timeout)
     if tracker: check_tracker(tracker)
     if not resume_run and (at != 'last' or inexact):
         raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
@@ -356,15 +374,16 @@ def pretrain(
                           backbone=None if parts else asked['backbone'])
     recipe.check_parts(asked['accumulate'])
     was = load(resume_run).info if resume_run else {}
-    if small:
-        log('a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be '
-            'expected')
+    if small and int(os.environ.get('RANK', 0)) == 0:
+        log(_TINY_JOB)
     workers,save_every = (was.get(k, 0) if v is None else v
                           for k,v in dict(workers=workers, save_every=save_every).items())
-    max_damaged = was.get('max_damaged') if max_damaged is None else max_damaged
-    _limit(max_damaged)
-    return _pretrain_as(asked, recipe, options, changes, out, workers=workers, save_every=save_every, at=at,
-                        max_damaged=max_damaged, resume_run=resume_run, inexact=inexact, tracker=tracker, log=log)
+    _limit(max_damaged := was.get('max_damaged') if max_damaged is None else max_damaged)
+    with processes(timeout or 600) as dist:
+        return _pretrain_as(asked, recipe, options, changes, out, workers=workers, save_every=save_every, at=at,
+                            max_damaged=max_damaged, resume_run=resume_run, inexact=inexact, tracker=tracker,
+                            log=log if dist.is_main else _silent, dist=dist)
+
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
 def _check_data(method, recipe, splits, data, parts, *, log):
@@ -372,9 +391,60 @@ def _check_data(method, recipe, splits, data, parts, *, log):
     if method.check:
         for line in method.check(recipe, splits, data, parts): log(line)
 
+# %% ../../nbs/experiments/70_commands.ipynb #4b819bd1
+def _first_line(asked, recipe, splits, facts, method):
+    "What is about to be trained, in words"
+    n = facts['world_size']
+    return (f'{asked["method"]} on {asked["data"]}: {len(splits["train"]):,} images to learn from, {recipe.steps:,} '
+            f'steps of {recipe.bs}' + f', shared by {n} processes'*(n > 1)
+            + f'; seed {asked["seed"]}, threads {facts["threads"]}, precision {facts["precision"]}'
+            + f'; the loss is {method.loss_unit}'*bool(method.loss_unit))
+
+def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision, facts, at, inexact, resume_run,
+           workers, save_every, max_damaged, stages):
+    "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
+    regroup = dist.objects(dist.is_main and bool(resume_run) and _again(run, facts, inexact, log))[0]
+    tok,several = None,dist.world_size > 1
+    if method.tokenizer:
+        with stages('tokenizer'), dist.main_first():
+            tok = _words(run, method, recipe, splits) if dist.is_main else Tokenizer.load(run/'tokenizer.model')
+    # torchrun passes a signal on that its processes may have had already
+    with stages(method.stage or method.name), signals(2. if several else 0.) as note:
+        cbs = [StopOnSignal(note)]
+        if dist.is_main: cbs = [CSVLogger(run/'log.csv', log=log), Checkpointer(run, save_every), *cbs]
+        if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
+        try:
+            learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,
+                             cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers, dist=dist,
+                             begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),
+                             max_damaged=max_damaged)
+            if note.got:
+                # it came as the last checkpoint was written
+                raise TrainingInterrupted(note.got, learn.train_state.step)
+        except TrainingInterrupted as e:
+            e.run = run.path
+            raise
+        if dist.is_main and not math.isfinite(learn.train_state.best_loss):
+            raise ValueError('the held-out loss was never a finite number: lower the learning rates')
+    return learn
+
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bdd
+def _silent(line): pass
+
+def _folder(asked, facts, out, resume_run, dist, **more):
+    "The run's folder: the main process makes it, or locks it to go on, the others read there"
+    run = None
+    if dist.is_main and resume_run: run = Run.reopen(resume_run)
+    elif dist.is_main:
+        root = asked['root'] and str(Path(asked['root']).resolve())
+        run = Run.create(run_folder(out, asked['data'], asked['method']), root=root, commit=commit(),
+                         plugins=asked['plugins'], weights_file=asked['weights_file'], **more, **facts)
+    path = dist.objects(run and str(run.path.resolve()))[0]
+    return run or load(path)
+
+# %% ../../nbs/experiments/70_commands.ipynb #4b819bde
 def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, max_damaged, resume_run, at, inexact,
-                 tracker, log):
+                 tracker, log, dist):
     "`pretrain`, with every option known"
     data,seed = asked['data'],asked['seed']
     method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'])
@@ -383,46 +453,28 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
     keep_memory()
     stages = Stages(log)
     chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
-    facts = _facts(asked, recipe, options, chosen)
+    facts = _facts(asked, recipe, options, chosen, dist.world_size)
+    _agree(dist, facts)
     if hint := busy_hint(facts['threads']): log(hint)
     if resume_run:
         old = load(resume_run)
         _compare(old, facts, inexact)
         if at != 'last': old.start(at)
-        if _completed(resume_run, log): return old.path
-    with stages('photos' if DATASETS[data].root_help else data):
+        if dist.objects(dist.is_main and _completed(resume_run, log))[0]: return old.path
+    with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
         splits = open_splits(method, recipe, options, data, asked['root'], log=log)
     _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
     facts['images'] = {k: fingerprint(v) for k,v in splits.items()}
-    log(f'{asked["method"]} on {data}: {len(splits["train"]):,} images to learn from, {recipe.steps:,} steps of '
-        f'{recipe.bs}; seed {seed}, threads {facts["threads"]}, precision {chosen}'
-        + f'; the loss is {method.loss_unit}'*bool(method.loss_unit))
-    if resume_run: run = Run.reopen(resume_run)
-    else:
-        root = asked['root'] and str(Path(asked['root']).resolve())
-        run = Run.create(run_folder(out, data, asked['method']), root=root, commit=commit(), workers=workers,
-                         plugins=asked['plugins'], save_every=save_every, max_damaged=max_damaged,
-                         weights_file=asked['weights_file'], **facts)
-    with run, unless_begun(run, not resume_run, log):
-        regroup,tok = bool(resume_run) and _again(run, facts, inexact, log),None
-        if method.tokenizer:
-            with stages('tokenizer'): tok = _words(run, method, recipe, splits)
-        with stages(method.stage or method.name), signals() as note:
-            cbs = [CSVLogger(run/'log.csv', log=log), Checkpointer(run, save_every), StopOnSignal(note)]
-            if tracker: cbs.append(make_tracker(tracker, run.path))
-            try:
-                learn = train_on(method, recipe, splits, data, tok, seed=seed, precision=chosen, cbs=cbs, log=log,
-                                 accumulate=asked['accumulate'], workers=workers, max_damaged=max_damaged,
-                                 begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run))
-                if note.got:
-                    # it came as the last checkpoint was written
-                    raise TrainingInterrupted(note.got, learn.train_state.step)
-            except TrainingInterrupted as e:
-                e.run = run.path
-                raise
-            if not math.isfinite(learn.train_state.best_loss):
-                raise ValueError('the held-out loss was never a finite number: lower the learning rates')
-        _finish(run, asked, changes, recipe, options, splits=splits, learn=learn, stages=stages, log=log)
+    _agree(dist, facts)
+    log(_first_line(asked, recipe, splits, facts, method))
+    run = _folder(asked, facts, out, resume_run, dist, workers=workers, save_every=save_every, max_damaged=max_damaged)
+    with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
+        learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=chosen,
+                       facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,
+                       save_every=save_every, max_damaged=max_damaged, stages=stages)
+        leave_processes(learn)
+        if dist.is_main:
+            _finish(run, asked, changes, recipe, options, splits=splits, learn=learn, stages=stages, log=log)
     return run.path
 
 # %% ../../nbs/experiments/70_commands.ipynb #78454666

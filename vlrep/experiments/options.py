@@ -81,14 +81,15 @@ def plan(
     return recipe,options
 
 # %% ../../nbs/experiments/20_options.ipynb #c4c3e01d
-_LIMITS = dict(threads=(1,512), accumulate=(1,10**6), workers=(0,256), save_every=(0,10**9))
+_LIMITS = dict(threads=(1,512), accumulate=(1,10**6), workers=(0,256), save_every=(0,10**9),
+               timeout=(1,10**6))
 
 def check_options(
     data:str='world',       # One of `DATASETS`
     root:'FilePath'=None, out:'FilePath'=None, resume_run:'FilePath'=None, # Folders, or None
     precision:str='auto',   # auto, fp32, bf16 or fp16
     *, resuming:bool=False, # Do `root` and others come from a run that goes on?
-    **numbers               # threads, accumulate, workers, save_every: whole numbers, or None
+    **numbers               # threads, accumulate, workers, save_every, timeout: whole numbers, or None
 )->None:
     "A `ValueError` names the option that cannot be meant"
     one_of('--data', data, DATASETS)

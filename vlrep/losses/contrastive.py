@@ -24,6 +24,7 @@ def _choose(a, b, temperature, include_positive, gather, *, group):
     if not include_positive: left_out = left_out | (i == j)
     return s.masked_fill(left_out, -torch.inf).logsumexp(1) - s.gather(1, i)[:,0]
 
+# %% ../../nbs/losses/20_contrastive.ipynb #fe44d73c
 def info_nce(
     a:Tensor,                    # One vector for each picture (b,d)
     b:Tensor,                    # One vector for each picture's caption, in the same order (b,d)
@@ -34,6 +35,8 @@ def info_nce(
     *, gather:callable=None,     # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives
                                  # from all processes
     group:int=0,                 # Negatives only from the same group of so many consecutive pairs; 0 = from all
+    local_loss:bool=True,        # With `gather`: a process computes its own pairs' part of the loss, and holds b x n
+                                 # cosines; else that of all pairs, n x n, and returns its share of the total
 )->tuple:                        # Total nats (), number of pairs ()
     "Cosine InfoNCE of pictures and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
@@ -43,7 +46,10 @@ def info_nce(
     if direction not in ('i2t','symmetric'): raise did_you_mean('direction', direction, ('i2t','symmetric'))
     with torch.autocast(a.device.type, enabled=False):
         a,b = F.normalize(a.float(), dim=1),F.normalize(b.float(), dim=1)
+        own = len(a)
+        if gather and not local_loss: (b,_),(a,_),gather = gather(b),gather(a),None
         loss = _choose(a, b, temperature, include_positive, gather, group=group)
         if direction == 'symmetric':
             loss = (loss + _choose(b, a, temperature, include_positive, gather, group=group)) / 2
-    return loss.sum(), torch.tensor(len(a), device=a.device)
+    total = loss.sum() if own == len(a) else loss.sum()*(own/len(a))
+    return total, torch.tensor(own, device=a.device)

@@ -15,6 +15,7 @@ from ..core.seeding import *
 from .distributed import *
 from .schedules import *
 from .learner import *
+from .data_parallel import *
 from .precision import *
 from .memory import switches
 
@@ -99,9 +100,12 @@ class SkipNonFinite(StatefulCallback):
         if self.now: torch._foreach_copy_(self.old, self.now)
         if 'id' in self.yb[0]: self.ids += self.yb[0]['id'].tolist()
     def after_loss(self)->None:
-        if self.loss_grad.isfinite(): return
+        l = self.loss_func
+        # of all processes, which must leave out the same steps
+        whole = l.whole_total if getattr(self.learn, 'dist', Dist()).world_size > 1 else self.loss_grad
+        if whole.isfinite(): return
         self.learn.bad = True
-        self.why = f'the training loss is {self.loss_grad.item()}'
+        self.why = f'the training loss is {whole.item()}'
     def after_backward(self)->None:
         if self.learn.bad and self.now: torch._foreach_copy_(self.now, self.old)
     def before_step(self)->None:
@@ -130,7 +134,8 @@ def after_step(self:SkipNonFinite)->None:
 @patch
 def _note(self:SkipNonFinite, why):
     names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
-    ids = [names[i] if names is not None else i for i in self.ids]
+    seen = sum(getattr(self.learn, 'dist', Dist()).objects(self.ids), [])
+    ids = [names[i] if names is not None else i for i in seen]
     step = self.learn.train_state.step+1
     if self.log:
         try:
@@ -150,9 +155,11 @@ def recipe_rules(
     recipe:object,        # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
     seed:int=0,           # Of dropout
     precision:str='auto', # As for `MixedPrecision`
-    dist:Dist=Dist(),     # Dropout differs from process to process
+    dist:Dist=Dist(),     # Dropout differs from process to process, and gradients are averaged
 )->list:                  # Callbacks
     "Linear climb and cosine, clipping, randomness by step, precision, broken steps left out, and `switches`"
+    ddp = [DDPTraining(dist, getattr(recipe, 'sync_bn', False))] if dist.world_size > 1 else []
     clip = [GradientClip(recipe.clip)] if recipe.clip else []
     return [LRScheduler(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip,
-            StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite(), *switches(recipe)]
+            StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite(), *ddp, *switches(recipe)]
+

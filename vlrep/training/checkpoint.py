@@ -10,14 +10,16 @@ from .learner import *
 
 # %% ../../nbs/training/45_checkpoint.ipynb #f358764c
 class Checkpointer(StatefulCallback):
-    "Save `last`, and `best` by held-out loss, into a run folder"
+    "Save `last`, and `best` by held-out loss, into a run folder; of several processes the main one does"
     name = 'save_run'
     order,_keep = 80,('at',)
     def __init__(self,
         run,           # Has `save(name, weights, state)`, such as `vlrep.training.run_folder.Run`
         every:int=0,   # Steps between saves within an epoch; 0 for none
     ): self.folder,self.every,self.at = run,every,0
-    def before_fit(self)->None: self.run = training(self.learn)
+    @property
+    def main(self)->bool: return getattr(getattr(self.learn, 'dist', None), 'is_main', True)
+    def before_fit(self)->None: self.run = training(self.learn) and self.main
     def where(self)->str:
         "For messages: what is saved"
         if not hasattr(self.folder, 'saved'):
@@ -27,6 +29,7 @@ class Checkpointer(StatefulCallback):
         return f'; the only checkpoint is {self.folder/"best"}' if (self.folder/'best').is_dir() else ''
     def save(self, *names)->None:
         "Save the present state under `names`"
+        if not self.main: return
         s = self.learn.train_state
         self.at = s.step
         state = dict(step=s.step, epoch=s.batch/len(self.dls.train), best=s.best_loss, best_step=s.best_step,

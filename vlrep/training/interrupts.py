@@ -6,7 +6,7 @@
 __all__ = ['TrainingInterrupted', 'Note', 'signals', 'StopOnSignal', 'out_of_memory', 'memory_advice']
 
 # %% ../../nbs/training/55_interrupts.ipynb #446d1838
-import os,signal,threading
+import os,signal,threading,time
 from contextlib import contextmanager
 import torch
 from .learner import *
@@ -14,6 +14,7 @@ from .learner import *
 # %% ../../nbs/training/55_interrupts.ipynb #42a60f22
 class TrainingInterrupted(Exception):
     "The run was asked to stop, and has a checkpoint of where it was; `code` is the exit code, 128 + the signal"
+    agreed = True                    # where several processes train, all of them raise it
     def __init__(self,
         signum:int,  # The signal
         step:int=0,  # Steps done
@@ -24,14 +25,20 @@ class TrainingInterrupted(Exception):
 class Note:
     "What the handler of `signals` writes down: `got` is the signal, or None"
     got = None
+    def __init__(self,
+        patience:float=0. # Seconds after the first signal in which another one is taken for the same
+    ): self.patience = patience
     def __call__(self, signum, frame):
-        if self.got: os._exit(128+signum)
-        self.got = signum
+        now = time.monotonic()
+        if not self.got: self.got,self.at = signum,now
+        elif now-self.at >= self.patience: os._exit(128+signum)
 
 @contextmanager
-def signals()->'Iterator[Note]':
+def signals(
+    patience:float=0. # As for `Note`
+)->'Iterator[Note]':
     "Note SIGINT, SIGTERM and SIGUSR1 instead of dying of them; the second one ends the process at once"
-    note,old = Note(),{}
+    note,old = Note(patience),{}
     if threading.current_thread() is threading.main_thread():
         for name in ('SIGINT','SIGTERM','SIGUSR1'):
             if hasattr(signal, name):
@@ -41,14 +48,28 @@ def signals()->'Iterator[Note]':
     finally:
         for s,h in old.items(): signal.signal(s, h)
 
+# %% ../../nbs/training/55_interrupts.ipynb #42a60f23
 class StopOnSignal(BaseCallback):
-    "After a batch, if a signal has come: save, and end the fit with `TrainingInterrupted`"
+    """After a batch, if a signal has come: save, and end the fit with `TrainingInterrupted`
+
+    Of several processes all stop after the same step, the first at which one of them had its signal before the batch
+    """
     order = 95
     def __init__(self,
         note:Note, # From `signals`
     ): self.note = note
     def before_fit(self)->None: self.run = training(self.learn)
+    @property
+    def several(self)->bool: return getattr(getattr(self.learn, 'dist', None), 'world_size', 1) > 1
+    def before_batch(self)->None:
+        "The sum over all processes travels with that of the loss"
+        if self.several: self.loss_func.flag = float(self.note.got is not None)
     def after_batch(self)->None:
+        if self.several:
+            window = getattr(self.learn, 'accumulate', None)
+            # gradients of an open window are those of one process
+            if not self.loss_func.flagged or window and window.micro: return
+            self.note.got = self.note.got or signal.SIGTERM
         if not self.note.got: return
         if hasattr(self.learn, 'save_run'): self.save_run.save('last')
         stop_fit(self.learn, TrainingInterrupted(self.note.got, self.learn.train_state.step))

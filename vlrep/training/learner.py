@@ -8,7 +8,7 @@ __all__ = ['GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'StatefulCallback', 
            'visual_only', 'learner', 'training_state', 'load_training_state']
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
-import math,time
+import inspect,math,time
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,23 +26,37 @@ from .distributed import *
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9b
 def _same(x): return x
+def _takes_dist(f): return 'dist' in inspect.signature(f).parameters
 
 class GlobalMeanLoss:
     "Makes the one number to be minimised from a loss that returns `(total, count)`"
+    flag = flagged = 0.   # A number of this process that is added up along, and the last such sum
     def __init__(self,
-        loss,             # Called with the model's output and the batch; returns a sum and what it is a sum of
+        loss,             # Called with the model's output and the batch, and with `dist` if it has such an argument and
+                          # there are several processes; returns a sum and what it is a sum of
         dist:Dist=Dist(), # The processes, whose gradients will be averaged
     ): self.loss,self.dist = loss,dist
     def __repr__(self): return f'{getattr(self.loss, "__name__", self.loss)}, total / count'
     def __call__(self, out, batch):
-        "The mean over the whole batch of all processes (); keeps `total`, `count` and, over all processes, `whole`"
-        got = self.loss(out, batch)
+        """The mean over the whole batch of all processes ()
+
+        Keeps `total`, `count`, and over all processes `whole_total`, `whole` (the count) and `samples`
+        """
+        alone = self.dist.world_size == 1
+        got = self.loss(out, batch) if alone or not _takes_dist(self.loss) else self.loss(out, batch, dist=self.dist)
         if not (isinstance(got, tuple) and len(got) == 2):
             raise ValueError(f'{self.loss}: a loss must return (total, count), this one returned {type(got).__name__}')
         total,count = got
         count = torch.as_tensor(count, device=total.device).detach().float()
-        self.total,self.count,self.whole = total.detach(),count,self.dist.sum(count)
+        self.total,self.count = total.detach(),count
+        self.whole_total,self.whole,self.samples = (self.total,count,None) if alone else self._sum(find_bs(batch))
         return total*self.dist.world_size/torch.where(self.whole > 0, self.whole, 1.)
+    def _sum(self, samples):
+        "Total, count and samples over all processes, in one exchange"
+        own = torch.stack([self.total.double(), self.count.double(), self.total.new_tensor(samples).double(),
+                           self.total.new_tensor(self.flag).double()])
+        total,count,samples,self.flagged = self.dist.sum(own)
+        return total,count.float(),samples
     def activation(self, out:dict)->dict: return out
     def decodes(self, out:dict)->object: return getattr(self.loss, 'decodes', _same)(out)
 
@@ -50,24 +64,25 @@ class GlobalMeanLoss:
 class CountedMean(Metric):
     "The loss over a whole epoch: all totals divided by all counts"
     name = 'loss'
-    def reset(self)->None: self.sums,self.dist = 0.,Dist()
+    def reset(self)->None: self.sums = 0.
     def accumulate(self, learn:Learner)->None:
         "Add the batch that `learn` has just done"
         l = learn.loss_func
-        self.dist = l.dist
-        self.sums = self.sums + torch.stack([l.total.double(), l.count.double()])
+        self.sums = self.sums + torch.stack([l.whole_total.double(), l.whole.double()])
     @property
     def value(self)->torch.Tensor:
         "Total / count, `None` if nothing was counted"
         if not isinstance(self.sums, torch.Tensor): return None
-        total,count = self.dist.sum(self.sums)
+        total,count = self.sums
         return total/count if count > 0 else None
 
 class _Smooth(AvgSmoothLoss):
     "fastai's running loss, kept on the device: looking at it every step would make the device wait"
     def accumulate(self, learn):
         if getattr(learn, 'bad', False): return                     # see `vlrep.training.callbacks.SkipNonFinite`
-        loss = learn.loss.detach()
+        l = learn.loss_func
+        several = getattr(getattr(l, 'dist', None), 'world_size', 1) > 1
+        loss = (l.whole_total/l.whole.clamp(min=1e-12)).float() if several else learn.loss.detach()
         self.count += 1
         self.val = torch.lerp(loss, self.val.to(loss), self.beta)
 
@@ -121,11 +136,12 @@ class GradientAccumulation(StatefulCallback):
 class MicroBatchLoader:
     "A loader whose every batch comes in `n` parts, for `GradientAccumulation(n)`"
     def __init__(self,
-        dl,    # The loader; each of its batches has at least `n` rows
+        dl,    # The loader; each of its batches has at least `n` rows, of all processes together
         n:int, # Parts of a batch
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
         self.dl,self.parts,self.skip = dl,int(n),0
+        if getattr(dl, 'world_size', 1) > 1: dl.parts = self.parts
         rest = getattr(dl, 'n', 0)%getattr(dl, 'bs', 1)
         if 0 < rest < n:
             raise ValueError(f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over '
@@ -141,7 +157,7 @@ class MicroBatchLoader:
         skip,self.skip = self.skip,0
         for b,_ in self.dl:
             rows = min(len(v) for v in b.values())
-            if rows < self.parts:
+            if rows < self.parts and getattr(self.dl, 'world_size', 1) == 1:
                 raise ValueError(f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or '
                                  f'change the batch size')
             cut = {k: v.tensor_split(self.parts) for k,v in b.items()}
@@ -254,9 +270,9 @@ def after_batch(self:TrainState)->None:
     "Count the batch, and its loss unless the step is left out"
     l = self.loss_func
     self.batch += 1
-    self.samples += find_bs(self.yb)
+    self.samples += find_bs(self.yb) if l.samples is None else int(l.samples)
     if getattr(self.learn, 'bad', False): return
-    self.sums = self.sums.to(l.total.device) + torch.stack([l.total.double(), l.count.double()])
+    self.sums = self.sums.to(l.total.device) + torch.stack([l.whole_total.double(), l.whole.double()])
 
 @patch
 def after_train(self:TrainState)->None:
@@ -401,6 +417,9 @@ def learner(
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
                          cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs])
     learn.logger,learn.capabilities,learn.dist = noop,capabilities,dist
+    if dist.world_size > 1 and not hasattr(learn, 'ddp'):
+        raise ValueError(f'dist: {dist.world_size} processes, and no callback averages their gradients: add '
+                         f'DDPTraining(dist)')
     learn.create_opt()
     return learn
 
@@ -531,6 +550,7 @@ def load_training_state(
     if lost: raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
     here = {cb.name: cb for cb in learn.cbs if isinstance(cb, StatefulCallback)}
     callbacks = _current(state['callbacks'])
+    if not learn.dist.is_main: callbacks = {k: v for k,v in callbacks.items() if k in here}     # it writes nothing
     if set(here) != set(callbacks):
         raise ValueError(f'the state belongs to the callbacks {sorted(callbacks)}, '
                          f'the learner has {sorted(here)}: make it with the same')

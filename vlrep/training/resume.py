@@ -10,6 +10,7 @@ import hashlib,json,os,shutil
 import numpy as np, torch
 from ..core.files import *
 from ..data.records import ImageTextDataset
+from .distributed import *
 from .learner import *
 from .logging import *
 from .run_folder import *
@@ -51,8 +52,13 @@ def resume(
                           # longer exact
 )->int:                   # The step from which it goes on; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
-    folder = run.start(which)
+    with getattr(learn, 'dist', Dist()).main_first(): return _resume(learn, run, which, regroup)
+
+def _resume(learn, run, which, regroup):
+    "What the main process does first, and the others after it without writing"
+    folder,main = run.start(which),getattr(learn, 'dist', Dist()).is_main
     if folder is None:
+        if not main: return 0
         _rewind(run, 0)
         shutil.rmtree(run/'best', ignore_errors=True)
         return 0
@@ -63,13 +69,13 @@ def resume(
     except RuntimeError as e:
         raise ValueError(
             f'{folder/"model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})') from None
-    if not run.saved():
+    if main and not run.saved():
         run.save('last', w, state)  # what a first save was killed in: the same state as that of the best
     try: load_training_state(learn, state['training'])
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None
     if regroup: _regroup(learn)
-    _rewind(run, learn.train_state.step)
+    if main: _rewind(run, learn.train_state.step)
     return learn.train_state.step
 
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c

@@ -377,6 +377,7 @@ _KINDS = dict(method=((str,), 'text'), recipe=((dict,), 'a set of fields'),
               versions=((dict,), 'a set of names'), threads=((int,), 'a whole number'), precision=((str,), 'text'))
 _OPTIONAL = dict(parts=((dict,), 'a set of names'), name=((str,type(None)), 'text'),
                  accumulate=((int,), 'a whole number'), workers=((int,), 'a whole number'),
+                 world_size=((int,), 'a whole number'),
                  images=((dict,), 'a set of names'),
                  save_every=((int,), 'a whole number'), root=((str,type(None)), 'text'), inexact=((list,), 'a list'),
                  max_damaged=((int,float,str,type(None)), 'a number'))

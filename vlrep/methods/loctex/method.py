@@ -113,6 +113,16 @@ def attend(self:LocTexModel,
     return attention_maps(unit(self.whole_t(words)), unit(self.whole_v(grid.permute(0,2,3,1))).permute(0,3,1,2), 10.)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbeb
+def _paired(own, group, include_positive, dist):
+    "How many of the `own` pairs of this process have negatives, and how many of all processes"
+    sizes = torch.zeros(dist.world_size, device=dist.device)
+    sizes[dist.rank] = own
+    sizes = [int(n) for n in dist.sum(sizes)] if dist.world_size > 1 else [own]
+    n = sum(sizes)
+    alone = not include_positive and (n%group if group else n) == 1                    # the last one of all
+    return own - (alone and own > 0 and not any(sizes[dist.rank+1:])), n - alone
+
+# %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbec
 def loctex_loss(
     out:dict,          # As `LocTexModel` gives it
     batch:dict,        # Not used: what is right stands in `out`
@@ -121,7 +131,8 @@ def loctex_loss(
     norm:str='row',    # As for `localisation_loss`
     *, group:int=0,    # As for `info_nce`, and the next ones
     include_positive:bool=False,
-    **kw               # temperature, direction, gather
+    dist:Dist=Dist(),  # The processes: negatives come from all, and the means are over all
+    **kw               # temperature, direction, local_loss
 )->tuple:              # Total (), pairs ()
     """Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5)
 
@@ -129,18 +140,22 @@ def loctex_loss(
     """
     parts = []
     if 'img_vec' in out and contrast:
-        n = len(out['img_vec'])
-        m = n - (not include_positive and (n%group if group else n) == 1)
-        if m:
+        m,n = _paired(len(out['img_vec']), group, include_positive, dist)
+        if dist.world_size > 1: kw['gather'] = dist.gather
+        if n:
             parts.append((contrast,
                           *info_nce(out['img_vec'][:m], out['txt_vec'][:m], include_positive=include_positive,
                                     group=group, **kw)))
+        # each process has a gradient, if only 0, for each weight
+        elif dist.world_size > 1: parts.append((0., out['img_vec'].sum()*0 + out['txt_vec'].sum()*0, 0))
     parts += [(localise, *localisation_loss(out[k], out['mask'+k[4:]], norm)) for k in out if k.startswith('attn')
               and localise]
     if not parts: return out['txt_vec'].sum()*0 if 'txt_vec' in out else torch.zeros(()), torch.zeros(())
     parts = [(w, t, torch.as_tensor(n, device=t.device).float()) for w,t,n in parts]
-    count = torch.stack([n for *_,n in parts]).max()
-    return sum(w*t*(count/n.clamp(min=1)) for w,t,n in parts), count
+    own = torch.stack([n for *_,n in parts])
+    whole = dist.sum(own)
+    most = whole.argmax()
+    return sum(w*t*(whole[most]/n.clamp(min=1)) for (w,t,_),n in zip(parts, whole)), own[most]
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #a6644f22
 def _model(r, visual, tok):
@@ -180,9 +195,9 @@ def loctex_learner(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'loctex head'))
         model = _model(r, visual, tok)
-    if dist.world_size > 1: model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # BatchNorm over all GPUs (sec. 4.1)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
     loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
-                   include_positive=r.include_positive, temperature=r.temperature, direction=r.direction)
+                   include_positive=r.include_positive, temperature=r.temperature, direction=r.direction,
+                   local_loss=r.local_loss)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision, dist), *cbs],
                    capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend}, dist=dist)

@@ -53,6 +53,8 @@ class LocTexRecipe(MethodRecipe):
     momentum:Momentum=.9        # Of SGD (sec. 4.1)
     wd:Decay=1e-4               # Weight decay, of everything (sec. 4.1)
     clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
+    sync_bn:bool=True           # With several processes: BatchNorm over the images of all (sec. 4.1), or of each
+    local_loss:bool=True        # With several processes: each compares its own pairs with all, or all with all
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #02b0c4f1
 @patch

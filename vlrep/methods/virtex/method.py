@@ -38,7 +38,7 @@ def virtex_loss(
 # %% ../../../nbs/methods/virtex/30_method.ipynb #d5c3423a
 _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
 
-def _model(r, visual, dl):
+def _model(r, visual, dl, dist):
     "The model that learns the task of recipe `r` from the loader `dl`"
     if r.task not in _TASKS: raise did_you_mean('task', r.task, _TASKS)
     if r.masking not in ('virtex','bert'): raise did_you_mean('masking', r.masking, ('virtex','bert'))
@@ -57,7 +57,7 @@ def _model(r, visual, dl):
     kw = dict(width=r.width, depth=r.depth, heads=r.heads or None, dropout=r.dropout, norm=r.norm, max_len=r.max_len,
               sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init),
               logit_chunk=r.logit_chunk)
-    if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', **kw)
+    if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', dist=dist, **kw)
     return VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #8bcbf62f
@@ -75,7 +75,7 @@ def virtex_learner(
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'virtex head'))
-        model = _model(r, visual, dls.train)
+        model = _model(r, visual, dls.train, dist)
     text = [model.embed, *model.decoders] if isinstance(model, VisualTextDecoder) else []
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
               r.lookahead_k, r.lookahead_alpha)
