@@ -4,6 +4,7 @@ For each method they change what they say and nothing else; a run has what it wa
 is written as runs were before there were any.
 """
 import dataclasses, json
+from types import SimpleNamespace
 import pytest, torch
 from vlrep.core.fields import check_fields, written_fields
 from vlrep.experiments.baselines import train_on
@@ -44,6 +45,23 @@ def test_switches_of_every_method(name):
     top = slow.model.visual.layer4[0].conv1.weight
     assert name == 'tags' or not torch.equal(top, begun['layer4.0.conv1.weight'])     # its head begins at 0
     assert slow.ema.updates == 2 and len(slow.ema.raw) == len(slow.ema.averages)
+
+def test_compiled_stages_compute_the_same():
+    "With the compiler's front end alone, which takes seconds: every way to call the backbone runs compiled stages"
+    from vlrep.models.backbones import make_backbone
+    from vlrep.training.memory import BackboneOptions
+    torch.manual_seed(0)
+    img,nets = torch.randn(2, 3, 16, 16),[make_backbone(10, 4) for _ in range(2)]
+    ran = []
+    def backend(graph, inputs):
+        ran.append(graph)
+        return graph.forward
+    cb = BackboneOptions(compile='backbone', backend=backend)
+    cb.learn = SimpleNamespace(model=SimpleNamespace(visual=nets[1]))
+    cb.after_create()
+    for a,b in zip(nets[0].scales(img, 2), nets[1].scales(img, 2)): assert torch.equal(a, b)
+    assert len(ran) == 4 and list(nets[0].state_dict()) == list(nets[1].state_dict())
+    for x,y in zip(*(n.state_dict().values() for n in nets)): assert torch.equal(x, y)
 
 def test_recipes_without_switches_are_written_as_before():
     assert SHARED == 'ema frozen_stages layer_decay activation_checkpointing memory_format compile'.split()
