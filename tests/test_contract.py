@@ -69,8 +69,8 @@ def test_recipe_is_frozen_and_complete(case):
     with pytest.raises(dataclasses.FrozenInstanceError): R().steps = 3
     # what the jobs read
     assert {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'} <= {f.name for f in dataclasses.fields(R)}
-    lines = inspect.getsource(R).splitlines()
-    fields = [l for l in lines if re.match(r' +\w+:\w+', l)]
+    lines = [l for c in R.__mro__ if dataclasses.is_dataclass(c) for l in inspect.getsource(c).splitlines()]
+    fields = [l for l in lines if re.match(r' {4}\w+:\w+', l)]
     # every number is explained
     assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)
 

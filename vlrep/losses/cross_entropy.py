@@ -30,14 +30,15 @@ class _TokenNats(torch.autograd.Function):
     @staticmethod
     def scores(hidden, weight, bias, dtype): return F.linear(*(x.to(dtype) for x in (hidden, weight, bias))).float()
     @staticmethod
-    def forward(ctx, hidden, weight, bias, target, how):
-        (chunk,dtype),n = how,len(hidden)
+    def forward(ctx, *inputs):
+        hidden,weight,bias,target,(chunk,dtype) = inputs
+        n = len(hidden)
         logsum,right = hidden.new_empty((2, n), dtype=torch.float32)
         for i in range(0, n, chunk):
             at = slice(i, i+chunk)
             s = _TokenNats.scores(hidden[at], weight, bias, dtype)
             logsum[at],right[at] = s.logsumexp(1),s.gather(1, target[at,None])[:,0]
-        ctx.how = how
+        ctx.how = chunk,dtype
         ctx.save_for_backward(hidden, weight, bias, target, logsum)
         return logsum-right
 

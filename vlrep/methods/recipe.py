@@ -92,8 +92,7 @@ class MethodRecipe:
         if width % heads: return f'heads={heads}: a width of {width} cannot be split into {heads} heads'
     def _switches(self):
         if self.activation_checkpointing and self.compile != 'none':
-            return (f'compile={self.compile}: its kernels decide by themselves what they recompute, leave '
-                    f'activation_checkpointing out')
+            return f'compile={self.compile}: kernels decide what they recompute, leave activation_checkpointing out'
 
 # %% ../../nbs/methods/00_recipe.ipynb #053382ff
 _at64 = dict(size=64, vocab=2000, steps=750, warmup=75)

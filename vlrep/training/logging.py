@@ -93,16 +93,6 @@ class CSVLogger(StatefulCallback):
         self.names = ['step','epoch','train_loss','valid_loss',*lrs,'seconds','images_s',*step_numbers(self.learn)]
         try: self.file = self._open()
         except (OSError, ValueError) as e: stop_fit(self.learn, e)
-    def _row(self, train, valid):
-        s = self.learn.train_state
-        g = lambda x: '' if x is None else f'{x:.9g}'
-        now = (s.samples-s.begun[0])/max(time.perf_counter()-s.begun[1], 1e-9) if valid is None else s.speed
-        row = dict(step=s.step, epoch=g(s.batch/len(self.dls.train)), train_loss=g(train), valid_loss=g(valid),
-                   **{f'lr{i}': g(h['lr']) for i,h in enumerate(self.opt.hypers)},
-                   seconds=f'{s.elapsed:.2f}', images_s=f'{now:.1f}',
-                   **{k: g(v) for k,v in step_numbers(self.learn, self.norm).items()})
-        self.wait.append((','.join(str(row[k]) for k in self.names)+'\n').encode())
-        self._write()
     def after_step(self)->None:
         s = self.learn.train_state
         end = (s.batch+1)%len(self.dls.train) == 0 or s.batch+1 >= s.total
@@ -115,12 +105,29 @@ class CSVLogger(StatefulCallback):
     def after_epoch(self)->None:
         v = self.recorder.loss.value
         self._row(self.train_state.mean(), None if v is None else float(v))
-    def on_exit(self)->None:
-        if self.wait:
-            self.log(f'{self.path}: {len(self.wait)} rows could not be written')
-            self.wait = []
-        if self.file: self.file.close()
-        self.file = None
+
+# %% ../../nbs/training/41_logging.ipynb #e18ce425
+@patch
+def _row(self:CSVLogger, train, valid):
+    "Append a row, or have it wait"
+    s = self.learn.train_state
+    g = lambda x: '' if x is None else f'{x:.9g}'
+    now = (s.samples-s.begun[0])/max(time.perf_counter()-s.begun[1], 1e-9) if valid is None else s.speed
+    row = dict(step=s.step, epoch=g(s.batch/len(self.dls.train)), train_loss=g(train), valid_loss=g(valid),
+               **{f'lr{i}': g(h['lr']) for i,h in enumerate(self.opt.hypers)},
+               seconds=f'{s.elapsed:.2f}', images_s=f'{now:.1f}',
+               **{k: g(v) for k,v in step_numbers(self.learn, self.norm).items()})
+    self.wait.append((','.join(str(row[k]) for k in self.names)+'\n').encode())
+    self._write()
+
+@patch
+def on_exit(self:CSVLogger)->None:
+    "Close the file"
+    if self.wait:
+        self.log(f'{self.path}: {len(self.wait)} rows could not be written')
+        self.wait = []
+    if self.file: self.file.close()
+    self.file = None
 
 # %% ../../nbs/training/41_logging.ipynb #81f7516c
 @patch

@@ -184,14 +184,19 @@ class BackboneOptions(BaseCallback):
         if self.compile == 'backbone':
             for m in [m for ms in self.needs(visual, 'stage_modules', 'compile=backbone')()[1:] for m in ms]:
                 m.compile(backend=self.backend)
-    def _split(self, stages):
-        groups = self.learn.opt_func.opt.param_groups
-        groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
-        self.learn.lr = [g['lr'] for g in groups]
-        self.frozen = [m for ms in stages[:self.freeze] for m in ms]
-        for m in self.frozen: m.requires_grad_(False)
-    def before_train(self)->None:
-        for m in self.frozen: m.eval()
+
+# %% ../../nbs/training/37_memory.ipynb #37a00018
+@patch
+def _split(self:BackboneOptions, stages):
+    groups = self.learn.opt_func.opt.param_groups
+    groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
+    self.learn.lr = [g['lr'] for g in groups]
+    self.frozen = [m for ms in stages[:self.freeze] for m in ms]
+    for m in self.frozen: m.requires_grad_(False)
+
+@patch
+def before_train(self:BackboneOptions)->None:
+    for m in self.frozen: m.eval()
 
 # %% ../../nbs/training/37_memory.ipynb #37a00017
 _FIELDS = dict(frozen_stages=0, layer_decay=1., activation_checkpointing=False, memory_format='auto', compile='none')

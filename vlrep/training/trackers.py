@@ -34,6 +34,7 @@ def _tensorboard(folder):
             self.writer.add_scalar('images_s', self.learn.train_state.speed, self.learn.train_state.batch)
     return TensorBoardLogger(folder/'tensorboard', trace_model=False, log_preds=False)
 
+# %% ../../nbs/training/42_trackers.ipynb #506172a7
 def _wandb(folder):
     import wandb
     from fastai.callback.wandb import WandbCallback
