@@ -115,7 +115,7 @@ WRONG = {'pretrain --sede 1': "did you mean '--seed'", 'pretrain --seed one': '-
          'pretrain --temperature .1': '--temperature: belongs to --method loctex, not to --method virtex',
          'pretrain --set temperature=.1': '--set: temperature: belongs to --method loctex, not to --method virtex',
          'pretrain --method tags --vocab 99': 'not to --method tags --data world',
-         'pretrain --shuffles 2': '--shuffles: belongs to --data webdataset, --data flickr8k',
+         'pretrain --shuffles 2': '--shuffles: belongs to --data flickr8k',
          'evaluate x --on world --thread 2': "unknown option '--thread'", 'evaluate --on world': 'RUN',
          'pretrain --set widht=3': "--set: unknown field 'widht': did you mean 'width'",
          'pretrain --set steps=many': 'steps is a whole number', 'pretrain --set steps': 'field=value',

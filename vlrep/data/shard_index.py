@@ -85,7 +85,7 @@ class MappedText(TextBuffer):
             end,n = end+int((b-a).sum()),n+int(np.sum(counts, dtype=np.int64))
         return MappedText(*(a.close() for a in new))
 
-_PIECE = 1 << 11 # Rows that are copied at a time
+_PIECE = 1 << 9 # Rows that are copied at a time
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75000a
 class MappedNames:

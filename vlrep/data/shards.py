@@ -107,6 +107,7 @@ def write_shard(
                 info = tarfile.TarInfo(f'{key}.{suffix}')                # time 0, no owner
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
+            tar.members = []                                             # else it keeps them all
     return n
 
 # %% ../../nbs/data/70_shards.ipynb #5a700014

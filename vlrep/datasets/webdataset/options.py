@@ -12,6 +12,7 @@ from pathlib import Path
 from ...core.files import *
 from ...core.fields import *
 from ..base import *
+from ..options import *                                   # so that shards are listed behind photos
 
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10005
 @dataclass(frozen=True)
