@@ -3,6 +3,7 @@ them; and what happens when one of them fails"""
 import json, os, re, signal, socket, subprocess, sys
 import pytest, torch
 from vlrep.training.run_folder import load
+from test_course import exercises, load as notebook
 from test_resume import rows
 from tools import ENV, ROOT, sets
 
@@ -21,6 +22,8 @@ def has_such_cells(path):
 
 FOUND     = (p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 NOTEBOOKS = sorted(p for p in FOUND if has_such_cells(p))
+
+def test_notebook_has_exercises(): assert not list(exercises(notebook(ROOT/'nbs'/'training'/'05_distributed.ipynb')))
 
 def test_there_are_some(): assert {'05_distributed', '30_learner'} <= {p.stem for p in NOTEBOOKS}
 
