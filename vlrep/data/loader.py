@@ -175,19 +175,6 @@ def own(self:StatefulLoader,
                            for part in np.array_split(np.arange(n), self.parts)])
 
 @patch
-def plan(self:StatefulLoader,
-    epoch:int, # Which epoch
-)->list:       # For each step, the rows of this rank (b,)
-    "Which rows this rank gets in each step"
-    return [rows[self.own(len(rows))] for rows in self.whole_batches(epoch)]
-
-@patch
-def _job(self:StatefulLoader, epoch, rows):
-    "What is read of the whole batch `rows`: the own ones; a rank without any reads one, for the form of the tensors"
-    own = rows[self.own(len(rows))]
-    return epoch,own if len(own) else rows[:1]
-
-@patch
 def _order(self:StatefulLoader, epoch):
     "All rows, shuffled for `epoch`: as the source wants it, else anyhow; then sorted by length where that is wished"
     own = getattr(self.source, 'order', None)
@@ -204,6 +191,19 @@ def _bucketed(self:StatefulLoader, order, epoch):
     drawn = np.lexsort((rng(self.seed, 'bucket', epoch).random(steps), pool))
     return np.concatenate([rows[drawn].ravel(), order[steps*self.bs:]])
 
+# %% ../../nbs/data/60_loader.ipynb #a8ad1292
+@patch
+def plan(self:StatefulLoader,
+    epoch:int, # Which epoch
+)->list:       # For each step, the rows of this rank (b,)
+    "Which rows this rank gets in each step"
+    return [rows[self.own(len(rows))] for rows in self.whole_batches(epoch)]
+
+@patch
+def _job(self:StatefulLoader, epoch, rows):
+    "What is read of the whole batch `rows`: the own ones; a rank without any reads one, for the form of the tensors"
+    own = rows[self.own(len(rows))]
+    return epoch,own if len(own) else rows[:1]
 
 # %% ../../nbs/data/60_loader.ipynb #ff28dbf9
 @patch

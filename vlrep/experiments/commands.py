@@ -330,6 +330,30 @@ def _limit(max_damaged):
     try: damage_limit(1, max_damaged)
     except ValueError as e: raise ValueError(f'--max-damaged: {e}') from None
 
+# %% ../../nbs/experiments/70_commands.ipynb #7c0128e5
+def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
+    "A `ValueError` names what cannot be meant"
+    check_options(given.get('data', 'world'), given.get('root'), out, resume_run, given.get('precision', 'auto'),
+                  resuming=resume_run is not None, **numbers)
+    if tracker: check_tracker(tracker)
+    if not resume_run and not exact: raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
+
+def _plan_run(given, changes, resume_run, small):
+    "What is asked for in all, recipe, options of the dataset, and changes; those of a run that goes on are its own"
+    asked,parts = _asked(given, resume_run)
+    changes = _small(asked, changes) if small else changes
+    recipe,options = plan(asked['method'], asked['name'], changes, asked['data'], parts,
+                          backbone=None if parts else asked['backbone'])
+    recipe.check_parts(asked['accumulate'])
+    return asked,recipe,options,changes
+
+def _kept(resume_run, **given):
+    "Workers, steps between checkpoints and limit of damage: as given, else as the run has them"
+    was = dict(workers=0, save_every=0) | (load(resume_run).info if resume_run else {})
+    kept = {k: was.get(k) if v is None else v for k,v in given.items()}
+    _limit(kept['max_damaged'])
+    return kept
+
 # %% ../../nbs/experiments/70_commands.ipynb #7c0128e6
 def pretrain(
     method:str=None,                # One of `METHODS`; virtex
@@ -348,8 +372,7 @@ def pretrain(
     save_every:int=None,            # Steps between checkpoints within an epoch; 0: only at its end
     max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see
                                     # `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
-    resume_run:FilePath=None,       # Folder of a run that was stopped, to go on with; options left out are those it
-                                    # began with
+    resume_run:FilePath=None,       # Folder of a stopped run to go on with; options left out are those it began with
     at:str|int='last',              # Which of its checkpoints: last, or the number of a step
     inexact:bool=False,             # Go on although something differs?
     small:bool=False,               # A job of some twenty seconds, to see that everything works?
@@ -362,28 +385,14 @@ def pretrain(
                                   threads=threads, accumulate=accumulate, backbone=backbone,
                                   weights_file=weights_file and str(Path(weights_file).resolve())).items()
              if v is not None}
-    check_options(given.get('data', 'world'), root, out, resume_run, given.get('precision', 'auto'),
-                  resuming=resume_run is not None,
-                  threads=threads, accumulate=accumulate, workers=workers, save_every=save_every, timeout=timeout)
-    if tracker: check_tracker(tracker)
-    if not resume_run and (at != 'last' or inexact):
-        raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
-    asked,parts = _asked(given, resume_run)
-    changes = _small(asked, changes) if small else changes
-    recipe,options = plan(asked['method'], asked['name'], changes, asked['data'], parts,
-                          backbone=None if parts else asked['backbone'])
-    recipe.check_parts(asked['accumulate'])
-    was = load(resume_run).info if resume_run else {}
-    if small and int(os.environ.get('RANK', 0)) == 0:
-        log(_TINY_JOB)
-    workers,save_every = (was.get(k, 0) if v is None else v
-                          for k,v in dict(workers=workers, save_every=save_every).items())
-    _limit(max_damaged := was.get('max_damaged') if max_damaged is None else max_damaged)
+    _check_given(given, out, resume_run, tracker, exact=at == 'last' and not inexact, threads=threads,
+                 accumulate=accumulate, workers=workers, save_every=save_every, timeout=timeout)
+    asked,recipe,options,changes = _plan_run(given, changes, resume_run, small)
+    kept = _kept(resume_run, workers=workers, save_every=save_every, max_damaged=max_damaged)
+    if small and int(os.environ.get('RANK', 0)) == 0: log(_TINY_JOB)
     with processes(timeout or 600) as dist:
-        return _pretrain_as(asked, recipe, options, changes, out, workers=workers, save_every=save_every, at=at,
-                            max_damaged=max_damaged, resume_run=resume_run, inexact=inexact, tracker=tracker,
-                            log=log if dist.is_main else _silent, dist=dist)
-
+        return _pretrain_as(asked, recipe, options, changes, out, at=at, resume_run=resume_run, inexact=inexact,
+                            tracker=tracker, log=log if dist.is_main else _silent, dist=dist, **kept)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
 def _check_data(method, recipe, splits, data, parts, *, log):

@@ -74,17 +74,21 @@ class MixedPrecision(StatefulCallback):
         if self.chosen == 'fp16' and self.scaler is None:
             self.scaler = torch.amp.GradScaler(self.kind)
             if self.saved: self.scaler.load_state_dict(self.saved)
-    def before_batch(self)->None:
-        if self.kind != 'cpu' and self.dtype:
-            self.ctx = torch.autocast(self.kind, self.dtype)
-            self.ctx.__enter__()
-    def after_pred(self)->None:
-        self._close()
-        if self.dtype:
-            full = lambda t: t.float() if torch.is_tensor(t) and t.is_floating_point() else t
-            self.learn.pred = apply(full, self.pred)
 
 # %% ../../nbs/training/35_precision.ipynb #dcadadf6
+@patch
+def before_batch(self:MixedPrecision)->None:
+    if self.kind != 'cpu' and self.dtype:
+        self.ctx = torch.autocast(self.kind, self.dtype)
+        self.ctx.__enter__()
+
+@patch
+def after_pred(self:MixedPrecision)->None:
+    self._close()
+    if self.dtype:
+        full = lambda t: t.float() if torch.is_tensor(t) and t.is_floating_point() else t
+        self.learn.pred = apply(full, self.pred)
+
 @patch
 def _close(self:MixedPrecision):
     if self.ctx: self.ctx.__exit__(None, None, None)
