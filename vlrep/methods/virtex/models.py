@@ -20,7 +20,7 @@ from ...training.distributed import Dist
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a7235ba9
 class VisualTextDecoder(nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
-    packed = None            # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
+    packed = None  # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
     def __init__(self,
         visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
         vocab:int,           # Tokens v
