@@ -24,7 +24,7 @@ from ..data.transforms import EvalTransform, TrainTransform
 from ..datasets.base import margin
 from ..datasets.world.dataset import world
 from ..methods.base import METHODS
-from ..training.callbacks import choose_precision
+from ..training.precision import choose_precision
 from ..training.learner import BaseCallback, BatchLearner
 from .commands import processor
 from .config import *
