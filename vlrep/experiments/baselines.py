@@ -6,7 +6,7 @@
 __all__ = ['train_on', 'supervised_recipe', 'train_baselines']
 
 # %% ../../nbs/experiments/38_baselines.ipynb #117283b4
-from dataclasses import replace
+from dataclasses import fields, replace
 from ..core.files import *
 from ..core.progress import *
 from ..data.loader import loaders
@@ -77,8 +77,9 @@ def train_on(
 def supervised_recipe(
     recipe:MethodRecipe, # The recipe of the method it stands beside
 )->TagsRecipe:           # A recipe of tags
-    "The same backbone, views and batch, taught with true categories for half the steps"
+    "The same backbone, views, batch and switches, taught with true categories for half the steps"
     same = {k: getattr(recipe, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
+    same |= {f.name: getattr(recipe, f.name) for f in fields(MethodRecipe)}
     return replace(get_recipe('tags', 'world'), **same, steps=recipe.steps//2, warmup=recipe.warmup//2)
 
 # %% ../../nbs/experiments/38_baselines.ipynb #e53f3cf5
