@@ -29,8 +29,8 @@ class LocTexLosses(MethodRecipe):
     time_pad:Seconds=0.         # Seconds by which the time of each word is widened
     all_narratives:bool=False   # Draw from all narratives of an image? The paper counts one each at 118K
     oracle_masks:bool=False     # True masks in the place of traces (tab. 5)
-    sync_bn:bool=True           # With several processes: BatchNorm over the images of all (sec. 4.1), or of each
-    local_loss:bool=True        # With several processes: each compares its own pairs with all, or all with all
+    sync_bn:OnOff=True          # With several processes: BatchNorm over the images of all (sec. 4.1), or of each
+    local_loss:OnOff=True       # With several processes: each compares its own pairs with all, or all with all
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #b0c19c49
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class TagsRecipe(MethodRecipe):
     momentum:Momentum=.9     # Of SGD (as VirTex sec. 3)
     wd:Decay=1e-4            # Weight decay (as VirTex sec. 3)
     clip:Norm2=1.            # Largest norm of the gradient, 0 for none; 10, as in the virtex code, is unstable here
-    sync_bn:bool=False       # With several processes: BatchNorm over the images of all, or of each by itself
+    sync_bn:OnOff=False      # With several processes: BatchNorm over the images of all, or of each by itself
 
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #7e0e6e19
 METHODS.add(Method('tags', TagsRecipe, {'world': TagsRecipe()},

@@ -42,7 +42,7 @@ class VirTexRecipe(MethodRecipe):
     lookahead_k:Every=5      # Lookahead's steps; 0 for none (sec. 3)
     lookahead_alpha:Share=.5 # Lookahead's share (sec. 3)
     clip:Norm2=10.           # Largest norm of the gradient; 0 for none (code)
-    sync_bn:bool=False       # With several processes: BatchNorm over the images of all, or of each by itself
+    sync_bn:OnOff=False      # With several processes: BatchNorm over the images of all, or of each by itself
     logit_chunk:Chunk=0      # Words whose scores over the vocabulary are in memory at a time; 0 for all
     def problems(self)->'Iterator[str]':
         "Sets of words and labels have no scores for each word"
