@@ -53,11 +53,11 @@ def train(name, dist, data, accumulate=1, **changes):
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     rec = Record()
     cbs = [GradientAccumulation(accumulate), rec]
-    learn = method.learner(recipe, dls, seed=3, precision='fp32', cbs=cbs, dist=dist)
+    learn = method.learner(recipe, dls, seed=3, precision='fp32', cbs=cbs)
     learn.fit_steps(recipe.steps)
     rec.weights,rec.samples = learn.model.state_dict(),learn.train_state.samples
     rec.held = learn.recorder.loss.value.item()
-    assert learn.model is not None and all(type(m).__name__ != 'SyncedBatchNorm' for m in learn.model.modules())
+    assert learn.dist == dist and all(type(m).__name__ != 'SyncedBatchNorm' for m in learn.model.modules())
     return rec
 
 def far(a, b):

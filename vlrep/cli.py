@@ -339,9 +339,6 @@ def _benchmark(argv):
     from vlrep.experiments.benchmark import run_benchmark
     run_benchmark(**a)
 
-COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export,
-                benchmark=_benchmark)
-
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _shards_options(argv):
     "What `vlrep-shards` is told, by the names that `make_shards` has for it"
@@ -354,8 +351,11 @@ def _shards_options(argv):
             ('plugin', _PLUGIN, None)]
     about = dict(__doc__='Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset')
     main = make_dataclass('_Main', rows, namespace=about)
-    data = _tyro('shards', argv, main, add_help=False)[0].data
-    if data is not None: one_of('--data', data, DATASETS)
+    first = _tyro('shards', argv, main, add_help=False)[0]
+    data = first.data
+    if data is not None:
+        one_of('--data', data, DATASETS)
+        if not {'-h','--help'} & set(argv): DATASETS[data].check_root(first.root)
     sized = data is not None and not DATASETS[data].read
     groups = dict(main=main)
     if sized: groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)})
@@ -363,7 +363,6 @@ def _shards_options(argv):
     got = _parse('shards', argv, config, _names(groups['sizes']) if sized else (), f'--data {data}')
     told = {k: v for k,v in vars(got['main']).items() if k != 'plugin' and v is not None}
     if data is None: raise ValueError(f'--data is missing: one of {", ".join(DATASETS)}')
-    DATASETS[data].check_root(told.get('root'))
     if sized:
         changes = [f'{k}={v}' for k,v in vars(got['sizes']).items() if v is not None]
         told['options'] = check_fields(override(DATASETS[data].options, changes))
@@ -376,7 +375,7 @@ def _shards(argv):
     make_shards(**told)
 
 COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export,
-                shards=_shards)
+                shards=_shards, benchmark=_benchmark)
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def _as_written(problem, argv):

@@ -15,7 +15,7 @@ from .registry import did_you_mean
 # %% ../../nbs/core/30_fields.ipynb #c86b62d5
 @dataclass(frozen=True)
 class Between:
-    "Finite numbers from `low` to `high`; `vs_baseline`: without `low` itself"
+    "Finite numbers from `low` to `high`; `above`: without `low` itself"
     low:float        # Smallest value
     high:float       # Largest value
     above:bool=False # Is `low` itself excluded?

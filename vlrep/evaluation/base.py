@@ -12,6 +12,7 @@ from pathlib import Path
 from fastcore.basics import patch
 from ..core.files import *
 from ..core.registry import *
+from ..datasets.base import DATASETS
 
 # %% ../../nbs/evaluation/05_base.ipynb #74118389
 @dataclass(frozen=True)
@@ -108,5 +109,7 @@ def check(self:Evaluation,
     if self.root_help and root is None: raise ValueError(f'--root is missing: {self.root_help}')
     if root is not None and not (self.root_help or self.uses_root):
         raise ValueError(f'--root {root}: --on {self.name} needs no files')
-    if root is not None and not Path(root).exists(): raise ValueError(f'--root {root}: no such file or folder')
+    if root is not None and got.get('data'): DATASETS[got['data']].check_root(root)
+    elif root is not None and 'data' not in self.options and not Path(root).exists():
+        raise ValueError(f'--root {root}: no such file or folder')
     return got

@@ -57,8 +57,7 @@ def train_on(
     every = max(1, round(recipe.steps/len(dls.train)/8))
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
     if dist.is_main: cbs = [*cbs, ProgressLogger(log, every)]
-    learn = method.learner(recipe, dls, seed=seed, precision=precision, cbs=[GradientAccumulation(accumulate), *cbs],
-                           **(dict(dist=dist) if dist.world_size > 1 else {}))
+    learn = method.learner(recipe, dls, seed=seed, precision=precision, cbs=[GradientAccumulation(accumulate), *cbs])
     if begin: begin(learn)
     try: learn.fit_steps(recipe.steps)
     except Exception as e:

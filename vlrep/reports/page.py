@@ -87,8 +87,8 @@ def _heads(res):
     return out + [(_clock(sum(res['seconds'].values())), 'for everything on this page')]
 
 # %% ../../nbs/reports/40_page.ipynb #4137b498
-def _learning(log):
-    "Loss curves and learning rates from the rows of log.csv, as drawings"
+def _learning(log, staged=False):
+    "Loss curves and learning rates from the rows of log.csv, as drawings; `staged`: are stages groups of their own?"
     def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
         return [float(r['step']) for r in rows],[float(r[name]) for r in rows]
@@ -99,7 +99,8 @@ def _learning(log):
     cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}
     lrs = {}
     for k,v in cols.items():
-        if v not in lrs.values(): lrs['backbone' if k == 'lr0' else 'the rest' if 'the rest' not in lrs else k] = v
+        name = f'group {k[2:]}' if staged else 'backbone' if k == 'lr0' else 'the rest' if 'the rest' not in lrs else k
+        if v not in lrs.values(): lrs[name] = v
     if len(lrs) == 1: lrs = {'all parameters': next(iter(lrs.values()))}
     # the first fall would flatten the rest
     late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]
@@ -174,11 +175,12 @@ def report_html(
     said = table_html(wide_rows(num.get('caption_table') or []),
                       'Scores against what people wrote, in percent; chance is a caption of another picture.')
     recipe = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
+    staged = bool(recipe.get('frozen_stages')) or recipe.get('layer_decay', 1) != 1
     return render_template('report.j2', dict(
         title=f'{info["method"]} on {data}',
         lead='Visual representations learned from captions: what one run did, and what came of it.',
         world=data == 'world', heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
-        run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost), curves=_learning(list(log)),
+        run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost), curves=_learning(list(log), staged),
         transfer=_scores(num.get('table')), where=_scores(num.get('where')), captioning=said,
         left_out=_left_out(num), recipe=facts_html(recipe),
         **_shown(samples if isinstance(samples, dict) else list(samples))))

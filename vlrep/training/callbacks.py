@@ -155,9 +155,11 @@ def recipe_rules(
     recipe:object,        # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
     seed:int=0,           # Of dropout
     precision:str='auto', # As for `MixedPrecision`
-    dist:Dist=Dist(),     # Dropout differs from process to process, and gradients are averaged
+    dist:Dist=None,       # Dropout differs from process to process, and gradients are averaged; `current_dist()` by
+                          # default
 )->list:                  # Callbacks
     "Linear climb and cosine, clipping, randomness by step, precision, broken steps left out, and `switches`"
+    dist = dist or current_dist()
     ddp = [DDPTraining(dist, getattr(recipe, 'sync_bn', False))] if dist.world_size > 1 else []
     clip = [GradientClip(recipe.clip)] if recipe.clip else []
     return [LRScheduler(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip,

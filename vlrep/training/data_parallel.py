@@ -44,8 +44,9 @@ class DDPTraining(BaseCallback):
         self.window.close()
         if self.net is None: return
         if idle := [n for n,p in self.model.named_parameters() if p.requires_grad and p.grad is None]:
-            raise ValueError(f'{len(idle)} weights have no gradient ({", ".join(idle[:4])}): the loss must depend on '
-                             f'all that are trained, in every process; leave them out, or add 0 times their sum')
+            stop_fit(self.learn, ValueError(f'{len(idle)} weights have no gradient ({", ".join(idle[:4])}): the loss '
+                                            f'must depend on all that are trained, in every process; leave them out, '
+                                            f'or add 0 times their sum'))
     def after_cancel_batch(self)->None:
         self._plain()
         self.window.close()

@@ -92,6 +92,7 @@ class BaseCallback(Callback):
 
     A missing one fastai seeks in learner and model, which takes time
     """
+    def check(self, model:torch.nn.Module)->None: "A `ValueError` if the model does not fit, before a learner is made"
     def _nothing(self): pass
     before_batch = after_pred = after_loss = before_backward = after_backward = _nothing
     before_step = after_step = after_batch = _nothing
@@ -405,13 +406,15 @@ def learner(
     cbs:list|tuple=(),                 # Callbacks
     *, metrics:list|tuple=(),          # fastai metrics, for validation
     path:FilePath=None,                # Folder for fastai's temporary files; the cache by default
-    dist:Dist=Dist(),                  # This process among those that train together
+    dist:Dist=None,                    # This process among those that train together; `current_dist()` by default
     capabilities:callable=visual_only, # Model -> functions by name, see `vlrep.models.pretrained`
 )->BatchLearner:
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
     if device is not None: model.to(device)
+    dist = dist or current_dist()
     dist.check()
+    for cb in cbs: getattr(cb, 'check', noop)(model)
     learn = BatchLearner(dls, model, GlobalMeanLoss(loss, dist), opt_func=_Wrapped(opt=opt),
                          metrics=list(metrics),
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,

@@ -89,9 +89,10 @@ def hide_averages(self:EMA)->None:
     torch._foreach_copy_(self.tensors(), self.raw)
     self.raw = None
 
+# %% ../../nbs/training/37_memory.ipynb #37a000ee
 @patch
 def before_fit(self:EMA)->None:
-    "Go on where the last fit stopped, unless somebody has loaded other weights"
+    "Go on where the last fit stopped, unless other weights have been loaded since"
     self.run = training(self.learn)
     if not self.run or self.averages is None: return
     now = self.tensors()
@@ -103,7 +104,12 @@ def before_fit(self:EMA)->None:
 @patch
 def before_train(self:EMA)->None: self.hide_averages()
 @patch
-def before_validate(self:EMA)->None: self.show_averages()
+def before_validate(self:EMA)->None:
+    "Validate with the averages; with several processes all have those of rank 0, running statistics included"
+    dist = getattr(self.learn, 'dist', None)
+    if dist and dist.world_size > 1 and self.averages is not None and self.raw is None:
+        for a in self.averages: a.copy_(dist.broadcast(a))
+    self.show_averages()
 @patch
 def on_exit(self:EMA)->None:
     "After a fit the model has the averages"
@@ -152,7 +158,7 @@ def stage_groups(
 class BackboneOptions(BaseCallback):
     "Freeze, slow down, order, recompute or compile the stages of `model.visual`; a `ValueError` if it has none"
     name = 'backbone_options'
-    order,run_valid,frozen = -5,False,()
+    order,run_valid = -5,False
     def __init__(self,
         frozen_stages:int=0,   # As for `stage_groups`, and the next one
         layer_decay:float=1.,
@@ -169,21 +175,25 @@ class BackboneOptions(BaseCallback):
             raise ValueError(f'{field}: the backbone {getattr(visual, "name", type(visual).__name__)} has no stages '
                              f'that are known; leave it out, or take a ResNet')
         return getattr(visual, what)
+    def check(self, model:nn.Module)->None:
+        "A `ValueError` names the field that the backbone cannot have"
+        visual = getattr(model, 'visual', None)
+        if self.freeze: self.needs(visual, 'stage_modules', f'frozen_stages={self.freeze}')
+        if self.decay != 1: self.needs(visual, 'stage_modules', f'layer_decay={self.decay}')
+        if self.again: self.needs(visual, 'activation_checkpointing', 'activation_checkpointing')
+        if self.compile == 'backbone': self.needs(visual, 'stage_modules', 'compile=backbone')
+        if self.memory_format != 'auto': self.needs(visual, 'to', f'memory_format={self.memory_format}')
     def after_create(self)->None:
         "Change the model and the optimiser's groups, before the first step"
         visual = getattr(self.model, 'visual', None)
-        if self.freeze or self.decay != 1:
-            self._split(self.needs(visual, 'stage_modules', f'frozen_stages={self.freeze}, layer_decay={self.decay}')())
+        if self.freeze or self.decay != 1: self._split(visual.stage_modules())
         if self.memory_format != 'auto':
             visual.to(memory_format=dict(channels_last=torch.channels_last)
                       .get(self.memory_format, torch.contiguous_format))
-        if self.again:
-            self.needs(visual, 'activation_checkpointing', 'activation_checkpointing')
-            visual.activation_checkpointing = True
+        if self.again: visual.activation_checkpointing = True
         if self.compile == 'model': self.model.compile(backend=self.backend)
         if self.compile == 'backbone':
-            for m in [m for ms in self.needs(visual, 'stage_modules', 'compile=backbone')()[1:] for m in ms]:
-                m.compile(backend=self.backend)
+            for m in [m for ms in visual.stage_modules()[1:] for m in ms]: m.compile(backend=self.backend)
 
 # %% ../../nbs/training/37_memory.ipynb #37a00018
 @patch
@@ -191,12 +201,13 @@ def _split(self:BackboneOptions, stages):
     groups = self.learn.opt_func.opt.param_groups
     groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
     self.learn.lr = [g['lr'] for g in groups]
-    self.frozen = [m for ms in stages[:self.freeze] for m in ms]
-    for m in self.frozen: m.requires_grad_(False)
+    for m in [m for ms in stages[:self.freeze] for m in ms]: m.requires_grad_(False)
 
 @patch
 def before_train(self:BackboneOptions)->None:
-    for m in self.frozen: m.eval()
+    "BatchNorm of frozen stages keeps its statistics; it is looked up anew, for `sync_bn` exchanges the layers"
+    if not self.freeze: return
+    for m in [m for ms in self.model.visual.stage_modules()[:self.freeze] for m in ms]: m.eval()
 
 # %% ../../nbs/training/37_memory.ipynb #37a00017
 _FIELDS = dict(frozen_stages=0, layer_decay=1., activation_checkpointing=False, memory_format='auto', compile='none')

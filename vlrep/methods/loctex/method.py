@@ -183,7 +183,6 @@ def loctex_learner(
     seed:int=0,            # First weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
-    dist:Dist=Dist(),      # This process among those that train together
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone with narratives that point"
     r,tok = recipe,dls.train.tok
@@ -199,5 +198,5 @@ def loctex_learner(
     loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
                    include_positive=r.include_positive, temperature=r.temperature, direction=r.direction,
                    local_loss=r.local_loss)
-    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision, dist), *cbs],
-                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend}, dist=dist)
+    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
+                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend})

@@ -10,7 +10,6 @@ import numpy as np, torch
 from torch import Tensor, nn
 from ...losses.cross_entropy import multilabel_loss
 from ...models.backbones import make_backbone
-from ...training.distributed import Dist
 from ...training.optim import param_groups, sgd
 from ...training.learner import BatchLearner, learner
 from ...training.callbacks import recipe_rules
@@ -52,7 +51,6 @@ def tags_learner(
     seed:int=0,            # First weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
-    dist:Dist=Dist(),      # This process among those that train together
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone with tags; those that the training images never show are left out"
     r,labels = recipe,dls.train.source.labels
@@ -62,4 +60,4 @@ def tags_learner(
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]): model = TagsModel(visual, columns)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd), r.momentum, 0)
-    return learner(dls, model, tags_loss, opt, cbs=[*recipe_rules(r, seed, precision, dist), *cbs], dist=dist)
+    return learner(dls, model, tags_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs])

@@ -11,7 +11,6 @@ from ...core.seeding import *
 from ...core.registry import *
 from ...losses.cross_entropy import caption_loss, k_hot_loss
 from ...models.backbones import make_backbone
-from ...training.distributed import Dist
 from ...training.optim import norm_or_bias, param_groups, sgd
 from ...training.learner import BatchLearner, learner
 from ...training.callbacks import recipe_rules
@@ -38,7 +37,7 @@ def virtex_loss(
 # %% ../../../nbs/methods/virtex/30_method.ipynb #d5c3423a
 _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
 
-def _model(r, visual, dl, dist):
+def _model(r, visual, dl):
     "The model that learns the task of recipe `r` from the loader `dl`"
     if r.task not in _TASKS: raise did_you_mean('task', r.task, _TASKS)
     if r.masking not in ('virtex','bert'): raise did_you_mean('masking', r.masking, ('virtex','bert'))
@@ -57,7 +56,7 @@ def _model(r, visual, dl, dist):
     kw = dict(width=r.width, depth=r.depth, heads=r.heads or None, dropout=r.dropout, norm=r.norm, max_len=r.max_len,
               sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init),
               logit_chunk=r.logit_chunk)
-    if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', dist=dist, **kw)
+    if r.task == 'masked_lm': return MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', **kw)
     return VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #8bcbf62f
@@ -68,16 +67,15 @@ def virtex_learner(
     seed:int=0,           # First weights and dropout depend on this alone
     precision:str='auto', # As for `MixedPrecision`
     *, cbs:list|tuple=(),    # More callbacks
-    dist:Dist=Dist(),        # This process among those that train together
 )->BatchLearner:          # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
     r = recipe
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'virtex head'))
-        model = _model(r, visual, dls.train, dist)
+        model = _model(r, visual, dls.train)
     text = [model.embed, *model.decoders] if isinstance(model, VisualTextDecoder) else []
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
               r.lookahead_k, r.lookahead_alpha)
-    return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision, dist), *cbs],
-                   capabilities=virtex_capabilities, dist=dist)
+    return learner(dls, model, virtex_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
+                   capabilities=virtex_capabilities)

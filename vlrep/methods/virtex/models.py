@@ -14,7 +14,7 @@ from ...data.masking import mask_tokens
 from ...losses.cross_entropy import chunked_nats
 from ...models.decoding import attention, Cached, decode
 from ...models.text_decoder import CaptionEmbedding, Decoder, init_weights, Packing, reverse_captions
-from ...training.distributed import Dist
+from ...training.distributed import current_dist
 
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a7235ba9
@@ -153,18 +153,17 @@ class MaskedLMModel(VisualTextDecoder):
         visual, vocab:int,  # As for `VisualTextDecoder`
         mask:int=3,         # Id of [MASK]
         bert:bool=False,    # BERT's way of masking? See `mask_tokens`
-        *, dist:Dist=Dist(), # The processes: all mask by the number that the first one draws
         **kw                # As for `VisualTextDecoder`
     ):
         super().__init__(visual, vocab, backward=False, **kw)
-        self.dist = dist
         self.mask,self.bert,self.first = mask,bert,max(self.sos, self.eos, self.pad, mask)+1
 
     def masked(self,
         tok:Tensor, lens:Tensor, # Tokens (b,s), real ones in each row (b,)
     )->tuple:                    # What is read (b,s); what is asked for, else -100 (b,s)
         "Captions with masked tokens: others in each step of a training, else always the same"
-        salt = int(self.dist.broadcast(torch.randint(1, 2**62, ()))) if self.training else 0
+        # all processes mask by the number that the first one draws
+        salt = int(current_dist().broadcast(torch.randint(1, 2**62, ()))) if self.training else 0
         return mask_tokens(tok, lens, self.output.out_features, self.first, self.mask, bert=self.bert, salt=salt)
 
     def forward(self,
