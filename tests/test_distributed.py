@@ -67,7 +67,8 @@ def pair(tmp_path_factory):
     return json.loads(out.read_text())
 
 METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex'.split()
-VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows']
+VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows',
+            'tags, frozen stem', 'tags, averaged weights']
 
 @pytest.mark.parametrize('name', METHODS+VARIANTS)
 def test_two_processes_equal_one(pair, name):
@@ -79,6 +80,12 @@ def test_two_processes_equal_one(pair, name):
     assert got['first'] < 5e-5 and got['last'] < 2e-3 and got['weights'] < 5e-4
     window = 3 if '3 parts' in name else 1
     assert got['agree'] == ([False]*(window-1) + [True])*5      # gradients travel with the last part of a window only
+
+def test_averaged_weights_are_those_of_all(pair):
+    "In a second fit, too, and where each process has running statistics of its own"
+    for name in 'tags, averaged weights', 'tags, averaged weights, BatchNorm per rank':
+        (first, second), = pair[name]['averages']
+        assert first == second, name
 
 def test_batchnorm_per_rank_is_the_exception(pair):
     got = pair['virtex, BatchNorm per rank']

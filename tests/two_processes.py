@@ -20,7 +20,9 @@ CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilab
 CASES |= {'loctex': dict(bs=11), 'loctex in 3 parts': dict(bs=11, accumulate=3),
           'loctex, groups of 4, all with all': dict(bs=11, group=4, local_loss=False, direction='symmetric'),
           'loctex, a process without rows': dict(include_positive=True),
-          'virtex, BatchNorm per rank': dict(sync_bn=False)}
+          'virtex, BatchNorm per rank': dict(sync_bn=False), 'tags, frozen stem': dict(frozen_stages=1),
+          'tags, averaged weights': dict(ema=.8),
+          'tags, averaged weights, BatchNorm per rank': dict(ema=.8, sync_bn=False)}
 
 class Record(BaseCallback):
     "Loss of every step, and the gradients of the first and of the last, before they are clipped"
@@ -31,13 +33,13 @@ class Record(BaseCallback):
         self.totals.append((l.whole_total.item(), l.whole.item()))
     def after_backward(self):
         "Do all processes hold the same gradient?"
-        own = float(next(p.grad.abs().sum() for p in self.model.parameters()))
+        own = float(next(p.grad.abs().sum() for p in self.model.parameters() if p.requires_grad))
         self.agree.append(len(set(self.learn.dist.objects(own))) == 1)
     def before_step(self):
         total,count = map(sum, zip(*self.totals))
         self.losses.append(total/count)
         self.totals = []
-        named = self.model.named_parameters()
+        named = [(n, p) for n,p in self.model.named_parameters() if p.requires_grad]
         if len(self.losses) in (1, SMALL['steps']): self.grads.append({n: p.grad.clone() for n,p in named})
 
 def train(name, dist, data, accumulate=1, **changes):
@@ -54,7 +56,9 @@ def train(name, dist, data, accumulate=1, **changes):
     rec = Record()
     cbs = [GradientAccumulation(accumulate), rec]
     learn = method.learner(recipe, dls, seed=3, precision='fp32', cbs=cbs)
-    learn.fit_steps(recipe.steps)
+    for steps in (3, recipe.steps) if recipe.ema else [recipe.steps]: learn.fit_steps(steps)
+    own = [float(sum(a.double().sum() for a in learn.ema.averages))] if recipe.ema else []
+    rec.averages = [dist.objects(x) for x in own]
     rec.weights,rec.samples = learn.model.state_dict(),learn.train_state.samples
     rec.held = learn.recorder.loss.value.item()
     assert learn.dist == dist and all(type(m).__name__ != 'SyncedBatchNorm' for m in learn.model.modules())
@@ -77,7 +81,7 @@ def main(out):
         two = train(n, dist, data, **kw)
         if not dist.is_main: continue
         one = alone[n]
-        got[n] = dict(agree=two.agree, one=one.losses, two=two.losses, held=(one.held, two.held),
+        got[n] = dict(agree=two.agree, averages=two.averages, one=one.losses, two=two.losses, held=(one.held, two.held),
                       samples=(one.samples, two.samples),
                       first=far(one.grads[0], two.grads[0]), last=far(one.grads[1], two.grads[1]),
                       weights=far(one.weights, two.weights))
