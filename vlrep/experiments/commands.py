@@ -23,8 +23,8 @@ from ..reports.page import write_comparison, write_report
 from ..datasets.base import DATASETS
 from ..models.pretrained import Pretrained
 from ..models.export import LAYOUTS
-from ..training.data_parallel import leave_processes
-from ..training.distributed import processes
+from ..training.data_parallel import leave_process_group
+from ..training.distributed import process_group
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
 from ..training.precision import choose_precision
@@ -390,7 +390,7 @@ def pretrain(
     asked,recipe,options,changes = _plan_run(given, changes, resume_run, small)
     kept = _kept(resume_run, workers=workers, save_every=save_every, max_damaged=max_damaged)
     if small and int(os.environ.get('RANK', 0)) == 0: log(_TINY_JOB)
-    with processes(timeout or 600) as dist:
+    with process_group(timeout or 600) as dist:
         return _pretrain_as(asked, recipe, options, changes, out, at=at, resume_run=resume_run, inexact=inexact,
                             tracker=tracker, log=log if dist.is_main else _silent, dist=dist, **kept)
 
@@ -481,7 +481,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
         learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=chosen,
                        facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,
                        save_every=save_every, max_damaged=max_damaged, stages=stages)
-        leave_processes(learn)
+        leave_process_group(learn)
         if dist.is_main:
             _finish(run, asked, changes, recipe, options, splits=splits, learn=learn, stages=stages, log=log)
     return run.path

@@ -32,7 +32,7 @@ def info_nce(
     direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
     include_positive:bool=False, # Does the own caption stand in the denominator too? The paper prints no, InfoNCE says
                                  # yes
-    *, gather:callable=None,     # None, or x (b,d) -> (everybody's rows (n,d), index of the first own row): negatives
+    *, gather:callable=None,     # None, or x (b,d) -> (all rows (n,d), index of the first own row): negatives
                                  # from all processes
     group:int=0,                 # Negatives only from the same group of so many consecutive pairs; 0 = from all
     local_loss:bool=True,        # With `gather`: a process computes its own pairs' part of the loss, and holds b x n

@@ -57,8 +57,8 @@ class MixedPrecision(StatefulCallback):
         self.kind = next(self.model.parameters()).device.type
         first = self.chosen is None
         if first: self.chosen = choose_precision(self.kind, self.asked)
-        eye = getattr(self.model, 'visual', None)
-        if self.kind == 'cpu' and self.chosen != 'fp32' and not hasattr(eye, 'autocast'):
+        visual = getattr(self.model, 'visual', None)
+        if self.kind == 'cpu' and self.chosen != 'fp32' and not hasattr(visual, 'autocast'):
             if self.asked != 'auto':
                 stop_fit(self.learn,
                          ValueError(
@@ -69,8 +69,8 @@ class MixedPrecision(StatefulCallback):
             self.out(f'precision: {self.chosen}{part}')
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[self.chosen]
         if self.kind == 'cpu' and self.dtype:
-            self.swapped = eye,eye.autocast
-            eye.autocast = self.dtype
+            self.swapped = visual,visual.autocast
+            visual.autocast = self.dtype
         if self.chosen == 'fp16' and self.scaler is None:
             self.scaler = torch.amp.GradScaler(self.kind)
             if self.saved: self.scaler.load_state_dict(self.saved)
