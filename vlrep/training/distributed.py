@@ -135,7 +135,8 @@ def init_dist(
         at = f'{env["MASTER_ADDR"]}:{env["MASTER_PORT"]}'
         if 'EADDRINUSE' in str(e):
             raise ValueError(f'{at}: another program has this port; torchrun --standalone finds a free one') from None
-        raise ProcessFailure(f'rank {rank} of {size} could not meet the others at {at} ({str(e).splitlines()[0]})') from e
+        why = str(e).splitlines()[0]
+        raise ProcessFailure(f'rank {rank} of {size} could not meet the others at {at} ({why})') from e
     return dist
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d70002
