@@ -10,6 +10,7 @@ __all__ = ['FORMATS', 'DamagedImage', 'open_image', 'Record', 'Narrative', 'rows
 import copy,mmap,warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 import numpy as np, torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from fastcore.basics import patch
@@ -66,7 +67,7 @@ def open_image(
     path:FilePath,    # An image file
     size:int=None,    # If given, files that can be decoded at lower resolution are, down to `size` at the least
     most:float=64e6,  # A file that would be decoded to more pixels is taken for damaged
-    file:'BinaryIO'=None, # Its bytes, if they are not in a file of their own; `path` is a name for messages then
+    file:BinaryIO=None, # Its bytes, if they are not in a file of their own; `path` is a name for messages then
 )->Image.Image:       # RGB, turned upright
     "Decode an image file; a `DamagedImage`, which is a `ValueError`, names a file that is missing or damaged"
     path = Path(path)

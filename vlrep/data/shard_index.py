@@ -10,6 +10,7 @@ import copy,hashlib,io,math,mmap,os,tempfile,weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 import numpy as np, torch
 from PIL import Image
 from fastcore.basics import patch
@@ -22,7 +23,7 @@ from .shards import *
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750006
 def map_array(
-    file:'BinaryIO', # An open file
+    file:BinaryIO, # An open file
     dtype:str,       # Of the numbers in it
     *shape:int,      # What follows the first dimension
 )->np.ndarray:       # Read-only (n,*shape)
