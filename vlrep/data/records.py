@@ -64,11 +64,11 @@ def _decode(path, size, most):
         return _deep(img) if img.mode.startswith('I;16') or img.mode in ('I','F') else _clear(img)
 
 def open_image(
-    path:FilePath,    # An image file
-    size:int=None,    # If given, files that can be decoded at lower resolution are, down to `size` at the least
-    most:float=64e6,  # A file that would be decoded to more pixels is taken for damaged
+    path:FilePath,      # An image file
+    size:int=None,      # If given, files that can be decoded at lower resolution are, down to `size` at the least
+    most:float=64e6,    # A file that would be decoded to more pixels is taken for damaged
     file:BinaryIO=None, # Its bytes, if they are not in a file of their own; `path` is a name for messages then
-)->Image.Image:       # RGB, turned upright
+)->Image.Image:         # RGB, turned upright
     "Decode an image file; a `DamagedImage`, which is a `ValueError`, names a file that is missing or damaged"
     path = Path(path)
     if file is None and not path.is_file(): raise DamagedImage(f'{path}: no such image file')

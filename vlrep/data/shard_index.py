@@ -23,7 +23,7 @@ from .shards import *
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750006
 def map_array(
-    file:BinaryIO, # An open file
+    file:BinaryIO,   # An open file
     dtype:str,       # Of the numbers in it
     *shape:int,      # What follows the first dimension
 )->np.ndarray:       # Read-only (n,*shape)
