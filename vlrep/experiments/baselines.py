@@ -31,6 +31,20 @@ def _shared(dist):
     if dist.world_size == 1: return {}
     return dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
 
+# %% ../../nbs/experiments/38_baselines.ipynb #316533c5
+def _explained(e, learn, recipe, accumulate):
+    "What to do about the error `e` of a training, as an exception; None if there is nothing to add"
+    if out_of_memory(e): return ValueError(memory_advice(recipe.bs, accumulate))
+    line = str(e).splitlines() or ['']
+    # said by a signal, anywhere in a step
+    if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):
+        safe = getattr(learn, 'save_run', None)
+        where = safe.where() if safe else ''
+        return ChildProcessError(f'a process that reads images has ended ({line[-1].strip()}){where}')
+    if recipe.compile != 'none' and type(e).__module__.startswith(('torch._inductor','torch._dynamo')):
+        return ValueError(f'compile={recipe.compile}: cannot compile ({line[0].strip()}): leave it out, or install the '
+                          f'C++ compiler that torch.compile needs')
+
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c7
 def train_on(
     method:Method,                  # Recipe, model, loss and learner
@@ -61,12 +75,7 @@ def train_on(
     if begin: begin(learn)
     try: learn.fit_steps(recipe.steps)
     except Exception as e:
-        if out_of_memory(e): raise ValueError(memory_advice(recipe.bs, accumulate)) from e
-        # said by a signal, anywhere in a step
-        if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):
-            safe = getattr(learn, 'save_run', None)
-            raise ChildProcessError(f'a process that reads images has ended '
-                                    f'({str(e).splitlines()[-1].strip()}){safe.where() if safe else ""}') from e
+        if why := _explained(e, learn, recipe, accumulate): raise why from e
         raise
     finally:
         for dl in learn.dls.loaders: dl.close()
