@@ -6,7 +6,7 @@ A run is a dict: `words` for each rank; perhaps `world_size`, if that is not the
 `kill`: [file pattern, least number of files, signal, ranks]; `hold`, to have its port taken by another program; `copy`:
 a folder and where to copy it when the run has ended.
 """
-import glob, json, os, shutil, signal, socket, sys, time
+import glob, json, os, shutil, signal, socket, sys, time, traceback
 import torch
 from vlrep.cli import main
 import vlrep.experiments.commands
@@ -23,6 +23,7 @@ def child(rank, run, env, out):
         main(['pretrain', *run['words'][rank]])
         code = 0
     except SystemExit as e: code = e.code
+    except BaseException: traceback.print_exc()                         # what the command line does not put in words
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

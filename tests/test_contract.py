@@ -76,7 +76,7 @@ def test_recipe_is_frozen_and_complete(case):
 
 def test_learner_takes_what_all_take(case):
     assert list(inspect.signature(case.method.learner).parameters) == ['recipe', 'dls', 'visual', 'seed', 'precision',
-                                                                       'cbs', 'dist']
+                                                                       'cbs']
 
 def test_it_trains_and_the_loss_falls(case):
     assert case.learn.train_state.step == case.recipe.steps == 3*len(case.learn.dls.train)

@@ -8,7 +8,7 @@ __all__ = ['Dist', 'current_dist', 'init_dist', 'ProcessFailure', 'propagate_err
 
 # %% ../../nbs/training/05_distributed.ipynb #3b204f5e
 import itertools,os,time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 import torch, torch.nn.functional as F
@@ -210,7 +210,9 @@ def process_group(
     try:
         with propagate_errors(dist): yield dist
     finally:
-        if not joined and distributed.is_initialized(): distributed.destroy_process_group()
+        # those that have failed cannot answer any more
+        with suppress(RuntimeError):
+            if not joined and distributed.is_initialized(): distributed.destroy_process_group()
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d70006
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
