@@ -68,7 +68,7 @@ def test_recipes_without_switches_are_written_as_before():
     for m in METHODS.values():
         for r in m.recipes.values():
             d = recipe_dict(r)
-            assert not {*SHARED, 'logit_chunk'} & set(d) and recipe_from_dict(type(r), d) == r
+            assert not {*SHARED, 'logit_chunk', 'sync_bn', 'local_loss'} & set(d) and recipe_from_dict(type(r), d) == r
             on = dataclasses.replace(r, ema=.9)
             assert recipe_dict(on) == {**d, 'ema': .9} and recipe_from_dict(type(r), recipe_dict(on)) == on
 

@@ -18,7 +18,7 @@ from ..methods.supervised.recipe import TagsRecipe
 from ..models.features import bn_statistics
 from ..models.named import initial_backbone
 from ..reports.instability import learning_warning
-from ..training.distributed import Dist
+from ..training.distributed import current_dist
 from ..training.logging import EpochLosses, ProgressLogger
 from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader
 from ..training.interrupts import memory_advice, out_of_memory
@@ -60,10 +60,9 @@ def train_on(
     workers:int=0,                  # Processes that read images ahead
     begin:callable=None,            # Called with the learner before it trains, such as to `resume`
     max_damaged:int|float|str=None, # Images that may be unreadable, see `damage_limit`
-    dist:Dist=Dist(),               # This process among those that train together
 )->BatchLearner:                    # The fastai Learner, trained
     "Train `method` on `splits`; a `ValueError` with advice if the memory is too small"
-    j = recipe.jitter
+    j,dist = recipe.jitter,current_dist()
     aug = TrainTransform(recipe.size, (recipe.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=recipe.jitter_p)
     dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size,
                   bs=recipe.bs, aug=aug, plain=EvalTransform(recipe.size), seed=seed, flip_p=recipe.flip_p,

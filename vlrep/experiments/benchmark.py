@@ -396,8 +396,12 @@ def run_benchmark(
     "Measure, show, and keep the numbers"
     if out is not None and not Path(out).resolve().parent.is_dir(): raise ValueError(f'--out {out}: no such folder')
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    try: torch.device(device)
-    except RuntimeError: raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is wanted') from None
+    try: asked = torch.device(device)
+    except RuntimeError: asked = None
+    if asked is None or asked.type not in ('cpu','cuda'):
+        raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is wanted')
+    if asked.type == 'cuda' and (asked.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f'--device {device}: torch sees {torch.cuda.device_count()} GPUs here')
     keep_memory()
     result = benchmark(device, benchmark_plan(device, quick, batch), log)
     if out is not None: write_json(out, result)

@@ -424,7 +424,7 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
         if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
         try:
             learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,
-                             cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers, dist=dist,
+                             cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers,
                              begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),
                              max_damaged=max_damaged)
             if note.got:

@@ -137,7 +137,8 @@ def _shown(samples):
     if near:
         near = dict(share=near.get('share'), k=near.get('k'), n=f'{near["n"]:,}' if near.get('share') else None,
                     rows=near_html(near['asks'], near['pics']))
-    return dict(cards={k: cards_html(v) for k,v in pick(s.get('captions') or []).items() if v},
+    kept = s.get('captions') or []
+    return dict(nouns=any('right' in c for c in kept), cards={k: cards_html(v) for k,v in pick(kept).items() if v},
                 figures=figures_html(s.get('figures') or []), words=words_html(s.get('words') or []),
                 traces=traces_html(s.get('traces') or []), near=near)
 
@@ -179,7 +180,7 @@ def report_html(
     return render_template('report.j2', dict(
         title=f'{info["method"]} on {data}',
         lead='Visual representations learned from captions: what one run did, and what came of it.',
-        world=data == 'world', heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
+        heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
         run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost), curves=_learning(list(log), staged),
         transfer=_scores(num.get('table')), where=_scores(num.get('where')), captioning=said,
         left_out=_left_out(num), recipe=facts_html(recipe),

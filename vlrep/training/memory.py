@@ -182,7 +182,8 @@ class BackboneOptions(BaseCallback):
         if self.decay != 1: self.needs(visual, 'stage_modules', f'layer_decay={self.decay}')
         if self.again: self.needs(visual, 'activation_checkpointing', 'activation_checkpointing')
         if self.compile == 'backbone': self.needs(visual, 'stage_modules', 'compile=backbone')
-        if self.memory_format != 'auto': self.needs(visual, 'to', f'memory_format={self.memory_format}')
+        if self.memory_format != 'auto' and visual is None:
+            raise ValueError(f'memory_format={self.memory_format}: the model has no `visual`; leave it out')
     def after_create(self)->None:
         "Change the model and the optimiser's groups, before the first step"
         visual = getattr(self.model, 'visual', None)
