@@ -7,10 +7,11 @@ __all__ = ['Dist', 'current_dist', 'init_dist', 'ProcessFailure', 'propagate_err
            'sync_batch_norm']
 
 # %% ../../nbs/training/05_distributed.ipynb #3b204f5e
-import itertools,os,time
+import itertools,os,time,traceback
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import distributed, nn, Tensor
@@ -143,11 +144,16 @@ def init_dist(
 class ProcessFailure(ConnectionError):
     "Another process of the training failed, was killed, or did not answer in time"
 
-_BROKEN = 'gloo','NCCL','Connection closed','Connection reset','Connection refused','Broken pipe','Timed out'
+_BROKEN = ('gloo','NCCL','Connection closed','Connection reset','Connection refused','Broken pipe','Timed out',
+           'Application timeout','Connect timeout','Read error','Socket closed')
 
 def _of_exchange(e):
-    "Did this error come up between the processes?"
-    return isinstance(e, distributed.DistError) or isinstance(e, RuntimeError) and any(w in str(e) for w in _BROKEN)
+    "Did this error come up between the processes? Its class says so, or its words, or where it was raised"
+    if isinstance(e, distributed.DistError): return True
+    if not isinstance(e, RuntimeError): return False
+    if any(w in str(e) for w in _BROKEN): return True
+    frames = traceback.extract_tb(e.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(distributed.__file__).parent)
 
 def _heard(dist, store, own, patience):
     """Say `own`, and listen to the other ranks: the words of each that spoke
