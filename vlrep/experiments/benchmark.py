@@ -173,7 +173,7 @@ def step_flops(
     training = model.training
     model.train()
     with FlopCounterMode(display=False) as counter:
-        total,count = learn.loss_func.loss(model(batch), batch)
+        total,count = learn.loss_func.counted(model(batch), batch)
         (total/count).backward()
     model.zero_grad(set_to_none=True)
     model.train(training)

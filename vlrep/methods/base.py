@@ -22,7 +22,7 @@ class Method:
     recipe:type  # Its frozen dataclass, a `MethodRecipe`
     recipes:dict # Name -> recipe; one called like a dataset is that dataset's default
     model:type=Lazy()        # Module: batch dict -> output dict; has `visual`, the backbone
-    loss:Callable=Lazy()     # (output, batch) -> (total, count)
+    loss:Callable=Lazy()     # (output, batch) -> (total, count), of all terms together
     learner:Callable=Lazy()  # (recipe, loaders, visual, seed, precision, cbs) -> Learner
     needs:Callable=_captions # recipe -> annotations that the data must have
     wants:Callable=_nothing  # recipe -> annotations that are used where the data has them

@@ -155,6 +155,7 @@ def _of_exchange(e):
     frames = traceback.extract_tb(e.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(distributed.__file__).parent)
 
+# %% ../../nbs/training/05_distributed.ipynb #a1d7000f
 def _heard(dist, store, own, patience):
     """Say `own`, and listen to the other ranks: the words of each that spoke
 

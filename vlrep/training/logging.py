@@ -73,7 +73,7 @@ def step_numbers(
 
 # %% ../../nbs/training/41_logging.ipynb #e18ce424
 class CSVLogger(StatefulCallback):
-    """Append step, epoch, losses, rates, seconds, images/s and `step_numbers` to a file
+    """Append step, epoch, losses, rates, seconds, images/s, `step_numbers` and terms of the loss to a file
 
     Every `every` steps and after each epoch; a file that was begun with fewer columns goes on with those.
     """
@@ -84,13 +84,17 @@ class CSVLogger(StatefulCallback):
         every:int=50, # Steps between rows within an epoch; 0 for none
         log=print,    # Told when rows cannot be written
     ): self.path,self.every,self.log,self.last,self.at,self.wait,self.norm = Path(path),every,log,None,0,[],None
-    def load_state_dict(self, state:dict)->None: super().load_state_dict({'norm': None, **state})
+    def load_state_dict(self, state:dict)->None:
+        "Go on from what was saved; once there was no norm, and a single row of sums"
+        last = state['last']
+        super().load_state_dict({'norm': None, **state, 'last': last if last is None else last.reshape(-1, 2)})
     def before_fit(self)->None:
         self.run = training(self.learn)
         if not self.run: return
         if self.last is None: self.last = self.train_state.sums
-        lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
-        self.names = ['step','epoch','train_loss','valid_loss',*lrs,'seconds','images_s',*step_numbers(self.learn)]
+    def after_loss(self)->None:
+        "A loss names its terms with the first batch"
+        if not self.run or self.file is not None: return
         try: self.file = self._open()
         except (OSError, ValueError) as e: stop_fit(self.learn, e)
     def after_step(self)->None:
@@ -113,11 +117,14 @@ def _row(self:CSVLogger, train, valid):
     s = self.learn.train_state
     g = lambda x: '' if x is None else f'{x:.9g}'
     now = (s.samples-s.begun[0])/max(time.perf_counter()-s.begun[1], 1e-9) if valid is None else s.speed
+    within = valid is None
+    terms = dict(train=s.terms(self.last if within else None), valid={} if within else self.recorder.loss.terms)
     row = dict(step=s.step, epoch=g(s.batch/len(self.dls.train)), train_loss=g(train), valid_loss=g(valid),
                **{f'lr{i}': g(h['lr']) for i,h in enumerate(self.opt.hypers)},
                seconds=f'{s.elapsed:.2f}', images_s=f'{now:.1f}',
-               **{k: g(v) for k,v in step_numbers(self.learn, self.norm).items()})
-    self.wait.append((','.join(str(row[k]) for k in self.names)+'\n').encode())
+               **{k: g(v) for k,v in step_numbers(self.learn, self.norm).items()},
+               **{f'{part}_{k}': g(v) for part,of in terms.items() for k,v in of.items()})
+    self.wait.append((','.join(str(row.get(k, '')) for k in self.names)+'\n').encode())
     self._write()
 
 @patch
@@ -150,13 +157,16 @@ def _write(self:CSVLogger):
 def _open(self:CSVLogger):
     "The file, at its end: with its header, without a torn last row"
     self.path.parent.mkdir(parents=True, exist_ok=True)
+    lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
+    added = [*step_numbers(self.learn), *(f'{part}_{k}' for part in ('train','valid') for k in self.loss_func.terms)]
+    self.names = ['step','epoch','train_loss','valid_loss',*lrs,'seconds','images_s',*added]
     head = ','.join(self.names)
     f = open(self.path, 'a+b', buffering=0)
     f.seek(0)
     text = f.read()
     f.truncate(text.rfind(b'\n')+1)
     old = text[:max(text.find(b'\n'), 0)].decode(errors='replace').strip()
-    later = [k for k in step_numbers(self.learn) if k not in old.split(',')]
+    later = [k for k in added if k not in old.split(',')]
     if not old: f.write(head.encode()+b'\n')
     elif old.split(',') == [k for k in self.names if k not in later]: self.names = old.split(',')   # begun before those
     elif old != head:

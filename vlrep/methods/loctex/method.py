@@ -19,7 +19,7 @@ from ...models.text_encoder import mean_words, TextEncoder
 from ...models.backbones import make_backbone
 from ...training.distributed import Dist
 from ...training.optim import param_groups, sgd
-from ...training.learner import BatchLearner, learner
+from ...training.learner import BatchLearner, combine_terms, learner
 from ...training.callbacks import recipe_rules
 from .oracle_masks import *
 from .recipe import *
@@ -123,7 +123,7 @@ def _paired(own, group, include_positive, dist):
     return own - (alone and own > 0 and not any(sizes[dist.rank+1:])), n - alone
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbec
-def loctex_loss(
+def _terms(
     out:dict,          # As `LocTexModel` gives it
     batch:dict,        # Not used: what is right stands in `out`
     contrast:float=1., # Weight of the contrast
@@ -131,31 +131,37 @@ def loctex_loss(
     norm:str='row',    # As for `localisation_loss`
     *, group:int=0,    # As for `info_nce`, and the next ones
     include_positive:bool=False,
-    dist:Dist=Dist(),  # The processes: negatives come from all, and the means are over all
+    dist:Dist=Dist(),  # The processes: negatives come from all
     **kw               # temperature, direction, local_loss
-)->tuple:              # Total (), pairs ()
-    """Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5)
+)->dict:               # Name -> (weight, total (), samples ()): `contrast`, and `localise0` ... for each grid
+    """Contrast and localisation (LocTex sec. 3.5)
 
     A pair that is alone in its group has no contrast
     """
-    parts = []
+    parts = {}
     if 'img_vec' in out and contrast:
         m,n = _paired(len(out['img_vec']), group, include_positive, dist)
         if dist.world_size > 1: kw['gather'] = dist.gather
-        if n:
-            parts.append((contrast,
-                          *info_nce(out['img_vec'][:m], out['txt_vec'][:m], include_positive=include_positive,
-                                    group=group, **kw)))
         # each process has a gradient, if only 0, for each weight
-        elif dist.world_size > 1: parts.append((0., out['img_vec'].sum()*0 + out['txt_vec'].sum()*0, 0))
-    parts += [(localise, *localisation_loss(out[k], out['mask'+k[4:]], norm)) for k in out if k.startswith('attn')
-              and localise]
-    if not parts: return out['txt_vec'].sum()*0 if 'txt_vec' in out else torch.zeros(()), torch.zeros(())
-    parts = [(w, t, torch.as_tensor(n, device=t.device).float()) for w,t,n in parts]
-    own = torch.stack([n for *_,n in parts])
-    whole = dist.sum(own)
-    most = whole.argmax()
-    return sum(w*t*(whole[most]/n.clamp(min=1)) for (w,t,_),n in zip(parts, whole)), own[most]
+        parts['contrast'] = (contrast, *info_nce(out['img_vec'][:m], out['txt_vec'][:m], group=group,
+                                                 include_positive=include_positive, **kw)
+                             ) if n else (0., out['img_vec'].sum()*0 + out['txt_vec'].sum()*0, 0)
+    for k in out:
+        if k.startswith('attn') and localise:
+            parts['localise'+k[4:]] = localise,*localisation_loss(out[k], out['mask'+k[4:]], norm)
+    return parts or dict(contrast=(0., out['txt_vec'].sum()*0 if 'txt_vec' in out else torch.zeros(()), 0))
+
+
+# %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbed
+def loctex_loss(
+    out:dict,         # As for `_terms`, and the next ones
+    batch:dict,
+    dist:Dist=Dist(), # The processes: the means are over all
+    **kw              # Weights and switches of `_terms`
+)->tuple:             # Total (), pairs ()
+    "Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5)"
+    return combine_terms(_terms(out, batch, dist=dist, **kw), dist)
+
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #a6644f22
 def _model(r, visual, tok):
@@ -195,7 +201,7 @@ def loctex_learner(
         torch.manual_seed(seed_of(seed, 'loctex head'))
         model = _model(r, visual, tok)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
-    loss = partial(loctex_loss, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
+    loss = partial(_terms, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
                    include_positive=r.include_positive, temperature=r.temperature, direction=r.direction,
                    local_loss=r.local_loss)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
