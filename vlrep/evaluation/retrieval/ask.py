@@ -6,15 +6,18 @@
 __all__ = ['open_for_retrieval', 'ask_retrieval', 'measure_retrieval', 'show_retrieval']
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #17cec572
-import textwrap
+import io,textwrap
 from dataclasses import replace
-import matplotlib.pyplot as plt, numpy as np
+import matplotlib.pyplot as plt
+from PIL import Image
 from ...core.plotting import *
 from ...data.records import ImageTextDataset
 from ...data.subsets import readable
 from ...datasets.base import DATASETS
 from ...metrics.retrieval import PROTOCOLS
 from ...reports.instability import mark_warned
+from ...reports.page import jpeg_uri
+from ...training.resume import fingerprint
 from ..base import *
 from ..transfer import *
 from .embed import *
@@ -35,6 +38,10 @@ def open_for_retrieval(
     options,wanted = context.options if same else builder.options,PROTOCOLS[protocol][0]
     if getattr(options, 'shown', wanted) < wanted: options = replace(options, shown=wanted)
     dataset = builder.open_test(options, root, context.model.side, context.log)
+    was = info.get('images', {}).get('test')
+    if same and builder.root_help and was not in (None, fingerprint(dataset)):
+        context.log(f'{builder.name}: these are not the test images that the run kept when it was trained; it may have '
+                    f'learned from some of them')
     if builder.audit: dataset = readable(dataset, context.log)
     if not same:
         context.log(f'{len(dataset)} images of {builder.name}; whether this run has learned from some of them is not '
@@ -110,6 +117,13 @@ def _bars(rows):
     fig.tight_layout()
     return fig
 
+def _jpeg(fig):
+    "A figure with photos as a data URI, smaller than `png_uri` makes it"
+    buf = io.BytesIO()
+    fig.savefig(buf, format='png', bbox_inches='tight', dpi=100)
+    plt.close(fig)
+    return jpeg_uri(Image.open(buf), 1000)
+
 def _words(rows, twice):
     "The numbers as a sentence"
     med = ', '.join(f'{r["question"].split(":")[0]} {r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}] (chance '
@@ -129,12 +143,12 @@ def show_retrieval(
     draw,texts = DATASETS[context.info['data']['name']].redraw,s['texts']
     at = {name: i for i,name in enumerate(context.splits['test'].ids)}
     def show(row): return draw(at[s['test'].ids[row]], 192).load() if draw else s['test'][row].load()
-    def figure(title, fig, explain): return dict(title=title, image=png_uri(fig), explain=explain)
+    def figure(title, image, explain): return dict(title=title, image=image, explain=explain)
     return dict(figures=[
-        figure('Retrieval', _bars(s['rows']), _words(s['rows'], s['twice'])),
-        figure('An image asks', nearest_captions(s, texts, show),
+        figure('Retrieval', png_uri(_bars(s['rows'])), _words(s['rows'], s['twice'])),
+        figure('An image asks', _jpeg(nearest_captions(s, texts, show)),
                'Held-out images drawn by lot, each with its nearest captions and their cosines; its own are green.'),
-        figure('A caption asks', nearest_images(s, texts, show),
+        figure('A caption asks', _jpeg(nearest_images(s, texts, show)),
                'Captions drawn by lot, each with its nearest images; its own has a green frame.'),
-        figure('All cosines', similarity_matrix(s), 'Images drawn by lot, each with one of its captions, in the same '
-               'order: what belongs together stands on the diagonal.')])
+        figure('All cosines', png_uri(similarity_matrix(s)), 'Images drawn by lot, each with one of its captions, in '
+               'the same order: what belongs together stands on the diagonal.')])

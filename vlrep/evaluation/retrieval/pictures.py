@@ -25,7 +25,7 @@ def retrieval_samples(
     image_of:np.ndarray, # Row of the image of each caption (m,)
     seed:int=0,          # Which ask
     k:int=4,             # How many of the nearest
-    *, asks:int=4,       # Images that ask, and captions that ask
+    *, asks:int=3,       # Images that ask, and captions that ask
     most:int=40,         # Images in the matrix
 )->dict:                 # `images` and `captions`: (row, its nearest) each; `matrix`: cosines of images with a caption
                          # of each (s,s), and its `rows`

@@ -70,7 +70,7 @@ def retrieval_table(
         facts = _said(counts[used], n, m, way, split if protocol == 'all' else f'{split}, protocol {protocol}')
         for metric,stat,chance,unit in _rows(parts, way, counts, ks):
             value = float(stat(np.ones((1,len(images))))[0])
-            if unit == 100: _,low,high = bootstrap_interval(stat, len(images), draws, seed)
+            if unit == 100: low,high = np.clip(bootstrap_interval(stat, len(images), draws, seed)[1:], 0, 1)
             else: low,high = bootstrap(stat, len(images), draws, seed=seed)
             got = {k: round(unit*float(v), 3) for k,v in dict(chance=chance, value=value, low=low, high=high).items()}
             asked = sum(len(r[way]) for _,r in parts)
