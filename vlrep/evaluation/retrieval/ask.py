@@ -108,7 +108,7 @@ def measure_retrieval(
 def _bars(rows):
     "R@k in both directions"
     fig,axs = plt.subplots(1, 2, figsize=(8.6,2.8), sharey=True)
-    for ax,name in zip(axs, NAMES.values()):
+    for ax,name in zip(axs, DIRECTIONS.values()):
         these = [r for r in rows if r['question'].startswith(name) and 'R@' in r['question']]
         bars([r['question'].split()[-1] for r in these], {these[0]['backbone']: [(r['value'], r['low'], r['high'])
                                                                               for r in these]},
@@ -124,6 +124,7 @@ def _jpeg(fig):
     plt.close(fig)
     return jpeg_uri(Image.open(buf), 1000)
 
+# %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #f4f39035
 def _words(rows, twice):
     "The numbers as a sentence"
     med = ', '.join(f'{r["question"].split(":")[0]} {r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}] (chance '
@@ -146,9 +147,9 @@ def show_retrieval(
     def figure(title, image, explain): return dict(title=title, image=image, explain=explain)
     return dict(figures=[
         figure('Retrieval', png_uri(_bars(s['rows'])), _words(s['rows'], s['twice'])),
-        figure('An image asks', _jpeg(nearest_captions(s, texts, show)),
+        figure('Image to text', _jpeg(nearest_captions(s, texts, show)),
                'Held-out images drawn by lot, each with its nearest captions and their cosines; its own are green.'),
-        figure('A caption asks', _jpeg(nearest_images(s, texts, show)),
+        figure('Text to image', _jpeg(nearest_images(s, texts, show)),
                'Captions drawn by lot, each with its nearest images; its own has a green frame.'),
-        figure('All cosines', png_uri(similarity_matrix(s)), 'Images drawn by lot, each with one of its captions, in '
+        figure('Cosines', png_uri(similarity_matrix(s)), 'Images drawn by lot, each with one of its captions, in '
                'the same order: what belongs together stands on the diagonal.')])

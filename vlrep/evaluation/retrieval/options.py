@@ -22,5 +22,5 @@ EVALUATIONS.add(Evaluation('retrieval', 'which caption belongs to an image, whic
     figures=_here+'ask:show_retrieval'))
 EVALUATIONS.add(Evaluation('vsepp', 'retrieval by a text encoder that is trained on the frozen backbone (VSE++)',
     _here+'vsepp:ask_vsepp', dict(data=_data, protocol=_protocol,
-                                  epochs=Option(30, 'for vsepp: passes over the training captions'),
+                                  epochs=Option(30, 'for vsepp and tagging: passes over the training data'),
                                   joint=Option(1024, 'for vsepp: width of the joint space')), uses_root=True))
