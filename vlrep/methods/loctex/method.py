@@ -112,6 +112,24 @@ def attend(self:LocTexModel,
     unit = lambda x: F.normalize(x, dim=-1)
     return attention_maps(unit(self.whole_t(words)), unit(self.whole_v(grid.permute(0,2,3,1))).permute(0,3,1,2), 10.)
 
+# %% ../../../nbs/methods/loctex/40_method.ipynb #5e7a1c02
+@patch
+@torch.no_grad()
+def embed_image(self:LocTexModel,
+    img:Tensor, # Normalised images (b,3,H,W)
+)->Tensor:      # Length 1 (b,join)
+    "Vectors of whole images, to compare with those of `embed_text`; only of a model with heads for the contrast"
+    return F.normalize(self.whole_v(self.visual(img).mean((2,3))).float(), dim=1)
+
+@patch
+@torch.no_grad()
+def embed_text(self:LocTexModel,
+    tok:Tensor,  # Tokens (b,s)
+    lens:Tensor, # Real ones in each row (b,)
+)->Tensor:       # Length 1 (b,join)
+    "Vectors of whole texts, to compare with those of `embed_image`; only of a model with heads for the contrast"
+    return F.normalize(self.whole_t(mean_words(self.text(tok, lens), lens)).float(), dim=1)
+
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbeb
 def _paired(own, group, include_positive, dist):
     "How many of the `own` pairs of this process have negatives, and how many of all processes"
@@ -164,6 +182,10 @@ def loctex_loss(
 
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #a6644f22
+def _embeds(model):
+    "The capabilities of a model with heads for the contrast"
+    return dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'whole_v') else {}
+
 def _model(r, visual, tok):
     "The model of recipe `r`"
     for k,there in dict(loc_scale=('none','sqrt'), loc_norm=('row','tensor','tensor_l1'),
@@ -205,4 +227,4 @@ def loctex_learner(
                    include_positive=r.include_positive, temperature=r.temperature, direction=r.direction,
                    local_loss=r.local_loss)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
-                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend})
+                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend, **_embeds(m)})
