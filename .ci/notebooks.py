@@ -34,6 +34,7 @@ def preload():
     "What most notebooks import: done once here, and every forked check starts with it"
     import torch, torchvision, fastai.basics, fastai.callback.all, matplotlib.pyplot, sklearn.linear_model
     import nbdev.showdoc
+    import jinja2, sentencepiece, sklearn.svm, timm, torchvision.models.detection, tyro
     torch.set_num_threads(1)
 
 def fork(fn, skip):
