@@ -1,46 +1,69 @@
 """What a user gets who installs the wheel without the development tools
 
 That is, the newest fastai and fastcore that settings.ini admits. Torch and CUDA (5 GB) are not installed again but
-linked from .venv. The library itself is not on the path here, only the wheel is.
+linked from .venv, and so is what pip would install in the version that .venv has. The library itself is not on the
+path here, only the wheel is.
 """
-import shutil, subprocess, sys, tempfile, time, zipfile
+import json, os, shutil, subprocess, sys, tempfile, time, zipfile
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
-from environment import ROOT, VENV, Failed, alone, build, byte_code, pip, quiet
+from environment import ROOT, VENV, Failed, alone, build, pip, quiet
 
 NEWEST = ROOT/'.venv-newest'
 HEAVY  = 'torch', 'torchvision', 'triton', 'nvidia-', 'cuda-'
 LIMIT  = 300       # seconds for one command
-TINY   = ('scenes=200 valid=32 probe=120 probe_held=60 test=100 shown=24 size=32 vocab=300 '    # a world in miniature
-          'width=32 heads=2 bs=16 warmup=2 steps=20').split()
+TINY   = ('scenes=96 valid=32 probe=60 probe_held=60 test=60 shown=8 point=12 size=32 vocab=300 '    # in miniature
+          'visual_width=8 width=32 heads=2 bs=16 warmup=2 steps=20').split()
 
-LIST_HEAVY = f"""
+LIST = """
 import importlib.metadata as im
 for d in im.distributions():
-    name = d.metadata['Name'].lower().replace('_', '-')
-    if any(name == h or h.endswith('-') and name.startswith(h) for h in {HEAVY}):
-        print(name, d.version, d.locate_file(''), *sorted({{f.parts[0] for f in d.files}}))
+    tops = {f.parts[0] for f in d.files or []} - {'..', '__pycache__'}
+    print(d.metadata['Name'].lower().replace('_', '-'), d.version, d.locate_file(''), *sorted(tops))
 """
 IMPORT_ALL = """
 import importlib, pkgutil, importlib.metadata as im, vlrep
 assert {venv!r} in vlrep.__file__, vlrep.__file__
 names = [m.name for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')]
 for n in names: importlib.import_module(n)
+from PIL import Image
+from vlrep.datasets.world.dataset import scene
+Image.fromarray(scene('test', 0).image).save('scene.png')       # for the caption below
 main = 'torch', 'fastai', 'fastcore', 'numpy', 'pillow'
 print(len(names), 'modules;', ', '.join(f'{{d}} {{im.version(d)}}' for d in main))
 """
 
-def heavy():
-    "(name, version, site-packages, top-level files) of the installed packages that are linked"
-    rows = [l.split() for l in quiet(VENV/'bin'/'python', '-c', LIST_HEAVY).splitlines()]
+def installed():
+    "(name, version, site-packages, top-level files) of what is installed in .venv"
+    rows = [l.split() for l in quiet(VENV/'bin'/'python', '-c', LIST).splitlines()]
     return [(n, v, Path(at), tops) for n,v,at,*tops in rows]
 
-def link(py):
-    "Link the heavy packages, and their metadata, into the environment of `py`"
+def heavy(rows):
+    "Those that are always linked"
+    return [r for r in rows if any(r[0] == h or h.endswith('-') and r[0].startswith(h) for h in HEAVY)]
+
+def alike(rows, wanted):
+    """Those that have the version in `wanted`, name -> version, and share no folder with one that has not
+
+    What pip installs into a folder that is a link would end up in .venv.
+    """
+    fit = [r for r in rows if wanted.get(r[0]) == r[1]]
+    return [r for r in fit if not any({*r[3]} & {*o[3]} for o in rows if o not in fit)]
+
+def newest(py, *words):
+    "Name -> version of what pip would install, the wheel of this project apart"
+    said = quiet(py, '-m', 'pip', '--disable-pip-version-check', '--no-input', 'install', '--quiet', '--dry-run',
+                 '--report', '-', *words, cwd=ROOT)
+    found = json.JSONDecoder().raw_decode(said[said.index('{'):])[0]['install']
+    return {i['metadata']['name'].lower().replace('_', '-'): i['metadata']['version'] for i in found
+            if not i['is_direct']}
+
+def link(py, rows):
+    "Link packages, and their metadata, into the environment of `py`"
     site = Path(quiet(py, '-c', 'import sysconfig; print(sysconfig.get_paths()["purelib"])').strip())
-    for _,_,at,tops in heavy():
+    for _,_,at,tops in rows:
         for t in tops:
-            if t not in ('..', '__pycache__') and not (site/t).exists(): (site/t).symlink_to(at/t)
+            if not (site/t).exists(): (site/t).symlink_to(at/t)
 
 def wheel(folder):
     """Build the wheel from a copy that holds only what it needs, and see that it carries exactly the modules of
@@ -59,17 +82,17 @@ def wheel(folder):
 
 def install(whl, folder):
     "The wheel with its newest requirements; the linked packages may not be touched"
-    py = NEWEST/'bin'/'python'
+    py,rows = NEWEST/'bin'/'python', installed()
     pins = Path(folder)/'constraints.txt'
-    pins.write_text(''.join(f'{n}=={v}\n' for n,v,_,_ in heavy()))
+    pins.write_text(''.join(f'{n}=={v}\n' for n,v,_,_ in heavy(rows)))
     def fresh(py):
-        link(py)
+        link(py, heavy(rows))
+        link(py, alike(rows, newest(py, '-c', pins, whl)))
         pip(py, 'install', '--quiet', '--no-compile', '-c', pins, whl)
     with alone():
         if not build(NEWEST, fresh, pins.read_text(), VENV/'bin'/'python'):
             pip(py, 'install', '--quiet', '--no-deps', '--force-reinstall', whl)
     pip(py, 'check')
-    byte_code(py, 'vlrep.all')
 
 def wrong_option(cmd, folder):
     "A misspelled setting: exit code 2 and one line that names it"
@@ -78,12 +101,6 @@ def wrong_option(cmd, folder):
     lines = r.stderr.strip().splitlines()
     if r.returncode != 2 or len(lines) != 1 or 'stepz' not in lines[0]:
         raise Failed(f'exit code {r.returncode} and on stderr:\n{r.stderr[-2000:]}')
-
-DRAW = """
-from PIL import Image
-from vlrep.datasets.world.dataset import scene
-Image.fromarray(scene('test', 0).image).save('scene.png')
-"""
 
 def checks(folder):
     "Yields (name, function) in order; a function raises `Failed`"
@@ -95,7 +112,6 @@ def checks(folder):
     def imports(): print('  ' + call('python', '-W', 'ignore', '-c', IMPORT_ALL.format(venv=str(NEWEST))), flush=True)
     def trains(): call('vlrep-pretrain', *[w for s in TINY for w in ('--set', s)], '--out', out)
     def writes():
-        call('python', '-W', 'ignore', '-c', DRAW)
         said = call('vlrep-caption', out, 'scene.png')
         if not said: raise Failed('vlrep-caption printed nothing')
         print('  ' + said.splitlines()[-1], flush=True)
@@ -116,6 +132,7 @@ def results():
             yield f'{name}: {time.time()-t:.0f} s', problem
 
 if __name__ == '__main__':
+    os.environ.pop('PYTHONDONTWRITEBYTECODE', None)     # every process would compile the new packages
     bad = 0
     for name,problem in results():
         bad += bool(problem)

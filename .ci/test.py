@@ -12,6 +12,7 @@ from environment import ROOT, Failed, quiet
 BIN = environment.VENV/'bin'
 TEMPLATES = Path('reports')/'templates'
 passed = failed = 0
+costs = {}        # CPU seconds of each notebook and of each test of pytest
 
 def count(name, problem=None):
     "One check is done: `problem` is what went wrong"
@@ -95,19 +96,50 @@ def notebooks():
         code = call(BIN/'python', '-W', 'ignore', '.ci/notebooks.py', 'test', out)
         res = json.loads(out.read_text()) if out.exists() else {}
         if not res: raise Failed(f'no notebook was checked (exit code {code})')
-        for ok in res.values(): count(None, not ok)
+        costs.update({name: cpu for name,(_,cpu) in res.items()})
+        for ok,_ in res.values(): count(None, not ok)
+
+def pytest_costs(suite):
+    "Test -> CPU seconds, which tests/conftest.py has written into the results"
+    return {f'{case.get("classname")}::{case.get("name")}': float(p.get('value')) for case in suite.iter('testcase')
+            for p in case.iter('property') if p.get('name') == 'cpu'}
 
 def pytest():
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)/'results.xml'
         # two processes, each with whole files: what the tests of a file share is made once
-        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '--durations=12', '-n', '2', '--dist',
-                    'loadfile', f'--junitxml={out}', 'tests')
-        n = xml.parse(out).getroot().find('testsuite').attrib if out.exists() else {}
+        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '-n', '2', '--dist', 'loadfile',
+                    '--no-loadscope-reorder', f'--junitxml={out}', 'tests')
+        suite = xml.parse(out).getroot().find('testsuite') if out.exists() else xml.Element('testsuite')
+        costs.update(pytest_costs(suite))
+        n = suite.attrib
         tests,failures,errors,skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
         bad = failures + errors
         if tests == 0 or (code and not bad): raise Failed(f'pytest ran {tests} tests, exit code {code}')
         for i in range(tests - skipped): count(None, i < bad)
+
+DRAW = """
+import os
+from vlrep.datasets.world.dataset import world
+other = os.fork()
+if other: jobs = [('train', 3000, 32, False), ('train', 1500, 48, False, 'narrative')]
+else: jobs = [('valid', 200, 32, False), ('test', 600, 32, False), ('train', 1000, 32, True), ('valid', 500, 32, True),
+              ('test', 800, 32, True), ('train', 1200, 48, False), ('valid', 300, 48, False), ('test', 300, 48, False),
+              ('train', 400, 96, False, 'narrative')]
+for split,n,size,shifted,*more in jobs: world(split, n, size, shifted, workers=1, with_=more)
+if not other: os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+"""
+
+def world():
+    "Draw the scenes that most checks look at, once: a smaller set is cut from a larger one in the cache"
+    quiet(BIN/'python', '-W', 'ignore', '-c', DRAW)
+    count('the world is drawn')
+
+def dearest(n=10):
+    "Lines: the checks that take most CPU time"
+    yield f'CPU seconds of {len(costs)} notebooks and tests: {sum(costs.values()):.0f}; the dearest are'
+    yield from (f'  {seconds:6.1f} s  {name}' for name,seconds in sorted(costs.items(), key=lambda kv: -kv[1])[:n])
 
 class Background:
     "A script of checks that runs beside the other steps; its lines `ok` and `FAIL` are counted when it is waited for"
@@ -135,17 +167,19 @@ def main():
     with tempfile.TemporaryDirectory() as cache:
         os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', PYTHONUNBUFFERED='1')
         os.environ.setdefault('VLREP_CACHE', cache)
-        for v in ('PYTHONPATH', 'IN_TEST', 'VIRTUAL_ENV'): os.environ.pop(v, None)
+        for v in ('PYTHONPATH', 'IN_TEST', 'VIRTUAL_ENV', 'PYTHONDONTWRITEBYTECODE'): os.environ.pop(v, None)
         if not failed:
             newest = Background(sys.executable, '.ci/newest.py')     # most of its time goes into an installation
             try:
                 step('export', exported)
                 step('clean', cleaned)
                 step('readme', readme_built)
+                step('world', world)
                 step('notebooks', notebooks)
                 step('pytest', pytest)
                 step('newest requirements', newest.results)
             finally: newest.stop()
+    print('\n'.join(dearest()))
     print(f'{time.time()-start:.0f} s in all')
     print(f'{passed} passed, {failed} failed', flush=True)
     sys.exit(failed > 0)

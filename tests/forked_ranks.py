@@ -66,7 +66,10 @@ def go(run, folder):
     read = lambda r, name: open(f'{folder}/rank{r}.{name}').read()
     return [dict(code=c, seconds=t, out=read(r, 'stdout'), err=read(r, 'stderr')) for r,(c,t) in enumerate(ends)]
 
-if __name__ == '__main__':
-    with open(sys.argv[1]) as f: runs = json.load(f)
-    got = {name: go(run, os.path.dirname(sys.argv[2])) for name,run in runs.items()}
-    with open(sys.argv[2], 'w') as f: json.dump(got, f)
+def work(runs, out):
+    "Do the runs of one file, and write what became of them to the other"
+    with open(runs) as f: todo = json.load(f)
+    got = {name: go(run, os.path.dirname(out)) for name,run in todo.items()}
+    with open(out, 'w') as f: json.dump(got, f)
+
+if __name__ == '__main__': work(*sys.argv[1:])

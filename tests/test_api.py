@@ -3,7 +3,7 @@ import inspect, io, os, pydoc, re, subprocess, sys, warnings
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-import numpy as np, pytest, torch
+import forked, numpy as np, pytest, torch
 from fastai.learner import load_learner
 from PIL import Image
 from vlrep.experiments.commands import METHODS
@@ -309,17 +309,13 @@ def on_terminal(script, tmp_path):
     import pty, select
     main,other = pty.openpty()
     env = {**os.environ, 'PYTHONPATH': str(ROOT), 'VLREP_CACHE': str(tmp_path), 'COLUMNS': '120'}
-    p = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', script], stdin=subprocess.DEVNULL,
-                         stdout=subprocess.PIPE, stderr=other, env=env)
-    os.close(other)
+    p = forked.Program(script, env=env, error=os.ttyname(other))
     out = b''
-    while True:
-        try: got = os.read(main, 65536)
-        except OSError: break
-        if not got: break
-        out += got
+    while p.poll() is None or select.select([main], [], [], 0)[0]:
+        if select.select([main], [], [], .05)[0]: out += os.read(main, 65536)
     os.close(main)
-    return p.wait(timeout=60),out.decode(errors='replace')
+    os.close(other)
+    return p.returncode,out.decode(errors='replace')
 
 BARS = dict(world='drawing train', training='step ', features='features 1/1', statistics='statistics of BatchNorm 1/2',
             linear='fitting probes', named='fitting probes',
@@ -339,7 +335,6 @@ def test_every_long_stage_has_a_bar_on_a_terminal(tmp_path):
 def test_no_bar_in_a_log(tmp_path):
     env = {**os.environ, 'PYTHONPATH': str(ROOT), 'VLREP_CACHE': str(tmp_path)}
     script = STAGES.split("stage('captions'")[0]
-    got = subprocess.run([sys.executable, '-W', 'ignore', '-c', script], capture_output=True, text=True, env=env,
-                         stdin=subprocess.DEVNULL)
+    got = forked.run(script, env=env)
     assert got.returncode == 0, got.stderr[-2000:]
     assert set(re.sub(r'</?\w+>', '', got.stderr).split()) == set() and '\r' not in got.stdout

@@ -1,5 +1,6 @@
 "The scripts behind the Makefile: each check of the gate goes red when it should"
 import base64, importlib, json, sys
+import xml.etree.ElementTree as xml
 from pathlib import Path
 import pytest
 
@@ -45,6 +46,30 @@ def test_background_counts_lines(ci, script, want):
     gate = ci('test')
     gate.step('beside', gate.Background(sys.executable, '-c', script).results)
     assert (gate.passed, gate.failed) == want
+
+RESULTS = '''<testsuite tests="2">
+<testcase classname="tests.test_a" name="b[c]"><properties><property name="cpu" value="2.5" /></properties></testcase>
+<testcase classname="tests.test_a" name="test_d" /></testsuite>'''
+
+def test_the_dearest_are_named(ci):
+    gate = ci('test')
+    got = gate.pytest_costs(xml.fromstring(RESULTS))
+    assert got == {'tests.test_a::b[c]': 2.5}
+    gate.costs.update(got, **{'a.ipynb': 40., 'b.ipynb': .5})
+    first,*lines = gate.dearest(2)
+    assert '3 notebooks and tests: 43' in first
+    assert [l.split()[-1] for l in lines] == ['a.ipynb','tests.test_a::b[c]']
+
+def test_only_what_is_alike_is_linked(ci):
+    "The same version, and no folder that pip will install something else into"
+    new = ci('newest')
+    rows = [('numpy', '2.4', Path('s'), ['numpy']), ('fastai', '2.7', Path('s'), ['fastai']),
+            ('a-x', '1', Path('s'), ['shared','a']), ('a-y', '1', Path('s'), ['shared','b']),
+            ('torch', '2.9', Path('s'), ['torch'])]
+    wanted = {'numpy': '2.4', 'fastai': '2.8', 'a-x': '1', 'a-y': '2', 'new': '1'}
+    assert [r[0] for r in new.alike(rows, wanted)] == ['numpy']
+    assert [r[0] for r in new.alike(rows, {**wanted, 'a-y': '1'})] == ['numpy','a-x','a-y']
+    assert [r[0] for r in new.heavy(rows)] == ['torch']
 
 def test_environment_is_rebuilt_only_for_new_settings(ci, tmp_path, monkeypatch):
     env,built = ci('environment'), []

@@ -1,9 +1,10 @@
 "Both spellings of the command line, tiny runs of every kind, and what is said when something is wrong"
 import json, math, re, shutil
+from functools import partial
 from pathlib import Path
 import numpy as np, pytest, torch
 from PIL import Image
-import vlrep
+import vlrep, vlrep.experiments.commands as commands
 from vlrep.cli import main, _pretrain_options
 from vlrep.core.fields import current_changes, field_rows
 from vlrep.experiments.commands import pretrain
@@ -220,7 +221,7 @@ def test_tags_cannot_caption(capsys, tmp_path):
     assert 'captions' in refused(capsys, 'caption', out, good)
     assert vlrep.load(out).embed(good).shape == (vlrep.load(out).backbone.width,)
 
-LOCTEX = [*SIZES, 'point=12', 'baselines=False', 'vocab=300', 'size=32', 'steps=12', *NET]
+LOCTEX = [*SIZES, 'baselines=False', 'vocab=300', 'size=32', 'steps=12', *NET]
 
 def test_loctex(tmp_path, capsys):
     "Where is it? On the world, in the table and on the page; a run of it cannot caption"
@@ -316,7 +317,7 @@ def test_stored_changes_still_run():
             assert (plan(got['method'], got['name'], got['changes'], got['data'])
                     == plan(method, recipe, changes, data) != plan(method, recipe, (), data))
 
-def test_first_steps(tmp_path, capsys, on_world, on_photos):
+def test_first_steps(tmp_path, capsys, on_world, on_photos, monkeypatch):
     "The plan, one batch overfitted, and several runs on one page"
     words = ['pretrain', '--method', 'tags', '--tiny', '--threads', 1]
     main([*map(str, words), '--dry-run'])
@@ -325,6 +326,7 @@ def test_first_steps(tmp_path, capsys, on_world, on_photos):
     main([*map(str, words), '--overfit'])
     print(capsys.readouterr().out)
     assert '--dry-run' in refused(capsys, *words, '--dry-run', '--out', tmp_path/'x')
+    monkeypatch.setattr(commands, 'overfit', partial(commands.overfit, steps=30))         # enough to see that it fails
     with pytest.raises(SystemExit) as e: main([*map(str, words), '--overfit', '--set', 'lr=1e4', '--set', 'cnn_lr=1e4'])
     assert e.value.code == 1
     main(['report', str(on_world[1]), str(on_photos[1]), '--out', str(tmp_path/'side.html')])

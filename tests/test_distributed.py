@@ -1,7 +1,7 @@
 """Several processes: cells of notebooks flagged `#| dist`; two gloo processes against one, for every method; resuming
 them; and what happens when one of them fails"""
-import json, os, re, signal, socket, subprocess, sys
-import pytest, torch
+import json, os, re, signal, socket
+import forked, pytest, torch
 from vlrep.training.run_folder import load
 from test_course import exercises, load as notebook
 from test_resume import rows
@@ -30,8 +30,7 @@ def test_there_are_some(): assert {'05_distributed', '30_learner'} <= {p.stem fo
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
 def test_cells_of_several_processes(path):
     env = dict(os.environ, OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='')
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', CODE, path, ROOT], cwd=ROOT/'nbs', env=env,
-                          capture_output=True, text=True, timeout=300)
+    done = forked.run(CODE, [path, ROOT], ROOT/'nbs', env)
     assert done.returncode == 0, (done.stdout+done.stderr)[-3000:]
 
 # ---------------------------------------------------------------- two processes equal one
@@ -41,15 +40,14 @@ def free_port():
         s.bind(('127.0.0.1', 0))
         return s.getsockname()[1]
 
-def ranks(words, cwd, n=2, port=None, each=None, **kw):
+def ranks(code, words, cwd, n=2, port=None, each=None):
     "Processes that train together, started as torchrun would; `each`: more words for each rank"
     port = port or free_port()
     def start(r):
         env = {**ENV, 'PYTHONPATH': f'{ROOT}:{ROOT/"tests"}', 'CUDA_VISIBLE_DEVICES': '', 'RANK': str(r),
                'LOCAL_RANK': str(r), 'WORLD_SIZE': str(n), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
         more = each[r] if each else []
-        return subprocess.Popen([sys.executable, '-W', 'ignore', *map(str, [*words, *more])], cwd=cwd, env=env,
-                                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kw)
+        return forked.Program(code, [*words, *more], cwd, env)
     return [start(r) for r in range(n)]
 
 def ended(ps, timeout=200):
@@ -62,7 +60,7 @@ def ended(ps, timeout=200):
 def pair(tmp_path_factory):
     "What `two_processes.py` found"
     out = tmp_path_factory.mktemp('pair')/'out.json'
-    done = ended(ranks([ROOT/'tests'/'two_processes.py', out], out.parent))
+    done = ended(ranks('import sys, two_processes; two_processes.main(sys.argv[1])', [out], out.parent))
     assert [code for code,*_ in done] == [0,0], done
     return json.loads(out.read_text())
 
@@ -144,9 +142,8 @@ def fault(tmp_path_factory):
     "What became of each run, and the folder of all of them"
     cwd = tmp_path_factory.mktemp('faults')
     (cwd/'runs.json').write_text(json.dumps(faults(cwd)))
-    script = [sys.executable, '-W', 'ignore', ROOT/'tests'/'forked_ranks.py', cwd/'runs.json', cwd/'out.json']
-    env = {**ENV, 'PYTHONPATH': f'{ROOT}:{ROOT/"tests"}', 'VLREP_CACHE': os.environ['VLREP_CACHE']}
-    done = subprocess.run(list(map(str, script)), cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
+    done = forked.run('import forked_ranks, sys; forked_ranks.work(*sys.argv[1:])', [cwd/'runs.json', cwd/'out.json'],
+                      cwd, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads((cwd/'out.json').read_text()),cwd
 

@@ -1,7 +1,7 @@
 "The examples of README.md and of the tutorials show their imports and run as they are printed"
-import builtins, dis, json, os, re, subprocess, sys
+import builtins, dis, json, os, re
 from pathlib import Path
-import pytest
+import forked, pytest
 
 ROOT      = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT/'nbs'/'tutorials').glob('*.ipynb'))
@@ -17,10 +17,8 @@ def visible(nb):
     return [c for c in cells if not re.search(r'^#\|\s*(hide|slow|data|cuda|dist|notest|echo: false)\b', c, re.M)]
 
 def paste(code, folder, **env):
-    "Run `code` in a fresh process in an empty folder"
-    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'MPLBACKEND': 'Agg', **env}
-    return subprocess.run([sys.executable, '-W', 'ignore', '-'], input=code, text=True, capture_output=True,
-                          cwd=folder, env=env, timeout=300)
+    "Run `code` in a process of its own in an empty folder"
+    return forked.run(code, cwd=folder, env={**os.environ, 'MPLBACKEND': 'Agg', **env})
 
 def names(code):
     "What a compiled text assigns at its top, and what it looks up there"

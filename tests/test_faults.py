@@ -15,6 +15,7 @@ from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
 from vlrep.training.run_folder import load, Run
 from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
+from forked import start as program
 from tools import SIZES, command, refused, sets, start
 
 TAGS = [*SIZES, 'size=32', 'steps=4', 'warmup=1', 'bs=16']
@@ -301,7 +302,7 @@ def test_reader_is_killed(tmp_path):
 
 def test_two_runs_in_one_folder(tmp_path, capsys):
     out = tmp_path/'run'
-    p = start([*command('pretrain'), '--out', out, '--method', 'tags', *sets([*TAGS, 'steps=100000'])], tmp_path)
+    p = program(['pretrain', '--out', out, '--method', 'tags', *sets([*TAGS, 'steps=100000'])], tmp_path)
     try:
         for _ in range(1200):
             if Run(out).saved(): break

@@ -82,7 +82,7 @@ def test_smallest_job(tmp_path):
            for f in dataclasses.fields(DATASETS['world'].options)}
     least = [f'{k}={low[k].low}' for k in ('scenes', 'valid', 'probe', 'probe_held', 'test', 'shown')]
     net = [c for c in WORLD if c.split('=')[0] not in ('scenes', 'valid', 'probe', 'probe_held', 'test', 'shown',
-                                                       'steps', 'bs', 'vocab')]
+                                                       'point', 'steps', 'bs', 'vocab')]
     for method, more in (('virtex', ['point=1']), ('loctex', ['point=1', 'baselines=false'])):
         out = pretrain(method, changes=[*least, *net, *more, 'steps=2', 'warmup=1', 'bs=4', 'vocab=64'], threads=1,
                        out=tmp_path/method, log=str)

@@ -20,7 +20,7 @@ from vlrep.training.run_folder import load, Run
 from tools import told
 
 STEPS, BATCHES = 14, 6                         # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more
-SMALL = dict(steps=STEPS, warmup=3, bs=16, size=32)
+SMALL = dict(steps=STEPS, warmup=3, bs=16, size=32, visual_width=8)
 TEXT = dict(width=32, heads=2, vocab=300, dropout=.1, lookahead_k=5)
 
 @pytest.fixture(scope='module')

@@ -1,7 +1,7 @@
 "A run whose process is shot, and taken up, is the run that nobody disturbed; another run is refused"
 import os, shutil, signal, time
 from pathlib import Path
-import pytest, torch
+import forked, pytest, torch
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.experiments.commands import pretrain
 from vlrep.training.interrupts import TrainingInterrupted
@@ -18,11 +18,11 @@ def undisturbed(tmp_path_factory):
 
 def shoot(words, cwd, run, after, sig, wait=120):
     "Start, wait for a checkpoint later than step `after`, send the signal: exit code and stderr"
-    p = start(words, cwd)
+    p = forked.start(words, cwd)
     end = time.monotonic()+wait
     try:
         while p.poll() is None and max(Run(run).saved(), default=0) <= after and time.monotonic() < end: time.sleep(.02)
-        assert p.poll() is None, p.stderr.read()
+        assert p.poll() is None, p.said()[1]
         p.send_signal(sig)
         out, err = p.communicate(timeout=wait)
     finally: p.kill()
@@ -37,9 +37,9 @@ def shot(undisturbed, tmp_path_factory):
     cwd = tmp_path_factory.mktemp('shot')
     run = cwd/'run'
     got = []
-    begin = [*command('pretrain'), '--threads', 1, '--seed', 5, '--save-every', 8, '--out', run, *sets(JOB)]
+    begin = ['pretrain', '--threads', 1, '--seed', 5, '--save-every', 8, '--out', run, *sets(JOB)]
     for after, sig, words in ((15, signal.SIGTERM, begin), (50, signal.SIGKILL, None), (90, signal.SIGINT, None)):
-        got.append((*shoot(words or [*command('pretrain', False), '--resume', run], cwd, run, after, sig),
+        got.append((*shoot(words or ['pretrain', '--resume', run], cwd, run, after, sig),
                     Run(run).saved()[-1]))
         if sig == signal.SIGTERM: shutil.copytree(run, cwd/'stopped')
     return run, got

@@ -1,7 +1,7 @@
 "What the tests share: the command line in both spellings, and tiny jobs"
 import json, os, subprocess, sys
 from pathlib import Path
-import pytest
+import forked, pytest
 from vlrep.cli import main
 from vlrep.data.narratives import narratives_of
 from vlrep.datasets.world.dataset import world
@@ -9,7 +9,7 @@ from vlrep.datasets.world.dataset import world
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = ROOT/'data'/'flickr8k-world'
 NET   = ['visual_depth=10', 'visual_width=16', 'width=32', 'heads=2', 'bs=16', 'warmup=2']
-SIZES = ['scenes=200', 'valid=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24']
+SIZES = ['scenes=200', 'valid=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24', 'point=12']
 WORLD = [*SIZES, 'vocab=300', 'size=32', 'steps=20', *NET]
 ENV = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
 
@@ -58,10 +58,9 @@ print(json.dumps(codes))
 """
 
 def vlrep(folder, *commands, codes=None):
-    "Commands in `folder`, one after the other in a fresh process; what each printed"
+    "Commands in `folder`, one after the other in a process of their own; what each printed"
     words = [list(map(str, c)) for c in commands]
-    p = subprocess.run([sys.executable, '-W', 'ignore', '-c', RUN, json.dumps(words)], cwd=folder, env=ENV,
-                       capture_output=True, text=True)
+    p = forked.run(RUN, [json.dumps(words)], folder)
     *out,got = p.stdout.split('----\n')
     said = [a+b for a,b in zip(out, p.stderr.split('----\n'))]
     assert p.returncode == 0 and json.loads(got) == (codes or [0]*len(words)), p.stdout[-2000:] + p.stderr[-2000:]

@@ -193,13 +193,25 @@ def _room(folder, n, pixels):
                                     f'MB are free; '
                                     'make room, or set VLREP_CACHE to a folder on another disk', str(folder.parent))
 
-def _draw(folder, what, workers):
-    "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
+def _arrays(folder, what):
+    "Make the files for the pixels of `what` in `folder`; their names"
     n,size,with_ = what['n'],what['size'],what.get('with',[])
-    folder = Path(folder)
     shapes = {p: (n,size,size,3)[:3 if p == 'masks' else 4] for p in ('images',*(p for p in PIXELS if p in with_))}
     _room(folder, n, sum(int(np.prod(s)) for s in shapes.values()))
     for name,shape in shapes.items(): ArrayFile.create(folder/f'{name}.npy', shape)
+    return list(shapes)
+
+def _index(folder, what):
+    "Write what `folder` holds, with sizes and checksums"
+    index = dict(what, files={p.name: [p.stat().st_size, _crc(p)] for p in sorted(folder.iterdir())})
+    write_json(folder/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
+
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #63757404
+def _draw(folder, what, workers):
+    "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
+    n,with_ = what['n'],what.get('with',[])
+    folder = Path(folder)
+    _arrays(folder, what)
     cuts = [n*k//workers for k in range(workers+1)]
     jobs = [(str(folder), k, cuts[k], cuts[k+1], what) for k in range(workers)]
     ticks = _part(*jobs[0]) if workers == 1 else _processes(folder, jobs)
@@ -210,8 +222,7 @@ def _draw(folder, what, workers):
         buf.save(folder/f'{name}.npz')
         for k in range(workers): (folder/f'{kind}-{k}.npz').unlink()
         if kind == 'notes': np.savez(folder/'labels.npz', **scene_labels(json.loads(t) for t in buf.flat()))
-    index = dict(what, files={p.name: [p.stat().st_size, _crc(p)] for p in sorted(folder.iterdir())})
-    write_json(folder/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
+    _index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #e5043081
 _modules = 'drawing','objects','layout','captions','dataset'
@@ -274,6 +285,46 @@ def _clear_stale(cache):
                 shutil.rmtree(p, ignore_errors=True)
         except ValueError: pass
 
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #63757401
+def _place(what):
+    "Name of the folder for the set that `what` describes"
+    code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
+    return '-'.join(['shifted-'*what['shifted']+what['split'], str(what['start']), str(what['n']),
+                     f'{what["size"]}px', code])
+
+def _larger(cache, what):
+    "A whole set in the cache that begins with the scenes that `what` describes, or None"
+    begin,_,size,_ = _place(what).rsplit('-', 3)
+    for n in sorted({int(p.name.rsplit('-', 3)[1]) for p in cache.glob(f'{begin}-*-{size}-*') if p.is_dir()}):
+        p = cache/_place({**what, 'n': n})
+        if n > what['n'] and not _damage(p): return p
+
+def _cut(folder, what, larger):
+    "Write the set that `what` describes into the empty `folder`: the first rows of the set in `larger`"
+    n = what['n']
+    for name in _arrays(folder, what):
+        old,new = ArrayFile(larger/f'{name}.npy'),ArrayFile(folder/f'{name}.npy', write=True)
+        for i in range(n): new.write(i, old[i])
+    for p in larger.glob('*.npz'):
+        if p.stem == 'labels':
+            with np.load(p) as z: np.savez(folder/p.name, **{k: z[k][:n] for k in z.files})
+        else:
+            buf = TextBuffer.load(p)
+            TextBuffer(buf[i] for i in range(n)).save(folder/p.name)
+    _index(folder, what)
+
+# %% ../../../nbs/datasets/world/50_dataset.ipynb #63757405
+def _make(folder, what, workers):
+    "Draw the set in `folder`, or cut it from a larger one, unless another process has it ready when the lock is ours"
+    _clear_stale(folder.parent)
+    with locked(folder.with_name(folder.name+'.lock'), f'the cache of the world {folder}', timeout=1200):
+        if not (why := _damage(folder)): return
+        if folder.exists(): print(f'{why}; drawing these scenes again', file=sys.stderr)
+        larger = _larger(folder.parent, what)
+        with atomic_folder(folder) as new:
+            if larger: _cut(new, what, larger)
+            else: _draw(new, what, 1 if what['n'] <= _few or not sys.executable else workers)
+
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #dfa36536
 def world(
     split:str,               # train, valid or test
@@ -295,16 +346,8 @@ def world(
                 pillow=PIL.__version__)
     if with_ or difficulty != _usual:
         what |= {'with': list(with_), 'difficulty': difficulty.changed(), 'further': world_version(True)}
-    code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
-    first = 'shifted-'*what['shifted']+split
-    name = f'{first}-{start}-{n}-{size}px-{code}'
-    folder = cache_dir('world')/name
-    if _damage(folder):
-        _clear_stale(folder.parent)
-        with locked(folder.with_name(name+'.lock'), f'the cache of the world {folder}', timeout=1200):
-            if why := _damage(folder):
-                if folder.exists(): print(f'{why}; drawing these scenes again', file=sys.stderr)
-                with atomic_folder(folder) as new: _draw(new, what, 1 if n <= _few or not sys.executable else workers)
+    folder = cache_dir('world')/_place(what)
+    if _damage(folder): _make(folder, what, workers)
     notes,caps = (TextBuffer.load(folder/f'{f}.npz') for f in ('annotations','captions'))
     with np.load(folder/'labels.npz') as z: labels = {k: z[k] for k in z.files}
     again = 'begin again, and it will be drawn anew'
@@ -312,6 +355,7 @@ def world(
     more = TextBuffer.load(folder/'more.npz') if with_ else None
     sets,names = _sets(more, with_)
     row = functools.partial(_row, notes=notes, captions=caps, split=split, start=start, more=more, names=with_, px=px)
+    first = 'shifted-'*shifted+split
     return ArrayDataset(px.pop('images'), 'the shifted world' if shifted else 'the world', split=split, captions=caps,
                         labels={**labels, **sets}, names=names, records=row,
                         ids=[f'{first}-{i:06d}' for i in range(start, start+n)])
