@@ -47,7 +47,8 @@ def text_vectors(
     texts:list,   # Captions
     bs:int=256,   # Captions at a time
 )->Tensor:        # (m,d) float32, on the CPU
-    "The vector of each caption; equal ones are embedded once"
+    "The vector of each caption; equal ones are embedded once; a `ValueError` if the model has no tokenizer"
+    if m.tok is None: raise ValueError(f'{m.name}: has no tokenizer, so its captions cannot be embedded')
     ids = list(map(tuple, m.tok.encode(list(texts), m.max_len)))
     once = sorted(set(ids), key=lambda t: (len(t), t))
     device,out = next(m.backbone.parameters()).device,[]

@@ -7,7 +7,7 @@ __all__ = ['retrieval_samples', 'nearest_captions', 'nearest_images', 'similarit
 
 # %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #8d2cd267
 import textwrap
-import matplotlib.pyplot as plt, numpy as np, torch
+import matplotlib.pyplot as plt, numpy as np
 from torch import Tensor
 from ...core.plotting import *
 from ...core.seeding import *
