@@ -18,8 +18,9 @@ from vlrep.models.bert_model import Bert
 from tools import ENV
 
 SPECIAL = '[PAD] [UNK] [CLS] [SEP] [MASK]'.split()
-WORDS = ("a an the cat dog run ##s ##ning ##ed un ##able play ##er cafe naive ##ly is on red ball ! \" # $ % & ' ( ) * + , - "
-         ". / : ; < = > ? @ [ \\ ] ^ _ ` { | } ~ 猫 犬 東 京 ß ss ##ß i ##i o ##o e ##e 1 2 ##3 ® ™ … — mask cls ¿ « »").split()
+WORDS = ("a an the cat dog run ##s ##ning ##ed un ##able play ##er cafe naive ##ly is on red ball ! \" # $ % & ' ( ) "
+         "* + , - . / : ; < = > ? @ [ \\ ] ^ _ ` { | } ~ 猫 犬 東 京 ß ss ##ß i ##i o ##o e ##e 1 2 ##3 ® ™ … — mask "
+         "cls ¿ « »").split()
 WORDS += [c for c in 'bcdfghjklmnpqrstuvwxyz'] + ['##'+c for c in 'abcdfghjklmnpqrtuvwxyz']
 
 @pytest.fixture(scope='module')
@@ -152,8 +153,9 @@ def strings():
     r = rng('strings')
     parts = ['the', 'Cat', 'dogs', 'running', 'unplayable', 'CAFÉ', 'naïvely', 'Straße', 'İstanbul', 'Ångström', '東京',
              '猫and犬', "don't", 'x_y', 'a.b,c!', '¿qué?', '«no»', '😀', 'e\u0301', '\u200b', 'zero\u200bwidth', '\u00a0',
-             '\u3000', '\t', '\n', '\r\n', 'a\x00b', '\ufffd', 'ﬁ', '½', '１２３', '12', '1,000.5', '---', '…', 'ß', 'ẞ', 'ǅ',
-             'q'*101, 'z'*100, 'م', 'שלום', 'हिन्दी', 'нет', '한국어', 'ア', '\u2028', '$5', '50%', '#tag', '@me', 'C++', '[x]',
+             '\u3000', '\t', '\n', '\r\n', 'a\x00b', '\ufffd', 'ﬁ', '½', '１２３', '12', '1,000.5', '---', '…', 'ß',
+             'ẞ', 'ǅ', 'q'*101, 'z'*100, 'م', 'שלום', 'हिन्दी', 'нет', '한국어', 'ア',
+             '\u2028', '$5', '50%', '#tag', '@me', 'C++', '[x]',
              '𝔘𝔫𝔦', '🇩🇪', 'a\u00adb', '']
     some = [' '.join(parts[i] for i in r.integers(0, len(parts), r.integers(1, 9))) for _ in range(300)]
     joined = [''.join(parts[i] for i in r.integers(0, len(parts), 4)) for _ in range(100)]
