@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'main', 'pretrain_main', 'caption_main', 'evaluate_main', 'report_main', 'export_main', 'shards_main',
-           'benchmark_main']
+           'paraphrase_main', 'benchmark_main']
 
 # %% ../nbs/90_cli.ipynb #6df84a84
 import contextlib,difflib,io,json,os,re,sys,traceback
@@ -340,18 +340,12 @@ def _benchmark(argv):
     run_benchmark(**a)
 
 # %% ../nbs/90_cli.ipynb #5ac10002
-def _shards_options(argv):
-    "What `vlrep-shards` is told, by the names that `make_shards` has for it"
-    rows = [('data', _option('NAME', f'What is written; one of: {", ".join(DATASETS)}'), None),
-            ('root', _option('DIR', 'Where its files are'), None),
-            ('out', _option('DIR', 'A new folder for the shards (default: shards)'), None),
-            ('per_shard', _option('N', 'Images a shard (default: 1000)', int), None),
-            ('seed', _option('N', 'Write the images in an order drawn from this (default: in their own)', int), None),
-            ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None),
-            ('plugin', _PLUGIN, None)]
-    about = dict(__doc__='Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset')
-    main = make_dataclass('_Main', rows, namespace=about)
-    first = _tyro('shards', argv, main, add_help=False)[0]
+def _of_data(name, argv, rows, about):
+    "What a command is told that reads any dataset: its own options, and `options`, the sizes of data that is drawn"
+    rows = [('data', _option('NAME', f'What is read; one of: {", ".join(DATASETS)}'), None),
+            ('root', _option('DIR', 'Where its files are'), None), *rows, ('plugin', _PLUGIN, None)]
+    main = make_dataclass('_Main', rows, namespace=dict(__doc__=about))
+    first = _tyro(name, argv, main, add_help=False)[0]
     data = first.data
     if data is not None:
         one_of('--data', data, DATASETS)
@@ -359,8 +353,8 @@ def _shards_options(argv):
     sized = data is not None and not DATASETS[data].read
     groups = dict(main=main)
     if sized: groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)})
-    config = make_dataclass('_Shards', [*groups.items()], namespace=about)
-    got = _parse('shards', argv, config, _names(groups['sizes']) if sized else (), f'--data {data}')
+    config = make_dataclass(f'_{name.title()}', [*groups.items()], namespace=dict(__doc__=about))
+    got = _parse(name, argv, config, _names(groups['sizes']) if sized else (), f'--data {data}')
     told = {k: v for k,v in vars(got['main']).items() if k != 'plugin' and v is not None}
     if data is None: raise ValueError(f'--data is missing: one of {", ".join(DATASETS)}')
     if sized:
@@ -370,12 +364,44 @@ def _shards_options(argv):
     return told
 
 def _shards(argv):
-    told = _shards_options(argv)
+    rows = [('out', _option('DIR', 'A new folder for the shards (default: shards)'), None),
+            ('per_shard', _option('N', 'Images a shard (default: 1000)', int), None),
+            ('seed', _option('N', 'Write the images in an order drawn from this (default: in their own)', int), None),
+            ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None)]
+    told = _of_data('shards', argv, rows,
+                    'Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset')
     from vlrep.datasets.webdataset.reader import make_shards
     make_shards(**told)
 
+# %% ../nbs/90_cli.ipynb #be270012
+_MODEL = ('a Marian model: folder, or name on the Hugging Face hub; {{via}} is the language '
+          '(default: Helsinki-NLP/opus-mt-{})')
+
+def _paraphrase(argv):
+    rows = [('out', _option('FILE', 'One line for each caption; a file that is there already is gone on with (default: '
+                                    'paraphrases.jsonl)'), None),
+            ('via', _option('LANGUAGES', 'Languages to go through, separated by commas (default: fr,de)'), None),
+            ('there', _option('MODEL', 'From English into the language, '
+                                       + _MODEL.format('en-{via}')), None),
+            ('back', _option('MODEL', 'From the language into English, '
+                                      + _MODEL.format('{via}-en')), None),
+            *((k, _option('N', f'{help} (default: {n})', int), None)
+              for k,help,n in (('batch','Sentences at a time',32), ('beams','Width of the beam',4),
+                               ('limit','Write at most so many captions','all'))),
+            ('device', _option('NAME', 'cpu, cuda, cuda:1 (default: the GPU if there is one)'), None)]
+    told = _of_data('paraphrase', argv, rows, 'Write captions in other words: into other languages and back, by Marian '
+                                              'models of transformers, as text views of MCT')
+    for k in ('batch','beams','limit'):
+        if told.get(k, 1) < 1: raise ValueError(f'--{k} {told[k]}: at least 1')
+    if 'via' in told: told['via'] = [v.strip() for v in told['via'].split(',') if v.strip()]
+    if told.get('via') == []: raise ValueError('--via: not a single language')
+    if Path(told.get('out', '.jsonl')).is_dir(): raise ValueError(f'--out {told["out"]}: is a folder, a file is wanted')
+    from vlrep.experiments.commands import make_paraphrases
+    try: make_paraphrases(**told)
+    except KeyboardInterrupt: raise _Exit(130, 'stopped; the same words again go on where it was') from None
+
 COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export,
-                shards=_shards, benchmark=_benchmark)
+                shards=_shards, paraphrase=_paraphrase, benchmark=_benchmark)
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def _as_written(problem, argv):
@@ -432,6 +458,10 @@ def export_main()->None:
 def shards_main()->None:
     "The command `vlrep-shards`"
     main(['shards', *sys.argv[1:]])
+
+def paraphrase_main()->None:
+    "The command `vlrep-paraphrase`"
+    main(['paraphrase', *sys.argv[1:]])
 
 def benchmark_main()->None:
     "The command `vlrep-benchmark`"

@@ -97,7 +97,8 @@ def decode(self:WordPieceTokenizer,
     if self.eos in ids: ids = ids[:ids.index(self.eos)]
     if ids and not 0 <= min(ids) <= max(ids) < len(self):
         raise ValueError(f'ids outside 0..{len(self)-1}: {min(ids)}..{max(ids)}')
-    return self._backend.decode([i for i in ids if i not in (self.cls, self.mask, self.pad)], skip_special_tokens=False)
+    words = [i for i in ids if i not in (self.cls, self.mask, self.pad)]
+    return self._backend.decode(words, skip_special_tokens=False).replace(" ' ", "'")
 
 # %% ../../nbs/data/22_wordpiece.ipynb #1f81f042
 _READS = dict(lower='do_lower_case', strip_accents='strip_accents', chinese='tokenize_chinese_chars')

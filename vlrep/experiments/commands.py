@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['recipe_of', 'options_of', 'open_run', 'run_folder', 'commit', 'processor', 'unless_begun', 'run_checks', 'pretrain',
-           'caption', 'evaluate', 'report', 'export']
+           'caption', 'evaluate', 'report', 'export', 'make_paraphrases']
 
 # %% ../../nbs/experiments/70_commands.ipynb #50ce7879
 import json,math,os,platform,shutil,subprocess,sys,time
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 import numpy as np, torch
@@ -18,6 +19,7 @@ from ..core.weights import *
 from ..core.fields import *
 from ..data.records import ArrayDataset
 from ..data.loader import damage_limit, loaders, TooManyDamaged
+from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..data.tokenizer import Tokenizer
 from ..reports.page import write_comparison, write_report
 from ..datasets.base import DATASETS
@@ -569,3 +571,27 @@ def export(
     log('# to open it, with an image photo.jpg:')
     for line in got['open']: log(line)
     return got
+
+# %% ../../nbs/experiments/70_commands.ipynb #be270002
+def make_paraphrases(
+    data:str,                               # One of `DATASETS`
+    root:FilePath=None,                     # Where the data is
+    out:FilePath='paraphrases.jsonl',       # The file; one that is there already is gone on with
+    via:list|tuple=('fr','de'),             # Languages to go through
+    *, there:str=MARIAN[0], back:str=MARIAN[1], # Models, folders or names on the hub; {via} stands for the language
+    batch:int=32,                           # Sentences at a time
+    device:str=None,                        # cpu, cuda; by default the GPU if there is one
+    beams:int=4,                            # Width of the beam
+    limit:int=None,                         # At most so many captions
+    options:object=None,                    # Sizes of data that is drawn; its own by default
+    translator:Callable=MarianTranslator,   # (name, device, beams=) -> function from sentences to sentences
+    log:Callable=print,                     # Told how far it is
+)->Path:                                    # The file
+    "Write the captions of a dataset in other words: into each language and back"
+    builder = DATASETS[data]
+    builder.check_root(root)
+    if 'captions' not in builder.provides: raise ValueError(f'--data {data}: has no captions to say in other words')
+    if builder.read and data != 'webdataset': parts = [builder.read(root, size=64)]
+    else: parts = builder.open(options, root, 64, ('captions',), log).values()
+    ways = {v: tuple(translator(m.format(via=v), device, beams=beams) for m in (there, back)) for v in via}
+    return write_paraphrases(parts, out, ways, batch, limit=limit, log=log)

@@ -130,25 +130,24 @@ def load_bert(
     if log and (rest := state.keys()-used): log(f'{source}: not used are {_some(rest)}')
     return bert.eval()
 
-# %% ../../nbs/models/58_bert.ipynb #c9d9c730
-_OPTIONAL = 'tokenizer.json','tokenizer_config.json','tokenizer.model'
-
-def _downloaded(name, file):
-    "A file of a model on the Hugging Face hub, from its cache if it is there; None if the model has no such file"
+# %% ../../nbs/models/58_bert.ipynb #08f8779f
+def _downloaded(name, *files):
+    "The first of these files of a model on the Hugging Face hub, from its cache if it is there; None if there is none"
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise ValueError(f'{name}: no such folder; for names on the Hugging Face hub the package huggingface_hub is '
                          f'needed (pip install "vlrep[bert]")') from None
-    try: return hf_hub_download(name, file, local_files_only=True)
-    except LocalEntryNotFoundError: pass
-    try: return hf_hub_download(name, file)
-    except LocalEntryNotFoundError as e: why = e                    # no connection
-    except EntryNotFoundError: return None
-    except Exception as e: why = e                                  # whatever the network's libraries raise
-    raise ValueError(f'{name}: no such folder, and from the Hugging Face hub it cannot be had '
-                     f'({" ".join(str(why).split())[:120]}): give the folder of a BERT')
+    there = [try_to_load_from_cache(name, f) for f in files]        # a path, None, or an object: known not to exist
+    if got := [p for p in there if isinstance(p, str)]: return got[0]
+    for file in (f for f,p in zip(files, there) if p is None):
+        try: return hf_hub_download(name, file)
+        except LocalEntryNotFoundError as e: why = e                # no connection; a kind of the next one
+        except EntryNotFoundError: continue
+        except Exception as e: why = e                              # whatever the network's libraries raise
+        raise ValueError(f'{name}: no such folder, and {file} cannot be had from the Hugging Face hub '
+                         f'({" ".join(str(why).split())[:120]}): give the folder of a BERT')
 
 def bert_folder(
     source:FilePath # A folder, or a name on the Hugging Face hub
@@ -161,11 +160,10 @@ def bert_folder(
     if not re.fullmatch(r'[\w-][\w.-]*(/[\w.-]+)?', str(source)): raise ValueError(f'{source}: no such folder')
     got = _downloaded(str(source), 'config.json')
     if got is None: raise ValueError(f'{source}: has no config.json on the Hugging Face hub: not a BERT')
-    if not any(_downloaded(str(source), f) for f in ('model.safetensors','pytorch_model.bin')):
+    if not _downloaded(str(source), 'model.safetensors', 'pytorch_model.bin'):
         raise ValueError(f'{source}: has neither model.safetensors nor pytorch_model.bin on the Hugging Face hub')
-    if not _downloaded(str(source), 'vocab.txt'):
-        for f in _OPTIONAL: _downloaded(str(source), f)
-    else: _downloaded(str(source), 'tokenizer_config.json')
+    _downloaded(str(source), 'vocab.txt', 'tokenizer.json', 'tokenizer.model')
+    _downloaded(str(source), 'tokenizer_config.json')                   # do capitals count?
     return Path(got).parent
 
 # %% ../../nbs/models/58_bert.ipynb #6f3204dc
