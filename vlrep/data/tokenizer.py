@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np, sentencepiece as spm, torch
 from fastcore.basics import patch
 from ..core.files import *
+from .wordpiece import *
 
 # %% ../../nbs/data/25_tokenizer.ipynb #9d9ec7fd
 def normalise(
@@ -145,9 +146,10 @@ def save(self:Tokenizer,
 
 @patch(cls_method=True)
 def load(cls:Tokenizer,
-    path:FilePath, # What `save` wrote, or the SentencePiece model of a VirTex run
-)->Tokenizer:
+    path:FilePath, # What `save` of any tokenizer wrote, or the SentencePiece model of a VirTex run
+)->'Tokenizer|WordPieceTokenizer': # The kind that was written
     "Read a tokenizer; a `ValueError` names a file that is missing or damaged"
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{path}: no such tokenizer file')
-    return cls(path.read_bytes(), str(path))
+    data = path.read_bytes()
+    return (WordPieceTokenizer.from_bytes if data[:1] == b'{' else cls)(data, str(path))
