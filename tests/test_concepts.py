@@ -1,4 +1,4 @@
-"Concepts and tags made of captions: what is refused, what is counted, and that no tagger is needed to import the library"
+"Concepts and tags made of captions: what is counted, what is refused, and taggers that are not installed"
 import sys
 import numpy as np, pytest
 import vlrep.data.concepts as concepts
@@ -79,7 +79,8 @@ def test_a_missing_spacy_model_is_named(without, monkeypatch):
     with pytest.raises(ValueError, match='spacy download en_core_web_sm'): tag_words(['dog'], 'spacy')
 
 BAD = {'top_k=5000': 'top_k=5000: the captions have only', 'min_count=100000': 'no word of the captions is left',
-       'min_tokens=400 max_tokens=400': 'no image has a concept', 'min_tokens=9 max_tokens=8': 'min_tokens=9: more than',
+       'min_tokens=400 max_tokens=400': 'no image has a concept',
+       'min_tokens=9 max_tokens=8': 'min_tokens=9: more than',
        'concepts=cluster': 'top_k=0: for concepts=cluster', 'net=vgg16': 'add --backbone torchvision/vgg16',
        'concepts=cluster top_k=9999': 'top_k=9999: the number of clusters must be from 1 to',
        'concepts=postags': "did you mean 'postag'"}

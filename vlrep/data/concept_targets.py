@@ -23,7 +23,7 @@ class TfidfVectors:
     ):
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
-        self.words = TfidfVectorizer(analyzer=caption_words, dtype=np.float32)
+        self.words = TfidfVectorizer(analyzer=plain_words, dtype=np.float32)
         x = self.words.fit_transform(texts)
         self.svd = TruncatedSVD(max(1, min(width, x.shape[1]-1)), random_state=seed).fit(x)
     def __call__(self,
@@ -104,7 +104,7 @@ def topic_targets(
     from sklearn.decomposition import LatentDirichletAllocation
     from sklearn.feature_extraction.text import CountVectorizer, ENGLISH_STOP_WORDS
     if k < 1: raise ValueError(f'top_k={k}: the number of topics must be at least 1')
-    counter = CountVectorizer(analyzer=lambda t: [w for w in caption_words(t) if w not in ENGLISH_STOP_WORDS])
+    counter = CountVectorizer(analyzer=lambda t: [w for w in plain_words(t) if w not in ENGLISH_STOP_WORDS])
     def whole(dataset): return [' '.join(ts) for ts in _read(dataset, low, high)]
     texts = whole(dataset)
     if not any(texts): raise ValueError(f'{dataset.name}: no caption has {low} to {high} words: there are no topics')

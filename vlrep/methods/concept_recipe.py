@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ..core.fields import *
 from .recipe import *
 
-# %% ../../nbs/methods/02_concept_recipe.ipynb #30ed5c39
+# %% ../../nbs/methods/02_concept_recipe.ipynb #2d7e8933
 _Net      = Choice('resnet','vgg16')
 _Parts    = Choice('nn','nn_adj','nn_adj_vb')
 _Tagger   = Choice('pattern','spacy')
@@ -20,6 +20,7 @@ _Count    = Int(1, 10**6)
 _Optimise = Choice('sgd','radam')
 _Schedule = Choice('cosine','steps')
 
+# %% ../../nbs/methods/02_concept_recipe.ipynb #30ed5c39
 @dataclass(frozen=True)
 class ConceptRecipe(MethodRecipe):
     "What methods that learn from concepts have in common, as ICMLM's paper has it for ResNet-50"
@@ -52,7 +53,7 @@ class ConceptRecipe(MethodRecipe):
     sync_bn:OnOff=False         # With several processes: BatchNorm over the images of all, or of each by itself
     def problems(self)->'Iterator[str]':
         "A caption that is read must have some length, and this network is none of ours"
-        yield from super().problems()
+        yield from MethodRecipe.problems(self)
         if self.min_tokens > self.max_tokens:
             yield f'min_tokens={self.min_tokens}: more than max_tokens={self.max_tokens}, no caption would be read'
         if self.net == 'vgg16' and self.frozen_stages:

@@ -10,7 +10,7 @@ __all__ = ['recipe_words', 'recipe_targets', 'concept_optimizer', 'concept_rules
 from functools import partial
 import torch
 from torch import nn
-from ..data.concepts import *
+from ..data.concepts import concept_counts, concept_words, ConceptSet
 from ..data.concept_targets import cluster_targets, label_targets, topic_targets, word_targets
 from ..models.backbones import make_backbone
 from ..training.callbacks import LRScheduler, recipe_rules

@@ -75,6 +75,7 @@ def _asked(m, dataset, samples, bs, seed):
         out['unigram'].append(_hits(order.expand(len(answers), -1), answers))
     return {k: np.concatenate(v) for k,v in out.items() if v}
 
+# %% ../../../nbs/evaluation/masked_words/10_table.ipynb #8f9d1daf
 def masked_word_table(
     m:Pretrained,             # Has the capabilities `fill_mask` and `masked_counts`
     dataset:ImageTextDataset, # Images with captions, not trained on

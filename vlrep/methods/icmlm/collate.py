@@ -160,6 +160,9 @@ def check_triplets(
     train = splits['train']
     collate = TripletCollator(recipe, triplet_tokenizer(recipe, train))
     n,have = len(collate.triplets(train)),np.diff(collate.triplets(train).read[train.captions.rows])
+    if not len(collate.triplets(splits['valid'])):
+        raise ValueError(f'{data}: no caption of the held-out images has a concept that can be masked, and none can '
+                         f'choose the checkpoint: add images, or --set valid=...')
     lines = [f'{data}: {n:,} triplets of {int(have.sum()):,} captions, {len(collate.concepts):,} concepts']
     if collate.split:
         some = ', '.join(collate.split[:5]) + ' ...'*(len(collate.split) > 5)

@@ -40,6 +40,7 @@ class TfmLayer(nn.Module):
         y = self.norm1(asks + self.drop(self.out((p@v).transpose(1,2).flatten(2))))
         return self.norm2(y + self.drop(self.feed(y))),p
 
+# %% ../../../nbs/methods/icmlm/30_heads.ipynb #2d32761a
 class TfmHead(nn.Module):
     "Layers over cells and tokens; the state at the masked place answers (ICMLM sec. 3.2, tfm)"
     def __init__(self,
@@ -67,7 +68,7 @@ class TfmHead(nn.Module):
         p = p[:,:,0,:n].mean(1)
         return y[:,0],p/p.sum(1, keepdim=True).clamp(min=1e-12)
 
-# %% ../../../nbs/methods/icmlm/30_heads.ipynb #94d20b0c
+# %% ../../../nbs/methods/icmlm/30_heads.ipynb #b2b9fc1c
 class HeadNorm(nn.Module):
     "A projection to several heads, then LayerNorm within each, with weights of its own, and ReLU"
     def __init__(self,
@@ -83,6 +84,7 @@ class HeadNorm(nn.Module):
         x = self.project(x).unflatten(2, self.weight.shape)
         return (F.layer_norm(x, x.shape[-1:])*self.weight + self.bias).relu()
 
+# %% ../../../nbs/methods/icmlm/30_heads.ipynb #94d20b0c
 class AttFcHead(nn.Module):
     "Tokens choose cells; the chosen cells' mean answers (ICMLM sec. 3.2, att-fc)"
     def __init__(self,

@@ -14,7 +14,7 @@ from ...models.bert_model import Bert
 from ...models.concept_head import ConceptHead
 from ..concept_training import still_grid
 
-# %% ../../../nbs/methods/icmlm/35_models.ipynb #707f60eb
+# %% ../../../nbs/methods/icmlm/35_models.ipynb #e3464a56
 def bert_digest(
     bert:Bert # Any
 )->Tensor:    # uint8 (32,)
@@ -23,6 +23,7 @@ def bert_digest(
     for _,p in sorted(bert.state_dict().items()): h.update(p.detach().cpu().contiguous().numpy().tobytes())
     return torch.tensor(list(h.digest()), dtype=torch.uint8)
 
+# %% ../../../nbs/methods/icmlm/35_models.ipynb #707f60eb
 class MaskedWordModel(nn.Module):
     "A backbone, a frozen BERT, and a head that guesses the masked word from both (ICMLM fig. 2)"
     waiting = False    # Does the backbone wait for the heads? See `FrozenStart`

@@ -13,7 +13,7 @@ from ..base import *
 from ..recipe import *
 from ..concept_recipe import *
 
-# %% ../../../nbs/methods/icmlm/10_recipe.ipynb #553a1ed3
+# %% ../../../nbs/methods/icmlm/10_recipe.ipynb #6944db2e
 @dataclass(frozen=True)
 class _BertName:
     "The name of a BERT: small, a folder, or a name on a hub"
@@ -28,6 +28,7 @@ _Bert     = Annotated[str, _BertName()]
 _Heads    = Int(1, 256)
 _Steps    = Int(1, 10**7)
 
+# %% ../../../nbs/methods/icmlm/10_recipe.ipynb #553a1ed3
 @dataclass(frozen=True)
 class ICMLMRecipe(ConceptRecipe):
     "ICMLM with a Transformer layer and ResNet-50, as in the supplement of the paper"

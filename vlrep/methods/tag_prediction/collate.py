@@ -49,6 +49,9 @@ def check_concepts(
     "How many tags there are, and how many images have none; a `ValueError` where nothing would be learned"
     collate = concept_collator(recipe)
     have = np.diff(collate.table(splits['train'])[0])
+    if not len(collate.table(splits['valid'])[1]):
+        raise ValueError(f'{data}: no held-out image has a concept, and none can choose the checkpoint: add images, or '
+                         f'--set valid=...')
     lines = [f'{data}: {len(collate.targets):,} concepts ({recipe.concepts}), {have.mean():.1f} an image']
     none = int((have == 0).sum())
     return lines + [f'{none:,} of {len(have):,} images have no concept: they teach nothing']*bool(none)
