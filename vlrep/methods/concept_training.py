@@ -103,10 +103,9 @@ class FrozenStart(BaseCallback):
     def on_exit(self)->None: self.model.waiting = False
 
 def still_grid(
-    visual:nn.Module,  # A backbone
-    img:torch.Tensor,  # Normalised images (b,3,H,W)
-    several:bool=False # Is the gradient awaited by other processes?
-)->torch.Tensor:       # (b,c,h,w)
-    "The grid of a backbone that does not learn; with several processes its gradients are 0, for these wait for them"
+    visual:nn.Module, # A backbone
+    img:torch.Tensor, # Normalised images (b,3,H,W)
+)->torch.Tensor:      # (b,c,h,w)
+    "The grid of a backbone that does not learn; its gradients are 0 and not missing: other processes wait for them"
     with torch.no_grad(): grid = visual(img)
-    return grid + 0*sum(p.sum() for p in visual.parameters() if p.requires_grad) if several else grid
+    return grid + 0*sum(p.sum() for p in visual.parameters() if p.requires_grad)

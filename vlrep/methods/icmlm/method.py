@@ -11,7 +11,6 @@ from ...core.seeding import *
 from ...models.bert import make_bert, small_config, SmallBertPlan
 from ...models.bert_model import Bert
 from ...models.concept_head import concept_nats, ConceptHead
-from ...training.distributed import current_dist
 from ...training.optim import param_groups
 from ...training.learner import BatchLearner, learner
 from ..concept_training import concept_backbone, concept_optimizer, concept_rules, FrozenStart
@@ -80,7 +79,6 @@ def icmlm_learner(
         model = MaskedWordModel(visual, bert, _head(r, visual.width, bert.width), tags, tok, tag_weight=r.tag_weight,
                                 counts=_counts(collate, train, tok) if known else None, mlm_head=r.full_mlm_head,
                                 keep_bert=r.bert == 'small')
-    model.several = current_dist().world_size > 1
     groups = param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd)
     wait = [FrozenStart(round(r.frozen_start*r.steps))] if r.frozen_start else []
     return learner(dls, model, icmlm_loss, concept_optimizer(r, groups),

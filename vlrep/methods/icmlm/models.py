@@ -27,7 +27,6 @@ def bert_digest(
 class MaskedWordModel(nn.Module):
     "A backbone, a frozen BERT, and a head that guesses the masked word from both (ICMLM fig. 2)"
     waiting = False    # Does the backbone wait for the heads? See `FrozenStart`
-    several = False    # Do other processes wait for gradients?
     def __init__(self,
         visual,           # A backbone: images to a grid (b,c,h,w); has `width` = c
         bert:Bert,        # Reads captions; it is frozen here
@@ -64,7 +63,7 @@ def cells(self:MaskedWordModel,
     img:Tensor # Normalised images (b,3,H,W)
 )->Tensor:     # The grid (b,c,h,w)
     "What the image shows; no gradient while the backbone waits"
-    return still_grid(self.visual, img, self.several) if self.waiting else self.visual(img)
+    return still_grid(self.visual, img) if self.waiting else self.visual(img)
 
 @patch
 @torch.no_grad()
