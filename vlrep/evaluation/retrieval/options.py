@@ -8,10 +8,11 @@ __all__ = []
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #07c80a8f
 from ...datasets.base import DATASETS
 from ..base import *
+from ..options import *                               # so that these are listed behind them
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #71c6bd75
 _here = 'vlrep.evaluation.retrieval.'
-_data = Option(None, 'for captions, retrieval and vsepp: a dataset (default: what the run was trained on)',
+_data = Option(None, 'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
                registry=DATASETS)
 _protocol = Option('all', 'for retrieval and vsepp: the images that are ranked among each other: all, the first 1000 '
                           'or 5000, or the mean over folds of 1000', ('all','1k','1k-folds','5k'))

@@ -8,11 +8,14 @@ __all__ = []
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
 from ...datasets.base import DATASETS
 from ..base import *
+from ..options import *                               # so that these are listed behind them
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #f9cf0bf1
 EVALUATIONS.add(Evaluation('tagging', 'which tags an image has, by a network on frozen features: mIOU@k (MCT)',
     'vlrep.evaluation.tagging.tagging:ask_tagging',
-    dict(data=Option(None, 'for tagging: a dataset (default: what the run was trained on)', registry=DATASETS),
+    dict(data=Option(None, 'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was '
+                           'trained on)',
+                     registry=DATASETS),
          tags=Option(18157, 'for tagging: the most frequent tags, or words of captions, that are learned'),
          k=Option(5, 'for tagging: how many tags are predicted for each image'),
          epochs=Option(30, 'for vsepp and tagging: passes over the training data')), uses_root=True))
