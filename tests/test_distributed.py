@@ -64,9 +64,9 @@ def pair(tmp_path_factory):
     assert [code for code,*_ in done] == [0,0], done
     return json.loads(out.read_text())
 
-METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex'.split()
+METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex mct'.split()
 VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows',
-            'tags, frozen stem', 'tags, averaged weights']
+            'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts']
 
 @pytest.mark.parametrize('name', METHODS+VARIANTS)
 def test_two_processes_equal_one(pair, name):
@@ -89,6 +89,12 @@ def test_batchnorm_per_rank_is_the_exception(pair):
     got = pair['virtex, BatchNorm per rank']
     assert got['first'] > .05 and abs(got['one'][0]-got['two'][0]) > 1e-4
     assert pair['virtex']['first'] < .001*got['first']
+
+def test_shuffled_batchnorm_is_that_of_groups_in_one_process(pair):
+    "Keys normalised among images of both processes are those of one process that shuffles its groups"
+    got,apart = pair['mct, BatchNorm of shuffled groups'],pair['mct, BatchNorm per rank']
+    assert got['one'] == pytest.approx(got['two'], rel=2e-4) and got['first'] < 5e-5
+    assert apart['first'] > .01 and abs(apart['one'][0]-apart['two'][0]) > 1e-3
 
 # ---------------------------------------------------------------- the command: resume and faults
 

@@ -91,7 +91,7 @@ class Peek(Callback):
     "The gradient that reaches the optimiser"
     order = 40
     def before_step(self):
-        self.grad = torch.cat([p.grad.flatten() for p in self.model.parameters()]).clone()
+        self.grad = torch.cat([p.grad.flatten() for p in self.model.parameters() if p.requires_grad]).clone()
         raise CancelFitException()
 
 @pytest.mark.parametrize('method', METHODS)

@@ -20,6 +20,10 @@ CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilab
 CASES |= {'loctex': dict(bs=11), 'loctex in 3 parts': dict(bs=11, accumulate=3),
           'loctex, groups of 4, all with all': dict(bs=11, group=4, local_loss=False, direction='symmetric'),
           'loctex, a process without rows': dict(include_positive=True),
+          'mct': dict(queue=40, bs=11),
+          'mct in 3 parts': dict(queue=40, bs=11, tag=1., tag_threshold=0, accumulate=3),
+          'mct, BatchNorm of shuffled groups': dict(queue=40, sync_bn=False, bn_group=8),
+          'mct, BatchNorm per rank': dict(queue=40, sync_bn=False, bn_group=0, shuffle_bn=False),
           'virtex, BatchNorm per rank': dict(sync_bn=False), 'tags, frozen stem': dict(frozen_stages=1),
           'tags, averaged weights': dict(ema=.8),
           'tags, averaged weights, BatchNorm per rank': dict(ema=.8, sync_bn=False)}

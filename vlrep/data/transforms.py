@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IMAGENET', 'swap_left_right', 'resize_crop', 'crop_boxes', 'turn_hue', 'jitter', 'move_points', 'crop_labels',
-           'denormalise', 'TrainTransform', 'EvalTransform']
+           'denormalise', 'TrainTransform', 'grey', 'gaussian_blur', 'EvalTransform']
 
 # %% ../../nbs/data/35_transforms.ipynb #d371c687
 import math,re
@@ -195,9 +195,13 @@ class TrainTransform:
         jitter=(.4,.4,.4,.1), # Most change of brightness, contrast, saturation, hue (VirTex code)
         jitter_p:float=.8,    # Part of the images whose colours change (VirTex code)
         *, mean=IMAGENET[0], std=IMAGENET[1], # Normalisation
+        grey_p:float=0.,      # Part of the images that lose their colours
+        blur_p:float=0.,      # Part of the images that are blurred
+        blur=(.1,2.),         # Standard deviation of the blur in pixels of the view, from and to (MoCo v2's code)
     ):
         self.size,self.scale,self.ratio,self.jitter = size,tuple(scale),tuple(ratio),tuple(jitter)
         self.jitter_p,self.mean,self.std = jitter_p,tuple(mean),tuple(std)
+        self.grey_p,self.blur_p,self.blur = grey_p,blur_p,tuple(blur)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f'scale={scale}: parts of the area, 0 < low <= high <= 1')
         if not 0 < self.ratio[0] <= 1 <= self.ratio[1]: raise ValueError(f'ratio={ratio}: low <= 1 <= high')
@@ -216,8 +220,8 @@ class TrainTransform:
         boxes,fac,flip = move(boxes),move(fac),move(batch.get('flip'))
         x = resize_crop(img, boxes, self.size, flip).div_(255)
         order = [k for k in order if self.jitter[k] and self.jitter_p]
-        return {**batch, **_moved(batch, boxes, self.size, flip),
-                'img': _finish(jitter(x, fac, order), self.mean, self.std)}
+        x = self._softened(jitter(x, fac, order), key, share)
+        return {**batch, **_moved(batch, boxes, self.size, flip), 'img': _finish(x, self.mean, self.std)}
 
 # %% ../../nbs/data/35_transforms.ipynb #08f31c8b
 @patch
@@ -236,6 +240,38 @@ def draw(self:TrainTransform,
     on = torch.rand(n, 1, generator=gen)[own] < self.jitter_p
     fac = low + torch.rand(n, 4, generator=gen)[own]*(mid+amount-low)
     return boxes,torch.where(on, fac, mid),torch.randperm(4, generator=gen).tolist()
+
+# %% ../../nbs/data/35_transforms.ipynb #b7c1d2e1
+def grey(
+    x:Tensor, # Colours in [0,1] (b,3,h,w)
+)->Tensor:    # (b,3,h,w)
+    "Images without their colours: torchvision's `rgb_to_grayscale`"
+    return torch.einsum('bchw,c->bhw', x, x.new_tensor(_grey))[:,None].expand_as(x)
+
+def gaussian_blur(
+    x:Tensor,     # (b,c,h,w)
+    sigma:Tensor, # Standard deviation for each image, in pixels (b,)
+)->Tensor:        # (b,c,h,w)
+    "Blur each image by its own amount; at the edges the mean is over what is in the image"
+    def weights(n):
+        at = torch.arange(n, device=x.device)
+        w = (-((at[:,None]-at)/sigma.to(x)[:,None,None]).square()/2).exp()
+        return (w/w.sum(2, keepdim=True))[:,None]                                        # (b,1,n,n)
+    return weights(x.shape[2]) @ x @ weights(x.shape[3]).mT
+
+@patch
+def _softened(self:TrainTransform, x, key, share):
+    "Some images grey, some blurred; `x` (b,3,h,w)"
+    if not (self.grey_p or self.blur_p): return x
+    n,own = share or (len(x), slice(None))
+    gen = torch_rng('soften', *key)
+    u,amount = (torch.rand(*s, generator=gen)[own] for s in ((n,2), (n,)))
+    lost,soft = (u < torch.tensor([self.grey_p,self.blur_p])).T.to(x.device)
+    if self.grey_p: x = torch.where(lost[:,None,None,None], grey(x), x)
+    if not self.blur_p: return x
+    low,high = self.blur
+    return torch.where(soft[:,None,None,None], gaussian_blur(x, (low+(high-low)*amount).to(x.device)), x)
+
 
 # %% ../../nbs/data/35_transforms.ipynb #1873e1a3
 class EvalTransform:

@@ -18,9 +18,9 @@ from .dataset import *
 # %% ../../../nbs/datasets/world/60_build.ipynb #3cafc3bd
 def _scenes(split, n, size, options, wanted):
     "Scenes with what is wanted beside their captions"
-    narratives,masks = 'narratives' in wanted,'masks' in wanted
-    if not narratives and not options.narrated: return world(split, n, size=size)
-    dataset = world(split, n, size=size, with_=('narrative', *['masks']*masks))
+    narratives,masks,more = 'narratives' in wanted,'masks' in wanted,['paraphrases']*('paraphrases' in wanted)
+    if not narratives and not options.narrated: return world(split, n, size=size, with_=more)
+    dataset = world(split, n, size=size, with_=('narrative', *['masks']*masks, *more))
     told = narratives_of(dataset)
     if masks: dataset = dataset.annotate(thing_maps(dataset))
     if options.narrated: dataset = dataset.with_captions(told.texts())

@@ -1,0 +1,142 @@
+"""Multimodal contrast: every set of losses trains all that it has, a run goes on with the same queue and copy, steps
+that are left out leave no trace, and what cannot be meant is refused in one line"""
+from dataclasses import replace
+import numpy as np, pytest, torch
+import vlrep
+from fastai.callback.core import Callback
+from vlrep.core.fields import check_fields
+from vlrep.data.loader import loaders
+from vlrep.datasets.world.dataset import world
+from vlrep.experiments.baselines import train_on
+from vlrep.methods.base import METHODS
+from vlrep.methods.mct.views import check_views
+from vlrep.training.learner import BaseCallback
+from vlrep.training.run_folder import Run
+from learning import material
+from test_options import few_photos
+from test_resume import check, source
+from tools import refused, sets
+
+VARIANTS = {'moco_v2': (dict(cc=0., ic=0., ci=0.), {'heads.img_intra', 'visual'}),
+            'inter': (dict(ii=0., cc=0.), {'heads.img_inter', 'heads.txt_inter', 'visual', 'text'}),
+            'tags': (dict(tag=1., tag_threshold=0), None),
+            'tags alone': (dict(ii=0., tag=1., cc=0., ic=0., ci=0., strict=False, own_answer=False), None),
+            'words': (dict(tag=1., tags_from='words', tag_threshold=1), None),
+            'slip': (dict(cc=0., inter_loss='nce', ic=.5, ci=.5), None),
+             'unified': (dict(projections='unified', intra_width=32, inter_width=32),
+                         {'heads.img', 'heads.txt', 'visual', 'text'}),
+             'sum, groups': (dict(hinge_reduction='sum', ic=.1, ci=.1, shuffle_bn=False, bn_group=4), None),
+            'paraphrases': (dict(text_views='paraphrases', swap_sides=True, blur_p=.5, mask_same=False), None)}
+
+class Gradients(BaseCallback):
+    "Parts whose weights had a gradient in the last step, and the images of which there are two views"
+    order = 40
+    def before_step(self):
+        named = [(n, p) for n,p in self.model.named_parameters() if p.requires_grad]
+        assert all(p.grad is not None for _,p in named)
+        part = lambda n: '.'.join(n.split('.')[:2 if n.startswith('heads') else 1])
+        self.parts = {part(n) for n,p in named if p.grad.abs().sum() > 0}
+        self.views = (self.learn.yb[0]['img']-self.learn.yb[0]['img2']).abs().amax((1,2,3))
+
+def trained(splits=None, steps=3, cbs=(), **changes):
+    "A learner after a few steps on 64 scenes"
+    method,recipe,parts,tok = material('mct')
+    recipe = check_fields(replace(recipe, steps=steps, warmup=1, queue=40, bs=16, **changes))
+    few = {k: v.subset(range(min(64, len(v)))) for k,v in (splits or parts).items() if k in ('train', 'valid')}
+    return train_on(method, recipe, few, 'world', tok, precision='fp32', log=lambda s: None, cbs=cbs)
+
+@pytest.fixture(scope='module')
+def told(): return {k: world(k, 64, size=32, with_='paraphrases') for k in ('train', 'valid')}
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_every_set_of_losses(name, told):
+    "All that the model has learns, views differ, the copy follows, the queue is full, a validation is finite"
+    changes,parts = VARIANTS[name]
+    seen = Gradients()
+    learn = trained(told, cbs=[seen], **changes)
+    m = learn.model
+    assert parts is None or seen.parts == parts
+    assert float(seen.views.min()) > 0
+    assert int(m.queue.steps) == 3 and int(m.queue.active.sum()) == 40 and (m.queue.ids[m.queue.active] >= 0).all()
+    slow = dict(m.slow['visual'].named_parameters())
+    assert all(float((p-slow[n]).abs().max()) > 0 for n,p in m.visual.named_parameters())
+    held = float(learn.validate()[0])
+    assert np.isfinite(held) and held == float(learn.validate()[0])
+    can = learn.capabilities(m)
+    assert ('embed_text' in can) == bool(learn.loss_func.loss.keywords['ic'])
+
+class Spoil(Callback):
+    "One batch of images that are not numbers"
+    order,run_valid = -4,False
+    def __init__(self, batch): self.batch = batch
+    def before_batch(self):
+        self.kept = {k: v.clone() for k,v in self.model.state_dict().items()}
+        if self.learn.train_state.batch == self.batch: self.learn.xb[0]['img'].fill_(torch.nan)
+    def after_batch(self):
+        now,same = self.model.state_dict(),lambda k: torch.equal(self.kept[k], now[k])
+        if self.learn.train_state.batch == self.batch+1: self.unchanged = {k for k in now if same(k)}
+        self.all = set(now)
+
+def test_a_step_that_is_left_out_leaves_no_trace():
+    "Neither weights nor copy nor queue; only what counts batches may move"
+    spoil = Spoil(1)
+    learn = trained(cbs=[spoil])
+    assert learn.train_state.skipped == 1
+    moved = spoil.all-spoil.unchanged
+    assert all(k.endswith('num_batches_tracked') for k in moved), moved
+    assert int(learn.model.queue.steps) == 2 and all(v.isfinite().all() for v in learn.model.state_dict().values())
+
+def test_parts_of_a_step_are_one_step():
+    "The copy follows once, the queue takes all parts at the end"
+    method,recipe,parts,tok = material('mct')
+    recipe = replace(recipe, steps=2, warmup=1, queue=40, bs=16)
+    few = {k: v.subset(range(min(64, len(v)))) for k,v in parts.items() if k in ('train', 'valid')}
+    learn = train_on(method, recipe, few, 'world', tok, precision='fp32', log=lambda s: None, accumulate=4)
+    q = learn.model.queue
+    assert int(q.steps) == 2 and int((q.ids[q.active] >= 0).sum()) == 32 and int(q.staged) == 0
+
+def test_resume_within_a_window(tmp_path, source):
+    "The queue, its staged keys, and the copy"
+    check(tmp_path, source, [8, 19], method='mct', accumulate=3)
+
+def test_a_run_with_tags_is_opened(tmp_path):
+    "Its queue has tags beside the keys, which a run that is opened without its data does not know of"
+    method,recipe,parts,tok = material('mct')
+    recipe = replace(recipe, steps=3, warmup=1, queue=40, tag=1.)
+    learn = trained(tag=1.)
+    facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    with Run.create(tmp_path/'run', recipe=recipe, **facts) as run:
+        tok.save(run/'tokenizer.model')
+        run.save('best', learn.model.state_dict(), dict(step=3))
+    m = vlrep.load(tmp_path/'run')
+    img = learn.dls.valid.one_batch()[0]['img']
+    learn.model.eval()
+    torch.testing.assert_close(m.capabilities['embed_image'](img), learn.model.embed_image(img))
+
+def test_loaders_made_by_hand_have_two_views_too():
+    method,recipe,parts,tok = material('mct')
+    dls = loaders(parts['train'], parts['valid'], collate=method.collator(recipe, tok), size=32, bs=8, device='cpu')
+    learn = method.learner(recipe, dls, precision='fp32')
+    assert 'img2' in learn.dls.train.one_batch()[0] and 'img2' not in dls.train.one_batch()[0]
+    again = method.learner(recipe, learn.dls, precision='fp32')
+    assert type(again.dls.train.aug) is type(learn.dls.train.aug) and not hasattr(again.dls.train.aug.view, 'view')
+
+# ---------------------------------------------------------------- what cannot be meant
+
+WRONG = {'queue=64': 'queue=64: must be longer than a batch of 64', 'temperature=0': 'temperature=0.0: must be above 0',
+         'ic=0': 'both or neither', 'key_momentum=1.1': 'key_momentum=1.1', 'tags_from=nouns': "'nouns'",
+         'paraphrases=gone.jsonl': 'gone.jsonl: no such file', 'projections=unified': 'one head for both needs one'}
+
+@pytest.mark.parametrize('change', WRONG)
+def test_wrong_fields(change, capsys):
+    assert WRONG[change] in refused(capsys, 'pretrain', '--method', 'mct', '--set', change)
+
+def test_what_the_data_lacks(tmp_path, capsys):
+    words = ['pretrain', '--method', 'mct', '--data', 'csv', '--root', few_photos(tmp_path, 60)]
+    said = refused(capsys, *words, '--out', tmp_path/'run', *sets(['queue=40', 'bs=8']))
+    assert 'no image has a second caption' in said
+    assert 'learns from labels, and csv has none' in refused(capsys, *words, '--set', 'tag=1')
+    bare = {'train': world('train', 20, size=32).subset(range(20))}
+    bare['train'].labels = {}
+    tagged = replace(METHODS['mct'].recipes['world'], tag=1.)
+    with pytest.raises(ValueError, match='has no tags'): check_views(tagged, bare)
