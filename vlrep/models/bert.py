@@ -191,7 +191,7 @@ class SmallBertPlan:
     "How long a small BERT learns, and from what"
     steps:int=800    # Of training
     bs:int=64        # Captions a step
-    lr:float=2e-3    # Peak learning rate, of AdamW
+    lr:float=3e-3    # Peak learning rate, of AdamW
     warmup:float=.1  # Part of the steps in which it rises; after that it falls to zero, linearly
     wd:float=.01     # Weight decay of matrices
     share:float=.15  # Of the words that are asked for (BERT sec. 3.1)
@@ -260,7 +260,6 @@ def _learn(bert, ids, tokenizer, plan, seed):
     vocab,first,mask = len(tokenizer),_first(tokenizer),tokenizer.mask
     bert.train()
     for step,rows in enumerate(_batches(torch.tensor([len(i) for i in ids]), plan, seed)):
-        torch.manual_seed(seed_of(seed, 'small bert', step))            # of dropout
         lr = plan.lr*min((step+1)/rise, (plan.steps-step)/max(1, plan.steps-rise))
         for g in opt.param_groups: g['lr'] = lr
         tok,lens = pad_tokens([ids[i] for i in rows.tolist()], tokenizer.pad)
@@ -304,7 +303,10 @@ def _trained(dataset, tokenizer, config, plan, seed):
     if not ids: raise ValueError(f'{dataset.name}: not a single caption with a word')
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]): bert = _learn(Bert(config, seed), ids, tokenizer, plan, seed)
+        with torch.random.fork_rng(devices=[]):
+            learner = Bert(replace(config, dropout=0., attention_dropout=0.), seed)  # no caption is seen often
+            bert = Bert(config, seed).eval()
+            bert.load_state_dict(_learn(learner, ids, tokenizer, plan, seed).state_dict())
         facts = masked_accuracy(bert, held, tokenizer, share=plan.share, max_len=plan.max_len)
     finally: torch.set_num_threads(threads)
     return bert,facts
@@ -326,7 +328,7 @@ def train_small_bert(
         raise ValueError(f'plan.max_len={plan.max_len}: config has positions for {config.max_len} tokens only')
     folder = cache_dir('bert')/f'small-{_key(dataset, tokenizer, config, plan, seed)}'
     def cached():
-        try: return load_bert(settled(folder), log=None)
+        try: return load_bert(folder, log=None)
         except ValueError: return None                                  # not there, or damaged
     if (bert := cached()) is None:
         with locked(folder.with_name(folder.name+'.lock'), f'the cached BERT {folder}', timeout=1200):
