@@ -38,7 +38,7 @@ def _bert(recipe, tok, train, seed):
     if recipe.bert != 'small': return make_bert(recipe.bert, None, tok, seed, pooler=False, log=None)
     config = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
     if train is None: return Bert(config, seed, pooler=False)
-    few = 30*len(train.captions.data)//50//64                  # about 30 epochs of captions of 50 letters
+    few = 12*len(train.captions.data)//50//64                  # about 12 epochs of captions of 50 letters
     plan = SmallBertPlan(steps=min(recipe.bert_steps, max(20, few)), max_len=min(40, recipe.max_len))
     return make_bert('small', split_dataset(train), tok, seed, config=config, plan=plan, pooler=False, log=None)
 
