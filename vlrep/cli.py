@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'main', 'pretrain_main', 'caption_main', 'evaluate_main', 'report_main', 'export_main', 'shards_main',
-           'paraphrase_main', 'benchmark_main']
+           'paraphrase_main', 'benchmark_main', 'study_main']
 
 # %% ../nbs/90_cli.ipynb #6df84a84
 import contextlib,difflib,io,json,os,re,sys,traceback
@@ -42,7 +42,7 @@ def _sentence(box):
     _,text,*_ = re.split(r'^.*[─-]{5}.*$', re.sub(r'\x1b\[[\d;]*m', '', box), flags=re.M) + ['']
     text = ' '.join(text.replace('│', ' ').split()).removeprefix('Error parsing ')
     text = re.sub(r"^Missing value for argument '(\S+)'.*", r'\1: a value is missing', text)
-    return re.sub(r'^Missing from \S+:', 'missing:', text)
+    return re.sub(r'^Missing from vlrep-[\w -]+:', 'missing:', text)
 
 def _tyro(name, argv, config, **kw):
     "Words as an instance of the dataclass `config`, and those it does not know; a `ValueError` for what is refused"
@@ -339,6 +339,65 @@ def _benchmark(argv):
     from vlrep.experiments.benchmark import run_benchmark
     run_benchmark(**a)
 
+# %% ../nbs/90_cli.ipynb #57d90a01
+_A_STUDY = Positional[Annotated[str, arg(metavar='FILE', help='The study, a TOML file')]]
+
+@dataclass(frozen=True)
+class _StudyPlan:
+    "How many trainings and image views a study is, and about how many hours"
+    file:_A_STUDY
+    recorded:_DIR=None # Finished run folders to take times from, instead of timing a few steps
+    jobs:_N=None       # Trainings at a time (default: 1)
+    plugin:_PLUGIN=None
+
+@dataclass(frozen=True)
+class _StudyRun:
+    "Tune, train and judge; what is there is kept, what was begun goes on"
+    file:_A_STUDY
+    out:Annotated[str, arg(metavar='DIR', help='Folder of the study')]
+    jobs:_N=None       # Trainings at a time, each with one thread (default: 1)
+    mix:_FLAG=False    # Go on although lines were made by other code, versions or processors; the page says which
+    plugin:_PLUGIN=None
+
+@dataclass(frozen=True)
+class _StudyReport:
+    "Write the page of a study anew, with its tables in Markdown"
+    path:Positional[Annotated[str, arg(metavar='PATH', help='The folder of a study, or its study.jsonl')]]
+    out:_DIR=None      # Where to (default: beside the lines)
+    plugin:_PLUGIN=None
+
+# %% ../nbs/90_cli.ipynb #57d90a02
+_STUDY = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
+
+def _study_options(argv):
+    "What is to be done with a study, and what `vlrep-study` is told"
+    what = argv[0] if argv else '--help'
+    if what not in _STUDY: raise did_you_mean('word', what, _STUDY)
+    a = _parse(f'study {what}', argv[1:], _STUDY[what])
+    del a['plugin']
+    if a.get('jobs') is not None and a['jobs'] < 1: raise ValueError(f'--jobs {a["jobs"]}: at least 1')
+    if 'jobs' in a: a['jobs'] = a['jobs'] or 1
+    return what,a
+
+def _study(argv):
+    if not argv or argv[0] in ('-h','--help'):
+        print('usage: vlrep-study plan FILE, vlrep-study run FILE --out DIR, vlrep-study report PATH; vlrep-study NAME '
+              '--help tells more')
+        return
+    what,a = _study_options(argv)
+    from vlrep.experiments.study import read_study
+    if what != 'report': study = read_study(a['file'])
+    from vlrep.experiments.study_report import write_study_report
+    from vlrep.experiments.study_runs import plan_study, run_study
+    from vlrep.training.interrupts import TrainingInterrupted
+    if what == 'report': print(f'report: {write_study_report(**a)}')
+    elif what == 'plan': plan_study(study, a['recorded'], a['jobs'])
+    else:
+        try: run_study(**a)
+        except (TrainingInterrupted, KeyboardInterrupt) as e:
+            raise _Exit(getattr(e, 'code', 130), f'stopped; go on with: vlrep-study run {a["file"]} --out {a["out"]}') \
+                from e
+
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, rows, about):
     "What a command is told that reads any dataset: its own options, and `options`, the sizes of data that is drawn"
@@ -401,7 +460,8 @@ def _paraphrase(argv):
     except KeyboardInterrupt: raise _Exit(130, 'stopped; the same words again go on where it was') from None
 
 COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export,
-                shards=_shards, paraphrase=_paraphrase, benchmark=_benchmark)
+                shards=_shards, paraphrase=_paraphrase, benchmark=_benchmark,
+                study=_study)
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def _as_written(problem, argv):
@@ -466,5 +526,9 @@ def paraphrase_main()->None:
 def benchmark_main()->None:
     "The command `vlrep-benchmark`"
     main(['benchmark', *sys.argv[1:]])
+
+def study_main()->None:
+    "The command `vlrep-study`"
+    main(['study', *sys.argv[1:]])
 
 if __name__ == '__main__' and __package__ == 'vlrep': main() # not in a notebook

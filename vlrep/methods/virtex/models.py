@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VisualTextDecoder', 'CaptioningModel', 'MaskedLMModel', 'words_in', 'TokenClassificationModel',
-           'MultiLabelClassificationModel', 'virtex_capabilities']
+           'MultiLabelClassificationModel', 'virtex_capabilities', 'word_rarity', 'rarity_shares']
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #b47a620b
 import torch, torch.nn as nn
@@ -21,6 +21,7 @@ from ...training.distributed import current_dist
 class VisualTextDecoder(nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
     packed = None  # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
+    word_weight = 0. # Of the head that `add_word_head` adds
     def __init__(self,
         visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
         vocab:int,           # Tokens v
@@ -63,6 +64,13 @@ def visual_tokens(self:VisualTextDecoder,
     return self.project(self.visual(img).flatten(2).transpose(1,2))
 
 @patch
+def _look(self:VisualTextDecoder, img):
+    "`visual_tokens`, and the mean over the grid if there is a head for words that is being trained, else None"
+    if not (self.word_weight and self.training): return self.visual_tokens(img),None
+    grid = self.visual(img)
+    return self.project(grid.flatten(2).transpose(1,2)),grid.mean((2,3))
+
+@patch
 def hidden_states(self:VisualTextDecoder,
     vis:Tensor,           # From `visual_tokens` (b,n,d)
     tok:Tensor,           # Tokens, padding last: the causal mask hides it (b,s)
@@ -93,7 +101,7 @@ class CaptioningModel(VisualTextDecoder):
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words"
-        vis,tok,lens = self.visual_tokens(batch['img']),batch['tok'],batch['lens']
+        (vis,mean),tok,lens = self._look(batch['img']),batch['tok'],batch['lens']
         out,packing = {},self.packing(lens-1, tok.shape[1]-1)
         ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
         for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d, packing)) for k,t,d in ways]:
@@ -101,7 +109,7 @@ class CaptioningModel(VisualTextDecoder):
             if packing is not None: asked,words = packing.pack(asked),packing.pack(words)
             if packing is None or not asked.all(): x,words = x[asked],words[asked]
             out |= self.answer(x, words, '_'+k)
-        return out
+        return out if mean is None else out | self.name_words(mean, tok)
 
 @patch
 @torch.no_grad()
@@ -170,12 +178,13 @@ class MaskedLMModel(VisualTextDecoder):
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `logits` (n,v), `target` (n,): one row for each word asked for
         "Scores of each missing word, and the words"
-        vis,tok,lens = self.visual_tokens(batch['img']),batch['tok'],batch['lens']
+        (vis,mean),tok,lens = self._look(batch['img']),batch['tok'],batch['lens']
         seen,target = self.masked(tok, lens)
         asked,packing = (target >= 0) & (target != self.pad),self.packing(lens, tok.shape[1])
         x = self.forward_decoder(self.embed(seen, packing), vis, lens, causal=False, packing=packing)
         chosen = asked if packing is None else packing.pack(asked)
-        return self.answer(x[chosen], target[asked])
+        out = self.answer(x[chosen], target[asked])
+        return out if mean is None else out | self.name_words(mean, tok)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #72cb20a8
 def words_in(
@@ -201,13 +210,16 @@ class TokenClassificationModel(_Classifier):
         visual,      # A backbone: images to a grid (b,c,h,w); has `width` = c
         vocab:int,   # Tokens v
         first:int=5, # Smaller ids are special, and no words
+        idf:Tensor=None, # How rare each token is (v,), from `word_rarity`: shares go by it; None: equal shares
     ):
         super().__init__(visual, vocab)
         self.first = first
+        if idf is not None: self.register_buffer('idf', idf)
     def forward(self, batch:dict)->dict:
-        "`logits` (b,v), and `target` (b,v), 1 for each word of the caption"
+        "`logits` (b,v), and `target` (b,v): 1 for each word of the caption, or its share by how rare it is"
         logits = self.scores(batch['img'])
-        return dict(logits=logits, target=words_in(batch['tok'], logits.shape[1], self.first))
+        target = words_in(batch['tok'], logits.shape[1], self.first)
+        return dict(logits=logits, target=rarity_shares(target, self.idf) if hasattr(self, 'idf') else target)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #91cf44db
 class MultiLabelClassificationModel(_Classifier):
@@ -233,3 +245,49 @@ def virtex_capabilities(
         return dict(backbone=model.visual, caption=model.generate, attend=model.attend, attribute=model.attribute)
     if isinstance(model, _Classifier): return dict(backbone=model.visual, classify=model.scores)
     return dict(backbone=model.visual)
+
+# %% ../../../nbs/methods/virtex/20_models.ipynb #57d90b02
+def word_rarity(
+    texts:'Iterable[str]', # The training captions
+    tok:'Tokenizer', # Their tokens v
+    first:int=5,     # Smaller ids are special, and no words
+    most:int=100_000,# Of more texts, so many are counted, evenly spread
+)->Tensor:           # Inverse document frequency of each token, 0 for special ones (v,)
+    "How rare each token is: log(N/(1+df)), and 0 for one that all texts have"
+    texts = list(texts)
+    texts = texts[::max(1, -(-len(texts)//most))]
+    df = torch.zeros(len(tok))
+    for i in range(0, len(texts), 1000):
+        for ids in tok.encode(texts[i:i+1000], 1 << 30): df[list(set(ids))] += 1
+    idf = (len(texts)/(1+df)).log().clamp(min=0)
+    idf[:first] = 0
+    return idf
+
+def rarity_shares(
+    words:Tensor, # 1 where a token occurs, else 0 (b,v)
+    idf:Tensor,   # From `word_rarity` (v,)
+)->Tensor:        # Sums to 1, or is 0 where no word counts (b,v)
+    "The share of each word in the answer"
+    y = words*idf
+    return y/y.sum(1, keepdim=True).clamp(min=1e-12)
+
+# %% ../../../nbs/methods/virtex/20_models.ipynb #57d90b06
+@patch
+def add_word_head(self:VisualTextDecoder,
+    idf:Tensor,   # How rare each token is (v,), from `word_rarity`
+    weight:float, # Of its loss
+    first:int=5,  # Smaller ids are special, and no words
+)->None:
+    "Add a linear layer that names the words of the caption from the mean over the grid, in training"
+    self.word_head = nn.Linear(self.project.in_features, len(idf))
+    self.register_buffer('word_idf', idf)
+    self.word_weight,self.first_word = float(weight),first
+
+@patch
+def name_words(self:VisualTextDecoder,
+    mean:Tensor, # Over the grid (b,c)
+    tok:Tensor,  # Captions (b,s)
+)->dict:         # `words` and `target_words` (b,v), and `word_weight`
+    "Scores of the words, and the share of each"
+    shares = rarity_shares(words_in(tok, len(self.word_idf), self.first_word), self.word_idf)
+    return dict(words=self.word_head(mean), target_words=shares, word_weight=self.word_weight)

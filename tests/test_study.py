@@ -1,0 +1,290 @@
+"vlrep-study: a tiny study from end to end, killed twice on its way, and what is judged by hand"
+import json, math, os, signal, sys, time
+from pathlib import Path
+import pytest, torch
+from tools import refused
+from vlrep.experiments.commands import pretrain
+from vlrep.experiments.comparisons import Difference
+from vlrep.experiments.study import arm_recipe, read_study, study_of
+from vlrep.experiments.study_report import write_study_report
+from vlrep.experiments.study_runs import plan_study, run_study, StudyFolder
+from vlrep.experiments.study_tuning import tuning_rounds
+from vlrep.experiments.study_verdicts import holm, judge_study, needed_seeds, p_value, read_study_lines, study_verdict
+from vlrep.training.interrupts import TrainingInterrupted
+from vlrep.training.run_folder import load
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDY = """
+name = 'tiny'
+seeds = [0, 1]
+precision = 'fp32'
+
+[data]
+name = 'world'
+scenes = 64
+valid = 16
+probe = 60
+probe_held = 40
+test = 60
+shown = 8
+point = 0
+draws = 20
+baselines = false
+
+[tune]
+steps = 8
+rounds = 2
+scenes = 40
+grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]
+
+[[arms]]
+name = 'sets'
+method = 'token_cls'
+changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8, vocab = 300}
+
+[[arms]]
+name = 'labels'
+method = 'multilabel'
+changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}
+grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]
+
+[[contrasts]]
+id = 'X'
+text = 'sets of words teach more than labels'
+a = 'sets'
+b = 'labels'
+"""
+
+# ---------------------------------------------------------------- one study, shared by the tests
+
+def processes(word):
+    "Ids of the processes whose command line holds `word`"
+    def line(p):
+        try: return p.read_bytes().decode(errors='replace')
+        except OSError: return ''
+    return [int(p.parent.name) for p in Path('/proc').glob('[0-9]*/cmdline') if word in line(p)]
+
+def wait(until, seconds=120):
+    end = time.monotonic()+seconds
+    while not until():
+        assert time.monotonic() < end, 'it took too long'
+        time.sleep(.05)
+
+def stop_in_training(file, out):
+    "SIGTERM as the first run has its first checkpoint; the lines that were printed"
+    said = []
+    def log(line):
+        said.append(line)
+        if line.startswith('step 4,') and '-- sets-0' in said: os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(TrainingInterrupted): run_study(file, out, log=log)
+    return said
+
+def kill_two_at_a_time(file, out):
+    "The study in another process, two trainings at a time, killed as both have begun; which runs had begun"
+    pid = os.fork()
+    if not pid:
+        try: run_study(file, out, jobs=2, log=str)
+        finally: os._exit(0)
+    wait(lambda: (out/'runs'/'labels-0'/'steps').is_dir())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return sorted(p.parent.name for p in (out/'runs').glob('*/recipe.json'))
+
+@pytest.fixture(scope='module')
+def done(tmp_path_factory):
+    "The study's folder after two deaths, and what was seen on the way"
+    tmp = tmp_path_factory.mktemp('study')
+    file,out = tmp/'tiny.toml',tmp/'out'
+    file.write_text(STUDY)
+    seen = dict(file=file, stopped=stop_in_training(file, out))
+    seen['after stop'] = read_study_lines(out)[1]
+    seen['step'] = load(out/'runs'/'sets-0').saved()
+    seen['begun'] = kill_two_at_a_time(file, out)
+    if sys.platform == 'linux': wait(lambda: not processes(str(out)), 20)
+    seen['resumed'] = []
+    run_study(file, out, log=seen['resumed'].append)
+    return dict(seen, out=out)
+
+def test_study_is_complete(done):
+    study,lines = read_study_lines(done['out'])
+    kinds = [l['kind'] for l in lines]
+    assert {k: kinds.count(k) for k in set(kinds)} == dict(trial=6, choice=2, run=4)
+    assert sorted((l['arm'], l['seed']) for l in lines if l['kind'] == 'run') \
+        == [('labels',0), ('labels',1), ('sets',0), ('sets',1)]
+    row, = judge_study(study, lines)
+    assert row['verdict'] and len(row['each']) == 2 and 0 <= row['p'] == row['holm'] <= 1
+
+def test_trials_are_alike_and_on_validation_scenes(done):
+    "Each arm has two trials of 4 steps and one of 8; what is chosen is best; the absurd rate fails and is not chosen"
+    study,lines = read_study_lines(done['out'])
+    trials = [l for l in lines if l['kind'] == 'trial']
+    assert tuning_rounds(study.tune, 2) == [(4,2), (8,1)]
+    for a in ('sets','labels'):
+        own = [l for l in trials if l['arm'] == a]
+        assert [(l['round'], l['steps'], l['seed']) for l in own] == [(0,4,1000), (0,4,1000), (1,8,1000)]
+        good = [l for l in own[:2] if not (l['error'] or l['unstable'])] or own[:2]
+        assert own[2]['trial'] == max(good, key=lambda l: l['score'])['trial']
+    wild = [l for l in trials if l['values'].get('cnn_lr') == 1e6]
+    assert len(wild) == 1 and (wild[0]['error'] or wild[0]['unstable'])
+    chosen = {l['arm']: l['values'] for l in lines if l['kind'] == 'choice'}
+    assert chosen['labels'] == {'cnn_lr': .5}
+    for l in lines:
+        if l['kind'] == 'run': assert l['spec']['recipe']['cnn_lr'] == chosen[l['arm']]['cnn_lr']
+    page = (done['out']/'report.md').read_text()
+    assert '| labels † |' in page and '† labels, trial 2 of round 1: ' in page
+
+def test_stopped_study_keeps_what_it_has(done):
+    "After the signal: all trials, both choices, no run yet, and a checkpoint of the first run"
+    kinds = [l['kind'] for l in done['after stop']]
+    assert kinds.count('trial') == 6 and kinds.count('choice') == 2 and 'run' not in kinds
+    assert done['step'] and done['step'][-1] < 12
+
+def test_study_goes_on_where_it_was(done):
+    "No trial is trained again, and no run that had ended; a run that had begun goes on"
+    assert not [l for l in done['resumed'] if l.startswith('-- ') and l.count('-') > 3]        # -- sets-1-2: a trial
+    assert {'sets-0','labels-0'} <= set(done['begun'])
+    again = []
+    was = (done['out']/'study.jsonl').read_bytes()
+    run_study(done['file'], done['out'], log=again.append)
+    assert not [l for l in again if l.startswith('--')] and (done['out']/'study.jsonl').read_bytes() == was
+
+def test_killed_run_has_the_same_bits(done, tmp_path):
+    "The run that was stopped, killed and finished is the run that is trained at once"
+    study,lines = read_study_lines(done['out'])
+    line = next(l for l in lines if l['kind'] == 'run' and (l['arm'], l['seed']) == ('sets', 0))
+    changes = [f'{k}={str(v).lower() if isinstance(v, bool) else v}'
+               for k,v in {**study.options, **study.arms[0].changes, **line['values']}.items()]
+    pretrain('token_cls', None, changes, out=tmp_path/'whole', seed=0, threads=1, precision='fp32', log=str)
+    whole,parts = load(tmp_path/'whole'),load(done['out']/'runs'/'sets-0')
+    a,b = whole.weights('best'),parts.weights('best')
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    first,last = whole.results()[-1]['numbers'],parts.results()[-1]['numbers']
+    assert [first[k] for k in ('table','held_loss','views')] == [last[k] for k in ('table','held_loss','views')]
+    packed = json.loads((done['out']/'study.jsonl').read_text().splitlines()[-1])
+    assert packed['kind'] == 'run' and isinstance(packed['numbers']['table'][0]['draws'], str)
+
+def test_other_facts_are_not_mixed_in(done, capsys):
+    "A line of other code stops the study, in one line; with --mix the page says which"
+    path = done['out']/'study.jsonl'
+    was = path.read_bytes()
+    lines = [json.loads(l) for l in was.decode().splitlines()]
+    next(l for l in lines if l['kind'] == 'run')['facts']['shared'] = 'older'
+    path.write_text('\n'.join(map(json.dumps, lines))+'\n')
+    try:
+        said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
+        assert "made under other conditions (shared: was 'older'" in said and '--mix' in said
+        run_study(done['file'], done['out'], mix=True, log=str)
+        assert 'lines of different shared: ' in (done['out']/'report.md').read_text()
+    finally: path.write_bytes(was)
+    write_study_report(done['out'])
+    assert 'lines of different' not in (done['out']/'report.md').read_text()
+
+@pytest.mark.parametrize('old,new,says', [
+    ('steps = 12', 'steps = 11', 'is not what'), ('cnn_lr = 0.2', 'cnn_lr = 0.3', 'trial 1 of round 1'),
+    ("name = 'tiny'", "name = 'other'", "holds the study 'tiny'"),
+    ('steps = 8', 'steps = 6', 'trial 1 of round 1 of sets')])
+def test_changed_study_is_refused(done, tmp_path, old, new, says, capsys):
+    assert old in STUDY
+    (tmp_path/'s.toml').write_text(STUDY.replace(old, new))
+    assert says in refused(capsys, 'study', 'run', tmp_path/'s.toml', '--out', done['out'])
+
+def test_more_seeds_keep_what_is_there(done, tmp_path):
+    (tmp_path/'s.toml').write_text(STUDY.replace('seeds = [0, 1]', 'seeds = [0, 1, 2]'))
+    from vlrep.experiments.study import read_toml
+    keep = (done['out']/'study.jsonl').read_bytes()
+    try:
+        folder = StudyFolder(done['out'], read_toml(tmp_path/'s.toml'), 's.toml')
+        row, = judge_study(folder.study, folder.lines)
+        assert row['verdict'] == 'not run (sets 2, labels 2)' and len(folder.find(kind='run')) == 4
+    finally: (done['out']/'study.jsonl').write_bytes(keep)
+
+def test_plan_counts_what_the_study_did(done):
+    study,lines = read_study_lines(done['out'])
+    told = plan_study(study, done['out']/'runs', log=str)
+    assert (told['runs'], told['trials']) == (4, 6) and told['views'] == 2*(2*12+2*4+8)*16 and told['hours'] > 0
+    assert sum(l['numbers']['views'] for l in lines if l['kind'] == 'run') == 4*12*16
+
+# ---------------------------------------------------------------- mistakes, one line each
+
+MISTAKES = [("method = 'token_cls'", "method = 'token_cl'", "arms[sets].method: unknown method 'token_cl'"),
+            ("b = 'labels'", "b = 'label'", "contrasts[X].b: unknown arm 'label': did you mean 'labels'"),
+            ('vocab = 300', 'vocabulary = 300', "arms[sets].changes: unknown field 'vocabulary'"),
+            ('vocab = 300', 'vocab = 3', 'arms[sets].changes: vocab=3: must be from 64'),
+            ('scenes = 64', 'scenes = 3', 'data: scenes=3: must be from 16'),
+            ('rounds = 2', "split = 'test'", "tune.split='test': trials are chosen on validation scenes"),
+            ('rounds = 2', "splits = 2", "tune.splits: unknown field 'splits': did you mean 'split'"),
+            ('rounds = 2', "score = 'object'", "tune.score: unknown score 'object'"),
+            ('valid = 16', 'valid = 0', 'data.valid=0: there is no validation split'),
+            ('draws = 20', 'draws = 1', 'contrasts[X]: draws=1 of arm'),
+            ('bs = 16, visual_width = 8}', 'bs = 8, visual_width = 8}',
+             'arms[labels]: views 96, and arms[sets] has 192'),
+            ('bs = 16, visual_width = 8}', 'bs = 16}',
+             'arms[labels]: backbone 10, 16, 32, and arms[sets] has 10, 8, 32'),
+            ("[[contrasts]]", "[contrast]", "unknown field 'contrast': did you mean 'contrasts'"),
+            ("seeds = [0, 1]", "seeds = [0]", 'seeds: a contrast needs at least 2'),
+            ("id = 'X'", "question = 'where'", "contrasts[0].id is missing"),
+            ("a = 'sets'", "a = 'sets'\nquestion = 'where'", "contrasts[X].question: unknown question 'where'"),
+            ("a = 'sets'", "a = 'sets'\ntable = 'where'", "contrasts[X].question: unknown question 'objects'"),
+            ("a = 'sets'", "a = 'sets'\nsign = 0", 'contrasts[X].sign=0: unknown sign'),
+            ("b = 'labels'", "b = '@random'", "contrasts[X].b='@random': needs baselines = true"),
+            ("grid = [{cnn_lr = 0.5}, ", "grid = [", 'arms[labels].grid: 1 trials, and sets has 2'),
+            ("name = 'world'", "name = 'flickr8k'", "data: unknown field 'scenes'"),
+            ("name = 'tiny'", "name = 3", 'name=3: wanted is text'),
+            ("[[arms]]\nname = 'sets'", "[[arms]]\nname = 'se/ts'", 'arms[se/ts].name: letters')]
+
+@pytest.mark.parametrize('old,new,says', MISTAKES, ids=[m[2][:40] for m in MISTAKES])
+def test_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, says):
+    assert old in STUDY
+    (tmp_path/'s.toml').write_text(STUDY.replace(old, new, 1))
+    err = refused(capsys, 'study', 'plan', tmp_path/'s.toml')
+    assert err.startswith(f'vlrep-study: {tmp_path/"s.toml"}: ') and says in err
+
+@pytest.mark.parametrize('words,says', [(('pln',), "unknown word 'pln': did you mean 'plan'"),
+    (('plan',), 'missing: FILE'), (('run', 'a.toml'), 'missing: --out'),
+    (('report', 'nowhere'), 'nowhere: no such file'),
+    (('run', 'a.toml', '--out', 'b', '--jobs', '0'), '--jobs 0'),
+    (('plan', 'nowhere.toml'), 'nowhere.toml: no such file')])
+def test_mistyped_words(capsys, words, says): assert says in refused(capsys, 'study', *words)
+
+# ---------------------------------------------------------------- judging, by hand
+
+def seen(each, s_scene=0.):
+    mean = sum(each)/len(each)
+    s = math.sqrt(sum((e-mean)**2 for e in each)/(len(each)-1))
+    return Difference(mean, None, dict(enumerate(each)), s, s_scene)
+
+@pytest.mark.parametrize('diff,half,sign,margin,want', [
+    (2, 1, 1, 1, 'replicates'), (2, 1, -1, 1, 'reversed'), (-2, 1, 1, 1, 'reversed'), (-2, 1, -1, 1, 'replicates'),
+    (.5, .4, 1, 1, 'equivalent (within ± 1)'), (.5, .6, 1, 1, 'not resolved (± 0.6)'),
+    (.5, .4, 1, .8, 'replicates'), (1, 1, 1, 1, 'not resolved (± 1.0)')])
+def test_verdicts(diff, half, sign, margin, want): assert study_verdict(diff, half, sign, margin) == want
+
+@pytest.mark.parametrize('p,want', [([.01,.04,.03], [.03,.06,.06]), ([.02], [.02]),
+                                    ([.03,.02,.9,.01], [.06,.06,.9,.04]),
+                                    ([.4,.5], [.8,.8]), ([], [])])
+def test_holm_by_hand(p, want): assert holm(p) == pytest.approx(want)
+
+def test_p_values_by_hand():
+    "Two seeds, 1 and 3: t = 2 with one degree of freedom; agreeing seeds: the normal tail at two deviations is 2.275 %"
+    assert p_value(seen([1, 3])) == pytest.approx(1-2/math.pi*math.atan(2))
+    assert p_value(seen([2, 2, 2], 1.)) == pytest.approx(.0455, abs=1e-4)
+    assert p_value(seen([-1, 1])) == 1 and p_value(seen([3, 3])) == 0
+
+def test_seeds_that_a_difference_needs():
+    "Spread 1, size 1: 2.571/sqrt(6) = 1.05 is too wide, 2.447/sqrt(7) = 0.92 is not; scenes of 0.2 make 1.005 of it"
+    assert needed_seeds(seen([-1, 0, 1]), 1.) == 7
+    assert needed_seeds(seen([-1, 0, 1], .2), 1.) == 8
+    assert needed_seeds(seen([-1, 0, 1], .52), 1.) == math.inf
+
+# ---------------------------------------------------------------- the studies of this project
+
+FILES = sorted((ROOT/'data'/'studies').glob('*.toml'))
+
+@pytest.mark.parametrize('file', FILES, ids=lambda p: p.stem)
+def test_committed_study_is_ready_to_run(file):
+    study = read_study(file)
+    assert study.name == file.stem and study.contrasts and len(study.seeds) >= 3 and study.tune
+    assert {'views','images','steps','backbone'} & set(study.equal) and all(c.text for c in study.contrasts)
+    for a in study.arms: assert arm_recipe(study, a)[0].steps >= study.tune.steps
+
+def test_there_are_studies(): assert {'virtex','loctex'} <= {f.stem for f in FILES}
