@@ -31,7 +31,7 @@ def less(part, **values):
 def small_defaults(monkeypatch):
     "The commands are run without options, so the defaults themselves have to be small"
     for method in METHODS.values():
-        for n in {'world', 'flickr8k', 'coco'} & set(method.recipes):
+        for n in {'world', 'flickr8k', 'coco', 'narratives'} & set(method.recipes):
             monkeypatch.setitem(method.recipes, n, less(method.recipes[n], **NET))
     for name,d in list(DATASETS.items()):
         small = less(d.options, **(SCENES if name == 'world' else dict(shuffles=1)))

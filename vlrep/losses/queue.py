@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/losses/25_queue.ipynb #e5f3e7c0
+def _full(x): return x if x.dtype == torch.float64 else x.float()
+
 def _logits(pos, neg, temperature, ignore):
     "Similarities over the temperature, the own key first (b,1+n); what is ignored is -inf"
     if temperature <= 0: raise ValueError(f'temperature={temperature}: must be above 0')
     if pos.ndim != 1 or neg.ndim != 2 or len(pos) != len(neg):
         raise ValueError(f'pos {tuple(pos.shape)} and neg {tuple(neg.shape)}: they must be (b,) and (b,n)')
-    neg = neg.float()/temperature
+    neg = _full(neg)/temperature
     if ignore is not None: neg = neg.masked_fill(ignore, -torch.inf)
-    return torch.cat([pos.float()[:,None]/temperature, neg], 1)
+    return torch.cat([_full(pos)[:,None]/temperature, neg], 1)
 
 def _added(each, rows):
     "Total and count of the rows that count"
@@ -71,7 +73,7 @@ def queue_hinge(
 )->tuple:                   # Total (), number of queries ()
     "How much nearer than the own key less the margin the others are"
     if reduction not in ('sum','mean'): raise ValueError(f'reduction={reduction!r}: sum or mean')
-    each = (margin - pos.float()[:,None] + neg.float()).clamp(min=0)
+    each = (margin - _full(pos)[:,None] + _full(neg)).clamp(min=0)
     if ignore is not None: each = each.masked_fill(ignore, 0)
     total = each.sum(1)
     if reduction == 'mean': total = total/(neg.shape[1] if ignore is None else (~ignore).sum(1).clamp(min=1))

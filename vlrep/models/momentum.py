@@ -87,13 +87,13 @@ def stage(self:Queue,
 )->None:
     "Put keys ahead of the pointer, where they are not negatives yet"
     names,marks = list(keys),ids.new_zeros(len(ids), 0) if marks is None else marks
-    vec,num = torch.cat([keys[k].float() for k in names], 1),torch.cat([ids[:,None], marks.to(ids)], 1)
+    vec,num = torch.cat([keys[k] for k in names], 1),torch.cat([ids[:,None], marks.to(ids)], 1)
     if gather: vec,num = gather(vec),gather(num)
     n = len(self.ids)
     vec,num = vec[-n:],num[-n:]
     at = (self.pointer+self.staged+torch.arange(len(vec), device=vec.device)) % n
     parts = vec.split([keys[k].shape[1] for k in names], 1)
-    for k,v in zip(names, parts): self.keys(k)[at] = v
+    for k,v in zip(names, parts): self.keys(k)[at] = v.to(self.keys(k).dtype)
     self.ids[at],self.marks[at],self.born[at] = num[:,0],num[:,1:].to(torch.uint8),self.steps+1
     self.staged.add_(len(vec)).clamp_(max=n)
 
@@ -127,7 +127,7 @@ def filled_with(self:Queue,
     new = copy.deepcopy(self)
     n = len(new.ids)
     row,at = torch.arange(self.size, device=ids.device) % len(ids),torch.arange(n-self.size, n, device=ids.device)
-    for k,v in keys.items(): new.keys(k)[at] = v[row].float()
+    for k,v in keys.items(): new.keys(k)[at] = v[row].to(new.keys(k).dtype)
     new.ids[at],new.marks[at] = ids[row],marks[row].to(torch.uint8)
     new.pointer.zero_()
     new.staged.zero_()

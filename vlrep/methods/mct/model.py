@@ -106,7 +106,8 @@ def encode(self:TwoTowers,
         towers['img'] = (shuffled(net, img, self.bn_group, dist) if keys and self.shuffle_bn
                          else by_groups(net, img, self.bn_group))
     if any(k.startswith('txt') for k in kinds): towers['txt'] = text_vectors(modules['text'], tok, lens)
-    return {k: F.normalize(head_of(modules['heads'], k)(towers[k[:3]]).float(), dim=1) for k in kinds}
+    out = {k: head_of(modules['heads'], k)(towers[k[:3]]) for k in kinds}
+    return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k,v in out.items()}
 
 class _Pooled:
     "A backbone and the mean over its grid, as a function"
@@ -114,6 +115,12 @@ class _Pooled:
     def __call__(self, img): return self.visual(img).mean((2,3))
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #0733047f
+def _read(batch, kinds, end=''):
+    "Images, tokens and their numbers, as far as these kinds of vectors need them; of the other view where there is one"
+    needed = {k[:3] for k in kinds}
+    of = lambda k, side: None if side not in needed else batch[k+end] if k+end in batch else batch[k]
+    return of('img', 'img'),of('tok', 'txt'),of('lens', 'txt')
+
 @patch
 @torch.no_grad()
 def keys_of(self:TwoTowers,
@@ -121,8 +128,7 @@ def keys_of(self:TwoTowers,
 )->tuple:       # Kind -> keys (b,d), the images' numbers (b,), what stands beside each key (b,m)
     "What goes into the queue"
     self.slow.mirror(self.fast)
-    second = lambda k: batch.get(k+'2', batch.get(k))
-    keys = self.encode(self.slow, self.kinds, second('img'), second('tok'), second('lens'), keys=True)
+    keys = self.encode(self.slow, self.kinds, *_read(batch, self.kinds, '2'), keys=True)
     n,device = len(batch['img']),batch['img'].device
     told = batch['told'] if 'told' in batch else torch.ones(n, dtype=torch.bool, device=device)
     ids = batch['id'] if 'id' in batch else torch.full((n,), -2, device=device)
@@ -149,9 +155,8 @@ def forward(self:TwoTowers,
     keys,ids,marks = self.keys_of(batch)
     pairs = {k: _NEEDS[k] for k in self.compared if k != 'tag'}
     if 'tag' in self.compared: pairs['ii'] = _NEEDS['tag']
-    with torch.autocast(batch['img'].device.type, enabled=torch.is_autocast_enabled(batch['img'].device.type)):
-        queries = self.encode(self.fast, sorted({q for q,_ in pairs.values()}), batch['img'], batch.get('tok'),
-                              batch.get('lens'))
+    kinds = sorted({q for q,_ in pairs.values()})
+    queries = self.encode(self.fast, kinds, *_read(batch, kinds))
     out = dict(told=marks[:,0] > 0, id=ids, marks=marks, **{f'key_{k}': v for k,v in keys.items()})
     with torch.autocast(batch['img'].device.type, enabled=False):
         for name,(q,k) in pairs.items():
