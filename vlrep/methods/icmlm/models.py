@@ -86,10 +86,9 @@ def forward(self:MaskedWordModel,
     batch:dict # `img`, and what `TripletCollator` gives
 )->dict:       # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and under `target...` what is right
     "Guess the masked word of each caption, and the concepts of each image"
-    if 'place' not in batch:
-        raise ValueError('the batch has no masked words: make its loaders with the collator of icmlm')
+    place = batch['place']               # missing where the loaders have another collator than `TripletCollator`
     grid,(w,real) = self.cells(batch['img']),self.language(batch['tok'], batch['lens'])
-    x,_ = self.head(grid.flatten(2).transpose(1,2), w, real, batch['place'])
+    x,_ = self.head(grid.flatten(2).transpose(1,2), w, real, place)
     return dict(logits=self.words(x), tags=self.tags(grid), target=batch['answer'], target_concepts=batch['concepts'],
                 target_weight=batch['weight'], target_tag_weight=self.tag_weight*batch['weight'])
 

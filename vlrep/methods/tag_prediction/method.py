@@ -32,10 +32,8 @@ class TagPredictionModel(nn.Module):
         self.head = ConceptHead(visual.width, concepts, head, hidden)
     def forward(self, batch:dict)->dict:
         "Scores of concepts (b,k): `logits`, or `topics`, which are asked for one by one; and what is right, `target`"
-        if 'concepts' not in batch:
-            raise ValueError('the batch has no concepts: make its loaders with the collator of tag_prediction')
-        scores = self.head(self.visual(batch['img']))
-        return {'topics' if self.soft else 'logits': scores, 'target': batch['concepts']}
+        target = batch['concepts']       # missing where the loaders have another collator than `ConceptCollator`
+        return {'topics' if self.soft else 'logits': self.head(self.visual(batch['img'])), 'target': target}
 
 # %% ../../../nbs/methods/tag_prediction/20_method.ipynb #065a71a5
 def tag_prediction_loss(
