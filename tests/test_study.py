@@ -188,6 +188,18 @@ def test_changed_study_is_refused(done, tmp_path, old, new, says, capsys):
     (tmp_path/'s.toml').write_text(STUDY.replace(old, new))
     assert says in refused(capsys, 'study', 'run', tmp_path/'s.toml', '--out', done['out'])
 
+def test_another_choice_is_refused(done, capsys):
+    "Where more trials, or an edited line, would choose otherwise, runs of the old choice are not mixed with new ones"
+    path = done['out']/'study.jsonl'
+    was = path.read_bytes()
+    lines = [json.loads(l) for l in was.decode().splitlines()]
+    next(l for l in lines if l['kind'] == 'choice' and l['arm'] == 'sets')['values'] = {'cnn_lr': .9}
+    path.write_text('\n'.join(map(json.dumps, lines))+'\n')
+    try:
+        said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
+        assert "arms[sets]: {'cnn_lr': 0.9} was chosen from other trials" in said
+    finally: path.write_bytes(was)
+
 def test_more_seeds_keep_what_is_there(done, tmp_path):
     (tmp_path/'s.toml').write_text(STUDY.replace('seeds = [0, 1]', 'seeds = [0, 1, 2]'))
     from vlrep.experiments.study import read_toml

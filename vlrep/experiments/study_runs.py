@@ -315,6 +315,14 @@ def _round(folder, r, steps, *, values, jobs, log):
             * bool(got['error'] or got['unstable']))
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #06bd45a9
+def _choose(folder, arm, best):
+    "Note the best trial of an arm; a `ValueError` if another one was chosen before, with which runs may have been made"
+    had = folder.find(kind='choice', arm=arm.name)
+    if not had: folder.add(kind='choice', arm=arm.name, **{k: best[k] for k in ('trial','values','score')})
+    elif had[0]['values'] != best['values']:
+        raise ValueError(f'{folder.path/"study.jsonl"}: arms[{arm.name}]: {had[0]["values"]} was chosen from other '
+                         f'trials, now {best["values"]} is best: choose another --out')
+
 def tune_arms(
     folder:StudyFolder, # Of the study
     jobs:int=1,         # At a time
@@ -335,9 +343,7 @@ def tune_arms(
             if not best: raise ValueError(f'{study.file}: arms[{a.name}]: all trials of round {r+1} failed, the first: '
                                           f'{lines[0]["error"]}')
             left[a.name] = {l['trial']: l['values'] for l in sorted(best, key=lambda l: l['trial'])}
-            if r+1 == len(rounds) and not folder.find(kind='choice', arm=a.name):
-                folder.add(kind='choice', arm=a.name, trial=best[0]['trial'], values=best[0]['values'],
-                           score=best[0]['score'])
+            if r+1 == len(rounds): _choose(folder, a, best[0])
     return {a.name: folder.find(kind='choice', arm=a.name)[0]['values'] for a in study.arms}
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #831e5a30
