@@ -18,7 +18,7 @@ from ...models.bert import make_bert, small_config
 from ...models.text_encoder import TextEncoder
 from ...training.callbacks import recipe_rules
 from ...training.distributed import Dist
-from ...training.learner import BatchLearner, learner, MicroBatchLoader
+from ...training.learner import BatchLearner, combine_terms, learner, MicroBatchLoader
 from ...training.momentum import EMAUpdate, EnqueueKeys
 from ...training.optim import param_groups, sgd
 from .recipe import *
@@ -43,7 +43,8 @@ def _parts(out, inter_loss, *, reduction, margin, temperature, own_answer):
     if there('ic'): yield 'ic',across('ic', 'txt', told)
     if there('ci'): yield 'ci',across('ci', 'img', told)
 
-def mct_loss(
+# %% ../../../nbs/methods/mct/40_method.ipynb #c77ca178
+def _terms(
     out:dict,   # As `MCTModel` gives it
     batch:dict, # Not used: what is right stands in `out`
     *, ii:float=1., tag:float=1., cc:float=1., ic:float=3.2768, ci:float=3.2768, # Weights
@@ -52,16 +53,22 @@ def mct_loss(
     margin:float=.2,         # Of the hinge
     temperature:float=.07,   # Of the contrasts
     own_answer:bool=True,    # As `own` for `tag_nce`
-    dist:Dist=Dist(),        # The processes: each loss is a mean over all
-)->tuple:                    # Total (), images ()
-    "The losses, each a mean over the images that it is about, added with their weights (MCT eq. 12)"
+)->dict:                     # Name of the loss -> (weight, total (), images ())
+    "The losses, each over the images that it is about"
     weights = dict(ii=ii, tag=tag, cc=cc, ic=ic, ci=ci)
-    parts = [(weights[k], *tn) for k,tn in _parts(out, inter_loss, reduction=reduction, margin=margin,
-                                                 temperature=temperature, own_answer=own_answer) if weights[k]]
+    parts = {k: (weights[k], *tn) for k,tn in _parts(out, inter_loss, reduction=reduction, margin=margin,
+                                                    temperature=temperature, own_answer=own_answer) if weights[k]}
     if not parts: raise ValueError('all weights are 0: nothing is left to learn')
-    images = torch.tensor(len(out['id']), device=out['id'].device)
-    whole,*counts = dist.sum(torch.stack([images, *(n for *_,n in parts)]).float())
-    return sum(w*t*(whole/n.clamp(min=1)) for (w,t,_),n in zip(parts, counts)),images.float()
+    return parts
+
+def mct_loss(
+    out:dict,         # As `MCTModel` gives it
+    batch:dict,       # Not used: what is right stands in `out`
+    dist:Dist=Dist(), # The processes: each loss is a mean over all
+    **kw              # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer: as recipes
+)->tuple:             # Total (), images ()
+    "The losses, each a mean over the images that it is about, added with their weights (MCT eq. 12)"
+    return combine_terms(_terms(out, batch, **kw), dist)
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #566fd984
 def _two_views(r, dls):
@@ -81,7 +88,7 @@ def _two_views(r, dls):
 def _tags(r, dl):
     "The entry of a batch that holds tags, and how many there are"
     if not r.tag: return '',0
-    if r.tags_from == 'words': return 'words',len(getattr(dl.collate, 'place', ()))
+    if r.tags_from == 'words': return 'words',getattr(dl.collate, 'nouns', 0)
     key = next((k for k in ('tags','objects') if k in dl.source.labels), None)
     if key is None: raise ValueError(f'tag={r.tag:g}: {dl.source.name} has no labels called tags or objects')
     return key,dl.source.labels[key].shape[1]
@@ -134,7 +141,7 @@ def mct_learner(
         model = _model(r, visual, dls.train, seed)
     words = ([model.text] if r.reads else []) + [h for k,h in model.heads.items() if k.startswith('txt')]
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (words, r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
-    loss = partial(mct_loss, **{k: getattr(r, k) for k in ('ii','tag','cc','ic','ci','inter_loss','margin',
+    loss = partial(_terms, **{k: getattr(r, k) for k in ('ii','tag','cc','ic','ci','inter_loss','margin',
                                                            'temperature','own_answer')}, reduction=r.hinge_reduction)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), EMAUpdate(), EnqueueKeys(), *cbs],
                    capabilities=_capabilities)
