@@ -2,11 +2,12 @@
 
 What a BERT is and what its files may hold is checked in nbs/models/57_bert_model and 58_bert.
 """
-import os, shutil, subprocess, sys
+import os, shutil, subprocess, sys, time
 from pathlib import Path
 import numpy as np, pytest, torch
 from safetensors.torch import load_file, save_file
 import transformers
+import vlrep.models.bert as library
 from vlrep.core.files import read_json, write_json
 from vlrep.core.seeding import rng
 from vlrep.data.records import ArrayDataset
@@ -245,8 +246,14 @@ def trained(cache):
     try: return train_small_bert(d, t, small_config(t, 32, 1), SmallBertPlan(steps=30, bs=16), 5, log=None), t
     finally: os.environ['VLREP_CACHE'] = old
 
-def test_two_processes_train_one(tmp_path):
+def test_two_processes_train_one(tmp_path, monkeypatch):
     "Both want the same small BERT at once: it is trained once, and both have the same bits, as has one trained alone"
+    learn = library._learn
+    def told(*args):
+        with open(tmp_path/'trainings', 'a') as f: f.write(f'{torch.get_num_threads()}\n')
+        time.sleep(.5)
+        return learn(*args)
+    monkeypatch.setattr(library, '_learn', told)
     pid = os.fork()
     if not pid:
         code = 1
@@ -256,10 +263,14 @@ def test_two_processes_train_one(tmp_path):
         finally: os._exit(code)
     mine, tok = trained(tmp_path/'both')
     assert os.waitpid(pid, 0)[1] == 0
+    assert (tmp_path/'trainings').read_text() == '1\n'
     folder, = [p for p in (tmp_path/'both'/'bert').iterdir() if p.is_dir()]
     assert bert_tokenizer(folder).model == tok.model
+    torch.set_num_threads(2)
     alone, child = trained(tmp_path/'alone')[0].state_dict(), torch.load(tmp_path/'child.pt')
     assert all(torch.equal(v, child[k]) and torch.equal(v, alone[k]) for k,v in mine.state_dict().items())
+    assert (tmp_path/'trainings').read_text() == '1\n1\n' and torch.get_num_threads() == 2
+    torch.set_num_threads(1)
 
 def test_small_with_the_tokens_of_a_pretrained_bert(folder):
     "Any tokenizer will do: ids of words and of padding stand elsewhere than in ours"
