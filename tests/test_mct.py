@@ -140,3 +140,26 @@ def test_what_the_data_lacks(tmp_path, capsys):
     bare['train'].labels = {}
     tagged = replace(METHODS['mct'].recipes['world'], tag=1.)
     with pytest.raises(ValueError, match='has no tags'): check_views(tagged, bare)
+
+# ---------------------------------------------------------------- a BERT as the tower of texts
+
+def test_a_small_bert_reads_the_texts(tmp_path, monkeypatch):
+    "It begins with what it has learned from the captions, learns on, and is opened without them"
+    import vlrep.methods.mct.method as method
+    from vlrep.models.bert import make_bert, SmallBertPlan
+    plan = SmallBertPlan(steps=2)
+    monkeypatch.setattr(method, 'make_bert', lambda *a, **kw: make_bert(*a, **{'plan': plan, **kw}))
+    learn = trained(text='small')
+    first = method.make_bert('small', learn.dls.train.source, learn.dls.train.tok, 0, mlm=False, log=None)
+    moved = [k for k,p in first.named_parameters() if not torch.equal(p, dict(learn.model.text.named_parameters())[k])]
+    assert 'pooler.weight' in moved and all(float((p-dict(learn.model.text.named_parameters())[k]).abs().max()) < .5
+                                            for k,p in first.named_parameters())
+    recipe = replace(material('mct')[1], steps=3, warmup=1, queue=40, text='small')
+    facts = dict(method='mct', name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
+    with Run.create(tmp_path/'run', recipe=recipe, **facts) as run:
+        learn.dls.train.tok.save(run/'tokenizer.model')
+        run.save('best', learn.model.state_dict(), dict(step=3))
+    m,b = vlrep.load(tmp_path/'run'),learn.dls.valid.one_batch()[0]
+    learn.model.eval()
+    got,want = m.capabilities['embed_text'](b['tok'], b['lens']),learn.model.embed_text(b['tok'], b['lens'])
+    torch.testing.assert_close(got, want)
