@@ -91,14 +91,14 @@ def test_new_notebook_edits_no_list(contents, copy):
     assert [c['id'] for c in cells] == ['0a0b0c0d', contents.LINKS] and text(cells[0]['source']) == new
 
 def test_new_chapter_edits_no_list(contents, copy):
-    save(copy/'nbs'/'course'/'08_contrast.ipynb', notebook(markdown('0a0b0c0d', '# Contrast\n\n> One among many')))
+    save(copy/'nbs'/'course'/'04_backbones.ipynb', notebook(markdown('0a0b0c0d', '# Backbones\n\n> A grid of vectors')))
     contents.main(root=copy)
     assert not contents.changes(copy)
     index = ''.join(text(c['source']) for c in load(copy/'nbs'/'index.ipynb')['cells'])
-    assert '| 8 | [Contrast](course/08_contrast.ipynb) | One among many |' in index
-    assert links(contents, copy, 'losses/20_contrastive.ipynb').startswith('Up: [chapter 8, Contrast](../course/08_')
-    own = links(contents, copy, 'course/08_contrast.ipynb')
-    assert 'Up: [contents](00_contents.ipynb) · previous: [' in own and '../losses/20_contrastive.ipynb' in own
+    assert '| 4 | [Backbones](course/04_backbones.ipynb) | A grid of vectors |' in index
+    assert links(contents, copy, 'models/10_backbones.ipynb').startswith('Up: [chapter 4, Backbones](../course/04_')
+    own = links(contents, copy, 'course/04_backbones.ipynb')
+    assert 'Up: [contents](00_contents.ipynb) · next: [' in own and '../models/10_backbones.ipynb' in own
 
 def test_links_are_replaced(contents, copy):
     "A line of links that somebody edited or moved comes back, once, below the title; nothing else changes"
