@@ -15,9 +15,8 @@ from vlrep.training.learner import BaseCallback, GradientAccumulation, MicroBatc
 
 SMALL = dict(visual_depth=10, visual_width=8, width=16, heads=2, vocab=200, size=32, bs=16, steps=5, warmup=1,
              dropout=0., sync_bn=True)
-CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilabel','tags')}
-# loctex leaves out the contrast of a pair that is alone, and with it the heads for it: no batch of 1 here
-CASES |= {'loctex': dict(bs=11), 'loctex in 3 parts': dict(bs=11, accumulate=3),
+CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilabel','tags','tag_prediction')}
+CASES |= {'icmlm': dict(bert_steps=20), 'loctex': {}, 'loctex in 3 parts': dict(bs=11, accumulate=3),
           'loctex, groups of 4, all with all': dict(bs=11, group=4, local_loss=False, direction='symmetric'),
           'loctex, a process without rows': dict(include_positive=True),
           'mct': dict(queue=40, bs=11),
