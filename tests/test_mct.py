@@ -66,25 +66,31 @@ def test_every_set_of_losses(name, told):
     assert ('embed_text' in can) == bool(learn.loss_func.loss.keywords['ic'])
 
 class Spoil(Callback):
-    "One batch of images that are not numbers"
-    order,run_valid = -4,False
+    "One batch of images that are not numbers, in both views; looks at the model when all else is done"
+    order,run_valid = 90,False
     def __init__(self, batch): self.batch = batch
+    def look(self):
+        "What later steps depend on: of the queue, the keys that are negatives"
+        q,state = self.model.queue,self.model.state_dict()
+        own = {k: v[q.active] for k,v in q.named_buffers() if v.ndim}
+        return {**{k: v.clone() for k,v in state.items() if not k.startswith('queue.')}, **own}
     def before_batch(self):
-        self.kept = {k: v.clone() for k,v in self.model.state_dict().items()}
-        if self.learn.train_state.batch == self.batch: self.learn.xb[0]['img'].fill_(torch.nan)
+        self.kept = self.look()
+        if self.learn.train_state.batch == self.batch:
+            for k in ('img','img2'): self.learn.xb[0][k].fill_(torch.nan)
     def after_batch(self):
-        now,same = self.model.state_dict(),lambda k: torch.equal(self.kept[k], now[k])
-        if self.learn.train_state.batch == self.batch+1: self.unchanged = {k for k in now if same(k)}
-        self.all = set(now)
+        now = self.look()
+        if self.learn.train_state.batch == self.batch+1:
+            self.moved = {k for k in now if not torch.equal(self.kept[k], now[k])}
+            self.finite = all(v.isfinite().all() for v in self.model.state_dict().values())
 
 def test_a_step_that_is_left_out_leaves_no_trace():
-    "Neither weights nor copy nor queue; only what counts batches may move"
+    "Neither weights nor copy nor keys; only what counts batches may move, and the next step is a step"
     spoil = Spoil(1)
     learn = trained(cbs=[spoil])
     assert learn.train_state.skipped == 1
-    moved = spoil.all-spoil.unchanged
-    assert all(k.endswith('num_batches_tracked') for k in moved), moved
-    assert int(learn.model.queue.steps) == 2 and all(v.isfinite().all() for v in learn.model.state_dict().values())
+    assert all(k.endswith('num_batches_tracked') for k in spoil.moved), spoil.moved
+    assert spoil.finite and int(learn.model.queue.steps) == 2
 
 def test_parts_of_a_step_are_one_step():
     "The copy follows once, the queue takes all parts at the end"
@@ -163,3 +169,12 @@ def test_a_small_bert_reads_the_texts(tmp_path, monkeypatch):
     learn.model.eval()
     got,want = m.capabilities['embed_text'](b['tok'], b['lens']),learn.model.embed_text(b['tok'], b['lens'])
     torch.testing.assert_close(got, want)
+
+def test_images_alone_need_no_captions():
+    "MoCo v2, by switching losses off; the nouns of captions as tags need them again"
+    from vlrep.methods.mct.views import mct_tokenizer
+    alone = METHODS['mct'].recipes['world_moco_v2']
+    assert METHODS['mct'].needs(alone) == frozenset() and mct_tokenizer(alone, None) is None
+    assert METHODS['mct'].needs(replace(alone, tag=1.)) == {'labels'}
+    assert METHODS['mct'].needs(replace(alone, tag=1., tags_from='words')) == {'captions'}
+    assert METHODS['mct'].needs(METHODS['mct'].recipes['world']) == {'captions'}

@@ -27,7 +27,9 @@ class MomentumEncoder(nn.ModuleDict):
         modules:dict # Those that it is a copy of
     )->None:
         "A step towards `modules`: to be called after each step of their optimiser"
-        slow,fast = ([p for m in ms.values() for p in m.parameters()] for ms in (self, modules))
+        pairs = [(a, b) for k,m in modules.items() for a,b in zip(self[k].parameters(), m.parameters(), strict=True)]
+        once = {id(a): (a, b) for a,b in pairs}                        # modules may share parts
+        slow,fast = zip(*once.values())
         torch._foreach_lerp_(slow, fast, 1-self.momentum)
     def mirror(self,
         modules:dict # Those that it is a copy of
@@ -87,6 +89,9 @@ def stage(self:Queue,
 )->None:
     "Put keys ahead of the pointer, where they are not negatives yet"
     names,marks = list(keys),ids.new_zeros(len(ids), 0) if marks is None else marks
+    if marks.shape != (len(ids), self.marks.shape[1]):
+        raise ValueError(f'marks: {tuple(marks.shape)} for {len(ids)} keys of a queue with {self.marks.shape[1]} marks '
+                         f'beside each')
     vec,num = torch.cat([keys[k] for k in names], 1),torch.cat([ids[:,None], marks.to(ids)], 1)
     if gather: vec,num = gather(vec),gather(num)
     n = len(self.ids)
@@ -97,6 +102,7 @@ def stage(self:Queue,
     self.ids[at],self.marks[at],self.born[at] = num[:,0],num[:,1:].to(torch.uint8),self.steps+1
     self.staged.add_(len(vec)).clamp_(max=n)
 
+# %% ../../nbs/models/45_momentum.ipynb #49fd2455
 @patch
 def commit(self:Queue)->None:
     "What was staged is in the queue; as many of the oldest keys are out"
@@ -105,8 +111,14 @@ def commit(self:Queue)->None:
     self.staged.zero_()
 
 @patch
+@torch.no_grad()
 def drop(self:Queue)->None:
     "Forget what was staged"
+    n = len(self.ids)
+    gone = (torch.arange(n, device=self.ids.device)-self.pointer) % n < self.staged
+    # keys that are not finite would reach the gradient, although they are masked: 0 times NaN is NaN
+    for k,b in self.named_buffers():
+        if k.startswith('keys_'): b.masked_fill_(gone[:,None], 0.)
     self.staged.zero_()
 
 @patch

@@ -100,7 +100,10 @@ def _sum(self:GlobalMeanLoss, samples):
 
 # %% ../../nbs/training/30_learner.ipynb #9a0a0a97
 class CountedMean(Metric):
-    "The loss over a whole epoch: all totals divided by all counts"
+    """The loss over a whole epoch: all totals divided by all counts
+
+    Of a loss of several terms, totals are those of batches; what each term comes to over the epoch, `terms` says.
+    """
     name = 'loss'
     def reset(self)->None: self.sums,self.names = 0.,[]
     def accumulate(self, learn:Learner)->None:
@@ -151,7 +154,10 @@ class StatefulCallback(BaseCallback):
 
 # %% ../../nbs/training/30_learner.ipynb #d6f647a8
 class GradientAccumulation(StatefulCallback):
-    "One step of the optimiser for `n` batches, as if they were one"
+    """One step of the optimiser for `n` batches, as if they were one
+
+    Of a loss of several terms, all are weighted by the count of the term that has the most.
+    """
     name = 'accumulate'
     order,run_valid,_keep = 6,False,('micro','opening','counts')
     def __init__(self,

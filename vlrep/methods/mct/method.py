@@ -94,6 +94,8 @@ def _tags(r, dl):
     return key,dl.source.labels[key].shape[1]
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #cea9dfb6
+def _small(r, tok): return small_config(tok, max_len=max(128, r.max_len))
+
 def _text(r, dl, seed):
     "The encoder of texts: from scratch, a small BERT that has read the captions at hand, or a BERT by name"
     tok = dl.tok
@@ -101,8 +103,9 @@ def _text(r, dl, seed):
         return TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
                            pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
     if r.text == 'small' and len(dl.source) < 2:                   # a run is opened: the weights come from its file
-        return make_bert('scratch', dl.source, tok, seed, config=small_config(tok), mlm=False, log=None)
-    return make_bert(r.text, dl.source, tok, seed, mlm=False, log=None)
+        return make_bert('scratch', dl.source, tok, seed, config=_small(r, tok), mlm=False, log=None)
+    config = _small(r, tok) if r.text == 'small' else None
+    return make_bert(r.text, dl.source, tok, seed, config=config, mlm=False, log=None)
 
 def _model(r, visual, dl, seed):
     "The model of recipe `r` for what the loader `dl` reads"

@@ -168,7 +168,7 @@ def forward(self:TwoTowers,
 def _which(self:TwoTowers, queue, ids, marks):
     "Which keys are no negatives, and which are answers"
     ignore = (~queue.active).expand(len(ids), -1)
-    if self.mask_same: ignore = ignore | (ids[:,None] == queue.ids)
+    if self.mask_same: ignore = ignore | (ids[:,None] == queue.ids) & (ids[:,None] >= 0)
     out = dict(ignore_img=ignore, ignore_txt=ignore | (queue.marks[:,0] == 0))
     if 'tag' not in self.compared: return out
     same = shared_tags(marks[:,1:], queue.marks[:,1:], *self.answers) & queue.active

@@ -136,10 +136,16 @@ def problems(self:MCTRecipe)->'Iterator[str]':
     if self.projections == 'unified' and self.intra_width != self.inter_width:
         yield (f'projections=unified: one head for both needs one width, not intra_width={self.intra_width} and '
                f'inter_width={self.inter_width}')
+    if self.tag and not self.tag_threshold and not self.strict:
+        yield 'tag_threshold=0, strict=false: then every image shares enough tags with every other; raise the threshold'
     if self.paraphrases and self.text_views != 'paraphrases':
         yield f'paraphrases={self.paraphrases}: are read with text_views=paraphrases'
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #925c7c0e
+def _needs(r):
+    words = r.tag and r.tags_from == 'words'
+    return frozenset(k for k,asked in dict(captions=r.reads or words, labels=r.tag and not words).items() if asked)
+
 _paper = MCTRecipe()                                # COCO without tags, both towers from scratch: every default
 _bert = replace(_paper, text='bert-base-uncased')    # pretrained, as in the paper's main rows
 _moco = dict(cc=0., ic=0., ci=0.)
@@ -170,7 +176,7 @@ METHODS.add(Method('mct', MCTRecipe, {
     'narratives': replace(_photos['flickr8k'], text_views='same', dropout=.1, max_len=60)},
     **{k: f'vlrep.methods.mct.method:{v}' for k,v in dict(model='MCTModel', loss='mct_loss',
                                                           learner='mct_learner').items()},
-    needs=lambda r: {'captions'} | ({'labels'} if r.tag and r.tags_from == 'labels' else set()),
+    needs=_needs,
     wants=lambda r: {'paraphrases'} if r.text_views == 'paraphrases' and not r.paraphrases else set(),
     tokenizer='vlrep.methods.mct.views:mct_tokenizer', collate='vlrep.methods.mct.views:mct_collator',
     check='vlrep.methods.mct.views:check_views', paper='MCT (Yuan and others, 2021)',

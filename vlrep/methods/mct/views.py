@@ -92,14 +92,17 @@ class PairCollator(CaptionCollator):
         super().__init__(tok, max_len)
         self.views,self.include_original,self.swap_sides = views,include_original,swap_sides
         self.others = read_paraphrases(paraphrases) if paraphrases else None
-        self.nouns,self.place,self._own = nouns,{},{}
+        self.nouns,self.place,self._own = nouns,{},[]
     def check(self, source:ImageTextDataset)->None:
         "A `ValueError` if there are no captions at all; collects nouns, and the paraphrases that the data has"
         if source.captions is None or not source.captions.counts().any():
             raise ValueError(f'{source.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
         if self.nouns and not self.place: self.place = {w: i for i,w in enumerate(frequent_nouns(source, self.nouns))}
-        if self.views == 'paraphrases' and self.others is None and id(source) not in self._own:
-            self._own[id(source)] = _of_records(source)
+        if self.views == 'paraphrases' and self.others is None and self._known(source) is None:
+            self._own.append((source, _of_records(source)))
+    def _known(self, source):
+        "The paraphrases of a dataset; None if it was not checked"
+        return self.others or next((p for s,p in self._own if s is source), None)
     def tags(self, source:ImageTextDataset, rows:np.ndarray)->torch.Tensor:
         "Which of the words the captions of each image have (b,n) uint8"
         out = torch.zeros(len(rows), self.nouns, dtype=torch.uint8)
@@ -123,7 +126,8 @@ def pair(self:PairCollator,
                        for i,m in zip(np.minimum(c.rows[rows]+at, len(c.ends)-2), n)]
     first,second = read(one),read(two)
     if self.views != 'paraphrases': return first,second
-    known = self._own.get(id(source), Paraphrases({})) if self.others is None else self.others
+    known = self._known(source)
+    if known is None: raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
     def options(t):
         others = known.texts(t)
         if self.include_original: return [t,*others],[t,*others]
@@ -150,7 +154,8 @@ def mct_tokenizer(
     recipe:MCTRecipe,       # With `vocab`
     train:ImageTextDataset, # The texts that are learned from
 )->Tokenizer:
-    "That of a BERT, if one is named; else tokens from the captions that are learned from"
+    "That of a BERT, if one is named; else tokens from the captions that are learned from; None if nothing is read"
+    if not (recipe.reads or recipe.tag and recipe.tags_from == 'words'): return None
     if train.captions is None: raise ValueError(f'{train.name}: has no captions to learn tokens from')
     return bert_tokenizer(recipe.text if recipe.reads else 'scratch', train, recipe.vocab)
 
