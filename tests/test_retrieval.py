@@ -9,20 +9,23 @@ from learning import material
 from tools import ENV, WORLD
 from vlrep.core.seeding import torch_rng
 from vlrep.data.loader import loaders
+from vlrep.datasets.base import DATASETS
 from vlrep.datasets.coco import SPLIT_FILE
 from vlrep.datasets.world.dataset import scene
 from vlrep.evaluation.base import EVALUATIONS
+from vlrep.evaluation.retrieval.embed import image_vectors, text_vectors
 from vlrep.evaluation.retrieval.table import retrieval_table
 from vlrep.evaluation.retrieval.vsepp import hardest_negatives_loss
 from vlrep.evaluation.tagging.tagging import mean_iou
 from vlrep.experiments.commands import evaluate, open_run, pretrain
 from vlrep.methods.base import METHODS
 from vlrep.metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
+from vlrep.models.pretrained import Pretrained
 from vlrep.training.run_folder import load
 
 # ---------------------------------------------------------------- ranks
 
-def by_lot(scores, right, k):
+def at_random(scores, right, k):
     "Probability that a right candidate is among the first k, and mean rank: all orders of equal scores, one by one"
     best = max(s for s,r in zip(scores, right) if r)
     above = sum(s > best for s in scores)
@@ -45,7 +48,7 @@ def test_ranks_are_those_of_all_orders_of_ties(seed):
     for way,scores,right in (('i2t', s, owner == torch.arange(4)[:,None]),
                              ('t2i', s.T, owner[:,None] == torch.arange(4))):
         for k in (1, 2, 3):
-            want = [by_lot(a.tolist(), b.tolist(), k) for a,b in zip(scores, right)]
+            want = [at_random(a.tolist(), b.tolist(), k) for a,b in zip(scores, right)]
             assert np.allclose(got[way].hits(k), [h for h,_ in want])
             assert np.allclose(got[way].places(), [r for _,r in want])
 
@@ -93,9 +96,13 @@ def test_chance_of_a_thousand_images():
     assert {r['value'] for r in same if 'median' in r['question']} == {1}
 
 def test_a_collapsed_model_gets_chance():
-    owner = np.repeat(np.arange(30), 3)
+    "R@k is chance. The median rank of images is above it: a rank is the mean over all orders, (90-3)/(3+1) = 21.75"
+    owner, median = np.repeat(np.arange(30), 3), {}
     for r in retrieval_table(torch.ones(30, 4), torch.ones(90, 4), owner, draws=5):
         if 'R@' in r['question']: assert abs(r['value']-r['chance']) < .01 and abs(r['low']-r['chance']) < .01, r
+        else: median[r['question'].split(':')[0]] = (r['value'], r['low'], r['high'], r['chance'])
+    first = next(i for i in range(1, 91) if np.prod([(90-i-j)/(90-j) for j in range(3)]) <= .5)
+    assert first < 22 and median == {'image to text': (22, 22, 22, first), 'text to image': (15, 15, 15, 15)}
 
 BAD = {'images: 1 of them': lambda v, t: retrieval_ranks(v[:1], t[:1], [0]),
        'protocol all: 1 images, at least 2': lambda v, t: retrieval_folds(1),
@@ -170,6 +177,22 @@ def test_embeddings_are_one_space(name):
     assert torch.allclose(can['embed_text'](ids[:1,:lens[0]], lens[:1]), t[:1], atol=1e-5)
     assert not torch.allclose(t[0], t[2], atol=1e-3)
 
+def test_vectors_do_not_depend_on_the_mode_of_the_model():
+    "The text encoder with a dropout of .5, asked after `learn.model.train()`"
+    method, recipe, splits, tok = material('loctex')
+    dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
+    learn = method.learner(recipe, dls, precision='fp32')
+    for net in learn.model.modules():
+        if isinstance(net, torch.nn.Dropout): net.p = .5
+    m, few, texts = Pretrained.from_learner(learn), splits['valid'].subset(range(6)), ['a dog', 'two cats in the snow']
+    v, t = image_vectors(m, few), text_vectors(m, texts)
+    learn.model.train()
+    ids = torch.tensor([tok.encode(['a dog'], recipe.max_len)[0]])
+    ask = lambda: m.capabilities['embed_text'](ids, torch.tensor([ids.shape[1]]))
+    assert not torch.allclose(ask(), ask(), atol=1e-3)
+    assert torch.equal(image_vectors(m, few), v) and torch.equal(text_vectors(m, texts), t)
+    assert all(net.training for net in learn.model.modules())
+
 # ---------------------------------------------------------------- a run, asked
 
 @pytest.fixture(scope='module')
@@ -208,6 +231,21 @@ def test_the_same_run_is_asked_of_other_photos(run, tmp_path):
     assert {(r['candidates'], r['captions_per_image']) for r in got} == {(12, '1 to 3'), (24, '1 to 3')}
     with pytest.raises(ValueError, match='protocol 1k: 12 images, at least 1000'):
         evaluate(run, 'retrieval', tmp_path, data='coco', protocol='1k', log=str)
+    few = dict(data='coco', epochs=1, log=str)
+    with pytest.raises(ValueError, match='has no instances_train2017.json and no instances_val2017.json'):
+        evaluate(run, 'tagging', tmp_path, k=2, tags=9, **few)
+    (tmp_path/'annotations').mkdir()
+    for year,part,ns in ((2014, 'train', ()), (2014, 'val', range(21))):
+        photos = [dict(id=n, file_name=f'{n}.jpg', width=9, height=9) for n in ns]
+        tags = [dict(image_id=n, category_id=n%3+k, bbox=[0,0,3,3]) for n in ns for k in (1, 2)]
+        names = [dict(id=k, name=f'kind {k}') for k in range(1, 5)]
+        (tmp_path/f'annotations/instances_{part}{year}.json').write_text(
+            json.dumps(dict(images=photos, annotations=tags, categories=names)))
+    rows = evaluate(run, 'tagging', tmp_path, k=2, tags=9, **few)
+    assert {(r['n'], r['question']) for r in rows} == {(12, 'tags')}
+    parts = [DATASETS['coco'].open(None, tmp_path, 48, w, str) for w in ((), ('labels',))]
+    assert [s.ids for s in parts[0].values()] == [s.ids for s in parts[1].values()]
+    assert (parts[1]['test'].labels['tags'].sum(1) == 2).all() and not parts[0]['test'].labels
 
 def test_the_frozen_backbone_is_asked(run):
     "VSE++ and tagging train something on top: the same numbers again, and the run's weights stay"

@@ -93,7 +93,7 @@ def trace_figures(
     seed:int=0,            # Which pictures
     *, n:int=6,            # How many
 )->list:                   # As `trace_samples`; none if training had no narratives
-    "Held-out pictures drawn by lot, what was told about them, and where the model looks for the words"
+    "Held-out pictures drawn at random, what was told about them, and where the model looks for the words"
     if splits['train'].narratives is None: return []
     rows = [int(r) for r in rng(seed, 'told').permutation(len(splits['test']))[:n]]
     big = None

@@ -22,7 +22,7 @@ class Ranks:
     n:int            # Candidates of a query
     def __len__(self): return len(self.above)
     def places(self)->np.ndarray: # (q,)
-        "Wrong candidates before the first right one, the mean where equal ones are sorted by lot"
+        "Wrong candidates before the first right one, the mean where equal ones are sorted at random"
         return self.above + self.tied/(self.right+1)
     def hits(self,
         k:int     # How many candidates are looked at

@@ -6,6 +6,7 @@
 __all__ = ['to_image', 'Pretrained']
 
 # %% ../../nbs/models/70_pretrained.ipynb #0d1afa0b
+from contextlib import ExitStack,contextmanager
 from pathlib import Path
 import numpy as np, torch
 from PIL import Image, ImageOps
@@ -53,9 +54,18 @@ class Pretrained:
     def __repr__(self): return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
     def eval(self)->'Pretrained':
         "Put the modules that these functions belong to into evaluation mode"
-        for f in self.capabilities.values():
-            if isinstance(owner := getattr(f, '__self__', f), nn.Module): owner.eval()
+        for owner in self._owners(): owner.eval()
         return self
+    def _owners(self):
+        "The modules that these functions belong to, each once"
+        owners = [getattr(f, '__self__', f) for f in self.capabilities.values()]
+        return list(dict.fromkeys(o for o in owners if isinstance(o, nn.Module)))
+    @contextmanager
+    def frozen(self)->'Iterator[Pretrained]':
+        "`frozen` for each of these modules: the text encoder and the heads, not the backbone alone"
+        with ExitStack() as stack:
+            for owner in self._owners(): stack.enter_context(frozen(owner))
+            yield self
     def batch(self,
         imgs:list, # Pictures, as `to_image` takes them
     )->torch.Tensor: # Normalised (b,3,s,s), on the model's device
@@ -64,16 +74,18 @@ class Pretrained:
         img,hw = torch.from_numpy(np.stack([a for a,_ in got])).permute(0,3,1,2),torch.tensor([h for _,h in got])
         p = next(self.backbone.parameters())
         return self.view(dict(img=img.to(p.device), hw=hw.to(p.device)), ('use',))['img'].to(p.dtype)
-    def _each(self, img, f, bs):
-        "`f` of one picture, or of each of a list, `bs` at a time"
-        one = not isinstance(img, (list,tuple))
-        imgs = [img] if one else list(img)
-        with frozen(self.backbone):
-            out = [o for i in progress(range(0, len(imgs), bs), label='batches of pictures')
-                   for o in f(self.batch(imgs[i:i+bs]))]
-        return out[0] if one else out
 
 # %% ../../nbs/models/70_pretrained.ipynb #bfacb799
+@patch
+def _each(self:Pretrained, img, f, bs):
+    "`f` of one picture, or of each of a list, `bs` at a time"
+    one = not isinstance(img, (list,tuple))
+    imgs = [img] if one else list(img)
+    with self.frozen():
+        out = [o for i in progress(range(0, len(imgs), bs), label='batches of pictures')
+               for o in f(self.batch(imgs[i:i+bs]))]
+    return out[0] if one else out
+
 @patch
 def embed(self:Pretrained,
     img:FilePath|Image.Image|np.ndarray|torch.Tensor|list, # A picture, or a list of them

@@ -18,7 +18,7 @@ from ..base import *
 from ..content import derangement
 from ..samples import seen
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
-from ...models.features import frozen, plain_batches
+from ...models.features import plain_batches
 from ...models.pretrained import Pretrained
 from ...reports.instability import mark_warned
 from ...reports.page import jpeg_uri
@@ -88,7 +88,7 @@ def masked_word_table(
     "Top-1 and top-5 of the masked word, and of those who know less"
     known = (m.capabilities['masked_counts']() > 0).cpu().numpy()
     samples = masked_samples(dataset, m.tok, known, n, seed=seed, max_len=m.max_len)
-    with frozen(m.backbone): got = _asked(m, dataset, samples, bs, seed)
+    with m.frozen(): got = _asked(m, dataset, samples, bs, seed)
     sums = lambda v: np.bincount([s[0] for s in samples], v, minlength=len(dataset))
     total,rows = sums(np.ones(len(samples))),[]
     named = dict(right=who, other='other image', text='text alone', unigram='unigram')

@@ -148,8 +148,8 @@ def show_retrieval(
     return dict(figures=[
         figure('Retrieval', png_uri(_bars(s['rows'])), _words(s['rows'], s['twice'])),
         figure('Image to text', _jpeg(nearest_captions(s, texts, show)),
-               'Held-out images drawn by lot, each with its nearest captions and their cosines; its own are green.'),
+               'Held-out images drawn at random, each with its nearest captions and their cosines; its own are green.'),
         figure('Text to image', _jpeg(nearest_images(s, texts, show)),
-               'Captions drawn by lot, each with its nearest images; its own has a green frame.'),
-        figure('Cosines', png_uri(similarity_matrix(s)), 'Images drawn by lot, each with one of its captions, in '
+               'Captions drawn at random, each with its nearest images; its own has a green frame.'),
+        figure('Cosines', png_uri(similarity_matrix(s)), 'Images drawn at random, each with one of its captions, in '
                'the same order: what belongs together stands on the diagonal.')])

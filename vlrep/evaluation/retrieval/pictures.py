@@ -29,7 +29,7 @@ def retrieval_samples(
     most:int=40,         # Images in the matrix
 )->dict:                 # `images` and `captions`: (row, its nearest) each; `matrix`: cosines of images with a caption
                          # of each (s,s), and its `rows`
-    "The nearest candidates of some images and captions, drawn by lot"
+    "The nearest candidates of some images and captions, drawn at random"
     owner = np.asarray(image_of)
     row = lambda what, n, m: np.sort(rng(seed, 'retrieval', what).permutation(n)[:m]).tolist()
     first = np.unique(owner, return_index=True)[1]
