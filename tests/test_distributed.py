@@ -66,7 +66,7 @@ def pair(tmp_path_factory):
 
 METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm tag_prediction'.split()
 VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows',
-            'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts']
+            'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts', 'captioning, a head for the words']
 
 @pytest.mark.parametrize('name', METHODS+VARIANTS)
 def test_two_processes_equal_one(pair, name):

@@ -5,9 +5,9 @@ import pytest, torch
 from tools import refused
 from vlrep.experiments.commands import pretrain
 from vlrep.experiments.comparisons import Difference
-from vlrep.experiments.study import arm_recipe, read_study, study_of
+from vlrep.experiments.study import arm_recipe, read_study, read_toml, study_of
 from vlrep.experiments.study_report import write_study_report
-from vlrep.experiments.study_runs import plan_study, run_study, StudyFolder
+from vlrep.experiments.study_runs import code_modules, plan_study, run_study, StudyFolder
 from vlrep.experiments.study_tuning import tuning_rounds
 from vlrep.experiments.study_verdicts import holm, judge_study, needed_seeds, p_value, read_study_lines, study_verdict
 from vlrep.training.interrupts import TrainingInterrupted
@@ -178,6 +178,18 @@ def test_other_facts_are_not_mixed_in(done, capsys):
     finally: path.write_bytes(was)
     write_study_report(done['out'])
     assert 'lines of different' not in (done['out']/'report.md').read_text()
+
+def test_facts_of_an_arm_are_its_own(tmp_path):
+    "What an arm's method brings is hashed wherever it stands; an arm that is added changes nothing for the others"
+    file = ROOT/'data'/'studies'/'loctex.toml'
+    table = read_toml(file)
+    few,more = StudyFolder(tmp_path/'few', table, file),StudyFolder(tmp_path/'more', table | dict(
+        arms=[*table['arms'], dict(name='mct', method='mct')]), file)
+    assert {a: more.facts[a] for a in few.facts} == few.facts and set(more.facts)-set(few.facts) == {'mct'}
+    assert len({f['shared'] for f in more.facts.values()}) == 1
+    assert len({more.facts[a]['method'] for a in ('both','caption','mct')}) == 3
+    own = set(code_modules('loctex', 'world')[0])
+    assert {'vlrep.losses.contrastive', 'vlrep.losses.localization', 'vlrep.models.text_encoder'} <= own
 
 @pytest.mark.parametrize('old,new,says', [
     ('steps = 12', 'steps = 11', 'is not what'), ('cnn_lr = 0.2', 'cnn_lr = 0.3', 'trial 1 of round 1'),

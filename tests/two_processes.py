@@ -23,6 +23,7 @@ CASES |= {'icmlm': dict(bert_steps=20), 'loctex': {}, 'loctex in 3 parts': dict(
           'mct in 3 parts': dict(queue=40, bs=11, tag=1., tag_threshold=0, accumulate=3),
           'mct, BatchNorm of shuffled groups': dict(queue=40, sync_bn=False, bn_group=8),
           'mct, BatchNorm per rank': dict(queue=40, sync_bn=False, bn_group=0, shuffle_bn=False),
+          'captioning, a head for the words': dict(word_weight=1.),
           'virtex, BatchNorm per rank': dict(sync_bn=False), 'tags, frozen stem': dict(frozen_stages=1),
           'tags, averaged weights': dict(ema=.8),
           'tags, averaged weights, BatchNorm per rank': dict(ema=.8, sync_bn=False)}

@@ -62,7 +62,7 @@ def measure_captions(
     tags = 'objects' in DATASETS[info['data']['name']].answers
     with context.stages('captions'):
         if tags: num,samples = noun_scores(context.model, test)
-        else: num,samples = photo_samples(learn.model, learn.loss_func.loss, context.model, test,
+        else: num,samples = photo_samples(learn.model, learn.loss_func.counted, context.model, test,
                                           context.options.shuffles, max_len=context.recipe.max_len)
         rows = caption_scores([s['caption'] for s in samples], test, who=info['method'], seed=info['seed'])
         rows = mark_warned(rows, context.warnings)

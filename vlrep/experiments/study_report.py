@@ -185,7 +185,9 @@ _EXPLAIN = dict(
     verdicts='Differences in percentage points, over paired seeds and shared redraws of the test scenes. Holm corrects '
              'p for the number of contrasts. Seeds it would take: to resolve a difference of the paper\'s size.',
     scores='Percent; mean over seeds (lowest to highest).',
-    trials='Each arm has the same number of trials. A dagger: the training went wrong.')
+    trials='Each arm has the same number of trials. A dagger: the training went wrong.',
+    cost='Image views count the images of the batches. A method that sees two views of each of them, as MCT does, '
+         'computes twice as many.')
 
 # %% ../../nbs/experiments/85_study_report.ipynb #5d0e4a71
 def study_markdown(
@@ -222,7 +224,7 @@ def study_html(
         'Verdicts': table_html(contrast_rows(rows), _EXPLAIN['verdicts']) if rows else '',
         'To be said against it': table_html(notes) if notes else '', '': drawn,
         'Scores': _joined(scores), 'How the arms were tuned': table_html(trials, _EXPLAIN['trials']) if trials else '',
-        'Learning': _joined(curves), 'What it cost': table_html(cost_rows(study, lines))},
+        'Learning': _joined(curves), 'What it cost': table_html(cost_rows(study, lines), _EXPLAIN['cost'])},
         'Every number on this page is computed from the lines of the study.')
 
 def _joined(parts):

@@ -33,6 +33,7 @@ from .study_report import *
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #004e4893
 _ROOTS = ('vlrep.experiments.baselines', 'vlrep.experiments.splits', 'vlrep.evaluation.automatic',
+          'vlrep.evaluation.masked_words.table', 'vlrep.evaluation.retrieval.ask',
           'vlrep.methods.supervised.method', 'vlrep.datasets.split') # What each run executes, beside method and data
 _ASIDE = ('vlrep.reports.','vlrep.experiments.config','vlrep.experiments.options') # What decides no number
 _CORE  = ('vlrep.core.seeding',)                                     # Of `core`, which does
@@ -72,23 +73,28 @@ def _package(name):
     folders = spec.submodule_search_locations
     return [f'{name}.{m.name}' for m in pkgutil.iter_modules(folders) if not m.ispkg] if folders else [name]
 
-# %% ../../nbs/experiments/87_study_runs.ipynb #1c07b271
-@cache
-def code_modules(
-    method:str, # One of `METHODS`
-    data:str,   # One of `DATASETS`
-)->tuple:       # Names of modules: those of the method's own folder, and the others
-    "The modules that decide the numbers of a run, as far as they are the library's"
-    home = METHODS[method].recipe.__module__
-    own = _package(home.rpartition('.')[0]) if home.startswith('vlrep.methods.') else []
-    todo = [*own, *_ROOTS, *_package(f'vlrep.datasets.{data}')]
-    seen = set()
+# %% ../../nbs/experiments/87_study_runs.ipynb #004e4894
+def _closure(modules):
+    "These modules and all that they import, as far as it decides numbers"
+    seen,todo = set(),list(modules)
     while todo:
         m = todo.pop()
         if m in seen or m.startswith(_ASIDE) or m.startswith('vlrep.core.') and m not in _CORE or not _file(m): continue
         seen.add(m)
         todo += _imports(m)
-    return sorted(seen & set(own)),sorted(seen - set(own))
+    return seen
+
+# %% ../../nbs/experiments/87_study_runs.ipynb #1c07b271
+@cache
+def code_modules(
+    method:str, # One of `METHODS`
+    data:str,   # One of `DATASETS`
+)->tuple:       # Names of modules: those that the method alone brings, and those of each run on these data
+    "The modules that decide the numbers of a run, as far as they are the library's"
+    home = METHODS[method].recipe.__module__
+    own = _package(home.rpartition('.')[0]) if home.startswith('vlrep.methods.') else []
+    base = _closure([*_ROOTS, *_package(f'vlrep.datasets.{data}')])
+    return sorted(_closure(own)-base),sorted(base)
 
 def code_hash(
     modules:list, # Names
@@ -225,9 +231,7 @@ class StudyFolder:
             if was.name != self.study.name:
                 raise ValueError(f'{path}: holds the study {was.name!r}, and {file} is {self.study.name!r}: choose '
                                  f'another --out')
-        shared = set.intersection(*(set(code_modules(a.method, self.study.data)[1]) for a in self.study.arms))
-        self.facts = {a.name: run_facts(self.study, a) | dict(shared=code_hash(sorted(shared)))
-                      for a in self.study.arms}
+        self.facts = {a.name: run_facts(self.study, a) for a in self.study.arms}
         for l in self.lines: self.check(l)
         self.write()
     def write(self)->None:
