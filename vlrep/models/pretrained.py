@@ -6,6 +6,7 @@
 __all__ = ['to_image', 'Pretrained']
 
 # %% ../../nbs/models/70_pretrained.ipynb #0d1afa0b
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 import numpy as np, torch
 from PIL import Image, ImageOps
@@ -53,9 +54,11 @@ class Pretrained:
     def __repr__(self): return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
     def eval(self)->'Pretrained':
         "Put the modules that these functions belong to into evaluation mode"
-        for f in self.capabilities.values():
-            if isinstance(owner := getattr(f, '__self__', f), nn.Module): owner.eval()
+        for owner in self._owners(): owner.eval()
         return self
+    def _owners(self):
+        owners = [getattr(f, '__self__', f) for f in self.capabilities.values()]
+        return [o for o in dict.fromkeys(owners) if isinstance(o, nn.Module)]
     def batch(self,
         imgs:list, # Pictures, as `to_image` takes them
     )->torch.Tensor: # Normalised (b,3,s,s), on the model's device
@@ -72,6 +75,17 @@ class Pretrained:
             out = [o for i in progress(range(0, len(imgs), bs), label='batches of pictures')
                    for o in f(self.batch(imgs[i:i+bs]))]
         return out[0] if one else out
+
+# %% ../../nbs/models/70_pretrained.ipynb #5b1e07c4
+@patch
+@contextmanager
+def evaluating(self:Pretrained,
+    native:bool=False, # As for `frozen`
+)->'Iterator[Pretrained]':
+    "The modules that these functions belong to, as `frozen` has a backbone: a head's dropout is off, too"
+    with ExitStack() as stack:
+        for owner in self._owners(): stack.enter_context(frozen(owner, native))
+        yield self
 
 # %% ../../nbs/models/70_pretrained.ipynb #bfacb799
 @patch

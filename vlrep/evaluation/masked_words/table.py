@@ -18,7 +18,7 @@ from ..base import *
 from ..content import derangement
 from ..samples import seen
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
-from ...models.features import frozen, plain_batches
+from ...models.features import plain_batches
 from ...models.pretrained import Pretrained
 from ...reports.instability import mark_warned
 from ...reports.page import jpeg_uri
@@ -53,7 +53,10 @@ def masked_samples(
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #0faf9534
 def _hits(scores, answers):
     "Is the answer the first of the scores, is it among the first five? (m,2)"
-    rank = (scores > scores.gather(1, answers[:,None])).sum(1)
+    if bad := int((~scores.isfinite()).any(1).sum()):
+        raise ValueError(f'fill_mask: {bad} of {len(scores)} masked words have scores that are not finite (NaN or '
+                         f'infinite): the weights are broken, evaluate an earlier checkpoint or train again')
+    rank = (~(scores < scores.gather(1, answers[:,None]))).sum(1)-1      # equal scores stand before the answer
     return torch.stack([rank < 1,rank < 5], 1).double().cpu().numpy()
 
 @torch.no_grad()
@@ -88,7 +91,7 @@ def masked_word_table(
     "Top-1 and top-5 of the masked word, and of those who know less"
     known = (m.capabilities['masked_counts']() > 0).cpu().numpy()
     samples = masked_samples(dataset, m.tok, known, n, seed=seed, max_len=m.max_len)
-    with frozen(m.backbone): got = _asked(m, dataset, samples, bs, seed)
+    with m.evaluating(): got = _asked(m, dataset, samples, bs, seed)
     sums = lambda v: np.bincount([s[0] for s in samples], v, minlength=len(dataset))
     total,rows = sums(np.ones(len(samples))),[]
     named = dict(right=who, other='other image', text='text alone', unigram='unigram')
@@ -141,18 +144,20 @@ def masked_word_maps(
     big:object=None,  # The same picture with more pixels, to show
 )->dict:              # `image`, `said`, `words`: a dict `word, map` for each, as `words_html` takes it
     "Each word of a caption masked in turn: where the model looks, and what it says, if that is another word"
-    img = m.eval().batch([picture])
-    tok,lens = (t.to(img.device) for t in pad_tokens(m.tok.encode([split_marks(text)], m.max_len), m.tok.pad))
-    maps,out = m.capabilities['attend'](img, tok, lens)[0].float().cpu(),[]
-    known = m.capabilities['masked_counts']() > 0
-    for j in range(1, int(lens[0])-1):
-        if not known[tok[0,j]]: continue
-        masked = tok.clone()
-        masked[0,j] = m.tok.mask
-        best = int(m.capabilities['fill_mask'](dict(tok=masked, lens=lens, img=img))[0].argmax())
-        word,guess = (m.tok.decode([i]) for i in (int(tok[0,j]),best))
-        out.append(dict(word=word if guess == word else f'{word} ({guess}?)', map=maps[j].numpy().round(4).tolist()))
-    shown, = seen(m, [picture if big is None else big])
+    with m.evaluating(native=True):
+        img = m.batch([picture])
+        tok,lens = (t.to(img.device) for t in pad_tokens(m.tok.encode([split_marks(text)], m.max_len), m.tok.pad))
+        maps,out = m.capabilities['attend'](img, tok, lens)[0].float().cpu(),[]
+        known = m.capabilities['masked_counts']() > 0
+        for j in range(1, int(lens[0])-1):
+            if not known[tok[0,j]]: continue
+            masked = tok.clone()
+            masked[0,j] = m.tok.mask
+            best = int(m.capabilities['fill_mask'](dict(tok=masked, lens=lens, img=img))[0].argmax())
+            word,guess = (m.tok.decode([i]) for i in (int(tok[0,j]),best))
+            out.append(dict(word=word if guess == word else f'{word} ({guess}?)',
+                            map=maps[j].numpy().round(4).tolist()))
+        shown, = seen(m, [picture if big is None else big])
     return dict(image=jpeg_uri(shown, 192), said=text, words=out)
 
 def show_masked_words(
