@@ -5,11 +5,15 @@ import numpy as np, pytest, torch
 from vlrep.core.fields import check_fields
 from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
+from vlrep.evaluation.masked_words.table import masked_word_maps, masked_word_table
 from vlrep.experiments.commands import evaluate, open_run, pretrain
 from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.heads import AttFcHead, TfmHead
+from vlrep.methods.icmlm.models import MaskedWordModel
 from vlrep.models.bert import save_bert
 from vlrep.models.bert_model import Bert, BertConfig
+from vlrep.models.concept_head import ConceptHead
+from vlrep.models.pretrained import Pretrained
 from vlrep.training.run_folder import load
 from tools import refused
 
@@ -67,14 +71,36 @@ def test_the_text_only_says_where(data):
         same = torch.equal(model.words(model.head(x, a, real, place)[0]), model.words(model.head(x, b, real, place)[0]))
         assert same == (head == 'attfc')
 
-def test_scores_by_hand():
-    "att-fc's answer is a product with BERT's word vectors: one cell (2,-1), fc the identity, words (1,0), (0,1), (1,1)"
-    head = AttFcHead(2, 2, 1, final_linear=True)
+class TwoWide(torch.nn.Module):
+    "A backbone whose grid is one cell, (2,-1)"
+    width = 2
+    def forward(self, img): return torch.tensor([2.,-1.]).expand(len(img), 2)[...,None,None]
+
+@pytest.mark.parametrize('mlm_head', [False, True])
+def test_scores_by_hand(mlm_head):
+    """att-fc's answer is a product with BERT's word vectors
+
+    One cell (2,-1), fc the identity, words (1,0), (0,1), (1,1): 2, -1 and 1. With BERT's whole classifier, whose first
+    layer is made the identity here, LayerNorm makes (1,-1) of it first, and its bias (0,0,3) is added: 1, -1 and 3.
+    """
+    bert = Bert(BertConfig(3, 2, 1, 1, max_len=4, pad=0), 0, pooler=False)
+    with torch.no_grad():
+        bert.words.weight.copy_(torch.tensor([[1.,0.],[0.,1.],[1.,1.]]))
+        bert.transform.weight.copy_(torch.eye(2))
+        bert.transform.bias.zero_()
+        bert.bias.copy_(torch.tensor([0.,0.,3.]))
+    head = AttFcHead(2, 2, 1)
     head.fc = torch.nn.Identity()
-    x, p = head(torch.tensor([[[2.,-1.]]]), torch.randn(1, 3, 2), torch.ones(1, 3, dtype=torch.bool), torch.tensor([1]))
-    assert p.tolist() == [[1.]]
-    words = torch.tensor([[1.,0.],[0.,1.],[1.,1.]])
-    assert (x@words.T).tolist() == [[2.,-1.,1.]]
+    class Tok:
+        mask = 2
+        def __len__(self): return 3
+    model = MaskedWordModel(TwoWide(), bert, head, ConceptHead(2, 1), Tok(), mlm_head=mlm_head).eval()
+    batch = dict(img=torch.zeros(1, 3, 8, 8), tok=torch.tensor([[1,2,1]]), lens=torch.tensor([3]),
+                 place=torch.tensor([1]), answer=torch.tensor([0]), weight=torch.ones(1), concepts=torch.ones(1, 1))
+    want = torch.tensor([[1.,-1.,3.] if mlm_head else [2.,-1.,1.]])
+    for got in (model.words(torch.tensor([[2.,-1.]])), model(batch)['logits'], model.fill_mask(batch)):
+        assert torch.allclose(got, want, atol=1e-4), got
+    assert model.attend(batch['img'], batch['tok'], batch['lens']).flatten().tolist() == [1.]*3
 
 # ---------------------------------------------------------------- BERT stays, the backbone waits
 
@@ -121,6 +147,44 @@ def test_lambda_0_trains_no_tags(data):
     (total/n).backward()
     assert {float(p.grad.abs().max()) for p in model.tags.parameters()} == {0.}
     assert float(model.visual.conv1.weight.grad.abs().max()) > 0
+
+def test_terms_are_logged_apart(data):
+    "The held-out loss is the word's mean over triplets plus lambda times the tags' mean over images"
+    learn, _ = made(data, tag_weight=.5)
+    # tags that cost differently for each image
+    torch.nn.init.normal_(learn.model.tags.out.weight, generator=torch.Generator().manual_seed(0))
+    loss, b = float(learn.validate()[0]), learn.dls.valid.one_batch()[0]
+    with torch.no_grad(): out = learn.model.eval()(b)
+    parts = learn.recorder.loss.terms
+    word = torch.nn.functional.cross_entropy(out['logits'], b['answer'], reduction='none')
+    shared = b['concepts']/b['concepts'].sum(1, keepdim=True)
+    tags = -(shared*out['tags'].log_softmax(1)).sum(1)
+    assert len(b['weight'].unique()) > 1 and tags.std() > .1 and list(parts) == ['word', 'tags']
+    assert math.isclose(parts['word'], float((word*b['weight']).sum()/b['weight'].sum()), rel_tol=1e-5)
+    assert math.isclose(parts['tags'], float(tags.mean()), rel_tol=1e-5)
+    assert math.isclose(loss, parts['word'] + .5*parts['tags'], rel_tol=1e-5)
+
+# ---------------------------------------------------------------- what the model is asked
+
+@pytest.mark.parametrize('table', [True, False])
+def test_asked_without_dropout(table, data):
+    "In training mode the head drops half of its numbers; asked, it does not, and is in training mode again afterwards"
+    learn, _ = made(data, head='tfm', dropout=.5)
+    m, heard = Pretrained.from_learner(learn), []
+    learn.model.head.register_forward_hook(lambda head, _, out: heard.append((head.training, out[0].clone())))
+    learn.model.train()
+    b = learn.dls.train.one_batch()[0]
+    with torch.no_grad(): one, other = (learn.model(b)['logits'] for _ in range(2))
+    assert not torch.equal(one, other)                                                      # or nothing is tested
+    heard.clear()
+    for _ in range(2):
+        if table: masked_word_table(m, data[1], n=20)
+        else: masked_word_maps(m, data[1][0].load(), data[1].captions[0][0])
+        assert learn.model.training and learn.model.head.training and learn.model.visual.training
+        assert not any(x.training for x in learn.model.bert.modules())
+    half = len(heard)//2
+    assert half and not any(training for training,_ in heard)
+    assert all(torch.equal(a, b) for (_,a),(_,b) in zip(heard[:half], heard[half:]))
 
 # ---------------------------------------------------------------- batches
 
@@ -221,6 +285,8 @@ def test_a_run_from_start_to_end(tmp_path):
     out = pretrain('icmlm', name='icmlm_attfc', changes=[*sizes, *small], threads=1, precision='fp32',
                    out=tmp_path/'run', log=lambda s: None)
     num = load(out).results()[-1]['numbers']
+    columns = (out/'log.csv').read_text().splitlines()[0].split(',')
+    assert {'train_word', 'train_tags', 'valid_word', 'valid_tags'} <= set(columns), columns
     rows = {(r['backbone'], r['metric']): r for r in num['masked_words']}
     assert {b for b,_ in rows} == {'icmlm', 'other image', 'text alone', 'unigram'} and num['table'] and num['where']
     assert all(r['n'] > 100 and r['low'] <= r['value'] <= r['high'] for r in rows.values()), rows

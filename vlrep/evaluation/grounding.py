@@ -37,7 +37,8 @@ def localizer(
         at = torch.arange(tok.shape[1])
         own = ((at >= first) & (at < lens[:,None]-1)).float()
         tok,lens,own = (t.to(img.device) for t in (tok,lens,own))
-        p = attribute(img, tok, own) if attribute else (attend(img, tok, lens)*own[:,:,None,None]).sum(1)
+        with m.evaluating(native=True):
+            p = attribute(img, tok, own) if attribute else (attend(img, tok, lens)*own[:,:,None,None]).sum(1)
         return p/p.sum((1,2), keepdim=True)
     return points
 

@@ -34,7 +34,7 @@ def image_vectors(
 )->Tensor:                    # (n,d) float32, on the CPU
     "The vector of each image, in the view of training"
     p,out = next(m.backbone.parameters()),[]
-    with m.frozen():
+    with m.evaluating():
         for idx in progress(np.array_split(np.arange(len(dataset)), range(bs, len(dataset), bs)), label='images'):
             img,hw = (x.to(p.device) for x in dataset.images(idx))
             view = m.view(dict(img=img, hw=hw), ('use',))['img'].to(p.dtype)
@@ -51,7 +51,7 @@ def text_vectors(
     ids = list(map(tuple, m.tok.encode(list(texts), m.max_len)))
     once = sorted(set(ids), key=lambda t: (len(t), t))
     device,out = next(m.backbone.parameters()).device,[]
-    with m.frozen():
+    with m.evaluating():
         for a in progress(range(0, len(once), bs), label='captions'):
             tok,lens = (x.to(device) for x in pad_tokens([list(t) for t in once[a:a+bs]], m.tok.pad))
             out.append(m.capabilities['embed_text'](tok, lens).float().cpu())

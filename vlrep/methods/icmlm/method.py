@@ -11,8 +11,9 @@ from ...core.seeding import *
 from ...models.bert import make_bert, small_config, SmallBertPlan
 from ...models.bert_model import Bert
 from ...models.concept_head import concept_nats, ConceptHead
+from ...training.distributed import Dist
 from ...training.optim import param_groups
-from ...training.learner import BatchLearner, learner
+from ...training.learner import BatchLearner, combine_terms, learner
 from ..concept_training import concept_backbone, concept_optimizer, concept_rules, FrozenStart
 from .collate import *
 from .heads import *
@@ -23,14 +24,24 @@ from .recipe import *
 ICMLMModel = MaskedWordModel  # A backbone beside a frozen BERT, a head for the masked word, one for the concepts
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #99068eb6
-def icmlm_loss(
+def _terms(
     out:dict,   # As the model gives it
     batch:dict, # Not used
-)->tuple:       # Nats (), weight of the samples ()
+)->dict:        # Name -> (weight, total (), count ()): `word` counts triplets, `tags` images that have a concept
+    "Cross-entropy of the masked word, and of the image's concepts"
+    word,weight = F.cross_entropy(out['logits'].float(), out['target'], reduction='none'),out['target_weight']
+    tags,real = concept_nats(out['tags'], out['target_concepts'])
+    # lambda is the same for all images; 0 for a process that has none
+    return dict(word=(1., (weight*word).sum(), weight.sum()),
+                tags=(out['target_tag_weight'][:1].sum(), tags.sum(), real.sum()))
+
+def icmlm_loss(
+    out:dict,         # As the model gives it
+    batch:dict,       # Not used
+    dist:Dist=Dist(), # The processes: each loss is a mean over all
+)->tuple:             # Total (), count ()
     "Cross-entropy of the masked word, plus lambda times that of the image's concepts (ICMLM eq. 8)"
-    word = F.cross_entropy(out['logits'].float(), out['target'], reduction='none')
-    tags,_ = concept_nats(out['tags'], out['target_concepts'])
-    return (out['target_weight']*word + out['target_tag_weight']*tags).sum(),out['target_weight'].sum()
+    return combine_terms(_terms(out, batch), dist)
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #416443d8
 def _bert(recipe, tok, train, seed):
@@ -81,5 +92,5 @@ def icmlm_learner(
                                 keep_bert=r.bert == 'small')
     groups = param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd)
     wait = [FrozenStart(round(r.frozen_start*r.steps))] if r.frozen_start else []
-    return learner(dls, model, icmlm_loss, concept_optimizer(r, groups),
+    return learner(dls, model, _terms, concept_optimizer(r, groups),
                    cbs=[*concept_rules(r, seed, precision), *wait, *cbs], capabilities=icmlm_capabilities)

@@ -90,7 +90,7 @@ def forward(self:MaskedWordModel,
     grid,(w,real) = self.cells(batch['img']),self.language(batch['tok'], batch['lens'])
     x,_ = self.head(grid.flatten(2).transpose(1,2), w, real, place)
     return dict(logits=self.words(x), tags=self.tags(grid), target=batch['answer'], target_concepts=batch['concepts'],
-                target_weight=batch['weight'], target_tag_weight=self.tag_weight*batch['weight'])
+                target_weight=batch['weight'], target_tag_weight=torch.full_like(batch['weight'], self.tag_weight))
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #79332a37
 @patch
