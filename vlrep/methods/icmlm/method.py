@@ -49,8 +49,9 @@ def _bert(recipe, tok, train, seed):
     if recipe.bert != 'small': return make_bert(recipe.bert, None, tok, seed, pooler=False, log=None)
     config = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
     if train is None: return Bert(config, seed, pooler=False)
-    few = 12*len(train.captions.data)//50//64                  # about 12 epochs of captions of 50 letters
-    plan = SmallBertPlan(steps=min(recipe.bert_steps, max(20, few)), max_len=min(40, recipe.max_len))
+    few = 12*len(train.captions.data)//50//64                  # about 12 epochs of captions of 50 letters; untrained,
+    # words are hardly told apart, and a head has little to go by: at least 200 steps
+    plan = SmallBertPlan(steps=min(recipe.bert_steps, max(200, few)), max_len=min(40, recipe.max_len))
     return make_bert('small', split_dataset(train), tok, seed, config=config, plan=plan, pooler=False, log=None)
 
 def _counts(collate, train, tok):
