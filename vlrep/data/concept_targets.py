@@ -8,7 +8,6 @@ __all__ = ['TfidfVectors', 'ConceptTargets', 'word_targets', 'cluster_targets', 
 
 # %% ../../nbs/data/54_concept_targets.ipynb #e7b1487f
 import numpy as np, torch
-from fastcore.basics import patch
 from ..core.registry import *
 from .concepts import *
 from .records import ImageTextDataset

@@ -7,7 +7,7 @@ __all__ = ['MARIAN', 'MarianTranslator', 'back_translate', 'write_paraphrases', 
 
 # %% ../../nbs/data/55_paraphrases.ipynb #204bf9bf
 import itertools,json,os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from ..core.files import *
 from ..core.progress import *

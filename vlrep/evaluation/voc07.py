@@ -8,7 +8,7 @@ __all__ = ['VOC_SPECS', 'VocSpec', 'squash', 'voc_views', 'interpolated_ap', 'vo
 # %% ../../nbs/evaluation/35_voc07.ipynb #57f229ec
 from dataclasses import dataclass,replace
 import numpy as np, torch, torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from ..core.registry import *
 from ..data.records import ImageTextDataset
 from ..data.transforms import EvalTransform, IMAGENET, resize_crop

@@ -7,7 +7,6 @@ __all__ = ['LAYOUT_NAMES', 'one_of', 'recipe_name', 'missing_annotations', 'plan
 
 # %% ../../nbs/experiments/20_options.ipynb #77e28c15
 from dataclasses import replace
-from pathlib import Path
 from ..core.registry import *
 from ..core.fields import *
 from ..datasets.base import DATASETS

@@ -6,7 +6,7 @@
 __all__ = ['smoke_test', 'busy_hint', 'dry_run', 'lowest_loss', 'overfit']
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #6fc1601d
-import inspect,os,re,sys,time
+import os,re,sys,time
 from dataclasses import fields,replace
 import numpy as np, torch
 from fastai.data.core import DataLoaders

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import torch, torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor
 from ..core.files import *
 from ..core.seeding import *
 from ..core.weights import *

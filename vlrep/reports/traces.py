@@ -6,7 +6,6 @@
 __all__ = ['time_colour', 'luminance', 'for_letters', 'strokes_svg', 'mask_edge', 'traces_html']
 
 # %% ../../nbs/reports/30_traces.ipynb #9e63effa
-import math
 import numpy as np
 from .figures import *
 

@@ -9,7 +9,6 @@ __all__ = ['combine_terms', 'GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'St
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
 import inspect,math,time
-from functools import partial
 from itertools import islice
 from pathlib import Path
 import numpy as np, torch, fastai.callback.hook, fastai.callback.schedule

@@ -6,7 +6,6 @@
 __all__ = ['split_dataset', 'triplet_tokenizer', 'TripletCollator', 'triplet_collator', 'check_triplets']
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #986d28be
-from functools import partial
 import numpy as np, torch
 from fastcore.basics import patch
 from ...core.seeding import *

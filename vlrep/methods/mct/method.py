@@ -29,21 +29,6 @@ from .model import *
 MCTModel = TwoTowers # Two towers with four heads, their slow copies, and a queue of keys (MCT fig. 2)
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #c77ca177
-def _parts(out, inter_loss, *, reduction, margin, temperature, own_answer):
-    "Loss -> its total and count, of all that the model compared"
-    told,there = out['told'],lambda k: f'{k}_pos' in out
-    pair = lambda k: (out[f'{k}_pos'], out[f'{k}_neg'])
-    nce = lambda k, side, rows: queue_nce(*pair(k), temperature, out[f'ignore_{side}'], rows)
-    hinge = lambda k, side, rows: queue_hinge(*pair(k), margin, out[f'ignore_{side}'], rows, reduction=reduction)
-    across = nce if inter_loss == 'nce' else hinge
-    if there('ii'): yield 'ii',nce('ii', 'img', None)
-    if 'same' in out: yield 'tag',tag_nce(*pair('ii'), out['same'], temperature, out['ignore_img'], own=own_answer,
-                                          rows=out['tagged'])
-    if there('cc'): yield 'cc',nce('cc', 'txt', told)
-    if there('ic'): yield 'ic',across('ic', 'txt', told)
-    if there('ci'): yield 'ci',across('ci', 'img', told)
-
-# %% ../../../nbs/methods/mct/40_method.ipynb #c77ca178
 def _terms(
     out:dict,   # As `MCTModel` gives it
     batch:dict, # Not used: what is right stands in `out`
@@ -54,10 +39,18 @@ def _terms(
     temperature:float=.07,   # Of the contrasts
     own_answer:bool=True,    # As `own` for `tag_nce`
 )->dict:                     # Name of the loss -> (weight, total (), images ())
-    "The losses, each over the images that it is about"
-    weights = dict(ii=ii, tag=tag, cc=cc, ic=ic, ci=ci)
-    parts = {k: (weights[k], *tn) for k,tn in _parts(out, inter_loss, reduction=reduction, margin=margin,
-                                                    temperature=temperature, own_answer=own_answer) if weights[k]}
+    "The losses of all that the model compared, each over the images that it is about"
+    told,pair = out['told'],lambda k: (out[f'{k}_pos'], out[f'{k}_neg'])
+    def nce(k, side, rows): return queue_nce(*pair(k), temperature, out[f'ignore_{side}'], rows)
+    def hinge(k, side, rows): return queue_hinge(*pair(k), margin, out[f'ignore_{side}'], rows, reduction=reduction)
+    across,parts = nce if inter_loss == 'nce' else hinge,{}
+    if ii and 'ii_pos' in out: parts['ii'] = ii,*nce('ii', 'img', None)
+    if tag and 'same' in out:
+        parts['tag'] = tag,*tag_nce(*pair('ii'), out['same'], temperature, out['ignore_img'], own=own_answer,
+                                    rows=out['tagged'])
+    if cc and 'cc_pos' in out: parts['cc'] = cc,*nce('cc', 'txt', told)
+    if ic and 'ic_pos' in out: parts['ic'] = ic,*across('ic', 'txt', told)
+    if ci and 'ci_pos' in out: parts['ci'] = ci,*across('ci', 'img', told)
     if not parts: raise ValueError('all weights are 0: nothing is left to learn')
     return parts
 

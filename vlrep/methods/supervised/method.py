@@ -7,7 +7,7 @@ __all__ = ['TagsModel', 'tags_loss', 'tags_learner']
 
 # %% ../../../nbs/methods/supervised/20_method.ipynb #70a8a4c1
 import numpy as np, torch
-from torch import Tensor, nn
+from torch import nn
 from ...losses.cross_entropy import multilabel_loss
 from ...models.backbones import make_backbone
 from ...training.optim import param_groups, sgd
