@@ -26,16 +26,18 @@ class MarianTranslator:
     ):
         try:
             import torch
+            from huggingface_hub import hf_hub_download, logging as hub_logging
             from transformers import MarianMTModel, MarianTokenizer
             from transformers.utils import logging
         except ImportError:
             raise ValueError('translation: the package transformers is not installed (pip install "vlrep[bert]")'
                              ) from None
-        logging.set_verbosity_error()
+        for log in (logging, hub_logging): log.set_verbosity_error()
         logging.disable_progress_bar()
         self.name,self.beams,self.max_len = str(name),beams,max_len
         self.device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
         try:
+            if not Path(self.name).is_dir(): hf_hub_download(self.name, 'config.json') # one file alone is retried
             self.tok = MarianTokenizer.from_pretrained(self.name)
             self.model = MarianMTModel.from_pretrained(self.name).eval().to(self.device)
         except Exception as e:                                          # whatever these libraries raise
