@@ -231,7 +231,7 @@ def overfit(
     learn = method.learner(calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
     with torch.no_grad(): out = learn.model.eval()(batch)
-    watch = _Until(lowest_loss(method.loss, out, batch), part)
+    watch = _Until(lowest_loss(learn.loss_func.counted, out, batch), part)
     learn.add_cbs([watch, ProgressLogger(noop, every=steps)])
     why = ''
     try: learn.fit_steps(steps)
