@@ -32,8 +32,8 @@ def relink(md, here, known, files, blob, page=None):
 
     `here` is where it stands below nbs/, and in the site if `page` says nothing else; `known` are all pages. `files`
     maps files of the project that are pages to those; other files of the project are shown on the project's own site,
-    at `blob`. A folder of notebooks becomes the page that lists them. What is written as code stays. A `ValueError`
-    names a link that leads nowhere.
+    at `blob`. A folder of notebooks becomes the page that lists them, and an image on the network (a badge) its words.
+    What is written as code stays. A `ValueError` names a link that leads nowhere.
     """
     base,place = posixpath.dirname(here), posixpath.dirname(page or here) or '.'
     def to(link):
@@ -48,6 +48,7 @@ def relink(md, here, known, files, blob, page=None):
         return f'{blob}/{full}{hash_}{part}'
     def html(link): return re.sub(r'\.(ipynb|md)(#|$)', r'.html\2', to(link)) if '://' not in link else link
     def prose(s):
+        s = re.sub(r'!\[([^\]]*)\]\((?:https?:)?//[^)]*\)', r'\1', s)      # an image on the network: its words instead
         s = re.sub(r'(\]\()([^)\s]+)((?:\s+"[^"]*")?\))', lambda m: m[1] + to(m[2]) + m[3], s)
         return re.sub(r'(<[^<>]*\b(?:src|href)=")([^"]+)(")', lambda m: m[1] + html(m[2]) + m[3], s)
     parts = re.split(r'(^(?:```|~~~).*?^(?:```|~~~)[ \t]*$|(`+)(?!`).+?(?<!`)\2(?!`))', md, flags=re.S | re.M)
