@@ -7,6 +7,7 @@ are those that are committed. After the first time no network is needed, and the
 import json, os, posixpath, re, shutil, sys, time
 from configparser import ConfigParser
 from pathlib import Path
+from urllib.parse import unquote
 import contents, docs_check, docs_reference, environment
 from environment import ROOT
 
@@ -27,6 +28,10 @@ def settings():
 
 # ---------------------------------------------------------------- links
 
+def slug(part):
+    "The anchor that MyST gives a heading, from the one that Jupyter gives it: `1.-A-b` becomes `1-a-b`"
+    return re.sub(r'[^\w-]', '', unquote(part).lower())
+
 def relink(md, here, known, files, blob, page=None):
     """The links of a notebook's or a page's Markdown as the site needs them
 
@@ -37,8 +42,10 @@ def relink(md, here, known, files, blob, page=None):
     """
     base,place = posixpath.dirname(here), posixpath.dirname(page or here) or '.'
     def to(link):
-        if re.match(r'[a-z][a-z+.-]*:|#|//', link): return link
+        if re.match(r'[a-z][a-z+.-]*:|//', link): return link
         path,hash_,part = link.partition('#')
+        if not path or path.endswith('.ipynb'): part = slug(part)
+        if not path: return f'#{part}'
         full = posixpath.normpath(posixpath.join('nbs', base, path))
         inner = posixpath.relpath(full, 'nbs')
         if full in files: inner = files[full]
