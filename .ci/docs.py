@@ -104,6 +104,8 @@ def notebook(nb, here, module, fix):
         elif c['cell_type'] == 'code' and (new := code_cell(c)):
             if any('image/png' in o.get('data', {}) for o in new['outputs']):
                 new['metadata']['mystnb'] = dict(image=dict(alt=alt(heading)))
+            for data in (o['data'] for o in new['outputs'] if 'text/markdown' in o.get('data', {})):
+                data['text/markdown'] = fix(contents.text(data['text/markdown']))
             out += [new]
     return {**nb, 'cells': out}
 

@@ -188,10 +188,12 @@ def test_title_has_no_front_matter(ci):
 
 def test_a_notebook_can_be_downloaded_and_leads_to_its_module(ci):
     docs = ci('docs')
+    table = dict(output_type='display_data', data={'text/markdown': ['[a]','(b)']})
     nb = dict(metadata={}, cells=[dict(cell_type='markdown', id='t', metadata={}, source='# T\n\n> l\n\n- chapter: 5'),
-                                  code('#| default_exp data.x'), code('#| export\nx = 1')])
-    title,below,shown = docs.notebook(nb, 'data/10_x.ipynb', 'vlrep.data.x', lambda md: md)['cells']
-    assert title['source'] == '# T\n\n> l' and shown['source'] == 'x = 1'
+                                  code('#| default_exp data.x'), code('#| export\nx = 1', outputs=[table])])
+    title,below,shown = docs.notebook(nb, 'data/10_x.ipynb', 'vlrep.data.x', str.upper)['cells']
+    assert title['source'] == '# T\n\n> L' and shown['source'] == 'x = 1'
+    assert shown['outputs'][0]['data']['text/markdown'] == '[A](B)'            # the links of outputs are mended, too
     assert '{download}`Download this notebook </notebooks/data/10_x.ipynb>`' in below['source']
     assert '[`vlrep.data.x`](/reference/vlrep.data.x.rst)' in below['source']
 
