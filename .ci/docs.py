@@ -37,8 +37,8 @@ def relink(md, here, known, files, blob, page=None):
 
     `here` is where it stands below nbs/, and in the site if `page` says nothing else; `known` are all pages. `files`
     maps files of the project that are pages to those; other files of the project are shown on the project's own site,
-    at `blob`. A folder of notebooks becomes the page that lists them, and an image on the network (a badge) its words.
-    What is written as code stays. A `ValueError` names a link that leads nowhere.
+    at `blob`. A folder of notebooks becomes the page that lists them, an image on the network its words, and a badge
+    is left out. What is written as code stays. A `ValueError` names a link that leads nowhere.
     """
     base,place = posixpath.dirname(here), posixpath.dirname(page or here) or '.'
     def to(link):
@@ -55,7 +55,8 @@ def relink(md, here, known, files, blob, page=None):
         return f'{blob}/{full}{hash_}{part}'
     def html(link): return re.sub(r'\.(ipynb|md)(#|$)', r'.html\2', to(link)) if '://' not in link else link
     def prose(s):
-        s = re.sub(r'!\[([^\]]*)\]\((?:https?:)?//[^)]*\)', r'\1', s)      # an image on the network: its words instead
+        s = re.sub(r'\[!\[[^\]]*\]\((?:https?:)?//[^)]*\)\]\([^)]*\)', '', s)         # a badge
+        s = re.sub(r'!\[([^\]]*)\]\((?:https?:)?//[^)]*\)', r'\1', s)
         s = re.sub(r'(\]\()([^)\s]+)((?:\s+"[^"]*")?\))', lambda m: m[1] + to(m[2]) + m[3], s)
         return re.sub(r'(<[^<>]*\b(?:src|href)=")([^"]+)(")', lambda m: m[1] + html(m[2]) + m[3], s)
     parts = re.split(r'(^(?:```|~~~).*?^(?:```|~~~)[ \t]*$|(`+)(?!`).+?(?<!`)\2(?!`))', md, flags=re.S | re.M)
@@ -137,11 +138,11 @@ def package_pages(nbs, reading):
         own = [n for n in reading if posixpath.dirname(n) == f]
         inner = [g for g in sorted(folders) if posixpath.dirname(g) == f]
         shown = [n for n in own if not n.endswith('90_paper.ipynb')]
-        name = f if '/' in f else TITLES.get(f, f.capitalize())
+        name = TITLES.get(f) or posixpath.basename(f).replace('_', ' ')
         package = f'vlrep.{f.replace("/", ".")}'
         lines = [f'# {name}', '', f'The notebooks of `{package}`, each after those that it needs.', '']
         lines += [item(nbs, n) for n in own]
-        lines += [f'- [{g}]({posixpath.basename(g)}/index.md)' for g in inner]
+        lines += [f'- [{posixpath.basename(g)}]({posixpath.basename(g)}/index.md)' for g in inner]
         entries = [*map(posixpath.basename, shown), *(f'{posixpath.basename(g)}/index' for g in inner)]
         pages[f'{f}/index.md'] = '\n'.join([*lines, '', toctree(entries)])
     return pages

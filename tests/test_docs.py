@@ -134,7 +134,7 @@ LINKS = [('[a](20_y.ipynb)', '[a](20_y.ipynb)'), ('[a](../core/10_files.ipynb#pa
          ('[a](../methods/virtex)', '[a](../methods/virtex/index.md)'),
          ('[a](../../CHANGELOG.md)', '[a](../project/changelog.md)'), ('[a](../../README.md)', '[a](../index.ipynb)'),
          ('[a](../../tests/test_docs.py)', '[a](https://x.org/blob/main/tests/test_docs.py)'),
-         ('[![test](https://y.org/b.svg)](https://y.org/c)', '[test](https://y.org/c)'),
+         ('[![test](https://y.org/b.svg)](https://y.org/c) ![d](//y.org/e.png)', ' d'),
          ('[a](20_y.ipynb#2.-Left,-and-right) [b](#1.-A)', '[a](20_y.ipynb#2-left-and-right) [b](#1-a)'),
          ('[a](https://y.org/z.ipynb) [b](#here)',) * 2, ('see `[a](gone.ipynb)` and ``x`[a](gone.ipynb)``',) * 2,
          ('a\n```\n[a](gone.ipynb)\n```\nb [a](../methods/virtex)',
