@@ -90,6 +90,12 @@ def title_cell(src):
     "A title cell without its front matter, nbdev's lines `- key: value` and ours, at its end"
     return re.sub(r'(?:\n+- *(?:chapter|skip_exec|skip_showdoc|output-file|draft): *[^\n]*)+\s*$', '', src)
 
+def folds(md):
+    "Markdown within <details> is read as such if empty lines stand around it: they are added, and `code` in summaries"
+    def summary(m): return re.sub(r'`([^`]+)`', r'<code>\1</code>', m[0]) + '\n\n'
+    md = re.sub(r'<summary>.*?</summary>[ \t]*\n*', summary, md, flags=re.S)
+    return re.sub(r'\s*</details>[ \t]*\n?', '\n\n</details>\n', md)
+
 def alt(heading): return f'Figure in the part "{heading}", drawn by the code above it'
 
 def notebook(nb, here, module, fix):
@@ -98,7 +104,7 @@ def notebook(nb, here, module, fix):
     for i,c in enumerate(nb['cells']):
         src = contents.text(c['source'])
         if c['cell_type'] == 'markdown':
-            src = fix(title_cell(src) if i == 0 else src)
+            src = fix(folds(title_cell(src) if i == 0 else src))
             if found := re.findall(r'^#+ +(.*?)\s*$', src, re.M): heading = found[-1].replace('"', "'")
             out.append({**c, 'source': src})
             if i == 0: out.append(below_title(here, module))

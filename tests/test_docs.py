@@ -186,6 +186,13 @@ def test_title_has_no_front_matter(ci):
     assert title('# T\n\n> line\n\n- chapter: 5\n- skip_exec: true\n') == '# T\n\n> line'
     assert title('# T\n\n> line\n\n- left: a side') == '# T\n\n> line\n\n- left: a side'
 
+def test_folds_hold_markdown(ci):
+    folds = ci('docs').folds
+    assert folds('a\n<details><summary>Is `x` 2?</summary>No, $x$ is `1`.</details>\n<details>') == \
+        'a\n<details><summary>Is <code>x</code> 2?</summary>\n\nNo, $x$ is `1`.\n\n</details>\n<details>'
+    sound = '<details>\n<summary>a</summary>\n\nb\n\n</details>\n'
+    assert folds(sound) == sound and folds('no fold') == 'no fold'
+
 def test_a_notebook_can_be_downloaded_and_leads_to_its_module(ci):
     docs = ci('docs')
     table = dict(output_type='display_data', data={'text/markdown': ['[a]','(b)']})
