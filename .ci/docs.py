@@ -92,7 +92,7 @@ def title_cell(src):
 
 def folds(md):
     "Markdown within <details> is read as such if empty lines stand around it: they are added, and `code` in summaries"
-    def summary(m): return re.sub(r'`([^`]+)`', r'<code>\1</code>', m[0]) + '\n\n'
+    def summary(m): return re.sub(r'`([^`]+)`', r'<code>\1</code>', m[0].rstrip()) + '\n\n'
     md = re.sub(r'<summary>.*?</summary>[ \t]*\n*', summary, md, flags=re.S)
     return re.sub(r'\s*</details>[ \t]*\n?', '\n\n</details>\n', md)
 
