@@ -78,7 +78,10 @@ def code_cell(c):
     if 'echo: false' in found: tags.append('remove-input')
     if c['metadata'].get('jupyter', {}).get('source_hidden') or 'code-fold: true' in found: tags.append('hide-input')
     if 'export' in found: tags.append('exported')
-    return {**c, 'source': src, 'outputs': [isolated(o) for o in outputs], 'metadata': dict(tags=tags)}
+    meta = dict(tags=tags)
+    if 'hide-input' in tags and re.match(r'# *Solution', src):
+        meta['mystnb'] = dict(code_prompt_show='Show the solution', code_prompt_hide='Hide the solution')
+    return {**c, 'source': src, 'outputs': [isolated(o) for o in outputs], 'metadata': meta}
 
 def isolated(o):
     "An output in HTML with styles of its own keeps them to itself, in a shadow tree"
@@ -110,7 +113,7 @@ def notebook(nb, here, module, fix):
             if i == 0: out.append(below_title(here, module))
         elif c['cell_type'] == 'code' and (new := code_cell(c)):
             if any('image/png' in o.get('data', {}) for o in new['outputs']):
-                new['metadata']['mystnb'] = dict(image=dict(alt=alt(heading)))
+                new['metadata'].setdefault('mystnb', {})['image'] = dict(alt=alt(heading))
             for data in (o['data'] for o in new['outputs'] if 'text/markdown' in o.get('data', {})):
                 data['text/markdown'] = fix(contents.text(data['text/markdown']))
             out += [new]

@@ -173,6 +173,12 @@ def test_cells_as_a_reader_sees_them(ci, cell, want):
     got = ci('docs').code_cell(cell)
     assert (got and (got['source'], got['metadata']['tags'])) == want
 
+def test_folded_solutions_say_so(ci):
+    cell = ci('docs').code_cell
+    assert cell(code('# Solution of exercise 1\nx = 1', hidden=True))['metadata']['mystnb']['code_prompt_show'] \
+        == 'Show the solution'
+    assert 'mystnb' not in cell(code('x = 1', hidden=True))['metadata']
+
 def test_cells_keep_their_outputs(ci):
     docs = ci('docs')
     assert docs.code_cell(code('#| output: false\nx', outputs=[PRINTED]))['outputs'] == []
