@@ -10,6 +10,7 @@ help:
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
 	@echo 'make export       write vlrep/, the contents and the links from the notebooks as they are, and clean them'
 	@echo 'make readme       write README.md from nbs/index.ipynb'
+	@echo 'make docs         the documentation site in _docs/html, built and checked without executing anything'
 	@echo 'make clean        remove the environments and what was built; runs/ stays'
 	@echo 'PYTHON=python3.12 chooses the Python that .venv is built with'
 
@@ -40,9 +41,12 @@ export: venv
 readme: venv
 	@$(BIN)/python .ci/readme.py
 
+docs:
+	@$(PYTHON) .ci/docs.py
+
 clean:
-	rm -rf .venv .venv-newest build dist _docs _proc *.egg-info .pytest_cache
+	rm -rf .venv .venv-newest .venv-docs build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test robust lab notebooks export readme clean
+.PHONY: help venv pretrain test robust lab notebooks export readme docs clean
 .NOTPARALLEL:
