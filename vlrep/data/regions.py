@@ -7,6 +7,7 @@ __all__ = ['READ_HOWS', 'check_boxes', 'RegionWriter', 'RegionStore', 'unpickle_
 
 # %% ../../nbs/data/57_regions.ipynb #67570004
 import base64,hashlib,io,json,os,pickle,re,shutil,weakref,zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
@@ -214,6 +215,15 @@ def _commit(self:RegionWriter):
     self._new = []
 
 # %% ../../nbs/data/57_regions.ipynb #67570013
+_COCO = re.compile(r'(?:COCO_\w+?_)?(\d{12})')
+
+def _spellings(image_id):
+    "Under which ids an image may be stored: as it is, without folder and suffix, and COCO's numbers"
+    stem = PurePosixPath(image_id).name
+    if '.' in stem[1:]: stem = stem.rpartition('.')[0]
+    number = _COCO.fullmatch(stem)
+    return dict.fromkeys([image_id, stem, *([str(int(number[1]))] if number else [])])
+
 def _hash(image_id): return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest(), 'little')
 
 @patch
@@ -224,16 +234,19 @@ def _finish(self:RegionWriter, new):
         try: os.link(c.path, new/c.path.name)
         except OSError: shutil.copyfile(c.path, new/c.path.name)                # a file system without links
     raw = [i.encode() for i in self.ids]
-    hashes = np.array([_hash(i) for i in self.ids], np.uint64)
+    names = Counter(n for i in self.ids for n in _spellings(i))
+    found = [(_hash(n), k) for k,i in enumerate(self.ids) for n in _spellings(i) if n == i or names[n] == 1]
+    hashes,at = (np.array(a, t) for a,t in zip(zip(*found) if found else ((),()), (np.uint64,np.int64)))
     order = np.argsort(hashes, kind='stable')
     arrays = dict(offsets=np.cumsum([0,*self.counts], dtype=np.int64), sums=np.array(self.sums, np.uint32),
                   ids=np.frombuffer(b''.join(raw), np.uint8), id_ends=np.cumsum([0,*map(len, raw)], dtype=np.int64),
-                  hashes=hashes[order], hash_rows=order.astype(np.int64))
+                  hashes=hashes[order], hash_rows=at[order])
     for k,a in arrays.items(): np.save(new/f'{k}.npy', a)
     sizes = {p.name: p.stat().st_size for p in sorted(new.iterdir())}
     index = dict(self.facts, n=len(self.ids), regions=sum(self.counts), left_out=self.left_out, files=sizes)
     write_json(new/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
 
+# %% ../../nbs/data/57_regions.ipynb #67570014
 @patch
 def __exit__(self:RegionWriter, kind, error, trace)->None:
     with self._stack:
@@ -246,7 +259,7 @@ def __exit__(self:RegionWriter, kind, error, trace)->None:
             for c in self.cols.values(): c.file.close()
             if not self.resume: shutil.rmtree(self.partial, ignore_errors=True)
 
-# %% ../../nbs/data/57_regions.ipynb #67570015
+# %% ../../nbs/data/57_regions.ipynb #67570016
 class _Ids:
     "The ids of a store as a list has them, decoded when they are asked for"
     def __init__(self, data, ends): self.data,self.ends = data,ends
@@ -273,7 +286,7 @@ def _index(folder):
         if there != size: raise ValueError(f'{folder/name}: damaged, {there:,} bytes instead of {size:,}')
     return index
 
-# %% ../../nbs/data/57_regions.ipynb #67570016
+# %% ../../nbs/data/57_regions.ipynb #67570017
 class RegionStore:
     "The regions of many images, found by their ids, in files that are mapped"
     def __init__(self,
@@ -299,16 +312,7 @@ class RegionStore:
         return (f'RegionStore({self.folder}: {len(self):,} images, {self.index["regions"]:,} regions, '
                 f'width {self.width}, {self.classes} classes)')
 
-# %% ../../nbs/data/57_regions.ipynb #67570017
-_COCO = re.compile(r'(?:COCO_\w+?_)?(\d{12})')
-
-def _spellings(image_id):
-    "Under which ids an image may be stored: as it is, without folder and suffix, and COCO's numbers"
-    stem = PurePosixPath(image_id).name
-    if '.' in stem[1:]: stem = stem.rpartition('.')[0]
-    number = _COCO.fullmatch(stem)
-    return dict.fromkeys([image_id, stem, *([str(int(number[1]))] if number else [])])
-
+# %% ../../nbs/data/57_regions.ipynb #67570018
 @patch
 def row(self:RegionStore,
     image_id:str # Of an image; with or without folder and suffix
@@ -320,8 +324,9 @@ def row(self:RegionStore,
         at = int(np.searchsorted(hashes, h))
         while at < len(hashes) and hashes[at] == h:
             row = int(self.cols['hash_rows'][at])
-            if self.ids[row] == name: return row
+            if name in _spellings(self.ids[row]): return row
             at += 1
+        if name in self.left_out: return -1                                  # it is known, and could not be read
     return -1
 
 @patch
@@ -340,7 +345,7 @@ def rows(self:RegionStore,
                          f'{some_of(why)}; it has those of {len(self):,} images, {there}')
     return rows
 
-# %% ../../nbs/data/57_regions.ipynb #67570018
+# %% ../../nbs/data/57_regions.ipynb #67570019
 @patch
 def read(self:RegionStore,
     rows:np.ndarray|list, # Of the store (b,)
@@ -372,7 +377,7 @@ def check(self:RegionStore)->None:
         data = [self.cols[k][a:b].tobytes() for k in ('features','boxes','probs') if k in self.cols]
         if _sums(data) != want: raise ValueError(f'{self.folder}: damaged, the regions of {self.ids[i]} have changed')
 
-# %% ../../nbs/data/57_regions.ipynb #6757002b
+# %% ../../nbs/data/57_regions.ipynb #6757002c
 _SAFE = {(m, n) for p in ('numpy.core','numpy._core') for m,n in ((f'{p}.multiarray','_reconstruct'),
          (f'{p}.multiarray','scalar'), (f'{p}.numeric','_frombuffer'))} | {('numpy','ndarray'), ('numpy','dtype'),
          ('_codecs','encode'), ('collections','OrderedDict')}
@@ -406,7 +411,7 @@ def _load_npy(path):
         got = unpickle_arrays(f, path)
     return got.item() if isinstance(got, np.ndarray) and got.size == 1 else got
 
-# %% ../../nbs/data/57_regions.ipynb #6757002e
+# %% ../../nbs/data/57_regions.ipynb #6757002f
 _FIELDS = dict(features=('features','feature'), boxes=('boxes','bbox'), h=('image_h','image_height'),
                w=('image_w','image_width'), num=('num_boxes',), probs=('cls_prob',), objects=('objects',))
 
@@ -433,7 +438,7 @@ def _parts(boxes, w, h):
                          'has taken out of an LMDB hold the width as the height)')
     return (boxes/size).clip(0, 1)
 
-# %% ../../nbs/data/57_regions.ipynb #6757002f
+# %% ../../nbs/data/57_regions.ipynb #67570030
 def _regions_of(item, classes=0):
     "Features, boxes and distributions (or None) of one image; how many regions were empty; whether sums were not 1"
     if not isinstance(item, dict): raise ValueError(f'holds a {type(item).__name__}, no features with their boxes')
@@ -460,7 +465,7 @@ def _regions_of(item, classes=0):
     keep = (boxes[:,:2] < boxes[:,2:]).all(1)
     return [a if a is None else a[keep] for a in (feats, boxes, probs)],int((~keep).sum()),scaled
 
-# %% ../../nbs/data/57_regions.ipynb #67570030
+# %% ../../nbs/data/57_regions.ipynb #67570031
 def _npy_items(folder):
     "(name of the image, file, function that reads it) of a folder of .npy files"
     infos = {p for p in folder.rglob('*_info.npy')}
@@ -495,7 +500,7 @@ def _published(source):
     if source.is_file() or (source/'data.mdb').is_file(): return _lmdb_items(source)
     return _npy_items(source)
 
-# %% ../../nbs/data/57_regions.ipynb #67570031
+# %% ../../nbs/data/57_regions.ipynb #67570032
 def convert_regions(
     source:FilePath,     # A folder of .npy files as mmf writes them, or an LMDB of mmf or vilbert-multi-task
     folder:FilePath,     # The new store
@@ -534,7 +539,7 @@ def convert_regions(
         facts.update(empty_regions=empty, images_scaled=scaled)
     return _told(RegionStore(folder), log)
 
-# %% ../../nbs/data/57_regions.ipynb #67570032
+# %% ../../nbs/data/57_regions.ipynb #67570033
 def _told(store, log):
     "Say what a store holds"
     about,left = store.about,store.left_out
@@ -547,7 +552,7 @@ def _told(store, log):
         if left: log(f'{len(left)} images could not be read: {some_of(f"{k} ({v})" for k,v in left.items())}')
     return store
 
-# %% ../../nbs/data/57_regions.ipynb #6757003b
+# %% ../../nbs/data/57_regions.ipynb #6757003c
 READ_HOWS = 'grid','boxes','files' # How regions are made
 
 class RegionReader:
@@ -579,7 +584,7 @@ class RegionReader:
         n = max(1, int(counts.max(initial=0)))
         return dict(region_boxes=torch.from_numpy(boxes[:,:n]), region_counts=torch.from_numpy(counts))
 
-# %% ../../nbs/data/57_regions.ipynb #6757003c
+# %% ../../nbs/data/57_regions.ipynb #6757003d
 @patch
 def _all(self:RegionReader, source):
     "What is looked up once for a dataset: rows of the store, or the boxes of all records"
