@@ -45,8 +45,8 @@ def read_written(
         if not line.strip(): continue
         try: got = parse_json(line)
         except ValueError as e: raise ValueError(f'{path}:{n}: {e}') from None
-        fine = isinstance(got, dict) and all(isinstance(got.get(k), str) and got[k].strip() for k in ('image','caption'))
-        if not fine: raise ValueError(f'{path}:{n}: wanted is {{"image": id, "caption": text}}')
+        said_by = [got.get(k) for k in ('image','caption')] if isinstance(got, dict) else [None]
+        if not all(isinstance(t, str) and t.strip() for t in said_by): raise ValueError(f'{path}:{n}: wanted is {{"image": id, "caption": text}}')
         said.setdefault(got['image'], []).append(got['caption'])
     if not said: raise ValueError(f'{path}: holds not a single caption')
     return said
@@ -80,7 +80,8 @@ def source_texts(
     "What is read beside each image; a `ValueError` names an image without a text"
     if recipe.source == 'questions': return _asked(dataset)
     if recipe.source == 'generated': return _written(recipe, dataset)
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, which source={recipe.source} reads')
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions, which source={recipe.source} reads')
     CaptionCollator(None).check(dataset)
     return dataset.captions
 
@@ -114,6 +115,9 @@ class FusionCollator(CaptionCollator):
     ):
         super().__init__(tokenizer, recipe.max_len)
         self.recipe,self._known = recipe,[]
+        if recipe.regions == 'files' and not recipe.region_files:
+            raise ValueError('regions=files: --set region_files=FOLDER says where the store of features is; without '
+                             'one, --set regions=grid takes the cells of a backbone')
         self.reader = RegionReader(recipe.regions, recipe.region_files or None, recipe.max_regions)
     def said(self, source:ImageTextDataset)->ImageTextDataset:
         "The same images, with the texts of the recipe's source as captions"
@@ -164,6 +168,7 @@ def fusion_collator(
     "Texts and regions of images"
     return FusionCollator(recipe, tokenizer)
 
+# %% ../../nbs/methods/06_fusion_collate.ipynb #d6797fe3
 def check_fusion(
     recipe:FusionInput, # What will be learned
     splits:dict,        # Datasets `train` and `valid`
@@ -179,7 +184,8 @@ def check_fusion(
     cut = int((encode_pairs(collate.tok, [a for a,*_ in some], [b if m else None for _,m,b in some],
                             recipe.max_len)['cut'] > 0).sum())
     lines = [f'{data}: {n:,} texts ({recipe.source}) of {len(texts):,} images, regions from {recipe.regions}']
-    if cut: lines.append(f'{cut} of the first {len(some)} texts are longer than max_len={recipe.max_len} tokens and are cut')
+    if cut: lines.append(f'{cut} of the first {len(some)} texts are longer than max_len={recipe.max_len} tokens: they are '
+                         f'cut')
     if recipe.regions != 'files' and recipe.region_model == 'given':
         lines.append('the regions are those of the backbone that the run begins with, which stays as it is: name one '
                      'that has learned something with --weights')

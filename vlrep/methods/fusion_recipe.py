@@ -50,10 +50,10 @@ class FusionInput(MethodRecipe):
     generated:_Written=''       # With source=generated: the folder of a run that captions, or a JSONL file of captions
     two_sentence:Share=0.       # Chance of another image's text as second sentence (released CC config; not followed)
     max_len:Length=128          # Longest text in tokens, [CLS] and [SEP] included (code)
-    regions:_Regions='boxes'    # grid: cells of a backbone; boxes: those of the data; files: a store of features
+    regions:_Regions='files'    # files: a store of features (sec. 2.4); boxes: those of the data; grid: cells
     region_files:_Store=''      # With regions=files: the folder of the store
     region_model:_Network='given' # given: the run's backbone, --weights; small: one that learns the data's categories
-    region_steps:_Steps=1500    # Steps that the small one learns, fewer where there are few images
+    region_steps:_Steps=800     # Steps that the small one learns, fewer where there are few images
     max_regions:_Most=100       # Regions of an image at the most (code)
     visual_depth:ResNet=50      # Layers of the backbone, if it is a ResNet; it is frozen
     visual_width:Channels=64    # Channels of its first stage
@@ -95,10 +95,10 @@ class FusionRecipe(FusionInput):
 def problems(self:FusionRecipe)->'Iterator[str]':
     "Fields that need each other, or exclude each other"
     yield from MethodRecipe.problems(self)
+    if self.source == 'generated' and not self.generated: yield 'source=generated: generated says who wrote, give it'
     for k,whole,when in (('generated','source','generated'), ('region_files','regions','files')):
-        if (getattr(self, whole) == when) != bool(getattr(self, k)):
-            yield (f'{whole}={when}: {k} says where they are, give it' if getattr(self, whole) == when else
-                   f'{k}={getattr(self, k)}: is read with {whole}={when} alone')
+        if getattr(self, k) and getattr(self, whole) != when:
+            yield f'{k}={getattr(self, k)}: is read with {whole}={when} alone'
     if self.two_sentence and self.source == 'questions':
         yield f'two_sentence={self.two_sentence}: source=questions has a second text already, the answer'
     if self.regions == 'files' and self.region_model != 'given':
@@ -110,6 +110,8 @@ def problems(self:FusionRecipe)->'Iterator[str]':
     if self.mim == 'kl' and self.regions != 'files' and self.region_model != 'small':
         yield (f'mim=kl: masked regions are compared with a distribution over classes, and regions={self.regions} of '
                f'the given backbone have none; take region_model=small, regions=files, or mim=off')
+    if self.region_model == 'small' and self.visual_depth != 10:
+        yield f'visual_depth={self.visual_depth}: region_model=small is a ResNet-10; visual_depth=10 is wanted'
     if self.frozen_stages or self.layer_decay < 1 or self.activation_checkpointing:
         yield 'frozen_stages, layer_decay, activation_checkpointing: the backbone of the regions is frozen as it is'
 
@@ -128,6 +130,7 @@ def fusion_wants(
     texts = {'captions','questions','statements'} if recipe.bert == 'small' else set()
     return frozenset(texts | ({'twin'} if recipe.source in ('web','generated') else set()))
 
+# %% ../../nbs/methods/03_fusion_recipe.ipynb #11eeefda
 def paper_recipes(
     base:FusionRecipe, # On COCO
     name:str,          # Of the method
@@ -148,10 +151,8 @@ def fusion_world(
     base:FusionRecipe # With the paper's numbers
 )->dict:              # Name -> recipe
     "Recipes for the world, one for each source, and two for photos: cells of a grid, and words alone are masked"
-    small = replace(base, **SMALL_FUSION)
-    world = replace(small, region_model='small', flip_p=.5)
-    photos = replace(small, regions='grid', region_model='given', mim='off', size=64, vocab=2000, steps=750, warmup=75,
-                     flip_p=.5)
+    world = replace(base, **SMALL_FUSION, regions='boxes', region_model='small', flip_p=.5)
+    photos = replace(world, regions='grid', region_model='given', mim='off', size=64, vocab=2000, steps=750, warmup=75)
     return dict(world=world, world_questions=replace(world, source='questions'), world_web=replace(world, source='web'),
                 world_random=replace(world, start='random'), flickr8k_small=photos,
                 flickr8k=replace(photos, visual_depth=18, visual_width=64, steps=500, warmup=50))

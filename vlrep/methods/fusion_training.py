@@ -17,6 +17,7 @@ from ..models.backbones import make_backbone
 from ..models.bert import make_bert, small_config, SmallBertPlan
 from ..models.bert_model import Bert
 from ..models.fusion_model import FusionModel
+from ..models.region_classifier import RegionClassifierPlan, train_region_classifier
 from ..models.region_features import RegionEncoder
 from ..training.callbacks import LRScheduler, recipe_rules
 from ..training.learner import BatchLearner, learner
@@ -53,6 +54,7 @@ def _bert(recipe, tok, train, seed):
     bert.config = replace(bert.config, dropout=r.dropout, attention_dropout=r.dropout)
     return bert
 
+# %% ../../nbs/methods/09_fusion_training.ipynb #b99752e1
 def _given(recipe, visual, seed):
     "The backbone that was given, or the recipe's with random weights"
     return visual if visual is not None else make_backbone(recipe.visual_depth, recipe.visual_width, seed)
@@ -69,14 +71,15 @@ def _region_encoder(recipe, visual, train, seed):
         raise ValueError('region_model=small: the network for regions is made here, and another one was given '
                          '(--backbone, --weights); add --set region_model=given --set mim=off')
     if train is None:
-        net = make_backbone(r.visual_depth, r.visual_width, seed)
+        net = make_backbone(10, r.visual_width, seed)
         return RegionEncoder(net, r.regions, nn.Linear(net.width, 1))
     return _small_regions(r, train, seed)
 
 def _small_regions(recipe, train, seed):
     "A small network that has learned the categories of the boxes of the training set, and its classifier"
-    from vlrep.models.region_classifier import train_region_classifier
-    enc = train_region_classifier(train, seed=seed, log=None)
+    steps = min(recipe.region_steps, max(100, 20*len(train)//16))       # about 20 epochs, if there are few images
+    plan = RegionClassifierPlan(steps=steps, width=recipe.visual_width)
+    enc = train_region_classifier(train, plan, seed, log=None)
     return RegionEncoder(enc.visual, recipe.regions, enc.classifier, names=enc.names)
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #6ac431db
@@ -93,6 +96,7 @@ def _rules(recipe, seed, precision):
 
 def _always(module, name): return True
 
+# %% ../../nbs/methods/09_fusion_training.ipynb #4a047fd1
 def fusion_learner(
     recipe:FusionRecipe, # All numbers
     dls:'DataLoaders',   # From `loaders`, with the collator of the method
@@ -113,7 +117,7 @@ def fusion_learner(
         raise ValueError(f'mim=kl: {r.region_files} holds no distributions over classes; add --set mim=off')
     config,heads = parts(r, bert.config, regions.classes if r.mim == 'kl' else 0)
     model = FusionModel(bert, config, regions, tok, heads, seed=seed, copy_layers=r.start == 'bert', blank=not known)
-    pools = [m for m in (model.bert.pooler,model.text_pool,model.region_pool) if m is not None]    # they do not learn yet
+    pools = [m for m in (model.bert.pooler,model.text_pool,model.region_pool) if m is not None]         # still idle
     groups = param_groups(model, [(pools, r.lr, _always), (None, r.lr, norm_or_bias)], r.wd)
     opt = torch.optim.AdamW(groups, lr=r.lr, betas=(.9,r.beta2), eps=r.adam_eps)
     return learner(dls, model, fusion_terms, opt, cbs=[*_rules(r, seed, precision), *cbs],
@@ -122,5 +126,5 @@ def fusion_learner(
 def fusion_capabilities(
     model:FusionModel # Any
 )->dict:              # Name -> function
-    "What the model can be asked, see `vlrep.models.pretrained`; it is no backbone: that of its regions was there before"
+    "What the model can be asked, see `vlrep.models.pretrained`; the backbone of its regions it has not learned"
     return dict(fuse=model.fuse, fill_mask=model.fill_mask)

@@ -145,6 +145,7 @@ def states(self:FusionModel,
     return self.encoder(text, torch.arange(tok.shape[1], device=tok.device) < lens[:,None],
                         image, torch.arange(feats.shape[1], device=tok.device) < counts[:,None])
 
+# %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
 @patch
 def pooled(self:FusionModel,
     text:Tensor,   # States of words (b,s,d)

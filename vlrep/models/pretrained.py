@@ -128,7 +128,8 @@ def from_learner(cls:Pretrained,
 )->Pretrained:
     "The model of a learner, opened for use"
     dl = learn.dls.valid
-    return cls(**{'backbone': None, **learn.capabilities(learn.model)}, view=dl.aug, side=dl.source.size, tok=dl.tok, name=name,
+    can = {'backbone': None, **learn.capabilities(learn.model)}
+    return cls(**can, view=dl.aug, side=dl.source.size, tok=dl.tok, name=name,
                max_len=getattr(dl.collate, 'max_len', getattr(dl, 'max_len', 30)))
 
 # %% ../../nbs/models/70_pretrained.ipynb #0603ae1c

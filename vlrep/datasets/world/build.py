@@ -17,7 +17,7 @@ from ..base import *
 from .options import *
 from .dataset import *
 
-# %% ../../../nbs/datasets/world/60_build.ipynb #3cafc3bd
+# %% ../../../nbs/datasets/world/60_build.ipynb #5e2a91c8
 _MORE = {'paraphrases','questions','statements','twin'}
 
 def twins(
@@ -32,6 +32,8 @@ def twins(
                         ids=[r.id for r in found], captions=[r.captions for r in found], labels=dataset.labels,
                         names=dataset.names, records=record)
 
+
+# %% ../../../nbs/datasets/world/60_build.ipynb #3cafc3bd
 def _scenes(split, n, size, options, wanted):
     "Scenes with what is wanted beside their captions"
     narratives,masks,more = 'narratives' in wanted,'masks' in wanted,sorted(wanted & _MORE)
