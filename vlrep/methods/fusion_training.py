@@ -129,4 +129,4 @@ def fusion_capabilities(
     model:FusionModel # Any
 )->dict:              # Name -> function
     "What the model can be asked, see `vlrep.models.pretrained`; the backbone of its regions it has not learned"
-    return dict(fuse=model.fuse, fill_mask=model.fill_mask)
+    return dict(fuse=model.fuse, fill_mask=model.fill_mask, regions=model.regions)
