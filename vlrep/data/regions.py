@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 import numpy as np, torch
 from fastcore.basics import patch
 from torch import Tensor
@@ -390,7 +391,7 @@ class _ArrayUnpickler(pickle.Unpickler):
                                      'may run code')
 
 def unpickle_arrays(
-    file:'BinaryIO', # At the beginning of a pickle
+    file:BinaryIO,   # At the beginning of a pickle
     name:FilePath,   # For messages
 )->object:
     "Open a pickle that holds arrays and plain values; a `ValueError` names a file that is damaged or asks for more"

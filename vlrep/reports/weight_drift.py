@@ -7,7 +7,7 @@ __all__ = ['attention_matrices', 'weight_drift', 'layer_drift', 'drift_figure']
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #67150004
 import math,re
-import numpy as np
+import matplotlib.pyplot as plt, numpy as np
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #67150007
 _NAMES = {'in_proj_weight': 'QKV', 'q_proj_weight': 'Q', 'k_proj_weight': 'K', 'v_proj_weight': 'V',
@@ -79,9 +79,8 @@ def layer_drift(
 def drift_figure(
     drifts:dict,   # Name of a model -> its rows from `weight_drift`
     colors:dict=None, # Name -> colour
-)->'Figure':
+)->plt.Figure:
     "L1 and angle of each layer, a line for each model"
-    import matplotlib.pyplot as plt
     if not drifts: raise ValueError('drifts: not a single model')
     fig,axes = plt.subplots(1, 2, figsize=(8.4,3), layout='constrained')
     for name,rows in drifts.items():
