@@ -177,3 +177,40 @@ def test_chapters_export_nothing():
         code = [text(c['source']) for c in load(p)['cells'] if c['cell_type'] == 'code']
         assert code and not [f for s in code for f in flags(s) if f in ('export', 'default_exp')], p.name
         assert any(re.search('^(from|import) vlrep', s, re.M) for s in code) and any('#| learns' in s for s in code)
+
+def parts(nb):
+    """What a learner misses in a chapter, as lines
+
+    Prerequisites and minutes below the title, two predictions with folded answers, marks and a hint for each
+    exercise, two wrong answers that each check refuses, and a summary.
+    """
+    cells = nb['cells']
+    prose = [text(c['source']) for c in cells if c['cell_type'] == 'markdown']
+    if not any('**Prerequisites:**' in s and re.search(r'\*\*Time:\*\* \d+ minutes', s) for s in prose[:3]):
+        yield 'no prerequisites and minutes'
+    asked = [s.split('**Predict before you run.**')[1:] for s in prose]
+    asked = [q for qs in asked for q in qs]
+    if len(asked) < 2: yield f'{len(asked)} predictions'
+    if any(q.count('<details><summary>') < 2 for q in asked): yield 'a prediction without folded answers'
+    tasks = [s for s in prose if re.search(r'^\*\*\d\. ', s, re.M)]
+    mark = r'\*Difficulty [123] of 3 · importance [123] of 3 · \d+ minutes\.\*'
+    if not all(re.search(mark, s) for s in tasks): yield 'an exercise without marks'
+    if not all('<summary>Hint</summary>' in s for s in tasks): yield 'an exercise without a hint'
+    folded = [text(c['source']) for c in cells if c['metadata'].get('jupyter', {}).get('source_hidden')]
+    if any(len(re.findall(r'^with expect_fail\(', s, re.M)) < 2 for s in folded): yield 'fewer than two wrong answers'
+    if not re.search('^## You can now explain', prose[-1], re.M): yield 'no summary'
+
+@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
+def test_chapter_has_its_parts(path): assert not list(parts(load(path)))
+
+MISSING = [('**Prerequisites:**', '', 'no prerequisites'), ('**Time:**', 'Time', 'minutes'),
+           ('<summary>Hint<', '<', 'hint'), ('**Predict before you run.**', '', '0 predictions'),
+           ('<details>', '', 'folded answers'),
+           ('*Difficulty ', '*', 'marks'), ('with expect_fail', 'pass; expect_fail', 'two wrong answers'),
+           ('## You can now', '## One can now', 'no summary')]
+
+@pytest.mark.parametrize('old,new,says', MISSING)
+def test_chapter_has_its_parts_sees(old, new, says):
+    nb = load(ROOT/'nbs'/'course'/'01_caption.ipynb')
+    for c in nb['cells']: c['source'] = text(c['source']).replace(old, new)
+    assert any(says in l for l in parts(nb))
