@@ -65,9 +65,10 @@ def asked(theirs, x, seen, want):
     s,n = x['tok'].shape[1],x['region_feats'].shape[1]
     real,there = torch.arange(s) < x['lens'][:,None],torch.arange(n) < x['region_counts'][:,None]
     none = torch.full(there.shape, -100)
+    kinds = torch.zeros_like(none)
     return theirs(input_ids=seen, attention_mask=real.float(), token_type_ids=x['segments'],
                   visual_embeds=x['region_feats'], visual_attention_mask=there.float(),
-                  visual_token_type_ids=torch.zeros_like(none), labels=torch.cat([want.where(want >= 0, -100), none], 1))
+                  visual_token_type_ids=kinds, labels=torch.cat([want.where(want >= 0, -100), none], 1))
 
 def grads(m): return {k: p.grad for k,p in m.named_parameters() if p.grad is not None}
 
@@ -139,5 +140,6 @@ def test_scores_at_masked_places_alone_save_time_and_memory(tmp_path):
     torch.set_num_threads(1)
     full = {k: v[:2] for k,v in x.items()} | dict(lens=torch.full((2,), s), region_counts=torch.full((2,), n))
     got = dict(unequal=paired(theirs, ours, x), full=paired(theirs, ours, full))
-    for k,(ratio,memory) in got.items(): print(f'{k}: a step {ratio:.2f} times as fast, scores {memory:.1f} times smaller')
+    for k,(ratio,memory) in got.items():
+        print(f'{k}: a step {ratio:.2f} times as fast, scores {memory:.1f} times smaller')
     assert got['unequal'][0] > 1.2 and got['full'][0] > 1.05 and min(m for _,m in got.values()) > 5
