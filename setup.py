@@ -43,7 +43,7 @@ setuptools.setup(
     zip_safe=False,
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
-    extras_require={'bert': cfg['bert_requirements'].split(),
-                    'dev': cfg['dev_requirements'].split() + cfg['bert_requirements'].split()},
+    extras_require={'bert': cfg['bert_requirements'].split(), 'regions': cfg['regions_requirements'].split(),
+                    'dev': ' '.join(cfg[f'{k}_requirements'] for k in ('dev','bert','regions')).split()},
     entry_points={'console_scripts': cfg['console_scripts'].split()},
 )

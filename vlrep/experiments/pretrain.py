@@ -73,7 +73,7 @@ def _of_training(run, recipe, splits, learn, log):
     num = dict(images=len(splits['train']), steps=recipe.steps, views=state.samples,
                images_per_second=state.samples/max(state.elapsed, 1e-9), held_loss=state.best_loss,
                best_step=state.best_step, skipped=state.skipped, parameters=count(model),
-               backbone_parameters=count(model.visual))
+               backbone_parameters=0 if model.visual is None else count(model.visual))
     num['warnings'] = {run.info['method']: w} if (w := learning_warning(_log(run, log))) else {}
     for d in dls:
         if d.damaged: log(d.damage_report())
@@ -102,7 +102,7 @@ def _neighbours(context, before, run, most=1000):
     "Nearest neighbours among held-out images, before and after training"
     m,recipe,info,splits = context.model,context.recipe,context.info,context.splits
     few = splits['test'].subset(range(min(len(splits['test']), most)))
-    if len(few) < 2: return {}
+    if len(few) < 2 or 'backbone' not in m.capabilities: return {}
     if not before:
         some = _still(splits['train'].subset(range(min(len(splits['train']), 2000))), 'training', 1, run.path, str)
         before = bn_statistics(initial_backbone(recipe, info.get('backbone'), seed=info['seed']), some, recipe.size)

@@ -79,8 +79,10 @@ class FusionModel(nn.Module):
         heads:FusionHeads=FusionHeads(),
         *, seed:int=0,        # Of what begins at random
         copy_layers:bool=True, # Begin with BERT's layers? Else at random
+        blank:bool=False,      # Take the width of features and the number of classes from weights that are loaded?
     ):
         super().__init__()
+        self.blank = blank
         self.encoder = FusionEncoder(config, seed)
         if copy_layers: self.encoder.start_from(bert)
         bert.layers = nn.ModuleList()
@@ -101,6 +103,23 @@ class FusionModel(nn.Module):
     def visual(self)->nn.Module:
         "The backbone that the regions are from"
         return self.region_encoder.visual
+
+# %% ../../nbs/models/64_fusion_model.ipynb #082765c5
+_OF_DATA = 'regions_in.project','classify.3','region_encoder.classifier'    # what has the sizes of the data
+
+@patch
+def _load_from_state_dict(self:FusionModel, state, prefix, *args):
+    for path in _OF_DATA if self.blank else ():
+        there = state.get(f'{prefix}{path}.weight')
+        if there is None or there.ndim != 2: continue
+        owner,_,name = path.rpartition('.')
+        owner = self.get_submodule(owner)
+        old = getattr(owner, name)
+        if old is not None and old.weight.shape != there.shape:
+            setattr(owner, name, nn.Linear(there.shape[1], there.shape[0]).to(old.weight).requires_grad_(
+                old.weight.requires_grad))
+    self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
+    nn.Module._load_from_state_dict(self, state, prefix, *args)
 
 # %% ../../nbs/models/64_fusion_model.ipynb #4632e94b
 @patch
@@ -126,6 +145,7 @@ def states(self:FusionModel,
     return self.encoder(text, torch.arange(tok.shape[1], device=tok.device) < lens[:,None],
                         image, torch.arange(feats.shape[1], device=tok.device) < counts[:,None])
 
+# %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
 @patch
 def pooled(self:FusionModel,
     text:Tensor,   # States of words (b,s,d)
@@ -174,8 +194,8 @@ def forward(self:FusionModel,
 )->dict:       # `logits` (m,v), `target` (m,) of masked words; with classes also `region_logits` (r,c) and
                # `target_regions` (r,c)
     "Mask words, and perhaps regions, and guess them"
-    h,salt,regions = self.heads,batch['salt'],self.regions(batch)
-    seen,want = mask_words(batch['tok'], batch['lens'], salt, self.tok, h.share)
+    h,tok,salt,regions = self.heads,batch['tok'],batch['salt'],self.regions(batch)
+    seen,want = mask_words(tok, batch['lens'], salt, self.tok, h.share)
     if h.classes:
         feats,asked = mask_regions(regions['region_feats'], regions['region_counts'], salt, h.region_share, h.zeroed)
         probs,regions = regions['region_probs'],{**regions, 'region_feats': feats}

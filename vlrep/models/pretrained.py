@@ -40,7 +40,7 @@ def to_image(
 class Pretrained:
     "A trained backbone with the view it was trained with, and what else its model is capable of"
     def __init__(self,
-        backbone:nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w')
+        backbone:nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w'); None for a model that has learned none
         view,                # How a held-out batch was prepared, e.g. `EvalTransform(48)`
         side:int,            # Longer side of the images before the view
         tok=None,            # Tokenizer that turns ids into text
@@ -48,9 +48,15 @@ class Pretrained:
         *, max_len:int=30,   # Longest text in tokens
         **capabilities       # Functions by name, see the table in notebook models/70: `caption`, `attend`, ...
     ):
-        self.backbone,self.view,self.side,self.tok,self.name,self.max_len = backbone,view,side,tok,name,max_len
-        self.capabilities = dict(backbone=backbone, **capabilities)
+        self.view,self.side,self.tok,self.name,self.max_len = view,side,tok,name,max_len
+        self.capabilities = {k: f for k,f in dict(backbone=backbone, **capabilities).items() if f is not None}
         self.eval()
+    @property
+    def backbone(self)->nn.Module:
+        "The network that makes grids of images; a `ValueError` if the model has learned none"
+        if 'backbone' in self.capabilities: return self.capabilities['backbone']
+        raise ValueError(f'{self.name} has no backbone of its own, so it has no features of images and cannot be '
+                         f'exported; it can be asked: {", ".join(self.capabilities)}')
     def __repr__(self): return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
     def eval(self)->'Pretrained':
         "Put the modules that these functions belong to into evaluation mode"
@@ -66,7 +72,7 @@ class Pretrained:
         "Pictures as the network saw them in training"
         got = [fit_square(to_image(i, self.side), self.side) for i in imgs]
         img,hw = torch.from_numpy(np.stack([a for a,_ in got])).permute(0,3,1,2),torch.tensor([h for _,h in got])
-        p = next(self.backbone.parameters())
+        p = next(p for owner in self._owners() for p in owner.parameters())
         return self.view(dict(img=img.to(p.device), hw=hw.to(p.device)), ('use',))['img'].to(p.dtype)
 
 # %% ../../nbs/models/70_pretrained.ipynb #5b1e07c4
@@ -122,7 +128,8 @@ def from_learner(cls:Pretrained,
 )->Pretrained:
     "The model of a learner, opened for use"
     dl = learn.dls.valid
-    return cls(**learn.capabilities(learn.model), view=dl.aug, side=dl.source.size, tok=dl.tok, name=name,
+    can = {'backbone': None, **learn.capabilities(learn.model)}
+    return cls(**can, view=dl.aug, side=dl.source.size, tok=dl.tok, name=name,
                max_len=getattr(dl.collate, 'max_len', getattr(dl, 'max_len', 30)))
 
 # %% ../../nbs/models/70_pretrained.ipynb #0603ae1c

@@ -30,8 +30,8 @@ class WorldOptions:
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
 def _as_drawn(view): return view
 
-DATASETS.add(DatasetBuilder('world', {'captions','narratives','masks','labels','categories','paraphrases'},
-                            WorldOptions(),
+DATASETS.add(DatasetBuilder('world', {'captions','narratives','masks','labels','categories','paraphrases','boxes',
+                                      'questions','statements','twin'}, WorldOptions(),
                             build='vlrep.datasets.world.build:build_world', recipe='world', stored_size=_as_drawn,
                             build_test='vlrep.datasets.world.build:build_test',
                             redraw='vlrep.datasets.world.build:redraw_test',
