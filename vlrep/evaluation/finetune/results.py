@@ -27,7 +27,7 @@ from .training import *
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #b0c7f36e
 def decide_all(
     model:FinetuneModel,   # Trained
-    task:Task,             # Decides
+    task:FinetuneTask,             # Decides
     examples:TaskDataset,  # With `classes`
     collate:TaskCollator,  # As in training
     *, size:int=None,      # Side of the views; that of the images by default
@@ -51,7 +51,7 @@ def _rows(task, examples, decisions, constant, who, question, seed):
             for m in got]
 
 def task_rows(
-    task:Task,             # Measures
+    task:FinetuneTask,             # Measures
     train:TaskDataset,     # What chance is from
     examples:TaskDataset,  # What is reported, with targets
     decisions:np.ndarray,  # From `decide_all`
@@ -74,7 +74,7 @@ class Answerer:
     "A fine-tuned model with the view, the tokens and the labels it was trained with"
     def __init__(self,
         model:FinetuneModel, # Trained
-        task:Task,           # Is it asked in words?
+        task:FinetuneTask,           # Is it asked in words?
         labels:list,         # What its scores mean
         collate:TaskCollator, # Tokenizer and limit
         view,                # `batch(images)` gives `img`, such as `vlrep.training.learner.PictureView`

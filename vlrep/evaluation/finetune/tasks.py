@@ -21,17 +21,17 @@ _ANSWERS = dict(labels=_here+'answer_labels', score=_here+'answer_scores', loss=
                 decide=_here+'best_label', measure=_here+'answer_accuracy', constant=_here+'commonest_label',
                 pooler='last', asks=True)
 
-TASKS.add(Task('vqa', 'questions about an image (VQA 2.0)',
+TASKS.add(FinetuneTask('vqa', 'questions about an image (VQA 2.0)',
                _sources('vqa', 'the folder of VQA 2.0: questions, annotations, train2014/, val2014/'),
                submit=_here+'submit_vqa', answers=3129, **_ANSWERS))
-TASKS.add(Task('vizwiz', 'questions of blind people, of which many cannot be answered (VizWiz)',
+TASKS.add(FinetuneTask('vizwiz', 'questions of blind people, of which many cannot be answered (VizWiz)',
                _sources('vizwiz', 'the folder of VizWiz: train.json, val.json, train/, val/'),
                submit=_here+'submit_vizwiz', answers=7371, **_ANSWERS))
-TASKS.add(Task('snli_ve', 'does a statement follow from an image? (SNLI-VE)',
+TASKS.add(FinetuneTask('snli_ve', 'does a statement follow from an image? (SNLI-VE)',
                _sources('snli_ve', 'the folder that holds snli_ve_train.jsonl and flickr30k_images/'),
                _here+'entailment_labels', _here+'label_sets', _here+'class_ce', _here+'best_label',
                _here+'answer_accuracy', _here+'commonest_label', _here+'submit_snli_ve', '.jsonl', closed=True))
-TASKS.add(Task('mm_imdb', 'the genres of a film, from its poster and its plot (MM-IMDB)',
+TASKS.add(FinetuneTask('mm_imdb', 'the genres of a film, from its poster and its plot (MM-IMDB)',
                _sources('mm_imdb', 'the folder that holds split.json and dataset/', _here+'film_genres'),
                _here+'all_labels', _here+'label_sets', _here+'label_bce', _here+'likely_labels', _here+'label_f1',
                _here+'commonest_set', _here+'submit_mm_imdb', max_len=256))

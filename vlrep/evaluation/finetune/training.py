@@ -91,7 +91,7 @@ class Rounds:
 class TaskScore(Metric):
     "A task's metric over the validation set"
     def __init__(self,
-        task:Task,            # Decides and measures
+        task:FinetuneTask,            # Decides and measures
         examples:TaskDataset, # The validation set, with targets
     ): self.task,self.examples,self.rows,self.said = task,examples,[],[]
     @property
@@ -156,7 +156,7 @@ def _linear(step, total, warmup):
 def text_limit(
     body:nn.Module,    # A model with `fuse`
     plan:FinetunePlan, # Its `max_len` counts
-    task:Task,         # Its `max_len` counts if the plan has none
+    task:FinetuneTask,         # Its `max_len` counts if the plan has none
 )->int:                # Most tokens
     "How long texts may be: as planned, and not longer than the model has positions"
     config = getattr(getattr(body, 'bert', None), 'config', None)
@@ -167,7 +167,7 @@ def text_limit(
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #b7eca3b0
 def task_loss(
-    task:Task # Its loss counts
+    task:FinetuneTask # Its loss counts
 )->Callable: # (output, batch) -> total and count
     "The loss of a task on what `FinetuneModel` gives"
     def loss(out, batch): return task.loss(out['logits'].float(), batch['target'])
@@ -175,7 +175,7 @@ def task_loss(
 
 def finetune_learner(
     model:FinetuneModel, # Body and head
-    task:Task,           # Loss and metric
+    task:FinetuneTask,           # Loss and metric
     parts:dict,          # `train` and `valid`: TaskDatasets with targets
     collate:TaskCollator, # Texts, targets, regions
     plan:FinetunePlan,   # All numbers
