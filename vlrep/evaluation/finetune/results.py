@@ -41,8 +41,8 @@ def decide_all(
     with frozen(model):
         return np.concatenate([task.decide(model(b, blind)['logits'].float(), examples.classes) for b,_ in dl])
 
-# %% ../../../nbs/evaluation/finetune/60_results.ipynb #7c8a0df0
-def _rows(task, examples, decisions, constant, who, question, seed):
+# %% ../../../nbs/evaluation/finetune/60_results.ipynb #68ea90ad
+def _rows(task, examples, decisions, *, constant, who, question, seed):
     "Rows of one set of examples, one for each metric"
     got = task.measure(decisions, examples, seed=seed)
     chance = task.measure(np.repeat(constant, len(examples), 0), examples, seed=seed, draws=1)
@@ -61,12 +61,12 @@ def task_rows(
 )->list:                   # Dicts `question, metric, backbone, n, chance, value, low, high`, in percent
     "The table of a task"
     constant,q = task.constant(train),f'{task.name} {examples.split}'
-    rows = _rows(task, examples, decisions, constant, who, q, seed)
-    if alone is not None: rows += _rows(task, examples, alone, constant, f'{who}, no image', q, seed)
+    both = [(decisions,who), *[(alone,f'{who}, no image')]*(alone is not None)]
+    same = dict(constant=constant, seed=seed)
+    rows = [r for d,name in both for r in _rows(task, examples, d, who=name, question=q, **same)]
     for kind in sorted(set(examples.kinds or [])-{None}):
         at = np.flatnonzero([k == kind for k in examples.kinds])
-        for d,name in ((decisions,who), (alone,f'{who}, no image')):
-            if d is not None: rows += _rows(task, examples.subset(at), d[at], constant, name, f'{q}: {kind}', seed)
+        for d,name in both: rows += _rows(task, examples.subset(at), d[at], who=name, question=f'{q}: {kind}', **same)
     return rows
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #7eb9b18a
