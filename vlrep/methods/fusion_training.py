@@ -40,6 +40,7 @@ def fusion_terms(
 def _bert(recipe, tok, train, seed):
     "The recipe's BERT; without texts to learn from, one of the same shape whose weights will be loaded"
     r = recipe
+    narrow = r.bert == 'small' and r.start == 'bert'
     if r.bert != 'small': bert = make_bert(r.bert, None, tok, seed, log=None)
     else:
         config = small_config(tok, r.width, r.depth, max(128, r.max_len))
@@ -49,9 +50,10 @@ def _bert(recipe, tok, train, seed):
             texts = corpus(r, train)
             few = 12*len(texts.captions.data)//50//64                   # about 12 epochs of texts of 50 letters
             plan = SmallBertPlan(steps=min(r.bert_steps, max(200, few)), max_len=min(40, r.max_len))
-            bert = make_bert('small', texts, tok, seed, config=config, plan=plan, log=None)
+            bert = make_bert('small', texts, tok, config=config, plan=plan, log=None)      # as published ones are,
+            # the same for all seeds
     if r.start == 'random': bert = Bert(replace(bert.config, std=.02), seed)
-    bert.config = replace(bert.config, dropout=r.dropout, attention_dropout=r.dropout)
+    bert.config = replace(bert.config, dropout=r.dropout, attention_dropout=r.dropout, std='fan_in' if narrow else .02)
     return bert
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #b99752e1
@@ -73,13 +75,13 @@ def _region_encoder(recipe, visual, train, seed):
     if train is None:
         net = make_backbone(10, r.visual_width, seed)
         return RegionEncoder(net, r.regions, nn.Linear(net.width, 1))
-    return _small_regions(r, train, seed)
+    return _small_regions(r, train)
 
-def _small_regions(recipe, train, seed):
+def _small_regions(recipe, train):
     "A small network that has learned the categories of the boxes of the training set, and its classifier"
     steps = min(recipe.region_steps, max(100, 20*len(train)//16))       # about 20 epochs, if there are few images
     plan = RegionClassifierPlan(steps=steps, width=recipe.visual_width)
-    enc = train_region_classifier(train, plan, seed, log=None)
+    enc = train_region_classifier(train, plan, log=None)                # the same for all seeds, too
     return RegionEncoder(enc.visual, recipe.regions, enc.classifier, names=enc.names)
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #6ac431db
