@@ -439,11 +439,12 @@ _ABOUT_FINETUNE = """Train a finished run for a task: a new run folder with a ta
 Exit codes: as those of vlrep-pretrain. Ctrl-C saves a checkpoint; vlrep-finetune NEW_RUN --resume goes on."""
 
 def _finetune_rows():
-    "Options of `vlrep-finetune`, those of the plan and of the data apart: the names are those that are registered by now"
+    "Options of `vlrep-finetune`, those of the plan and of the data apart; names as they are registered by now"
     sources = ', '.join(dict.fromkeys(d for t in TASKS.values() for d in t.sources))
     texts = dict(task=f'One of: {", ".join(TASKS)}',
                  data=f'Whose examples; one of: {sources} (default: those of --root, else world)',
-                 root='The folder of the photos and questions', out='Folder of the new run (default: the next in runs/)',
+                 root='The folder of the photos and questions',
+                 out='Folder of the new run (default: the next free one in runs/)',
                  labels='A file of labels, one a line (default: the task\'s, or those of the training answers)',
                  region_files='A store of region features of the task\'s photos (see vlrep-regions)',
                  which='Checkpoint to start from: best, last, or the number of a step (default: best)',
@@ -494,6 +495,7 @@ def _finetune_options(argv):
     changes = [f'{k}={v}' for g in groups if g != 'main' for k,v in vars(got[g]).items() if v is not None]
     return {**{k: v for k,v in vars(got['main']).items() if k != 'plugin'}, 'changes': changes}
 
+# %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
     a = _finetune_options(argv)
     from vlrep.experiments.finetune import finetune
@@ -602,6 +604,7 @@ def study_main()->None:
     "The command `vlrep-study`"
     main(['study', *sys.argv[1:]])
 
+# %% ../nbs/90_cli.ipynb #f17e0005
 def finetune_main()->None:
     "The command `vlrep-finetune`"
     main(['finetune', *sys.argv[1:]])
