@@ -40,8 +40,13 @@ class Case:
         with torch.no_grad(): return model.eval()(self.batch)
 
 def check_falls(case):
-    "The training loss of the last epoch is lower than the loss at first, by 2 % of it"
-    after = case.learn.train_state.mean()
+    """The training loss of the last epoch is lower than the loss at first, by 2 % of it
+
+    A model that begins with a BERT learns less in so few steps than sets of fifty masked words differ from each other:
+    it is asked for the same words again
+    """
+    again = 'fuse' in case.learn.capabilities(case.learn.model)
+    after = float(case.learn.validate()[0]) if again else case.learn.train_state.mean()
     learned(f'{case.name}: fall of the loss in 60 steps', case.before-after, .02*case.before)
 
 def check_by_heart(name, seed=0, precision='fp32', most=600):

@@ -15,6 +15,7 @@ from vlrep.training.learner import BaseCallback, GradientAccumulation, MicroBatc
 
 SMALL = dict(visual_depth=10, visual_width=8, width=16, heads=2, vocab=200, size=32, bs=16, steps=5, warmup=1,
              dropout=0., sync_bn=True)
+FUSION = dict(bert_steps=20, region_steps=20, depth=2)
 CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilabel','tags','tag_prediction')}
 CASES |= {'icmlm': dict(bert_steps=20), 'loctex': {}, 'loctex in 3 parts': dict(bs=11, accumulate=3),
           'loctex, groups of 4, all with all': dict(bs=11, group=4, local_loss=False, direction='symmetric'),
@@ -24,6 +25,7 @@ CASES |= {'icmlm': dict(bert_steps=20), 'loctex': {}, 'loctex in 3 parts': dict(
           'mct, BatchNorm of shuffled groups': dict(queue=40, sync_bn=False, bn_group=8),
           'mct, BatchNorm per rank': dict(queue=40, sync_bn=False, bn_group=0, shuffle_bn=False),
           'captioning, a head for the words': dict(word_weight=1.),
+          'visualbert': FUSION, 'vilbert': {**FUSION, 'bs': 11},
           'virtex, BatchNorm per rank': dict(sync_bn=False), 'tags, frozen stem': dict(frozen_stages=1),
           'tags, averaged weights': dict(ema=.8),
           'tags, averaged weights, BatchNorm per rank': dict(ema=.8, sync_bn=False)}

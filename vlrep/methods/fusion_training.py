@@ -48,8 +48,8 @@ def _bert(recipe, tok, train, seed):
         if train is None or r.start == 'random': bert = Bert(config, seed)
         else:
             texts = corpus(r, train)
-            few = 12*len(texts.captions.data)//50//64                   # about 12 epochs of texts of 50 letters
-            plan = SmallBertPlan(steps=min(r.bert_steps, max(200, few)), max_len=min(40, r.max_len))
+            few = len(texts.captions.data)//50//64                      # about one epoch of texts of 50 letters
+            plan = SmallBertPlan(steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len))
             bert = make_bert('small', texts, tok, config=config, plan=plan, log=None)      # as published ones are,
             # the same for all seeds
     if r.start == 'random': bert = Bert(replace(bert.config, std=.02), seed)
@@ -79,7 +79,7 @@ def _region_encoder(recipe, visual, train, seed):
 
 def _small_regions(recipe, train):
     "A small network that has learned the categories of the boxes of the training set, and its classifier"
-    steps = min(recipe.region_steps, max(100, 20*len(train)//16))       # about 20 epochs, if there are few images
+    steps = min(recipe.region_steps, max(100, 10*len(train)//16))       # about 10 epochs, if there are few images
     plan = RegionClassifierPlan(steps=steps, width=recipe.visual_width)
     enc = train_region_classifier(train, plan, log=None)                # the same for all seeds, too
     return RegionEncoder(enc.visual, recipe.regions, enc.classifier, names=enc.names)
@@ -129,4 +129,4 @@ def fusion_capabilities(
     model:FusionModel # Any
 )->dict:              # Name -> function
     "What the model can be asked, see `vlrep.models.pretrained`; the backbone of its regions it has not learned"
-    return dict(fuse=model.fuse, fill_mask=model.fill_mask)
+    return dict(fuse=model.fuse, fill_mask=model.fill_mask, regions=model.regions)
