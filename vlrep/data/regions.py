@@ -313,6 +313,12 @@ class RegionStore:
         return (f'RegionStore({self.folder}: {len(self):,} images, {self.index["regions"]:,} regions, '
                 f'width {self.width}, {self.classes} classes)')
 
+# %% ../../nbs/data/57_regions.ipynb #67570d16
+@patch
+def digest(self:RegionStore)->str:
+    "12 hexadecimal digits over what the store says of itself and the checksums of its images"
+    return hashlib.sha256(json.dumps(self.index).encode() + np.asarray(self.cols['sums']).tobytes()).hexdigest()[:12]
+
 # %% ../../nbs/data/57_regions.ipynb #67570018
 @patch
 def row(self:RegionStore,

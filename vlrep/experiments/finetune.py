@@ -80,6 +80,12 @@ def _regions(recipe, folder=None):
 def _model(body, plan, task, labels, seed):
     "Body and head, as planned"
     pooler = task.pooler if plan.pooler == 'auto' else plan.pooler
+    heads = getattr(body, 'heads', None)
+    if plan.pooler == 'last' and getattr(heads, 'pool_width', 0):
+        raise ValueError('pooler=last: this model multiplies two poolers of its own; leave pooler out')
+    if pooler == 'cls' and getattr(heads, 'pool_token', 'cls') != 'cls':
+        raise ValueError('pooler=cls: this model was pretrained with pooler=last and has no pooler for [CLS]; give '
+                         'pooler=last')
     return FinetuneModel(body, len(labels), pooler=pooler, dropout=plan.dropout, frozen=plan.frozen, blind=plan.blind,
                          seed=seed)
 
@@ -242,6 +248,10 @@ def finetune(
         raise ValueError(f'{run.path}: is fine-tuned already; go on with it: --resume, or start from the run that it '
                          f'came from')
     if resume and not was: raise ValueError(f'{run.path}: is no fine-tuned run; leave --resume out')
+    began = dict(which='which', labels='labels_file', region_files='region_files') if was else {}
+    for k,name in began.items():
+        if given[k] is not None and str(given[k]) != str(was[name]):
+            raise ValueError(f'--{k.replace("_", "-")} {given[k]}: the run began with {was[name]}; leave it out')
     return _finetune(run, given, changes, was, out=out, log=log)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #166acaef
@@ -279,6 +289,7 @@ def _finetune(run, given, changes, was, *, out, log):
     with stages(asked['data']): parts = _examples(task, asked, options, side, log)
     labels = read_json(run.part('labels.json')) if was else _labels(task, asked, plan, parts['train'])
     parts = _with_targets(task, parts, labels, log)
+    for d in parts.values() if reader else (): reader(d.base, [0])            # an image without regions is found now
     if tok is None: tok = Tokenizer.train(parts['train'].captions.flat(), 10_000)
     if was: body,alone = _same_body(run, recipe, tok, run.weights('last'), str(run.path))[0],was['grid_and_text']
     else: body,alone = _first_body(run, recipe, tok, asked['which'])
@@ -288,7 +299,8 @@ def _finetune(run, given, changes, was, *, out, log):
     max_len = text_limit(None if alone else body, plan, task)
     if alone and not was: body = GridAndText(body, tok, **_GRID, seed=asked['seed'])
     chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
-    more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels))
+    more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels),
+                region_store=reader.store.digest() if how == 'files' else None)
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more)
     collate = TaskCollator(tok, max_len, reader)
     for s in ('train','valid'):

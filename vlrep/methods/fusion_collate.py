@@ -66,13 +66,18 @@ def _written(recipe, dataset):
                          f'is {lost[0]}')
     return TextBuffer(said[str(i)] for i in dataset.ids)
 
+_WRITTEN = {}  # Captions that models have written in this process
+
 def written_by(
     run:FilePath,             # The folder of a run whose model can caption
     dataset:ImageTextDataset, # Images
 )->list:                      # A caption of each
     "Captions that one of our own models writes about some images; a `ValueError` if it cannot"
-    m = resolve('vlrep:load')(run)
-    return [t if t.strip() else 'a picture' for t in m.caption([r.load() for r in dataset])]
+    key = str(Path(run).resolve()),dataset.name,dataset.split,tuple(map(str, dataset.ids))
+    if key not in _WRITTEN:                                             # asked for by tokenizer, check and collator
+        m = resolve('vlrep:load')(run)
+        _WRITTEN[key] = [t if t.strip() else 'a picture' for t in m.caption([r.load() for r in dataset])]
+    return _WRITTEN[key]
 
 def source_texts(
     recipe:FusionInput,       # With `source`

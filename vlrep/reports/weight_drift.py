@@ -28,6 +28,7 @@ def attention_matrices(
     "The four matrices of every attention in a model; a `ValueError` if there is none"
     out = {}
     for name,w in state.items():
+        name = name.removeprefix('body.')                               # of a fine-tuned run
         found = _ENDS.search(name)
         if not found or w.ndim != 2: continue
         owner = name[:found.start(1)]

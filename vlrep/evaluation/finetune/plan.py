@@ -36,7 +36,7 @@ class FinetunePlan:
             raise ValueError(f'warmup={self.warmup}: the climb must be shorter than steps={self.steps}')
 
 PLANS = dict(paper=FinetunePlan(),
-             world=FinetunePlan(steps=1000, bs=64, lr=2e-3, warmup=100, every=100, patience=5))
+             world=FinetunePlan(steps=3000, bs=64, lr=2e-3, warmup=300, every=300, patience=5))
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #deedf42f
 @dataclass(frozen=True, eq=False, repr=False)

@@ -19,7 +19,7 @@ from ...data.text_pairs import encode_pairs
 from ...data.transforms import EvalTransform
 from ...metrics.vqa import UNKNOWN
 from ...models.features import frozen
-from ...models.pretrained import Pretrained
+from ...models.pretrained import Pretrained, to_image
 from .plan import *
 from .model import *
 from .training import *
@@ -62,11 +62,13 @@ def task_rows(
     "The table of a task"
     constant,q = task.constant(train),f'{task.name} {examples.split}'
     both = [(decisions,who), *[(alone,f'{who}, no image')]*(alone is not None)]
-    same = dict(constant=constant, seed=seed)
-    rows = [r for d,name in both for r in _rows(task, examples, d, who=name, question=q, **same)]
+    rows = [r for d,name in both for r in _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)]
     for kind in sorted(set(examples.kinds or [])-{None}):
-        at = np.flatnonzero([k == kind for k in examples.kinds])
-        for d,name in both: rows += _rows(task, examples.subset(at), d[at], who=name, question=f'{q}: {kind}', **same)
+        at,known = (np.flatnonzero([k == kind for k in e.kinds or []]) for e in (examples, train))
+        if len(known): constant = task.constant(train.subset(known))          # the best guess for this kind alone
+        some = examples.subset(at)
+        for d,name in both:
+            rows += _rows(task, some, d[at], constant=constant, who=name, question=f'{q}: {kind}', seed=seed)
     return rows
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #7eb9b18a
@@ -114,6 +116,10 @@ def probabilities(self:Answerer,
     if self.task.closed or not self.task.asks:
         raise ValueError(f'this run was fine-tuned on {self.task.name} ({self.task.explain}): it answers no questions')
     if not str(question).strip(): raise ValueError('question: is empty')
+    size = to_image(image).size
+    if boxes is not None and len(set(size)) > 1:
+        raise ValueError(f'boxes: the image has {size[0]} x {size[1]} pixels, and the model sees its middle square: crop '
+                         f'it to a square, and give boxes as parts of that')
     text = encode_pairs(self.collate.tok, [str(question)], max_len=self.collate.max_len)
     batch = {**self.view.batch([image]), **{k: text[k] for k in ('tok','lens','segments')}, **self.boxes(boxes)}
     p = next(self.model.parameters())

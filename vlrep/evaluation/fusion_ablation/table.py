@@ -66,22 +66,26 @@ def keep_regions(
     row = torch.arange(len(keep), device=keep.device)[:,None]
     return {k: keep.sum(1) if k == 'region_counts' else v[row,order] for k,v in regions.items()}
 
-def _ways(regions, box, salt):
-    "Name -> which regions are there"
+def _ways(regions, box, first):
+    """Name -> which regions are there; and of which images as many others can be left out as are named
+
+    The others are taken in their order from the part `first` (b,) in [0,1) of them on, and round again
+    """
     n = regions['region_boxes'].shape[1]
     real = torch.arange(n, device=box.device) < regions['region_counts'][:,None]
     named = real & (inside(regions['region_boxes'], box) > .5)
-    chance = torch.rand(real.shape, generator=torch_rng('other regions', salt)).to(box.device)
-    rank = chance.masked_fill(~real | named, 2.).argsort(1).argsort(1)
-    others = real & ~named & (rank < named.sum(1, keepdim=True))
+    rest,k = real & ~named,named.sum(1, keepdim=True)
+    many = rest.sum(1, keepdim=True)
+    rank = rest.cumsum(1)-1 - (first[:,None]*many).long()
+    others = rest & (rank.remainder(many.clamp(min=1)) < k)
     return {'all regions': real, 'without others': real & ~others, 'without the thing': real & ~named,
-            'no image': real & False}
+            'no image': real & False},((many >= k) & (k > 0))[:,0]
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #7483c706
 @torch.no_grad()
-def _asked(m, dataset, samples, reader, bs):
-    "Name of each way -> nats and hits of each sample (n,2)"
-    can,out = m.capabilities,{}
+def _asked(m, dataset, samples, reader, seed, bs):
+    "Name of each way -> nats and hits of each sample (n,2); and of which samples others can be left out (n,)"
+    can,out,fair = m.capabilities,{},[]
     for k in progress(range(0, len(samples), bs), label='named words'):
         rows,ids,words,boxes = zip(*samples[k:k+bs])
         img = m.batch([dataset[r].load() for r in rows]) if reader.how != 'files' else None
@@ -90,11 +94,14 @@ def _asked(m, dataset, samples, reader, bs):
         batch = {a: v.to(device) for a,v in reader(dataset, np.array(rows)).items()}
         regions = can['regions'](batch if img is None else {**batch, 'img': img})
         want = torch.tensor(words, device=device)
-        for way,keep in _ways(regions, torch.tensor(boxes, device=device), k).items():
+        first = torch.from_numpy(chances(np.arange(k, k+len(rows)), seed, 'other regions')).to(device)
+        ways,enough = _ways(regions, torch.tensor(boxes, device=device), first)
+        fair.append(enough.cpu())
+        for way,keep in ways.items():
             scores = can['fill_mask'](dict(tok=tok, lens=lens, **keep_regions(regions, keep))).float()
             nats = -scores.log_softmax(1).gather(1, want[:,None])[:,0]
             out.setdefault(way, []).append(torch.stack([nats,(scores.argmax(1) == want).float()], 1).double().cpu())
-    return {way: torch.cat(v).numpy() for way,v in out.items()}
+    return {way: torch.cat(v).numpy() for way,v in out.items()},torch.cat(fair).numpy()
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #0361adec
 def fusion_ablation_table(
@@ -106,17 +113,21 @@ def fusion_ablation_table(
     *, bs:int=64,             # Captions at a time
     keep:int=0,               # As for `pointing_table`
 )->list:                      # Rows as those of `transfer_table`; `backbone` says what is seen
-    "Nats and top-1 of words that name a thing: with all regions, without others, without the thing, without any"
+    """Nats and top-1 of words that name a thing: with all regions, without others, without the thing, without any
+
+    Of the samples those where as many others can be left out as show the thing
+    """
     samples = naming_samples(dataset, m.tok, n, seed, max_len=m.max_len)
-    with m.evaluating(): got = _asked(m, dataset, samples, reader, bs)
-    sums = lambda v: np.bincount([s[0] for s in samples], v, minlength=len(dataset))
+    with m.evaluating(): got,fair = _asked(m, dataset, samples, reader, seed, bs)
+    if not fair.any(): raise ValueError(f'{dataset.name}: no image shows something beside what its caption names')
+    sums = lambda v: np.bincount([s[0] for s in samples], fair*v, minlength=len(dataset))
     total,rows = sums(np.ones(len(samples))),[]
     for j,(metric,unit,chance) in enumerate((('nats',1,np.log(len(m.tok))), ('top-1',100,1/len(m.tok)))):
         for way,values in got.items():
             part = sums(values[:,j])
             stat = lambda w: unit*(w@part)/np.maximum(w@total, 1)
             v = dict(zip(('value','low','high'), bootstrap_interval(stat, len(dataset), seed=seed)))
-            rows.append(dict(question='masked name of a thing', metric=metric, backbone=way, n=len(samples),
+            rows.append(dict(question='masked name of a thing', metric=metric, backbone=way, n=int(fair.sum()),
                              chance=round(float(unit*chance), 3), **{a: round(x, 3) for a,x in v.items()}, l2=[],
                              **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {})))
     return rows
