@@ -11,6 +11,8 @@ from vlrep.data.wordpiece import WordPieceTokenizer
 from vlrep.models.bert import load_bert
 from vlrep.models.fusion import FusionConfig, single_stream
 from vlrep.models.fusion_model import FusionModel
+from vlrep.experiments.commands import evaluate, export, pretrain
+from vlrep.training.run_folder import load
 from safetensors.torch import save_file
 
 class Given(torch.nn.Module):
@@ -65,9 +67,10 @@ def asked(theirs, x, seen, want):
     s,n = x['tok'].shape[1],x['region_feats'].shape[1]
     real,there = torch.arange(s) < x['lens'][:,None],torch.arange(n) < x['region_counts'][:,None]
     none = torch.full(there.shape, -100)
+    kinds = torch.zeros_like(none)
     return theirs(input_ids=seen, attention_mask=real.float(), token_type_ids=x['segments'],
                   visual_embeds=x['region_feats'], visual_attention_mask=there.float(),
-                  visual_token_type_ids=torch.zeros_like(none), labels=torch.cat([want.where(want >= 0, -100), none], 1))
+                  visual_token_type_ids=kinds, labels=torch.cat([want.where(want >= 0, -100), none], 1))
 
 def grads(m): return {k: p.grad for k,p in m.named_parameters() if p.grad is not None}
 
@@ -139,5 +142,27 @@ def test_scores_at_masked_places_alone_save_time_and_memory(tmp_path):
     torch.set_num_threads(1)
     full = {k: v[:2] for k,v in x.items()} | dict(lens=torch.full((2,), s), region_counts=torch.full((2,), n))
     got = dict(unequal=paired(theirs, ours, x), full=paired(theirs, ours, full))
-    for k,(ratio,memory) in got.items(): print(f'{k}: a step {ratio:.2f} times as fast, scores {memory:.1f} times smaller')
+    for k,(ratio,memory) in got.items():
+        print(f'{k}: a step {ratio:.2f} times as fast, scores {memory:.1f} times smaller')
     assert got['unequal'][0] > 1.2 and got['full'][0] > 1.05 and min(m for _,m in got.values()) > 5
+
+SMALL = ['scenes=64', 'valid=16', 'shown=40', 'probe=40', 'probe_held=40', 'test=40', 'point=0', 'baselines=false',
+         'size=32', 'visual_depth=10', 'visual_width=8', 'width=16', 'heads=2', 'depth=1', 'vocab=200', 'bs=16',
+         'steps=3', 'warmup=1']
+
+def test_a_run_reads_what_another_run_wrote(tmp_path):
+    "Captions of a captioner's run beside the twins, and what the fusion uses is in the result and can be asked again"
+    how = dict(threads=1, precision='fp32', log=lambda s: None)
+    writer = pretrain('captioning', changes=SMALL, out=tmp_path/'writer', **how)
+    wrote = ['source=generated', f'generated={writer}']
+    run = pretrain('visualbert', changes=[*SMALL, *wrote], out=tmp_path/'run', **how)
+    numbers = load(run).results()[-1]['numbers']
+    rows = {(r['metric'], r['backbone']): r['value'] for r in numbers['fusion_ablation']}
+    assert len(rows) == 8 and numbers['images'] == 64 and 'table' not in numbers
+    again = {(r['metric'], r['backbone']): r['value'] for r in evaluate(run, 'fusion_ablation', log=lambda s: None)}
+    assert again == pytest.approx(rows)
+    with pytest.raises(ValueError, match='has no capability backbone, which --on world needs'):
+        evaluate(run, 'world', log=lambda s: None)
+    with pytest.raises(ValueError, match='has no backbone of its own'): export(run, 'torchvision', tmp_path/'net')
+    with pytest.raises(ValueError, match='cannot write captions'):
+        pretrain('visualbert', changes=[*SMALL, wrote[0], f'generated={run}'], out=tmp_path/'mute', **how)

@@ -14,11 +14,13 @@ from tools import told
 def alone(method):
     "The small recipe, without what compares samples with each other, and with room for padding"
     r = small(method)
+    if hasattr(r, 'mask_share'): r = replace(r, mask_share=.5)      # each text asks for a word
     return replace(r, **{k: v for k,v in dict(contrast=0., max_len=100).items() if hasattr(r, 'contrast')})
 
 def longer(batch, n, pad):
     "The batch with `n` more columns of padding"
     out = {**batch, 'tok': torch.nn.functional.pad(batch['tok'], (0, n), value=pad)}
+    if 'segments' in batch: out['segments'] = torch.nn.functional.pad(batch['segments'], (0, n), value=1)
     if 'span' in batch:
         out['span'] = torch.cat([batch['span'], torch.tensor([0., -1.]).expand(len(batch['tok']), n, 2)], 1)
     return out
@@ -82,7 +84,7 @@ def test_bucketing(case):
     got = []
     for i in order.split(4):
         b = rows(batch, i)
-        b.update({k: b[k][:, :int(b['lens'].max())] for k in ('tok', 'span') if k in b})
+        b.update({k: b[k][:, :int(b['lens'].max())] for k in ('tok', 'span', 'segments') if k in b})
         got.append(total(case, b))
     close(tuple(map(sum, zip(*got))), total(case, batch))
 
@@ -102,6 +104,7 @@ def test_accumulation(method):
     m, r, train, valid = METHODS[method], alone(method), told('train', 96), told('valid', 24)
     # ICMLM's tags are a mean over the images of each part, its words one over all triplets: parts are compared by words
     if hasattr(r, 'tag_weight'): r = replace(r, tag_weight=0.)
+    if hasattr(r, 'mim'): r = replace(r, mim='off')                 # and so are ViLBERT's masked regions
     got, collate = [], m.collator(r, m.train_tokenizer(r, train))
     for n in (1, 4):
         dls = loaders(train, valid, collate=collate, bs=18, size=32, seed=3, device='cpu')

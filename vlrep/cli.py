@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'regions_main', 'main', 'pretrain_main', 'caption_main', 'evaluate_main', 'report_main', 'export_main',
-           'shards_main', 'paraphrase_main', 'benchmark_main', 'study_main']
+           'shards_main', 'paraphrase_main', 'benchmark_main', 'study_main', 'finetune_main']
 
 # %% ../nbs/90_cli.ipynb #6df84a84
 import contextlib,difflib,io,json,os,re,sys,traceback
@@ -20,6 +20,7 @@ from .core.fields import *
 from .datasets.base import DATASETS
 from .methods.base import METHODS
 from .evaluation.base import EVALUATIONS
+from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
 from .experiments.options import check_options, LAYOUT_NAMES, one_of, plan, recipe_name
 from .training.trackers import check_tracker
@@ -432,6 +433,78 @@ def _shards(argv):
     from vlrep.datasets.webdataset.reader import make_shards
     make_shards(**told)
 
+# %% ../nbs/90_cli.ipynb #f17e0002
+_ABOUT_FINETUNE = """Train a finished run for a task: a new run folder with a table, and files of answers
+
+Exit codes: as those of vlrep-pretrain. Ctrl-C saves a checkpoint; vlrep-finetune NEW_RUN --resume goes on."""
+
+def _finetune_rows():
+    "Options of `vlrep-finetune`, those of the plan and of the data apart; names as they are registered by now"
+    sources = ', '.join(dict.fromkeys(d for t in TASKS.values() for d in t.sources))
+    texts = dict(task=f'One of: {", ".join(TASKS)}',
+                 data=f'Whose examples; one of: {sources} (default: those of --root, else world)',
+                 root='The folder of the photos and questions',
+                 out='Folder of the new run (default: the next free one in runs/)',
+                 labels='A file of labels, one a line (default: the task\'s, or those of the training answers)',
+                 region_files='A store of region features of the task\'s photos (see vlrep-regions)',
+                 which='Checkpoint to start from: best, last, or the number of a step (default: best)',
+                 precision='auto, fp32, bf16 or fp16 (default: auto)',
+                 max_damaged='Stop when more training photos than this cannot be read: a number (20) or a share (5%)')
+    words = dict(root='DIR', out='DIR', labels='FILE', region_files='DIR')
+    numbers = dict(seed='Of head, order and dropout (default: 0)', threads='Of the CPU (default: what PyTorch chooses)',
+                   accumulate='Cut each batch into N parts to save memory (default: 1)',
+                   workers='Processes that load images in advance (default: 0)',
+                   save_every='Also save after so many steps between evaluations (default: 0, never)')
+    return [*((k, _option(words.get(k, 'NAME'), h), None) for k,h in texts.items()),
+            *((k, _option('N', h, int), None) for k,h in numbers.items()),
+            ('resume', Annotated[bool, arg(help_behavior_hint='', help='Go on with RUN, a fine-tuned run that was '
+                                                                       'stopped; its options need not be repeated')],
+             False), ('plugin', _PLUGIN, None)]
+
+# %% ../nbs/90_cli.ipynb #f17e0003
+def _task_source(words):
+    "Name of the task, and where its examples come from, of the options `words` or of the run that goes on"
+    was = {}
+    if words['resume']:
+        for p in words['rest']:
+            try: was = was or json.loads((Path(p)/'recipe.json').read_text(encoding='utf-8')).get('finetune', {})
+            except (OSError, ValueError, AttributeError): pass
+    task = words['task'] or was.get('task')
+    if task is None: return None,None
+    one_of('--task', task, TASKS)
+    there = TASKS[task].sources
+    data = words['data'] or was.get('data') or next(
+        (n for n,s in there.items() if bool(s.root_help) == bool(words['root'])), next(iter(there)))
+    return task,TASKS[task].source(data)
+
+def _finetune_options(argv):
+    "What `vlrep-finetune` is told, by the names that `finetune` has for it"
+    rows = _finetune_rows()
+    first,rest = _tyro('finetune', argv, make_dataclass('_Main', rows), add_help=False)
+    source = _task_source({**vars(first), 'rest': rest})[1]
+    main = make_dataclass('_Main', [('run', _A_RUN), *rows], namespace=dict(__doc__='The job'))
+    taken = {'--help', *_names(main)}
+    plan = PLANS[source.plan if source else 'paper']
+    groups = dict(main=main, plan=_field_options(plan, 'How it is trained', taken))
+    if source and source.options: groups['sizes'] = _field_options(source.options, 'Of the data', taken)
+    config = make_dataclass('_Finetune', [*groups.items()], namespace=dict(__doc__=_ABOUT_FINETUNE))
+    argv = [w+'=true' if w in ('--frozen','--blind') and argv[i+1:i+2] not in (['true'],['false']) else w
+            for i,w in enumerate(argv)]
+    got = _parse('finetune', argv, config, [n for k in groups if k != 'main' for n in _names(groups[k])],
+                 f'--task {first.task}' if first.task else None)
+    changes = [f'{k}={v}' for g in groups if g != 'main' for k,v in vars(got[g]).items() if v is not None]
+    return {**{k: v for k,v in vars(got['main']).items() if k != 'plugin'}, 'changes': changes}
+
+# %% ../nbs/90_cli.ipynb #f17e0004
+def _finetune(argv):
+    a = _finetune_options(argv)
+    from vlrep.experiments.finetune import finetune
+    from vlrep.training.interrupts import TrainingInterrupted
+    try: finetune(**a)
+    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; go on with: vlrep-finetune {e.run} --resume') from e
+    except KeyboardInterrupt:
+        raise _Exit(130, 'stopped; a run that had a checkpoint goes on with: vlrep-finetune NEW_RUN --resume') from None
+
 # %% ../nbs/90_cli.ipynb #be270012
 _MODEL = ('a Marian model: folder, or name on the Hugging Face hub; {{via}} is the language '
           '(default: Helsinki-NLP/opus-mt-{})')
@@ -501,7 +574,7 @@ def regions_main()->None:
 
 COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export,
                 shards=_shards, paraphrase=_paraphrase, regions=_regions,
-                benchmark=_benchmark, study=_study)
+                benchmark=_benchmark, study=_study, finetune=_finetune)
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def _as_written(problem, argv):
@@ -570,5 +643,10 @@ def benchmark_main()->None:
 def study_main()->None:
     "The command `vlrep-study`"
     main(['study', *sys.argv[1:]])
+
+# %% ../nbs/90_cli.ipynb #f17e0005
+def finetune_main()->None:
+    "The command `vlrep-finetune`"
+    main(['finetune', *sys.argv[1:]])
 
 if __name__ == '__main__' and __package__ == 'vlrep': main() # not in a notebook

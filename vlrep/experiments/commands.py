@@ -111,6 +111,7 @@ def open_run(
 )->Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
     run = _opened(run)
+    if 'finetune' in run.info: return resolve('vlrep.experiments.finetune:open_finetuned')(run, which, device)
     info,weights = run.info,run.weights(which)
     _data_of(run)
     if info['method'] not in METHODS: raise did_you_mean(f'method in {run.path/"recipe.json"}', info['method'], METHODS)
@@ -192,6 +193,8 @@ def _asked(given, resume):
         return {**asked, 'weights': weights_digest(asked['weights_file']), 'plugins': plugin_files()},None
     run = _opened(resume)
     info = run.info
+    if 'finetune' in info:
+        raise ValueError(f'{run.path}: is a fine-tuned run; go on with: vlrep-finetune {run.path} --resume')
     was = {k: info.get(k, v) for k,v in default.items()}
     was['data'] = _data_of(run)
     was = _named(was)
@@ -546,6 +549,9 @@ def report(
     log:callable=print, # Called with the path of the page
 )->Path:                # The page
     "Write the page of a run anew, or one page for several runs side by side"
+    for r in runs:
+        if 'finetune' in load(r).info:
+            raise ValueError(f'{r}: a fine-tuned run has no report page; its table is in result.jsonl')
     if len(runs) == 1 and out is None: path = write_report(load(runs[0]))
     else: path = write_comparison(runs, out or 'comparison.html')
     log(f'report: {path}')

@@ -46,7 +46,8 @@ def read_written(
         try: got = parse_json(line)
         except ValueError as e: raise ValueError(f'{path}:{n}: {e}') from None
         said_by = [got.get(k) for k in ('image','caption')] if isinstance(got, dict) else [None]
-        if not all(isinstance(t, str) and t.strip() for t in said_by): raise ValueError(f'{path}:{n}: wanted is {{"image": id, "caption": text}}')
+        if not all(isinstance(t, str) and t.strip() for t in said_by):
+            raise ValueError(f'{path}:{n}: wanted is {{"image": id, "caption": text}}')
         said.setdefault(got['image'], []).append(got['caption'])
     if not said: raise ValueError(f'{path}: holds not a single caption')
     return said
@@ -184,8 +185,8 @@ def check_fusion(
     cut = int((encode_pairs(collate.tok, [a for a,*_ in some], [b if m else None for _,m,b in some],
                             recipe.max_len)['cut'] > 0).sum())
     lines = [f'{data}: {n:,} texts ({recipe.source}) of {len(texts):,} images, regions from {recipe.regions}']
-    if cut: lines.append(f'{cut} of the first {len(some)} texts are longer than max_len={recipe.max_len} tokens: they are '
-                         f'cut')
+    if cut: lines.append(f'{cut} of the first {len(some)} texts are longer than max_len={recipe.max_len} '
+                         f'tokens: they are cut')
     if recipe.regions != 'files' and recipe.region_model == 'given':
         lines.append('the regions are those of the backbone that the run begins with, which stays as it is: name one '
                      'that has learned something with --weights')

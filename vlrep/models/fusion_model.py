@@ -188,6 +188,7 @@ def fill_mask(self:FusionModel,
     at = batch['masked'] if 'masked' in batch else batch['tok'] == self.tok.mask
     return self.word_scores(self.states(batch, self.regions(batch))[0][at])
 
+# %% ../../nbs/models/64_fusion_model.ipynb #34310eea
 @patch
 def forward(self:FusionModel,
     batch:dict # As for `fuse`, and `salt` (b,), which decides what is masked

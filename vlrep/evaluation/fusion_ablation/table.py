@@ -74,7 +74,8 @@ def _ways(regions, box, salt):
     chance = torch.rand(real.shape, generator=torch_rng('other regions', salt)).to(box.device)
     rank = chance.masked_fill(~real | named, 2.).argsort(1).argsort(1)
     others = real & ~named & (rank < named.sum(1, keepdim=True))
-    return {'all regions': real, 'without others': real & ~others, 'without the thing': real & ~named, 'no image': real & False}
+    return {'all regions': real, 'without others': real & ~others, 'without the thing': real & ~named,
+            'no image': real & False}
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #7483c706
 @torch.no_grad()
@@ -95,6 +96,7 @@ def _asked(m, dataset, samples, reader, bs):
             out.setdefault(way, []).append(torch.stack([nats,(scores.argmax(1) == want).float()], 1).double().cpu())
     return {way: torch.cat(v).numpy() for way,v in out.items()}
 
+# %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #0361adec
 def fusion_ablation_table(
     m:Pretrained,             # Has the capabilities `fill_mask` and `regions`
     dataset:ImageTextDataset, # Images with captions and objects, not trained on
@@ -103,7 +105,7 @@ def fusion_ablation_table(
     seed:int=0,               # Which, and of the bootstrap
     *, bs:int=64,             # Captions at a time
     keep:int=0,               # As for `pointing_table`
-)->list:                      # Rows `question, metric, backbone, n, chance, value, low, high`; `backbone` says what is seen
+)->list:                      # Rows as those of `transfer_table`; `backbone` says what is seen
     "Nats and top-1 of words that name a thing: with all regions, without others, without the thing, without any"
     samples = naming_samples(dataset, m.tok, n, seed, max_len=m.max_len)
     with m.evaluating(): got = _asked(m, dataset, samples, reader, bs)

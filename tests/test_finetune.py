@@ -1,0 +1,287 @@
+"Fine-tuning of finished runs: four tasks, about the world and in their own files; frozen bodies; stops and goes on"
+import json, os, signal
+from dataclasses import replace
+from pathlib import Path
+import numpy as np, pytest, torch
+import vlrep
+from vlrep.cli import main
+from vlrep.core.fields import check_fields
+from vlrep.data.loader import loaders
+from vlrep.data.records import ArrayDataset
+from vlrep.data.tokenizer import Tokenizer
+from vlrep.datasets.base import DATASETS
+from vlrep.datasets.mm_imdb import write_mm_imdb
+from vlrep.datasets.snli_ve import write_snli_ve
+from vlrep.datasets.vizwiz import write_vizwiz
+from vlrep.datasets.vqa import write_vqa
+from vlrep.datasets.world.dataset import world
+from vlrep.evaluation.finetune.plan import FinetuneTask, TASKS, TaskSource
+from vlrep.experiments.commands import pretrain, report
+from vlrep.experiments.config import recipe_dict
+from vlrep.experiments.finetune import finetune
+from vlrep.methods.base import METHODS
+from vlrep.training.interrupts import TrainingInterrupted
+from vlrep.training.run_folder import load, Run
+
+TINY   = dict(visual_depth=10, visual_width=8, width=16, depth=1, heads=2, size=32, vocab=200)
+SCENES = ['scenes=12', 'valid=6', 'test=6']
+PLAN   = ['steps=6', 'bs=8', 'every=3', 'warmup=2', 'lr=0.01']
+
+def quiet(line): pass
+
+def untrained(path, method, **changes):
+    "A finished run of a model that has learned nothing"
+    recipe = check_fields(replace(METHODS[method].recipes['world'], **changes))
+    tok = Tokenizer.train(world('train', 30).captions.flat(), 200)
+    blank = ArrayDataset(np.zeros((1,recipe.size,recipe.size,3), np.uint8), captions=[['a']])
+    dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=recipe.max_len)
+    model = METHODS[method].learner(recipe, dls).model
+    sizes = recipe_dict(DATASETS['world'].options)
+    with Run.create(path, recipe, method, dict(name='world', **sizes), 0, name='world') as run:
+        tok.save(run/'tokenizer.model')
+        run.keep_part('tokenizer.model')
+        run.save('best', model.state_dict(), dict(step=0))
+    return path
+
+@pytest.fixture(scope='module')
+def body(tmp_path_factory):
+    "A VisualBERT that reads cells of a grid"
+    return untrained(tmp_path_factory.mktemp('runs')/'visualbert', 'visualbert', regions='grid', region_model='given',
+                     mim='off', **TINY)
+
+@pytest.fixture(scope='module')
+def tuned(body, tmp_path_factory):
+    "The same, fine-tuned on questions, and stopped by nothing"
+    return finetune(body, 'vqa', [*PLAN, *SCENES], out=tmp_path_factory.mktemp('runs')/'vqa', log=quiet)
+
+# ---------------------------------------------------------------- a whole job
+
+def test_leaves_a_run(tuned):
+    run = load(tuned)
+    line, = run.results()
+    rows = {(r['question'],r['backbone']): r for r in line['numbers']['table']}
+    for split in ('valid','test'):
+        for who in ('visualbert','visualbert, no image'):
+            r = rows[f'vqa {split}',who]
+            assert r['metric'] == 'accuracy' and 0 < r['chance'] < 100
+            assert 0 <= r['low'] <= r['value'] <= r['high'] <= 100
+        said = json.loads((run/f'predictions-{split}.json').read_text())
+        asked = [f'{split}-{k:06d}' for k in range(6)]
+        assert {s['question_id'].rsplit('-', 1)[0] for s in said} == set(asked) and len(said) == r['n']
+        labels = json.loads((run/'labels.json').read_text())
+        assert {s['answer'] for s in said} <= set(labels)-{'<unk>'}
+    assert [h[0] for h in line['numbers']['history']] == [3,6] and run.saved() == [3,6]
+    kept = run.state('best')['training']['callbacks']['save_run']
+    assert max(h[2] for h in line['numbers']['history']) == kept['score']
+
+def test_table_is_that_of_the_best_checkpoint(tuned, body):
+    "The validation accuracy in the table is the score by which the checkpoint was chosen"
+    run = load(tuned)
+    line, = run.results()
+    row, = [r for r in line['numbers']['table'] if (r['question'],r['backbone']) == ('vqa valid','visualbert')]
+    assert row['value'] == pytest.approx(100*max(h[2] for h in line['numbers']['history']), abs=1e-3)
+
+def test_the_best_checkpoint_is_told(body, tmp_path, monkeypatch):
+    "Scores that rise and fall: the weights of the second evaluation are kept, measured and told"
+    from vlrep.evaluation.finetune.training import TaskScore
+    from vlrep.experiments import finetune as job
+    resets,reset,used,decide = [],TaskScore.reset,[],job.decide_all
+    def counted(self):
+        resets.append(1)
+        reset(self)
+    def noted(model, *args, **kw):
+        used.append(model.head.out.weight.clone())
+        return decide(model, *args, **kw)
+    monkeypatch.setattr(TaskScore, 'reset', counted)
+    def value(self): return (.1,.5,.2,.3,.4)[len(resets)-1] if self.rows else None
+    monkeypatch.setattr(TaskScore, 'value', property(value))
+    monkeypatch.setattr(job, 'decide_all', noted)
+    plan = ['steps=10','bs=8','every=2','warmup=2','patience=2']
+    run = load(finetune(body, 'vqa', [*plan, *SCENES], out=tmp_path/'out', log=quiet))
+    assert [h[::2] for h in run.results()[0]['numbers']['history']] == [[2,.1],[4,.5],[6,.2],[8,.3]]     # no further
+    assert run.state('best')['step'] == run.results()[0]['numbers']['best_step'] == 4
+    best,last = (run.weights(w)['head.out.weight'] for w in ('best','last'))
+    assert not torch.equal(best, last) and len(used) == 4 and all(torch.equal(w, best) for w in used)
+
+def test_full_moves_the_body_and_frozen_does_not(tuned, body, tmp_path):
+    frozen = finetune(body, 'vqa', [*PLAN, *SCENES, 'frozen=true'], out=tmp_path/'frozen', log=quiet)
+    was = load(body).weights('best')
+    for run,moves in ((tuned,True), (frozen,False)):
+        now = {k.removeprefix('body.'): v for k,v in load(run).weights('last').items() if k.startswith('body.')}
+        assert now.keys() == was.keys()
+        moved = [k for k in was if not torch.equal(was[k], now[k])]
+        assert bool(moved) == moves, moved
+        assert not [k for k in moved if k.startswith('region_encoder.')]     # the network of regions is never trained
+    a,b = (load(r).weights('last')['head.out.weight'] for r in (tuned, frozen))
+    assert not torch.equal(a, b)
+
+def test_stop_and_go_on_gives_the_same_bits(tuned, body, tmp_path):
+    "A signal in the middle of a round: saved, gone on with, and the weights and the table are those of a run unstopped"
+    class Stop:
+        def __call__(self, line):
+            if line.startswith('step 3:'): os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(TrainingInterrupted) as e:
+        finetune(body, 'vqa', [*PLAN, *SCENES], out=tmp_path/'stopped', log=Stop())
+    assert e.value.code == 130 and load(tmp_path/'stopped').saved()[-1] == 4
+    said = []
+    out = finetune(tmp_path/'stopped', resume=True, log=said.append)
+    assert 'going on from step 4' in said
+    for which in ('last','best'):
+        a,b = load(tuned).weights(which),load(out).weights(which)
+        assert all(torch.equal(a[k], b[k]) for k in a) and a.keys() == b.keys()
+    a,b = (load(r).results()[0]['numbers'] for r in (tuned, out))
+    assert a['table'] == b['table'] and a['history'] == b['history']
+    said.clear()
+    finetune(out, resume=True, log=said.append)
+    assert 'nothing is left to do' in said[-1]
+
+OTHERS = [dict(changes=['lr=0.02']), dict(changes=['scenes=13']), dict(seed=1), dict(task='vizwiz')]
+
+@pytest.mark.parametrize('change', OTHERS)
+def test_another_run_is_not_gone_on_with(body, tmp_path, change, tuned):
+    (tmp_path/'copy').mkdir()
+    for p in load(tuned).path.rglob('*'):
+        if p.is_file() and p.name not in ('result.jsonl','.lock'):
+            (tmp_path/'copy'/p.relative_to(tuned)).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path/'copy'/p.relative_to(tuned)).write_bytes(p.read_bytes())
+    with pytest.raises(ValueError, match='would not be the same run'):
+        finetune(tmp_path/'copy', resume=True, log=quiet, **change)
+
+def test_changed_questions_are_seen(body, tmp_path):
+    "A question that reads otherwise than when the run began"
+    scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
+    for split in ('train','valid'): write_vqa(scenes, tmp_path/'root', split)
+    out = finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', log=quiet)
+    (out/'result.jsonl').unlink()
+    path = tmp_path/'root/v2_OpenEnded_mscoco_val2014_questions.json'
+    path.write_text(path.read_text().replace('?', '??', 1))
+    with pytest.raises(ValueError, match='would not be the same run .*examples valid'):
+        finetune(out, resume=True, log=quiet)
+
+# ---------------------------------------------------------------- tasks and their files
+
+@pytest.mark.parametrize('task', ['vizwiz','snli_ve','mm_imdb'])
+def test_tasks_of_the_world(body, tmp_path, task):
+    out = finetune(body, task, ['steps=2','bs=8','every=2','warmup=1', *SCENES], out=tmp_path/task, log=quiet)
+    table = load(out).results()[0]['numbers']['table']
+    metrics = {r['metric'] for r in table}
+    assert metrics == ({'micro F1','macro F1'} if task == 'mm_imdb' else {'accuracy'})
+    assert {r['question'].split(',')[0].split(':')[0] for r in table} == {f'{task} valid', f'{task} test'}
+
+WRITERS = dict(vqa=(write_vqa,'questions'), vizwiz=(write_vizwiz,'questions'), snli_ve=(write_snli_ve,'statements'),
+               mm_imdb=(write_mm_imdb,'genre'))
+
+@pytest.mark.parametrize('task', WRITERS)
+def test_tasks_in_their_own_files(body, tmp_path, task):
+    "The layouts of the downloads; VQA's and VizWiz's test sets have no answers, and get a file of predictions"
+    write,extra = WRITERS[task]
+    root,said = tmp_path/'root',[]
+    for k,split in enumerate(('train','valid','test')):
+        scenes = [world('train', 18, size=48, with_=extra)[i] for i in range(6*k, 6*k+6)]
+        if task == 'mm_imdb': write(scenes, root, split, rename=lambda g: 'Drama' if g == 'drama' else 'Comedy')
+        else: write(scenes, root, split)
+    out = finetune(body, task, ['steps=2','bs=4','every=2','warmup=1'], root=root, out=tmp_path/'out', log=said.append)
+    run = load(out)
+    table = run.results()[0]['numbers']['table']
+    tests = [r for r in table if ' test' in r['question']]
+    assert bool(tests) == (task in ('snli_ve','mm_imdb'))
+    suffix = TASKS[task].suffix
+    text = (run/f'predictions-test{suffix}').read_text()
+    if task == 'vqa': assert [a['question_id'] for a in json.loads(text)][:2] == [1000,1001]
+    if task == 'vizwiz': assert [a['image'] for a in json.loads(text)][1] == 'VizWiz_test_00000001.jpg'
+    if task == 'snli_ve':
+        assert json.loads(text.splitlines()[0]).keys() == {'pairID','prediction'}
+        assert any('have no label (-)' in s for s in said)
+    if task == 'mm_imdb':
+        assert len(json.loads(text)) == 6 and len(json.loads((run/'labels.json').read_text())) == 23
+    assert run.info['finetune']['data'] == task
+
+def test_missing_photos_and_answers_are_counted(body, tmp_path):
+    scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
+    for split in ('train','valid'): write_vqa(scenes, tmp_path/'root', split)
+    (tmp_path/'root/train2014/COCO_train2014_000000000002.jpg').unlink()
+    with pytest.raises(ValueError, match='1 of 4 images named in .* are missing: COCO_train2014_000000000002.jpg'):
+        finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', log=quiet)
+    assert not (tmp_path/'out').exists()
+
+def test_labels_of_another_data_set(body, tmp_path):
+    (tmp_path/'labels.txt').write_text('entailment\nneutral\n')
+    with pytest.raises(ValueError, match='labels of another data set'):
+        finetune(body, 'vqa', [*PLAN, *SCENES], labels=tmp_path/'labels.txt', out=tmp_path/'out', log=quiet)
+    with pytest.raises(ValueError, match='answers are none of the 2 labels'):
+        finetune(body, 'snli_ve', [*PLAN, *SCENES], labels=tmp_path/'labels.txt', out=tmp_path/'out', log=quiet)
+
+def test_long_texts_are_counted(body, tmp_path):
+    said = []
+    finetune(body, 'mm_imdb', ['steps=1','bs=4','every=1','warmup=0','max_len=6', *SCENES], out=tmp_path/'out',
+             log=said.append)
+    assert any('12 of 12 texts are longer than 6 tokens' in s for s in said)
+
+def test_a_fifth_task_is_one_add(body, tmp_path):
+    "Two classes, made of the texts' lengths, with the functions of another task"
+    vqa = TASKS['vqa']
+    parts = {k: getattr(TASKS['snli_ve'], k) for k in 'labels score loss decide measure constant submit'.split()}
+    def read(split, size, options, log):
+        d = TASKS['snli_ve'].source('world').read(split, size, options, log=log)
+        d.answers = type(d.answers)(['yes' if len(d.texts([i])[0][0]) % 2 else 'no'] for i in range(len(d)))
+        return d
+    source = TaskSource(read, options=vqa.source('world').options, plan='world')
+    try:
+        TASKS.add(FinetuneTask('even', 'is the text of even length?', dict(world=source), **{**parts,
+                  'labels': lambda train, plan: ['no','yes']}))
+        out = finetune(body, 'even', [*PLAN, *SCENES], out=tmp_path/'out', log=quiet)
+        assert load(out).results()[0]['numbers']['table'][0]['question'] == 'even valid'
+    finally: TASKS.pop('even', None)
+
+# ---------------------------------------------------------------- any backbone
+
+def test_a_backbone_gets_a_text_encoder(tmp_path):
+    run = untrained(tmp_path/'virtex', 'virtex', visual_depth=10, visual_width=8, width=32, size=32, vocab=200)
+    with pytest.raises(ValueError, match='its text encoder would begin at random'):
+        finetune(run, 'vqa', [*PLAN, *SCENES, 'frozen=true'], out=tmp_path/'no', log=quiet)
+    out = finetune(run, 'vqa', ['steps=2','bs=8','every=2','warmup=1', *SCENES], out=tmp_path/'out', log=quiet)
+    m = vlrep.load(out)
+    assert m.embed(world('test', 1, size=32)[0].image).shape == (m.backbone.width,)
+    assert len(m.answer(world('test', 1, size=32)[0].image, 'what is it', top=3)) == 3
+
+# ---------------------------------------------------------------- afterwards
+
+def test_answers(tuned, body):
+    m,img = vlrep.load(tuned),world('test', 2, size=64)[1].image
+    got = m.answer(img, 'What color is the dog?')
+    chances = [p for _,p in got]
+    assert len(got) == 5 and 0 < chances[-1] and chances[0] < 1 and chances == sorted(chances, reverse=True)
+    assert m.answer(img, 'What color is the dog?') == got and '<unk>' not in dict(m.answer(img, 'a', top=10**6))
+    with pytest.raises(ValueError, match='not fine-tuned on questions'): vlrep.load(body).answer(img, 'what?')
+    with pytest.raises(ValueError, match='leave them out'): m.answer(img, 'what?', [(0,0,1,1)])
+
+def test_what_a_fine_tuned_run_is_not(tuned, body):
+    with pytest.raises(ValueError, match='--resume'): pretrain(resume_run=tuned, log=quiet)
+    with pytest.raises(ValueError, match='has no report page'): report([tuned])
+    with pytest.raises(ValueError, match='is fine-tuned already'): finetune(tuned, 'vqa', log=quiet)
+    with pytest.raises(ValueError, match='is no fine-tuned run'): finetune(body, resume=True, log=quiet)
+
+# ---------------------------------------------------------------- the command line
+
+WRONG = [(['--task','vqaa'], "did you mean 'vqa'"), (['--task','vqa','--stepz','3'], "did you mean '--steps'"),
+         ([], '--task is missing'), (['--task','vqa','--data','vqa'], '--root is missing'),
+         (['--task','vqa','--data','snli_ve'], 'unknown --data of --task vqa'),
+         (['--task','vqa','--root','.','--data','world'], 'needs no files'), (['--task','vqa','--lr','-1'], 'lr=-1'),
+         (['--task','vqa','--workers','-1'], '--workers -1'),
+         (['--task','vqa','--region-files','x'], 'makes its own regions')]
+
+@pytest.mark.parametrize('words,why', WRONG)
+def test_wrong_words_are_one_line(body, words, why, capsys):
+    with pytest.raises(SystemExit) as e: main(['finetune', str(body), *words])
+    err = capsys.readouterr().err
+    assert e.value.code == 2 and why in err and err.count('\n') == 1, err
+
+def test_command(body, tmp_path, capsys):
+    words = [str(body), '--task', 'vqa', '--frozen', '--out', str(tmp_path/'out'), '--seed', '3']
+    main(['finetune', *words, *(f'--{c}' for c in [*PLAN, *SCENES])])
+    info = load(tmp_path/'out').info
+    told = info['finetune']
+    assert told['plan']['frozen'] is True and info['seed'] == 3 and told['sizes']['scenes'] == 12
+    assert 'vqa test (accuracy)' in capsys.readouterr().out
+    main(['finetune', '--resume', str(tmp_path/'out')])
+    assert 'nothing is left to do' in capsys.readouterr().out
