@@ -158,6 +158,12 @@ def test_changed_questions_are_seen(body, tmp_path):
     with pytest.raises(ValueError, match='would not be the same run .*examples valid'):
         finetune(out, resume=True, log=quiet)
 
+@pytest.mark.parametrize('given', [dict(which=3), dict(labels='other.txt'), dict(region_files='other')])
+def test_a_run_goes_on_from_what_it_began_with(tuned, given):
+    "Nothing that was decided at the beginning is dropped in silence"
+    with pytest.raises(ValueError, match=f'--{next(iter(given)).replace("_", "-")} .*: the run began with'):
+        finetune(tuned, resume=True, log=quiet, **given)
+
 # ---------------------------------------------------------------- tasks and their files
 
 @pytest.mark.parametrize('task', ['vizwiz','snli_ve','mm_imdb'])

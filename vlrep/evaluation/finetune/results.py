@@ -118,8 +118,8 @@ def probabilities(self:Answerer,
     if not str(question).strip(): raise ValueError('question: is empty')
     size = to_image(image).size
     if boxes is not None and len(set(size)) > 1:
-        raise ValueError(f'boxes: the image has {size[0]} x {size[1]} pixels, and the model sees its middle square: crop '
-                         f'it to a square, and give boxes as parts of that')
+        raise ValueError(f'boxes: the image has {size[0]} x {size[1]} pixels, and the model sees its middle square: '
+                         f'crop it to a square, and give boxes as parts of that')
     text = encode_pairs(self.collate.tok, [str(question)], max_len=self.collate.max_len)
     batch = {**self.view.batch([image]), **{k: text[k] for k in ('tok','lens','segments')}, **self.boxes(boxes)}
     p = next(self.model.parameters())

@@ -83,7 +83,7 @@ def _ways(regions, box, first):
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #7483c706
 @torch.no_grad()
-def _asked(m, dataset, samples, reader, seed, bs):
+def _asked(m, dataset, samples, reader, seed, *, bs):
     "Name of each way -> nats and hits of each sample (n,2); and of which samples others can be left out (n,)"
     can,out,fair = m.capabilities,{},[]
     for k in progress(range(0, len(samples), bs), label='named words'):
@@ -118,7 +118,7 @@ def fusion_ablation_table(
     Of the samples those where as many others can be left out as show the thing
     """
     samples = naming_samples(dataset, m.tok, n, seed, max_len=m.max_len)
-    with m.evaluating(): got,fair = _asked(m, dataset, samples, reader, seed, bs)
+    with m.evaluating(): got,fair = _asked(m, dataset, samples, reader, seed, bs=bs)
     if not fair.any(): raise ValueError(f'{dataset.name}: no image shows something beside what its caption names')
     sums = lambda v: np.bincount([s[0] for s in samples], fair*v, minlength=len(dataset))
     total,rows = sums(np.ones(len(samples))),[]
