@@ -184,7 +184,7 @@ def paragraphs(doc):
 
 def notes_of(e):
     "The field list of an entry: parameters, fields, what is returned"
-    for who,note in e.params: yield f':param {", ".join(who)}: {rst(note)}'
+    for who,note in e.params: yield f':param {",".join(who)}: {rst(note)}'     # a space would make the first a type
     for name,kind,default,note in e.fields:
         shown = f'``{kind}{f" = {default}" if default else ""}``'
         yield f':param {name}: {shown}{" " + rst(note) if note else ""}'
