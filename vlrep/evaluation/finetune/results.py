@@ -108,7 +108,7 @@ def boxes(self:Answerer,
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #28aa2bce
 @patch
 def probabilities(self:Answerer,
-    image,         # As for `answer`
+    image:FilePath|Image.Image|np.ndarray|Tensor, # A picture
     question:str,  # A question
     boxes:list=None, # As for `answer`
 )->Tensor:         # (k,)

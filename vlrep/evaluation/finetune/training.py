@@ -180,7 +180,7 @@ def finetune_learner(
     collate:TaskCollator, # Texts, targets, regions
     plan:FinetunePlan,   # All numbers
     *, size:int=None,    # Side of the views; that of the images by default
-    folder=None,         # For checkpoints, such as a `Run`; `KeptBest` by default
+    folder:'Run'=None,   # For checkpoints; `KeptBest` by default
     seed:int=0,          # Of the order and dropout
     precision:str='auto', # As for `MixedPrecision`
     accumulate:int=1,    # Parts of a batch
