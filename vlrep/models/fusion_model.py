@@ -142,6 +142,8 @@ def _load_from_state_dict(self:FusionModel, state, prefix, *args):
     d = self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
     for k,b in self.regions_in.named_buffers():
         if len(b) != d: setattr(self.regions_in, k, b.new_ones(d))
+    if (head := getattr(self.region_encoder, 'classifier', None)) is not None:
+        self.region_encoder.classes = head.out_features
     nn.Module._load_from_state_dict(self, state, prefix, *args)
 
 # %% ../../nbs/models/64_fusion_model.ipynb #4632e94b
