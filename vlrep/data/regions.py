@@ -576,11 +576,12 @@ def mirror_boxes(
     if counts is not None: turn = turn & sequence_mask(counts.to(boxes.device), boxes.shape[1])
     return torch.where(turn[...,None], other, boxes)
 
+# %% ../../nbs/data/57_regions.ipynb #21e518fa
 class RegionReader:
     "What a batch needs for its regions: (dataset, rows) -> tensors"
     def __init__(self,
         how:str='grid',       # 'grid': nothing; 'boxes': the boxes of the records; 'files': what a store has
-        folder:FilePath=None, # The store, for files; with boxes, a store whose boxes are taken, not those of the records
+        folder:FilePath=None, # The store, for files; with boxes, a store whose boxes are taken instead
         most:int=36,          # Regions of an image; further ones are left out
     ):
         if how not in READ_HOWS: raise did_you_mean('how', how, READ_HOWS)

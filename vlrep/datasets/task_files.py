@@ -43,6 +43,7 @@ def find_table(
     path = find_place(root, tuple(at), what, must=split != 'test')
     return (None,'') if path is None else (path,at[path.relative_to(root).as_posix()])
 
+# %% ../../nbs/datasets/78_task_files.ipynb #9b424e4e
 def photo_examples(
     folder:Path,    # That of the photos
     about:Path,     # The file that names them, for messages

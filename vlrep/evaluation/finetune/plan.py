@@ -53,6 +53,7 @@ class TaskSource:
     labels:Callable=Lazy(None) # (training TaskDataset, FinetunePlan) -> labels, if they are others than the task's
     plan:str='paper'           # One of `PLANS`: the default
 
+# %% ../../../nbs/evaluation/finetune/10_plan.ipynb #cf4e9883
 @dataclass(frozen=True, eq=False, repr=False)
 class FinetuneTask:
     "Something that is asked of an image and a text; a new one is registered with `TASKS.add(FinetuneTask(...))`"

@@ -45,8 +45,9 @@ def _numbers(info, res):
     "What was done, as facts"
     ft,plan = info['finetune'],info['finetune']['plan']
     n = res['numbers']
-    return {'task': ft['task'], 'examples': ft['data'], 'begun with': f'{ft.get("run", "unknown")}, {ft.get("which", "")}',
-            'method': info['method'], 'body': 'frozen' if plan['frozen'] else 'trained',
+    return {'task': ft['task'], 'examples': ft['data'],
+            'begun with': f'{ft.get("run", "unknown")}, {ft.get("which", "")}', 'method': info['method'],
+            'body': 'frozen' if plan['frozen'] else 'trained',
             'labels': ft.get('classes', 'unknown'), 'steps': f'{plan["steps"]:,} of {plan["bs"]} examples',
             'best step': n['best_step'], 'learning rate': plan['lr'], 'seed': info['seed'],
             'precision': info['precision'], 'threads': info['threads'], 'processor': res.get('processor', 'unknown'),
@@ -60,6 +61,7 @@ def _curves(log, history):
     return [curves_svg(dict(training=col('train_loss'), validation=col('valid_loss')), x='steps', y='loss'),
             curves_svg(dict(validation=tuple(zip(*known))) if known else {}, x='steps', y='score in percent')]
 
+# %% ../../../nbs/evaluation/finetune/70_report.ipynb #d15857cf
 def task_report_html(
     info:dict,           # recipe.json, with `finetune`
     res:dict,            # The line of result.jsonl
