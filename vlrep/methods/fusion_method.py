@@ -54,7 +54,8 @@ def masked_counts(
     if not h.classes: return out
     if 'region_counts' in batch: counts = batch['region_counts']
     else: counts = model.regions(dict(img=batch['img'][:1]))['region_counts'].expand(len(salt))   # as many cells in all
-    like = torch.zeros(len(salt), int(counts.max()), 0, device=salt.device)
+    most = int(counts.max()) if len(counts) else 0                              # a process may have no rows
+    like = torch.zeros(len(salt), most, 0, device=salt.device)
     return out | dict(regions=mask_regions(like, counts, salt, h.region_share, h.zeroed)[1].sum())
 
 def fusion_loss(
