@@ -154,7 +154,7 @@ def test_a_run_reads_what_another_run_wrote(tmp_path):
     "Captions of a captioner's run beside the twins, and what the fusion uses is in the result and can be asked again"
     how = dict(threads=1, precision='fp32', log=lambda s: None)
     writer = pretrain('captioning', changes=SMALL, out=tmp_path/'writer', **how)
-    wrote = ['source=generated', f'generated={writer}']
+    wrote = ['source=generated', 'aux_scenes=0', f'generated={writer}']
     run = pretrain('visualbert', changes=[*SMALL, *wrote], out=tmp_path/'run', **how)
     numbers = load(run).results()[-1]['numbers']
     rows = {(r['metric'], r['backbone']): r['value'] for r in numbers['fusion_ablation']}
@@ -165,4 +165,4 @@ def test_a_run_reads_what_another_run_wrote(tmp_path):
         evaluate(run, 'world', log=lambda s: None)
     with pytest.raises(ValueError, match='has no backbone of its own'): export(run, 'torchvision', tmp_path/'net')
     with pytest.raises(ValueError, match='cannot write captions'):
-        pretrain('visualbert', changes=[*SMALL, wrote[0], f'generated={run}'], out=tmp_path/'mute', **how)
+        pretrain('visualbert', changes=[*SMALL, *wrote[:2], f'generated={run}'], out=tmp_path/'mute', **how)

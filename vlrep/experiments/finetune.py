@@ -32,6 +32,7 @@ from ..evaluation.transfer import table_text
 from ..methods.base import METHODS
 from ..models.named import initial_backbone
 from ..models.pretrained import Pretrained
+from ..models.region_cache import CachedReader
 from ..training.interrupts import memory_advice, out_of_memory, signals, StopOnSignal, TrainingInterrupted
 from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
@@ -76,6 +77,12 @@ def _regions(recipe, folder=None):
     if how == 'grid': return how,None
     stored = (folder or recipe.region_files) if how == 'files' else folder
     return how,RegionReader(how, stored or None, recipe.max_regions)
+
+def _fast_reader(reader, recipe, body, parts):
+    "The same reader, or one with regions that are computed once, where the recipe has them kept"
+    if body is None or not getattr(recipe, 'cache_regions', False): return reader
+    reader = reader or RegionReader('grid')
+    return CachedReader(body.region_encoder, [d.base for d in parts.values()], reader, recipe.size)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #f539d56a
 def _model(body, plan, task, labels, seed):
@@ -318,7 +325,7 @@ def _finetune(run, given, changes, was, *, out, log):
     more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels),
                 region_store=reader.store.digest() if reader and reader.store else None)
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more)
-    collate = TaskCollator(tok, max_len, reader)
+    collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts))
     for s in ('train','valid'):
         if line := cut_line(collate, parts[s]): log(line)
     job = SimpleNamespace(task=task, plan=plan, parts=parts, labels=labels, collate=collate, recipe=recipe, facts=facts,

@@ -21,7 +21,7 @@ from .baselines import *
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #7245829f
 _TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads=2, vocab=300, bs=16, steps=120,
-             warmup=12,
+             warmup=12, aux_scenes=0,
              scenes=640, valid=40, probe=200, probe_held=100, test=200, shown=40, shuffles=1)
 
 def smoke_test(

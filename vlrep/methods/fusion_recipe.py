@@ -38,6 +38,7 @@ _Bert    = Annotated[str, _Text()]
 _Begin   = Choice('bert','random')
 _Targets = Choice('off','kl')
 _Steps   = Int(1, 10**7)
+_Scenes  = Int(0, 10**8)
 _Decay   = Choice('cosine','linear')
 _Beta    = Float(0, .99999)
 _Tiny    = Float(0, 1, above=True)
@@ -54,6 +55,8 @@ class FusionInput(MethodRecipe):
     region_files:_Store=''      # With regions=files: the folder of the store
     region_model:_Network='given' # given: the run's backbone, --weights; small: one that learns the data's categories
     region_steps:_Steps=800     # Steps that the small one learns, fewer where there are few images
+    cache_regions:bool=False    # Compute the regions of each image once and keep them? Without crops and jitter alone
+    standardize:bool=False      # Features with mean 0 and standard deviation 1, measured on training images (ours)
     max_regions:_Most=100       # Regions of an image at the most (code)
     visual_depth:ResNet=50      # Layers of the backbone, if it is a ResNet; it is frozen
     visual_width:Channels=64    # Channels of its first stage
@@ -61,6 +64,7 @@ class FusionInput(MethodRecipe):
     start:_Begin='bert'         # With its weights, or at random, N(0,.02) (tab. 2, app. C)
     vocab:Vocab=10000           # Tokens of a small BERT, special ones included
     bert_steps:_Steps=1500      # Steps that it learns the texts at hand, fewer where there are few
+    aux_scenes:_Scenes=0        # Of the world, for tokens, small BERT, small region network; 0: the training set
     width:Width=768             # Its hidden size; a published one has its own
     depth:Layers=12             # Its layers
     heads:HeadCount=12          # Its attention heads
@@ -110,6 +114,11 @@ def problems(self:FusionRecipe)->'Iterator[str]':
     if self.mim == 'kl' and self.regions != 'files' and self.region_model != 'small':
         yield (f'mim=kl: masked regions are compared with a distribution over classes, and regions={self.regions} of '
                f'the given backbone have none; take region_model=small, regions=files, or mim=off')
+    if self.cache_regions and (self.regions == 'files' or self.scale_min < 1 or self.jitter*self.jitter_p):
+        yield ('cache_regions=True: regions are kept that never change; regions=boxes or grid, scale_min=1 and '
+               'jitter=0 are wanted')
+    if self.aux_scenes and self.bert != 'small' and self.region_model != 'small':
+        yield f'aux_scenes={self.aux_scenes}: is read with bert=small or region_model=small alone; leave it out'
     if self.region_model == 'small' and self.visual_depth != 10:
         yield f'visual_depth={self.visual_depth}: region_model=small is a ResNet-10; visual_depth=10 is wanted'
     if self.frozen_stages or self.layer_decay < 1 or self.activation_checkpointing:
@@ -145,14 +154,16 @@ def paper_recipes(
             f'{name}_random': replace(base, start='random')}                # tab. 2, app. C
 
 SMALL_FUSION = dict(visual_depth=10, visual_width=16, bert='small', vocab=600, width=64, depth=2, heads=4, max_len=40,
-                    max_regions=16, dropout=0., size=48, bs=64, steps=2600, warmup=260, lr=2e-3, beta2=.999, clip=1.)
+                    max_regions=16, dropout=0., size=48, bs=64, steps=4000, warmup=400, lr=3e-3, beta2=.999, clip=1.,
+                    mask_share=.4, standardize=True, cache_regions=True, bert_steps=4000, region_steps=2000)
 
 def fusion_world(
     base:FusionRecipe # With the paper's numbers
 )->dict:              # Name -> recipe
     "Recipes for the world, one for each source, and two for photos: cells of a grid, and words alone are masked"
-    world = replace(base, **SMALL_FUSION, regions='boxes', region_model='small', flip_p=.5)
-    photos = replace(world, regions='grid', region_model='given', mim='off', size=64, vocab=2000, steps=750, warmup=75)
+    world = replace(base, **SMALL_FUSION, regions='boxes', region_model='small', flip_p=.5, aux_scenes=10_000)
+    photos = replace(world, regions='grid', region_model='given', mim='off', size=64, vocab=2000, steps=750, warmup=75,
+                     aux_scenes=0)
     return dict(world=world, world_questions=replace(world, source='questions'), world_web=replace(world, source='web'),
                 world_random=replace(world, start='random'), flickr8k_small=photos,
                 flickr8k=replace(photos, visual_depth=18, visual_width=64, steps=500, warmup=50))

@@ -18,6 +18,7 @@ from ..models.bert import make_bert, small_config, SmallBertPlan
 from ..models.bert_model import Bert
 from ..models.fusion_model import FusionModel
 from ..models.region_classifier import RegionClassifierPlan, train_region_classifier
+from ..models.region_cache import cache_regions, region_sample
 from ..models.region_features import RegionEncoder
 from ..training.callbacks import LRScheduler, recipe_rules
 from ..training.learner import BatchLearner, learner
@@ -47,9 +48,9 @@ def _bert(recipe, tok, train, seed):
         if r.heads: config = replace(config, heads=r.heads)
         if train is None or r.start == 'random': bert = Bert(config, seed)
         else:
-            texts = corpus(r, train)
+            texts = auxiliary_corpus(r, train)
             few = len(texts.captions.data)//50//64                      # about one epoch of texts of 50 letters
-            plan = SmallBertPlan(steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len))
+            plan = SmallBertPlan(steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len), share=r.mask_share)
             bert = make_bert('small', texts, tok, config=config, plan=plan, log=None)      # as published ones are,
             # the same for all seeds
     if r.start == 'random': bert = Bert(replace(bert.config, std=.02), seed)
@@ -78,10 +79,11 @@ def _region_encoder(recipe, visual, train, seed):
     return _small_regions(r, train)
 
 def _small_regions(recipe, train):
-    "A small network that has learned the categories of the boxes of the training set, and its classifier"
-    steps = min(recipe.region_steps, max(100, 10*len(train)//16))       # about 10 epochs, if there are few images
+    "A small network that has learned the categories of the boxes of some images, and its classifier"
+    images = auxiliary_images(recipe, train)
+    steps = min(recipe.region_steps, max(100, 10*len(images)//16))      # about 10 epochs, if there are few images
     plan = RegionClassifierPlan(steps=steps, width=recipe.visual_width)
-    enc = train_region_classifier(train, plan, log=None)                # the same for all seeds, too
+    enc = train_region_classifier(images, plan, log=None)               # the same for all seeds, too
     return RegionEncoder(enc.visual, recipe.regions, enc.classifier, names=enc.names)
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #6ac431db
@@ -97,6 +99,15 @@ def _rules(recipe, seed, precision):
     return [line if isinstance(r, LRScheduler) else r for r in rules]
 
 def _always(module, name): return True
+
+def _prepare(model, recipe, dls):
+    "Measure the scale of the regions' features, and compute the regions that never change"
+    r,encoder,reader = recipe,model.region_encoder.to(dls.train.device),dls.train.collate.reader
+    if r.standardize: model.regions_in.measure(region_sample(encoder, dls.train.source, reader, r.size))
+    if not r.cache_regions: return
+    for dl in (dls.train,dls.valid):
+        mirrored = dl is dls.train and r.flip_p > 0
+        dl.collate.use_cache(dl.source, cache_regions(encoder, dl.source, reader, r.size, mirrored=mirrored))
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #4a047fd1
 def fusion_learner(
@@ -118,7 +129,9 @@ def fusion_learner(
     if r.mim == 'kl' and not regions.classes:
         raise ValueError(f'mim=kl: {r.region_files} holds no distributions over classes; add --set mim=off')
     config,heads = parts(r, bert.config, regions.classes if r.mim == 'kl' else 0)
+    heads = replace(heads, standardize=r.standardize)
     model = FusionModel(bert, config, regions, tok, heads, seed=seed, copy_layers=r.start == 'bert', blank=not known)
+    if known: _prepare(model, r, dls)
     pools = [m for m in (model.bert.pooler,model.text_pool,model.region_pool) if m is not None]         # still idle
     groups = param_groups(model, [(pools, r.lr, _always), (None, r.lr, norm_or_bias)], r.wd)
     opt = torch.optim.AdamW(groups, lr=r.lr, betas=(.9,r.beta2), eps=r.adam_eps)

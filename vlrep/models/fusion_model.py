@@ -24,9 +24,12 @@ class RegionInput(nn.Module):
         width:int,         # Of what comes out
         bert:Bert=None,    # VisualBERT: a region is like a word, and these are the words; None: ViLBERT, with boxes
         eps:float=1e-12,   # Of LayerNorm
+        *, standardize:bool=False, # Subtract a mean and divide by a standard deviation first, see `measure`
     ):
         super().__init__()
         self.feats,self.project = feats,nn.Linear(feats, width)
+        self.register_buffer('mean', torch.zeros(feats) if standardize else None)
+        self.register_buffer('std', torch.ones(feats) if standardize else None)
         self.boxes = self.norm = None
         if bert is None: self.boxes,self.norm = nn.Linear(5, width),nn.LayerNorm(width, eps=eps)
         else:
@@ -41,10 +44,26 @@ class RegionInput(nn.Module):
         if feats.shape[-1] != self.feats:
             raise ValueError(f'region_feats: of width {feats.shape[-1]}, and this model reads features of width '
                              f'{self.feats}: take those that it was trained with')
+        if self.mean is not None: feats = (feats-self.mean)/self.std
         x = self.project(feats)
         if self.boxes is None: return norm(x + self.position + self.segment)
         x0,y0,x1,y1 = boxes.to(feats.dtype).unbind(-1)
         return self.norm(x + self.boxes(torch.stack([x0,y0,x1,y1,(x1-x0)*(y1-y0)], -1)))
+
+# %% ../../nbs/models/64_fusion_model.ipynb #f77acafa
+@patch
+def measure(self:RegionInput,
+    feats:Tensor # Of many regions (n,d)
+)->RegionInput:
+    "Take mean and standard deviation from some regions; a channel that hardly varies is divided by 1 % of the usual"
+    if feats.ndim != 2 or len(feats) < 2:
+        raise ValueError(f'feats: {tuple(feats.shape)}, at least two regions are wanted')
+    if self.mean is None: raise ValueError('standardize=False: this input takes the features as they are')
+    std,mean = torch.std_mean(feats.double(), 0)
+    if not (std > 0).any(): raise ValueError('feats: all regions have the same features')
+    self.mean.copy_(mean)
+    self.std.copy_(std.clamp(min=.01*std.mean()))
+    return self
 
 # %% ../../nbs/models/64_fusion_model.ipynb #f5d4eaaa
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class FusionHeads:
     share:float=.15       # Chance of a word to be masked
     region_share:float=.15 # Chance of a region to be masked
     zeroed:float=.9       # Part of the masked regions whose features are zero
+    standardize:bool=False # Are features of regions brought to mean 0 and standard deviation 1?
     def __post_init__(self):
         for k,there in dict(pool_token=('cls','last'), pool_region=('first','mean')).items():
             if getattr(self, k) not in there: raise ValueError(f'{k}={getattr(self, k)!r}: {" or ".join(there)}')
@@ -88,7 +108,8 @@ class FusionModel(nn.Module):
         bert.layers = nn.ModuleList()
         e,w = self.encoder.widths['image'],heads.pool_width
         self.bert,self.region_encoder,self.heads,self.tok = bert,region_encoder,heads,tok
-        self.regions_in = RegionInput(region_encoder.width, e, None if heads.boxes else bert, config.eps)
+        self.regions_in = RegionInput(region_encoder.width, e, None if heads.boxes else bert, config.eps,
+                                      standardize=heads.standardize)
         self.text_pool,self.region_pool = (nn.Linear(d, w) if w else None for d in (bert.width,e))
         if w or heads.pool_token == 'last': bert.pooler = None
         self.classify = _region_head(e, heads.classes, config.eps) if heads.classes else None
@@ -118,7 +139,11 @@ def _load_from_state_dict(self:FusionModel, state, prefix, *args):
         if old is not None and old.weight.shape != there.shape:
             setattr(owner, name, nn.Linear(there.shape[1], there.shape[0]).to(old.weight).requires_grad_(
                 old.weight.requires_grad))
-    self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
+    d = self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
+    for k,b in self.regions_in.named_buffers():
+        if len(b) != d: setattr(self.regions_in, k, b.new_ones(d))
+    if (head := getattr(self.region_encoder, 'classifier', None)) is not None:
+        self.region_encoder.classes = head.out_features
     nn.Module._load_from_state_dict(self, state, prefix, *args)
 
 # %% ../../nbs/models/64_fusion_model.ipynb #4632e94b
