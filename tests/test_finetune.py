@@ -340,7 +340,7 @@ def test_each_image_has_its_own_regions(tmp_path, monkeypatch, shuffled):
     read,like = planted(tmp_path/'store', 64),TASKS['snli_ve']
     parts = {k: getattr(like, k) for k in 'score loss decide measure constant submit'.split()}
     run = untrained(tmp_path/'run', 'visualbert', regions='files', region_files=str(tmp_path/'store'), flip_p=0.,
-                    region_model='given', mim='off', **TINY)
+                    cache_regions=False, region_model='given', mim='off', **TINY)
     if shuffled:
         own = RegionStore.read
         monkeypatch.setattr(RegionStore, 'read', lambda self, rows, *a: own(self, np.roll(rows, 1), *a))
