@@ -1,13 +1,16 @@
 "Fine-tuning of finished runs: four tasks, about the world and in their own files; frozen bodies; stops and goes on"
-import json, os, signal
+import hashlib, html, json, os, signal
 from dataclasses import replace
 from pathlib import Path
 import numpy as np, pytest, torch
 import vlrep
+from PIL import Image
 from vlrep.cli import main
 from vlrep.core.fields import check_fields
 from vlrep.data.loader import loaders
 from vlrep.data.records import ArrayDataset
+from vlrep.data.regions import RegionStore, RegionWriter
+from vlrep.data.tasks import TaskDataset
 from vlrep.data.tokenizer import Tokenizer
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.mm_imdb import write_mm_imdb
@@ -18,7 +21,7 @@ from vlrep.datasets.world.dataset import world
 from vlrep.evaluation.finetune.plan import FinetuneTask, TASKS, TaskSource
 from vlrep.experiments.commands import pretrain, report
 from vlrep.experiments.config import recipe_dict
-from vlrep.experiments.finetune import finetune
+from vlrep.experiments.finetune import finetune, plan_finetune
 from vlrep.methods.base import METHODS
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load, Run
@@ -239,6 +242,162 @@ def test_a_fifth_task_is_one_add(body, tmp_path):
         assert load(out).results()[0]['numbers']['table'][0]['question'] == 'even valid'
     finally: TASKS.pop('even', None)
 
+# ---------------------------------------------------------------- regions of images that are not square, and of files
+
+def photos(root, task='vqa', side=(64,32), **kw):
+    "Scenes of the world as photos of another shape, in the layout of VQA 2.0: train, valid and test"
+    for k,split in enumerate(('train','valid','test')):
+        scenes = [world('train', 12, size=48, with_='questions')[i] for i in range(4*k, 4*k+4)]
+        write_vqa(scenes, root, split)
+    for path in root.glob('*/*.jpg'): Image.open(path).resize(side).save(path, quality=95)
+    return root
+
+def store_of(root, path, leave_out='', width=1):
+    "A store with two boxes of each photo, the features random"
+    g = np.random.default_rng(0)
+    with RegionWriter(path, width) as w:
+        for p in sorted(root.glob('*/*.jpg')):
+            if leave_out not in str(p) or not leave_out:
+                w.add(p.stem, g.normal(size=(2,width)), np.array([[0,0,.2,1],[.8,0,1,1]]))
+    return path
+
+@pytest.fixture(scope='module')
+def boxed(tmp_path_factory):
+    "A VisualBERT that reads regions of boxes"
+    return untrained(tmp_path_factory.mktemp('runs')/'boxed', 'visualbert', regions='boxes', region_model='given',
+                     mim='off', **TINY)
+
+SHORT = ['steps=2', 'bs=4', 'every=2', 'warmup=1']
+
+@pytest.mark.parametrize('how', ['grid','boxes'])
+def test_the_edges_of_a_wide_photo_are_seen(body, boxed, tmp_path, how):
+    "Photos of 2:1 that differ at the left edge alone: training, evaluation and `answer` look at it, and at its boxes"
+    root = photos(tmp_path/'root')
+    given = dict(region_files=store_of(root, tmp_path/'store')) if how == 'boxes' else {}
+    run = finetune(dict(grid=body, boxes=boxed)[how], 'vqa', SHORT, root=root, out=tmp_path/'out', log=quiet, **given)
+    m,plain = vlrep.load(run),np.full((48,96,3), 128, np.uint8)
+    other = plain.copy()
+    other[:,:20] = 255,0,0
+    boxes = dict(boxes=[(0,0,.2,1),(.8,0,1,1)]) if how == 'boxes' else {}
+    a,b = (m.answer(i, 'what is it?', **boxes) for i in (plain,other))
+    assert dict(a) != dict(b)
+    left,right = (m.batch([i])[0,0].mean(0) for i in (plain,other))
+    assert (left != right)[:6].all() and torch.equal(left[8:], right[8:])      # a fifth of the width of 32, not more
+    if how == 'boxes':
+        one,two = (m.capabilities['answer'].__self__.model.body.regions(
+            {'img': m.batch([i]), **m.capabilities['answer'].__self__.boxes([(0,0,.2,1)])}) for i in (plain,other))
+        assert (one['region_feats']-two['region_feats']).abs().max() > 1e-4
+
+def test_training_and_decisions_see_the_whole_photo(body, tmp_path, monkeypatch):
+    "Every view that a wide photo gets has both of its edges"
+    from vlrep.data.transforms import EvalTransform
+    from vlrep.models.region_features import whole_view
+    seen,call = [],EvalTransform.__call__
+    def noted(self, batch, key=None):
+        assert (batch['hw'][:,1] == 2*batch['hw'][:,0]).all()
+        got = call(self, batch, key)
+        seen.append(torch.allclose(got['img'], whole_view(batch['img'], batch['hw'], self.size), atol=1e-5))
+        return got
+    monkeypatch.setattr(EvalTransform, '__call__', noted)
+    finetune(body, 'vqa', SHORT, root=photos(tmp_path/'root'), out=tmp_path/'out', log=quiet)
+    assert len(seen) >= 6 and all(seen)                       # training, validation, decisions with and without images
+
+def test_boxes_have_to_come_from_somewhere(boxed, tmp_path):
+    root = photos(tmp_path/'root')
+    with pytest.raises(ValueError, match='^train: .*has no boxes.*--region-files STORE takes the boxes'):
+        finetune(boxed, 'vqa', SHORT, root=root, out=tmp_path/'out', log=quiet)
+    lines = []
+    with pytest.raises(ValueError, match='^test: .*4 of 4 images have no regions'):                   # before training
+        finetune(boxed, 'vqa', SHORT, root=root, out=tmp_path/'out', log=lines.append,
+                 region_files=store_of(root, tmp_path/'store', leave_out='test2015'))
+    assert not (tmp_path/'out').exists() and not any('steps of' in l for l in lines)
+
+def planted(folder, n):
+    """Blank images, and a store whose features alone tell the answer: 1 for yes, -1 for no
+
+    Examples stand in another order than images, and two are about each image
+    """
+    def read(split, size, options, log):
+        g = np.random.default_rng(dict(train=0, valid=1, test=2)[split])
+        base = ArrayDataset(np.zeros((n,size,size,3), np.uint8), 'planted', split=split,
+                            ids=[f'{split}{i}' for i in range(n)])
+        rows = g.permutation(2*n) % n
+        said = [[['no','yes'][answer(split, i)]] for i in rows]
+        return TaskDataset(base, rows, ['is it so?']*len(rows), answers=said)
+    def answer(split, i): return hash_bit(f'{split}{i}')
+    with RegionWriter(folder, 1) as w:
+        for split in ('train','valid','test'):
+            for i in range(n): w.add(f'{split}{i}', [[2*answer(split, i)-1.]], np.array([[0,0,1,1]]))
+    return read
+
+def hash_bit(text):
+    "0 or 1"
+    return hashlib.sha256(text.encode()).digest()[0] % 2
+
+@pytest.mark.parametrize('shuffled', [False,True])
+def test_each_image_has_its_own_regions(tmp_path, monkeypatch, shuffled):
+    "What only the regions of an image can tell is learned; if a batch's regions go to other images, it is not"
+    read,like = planted(tmp_path/'store', 64),TASKS['snli_ve']
+    parts = {k: getattr(like, k) for k in 'score loss decide measure constant submit'.split()}
+    run = untrained(tmp_path/'run', 'visualbert', regions='files', region_files=str(tmp_path/'store'), flip_p=0.,
+                    cache_regions=False, region_model='given', mim='off', **TINY)
+    if shuffled:
+        own = RegionStore.read
+        monkeypatch.setattr(RegionStore, 'read', lambda self, rows, *a: own(self, np.roll(rows, 1), *a))
+    source = TaskSource(read, options=TASKS['vqa'].source('world').options, plan='world')
+    try:
+        TASKS.add(FinetuneTask('planted', 'a test', dict(world=source), labels=lambda *_: ['no','yes'], **parts))
+        plan = ['steps=60','bs=32','every=20','warmup=6','lr=0.01']
+        out = finetune(run, 'planted', plan, out=tmp_path/'out', log=quiet)
+    finally: TASKS.pop('planted', None)
+    table = {(r['question'],r['backbone']): r['value'] for r in load(out).results()[0]['numbers']['table']}
+    right,blind = (table['planted test',who] for who in ('visualbert','visualbert, no image'))
+    assert (30 < right < 70) if shuffled else right > 97, table
+    assert 30 < blind < 70, table
+
+# ---------------------------------------------------------------- the schedule, the page, a stop too early
+
+def test_schedule_of_mm_imdb(tmp_path):
+    "60,000 steps of a line that would end after 88,000; shorter ones in proportion"
+    from vlrep.evaluation.finetune.training import _linear
+    asked = dict(task='mm_imdb', data=None, root=tmp_path)
+    plan = plan_finetune(asked, [])[1]
+    assert (plan.steps,plan.warmup,plan.decay_steps) == (60_000,2000,88_000)
+    assert _linear(60_000, plan.decay_steps, plan.warmup) == pytest.approx(28/86)
+    short = plan_finetune(asked, ['steps=6000'])[1]
+    assert (short.warmup,short.decay_steps) == (2000,8800)
+    assert plan_finetune(asked, ['steps=6000','decay_steps=0'])[1].decay_steps == 0
+    assert plan_finetune({**asked, 'task': 'vqa'}, [])[1].decay_steps == 0
+
+def test_the_table_may_leave_out_the_test_set(body, tmp_path):
+    "Which split a number is of its row says (A27)"
+    out = finetune(body, 'snli_ve', [*SHORT, *SCENES, 'report=valid'], out=tmp_path/'out', log=quiet)
+    asked = {r['question'] for r in load(out).results()[0]['numbers']['table']}
+    assert {q.split(':')[0] for q in asked} == {'snli_ve valid'} and (out/'predictions-test.jsonl').is_file()
+
+def test_page(tuned):
+    "Task, metric with interval, without the image, curves, ten examples with picture, question, answer and truth"
+    page = (tuned/'report.html').read_text()
+    run = load(tuned)
+    row = next(r for r in run.results()[0]['numbers']['table'] if r['question'] == 'vqa valid')
+    value = f'{row["value"]:.1f} [{row["low"]:.1f}, {row["high"]:.1f}]'
+    parts = 'visualbert on vqa', value, 'visualbert, no image', 'score in percent', 'The plan'
+    assert all(part in page for part in parts)
+    assert page.count('<figure><img src="data:image/jpeg;base64,') == page.count('a person: ') == 10
+    examples = json.loads((tuned/'samples.json').read_text())['examples']
+    assert all(e['caption'] in html.unescape(page) and len(e['right']+e['wrong']) == 1 for e in examples)
+    (tuned/'report.html').unlink()
+    assert report([tuned], log=quiet) == tuned/'report.html' and (tuned/'report.html').read_text() == page
+
+def test_stopped_before_the_first_checkpoint(tuned, body, tmp_path):
+    "As a process that is killed leaves it: one sentence says what to do"
+    (tmp_path/'run').mkdir()
+    for name in ('recipe.json','labels.json','tokenizer.model'):
+        (tmp_path/'run'/name).write_bytes((tuned/name).read_bytes())
+    with pytest.raises(ValueError, match=f'before its first checkpoint.*remove the folder and begin again: '
+                                         f'vlrep-finetune {body} --task vqa, with'):
+        finetune(tmp_path/'run', resume=True, log=quiet)
+
 # ---------------------------------------------------------------- any backbone
 
 def test_a_backbone_gets_a_text_encoder(tmp_path):
@@ -263,7 +422,7 @@ def test_answers(tuned, body):
 
 def test_what_a_fine_tuned_run_is_not(tuned, body):
     with pytest.raises(ValueError, match='--resume'): pretrain(resume_run=tuned, log=quiet)
-    with pytest.raises(ValueError, match='has no report page'): report([tuned])
+    with pytest.raises(ValueError, match='stands in none with others'): report([tuned, tuned])
     with pytest.raises(ValueError, match='is fine-tuned already'): finetune(tuned, 'vqa', log=quiet)
     with pytest.raises(ValueError, match='is no fine-tuned run'): finetune(body, resume=True, log=quiet)
 

@@ -446,7 +446,7 @@ def _finetune_rows():
                  root='The folder of the photos and questions',
                  out='Folder of the new run (default: the next free one in runs/)',
                  labels='A file of labels, one a line (default: the task\'s, or those of the training answers)',
-                 region_files='A store of region features of the task\'s photos (see vlrep-regions)',
+                 region_files='A store of regions of the task\'s photos, features or boxes alone (see vlrep-regions)',
                  which='Checkpoint to start from: best, last, or the number of a step (default: best)',
                  precision='auto, fp32, bf16 or fp16 (default: auto)',
                  max_damaged='Stop when more training photos than this cannot be read: a number (20) or a share (5%)')
@@ -472,10 +472,7 @@ def _task_source(words):
     task = words['task'] or was.get('task')
     if task is None: return None,None
     one_of('--task', task, TASKS)
-    there = TASKS[task].sources
-    data = words['data'] or was.get('data') or next(
-        (n for n,s in there.items() if bool(s.root_help) == bool(words['root'])), next(iter(there)))
-    return task,TASKS[task].source(data)
+    return task,TASKS[task].source(words['data'] or was.get('data') or TASKS[task].default_data(words['root']))
 
 def _finetune_options(argv):
     "What `vlrep-finetune` is told, by the names that `finetune` has for it"

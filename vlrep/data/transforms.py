@@ -81,6 +81,7 @@ def crop_boxes(
     return torch.where(fits.any(1)[:,None], box[torch.arange(len(hw)),first], last).long()
 
 # %% ../../nbs/data/35_transforms.ipynb #50a8db56
+def _all_of(hw): return torch.cat([torch.zeros_like(hw), hw], 1)                # the box of a whole image
 def _at_least(a, b): return torch.ge(a, b, out=torch.empty_like(a))          # 1. where a >= b, else 0.
 
 def turn_hue(
@@ -198,10 +199,11 @@ class TrainTransform:
         grey_p:float=0.,      # Part of the images that lose their colours
         blur_p:float=0.,      # Part of the images that are blurred
         blur=(.1,2.),         # Standard deviation of the blur in pixels of the view, from and to (MoCo v2's code)
+        whole:bool=False,     # No crop: all of each image, stretched into the square?
     ):
         self.size,self.scale,self.ratio,self.jitter = size,tuple(scale),tuple(ratio),tuple(jitter)
         self.jitter_p,self.mean,self.std = jitter_p,tuple(mean),tuple(std)
-        self.grey_p,self.blur_p,self.blur = grey_p,blur_p,tuple(blur)
+        self.grey_p,self.blur_p,self.blur,self.whole = grey_p,blur_p,tuple(blur),whole
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f'scale={scale}: parts of the area, 0 < low <= high <= 1')
         if not 0 < self.ratio[0] <= 1 <= self.ratio[1]: raise ValueError(f'ratio={ratio}: low <= 1 <= high')
@@ -234,6 +236,7 @@ def draw(self:TrainTransform,
     gen = torch_rng('augment', *key)
     n,own = share or (len(hw), slice(None))
     boxes = crop_boxes(hw, gen, self.scale, self.ratio, share=share)
+    if self.whole: boxes = _all_of(hw.cpu())
     amount = torch.tensor(self.jitter)
     mid = torch.tensor([1.,1,1,0])
     low = torch.where(mid > 0, (mid-amount).clamp(min=0), -amount)
@@ -275,24 +278,27 @@ def _softened(self:TrainTransform, x, key, share):
 
 # %% ../../nbs/data/35_transforms.ipynb #1873e1a3
 class EvalTransform:
-    "The middle of every image"
+    "The middle of every image, or all of it"
     flips = False
     def __init__(self,
         size:int,        # Side of the view
         resize:int=None, # Length of the shorter side before the cut; `size` by default
         mean=IMAGENET[0], std=IMAGENET[1], # Normalisation
+        *, whole:bool=False, # No cut: all of each image, stretched into the square?
     ):
-        self.size,self.resize,self.mean,self.std = size,resize or size,tuple(mean),tuple(std)
+        self.size,self.resize,self.mean,self.std,self.whole = size,resize or size,tuple(mean),tuple(std),whole
         if self.resize < size: raise ValueError(f'resize={resize} is smaller than the view of {size}')
     def __call__(self,
         batch:dict,  # With `img` uint8 (b,3,h,w) and `hw`; perhaps `trace` (b,n,4)
         key=None,    # Not used: nothing is random here
     )->dict:         # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
-        "The central view"
+        "The central view, or the whole one"
         img,hw = batch['img'],batch['hw'].to(batch['img'].device)
+        box = _all_of(hw) if self.whole else self._middle(hw)
+        x = resize_crop(img, box, self.size, within=_all_of(hw)).div_(255)
+        return {**batch, **_moved(batch, box, self.size), 'img': _finish(x, self.mean, self.std)}
+    def _middle(self, hw):
         short = hw.amin(1, keepdim=True)
         new = (self.resize*hw/short + 1e-6).floor().clamp(min=self.resize)                  # size after resizing
         step = hw/new                                                                       # old pixels to a new one
-        box = torch.cat([((new-self.size)/2).round()*step, self.size*step], 1)
-        x = resize_crop(img, box, self.size, within=torch.cat([torch.zeros_like(hw), hw], 1)).div_(255)
-        return {**batch, **_moved(batch, box, self.size), 'img': _finish(x, self.mean, self.std)}
+        return torch.cat([((new-self.size)/2).round()*step, self.size*step], 1)

@@ -68,7 +68,7 @@ def write_mm_imdb(
     lists,own = read_json(path) if path.is_file() else {},[]
     for i,r in enumerate(records):
         own.append(f'{list(_LISTS).index(split)}{i:06d}')
-        r.load().save(root/'dataset'/f'{own[-1]}.jpeg', 'JPEG', quality=95)
+        save_photo(r, root/'dataset'/f'{own[-1]}.jpeg')
         write_json(root/'dataset'/f'{own[-1]}.json', dict(plot=[r.plot], genres=[rename(g) for g in r.genre]))
     write_json(path, {**lists, _LISTS[split]: own})
     return len(own)

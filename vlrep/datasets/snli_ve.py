@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
-from ..core.registry import *
 from ..data.image_files import some_of
 from ..data.tasks import TaskDataset
 from .task_files import *
@@ -37,8 +36,7 @@ def read_snli_ve(
 )->TaskDataset:              # None if there is no test set
     "A part of SNLI-VE; a `ValueError` names file and line of what is wrong"
     root = Path(root)
-    if split not in _PARTS: raise did_you_mean('split', split, _PARTS)
-    path = find_place(root, (f'snli_ve_{_PARTS[split]}.jsonl',), 'statements', must=split != 'test')
+    path,_ = find_table(root, split, _PARTS, lambda s: [f'snli_ve_{s}.jsonl'], 'statements')
     if path is None: return None
     out,undecided = [],0
     for i,r in _lines(path):
@@ -65,7 +63,7 @@ def write_snli_ve(
     (root/'flickr30k_images').mkdir(parents=True, exist_ok=True)
     for i,r in enumerate(records):
         name = f'{split}{i:06d}'
-        r.load().save(root/'flickr30k_images'/f'{name}.jpg', quality=95)
+        save_photo(r, root/'flickr30k_images'/f'{name}.jpg')
         for k,s in enumerate(r.statements):
             lines.append(dict(Flickr30K_ID=name, pairID=f'{name}.jpg#{k}', sentence1='', sentence2=s['text'],
                               gold_label='-' if i == k == 0 else s['label']))

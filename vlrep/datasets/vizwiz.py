@@ -9,7 +9,6 @@ __all__ = ['read_vizwiz', 'write_vizwiz']
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
-from ..core.registry import *
 from ..data.tasks import TaskDataset
 from .coco import coco_table
 from .task_files import *
@@ -24,18 +23,14 @@ def read_vizwiz(
     *, log:Callable=print,   # Not used: nothing is left out
 )->TaskDataset:              # None if there is no test set
     "A part of VizWiz; a `ValueError` names file and row of what is wrong"
-    root = Path(root)
-    if split not in _FILES: raise did_you_mean('split', split, _FILES)
-    name = _FILES[split]
-    path = find_place(root, (f'{name}.json',f'Annotations/{name}.json',f'annotations/{name}.json'), 'questions',
-                      must=split != 'test')
+    root,named = Path(root),lambda s: [f'{folder}{s}.json' for folder in ('','Annotations/','annotations/')]
+    path,name = find_table(root, split, _FILES, named, 'questions')
     if path is None: return None
     keys = dict(image=str, question=str) | ({} if split == 'test' else dict(answers=list))
     rows = coco_table(dict(questions=read_json(path)), path, 'questions', keys)
     out = [dict(image=r['image'], first=r['question'], id=r['image']) for r in rows]
     if split != 'test':
-        for e,r in zip(out, rows):
-            e |= dict(answers=answer_texts(r, f'{path}: {r["image"]}'), kind=r.get('answer_type'))
+        for e,r in zip(out, rows): e |= answers_of(r, f'{path}: {r["image"]}')
     return photo_examples(find_place(root, (name,), 'photos'), path, size, split, out)
 
 # %% ../../nbs/datasets/82_vizwiz.ipynb #f31c7351
@@ -50,8 +45,8 @@ def write_vizwiz(
     rows = []
     for i,r in enumerate(records):
         q = sorted(r.questions, key=lambda q: q['answerable'] == bool(i%2))[0]
-        r.load().save(root/name/f'VizWiz_{name}_{i:08d}.jpg', quality=95)
-        row = dict(image=f'VizWiz_{name}_{i:08d}.jpg', question=q['question'])
+        photo = save_photo(r, root/name/f'VizWiz_{name}_{i:08d}.jpg')
+        row = dict(image=photo.name, question=q['question'])
         if split != 'test':
             row |= dict(answers=[dict(answer=a, answer_confidence='yes') for a in q['answers']], answer_type=q['type'],
                         answerable=int(q['answerable']))

@@ -9,7 +9,6 @@ __all__ = ['read_vqa', 'write_vqa']
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
-from ..core.registry import *
 from ..data.image_files import some_of
 from ..data.tasks import TaskDataset
 from .coco import coco_table
@@ -42,12 +41,9 @@ def read_vqa(
     *, log:Callable=print,   # Not used: nothing is left out
 )->TaskDataset:              # None if there is no test set
     "A part of VQA 2.0; a `ValueError` names file and row of what is wrong"
-    root = Path(root)
-    if split not in _SETS: raise did_you_mean('split', split, _SETS)
-    named = [p for s in _SETS[split] for p in _places(f'v2_OpenEnded_mscoco_{s}_questions.json')]
-    path = find_place(root, tuple(named), 'questions', must=split != 'test')
+    root,named = Path(root),lambda s: _places(f'v2_OpenEnded_mscoco_{s}_questions.json')
+    path,subset = find_table(root, split, _SETS, named, 'questions')
     if path is None: return None
-    subset = next(s for s in _SETS[split] if f'_{s}_' in path.name)
     questions = coco_table(read_json(path), path, 'questions', dict(question_id=int, image_id=int, question=str))
     if twice := len(questions)-len({q['question_id'] for q in questions}):
         raise ValueError(f'{path}: {twice} question ids are there twice')
@@ -57,7 +53,7 @@ def read_vqa(
     if split != 'test':
         about = find_place(root, _places(f'v2_mscoco_{subset}_annotations.json'), 'answers')
         for e,r in zip(out, _answered(about, questions, path)):
-            e |= dict(answers=answer_texts(r, f'{about}: question {r["question_id"]}'), kind=r.get('answer_type'))
+            e |= answers_of(r, f'{about}: question {r["question_id"]}')
     return photo_examples(find_place(root, (folder,), 'photos'), path, size, split, out)
 
 # %% ../../nbs/datasets/80_vqa.ipynb #99763a63
@@ -71,7 +67,7 @@ def write_vqa(
     (root/name).mkdir(parents=True)
     asked,said = [],[]
     for i,r in enumerate(records, 1):
-        r.load().save(root/name/f'COCO_{name}_{i:012d}.jpg', quality=95)
+        save_photo(r, root/name/f'COCO_{name}_{i:012d}.jpg')
         for k,q in enumerate(r.questions):
             key = dict(image_id=i, question_id=1000*i+k)
             asked.append(dict(key, question=q['question']))

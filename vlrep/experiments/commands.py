@@ -549,10 +549,11 @@ def report(
     log:callable=print, # Called with the path of the page
 )->Path:                # The page
     "Write the page of a run anew, or one page for several runs side by side"
-    for r in runs:
-        if 'finetune' in load(r).info:
-            raise ValueError(f'{r}: a fine-tuned run has no report page; its table is in result.jsonl')
-    if len(runs) == 1 and out is None: path = write_report(load(runs[0]))
+    tuned = [r for r in runs if 'finetune' in load(r).info]
+    if tuned and (len(runs) > 1 or out is not None):
+        raise ValueError(f'{tuned[0]}: a fine-tuned run has a report page of its own, and stands in none with others')
+    if tuned: path = resolve('vlrep.evaluation.finetune.report:write_task_report')(tuned[0])
+    elif len(runs) == 1 and out is None: path = write_report(load(runs[0]))
     else: path = write_comparison(runs, out or 'comparison.html')
     log(f'report: {path}')
     return path

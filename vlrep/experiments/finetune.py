@@ -25,6 +25,7 @@ from ..data.transforms import EvalTransform
 from ..datasets.base import margin
 from ..evaluation.finetune.model import FinetuneModel, GridAndText
 from ..evaluation.finetune.plan import FinetunePlan, PLANS, FinetuneTask, TASKS
+from ..evaluation.finetune.report import told_examples, write_task_report
 from ..evaluation.finetune.results import Answerer, decide_all, task_rows
 from ..evaluation.finetune.training import cut_line, finetune_learner, fit_task, TaskCollator, text_limit
 from ..evaluation.transfer import table_text
@@ -72,9 +73,9 @@ def _same_body(run, recipe, tok, weights, name):
 def _regions(recipe, folder=None):
     "How a recipe reads regions: grid, boxes or files; and a reader for batches, or None"
     how = getattr(recipe, 'regions', 'grid')
-    if folder and how != 'files': raise ValueError(f'--region-files {folder}: this run makes its own regions ({how})')
+    if folder and how == 'grid': raise ValueError(f'--region-files {folder}: this run makes its own regions ({how})')
     if how == 'grid': return how,None
-    stored = (folder or recipe.region_files) if how == 'files' else None
+    stored = (folder or recipe.region_files) if how == 'files' else folder
     return how,RegionReader(how, stored or None, recipe.max_regions)
 
 def _fast_reader(reader, recipe, body, parts):
@@ -117,7 +118,7 @@ def open_finetuned(
     model = _model(body, plan, task, labels, run.info['seed'])
     check_weights(weights, name, model.state_dict())
     model.load_state_dict(weights)
-    view = EvalTransform(recipe.size)
+    view = EvalTransform(recipe.size, whole=True)
     pictures = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tok=tok))
     collate = TaskCollator(tok, ft['max_len'])
     ask = Answerer(model.to(device), task, labels, collate, pictures, regions=getattr(recipe, 'regions', 'grid'))
@@ -135,6 +136,14 @@ def _sizes(source, changes):
     options = check_fields(override(source.options, mine)) if source.options else None
     return [c for c in changes if c not in mine],options
 
+def _in_proportion(base, plan, changed):
+    "What follows from another number of steps, as texts `field=value`"
+    out = []
+    if 'warmup' not in changed and plan.warmup >= plan.steps: out.append(f'warmup={plan.steps//10}')
+    if base.decay_steps and plan.steps != base.steps and 'decay_steps' not in changed:
+        out.append(f'decay_steps={round(base.decay_steps*plan.steps/base.steps)}')
+    return out
+
 def plan_finetune(
     asked:dict,     # `task`, `data`, `root`, as for `finetune`
     changes:list,   # Texts `field=value` for the plan or the sizes of the data
@@ -144,8 +153,7 @@ def plan_finetune(
     if asked['task'] is None: raise ValueError(f'--task is missing: one of {", ".join(TASKS)}')
     one_of('--task', asked['task'], TASKS)
     task = TASKS[asked['task']]
-    data = asked['data'] or next(iter([n for n,s in task.sources.items() if bool(s.root_help) == bool(asked['root'])]
-                                      or task.sources))
+    data = asked['data'] or task.default_data(asked['root'])
     source = task.source(data)
     if source.root_help and asked['root'] is None: raise ValueError(f'--root is missing: {source.root_help}')
     if asked['root'] and not source.root_help: raise ValueError(f'--root {asked["root"]}: --data {data} needs no files')
@@ -154,9 +162,7 @@ def plan_finetune(
         base = check_fields(recipe_from_dict(FinetunePlan, was['plan']))
         if source.options: sizes = SimpleNamespace(options=recipe_from_dict(type(source.options), was['sizes']))
     rest,options = _sizes(sizes, changes)
-    if 'warmup' not in {c.partition('=')[0].strip() for c in rest}:
-        short = override(base, rest)
-        if short.warmup >= short.steps: rest = [*rest, f'warmup={short.steps//10}']
+    rest += _in_proportion(base, override(base, rest), {c.partition('=')[0].strip() for c in rest})
     return task,check_fields(override(base, rest)),options,{**asked, 'data': data}
 
 # %% ../../nbs/experiments/75_finetune.ipynb #c4e89439
@@ -190,6 +196,15 @@ def _with_targets(task, parts, labels, log):
 
 def _digests(parts):
     return {s: f'{d.digest()} {fingerprint(d.base)}' for s,d in parts.items()}
+
+def _check_regions(reader, parts):
+    "Look for the regions of all images, those of the test set too, before anything is trained"
+    for d in parts.values() if reader else ():
+        try: reader(d.base, [0])
+        except ValueError as e:
+            more = ('; --region-files STORE takes the boxes of a store' if reader.store is None else
+                    '; vlrep-regions stores those of a folder of photos')
+            raise ValueError(f'{d.split}: {e}{more}') from None
 
 # %% ../../nbs/experiments/75_finetune.ipynb #5d9f6b44
 _BITS = ('method name recipe data seed precision threads accumulate processor versions backbone plugin_code '
@@ -232,7 +247,7 @@ def finetune(
     *, out:FilePath=None,      # Folder of the new run; by default the next free one in runs/
     which:str|int=None,        # Checkpoint of `run` to start from: best, last, or the number of a step; best
     labels:FilePath=None,      # A file of labels, one a line; by default those of the training examples, or the task's
-    region_files:FilePath=None, # Store of region features of the task's photos, for a run that reads such files
+    region_files:FilePath=None, # Store of regions of the task's photos, for a run that reads such files, or boxes
     seed:int=None,             # Of head, order and dropout; 0
     precision:str=None,        # auto, fp32, bf16 or fp16; auto
     threads:int=None,          # Of the CPU; by default what PyTorch chooses
@@ -292,11 +307,12 @@ def _finetune(run, given, changes, was, *, out, log):
     stages,recipe,tok = Stages(log),recipe_of(run),_tokenizer(run)
     how,reader = _regions(recipe, asked['region_files'])
     side = recipe.size if options is not None else margin(recipe.size)
+    if was: _can_go_on(run, was)
     if was and _has_result(run, log): return run.path
     with stages(asked['data']): parts = _examples(task, asked, options, side, log)
     labels = read_json(run.part('labels.json')) if was else _labels(task, asked, plan, parts['train'])
     parts = _with_targets(task, parts, labels, log)
-    for d in parts.values() if reader else (): reader(d.base, [0])            # an image without regions is found now
+    _check_regions(reader, parts)
     if tok is None: tok = Tokenizer.train(parts['train'].captions.flat(), 10_000)
     if was: body,alone = _same_body(run, recipe, tok, run.weights('last'), str(run.path))[0],was['grid_and_text']
     else: body,alone = _first_body(run, recipe, tok, asked['which'])
@@ -307,7 +323,7 @@ def _finetune(run, given, changes, was, *, out, log):
     if alone and not was: body = GridAndText(body, tok, **_GRID, seed=asked['seed'])
     chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
     more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels),
-                region_store=reader.store.digest() if how == 'files' else None)
+                region_store=reader.store.digest() if reader and reader.store else None)
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more)
     collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts))
     for s in ('train','valid'):
@@ -317,10 +333,19 @@ def _finetune(run, given, changes, was, *, out, log):
     return _train_and_tell(job, run, was, out)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
+def _can_go_on(run, was):
+    "A `ValueError` if the run was stopped before its first checkpoint"
+    if run.saved() or (run/'best').is_dir(): return
+    words = [was['run'], '--task', was['task'], *(['--root', was['root']] if was.get('root') else [])]
+    raise ValueError(f'{run.path}: was stopped before its first checkpoint, there is nothing to go on with: remove the '
+                     f'folder and begin again: vlrep-finetune {" ".join(map(str, words))}, with the options it had '
+                     f'(recipe.json); --save-every saves more often')
+
 def _has_result(run, log):
     "Is there nothing left to do?"
     try: there = bool(run.results())
     except ValueError: return False
+    if there and not (run/'report.html').is_file(): log(f'report: {write_task_report(run)}')
     log(f'{run.path}: complete, nothing is left to do')
     return there
 
@@ -359,7 +384,7 @@ def _train_and_tell(job, source, was, out):
             precision=job.facts['precision'], plan=recipe_dict(job.plan),
             seconds={k: round(v, 2) for k,v in job.stages.seconds.items()},
             numbers=dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history)))
-        log(f'done: {run.path} ({job.stages.total:.0f} s in all)')
+        log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')
     return run.path
 
 # %% ../../nbs/experiments/75_finetune.ipynb #3f54dd8a
@@ -386,15 +411,18 @@ def _trained(job, run, goes_on):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #e4bc3ac9
 def _told_rows(job, run):
-    "Rows of the validation and the test set; decisions are written beside them"
-    rows,task,who = [],job.task,job.facts['method'] + ', frozen'*job.plan.frozen + ', blind'*job.plan.blind
+    "Rows of the validation and the test set; decisions are written beside them, and some with their images"
+    rows,shown,task,who = [],[],job.task,job.facts['method'] + ', frozen'*job.plan.frozen + ', blind'*job.plan.blind
     for split in ('valid','test'):
         if (d := job.parts.get(split)) is None: continue
         decide = lambda **kw: decide_all(job.model, task, d, job.collate, size=job.recipe.size, **kw)
         said = decide()
         task.submit(run/f'predictions-{split}{task.suffix}', d, said)
+        if d.targets is not None and job.plan.report in ('both',split):
+            shown = shown or told_examples(d, said, seed=job.asked['seed'])
         if d.targets is None: job.log(f'{split}: {len(d):,} answers in {run/f"predictions-{split}{task.suffix}"}')
-        else:
+        elif job.plan.report in ('both',split):
             alone = None if job.plan.blind else decide(blind=True)
             rows += task_rows(task, job.parts['train'], d, said, who, alone=alone, seed=job.asked['seed'])
+    write_json(run/'samples.json', dict(examples=shown))
     return rows

@@ -11,6 +11,7 @@ import torch, torch.nn as nn, torch.nn.functional as F
 from torch import Tensor
 from fastcore.basics import patch
 from ..core.seeding import *
+from ..data.masking import sequence_mask
 from .text_decoder import *
 from .text_encoder import *
 from .text_encoder import _linear, _spread
@@ -126,7 +127,7 @@ def forward(self:Bert,
     segments:Tensor=None, # 0 or 1 for first and second sentence (b,s); None: all first
 )->Tensor:                # (b,s,d); what stands at padding means nothing
     "What each word means where it stands"
-    real = torch.arange(tok.shape[1], device=tok.device) < lens[:,None]
+    real = sequence_mask(lens, tok.shape[1])
     return self.encode(self.embeddings(tok, segments), real)
 
 # %% ../../nbs/models/57_bert_model.ipynb #56a95e45

@@ -9,6 +9,7 @@ __all__ = ['Packing', 'drop', 'CaptionEmbedding', 'causal_mask', 'attend', 'Deco
 # %% ../../nbs/models/20_text_decoder.ipynb #50554902
 import torch, torch.nn as nn, torch.nn.functional as F
 from torch import Tensor
+from ..data.masking import sequence_mask
 
 # %% ../../nbs/models/20_text_decoder.ipynb #5d0c8f12
 class Packing:
@@ -18,7 +19,7 @@ class Packing:
         s:int,       # Places of each caption, padding included
     ):
         self.shape = len(lens),s
-        self.at    = (torch.arange(s, device=lens.device) < lens[:,None]).flatten().nonzero()[:,0]
+        self.at    = sequence_mask(lens, s).flatten().nonzero()[:,0]
         self.place = self.at % s
     def pack(self,
         x:Tensor, # (b,s,...)
@@ -31,7 +32,6 @@ class Packing:
         "Each token at its place, zero at padding"
         rows = x.new_zeros(self.shape[0]*self.shape[1], *x.shape[1:])
         return rows.index_copy_(0, self.at, x).unflatten(0, self.shape)
-
 
 # %% ../../nbs/models/20_text_decoder.ipynb #9e8526f2
 def drop(

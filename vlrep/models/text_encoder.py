@@ -8,6 +8,7 @@ __all__ = ['EncoderLayer', 'TextEncoder', 'mean_words']
 # %% ../../nbs/models/30_text_encoder.ipynb #4bf1771d
 import torch, torch.nn as nn, torch.nn.functional as F
 from torch import Tensor
+from ..data.masking import sequence_mask
 from .text_decoder import *
 
 # %% ../../nbs/models/30_text_encoder.ipynb #f7e9deeb
@@ -78,7 +79,7 @@ class TextEncoder(nn.Module):
         x,at = self.embed(tok),None
         mask = causal_mask(s, lens, False, tok.device)[:,:,:1]              # of (b,1,s,s) all rows are alike
         if tok.device.type == 'cpu' and (lens < s).any():
-            at = (torch.arange(s) < lens[:,None]).flatten().nonzero()[:,0]
+            at = sequence_mask(lens, s).flatten().nonzero()[:,0]
             x = x.flatten(0, 1).index_select(0, at)
         for layer in self.layers: x = layer(x, mask, at)
         if self.norm is not None: x = self.norm(x)
@@ -90,5 +91,5 @@ def mean_words(
     lens:Tensor, # Real ones in each row (b,)
 )->Tensor:       # (b,d)
     "The mean over the real words of each row; zero if there are none (LocTex sec. 3.3)"
-    real = torch.arange(x.shape[1], device=x.device) < lens[:,None]
+    real = sequence_mask(lens, x.shape[1])
     return x.masked_fill(~real[...,None], 0).sum(1) / lens.clamp(min=1)[:,None].to(x.dtype)

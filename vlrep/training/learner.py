@@ -9,6 +9,7 @@ __all__ = ['combine_terms', 'GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'St
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
 import inspect,math,time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 import numpy as np, torch, fastai.callback.hook, fastai.callback.schedule
@@ -30,12 +31,13 @@ def _takes_dist(f): return 'dist' in inspect.signature(f).parameters
 def combine_terms(
     terms:dict,       # Name -> (weight, total (), count): losses, each a mean over samples of its own
     dist:Dist=Dist(), # The processes: each mean is over the samples of all
+    counts:dict=None, # Name -> count, if a mean is over more than this batch, as where it is a part of a larger one
 )->tuple:             # Total () and count ()
     "The weighted sum of the means as one `(total, count)`, the count being that of the term that has the most"
     if not terms: raise ValueError('a loss of several terms gave none: give at least one, its count may be 0')
-    terms = [(w, t, torch.as_tensor(n, device=t.device).float()) for w,t,n in terms.values()]
+    names,terms = list(terms),[(w, t, torch.as_tensor(n, device=t.device).float()) for w,t,n in terms.values()]
     own = torch.stack([n for *_,n in terms])
-    whole = dist.sum(own)
+    whole = dist.sum(own if counts is None else torch.stack([torch.as_tensor(counts[k]).to(own) for k in names]))
     most = whole.argmax()
     return sum(w*t*(whole[most]/n.clamp(min=1)) for (w,t,_),n in zip(terms, whole)), own[most]
 
@@ -73,7 +75,7 @@ class GlobalMeanLoss:
         if isinstance(got, dict):
             self.terms = {k: torch.stack([t.detach().double(), torch.as_tensor(n, device=t.device).double()])
                           for k,(_,t,n) in got.items()}
-            got = combine_terms(got, self.dist)
+            got = combine_terms(got, self.dist, batch.get('counts') if isinstance(batch, dict) else None)
         if not (isinstance(got, tuple) and len(got) == 2):
             raise ValueError(f'{self.loss}: a loss must return (total, count), or {{name: (weight, total, count)}}; '
                              f'this one returned {type(got).__name__}')
@@ -155,7 +157,8 @@ class StatefulCallback(BaseCallback):
 class GradientAccumulation(StatefulCallback):
     """One step of the optimiser for `n` batches, as if they were one
 
-    Of a loss of several terms, all are weighted by the count of the term that has the most.
+    Of a loss of several terms, all are weighted by the count of the term that has the most; where these counts are not
+    in proportion from part to part, the loader has to count first, see `MicroBatchLoader`.
     """
     name = 'accumulate'
     order,run_valid,_keep = 6,False,('micro','opening','counts')
@@ -186,9 +189,11 @@ class MicroBatchLoader:
     def __init__(self,
         dl,    # The loader; each of its batches has at least `n` rows, of all processes together
         n:int, # Parts of a batch
+        counts:Callable=None, # (whole batch) -> {name of a term: its count}, for a loss of several terms: each becomes
+                              # a mean over the whole batch, however its samples are spread over the parts
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
-        self.dl,self.parts,self.skip = dl,int(n),0
+        self.dl,self.parts,self.counts,self.skip = dl,int(n),counts,0
         if getattr(dl, 'world_size', 1) > 1: dl.parts = self.parts
         rest = getattr(dl, 'n', 0)%getattr(dl, 'bs', 1)
         if 0 < rest < n:
@@ -209,8 +214,9 @@ class MicroBatchLoader:
                 raise ValueError(f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or '
                                  f'change the batch size')
             cut = {k: v.tensor_split(self.parts) for k,v in b.items()}
+            more = dict(counts=self.counts(b)) if self.counts is not None and self.parts > 1 else {}
             for i in range(skip, self.parts):
-                part = {k: v[i] for k,v in cut.items()}
+                part = {k: v[i] for k,v in cut.items()} | more
                 yield part,part
             skip = 0
 

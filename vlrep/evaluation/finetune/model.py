@@ -11,6 +11,7 @@ import torch, torch.nn as nn
 from torch import Tensor
 from fastcore.basics import patch
 from ...core.seeding import *
+from ...data.masking import sequence_mask
 from ...models.text_decoder import init_weights
 from ...models.text_encoder import TextEncoder
 
@@ -125,7 +126,7 @@ class GridAndText(nn.Module):
             cells = self.visual(batch['img']).flatten(2).transpose(1, 2).float()
             counts = torch.full((len(cells),), cells.shape[1], device=cells.device)
         regions = self.project(cells)
-        real = torch.arange(regions.shape[1], device=regions.device) < counts[:,None]
+        real = sequence_mask(counts, regions.shape[1])
         mean = (regions*real[...,None]).sum(1)/counts.clamp(min=1)[:,None]
         words = self.text(batch['tok'], batch['lens'])
         return dict(pooled=self.norms[0](mean)*self.norms[1](words[:,0]), text=words, regions=regions)

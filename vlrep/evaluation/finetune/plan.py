@@ -30,12 +30,17 @@ class FinetunePlan:
     answers:Int(0, 10**6)=0      # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)
     genres:Int(23, 24)=23        # Of MM-IMDB: 24 has one for all others (the paper says 23, its code has 24)
     blind:bool=False             # Train and ask without the image: what the texts alone can tell
+    decay_steps:Added(Int(0, 10**8))=0 # The linear schedule ends at 0 after so many steps, which may be more than are
+                                       # made (released configuration for MM-IMDB: 88,000); 0: with the last step
+    report:Added(Choice('both','valid','test'))='both' # Which sets the table is about: its rows name them
     def check(self)->None:
-        "The climb is a part of the training"
+        "The climb is a part of the training, and the training a part of the schedule"
+        if 0 < self.decay_steps < self.steps:
+            raise ValueError(f'decay_steps={self.decay_steps}: the schedule would end before steps={self.steps}')
         if self.warmup >= self.steps:
             raise ValueError(f'warmup={self.warmup}: the climb must be shorter than steps={self.steps}')
 
-PLANS = dict(paper=FinetunePlan(),
+PLANS = dict(paper=FinetunePlan(), mm_imdb=FinetunePlan(warmup=2000, decay_steps=88_000), # 60,000 steps of 88,000
              world=FinetunePlan(steps=3000, bs=64, lr=2e-3, warmup=300, every=300, patience=5))
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #deedf42f
@@ -48,6 +53,7 @@ class TaskSource:
     labels:Callable=Lazy(None) # (training TaskDataset, FinetunePlan) -> labels, if they are others than the task's
     plan:str='paper'           # One of `PLANS`: the default
 
+# %% ../../../nbs/evaluation/finetune/10_plan.ipynb #cf4e9883
 @dataclass(frozen=True, eq=False, repr=False)
 class FinetuneTask:
     "Something that is asked of an image and a text; a new one is registered with `TASKS.add(FinetuneTask(...))`"
@@ -74,5 +80,11 @@ class FinetuneTask:
         "Where the examples of `data` come from; a `ValueError` names the nearest"
         if data not in self.sources: raise did_you_mean(f'--data of --task {self.name}', data, self.sources)
         return self.sources[data]
+    def default_data(self,
+        root:str=None # As for --root
+    )->str:           # As for --data
+        "Whose examples are meant if nothing is said: with files those of the files, without them the first"
+        fit = [n for n,s in self.sources.items() if bool(s.root_help) == bool(root)]
+        return (fit or list(self.sources))[0]
 
 TASKS = Registry('task', 'vlrep.evaluation.finetune.tasks')

@@ -19,7 +19,7 @@ from ...data.text_pairs import encode_pairs
 from ...data.transforms import EvalTransform
 from ...metrics.vqa import UNKNOWN
 from ...models.features import frozen
-from ...models.pretrained import Pretrained, to_image
+from ...models.pretrained import Pretrained
 from .plan import *
 from .model import *
 from .training import *
@@ -36,7 +36,7 @@ def decide_all(
 )->np.ndarray:             # As `task.decide` gives it
     "What the model says of each example, in their order"
     p = next(model.parameters())
-    dl = StatefulLoader(examples, bs, aug=EvalTransform(size or examples.size), collate=collate, flip_p=0.,
+    dl = StatefulLoader(examples, bs, aug=EvalTransform(size or examples.size, whole=True), collate=collate, flip_p=0.,
                         device=p.device, max_damaged=0)
     with frozen(model):
         return np.concatenate([task.decide(model(b, blind)['logits'].float(), examples.classes) for b,_ in dl])
@@ -116,10 +116,6 @@ def probabilities(self:Answerer,
     if self.task.closed or not self.task.asks:
         raise ValueError(f'this run was fine-tuned on {self.task.name} ({self.task.explain}): it answers no questions')
     if not str(question).strip(): raise ValueError('question: is empty')
-    size = to_image(image).size
-    if boxes is not None and len(set(size)) > 1:
-        raise ValueError(f'boxes: the image has {size[0]} x {size[1]} pixels, and the model sees its middle square: '
-                         f'crop it to a square, and give boxes as parts of that')
     text = encode_pairs(self.collate.tok, [str(question)], max_len=self.collate.max_len)
     batch = {**self.view.batch([image]), **{k: text[k] for k in ('tok','lens','segments')}, **self.boxes(boxes)}
     p = next(self.model.parameters())

@@ -12,10 +12,10 @@ from .plan import *
 # %% ../../../nbs/evaluation/finetune/20_tasks.ipynb #db24f777
 _here = 'vlrep.evaluation.finetune.answers:'
 
-def _sources(task, root_help, labels=None):
+def _sources(task, root_help, labels=None, plan='paper'):
     "The photos' own files, or the world"
     world = TaskSource(f'{_here}read_{task}_world', options=WorldTaskOptions(), plan='world')
-    return {'world': world, task: TaskSource(f'vlrep.datasets.{task}:read_{task}', root_help, labels=labels)}
+    return {'world': world, task: TaskSource(f'vlrep.datasets.{task}:read_{task}', root_help, labels=labels, plan=plan)}
 
 _ANSWERS = dict(labels=_here+'answer_labels', score=_here+'answer_scores', loss=_here+'label_bce',
                 decide=_here+'best_label', measure=_here+'answer_accuracy', constant=_here+'commonest_label',
@@ -32,6 +32,6 @@ TASKS.add(FinetuneTask('snli_ve', 'does a statement follow from an image? (SNLI-
                _here+'entailment_labels', _here+'label_sets', _here+'class_ce', _here+'best_label',
                _here+'answer_accuracy', _here+'commonest_label', _here+'submit_snli_ve', '.jsonl', closed=True))
 TASKS.add(FinetuneTask('mm_imdb', 'the genres of a film, from its poster and its plot (MM-IMDB)',
-               _sources('mm_imdb', 'the folder that holds split.json and dataset/', _here+'film_genres'),
+               _sources('mm_imdb', 'the folder that holds split.json and dataset/', _here+'film_genres', 'mm_imdb'),
                _here+'all_labels', _here+'label_sets', _here+'label_bce', _here+'likely_labels', _here+'label_f1',
                _here+'commonest_set', _here+'submit_mm_imdb', max_len=256))

@@ -191,14 +191,14 @@ def finetune_learner(
     log:Callable=print,  # Called with lines about the progress
 )->BatchLearner:         # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
     "fastai's Learner for a task, on the rules of the other trainings"
-    view = EvalTransform(size or parts['train'].size)
+    view = EvalTransform(size or parts['train'].size, whole=True)          # a question is about all of the image
     dls = loaders(parts['train'], parts['valid'], size=view.size, bs=plan.bs, aug=view, plain=view, seed=seed,
                   flip_p=0., collate=collate, workers=workers, max_damaged=max_damaged)
     dls.loaders[0] = MicroBatchLoader(Rounds(dls.train, min(plan.every, plan.steps)), accumulate)
     opt = torch.optim.AdamW(param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd), plan.lr, (.9,.999), 1e-8)
     score = TaskScore(task, parts['valid'])
     keeper = BestScore(folder or KeptBest(), score, plan.patience, every=save_every, log=log)
-    rules = [LRScheduler(partial(_linear, total=plan.steps, warmup=plan.warmup)), StepSeed(seed),
+    rules = [LRScheduler(partial(_linear, total=plan.decay_steps or plan.steps, warmup=plan.warmup)), StepSeed(seed),
              MixedPrecision(precision, out=None), SkipNonFinite(), GradientAccumulation(accumulate), keeper]
     return learner(dls, model, task_loss(task), opt, cbs=[*rules, *cbs], metrics=[score])
 

@@ -10,6 +10,7 @@ import hashlib
 import torch, torch.nn as nn, torch.nn.functional as F
 from torch import Tensor
 from fastcore.basics import patch
+from ...data.masking import sequence_mask
 from ...models.bert_model import Bert
 from ...models.concept_head import ConceptHead
 from ..concept_training import still_grid
@@ -72,7 +73,7 @@ def language(self:MaskedWordModel,
     lens:Tensor, # Real ones in each row (b,)
 )->tuple:        # BERT's states (b,s,d), and which of them are there (b,s)
     "What the caption says"
-    return self.bert(tok, lens),torch.arange(tok.shape[1], device=tok.device) < lens[:,None]
+    return self.bert(tok, lens),sequence_mask(lens, tok.shape[1])
 
 @patch
 def words(self:MaskedWordModel,

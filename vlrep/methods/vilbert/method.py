@@ -6,24 +6,15 @@
 __all__ = ['ViLBERTModel', 'vilbert_loss', 'vilbert_learner']
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #95872658
-import torch
+from functools import partial
 from ...models.fusion import dual_stream, FusionConfig
 from ...models.fusion_model import FusionHeads, FusionModel
-from ...training.distributed import Dist
-from ...training.learner import BatchLearner, combine_terms
-from ..fusion_training import fusion_learner, fusion_terms
+from ..fusion_method import fusion_loss, fusion_method_learner
 from .recipe import *
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #3127b885
 ViLBERTModel = FusionModel  # Two streams with co-attention
-
-def vilbert_loss(
-    out:dict,         # As the model gives it
-    batch:dict,       # Not used: what is right stands in `out`
-    dist:Dist=Dist(), # The processes: each mean is over all
-)->tuple:             # Total (), count ()
-    "Cross-entropy of masked words, plus the distance of masked regions from the detector's distributions"
-    return combine_terms(fusion_terms(out, batch), dist)
+vilbert_loss = fusion_loss   # Of masked words, and of masked regions
 
 def _parts(recipe, bert, classes):
     "Two streams, and what stands around them"
@@ -37,13 +28,4 @@ def _parts(recipe, bert, classes):
                               share=r.mask_share, region_share=r.region_share, zeroed=r.region_zeroed)
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
-def vilbert_learner(
-    recipe:ViLBERTRecipe,  # All numbers
-    dls:'DataLoaders',     # From `loaders`, with the collator of the method
-    visual:torch.nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,            # First weights depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train ViLBERT"
-    return fusion_learner(recipe, dls, _parts, visual, seed, precision=precision, cbs=cbs)
+vilbert_learner = partial(fusion_method_learner, parts=_parts)  # (recipe, loaders, visual, seed, precision, cbs)

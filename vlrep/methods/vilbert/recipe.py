@@ -39,6 +39,7 @@ METHODS.add(Method('vilbert', ViLBERTRecipe, {
     **{k: f'vlrep.methods.vilbert.method:{v}' for k,v in dict(
         model='ViLBERTModel', loss='vilbert_loss', learner='vilbert_learner').items()},
     **{k: f'vlrep.methods.fusion_collate:{v}' for k,v in dict(
-        tokenizer='fusion_tokenizer', collate='fusion_collator', check='check_fusion').items()},
+        tokenizer='fusion_tokenizer', collate='fusion_collator').items()},
+    check='vlrep.methods.fusion_method:check_fusion_data',
     needs=fusion_needs, wants=fusion_wants, paper='ViLBERT (Lu and others, 2019; Singh and others, 2020)',
     loss_unit='nats per masked word, plus nats per masked region'))

@@ -6,24 +6,15 @@
 __all__ = ['VisualBERTModel', 'visualbert_loss', 'visualbert_learner']
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #9bd8a23d
-import torch
+from functools import partial
 from ...models.fusion import FusionConfig, single_stream
 from ...models.fusion_model import FusionHeads, FusionModel
-from ...training.distributed import Dist
-from ...training.learner import BatchLearner, combine_terms
-from ..fusion_training import fusion_learner, fusion_terms
+from ..fusion_method import fusion_loss, fusion_method_learner
 from .recipe import *
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #fd564699
 VisualBERTModel = FusionModel  # One stream of words and regions
-
-def visualbert_loss(
-    out:dict,         # As the model gives it
-    batch:dict,       # Not used: what is right stands in `out`
-    dist:Dist=Dist(), # The processes: each mean is over all
-)->tuple:             # Total (), count ()
-    "Cross-entropy of masked words, plus the distance of masked regions if they are asked for"
-    return combine_terms(fusion_terms(out, batch), dist)
+visualbert_loss = fusion_loss    # Of masked words, and of masked regions if they are asked for
 
 def _parts(recipe, bert, classes):
     "One stream, as deep as BERT"
@@ -34,13 +25,4 @@ def _parts(recipe, bert, classes):
                               region_share=r.region_share, zeroed=r.region_zeroed)
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
-def visualbert_learner(
-    recipe:VisualBERTRecipe, # All numbers
-    dls:'DataLoaders',       # From `loaders`, with the collator of the method
-    visual:torch.nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,              # First weights depend on this alone
-    precision:str='auto',    # As for `MixedPrecision`
-    *, cbs:list|tuple=(),    # More callbacks
-)->BatchLearner:             # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train VisualBERT"
-    return fusion_learner(recipe, dls, _parts, visual, seed, precision=precision, cbs=cbs)
+visualbert_learner = partial(fusion_method_learner, parts=_parts)  # (recipe, loaders, visual, seed, precision, cbs)

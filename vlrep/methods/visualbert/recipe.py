@@ -29,6 +29,7 @@ METHODS.add(Method('visualbert', VisualBERTRecipe, {
     **{k: f'vlrep.methods.visualbert.method:{v}' for k,v in dict(
         model='VisualBERTModel', loss='visualbert_loss', learner='visualbert_learner').items()},
     **{k: f'vlrep.methods.fusion_collate:{v}' for k,v in dict(
-        tokenizer='fusion_tokenizer', collate='fusion_collator', check='check_fusion').items()},
+        tokenizer='fusion_tokenizer', collate='fusion_collator').items()},
+    check='vlrep.methods.fusion_method:check_fusion_data',
     needs=fusion_needs, wants=fusion_wants, paper='VisualBERT (Li and others, 2019; Singh and others, 2020)',
     loss_unit='nats per masked word, plus nats per masked region if they are asked for'))
