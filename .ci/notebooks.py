@@ -5,6 +5,7 @@
                            their outputs
 """
 import json, os, re, signal, socket, sys, tempfile, time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +40,10 @@ def preload():
 
 def fork(fn, skip):
     "Start the check of notebook `fn` in a process of its own; returns its id and the file it prints to"
-    from nbdev.test import test_nb
+    import nbdev.test
+    from execnb.shell import CaptureShell
+    nbdev.test.CaptureShell = partial(CaptureShell, mpl_format='png')     # figures are drawn, at half the resolution
+    test_nb = nbdev.test.test_nb
     log = tempfile.TemporaryFile('w+', errors='replace')
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,7 +12,7 @@ from environment import ROOT, Failed, quiet
 BIN = environment.VENV/'bin'
 TEMPLATES = Path('reports')/'templates'
 passed = failed = 0
-costs = {}        # CPU seconds of each notebook and of each test of pytest
+costs = dict(notebooks={}, tests={})     # CPU seconds of each notebook and of each test of pytest
 
 def count(name, problem=None):
     "One check is done: `problem` is what went wrong"
@@ -96,7 +96,7 @@ def notebooks():
         code = call(BIN/'python', '-W', 'ignore', '.ci/notebooks.py', 'test', out)
         res = json.loads(out.read_text()) if out.exists() else {}
         if not res: raise Failed(f'no notebook was checked (exit code {code})')
-        costs.update({name: cpu for name,(_,cpu) in res.items()})
+        costs['notebooks'].update({name: cpu for name,(_,cpu) in res.items()})
         for ok,_ in res.values(): count(None, not ok)
 
 def pytest_costs(suite):
@@ -111,7 +111,7 @@ def pytest():
         code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '-n', '2', '--dist', 'loadfile',
                     '--no-loadscope-reorder', f'--junitxml={out}', 'tests')
         suite = xml.parse(out).getroot().find('testsuite') if out.exists() else xml.Element('testsuite')
-        costs.update(pytest_costs(suite))
+        costs['tests'].update(pytest_costs(suite))
         n = suite.attrib
         tests,failures,errors,skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
         bad = failures + errors
@@ -136,10 +136,12 @@ def world():
     quiet(BIN/'python', '-W', 'ignore', '-c', DRAW)
     count('the world is drawn')
 
-def dearest(n=10):
-    "Lines: the checks that take most CPU time"
-    yield f'CPU seconds of {len(costs)} notebooks and tests: {sum(costs.values()):.0f}; the dearest are'
-    yield from (f'  {seconds:6.1f} s  {name}' for name,seconds in sorted(costs.items(), key=lambda kv: -kv[1])[:n])
+def dearest(n=25):
+    "Lines: what notebooks and tests take in all, and the checks that take most CPU time"
+    sums = ', '.join(f'{len(c)} {what} {sum(c.values()):.0f}' for what,c in costs.items())
+    each = {name: seconds for c in costs.values() for name,seconds in c.items()}
+    yield f'CPU seconds: {sums}, together {sum(each.values()):.0f}; the dearest are'
+    yield from (f'  {seconds:6.1f} s  {name}' for name,seconds in sorted(each.items(), key=lambda kv: -kv[1])[:n])
 
 class Background:
     "A script of checks that runs beside the other steps; its lines `ok` and `FAIL` are counted when it is waited for"

@@ -110,6 +110,12 @@ class Program:
             time.sleep(.01)
         return self.returncode
     args = 'a forked program'
+    def forks(self):
+        "Ids of the processes that it has forked, those that load images for instance"
+        def parent(p):
+            try: return int(p.read_text().rpartition(')')[2].split()[1])
+            except OSError: return None
+        return [int(p.parent.name) for p in Path('/proc').glob('[0-9]*/stat') if parent(p) == self.pid]
     def send_signal(self, sig): self.poll() is None and os.kill(self.pid, sig)
     def kill(self): self.send_signal(signal.SIGKILL)
     def said(self): return tuple(Path(p).read_text() for p in self.files[1:])

@@ -55,9 +55,10 @@ def test_the_dearest_are_named(ci):
     gate = ci('test')
     got = gate.pytest_costs(xml.fromstring(RESULTS))
     assert got == {'tests.test_a::b[c]': 2.5}
-    gate.costs.update(got, **{'a.ipynb': 40., 'b.ipynb': .5})
+    gate.costs['tests'].update(got)
+    gate.costs['notebooks'].update({'a.ipynb': 40., 'b.ipynb': .5})
     first,*lines = gate.dearest(2)
-    assert '3 notebooks and tests: 43' in first
+    assert '2 notebooks 40, 1 tests 2, together 43' in first
     assert [l.split()[-1] for l in lines] == ['a.ipynb','tests.test_a::b[c]']
 
 def test_only_what_is_alike_is_linked(ci):

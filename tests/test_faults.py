@@ -15,8 +15,8 @@ from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
 from vlrep.training.run_folder import load, Run
 from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
-from forked import start as program
-from tools import SIZES, command, refused, sets, start
+from forked import COMMAND, Program, start as program
+from tools import SIZES, refused, sets
 
 TAGS = [*SIZES, 'size=32', 'steps=4', 'warmup=1', 'bs=16']
 quiet = lambda s: None
@@ -33,14 +33,22 @@ def forked(work):
             os._exit(77)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
+@pytest.fixture(scope='module')
+def stopped(tmp_path_factory, source):
+    path = tmp_path_factory.mktemp('stopped')/'run'
+    train(path, source, 9)
+    return path
+
 @pytest.fixture
-def run(tmp_path, source):
+def run(tmp_path, stopped):
     "A run stopped at step 9, with checkpoints of the steps 6 and 9"
-    train(tmp_path/'run', source, 9)
-    return tmp_path/'run'
+    return Path(shutil.copytree(stopped, tmp_path/'run'))
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory, source): return train(tmp_path_factory.mktemp('whole')/'run', source)
+def whole_run(tmp_path_factory): return tmp_path_factory.mktemp('whole')/'run'
+
+@pytest.fixture(scope='module')
+def whole(whole_run, source): return train(whole_run, source)
 
 # E1 a process is killed while it writes a checkpoint
 
@@ -83,9 +91,8 @@ def test_full_disk(run, source, whole):
 
 def test_full_disk_at_the_shell(tmp_path):
     "One line, exit code 1, and the folder can be taken up"
-    words = (f'ulimit -f 100; exec '
-             f'{" ".join(map(str, [*command("pretrain"), "--out", tmp_path/"run", "--method", "tags", *sets(TAGS)]))}')
-    p = start(['bash', '-c', words], tmp_path)
+    code = 'import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (102_400, 102_400))'            # `ulimit -f 100`
+    p = Program(f'{code}\n{COMMAND}', ['pretrain', '--out', tmp_path/'run', '--method', 'tags', *sets(TAGS)], tmp_path)
     out, err = p.communicate(timeout=120)
     assert p.returncode == 1 and err.strip().count('\n') == 0 and 'File too large' in err, err
     # nothing was saved: the name is free again
@@ -197,22 +204,24 @@ class Break(Callback):
             g[(0,)*g.dim()] = math.nan
 
 @pytest.mark.parametrize('method', METHODS)
-@pytest.mark.parametrize('what', ['pictures', 'loss', 'gradient'])
-def test_a_broken_step_is_left_out(tmp_path, source, method, what):
+def test_a_broken_step_is_left_out(tmp_path, source, method):
+    "Each kind alone, then each once more in the rest of the run"
+    kinds = ['pictures', 'loss', 'gradient']
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source, method)
         l.finite.log = r/'skipped.jsonl'
-        l.fit_steps(5)
-        before = [p.clone() for p in l.model.parameters()]
-        l.fit_steps(6, [Break(what, (5,))])
-        assert all(torch.equal(a, b) for a, b in zip(before, l.model.parameters()))
-        l.fit_steps(STEPS, [Break(what, (9,))])
-        assert (l.train_state.skipped == 2 and l.train_state.step == STEPS
+        for at,what in zip((3, 5, 7), kinds):
+            l.fit_steps(at)
+            before = [p.clone() for p in l.model.parameters()]
+            l.fit_steps(at+1, [Break(what, (at,))])
+            assert all(torch.equal(a, b) for a, b in zip(before, l.model.parameters())), what
+        l.fit_steps(STEPS, [Break(what, (at,)) for at,what in zip((9, 11, 13), kinds)])
+        assert (l.train_state.skipped == 6 and l.train_state.step == STEPS
                 and all(v.isfinite().all() for v in l.model.state_dict().values()))
         notes = [json.loads(s) for s in (r/'skipped.jsonl').read_text().splitlines()]
-        assert [n['step'] for n in notes] == [6, 10]
-        assert (all(len(n['samples']) == 16 and set(n['samples']) <= set(source[0].ids) for n in notes)
-                and ('gradient' in notes[0]['why']) == (what == 'gradient'))
+        assert [n['step'] for n in notes] == [4, 6, 8, 10, 12, 14]
+        assert all(len(n['samples']) == 16 and set(n['samples']) <= set(source[0].ids) for n in notes)
+        assert [('gradient' in n['why']) for n in notes] == [False, False, True]*2
         assert all(math.isfinite(row['train_loss']) for row in r.log())
 
 def test_many_broken_steps_end_the_run(tmp_path, source):
@@ -283,15 +292,13 @@ def test_damaged_images_are_remembered_over_a_stop(tmp_path, source):
 def test_reader_is_killed(tmp_path):
     "One line, exit code 1, the last checkpoint stands, and the run can go on"
     out = tmp_path/'run'
-    p = start([*command('pretrain'), '--threads', 1, '--workers', 2, '--save-every', 3, '--out', out, '--method',
-               'tags', *sets([*TAGS, 'steps=100000'])], tmp_path)
+    p = program(['pretrain', '--threads', 1, '--workers', 2, '--save-every', 3, '--out', out, '--method', 'tags',
+                 *sets([*TAGS, 'steps=100000'])], tmp_path)
     try:
         for _ in range(2400):
             if Run(out).saved() or p.poll() is not None: break
             time.sleep(.05)
-        readers = [int(d.name) for d in Path('/proc').iterdir() if d.name.isdigit() and d.name != str(p.pid)
-                   and str(out).encode() in (d/'cmdline').read_bytes()]
-        os.kill(readers[0], signal.SIGKILL)
+        os.kill(p.forks()[0], signal.SIGKILL)
         _, err = p.communicate(timeout=60)
     finally: p.kill()
     assert (p.returncode == 1 and err.strip().count('\n') == 0
@@ -318,7 +325,7 @@ def test_two_runs_in_one_folder(tmp_path, capsys):
 
 # E20 logger, clock, memory, strange places
 
-def test_log_cannot_be_written(tmp_path, source, monkeypatch):
+def test_log_cannot_be_written(tmp_path, source, monkeypatch, whole, whole_run):
     "Training goes on, the rows are kept and written later"
     write, fails = os.write, [5]
     def full(fd, data):
@@ -326,14 +333,13 @@ def test_log_cannot_be_written(tmp_path, source, monkeypatch):
             fails[0] -= 1
             raise OSError(errno.ENOSPC, 'No space left on device')
         return write(fd, data)
-    train(tmp_path/'whole', source)
     monkeypatch.setattr('vlrep.training.logging.os.write', full)
     said = []
     with Run.create(tmp_path/'run', recipe={}, method='m', data='d', seed=3) as r:
         l = make(r, source)
         l.log_csv.log = said.append
         l.fit_steps(STEPS)
-    assert rows(tmp_path/'run') == rows(tmp_path/'whole') and len(said) == 1 and 'No space left on device' in said[0]
+    assert rows(tmp_path/'run') == rows(whole_run) and len(said) == 1 and 'No space left on device' in said[0]
 
 def test_clock_jumps(tmp_path, source, monkeypatch):
     now = time.time

@@ -8,7 +8,7 @@ from vlrep.cli import main
 from vlrep.data.paraphrases import MarianTranslator, read_paraphrases
 from vlrep.datasets.csv import write_csv
 from vlrep.datasets.world.dataset import scene
-from tools import command, refused, run
+from tools import both_spellings, refused
 
 CAPTIONS = [c for i in range(4) for c in scene('train', i, size=16).captions]
 
@@ -88,8 +88,7 @@ def test_stopped_by_hand_and_gone_on_with(at, whole, tmp_path, capsys, monkeypat
     assert out.read_bytes() == whole.read_bytes()
 
 def test_command_in_both_spellings(tmp_path):
-    for k in range(2):
-        done = run([*command('paraphrase', bool(k)), '--data', 'csv', '--root', 'nowhere'], tmp_path)
+    for done in both_spellings('paraphrase', ['--data', 'csv', '--root', 'nowhere'], [tmp_path]*2):
         assert done.returncode == 2 and 'nowhere' in done.stderr and done.stderr.count('\n') == 1, done.stderr
 
 def test_what_is_refused(at, whole, tmp_path, capsys):

@@ -14,7 +14,7 @@ from vlrep.data.regions import RegionStore, RegionWriter
 from vlrep.datasets.world.dataset import scene
 from vlrep.experiments import region_files
 from vlrep.models.region_sources import load_detector
-from tools import command, refused, run
+from tools import both_spellings, refused
 
 MODEL = 'fasterrcnn_mobilenet_v3_large_320_fpn'
 
@@ -129,7 +129,6 @@ def test_what_is_refused(at, whole, tmp_path, capsys, monkeypatch):
     assert not (tmp_path/'a').exists()
 
 def test_command_in_both_spellings(tmp_path):
-    for k in range(2):
-        done = run([*command('regions', bool(k)), 'nowhere'], tmp_path)
+    for done in both_spellings('regions', ['nowhere'], [tmp_path]*2):
         assert done.returncode == 2 and 'nowhere: no such folder' in done.stderr, done.stderr
         assert done.stderr.count('\n') == 1, done.stderr

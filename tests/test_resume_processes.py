@@ -7,7 +7,7 @@ from vlrep.experiments.commands import pretrain
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load, Run
 from test_resume import rows
-from tools import NET, SIZES, command, refused, sets, start
+from tools import NET, SIZES, refused, sets
 
 JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=160', 'baselines=False', *NET]
 
@@ -84,14 +84,13 @@ def test_signal_to_every_process(tmp_path):
     "What a terminal or a scheduler sends reaches the reading processes, too; the checkpoint is made all the same"
     run = tmp_path/'run'
     end = time.monotonic()+120
-    p = start([*command('pretrain'), '--threads', 1, '--workers', 2, '--save-every', 5, '--method', 'tags', '--out',
-               run, *sets([*SIZES, 'size=32', 'steps=100000', 'bs=16'])], tmp_path, start_new_session=True)
+    p = forked.start(['pretrain', '--threads', 1, '--workers', 2, '--save-every', 5, '--method', 'tags', '--out', run,
+                      *sets([*SIZES, 'size=32', 'steps=100000', 'bs=16'])], tmp_path)
     try:
         while not Run(run).saved() and p.poll() is None and time.monotonic() < end: time.sleep(.05)
-        readers = [d.name for d in Path('/proc').iterdir() if d.name.isdigit() and d.name != str(p.pid)
-                   and str(run).encode() in (d/'cmdline').read_bytes()]
+        readers = p.forks()
         assert len(readers) >= 2
-        for pid in (*map(int, readers), p.pid): os.kill(pid, signal.SIGTERM)
+        for pid in (*readers, p.pid): os.kill(pid, signal.SIGTERM)
         out, err = p.communicate(timeout=60)
     finally: p.kill()
     assert p.returncode == 143 and 'stopped by SIGTERM' in err and 'Traceback' not in err, err

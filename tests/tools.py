@@ -27,14 +27,15 @@ def command(name, module=True):
     return ([str(script)] if script.exists()
             else [sys.executable, '-c', f'import sys; from vlrep.cli import {name}_main; sys.exit({name}_main())'])
 
+MODULE = "import runpy; runpy.run_module('vlrep.cli', run_name='__main__', alter_sys=True)"
+
+def both_spellings(name, words, folders):
+    "What became of a command: as the script that installing makes, in a process of its own; as a module, in a fork"
+    return [run([*command(name, False), *words], folders[0]), forked.run(MODULE, [name, *words], folders[1])]
+
 def run(words, cwd):
     return subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=300,
                           env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']})
-
-def start(words, cwd, **kw):
-    "The same, without waiting"
-    return subprocess.Popen(list(map(str, words)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**ENV, 'VLREP_CACHE': os.environ['VLREP_CACHE']}, **kw)
 
 def refused(capsys, *words, code=2):
     "The one line on stderr with which these words are refused"

@@ -34,6 +34,12 @@ def _option(word, help=None, kind=str):
     spec = PrimitiveConstructorSpec(1, word, read, lambda v: v is None or isinstance(v, kind), lambda v: [str(v)])
     return Annotated[Optional[kind], spec, arg(metavar=word, help=help, help_behavior_hint='')]
 
+def _made(name, rows, about=None):
+    "A dataclass of `rows`; no module has its source, and tyro would look there for comments, unless it were built in"
+    cls = make_dataclass(name, rows, namespace=dict(__doc__=about) if about else {})
+    cls.__module__ = 'builtins'
+    return cls
+
 _NAME,_FILE,_DIR = map(_option, ('NAME','FILE','DIR'))
 _N = _option('N', kind=int)
 _FLAG = Annotated[bool, arg(help_behavior_hint='')]
@@ -138,14 +144,14 @@ def _main_options():
                  recipe=('NAME', 'A recipe of the method (default: the one called like the data)'),
                  set=('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data'),
                  resume=('RUN', 'Go on with a run that was stopped; its options need not be repeated'))
-    return make_dataclass('_Main', [*((k, _option(*v), None) for k,v in about.items()), ('plugin', _PLUGIN, None)])
+    return _made('_Main', [*((k, _option(*v), None) for k,v in about.items()), ('plugin', _PLUGIN, None)])
 
 def _field_options(part, about, taken):
     "The fields of a recipe, or of a dataset's sizes, as options of a dataclass that keeps their texts"
     whole = lambda text: re.sub(r'(?<=\d),(?=\d{3})', '_', text)   # 1_000: tyro breaks lines at commas
     rows = [(name, _option(getattr(kind, '__name__', str(kind)).upper(), f'{whole(help)} (default: {value})'), None)
             for name,kind,value,help in field_rows(part) if f'--{name}'.replace('_', '-') not in taken]
-    return make_dataclass(type(part).__name__, rows, namespace=dict(__doc__=about))
+    return _made(type(part).__name__, rows, about)
 
 # %% ../nbs/90_cli.ipynb #5b7c90a2
 def _begun(run):
@@ -202,7 +208,7 @@ def _pretrain_options(argv):
     parts = dict(recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
                  data=_field_options(sizes, type(sizes).__doc__, taken))
     argv,changes = _as_options(argv, [f.name for p in (recipe, sizes) for f in fields(p)], taken, here)
-    config = make_dataclass('_Pretrain', [*groups.items(), *parts.items()], namespace=dict(__doc__=_ABOUT))
+    config = _made('_Pretrain', [*groups.items(), *parts.items()], _ABOUT)
     got = _parse('pretrain', argv, config, [n for p in parts.values() for n in _names(p)], here)
     changes += [f'{k}={v}' for p in parts for k,v in vars(got[p]).items() if v is not None]
     told = {k: v for g in groups for k,v in vars(got[g]).items() if k not in ('set','plugin')}
@@ -282,8 +288,7 @@ def _evaluate_options():
         there,kind = o.allowed or o.registry or (),str if o.default is None else type(o.default)
         help = o.help + f'; one of: {", ".join(there)}'*bool(there) + f' (default: {o.default})'*bool(o.default)
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
-    return make_dataclass('_Evaluate', [*rows, ('plugin', _PLUGIN, None)],
-                          namespace=dict(__doc__='Ask a trained network something else'))
+    return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, None)], 'Ask a trained network something else')
 
 def _evaluate(argv):
     a = _parse('evaluate', argv, _evaluate_options())
@@ -404,7 +409,7 @@ def _of_data(name, argv, rows, about):
     "What a command is told that reads any dataset: its own options, and `options`, the sizes of data that is drawn"
     rows = [('data', _option('NAME', f'What is read; one of: {", ".join(DATASETS)}'), None),
             ('root', _option('DIR', 'Where its files are'), None), *rows, ('plugin', _PLUGIN, None)]
-    main = make_dataclass('_Main', rows, namespace=dict(__doc__=about))
+    main = _made('_Main', rows, about)
     first = _tyro(name, argv, main, add_help=False)[0]
     data = first.data
     if data is not None:
@@ -413,7 +418,7 @@ def _of_data(name, argv, rows, about):
     sized = data is not None and not DATASETS[data].read
     groups = dict(main=main)
     if sized: groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)})
-    config = make_dataclass(f'_{name.title()}', [*groups.items()], namespace=dict(__doc__=about))
+    config = _made(f'_{name.title()}', [*groups.items()], about)
     got = _parse(name, argv, config, _names(groups['sizes']) if sized else (), f'--data {data}')
     told = {k: v for k,v in vars(got['main']).items() if k != 'plugin' and v is not None}
     if data is None: raise ValueError(f'--data is missing: one of {", ".join(DATASETS)}')
@@ -477,14 +482,14 @@ def _task_source(words):
 def _finetune_options(argv):
     "What `vlrep-finetune` is told, by the names that `finetune` has for it"
     rows = _finetune_rows()
-    first,rest = _tyro('finetune', argv, make_dataclass('_Main', rows), add_help=False)
+    first,rest = _tyro('finetune', argv, _made('_Main', rows), add_help=False)
     source = _task_source({**vars(first), 'rest': rest})[1]
-    main = make_dataclass('_Main', [('run', _A_RUN), *rows], namespace=dict(__doc__='The job'))
+    main = _made('_Main', [('run', _A_RUN), *rows], 'The job')
     taken = {'--help', *_names(main)}
     plan = PLANS[source.plan if source else 'paper']
     groups = dict(main=main, plan=_field_options(plan, 'How it is trained', taken))
     if source and source.options: groups['sizes'] = _field_options(source.options, 'Of the data', taken)
-    config = make_dataclass('_Finetune', [*groups.items()], namespace=dict(__doc__=_ABOUT_FINETUNE))
+    config = _made('_Finetune', [*groups.items()], _ABOUT_FINETUNE)
     argv = [w+'=true' if w in ('--frozen','--blind') and argv[i+1:i+2] not in (['true'],['false']) else w
             for i,w in enumerate(argv)]
     got = _parse('finetune', argv, config, [n for k in groups if k != 'main' for n in _names(groups[k])],

@@ -9,6 +9,7 @@ __all__ = ['smoke_test', 'busy_hint', 'dry_run', 'lowest_loss', 'overfit']
 import os,re,sys,time
 from dataclasses import fields,replace
 import numpy as np, torch
+from fastai.callback.core import CancelValidException
 from fastai.data.core import DataLoaders
 from fastcore.basics import noop
 from ..data.loader import StatefulLoader
@@ -197,6 +198,7 @@ class _Until(BaseCallback):
     def __init__(self, floor, part): self.floor,self.part,self.losses = floor,part,[]
     def goal(self): return self.floor + self.part*(self.losses[0]-self.floor)
     def now(self): return float(np.mean(self.losses[-5:]))
+    def before_validate(self): raise CancelValidException()          # every step is an epoch here
     def after_batch(self):
         if not self.training: return
         self.losses.append(float(self.learn.loss.detach()))
