@@ -337,3 +337,13 @@ def test_stubs_run_and_must_fail(blank, check, passes):
         with pytest.raises(AssertionError): run()
     runner = (ROOT/'.ci'/'notebooks.py').read_text()
     assert 'blank.with_stubs(self.nb)' in runner and 'check_stubs()' in runner
+
+def test_twins_are_offered_on_the_site(blank):
+    docs = importlib.import_module('docs')
+    try:
+        line = text(docs.below_title('course/05_captioning.ipynb', None)['source'])
+        for folder in ('course', 'blank/course'): assert f'</notebooks/{folder}/05_captioning.ipynb>' in line
+        assert 'blank' not in text(docs.below_title('course/00_contents.ipynb', None)['source'])
+        assert 'blank' not in text(docs.below_title('data/00_records.ipynb', 'vlrep.data.records')['source'])
+    finally:
+        for m in ('contents', 'docs', 'docs_check', 'docs_reference', 'environment'): sys.modules.pop(m, None)
