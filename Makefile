@@ -7,6 +7,7 @@ help:
 	@echo 'make test         every check there is; the last line is "N passed, M failed"'
 	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
+	@echo 'make blank        the chapters of the course without their solutions, in _course/'
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
 	@echo 'make export       write vlrep/, the contents and the links from the notebooks as they are, and clean them'
 	@echo 'make readme       write README.md from nbs/index.ipynb'
@@ -29,6 +30,9 @@ robust: venv
 lab: venv
 	@$(BIN)/jupyter lab --notebook-dir nbs $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
+blank:
+	@$(PYTHON) .ci/blank.py
+
 notebooks: venv
 	@$(BIN)/python .ci/notebooks.py run $(ONLY)
 	@$(MAKE) --no-print-directory export readme
@@ -48,5 +52,5 @@ clean:
 	rm -rf .venv .venv-newest .venv-docs build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test robust lab notebooks export readme docs clean
+.PHONY: help venv pretrain test robust lab blank notebooks export readme docs clean
 .NOTPARALLEL:

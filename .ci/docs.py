@@ -8,7 +8,7 @@ import json, os, posixpath, re, shutil, sys, time
 from configparser import ConfigParser
 from pathlib import Path
 from urllib.parse import unquote
-import contents, docs_check, docs_reference, environment
+import blank, contents, docs_check, docs_reference, environment
 from environment import ROOT
 
 VENV   = ROOT/'.venv-docs'
@@ -16,6 +16,8 @@ SITE   = ROOT/'_docs'
 DOCS   = {'CHANGELOG.md': 'project/changelog.md', 'CONTRIBUTING.md': 'project/contributing.md',
           'data/README.md': 'project/data.md', 'README.md': 'index.ipynb'}     # file of the project -> page
 MATH   = 'tex-svg-full.js'        # MathJax 3 in one file: all extensions of TeX, and no fonts to fetch
+BLANK  = 'blank'                  # folder of the chapters without their solutions, among the notebooks to download
+TWINNED = {p.relative_to(ROOT/'nbs').as_posix() for p in blank.chapters()}
 TITLES = dict(core='Foundations', data='Data', losses='Losses', metrics='Metrics', reports='Reports', models='Models',
               datasets='Datasets', training='Training', methods='Methods', evaluation='Evaluation',
               experiments='Experiments')
@@ -122,6 +124,7 @@ def notebook(nb, here, module, fix):
 def below_title(here, module):
     "The line below a title: the notebook to download, and the module that it exports"
     parts = [f'{{download}}`Download this notebook </notebooks/{here}>`']
+    if here in TWINNED: parts.append(f'{{download}}`without the solutions </notebooks/{BLANK}/{here}>`')
     if module: parts.append(f'exports [`{module}`](/reference/{module}.rst)')
     return dict(cell_type='markdown', id='d0cd0cd0', metadata={}, source='\n'.join(
         ['```{container} about-notebook', ' · '.join(parts), '```']))
@@ -266,6 +269,7 @@ def generate(src):
         write(src/name, json.dumps(new))
         (src/'notebooks'/name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT/'nbs'/name, src/'notebooks'/name)
+        if name in TWINNED: write(src/'notebooks'/BLANK/name, blank.dumped(blank.twin(nb)))
     write(src/'_static/vlrep.css', (Path(__file__).parent/'docs.css').read_text(encoding='utf-8'))
     return docs_reference.names(mods)
 

@@ -7,6 +7,7 @@
 import json, os, re, signal, socket, sys, tempfile, time
 from functools import partial
 from pathlib import Path
+import blank
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS  = ROOT/'nbs'
@@ -38,6 +39,15 @@ def preload():
     import jinja2, sentencepiece, sklearn.svm, timm, torchvision.models.detection, tyro
     torch.set_num_threads(1)
 
+def check_stubs():
+    "From now on the stubs of a chapter run, too, before their solutions: their checks must refuse them"
+    import nbdev.test
+    class Processor(nbdev.test.NBProcessor):
+        def __init__(self, *args, **kw):
+            super().__init__(*args, **kw)
+            blank.with_stubs(self.nb)
+    nbdev.test.NBProcessor = Processor
+
 def fork(fn, skip):
     "Start the check of notebook `fn` in a process of its own; returns its id and the file it prints to"
     import nbdev.test
@@ -55,6 +65,7 @@ def fork(fn, skip):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+        if fn.parent == blank.COURSE: check_stubs()
         code = 0 if test_nb(fn, skip_flags=skip, basepath=ROOT)[0] else 1
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,5 +1,5 @@
 "The course: contents and links are written from the notebooks, and every chapter has the parts of a chapter"
-import importlib, json, re, shutil, subprocess, sys
+import ast, importlib, json, re, shutil, subprocess, symtable, sys
 from pathlib import Path
 import pytest
 from test_project import FLOORS, broken, flags, text
@@ -133,12 +133,13 @@ def test_script(tmp_path):
 def exercises(nb):
     """What is missing or wrong in the exercises of a chapter, as lines
 
-    Three times: task, check, stub that is not run, and a folded solution that is.
+    Three times or more: task, check, stub that is not run, and a folded solution that is.
     """
     cells = nb['cells']
     tasks = [(i, m) for i,c in enumerate(cells) if c['cell_type'] == 'markdown'
              for m in re.findall(r'^\*\*(\d)\. .+?\*\*', text(c['source']), re.M)]
-    if [m for _,m in tasks] != ['1', '2', '3']: yield f'exercises {[m for _,m in tasks]} instead of 1, 2, 3'
+    if len(tasks) < 3 or [m for _,m in tasks] != [str(k+1) for k in range(len(tasks))]:
+        yield f'exercises {[m for _,m in tasks]} instead of 1, 2, 3'
     for i,n in tasks:
         check,stub,solution = ([text(c['source']) for c in cells[i+1:i+4]] + ['']*3)[:3]
         called = rf'^check_{n}\((\w+)\)'
@@ -148,7 +149,8 @@ def exercises(nb):
         if 'eval:' not in flags(stub) or 'raise NotImplementedError' not in stub: yield f'exercise {n}: no stub'
         if 'NotImplementedError' in solution or flags(solution): yield f'exercise {n}: the solution is not run'
         if names[0] != names[1] or len(names[0]) != 1: yield f'exercise {n}: stub and solution are not both checked'
-        if not re.search(rf'^with expect_fail\(.*check_{n}\(', solution, re.M): yield f'exercise {n}: no wrong answer'
+        wrong = rf'^with expect_fail\(.*(?:\n    )?.*check_{n}\('
+        if not re.search(wrong, solution, re.M): yield f'exercise {n}: no wrong answer'
         if folded != [False, False, True]: yield f'exercise {n}: the solution alone is folded'
 
 @pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
@@ -170,7 +172,7 @@ def test_folded_solutions_stay_folded(tmp_path):
     from nbdev.config import get_config
     nb = load(ROOT/'nbs'/'course'/'05_captioning.ipynb')
     clean_nb(nb, allowed_cell_metadata_keys=get_config(path=ROOT).get('allowed_cell_metadata_keys').split())
-    assert sum(c['metadata'] == {'jupyter': {'source_hidden': True}} for c in nb['cells']) == 3
+    assert sum(c['metadata'] == {'jupyter': {'source_hidden': True}} for c in nb['cells']) == 5
 
 def test_chapters_export_nothing():
     for p in CHAPTERS:
@@ -181,8 +183,8 @@ def test_chapters_export_nothing():
 def parts(nb):
     """What a learner misses in a chapter, as lines
 
-    Prerequisites and minutes below the title, two predictions with folded answers, marks and a hint for each
-    exercise, two wrong answers that each check refuses, and a summary.
+    Prerequisites and minutes below the title, two predictions with folded answers, marks, a hint and help for errors
+    for each exercise, two wrong answers that each check refuses, and a summary.
     """
     cells = nb['cells']
     prose = [text(c['source']) for c in cells if c['cell_type'] == 'markdown']
@@ -196,6 +198,7 @@ def parts(nb):
     mark = r'\*Difficulty [123] of 3 · importance [123] of 3 · \d+ minutes\.\*'
     if not all(re.search(mark, s) for s in tasks): yield 'an exercise without marks'
     if not all('<summary>Hint</summary>' in s for s in tasks): yield 'an exercise without a hint'
+    if not all('<summary>If you see ...</summary>' in s for s in tasks): yield 'an exercise without help for errors'
     folded = [text(c['source']) for c in cells if c['metadata'].get('jupyter', {}).get('source_hidden')]
     if any(len(re.findall(r'^with expect_fail\(', s, re.M)) < 2 for s in folded): yield 'fewer than two wrong answers'
     if not re.search('^## You can now explain', prose[-1], re.M): yield 'no summary'
@@ -205,7 +208,7 @@ def test_chapter_has_its_parts(path): assert not list(parts(load(path)))
 
 MISSING = [('**Prerequisites:**', '', 'no prerequisites'), ('**Time:**', 'Time', 'minutes'),
            ('<summary>Hint<', '<', 'hint'), ('**Predict before you run.**', '', '0 predictions'),
-           ('<details>', '', 'folded answers'),
+           ('<details>', '', 'folded answers'), ('If you see', 'See', 'help for errors'),
            ('*Difficulty ', '*', 'marks'), ('with expect_fail', 'pass; expect_fail', 'two wrong answers'),
            ('## You can now', '## One can now', 'no summary')]
 
@@ -214,3 +217,133 @@ def test_chapter_has_its_parts_sees(old, new, says):
     nb = load(ROOT/'nbs'/'course'/'01_caption.ipynb')
     for c in nb['cells']: c['source'] = text(c['source']).replace(old, new)
     assert any(says in l for l in parts(nb))
+
+def quoted_errors(nb):
+    """Per exercise the messages that "If you see ..." quotes, and those that a wrong answer in the solution must give
+
+    The latter are what `expect_fail` looks for, so they are true when the chapter runs. All white space is alike.
+    """
+    def one_line(s): return ' '.join(s.split())
+    cells = nb['cells']
+    for i,c in enumerate(cells):
+        n = c['cell_type'] == 'markdown' and re.search(r'^\*\*(\d)\. ', text(c['source']), re.M)
+        if not n: continue
+        fold = text(c['source']).partition('<summary>If you see ...</summary>')[2].partition('</details>')[0]
+        calls = [x for x in ast.walk(ast.parse(text(cells[i+3]['source']))) if isinstance(x, ast.Call)
+                 and isinstance(x.func, ast.Name) and x.func.id == 'expect_fail' and len(x.args) == 2]
+        yield n[1],re.findall(r'^- `(.+?)`: ', fold, re.M),{one_line(ast.literal_eval(x.args[1])) for x in calls}
+
+@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
+def test_quoted_errors_are_true(path):
+    errors = list(quoted_errors(load(path)))
+    assert len(errors) >= 3
+    for n,quoted,true in errors: assert quoted and set(quoted) == true, f'exercise {n}'
+
+def test_quoted_errors_are_compared():
+    nb = load(ROOT/'nbs'/'course'/'01_caption.ipynb')
+    for c in nb['cells']: c['source'] = text(c['source']).replace('`max |a-b| = 0.693`', '`max |a-b| = 0.7`')
+    assert [n for n,quoted,true in quoted_errors(nb) if set(quoted) != true] == ['1']
+
+# ---------------------------------------------------------------- blank twins
+
+@pytest.fixture
+def blank(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT/'.ci'))
+    yield importlib.import_module('blank')
+    sys.modules.pop('blank', None)
+
+def code_of(nb): return [text(c['source']) for c in nb['cells'] if c['cell_type'] == 'code']
+
+def bound(src):
+    "Names that a cell defines for the cells below it"
+    symbols = symtable.symtable(src, '', 'exec').get_symbols()
+    return {x.get_name() for x in symbols if x.is_assigned() or x.is_imported()}
+
+def used(table, top=True):
+    "Names that a cell, or a function in it, takes from the notebook"
+    own = {x.get_name() for x in table.get_symbols() if x.is_referenced() and (top or x.is_global())}
+    return own.union(*(used(t, False) for t in table.get_children()))
+
+def bodies(src):
+    "What the functions of a cell do, without their names and docstrings"
+    for f in ast.walk(ast.parse(src)):
+        if not isinstance(f, ast.FunctionDef): continue
+        lines = f.body[1:] if ast.get_docstring(f) else f.body
+        yield ast.dump(ast.Module(lines, []))
+
+def leaks(blank, nb):
+    "What of the solutions a chapter's twin still has, and what it needs of them, as lines"
+    twin = blank.twin(nb)
+    left = {b for src in code_of(twin) for b in bodies(src)}
+    there = set().union(*map(bound, code_of(twin)))
+    needed = set().union(*(used(symtable.symtable(src, '', 'exec')) for src in code_of(twin)))
+    for c in nb['cells']:
+        src = text(c['source'])
+        if not c['metadata'].get('jupyter', {}).get('source_hidden') or 'olution of exercise' not in src: continue
+        if left & set(bodies(src)): yield f'left: {src.splitlines()[0]}'
+        yield from (f'missing: {n}' for n in sorted((bound(src)-there) & needed))
+    yield from (f'an output of an exercise: {text(c["source"])[:40]}' for c in twin['cells']
+                if c.get('outputs') and re.search(r'^def check_|NotImplementedError', text(c['source']), re.M))
+
+@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
+def test_twin_has_no_solution(blank, path):
+    nb = load(path)
+    twin = blank.twin(nb)
+    assert not list(leaks(blank, nb))
+    stubs,solved = sum(map(blank.is_stub, twin['cells'])),sum(map(blank.is_solution, nb['cells']))
+    assert stubs == solved == len(nb['cells'])-len(twin['cells']) >= 3
+    assert not any('eval: false' in text(c['source']) for c in twin['cells'])
+
+def test_solution_in_a_twin_is_seen(blank):
+    nb = load(ROOT/'nbs'/'course'/'06_trust.ipynb')
+    for c in nb['cells']:
+        c['source'] = text(c['source']).replace('# Solution of exercise 1', '# The solution of exercise 1')
+    assert any(l.startswith('left: ') for l in leaks(blank, nb))
+    nb['cells'].append(dict(cell_type='code', metadata={}, outputs=[], source='diagnose(1)\nby_last(1)'))
+    assert 'missing: by_last' in leaks(blank, nb)
+
+def test_make_blank(blank, tmp_path, capsys):
+    "Links and files are found from the twins' folder; what was worked on is kept"
+    folder = ROOT/'_course'
+    for p in CHAPTERS:
+        nb = blank.moved(blank.twin(load(p)))
+        src = '\n'.join(text(c['source']) for c in nb['cells'] if c['cell_type'] == 'markdown')
+        for l in re.findall(r'\]\(([^)#\s]+)\)', src):
+            to = (folder/l).resolve()
+            assert to.exists() or (to.parent == folder and (blank.COURSE/to.name).exists()), f'{p.name}: {l}'
+        code = '\n'.join(text(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
+        files = re.findall(r"'(\.\./[^']+)'", code)
+        assert all((folder/f).resolve().exists() for f in files), files
+    blank.main(tmp_path)
+    own,other = tmp_path/'01_caption.ipynb',tmp_path/'02_world.ipynb'
+    own.write_text(own.read_text().replace("raise NotImplementedError('exercise 1')", 'return 1'))
+    was = own.read_text()
+    blank.main(tmp_path)
+    assert own.read_text() == was and not blank.STUB.search(was.partition('exercise 2')[0])
+    said = capsys.readouterr().out
+    assert '01_caption.ipynb is kept' in said and '02_world.ipynb is kept' not in said and other.exists()
+
+STUB = "#| eval: false\ndef f(x):\n    raise NotImplementedError('exercise 1')\n\ncheck_1(f)"
+@pytest.mark.parametrize('check,passes', [('answer(1)', True), ('pass', False), ('assert 0', False)])
+def test_stubs_run_and_must_fail(blank, check, passes):
+    "What checks run in place of a stub: nothing is to be said if the stub is refused, and only then"
+    def code(s): return dict(cell_type='code', id='0a0b0c0d', metadata={}, outputs=[], source=s)
+    nb = blank.with_stubs(notebook(code(f'def check_1(answer): {check}'), code(STUB)))
+    names = {}
+    def run():
+        for c in nb['cells']: exec(text(c['source']), names)
+    if passes: run()
+    else:
+        with pytest.raises(AssertionError): run()
+    runner = (ROOT/'.ci'/'notebooks.py').read_text()
+    assert 'blank.with_stubs(self.nb)' in runner and 'check_stubs()' in runner
+
+def test_twins_are_offered_on_the_site(blank):
+    docs = importlib.import_module('docs')
+    try:
+        line = text(docs.below_title('course/05_captioning.ipynb', None)['source'])
+        for folder in ('course', 'blank/course'): assert f'</notebooks/{folder}/05_captioning.ipynb>' in line
+        assert 'blank' not in text(docs.below_title('course/00_contents.ipynb', None)['source'])
+        assert 'blank' not in text(docs.below_title('data/00_records.ipynb', 'vlrep.data.records')['source'])
+    finally:
+        for m in ('contents', 'docs', 'docs_check', 'docs_reference', 'environment'): sys.modules.pop(m, None)
