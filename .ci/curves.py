@@ -36,7 +36,8 @@ def overfitted(method, recipe, seed, path):
     name = dict(small=True) if recipe == 'tiny' else dict(name=recipe)
     if not path.exists():
         said = []
-        run_checks('overfit', method=method, data='world', seed=seed, precision='fp32', threads=1, log=said.append, **name)
+        run_checks('overfit', method=method, data='world', seed=seed, precision='fp32', threads=1, log=said.append,
+                   **name)
         path.write_text('\n'.join(said)+'\n', encoding='utf-8')
     found = LINE.search(path.read_text(encoding='utf-8'))
     return found and int(found[1])

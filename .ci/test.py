@@ -58,7 +58,8 @@ def copied(folder):
     (new/'vlrep').mkdir()
     for f in ('__init__.py', 'py.typed'): shutil.copy(ROOT/'vlrep'/f, new/'vlrep')
     for at,end in KEPT.items():
-        shutil.copytree(ROOT/'vlrep'/at, new/'vlrep'/at, ignore=lambda _, names: [n for n in names if not n.endswith(end)])
+        shutil.copytree(ROOT/'vlrep'/at, new/'vlrep'/at,
+                        ignore=lambda _, names, end=end: [n for n in names if not n.endswith(end)])
     return new
 
 def exported():

@@ -1,13 +1,19 @@
 "The reference curves: shipped, of today's recipes, passed by a fresh seed, and not by runs that are broken"
-import csv, json, re
+import functools, json, re
+from dataclasses import replace
 from fnmatch import fnmatch
 import pytest
 from vlrep.datasets.base import DATASETS
+from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all, recipe_dict
 from vlrep.experiments.sanity_checks import smoke_test
+from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
-from vlrep.reports.page import write_report
-from vlrep.reports.reference import compare_curve, curve_bands, curve_verdict, gather_curves, reference_curve
+from vlrep.methods.virtex.models import CaptioningModel
+from vlrep.reports.page import report_html
+from vlrep.reports.reference import compare_curve, curve_bands, curve_verdict, reference_curve
+from vlrep.training.learner import StopAtStep
+from vlrep.training.logging import CSVLogger, read_log
 from tools import ROOT
 
 FOLDER = ROOT/'vlrep'/'reports'/'curves'
@@ -43,9 +49,57 @@ def test_references_are_shipped_and_small():
 
 def test_another_recipe_is_not_compared():
     one = facts('virtex', 'tiny')
-    for part, name, value in (('recipe', 'bs', 32), ('recipe', 'ema', .9), ('data', 'scenes', 320), ('', 'accumulate', 2),
-                              ('', 'backbone', 'resnet18'), ('', 'world_size', 2)):
+    for part, name, value in (('recipe', 'bs', 32), ('recipe', 'ema', .9), ('data', 'scenes', 320),
+                              ('', 'accumulate', 2), ('', 'backbone', 'resnet18'), ('', 'world_size', 2)):
         other = dict(one, **{part: {**one[part], name: value}}) if part else dict(one, **{name: value})
         got = curve_verdict(other, [])
         assert got['kind'] == 'none' and f'{name} is {value}, not' in got['text'], got
-    assert 'data is flickr8k, not world' in curve_verdict(dict(one, data=dict(one['data'], name='flickr8k')), [])['text']
+    photos = dict(one, data=dict(one['data'], name='flickr8k'))
+    assert 'data is flickr8k, not world' in curve_verdict(photos, [])['text']
+
+# ---------------------------------------------------------------- runs that are right, and runs that are not
+
+@functools.cache
+def material():
+    "Method, recipe, images and tokenizer of `vlrep-pretrain --tiny`"
+    method, parts = METHODS['virtex'], [get_recipe('virtex', 'world'), DATASETS['world'].options]
+    recipe, options = override_all(parts, smoke_test(*parts))
+    splits = open_splits(method, recipe, options, 'world', log=lambda s: None)
+    return method, recipe, splits, method.train_tokenizer(recipe, splits['train'])
+
+def verdict(folder, steps, times=1):
+    "Of the first `steps` of a run with a fresh seed; its learning rates are `times` those that its recipe names"
+    method, recipe, splits, tok = material()
+    wrong = replace(recipe, lr=times*recipe.lr, cnn_lr=times*recipe.cnn_lr)
+    train_on(method, wrong, splits, 'world', tok, seed=21, precision='fp32', log=lambda s: None,
+             cbs=[StopAtStep(steps), CSVLogger(folder/'log.csv', 5)])
+    (folder/'recipe.json').write_text(json.dumps(facts('virtex', 'tiny')))
+    return compare_curve(folder)
+
+def test_a_fresh_seed_is_as_usual(tmp_path):
+    got = verdict(tmp_path, 30)
+    assert got['kind'] == 'within' and 'the range of 5 runs' in got['text'], got
+
+def test_rates_that_are_ten_times_too_high(tmp_path):
+    got = verdict(tmp_path, 15, times=10)
+    assert got['kind'] == 'above' and 'training' in got['text'], got
+
+def test_a_label_shift_that_gives_the_answer_away(tmp_path, monkeypatch):
+    "Each target is the token that was just read"
+    answer = CaptioningModel.answer
+    monkeypatch.setattr(CaptioningModel, 'answer', lambda self, x, target, *a: answer(self, x, target.roll(1), *a))
+    got = verdict(tmp_path, 10)
+    assert got['kind'] == 'below' and 'from step' in got['text'], got
+
+# ---------------------------------------------------------------- where it is shown
+
+def test_the_report_shows_the_verdict_and_the_range():
+    from test_foreign import facts as page_facts
+    files, c = page_facts(), reference_curve('virtex', 'tiny')['curves']['training']
+    info = {**files['recipe.json'], **facts('virtex', 'tiny')}
+    log = [dict(step=str(s), train_loss=str(m), valid_loss='', lr0='.1') for s,m in zip(c['steps'], c['mean'])]
+    page = report_html(info, files['result.jsonl'], log, files['samples.json'])
+    assert '<p>loss as usual: within the range of 5 runs of this recipe.</p>' in page and page.count('<polygon') == 1
+    info['recipe'] = {**info['recipe'], 'bs': 32}
+    page = report_html(info, files['result.jsonl'], log, files['samples.json'])
+    assert 'no reference of this recipe (bs is 32, not 16).</p>' in page and '<polygon' not in page

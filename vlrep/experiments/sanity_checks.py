@@ -214,9 +214,9 @@ def _same_view(method, recipe, splits, n, tok, *, data, steps):
     return replace(recipe, **calm),DataLoaders(StatefulLoader(few, train=True, shuffle=False, flip_p=0., **kw),
                                             StatefulLoader(few.subset([0]), **kw))
 
-def _usual(method, recipe, data, steps, n, part):
+def _usual(method, recipe, data, steps):
     "What the references say of the steps, for the end of a line; '' where they do not apply"
-    if METHODS.get(method.name) is not method or (n, part) != (16, .02): return ''
+    if METHODS.get(method.name) is not method: return ''
     said = overfit_verdict(dict(method=method.name, recipe=recipe_dict(recipe), data=dict(name=data)), steps)
     return said and f'; {said}'
 
@@ -246,12 +246,12 @@ def overfit(
     except _Enough:
         log(f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
             f'{len(watch.losses)} steps (no answer is below {watch.floor:.3f})'
-            + _usual(method, recipe, data, len(watch.losses), n, part))
+            + (_usual(method, recipe, data, len(watch.losses)) if (n, part) == (16, .02) else ''))
         return True
     except ValueError as e: why = f' ({e})'
     end = (f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was '
            f'wanted' if watch.losses else 'not a single step was made')
-    usual = _usual(method, recipe, data, None, n, part)
+    usual = _usual(method, recipe, data, None)
     log(f'failed to overfit {calm.bs} images: {end}{why}{usual}; try other learning rates (--set lr=..., --set '
         f'cnn_lr=...), and look at the loss and at what the model is given')
     return False
