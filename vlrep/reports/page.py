@@ -178,14 +178,16 @@ def report_html(
     said = table_html(wide_rows(num.get('caption_table') or []),
                       'Scores against what people wrote, in percent; chance is a caption of another picture.')
     recipe = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
-    log = list(log)
+    log,bands = list(log),curve_bands(info)
+    usual = curve_verdict(info, log)['text'] + (
+        '; light areas are where one more run of this recipe is to be expected' if bands else '')
     staged = bool(recipe.get('frozen_stages')) or recipe.get('layer_decay', 1) != 1
     return render_template('report.j2', dict(
         title=f'{info["method"]} on {data}',
         lead='Visual representations learned from captions: what one run did, and what came of it.',
         heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
         run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost),
-        curves=_learning(log, staged, curve_bands(info)), reference=curve_verdict(info, log)['text'],
+        curves=_learning(log, staged, bands), reference=usual[0].upper()+usual[1:],
         transfer=_scores(num.get('table')), where=_scores(num.get('where')), captioning=said,
         left_out=_left_out(num), recipe=facts_html(recipe),
         **_shown(samples if isinstance(samples, dict) else list(samples))))

@@ -31,6 +31,7 @@ def _differing(info, entry):
     "How a run differs from the runs of a reference, in words"
     a,b = _facts(info),_facts(entry)
     other = [(k, a.get(k), b.get(k)) for k in {**b, **a} if a.get(k) != b.get(k)]
+    other.sort(key=lambda o: None in o)                                               # what both name comes first
     say = lambda v: 'its default' if v is None else v
     known = {k for k,*_ in other} | _FREE
     was = [d.split(':')[0].split()[-1] for d in info.get('inexact') or []]
@@ -80,7 +81,7 @@ def gather_curves(
 # %% ../../nbs/reports/25_reference.ipynb #e4438c69
 _ALONE,_WAY = .1,.05 # Around a single run: part of the loss, and of the way from the highest to the lowest
 _EARLIER = .1        # Part of all steps by which a run may be ahead or behind
-_LEAST = .01         # Part of the loss that is always added
+_LEAST = .02         # Part of the loss that is always added
 
 def usual_range(
     curve:dict, # `mean`, `low` and `high` at some `steps`
