@@ -11,6 +11,7 @@ help:
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
 	@echo 'make export       write vlrep/, the contents and the links from the notebooks as they are, and clean them'
 	@echo 'make readme       write README.md from nbs/index.ipynb'
+	@echo 'make curves       train the runs anew that others are compared with (METHOD="NAME ..." RECIPE=tiny SEEDS=5 RUNS=FOLDER)'
 	@echo 'make docs         the documentation site in _docs/html, built and checked without executing anything'
 	@echo 'make clean        remove the environments and what was built; runs/ stays'
 	@echo 'PYTHON=python3.12 chooses the Python that .venv is built with'
@@ -45,6 +46,9 @@ export: venv
 readme: venv
 	@$(BIN)/python .ci/readme.py
 
+curves: venv
+	@$(BIN)/python .ci/curves.py $(METHOD) $(if $(RECIPE),--recipe $(RECIPE)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(RUNS),--runs $(RUNS))
+
 docs:
 	@$(PYTHON) .ci/docs.py
 
@@ -52,5 +56,5 @@ clean:
 	rm -rf .venv .venv-newest .venv-docs build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test robust lab blank notebooks export readme docs clean
+.PHONY: help venv pretrain test robust lab blank notebooks export readme curves docs clean
 .NOTPARALLEL:

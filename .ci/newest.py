@@ -67,7 +67,7 @@ def link(py, rows):
 
 def wheel(folder):
     """Build the wheel from a copy that holds only what it needs, and see that it carries exactly the modules of
-    vlrep/, the templates of the report, and py.typed"""
+    vlrep/, the templates of the report, the reference curves, and py.typed"""
     src = Path(folder)/'src'
     src.mkdir()
     for f in ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE'): shutil.copy(ROOT/f, src)
@@ -75,7 +75,7 @@ def wheel(folder):
     pip(VENV/'bin'/'python', 'wheel', '--quiet', '--no-deps', '-w', folder, str(src))
     whl = next(Path(folder).glob('*.whl'))
     has  = {n for n in zipfile.ZipFile(whl).namelist() if n.startswith('vlrep/')}
-    want = {p.relative_to(src).as_posix() for p in (src/'vlrep').rglob('*') if p.suffix in ('.py', '.j2')
+    want = {p.relative_to(src).as_posix() for p in (src/'vlrep').rglob('*') if p.suffix in ('.py', '.j2', '.json')
             or p.name == 'py.typed'}
     if has != want: raise Failed(f'the wheel is not vlrep/: {sorted(has ^ want)}')
     return whl

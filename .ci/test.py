@@ -10,7 +10,7 @@ import environment, readme
 from environment import ROOT, Failed, quiet
 
 BIN = environment.VENV/'bin'
-TEMPLATES = Path('reports')/'templates'
+KEPT = {'reports/templates': '.j2', 'reports/curves': '.json'}      # in vlrep/, from no notebook: folder -> ending
 passed = failed = 0
 costs = dict(notebooks={}, tests={})     # CPU seconds of each notebook and of each test of pytest
 
@@ -48,8 +48,8 @@ def compare(what, hint, old, new):
 def copied(folder):
     """A copy of the project with an empty vlrep/
 
-    Only what no notebook exports: its __init__.py, whose version line is all that nbdev writes, py.typed, and the
-    templates of the report
+    Only what no notebook exports: its __init__.py, whose version line is all that nbdev writes, py.typed, the templates
+    of the report, and the reference curves
     """
     new = Path(folder)/'copy'
     new.mkdir()
@@ -57,8 +57,9 @@ def copied(folder):
     shutil.copytree(ROOT/'nbs', new/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
     (new/'vlrep').mkdir()
     for f in ('__init__.py', 'py.typed'): shutil.copy(ROOT/'vlrep'/f, new/'vlrep')
-    shutil.copytree(ROOT/'vlrep'/TEMPLATES, new/'vlrep'/TEMPLATES,
-                    ignore=lambda _, names: [n for n in names if not n.endswith('.j2')])
+    for at,end in KEPT.items():
+        shutil.copytree(ROOT/'vlrep'/at, new/'vlrep'/at,
+                        ignore=lambda _, names, end=end: [n for n in names if not n.endswith(end)])
     return new
 
 def exported():

@@ -47,6 +47,7 @@ def test_world(on_world):
     info = json.loads((out/'recipe.json').read_text())
     res = json.loads((out/'result.jsonl').read_text())
     num = res['numbers']
+    assert num['reference']['kind'] == 'none' and num['reference']['text'] in done.stdout   # not the recipe of --tiny
     assert (info['method'] == 'virtex' and info['recipe']['steps'] == 20 and info['recipe']['momentum'] == .9
             and info['data']['scenes'] == 200 and info['seed'] == 3 and info['versions']['torch'])
     assert res['seed'] == 3 and res['recipe'] == 'world' and 'commit' in res and res['seconds']['bicaptioning'] > 0
@@ -325,11 +326,13 @@ def test_first_steps(tmp_path, capsys, on_world, on_photos, monkeypatch):
     said = capsys.readouterr().out
     assert all(w in said for w in ('parameters', 'steps', 'MB')) and not (tmp_path/'runs').exists()
     main([*map(str, words), '--overfit'])
-    print(capsys.readouterr().out)
+    said = capsys.readouterr().out
+    low, high = map(int, re.search(r'; usual: (\d+) to (\d+)$', said.strip())[1:3])
+    assert low-4 <= int(re.search(r'in (\d+) steps', said)[1]) <= high+4
     assert '--dry-run' in refused(capsys, *words, '--dry-run', '--out', tmp_path/'x')
     monkeypatch.setattr(commands, 'overfit', partial(commands.overfit, steps=30))         # enough to see that it fails
-    with pytest.raises(SystemExit) as e: main([*map(str, words), '--overfit', '--set', 'lr=1e4', '--set', 'cnn_lr=1e4'])
-    assert e.value.code == 1
+    with pytest.raises(SystemExit) as e: main([*map(str, words), '--overfit', '--set', 'cnn_lr=1e4'])
+    assert e.value.code == 1 and 'cnn_lr is 10000.0, not 0.5' in capsys.readouterr().out
     main(['report', str(on_world[1]), str(on_photos[1]), '--out', str(tmp_path/'side.html')])
     page = (tmp_path/'side.html').read_text()
     assert (page.startswith('<!doctype html>') and '<script' not in page

@@ -414,6 +414,11 @@ def _first_line(asked, recipe, splits, facts, method):
             + f'; seed {asked["seed"]}, threads {facts["threads"]}, precision {facts["precision"]}'
             + f'; the loss is {method.loss_unit}'*bool(method.loss_unit))
 
+def _rows(steps):
+    "Steps between two rows of the log: 50, and in a short training fewer, so that there are more than twenty"
+    return max(1, min(50, steps//24))
+
+# %% ../../nbs/experiments/70_commands.ipynb #4b819bd2
 def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision, facts, at, inexact, resume_run,
            workers, save_every, max_damaged, stages):
     "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
@@ -425,7 +430,8 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
     # torchrun passes a signal on that its processes may have had already
     with stages(method.stage or method.name), signals(2. if several else 0.) as note:
         cbs = [StopOnSignal(note)]
-        if dist.is_main: cbs = [CSVLogger(run/'log.csv', log=log), Checkpointer(run, save_every), *cbs]
+        logger = CSVLogger(run/'log.csv', _rows(recipe.steps), log=log)
+        if dist.is_main: cbs = [logger, Checkpointer(run, save_every), *cbs]
         if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
         try:
             learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,

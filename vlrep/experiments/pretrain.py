@@ -12,6 +12,7 @@ from ..core.progress import *
 from ..data.duplicates import duplicates
 from ..data.subsets import readable
 from ..reports.instability import learning_warning
+from ..reports.reference import curve_verdict
 from ..datasets.base import DATASETS
 from ..models.features import bn_statistics
 from ..models.pretrained import Pretrained
@@ -74,7 +75,10 @@ def _of_training(run, recipe, splits, learn, log):
                images_per_second=state.samples/max(state.elapsed, 1e-9), held_loss=state.best_loss,
                best_step=state.best_step, skipped=state.skipped, parameters=count(model),
                backbone_parameters=0 if model.visual is None else count(model.visual))
-    num['warnings'] = {run.info['method']: w} if (w := learning_warning(_log(run, log))) else {}
+    rows = _log(run, log)
+    num['warnings'] = {run.info['method']: w} if (w := learning_warning(rows)) else {}
+    num['reference'] = curve_verdict(run.info, rows)
+    log(num['reference']['text'])
     for d in dls:
         if d.damaged: log(d.damage_report())
     return num,{d.source.ids[r]: why for d in dls for r,why in d.damaged.items()}

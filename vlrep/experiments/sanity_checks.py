@@ -15,9 +15,11 @@ from fastcore.basics import noop
 from ..data.loader import StatefulLoader
 from ..data.subsets import limit_captions
 from ..data.transforms import EvalTransform
+from ..reports.reference import overfit_verdict
 from ..training.logging import ProgressLogger
 from ..training.learner import BaseCallback, stop_fit, training_state
-from ..methods.base import Method
+from ..methods.base import Method,METHODS
+from .config import *
 from .baselines import *
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #7245829f
@@ -214,6 +216,12 @@ def _same_view(method, recipe, splits, n, tok, *, data, steps):
     return replace(recipe, **calm),DataLoaders(StatefulLoader(few, train=True, shuffle=False, flip_p=0., **kw),
                                             StatefulLoader(few.subset([0]), **kw))
 
+def _usual(method, recipe, data, steps):
+    "What the references say of the steps, for the end of a line; '' where they do not apply"
+    if METHODS.get(method.name) is not method: return ''
+    said = overfit_verdict(dict(method=method.name, recipe=recipe_dict(recipe), data=dict(name=data)), steps)
+    return said and f'; {said}'
+
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #bf4b895e
 def overfit(
     method:Method,         # Recipe, model, loss and learner
@@ -239,11 +247,13 @@ def overfit(
     try: learn.fit_steps(steps)
     except _Enough:
         log(f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
-            f'{len(watch.losses)} steps (no answer is below {watch.floor:.3f})')
+            f'{len(watch.losses)} steps (no answer is below {watch.floor:.3f})'
+            + (_usual(method, recipe, data, len(watch.losses)) if (n, part) == (16, .02) else ''))
         return True
     except ValueError as e: why = f' ({e})'
     end = (f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was '
            f'wanted' if watch.losses else 'not a single step was made')
-    log(f'failed to overfit {calm.bs} images: {end}{why}; try other learning rates (--set lr=..., --set '
+    usual = _usual(method, recipe, data, None)
+    log(f'failed to overfit {calm.bs} images: {end}{why}{usual}; try other learning rates (--set lr=..., --set '
         f'cnn_lr=...), and look at the loss and at what the model is given')
     return False

@@ -97,18 +97,21 @@ def _number(v):
     "A tick's label: 0.2, 1500, 20k, 1e+06"
     return f'{v:.4g}' if v == 0 or 1e-3 <= abs(v) < 1e4 else f'{v/1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
 
+# %% ../../nbs/reports/20_figures.ipynb #e739c397
 def curves_svg(
     lines:dict,      # Name -> (xs, ys), drawn in this order
     x:str='',        # What the horizontal axis counts
     y:str='',        # What the vertical axis measures
     zero:bool=False, # Start the vertical axis at 0?
     top:float=None,  # End the vertical axis here; what is higher is cut off
+    *, bands:dict=None # Name of a line -> (xs, lows, highs): a range, drawn in its colour behind the lines
 )->str:              # An SVG element as wide as its column, and its legend
     "Lines over a common axis"
     known = lambda v: [(float(a), float(b)) for a,b in zip(*v) if b is not None and math.isfinite(float(b))]
     pts = {k: known(v) for k,v in lines.items() if known(v)}
     if not pts: return ''
-    xs,ys = [p[0] for v in pts.values() for p in v], [p[1] for v in pts.values() for p in v]
+    areas = {k: known((x, lo)) + known((x, hi))[::-1] for k,(x,lo,hi) in (bands or {}).items() if k in pts}
+    xs,ys = zip(*[p for v in (*pts.values(), *areas.values()) for p in v])
     x0,x1,y0,y1 = min(0, min(xs)),max(xs),(min(0, min(ys)) if zero else min(ys)),max(ys)
     if top is not None: y1 = min(y1, top)
     x1,gap = (x1 if x1 > x0 else x0+1),(y1-y0 or abs(y1) or 1)*.06
@@ -118,7 +121,10 @@ def curves_svg(
     py = lambda v: box['bottom']-(v-y0)/(y1-y0)*(box['bottom']-box['top'])
     drawn = [dict(name=k, color=c, dot=(px(v[0][0]), py(v[0][1])) if len(v) == 1 else None,
                   points=' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for (k,v),c in zip(pts.items(), COLOUR*9)]
-    return render_macro('curves', dict(box, x=x, y=y, lines=drawn, x_ticks=[(px(v), _number(v)) for v in ticks(x0, x1)],
+    color = {d['name']: d['color'] for d in drawn}
+    areas = [(color[k], ' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for k,v in areas.items()]
+    return render_macro('curves', dict(box, x=x, y=y, lines=drawn, areas=areas,
+                                       x_ticks=[(px(v), _number(v)) for v in ticks(x0, x1)],
                                        y_ticks=[(py(v), _number(v)) for v in ticks(y0, y1)]))
 
 # %% ../../nbs/reports/20_figures.ipynb #511a7e1d

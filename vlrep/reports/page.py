@@ -15,6 +15,7 @@ from ..core.files import *
 from .instability import *
 from .figures import *
 from .traces import *
+from .reference import *
 
 # %% ../../nbs/reports/40_page.ipynb #59b2b6ff
 def pick(
@@ -87,15 +88,15 @@ def _heads(res):
     return out + [(_clock(sum(res['seconds'].values())), 'for everything on this page')]
 
 # %% ../../nbs/reports/40_page.ipynb #4137b498
-def _learning(log, staged=False):
-    "Loss curves and learning rates from the rows of log.csv, as drawings; `staged`: are stages groups of their own?"
+def _learning(log, staged=False, bands=None):
+    """Loss curves and learning rates from the rows of log.csv, as drawings
+
+    `staged`: are stages groups of their own? `bands`: where the losses of the same recipe are usually
+    """
     def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
         return [float(r['step']) for r in rows],[float(r[name]) for r in rows]
-    # rows that are means over an epoch
-    ends = [r for r in log if r.get('valid_loss') not in (None, '')]
-    within = [r for r in log if r not in ends]                                        # and over some steps
-    loss = {'training': col('train_loss', max(ends, within, key=len)), 'held out': col('valid_loss', log)}
+    loss,bands = loss_curves(log),bands or {}
     cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}
     lrs = {}
     for k,v in cols.items():
@@ -103,8 +104,9 @@ def _learning(log, staged=False):
         if v not in lrs.values(): lrs[name] = v
     if len(lrs) == 1: lrs = {'all parameters': next(iter(lrs.values()))}
     # the first fall would flatten the rest
-    late = [b for xs,ys in loss.values() for a,b in zip(xs, ys) if a >= .05*max(xs)]
-    return [curves_svg(loss, x='steps', y='loss', top=max(late, default=None)),
+    late = [b for xs,ys in (*loss.values(), *((v[0], v[2]) for v in bands.values())) for a,b in zip(xs, ys)
+            if a >= .05*max(xs)]
+    return [curves_svg(loss, x='steps', y='loss', top=max(late, default=None), bands=bands),
             curves_svg(lrs, x='steps', y='learning rate', zero=True)] if log else []
 
 def _cost(seconds, note):
@@ -176,12 +178,16 @@ def report_html(
     said = table_html(wide_rows(num.get('caption_table') or []),
                       'Scores against what people wrote, in percent; chance is a caption of another picture.')
     recipe = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
+    log,bands = list(log),curve_bands(info)
+    usual = curve_verdict(info, log)['text'] + (
+        '; light areas are where one more run of this recipe is to be expected' if bands else '')
     staged = bool(recipe.get('frozen_stages')) or recipe.get('layer_decay', 1) != 1
     return render_template('report.j2', dict(
         title=f'{info["method"]} on {data}',
         lead='Visual representations learned from captions: what one run did, and what came of it.',
         heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
-        run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost), curves=_learning(list(log), staged),
+        run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost),
+        curves=_learning(log, staged, bands), reference=usual[0].upper()+usual[1:],
         transfer=_scores(num.get('table')), where=_scores(num.get('where')), captioning=said,
         left_out=_left_out(num), recipe=facts_html(recipe),
         **_shown(samples if isinstance(samples, dict) else list(samples))))
