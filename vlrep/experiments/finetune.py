@@ -389,5 +389,6 @@ def _told_rows(job, run):
         if d.targets is None: job.log(f'{split}: {len(d):,} answers in {run/f"predictions-{split}{task.suffix}"}')
         else:
             alone = None if job.plan.blind else decide(blind=True)
-            rows += task_rows(task, job.parts['train'], d, said, who, alone=alone, seed=job.asked['seed'])
+            rows += task_rows(task, job.parts['train'], d, said, who, alone=alone, seed=job.asked['seed'],
+                              draws=job.plan.draws if split == 'test' else 0)
     return rows

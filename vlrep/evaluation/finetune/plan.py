@@ -30,6 +30,7 @@ class FinetunePlan:
     answers:Int(0, 10**6)=0      # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)
     genres:Int(23, 24)=23        # Of MM-IMDB: 24 has one for all others (the paper says 23, its code has 24)
     blind:bool=False             # Train and ask without the image: what the texts alone can tell
+    draws:Added(Int(0, 10**5))=0 # Keep each score of the test under so many draws of its images, to compare runs in pairs
     def check(self)->None:
         "The climb is a part of the training"
         if self.warmup >= self.steps:
