@@ -1,15 +1,17 @@
 "vlrep-study: a tiny study from end to end, killed twice on its way, and what is judged by hand"
-import json, math, os, signal, sys, time
+import json, math, os, shutil, signal, sys, time
 from pathlib import Path
 import pytest, torch
 from tools import refused
 from vlrep.experiments.commands import pretrain
 from vlrep.experiments.comparisons import Difference
-from vlrep.experiments.study import arm_recipe, read_study, read_toml, study_of
+from vlrep.experiments.finetune import finetune
+from vlrep.experiments.study import arm_recipe, read_study, read_toml, study_of, task_plan
 from vlrep.experiments.study_report import write_study_report
 from vlrep.experiments.study_runs import code_modules, plan_study, run_study, StudyFolder
 from vlrep.experiments.study_tuning import tuning_rounds
 from vlrep.experiments.study_verdicts import holm, judge_study, needed_seeds, p_value, read_study_lines, study_verdict
+from vlrep.training.callbacks import TrainingDiverged
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load
 
@@ -228,6 +230,120 @@ def test_plan_counts_what_the_study_did(done):
     assert (told['runs'], told['trials']) == (4, 6) and told['views'] == 2*(2*12+2*4+8)*16 and told['hours'] > 0
     assert sum(l['numbers']['views'] for l in lines if l['kind'] == 'run') == 4*12*16
 
+# ---------------------------------------------------------------- pretrained once, fine-tuned on tasks
+
+SOURCES = ROOT/'data'/'studies'/'pretraining_right.toml'
+
+def few_arms(path):
+    "The study of the sources, of which [quick] keeps two arms, the writer, and one task; and a contrast of theirs"
+    text = SOURCES.read_text(encoding='utf-8')
+    for old,new in (("keep    = ['writer', 'vb-none', 'vb-captions', 'vb-generated', 'vil-captions']",
+                     "keep    = ['writer', 'vb-none', 'vb-generated']"), ("tasks   = ['vqa']\nsteps   = 2",
+                                                                          "tasks   = ['mm_imdb']\nsteps   = 2")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path.write_text(text + "\n[[contrasts]]\nid = 'T'\ntext = 'any'\na = 'vb-generated'\nb = 'vb-none'\n"
+                    "question = 'mm_imdb, macro F1'\ntable = 'frozen'\nunequal = ['views', 'steps']\n",
+                    encoding='utf-8')
+    return path
+
+@pytest.fixture(scope='module')
+def tuned(tmp_path_factory):
+    "The folder of that study, after a signal in the middle of a fine-tuning"
+    tmp = tmp_path_factory.mktemp('sources')
+    file,out,said,again = few_arms(tmp/'sources.toml'),tmp/'out',[],[]
+    def log(line):
+        said.append(line)
+        begun = '-- vb-none-0-mm_imdb-full' in said[-20:]
+        if line.startswith('step 2:') and begun: os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(TrainingInterrupted): run_study(file, out, log=log, quick=True)
+    stopped = load(out/'tasks'/'vb-none-0-mm_imdb-full').saved()
+    run_study(file, out, log=again.append, quick=True)
+    return dict(file=file, out=out, said=said, again=again, stopped=stopped)
+
+def test_sources_are_pretrained_once_and_fine_tuned(tuned):
+    study,lines = read_study_lines(tuned['out'])
+    count = lambda kind, **k: sum(l['kind'] == kind and all(l[a] == v for a,v in k.items()) for l in lines)
+    assert study.name == 'pretraining_right-quick' and [count(k) for k in ('trial','choice','run')] == [4, 2, 6]
+    assert [count(k) for k in ('task_trial','task_choice','task')] == [8, 4, 8] and not count('begun')
+    assert all(count('task', arm=a, mode=m, seed=s) == 1 for a in ('vb-none','vb-generated') for m in ('full','frozen')
+               for s in (0, 1))
+    runs = {(l['arm'], l['seed']): l for l in lines if l['kind'] == 'run'}
+    assert runs['vb-none', 0]['numbers']['views'] == 0 and runs['vb-generated', 0]['numbers']['views'] == 6*16
+    for s in (0, 1):                                                             # who wrote has the same seed
+        wrote = load(tuned['out']/'runs'/f'vb-generated-{s}').info['recipe']['generated']
+        assert Path(wrote) == (tuned['out']/'runs'/f'writer-{s}').resolve()
+    for l in lines:
+        if l['kind'] != 'task': continue
+        rows = {r['question']: r for r in l['numbers'][l['mode']] if r['backbone'] == 'visualbert'}
+        assert set(rows) == {'mm_imdb', 'mm_imdb, macro F1'} and len(rows['mm_imdb']['draws']) == 20
+        assert ('drift' in l['numbers']) == (l['mode'] == 'full')
+    chosen = {(l['arm'], l['mode']): l['values'] for l in lines if l['kind'] == 'task_choice'}
+    assert all(l['values'] == chosen[l['arm'], l['mode']] for l in lines if l['kind'] == 'task')
+    assert not list((tuned['out']/'trials').glob('*/predictions-*'))             # trials say nothing of test scenes
+    row, = judge_study(study, lines)
+    assert row['verdict'] and len(row['each']) == 2
+    page = (tuned['out']/'report.md').read_text()
+    assert '## Tasks, the body frozen' in page and '| visualbert | none | vb-none |' in page
+
+def test_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
+    "It was stopped before the last of four steps, and goes on; what was there before is not trained again"
+    assert tuned['stopped'] and tuned['stopped'][-1] < 4
+    assert next(l for l in tuned['again'] if l.startswith('-- ')) == '-- vb-none-0-mm_imdb-full'
+    assert f'going on from step {tuned["stopped"][-1]}' in tuned['again']
+    study,lines = read_study_lines(tuned['out'])
+    line = next(l for l in lines if l['kind'] == 'task' and (l['arm'], l['seed'], l['mode']) == ('vb-none', 0, 'full'))
+    changes = task_plan(study, 'mm_imdb', 'full', line['values'], draws=20)[2]
+    whole = load(finetune(tuned['out']/'runs'/'vb-none-0', 'mm_imdb', changes, out=tmp_path/'whole', threads=1, seed=0,
+                          precision='bf16', log=str))
+    parts = load(tuned['out']/'tasks'/'vb-none-0-mm_imdb-full')
+    a,b = whole.weights('last'),parts.weights('last')
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    was = (tuned['out']/'study.jsonl').read_bytes()
+    again = []
+    run_study(tuned['file'], tuned['out'], log=again.append, quick=True)
+    assert not [l for l in again if l.startswith('--')] and (tuned['out']/'study.jsonl').read_bytes() == was
+
+def test_diverged_fine_tuning_says_so(tuned, tmp_path, monkeypatch):
+    "The study goes on without it; its contrast is not run, and the page says why"
+    out = tmp_path/'out'
+    shutil.copytree(tuned['out'], out)
+    lines = [json.loads(l) for l in (out/'study.jsonl').read_text().splitlines()]
+    gone = dict(kind='task', arm='vb-none', seed=1, task='mm_imdb', mode='frozen')
+    lines = [l for l in lines if any(l.get(k) != v for k,v in gone.items())]
+    (out/'study.jsonl').write_text('\n'.join(map(json.dumps, lines))+'\n')
+    def wild(*args): raise TrainingDiverged('the training loss is nan at step 3')
+    monkeypatch.setattr('vlrep.experiments.study_runs.train_task', wild)
+    said = []
+    run_study(tuned['file'], out, log=said.append, quick=True)
+    assert '   diverged: the training loss is nan at step 3' in said
+    assert 'T: not run (vb-none 1: diverged)' in said
+    page = (out/'report.md').read_text()
+    assert '(1 seed, scenes alone), 1 diverged †' in page
+    assert '† vb-none, seed 1, mm_imdb frozen: the training loss is nan' in page
+    again = []
+    run_study(tuned['file'], out, log=again.append, quick=True)                  # nor is it tried again and again
+    assert not [l for l in again if l.startswith('--')]
+
+@pytest.mark.parametrize('old,new,says', [
+    ("steps = 4, bs = 16, every", "steps = 5, bs = 16, every", 'plan'),
+    ("tasks   = ['mm_imdb']", "tasks   = ['mm_imdb', 'vqa']\nmodes = ['full']", 'is no part of'),
+    ("steps   = 2\nchanges", "steps   = 3\nchanges", 'plan steps: was 2')])
+def test_changed_fine_tuning_is_refused(tuned, tmp_path, old, new, says, capsys):
+    text = tuned['file'].read_text()
+    assert text.count(old) == 1
+    (tmp_path/'s.toml').write_text(text.replace(old, new))
+    assert says in refused(capsys, 'study', 'run', tmp_path/'s.toml', '--out', tuned['out'], '--quick')
+
+def test_plan_counts_fine_tunings(tuned):
+    study,_ = read_study_lines(tuned['out'])
+    told = plan_study(study, tuned['out'], log=str)
+    assert [told[k] for k in ('runs','trials','tasks','task_trials')] == [6, 4, 8, 8] and told['hours'] > 0
+
+def test_nothing_to_try_out_of_no_steps(capsys):
+    said = refused(capsys, 'pretrain', '--method', 'visualbert', '--steps', '0', '--dry-run')
+    assert said == 'vlrep-pretrain: --dry-run: steps=0 trains nothing, so there is nothing to try out\n'
+
 # ---------------------------------------------------------------- mistakes, one line each
 
 MISTAKES = [("method = 'token_cls'", "method = 'token_cl'", "arms[sets].method: unknown method 'token_cl'"),
@@ -309,6 +425,6 @@ def test_committed_study_is_ready_to_run(file):
     study = read_study(file)
     assert study.name == file.stem and study.contrasts and len(study.seeds) >= 3 and study.tune
     assert {'views','images','steps','backbone'} & set(study.equal) and all(c.text for c in study.contrasts)
-    for a in study.arms: assert arm_recipe(study, a)[0].steps >= study.tune.steps
+    for a in study.tuned(): assert arm_recipe(study, a)[0].steps >= study.tune.steps
 
-def test_there_are_studies(): assert {'virtex','loctex'} <= {f.stem for f in FILES}
+def test_there_are_studies(): assert {'virtex','loctex','pretraining_right'} <= {f.stem for f in FILES}

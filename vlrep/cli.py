@@ -354,6 +354,7 @@ class _StudyPlan:
     file:_A_STUDY
     recorded:_DIR=None # Finished run folders to take times from, instead of timing a few steps
     jobs:_N=None       # Trainings at a time (default: 1)
+    quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
     plugin:_PLUGIN=None
 
 @dataclass(frozen=True)
@@ -363,6 +364,7 @@ class _StudyRun:
     out:Annotated[str, arg(metavar='DIR', help='Folder of the study')]
     jobs:_N=None       # Trainings at a time, each with one thread (default: 1)
     mix:_FLAG=False    # Go on although lines were made by other code, versions or processors; the page says which
+    quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
     plugin:_PLUGIN=None
 
 @dataclass(frozen=True)
@@ -392,7 +394,7 @@ def _study(argv):
         return
     what,a = _study_options(argv)
     from vlrep.experiments.study import read_study
-    if what != 'report': study = read_study(a['file'])
+    if what != 'report': study = read_study(a['file'], a['quick'])
     from vlrep.experiments.study_report import write_study_report
     from vlrep.experiments.study_runs import plan_study, run_study
     from vlrep.training.interrupts import TrainingInterrupted
@@ -401,8 +403,8 @@ def _study(argv):
     else:
         try: run_study(**a)
         except (TrainingInterrupted, KeyboardInterrupt) as e:
-            raise _Exit(getattr(e, 'code', 130), f'stopped; go on with: vlrep-study run {a["file"]} --out {a["out"]}') \
-                from e
+            raise _Exit(getattr(e, 'code', 130), f'stopped; go on with: vlrep-study run {a["file"]} --out {a["out"]}'
+                        + ' --quick'*a['quick']) from e
 
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, rows, about):

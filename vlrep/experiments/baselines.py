@@ -20,7 +20,7 @@ from ..models.named import initial_backbone
 from ..reports.instability import learning_warning
 from ..training.distributed import current_dist
 from ..training.logging import EpochLosses, ProgressLogger
-from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader
+from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader, StopAtStep
 from ..training.interrupts import memory_advice, out_of_memory
 from .config import *
 from .start import *
@@ -72,7 +72,9 @@ def train_on(
     if dist.is_main: cbs = [*cbs, ProgressLogger(log, every)]
     learn = method.learner(recipe, dls, seed=seed, precision=precision, cbs=[GradientAccumulation(accumulate), *cbs])
     if begin: begin(learn)
-    try: learn.fit_steps(recipe.steps)
+    try:
+        if recipe.steps: learn.fit_steps(recipe.steps)
+        else: learn.fit(1, cbs=[StopAtStep(0)])                      # the first weights are validated, and kept
     except Exception as e:
         if why := _explained(e, learn, recipe, accumulate): raise why from e
         raise

@@ -27,6 +27,7 @@ from ..models.pretrained import Pretrained
 from ..models.export import LAYOUTS
 from ..training.data_parallel import leave_process_group
 from ..training.distributed import process_group
+from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
 from ..training.precision import choose_precision
@@ -274,6 +275,7 @@ def run_checks(
     recipe,options = plan(asked['method'], asked['name'], _small(asked, changes) if small else changes, asked['data'],
                    backbone=asked['backbone'])
     recipe.check_parts(asked['accumulate'])
+    if not recipe.steps: raise ValueError(f'--{what}: steps=0 trains nothing, so there is nothing to try out')
     if threads: torch.set_num_threads(threads)
     splits = open_splits(method, recipe, options, asked['data'], asked['root'], log=log)
     _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log=log)
@@ -445,7 +447,7 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
             e.run = run.path
             raise
         if dist.is_main and not math.isfinite(learn.train_state.best_loss):
-            raise ValueError('the held-out loss was never a finite number: lower the learning rates')
+            raise TrainingDiverged('the held-out loss was never a finite number: lower the learning rates')
     return learn
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bdd

@@ -423,6 +423,7 @@ def _told_rows(job, run):
         if d.targets is None: job.log(f'{split}: {len(d):,} answers in {run/f"predictions-{split}{task.suffix}"}')
         elif job.plan.report in ('both',split):
             alone = None if job.plan.blind else decide(blind=True)
-            rows += task_rows(task, job.parts['train'], d, said, who, alone=alone, seed=job.asked['seed'])
+            rows += task_rows(task, job.parts['train'], d, said, who, alone=alone, seed=job.asked['seed'],
+                              draws=job.plan.draws if split == 'test' else 0)
     write_json(run/'samples.json', dict(examples=shown))
     return rows

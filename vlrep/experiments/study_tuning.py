@@ -94,7 +94,7 @@ def train_trial(
     "Train one trial, and ask validation scenes; its checkpoints are not kept"
     folder,t = Path(folder),time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
-    recipe,options = arm_recipe(study, arm, trial)
+    recipe,options = arm_recipe(study, arm, trial | writer_changes(study, arm, folder.parent.parent, study.seeds[0]))
     recipe = shorter(recipe, steps)
     out = dict(score=None, unstable='', error='', views=0)
     try: learn,run = _trained(study, arm, recipe, options, folder=folder, log=log)

@@ -39,6 +39,7 @@ _Begin   = Choice('bert','random')
 _Targets = Choice('off','kl')
 _Steps   = Int(1, 10**7)
 _Scenes  = Int(0, 10**8)
+_Updates = Int(0, 10**9)
 _Decay   = Choice('cosine','linear')
 _Beta    = Float(0, .99999)
 _Tiny    = Float(0, 1, above=True)
@@ -85,7 +86,7 @@ class FusionRecipe(FusionInput):
     jitter_p:Share=0.           # How often colours are changed
     flip_p:Share=0.             # How often images are mirrored, with their boxes and left and right in the text
     bs:Batch=896                # Texts a step (tab. A.1; sec. 2.5: 1024; released: 480) (A23)
-    steps:StepCount=88_000      # Steps (sec. 2.5; released: 11,000)
+    steps:_Updates=88_000       # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 2)
     warmup:WarmUp=2000          # Steps of linear warm-up (sec. 2.5; released: 1000)
     schedule:_Decay='cosine'    # Down to 0 after that (sec. 2.5; released: linear)
     lr:Rate=5e-5                # Peak learning rate (sec. 2.5)
@@ -123,6 +124,11 @@ def problems(self:FusionRecipe)->'Iterator[str]':
         yield f'visual_depth={self.visual_depth}: region_model=small is a ResNet-10; visual_depth=10 is wanted'
     if self.frozen_stages or self.layer_decay < 1 or self.activation_checkpointing:
         yield 'frozen_stages, layer_decay, activation_checkpointing: the backbone of the regions is frozen as it is'
+
+@patch
+def _schedule(self:FusionRecipe)->str:
+    "Without a step there is nothing to warm up"
+    if self.steps: return MethodRecipe._schedule(self)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #cbc85a8a
 def fusion_needs(

@@ -93,6 +93,7 @@ def _linear_decay(step, total, warmup):
 
 def _rules(recipe, seed, precision):
     "Those of `recipe_rules`, with the recipe's schedule"
+    if not recipe.steps: recipe = replace(recipe, steps=1, warmup=0)    # nothing is trained, and nothing scheduled
     rules = recipe_rules(recipe, seed, precision)
     if recipe.schedule == 'cosine': return rules
     line = LRScheduler(partial(_linear_decay, total=recipe.steps, warmup=recipe.warmup))

@@ -26,9 +26,8 @@ def attention_matrices(
     state:dict # Name -> tensor: the weights of a model with attention
 )->dict:       # (layer, part of it, one of W_Q, W_K, W_V, W_O) -> float64 array
     "The four matrices of every attention in a model; a `ValueError` if there is none"
-    out = {}
+    out,state = {},{k.removeprefix('body.'): w for k,w in state.items()}      # of a fine-tuned run
     for name,w in state.items():
-        name = name.removeprefix('body.')                               # of a fine-tuned run
         found = _ENDS.search(name)
         if not found or w.ndim != 2: continue
         owner = name[:found.start(1)]
