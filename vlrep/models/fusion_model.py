@@ -11,6 +11,7 @@ import torch, torch.nn as nn, torch.nn.functional as F
 from torch import Tensor
 from fastcore.basics import patch
 from ..core.seeding import *
+from ..data.masking import sequence_mask
 from ..data.pair_masking import mask_regions, mask_words
 from .bert_model import *
 from .fusion import *
@@ -167,8 +168,7 @@ def states(self:FusionModel,
     text = self.bert.embeddings(tok, batch.get('segments'))
     image = self.regions_in(feats, regions['region_boxes'], self.bert.norm)
     image = drop(image, self.encoder.config.dropout, self.training)
-    return self.encoder(text, torch.arange(tok.shape[1], device=tok.device) < lens[:,None],
-                        image, torch.arange(feats.shape[1], device=tok.device) < counts[:,None])
+    return self.encoder(text, sequence_mask(lens, tok.shape[1]), image, sequence_mask(counts, feats.shape[1]))
 
 # %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
 @patch

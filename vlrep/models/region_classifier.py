@@ -16,7 +16,7 @@ from ..core.files import *
 from ..core.seeding import *
 from ..core.weights import *
 from ..data.records import DamagedImage, ImageTextDataset
-from ..data.regions import check_boxes
+from ..data.regions import check_boxes, mirror_boxes
 from .backbones import make_backbone
 from .region_features import *
 from .weights import read_state
@@ -68,8 +68,7 @@ def _batch(dataset, known, rows, flip=None):
     boxes = boxes[:,:n]
     if flip is not None:
         img = torch.where(flip[:,None,None,None], img.flip(3), img)
-        other = torch.stack([1-boxes[...,2], boxes[...,1], 1-boxes[...,0], boxes[...,3]], -1)
-        boxes = torch.where(flip[:,None,None], other, boxes)
+        boxes = mirror_boxes(boxes, flip)
     return dict(img=img, region_boxes=boxes, region_counts=counts)
 
 def _steps(n, plan, seed):

@@ -33,7 +33,7 @@ class FinetunePlan:
     decay_steps:Added(Int(0, 10**8))=0 # The linear schedule ends at 0 after so many steps, which may be more than are
                                        # made (released configuration for MM-IMDB: 88,000); 0: with the last step
     report:Added(Choice('both','valid','test'))='both' # Which sets the table is about: its rows name them
-    draws:Added(Int(0, 10**5))=0 # Keep each score of the test under so many draws of its images, to compare runs in pairs
+    draws:Added(Int(0, 10**5))=0 # Keep each score of the test under so many draws of its images, to pair runs
     def check(self)->None:
         "The climb is a part of the training, and the training a part of the schedule"
         if 0 < self.decay_steps < self.steps:

@@ -11,6 +11,7 @@ import numpy as np, torch
 from torch import Tensor
 from ...core.progress import *
 from ...core.seeding import *
+from ...data.masking import sequence_mask
 from ...data.regions import RegionReader
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
@@ -73,7 +74,7 @@ def _ways(regions, box, first):
     The others are taken in their order from the part `first` (b,) in [0,1) of them on, and round again
     """
     n = regions['region_boxes'].shape[1]
-    real = torch.arange(n, device=box.device) < regions['region_counts'][:,None]
+    real = sequence_mask(regions['region_counts'], n)
     named = real & (inside(regions['region_boxes'], box) > .5)
     rest,k = real & ~named,named.sum(1, keepdim=True)
     many = rest.sum(1, keepdim=True)
