@@ -327,7 +327,7 @@ def test_first_steps(tmp_path, capsys, on_world, on_photos, monkeypatch):
     assert all(w in said for w in ('parameters', 'steps', 'MB')) and not (tmp_path/'runs').exists()
     main([*map(str, words), '--overfit'])
     said = capsys.readouterr().out
-    low, high = map(int, re.search(r'; usual: (\d+) to (\d+)$', said.strip())[1:3])
+    low, high = map(int, re.search(r'; usual: (\d+) to (\d+)$', said.strip()).groups())
     assert low-4 <= int(re.search(r'in (\d+) steps', said)[1]) <= high+4
     assert '--dry-run' in refused(capsys, *words, '--dry-run', '--out', tmp_path/'x')
     monkeypatch.setattr(commands, 'overfit', partial(commands.overfit, steps=30))         # enough to see that it fails

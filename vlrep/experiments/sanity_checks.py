@@ -243,17 +243,17 @@ def overfit(
     with torch.no_grad(): out = learn.model.eval()(batch)
     watch = _Until(lowest_loss(learn.loss_func.counted, out, batch), part)
     learn.add_cbs([watch, ProgressLogger(noop, every=steps)])
+    usual = lambda took: _usual(method, recipe, data, took) if (n, part) == (16, .02) else ''
     why = ''
     try: learn.fit_steps(steps)
     except _Enough:
         log(f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
             f'{len(watch.losses)} steps (no answer is below {watch.floor:.3f})'
-            + (_usual(method, recipe, data, len(watch.losses)) if (n, part) == (16, .02) else ''))
+            + usual(len(watch.losses)))
         return True
     except ValueError as e: why = f' ({e})'
     end = (f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was '
            f'wanted' if watch.losses else 'not a single step was made')
-    usual = _usual(method, recipe, data, None)
-    log(f'failed to overfit {calm.bs} images: {end}{why}{usual}; try other learning rates (--set lr=..., --set '
+    log(f'failed to overfit {calm.bs} images: {end}{why}{usual(None)}; try other learning rates (--set lr=..., --set '
         f'cnn_lr=...), and look at the loss and at what the model is given')
     return False
