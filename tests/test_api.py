@@ -26,7 +26,7 @@ def made(data, tmp_path, method='virtex', precision='fp32'):
     train,valid,tok = data
     recipe = get_recipe(method, 'world')
     tiny = dict(size=32, steps=8, warmup=2, width=32, heads=2, text_width=32, text_heads=2, visual_width=8, bs=16,
-                vocab=300)
+                vocab=300, bert_steps=20, region_steps=20, aux_scenes=0)
     recipe = replace(recipe, **{k: v for k,v in tiny.items() if hasattr(recipe, k)})
     dls = loaders(train, valid, collate=METHODS[method].collator(recipe, tok), size=32, bs=16)
     learn = METHODS[method].learner(recipe, dls, precision=precision)

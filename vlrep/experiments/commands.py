@@ -46,6 +46,8 @@ from .splits import *
 from .start import *
 from .sanity_checks import *
 from .baselines import *
+
+# %% ../../nbs/experiments/70_commands.ipynb #36483ab9
 from .pretrain import *
 from .comparisons import *
 
@@ -314,6 +316,7 @@ def _completed(path, log):
     else: log(f'{path}: complete, nothing is left to do')
     return True
 
+# %% ../../nbs/experiments/70_commands.ipynb #87024932
 def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log):
     "Ask the trained model everything, and write it down"
     learn.model.load_state_dict(run.weights('best'))

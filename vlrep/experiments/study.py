@@ -13,6 +13,7 @@ from dataclasses import MISSING,dataclass,field,fields,replace
 from importlib import import_module
 from pathlib import Path
 import sys
+from fastcore.basics import patch
 from ..core.files import *
 from ..core.registry import *
 from ..core.fields import *
@@ -63,6 +64,7 @@ class Tuning:
 
 TASK_TABLES = *MODES,'drift' # Of a contrast, for which runs are fine-tuned
 
+# %% ../../nbs/experiments/82_study.ipynb #440d3473
 @dataclass(frozen=True)
 class Contrast:
     "That arm `a` is ahead of `b`"
@@ -109,20 +111,25 @@ class Study:
     def tuned(self)->list:
         "The arms that are tuned: those that train at all"
         return [a for a in self.arms if arm_recipe(self, a)[0].steps] if self.tune else []
-    def jobs(self,
-        arm:Arm, # One of `arms`
-    )->list:
-        "Task and mode of each fine-tuning of an arm's run"
-        f = self.finetune
-        if not f: return []
-        return [(t,m) for t in (f.tasks if arm.tasks == ('all',) else arm.tasks)
-                for m in (f.modes if arm.modes == ('all',) else arm.modes)]
-    def writer(self,
-        arm:Arm, # One of `arms`
-    )->Arm:
-        "The arm whose run writes the captions that this one reads, `generated = '@NAME'`; None"
-        name = str(arm.changes.get('generated', ''))
-        return self.arm(name[1:]) if name[:1] == '@' else None
+
+# %% ../../nbs/experiments/82_study.ipynb #2e175464
+@patch
+def jobs(self:Study,
+    arm:Arm # One of `arms`
+)->list:
+    "Task and mode of each fine-tuning of an arm's run"
+    f = self.finetune
+    if not f: return []
+    return [(t,m) for t in (f.tasks if arm.tasks == ('all',) else arm.tasks)
+            for m in (f.modes if arm.modes == ('all',) else arm.modes)]
+
+@patch
+def writer(self:Study,
+    arm:Arm # One of `arms`
+)->Arm:
+    "The arm whose run writes the captions that this one reads, `generated = '@NAME'`; None"
+    name = str(arm.changes.get('generated', ''))
+    return self.arm(name[1:]) if name[:1] == '@' else None
 
 # %% ../../nbs/experiments/82_study.ipynb #9ed27b6d
 _WANTED = dict(str='text', tuple='a list', dict='a table', Tuning='a table', FineTuning='a table')
@@ -193,6 +200,7 @@ def read_toml(
     try: return toml.loads(path.read_text(encoding='utf-8'))
     except ValueError as e: raise ValueError(f'{file}: not a TOML file ({" ".join(str(e).split())})') from None
 
+# %% ../../nbs/experiments/82_study.ipynb #86ce3491
 def read_study(
     file:FilePath,    # A TOML file
     quick:bool=False, # In the size of its [quick]?
@@ -321,6 +329,7 @@ def _known(at, kind, name, there):
     "A `ValueError` if `name` is none of those there are"
     if name not in there: raise ValueError(f'{at}: {did_you_mean(kind, name, there)}')
 
+# %% ../../nbs/experiments/82_study.ipynb #c23bc1f7
 def check_study(
     study:Study, # Of which each table is right by itself
 )->None:
@@ -386,6 +395,7 @@ def _check_tuning(study):
                 raise ValueError(f'{at}: tune.steps={t.steps}: arms[{a.name}] has only {recipe.steps} steps')
         if t.steps >> (t.rounds-1) < 2: raise ValueError(f'{at}: tune.rounds={t.rounds}: too many for {t.steps} steps')
 
+# %% ../../nbs/experiments/82_study.ipynb #017678a1
 def _check_finetuning(study):
     "Has the data every task, and is every plan one?"
     f,at = study.finetune,f'{study.file}: finetune'
@@ -413,7 +423,7 @@ def task_plan(
     task:str,       # One of its tasks
     mode:str,       # One of `MODES`
     trial:dict={},  # Further changes: field -> value
-    steps:int=0,    # Of a trial, with as large a part of them for the warm-up; 0: those of a run
+    *, steps:int=0, # Of a trial, with as large a part of them for the warm-up; 0: those of a run
     draws:int=0,    # Kept of each score
 )->tuple:           # The plan, the sizes of the data, and the changes: texts field=value
     "How a run is fine-tuned; a `ValueError` names the field that is wrong"
@@ -425,6 +435,7 @@ def task_plan(
     _,plan,sizes,_ = planned()
     return plan,sizes,change_texts(changes)
 
+# %% ../../nbs/experiments/82_study.ipynb #8346a445
 def questions_of(
     task:str # One of `TASKS`
 )->tuple:    # Names

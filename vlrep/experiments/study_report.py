@@ -319,6 +319,7 @@ def _joined(parts):
     "Pieces of HTML, one behind the other"
     return reduce(add, parts) if parts else ''
 
+# %% ../../nbs/experiments/85_study_report.ipynb #015553e9
 def write_study_report(
     path:FilePath,     # The folder of a study, or its study.jsonl
     out:FilePath=None, # Where `report.html` and `report.md` go; by default beside the lines

@@ -258,7 +258,7 @@ class StudyFolder:
         for l in self.lines: self.check(l)
         self.write()
     def facts_of(self,
-        line # Of a run, a trial, or a fine-tuning
+        line:dict # Of a run, a trial, or a fine-tuning
     )->dict:
         "What such a line depends on today"
         more = dict(tasks=task_code(self.study.data)) if 'task' in line else {}
@@ -586,6 +586,7 @@ def _images(options):
     "Images to learn from, as far as they are known before they are there"
     return max(1, round(getattr(options, 'scenes', 10_000)*getattr(options, 'part', 1.)))
 
+# %% ../../nbs/experiments/87_study_runs.ipynb #2d496302
 def recorded_tasks(
     folder:FilePath, # It holds run folders, at any depth
 )->dict:             # (method, task, frozen, blind) -> seconds
@@ -623,6 +624,7 @@ def _planned_tasks(study, known, alike, jobs, out):
         for key,v in dict(tasks=n*k, task_trials=trials*k, hours=hours).items(): out[key] += v
     return rows
 
+# %% ../../nbs/experiments/87_study_runs.ipynb #feb2ca40
 def plan_study(
     study:Study,             # The study
     recorded:FilePath=None,  # Folder of finished runs to take times from; the arms of other methods are timed

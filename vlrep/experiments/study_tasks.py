@@ -130,8 +130,8 @@ def measured_task_speed(
 )->dict:         # (task, mode) -> seconds of a fine-tuning, at most, and of one step
     "What the fine-tunings of a run take here, with one thread"
     recipe,_ = arm_recipe(study, arm)
-    few = dict(steps=0, scenes=64, region_steps=20, bert_steps=20, valid=16, test=40, shown=8, probe=40, probe_held=40,
-               source='captions')
+    few = dict(steps=0, scenes=64, region_steps=20, bert_steps=20, aux_scenes=0, valid=16, test=40, shown=8, probe=40,
+               probe_held=40, source='captions')
     own = {k: v for k,v in arm.changes.items() if k not in ('generated','part')}
     texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:

@@ -100,6 +100,7 @@ def read_lines_of(
         if l['kind'] in ('run','task'): unpacked(l)
     return lines
 
+# %% ../../nbs/experiments/84_study_verdicts.ipynb #8b4f58e0
 def _with_tasks(run, lines):
     "A run whose numbers hold the tables of its fine-tunings, and of its held-out loss"
     more = {k: [] for k in TASK_TABLES}
@@ -216,6 +217,7 @@ def _against(c, x, groups, lines):
     own = [l for l in lines if l['kind'] == 'task' and l['arm'] == x and (l['task'], l['mode']) == _tasks_of(c)]
     return [f'seed {l["seed"]}: {t}' for l in (*groups[x], *own) if (t := unstable_run(l))]
 
+# %% ../../nbs/experiments/84_study_verdicts.ipynb #ab45c643
 def _judged(study, c, groups, lines):
     "A contrast before the correction"
     sides = [x for x in (c.a, c.b) if x in groups]

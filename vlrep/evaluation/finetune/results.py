@@ -69,6 +69,7 @@ def task_draws(
         for m,v in task.measure(decisions[idx], base, draws=1).items(): out.setdefault(m, []).append(round(100*v[0], 2))
     return out
 
+# %% ../../../nbs/evaluation/finetune/60_results.ipynb #2c22abd6
 def task_rows(
     task:FinetuneTask,             # Measures
     train:TaskDataset,     # What chance is from
