@@ -213,6 +213,7 @@ class ProgressLogger(BaseCallback):
         if self.live: self.live.clear()
         if s.epoch%self.every and s.batch < s.total: return
         held = '' if v is None else f', held out {float(v):.3f}'
+        if not s.batch: return self.out(f'step 0, nothing is trained{held}')
         self.out(f'step {s.step}, epoch {s.batch/len(self.dls.train):.3g}: loss {s.mean():.3f}{held}'
                  f', {s.speed:,.0f} images/s, {s.elapsed:.0f} s')
     def on_exit(self)->None:
