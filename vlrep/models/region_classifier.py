@@ -98,6 +98,7 @@ def _learn(encoder, heads, dataset, known, rows, *, plan, seed):
         opt.zero_grad()
         if torch.is_tensor(loss): loss.backward()
         opt.step()
+    opt.zero_grad()
     return encoder.freeze()
 
 # %% ../../nbs/models/63_region_classifier.ipynb #6763000d
