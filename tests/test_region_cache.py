@@ -66,3 +66,15 @@ def test_scenes_are_no_help_for_photos(scenes):
     recipe = replace(METHODS['visualbert'].recipes['world'], **{**SMALL, 'aux_scenes': 50})
     with pytest.raises(ValueError, match='aux_scenes=50.*the data is flickr8k'):
         check_fusion(recipe, scenes, 'flickr8k')
+
+def test_each_learner_has_its_own_regions(scenes):
+    "Two learners on the same loaders, with networks of their own"
+    first = learner(scenes)
+    m = METHODS['visualbert']
+    recipe = replace(m.recipes['world'], **SMALL)
+    tok = m.train_tokenizer(recipe, scenes['train'])
+    dls = loaders(scenes['train'], scenes['valid'], collate=m.collator(recipe, tok), size=32, bs=16, device='cpu')
+    two = [m.learner(replace(recipe, region_model='given', visual_width=w), dls, precision='fp32') for w in (8,16)]
+    widths = [l.dls.train.one_batch()[0]['region_feats'].shape[2] for l in two]
+    assert widths == [l.model.region_encoder.width for l in two] and widths[0] < widths[1]
+    assert 'region_feats' in first.dls.train.one_batch()[0] and 'region_feats' not in dls.train.one_batch()[0]

@@ -82,6 +82,7 @@ def _fast_reader(reader, recipe, body, parts):
     "The same reader, or one with regions that are computed once, where the recipe has them kept"
     if body is None or not getattr(recipe, 'cache_regions', False): return reader
     reader = reader or RegionReader('grid')
+    body.region_encoder.to('cuda' if torch.cuda.is_available() else 'cpu')
     return CachedReader(body.region_encoder, [d.base for d in parts.values()], reader, recipe.size)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #f539d56a

@@ -400,6 +400,8 @@ def _check_finetuning(study):
     "Has the data every task, and is every plan one?"
     f,at = study.finetune,f'{study.file}: finetune'
     if not (f.tasks and f.modes and f.grid): raise ValueError(f'{at}: tasks, modes and grid need at least one entry')
+    if (n := study.options.get('draws', 0)) < 2:
+        raise ValueError(f'{study.file}: data: draws={n}: the intervals of fine-tuned runs need at least 2; take 200')
     for a in study.arms:
         where = f'{study.file}: arms[{a.name}]'
         for t in a.tasks if a.tasks != ('all',) else (): _known(f'{where}.tasks', 'task', t, f.tasks)

@@ -45,7 +45,8 @@ def task_trouble(
 def _finetune(study, job, steps=0, log=print):
     "A fine-tuning, begun or gone on with"
     folder,arm = Path(job['folder']),study.arm(job['arm'])
-    if (folder/'recipe.json').exists(): return finetune(folder, resume=True, log=log)
+    if any((folder/'steps').glob('*')) or (folder/'best').is_dir(): return finetune(folder, resume=True, log=log)
+    shutil.rmtree(folder, ignore_errors=True)                           # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
     source = Path(job['out'])/'runs'/f'{arm.name}-{study.seeds[0] if trial else job["seed"]}'
     draws = 0 if trial else arm_recipe(study, arm)[1].draws
@@ -129,9 +130,11 @@ def measured_task_speed(
     arm:Arm,     # One of its arms
 )->dict:         # (task, mode) -> seconds of a fine-tuning, at most, and of one step
     "What the fine-tunings of a run take here, with one thread"
-    recipe,_ = arm_recipe(study, arm)
+    recipe,options = arm_recipe(study, arm)
     few = dict(steps=0, scenes=64, region_steps=20, bert_steps=20, aux_scenes=0, valid=16, test=40, shown=8, probe=40,
                probe_held=40, source='captions')
+    if not hasattr(recipe, 'source'): few |= dict(steps=2, warmup=1)
+    few = {k: v for k,v in few.items() if hasattr(recipe, k) or hasattr(options, k)}
     own = {k: v for k,v in arm.changes.items() if k not in ('generated','part')}
     texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:

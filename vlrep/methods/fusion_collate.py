@@ -7,6 +7,7 @@ __all__ = ['MARK', 'read_written', 'written_by', 'source_texts', 'corpus', 'auxi
            'fusion_tokenizer', 'FusionCollator', 'fusion_collator', 'check_fusion']
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #0faff6ae
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 import numpy as np, torch
@@ -175,8 +176,15 @@ def use_cache(self:FusionCollator,
     source:ImageTextDataset, # Its images
     cache:RegionCache        # Their regions
 )->None:
-    "Take the regions of a dataset from a cache from now on"
-    self._cached.append((source, cache))
+    "Take the regions of a dataset from this cache from now on"
+    self._cached = [(s, c) for s,c in self._cached if s is not source] + [(source, cache)]
+
+@patch
+def without_cache(self:FusionCollator)->FusionCollator:
+    "A collator like this one that takes regions from no cache"
+    new = copy(self)
+    new._cached = []
+    return new
 
 @patch
 def regions(self:FusionCollator,

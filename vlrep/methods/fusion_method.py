@@ -35,10 +35,15 @@ def _whole(view):
 def whole_views(
     dls:DataLoaders, # From `loaders`; the first may be cut into parts by `MicroBatchLoader`
 )->DataLoaders:      # New ones
-    "Loaders like `dls` whose views show all of each image, unless they are random crops, or not of this library"
+    """Loaders like `dls` whose views show all of each image, unless they are random crops, or not of this library
+
+    Their collator is a copy: another learner with these `dls` may have another network for regions
+    """
+    collate = dls.train.collate if isinstance(dls.train, (StatefulLoader,MicroBatchLoader)) else None
+    own = dict(collate=collate.without_cache()) if isinstance(collate, FusionCollator) else {}
     def new(dl):
         if isinstance(dl, MicroBatchLoader): return MicroBatchLoader(new(dl.dl), dl.parts, dl.counts)
-        return dl.new(aug=_whole(dl.aug)) if isinstance(dl, StatefulLoader) else dl
+        return dl.new(aug=_whole(dl.aug), **own) if isinstance(dl, StatefulLoader) else dl
     return DataLoaders(new(dls.train), new(dls.valid), path=dls.path, device=dls.device)
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #77fe3903

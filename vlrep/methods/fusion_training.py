@@ -50,7 +50,8 @@ def _bert(recipe, tok, train, seed):
         else:
             texts = auxiliary_corpus(r, train)
             few = len(texts.captions.data)//50//64                      # about one epoch of texts of 50 letters
-            plan = SmallBertPlan(steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len), share=r.mask_share)
+            plan = SmallBertPlan(steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len),
+                                 share=r.mask_share or .15)
             bert = make_bert('small', texts, tok, config=config, plan=plan, log=None)      # as published ones are,
             # the same for all seeds
     if r.start == 'random': bert = Bert(replace(bert.config, std=.02), seed)

@@ -6,8 +6,7 @@
 __all__ = ['region_sample', 'RegionCache', 'cache_regions', 'CachedReader']
 
 # %% ../../nbs/models/67_region_cache.ipynb #e35255af
-from pathlib import Path
-import hashlib,json
+import hashlib,json,os,shutil,time
 import numpy as np, torch
 from torch import Tensor
 from ..core.files import *
@@ -70,7 +69,8 @@ def region_sample(
 def _key(frozen, mirrored):
     "What decides the regions; the number rises when this code changes what comes out"
     e,d,reader = frozen.encoder,frozen.dataset,frozen.reader
-    facts = [1, e.how, frozen.size, mirrored, reader.most, len(d), d.size, list(map(str, d.ids))]
+    device = next(e.parameters()).device.type
+    facts = [2, e.how, frozen.size, mirrored, reader.most, len(d), d.size, device, list(map(str, d.ids))]
     h = hashlib.sha256(json.dumps(facts).encode())
     for k,v in e.state_dict().items(): h.update(k.encode() + v.cpu().contiguous().numpy().tobytes())
     for v in reader(d, range(len(d))).values(): h.update(v.numpy().tobytes())
@@ -104,6 +104,22 @@ class RegionCache:
         if flip.any(): raise ValueError('flip: the regions of mirror images are not stored; mirrored=True stores them')
         return self.store.read(rows)
 
+# %% ../../nbs/models/67_region_cache.ipynb #96b8bb3d
+_MOST = 10*2**30 # Bytes that the cached regions of all datasets and networks may take together, the newest apart
+
+def _forget(newest):
+    "Remove what was not used for the longest time, and what killed processes left a day ago, until the rest is small"
+    size = lambda p: sum(f.stat().st_size for f in p.iterdir() if f.is_file())
+    for p in newest.parent.glob('.features-*'):
+        if p.is_dir() and time.time()-p.stat().st_mtime > 86400: shutil.rmtree(p, ignore_errors=True)
+    others = sorted((p for p in newest.parent.glob('features-*') if p.is_dir() and p != newest),
+                    key=lambda p: p.stat().st_mtime, reverse=True)
+    total = 0
+    for p in others:
+        total += size(p)
+        if total > _MOST: shutil.rmtree(p, ignore_errors=True)
+
+# %% ../../nbs/models/67_region_cache.ipynb #20407672
 def cache_regions(
     encoder:RegionEncoder,    # Frozen, of boxes or cells
     dataset:ImageTextDataset, # Images, with boxes where the encoder wants them
@@ -118,10 +134,14 @@ def cache_regions(
     frozen = _Frozen(encoder, dataset, reader, size)
     folder = cache_dir('regions')/f'features-{_key(frozen, mirrored)}'
     with locked(folder.with_name(folder.name+'.building'), f'the cached regions {folder}', timeout=3600):
-        try: return RegionCache(RegionStore(folder), mirrored)
+        try:
+            store = RegionStore(folder)
+            os.utime(folder)
+            return RegionCache(store, mirrored)
         except ValueError: pass                                             # not there, or damaged
         with RegionWriter(folder, encoder.width, encoder.classes, names=encoder.names) as w:
             _write(w, frozen, (False,True)[:1+mirrored])
+        _forget(folder)
     return RegionCache(RegionStore(folder), mirrored)
 
 # %% ../../nbs/models/67_region_cache.ipynb #a6e22f11

@@ -6,7 +6,7 @@
 __all__ = ['RegionClassifierPlan', 'classify_regions', 'region_scores', 'hash_images', 'train_region_classifier']
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630004
-import hashlib,json,time
+import hashlib,json,os,time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 import numpy as np, torch, torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core.files import *
 from ..core.seeding import *
 from ..core.weights import *
-from ..data.records import DamagedImage, ImageTextDataset
+from ..data.records import ArrayDataset, DamagedImage, ImageTextDataset
 from ..data.regions import check_boxes, mirror_boxes
 from .backbones import make_backbone
 from .region_features import *
@@ -133,18 +133,34 @@ def region_scores(
                 frequent=truth.bincount().max().item()/len(truth), entropy=entropy.mean().item())
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630011
+def _file_facts(dataset):
+    "Name, size and time of change of each file of a dataset whose images stand in files"
+    for i in range(len(dataset)):
+        try: st = os.stat(dataset.path(i))
+        except OSError: yield f'{dataset.path(i)} is missing'
+        else: yield f'{dataset.path(i)} {st.st_size} {st.st_mtime_ns}'
+
 def hash_images(
     h:'hashlib._Hash',        # Is updated
     dataset:ImageTextDataset, # At least one image
-    most:int=512,             # Images that are looked at: not all pixels of a million photos
+    most:int=512,             # Images whose pixels are read, where they are neither in memory nor in files of their own
 )->None:
-    "Let a hash depend on the pixels of a dataset; what is damaged counts as such"
+    "Let a hash depend on the images of a dataset: on files by size and time of change, on others by their pixels"
+    if hasattr(dataset, 'path'):
+        for line in _file_facts(dataset): h.update(line.encode())
+        most = 16
+    elif isinstance(dataset, ArrayDataset): most = len(dataset)
     some = np.unique(np.linspace(0, len(dataset)-1, most).round().astype(int))
     for rows in np.array_split(some, -(-len(some)//64)):
-        try: parts = dataset.images(rows)
-        except DamagedImage as e: h.update(str(e).encode())
-        else:
-            for a in parts: h.update(np.ascontiguousarray(a.numpy()).tobytes())
+        try: parts = [dataset.images(rows)]
+        except DamagedImage: parts = [_readable(dataset, i) for i in rows]
+        for part in parts:
+            for a in part: h.update(np.ascontiguousarray(a.numpy()).tobytes())
+
+def _readable(dataset, row):
+    "The image of a row; nothing if it is damaged"
+    try: return dataset.images([row])
+    except DamagedImage: return ()
 
 # %% ../../nbs/models/63_region_classifier.ipynb #39049a46
 def _key(dataset, known, plan, seed):
