@@ -6,9 +6,11 @@
 __all__ = ['VisualBERTModel', 'visualbert_loss', 'visualbert_learner']
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #9bd8a23d
-from functools import partial
+from fastai.data.core import DataLoaders
+from torch import nn
 from ...models.fusion import FusionConfig, single_stream
 from ...models.fusion_model import FusionHeads, FusionModel
+from ...training.learner import BatchLearner
 from ..fusion_method import fusion_loss, fusion_method_learner
 from .recipe import *
 
@@ -25,4 +27,13 @@ def _parts(recipe, bert, classes):
                               region_share=r.region_share, zeroed=r.region_zeroed)
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
-visualbert_learner = partial(fusion_method_learner, parts=_parts)  # (recipe, loaders, visual, seed, precision, cbs)
+def visualbert_learner(
+    recipe:VisualBERTRecipe, # All numbers
+    dls:DataLoaders,       # From `loaders`, with the collator of the method
+    visual:nn.Module=None, # Another backbone than the recipe's, for the regions
+    seed:int=0,            # First weights depend on this alone
+    precision:str='auto',  # As for `MixedPrecision`
+    *, cbs:list|tuple=(),  # More callbacks
+)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    "Everything that is needed to train VisualBERT"
+    return fusion_method_learner(recipe, dls, visual, seed, precision, parts=_parts, cbs=cbs)
