@@ -195,7 +195,10 @@ class Break(Callback):
     @property
     def now(self): return self.learn.training and self.learn.train_state.step in self.steps
     def before_batch(self):
-        if self.now and self.what == 'pictures': self.learn.xb[0]['img'][0, 0, 0, 0] = math.nan
+        if self.now and self.what == 'pictures':
+            b = self.learn.xb[0]
+            spoiled = b.get('region_feats', b['img'])            # regions that are kept stand for the pictures
+            spoiled[(0,)*spoiled.ndim] = math.nan
     def after_loss(self):
         if self.now and self.what == 'loss': self.learn.loss_grad = self.learn.loss_grad*math.inf
     def before_step(self):

@@ -71,7 +71,7 @@ def test_templates_escape_everything(name):
 def test_all_macros_are_used():
     "Each by another template or by a function"
     macros = re.findall(r'{% macro (\w+)\(', TEMPLATES['macros.j2'])
-    python = '\n'.join(p.read_text(encoding='utf-8') for p in (ROOT/'vlrep'/'reports').glob('*.py'))
+    python = '\n'.join(p.read_text(encoding='utf-8') for p in (ROOT/'vlrep').rglob('*.py'))
     used = {*re.findall(r'(?<!macro )\b(\w+)\(', '\n'.join(TEMPLATES.values())),
             *re.findall(r"render_macro\('(\w+)'", python)}
     assert len(macros) > 10 and not set(macros)-used
