@@ -158,7 +158,7 @@ def image_use(
     all_,none = ({r['metric']: r for r in rows if r['backbone'] == way}['top-1'] for way in ('all regions','no image'))
     if all_['low'] > none['high']: return 'the image is used: with it, masked names are found more often than without'
     if all_['high'] < none['low']: return 'the image misleads: without it, masked names are found more often'
-    return 'it does not show that the image is used: the intervals with all regions and without image overlap'
+    return 'this does not show that the image is used: the intervals with all regions and with no image overlap'
 
 def measure_fusion_ablation(
     context:EvaluationContext, # Right after a training
