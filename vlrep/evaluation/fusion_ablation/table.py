@@ -117,10 +117,12 @@ def fusion_ablation_table(
 )->list:                      # Rows as those of `transfer_table`; `backbone` says what is seen
     """Nats and top-1 of words that name a thing: with all regions, without others, without the thing, without any
 
-    Of the samples those where as many others can be left out as show the thing
+    Of the samples those where as many others can be left out as show the thing; `all less none` is the paired
+    difference of the first and the last
     """
     samples = naming_samples(dataset, m.tok, n, seed, max_len=m.max_len)
     with m.evaluating(): got,fair = _asked(m, dataset, samples, reader, seed, bs=bs)
+    got['all less none'] = got['all regions']-got['no image']               # paired: sample by sample
     if not fair.any(): raise ValueError(f'{dataset.name}: no image shows something beside what its caption names')
     sums = lambda v: np.bincount([s[0] for s in samples], fair*v, minlength=len(dataset))
     total,rows = sums(np.ones(len(samples))),[]
@@ -129,8 +131,9 @@ def fusion_ablation_table(
             part = sums(values[:,j])
             stat = lambda w: unit*(w@part)/np.maximum(w@total, 1)
             v = dict(zip(('value','low','high'), bootstrap_interval(stat, len(dataset), seed=seed)))
+            by_chance = 0. if way == 'all less none' else round(float(unit*chance), 3)
             rows.append(dict(question='masked name of a thing', metric=metric, backbone=way, n=int(fair.sum()),
-                             chance=round(float(unit*chance), 3), **{a: round(x, 3) for a,x in v.items()}, l2=[],
+                             chance=by_chance, **{a: round(x, 3) for a,x in v.items()}, l2=[],
                              **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {})))
     return rows
 
@@ -155,10 +158,11 @@ def image_use(
     rows:list # Of `fusion_ablation_table`
 )->str:
     "What the table says about the use of the image, in a sentence"
-    all_,none = ({r['metric']: r for r in rows if r['backbone'] == way}['top-1'] for way in ('all regions','no image'))
-    if all_['low'] > none['high']: return 'the image is used: with it, masked names are found more often than without'
-    if all_['high'] < none['low']: return 'the image misleads: without it, masked names are found more often'
-    return 'this does not show that the image is used: the intervals with all regions and with no image overlap'
+    gain = next(r for r in rows if r['metric'] == 'top-1' and r['backbone'] == 'all less none')
+    of = f'top-1 {gain["value"]:+.1f} [{gain["low"]:+.1f}, {gain["high"]:+.1f}] points'
+    if gain['low'] > 0: return f'the image is used: with it, masked names are found more often than without ({of})'
+    if gain['high'] < 0: return f'the image misleads: without it, masked names are found more often ({of})'
+    return f'this does not show that the image is used: with all regions less with none, {of}'
 
 def measure_fusion_ablation(
     context:EvaluationContext, # Right after a training
