@@ -325,6 +325,34 @@ def test_diverged_fine_tuning_says_so(tuned, tmp_path, monkeypatch):
     run_study(tuned['file'], out, log=again.append, quick=True)                  # nor is it tried again and again
     assert not [l for l in again if l.startswith('--')]
 
+@pytest.mark.parametrize('seed', [0, 1])
+def test_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
+    """Trials read what the writer of the first seed wrote: without it the arm is not tuned, and no seed is run
+
+    The rest is judged
+    """
+    out = tmp_path/'out'
+    shutil.copytree(tuned['out'], out)
+    lines = [json.loads(l) for l in (out/'study.jsonl').read_text().splitlines()]
+    wrote = next(l for l in lines if (l.get('kind'), l.get('arm'), l.get('seed')) == ('run', 'writer', seed))
+    mine = lambda l: l.get('arm') == 'vb-generated' and (seed == 0 or l.get('seed') == seed and 'trial' not in l)
+    lines = [l for l in lines if l is not wrote and not mine(l)]
+    keep = {k: wrote[k] for k in ('arm','seed','values','facts','spec')}
+    lines.append(dict(kind='diverged', **keep, error='the training loss is nan at step 3'))
+    (out/'study.jsonl').write_text('\n'.join(map(json.dumps, lines))+'\n')
+    said = []
+    run_study(tuned['file'], out, log=said.append, quick=True)
+    lines = read_study_lines(out)[1]
+    gone = {l['seed']: l['error'] for l in lines if l['kind'] == 'diverged' and l['arm'] == 'vb-generated'}
+    assert sorted(gone) == ([0, 1] if seed == 0 else [1])
+    assert all('its writer writer diverged (the training loss is nan' in e for e in gone.values())
+    assert sum(l['kind'] == 'run' and l['arm'] == 'vb-generated' for l in lines) == seed
+    assert any(l.startswith('T: not run (vb-generated') for l in said)
+    assert f'vb-generated, seed {seed}' in (out/'report.md').read_text()
+    was = (out/'study.jsonl').read_bytes()
+    run_study(tuned['file'], out, log=str, quick=True)                           # known, and not written twice
+    assert (out/'study.jsonl').read_bytes() == was
+
 @pytest.mark.parametrize('old,new,says', [
     ("steps = 4, bs = 16, every", "steps = 5, bs = 16, every", 'plan'),
     ("modes = ['full', 'frozen']\nsteps = 900", "modes = ['frozen']\nsteps = 900", 'is no part of'),

@@ -378,14 +378,39 @@ def _choose(folder, arm, best):
         raise ValueError(f'{folder.path/"study.jsonl"}: arms[{arm.name}]: {had[0]["values"]} was chosen from other '
                          f'trials, now {best["values"]} is best: choose another --out')
 
+def _no_writer(folder, arm, seed):
+    "Why no run of a seed has written captions for an arm: its writer diverged; or nothing"
+    w = folder.study.writer(arm)
+    gone = folder.find(kind='diverged', arm=w.name, seed=seed, task=None) if w else []
+    return f'its writer {w.name} diverged ({gone[0]["error"]})' if gone else ''
+
+def _without(folder, arm, seed, *, values, error):
+    "Note that a run cannot be made, unless that is known"
+    if any(folder.find(kind=k, arm=arm.name, seed=seed, task=None) for k in ('run','diverged')): return
+    folder.add(kind='diverged', arm=arm.name, seed=seed, values=values, error=error, facts=folder.facts[arm.name],
+               spec=_spec(folder.study, arm, values))
+
+def _tunable(folder, arms):
+    "Those of some arms whose trials can be trained; of the others no run can be, and each is noted"
+    study,keep = folder.study,[]
+    for a in arms:
+        error = _no_writer(folder, a, study.seeds[0]) if study.tune else ''
+        if not error: keep.append(a)
+        for seed in study.seeds*bool(error): _without(folder, a, seed, values={}, error=f'not tuned: {error}')
+    return keep
+
 def tune_arms(
     folder:StudyFolder, # Of the study
     arms:list,          # Of its arms
     jobs:int=1,         # At a time
     log:callable=print, # Called with lines about the progress
-)->dict:                # Arm -> the values that were chosen: field -> value
-    "Tune arms, each with as many trials; a `ValueError` names an arm of which all trials failed"
+)->dict:                # Arm -> the values that were chosen: field -> value; none of an arm that cannot be tuned
+    """Tune arms, each with as many trials; a `ValueError` names an arm of which all trials failed
+
+    An arm is left out if the captions for its trials are not there, because who writes them diverged
+    """
     study,t = folder.study,folder.study.tune
+    arms = _tunable(folder, arms)
     tuned = [a for a in study.tuned() if a in arms]
     if not tuned: return {a.name: {} for a in arms}
     left = {a.name: dict(enumerate(study.grid(a))) for a in tuned}
@@ -449,6 +474,10 @@ def run_arms(
     for seed in study.seeds:
         for a in (a for a in study.arms if a.name in chosen):
             if any(folder.find(kind=k, arm=a.name, seed=seed, task=None) for k in ('run','diverged')): continue
+            if error := _no_writer(folder, a, seed):
+                _without(folder, a, seed, values=chosen[a.name], error=error)
+                log(f'-- {a.name}-{seed}: {error}')
+                continue
             job = _job(folder, 'run', a, f'{a.name}-{seed}', seed=seed, values=chosen[a.name])
             spec = _spec(study, a, chosen[a.name])
             _begin(folder, dict(arm=a.name, seed=seed, values=chosen[a.name], spec=spec), job)
