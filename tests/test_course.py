@@ -85,7 +85,7 @@ def test_new_notebook_edits_no_list(contents, copy):
     page = ''.join(text(c['source']) for c in load(copy/'nbs'/contents.CONTENTS)['cells'])
     assert page.count('- [Momentum encoder](../models/35_momentum.ipynb): A slow copy of the encoder') == 1
     assert 'next: [Momentum encoder](35_momentum.ipynb)' in links(contents, copy, 'models/30_text_encoder.ipynb')
-    assert 'previous: [Reading a whole sentence](30_text_encoder.ipynb)' \
+    assert 'previous: [Text encoder](30_text_encoder.ipynb)' \
         in links(contents, copy, 'models/35_momentum.ipynb')
     cells = load(copy/'nbs'/'models'/'35_momentum.ipynb')['cells']
     assert [c['id'] for c in cells] == ['0a0b0c0d', contents.LINKS] and text(cells[0]['source']) == new
