@@ -173,7 +173,7 @@ def test_resume_is_exact(fault):
     assert got['killed'][0]['seconds'] < 10
     assert codes(got['stopped']) == [143,143] and codes(got['resumed']) == [0,0]
     says, = {last(r) for r in got['stopped']}
-    stop,goes = int(re.search('stopped by SIGTERM after step (\\d+);', says)[1]),'going on from step '
+    stop,goes = int(re.search('stopped by SIGTERM after step (\\d+);', says)[1]),'resuming from step '
     began = int(got['stopped'][0]['out'].split(goes)[1].split()[0])
     assert 13 > began and stop%13 and f'{goes}{stop}' in got['resumed'][0]['out']               # 13 steps an epoch
     a,b = load(cwd/'run'),load(cwd/'whole')

@@ -95,7 +95,7 @@ def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys)
     assert f'vlrep-pretrain --resume {run.relative_to(tmp_path)}' in said, said
     main(['pretrain', '--resume', str(run)])
     finished(run, data)
-    assert 'going on from step 2' in capsys.readouterr().out
+    assert 'resuming from step 2' in capsys.readouterr().out
     main(['pretrain', '--resume', str(run)])
     assert 'complete' in capsys.readouterr().out
 

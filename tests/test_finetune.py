@@ -128,7 +128,7 @@ def test_stop_and_go_on_gives_the_same_bits(tuned, body, tmp_path):
     assert e.value.code == 130 and load(tmp_path/'stopped').saved()[-1] == 4
     said = []
     out = finetune(tmp_path/'stopped', resume=True, log=said.append)
-    assert 'going on from step 4' in said
+    assert 'resuming from step 4' in said
     for which in ('last','best'):
         a,b = load(tuned).weights(which),load(out).weights(which)
         assert all(torch.equal(a[k], b[k]) for k in a) and a.keys() == b.keys()

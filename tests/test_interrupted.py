@@ -76,7 +76,7 @@ def test_killed_in_the_first_save(run, whole):
     said = []
     again(run, log=said.append)
     same_run(run, whole)
-    assert f'going on from step {FIRST}, that of the best checkpoint: there is no other' in said
+    assert f'resuming from step {FIRST}, that of the best checkpoint: there is no other' in said
     x, y = (load(r).results() for r in (run, whole))
     assert len(x) == 1 and x[0]['numbers']['table'] == y[0]['numbers']['table']
     assert not [p for p in run.rglob('.*.tmp')] and not load(run).missing()
@@ -86,7 +86,7 @@ def test_first_save_from_a_named_step(run, whole, quick, at, step):
     said = []
     again(run, at=str(at), log=said.append)
     same_run(run, whole)
-    assert any(s.startswith(f'going on from step {step}' if step else 'no checkpoint: beginning anew') for s in said)
+    assert any(s.startswith(f'resuming from step {step}' if step else 'no checkpoint: beginning anew') for s in said)
 
 def test_first_save_inexact(run, quick):
     said = []
@@ -98,7 +98,7 @@ def test_first_save_other_options(run, capsys):
     "What cannot be done says what can"
     assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'pretrain', '--resume', run,
                                                                          '--resume-at', 7)
-    assert f'go on with it: --resume {run}' in refused(capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(JOB))
+    assert f'resume it: --resume {run}' in refused(capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(JOB))
     assert 'leave --out or --resume out' in refused(capsys, 'pretrain', '--resume', run, '--out', run)
     assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'caption', run, 'x.jpg', '--which',
                                                                          'last')

@@ -95,7 +95,7 @@ def test_a_method_from_a_file(folder):
     assert 'whole: match has no capability poem, which --on poem needs; it can be asked: world, voc07' in poem
     assert 'mean feature' in own and '--scenes 2: belongs to --on mean, not to --on world' in other
     assert json.loads((folder/'whole'/'evaluations.jsonl').read_text().splitlines()[1])['rows'][0]['n'] == 3
-    assert 'going on from step' in again and 'setting' in table and 'caption' in nothing
+    assert 'resuming from step' in again and 'setting' in table and 'caption' in nothing
     assert (folder/'both.html').stat().st_size > 5000
     a,b = load(folder/'whole'),load(folder/'halves')
     num = a.results()[0]['numbers']

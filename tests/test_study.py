@@ -290,7 +290,7 @@ def test_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
     "It was stopped before the last of four steps, and goes on; what was there before is not trained again"
     assert tuned['stopped'] and tuned['stopped'][-1] < 4
     assert next(l for l in tuned['again'] if l.startswith('-- ')) == '-- vb-none-0-mm_imdb-full'
-    assert f'going on from step {tuned["stopped"][-1]}' in tuned['again']
+    assert f'resuming from step {tuned["stopped"][-1]}' in tuned['again']
     study,lines = read_study_lines(tuned['out'])
     line = next(l for l in lines if l['kind'] == 'task' and (l['arm'], l['seed'], l['mode']) == ('vb-none', 0, 'full'))
     changes = task_plan(study, 'mm_imdb', 'full', line['values'], draws=20)[2]

@@ -60,7 +60,7 @@ def _tyro(name, argv, config, **kw):
                             config=(DisallowNone, FlagCreatePairsOff, OmitArgPrefixes), **kw)
     except SystemExit as e:
         if not e.code: raise                                     # help was asked for
-        raise ValueError(_sentence(said.getvalue()) or f'these words cannot be read: {" ".join(argv)}') from None
+        raise ValueError(_sentence(said.getvalue()) or f'these arguments cannot be parsed: {" ".join(argv)}') from None
 
 # %% ../nbs/90_cli.ipynb #5b7c90a1
 def _names(config):
@@ -87,7 +87,7 @@ def _parse(name, argv, config, own=(), here=None):
         raise did_you_mean('option', w.partition('=')[0], own if near and near[0] in own else general)
     got,rest = _tyro(name, argv, config)
     if rest and rest[0].startswith('-'): raise did_you_mean('option', rest[0], general)
-    if rest: raise ValueError(f'{rest[0]!r}: this word belongs to no option')
+    if rest: raise ValueError(f'{rest[0]!r}: unexpected argument')
     return vars(got)
 
 def _load_plugins(words):
@@ -101,31 +101,31 @@ def _load_plugins(words):
 # %% ../nbs/90_cli.ipynb #e02a8393
 @dataclass(frozen=True)
 class _Job:
-    "Where it is kept, and how it is computed"
+    "Folder, checkpoints, precision, processes"
     root:_DIR=None       # For photos: the folder in the layout of --data, or the CSV file
     out:_DIR=None        # Folder of the run (default: the next free one in runs/)
-    seed:_N=None         # Of everything that is drawn (default: 0)
+    seed:_N=None         # Random seed (default: 0)
     precision:_NAME=None # auto, fp32, bf16 or fp16 (default: auto)
-    threads:_N=None      # Of the CPU (default: what PyTorch chooses)
+    threads:_N=None      # CPU threads (default: what PyTorch chooses)
     accumulate:_N=None   # Cut each batch into N parts to save memory (default: 1)
     workers:_N=None      # Processes that load images in advance (default: 0)
     save_every:_N=None   # Also save after so many steps, within an epoch (default: only at its end)
-    timeout:_N=None      # With torchrun: seconds after which a process gives up waiting for the others (default: 600)
+    timeout:_N=None      # With torchrun: seconds that a process waits for the others (default: 600)
     tracker:_NAME=None   # Send losses to tensorboard or wandb, too
     max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
                              '10, a quarter of a smaller set, 1 % of a larger)')=None
 
 @dataclass(frozen=True)
 class _Backbone:
-    "With which backbone it begins"
+    "The backbone and its initial weights"
     backbone:_NAME=None # Another network than the recipe's: resnet50, timm/NAME, torchvision/mobilenet_v3_small
-    weights:_FILE=None  # Its first weights: of torchvision, timm, MoCo, VirTex or this library
+    weights:_FILE=None  # Initial weights: of torchvision, timm, MoCo, VirTex or this library
 
 _STEP = Annotated[str, arg(metavar='STEP')]
 
 @dataclass(frozen=True)
 class _Trial:
-    "To list, to try out, to go on"
+    "List, try out, resume"
     fields:_FLAG=False         # List the options of the recipe and the data with their values, and end
     recipes:_FLAG=False        # List the recipes, one line each, and end
     tiny:_FLAG=False           # A job of some twenty seconds, which learns next to nothing
@@ -138,12 +138,12 @@ class _Trial:
 _PLUGIN = _option('FILE', 'A Python file that registers a method, a dataset or an evaluation; may be repeated')
 
 def _main_options():
-    "What is learned from what: the names are those that are registered by now"
+    "Method and data: the names are those that are registered"
     about = dict(method=('NAME', f'One of: {", ".join(METHODS)} (default: virtex)'),
                  data=('NAME', f'One of: {", ".join(DATASETS)} (default: world)'),
                  recipe=('NAME', 'A recipe of the method (default: the one called like the data)'),
                  set=('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data'),
-                 resume=('RUN', 'Go on with a run that was stopped; its options need not be repeated'))
+                 resume=('RUN', 'Resume a run that was stopped; its options need not be repeated'))
     return _made('_Main', [*((k, _option(*v), None) for k,v in about.items()), ('plugin', _PLUGIN, None)])
 
 def _field_options(part, about, taken):
@@ -188,13 +188,13 @@ def _as_options(argv, names, taken, here):
 # %% ../nbs/90_cli.ipynb #5b7c90a3
 _ARGUMENTS = dict(recipe='name', weights='weights_file', tiny='small', resume='resume_run', resume_at='at',
                   resume_inexact='inexact')
-_ABOUT = '''Learn from captions, then find out what was learned: a run folder with report.html
+_ABOUT = '''Pretrain a network on captions and evaluate it: a run folder with report.html
 
-Exit codes: 0 done; 1 the machine refuses (full disk, no permission); 2 a word, value or file is wrong; stopped after a
+Exit codes: 0 done; 1 a system error (full disk, no permission); 2 a wrong argument, value or file; stopped after a
 checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once.'''
 
 def _pretrain_options(argv):
-    "What `vlrep-pretrain` is told, by the names that `pretrain` has for it"
+    "The arguments of `vlrep-pretrain`, by the names that `pretrain` has for them"
     main = _main_options()
     words = vars(_tyro('pretrain', argv, main, add_help=False)[0])
     was = _begun(words['resume'])
@@ -237,7 +237,7 @@ def _pretrain(argv):
         if not all([run_checks(w, **a) for w in what]): sys.exit(1)
         return
     try: pretrain(**a)
-    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; go on with: vlrep-pretrain --resume {e.run}') from e
+    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; resume with: vlrep-pretrain --resume {e.run}') from e
 
 def _early(a):
     "What the words alone can say is wrong: before the library is imported"
@@ -250,14 +250,14 @@ def _early(a):
                   **{k: a.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
 
 class _Exit(Exception):
-    "Leave with a code, and say why"
+    "End with an exit code and a message"
     def __init__(self, code, text):
         self.code = code
         super().__init__(text)
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
 def _some(word, help):
-    "The type of an argument that takes all words that belong to no option"
+    "The type of an argument that takes all positional words"
     return Positional[Annotated[tuple[str,...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
 
 _A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
@@ -288,7 +288,7 @@ def _evaluate_options():
         there,kind = o.allowed or o.registry or (),str if o.default is None else type(o.default)
         help = o.help + f'; one of: {", ".join(there)}'*bool(there) + f' (default: {o.default})'*bool(o.default)
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
-    return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, None)], 'Ask a trained network something else')
+    return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, None)], 'Evaluate a trained model')
 
 def _evaluate(argv):
     a = _parse('evaluate', argv, _evaluate_options())
@@ -301,7 +301,7 @@ def _evaluate(argv):
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)
 class _Export:
-    "Write the backbone as another library wants it, and compare what that library would compute"
+    "Export the backbone for another library, and compare the features that it computes"
     run:_A_RUN
     to:Annotated[str, arg(metavar='LAYOUT', help=f'One of: {", ".join(LAYOUT_NAMES)}')]
     out:_DIR=None # Folder to write to (default: RUN/export-LAYOUT)
@@ -317,7 +317,7 @@ def _export(argv):
 
 @dataclass(frozen=True)
 class _Report:
-    "Write the page of a run anew, or one page for several runs side by side"
+    "Write the report of a run, or one report that compares several runs"
     runs:_some('RUN', 'Run folders')
     out:_FILE=None # The page of several runs (default: comparison.html)
     plugin:_PLUGIN=None
@@ -331,7 +331,7 @@ def _report(argv):
 # %% ../nbs/90_cli.ipynb #be9c0030
 @dataclass(frozen=True)
 class _Benchmark:
-    "Images a second of training steps and of the loader, beside what the device could do: ten minutes at the most"
+    "Images a second of training steps and of the loader, beside the limits of the device: ten minutes at the most"
     quick:_FLAG=False  # Small sizes, a minute on a CPU; only to see that everything works
     device:_NAME=None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
     batch:_N=None      # Images a step (default: 64; on a CPU 8 of the paper's model)
@@ -350,7 +350,7 @@ _A_STUDY = Positional[Annotated[str, arg(metavar='FILE', help='The study, a TOML
 
 @dataclass(frozen=True)
 class _StudyPlan:
-    "How many trainings and image views a study is, and about how many hours"
+    "The number of trainings and image views of a study, and about how many hours they take"
     file:_A_STUDY
     recorded:_DIR=None # Finished run folders to take times from, instead of timing a few steps
     jobs:_N=None       # Trainings at a time (default: 1)
@@ -359,7 +359,7 @@ class _StudyPlan:
 
 @dataclass(frozen=True)
 class _StudyRun:
-    "Tune, train and judge; what is there is kept, what was begun goes on"
+    "Tune, train and compare; finished jobs are kept, unfinished ones resumed"
     file:_A_STUDY
     out:Annotated[str, arg(metavar='DIR', help='Folder of the study')]
     jobs:_N=None       # Trainings at a time, each with one thread (default: 1)
@@ -369,7 +369,7 @@ class _StudyRun:
 
 @dataclass(frozen=True)
 class _StudyReport:
-    "Write the page of a study anew, with its tables in Markdown"
+    "Write the report of a study, with its tables in Markdown"
     path:Positional[Annotated[str, arg(metavar='PATH', help='The folder of a study, or its study.jsonl')]]
     out:_DIR=None      # Where to (default: beside the lines)
     plugin:_PLUGIN=None
@@ -378,7 +378,7 @@ class _StudyReport:
 _STUDY = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
 
 def _study_options(argv):
-    "What is to be done with a study, and what `vlrep-study` is told"
+    "The subcommand of `vlrep-study`, and its arguments"
     what = argv[0] if argv else '--help'
     if what not in _STUDY: raise did_you_mean('word', what, _STUDY)
     a = _parse(f'study {what}', argv[1:], _STUDY[what])
@@ -390,7 +390,7 @@ def _study_options(argv):
 def _study(argv):
     if not argv or argv[0] in ('-h','--help'):
         print('usage: vlrep-study plan FILE, vlrep-study run FILE --out DIR, vlrep-study report PATH; vlrep-study NAME '
-              '--help tells more')
+              '--help explains its options')
         return
     what,a = _study_options(argv)
     from vlrep.experiments.study import read_study
@@ -403,14 +403,14 @@ def _study(argv):
     else:
         try: run_study(**a)
         except (TrainingInterrupted, KeyboardInterrupt) as e:
-            raise _Exit(getattr(e, 'code', 130), f'stopped; go on with: vlrep-study run {a["file"]} --out {a["out"]}'
+            raise _Exit(getattr(e, 'code', 130), f'stopped; resume with: vlrep-study run {a["file"]} --out {a["out"]}'
                         + ' --quick'*a['quick']) from e
 
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, rows, about):
-    "What a command is told that reads any dataset: its own options, and `options`, the sizes of data that is drawn"
-    rows = [('data', _option('NAME', f'What is read; one of: {", ".join(DATASETS)}'), None),
-            ('root', _option('DIR', 'Where its files are'), None), *rows, ('plugin', _PLUGIN, None)]
+    "The arguments of a command that reads any dataset: its own options, and `options`, the sizes of generated data"
+    rows = [('data', _option('NAME', f'The dataset; one of: {", ".join(DATASETS)}'), None),
+            ('root', _option('DIR', 'Folder of its files'), None), *rows, ('plugin', _PLUGIN, None)]
     main = _made('_Main', rows, about)
     first = _tyro(name, argv, main, add_help=False)[0]
     data = first.data
@@ -441,9 +441,9 @@ def _shards(argv):
     make_shards(**told)
 
 # %% ../nbs/90_cli.ipynb #f17e0002
-_ABOUT_FINETUNE = """Train a finished run for a task: a new run folder with a table, and files of answers
+_ABOUT_FINETUNE = """Fine-tune a finished run on a task: a new run folder with a table, and files of predictions
 
-Exit codes: as those of vlrep-pretrain. Ctrl-C saves a checkpoint; vlrep-finetune NEW_RUN --resume goes on."""
+Exit codes: as those of vlrep-pretrain. Ctrl-C saves a checkpoint; vlrep-finetune NEW_RUN --resume continues."""
 
 def _finetune_rows():
     "Options of `vlrep-finetune`, those of the plan and of the data apart; names as they are registered by now"
@@ -458,13 +458,13 @@ def _finetune_rows():
                  precision='auto, fp32, bf16 or fp16 (default: auto)',
                  max_damaged='Stop when more training photos than this cannot be read: a number (20) or a share (5%)')
     words = dict(root='DIR', out='DIR', labels='FILE', region_files='DIR')
-    numbers = dict(seed='Of head, order and dropout (default: 0)', threads='Of the CPU (default: what PyTorch chooses)',
+    numbers = dict(seed='Of head, order and dropout (default: 0)', threads='CPU threads (default: what PyTorch chooses)',
                    accumulate='Cut each batch into N parts to save memory (default: 1)',
                    workers='Processes that load images in advance (default: 0)',
                    save_every='Also save after so many steps between evaluations (default: 0, never)')
     return [*((k, _option(words.get(k, 'NAME'), h), None) for k,h in texts.items()),
             *((k, _option('N', h, int), None) for k,h in numbers.items()),
-            ('resume', Annotated[bool, arg(help_behavior_hint='', help='Go on with RUN, a fine-tuned run that was '
+            ('resume', Annotated[bool, arg(help_behavior_hint='', help='Resume RUN, a fine-tuned run that was '
                                                                        'stopped; its options need not be repeated')],
              False), ('plugin', _PLUGIN, None)]
 
@@ -482,7 +482,7 @@ def _task_source(words):
     return task,TASKS[task].source(words['data'] or was.get('data') or TASKS[task].default_data(words['root']))
 
 def _finetune_options(argv):
-    "What `vlrep-finetune` is told, by the names that `finetune` has for it"
+    "The arguments of `vlrep-finetune`, by the names that `finetune` has for them"
     rows = _finetune_rows()
     first,rest = _tyro('finetune', argv, _made('_Main', rows), add_help=False)
     source = _task_source({**vars(first), 'rest': rest})[1]
@@ -505,16 +505,16 @@ def _finetune(argv):
     from vlrep.experiments.finetune import finetune
     from vlrep.training.interrupts import TrainingInterrupted
     try: finetune(**a)
-    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; go on with: vlrep-finetune {e.run} --resume') from e
+    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; resume with: vlrep-finetune {e.run} --resume') from e
     except KeyboardInterrupt:
-        raise _Exit(130, 'stopped; a run that had a checkpoint goes on with: vlrep-finetune NEW_RUN --resume') from None
+        raise _Exit(130, 'stopped; resume a run that has a checkpoint with: vlrep-finetune NEW_RUN --resume') from None
 
 # %% ../nbs/90_cli.ipynb #be270012
 _MODEL = ('a Marian model: folder, or name on the Hugging Face hub; {{via}} is the language '
           '(default: Helsinki-NLP/opus-mt-{})')
 
 def _paraphrase(argv):
-    rows = [('out', _option('FILE', 'One line for each caption; a file that is there already is gone on with (default: '
+    rows = [('out', _option('FILE', 'One line for each caption; an existing file is continued (default: '
                                     'paraphrases.jsonl)'), None),
             ('via', _option('LANGUAGES', 'Languages to go through, separated by commas (default: fr,de)'), None),
             ('there', _option('MODEL', 'From English into the language, '
@@ -525,16 +525,16 @@ def _paraphrase(argv):
               for k,help,n in (('batch','Sentences at a time',32), ('beams','Width of the beam',4),
                                ('limit','Write at most so many captions','all'))),
             ('device', _option('NAME', 'cpu, cuda, cuda:1 (default: the GPU if there is one)'), None)]
-    told = _of_data('paraphrase', argv, rows, 'Write captions in other words: into other languages and back, by Marian '
+    told = _of_data('paraphrase', argv, rows, 'Paraphrase captions: into other languages and back, by Marian '
                                               'models of transformers, as text views of MCT')
     for k in ('batch','beams','limit'):
         if told.get(k, 1) < 1: raise ValueError(f'--{k} {told[k]}: at least 1')
     if 'via' in told: told['via'] = [v.strip() for v in told['via'].split(',') if v.strip()]
-    if told.get('via') == []: raise ValueError('--via: not a single language')
-    if Path(told.get('out', '.jsonl')).is_dir(): raise ValueError(f'--out {told["out"]}: is a folder, a file is wanted')
+    if told.get('via') == []: raise ValueError('--via: no language given')
+    if Path(told.get('out', '.jsonl')).is_dir(): raise ValueError(f'--out {told["out"]}: is a folder, expected a file')
     from vlrep.experiments.commands import make_paraphrases
     try: make_paraphrases(**told)
-    except KeyboardInterrupt: raise _Exit(130, 'stopped; the same words again go on where it was') from None
+    except KeyboardInterrupt: raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #5e610002
 _WAYS = 'detector','grid','files'
@@ -544,13 +544,13 @@ class _Regions:
     "Store the regions of a folder of photos, or of files that others publish: features, boxes, class distributions"
     photos:Positional[Annotated[str, arg(metavar='PHOTOS', help='A folder of photos, in folders of any depth; with '
                                          '--by files the .npy files or the LMDB of mmf or vilbert-multi-task')]]
-    out:_option('DIR', 'The store; one that was begun is gone on with (default: regions)')=None
-    by:_option('WAY', f'One of: {", ".join(_WAYS)}, or a run folder, whose backbone is asked (default: detector)')=None
+    out:_option('DIR', 'The store; an unfinished one is continued (default: regions)')=None
+    by:_option('WAY', f'One of: {", ".join(_WAYS)}, or a run folder, whose backbone is used (default: detector)')=None
     model:_option('NAME', 'Detector of torchvision (default: fasterrcnn_resnet50_fpn)')=None
     backbone:_option('NAME', 'For --by grid: resnet50, timm/NAME, torchvision/NAME (default: resnet50)')=None
     weights:_option('FILE', 'Weights of the detector or the backbone; of a detector also their name in torchvision '
                             '(default: DEFAULT, downloaded; a backbone needs a file)')=None
-    most:_option('N', 'Regions of a photo, the surest first (default: 100 of a detector)', int)=None
+    most:_option('N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int)=None
     size:_option('N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)',
                  int)=None
     which:_WHICH='best'
@@ -569,7 +569,7 @@ def _regions(argv):
         if a.get(k, 1) < 1: raise ValueError(f'--{k} {a[k]}: at least 1')
     from vlrep.experiments.region_files import make_regions
     try: make_regions(a.pop('photos'), **a)
-    except KeyboardInterrupt: raise _Exit(130, 'stopped; the same words again go on where it was') from None
+    except KeyboardInterrupt: raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #5e610003
 def regions_main()->None:
@@ -589,13 +589,13 @@ def _as_written(problem, argv):
 def main(
     argv:list=None, # Command and options; by default those of the process
 )->None:
-    "Read the words, call the function, turn errors into one line and a code"
+    "Parse the arguments, call the function, turn errors into one line and an exit code"
     plain_output()
     argv = list(sys.argv[1:] if argv is None else argv)
     name = argv[0] if argv else '--help'
     if name in ('-h','--help'):
         print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; NAME '
-              f'--help tells more')
+              f'--help explains its options')
         return
     try:
         if name not in COMMANDS: raise did_you_mean('command', name, COMMANDS)
@@ -606,7 +606,7 @@ def main(
     except OSError as e: code,text = 1,f'{e.filename}: {e.strerror}' if e.filename else str(e)
     except _Exit as e: code,text = e.code,str(e)
     except KeyboardInterrupt:
-        code,text = 130,'stopped; a run that had a checkpoint goes on with: vlrep-pretrain --resume RUN'
+        code,text = 130,'stopped; resume a run that has a checkpoint with: vlrep-pretrain --resume RUN'
     if os.environ.get('VLREP_DEBUG'): traceback.print_exc()
     print((f'vlrep-{name}: ' if name in COMMANDS else 'vlrep: ') + ' '.join(text.split()), file=sys.stderr, flush=True)
     sys.exit(code)

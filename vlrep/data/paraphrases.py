@@ -137,7 +137,7 @@ def write_paraphrases(
         done = begun = _done(path, todo, ways)
         total = sum(int(d.captions.counts().sum()) for d in datasets)
         total = total if limit is None else min(limit, total)
-        if done: log(f'{path}: {done} of {total} captions are there, going on')
+        if done: log(f'{path}: {done} of {total} captions are there, continuing')
         live = Live()
         with open(path, 'ab') as f:
             while part := list(itertools.islice(todo, 8*batch)):
@@ -169,7 +169,7 @@ def _lines(path):
     with open(path, 'rb') as f:
         for n,data in enumerate(f, 1):
             if not data.endswith(b'\n'):
-                raise ValueError(f'{path}:{n}: the last line is torn; the same vlrep-paraphrase again goes on with it')
+                raise ValueError(f'{path}:{n}: the last line is torn; run the same vlrep-paraphrase again to continue')
             try: line = parse_json(data)
             except ValueError as e: raise ValueError(f'{path}:{n}: {e}') from None
             if why := _problem(line): raise ValueError(f'{path}:{n}: {why}')

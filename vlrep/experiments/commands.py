@@ -137,7 +137,7 @@ def run_folder(
     if out is not None:
         if (Path(out)/'recipe.json').exists():
             raise ValueError(
-                f'--out {out}: holds a run already; choose another folder, or go on with it: --resume {out}')
+                f'--out {out}: holds a run already; choose another folder, or resume it: --resume {out}')
         return Path(out)
     n = 1
     while True:
@@ -176,7 +176,7 @@ def unless_begun(
     try: yield
     except TooManyDamaged as e:                                       # the run stays: it can go on with another limit
         raise TooManyDamaged(
-            f'{e}; to go on all the same: vlrep-pretrain --resume {run.path} --max-damaged NUMBER') from None
+            f'{e}; to continue all the same: vlrep-pretrain --resume {run.path} --max-damaged NUMBER') from None
     except BaseException as e:
         begun = bool(run.saved()) or (run/'best').is_dir()
         if fresh and not begun:
@@ -197,7 +197,7 @@ def _asked(given, resume):
     run = _opened(resume)
     info = run.info
     if 'finetune' in info:
-        raise ValueError(f'{run.path}: is a fine-tuned run; go on with: vlrep-finetune {run.path} --resume')
+        raise ValueError(f'{run.path}: is a fine-tuned run; resume with: vlrep-finetune {run.path} --resume')
     was = {k: info.get(k, v) for k,v in default.items()}
     was['data'] = _data_of(run)
     was = _named(was)
@@ -298,7 +298,7 @@ def _begin(run, at, regroup, inexact, log, *, resume_run):
         if main and run.info.get('max_damaged') != limit: run.change(dict(max_damaged=limit))
         alone = not run.saved() and at != 'best'
         step = resume(learn, run, at, regroup)
-        log((f'going on from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step
+        log((f'resuming from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step
             else 'no checkpoint: beginning anew')
         if inexact and (run/'best').exists() and (regroup or run.state('best')['step'] > step):
             learn.train_state.best_loss = math.inf
@@ -376,7 +376,7 @@ def pretrain(
     precision:str=None,             # auto, fp32, bf16 or fp16; auto
     threads:int=None,               # Of the CPU; by default what PyTorch chooses
     backbone:str=None,              # Another network than the recipe's: resnet50, timm/convnext_atto
-    weights_file:FilePath=None,     # Its first weights: of torchvision, timm, MoCo, VirTex or this library
+    weights_file:FilePath=None,     # Initial weights: of torchvision, timm, MoCo, VirTex or this library
     accumulate:int=None,            # Parts into which each batch is cut to save memory; 1
     workers:int=None,               # Processes that load images in advance; 0
     save_every:int=None,            # Steps between checkpoints within an epoch; 0: only at its end
@@ -539,7 +539,7 @@ def evaluate(
     log:callable=print,   # Called with the table
     **options             # Those of the evaluation: `data` and `how`, `spec` and `ap`, `probe`
 )->list:                  # Rows: `question, metric, backbone, n, chance, value, low, high`
-    "Ask a trained network something else"
+    "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
     m,kept = open_run(run, which),load(run)
@@ -559,7 +559,7 @@ def report(
     out:FilePath=None,  # The page of several runs; comparison.html by default
     log:callable=print, # Called with the path of the page
 )->Path:                # The page
-    "Write the page of a run anew, or one page for several runs side by side"
+    "Write the report of a run, or one report that compares several runs"
     tuned = [r for r in runs if 'finetune' in load(r).info]
     if tuned and (len(runs) > 1 or out is not None):
         raise ValueError(f'{tuned[0]}: a fine-tuned run has a report page of its own, and stands in none with others')

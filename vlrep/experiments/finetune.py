@@ -268,7 +268,7 @@ def finetune(
     run = _opened(run)
     was = run.info.get('finetune')
     if was and not resume:
-        raise ValueError(f'{run.path}: is fine-tuned already; go on with it: --resume, or start from the run that it '
+        raise ValueError(f'{run.path}: is fine-tuned already; resume it: --resume, or start from the run that it '
                          f'came from')
     if resume and not was: raise ValueError(f'{run.path}: is no fine-tuned run; leave --resume out')
     began = dict(which='which', labels='labels_file', region_files='region_files') if was else {}
@@ -289,7 +289,7 @@ def check_finetune(
     check_options(precision=given.get('precision') or 'auto',
                   **{k: given.get(k) for k in ('threads','accumulate','workers','save_every')})
     _limit(given.get('max_damaged'))
-    if resume and out: raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume out')
+    if resume and out: raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
     if out and (Path(out)/'recipe.json').exists():
         raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep-finetune {out} --resume')
 
@@ -338,7 +338,7 @@ def _can_go_on(run, was):
     "A `ValueError` if the run was stopped before its first checkpoint"
     if run.saved() or (run/'best').is_dir(): return
     words = [was['run'], '--task', was['task'], *(['--root', was['root']] if was.get('root') else [])]
-    raise ValueError(f'{run.path}: was stopped before its first checkpoint, there is nothing to go on with: remove the '
+    raise ValueError(f'{run.path}: was stopped before its first checkpoint, there is nothing to resume: remove the '
                      f'folder and begin again: vlrep-finetune {" ".join(map(str, words))}, with the options it had '
                      f'(recipe.json); --save-every saves more often')
 
@@ -398,7 +398,7 @@ def _trained(job, run, goes_on):
         learn = finetune_learner(job.model, job.task, job.parts, job.collate, job.plan, size=job.recipe.size,
                                  folder=run, precision=job.facts['precision'], cbs=cbs, log=job.log, **same)
         learn.finite.log = run/'skipped.jsonl'
-        if goes_on: job.log(f'going on from step {resume_training(learn, run)}')
+        if goes_on: job.log(f'resuming from step {resume_training(learn, run)}')
         try:
             fit_task(learn, job.plan)
             if note.got: raise TrainingInterrupted(note.got, learn.train_state.step)

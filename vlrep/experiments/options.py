@@ -100,7 +100,7 @@ def check_options(
         if v is not None and not low <= v <= high:
             raise ValueError(f'--{k.replace("_", "-")} {v}: must be from {low} to {high:,}')
     if resume_run and out:
-        raise ValueError(f'--out {out}: a run goes on in its own folder; leave --out or --resume out')
+        raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
     if root is not None and not DATASETS[data].root_help:
         with_files = ', '.join(n for n,d in DATASETS.items() if d.root_help)
         raise ValueError(f'--root {root}: {data} needs no files; choose a layout with --data: {with_files}')

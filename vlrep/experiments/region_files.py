@@ -35,7 +35,7 @@ def find_photos(
 # %% ../../nbs/experiments/72_region_files.ipynb #67720008
 def write_regions(
     folder:FilePath, # Where the photos are
-    out:FilePath,    # The store; one that was begun is gone on with
+    out:FilePath,    # The store; an unfinished one is continued
     source:Callable, # PIL image -> features (k,d), boxes (k,4), distributions (k,c) or None; has `width`, `classes`,
                      # `names`
     about:dict,      # What made the features; another one is another store
@@ -47,7 +47,7 @@ def write_regions(
     if (out/'index.json').is_file(): return _there(RegionStore(out), photos, about, log)
     with RegionWriter(out, source.width, source.classes, half=half, names=source.names, about=about, resume=True) as w:
         done = sum(p in w for p in photos)
-        if done: log(f'{out}: {done} of {len(photos)} photos are there, going on')
+        if done: log(f'{out}: {done} of {len(photos)} photos are there, continuing')
         for name in progress([p for p in photos if p not in w], label='photos'):
             try: img = open_image(Path(folder)/name)
             except DamagedImage as e: w.leave_out(name, str(e).removeprefix(f'{folder}/'))

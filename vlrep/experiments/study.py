@@ -90,7 +90,7 @@ class Study:
     seeds:tuple                          # Whole numbers
     title:str=''                         # Of its page
     data:str='world'                     # One of `DATASETS`
-    root:str=''                          # Where its files are
+    root:str=''                          # Folder of its files
     options:dict=field(default_factory=dict) # Field of the data -> value
     equal:tuple=('views','images','captions','steps','backbone') # What must be the same for all arms
     precision:Choice('auto','fp32','bf16','fp16')='auto'         # As for `pretrain`

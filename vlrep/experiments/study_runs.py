@@ -660,7 +660,7 @@ def plan_study(
     jobs:int=1,              # Trainings at a time
     *, log:callable=print,   # Called with each line
 )->dict:                     # `runs`, `trials`, `views`, `tasks`, `task_trials` and `hours`
-    "How many trainings and image views a study is, and about how many hours"
+    "The number of trainings and image views of a study, and about how many hours they take"
     known = recorded_speed(recorded) if recorded else {}
     alike = {a.name: _alike(study, a) for a in study.arms}                       # as fast as each other
     timed = {k: measured_speed(study, a) for k,a in {alike[a.name]: a for a in study.arms

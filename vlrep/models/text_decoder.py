@@ -124,10 +124,10 @@ class DecoderLayer(nn.TransformerDecoderLayer):
         return self._drop(m.out_proj(y if packing is None else packing.pack(y)), packing)
 
     def _drop(self, x, packing): return drop(x, self.dropout.p, self.training, packing)
-    def _self_attention(self, x, mask, packing=None):
+    def _lookback(self, x, mask, packing=None):
         heads = self._heads(x, self.self_attn, 0, 3, packing=packing)
         return self._join(self.self_attn, *heads, mask=mask, packing=packing)
-    def _cross_attention(self, x, vis, packing=None):
+    def _lookat(self, x, vis, packing=None):
         m = self.multihead_attn
         q,kv = self._heads(x, m, 0, 1, packing=packing),self._heads(vis, m, 1, 3)
         return self._join(m, *q, *kv, packing=packing)
@@ -142,11 +142,11 @@ class DecoderLayer(nn.TransformerDecoderLayer):
     )->Tensor:                # Like `x`
         "Look back, look at the picture, think"
         if self.norm_first:
-            x = x + self._self_attention(self.norm1(x), mask, packing)
-            x = x + self._cross_attention(self.norm2(x), vis, packing)
+            x = x + self._lookback(self.norm1(x), mask, packing)
+            x = x + self._lookat(self.norm2(x), vis, packing)
             return x + self._think(self.norm3(x), packing)
-        x = self.norm1(x + self._self_attention(x, mask, packing))
-        x = self.norm2(x + self._cross_attention(x, vis, packing))
+        x = self.norm1(x + self._lookback(x, mask, packing))
+        x = self.norm2(x + self._lookat(x, vis, packing))
         return self.norm3(x + self._think(x, packing))
 
 # %% ../../nbs/models/20_text_decoder.ipynb #5b9706ef

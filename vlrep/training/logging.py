@@ -151,7 +151,7 @@ def _write(self:CSVLogger):
         why = 'only a part fitted'
         self.file.truncate(end)
     if len(self.wait) == 1:
-        self.log(f'{self.path}: cannot write the log ({why}); training goes on, the rows are kept and tried again')
+        self.log(f'{self.path}: cannot write the log ({why}); training continues, the rows are kept and tried again')
 
 @patch
 def _open(self:CSVLogger):

@@ -88,7 +88,7 @@ def write_task_report(
     run = Path(getattr(run, 'path', run))
     info = read_json(run/'recipe.json')
     lines = (run/'result.jsonl').read_bytes().strip().splitlines() if (run/'result.jsonl').is_file() else []
-    if not lines: raise ValueError(f'{run}: has no result yet; go on with: vlrep-finetune {run} --resume')
+    if not lines: raise ValueError(f'{run}: has no result yet; resume with: vlrep-finetune {run} --resume')
     log = list(csv.DictReader((run/'log.csv').open(newline='', encoding='utf-8'))) if (run/'log.csv').is_file() else []
     shown = read_json(run/'samples.json').get('examples', []) if (run/'samples.json').is_file() else []
     try: page = task_report_html(info, parse_json(lines[-1]), log, shown)
