@@ -470,7 +470,7 @@ def _finetune_rows():
 
 # %% ../nbs/90_cli.ipynb #f17e0003
 def _task_source(words):
-    "Name of the task, and where its examples come from, of the options `words` or of the run that goes on"
+    "Name of the task, and where its examples come from, of the options `words` or of the resumed run"
     was = {}
     if words['resume']:
         for p in words['rest']:

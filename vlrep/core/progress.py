@@ -28,7 +28,7 @@ def versions()->dict: # Name -> version, what a result depends on
 class Stages:
     "Times the stages of a job, and prints a line as each ends"
     def __init__(self,
-        out=print # Called with each line; None for silence
+        out=print # Called with each line; None for no output
     ): self.seconds,self.out = {},out
     @contextmanager
     def __call__(self,
@@ -52,20 +52,20 @@ def keep_memory()->bool: # Was it done? Only glibc (Linux) knows how
     return bool(f(-1, 2**31-1) and f(-3, 2**30))                      # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 # %% ../../nbs/core/15_progress.ipynb #8a883ec4
-def watcher()->str: # terminal, notebook, or '' if nobody sees a moving line
-    "Who watches?"
+def watcher()->str: # terminal, notebook, or '' for any other output
+    "Is the output a terminal, a notebook, or neither?"
     if hasattr(sys.stderr, 'isatty') and sys.stderr.isatty(): return 'terminal'
     shell = sys.modules['IPython'].get_ipython() if 'IPython' in sys.modules else None
     return 'notebook' if getattr(getattr(shell, 'kernel', None), '_allow_stdin', False) else ''
 
 class Live:
-    "A line with a bar that is drawn over and over, where somebody watches, and wiped away at the end"
+    "A progress line that is redrawn at a terminal or in a notebook, and removed at the end"
     def __init__(self,
         every:float=.3 # Seconds between two drawings
     ): self.every,self.kind,self.shown,self.place = every,watcher(),0.,None
     def __call__(self,
         done:float,    # How much is done
-        total:float,   # of how much; 0 if nobody knows
+        total:float,   # of how much; 0 if unknown
         text:str='',   # What is being done, how far, how long still
     ):
         "Draw the line, unless it was drawn just now"
@@ -100,10 +100,10 @@ def time_left(
 # %% ../../nbs/core/15_progress.ipynb #ae377727
 def progress(
     it:'Iterable',   # What to go through
-    total:int=None,  # How many there are; asked of `it` by default
+    total:int=None,  # How many there are; by default `len(it)`
     label:str='',    # What is being done
 )->'Iterator':
-    "Go through `it`; a bar with the time that is left where somebody watches, nothing elsewhere"
+    "Iterate over `it`, with a progress bar at a terminal or in a notebook"
     live = Live(.2)
     if not live.kind:
         yield from it

@@ -12,8 +12,8 @@ from fastcore.basics import patch
 
 # %% ../../nbs/core/05_registry.ipynb #1241abbb
 def did_you_mean(
-    kind:str,                # What sort of thing was asked for, e.g. "recipe"
-    name:str,                # The name nobody knows
+    kind:str,                # The kind of name, e.g. "recipe"
+    name:str,                # The unknown name
     options:'Iterable[str]', # The names there are
 )->ValueError:               # To be raised by the caller
     "An error that names the nearest of `options`"

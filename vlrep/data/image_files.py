@@ -66,7 +66,7 @@ def caption_source(
     split:str=None,      # What they are for: train, valid or test
     *, keep:float=2e9,   # Keep decoded images if all fit into so many bytes
     missing:float=0.,    # As for `find_files`
-    extra:list|tuple=(), # Names of images that are there and that nobody describes
+    extra:list|tuple=(), # Names of existing images without a caption
     name:str=None,       # Of the data; by default that of the folder `about` is in
 )->ImageFileDataset:     # In the order of the names
     "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
@@ -125,7 +125,7 @@ def adding_to(
 
 # %% ../../nbs/data/10_image_files.ipynb #2dece33d
 def split_source(
-    dataset:ImageTextDataset,    # What to deal out
+    dataset:ImageTextDataset,    # What to split
     sizes:tuple|list=(.8,.1,.1), # For train, valid, test: numbers of images, or parts that add up to 1 at most
     seed:int=0,                  # Another seed, another deal
 )->list:                         # Three datasets

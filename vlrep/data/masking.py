@@ -61,7 +61,7 @@ def mask_tokens(
     *, share:float=.15, # Part of the words that is chosen, rounded up (virtex code)
     bert:bool=False,    # BERT's 80/10/10, every chosen word asked for? Else VirTex's 85/10/5, [MASK]s only
     salt:int=0,         # Another salt, other masked tokens
-)->tuple:             # What is read (b,s); what is asked for, -100 where nothing is (b,s)
+)->tuple:             # Input tokens (b,s); targets, -100 where there is none (b,s)
     "Mask tokens of captions (virtex code; BERT sec. 3.1)"
     if not first < vocab: raise ValueError(f'vocab={vocab}: no words beside the {first} special ids')
     if not 0 < share <= 1: raise ValueError(f'share={share}: a part, above 0 and at most 1')

@@ -108,7 +108,7 @@ class Narratives:
         rows:np.ndarray|list, # For each narrative the number of its image (m,)
         n:int=None,           # Number of images; by default one more than the last that is named
     )->'Narratives':          # Itself
-        "After the last one: deal them out to the images"
+        "After the last one: assign them to the images"
         for c in self.cols.values(): c.close()
         rows = np.asarray(rows, np.int64)
         self.at = np.argsort(rows, kind='stable')

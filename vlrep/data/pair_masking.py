@@ -17,7 +17,7 @@ def mask_words(
     salt:Tensor,     # Of each sample (b,) int64
     tokenizer:'Tokenizer', # Theirs: `sos`, `eos`, `pad`, `mask`, and its length
     share:float=.15, # Chance of each word to be chosen
-)->tuple:            # What is read (b,s); what is asked for, -1 where nothing is (b,s)
+)->tuple:            # Input tokens (b,s); targets, -1 where there is none (b,s)
     "Mask words as BERT does, each by itself: 80 % [MASK], 10 % any token, 10 % as they are"
     if not 0 <= share <= 1: raise ValueError(f'share={share}: a chance, from 0 to 1')
     which,fate,word = salted_uniform(salt, tok.shape[1], 3)
@@ -34,7 +34,7 @@ def mask_regions(
     salt:Tensor,     # Of each sample (b,) int64
     share:float=.15, # Chance of each region to be chosen
     zeroed:float=.9, # Part of the chosen ones whose features become zero
-)->tuple:            # New features (b,n,d); which regions are asked for (b,n) bool
+)->tuple:            # New features (b,n,d); which regions are masked (b,n) bool
     "Mask regions; what is read are copies"
     for k,v in dict(share=share, zeroed=zeroed).items():
         if not 0 <= v <= 1: raise ValueError(f'{k}={v}: a chance, from 0 to 1')

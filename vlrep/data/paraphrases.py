@@ -119,11 +119,11 @@ def _append(f, lines, path):
 # %% ../../nbs/data/55_paraphrases.ipynb #96d7627f
 def write_paraphrases(
     datasets:Iterable[ImageTextDataset], # With captions, one or several
-    path:FilePath,       # The file; if it is there already, it is gone on with
+    path:FilePath,       # The file; an existing one is continued
     ways:dict,           # Language -> (translator there, translator back)
     batch:int=32,        # Sentences at a time
     *, limit:int=None,   # Write at most so many captions in all
-    log:Callable=print,  # Told how far it is
+    log:Callable=print,  # Called with progress messages
 )->Path:                 # The file
     "Write every caption in other words, one line each; a `ValueError` names a file that is about something else"
     path,datasets = Path(path),list(datasets)

@@ -218,7 +218,7 @@ def take(self:TextBuffer,
     at:np.ndarray|list,     # Which strings, counted through the whole buffer (m,)
     counts:np.ndarray|list, # How many of them belong to each row; their sum is m
 )->TextBuffer:
-    "The buffer of these strings, dealt out to rows"
+    "The buffer of these strings, assigned to rows"
     at = np.asarray(at, np.int64)
     a,b = self.ends[at],self.ends[at+1]
     new = TextBuffer()

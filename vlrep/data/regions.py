@@ -58,7 +58,7 @@ def _header(rows, shape, dtype):
     return b'\x93NUMPY\x01\x00' + (_HEAD-10).to_bytes(2, 'little') + text.ljust(_HEAD-11).encode() + b'\n'
 
 class _Column:
-    "A .npy file that rows are added to; one with at least `rows` is gone on with after these"
+    "A .npy file that rows are appended to; one with at least `rows` is continued after these"
     def __init__(self, path, shape, dtype, rows=0):
         self.path,self.shape,self.dtype,self.rows = path,shape,np.dtype(dtype),rows
         self.bytes = int(np.prod(shape))*self.dtype.itemsize                          # of a row
@@ -518,7 +518,7 @@ def convert_regions(
     most:int=None,       # Only the first so many regions of each image
     classes:int=0,       # Where a class number is all that is known of a region: of how many classes
     damaged:float=0.,    # So large a part of the images may be unreadable: they are left out, and counted
-    log:Callable=print,  # Told what was written; None for silence
+    log:Callable=print,  # Called with what was written; None for no message
 )->RegionStore:
     "Write stored regions from published ones; a `ValueError` names the file that is damaged or of another width"
     facts,n,empty,scaled,writer = dict(by=f'converted from {Path(source).name}'),0,0,0,None

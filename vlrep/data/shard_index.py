@@ -71,7 +71,7 @@ class MappedText(TextBuffer):
         at:np.ndarray|list,     # Which strings, counted through the whole buffer (m,)
         counts:np.ndarray|list, # How many of them belong to each row; their sum is m
     )->'MappedText':
-        "The buffer of these strings, dealt out to rows, in files of its own"
+        "The buffer of these strings, assigned to rows, in files of its own"
         return self._copy((at[i:i+_PIECE], () if i else counts) for i in range(0, max(1, len(at)), _PIECE))
     def _copy(self, pieces):
         new,n,end = [GrowingArray(t) for t in ('u1','i8','i8')],0,0

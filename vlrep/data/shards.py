@@ -150,7 +150,7 @@ def write_shards(
     folder:FilePath,            # A new folder
     per_shard:int=1000,         # Images a shard; the last one has what is left
     seed:int=None,              # Write the images in an order drawn from this; by default in their own
-    log:callable=None,          # Told of each shard
+    log:callable=None,          # Called with each shard
 )->list:                        # Paths of the shards
     "Write `dataset` as `000000.tar`, `000001.tar`, ...: all of them or nothing. The same dataset gives the same bytes"
     folder,n = Path(folder),len(dataset)

@@ -55,7 +55,7 @@ def subsample(
 # %% ../../nbs/data/15_subsets.ipynb #f56e7fd1
 def readable(
     dataset:ImageTextDataset, # Photos to be reported on
-    log:callable=print,       # Told of each photo that is left out
+    log:callable=print,       # Called with each photo that is left out
 )->ImageTextDataset:          # Those that can be read
     "In a test nothing may be shown in the place of a damaged photo: it is left out, and said"
     def good(i):

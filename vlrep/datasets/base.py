@@ -44,7 +44,7 @@ class DatasetBuilder:
     name:str                       # On the command line: --data
     provides:frozenset             # What its images come with: captions, narratives, labels, categories, masks
     options:object=PhotoOptions()  # A frozen dataclass: sizes or shares, with their defaults
-    read:Callable=Lazy(None)       # (root, size) -> dataset that is dealt out in three parts
+    read:Callable=Lazy(None)       # (root, size) -> dataset that is split into three parts
     build:Callable=Lazy('vlrep.datasets.split:read_and_split') # (builder, options, root, size=, wanted=, log=) ->
                                                                # dict of the parts
     build_test:Callable=Lazy(None) # (options, size) -> the test set alone, if that is much less work
@@ -92,7 +92,7 @@ def open(self:DatasetBuilder,
     root:FilePath=None,        # Where the files are
     size:int=64,               # Longer side of the stored images in pixels
     wanted:'Iterable[str]'=(), # Annotations that the method reads; what the dataset lacks is left out
-    log:Callable=print,        # Told what is left out
+    log:Callable=print,        # Called with what is left out
 )->dict:                 # Datasets `train`, `valid`, `test`
     "Images to learn from, to choose the checkpoint by, to report on"
     self.check_root(root)

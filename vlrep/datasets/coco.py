@@ -295,7 +295,7 @@ def build_coco(
     *,
     size:int,               # Longer side of the stored photos
     wanted:frozenset,       # Are labels of Karpathy's split to be read? The split itself does not depend on it
-    log:Callable,           # Told what is left out
+    log:Callable,           # Called with what is left out
 )->dict:                    # Datasets `train`, `valid`, `test`
     "COCO's training images in two parts, and its validation images; or Karpathy's split, if its file is there"
     with warnings.catch_warnings(record=True) as heard:

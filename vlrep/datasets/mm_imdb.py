@@ -34,7 +34,7 @@ def read_mm_imdb(
     root:FilePath,           # The folder that holds split.json and dataset/
     split:str='train',       # train, valid or test
     size:int=256,            # Posters are fitted into squares of this side
-    *, log:Callable=print,   # Told how many films have no plot or no genre
+    *, log:Callable=print,   # Called with how many films have no plot or no genre
 )->TaskDataset:              # None if there is no test set
     "A part of MM-IMDB; a `ValueError` names the file in which something is wrong"
     root = Path(root)

@@ -32,7 +32,7 @@ def read_snli_ve(
     root:FilePath,           # The folder that holds the tables and the photos of Flickr30k
     split:str='train',       # train, valid or test
     size:int=256,            # Photos are fitted into squares of this side
-    *, log:Callable=print,   # Told how many pairs have no label
+    *, log:Callable=print,   # Called with how many pairs have no label
 )->TaskDataset:              # None if there is no test set
     "A part of SNLI-VE; a `ValueError` names file and line of what is wrong"
     root = Path(root)

@@ -34,9 +34,9 @@ def read_and_split(
     *,
     size:int,               # Longer side of the stored photos
     wanted:frozenset,       # Not used: a reader reads all that there is
-    log:Callable,           # Told what is left out
+    log:Callable,           # Called with what is left out
 )->dict:                    # Datasets `train`, `valid`, `test`
-    "Read photos, and deal them out"
+    "Read photos, and split them"
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always', UserWarning)
         parts = split_source(builder.read(root, size=size), (options.train, options.valid, options.test), seed=0)

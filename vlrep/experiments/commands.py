@@ -110,7 +110,7 @@ def options_of(
 def open_run(
     run:FilePath,                  # A run folder
     which:str|int='best',          # Which checkpoint: best, last, or the number of a step
-    device:str|torch.device='cpu', # Where the model shall live
+    device:str|torch.device='cpu', # Device of the model
 )->Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
     run = _opened(run)
@@ -168,9 +168,9 @@ def processor()->str:
 # %% ../../nbs/experiments/70_commands.ipynb #5669a522
 @contextmanager
 def unless_begun(
-    run:Run,            # Just made; one that goes on stays as it is
+    run:Run,            # Just made; a resumed one stays as it is
     fresh:bool=True,    # Was it made for this?
-    log:callable=print, # Told how to go on, if the disk or a process let the run down
+    log:callable=print, # Called with how to resume, if the disk or a process failed
 )->'Iterator[None]':
     "If the body fails before the first checkpoint, leave no run behind, so that the same folder can be tried again"
     try: yield
@@ -188,7 +188,7 @@ def unless_begun(
 
 # %% ../../nbs/experiments/70_commands.ipynb #c3429897
 def _asked(given, resume):
-    "Options as given, as recorded in the run that goes on, or by default; and that run's recipe and job"
+    "Options as given, as recorded in the resumed run, or by default; and that run's recipe and job"
     default = dict(method='virtex', name=None, data='world', root=None, seed=0, precision='auto', threads=None,
                    accumulate=1, backbone=None, weights_file=None)
     if resume is None:
@@ -349,7 +349,7 @@ def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     if not resume_run and not exact: raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
 
 def _plan_run(given, changes, resume_run, small):
-    "What is asked for in all, recipe, options of the dataset, and changes; those of a run that goes on are its own"
+    "What is asked for in all, recipe, options of the dataset, and changes; those of a resumed run are its own"
     asked,parts = _asked(given, resume_run)
     changes = _small(asked, changes) if small else changes
     recipe,options = plan(asked['method'], asked['name'], changes, asked['data'], parts,
@@ -382,7 +382,7 @@ def pretrain(
     save_every:int=None,            # Steps between checkpoints within an epoch; 0: only at its end
     max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see
                                     # `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
-    resume_run:FilePath=None,       # Folder of a stopped run to go on with; options left out are those it began with
+    resume_run:FilePath=None,       # Folder of a stopped run to resume; options left out are those it began with
     at:str|int='last',              # Which of its checkpoints: last, or the number of a step
     inexact:bool=False,             # Go on although something differs?
     small:bool=False,               # A job of some twenty seconds, to see that everything works?
@@ -594,7 +594,7 @@ def export(
 def make_paraphrases(
     data:str,                               # One of `DATASETS`
     root:FilePath=None,                     # Where the data is
-    out:FilePath='paraphrases.jsonl',       # The file; one that is there already is gone on with
+    out:FilePath='paraphrases.jsonl',       # The file; an existing one is continued
     via:list|tuple=('fr','de'),             # Languages to go through
     *, there:str=MARIAN[0], back:str=MARIAN[1], # Models, folders or names on the hub; {via} stands for the language
     batch:int=32,                           # Sentences at a time
@@ -603,7 +603,7 @@ def make_paraphrases(
     limit:int=None,                         # At most so many captions
     options:object=None,                    # Sizes of data that is drawn; its own by default
     translator:Callable=MarianTranslator,   # (name, device, beams=) -> function from sentences to sentences
-    log:Callable=print,                     # Told how far it is
+    log:Callable=print,                     # Called with progress messages
 )->Path:                                    # The file
     "Write the captions of a dataset in other words: into each language and back"
     builder = DATASETS[data]

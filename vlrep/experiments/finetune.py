@@ -110,7 +110,7 @@ def _told(run):
 def open_finetuned(
     run:Run,                       # From `load`
     which:str|int='best',          # Which checkpoint: best, last, or the number of a step
-    device:str|torch.device='cpu', # Where the model shall live
+    device:str|torch.device='cpu', # Device of the model
 )->Pretrained:                     # With `answer`
     "Open a fine-tuned run for use: `m = vlrep.load(run)`, then `m.answer(image, question)`"
     (task,plan,labels),weights,recipe,tok = _told(run),run.weights(which),recipe_of(run),_tokenizer(run)
@@ -148,7 +148,7 @@ def _in_proportion(base, plan, changed):
 def plan_finetune(
     asked:dict,     # `task`, `data`, `root`, as for `finetune`
     changes:list,   # Texts `field=value` for the plan or the sizes of the data
-    was:dict=None,  # What `recipe.json` says under `finetune`, of a run that goes on
+    was:dict=None,  # The field `finetune` of `recipe.json`, of a resumed run
 )->tuple:           # The task, plan, sizes or None, and `asked` with the name of the data
     "What is to be done; a `ValueError` names the option that is wrong"
     if asked['task'] is None: raise ValueError(f'--task is missing: one of {", ".join(TASKS)}')
@@ -222,7 +222,7 @@ def _facts_of(run, asked, plan, options, *, precision, more):
                 plugin_code=_code_of(i.get('plugins', [])), finetune=ft)
 
 def _same_run(run, facts):
-    "A `ValueError` if the run would go on as another one"
+    "A `ValueError` if the run would not be resumed as it began"
     was = {k: run.info.get(k) for k in _BITS}
     if diffs := differences(was, {k: facts.get(k) for k in _BITS}):
         raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}): leave these options out')
@@ -281,7 +281,7 @@ def finetune(
 def check_finetune(
     given:dict,        # Options by their names, None for those left out
     out:FilePath=None, # Folder of the new run
-    resume:bool=False, # Does a run go on?
+    resume:bool=False, # Is a run resumed?
 )->None:
     "A `ValueError` names the option that cannot be meant"
     if (n := int(os.environ.get('WORLD_SIZE', 1))) > 1:
@@ -294,7 +294,7 @@ def check_finetune(
         raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep-finetune {out} --resume')
 
 def _asked_for(run, given, was):
-    "Options as given, as the run that goes on has them, or by default"
+    "Options as given, as the resumed run has them, or by default"
     own = {}
     if was: own = {k: v for k,v in {**was, **run.info}.items() if k in _DEFAULTS} | {k: was[k] for k in ('data','root')}
     return {**_DEFAULTS, **own, **{k: v for k,v in given.items() if v is not None}}

@@ -87,7 +87,7 @@ def check_options(
     data:str='world',       # One of `DATASETS`
     root:'FilePath'=None, out:'FilePath'=None, resume_run:'FilePath'=None, # Folders, or None
     precision:str='auto',   # auto, fp32, bf16 or fp16
-    *, resuming:bool=False, # Do `root` and others come from a run that goes on?
+    *, resuming:bool=False, # Do `root` and others come from a resumed run?
     **numbers               # threads, accumulate, workers, save_every, timeout: whole numbers, or None
 )->None:
     "A `ValueError` names the option that cannot be meant"

@@ -125,7 +125,7 @@ def measure(
     *, stages:Stages,    # Times what is done here
     log:callable=print,  # Called with lines for the screen
 )->tuple:                # Numbers for result.jsonl, samples for the report
-    "Everything that is asked of a trained model: the automatic evaluations that fit it and its dataset"
+    "All automatic evaluations of a trained model that fit it and its dataset"
     info,samples,nets = run.info,{},{}
     m,builder = Pretrained.from_learner(learn, str(run.path)),DATASETS[info['data']['name']]
     num,lost = _of_training(run, recipe, splits, learn, log)

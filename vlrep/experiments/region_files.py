@@ -40,7 +40,7 @@ def write_regions(
                      # `names`
     about:dict,      # What made the features; another one is another store
     *, half:bool=False,  # In float16?
-    log:Callable=print,  # Told how far it is
+    log:Callable=print,  # Called with progress messages
 )->RegionStore:
     "Store the regions of every photo below a folder; photos that cannot be read are left out, counted and named"
     photos,out = find_photos(folder),Path(out)
@@ -116,7 +116,7 @@ def make_regions(
     which:str|int='best',     # Checkpoint of the run
     half:bool=False,          # In float16?
     device:str=None,          # cpu, cuda; by default the GPU if there is one
-    log:Callable=print,       # Told how far it is
+    log:Callable=print,       # Called with progress messages
 )->RegionStore:
     "Store the regions of a folder of photos; a `ValueError` says which option does not go with the others"
     given = dict(weights=weights, most=most, size=size)

@@ -17,7 +17,7 @@ def open_splits(
     options:object,        # Sizes of the parts
     data:str,              # One of `DATASETS`
     root:FilePath=None,    # Where the files are
-    *, log:callable=print, # Told what is left out
+    *, log:callable=print, # Called with what is left out
 )->dict:                   # Datasets `train`, `valid`, `test`
     "What a method on a dataset learns from, chooses the checkpoint by and reports on"
     wanted = method.needs(recipe) | method.wants(recipe)

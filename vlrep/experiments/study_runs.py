@@ -132,7 +132,7 @@ def task_code(
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #f3725330
 def _run_job(study, job, log):
-    "An ordinary run, begun or gone on with"
+    "An ordinary run, new or resumed"
     arm,folder = study.arm(job['arm']),Path(job['folder'])
     if (folder/'recipe.json').exists():
         pretrain(resume_run=folder, inexact=job['mix'], threads=1, log=log)
@@ -469,7 +469,7 @@ def run_arms(
     jobs:int=1,         # At a time
     log:callable=print, # Called with lines about the progress
 )->None:
-    "Train arms with all seeds, seed by seed; what is there is kept, what was begun goes on"
+    "Train arms with all seeds, seed by seed; finished runs are kept, unfinished ones resumed"
     study,todo = folder.study,[]
     for seed in study.seeds:
         for a in (a for a in study.arms if a.name in chosen):
@@ -530,7 +530,7 @@ def run_tasks(
     jobs:int=1,         # At a time
     log:callable=print, # Called with lines about the progress
 )->None:
-    "Fine-tune every run that has not diverged, seed by seed; what is there is kept, what was begun goes on"
+    "Fine-tune every run that has not diverged, seed by seed; finished ones are kept, unfinished ones resumed"
     study,todo = folder.study,[]
     for seed in study.seeds:
         for a in (a for a in study.arms if folder.find(kind='run', arm=a.name, seed=seed)):
@@ -548,7 +548,7 @@ def run_tasks(
 # %% ../../nbs/experiments/87_study_runs.ipynb #ae1f0b63
 def run_study(
     file:FilePath,      # A TOML file, see `read_study`
-    out:FilePath,       # Folder of the study; one that was stopped goes on
+    out:FilePath,       # Folder of the study; one that was stopped is resumed
     jobs:int=1,         # Trainings at a time, each with one thread
     mix:bool=False,     # Go on although lines were made under other conditions?
     log:callable=print, # Called with lines about the progress

@@ -33,7 +33,7 @@ def task_trouble(
     return '; '.join(said + [f'{skipped} step{"s"*(skipped > 1)} not finite']*bool(skipped))
 
 def _finetune(study, job, steps=0, log=print):
-    "A fine-tuning, begun or gone on with"
+    "A fine-tuning, new or resumed"
     folder,arm = Path(job['folder']),study.arm(job['arm'])
     if any((folder/'steps').glob('*')) or (folder/'best').is_dir(): return finetune(folder, resume=True, log=log)
     shutil.rmtree(folder, ignore_errors=True)                           # it was killed before its first checkpoint
@@ -74,7 +74,7 @@ def train_task(
     job:dict,            # As for `train_task_trial`
     log:callable=print,  # Called with lines about the progress
 )->None:
-    "Fine-tune a pretrained run of the study; one that was stopped goes on"
+    "Fine-tune a pretrained run of the study; one that was stopped is resumed"
     _finetune(study, job, log=log)
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #0b7fdd6b

@@ -12,7 +12,7 @@ from ..core.registry import *
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73b
 def _choose(a, b, temperature, include_positive, gather, *, group):
-    "What each row of `a` pays for choosing its own row out of all of `b`: nats (rows of a,)"
+    "Cross-entropy of each row of `a` choosing its positive out of all rows of `b`: nats (rows of a,)"
     b,first = gather(b) if gather else (b, 0)
     n = len(b)
     if not include_positive and (n < 2 or group == 1 or (group and n%group == 1)):
@@ -30,7 +30,7 @@ def info_nce(
     b:Tensor,                    # One vector for each picture's caption, in the same order (b,d)
     temperature:float=.1,        # Temperature: cosines are divided by it
     direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
-    include_positive:bool=False, # Does the own caption stand in the denominator too? The paper prints no, InfoNCE says
+    include_positive:bool=False, # Is the positive in the denominator, too? The paper prints no, InfoNCE has it
                                  # yes
     *, gather:callable=None,     # None, or x (b,d) -> (all rows (n,d), index of the first own row): negatives
                                  # from all processes

@@ -13,7 +13,7 @@ from torch import Tensor
 def _full(x): return x if x.dtype == torch.float64 else x.float()
 
 def _logits(pos, neg, temperature, ignore):
-    "Similarities over the temperature, the own key first (b,1+n); what is ignored is -inf"
+    "Similarities over the temperature, the positive key first (b,1+n); what is ignored is -inf"
     if temperature <= 0: raise ValueError(f'temperature={temperature}: must be above 0')
     if pos.ndim != 1 or neg.ndim != 2 or len(pos) != len(neg):
         raise ValueError(f'pos {tuple(pos.shape)} and neg {tuple(neg.shape)}: they must be (b,) and (b,n)')
@@ -27,13 +27,13 @@ def _added(each, rows):
     return each.masked_fill(~rows, 0).sum(),rows.sum()
 
 def queue_nce(
-    pos:Tensor,            # Similarity of each query and its own key (b,)
+    pos:Tensor,            # Similarity of each query and its positive key (b,)
     neg:Tensor,            # Its similarities to the keys of the queue (b,n)
     temperature:float=.07, # Similarities are divided by it (MCT sec. 4.1)
     ignore:Tensor=None,    # Which keys are no negatives (b,n) bool
     rows:Tensor=None,      # Which queries count (b,) bool; all by default
 )->tuple:                  # Total nats (), number of queries ()
-    "Cross-entropy of each query choosing its own key among those of the queue (MCT eq. 3)"
+    "Cross-entropy of each query choosing its positive key against those of the queue (MCT eq. 3)"
     x = _logits(pos, neg, temperature, ignore)
     return _added(x.logsumexp(1)-x[:,0], rows)
 
@@ -52,7 +52,7 @@ def tag_nce(
     pos:Tensor, neg:Tensor, # As for `queue_nce`
     same:Tensor,            # Which keys of the queue are answers, too (b,n) bool
     temperature:float=.07, ignore:Tensor=None, # As for `queue_nce`; answers are never ignored
-    *, own:bool=True,       # Is the own key always an answer? Without it, images without company do not count
+    *, own:bool=True,       # Is the positive key always counted? Else images without other positives do not count
     rows:Tensor=None,       # As for `queue_nce`
 )->tuple:                   # Total nats (), number of queries ()
     "Cross-entropy of each query against every one of its answers, their mean (MCT eq. 4)"
@@ -66,12 +66,12 @@ def tag_nce(
 # %% ../../nbs/losses/25_queue.ipynb #cdcee918
 def queue_hinge(
     pos:Tensor, neg:Tensor, # As for `queue_nce`
-    margin:float=.2,        # By how much the own key should be nearer (MCT sec. 4.1)
+    margin:float=.2,        # By how much the positive key should be nearer (MCT sec. 4.1)
     ignore:Tensor=None,     # As for `queue_nce`
     rows:Tensor=None,       # As for `queue_nce`
     *, reduction:str='sum', # Over the keys of the queue: sum (MCT eq. 10) or mean
 )->tuple:                   # Total (), number of queries ()
-    "How much nearer than the own key less the margin the others are"
+    "By how much the negatives are nearer than the positive key less the margin"
     if reduction not in ('sum','mean'): raise ValueError(f'reduction={reduction!r}: sum or mean')
     each = (margin - _full(pos)[:,None] + _full(neg)).clamp(min=0)
     if ignore is not None: each = each.masked_fill(ignore, 0)

@@ -108,7 +108,7 @@ def load_bert(
     mlm:bool=True,           # With `mlm_logits`?
     fresh:tuple|list=(),     # Parts that may be missing in the file, and then begin at random: 'pooler', 'mlm'
     seed:int=0,              # Of what begins at random
-    log:callable=print,      # Told what is not used, and what begins at random; None for silence
+    log:callable=print,      # Called with what is not used, and what is initialised at random; None for no messages
 )->Bert:                     # In evaluation mode
     "A pretrained BERT; a `ValueError` names files that are missing or damaged, and weights that do not fit"
     folder = bert_folder(source)
@@ -327,7 +327,7 @@ def train_small_bert(
     config:BertConfig=None,       # Its sizes; by default `small_config(tokenizer)`
     plan:SmallBertPlan=SmallBertPlan(), # How long it learns
     seed:int=0,                   # The same seed, the same weights
-    *, log:callable=print,        # Told how good it has become; None for silence
+    *, log:callable=print,        # Called with the score it has reached; None for no message
 )->Bert:                          # In evaluation mode
     "A small BERT that has learned the captions of `dataset`, from the cache if it was trained before"
     config = small_config(tokenizer) if config is None else config
@@ -380,7 +380,7 @@ def make_bert(
     plan:SmallBertPlan=SmallBertPlan(), # How long small learns
     pooler:bool=True,            # With `pooled`? Where the file has no pooler it begins at random
     mlm:bool=True,               # With `mlm_logits`?
-    log:callable=print,          # Told what was opened or trained; None for silence
+    log:callable=print,          # Called with what was opened or trained; None for no message
 )->Bert:                         # In training mode
     "A BERT to begin with, by name; a `ValueError` says what is missing, or that it reads other tokens"
     if str(name) == 'small':

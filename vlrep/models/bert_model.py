@@ -104,7 +104,7 @@ def encode(self:Bert,
     x:Tensor,    # Vectors of words, regions, ... (b,n,d)
     real:Tensor, # Which of them are there (b,n) bool
 )->Tensor:       # (b,n,d); what is not there means nothing
-    "What each vector means in its company"
+    "Contextual vectors"
     if x.shape[-1] != self.width:
         raise ValueError(f'x: vectors of width {x.shape[-1]}, but this BERT has width {self.width}: project them first')
     if x.shape[:2] != real.shape:
@@ -149,7 +149,7 @@ def mlm_logits(self:Bert,
 
 @patch
 def freeze(self:Bert)->Bert:
-    "No parameter learns, and dropout stays off in training: the same text is the same vectors for ever"
+    "No parameter is trained, and dropout stays off in training: the same text always has the same vectors"
     self.frozen = True
     return self.requires_grad_(False).eval()
 

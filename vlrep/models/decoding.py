@@ -74,7 +74,7 @@ def _grow(tok, score, size, done, logp, *, k, m, norm, eos, pad):
 # %% ../../nbs/models/40_decoding.ipynb #0c074d79
 @torch.no_grad()
 def beam(
-    step:Callable,        # As for `greedy`; if it has a method `keep`, it is told after each word which beams go on
+    step:Callable,        # As for `greedy`; if it has a method `keep`, it gets the kept beams after each word
     vis:Tensor,           # What the captions are about (b,...)
     sos:int,              # First token of every caption
     eos:int,              # Token that ends one
@@ -182,7 +182,7 @@ class Cached:
     ): self.embed,self.decoder,self.output = embed,decoder,output
 
     def _start(self, vis):
-        "Forget everything, and look at the pictures"
+        "Empty the cache, and compute keys and values of the images"
         self.seen,self.mine = 0,torch.ones(len(vis), 1, 0, dtype=torch.bool, device=vis.device)
         cells = [_heads(l.multihead_attn, vis, 1, 3) for l in self.decoder.layers]
         self.cells = [c.contiguous() for c in cells] # keys and values (2,b,heads,n,d/heads)
@@ -232,9 +232,9 @@ def __call__(self:Cached,
 
 @patch
 def keep(self:Cached,
-    parent:Tensor, # For each beam that goes on, the one it continues (b,beams)
+    parent:Tensor, # For each beam that is kept, the one it continues (b,beams)
 )->None:
-    "Say which beams go on: their ancestors are looked up, and no key or value is moved"
+    "Continue these beams: their ancestors are looked up, and no key or value is moved"
     self.mine = self.mine.gather(1, parent[...,None].expand(-1, -1, self.mine.shape[2]))
 
 # %% ../../nbs/models/40_decoding.ipynb #b40edec2

@@ -22,7 +22,7 @@ _STREAM = dict(t='text', i='image')
 
 @dataclass(frozen=True)
 class Sublayer:
-    "Who looks at whom, and with what weights; a feed-forward part follows for each that looks"
+    "Attention between streams with its weights; a feed-forward network follows for each stream that attends"
     pairs:str='tt ti it ii' # tt: text at text, ti: text at image, it, ii
     shared:bool=False       # The same weights for both streams?
     width:int=0             # Of queries, keys and values; 0: that of the stream that looks
@@ -36,7 +36,7 @@ class Sublayer:
             raise ValueError(f'pairs={self.pairs!r}: only one stream takes part, there is nothing to share')
     @property
     def looks(self)->dict: # Stream -> those that it looks at
-        "Who looks at whom"
+        "Which stream attends to which"
         return {s: tuple(_STREAM[p[1]] for p in _PAIRS if p in self.pairs.split() and p[0] == c)
                 for c,s in _STREAM.items() if any(p[0] == c for p in self.pairs.split())}
     @property
@@ -138,7 +138,7 @@ def _open(reals):
 class FusionLayer(nn.Module):
     "One sublayer: attention along its pairs, then a feed-forward part, each added to its input and then normalised"
     def __init__(self,
-        spec:Sublayer,       # Who looks at whom
+        spec:Sublayer,       # Which stream attends to which
         config:FusionConfig, # The sizes
     ):
         super().__init__()
@@ -172,7 +172,7 @@ def forward(self:FusionLayer,
     seats:dict, # Stream -> where they stand
     opened:Callable, # Streams that are looked at -> mask, and which rows have anything to look at
 )->dict:        # Stream -> new vectors
-    "Look, then think"
+    "Attention, then the feed-forward network"
     (q,k,v),seen = self._heads(rows, seats),{}
     for shown,askers in self.groups:
         mask,some = opened(shown)
@@ -208,7 +208,7 @@ class FusionEncoder(nn.Module):
         image:Tensor,      # Vectors of regions (b,n,e)
         image_real:Tensor, # Which of them are there (b,n) bool
     )->tuple:              # (b,s,d) and (b,n,e); what is not there is zero
-        "What each word and each region means in its company"
+        "Contextual vectors of words and regions"
         xs,reals = dict(text=text, image=image),dict(text=text_real, image=image_real)
         for s,x in xs.items():
             if x.shape[:2] != reals[s].shape or x.shape[2] != self.widths[s]:

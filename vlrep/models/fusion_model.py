@@ -161,7 +161,7 @@ def states(self:FusionModel,
     batch:dict,   # `tok` (b,s), `lens` (b,), perhaps `segments` (b,s)
     regions:dict, # From `regions`
 )->tuple:         # Of words (b,s,d), of regions (b,n,e)
-    "What each word and each region means in its company"
+    "Contextual vectors of words and regions"
     tok,lens = batch['tok'],batch['lens']
     feats,counts = regions['region_feats'],regions['region_counts']
     feats = feats.to(self.regions_in.project.weight.dtype)
@@ -219,7 +219,7 @@ def forward(self:FusionModel,
     batch:dict # As for `fuse`, and `salt` (b,), which decides what is masked
 )->dict:       # `logits` (m,v), `target` (m,) of masked words; with classes also `region_logits` (r,c) and
                # `target_regions` (r,c)
-    "Mask words, and perhaps regions, and guess them"
+    "Mask words, and perhaps regions, and predict them"
     h,tok,salt,regions = self.heads,batch['tok'],batch['salt'],self.regions(batch)
     seen,want = mask_words(tok, batch['lens'], salt, self.tok, h.share)
     if h.classes:

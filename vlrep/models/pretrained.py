@@ -113,7 +113,7 @@ def caption(self:Pretrained,
     bs:int=64, # Pictures at a time
     **how      # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
 )->str|list:   # A sentence, or a list of them
-    "Say what is in a picture"
+    "Captions of images"
     write = self.capabilities.get('caption')
     if write is None:
         raise ValueError(

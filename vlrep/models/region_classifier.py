@@ -207,7 +207,7 @@ def train_region_classifier(
     dataset:ImageTextDataset,                        # Its records have boxes and objects with a category
     plan:RegionClassifierPlan=RegionClassifierPlan(), # How long it learns
     seed:int=0,                                      # The same seed, the same weights
-    log:Callable=print,                              # Told how good it has become; None for silence
+    log:Callable=print,                              # Called with the score it has reached; None for no message
 )->RegionEncoder:                                    # Of boxes, frozen, with `region_probs`; `names` of its classes
     "A small backbone and classifier that name what is in a box, from the cache if it was trained before"
     known = _Known(dataset, plan.attributes)

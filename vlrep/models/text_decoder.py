@@ -140,7 +140,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
         mask:Tensor=None,     # As `causal_mask` makes it
         packing:Packing=None, # Where the rows of `x` stand, if padding was left out
     )->Tensor:                # Like `x`
-        "Look back, look at the picture, think"
+        "Self-attention, cross-attention, feed-forward network"
         if self.norm_first:
             x = x + self._lookback(self.norm1(x), mask, packing)
             x = x + self._lookat(self.norm2(x), vis, packing)

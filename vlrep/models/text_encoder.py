@@ -28,7 +28,7 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         mask:Tensor=None, # Added to the scores of attention, as `causal_mask` makes it; needed with `at`
         at:Tensor=None,   # Where in (b*s) the real words stand (n,)
     )->Tensor:            # Like `x`
-        "Look around, think"
+        "Self-attention, feed-forward network"
         if self.norm_first:
             x = x + self._around(self.norm1(x), mask, at)
             return x + self._think(self.norm2(x))

@@ -94,7 +94,7 @@ def _groups(names):
 
 def load_backbone(
     source:FilePath|dict, # A file (.pth, .pt, .safetensors), or a dict of weights
-    log:callable=print,   # Told what in the file is not used; None for silence
+    log:callable=print,   # Called with what in the file is not used; None for no messages
 )->Backbone:              # In evaluation mode
     """Open the ResNet in a file of torchvision, MoCo, VirTex or this library
 

@@ -185,7 +185,7 @@ def _cause(dist, store, e, patience):
     if not silent: return f'the connection between the processes broke ({str(e).splitlines()[0]})'
     who = f'rank{"s"*(len(silent) > 1)} {", ".join(map(str, silent))}'
     late = 'imed out' in str(e) or 'imeout' in str(e)
-    return f'{who} did not answer for {dist.timeout:g} s' if late else f'{who} ended without a word (killed?)'
+    return f'{who} did not answer for {dist.timeout:g} s' if late else f'{who} ended without a message (killed?)'
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000a
 @contextmanager

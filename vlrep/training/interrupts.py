@@ -13,7 +13,7 @@ from .learner import *
 
 # %% ../../nbs/training/55_interrupts.ipynb #42a60f22
 class TrainingInterrupted(Exception):
-    "The run was asked to stop, and has a checkpoint of where it was; `code` is the exit code, 128 + the signal"
+    "The run was stopped by a signal, after a checkpoint; `code` is the exit code, 128 + the signal"
     agreed = True                    # where several processes train, all of them raise it
     def __init__(self,
         signum:int,  # The signal

@@ -595,7 +595,7 @@ def export(self:BatchLearner,
 def training_state(
     learn:Learner
 )->dict: # Tensors, numbers and names only
-    "What, besides the weights, a run needs in order to go on"
+    "What, besides the weights, a run needs to be resumed"
     open_ = any(cb.micro for cb in learn.cbs if isinstance(cb, GradientAccumulation))
     grads = [p.grad for g in learn.opt.param_groups for p in g['params']] if open_ else None
     kept = {cb.name: cb.state_dict() for cb in learn.cbs if isinstance(cb, StatefulCallback)}

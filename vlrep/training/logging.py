@@ -75,14 +75,14 @@ def step_numbers(
 class CSVLogger(StatefulCallback):
     """Append step, epoch, losses, rates, seconds, images/s, `step_numbers` and terms of the loss to a file
 
-    Every `every` steps and after each epoch; a file that was begun with fewer columns goes on with those.
+    Every `every` steps and after each epoch; a file that was begun with fewer columns keeps those.
     """
     name = 'log_csv'
     order,_keep,file = 70,('last','at','norm'),None
     def __init__(self,
         path,         # The file; it is made, or continued
         every:int=50, # Steps between rows within an epoch; 0 for none
-        log=print,    # Told when rows cannot be written
+        log=print,    # Called when rows cannot be written
     ): self.path,self.every,self.log,self.last,self.at,self.wait,self.norm = Path(path),every,log,None,0,[],None
     def load_state_dict(self, state:dict)->None:
         "Go on from what was saved; once there was no norm, and a single row of sums"

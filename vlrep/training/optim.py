@@ -50,7 +50,7 @@ class Lookahead:
 # %% ../../nbs/training/10_optim.ipynb #82530d98
 @patch
 def state_dict(self:Lookahead)->dict:
-    "All that is needed to go on: the inner state, the slow weights, the steps since they last met"
+    "All that is needed to continue: the inner state, the slow weights, the steps since they last met"
     return dict(inner=self.inner.state_dict(), slow=self.slow, counter=self.counter, k=self.k, alpha=self.alpha)
 
 @patch

@@ -46,7 +46,7 @@ class MixedPrecision(StatefulCallback):
     order,chosen,ctx,swapped = 10,None,None,()
     def __init__(self,
         asked:str='auto', # As for `choose_precision`
-        out=print,        # Told once what was chosen; None for silence
+        out=print,        # Called once with what was chosen; None for no message
     ): self.asked,self.out,self.scaler,self.saved,self.skipped = asked,out,None,None,0
     def state_dict(self)->dict:
         return dict(scaler=self.scaler.state_dict() if self.scaler else self.saved, skipped=self.skipped)

@@ -48,9 +48,9 @@ def resume(
     learn:'Learner',      # Made in the same way as the learner that was stopped
     run:Run,              # Its folder, from `Run.reopen`
     which:str|int='last', # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
-    regroup:bool=False,   # Have batch size or accumulation changed? The run then goes on with whole steps and is no
+    regroup:bool=False,   # Have batch size or accumulation changed? The run then continues with whole steps and is no
                           # longer exact
-)->int:                   # The step from which it goes on; 0 if there was no checkpoint yet
+)->int:                   # The step from which it is resumed; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
     with getattr(learn, 'dist', Dist()).main_first(): return _resume(learn, run, which, regroup)
 
@@ -109,7 +109,7 @@ _MATTER = 'vlrep torch torchvision numpy pillow sentencepiece machine'.split()
 
 def differences(
     was:dict, # Facts of a run, as in `recipe.json`
-    now:dict, # Facts of the run that would go on
+    now:dict, # Facts of the run that is to be resumed
 )->list:      # A line for each fact that differs
     "Compare what decides the bits of a run; versions that do not touch numbers are left out"
     def flat(d, name=''):

@@ -212,7 +212,7 @@ def _lock(self:Run):
 def reopen(cls:Run,
     path:FilePath, # The folder of a run that was stopped
 )->Run:            # Locked
-    "Open a run to go on with it; what a killed process left half-written is removed"
+    "Open a run to resume it; what a killed process left half-written is removed"
     load(path)
     self = cls(path)
     self._lock()
@@ -269,7 +269,7 @@ def _instead(self:Run, which):
 def start(self:Run,
     which:str|int='last', # last, best, or the number of a step; 0 is the beginning
 )->Path:                  # A checkpoint, checked; None: from the beginning
-    "Where a run goes on; without any numbered checkpoint, that is the best one"
+    "The checkpoint that a run is resumed from; without any numbered checkpoint, that is the best one"
     best = (self/'best').is_dir() or (self/'.best.old').is_dir()
     alone = best and not self.saved()
     if str(which) == '0' or which == 'last' and not best and not self.saved(): return None
@@ -424,7 +424,7 @@ def _write(self:Run, d):
 def change(self:Run,
     facts:dict, # The new ones
 )->None:
-    "Write other facts into `recipe.json`, when a run goes on in another way than it began"
+    "Write other facts into `recipe.json`, when a run is resumed with other settings than it began with"
     self._write({**self.info, **facts})
     del self._info
 

@@ -46,7 +46,7 @@ class SynthPoints:
 
 # %% ../../nbs/training/33_synth.ipynb #14141806
 class SynthBackbone(nn.Linear):
-    "A layer that can be told, as a visual backbone can, to run in another precision; `ran` is the one it ran in"
+    "A layer that can be set, as a visual backbone can, to run in another precision; `ran` is the one it ran in"
     autocast = None
     def forward(self, x:torch.Tensor)->torch.Tensor:
         with torch.autocast('cpu', self.autocast) if self.autocast else nullcontext(): y = super().forward(x)

@@ -52,9 +52,9 @@ def build_webdataset(
     *,
     size:int,                  # Longer side of the stored images
     wanted:frozenset,          # Narratives and labels are read only if they are among these
-    log:Callable,              # Told what is left out
+    log:Callable,              # Called with what is left out
 )->dict:                       # Datasets `train`, `valid`, `test`
-    "Shards in three parts: those of their folders, or dealt out"
+    "Shards in three parts: those of their folders, or a split"
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always', UserWarning)
         found = shard_parts(root, options.damaged)
@@ -79,7 +79,7 @@ def make_shards(
     *, seed:int=None,      # Write the images in an order drawn from this; by default in their own
     size:int=64,           # Side in pixels of images that are drawn; files are copied as they are
     options:object=None,   # Sizes of data that is drawn; its own by default
-    log:Callable=print,    # Told of each shard, and of what is left out
+    log:Callable=print,    # Called with each shard, and with what is left out
 )->list:                   # Paths of the shards
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
     builder,out = DATASETS[data],Path(out)

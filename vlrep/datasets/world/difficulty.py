@@ -37,8 +37,8 @@ class Difficulty:
         for k,(lo,hi) in _limits.items():
             if not lo <= getattr(self, k) <= hi:
                 raise ValueError(f'Difficulty: {k}={getattr(self, k)} is not between {lo} and {hi}')
-    def changed(self)->dict: # Name of a knob -> its value
-        "The knobs that are not at their defaults"
+    def changed(self)->dict: # Name of a setting -> its value
+        "The settings that are not at their defaults"
         return {k: v for k,v in asdict(self).items() if v != getattr(Difficulty, k)}
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #1524ccf2

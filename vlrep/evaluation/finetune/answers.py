@@ -91,7 +91,7 @@ def likely_labels(logits:Tensor, labels:list)->np.ndarray: # bool (n,k)
 def commonest_label(
     train:TaskDataset # With targets
 )->np.ndarray:        # int64 (1,)
-    "The label that is worth most over all training examples: what a guess without looking would be"
+    "The label that is worth most over all training examples: the baseline without any input"
     return np.asarray(train.targets.sum(0)).argmax(1)
 
 def commonest_set(train:TaskDataset)->np.ndarray: # bool (1,k)

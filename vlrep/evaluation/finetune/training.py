@@ -207,7 +207,7 @@ def fit_task(
     learn:BatchLearner, # From `finetune_learner`
     plan:FinetunePlan,  # Its `steps` count
 )->None:
-    "Train to the end, or until it does not get better; a training that had ended so is not gone on with"
+    "Train to the end, or until it does not get better; a training that had ended so is not continued"
     try:
         if not learn.save_run.done: learn.fit_steps(plan.steps)
     finally:

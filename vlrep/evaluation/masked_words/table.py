@@ -27,7 +27,7 @@ from ...reports.page import jpeg_uri
 def masked_samples(
     dataset:ImageTextDataset, # With captions
     tok:'Tokenizer',          # The model's
-    known:np.ndarray,         # Which tokens it was trained to guess (v,) bool
+    known:np.ndarray,         # Which tokens it was trained to predict (v,) bool
     n:int=1000,               # How many are drawn
     *, seed:int=0,            # Of the draw
     max_len:int=30,           # Most tokens of a caption
@@ -61,7 +61,7 @@ def _hits(scores, answers):
 
 @torch.no_grad()
 def _asked(m, dataset, samples, bs, seed):
-    "Name of each way to guess -> hits of every sample (n,2)"
+    "Name of each way to predict -> hits of every sample (n,2)"
     fill,counts = m.capabilities['fill_mask'],m.capabilities['masked_counts']()
     others = derangement(len(dataset), seed) if len(dataset) > 1 else None
     device,out = counts.device,dict(right=[], other=[], text=[], unigram=[])
@@ -88,7 +88,7 @@ def masked_word_table(
     *, bs:int=64,             # Captions at a time
     keep:int=0,               # As for `pointing_table`
 )->list:                      # Rows as those of `transfer_table`, in percent
-    "Top-1 and top-5 of the masked word, and of those who know less"
+    "Top-1 and top-5 accuracy on the masked word, and with less information"
     known = (m.capabilities['masked_counts']() > 0).cpu().numpy()
     samples = masked_samples(dataset, m.tok, known, n, seed=seed, max_len=m.max_len)
     with m.evaluating(): got = _asked(m, dataset, samples, bs, seed)

@@ -120,7 +120,7 @@ def fit_vsepp(
     image_of:np.ndarray,        # Row of the image of each caption (m,)
     recipe:VseppRecipe=None,    # The paper's by default
     seed:int=0,                 # Of first weights and order
-    *, log:callable=print,      # Told the loss, about eight times
+    *, log:callable=print,      # Called with the loss, about eight times
     device:str|torch.device='cpu', # Where to train
 )->tuple:                       # `VseppEncoders`, trained, and the vocabulary
     "Train a linear layer and a text encoder on features that stay as they are"

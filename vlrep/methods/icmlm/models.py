@@ -26,7 +26,7 @@ def bert_digest(
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #707f60eb
 class MaskedWordModel(nn.Module):
-    "A backbone, a frozen BERT, and a head that guesses the masked word from both (ICMLM fig. 2)"
+    "A backbone, a frozen BERT, and a head that predicts the masked word from both (ICMLM fig. 2)"
     waiting = False    # Does the backbone wait for the heads? See `FrozenStart`
     def __init__(self,
         visual,           # A backbone: images to a grid (b,c,h,w); has `width` = c
@@ -131,6 +131,6 @@ def masked_counts(self:MaskedWordModel)->Tensor: # (v,)
 def icmlm_capabilities(
     model:MaskedWordModel # Any
 )->dict:                  # Name -> function
-    "What the model can be asked, see `vlrep.models.pretrained`"
+    "The capabilities of the model, see `vlrep.models.pretrained`"
     return dict(backbone=model.visual, attend=model.attend, fill_mask=model.fill_mask,
                 masked_counts=model.masked_counts)

@@ -116,7 +116,7 @@ def _model(r, visual, dl, seed):
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #935dfde6
 def _capabilities(model):
-    "What a trained model can be asked"
+    "The capabilities of a trained model"
     both = {'ic','ci'} & set(model.compared)
     one_space = dict(embed_image=model.embed_image, embed_text=model.embed_text) if both else {}
     return dict(backbone=model.visual, **one_space)

@@ -168,7 +168,7 @@ class MaskedLMModel(VisualTextDecoder):
 
     def masked(self,
         tok:Tensor, lens:Tensor, # Tokens (b,s), real ones in each row (b,)
-    )->tuple:                    # What is read (b,s); what is asked for, else -100 (b,s)
+    )->tuple:                    # Input tokens (b,s); targets, else -100 (b,s)
         "Captions with masked tokens: others in each step of a training, else always the same"
         # all processes mask by the number that the first one draws
         salt = int(current_dist().broadcast(torch.randint(1, 2**62, ()))) if self.training else 0

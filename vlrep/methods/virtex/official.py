@@ -114,7 +114,7 @@ def load_virtex(
     heads:int=None,       # Attention heads; by default what the file has, else width/64
     pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
                           # tokens
-    *, log:callable=print,   # Told what had to be assumed; None for silence
+    *, log:callable=print,   # Called with what had to be assumed; None for no message
 )->torch.nn.Module:       # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
                           # `MultiLabelClassificationModel`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
