@@ -47,7 +47,7 @@ def _sync(path):
 # %% ../../nbs/core/10_files.ipynb #f38b3826
 @contextmanager
 def atomic_file(
-    path:FilePath,   # Where the file shall stand
+    path:FilePath,   # Path of the file
 )->'Iterator[Path]': # Yields the temporary path to write to
     "Write a file beside its place and rename it when it is complete; on any error the old file stays"
     path = Path(path)
@@ -75,7 +75,7 @@ def settled(
 
 @contextmanager
 def atomic_folder(
-    path:FilePath,   # Where the folder shall stand; an existing one is replaced
+    path:FilePath,   # Path of the folder; an existing one is replaced
 )->'Iterator[Path]': # Yields the temporary folder to fill
     "Fill a folder beside its place and rename it when it is complete; on any error the old folder stays"
     path = settled(path)
@@ -180,7 +180,7 @@ class ArrayFile:
         self.ndim = len(self.shape)
         self._fd = os.open(path, os.O_RDWR if write else os.O_RDONLY)
         weakref.finalize(self, os.close, self._fd)
-    def __reduce__(self): return type(self),self._how                   # another process opens the file anew
+    def __reduce__(self): return type(self),self._how                   # another process opens the file again
     def __len__(self): return self.shape[0]
     def __array__(self, dtype=None, copy=None): return np.asarray(self[:], dtype)
 

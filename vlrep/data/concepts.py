@@ -125,7 +125,7 @@ def concept_words(
 
 # %% ../../nbs/data/52_concepts.ipynb #a9d22c78
 class ConceptSet:
-    "The words that are asked for, each with a number"
+    "The words that are to be predicted, each with a number"
     def __init__(self,
         words:list, # In the order of their numbers
     ):

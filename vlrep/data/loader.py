@@ -421,7 +421,7 @@ def show_results(self:StatefulLoader,
     b:tuple,                # What `one_batch` gave
     out:dict,               # What the model made of it
     max_n:int=9,            # Most images
-    describe:callable=None, # `describe(batch, out)` gives a line for each image; by default the likeliest word
+    describe:callable=None, # `describe(batch, out)` gives a line for each image; by default the most likely word
                                      # at each place
     ncol:int=4, *, size:float=2.6, **kw # As for `show_batch`
 )->'plt.Figure':                     # The figure

@@ -59,7 +59,7 @@ def mask_tokens(
     first:int=5,        # The first id that is a word: smaller ones are special
     mask:int=3,         # The id of [MASK]
     *, share:float=.15, # Part of the words that is chosen, rounded up (virtex code)
-    bert:bool=False,    # BERT's 80/10/10, every chosen word asked for? Else VirTex's 85/10/5, [MASK]s only
+    bert:bool=False,    # BERT's 80/10/10, every chosen word a target? Else VirTex's 85/10/5, [MASK]s only
     salt:int=0,         # Another salt, other masked tokens
 )->tuple:             # Input tokens (b,s); targets, -100 where there is none (b,s)
     "Mask tokens of captions (virtex code; BERT sec. 3.1)"

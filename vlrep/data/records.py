@@ -365,12 +365,12 @@ def from_images(cls:ArrayDataset,
 
 # %% ../../nbs/data/00_records.ipynb #aee18a41
 def _shared(*shape):
-    "Zeros that processes forked from this one write and read together; pages that nobody wrote take no memory"
+    "Zeros that processes forked from this one write and read together; pages that were never written take no memory"
     return np.frombuffer(mmap.mmap(-1, max(1, int(np.prod(shape)))), np.uint8)[:int(np.prod(shape))].reshape(shape)
 
 # %% ../../nbs/data/00_records.ipynb #338ce724
 class ImageFileDataset(ImageTextDataset):
-    "Images that stand in files, decoded when they are asked for and kept while they fit into `keep` bytes"
+    "Images that stand in files, decoded on access and kept while they fit into `keep` bytes"
     def __init__(self,
         paths,            # Image files
         size:int=256,     # Side of the squares they are fitted into

@@ -264,7 +264,7 @@ def __exit__(self:RegionWriter, kind, error, trace)->None:
 
 # %% ../../nbs/data/57_regions.ipynb #67570016
 class _Ids:
-    "The ids of a store as a list has them, decoded when they are asked for"
+    "The ids of a store as a list has them, decoded on access"
     def __init__(self, data, ends): self.data,self.ends = data,ends
     def __len__(self): return len(self.ends)-1
     def __getitem__(self, i):
@@ -309,7 +309,7 @@ class RegionStore:
         except (ValueError, OSError, EOFError) as e: raise ValueError(f'{path}: damaged ({e})') from None
         if a.dtype.str != types[path.stem]: raise ValueError(f'{path}: damaged, holds {a.dtype}')
         return a
-    def __reduce__(self): return type(self),(self.folder,)              # another process opens the files anew
+    def __reduce__(self): return type(self),(self.folder,)              # another process opens the files again
     def __len__(self): return len(self.ids)
     def __repr__(self):
         return (f'RegionStore({self.folder}: {len(self):,} images, {self.index["regions"]:,} regions, '
@@ -504,7 +504,7 @@ def _lmdb_items(path):
             yield PurePosixPath(name).name,f'{path}, key {name}',item
 
 def _published(source):
-    "The images of what somebody published"
+    "The images of a published store"
     source = Path(source)
     if not source.exists(): raise ValueError(f'{source}: no such file or folder')
     if source.is_file() or (source/'data.mdb').is_file(): return _lmdb_items(source)

@@ -249,7 +249,7 @@ class ShardIndex:
         with ExitStack() as s:
             files = {k: s.enter_context(open(folder/k, 'rb')) for k in _COLUMNS}
             self.cols = {k: map_array(files[k], t, *shape) for k,(t,shape) in _COLUMNS.items()}
-    def __reduce__(self): return type(self),self._how                   # another process opens the files anew
+    def __reduce__(self): return type(self),self._how                   # another process opens the files again
     def __len__(self): return self.n
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750013

@@ -53,7 +53,7 @@ class TaskDataset(ImageTextDataset):
     def texts(self,
         idx:np.ndarray|list|range # Examples (b,)
     )->tuple:                     # First texts (b,), and second ones (b,) or None
-        "What is said or asked"
+        "The text of an example"
         both = [self.captions[i] for i in idx]
         return [t[0] for t in both],[t[1] for t in both] if self.pairs else None
 

@@ -52,7 +52,7 @@ class DatasetBuilder:
     recipe:str='flickr8k'          # Which recipe of a method is the default, if none is called like the dataset
     stored_size:Callable=margin    # Side of the view -> longer side of the stored images
     redraw:Callable=Lazy(None)     # (row of the test set, pixels) -> record drawn larger than it is stored
-    answers:frozenset=frozenset()  # What its test set can be asked: objects, domain_shift
+    answers:frozenset=frozenset()  # What its test set has for evaluations: objects, domain_shift
     fixed:dict=None                # Fields of `options` that cannot be set, and why
     audit:bool=True                # Look for damaged images in the test set, and for images that are in training, too?
 

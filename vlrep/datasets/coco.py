@@ -251,7 +251,7 @@ def read_karpathy(
     missing:float=0.,   # So large a part of the images may be absent: they are left out, with a warning
     objects:tuple=None, # From `photo_objects`: then there are labels `tags`
 )->ImageFileDataset:    # In the order of file names
-    "A part of COCO as Karpathy and Fei-Fei (2015) dealt it out; a `ValueError` names file and row of what is wrong"
+    "A part of COCO of the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of what is wrong"
     parts,path = dict(train=('train','restval'), val=('val',), test=('test',)),split_file(root)
     if part not in parts: raise did_you_mean('part', part, parts)
     if path is None: raise ValueError(f'{root}: has no {SPLIT_FILE}')

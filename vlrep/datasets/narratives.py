@@ -76,7 +76,7 @@ def _loads(line):
 def parse_narrative(
     line:str|bytes, # A line of a file, str or bytes
 )->tuple:           # Name of the image's file, and the `Narrative`
-    "One line; a `ValueError` says what is wrong with it. Keys that nobody knows are no error"
+    "One line; a `ValueError` says what is wrong with it. Unknown keys are no error"
     d = _loads(line)
     name,text = str(d['image_id']),d['caption']
     if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:

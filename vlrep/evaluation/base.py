@@ -29,7 +29,7 @@ class EvaluationContext:
     splits:dict=None          # Datasets `train`, `valid`, `test`
     stages:'Stages'=None      # Times what is done: `with stages('captions'): ...`
     warnings:dict=None        # Name of a network -> what is to be said against its training
-    baselines:Callable=dict   # () -> {name: backbone}, trained when they are first asked for; {} if they are not wanted
+    baselines:Callable=dict   # () -> {name: backbone}, trained at the first call; {} without baselines
 
 @dataclass(frozen=True)
 class Option:
@@ -59,7 +59,7 @@ class Evaluation:
     uses_root:bool=False                     # Does --root mean anything?
     needs:frozenset=frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
     measure:Callable=Lazy(None)              # (EvaluationContext) -> numbers and samples, at the end of each training
-    asks:frozenset=frozenset()               # What `measure` asks the dataset, of `DatasetBuilder.answers`
+    asks:frozenset=frozenset()               # What `measure` needs of the dataset, of `DatasetBuilder.answers`
     figures:Callable=Lazy(None)              # (EvaluationContext, samples of `measure`) -> {part of the report: what
                                              # it shows}, see `vlrep.reports.page.report_html`
 
@@ -84,7 +84,7 @@ class Evaluation:
         capabilities:'Iterable[str]', # Of a model
         answers:'Iterable[str]'       # Of its dataset
     )->bool:
-        "Is it asked of such a model at the end of its training?"
+        "Does it run at the end of the training of such a model?"
         return self.measure is not None and not self.missing(capabilities) and self.asks <= set(answers)
 
 EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.*.options', 'vlrep.evaluation.options')

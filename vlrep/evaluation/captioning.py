@@ -65,12 +65,12 @@ def caption_scores(
     source:ImageTextDataset, # Held-out images with captions
     who:str='this run',      # Name of the writer in the table
     seed:int=0,              # Of the bootstrap, and of which caption plays the person
-    draws:int=500,           # How often the bootstrap draws the images anew
+    draws:int=500,           # Number of bootstrap resamples of the images
     *, bs:int=64,            # Images at a time
 )->list:                     # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
                              # in
                         # percent
-    "CIDEr-D, BLEU-4 and ROUGE-L of a writer, of a person beside it, and of a person who looked at another image"
+    "CIDEr-D, BLEU-4 and ROUGE-L of a writer, of a human caption, and of a human caption of another image"
     caps = [source.captions[i] for i in range(len(source))] if source.captions is not None else []
     keep = [i for i,c in enumerate(caps) if c]
     if len(keep) < 2: raise ValueError(f'{source.name}: {len(keep)} images with captions; at least 2 are needed')

@@ -56,7 +56,7 @@ def efficiency(
     size:int=None,          # Side of the views in pixels; those of the datasets by default
     l2s:tuple|list=L2S,     # Strengths to choose from
     folds:int=3,            # For that choice
-    draws:int=200,          # How often the bootstrap draws test images and seeds anew
+    draws:int=200,          # Number of bootstrap resamples of test images and seeds
 )->list:                                 # Dicts `question, metric, backbone, part, images, seeds, n, chance, value,
                                          # low, high, each` (in percent; a seed each)
     "Score against the share of labelled images, for every backbone on the same nested parts"
@@ -89,7 +89,7 @@ def efficiency(
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #d5f551d6
 def _ends(stats, value, n, draws):
-    "Interval of the mean over seeds: test images and seeds are drawn anew together"
+    "Interval of the mean over seeds: test images and seeds are resampled together"
     # (draws,seeds)
     pick = rng(0, 'seeds', len(stats), draws).multinomial(len(stats), np.full(len(stats), 1/len(stats)),
                                                           size=draws)/len(stats)

@@ -24,9 +24,9 @@ def localizer(
     m:Pretrained, # A trained model
 )->callable:      # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model has
                   # neither `attribute` nor `attend`, or no tokenizer
-    """A function that asks a model where a named thing is
+    """A function that localises a named thing with a model
 
-    What speaks for the name (`attribute`), or where it looks for the tokens of the name (`attend`)
+    By gradient attribution of the name (`attribute`), or by the attention of its tokens (`attend`)
     """
     attribute,attend = (m.capabilities.get(k) for k in ('attribute','attend'))
     if m.tok is None or not (attribute or attend): return None

@@ -57,10 +57,10 @@ def _pairs(b, chunk):
 # %% ../../nbs/evaluation/25_knn.ipynb #97459a6e
 def neighbours(
     bank:Tensor,       # Features of the labelled images (n,d)
-    query:Tensor=None, # Features of the images that ask (q,d); by default the bank asks itself, each row without itself
+    query:Tensor=None, # Features of the query images (q,d); by default the bank itself, each row without itself
     k:int=200,         # How many neighbours
-    chunk:int=256,     # Rows that ask at a time
-)->'Iterator[tuple]':  # Yields rows asked, their neighbours, nearest first, and cosines (c,k) for each chunk
+    chunk:int=256,     # Query rows at a time
+)->'Iterator[tuple]':  # Yields query rows, their neighbours, nearest first, and cosines (c,k) for each chunk
     "The `k` rows of the bank with the largest cosine, a chunk at a time; of equals the first"
     alone = query is None
     query = bank if alone else query
@@ -87,11 +87,11 @@ def neighbours(
 def knn_classes(
     bank:Tensor,                # Features of the labelled images (n,d)
     y:Tensor,                   # Their classes (n,)
-    query:Tensor=None,          # Features of the images that ask; by default the bank, each without itself
+    query:Tensor=None,          # Features of the query images; by default the bank, each without itself
     ks:tuple|list=(1,5,20,200), # Numbers of neighbours
     t:float=.07,                # Temperature of the votes (Wu et al. 2018 sec. 3.4); None = one neighbour, one vote
     *, classes:int=None,        # Number of classes; by default the largest of `y`, plus 1
-    chunk:int=256,              # Rows that ask at a time
+    chunk:int=256,              # Query rows at a time
 )->Tensor:                      # The class that wins, for each of `ks` (m,q)
     "The neighbours' votes, for all `ks` in one pass over them"
     ks = list(ks)
@@ -120,7 +120,7 @@ def knn_probe(
     size:int=None,              # Side of the views in pixels; those of the datasets by default
     name:str='backbone',        # Of the backbone, in the rows
     seed:int=0,                 # Of the bootstrap
-    draws:int=500,              # How often it draws the images anew
+    draws:int=500,              # Number of bootstrap resamples of the images
 )->list:                        # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `k`
     "Top-1 of the nearest neighbours' vote (Wu et al. 2018 sec. 3.4)"
     for s in (train,test or train):

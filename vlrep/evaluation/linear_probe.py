@@ -130,7 +130,7 @@ NAMED_L2S = tuple((a,b) for a in (.05,.3) for b in (3.,15.,100.)) + ((3.,300.),)
 
 def fit_named(
     x:Tensor,                 # Training features (n,d)
-    y:Tensor,                 # For each row and name the answer, -1 where the name is not asked for (n,k)
+    y:Tensor,                 # For each row and name the label, -1 where the name is no target (n,k)
     classes:int,              # Number of possible answers
     l2s:tuple|list=NAMED_L2S, # Pairs of strengths: on what the names have in common, on each name's own part
     iters:int=30,             # At most so many steps

@@ -24,7 +24,7 @@ def _view(mask):
 
 def named_things(
     dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
-    known:'Iterable[str]'=None, # Names that may be asked for; all by default
+    known:'Iterable[str]'=None, # Names to evaluate; all by default
 )->list:                        # (row, name, mask bool (H,W)) for each question, scene by scene
     "Every thing that is alone of its kind in its scene and can be seen"
     out = []
@@ -71,9 +71,9 @@ def pointing_table(
                                 # maps that sum to 1 (b,h,w)
     dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
     size:int=None,              # Side of the views in pixels; the source's own by default
-    known:'Iterable[str]'=None, # Names that may be asked for; all by default
+    known:'Iterable[str]'=None, # Names to evaluate; all by default
     seed:int=0,                 # Of the bootstrap
-    *, draws:int=500,           # How often the bootstrap draws the scenes anew
+    *, draws:int=500,           # Number of bootstrap resamples of the scenes
     bs:int=128,                 # Questions at a time
     keep:int=0,                 # Keep the scores under so many draws that all runs share, as `draws`
 )->list:                        # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`

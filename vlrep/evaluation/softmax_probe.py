@@ -154,7 +154,7 @@ def softmax_probe(
     held:float=.1,          # Part of `train` that chooses the rate
     name:str='backbone',    # Of the backbone, in the row
     seed:int=0,             # Held-out part, order, views and first weights depend on this alone
-    draws:int=500,          # How often the bootstrap draws the test pictures anew
+    draws:int=500,          # Number of bootstrap resamples of the test images
 )->dict:                               # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
                                        # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"

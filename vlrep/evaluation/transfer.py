@@ -29,7 +29,7 @@ def probe_multilabel(
     s,t = probe(f['test'])[0],np.asarray(y['test'])
     kept = {}
     def ap(w):
-        "Of each tag; remembered, because the questions share their draws"
+        "Of each tag; cached, because the tasks share their resamples"
         if w.shape not in kept or not np.array_equal(kept[w.shape][0], w):
             kept[w.shape] = w,np.atleast_2d(average_precision(s, t, w))
         return kept[w.shape][1]
@@ -58,7 +58,7 @@ def probe_class(
 # %% ../../nbs/evaluation/30_transfer.ipynb #eff26908
 def probe_named_cell(
     f:dict,                   # Split -> features (n,d) that know about places
-    y:dict,                   # Split -> cell of each tag (n,k), -1 = not asked
+    y:dict,                   # Split -> cell of each tag (n,k), -1 = no target
     classes:int=9,            # Number of cells
     l2s:tuple|list=NAMED_L2S, # Strengths to choose from
 )->tuple:                     # Statistic, chance, chosen strengths, number of questions
@@ -102,7 +102,7 @@ def ask_all(
 def bootstrap_interval(
     stat:callable, # Takes counts of the scenes (draws,n), gives scores (draws,)
     n:int,         # Number of scenes
-    draws:int=500, # How often they are drawn anew
+    draws:int=500, # Number of bootstrap resamples
     seed:int=0,    # Same seed, same draws
 )->tuple:          # Score, lower and upper end of its 95 % interval
     "The score with every scene counted once, and what other scenes might have made of it"
@@ -112,7 +112,7 @@ def bootstrap_interval(
 def bootstrap_scores(
     stat:callable, # As for `bootstrap_interval`
     n:int,         # Number of scenes
-    keep:int,      # How often they are drawn anew
+    keep:int,      # Number of bootstrap resamples
 )->list:           # Percent, two digits (keep)
     "The score under draws that are the same for every run, so that two runs can be compared on each of them"
     return np.round(100*stat(draw_counts(n, keep)), 2).tolist()
@@ -126,7 +126,7 @@ def transfer_table(
     seed:int=0,             # Of the bootstrap
     *, size:int=None,       # Side of the images in pixels; those of the datasets by default
     seen:int=24,            # The first so many tags are things that pretraining shows
-    draws:int=500,          # How often the bootstrap draws the test scenes anew
+    draws:int=500,          # Number of bootstrap resamples of the test scenes
     keep:int=0,             # Keep the scores under so many draws that all runs share, as `draws`
 )->list:                    # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `l2`, the
                             # chosen strength

@@ -116,7 +116,7 @@ def voc07(
     ap:str='sklearn',             # Average precision that is reported: `sklearn` or `interpolated`
     name:str='backbone',          # Of the backbone, in the rows
     seed:int=0,                   # Of the bootstrap
-    draws:int=500,                # How often it draws the test photos anew
+    draws:int=500,                # Number of bootstrap resamples of the test photos
     device:str|torch.device=None, # Where the machines are fitted; the CPU by default
 )->list:                          # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent),
                                   # `cost`, `spec`, `ap`

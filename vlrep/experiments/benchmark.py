@@ -79,7 +79,7 @@ def mode_problem(
     return ''
 
 def _precision(mode, device):
-    "What the learner is told"
+    "Arguments of the learner"
     if mode == 'compiled': return choose_precision(device)
     return 'fp32' if mode == 'tf32' else mode
 
@@ -110,7 +110,7 @@ class _StepTimes(BaseCallback):
         self.seconds.append(time.perf_counter()-self.since)
 
 class _Steps:
-    "A learner of one kind of step that is asked for some steps at a time"
+    "A learner of one kind of step, which makes some steps at a time"
     def __init__(self, recipe, mode, device):
         self.mode,self.device,self.times = mode,device,_StepTimes(device)
         method,r = METHODS['virtex'],recipe

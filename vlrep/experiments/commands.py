@@ -349,7 +349,7 @@ def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     if not resume_run and not exact: raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
 
 def _plan_run(given, changes, resume_run, small):
-    "What is asked for in all, recipe, options of the dataset, and changes; those of a resumed run are its own"
+    "All arguments: recipe, options of the dataset, and changes; those of a resumed run are its own"
     asked,parts = _asked(given, resume_run)
     changes = _small(asked, changes) if small else changes
     recipe,options = plan(asked['method'], asked['name'], changes, asked['data'], parts,
@@ -406,7 +406,7 @@ def pretrain(
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
 def _check_data(method, recipe, splits, data, parts, *, log):
-    "Say what will be learned less of than the method promises; a `ValueError` where nothing would be"
+    "Log what will be learned less of than the method should; a `ValueError` where nothing would be"
     if method.check:
         for line in method.check(recipe, splits, data, parts): log(line)
 
@@ -457,7 +457,7 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
 def _silent(line): pass
 
 def _folder(asked, facts, out, resume_run, dist, **more):
-    "The run's folder: the main process makes it, or locks it to go on, the others read there"
+    "The run's folder: the main process makes it, or locks it to resume, the others read there"
     run = None
     if dist.is_main and resume_run: run = Run.reopen(resume_run)
     elif dist.is_main:

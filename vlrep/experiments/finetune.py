@@ -187,7 +187,7 @@ def _labels(task, asked, plan, train):
     return of(train, replace(plan, answers=plan.answers or task.answers))
 
 def _with_targets(task, parts, labels, log):
-    "The examples with targets; what is lost is told"
+    "The examples with targets; what is lost is logged"
     out = {s: d.with_targets(labels, lambda a: task.score(a, labels), task.closed) for s,d in parts.items()}
     for d in out.values():
         if line := d.lost_line(): log(line)

@@ -64,7 +64,7 @@ def plan(
     parts:list|tuple=None, # Recipe and sizes to change, those of a run; by default the named ones
     *, backbone:str=None,  # A name for `named_backbone`, such as resnet18
 )->tuple:                  # Recipe and sizes, as changed
-    "What is asked for; a `ValueError` names the option that is wrong"
+    "The parsed options; a `ValueError` names the option that is wrong"
     one_of('--data', data, DATASETS)
     one_of('--method', method, METHODS)
     if parts is None: parts = [get_recipe(method, recipe_name(method, name, data)),DATASETS[data].options]

@@ -105,7 +105,7 @@ def tensors_digest(
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720013
 def make_regions(
-    folder:FilePath,          # Photos; with by='files' what somebody has published
+    folder:FilePath,          # Photos; with by='files' a published store
     out:FilePath='regions',   # The store
     by:str='detector',        # detector, grid, files, or a run folder
     *, model:str='fasterrcnn_resnet50_fpn', # Detector of torchvision

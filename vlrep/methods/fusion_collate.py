@@ -42,7 +42,7 @@ def _asked(dataset):
 def read_written(
     path:FilePath # A JSONL file of captions
 )->dict:          # Image id -> captions
-    "Captions that somebody wrote; a `ValueError` names file and line of what is wrong"
+    "Captions from a file; a `ValueError` names file and line of what is wrong"
     path,said = Path(path),{}
     if not path.is_file(): raise ValueError(f'{path}: no such file of captions')
     for n,line in enumerate(path.read_bytes().splitlines(), 1):

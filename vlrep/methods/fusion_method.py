@@ -51,7 +51,7 @@ def whole_views(
 def masked_counts(
     model:FusionModel, # What is masked is decided by its shares
     batch:dict,        # With `tok`, `lens`, `salt`, and `img` or `region_counts`
-)->dict:               # words, and regions if they are asked for -> how many are masked ()
+)->dict:               # words, and regions if they are masked -> how many are masked ()
     "How many samples each term of the loss has over a batch"
     h,salt = model.heads,batch['salt']
     _,want = mask_words(batch['tok'], batch['lens'], salt, model.tok, h.share)

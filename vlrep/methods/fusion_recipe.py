@@ -76,7 +76,7 @@ class FusionInput(MethodRecipe):
 class FusionRecipe(FusionInput):
     "The setting of the paper: COCO, batches of 896, 88,000 updates"
     mask_share:Share=.15        # Chance of a word to be masked (sec. 2.2)
-    mim:_Targets='off'          # Masked regions: off, or kl: the detector's distribution is asked for (A24)
+    mim:_Targets='off'          # Masked regions: off, or kl: the detector's distribution is the target (A24)
     region_share:Share=.15      # Chance of a region to be masked (sec. 2.2)
     region_zeroed:Share=.9      # Part of the masked regions whose features become zero (code; sec. 2.2: all)
     tie_mlm:bool=True           # Is the last layer of the head for words their table? ViLBERT's code: no (A32)

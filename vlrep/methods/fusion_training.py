@@ -30,7 +30,7 @@ from .fusion_collate import *
 def fusion_terms(
     out:dict,   # As the model gives it
     batch:dict, # Not used: what is right stands in `out`
-)->dict:        # Name -> (weight, total (), count ()): `words`, and `regions` if they are asked for
+)->dict:        # Name -> (weight, total (), count ()): `words`, and `regions` if they are masked
     "Cross-entropy of masked words, and how far masked regions are from the detector's distribution"
     nats = F.cross_entropy(out['logits'].float(), out['target'], reduction='sum')
     terms = dict(words=(1., nats, len(out['target'])))
@@ -143,5 +143,5 @@ def fusion_learner(
 def fusion_capabilities(
     model:FusionModel # Any
 )->dict:              # Name -> function
-    "What the model can be asked, see `vlrep.models.pretrained`; the backbone of its regions it has not learned"
+    "The capabilities of the model, see `vlrep.models.pretrained`; the backbone of its regions is not trained"
     return dict(fuse=model.fuse, fill_mask=model.fill_mask, regions=model.regions)

@@ -40,7 +40,7 @@ def f1_interval(
     pred:np.ndarray, # What was said, 0 or 1 (n,k)
     true:np.ndarray, # What is there, 0 or 1 (n,k)
     how:str='micro', # micro or macro
-    draws:int=500,   # How often items are drawn anew
+    draws:int=500,   # Number of bootstrap resamples
     seed:int=0,      # The same seed, the same draws
 )->tuple:            # Value, lower and upper end of its 95 % interval
     "F1 with its interval over items"

@@ -94,7 +94,7 @@ def chance_ap(
 
 def chance_top1(
     train:'np.ndarray|torch.Tensor|list', # Classes in training (n,)
-    test:'np.ndarray|torch.Tensor|list',  # Classes asked for (m,)
+    test:'np.ndarray|torch.Tensor|list',  # Target classes (m,)
 )->float:                                 # Share answered right
     "Accuracy of always answering what was most frequent in training"
     seen,n = np.unique(_array(train, 'train'), return_counts=True)
@@ -103,17 +103,17 @@ def chance_top1(
 # %% ../../nbs/metrics/10_ranking.ipynb #2ab45858
 def draw_counts(
     n:int,         # Number of items
-    draws:int=500, # How many times they are drawn anew
+    draws:int=500, # Number of bootstrap resamples
     seed:int=0,    # The same seed gives the same draws
 )->np.ndarray:     # How often each item was drawn (draws,n); every row sums to n
-    "Test items drawn anew, with replacement, so many as there are"
+    "Bootstrap: resample the test items with replacement, as many as there are"
     return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1/n), size=draws).astype(float)
 
 def bootstrap(
     stat:'np.ndarray|torch.Tensor|list|callable', # A value for each item (n,), whose mean is meant; or a function of
                                                   # weights (draws,n) -> (draws,)
     n:int=None,      # Number of items, if `stat` is a function
-    draws:int=500,   # How many times the items are drawn anew
+    draws:int=500,   # Number of bootstrap resamples
     seed:int=0,      # The same seed gives the same draws, so that two models can be compared on each
     level:float=.95, # Share of the draws between the two ends
 )->tuple:            # Lower and upper end

@@ -22,7 +22,7 @@ _WHOLE = ("ain't aren't can't couldn't couldn't've could've didn't doesn't don't
 _CONTRACTIONS = {w.replace("'", ''): w for w in _WHOLE}   # not we're, it's: without apostrophe words of their own
 
 def normalise_answer(
-    text:str, # What somebody wrote
+    text:str, # An answer as written
 )->str:       # The same in the one spelling in which answers are compared; it may be empty
     "Lower case, digits, no articles, no punctuation but apostrophes and colons"
     text = ' '.join(text.lower().replace('’', "'").split())
@@ -69,7 +69,7 @@ def by_image(
 def mean_interval(
     scores:np.ndarray,      # Of each question, from 0 to 1 (n,)
     images:np.ndarray=None, # The picture of each question (n,); by default each has its own
-    draws:int=500,          # How often pictures are drawn anew
+    draws:int=500,          # Number of bootstrap resamples of the images
     seed:int=0,             # The same seed, the same draws
 )->tuple:                   # Mean, lower and upper end of its 95 % interval
     "Accuracy with its interval"

@@ -61,7 +61,7 @@ class Backbone(nn.Module):
 def init_weights(self:Backbone,
     generator:torch.Generator=None, # A `torch.Generator`; None draws from PyTorch's global one
 )->None:
-    "Start anew: He initialisation, and residual branches that add nothing yet"
+    "New random weights: He initialisation, and residual branches that add nothing yet"
     for m in self.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu', generator=generator)
@@ -202,7 +202,7 @@ def make_backbone(
     width:int=64, # Channels of the first stage; 128 with depth 50 or more doubles the bottlenecks (R50 w2x)
     seed:int=0,   # The first weights depend on this alone
 )->Backbone:
-    "The backbone that a recipe asks for"
+    "The backbone of a recipe"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', depth, width))
         if depth == 10: return small_resnet(width)

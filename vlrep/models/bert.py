@@ -193,7 +193,7 @@ class SmallBertPlan:
     lr:float=3e-3    # Peak learning rate, of AdamW
     warmup:float=.1  # Part of the steps in which it rises; after that it falls to zero, linearly
     wd:float=.01     # Weight decay of matrices
-    share:float=.15  # Of the words that are asked for (BERT sec. 3.1)
+    share:float=.15  # Of the masked words (BERT sec. 3.1)
     max_len:int=40   # Captions are cut to so many tokens
     held:int=500     # Captions of the last images that are kept to measure, at most a tenth
 

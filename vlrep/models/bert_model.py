@@ -141,7 +141,7 @@ def pooled(self:Bert,
 
 @patch
 def mlm_logits(self:Bert,
-    states:Tensor, # From `forward`, of all places or of those that are asked for (...,d)
+    states:Tensor, # From `forward`, of all positions or of the masked ones (...,d)
 )->Tensor:         # (...,v)
     "A score for every token of the vocabulary; the last layer is the table of words itself"
     if self.transform is None: raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')

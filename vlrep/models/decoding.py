@@ -50,7 +50,7 @@ def greedy(
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
                           # probability
 )->Tensor:                # Token ids (b,s), s <= max_len
-    "Write one caption for each row of `vis`, always taking the likeliest token"
+    "Write one caption for each row of `vis`, always taking the most likely token"
     return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len=max_len, pad=pad, never=never,
                   repeat=repeat)
 
@@ -131,7 +131,7 @@ def nucleus(
     *, pad:int=4,         # Fills the rows that have ended
     never:list|tuple=(),  # Tokens that must not be written
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
-    p:float=.9,           # Draw from the likeliest tokens that have this much probability together; 1 = from all
+    p:float=.9,           # Draw from the most likely tokens that have this much probability together; 1 = from all
     temperature:float=1., # Below 1 sharpens the probabilities, above 1 flattens them
     seed:int=0,           # Another seed, other captions
     ids:list=None,        # Name or number of each picture, on which its draws depend (b,); 0, 1, ... by default

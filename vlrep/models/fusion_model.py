@@ -70,7 +70,7 @@ def measure(self:RegionInput,
 @dataclass(frozen=True)
 class FusionHeads:
     "What stands around an encoder; by default VisualBERT's"
-    boxes:bool=False      # Are regions told their boxes (ViLBERT), or like words (VisualBERT)?
+    boxes:bool=False      # Do regions have an embedding of their box (ViLBERT), or are they like words (VisualBERT)?
     pool_width:int=0      # Of two poolers whose answers are multiplied (ViLBERT: 1024); 0: BERT's own
     pool_token:str='cls'  # The text's pooled token: cls, or last: the one before the last [SEP], as it is
     pool_region:str='first' # Of ViLBERT: first, or mean

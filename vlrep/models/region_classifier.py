@@ -53,7 +53,7 @@ class RegionClassifierPlan:
     wd:float=.05     # Weight decay
     width:int=16     # Channels of the backbone's first stage; features are 8 times as wide
     held:int=200     # Images at the end that are kept to measure, at most a tenth
-    attributes:tuple=('color',) # What else is asked of a region, where its object has it
+    attributes:tuple=('color',) # Further attributes to predict of a region, where its object has them
 
     def __post_init__(self):
         for k in ('steps','bs','width'):

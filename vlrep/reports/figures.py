@@ -205,7 +205,7 @@ def words_html(
 def near_html(
     asks:list, # Dicts `id`, then for each network a list of `[id, cosine]`, nearest first
     pics:dict, # id -> data URI
-)->str:        # A row for each picture that asks
+)->str:        # A row for each query image
     "Pictures with their nearest neighbours, one group for each network"
     pic = lambda i: (i, pics[i])
     return render_macro('near', [(pic(a['id']), [(k, [(*pic(i), c) for i,c in v]) for k,v in a.items() if k != 'id'])

@@ -201,7 +201,7 @@ def propagate_errors(
         if isinstance(e, ProcessFailure) or getattr(e, 'agreed', False): raise
         store = distributed.distributed_c10d._get_default_store()
         if _of_exchange(e): raise ProcessFailure(_cause(dist, store, e, patience)) from e
-        # on CPUs, who waits for this process notices at once
+        # on CPUs, processes that wait for this one fail at once
         if dist.device == 'cpu': distributed.destroy_process_group()
         try: _heard(dist, store, f'{type(e).__name__}: {e}', patience)
         except RuntimeError: pass

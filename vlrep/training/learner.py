@@ -310,7 +310,7 @@ def training(
 
 def stop_fit(
     learn:Learner,   # In training
-    error:Exception, # What the fit shall raise
+    error:Exception, # What the fit is to raise
 )->None:
     "End the fit in good order, then let it raise `error`, whose words fastai would change"
     if not learn.fitting: raise error

@@ -206,7 +206,7 @@ def _split(self:BackboneOptions, stages):
 
 @patch
 def before_train(self:BackboneOptions)->None:
-    "BatchNorm of frozen stages keeps its statistics; it is looked up anew, for `sync_bn` exchanges the layers"
+    "BatchNorm of frozen stages keeps its statistics; it is looked up each time, for `sync_bn` exchanges the layers"
     if not self.freeze: return
     for m in [m for ms in self.model.visual.stage_modules()[:self.freeze] for m in ms]: m.eval()
 

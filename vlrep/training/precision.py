@@ -27,7 +27,7 @@ def choose_precision(
     device:str|torch.device, # Where the training runs
     asked:str='auto',        # auto, fp32, bf16 or fp16
 )->str:                      # fp32, bf16 or fp16
-    "The precision to train in; a `ValueError` if the device cannot do what was asked for"
+    "The precision to train in; a `ValueError` if the device does not support the requested one"
     if asked not in ('auto','fp32','bf16','fp16'): raise did_you_mean('precision', asked, ('auto','fp32','bf16','fp16'))
     kind = torch.device(device).type
     if kind == 'cuda':

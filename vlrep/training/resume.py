@@ -35,7 +35,7 @@ def _rewind(run, step):
         if s > step: shutil.rmtree(run/f'steps/{s:06d}')
 
 def _regroup(learn):
-    "Count batches anew, as if all steps had been done with the batches of today"
+    "Count batches as if all steps had been done with the batches of today"
     s,acc = learn.train_state,[cb for cb in learn.cbs if isinstance(cb, GradientAccumulation)]
     seen = s.validated == s.batch
     s.batch = s.step*(acc[0].n if acc else 1)

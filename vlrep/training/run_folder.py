@@ -51,7 +51,7 @@ def save_weights(
         held[at] = name
     try: save_file(kept, path, metadata=dict(tied=json.dumps(tied)))
     except SafetensorError as e: raise _unwritten(path, e) from e
-    os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that nobody else may read
+    os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that other users may not read
 
 # %% ../../nbs/training/50_run_folder.ipynb #24501c17
 def load_weights(

@@ -59,7 +59,7 @@ def scene(
     size:int=48,                  # Side of the picture in pixels
     shifted:bool=False,           # From the shifted world?
     draw:bool=True,               # With a picture? Annotations alone are quicker
-    *, with_:str|list|tuple=(),   # What else shall be known: names out of EXTRAS
+    *, with_:str|list|tuple=(),   # Further annotations: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
 )->Record:                        # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
     "One scene; a pure function of its arguments"
@@ -333,9 +333,9 @@ def world(
     shifted:bool=False,      # From the shifted world?
     start:int=0,             # Index of the first
     *, workers:int=2,        # Processes that draw, if there is much to draw
-    with_:str|list|tuple=(), # What else shall be known: names out of EXTRAS
+    with_:str|list|tuple=(), # Further annotations: names out of EXTRAS
     difficulty:Difficulty=_usual, # How hard
-)->ArrayDataset:                  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) if asked for;
+)->ArrayDataset:                  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) on request;
                                   # rows as `scene` gives them
     "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)

@@ -21,7 +21,7 @@ PIXELS = ('masks','twin')                                                       
 def chosen_extras(
     with_:str|list|tuple=(), # Names out of EXTRAS, or one name
 )->tuple:                    # The same, each once, in the order of EXTRAS
-    "The annotations asked for; a `ValueError` names one that there is not"
+    "The requested annotations; a `ValueError` names an unknown one"
     names = (with_,) if isinstance(with_, str) else tuple(with_)
     for n in names:
         if n not in EXTRAS: raise did_you_mean('annotation', n, EXTRAS)

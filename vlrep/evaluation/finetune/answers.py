@@ -109,7 +109,7 @@ def answer_accuracy(
     decisions:np.ndarray,  # int64 (n,)
     examples:TaskDataset,  # With targets
     seed:int=0,            # Of the bootstrap
-    draws:int=500,         # How often images are drawn anew, each with all its questions
+    draws:int=500,         # Number of bootstrap resamples of images, each with all its questions
 )->dict:                   # accuracy -> (value, low, high)
     "The mean score of the answers given"
     scores = np.asarray(examples.targets[np.arange(len(examples)),np.array(decisions)]).ravel()
@@ -119,7 +119,7 @@ def label_f1(
     decisions:np.ndarray,  # bool (n,k)
     examples:TaskDataset,  # With targets
     seed:int=0,            # Of the bootstrap
-    draws:int=500,         # How often examples are drawn anew
+    draws:int=500,         # Number of bootstrap resamples
 )->dict:                   # micro F1 and macro F1 -> (value, low, high)
     "F1 of several labels, as scikit-learn counts it"
     true = examples.targets.toarray() > 0

@@ -57,7 +57,7 @@ class TaskSource:
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #cf4e9883
 @dataclass(frozen=True, eq=False, repr=False)
 class FinetuneTask:
-    "Something that is asked of an image and a text; a new one is registered with `TASKS.add(FinetuneTask(...))`"
+    "A downstream task on an image and a text; a new one is registered with `TASKS.add(FinetuneTask(...))`"
     name:str                   # On the command line: --task
     explain:str                # One line, for help
     sources:dict               # Name, as for --data, -> `TaskSource`; the first is the default without --root

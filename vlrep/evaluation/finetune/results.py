@@ -56,9 +56,9 @@ def task_draws(
     task:FinetuneTask,     # Measures
     examples:TaskDataset,  # With targets
     decisions:np.ndarray,  # From `decide_all`
-    draws:int=200,         # How often the images are drawn anew, each with all its questions
+    draws:int=200,         # Number of bootstrap resamples of images, each with all its questions
 )->dict:                   # Metric -> `draws` scores in percent
-    "Each score under redraws of the images, which are the same for every model that is asked about these images"
+    "Each score under redraws of the images, which are the same for every model that is evaluated on these images"
     images,at = np.unique(examples.rows, return_inverse=True)
     out,base = {},copy.copy(examples)
     for w in draw_counts(len(images), draws):
@@ -153,7 +153,7 @@ def answer(self:Pretrained,
     question:str,    # A question about it
     boxes:list=None, # For a run that reads regions of boxes: left, top, right, bottom of each, as parts of the sides
     top:int=5,       # How many answers
-)->list:             # Pairs of an answer and its probability, the likeliest first
+)->list:             # Pairs of an answer and its probability, the most likely first
     "What is the answer? A `ValueError` if the run was not fine-tuned on questions"
     if (asked := self.capabilities.get('answer')) is None:
         raise ValueError(f'{self.name}: was not fine-tuned on questions: vlrep-finetune {self.name} --task vqa makes a '

@@ -57,7 +57,7 @@ def retrieval_table(
     *, ks:tuple=(1,5,10), # Numbers of candidates that are looked at
     protocol:str='all',   # Which images are ranked among each other: one of `PROTOCOLS`
     seed:int=0,           # Of the bootstrap
-    draws:int=500,        # How often it draws the images anew
+    draws:int=500,        # Number of bootstrap resamples of the images
 )->list:                  # Dicts `question, metric, backbone, n, chance, value, low, high`, R@k in percent, and
                           # `candidates, captions_per_image, split, protocol`
     "R@k and the median rank in both directions; a `ValueError` if a `k` is larger than the number of candidates"

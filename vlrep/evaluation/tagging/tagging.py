@@ -162,7 +162,7 @@ def tagging_row(
     usual:np.ndarray,              # How many training images have each tag (t,)
     what:str='tags',               # What the tags are
     seed:int=0,                    # Of the bootstrap
-    draws:int=500,                 # How often it draws the images anew
+    draws:int=500,                 # Number of bootstrap resamples of the images
 )->dict:                           # `question, metric, backbone, n, chance, value, low, high`, in percent
     "mIOU@k of images that have a known tag; chance: the most frequent tags for all"
     some = np.flatnonzero(np.asarray(has.sum(1)).ravel())

@@ -29,7 +29,7 @@ class TfmLayer(nn.Module):
     def forward(self,
         x:Tensor,       # (b,n,d)
         real:Tensor,    # Which places are there (b,n) bool
-        at:Tensor=None, # Only this place is asked for (b,); None: all of them
+        at:Tensor=None, # Only this position is predicted (b,); None: all of them
     )->tuple:           # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
         "What each place makes of all others"
         asks = x if at is None else x[torch.arange(len(x), device=x.device),at][:,None]

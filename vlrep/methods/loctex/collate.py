@@ -150,7 +150,7 @@ class NarrativeCollator:
     def check(self,
         source:ImageTextDataset  # What will be read
     )->None:
-        "A `ValueError` if there is an image of which nobody tells"
+        "A `ValueError` if there is an image without a narrative"
         if source.narratives is None: return self._captions.check(source)
         mute = np.flatnonzero(source.narratives.counts() == 0)
         if len(mute): raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no narrative, '
@@ -217,7 +217,7 @@ def __call__(self:NarrativeCollator,
     seed:int,                # Of the run
     flip:np.ndarray,         # Which are mirrored (b,) bool
 )->dict:                     # `tok` (b,s), `lens` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
-    "What is told about each image; the trace is not mirrored yet, that is done together with the image"
+    "The narrative of each image; the trace is not mirrored yet, that is done together with the image"
     rows = np.asarray(rows)
     b = len(rows)
     texts,times,at = self._texts(source, rows, when, seed, flip)

@@ -25,7 +25,7 @@ class OracleMaskCollator(NarrativeCollator):
         if (told.cols['about'].data < -2).any():
             raise ValueError(f'{source.name}: its narratives do not say what they are about, which oracle masks need')
     def __call__(self, source, rows, when, seed, flip)->dict:
-        "What is told about each image, and about which of its objects"
+        "The narrative of each image, and the object of each token"
         out = super().__call__(source, rows, when, seed, flip)
         c,span = source.narratives.cols,out['span'].numpy()
         about = np.full(span.shape[:2], -1)

@@ -31,7 +31,7 @@ class TagPredictionModel(nn.Module):
         self.visual,self.soft = visual,soft
         self.head = ConceptHead(visual.width, concepts, head, hidden)
     def forward(self, batch:dict)->dict:
-        "Scores of concepts (b,k): `logits`, or `topics`, which are asked for one by one; and what is right, `target`"
+        "Scores of concepts (b,k): `logits`, or `topics`, which are targets of their own; and `target`"
         target = batch['concepts']       # missing where the loaders have another collator than `ConceptCollator`
         return {'topics' if self.soft else 'logits': self.head(self.visual(batch['img'])), 'target': target}
 

@@ -142,7 +142,7 @@ def attend(self:CaptioningModel,
 def attribute(self:CaptioningModel,
     img:Tensor,    # Normalised images (b,3,h,w)
     tok:Tensor,    # Captions, [SOS] first (b,s)
-    weight:Tensor, # Of each token; 1 for those that are asked about (b,s)
+    weight:Tensor, # Of each token; 1 for those to attribute (b,s)
 )->Tensor:         # Above 0 (b,h',w')
     "Which cells raise the log-probability of tokens: gradient times input, below 0 cut off"
     h,w = self.visual(img).shape[2:]
@@ -176,7 +176,7 @@ class MaskedLMModel(VisualTextDecoder):
 
     def forward(self,
         batch:dict, # `img`, `tok` and `lens`
-    )->dict:        # `logits` (n,v), `target` (n,): one row for each word asked for
+    )->dict:        # `logits` (n,v), `target` (n,): one row for each target
         "Scores of each missing word, and the words"
         (vis,mean),tok,lens = self._look(batch['img']),batch['tok'],batch['lens']
         seen,target = self.masked(tok, lens)

@@ -16,7 +16,7 @@ from .recipe import *
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #fd564699
 VisualBERTModel = FusionModel  # One stream of words and regions
-visualbert_loss = fusion_loss    # Of masked words, and of masked regions if they are asked for
+visualbert_loss = fusion_loss    # Of masked words, and of masked regions if there are any
 
 def _parts(recipe, bert, classes):
     "One stream, as deep as BERT"
