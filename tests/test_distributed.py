@@ -169,7 +169,7 @@ def test_resume_is_exact(fault):
     "Two processes, one of them shot in mid-epoch, taken up, both stopped, taken up: the bits of a run nobody disturbed"
     got,cwd = fault
     assert codes(got['killed']) == [1,-signal.SIGKILL]
-    assert last(got['killed'][0]) == 'vlrep-pretrain: rank 1 ended without a word (killed?)'
+    assert last(got['killed'][0]) == 'vlrep-pretrain: rank 1 ended without a message (killed?)'
     assert got['killed'][0]['seconds'] < 10
     assert codes(got['stopped']) == [143,143] and codes(got['resumed']) == [0,0]
     says, = {last(r) for r in got['stopped']}
