@@ -1,13 +1,13 @@
 "Concepts and tags made of captions: what is counted, what is refused, and taggers that are not installed"
-import sys
+import csv, sys
 import numpy as np, pytest
 import vlrep.data.concepts as concepts
-from vlrep.data.concepts import (concept_counts, concept_words, ConceptSet, split_marks, tag_words, Triplets,
-                                 usable_captions)
+from vlrep.data.concepts import (concept_counts, concept_words, ConceptSet, plain_words, split_marks, tag_words,
+                                 Triplets, usable_captions)
 from vlrep.data.records import TextBuffer
 from vlrep.datasets.world.dataset import world
 from vlrep.methods.base import METHODS
-from tools import refused
+from tools import ROOT, refused
 
 TINY = ['--threads', '1', '--precision', 'fp32', '--set', 'scenes=64', '--set', 'valid=8', '--set', 'steps=2', '--set',
         'warmup=1', '--set', 'bs=8', '--set', 'size=32']
@@ -93,3 +93,22 @@ def test_bad_input(changes, capsys):
 def test_recipes_name_the_paper():
     names = METHODS['tag_prediction'].recipes
     assert {f'tp_{k}{s}' for k in ('postag', 'cluster', 'lda', 'label') for s in ('', '_r50', '_vgg16')} <= set(names)
+
+# ---------------------------------------------------------------- tags by hand
+
+def by_hand(source):
+    path = ROOT/'data'/'tagged_captions.csv'
+    return [r for r in csv.DictReader(path.open(encoding='utf-8')) if r['source'] == source]
+
+def test_captions_tagged_by_hand():
+    "100 of the world, whose words are today's captions; 100 of photos, of which no word is handed on"
+    world_rows, photos = by_hand('world'), by_hand('photos')
+    assert len(world_rows) == len(photos) == 100 and not any(r['words'] for r in photos)
+    scenes = world('train', 400, size=16)
+    for r in world_rows:
+        text = scenes.captions[int(r['image'].removeprefix('train-'))][int(r['caption'])]
+        assert plain_words(text) == r['words'].split() and len(r['tags']) == len(r['words'].split()), r
+    assert {t for r in world_rows+photos for t in r['tags']} == set('nav.')
+    assert len({r['image'] for r in photos}) == 100
+    got = [(t, g) for r in world_rows for t,g in zip(r['tags'], tag_words(r['words'].split()))]
+    assert np.mean([dict(NOUN='n', ADJ='a', VERB='v').get(g, '.') == t for t,g in got]) > .95

@@ -64,7 +64,7 @@ def pair(tmp_path_factory):
     assert [code for code,*_ in done] == [0,0], done
     return json.loads(out.read_text())
 
-METHODS = ('virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm tag_prediction visualbert '
+METHODS = ('virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm tag_prediction rotnet visualbert '
            'vilbert').split()
 VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows',
             'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts', 'captioning, a head for the words']

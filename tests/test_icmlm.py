@@ -13,6 +13,7 @@ from vlrep.methods.icmlm.models import MaskedWordModel
 from vlrep.models.bert import save_bert
 from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.concept_head import ConceptHead
+from vlrep.models.named import named_backbone
 from vlrep.models.pretrained import Pretrained
 from vlrep.training.run_folder import load
 from tools import refused
@@ -220,7 +221,7 @@ SWITCHES = [dict(head='attfc'), dict(layers=2), dict(heads=4), dict(full_width_h
             dict(tag_weight=0.), dict(sampling='captions'), dict(frozen_start=.5), dict(parts='nn'), dict(top_k=20),
             dict(min_count=9), dict(max_tokens=6), dict(optimiser='radam'), dict(schedule='steps'),
             dict(tag_head='mlp'), dict(tag_head='conv', tag_width=8), dict(dropout=.5), dict(width=32), dict(depth=2),
-            dict(bert_steps=5)]
+            dict(bert_steps=5), dict(bert_part=.5)]
 OF_ATTFC = [dict(layers=2), dict(heads=4), dict(att_width=8), dict(fc_final_linear=False), dict(att_mask_specials=True)]
 
 @pytest.fixture(scope='module')
@@ -242,7 +243,7 @@ def folder(data, tmp_path_factory):
     "A BERT in a folder, as others publish it"
     at = tmp_path_factory.mktemp('bert')/'bert'
     tok = METHOD.train_tokenizer(recipe(), data[0])
-    save_bert(Bert(BertConfig(len(tok), 16, 1, 2, max_len=40, pad=tok.pad), 3), at, tok)
+    save_bert(Bert(BertConfig(len(tok), 24, 1, 2, max_len=40, pad=tok.pad), 3), at, tok)
     return at
 
 def test_it_is_not_saved_again(data, folder):
@@ -256,6 +257,33 @@ def test_it_is_not_saved_again(data, folder):
     assert table == ['bert.words.weight']                                         # the words' vectors are there once
     with pytest.raises(ValueError, match='another BERT'):
         made(data, bert=str(folder))[0].model.load_state_dict({**state, 'digest': state['digest'].flip(0)})
+
+# ---------------------------------------------------------------- VGG16, as in the main text of the paper
+
+def test_vgg16(data, folder):
+    "RotNet, tag prediction and ICMLM after one another, with the paper's recipes but for sizes: all of VGG16 learns"
+    visual = named_backbone('torchvision/vgg16', seed=0)
+    def learned(method, name, **changes):
+        "Which weights of VGG16 a step changes, for two steps"
+        m = METHODS[method]
+        r = check_fields(replace(m.recipes[name], **{**dict(size=64, bs=2, steps=4), **changes}))
+        tok = m.train_tokenizer(r, data[0])
+        dls = loaders(*data, collate=m.collator(r, tok), size=64, bs=2, device='cpu')
+        learn, moved = m.learner(r, dls, visual=visual, precision='fp32'), []
+        assert type(learn.opt.opt).__name__ == 'RAdam' and learn.model.visual is visual
+        for n in (1, 2):
+            old = [p.detach().clone() for p in visual.parameters()]
+            learn.fit_steps(n)
+            moved.append({bool((a != b).any()) for a,b in zip(old, visual.parameters())})
+        assert all(p.isfinite().all() for p in learn.model.parameters())
+        return moved
+    few = dict(top_k=20)
+    # classifiers begin at zero, and give no gradient in the first step
+    assert learned('rotnet', 'rotnet_vgg16')[1] == {True}
+    assert learned('tag_prediction', 'tp_postag_vgg16', **few)[1] == {True}
+    # att-fc waits for a quarter of the steps, weight decay and all
+    assert learned('icmlm', 'icmlm_attfc_vgg16', bert=str(folder), **few) == [{False}, {True}]
+    assert learned('icmlm', 'icmlm_tfm_vgg16', bert=str(folder), **few) == [{True}, {True}]
 
 # ---------------------------------------------------------------- what is refused, in one line, before any training
 
@@ -280,7 +308,8 @@ def test_what_cannot_be_masked_is_said(data):
 
 def test_a_run_from_start_to_end(tmp_path):
     "A run with att-fc has the tables of masked words and of places; opened again, it gives the same answers"
-    sizes = ['scenes=64', 'valid=8', 'probe=40', 'probe_held=40', 'test=40', 'shown=8', 'point=8', 'baselines=no']
+    sizes = ['scenes=64', 'valid=8', 'probe=40', 'probe_held=40', 'test=40', 'shown=8', 'point=8', 'baselines=no',
+             'zeroshot=600']
     small = [f'{k}={v}' for k,v in SMALL.items()]
     out = pretrain('icmlm', name='icmlm_attfc', changes=[*sizes, *small], threads=1, precision='fp32',
                    out=tmp_path/'run', log=lambda s: None)
@@ -289,6 +318,7 @@ def test_a_run_from_start_to_end(tmp_path):
     assert {'train_word', 'train_tags', 'valid_word', 'valid_tags'} <= set(columns), columns
     rows = {(r['backbone'], r['metric']): r for r in num['masked_words']}
     assert {b for b,_ in rows} == {'icmlm', 'other image', 'text alone', 'unigram'} and num['table'] and num['where']
+    assert [r['question'] for r in num['zeroshot']][::3] == ['unseen, of all', 'harmonic mean']
     assert all(r['n'] > 100 and r['low'] <= r['value'] <= r['high'] for r in rows.values()), rows
     m = open_run(out)
     assert {'attend', 'fill_mask', 'masked_counts', 'backbone'} <= set(m.capabilities)

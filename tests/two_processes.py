@@ -17,7 +17,7 @@ SMALL = dict(visual_depth=10, visual_width=8, width=16, heads=2, vocab=200, size
              dropout=0., sync_bn=True)
 # Adam makes whole steps of rounding where a gradient is zero, as that of the keys' biases is, unless its eps is large
 FUSION = dict(bert_steps=20, region_steps=20, depth=2, adam_eps=1e-3, aux_scenes=0)
-CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilabel','tags','tag_prediction')}
+CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilabel','tags','tag_prediction','rotnet')}
 CASES |= {'icmlm': dict(bert_steps=20), 'loctex': {}, 'loctex in 3 parts': dict(bs=11, accumulate=3),
           'loctex, groups of 4, all with all': dict(bs=11, group=4, local_loss=False, direction='symmetric'),
           'loctex, a process without rows': dict(include_positive=True),

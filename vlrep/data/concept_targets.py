@@ -7,6 +7,7 @@ __all__ = ['TfidfVectors', 'ConceptTargets', 'word_targets', 'cluster_targets', 
            'ConceptCollator']
 
 # %% ../../nbs/data/54_concept_targets.ipynb #e7b1487f
+import weakref
 import numpy as np, torch
 from ..core.registry import *
 from .concepts import *
@@ -40,16 +41,21 @@ class ConceptTargets:
         find:callable,   # Dataset -> a list for each image of (number of a tag, its value)
         mirror:np.ndarray=None, # Number of each tag in a mirrored image, -1: it has none (k,); None: nothing changes
         soft:bool=False, # Are the values probabilities? Else all are 1
-    ): self.names,self.find,self.mirror,self.soft = names,find,mirror,soft
+    ): self.names,self.find,self.mirror,self.soft,self._found = names,find,mirror,soft,[]
     def __len__(self): return len(self.names)
     def table(self,
         dataset:ImageTextDataset # Any, with what the tags are made of
     )->tuple:                    # Where each image begins (n+1,), numbers of tags (m,), values (m,)
-        "The tags of all images, one after the other"
+        "The tags of all images, one after the other; looked for once, as long as the dataset is in use"
+        self._found = [(ref, t) for ref,t in self._found if ref() is not None]
+        for ref,table in self._found:
+            if ref() is dataset: return table
         lists = self.find(dataset)
         rows = np.cumsum([0, *map(len, lists)])
         flat = [o for l in lists for o in l]
-        return rows,np.array([k for k,_ in flat], np.int64),np.array([v for _,v in flat], np.float32)
+        table = rows,np.array([k for k,_ in flat], np.int64),np.array([v for _,v in flat], np.float32)
+        self._found.append((weakref.ref(dataset), table))
+        return table
 
 def _read(dataset, low, high):
     "For each image the captions that are read"

@@ -25,7 +25,9 @@ from .options import *
 
 # %% ../../nbs/experiments/82_study.ipynb #72988d69
 SCORES = dict(table=('objects','seen objects','unseen objects','color','setting','number','cell'),
-              where=('pointing','overlap','pointing, shifted','overlap, shifted')) # What scenes are asked, by table
+              where=('pointing','overlap','pointing, shifted','overlap, shifted'),
+              masked_words=('masked word','masked word, five guesses'), # What scenes are asked, by table
+              zeroshot=('unseen, of all','unseen, of unseen','seen, of all','harmonic mean'))
 
 MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True)) # How a task is learned -> fields of the plan
 
@@ -73,8 +75,9 @@ class Contrast:
     a:str                                 # An arm
     b:str                                 # Another one; chance; or a backbone in the table of `a`, as @random
     question:str='objects'                # One of `SCORES[table]`; of the tables of `TASK_TABLES` a task
-    table:Choice('table','where','full','frozen','blind','drift','pretraining')='table' # Linear probes, where a model
-                                          # looks, tasks after fine-tuning, how far it moved weights, or held-out loss
+    table:Choice('table','where','masked_words','zeroshot','full','frozen','blind','drift',
+                 'pretraining')='table'   # Linear probes, where a model looks, which words it guesses, classes by their
+                                          # attributes, tasks after fine-tuning, how far it moved weights, or held-out loss
     sign:Choice(1, -1)=1                  # -1: `b` is said to be ahead
     size:Float(0, 100)=0.                 # By how many points in the paper; 0: it gives no number
     margin:Float(0, 100)=0.               # Differences within it are of no interest; 0: the study's
@@ -470,5 +473,7 @@ def _check_contrast(study, c, at):
         if o.draws < 2: raise ValueError(f'{at}: draws={o.draws} of arm {name}: wanted are redraws, such as '
                                          f'draws = 200 in [data]')
         if c.table == 'where' and not o.point: raise ValueError(f'{at}: point=0 of arm {name}: nothing is pointed at')
+        if c.table == 'zeroshot' and not o.zeroshot:
+            raise ValueError(f'{at}: zeroshot=0 of arm {name}: no scenes; wanted is such as zeroshot = 1500 in [data]')
     if c.b[:1] == '@' and c.table == 'table' and not arm_recipe(study, study.arm(c.a))[1].baselines:
         raise ValueError(f'{at}.b={c.b!r}: needs baselines = true in the changes of arm {c.a}')

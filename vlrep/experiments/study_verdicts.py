@@ -199,7 +199,7 @@ def judge_study(
 def _asked(runs, seed, c):
     "Is there a run of this seed that has answered the question of a contrast?"
     runs = [l for l in runs if l['seed'] == seed]
-    if c.table in SCORES: return bool(runs)
+    if c.table in ('table','where'): return bool(runs)
     return any(r['question'] == c.question and r['backbone'] == l['method'] for l in runs
                for r in l['numbers'].get(c.table) or [])
 

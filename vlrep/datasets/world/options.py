@@ -26,6 +26,7 @@ class WorldOptions:
     narrated:bool=False           # Are the captions of a scene what its narrative says? LocTex's words for captions
     draws:Int(0, 10**5)=0         # Keep each score under so many draws of the test scenes, to compare runs in pairs
     baselines:bool=True           # Also train the supervised baseline, and measure random features?
+    zeroshot:Added(Int(0, 10**6))=0 # Shifted scenes, most of one thing, for unseen categories by attributes; 0 for none
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
 def _as_drawn(view): return view

@@ -8,6 +8,7 @@ __all__ = ['ICMLMModel', 'icmlm_loss', 'icmlm_learner']
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #b1e5f52c
 import torch, torch.nn as nn, torch.nn.functional as F
 from ...core.seeding import *
+from ...data.subsets import take_part
 from ...models.bert import make_bert, small_config, SmallBertPlan
 from ...models.bert_model import Bert
 from ...models.concept_head import concept_nats, ConceptHead
@@ -49,6 +50,7 @@ def _bert(recipe, tok, train, seed):
     if recipe.bert != 'small': return make_bert(recipe.bert, None, tok, seed, pooler=False, log=None)
     config = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
     if train is None: return Bert(config, seed, pooler=False)
+    if recipe.bert_part < 1: train = take_part(train, recipe.bert_part, seed)
     few = 12*len(train.captions.data)//50//64                  # about 12 epochs of captions of 50 letters; untrained,
     # words are hardly told apart, and a head has little to go by: at least 200 steps
     plan = SmallBertPlan(steps=min(recipe.bert_steps, max(200, few)), max_len=min(40, recipe.max_len))

@@ -38,6 +38,7 @@ class ICMLMRecipe(ConceptRecipe):
     width:Width=128              # Its hidden size; a published one has its own
     depth:Layers=3               # Its layers
     bert_steps:_Steps=1500       # Steps that it learns captions, fewer where there are few captions
+    bert_part:Added(Fraction)=1. # Part of the images whose captions a small BERT learns (not in the paper)
     max_len:Length=30            # Longest caption in tokens, [CLS] and [SEP] included
     layers:Layers=1              # Layers of tfm; hidden layers of attfc's fc (tab. 5: 1 or 2)
     heads:_Heads=1               # Attention heads: 1 (supplement), 12 (sec. 4), 8 (app. E)
@@ -58,6 +59,8 @@ class ICMLMRecipe(ConceptRecipe):
             yield 'head=attfc: full_width_heads and full_mlm_head are switches of tfm; leave them out'
         if self.head == 'tfm' and (self.att_mask_specials or not self.fc_final_linear):
             yield 'head=tfm: att_mask_specials and fc_final_linear are switches of attfc; leave them out'
+        if self.bert != 'small' and self.bert_part < 1:
+            yield f'bert_part={self.bert_part}: {self.bert} has learned already; this is for bert=small'
         if self.head == 'tfm' and not self.full_width_heads and self.bert == 'small' and self.width % self.heads:
             yield f'heads={self.heads}: a width of {self.width} cannot be split into {self.heads} heads'
 
