@@ -50,7 +50,8 @@ def test_killed_processes(shot, undisturbed):
     assert [c for c, *_ in got] == [143, -9, 130] and load(run).info['save_every'] == 8
     for (code, err, step), name in ((got[0], 'SIGTERM'), (got[2], 'SIGINT')):
         last = err.strip().splitlines()[-1]
-        assert last == f'vlrep-pretrain: stopped by {name} after step {step}; resume with: vlrep-pretrain --resume {run}'
+        assert last == (f'vlrep-pretrain: stopped by {name} after step {step}; '
+                        f'resume with: vlrep-pretrain --resume {run}')
         assert 'Traceback' not in err, err
     pretrain(resume_run=run, log=lambda s: None)
     a, b = load(run), load(undisturbed)

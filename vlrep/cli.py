@@ -458,7 +458,8 @@ def _finetune_rows():
                  precision='auto, fp32, bf16 or fp16 (default: auto)',
                  max_damaged='Stop when more training photos than this cannot be read: a number (20) or a share (5%)')
     words = dict(root='DIR', out='DIR', labels='FILE', region_files='DIR')
-    numbers = dict(seed='Of head, order and dropout (default: 0)', threads='CPU threads (default: what PyTorch chooses)',
+    numbers = dict(seed='Of head, order and dropout (default: 0)',
+                   threads='CPU threads (default: what PyTorch chooses)',
                    accumulate='Cut each batch into N parts to save memory (default: 1)',
                    workers='Processes that load images in advance (default: 0)',
                    save_every='Also save after so many steps between evaluations (default: 0, never)')
