@@ -51,7 +51,8 @@ def subsample(
     "Part of the images, some of their captions (VirTex sec. 4.2)"
     seed = getattr(options, 'part_seed', 0)
     if seed < 0 and (options.part < 1 or options.captions):
-        raise ValueError('part_seed=-1: it is the run whose seed decides; open the data with open_splits(..., seed=...)')
+        raise ValueError('part_seed=-1: it is the run whose seed decides; open the data with '
+                         'open_splits(..., seed=...)')
     if options.part < 1: dataset = take_part(dataset, options.part, seed)
     return limit_captions(dataset, options.captions, seed) if options.captions else dataset
 

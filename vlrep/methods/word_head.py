@@ -67,6 +67,7 @@ class WordNaming:
         shares = rarity_shares(words_in(tok, len(self.word_idf), self.first_word), self.word_idf)
         return dict(words=self.word_head(mean), target_words=shares, word_weight=self.word_weight)
 
+# %% ../../nbs/methods/07_word_head.ipynb #f00ca31b
 def rarity_in(
     dl:'StatefulLoader', # Its dataset has captions in memory, its `tok` cuts them
 )->tuple:                # How rare each token is (v,), and the first id that is a word
