@@ -65,9 +65,10 @@ def pair(tmp_path_factory):
     return json.loads(out.read_text())
 
 METHODS = ('virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm tag_prediction rotnet visualbert '
-           'vilbert').split()
+           'vilbert contrast').split()
 VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows',
-            'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts', 'captioning, a head for the words']
+            'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts', 'captioning, a head for the words',
+            'captioning, words at once', 'contrast, sigmoid, all with all']
 
 @pytest.mark.parametrize('name', METHODS+VARIANTS)
 def test_two_processes_equal_one(pair, name):

@@ -46,11 +46,15 @@ def _ranks(seed, name, m):
 # %% ../../nbs/data/15_subsets.ipynb #d72e0113
 def subsample(
     dataset:ImageTextDataset, # To learn from
-    options:object,           # With `part`, a share above 0, and `captions`, 0 for all of them
+    options:object,           # With `part`, a share above 0, `captions`, 0 for all of them, and perhaps `part_seed`
 )->ImageTextDataset:
     "Part of the images, some of their captions (VirTex sec. 4.2)"
-    if options.part < 1: dataset = take_part(dataset, options.part, 0)
-    return limit_captions(dataset, options.captions, 0) if options.captions else dataset
+    seed = getattr(options, 'part_seed', 0)
+    if seed < 0 and (options.part < 1 or options.captions):
+        raise ValueError('part_seed=-1: it is the run whose seed decides; open the data with '
+                         'open_splits(..., seed=...)')
+    if options.part < 1: dataset = take_part(dataset, options.part, seed)
+    return limit_captions(dataset, options.captions, seed) if options.captions else dataset
 
 # %% ../../nbs/data/15_subsets.ipynb #f56e7fd1
 def readable(

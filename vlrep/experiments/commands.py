@@ -279,7 +279,7 @@ def run_checks(
     recipe.check_parts(asked['accumulate'])
     if not recipe.steps: raise ValueError(f'--{what}: steps=0 trains nothing, so there is nothing to try out')
     if threads: torch.set_num_threads(threads)
-    splits = open_splits(method, recipe, options, asked['data'], asked['root'], log=log)
+    splits = open_splits(method, recipe, options, asked['data'], asked['root'], seed=asked['seed'], log=log)
     _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
     if what == 'overfit': return overfit(method, recipe, splits, asked['data'], tok, seed=asked['seed'],
@@ -487,7 +487,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
         if at != 'last': old.start(at)
         if dist.objects(dist.is_main and _completed(resume_run, log))[0]: return old.path
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
-        splits = open_splits(method, recipe, options, data, asked['root'], log=log)
+        splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log)
     _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
     facts['images'] = {k: fingerprint(v) for k,v in splits.items()}
     _agree(dist, facts)

@@ -6,6 +6,7 @@
 __all__ = ['open_splits']
 
 # %% ../../nbs/experiments/30_splits.ipynb #e8d7d475
+from dataclasses import replace
 from ..core.files import *
 from ..datasets.base import DATASETS
 from ..methods.base import Method
@@ -17,9 +18,11 @@ def open_splits(
     options:object,        # Sizes of the parts
     data:str,              # One of `DATASETS`
     root:FilePath=None,    # Where the files are
-    *, log:callable=print, # Called with what is left out
+    *, seed:int=0,         # Of the run: which part is learned from, if `part_seed=-1` leaves that to it
+    log:callable=print,    # Called with what is left out
 )->dict:                   # Datasets `train`, `valid`, `test`
     "What a method on a dataset learns from, chooses the checkpoint by and reports on"
     wanted = method.needs(recipe) | method.wants(recipe)
+    if getattr(options, 'part_seed', 0) < 0: options = replace(options, part_seed=seed)
     builder = DATASETS[data]
     return builder.open(options, root, builder.stored_size(recipe.size), wanted, log)

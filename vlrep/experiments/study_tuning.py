@@ -71,7 +71,7 @@ def study_precision(
 def _trained(study, arm, recipe, options, *, folder, log):
     "A learner with the weights of its best checkpoint"
     method = with_backbone(METHODS[arm.method], arm.backbone or None)
-    splits = open_splits(method, recipe, options, study.data, study.root or None, log=log)
+    splits = open_splits(method, recipe, options, study.data, study.root or None, seed=study.tune.seed, log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
     with Run.create(folder, recipe_dict(recipe), arm.method, dict(recipe_dict(options), name=study.data),
                     study.tune.seed, precision=study_precision(study)) as run:

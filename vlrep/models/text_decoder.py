@@ -84,13 +84,15 @@ class CaptionEmbedding(nn.Module):
 def causal_mask(
     s:int,                        # Tokens
     lens:Tensor=None,             # Real tokens in each caption (b,); None = all
-    causal:bool=True,             # Hide the future?
+    causal:bool|Tensor=True,      # Hide the future? Of all captions, or of each (b,) bool
     device:str|torch.device=None, # Where to make it
 )->Tensor:            # 0 where a token (row) may look at another (column), else -inf: (s,s), or (b,1,s,s) with `lens`
     "What a token may look at: nothing after itself, and no padding"
     i = torch.arange(s, device=device)
-    hide = (i > i[:,None]) if causal else torch.zeros(s, s, dtype=torch.bool, device=device)
+    hide = i > i[:,None]
+    hide = hide & (causal[:,None,None] if torch.is_tensor(causal) else causal)
     if lens is not None: hide = (hide | (i >= lens.clamp(min=1)[:,None])[:,None])[:,None]
+    elif hide.ndim == 3: hide = hide[:,None]
     return torch.zeros(hide.shape, device=device).masked_fill_(hide, -torch.inf)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #4ac47a00
@@ -172,7 +174,7 @@ class Decoder(nn.Module):
         x:Tensor,         # Embedded caption (b,s,d)
         vis:Tensor,       # Projected cells of the grid (b,n,d)
         lens:Tensor=None, # Real tokens in each caption (b,); None = all
-        causal:bool=True, # Hide the future? `False` is for masked language modelling
+        causal:bool|Tensor=True, # Hide the future, of all or of each caption (b,)? Masked language modelling does not
         *, packing:Packing=None, # `x` (n,d) has no padding; this is where its rows stand
     )->Tensor:                   # Like `x`
         "What the decoder has to say after each token"

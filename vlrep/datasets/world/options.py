@@ -22,6 +22,7 @@ class WorldOptions:
     shown:Int(4, 10**6)=500       # Scenes that are captioned, and checked for their nouns
     part:Fraction=1.              # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
     captions:Int(0, 1000)=0       # Captions of each that are used; 0 means all
+    part_seed:PartSeed=0          # Which part, and which captions; -1: each run takes its own, by its seed
     point:Int(0, 10**6)=500       # Scenes of either domain for the question where a named thing is; 0 for none
     narrated:bool=False           # Are the captions of a scene what its narrative says? LocTex's words for captions
     draws:Int(0, 10**5)=0         # Keep each score under so many draws of the test scenes, to compare runs in pairs

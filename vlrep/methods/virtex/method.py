@@ -16,6 +16,7 @@ from ...training.distributed import Dist
 from ...training.optim import norm_or_bias, param_groups, sgd
 from ...training.learner import BatchLearner, combine_terms, learner
 from ...training.callbacks import recipe_rules
+from ..word_head import rarity_in, word_term
 from .models import *
 from .recipe import *
 
@@ -41,34 +42,17 @@ def virtex_loss(
     "Cross-entropy of each answer, the answers' means added (VirTex eq. 1; sec. 4.2 for sets of words and labels)"
     return combine_terms(_terms(out, batch), dist) if 'words' in out else _answers(out)
 
-def _word_loss(
-    scores:Tensor, # One softmax over all tokens (b,v)
-    shares:Tensor, # Of each token in the answer; sums to 1, or is 0 for an image that is not counted (b,v)
-)->tuple:          # Nats (), images ()
-    "How far the scores are from the shares (Kullback-Leibler): 0 at best"
-    t,m = k_hot_loss(scores, shares)
-    return t + torch.xlogy(shares, shares).sum(),m
-
 def _terms(
     out:dict,   # As for `virtex_loss`
     batch:dict, # Not used
 )->dict:        # Name -> (weight, total (), count ()): `captions`, and `words` of a head, which counts no image where
                 # the model gives no `words`, as in validation
     "The loss of a recipe with `word_weight`"
-    t,m = _word_loss(out['words'], out['target_words']) if 'words' in out else (torch.zeros(()), 0)
     total,n = _answers(out)
-    return dict(captions=(1., total, n), words=(out.get('word_weight', 0.), t.to(total), m))
+    return dict(captions=(1., total, n), words=word_term(out, total))
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #d5c3423a
 _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
-
-def _rarity(dl, first):
-    "How rare each token is in the captions of a loader"
-    captions = getattr(dl.source, 'captions', None)
-    if captions is None or not hasattr(captions, 'flat'):
-        raise ValueError(f'{dl.source.name}: has no captions in memory whose words could be counted; leave idf and '
-                         f'word_weight out')
-    return word_rarity(captions.flat(), dl.tok, first)
 
 def _model(r, visual, dl):
     "The model that learns the task of recipe `r` from the loader `dl`"
@@ -86,15 +70,16 @@ def _model(r, visual, dl):
     if tok is None: raise ValueError(f'the task {r.task} reads captions: the loaders need a tokenizer (tok=...)')
     if r.task == 'token_cls':
         first = max(tok.sos, tok.eos, tok.mask, tok.pad)+1
-        return TokenClassificationModel(visual, len(tok), first, _rarity(dl, first) if r.idf else None)
+        return TokenClassificationModel(visual, len(tok), first, rarity_in(dl)[0] if r.idf else None)
     kw = dict(width=r.width, depth=r.depth, heads=r.heads or None, dropout=r.dropout, norm=r.norm, max_len=r.max_len,
               sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init),
               logit_chunk=r.logit_chunk)
     if r.task == 'masked_lm': model = MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', **kw)
     else: model = VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
+    if r.parallel: model.parallel,model.mask = r.parallel,tok.mask
     if r.word_weight:
-        first = max(tok.sos, tok.eos, tok.mask, tok.pad)+1
-        model.add_word_head(_rarity(dl, first), r.word_weight, first)
+        rare,first = rarity_in(dl)
+        model.add_word_head(rare, r.word_weight, first)
     return model
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #8bcbf62f
