@@ -13,9 +13,10 @@ import csv, hashlib, json, os, shutil, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex'.split()
+METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm visualbert'.split()
 PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT/'data'/'flickr8k-world')]
-DROPOUT = {'virtex', 'masked_lm', 'loctex'}           # so that what is drawn in each step counts
+# so that what is drawn in each step counts
+DROPOUT = {'virtex', 'masked_lm', 'loctex', 'mct', 'icmlm', 'visualbert'}
 RUNS = {m: ['--method', m] + ['--set', 'dropout=.1']*(m in DROPOUT) for m in METHODS}
 RUNS |= {'photos': ['--method', 'virtex', *PHOTOS]}
 TIMES = ('seconds', 'images_s', 'images_per_second', 'memory_mb')

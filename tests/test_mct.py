@@ -8,10 +8,12 @@ from vlrep.core.fields import check_fields
 from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.baselines import train_on
+from vlrep.experiments.commands import pretrain
+from vlrep.experiments.config import override
 from vlrep.methods.base import METHODS
 from vlrep.methods.mct.views import check_views
 from vlrep.training.learner import BaseCallback
-from vlrep.training.run_folder import Run
+from vlrep.training.run_folder import load, Run
 from learning import material
 from test_options import few_photos
 from test_resume import check, source
@@ -119,6 +121,18 @@ def test_a_run_with_tags_is_opened(tmp_path):
     learn.model.eval()
     torch.testing.assert_close(m.capabilities['embed_image'](img), learn.model.embed_image(img))
 
+def test_a_run_that_reads_nothing(tmp_path):
+    "MoCo v2 by switching losses off: a run without tokenizer, finished, opened, and gone on with"
+    few = dict(steps=2, warmup=1, bs=8, queue=20, size=32, visual_width=8, head_width=16, scenes=16, valid=4, probe=40,
+               probe_held=40, test=40, shown=4, point=0, baselines='false')
+    run = pretrain('mct', 'world_moco_v2', [f'{k}={v}' for k,v in few.items()], out=tmp_path/'run', threads=1, log=str)
+    assert not (run/'tokenizer.model').exists() and 'retrieval' not in load(run).results()[0]['numbers']
+    m = vlrep.load(run)
+    assert m.tok is None and not {'embed_image','embed_text'} & set(m.capabilities)
+    said = []
+    pretrain(resume_run=run, threads=1, log=said.append)
+    assert 'nothing is left to do' in said[0]
+
 def test_loaders_made_by_hand_have_two_views_too():
     method,recipe,parts,tok = material('mct')
     dls = loaders(parts['train'], parts['valid'], collate=method.collator(recipe, tok), size=32, bs=8, device='cpu')
@@ -146,6 +160,25 @@ def test_what_the_data_lacks(tmp_path, capsys):
     bare['train'].labels = {}
     tagged = replace(METHODS['mct'].recipes['world'], tag=1.)
     with pytest.raises(ValueError, match='has no tags'): check_views(tagged, bare)
+
+MUTE = {'cc=1': 'has no captions; leave out what reads them', 'text_views=same': 'has no captions; leave out',
+        'tags_from=words': 'has no captions; leave out', 'text_views=paraphrases': 'has no captions; leave out'}
+
+@pytest.mark.parametrize('change', MUTE)
+def test_images_without_captions(change):
+    "One line that says what to leave out, whatever was to be read"
+    bare = world('train', 20, size=32).subset(range(20))
+    bare.captions = None
+    moco = dict(tag=1., cc=0., ic=0., ci=0.) if change == 'tags_from=words' else {}
+    recipe = override(METHODS['mct'].recipes['world'], [change, *(f'{k}={v}' for k,v in moco.items())])
+    with pytest.raises(ValueError, match=MUTE[change]) as e: check_views(recipe, dict(train=bare))
+    assert '\n' not in str(e.value)
+
+def test_data_without_paraphrases(tmp_path, capsys):
+    "Before anything is learned, and before the tokenizer"
+    words = ['pretrain', '--method', 'mct', '--data', 'csv', '--root', few_photos(tmp_path, 60)]
+    said = refused(capsys, *words, '--out', tmp_path/'run', *sets(['queue=40', 'bs=8', 'text_views=paraphrases']))
+    assert 'paraphrases' in said and not (tmp_path/'run').exists()
 
 # ---------------------------------------------------------------- a BERT as the tower of texts
 

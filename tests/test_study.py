@@ -455,4 +455,4 @@ def test_committed_study_is_ready_to_run(file):
     assert {'views','images','steps','backbone'} & set(study.equal) and all(c.text for c in study.contrasts)
     for a in study.tuned(): assert arm_recipe(study, a)[0].steps >= study.tune.steps
 
-def test_there_are_studies(): assert {'virtex','loctex','pretraining_right'} <= {f.stem for f in FILES}
+def test_there_are_studies(): assert {'virtex','loctex','pretraining_right','mct'} <= {f.stem for f in FILES}

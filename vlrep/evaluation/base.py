@@ -60,6 +60,7 @@ class Evaluation:
     needs:frozenset=frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
     measure:Callable=Lazy(None)              # (EvaluationContext) -> numbers and samples, at the end of each training
     asks:frozenset=frozenset()               # What `measure` needs of the dataset, of `DatasetBuilder.answers`
+    scores:tuple=()                          # Questions of its rows that keep redraws, which a study may compare
     figures:Callable=Lazy(None)              # (EvaluationContext, samples of `measure`) -> {part of the report: what
                                              # it shows}, see `vlrep.reports.page.report_html`
 

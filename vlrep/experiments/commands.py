@@ -66,6 +66,12 @@ def _code_of(plugins):
     files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
     return ', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None
 
+def _own_words(run, method, recipe):
+    "The tokenizer of a run; None for a method that has none, or a recipe that reads no text"
+    if not method.tokenizer: return None
+    unread = 'captions' not in method.needs(recipe) and not (run/'tokenizer.model').exists()
+    return None if unread else Tokenizer.load(run.part('tokenizer.model'))
+
 def _blank_learner(info, recipe, tok, weights, name):
     "The learner of a run's method on a blank image, its model with `weights`"
     k = len(weights.get('head.bias', [0]))                          # a method that learns from labels: how many
@@ -119,7 +125,7 @@ def open_run(
     _data_of(run)
     if info['method'] not in METHODS: raise did_you_mean(f'method in {run.path/"recipe.json"}', info['method'], METHODS)
     recipe = recipe_of(run)
-    tok = Tokenizer.load(run.part('tokenizer.model')) if METHODS[info['method']].tokenizer else None
+    tok = _own_words(run, METHODS[info['method']], recipe)
     try: learn = _blank_learner(info, recipe, tok, weights, f'{run.path}, checkpoint {which}')
     except RuntimeError as e:
         raise ValueError(
@@ -431,7 +437,7 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
     tok,several = None,dist.world_size > 1
     if method.tokenizer:
         with stages('tokenizer'), dist.main_first():
-            tok = _words(run, method, recipe, splits) if dist.is_main else Tokenizer.load(run/'tokenizer.model')
+            tok = _words(run, method, recipe, splits) if dist.is_main else _own_words(run, method, recipe)
     # torchrun passes a signal on that its processes may have had already
     with stages(method.stage or method.name), signals(2. if several else 0.) as note:
         cbs = [StopOnSignal(note)]
@@ -509,6 +515,7 @@ def _words(run, method, recipe, splits):
     begun = run.saved() or (run/'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})
     if begun and (run/'tokenizer.model').exists(): return Tokenizer.load(run.part('tokenizer.model'))
     tok = method.train_tokenizer(recipe, splits['train'])
+    if tok is None: return None                                         # this recipe reads no text
     tok.save(run/'tokenizer.model')
     run.keep_part('tokenizer.model')
     return tok

@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
 from ..core.plotting import *
 from ..reports.instability import dagger
+from ..evaluation.base import EVALUATIONS
 from ..reports.figures import ask_name,curves_svg,facts_html,figures_html,page_html,table_html
 from .comparisons import t975
 from .study import *
@@ -258,6 +259,7 @@ _EXPLAIN = dict(
     verdicts='Differences in percentage points, over paired seeds and shared redraws of the test scenes. Holm corrects '
              'p for the number of contrasts. Seeds it would take: to resolve a difference of the paper\'s size.',
     scores='Percent; mean over seeds (lowest to highest).',
+    asked='R@k in percent, median ranks as they are; mean over seeds (lowest to highest).',
     tasks='Percent; mean over seeds, and half of its 95 % interval over seeds and test scenes.',
     task_trials='Scores of validation scenes; the chosen trial is marked.',
     trials='Each arm has the same number of trials. A dagger: the training went wrong.',
@@ -267,6 +269,11 @@ _EXPLAIN = dict(
 # %% ../../nbs/experiments/85_study_report.ipynb #5d0e4a71
 _MODE_NAMES = dict(full='Tasks, fine-tuned in full', frozen='Tasks, the body frozen',
                    blind='Tasks, fine-tuned without the image')
+
+def _asked_tables(study, lines):
+    "Title -> rows, for each evaluation that can be compared; those that were not asked have none"
+    told = {k: f'{e.explain[0].upper()}{e.explain[1:]}' for k,e in EVALUATIONS.items() if e.scores}
+    return {title: rows for k,title in told.items() if (rows := score_rows(study, lines, k))}
 
 def _task_tables(study, lines):
     "Title -> rows, for each mode of the study"
@@ -280,7 +287,8 @@ def study_markdown(
     "The tables of a study in Markdown"
     rows = judge_study(study, lines)
     parts = {'Verdicts': contrast_rows(rows), 'Scores': score_rows(study, lines),
-             'Where the models look': score_rows(study, lines, 'where'), **_task_tables(study, lines),
+             'Where the models look': score_rows(study, lines, 'where'), **_asked_tables(study, lines),
+             **_task_tables(study, lines),
              'Tuning': trial_rows(study, lines) if study.tune else [],
              'Tuning of the tasks': task_trial_rows(study, lines), 'Cost': cost_rows(study, lines)}
     text = [f'# {study.title or study.name}', *(f'- **{k}**: {v}' for k,v in _facts(study, lines).items())]
@@ -300,6 +308,7 @@ def study_html(
     drawn = figures_html([dict(title='Differences', image=png_uri(fig))]) if fig else ''
     table = score_rows(study, lines)
     scores = [table_html(table, _EXPLAIN['scores'])] if table else []
+    scores += [table_html(v, f'{k}. {_EXPLAIN["asked"]}') for k,v in _asked_tables(study, lines).items()]
     scores += [table_html(v, f'{k}. {_EXPLAIN["tasks"]}') for k,v in _task_tables(study, lines).items()]
     if where: scores.append(table_html(where, 'Where the models look. ' + _EXPLAIN['scores']))
     curves = curve_drawings(study, lines)

@@ -78,7 +78,8 @@ def ask_retrieval(
     dataset,texts,image_of,img,txt = _vectors(m, open_for_retrieval(context, data, protocol))
     _tell(duplicate_captions(texts, image_of, getattr(context.recipe, 'bs', 2)), log, 'test')
     return retrieval_table(img, txt, image_of, info['method'], _split_name(dataset), protocol=protocol,
-                           ks=_ks(_size(protocol, len(dataset)), log), seed=info['seed'])
+                           ks=_ks(_size(protocol, len(dataset)), log), seed=info['seed'],
+                           keep=getattr(context.options, 'draws', 0))
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #7ab2ef77
 def measure_retrieval(
@@ -93,7 +94,7 @@ def measure_retrieval(
     with context.stages('retrieval'):
         test,texts,image_of,img,txt = _vectors(context.model, test)
         rows = retrieval_table(img, txt, image_of, info['method'], _split_name(test), ks=_ks(len(test), log),
-                               seed=info['seed'])
+                               seed=info['seed'], keep=getattr(context.options, 'draws', 0))
         rows = mark_warned(rows, context.warnings)
         twice = dict(test=duplicate_captions(texts, image_of, bs))
         train = context.splits.get('train')

@@ -8,7 +8,7 @@ __all__ = ['DIRECTIONS', 'retrieval_table']
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #7756c87f
 import numpy as np, torch
 from torch import Tensor
-from ...metrics.ranking import bootstrap
+from ...metrics.ranking import bootstrap, draw_counts
 from ...metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
 from ..transfer import *
 
@@ -48,6 +48,10 @@ def _rows(parts, way, counts, ks):
     for k in ks: yield f'R@{k}',at(k),guess(lambda c, n: chance_recall(c, n, k)),100
     yield 'median rank',mean(lambda r, w: r.median(w)),guess(chance_median),1
 
+def _kept(stat, n, keep, unit):
+    "The metric under draws that are the same for every run"
+    return bootstrap_scores(stat, n, keep) if unit == 100 else np.round(stat(draw_counts(n, keep)), 2).tolist()
+
 def retrieval_table(
     images:Tensor,        # Vectors of images (n,d)
     captions:Tensor,      # Vectors of captions (m,d)
@@ -58,6 +62,7 @@ def retrieval_table(
     protocol:str='all',   # Which images are ranked among each other: one of `PROTOCOLS`
     seed:int=0,           # Of the bootstrap
     draws:int=500,        # Number of bootstrap resamples of the images
+    keep:int=0,           # Keep the scores under so many draws that all runs share, as `draws`
 )->list:                  # Dicts `question, metric, backbone, n, chance, value, low, high`, R@k in percent, and
                           # `candidates, captions_per_image, split, protocol`
     "R@k and the median rank in both directions; a `ValueError` if a `k` is larger than the number of candidates"
@@ -74,5 +79,7 @@ def retrieval_table(
             else: low,high = bootstrap(stat, len(images), draws, seed=seed)
             got = {k: round(unit*float(v), 3) for k,v in dict(chance=chance, value=value, low=low, high=high).items()}
             asked = sum(len(r[way]) for _,r in parts)
-            out.append(dict(question=f'{name}: {metric}', backbone=who, n=asked, protocol=protocol, **facts, **got))
+            kept = dict(draws=_kept(stat, len(images), keep, unit)) if keep else {}
+            out.append(dict(question=f'{name}: {metric}', backbone=who, n=asked, protocol=protocol, **facts, **got,
+                            **kept))
     return out

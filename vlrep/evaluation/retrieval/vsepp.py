@@ -171,7 +171,7 @@ def ask_vsepp(
     epochs:int=30,             # Passes over the training captions
     joint:int=1024,            # Width of the joint space
 )->list:                       # Rows, as `retrieval_table` gives them
-    "Retrieval by a text encoder that is trained on the frozen backbone, beside the same on random features"
+    "Retrieval by a text encoder that is trained on the frozen backbone; the same on random features, if `baselines`"
     m,info,log = context.model,context.info,context.log
     builder = DATASETS[data or info['data']['name']]
     same = builder.name == info['data']['name'] and context.root is None
@@ -179,12 +179,15 @@ def ask_vsepp(
     parts = builder.open(context.options if same else builder.options, root, m.side, log=log)
     parts = [readable(parts[k], log) if builder.audit else parts[k] for k in ('train','test')]
     (train,texts,owner),(test,asked,whose) = map(caption_pairs, parts)
-    random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
-    nets = {info['method']: m.backbone, 'random': bn_statistics(random, train, m.view.size)}
+    nets = {info['method']: m.backbone}
+    if getattr(context.options, 'baselines', True):
+        random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
+        nets['random'] = bn_statistics(random, train, m.view.size)
     recipe,rows = VseppRecipe(epochs=epochs, joint=joint),[]
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     for who,(f,g) in _feature_sets(nets, (train, test), m.view.size).items():
         model,numbers = fit_vsepp(f, texts, owner, recipe, info['seed'], log=log, device=device)
         rows += retrieval_table(*vsepp_vectors(model, numbers, g, asked), whose, who, test.split or 'test',
-                                protocol=protocol, seed=info['seed'], ks=[k for k in (1,5,10) if k < len(test)])
+                                protocol=protocol, seed=info['seed'], ks=[k for k in (1,5,10) if k < len(test)],
+                                keep=getattr(context.options, 'draws', 0))
     return rows
