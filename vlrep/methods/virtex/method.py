@@ -59,6 +59,12 @@ def _terms(
     total,n = _answers(out)
     return dict(captions=(1., total, n), words=(out.get('word_weight', 0.), t.to(total), m))
 
+def _counts(model, batch):
+    "What `_terms` will count; which words `masked_lm` hides is drawn in the step itself, and cannot be known before"
+    if not isinstance(model, VirTexModel): return None
+    shares = rarity_shares(words_in(batch['tok'], len(model.word_idf), model.first_word), model.word_idf)
+    return dict(captions=model.asked(batch['tok'], batch['lens']).sum(), words=(shares > 0).any(1).sum())
+
 # %% ../../../nbs/methods/virtex/30_method.ipynb #d5c3423a
 _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
 
@@ -116,4 +122,5 @@ def virtex_learner(
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
               r.lookahead_k, r.lookahead_alpha)
     return learner(dls, model, _terms if r.word_weight else virtex_loss, opt,
-                   cbs=[*recipe_rules(r, seed, precision), *cbs], capabilities=virtex_capabilities)
+                   cbs=[*recipe_rules(r, seed, precision), *cbs], capabilities=virtex_capabilities,
+                   counts=_counts if r.word_weight else None)
