@@ -1,5 +1,5 @@
-"""Losses of several terms: each is a mean over its own samples in the whole batch, into however many parts it is cut, and
-over the whole validation set, in whatever batches it is read"""
+"""Losses of several terms: each is a mean over its own samples in the whole batch, into however many parts it is cut,
+and over the whole validation set, in whatever batches it is read"""
 from dataclasses import replace
 import pytest, torch
 from vlrep.data.loader import loaders
@@ -13,7 +13,8 @@ from two_processes import SMALL
 CASES = {'loctex': dict(group=2), 'loctex, hulls': dict(group=2, direction='symmetric', render='hull', scales=1),
          'mct': dict(queue=40, tag=1., tag_threshold=0),
          'mct, company': dict(queue=64, tag=1., tag_threshold=1, own_answer=False, strict=False),
-         'icmlm': dict(bert_steps=20, sampling='captions'), 'captioning': dict(word_weight=1.), 'virtex': dict(word_weight=.5)}
+         'icmlm': dict(bert_steps=20, sampling='captions'), 'captioning': dict(word_weight=1.),
+         'virtex': dict(word_weight=.5)}
 
 @pytest.fixture(scope='module')
 def scenes(): return [told(split, 60) for split in ('train', 'valid')]

@@ -164,8 +164,8 @@ class StatefulCallback(BaseCallback):
 class GradientAccumulation(StatefulCallback):
     """One step of the optimiser for `n` batches, as if they were one
 
-    Of a loss of several terms, each is a mean over the whole window if the loader has counted first, as `MicroBatchLoader`
-    does; else all are weighted by the count of the term that has the most.
+    Of a loss of several terms, each is a mean over the whole window if the loader has counted first, as
+    `MicroBatchLoader` does; else all are weighted by the count of the term that has the most.
     """
     name = 'accumulate'
     order,run_valid,_keep = 6,False,('micro','opening','counts')
