@@ -12,7 +12,6 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from ..models.momentum import MomentumEncoder
 from .learner import *
 
 # %% ../../nbs/training/37_memory.ipynb #37a00006
@@ -62,7 +61,7 @@ class EMA(StatefulCallback):
     def parameters(self)->list: return [p.detach() for p in self.model.parameters() if p.requires_grad]
     def statistics(self)->list:
         "BatchNorm's running means and variances, outside of momentum encoders, each with its layer's momentum"
-        slow = {id(m) for s in self.model.modules() if isinstance(s, MomentumEncoder) for m in s.modules()}
+        slow = {id(m) for s in self.model.modules() if hasattr(s, 'mirror') for m in s.modules()}   # `MomentumEncoder`
         norms = [m for m in self.model.modules()
                  if isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in slow]
         return [(b, m.momentum) for m in norms for b in m.buffers(recurse=False) if b.is_floating_point()]
