@@ -4,12 +4,12 @@
 
 A run is a dict: `words` for each rank; perhaps `world_size`, if that is not their number; `before`, code for each rank;
 `kill`: [file pattern, least number of files, signal, ranks]; `hold`, to have its port taken by another program; `copy`:
-a folder and where to copy it when the run has ended.
+a folder and where to copy it when the run has ended; `command`, if it is not pretrain.
 """
 import glob, json, os, shutil, signal, socket, sys, time, traceback
 import torch
 from vlrep.cli import main
-import vlrep.experiments.commands
+import vlrep.experiments.commands, vlrep.experiments.finetune
 
 def child(rank, run, env, out):
     "A rank: what it prints goes to files"
@@ -20,7 +20,7 @@ def child(rank, run, env, out):
     try:
         torch.set_num_threads(1)
         exec(run.get('before', {}).get(str(rank), ''), {})
-        main(['pretrain', *run['words'][rank]])
+        main([run.get('command', 'pretrain'), *run['words'][rank]])
         code = 0
     except SystemExit as e: code = e.code
     except BaseException: traceback.print_exc()                         # what the command line does not put in words

@@ -56,30 +56,39 @@ def ended(ps, timeout=200):
     finally:
         for p in ps: p.kill()
 
-@pytest.fixture(scope='module')
-def pair(tmp_path_factory):
-    "What `two_processes.py` found"
-    out = tmp_path_factory.mktemp('pair')/'out.json'
-    done = ended(ranks('import sys, two_processes; two_processes.main(sys.argv[1])', [out], out.parent))
-    assert [code for code,*_ in done] == [0,0], done
+def compared(out, *names, n=2):
+    "What `two_processes.py` found of `n` processes"
+    done = ended(ranks('import sys, two_processes; two_processes.main(*sys.argv[1:])', [out, *names], out.parent, n))
+    assert [code for code,*_ in done] == [0]*n, done
     return json.loads(out.read_text())
+
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory): return compared(tmp_path_factory.mktemp('pair')/'out.json')
 
 METHODS = ('virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm tag_prediction rotnet visualbert '
            'vilbert contrast').split()
 VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows',
             'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts', 'captioning, a head for the words',
-            'captioning, words at once', 'contrast, sigmoid, all with all']
+            'captioning, words at once', 'contrast, sigmoid, all with all', 'icmlm in 3 parts',
+            'contrast and words in 3 parts']
 
-@pytest.mark.parametrize('name', METHODS+VARIANTS)
-def test_two_processes_equal_one(pair, name):
-    "Losses of five steps, gradients of the first and of the last, the held-out loss, the weights, the images counted"
-    got = pair[name]
+def check_equal(name, got):
     print(name, got)
     assert len(got['one']) == 5 and got['one'] == pytest.approx(got['two'], rel=2e-5)
     assert got['held'][0] == pytest.approx(got['held'][1], rel=2e-5) and got['samples'][0] == got['samples'][1]
     assert got['first'] < 5e-5 and got['last'] < 2e-3 and got['weights'] < 5e-4
     window = 3 if '3 parts' in name else 1
     assert got['agree'] == ([False]*(window-1) + [True])*5      # gradients travel with the last part of a window only
+
+@pytest.mark.parametrize('name', METHODS+VARIANTS)
+def test_two_processes_equal_one(pair, name):
+    "Losses of five steps, gradients of the first and of the last, the held-out loss, the weights, the images counted"
+    check_equal(name, pair[name])
+
+def test_three_processes_equal_one(tmp_path):
+    "16 images are shared as 6, 5 and 5, in an epoch's last batch as 1, 0 and 0; parts of 4 as 2, 1 and 1"
+    names = 'captioning', 'tags', 'icmlm in 3 parts'
+    for name,got in compared(tmp_path/'out.json', *names, n=3).items(): check_equal(name, got)
 
 def test_averaged_weights_are_those_of_all(pair):
     "In a second fit, too, and where each process has running statistics of its own"

@@ -1,6 +1,8 @@
 """Every method trained through its Learner, alone and by two processes: what `test_distributed` compares
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... python tests/two_processes.py OUT.json
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... python tests/two_processes.py OUT.json [CASE ...]
+
+More than two processes do as well; `two` is what they found.
 """
 import json, os, sys
 from dataclasses import replace
@@ -29,6 +31,8 @@ CASES |= {'icmlm': dict(bert_steps=20), 'loctex': {}, 'loctex in 3 parts': dict(
           'contrast': dict(bs=11, word_weight=1.),
           'contrast, sigmoid, all with all': dict(bs=11, loss='sigmoid', local_loss=False, cnn_lr=.1, text_lr=.05,
                                                   lr=.05),
+          'icmlm in 3 parts': dict(bert_steps=20, bs=11, sampling='captions', accumulate=3),
+          'contrast and words in 3 parts': dict(bs=11, word_weight=1., accumulate=3),
           'visualbert': FUSION, 'vilbert': {**FUSION, 'bs': 11},
           'virtex, BatchNorm per rank': dict(sync_bn=False), 'tags, frozen stem': dict(frozen_stages=1),
           'tags, averaged weights': dict(ema=.8),
@@ -78,16 +82,18 @@ def far(a, b):
     "Largest difference of two dicts of tensors, as part of the largest value"
     return max(((a[k].float()-b[k].float()).abs().max() / a[k].float().abs().max().clamp(min=1e-3)).item() for k in a)
 
-def main(out):
+def main(out, *names):
+    "Compare all cases, or those named"
+    cases = {n: CASES[n] for n in names or CASES}
     torch.set_num_threads(1)
     keep_memory()
     # 33 images in batches of 16: the third one has a single image, and the second process none
     data = told('train', 33),told('valid', 17)
     rank = int(os.environ['RANK'])
-    alone = {n: train(n, Dist(), data, **kw) for n,kw in CASES.items()} if rank == 0 else {}
+    alone = {n: train(n, Dist(), data, **kw) for n,kw in cases.items()} if rank == 0 else {}
     dist = init_dist(120.)
     got = {}
-    for n,kw in CASES.items():
+    for n,kw in cases.items():
         two = train(n, dist, data, **kw)
         if not dist.is_main: continue
         one = alone[n]
@@ -100,4 +106,4 @@ def main(out):
         with open(out, 'w') as f: json.dump(got, f)
     torch.distributed.destroy_process_group()
 
-if __name__ == '__main__': main(sys.argv[1])
+if __name__ == '__main__': main(*sys.argv[1:])

@@ -462,7 +462,9 @@ def _finetune_rows():
                    threads='CPU threads (default: what PyTorch chooses)',
                    accumulate='Cut each batch into N parts to save memory (default: 1)',
                    workers='Processes that load images in advance (default: 0)',
-                   save_every='Also save after so many steps between evaluations (default: 0, never)')
+                   save_every='Also save after so many steps between evaluations (default: 0, never)',
+                   timeout='With torchrun: seconds after which a process gives up waiting for the others '
+                           '(default: 600)')
     return [*((k, _option(words.get(k, 'NAME'), h), None) for k,h in texts.items()),
             *((k, _option('N', h, int), None) for k,h in numbers.items()),
             ('resume', Annotated[bool, arg(help_behavior_hint='', help='Resume RUN, a fine-tuned run that was '

@@ -6,9 +6,9 @@
 __all__ = ['open_finetuned', 'plan_finetune', 'finetune', 'check_finetune']
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b94cb122
-import os,shutil,time
+import shutil,time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,8 @@ from ..methods.base import METHODS
 from ..models.named import initial_backbone
 from ..models.pretrained import Pretrained
 from ..models.region_cache import CachedReader
+from ..training.data_parallel import leave_process_group
+from ..training.distributed import process_group
 from ..training.interrupts import memory_advice, out_of_memory, signals, StopOnSignal, TrainingInterrupted
 from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
@@ -42,7 +44,7 @@ from ..training.run_folder import FORMAT, load, Run
 from .config import *
 from .options import *
 from .commands import *
-from .commands import _blank_learner, _code_of, _limit, _opened
+from .commands import _agree, _blank_learner, _code_of, _limit, _opened, _silent
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b6263486
 _GRID = dict(width=256, depth=2)
@@ -78,12 +80,13 @@ def _regions(recipe, folder=None):
     stored = (folder or recipe.region_files) if how == 'files' else folder
     return how,RegionReader(how, stored or None, recipe.max_regions)
 
-def _fast_reader(reader, recipe, body, parts):
+def _fast_reader(reader, recipe, body, parts, dist):
     "The same reader, or one with regions that are computed once, where the recipe has them kept"
     if body is None or not getattr(recipe, 'cache_regions', False): return reader
     reader = reader or RegionReader('grid')
     body.region_encoder.to('cuda' if torch.cuda.is_available() else 'cpu')
-    return CachedReader(body.region_encoder, [d.base for d in parts.values()], reader, recipe.size)
+    with dist.main_first():
+        return CachedReader(body.region_encoder, [d.base for d in parts.values()], reader, recipe.size)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #f539d56a
 def _model(body, plan, task, labels, seed):
@@ -209,9 +212,9 @@ def _check_regions(reader, parts):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #5d9f6b44
 _BITS = ('method name recipe data seed precision threads accumulate processor versions backbone plugin_code '
-         'finetune').split()
+         'finetune world_size').split()
 
-def _facts_of(run, asked, plan, options, *, precision, more):
+def _facts_of(run, asked, plan, options, *, precision, more, processes):
     "What decides the bits of a fine-tuning, and what is needed to open it; `run` is the one that it starts from"
     i = run.info
     ft = dict(task=asked['task'], data=asked['data'], plan=recipe_dict(plan), sizes=options and recipe_dict(options),
@@ -219,11 +222,15 @@ def _facts_of(run, asked, plan, options, *, precision, more):
     return dict(method=i['method'], name=i.get('name'), recipe=i['recipe'], data=i['data'], seed=asked['seed'],
                 precision=precision, threads=torch.get_num_threads(), accumulate=asked['accumulate'],
                 processor=processor(), versions=versions(), backbone=i.get('backbone'),
-                plugin_code=_code_of(i.get('plugins', [])), finetune=ft)
+                plugin_code=_code_of(i.get('plugins', [])), finetune=ft, world_size=processes)
 
 def _same_run(run, facts):
     "A `ValueError` if the run would not be resumed as it began"
     was = {k: run.info.get(k) for k in _BITS}
+    was['world_size'] = was['world_size'] or 1
+    if was['world_size'] != facts['world_size']:
+        raise ValueError(f'{run.path}: was begun by {was["world_size"]} process(es), and with {facts["world_size"]} it '
+                         f'would not be the same run: start as many as before')
     if diffs := differences(was, {k: facts.get(k) for k in _BITS}):
         raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}): leave these options out')
 
@@ -257,6 +264,7 @@ def finetune(
     save_every:int=None,       # Steps between checkpoints between two evaluations; 0: none
     max_damaged:int|float|str=None, # Training images that may be unreadable, see `damage_limit`
     resume:bool=False,         # Go on with `run`? Options left out are those it began with
+    timeout:int=None,          # Of several processes: seconds after which one gives up waiting for the others; 600
     log:Callable=print,        # Called with each line of progress
 )->Path:                       # The new run's folder
     "Train a run's model for a task, full or with its body frozen, and say what it has learned"
@@ -264,7 +272,12 @@ def finetune(
                  labels=labels and str(Path(labels).resolve()), threads=threads, accumulate=accumulate, workers=workers,
                  region_files=region_files and str(Path(region_files).resolve()), precision=precision,
                  save_every=save_every, max_damaged=max_damaged)
-    check_finetune(given, out, resume)
+    check_finetune({**given, 'timeout': timeout}, out, resume)
+    with process_group(timeout or 600) as dist:
+        return _begin(run, given, changes, resume, out=out, log=log if dist.is_main else _silent, dist=dist)
+
+def _begin(run, given, changes, resume, *, out, log, dist):
+    "`finetune`, in each process"
     run = _opened(run)
     was = run.info.get('finetune')
     if was and not resume:
@@ -275,7 +288,7 @@ def finetune(
     for k,name in began.items():
         if given[k] is not None and str(given[k]) != str(was[name]):
             raise ValueError(f'--{k.replace("_", "-")} {given[k]}: the run began with {was[name]}; leave it out')
-    return _finetune(run, given, changes, was, out=out, log=log)
+    return _finetune(run, given, changes, was, out=out, log=log, dist=dist)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #166acaef
 def check_finetune(
@@ -284,10 +297,8 @@ def check_finetune(
     resume:bool=False, # Is a run resumed?
 )->None:
     "A `ValueError` names the option that cannot be meant"
-    if (n := int(os.environ.get('WORLD_SIZE', 1))) > 1:
-        raise ValueError(f'vlrep-finetune is done by a single process, and {n} were started: leave torchrun out')
     check_options(precision=given.get('precision') or 'auto',
-                  **{k: given.get(k) for k in ('threads','accumulate','workers','save_every')})
+                  **{k: given.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
     _limit(given.get('max_damaged'))
     if resume and out: raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
     if out and (Path(out)/'recipe.json').exists():
@@ -300,7 +311,7 @@ def _asked_for(run, given, was):
     return {**_DEFAULTS, **own, **{k: v for k,v in given.items() if v is not None}}
 
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
-def _finetune(run, given, changes, was, *, out, log):
+def _finetune(run, given, changes, was, *, out, log, dist):
     "`finetune`, with `run` opened"
     task,plan,options,asked = plan_finetune(_asked_for(run, given, was), list(changes), was)
     if asked['threads']: torch.set_num_threads(asked['threads'])
@@ -309,8 +320,8 @@ def _finetune(run, given, changes, was, *, out, log):
     how,reader = _regions(recipe, asked['region_files'])
     side = recipe.size if options is not None else margin(recipe.size)
     if was: _can_go_on(run, was)
-    if was and _has_result(run, log): return run.path
-    with stages(asked['data']): parts = _examples(task, asked, options, side, log)
+    if was and dist.objects(dist.is_main and _has_result(run, log))[0]: return run.path
+    with stages(asked['data']), dist.main_first(): parts = _examples(task, asked, options, side, log)
     labels = read_json(run.part('labels.json')) if was else _labels(task, asked, plan, parts['train'])
     parts = _with_targets(task, parts, labels, log)
     _check_regions(reader, parts)
@@ -325,12 +336,14 @@ def _finetune(run, given, changes, was, *, out, log):
     chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
     more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels),
                 region_store=reader.store.digest() if reader and reader.store else None)
-    facts = _facts_of(run, asked, plan, options, precision=chosen, more=more)
-    collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts))
+    facts = _facts_of(run, asked, plan, options, precision=chosen, more=more, processes=dist.world_size)
+    _agree(dist, facts)
+    collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts, dist))
     for s in ('train','valid'):
         if line := cut_line(collate, parts[s]): log(line)
     job = SimpleNamespace(task=task, plan=plan, parts=parts, labels=labels, collate=collate, recipe=recipe, facts=facts,
-                          asked=asked, stages=stages, log=log, model=_model(body, plan, task, labels, asked['seed']))
+                          asked=asked, stages=stages, log=log, dist=dist,
+                          model=_model(body, plan, task, labels, asked['seed']))
     return _train_and_tell(job, run, was, out)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
@@ -365,17 +378,27 @@ def _new_run(job, source, out):
     return run
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b7e2349a
+def _folder(job, source, was, out):
+    "The run's folder: the main process makes it, or locks it to go on, the others read there"
+    run = None
+    if job.dist.is_main: run = Run.reopen(source.path) if was else _new_run(job, source, out)
+    path = job.dist.objects(run and str(run.path.resolve()))[0]
+    return run or load(path)
+
 def _train_and_tell(job, source, was, out):
     "Train in the run's folder, then measure"
     log,a = job.log,job.asked
     if was: _same_run(source, {**job.facts, 'finetune': {**was, **job.facts['finetune']}})
-    run = Run.reopen(source.path) if was else _new_run(job, source, out)
+    run = _folder(job, source, was, out)
     n = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
     log(f'{a["task"]} on {a["data"]}: {job.parts["train"]}; {job.plan.steps:,} steps of {job.plan.bs}, {n:,} '
         f'parameters learn{" (the body is frozen)"*job.plan.frozen}; seed {a["seed"]}, precision '
         f'{job.facts["precision"]}')
-    with run, _whole(run, not was):
+    main = job.dist.is_main
+    with run, _whole(run, not was) if main else nullcontext():
         with job.stages(a['task']): learn = _trained(job, run, bool(was))
+        leave_process_group(learn)
+        if not main: return run.path
         job.model.load_state_dict(run.weights('best'))
         with job.stages('answers'): rows = _told_rows(job, run)
         log(table_text(rows))
@@ -391,13 +414,14 @@ def _train_and_tell(job, source, was, out):
 # %% ../../nbs/experiments/75_finetune.ipynb #3f54dd8a
 def _trained(job, run, goes_on):
     "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
-    a = job.asked
-    with signals() as note:
-        cbs = [CSVLogger(run/'log.csv', log=job.log), ProgressLogger(job.log), StopOnSignal(note)]
+    a,main = job.asked,job.dist.is_main
+    # torchrun passes a signal on that its processes may have had already
+    with signals(2. if job.dist.world_size > 1 else 0.) as note:
+        cbs = [*([CSVLogger(run/'log.csv', log=job.log), ProgressLogger(job.log)] if main else []), StopOnSignal(note)]
         same = {k: a[k] for k in ('seed','accumulate','workers','save_every','max_damaged')}
         learn = finetune_learner(job.model, job.task, job.parts, job.collate, job.plan, size=job.recipe.size,
                                  folder=run, precision=job.facts['precision'], cbs=cbs, log=job.log, **same)
-        learn.finite.log = run/'skipped.jsonl'
+        if main: learn.finite.log = run/'skipped.jsonl'
         if goes_on: job.log(f'resuming from step {resume_training(learn, run)}')
         try:
             fit_task(learn, job.plan)

@@ -82,10 +82,8 @@ def fusion_method_learner(
     cbs:list|tuple=(),   # More callbacks
 )->BatchLearner:         # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a fusion model on views of whole images"
-    learn = fusion_learner(recipe, whole_views(dls), parts, visual, seed, precision=precision, cbs=cbs)
-    train = learn.dls.train
-    if isinstance(train, MicroBatchLoader): train.counts = lambda batch: masked_counts(learn.model, batch)
-    return learn
+    return fusion_learner(recipe, whole_views(dls), parts, visual, seed, precision=precision, cbs=cbs,
+                          counts=masked_counts)
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #f7fff55f
 def check_fusion_data(

@@ -120,6 +120,7 @@ def fusion_learner(
     seed:int=0,          # First weights depend on this alone
     *, precision:str='auto', # As for `MixedPrecision`
     cbs:list|tuple=(),       # More callbacks
+    counts:Callable=None,    # As for `learner`
 )->BatchLearner:         # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a fusion model by masked words and regions"
     r,tok = recipe,dls.train.tok
@@ -138,7 +139,7 @@ def fusion_learner(
     groups = param_groups(model, [(pools, r.lr, _always), (None, r.lr, norm_or_bias)], r.wd)
     opt = torch.optim.AdamW(groups, lr=r.lr, betas=(.9,r.beta2), eps=r.adam_eps)
     return learner(dls, model, fusion_terms, opt, cbs=[*_rules(r, seed, precision), *cbs],
-                   capabilities=fusion_capabilities)
+                   capabilities=fusion_capabilities, counts=counts)
 
 def fusion_capabilities(
     model:FusionModel # Any

@@ -64,8 +64,13 @@ class WordNaming:
         tok:Tensor,  # Captions (b,s)
     )->dict:         # `words` and `target_words` (b,v), and `word_weight`
         "Scores of the words, and the share of each"
-        shares = rarity_shares(words_in(tok, len(self.word_idf), self.first_word), self.word_idf)
-        return dict(words=self.word_head(mean), target_words=shares, word_weight=self.word_weight)
+        return dict(words=self.word_head(mean), target_words=self._shares(tok), word_weight=self.word_weight)
+    def captions_named(self,
+        tok:Tensor, # Captions (b,s)
+    )->Tensor:      # ()
+        "How many captions have a word that counts: the samples of the head's loss"
+        return (self._shares(tok) > 0).any(1).sum()
+    def _shares(self, tok): return rarity_shares(words_in(tok, len(self.word_idf), self.first_word), self.word_idf)
 
 # %% ../../nbs/methods/07_word_head.ipynb #f00ca31b
 def rarity_in(

@@ -10,11 +10,13 @@ __all__ = ['combine_terms', 'GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'St
 # %% ../../nbs/training/30_learner.ipynb #2018124c
 import inspect,math,time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 import numpy as np, torch, fastai.callback.hook, fastai.callback.schedule
 from fastai.callback.core import (Callback, CancelBatchException, CancelFitException, CancelTrainException,
                                   TrainEvalCallback)
+from fastai.data.core import DataLoaders
 from fastai.learner import AvgSmoothLoss, Learner, Metric, Recorder, cloudpickle
 from fastai.optimizer import OptimWrapper
 from fastai.torch_core import find_bs
@@ -50,13 +52,13 @@ class GlobalMeanLoss:
                           # there are several processes; returns a sum and what it is a sum of, or
                           # {name: (weight, sum, count)}, with the same names on each process
         dist:Dist=Dist(), # The processes, whose gradients will be averaged
-    ): self.loss,self.dist,self.terms = loss,dist,{}
+    ): self.loss,self.dist,self.terms,self.weighted = loss,dist,{},{}
     def __repr__(self): return f'{getattr(self.loss, "__name__", self.loss)}, total / count'
     def __call__(self, out, batch):
         """The mean over the whole batch of all processes ()
 
-        Keeps `total`, `count`, and over all processes `whole_total`, `whole` (the count), `samples` and `terms`:
-        name -> total and count (2,)
+        Keeps `total`, `count`, and over all processes `whole_total`, `whole` (the count), `samples`, `terms`: name ->
+        total and count (2,), and `weighted`: name -> total times weight ()
         """
         total,count = self.counted(out, batch)
         count = torch.as_tensor(count, device=total.device).detach().float()
@@ -71,8 +73,9 @@ class GlobalMeanLoss:
         "The loss, its terms combined"
         alone = self.dist.world_size == 1 or not _takes_dist(self.loss)
         got = self.loss(out, batch) if alone else self.loss(out, batch, dist=self.dist)
-        self.terms = {}
+        self.terms,self.weighted = {},{}
         if isinstance(got, dict):
+            self.weighted = {k: (w*t).detach().double() for k,(w,t,_) in got.items()}
             self.terms = {k: torch.stack([t.detach().double(), torch.as_tensor(n, device=t.device).double()])
                           for k,(_,t,n) in got.items()}
             got = combine_terms(got, self.dist, batch.get('counts') if isinstance(batch, dict) else None)
@@ -93,29 +96,33 @@ def rows(self:GlobalMeanLoss)->torch.Tensor:
 def _sum(self:GlobalMeanLoss, samples):
     "Total, count, samples and terms over all processes, in one exchange"
     own = torch.stack([self.total.double(), self.count.double(), self.total.new_tensor(samples).double(),
-                       self.total.new_tensor(self.flag).double()])
-    (total,count,samples,self.flagged),*terms = self.dist.sum(torch.cat([own, *self.terms.values()])).split(
-        [4]+[2]*len(self.terms))
-    self.terms = dict(zip(self.terms, terms))
+                       self.total.new_tensor(self.flag).double(), *self.weighted.values()])
+    n = len(self.terms)
+    (total,count,samples,self.flagged,*weighted),*terms = self.dist.sum(torch.cat([own, *self.terms.values()])).split(
+        [4+n]+[2]*n)
+    self.weighted,self.terms = dict(zip(self.weighted, weighted)),dict(zip(self.terms, terms))
     return total,count.float(),samples
 
 # %% ../../nbs/training/30_learner.ipynb #9a0a0a97
 class CountedMean(Metric):
     """The loss over a whole epoch: all totals divided by all counts
 
-    Of a loss of several terms, totals are those of batches; what each term comes to over the epoch, `terms` says.
+    Of a loss of several terms it is the weighted sum of what each comes to over the epoch, which `terms` says.
     """
     name = 'loss'
-    def reset(self)->None: self.sums,self.names = 0.,[]
+    def reset(self)->None: self.sums,self.weighted,self.names = 0.,0.,[]
     def accumulate(self, learn:Learner)->None:
         "Add the batch that `learn` has just done"
-        self.sums,self.names = self.sums + learn.loss_func.rows,list(learn.loss_func.terms)
+        l = learn.loss_func
+        self.sums,self.names = self.sums + l.rows,list(l.terms)
+        if self.names: self.weighted = self.weighted + torch.stack(list(l.weighted.values()))
     @property
     def value(self)->torch.Tensor:
         "Total / count, `None` if nothing was counted"
         if not isinstance(self.sums, torch.Tensor): return None
-        total,count = self.sums[0]
-        return total/count if count > 0 else None
+        totals,counts = (self.weighted,self.sums[1:,1]) if self.names else self.sums[:1].unbind(1)
+        some = counts > 0
+        return (totals[some]/counts[some]).sum() if some.any() else None
     @property
     def terms(self)->dict:
         "Name -> total / count of each term, where something was counted"
@@ -157,8 +164,8 @@ class StatefulCallback(BaseCallback):
 class GradientAccumulation(StatefulCallback):
     """One step of the optimiser for `n` batches, as if they were one
 
-    Of a loss of several terms, all are weighted by the count of the term that has the most; where these counts are not
-    in proportion from part to part, the loader has to count first, see `MicroBatchLoader`.
+    Of a loss of several terms, each is a mean over the whole window if the loader has counted first, as
+    `MicroBatchLoader` does; else all are weighted by the count of the term that has the most.
     """
     name = 'accumulate'
     order,run_valid,_keep = 6,False,('micro','opening','counts')
@@ -189,8 +196,9 @@ class MicroBatchLoader:
     def __init__(self,
         dl,    # The loader; each of its batches has at least `n` rows, of all processes together
         n:int, # Parts of a batch
-        counts:Callable=None, # (whole batch) -> {name of a term: its count}, for a loss of several terms: each becomes
-                              # a mean over the whole batch, however its samples are spread over the parts
+        counts:Callable=None, # (part) -> {name of a term: its count}, or None where that is not known before the step;
+                              # for a loss of several terms: each becomes a mean over the whole batch, however its
+                              # samples are spread over the parts
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
         self.dl,self.parts,self.counts,self.skip = dl,int(n),counts,0
@@ -214,11 +222,16 @@ class MicroBatchLoader:
                 raise ValueError(f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or '
                                  f'change the batch size')
             cut = {k: v.tensor_split(self.parts) for k,v in b.items()}
-            more = dict(counts=self.counts(b)) if self.counts is not None and self.parts > 1 else {}
-            for i in range(skip, self.parts):
-                part = {k: v[i] for k,v in cut.items()} | more
+            parts = [{k: v[i] for k,v in cut.items()} for i in range(self.parts)]
+            more = self._counted(parts)
+            for part in parts[skip:]:
+                part = part | more
                 yield part,part
             skip = 0
+    def _counted(self, parts):
+        "What each part is told of the whole batch"
+        each = [self.counts(p) for p in parts] if self.counts is not None and self.parts > 1 else [None]
+        return dict(counts={k: sum(c[k] for c in each) for k in each[0]}) if each[0] is not None else {}
 
 # %% ../../nbs/training/30_learner.ipynb #64cee440
 def _of_height(sums, rows): return torch.nn.functional.pad(sums, (0,0,0,rows-len(sums)))
@@ -463,6 +476,13 @@ def _recorder():
     rec.loss,rec.smooth_loss = CountedMean(),_Smooth()
     return rec
 
+def _counting(dls, model, counts):
+    "Loaders like `dls` that count the terms of the loss before a batch is handed out in parts"
+    train = dls.train
+    if counts is None or not isinstance(train, MicroBatchLoader): return dls
+    train = MicroBatchLoader(train.dl, train.parts, partial(counts, model))
+    return DataLoaders(train, *dls.loaders[1:], path=dls.path, device=dls.device)
+
 # %% ../../nbs/training/30_learner.ipynb #ff89a117
 def visual_only(
     model:torch.nn.Module # Has its backbone as `visual`, or has none
@@ -481,6 +501,7 @@ def learner(
     path:FilePath=None,                # Folder for fastai's temporary files; the cache by default
     dist:Dist=None,                    # This process among those that train together; `current_dist()` by default
     capabilities:callable=visual_only, # Model -> functions by name, see `vlrep.models.pretrained`
+    counts:Callable=None,              # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
 )->BatchLearner:
     "fastai's Learner for batches that are dicts and losses that count"
     device = getattr(dls, 'device', None)
@@ -488,8 +509,8 @@ def learner(
     dist = dist or current_dist()
     dist.check()
     for cb in cbs: getattr(cb, 'check', noop)(model)
-    learn = BatchLearner(dls, model, GlobalMeanLoss(loss, dist), opt_func=_Wrapped(opt=opt),
-                         metrics=list(metrics),
+    learn = BatchLearner(_counting(dls, model, counts), model, GlobalMeanLoss(loss, dist),
+                         opt_func=_Wrapped(opt=opt), metrics=list(metrics),
                          lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
                          cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs])
     learn.logger,learn.capabilities,learn.dist = noop,capabilities,dist

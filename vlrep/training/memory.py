@@ -48,8 +48,8 @@ def peak_bytes(
 class EMA(StatefulCallback):
     """Keep an exponential moving average of the weights; validate it, and have it in the model when an epoch is saved
 
-    `averages` are of the parameters and BatchNorm's statistics; `raw`, while the averages are in the model, are the
-    weights that are trained.
+    `averages` are of the parameters and BatchNorm's statistics; the model gets a mixture of these and the latest ones,
+    see `shown`. `raw`, while the averages are in the model, are the weights that are trained.
     """
     name = 'ema'
     order,run_valid,_keep = 15,True,('averages','raw','updates')
@@ -58,11 +58,16 @@ class EMA(StatefulCallback):
     ):
         if not 0 < decay < 1: raise ValueError(f'ema={decay}: the decay must lie between 0 and 1')
         self.decay,self.averages,self.raw,self.updates,self.left_out = decay,None,None,0,False
+    def parameters(self)->list: return [p.detach() for p in self.model.parameters() if p.requires_grad]
+    def statistics(self)->list:
+        "BatchNorm's running means and variances, outside of momentum encoders, each with its layer's momentum"
+        slow = {id(m) for s in self.model.modules() if hasattr(s, 'mirror') for m in s.modules()}   # `MomentumEncoder`
+        norms = [m for m in self.model.modules()
+                 if isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in slow]
+        return [(b, m.momentum) for m in norms for b in m.buffers(recurse=False) if b.is_floating_point()]
     def tensors(self)->list:
         "What is averaged, as it is in the model"
-        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        stats = [b for m in norms for b in m.buffers(recurse=False) if b.is_floating_point()]
-        return [p.detach() for p in self.model.parameters() if p.requires_grad]+stats
+        return self.parameters() + [b for b,_ in self.statistics()]
     def load_state_dict(self, state:dict)->None:
         "Go on from what was saved; a `ValueError` if it is of another model"
         here = [tuple(t.shape) for t in self.tensors()]
@@ -73,13 +78,30 @@ class EMA(StatefulCallback):
 
 # %% ../../nbs/training/37_memory.ipynb #37a0000b
 @patch
+def rate(self:EMA)->float:
+    "How much of the average the next step will leave"
+    return min(self.decay, (1+self.updates)/(10+self.updates))
+
+@patch
+@torch.no_grad()
+def shown(self:EMA,
+    now:list # The trained weights, as `tensors` gives them
+)->list:
+    "What the model gets: averaged parameters, and statistics that are on average as old as these"
+    n,d = len(self.parameters()),self.rate()
+    def mixed(latest, average, momentum):
+        if momentum is None: return latest                              # a mean over all batches there were
+        return latest.lerp(average, max(0., 1-(1/momentum-1)*(1/d-1)))
+    return self.averages[:n] + [mixed(x, a, m) for x,a,(_,m) in zip(now[n:], self.averages[n:], self.statistics())]
+
+@patch
 @torch.no_grad()
 def show_averages(self:EMA)->None:
     "Put the averages into the model"
     if self.averages is None or self.raw is not None: return
     now = self.tensors()
     self.raw = [t.clone() for t in now]
-    torch._foreach_copy_(now, self.averages)
+    torch._foreach_copy_(now, self.shown(self.raw))
 
 @patch
 @torch.no_grad()
@@ -98,7 +120,7 @@ def before_fit(self:EMA)->None:
     now = self.tensors()
     self.averages = [a.to(t.device) for a,t in zip(self.averages, now)]
     if self.raw is None: return
-    if all(torch.equal(a, t) for a,t in zip(self.averages, now)): self.hide_averages()
+    if all(torch.equal(a, t) for a,t in zip(self.averages, self.parameters())): self.hide_averages()
     else: self.averages,self.raw,self.updates = None,None,0
 
 @patch
@@ -129,8 +151,7 @@ def after_step(self:EMA)->None:
     if self.averages is None:
         self.averages = [t.clone() for t in now]
         return
-    d = min(self.decay, (1+self.updates)/(10+self.updates))
-    torch._foreach_lerp_(self.averages, now, 1-d)
+    torch._foreach_lerp_(self.averages, now, 1-self.rate())
     self.updates += 1
 
 # %% ../../nbs/training/37_memory.ipynb #37a00013

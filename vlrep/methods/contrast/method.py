@@ -109,6 +109,11 @@ def _model(r, visual, dl):
         model.add_word_head(rare, r.word_weight, first)
     return model
 
+def _counts(model, batch):
+    "What `_terms` will count"
+    words = dict(words=model.captions_named(batch['tok'])) if model.word_weight else {}
+    return dict(contrast=len(batch['img']), **words)
+
 def contrast_learner(
     recipe:ContrastRecipe, # All numbers
     dls:'DataLoaders',     # From `loaders`; its tokenizer is `dls.train.tok`
@@ -130,4 +135,5 @@ def contrast_learner(
     opt = sgd(param_groups(model, groups, r.wd), r.momentum, 0)
     return learner(dls, model, partial(_terms, words=bool(r.word_weight), local_loss=r.local_loss), opt,
                    cbs=[*recipe_rules(r, seed, precision), *cbs],
-                   capabilities=lambda m: dict(backbone=m.visual, embed_image=m.embed_image, embed_text=m.embed_text))
+                   capabilities=lambda m: dict(backbone=m.visual, embed_image=m.embed_image, embed_text=m.embed_text),
+                   counts=_counts)

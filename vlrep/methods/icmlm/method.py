@@ -36,6 +36,10 @@ def _terms(
     return dict(word=(1., (weight*word).sum(), weight.sum()),
                 tags=(out['target_tag_weight'][:1].sum(), tags.sum(), real.sum()))
 
+def _samples(model, batch):
+    "What `_terms` will count"
+    return dict(word=batch['weight'].sum(), tags=(batch['concepts'] > 0).any(1).sum())
+
 def icmlm_loss(
     out:dict,         # As the model gives it
     batch:dict,       # Not used
@@ -96,4 +100,5 @@ def icmlm_learner(
     groups = param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd)
     wait = [FrozenStart(round(r.frozen_start*r.steps))] if r.frozen_start else []
     return learner(dls, model, _terms, concept_optimizer(r, groups),
-                   cbs=[*concept_rules(r, seed, precision), *wait, *cbs], capabilities=icmlm_capabilities)
+                   cbs=[*concept_rules(r, seed, precision), *wait, *cbs], capabilities=icmlm_capabilities,
+                   counts=_samples)

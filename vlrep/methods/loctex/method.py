@@ -17,7 +17,7 @@ from ...losses.contrastive import info_nce
 from ...losses.localization import attention_maps, localisation_loss
 from ...models.text_encoder import mean_words, TextEncoder
 from ...models.backbones import make_backbone
-from ...training.distributed import Dist
+from ...training.distributed import current_dist, Dist
 from ...training.optim import param_groups, sgd
 from ...training.learner import BatchLearner, combine_terms, learner
 from ...training.callbacks import recipe_rules
@@ -140,6 +140,23 @@ def _paired(own, group, include_positive, dist):
     alone = not include_positive and (n%group if group else n) == 1                    # the last one of all
     return own - (alone and own > 0 and not any(sizes[dist.rank+1:])), n - alone
 
+@torch.no_grad()
+def _sides(model, img):
+    "Sides of the model's grids for images like these, from a black one that leaves no trace in it"
+    modes = [(m, m.training) for m in model.visual.modules()]
+    try: return [tuple(g.shape[2:]) for g in model.visual.eval().scales(img.new_zeros(1, *img.shape[1:]), model.n)]
+    finally:
+        for m,mode in modes: m.training = mode
+
+def _counts(model, batch, known, *, group, include_positive):
+    "What `_terms` will count; `known`: sides of the grids, by shape of an image"
+    out,img = {},batch['img']
+    if hasattr(model, 'whole_v'): out['contrast'] = _paired(len(img), group, include_positive, current_dist())[0]
+    if not hasattr(model, 'place_v'): return out
+    if img.shape[1:] not in known: known[img.shape[1:]] = _sides(model, img)
+    masks = model.masks(batch, known[img.shape[1:]])
+    return out | {f'localise{k}': m.flatten(1).any(1).sum() for k,m in enumerate(masks)}
+
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbec
 def _terms(
     out:dict,          # As `LocTexModel` gives it
@@ -227,4 +244,5 @@ def loctex_learner(
                    include_positive=r.include_positive, temperature=r.temperature, direction=r.direction,
                    local_loss=r.local_loss)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
-                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend, **_embeds(m)})
+                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend, **_embeds(m)},
+                   counts=partial(_counts, known={}, group=r.group, include_positive=r.include_positive))

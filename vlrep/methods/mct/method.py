@@ -12,7 +12,7 @@ from fastai.data.core import DataLoaders
 from torch import nn
 from ...core.seeding import *
 from ...data.transforms import EvalTransform, TrainTransform
-from ...losses.queue import queue_hinge, queue_nce, tag_nce
+from ...losses.queue import queue_hinge, queue_nce, shared_tags, tag_nce
 from ...models.backbones import make_backbone
 from ...models.bert import make_bert, small_config
 from ...models.text_encoder import TextEncoder
@@ -62,6 +62,17 @@ def mct_loss(
 )->tuple:             # Total (), images ()
     "The losses, each a mean over the images that it is about, added with their weights (MCT eq. 12)"
     return combine_terms(_terms(out, batch, **kw), dist)
+
+@torch.no_grad()
+def _counts(model, batch, own):
+    "What `_terms` will count; `own`: `own_answer`. The queue stays the same for all parts of a step"
+    told = batch['told'].sum() if 'told' in batch else len(batch['img'])
+    out = dict(ii=len(batch['img']), cc=told, ic=told, ci=told)
+    if 'tag' not in model.compared: return out
+    tags,q = batch[model.tags] > 0,model.queue
+    counted = tags.any(1)
+    if not own: counted = counted & (shared_tags(tags, q.marks[:,1:], *model.answers) & q.active).any(1)
+    return out | dict(tag=counted.sum())
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #566fd984
 def _two_views(r, dls):
@@ -140,4 +151,4 @@ def mct_learner(
     loss = partial(_terms, **{k: getattr(r, k) for k in ('ii','tag','cc','ic','ci','inter_loss','margin',
                                                            'temperature','own_answer')}, reduction=r.hinge_reduction)
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), EMAUpdate(), EnqueueKeys(), *cbs],
-                   capabilities=_capabilities)
+                   capabilities=_capabilities, counts=partial(_counts, own=r.own_answer))

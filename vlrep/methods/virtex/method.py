@@ -51,6 +51,11 @@ def _terms(
     total,n = _answers(out)
     return dict(captions=(1., total, n), words=word_term(out, total))
 
+def _counts(model, batch):
+    "What `_terms` will count; which words `masked_lm` hides is drawn in the step itself, and cannot be known before"
+    if not isinstance(model, VirTexModel): return None
+    return dict(captions=model.asked(batch['tok'], batch['lens']).sum(), words=model.captions_named(batch['tok']))
+
 # %% ../../../nbs/methods/virtex/30_method.ipynb #d5c3423a
 _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
 
@@ -101,4 +106,5 @@ def virtex_learner(
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
               r.lookahead_k, r.lookahead_alpha)
     return learner(dls, model, _terms if r.word_weight else virtex_loss, opt,
-                   cbs=[*recipe_rules(r, seed, precision), *cbs], capabilities=virtex_capabilities)
+                   cbs=[*recipe_rules(r, seed, precision), *cbs], capabilities=virtex_capabilities,
+                   counts=_counts if r.word_weight else None)
