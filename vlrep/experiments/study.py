@@ -28,7 +28,6 @@ SCORES = dict(table=('objects','seen objects','unseen objects','color','setting'
               where=('pointing','overlap','pointing, shifted','overlap, shifted'),
               masked_words=('masked word','masked word, five guesses'), # What scenes are asked, by table
               zeroshot=('unseen, of all','unseen, of unseen','seen, of all','harmonic mean'))
-
 MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True)) # How a task is learned -> fields of the plan
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ class Contrast:
     b:str                                 # Another one; chance; or a backbone in the table of `a`, as @random
     question:str='objects'                # One of `SCORES[table]`; of the tables of `TASK_TABLES` a task
     table:Choice('table','where','masked_words','zeroshot','full','frozen','blind','drift',
-                 'pretraining')='table'   # Linear probes, where a model looks, which words it guesses, classes by their
-                                          # attributes, tasks after fine-tuning, how far it moved weights, or held-out loss
+                 'pretraining')='table' # Linear probes, where a model looks, which words it guesses, classes by their
+                                        # attributes, tasks after fine-tuning, how far it moved weights, held-out loss
     sign:Choice(1, -1)=1                  # -1: `b` is said to be ahead
     size:Float(0, 100)=0.                 # By how many points in the paper; 0: it gives no number
     margin:Float(0, 100)=0.               # Differences within it are of no interest; 0: the study's
