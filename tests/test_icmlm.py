@@ -261,14 +261,14 @@ def test_it_is_not_saved_again(data, folder):
 # ---------------------------------------------------------------- VGG16, as in the main text of the paper
 
 def test_vgg16(data, folder):
-    "RotNet, tag prediction and ICMLM after one another, with the paper's recipes but for sizes: all of VGG16 learns"
+    "RotNet, tag prediction, ICMLM in turn, recipes of the paper but for sizes: all of VGG16 learns, and waits"
     visual = named_backbone('torchvision/vgg16', seed=0)
     def learned(method, name, **changes):
         "Which weights of VGG16 a step changes, for two steps"
         m = METHODS[method]
-        r = check_fields(replace(m.recipes[name], **{**dict(size=64, bs=2, steps=4), **changes}))
+        r = check_fields(replace(m.recipes[name], **{**dict(size=32, bs=2, steps=4), **changes}))
         tok = m.train_tokenizer(r, data[0])
-        dls = loaders(*data, collate=m.collator(r, tok), size=64, bs=2, device='cpu')
+        dls = loaders(*data, collate=m.collator(r, tok), size=32, bs=2, device='cpu')
         learn, moved = m.learner(r, dls, visual=visual, precision='fp32'), []
         assert type(learn.opt.opt).__name__ == 'RAdam' and learn.model.visual is visual
         for n in (1, 2):
@@ -283,7 +283,6 @@ def test_vgg16(data, folder):
     assert learned('tag_prediction', 'tp_postag_vgg16', **few)[1] == {True}
     # att-fc waits for a quarter of the steps, weight decay and all
     assert learned('icmlm', 'icmlm_attfc_vgg16', bert=str(folder), **few) == [{False}, {True}]
-    assert learned('icmlm', 'icmlm_tfm_vgg16', bert=str(folder), **few) == [{True}, {True}]
 
 # ---------------------------------------------------------------- what is refused, in one line, before any training
 

@@ -29,7 +29,6 @@ SCORES = dict(table=('objects','seen objects','unseen objects','color','setting'
               where=('pointing','overlap','pointing, shifted','overlap, shifted'),
               masked_words=('masked word','masked word, five guesses'), # What scenes are asked, by table
               zeroshot=('unseen, of all','unseen, of unseen','seen, of all','harmonic mean'))
-
 MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True)) # How a task is learned -> fields of the plan
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class ZeroShotBenchmark:
         test = np.flatnonzero(self.unseen[self.label])
         return dict(train=np.sort(train), held=np.sort(held), test=test)
 
+# %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #d5171ef7
 def unit_rows(
     a:np.ndarray, # Vectors (k,d)
     about:str,    # A file, for messages

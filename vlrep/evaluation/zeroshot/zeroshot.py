@@ -56,8 +56,8 @@ def zeroshot_hits(
     seeds:int=5,               # Maps that are learned (ICMLM: 5)
     seed:int=0,                # The first of them
     **kw,                      # For `fit_attributes`
-)->dict:                       # `rows` of held-out and test images (m,); `all`: share of the maps that name the right one
-                               # of all classes, `unseen`: one of the unseen (m,), 0 for images of seen classes
+)->dict:                       # `rows` of held-out and test images (m,); the share of the maps that name the right one
+                               # of all classes, `all`, or of the unseen ones, `unseen` (m,); 0 for images of seen ones
     "Which images are named rightly; those of training are not asked about"
     parts,dev = bench.parts(),x.device
     x,label,A = unit_features(x),torch.from_numpy(bench.label).to(dev),torch.from_numpy(bench.attributes).to(dev)
@@ -73,6 +73,7 @@ def zeroshot_hits(
         right['unseen'] += (unseen[f[:,unseen].argmax(1)] == label[rows]).cpu()/seeds
     return dict(rows=rows, **{k: v.double().numpy() for k,v in right.items()})
 
+# %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #0607e32f
 def zeroshot_rows(
     hits:dict,               # From `zeroshot_hits`
     bench:ZeroShotBenchmark, # As there
@@ -114,12 +115,12 @@ def _opened(benchmark, root, size, n):
         raise ValueError(f'--root is missing: for --benchmark {benchmark} the folder {folder}')
     return dict(cub=read_cub, awa2=read_awa2)[benchmark](root, 2*size)
 
-def _compare(nets, bench, size, average, seed, keep=0):
+def _compare(nets, bench, size, seed, **kw):
     "Rows of several backbones"
     out = []
     for who,net in nets.items():
         hits = zeroshot_hits(features(net, bench.images, size)['grid2'], bench, seed=seed)
-        out += zeroshot_rows(hits, bench, who, average, seed=seed, keep=keep)
+        out += zeroshot_rows(hits, bench, who, seed=seed, **kw)
     return out
 
 def ask_zeroshot(
@@ -132,13 +133,15 @@ def ask_zeroshot(
     bench = _opened(benchmark, context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500)
     sizes = {k: len(v) for k,v in bench.parts().items()}
     context.log(f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
-                f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} images to learn from, {sizes["held"]:,} of '
-                f'seen and {sizes["test"]:,} of unseen classes')
+                f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} images to learn from, '
+                f'{sizes["held"]:,} of seen and {sizes["test"]:,} of unseen classes')
     train = bench.images.subset(bench.parts()['train'])
     random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
     random = bn_statistics(random, train, m.view.size)
-    return _compare({info['method']: m.backbone, 'random': random}, bench, m.view.size, average, info['seed'])
+    return _compare({info['method']: m.backbone, 'random': random}, bench, m.view.size, info['seed'],
+                    average=average)
 
+# %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #495882f7
 def measure_zeroshot(
     context:EvaluationContext, # Right after a training on the world
 )->tuple:                      # Numbers: `zeroshot`, none unless the options ask for it; no samples
@@ -148,7 +151,7 @@ def measure_zeroshot(
     with context.stages('zero-shot'):
         bench = world_zeroshot(options.zeroshot, context.recipe.size)
         nets = {info['method']: context.model.backbone, **context.baselines()}
-        rows = mark_warned(_compare(nets, bench, context.recipe.size, 'images', info['seed'], options.draws),
+        rows = mark_warned(_compare(nets, bench, context.recipe.size, info['seed'], keep=options.draws),
                            context.warnings)
     context.log(table_text(rows))
     return dict(zeroshot=rows),[]

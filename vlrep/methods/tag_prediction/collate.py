@@ -29,6 +29,7 @@ def _bert_vectors(dataset):
         return np.concatenate(out)
     return states
 
+# %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #0df34b6c
 _FITTED = []                                             # (what decides, the tags), the latest last
 _DECIDE = 'concepts vectors top_k parts tagger min_count min_tokens max_tokens'.split()
 
@@ -48,6 +49,7 @@ def _learned(recipe, dataset):
     vectors = _bert_vectors(dataset) if recipe.concepts == 'cluster' and recipe.vectors == 'bert' else None
     return recipe_targets(recipe, dataset, recipe.concepts, vectors)
 
+# %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #6e51d906
 def concept_collator(
     recipe:TagPredictionRecipe, # What the tags are made of
     tokenizer:object=None,      # None: no words are read
