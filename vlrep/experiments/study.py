@@ -490,7 +490,8 @@ def _check_contrast(study, c, at):
     if c.b[:1] != '@': _known(f'{at}.b', 'arm', c.b, [*names, 'chance'])
     if c.a == c.b: raise ValueError(f'{at}: a and b are both {c.a!r}')
     _check_question(study, c, at)
-    if c.table not in (*SCORES, *asked_scores()) and c.b not in names and c.b != 'chance' or c.table in ('drift','pretraining') \
+    scored = c.table in (*SCORES, *asked_scores())
+    if not scored and c.b not in names and c.b != 'chance' or c.table in ('drift','pretraining') \
             and c.b not in names: raise ValueError(f'{at}.b={c.b!r}: table={c.table!r} compares two arms')
     for name in (n for n in (c.a, c.b) if n in names):
         o = arm_recipe(study, study.arm(name))[1]
