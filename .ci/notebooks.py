@@ -33,11 +33,16 @@ def no_network():
     socket.socket.connect = local
 
 def preload():
-    "What most notebooks import: done once here, and every forked check starts with it"
+    "What most notebooks import, the library too: done once here, and every forked check starts with it"
     import torch, torchvision, fastai.basics, fastai.callback.all, matplotlib.pyplot, sklearn.linear_model
     import nbdev.showdoc
     import jinja2, sentencepiece, sklearn.svm, timm, torchvision.models.detection, tyro
+    import IPython.core.history, IPython.core.magics, IPython.core.oinspect, matplotlib_inline.backend_inline
     torch.set_num_threads(1)
+    sys.path.insert(0, str(ROOT))
+    try: import vlrep.all, vlrep.cli
+    except Exception: pass      # a notebook that imports what is broken says so, and only such a one fails
+    finally: sys.path.remove(str(ROOT))
 
 def check_stubs():
     "From now on the stubs of a chapter run, too, before their solutions: their checks must refuse them"
