@@ -7,6 +7,8 @@ os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS=
 
 import forked, pytest
 
+os.fsync = forked.no_sync
+
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     "A connection to another machine is an error"

@@ -7,7 +7,7 @@ __all__ = ['seed_of', 'rng', 'torch_rng', 'chances']
 
 # %% ../../nbs/core/00_seeding.ipynb #d971a4b2
 import hashlib
-import numpy as np, torch
+import numpy as np
 
 # %% ../../nbs/core/00_seeding.ipynb #3ea11b1a
 def _plain(k):
@@ -32,10 +32,11 @@ def rng(
 
 # %% ../../nbs/core/00_seeding.ipynb #e706abb8
 def torch_rng(
-    *key,                          # What the numbers are for
-    device:str|torch.device='cpu', # Where the numbers are drawn
-)->torch.Generator:                # A fresh PyTorch generator
+    *key,                            # What the numbers are for
+    device:'str|torch.device'='cpu', # Where the numbers are drawn
+)->'torch.Generator':                # A fresh PyTorch generator
     "PyTorch's generator for `key`: the same key, the same numbers"
+    import torch                     # here, so that processes which only draw scenes start without it
     return torch.Generator(device).manual_seed(seed_of(*key))
 
 # %% ../../nbs/core/00_seeding.ipynb #1c12f18f

@@ -11,7 +11,7 @@ import copy,mmap,warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-import numpy as np, torch
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from fastcore.basics import patch
 from ..core.files import *
@@ -321,6 +321,7 @@ class ArrayDataset(ImageTextDataset):
     )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`"
         idx = np.asarray(idx)
+        import torch                                  # here: processes that only draw scenes start without it
         img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0,3,1,2)
         return img,torch.full((len(idx),2), self.size) if self.hw is None else torch.as_tensor(self.hw[idx])
     def __getitem__(self, i:int)->Record:
@@ -399,6 +400,7 @@ class ImageFileDataset(ImageTextDataset):
         idx:np.ndarray|list|range # Rows (b,)
     )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`; a `DamagedImage` names a file that is damaged"
+        import torch
         got = [self._one(int(i)) for i in idx]
         img,hw = np.stack([a for a,_ in got]),np.array([hw for _,hw in got])
         return torch.from_numpy(img).permute(0,3,1,2),torch.tensor(hw)

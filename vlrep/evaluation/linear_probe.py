@@ -66,23 +66,93 @@ def _threads(x):
     finally: torch.set_num_threads(n)
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #3fc420d0
-def _minimise(loss, params, iters):
-    "L-BFGS on all of `params` together"
-    for p in params: p.requires_grad_()
-    opt = torch.optim.LBFGS(params, max_iter=iters, history_size=10, tolerance_grad=1e-5, tolerance_change=1e-9,
-                            line_search_fn='strong_wolfe')
-    live,seen = Live(),0
-    def closure():
-        nonlocal seen
-        opt.zero_grad()
-        l = loss()
-        l.backward()
-        seen += 1
-        live(seen, iters, f'fitting probes, step {seen} of about {iters} at the most')
-        return l
-    try: opt.step(closure)
+def _cubic(a, b, lo, hi):
+    "Where a cubic through two points (step, loss, slope, ...) with their slopes is least, between `lo` and `hi`"
+    (x,f,p,*_),(y,g,q,*_) = sorted((a,b), key=lambda o: o[0])
+    m = p+q-3*(f-g)/(x-y)
+    if m*m < p*q: return (lo+hi)/2
+    r = (m*m-p*q)**.5
+    return min(max(y-(y-x)*(q+r-m)/(q-p+2*r or 1e-30), lo), hi)
+
+def _line_search(at, begin, t, least, most=25):
+    """A step that meets the strong Wolfe conditions, as PyTorch's L-BFGS looks for it: (step, loss, slope, gradient)
+
+    `at` gives these four at a step; `begin` is what it would say of 0, and `t` the first step to try
+    """
+    _,f,slope,_ = old = begin
+    poor = lambda o: o[1] > f+1e-4*o[0]*slope
+    for i in range(most):
+        new = at(t)
+        flat = abs(new[2]) <= -.9*slope
+        if poor(new) or (i > 1 and new[1] >= old[1]) or (new[2] >= 0 and not flat): break
+        if flat: return new
+        t,old = _cubic(old, new, t+.01*(t-old[0]), 10*t),new
+    low,high = sorted((old,new), key=lambda o: o[1])
+    near = False                                # was the last step already close to an end?
+    for _ in range(most-1-i):
+        a,b = sorted((low[0],high[0]))
+        if b-a < least: break
+        t,edge = _cubic(low, high, a, b),.1*(b-a)
+        close = min(b-t, t-a) < edge
+        if close and (near or not a < t < b): t,close = (b-edge if b-t < t-a else a+edge),False
+        near,new = close,at(t)
+        if poor(new) or new[1] >= low[1]: low,high = sorted((low,new), key=lambda o: o[1])
+        else:
+            if abs(new[2]) <= -.9*slope: return new
+            low,high = new,(low if new[2]*(high[0]-low[0]) >= 0 else high)
+    return low
+
+# %% ../../nbs/evaluation/10_linear_probe.ipynb #6b523748
+class _Steps:
+    "The last `most` steps and the changes of the gradient along them, as rows of one matrix, and their dot products"
+    def __init__(self, n, most=10):
+        self.rows,self.dots,self.most,self.seen,self.unit = torch.empty(2*most, n),np.zeros((2*most,2*most)),most,0,1.
+    def add(self, s, y):
+        "A step `s` and the change `y` of the gradient, unless the curvature along it is no longer seen"
+        if float(s@y) <= 1e-10: return
+        i = 2*(self.seen%self.most)
+        self.rows[i],self.rows[i+1] = s,y
+        self.seen += 1
+        n = 2*min(self.seen, self.most)
+        self.dots[:n,i+1] = self.dots[i+1,:n] = (self.rows[:n]@y).numpy()    # two older steps never meet
+        self.unit = self.dots[i,i+1]/self.dots[i+1,i+1]
+    def direction(self, g):
+        "Minus the inverse of the curvature times the gradient `g`, as far as it is known"
+        n,D = 2*min(self.seen, self.most),self.dots
+        if not n: return -g
+        order = [2*(j%self.most) for j in range(self.seen-n//2, self.seen)]
+        p,c,a = (self.rows[:n]@g).double().numpy(),np.zeros(n),{}
+        for i in reversed(order):
+            a[i] = (p[i]+D[i,:n]@c)/D[i,i+1]
+            c[i+1] -= a[i]
+        c *= self.unit
+        for i in order: c[i] += a[i]-(self.unit*p[i+1]+D[i+1,:n]@c)/D[i,i+1]
+        return torch.addmv(g, self.rows[:n].T, torch.from_numpy(-c).to(g.dtype), beta=-self.unit)
+
+def _minimise(ask, x, iters):
+    "L-BFGS from `x` (n,); `ask` gives loss and gradient at a place"
+    f,g = ask(x)
+    known,live,seen = _Steps(len(x)),Live(),1
+    def at(t):
+        f,g = ask(x+t*d)
+        return t,f,float(g@d),g
+    try:
+        for i in range(iters):
+            if g.abs().max() <= 1e-5 or seen >= iters*5//4: break
+            d = known.direction(g)
+            if not (slope := float(g@d)) < -1e-9: break
+            first = min(1., 1/float(g.abs().sum())) if i == 0 else 1.
+            asked = []
+            t,new,_,h = _line_search(lambda t: asked.append(t) or at(t), (0.,f,slope,g), first,
+                                     1e-9/float(d.abs().max()))
+            seen += len(asked)
+            live(seen, iters, f'fitting probes, step {seen} of about {iters} at the most')
+            step,change,f = t*d,abs(new-f),new
+            if i and (change < 1e-9 or step.abs().max() <= 1e-9): return x+step
+            known.add(step, h-g)
+            x,g = x+step,h
     finally: live.clear()
-    for p in params: p.requires_grad_(False)
+    return x
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #ceec1fb1
 def fit_linear(
@@ -99,20 +169,34 @@ def fit_linear(
     t = y.float() if many else F.one_hot(y.long(), classes or -1).float()
     with _threads(x): return _fit_linear(x, t, many, tuple(l2s), iters)
 
+def _linear_loss(z, t, scale, l2, *, many):
+    "Loss and gradient as a function of `u` (k,m,r) and intercepts (k,m), all in one row; `scale` (m,r), `l2` (m,1)"
+    (n,r),m,k,zt = z.shape,len(l2),t.shape[1],z.T.contiguous()
+    yes,shares = (t.T@z/n)[:,None],t.mean(0)[:,None]
+    def ask(x):
+        u,b,out = x[:k*m*r].view(k,m,r),x[k*m*r:].view(k,m),torch.empty_like(x)
+        w = scale*u
+        s = torch.addmm(b.view(-1,1), w.flatten(0, 1), zt)
+        if many: l = s.relu().sum() + s.abs().neg_().exp_().log1p_().sum()
+        else: l = s.view(k,m*n).logsumexp(0).sum()
+        loss = float(l)/n - float((w*yes).sum()) - float((b*shares).sum()) + float((l2*w*w).sum())/2
+        p = s.sigmoid_() if many else s.view(k,-1).softmax(0).view(k*m,n)
+        g = (p@z).view(k,m,r).div_(n).sub_(yes).add_(w.mul_(l2))
+        torch.mul(g, scale, out=out[:k*m*r].view(k,m,r))
+        out[k*m*r:] = (p.mean(1).view(k,m)-shares).flatten()
+        return loss,out
+    return ask
+
 def _fit_linear(x, t, many, l2s, iters):
     mean,std,z,v,e = _rotate(x)
-    n,l2 = len(z),torch.tensor(l2s)[:,None,None]
-    scale = ((.25 if many else .5)*e[:,None] + l2).rsqrt()                        # (m,r,1)
+    n,r,m,k = *z.shape,len(l2s),t.shape[1]
+    l2 = torch.tensor(l2s, dtype=torch.float32)[:,None]
+    scale = ((.25 if many else .5)*e + l2).rsqrt()                                # (m,r)
     p = t.mean(0).clamp(.5/n, 1-.5/n)
-    b = (p.logit() if many else p.log()).repeat(len(l2s),1,1)
-    u = torch.zeros(len(l2s), z.shape[1], t.shape[1])
-    def loss():
-        w = scale*u
-        s = z@w + b
-        l = F.softplus(s) - s*t if many else -s.log_softmax(-1)*t
-        return l.sum()/n + (l2*w**2).sum()/2
-    _minimise(loss, [u,b], iters)
-    return Probe(mean, std, v@(scale*u), b[:,0], l2s)
+    start = torch.cat([torch.zeros(k*m*r), (p.logit() if many else p.log()).repeat_interleave(m)])
+    got = _minimise(_linear_loss(z, t, scale, l2, many=many), start, iters)
+    w = (scale*got[:k*m*r].view(k,m,r))@v.T
+    return Probe(mean, std, w.permute(1,2,0).contiguous(), got[k*m*r:].view(k,m).T.contiguous(), l2s)
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #0977ac32
 def best_strength(
@@ -142,24 +226,41 @@ def fit_named(
     if not q: raise ValueError('no name is asked for in any training row: every answer is -1')
     with _threads(x): return _fit_named(x, y, q, k, m, classes=classes, l2s=tuple(l2s), iters=iters)
 
+def _named_loss(zk, t, s0, s1, l0, *, l1):
+    """Loss and gradient as a function of common weights (c,m,r), own ones (k,c,m,r) and intercepts (k,c,m), in one row
+
+    Features `zk` (k,most,r), answers `t` (k,c,1,most), 0 where nothing is asked
+    """
+    (k,most,r),m,c,on,q,zt = zk.shape,len(l0),t.shape[1],t.sum(1, keepdim=True),t.sum(),zk.mT.contiguous()
+    sizes,shapes = [c*m*r, k*c*m*r, k*c*m],[(c,m,r),(k,c,m,r),(k,c,m)]
+    def ask(x):
+        out = torch.empty_like(x)
+        (u0,u1,b),(g0,g1,gb) = ([v.view(s) for v,s in zip(o.split(sizes), shapes)] for o in (x,out))
+        w0,w1 = s0*u0,s1*u1
+        s = torch.baddbmm(b.view(k,-1,1), (w0+w1).flatten(1, 2), zt).view(k,c,m,most).log_softmax(1)
+        loss = -float((s*t).sum()/q) + float((l0*w0*w0).sum())/2 + float((l1*w1*w1).sum())/(2*k)
+        p = s.exp_().mul_(on).sub_(t).div_(q)
+        torch.sum(p, -1, out=gb)
+        gw = (p.flatten(1, 2)@zk).view(k,c,m,r)
+        torch.mul(gw.sum(0).add_(w0.mul_(l0)), s0, out=g0)
+        torch.mul(gw.add_(w1.mul_(l1/k)), s1, out=g1)
+        return loss,out
+    return ask
+
 def _fit_named(x, y, q, k, m, *, classes, l2s, iters):
     mean,std,z,v,e = _rotate(x)
     r = z.shape[1]
     asks = [(y[:,j] >= 0).nonzero()[:,0] for j in range(k)]
     most = max(map(len, asks))
     zk = torch.stack([F.pad(z[a], (0,0,0,most-len(a))) for a in asks])                                      # (k,most,r)
-    t = torch.stack([F.pad(F.one_hot(y[a,j], classes), (0,0,0,most-len(a))) for j,a in enumerate(asks)]).float()
-    l0,l1 = (torch.tensor(l).float().view(-1,1,1) for l in zip(*l2s))
-    # (m,r,1), (m,1,r,1)
-    s0,s1 = (.5*e[:,None]+l0).rsqrt(),(k**.5*(.5*e[:,None]+l1).rsqrt())[:,None]
-    usual = t.sum(1)+1
-    b = (usual/usual.sum(1, keepdim=True)).log().repeat(m,1,1)  # (m,k,classes)
-    u0,u1 = torch.zeros(m,r,classes),torch.zeros(m,k,r,classes)
-    def loss():
-        w0,w1 = s0*u0,s1*u1
-        w = (w0[:,None]+w1).permute(1,2,0,3)  # (k,r,m,classes)
-        # (k,most,m,classes)
-        s = (zk@w.flatten(2)).unflatten(2, (m,classes)) + b.transpose(0,1)[:,None]
-        return -(s.log_softmax(-1)*t[:,:,None]).sum()/q + (l0*w0**2).sum()/2 + (l1[:,None]*w1**2).sum()/(2*k)
-    _minimise(loss, [u0,u1,b], iters)
-    return Probe(mean, std, (v@(s0[:,None]*u0[:,None] + s1*u1)).permute(0,2,1,3), b, l2s)
+    t = torch.stack([F.pad(F.one_hot(y[a,j], classes).T, (0,most-len(a))) for j,a in enumerate(asks)]).float()
+    l0,l1 = (torch.tensor(l).float()[:,None] for l in zip(*l2s))                                            # (m,1)
+    s0,s1 = (.5*e+l0).rsqrt(),k**.5*(.5*e+l1).rsqrt()                                                       # (m,r)
+    usual = t.sum(2)+1
+    b = (usual/usual.sum(1, keepdim=True)).log()[...,None].repeat(1,1,m)                                    # (k,c,m)
+    n0,n1 = classes*m*r,k*classes*m*r
+    start = torch.cat([torch.zeros(n0+n1), b.flatten()])
+    got = _minimise(_named_loss(zk, t[:,:,None], s0, s1, l0, l1=l1), start, iters)
+    w = s0*got[:n0].view(classes,m,r) + s1*got[n0:n0+n1].view(k,classes,m,r)
+    w,b = (w@v.T).permute(2,3,0,1),got[n0+n1:].view(k,classes,m).permute(2,0,1)
+    return Probe(mean, std, w.contiguous(), b.contiguous(), l2s)
