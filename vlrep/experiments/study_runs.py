@@ -394,15 +394,7 @@ def _round(folder, r, steps, *, values, jobs, log):
         log(f'   {study.tune.score} of validation scenes: {got["score"]}' + f' ({got["error"] or got["unstable"]})'
             * bool(got['error'] or got['unstable']))
 
-# %% ../../nbs/experiments/87_study_runs.ipynb #06bd45a9
-def _choose(folder, arm, best):
-    "Note the best trial of an arm; a `ValueError` if another one was chosen before, with which runs may have been made"
-    had = folder.find(kind='choice', arm=arm.name)
-    if not had: folder.add(kind='choice', arm=arm.name, **{k: best[k] for k in ('trial','values','score')})
-    elif had[0]['values'] != best['values']:
-        raise ValueError(f'{folder.path/"study.jsonl"}: arms[{arm.name}]: {had[0]["values"]} was chosen from other '
-                         f'trials, now {best["values"]} is best: choose another --out')
-
+# %% ../../nbs/experiments/87_study_runs.ipynb #834bbe42
 def _no_writer(folder, arm, seed):
     "Why no run of a seed has written captions for an arm: its writer diverged; or nothing"
     w = folder.study.writer(arm)
@@ -423,6 +415,15 @@ def _tunable(folder, arms):
         if not error: keep.append(a)
         for seed in study.seeds*bool(error): _without(folder, a, seed, values={}, error=f'not tuned: {error}')
     return keep
+
+# %% ../../nbs/experiments/87_study_runs.ipynb #06bd45a9
+def _choose(folder, arm, best):
+    "Note the best trial of an arm; a `ValueError` if another one was chosen before, with which runs may have been made"
+    had = folder.find(kind='choice', arm=arm.name)
+    if not had: folder.add(kind='choice', arm=arm.name, **{k: best[k] for k in ('trial','values','score')})
+    elif had[0]['values'] != best['values']:
+        raise ValueError(f'{folder.path/"study.jsonl"}: arms[{arm.name}]: {had[0]["values"]} was chosen from other '
+                         f'trials, now {best["values"]} is best: choose another --out')
 
 def tune_arms(
     folder:StudyFolder, # Of the study
