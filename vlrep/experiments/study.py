@@ -296,8 +296,16 @@ def shorter(
     return replace(recipe, steps=steps, warmup=min(round(recipe.warmup*steps/recipe.steps), steps-1))
 
 # %% ../../nbs/experiments/82_study.ipynb #b5543d6a
+def _views(arm, recipe, options):
+    "Images that a run will see: the last batch of an epoch holds what is left; of files their number is not known yet"
+    scenes,r = getattr(options, 'scenes', None),recipe
+    if not scenes: return r.steps*r.bs
+    n = max(1, round(scenes*getattr(options, 'part', 1.)))
+    epochs,rest = divmod(r.steps, -(-n//r.bs))
+    return epochs*n+rest*r.bs
+
 _SAME = dict(
-    views=lambda arm, r, o: r.steps*r.bs,
+    views=_views,
     images=lambda arm, r, o: tuple(getattr(o, k, None) for k in ('scenes','train','part')),
     captions=lambda arm, r, o: (getattr(o, 'captions', None), getattr(o, 'narrated', None))
         if 'captions' in METHODS[arm.method].needs(r) else None,
