@@ -68,7 +68,7 @@ def test_predict_and_export(data, tmp_path, photo, method):
     assert one['features'].ndim == 1 and one['features'].isfinite().all()
     assert isinstance(one.get('caption', ''), str)
     assert ('caption' in one) == (type(learn.model).__name__ == 'CaptioningModel')
-    assert ('logits' in one) == (method in ('tags','token_cls','multilabel'))
+    assert ('logits' in one) == (method in ('tags','token_cls','multilabel','rotnet'))
     queue = [type(learn.enqueue_keys)()] if hasattr(learn, 'enqueue_keys') else None    # fills it with held-out keys
     assert again.validate(dl=learn.dls.valid, cbs=queue)[0] == pytest.approx(learn.validate()[0], rel=1e-5)
     learn.fit(1)

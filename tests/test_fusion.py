@@ -158,7 +158,7 @@ def test_a_run_reads_what_another_run_wrote(tmp_path):
     run = pretrain('visualbert', changes=[*SMALL, *wrote], out=tmp_path/'run', **how)
     numbers = load(run).results()[-1]['numbers']
     rows = {(r['metric'], r['backbone']): r['value'] for r in numbers['fusion_ablation']}
-    assert len(rows) == 8 and numbers['images'] == 64 and 'table' not in numbers
+    assert len(rows) == 10 and numbers['images'] == 64 and 'table' not in numbers
     again = {(r['metric'], r['backbone']): r['value'] for r in evaluate(run, 'fusion_ablation', log=lambda s: None)}
     assert again == pytest.approx(rows)
     with pytest.raises(ValueError, match='has no capability backbone, which --on world needs'):

@@ -79,7 +79,8 @@ def test_stopped_by_hand_and_gone_on_with(at, whole, tmp_path, capsys, monkeypat
         if len(calls) == 34: raise KeyboardInterrupt            # eight lines a time, through two languages and back
         return call(self, texts)
     monkeypatch.setattr(MarianTranslator, '__call__', stopped)
-    assert 'the same words again go on' in refused(capsys, *words(at, out, '--limit', 10, '--batch', 1), code=130)
+    said = refused(capsys, *words(at, out, '--limit', 10, '--batch', 1), code=130)
+    assert 'the same command continues where it stopped' in said
     there = out.read_bytes()
     assert there.count(b'\n') == 8 and whole.read_bytes().startswith(there)
     monkeypatch.undo()

@@ -83,7 +83,7 @@ def test_stopped_by_hand_and_gone_on_with(at, whole, tmp_path, capsys, monkeypat
         if len(opened) == 3: raise KeyboardInterrupt
         return open_image(path)
     monkeypatch.setattr(region_files, 'open_image', stopped)
-    assert 'the same words again go on' in refused(capsys, *words(at, tmp_path/'out'), code=130)
+    assert 'the same command continues where it stopped' in refused(capsys, *words(at, tmp_path/'out'), code=130)
     assert not (tmp_path/'out').exists()
     assert 'other settings' in refused(capsys, *words(at, tmp_path/'out', '--half'))
     main(words(at, tmp_path/'out'))

@@ -88,6 +88,7 @@ class Evaluation:
         "Does it run at the end of the training of such a model?"
         return self.measure is not None and not self.missing(capabilities) and self.asks <= set(answers)
 
+# %% ../../nbs/evaluation/05_base.ipynb #281001eb
 EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.*.options', 'vlrep.evaluation.options')
 
 # %% ../../nbs/evaluation/05_base.ipynb #5c1f0b7e

@@ -129,6 +129,7 @@ class _Steps:
         for i in order: c[i] += a[i]-(self.unit*p[i+1]+D[i+1,:n]@c)/D[i,i+1]
         return torch.addmv(g, self.rows[:n].T, torch.from_numpy(-c).to(g.dtype), beta=-self.unit)
 
+# %% ../../nbs/evaluation/10_linear_probe.ipynb #b88394b1
 def _minimise(ask, x, iters):
     "L-BFGS from `x` (n,); `ask` gives loss and gradient at a place"
     f,g = ask(x)
@@ -187,6 +188,7 @@ def _linear_loss(z, t, scale, l2, *, many):
         return loss,out
     return ask
 
+# %% ../../nbs/evaluation/10_linear_probe.ipynb #47ca5f4e
 def _fit_linear(x, t, many, l2s, iters):
     mean,std,z,v,e = _rotate(x)
     n,r,m,k = *z.shape,len(l2s),t.shape[1]
@@ -247,6 +249,7 @@ def _named_loss(zk, t, s0, s1, l0, *, l1):
         return loss,out
     return ask
 
+# %% ../../nbs/evaluation/10_linear_probe.ipynb #7e3933c4
 def _fit_named(x, y, q, k, m, *, classes, l2s, iters):
     mean,std,z,v,e = _rotate(x)
     r = z.shape[1]

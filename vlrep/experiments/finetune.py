@@ -80,6 +80,7 @@ def _regions(recipe, folder=None):
     stored = (folder or recipe.region_files) if how == 'files' else folder
     return how,RegionReader(how, stored or None, recipe.max_regions)
 
+# %% ../../nbs/experiments/75_finetune.ipynb #b89967fa
 def _fast_reader(reader, recipe, body, parts, dist):
     "The same reader, or one with regions that are computed once, where the recipe has them kept"
     if body is None or not getattr(recipe, 'cache_regions', False): return reader
@@ -276,6 +277,7 @@ def finetune(
     with process_group(timeout or 600) as dist:
         return _begin(run, given, changes, resume, out=out, log=log if dist.is_main else _silent, dist=dist)
 
+# %% ../../nbs/experiments/75_finetune.ipynb #c2a3be50
 def _begin(run, given, changes, resume, *, out, log, dist):
     "`finetune`, in each process"
     run = _opened(run)

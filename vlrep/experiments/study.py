@@ -64,6 +64,7 @@ class Tuning:
     scenes:Int(40, 10**6)=500      # How many of them
     seed:Int(0, 2**31-1)=1000      # Of all trials
 
+# %% ../../nbs/experiments/82_study.ipynb #27ccc248
 TASK_TABLES = *MODES,'drift' # Of a contrast, for which runs are fine-tuned
 
 def asked_scores()->dict: # Name of an evaluation -> the questions that contrasts may ask of it
@@ -334,6 +335,7 @@ def check_equal(
             raise ValueError(f'{study.file}: arms[{b.name}]: {k} {_said(w)}, and arms[{a.name}] has {_said(v)}; '
                              f'they are held equal: change the arm, or name {k!r} in `unequal` of the contrast')
 
+# %% ../../nbs/experiments/82_study.ipynb #9647efd7
 def _said(v):
     "A value, or a few, as words"
     return ', '.join(str(x) for x in v if x not in (None, '')) if isinstance(v, tuple) else f'{v:,}'
@@ -391,6 +393,7 @@ def _check_asked(study, name, options):
     try: EVALUATIONS[name].check(**options)
     except ValueError as e: raise ValueError(f'{at}.{name}: {str(e).removeprefix("--")}') from None
 
+# %% ../../nbs/experiments/82_study.ipynb #fdcf917c
 def _check_writer(study, arm, at):
     "Is the arm that shall write captions there, and does it write any?"
     name = str(arm.changes.get('generated', ''))
@@ -451,6 +454,7 @@ def _check_finetuning(study):
             except ValueError as e: raise ValueError(f'{at}.changes, with grid[{i}]: {e}') from None
         if f.steps > plan.steps: raise ValueError(f'{at}.steps={f.steps}: a run has only {plan.steps} steps')
 
+# %% ../../nbs/experiments/82_study.ipynb #d7e80996
 def task_plan(
     study:Study,    # With `finetune`
     task:str,       # One of its tasks
@@ -486,6 +490,7 @@ def _check_question(study, c, at):
                  for q in (questions_of(t) if c.table in MODES else (t,))]
         _known(f'{at}.question', f'question about {x}', c.question, there)
 
+# %% ../../nbs/experiments/82_study.ipynb #75e95324
 def _check_contrast(study, c, at):
     "Can a contrast be judged?"
     if 'domain_shift' not in DATASETS[study.data].answers:

@@ -130,6 +130,7 @@ def run_facts(
     return dict(method=code_hash(own), shared=code_hash(shared), versions=versions(), processor=processor(), threads=1,
                 precision=study_precision(study), plugins=_plugin_hash(tuple(plugin_files())), **more)
 
+# %% ../../nbs/experiments/87_study_runs.ipynb #83bf02bf
 @cache
 def task_code(
     data:str # One of `DATASETS`
@@ -166,6 +167,7 @@ def _run_job(study, job, log):
                  seed=job['seed'], precision=study.precision, threads=1, backbone=arm.backbone or None, log=log)
     ask_run(study, folder, log)
 
+# %% ../../nbs/experiments/87_study_runs.ipynb #84d0eff6
 def do_job(
     job:dict,           # From `run_study`: kind, arm, folder, values, seed, steps, task, mode, table and file
     log:callable=print, # Called with lines about the progress

@@ -48,9 +48,8 @@ class GlobalMeanLoss:
     "Makes the one number to be minimised from a loss that returns `(total, count)`, or several by name"
     flag = flagged = 0.   # A number of this process that is added up along, and the last such sum
     def __init__(self,
-        loss,             # Called with the model's output and the batch, and with `dist` if it has such an argument and
-                          # there are several processes; returns a sum and what it is a sum of, or
-                          # {name: (weight, sum, count)}, with the same names on each process
+        loss,             # (output, batch), and `dist` if it has such an argument and there are several processes ->
+                          # sum and count, or {name: (weight, sum, count)}, with the same names on each process
         dist:Dist=Dist(), # The processes, whose gradients will be averaged
     ): self.loss,self.dist,self.terms,self.weighted = loss,dist,{},{}
     def __repr__(self): return f'{getattr(self.loss, "__name__", self.loss)}, total / count'
@@ -196,9 +195,8 @@ class MicroBatchLoader:
     def __init__(self,
         dl,    # The loader; each of its batches has at least `n` rows, of all processes together
         n:int, # Parts of a batch
-        counts:Callable=None, # (part) -> {name of a term: its count}, or None where that is not known before the step;
-                              # for a loss of several terms: each becomes a mean over the whole batch, however its
-                              # samples are spread over the parts
+        counts:Callable=None, # (part) -> {name of a term: its count}, or None where that is not known before the step:
+                              # each term becomes a mean over the whole batch, however it is cut into parts
     ):
         if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
         self.dl,self.parts,self.counts,self.skip = dl,int(n),counts,0

@@ -207,6 +207,7 @@ def task_loss(
     def loss(out, batch): return task.loss(out['logits'].float(), batch['target'])
     return loss
 
+# %% ../../../nbs/evaluation/finetune/50_training.ipynb #110692cf
 def finetune_learner(
     model:FinetuneModel, # Body and head
     task:FinetuneTask,           # Loss and metric

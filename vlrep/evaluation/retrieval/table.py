@@ -52,6 +52,7 @@ def _kept(stat, n, keep, unit):
     "The metric under draws that are the same for every run"
     return bootstrap_scores(stat, n, keep) if unit == 100 else np.round(stat(draw_counts(n, keep)), 2).tolist()
 
+# %% ../../../nbs/evaluation/retrieval/20_table.ipynb #a5d2dc86
 def retrieval_table(
     images:Tensor,        # Vectors of images (n,d)
     captions:Tensor,      # Vectors of captions (m,d)

@@ -63,6 +63,7 @@ def mct_loss(
     "The losses, each a mean over the images that it is about, added with their weights (MCT eq. 12)"
     return combine_terms(_terms(out, batch, **kw), dist)
 
+# %% ../../../nbs/methods/mct/40_method.ipynb #f039ee92
 @torch.no_grad()
 def _counts(model, batch, own):
     "What `_terms` will count; `own`: `own_answer`. The queue stays the same for all parts of a step"
