@@ -21,7 +21,7 @@ from vlrep.datasets.world.dataset import scene, world
 
 N = 60
 NET = dict(size=32, visual_depth=10, visual_width=8, width=16, depth=1, heads=2, vocab=200, bs=8, steps=3, warmup=1,
-           bert_steps=20, region_steps=20)
+           bert_steps=20, region_steps=20, aux_scenes=0)
 SCENES = dict(scenes=64, valid=8, probe=60, probe_held=60, test=60, shown=4, point=4, baselines=False)
 
 def less(part, **values):
