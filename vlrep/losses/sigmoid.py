@@ -6,12 +6,10 @@
 __all__ = ['sigmoid_pairs', 'first_bias']
 
 # %% ../../nbs/losses/22_sigmoid.ipynb #511072fa
-import torch, torch.nn.functional as F
+import math, torch, torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/losses/22_sigmoid.ipynb #43148b95
-import math
-
 def sigmoid_pairs(
     a:Tensor,                # One vector for each image (b,d)
     b:Tensor,                # One vector for each image's caption, in the same order (b,d)
