@@ -397,7 +397,7 @@ MISTAKES = [("method = 'token_cls'", "method = 'token_cl'", "arms[sets].method: 
             ("b = 'labels'", "b = '@random'", "contrasts[X].b='@random': needs baselines = true"),
             ("grid = [{cnn_lr = 0.5}, ", "grid = [", 'arms[labels].grid: 1 trials, and sets has 2'),
             ("name = 'world'", "name = 'flickr8k'", "data: unknown field 'scenes'"),
-            ("name = 'tiny'", "name = 3", 'name=3: wanted is text'),
+            ("name = 'tiny'", "name = 3", 'name=3: expected text'),
             ("[[arms]]\nname = 'sets'", "[[arms]]\nname = 'se/ts'", 'arms[se/ts].name: letters')]
 
 @pytest.mark.parametrize('old,new,says', MISTAKES, ids=[m[2][:40] for m in MISTAKES])

@@ -70,8 +70,8 @@ def test_cub(cub):
     assert np.allclose(np.linalg.norm(b.attributes, axis=1), 1)
     assert near(b, 0, COLORS['antelope']) and near(b, 11, COLORS['killer+whale'])
 
-WRONG = [('awa2', 'classes.txt', '1 antelope\n3 bat\n', 'classes.txt, line 2: begins with 3, wanted is 2'),
-         ('awa2', 'predicate-matrix-continuous.txt', '1 2 3\n1 2\n1 2 3\n1 2 3\n', 'line 2: 2 words; wanted are 3'),
+WRONG = [('awa2', 'classes.txt', '1 antelope\n3 bat\n', 'classes.txt, line 2: begins with 3, expected 2'),
+         ('awa2', 'predicate-matrix-continuous.txt', '1 2 3\n1 2\n1 2 3\n1 2 3\n', 'line 2: 2 words; expected 3'),
          ('awa2', 'predicate-matrix-continuous.txt', '1 2 x\n'*4, 'predicate-matrix-continuous.txt, line 1'),
          ('awa2', 'predicate-matrix-continuous.txt', '1 2\n'*4, '2 numbers a line for the 3 names of predicates.txt'),
          ('awa2', 'predicate-matrix-continuous.txt', '0 0 0\n'*4, 'no attribute in row 1, 2, 3 and 1 more'),
@@ -79,7 +79,7 @@ WRONG = [('awa2', 'classes.txt', '1 antelope\n3 bat\n', 'classes.txt, line 2: be
          ('awa2', 'testclasses.txt', 'wolf\n', 'testclasses.txt, line 1: wolf is no class of classes.txt'),
          ('awa2', 'trainclasses.txt', None, 'trainclasses.txt: missing or no text'),
          ('awa2', 'JPEGImages/bat', None, 'no image of bat'),
-         ('cub', 'image_class_labels.txt', '1 1\n99 1\n', 'image_class_labels.txt, line 2: 99 1: wanted are an image'),
+         ('cub', 'image_class_labels.txt', '1 1\n99 1\n', 'image_class_labels.txt, line 2: 99 1: expected an image'),
          ('cub', 'attributes/class_attribute_labels_continuous.txt', '1 2\n', '1 lines for 3 classes'),
          ('cub', 'testclasses.txt', None, 'part of the archive xlsa17'),
          ('cub', 'images/001.Bird_1', None, '4 of 12 images named in images.txt are missing')]

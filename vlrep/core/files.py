@@ -174,7 +174,7 @@ class ArrayFile:
                 np.lib.format.read_magic(f)
                 self.shape,fortran,dtype = np.lib.format.read_array_header_1_0(f)
             except ValueError as e: raise ValueError(f'{path}: damaged, not a .npy file ({e})') from e
-            if dtype != self.dtype or fortran: raise ValueError(f'{path}: bytes in rows are wanted, not {dtype}')
+            if dtype != self.dtype or fortran: raise ValueError(f'{path}: bytes in rows are expected, not {dtype}')
             self._start = f.tell()
         self._row = int(np.prod(self.shape[1:]))
         self.ndim = len(self.shape)

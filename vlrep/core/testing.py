@@ -63,4 +63,4 @@ def learned(
     if not wanted > 0: raise ValueError(f'{what}: wanted={wanted!r} must be above zero: a margin is a share of it')
     got,wanted = float(got),float(wanted)
     MARGINS.append((what, got/wanted))
-    assert got >= wanted, f'{what}: came to {got:.3g}, at least {wanted:.3g} is wanted'
+    assert got >= wanted, f'{what}: came to {got:.3g}, at least {wanted:.3g} is expected'

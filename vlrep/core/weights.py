@@ -22,9 +22,9 @@ def _fault(name, v, like):
         return f'claims the shape {tuple(v.shape)}, for which it has too little data'
     whole = not v.is_floating_point()
     if whole and (like.is_floating_point() if like is not None else name.rpartition('.')[2] in _FLOATS):
-        return f'holds whole numbers ({v.dtype}) where floats are wanted'
+        return f'holds whole numbers ({v.dtype}) where floats are expected'
     if not whole and like is not None and not like.is_floating_point():
-        return f'holds floats ({v.dtype}) where whole numbers are wanted'
+        return f'holds floats ({v.dtype}) where whole numbers are expected'
     bad = 0 if whole else v.numel()-int(v.float().isfinite().sum())
     return f'holds {bad:,} of {v.numel():,} values that are not finite (NaN or infinite)' if bad else ''
 

@@ -133,13 +133,13 @@ def split_source(
     n = len(dataset)
     sizes = tuple(sizes)
     if len(sizes) != 3 or min(sizes) < 0:
-        raise ValueError(f'sizes={sizes}: wanted are three, for train, valid and test')
+        raise ValueError(f'sizes={sizes}: expected three, for train, valid and test')
     if any(isinstance(s, float) for s in sizes):
         if sum(sizes) > 1+1e-9: raise ValueError(f'sizes={sizes}: parts of the whole, their sum is at most 1')
         valid,test = (round(n*s) for s in sizes[1:])
         whole = abs(sum(sizes)-1) < 1e-9
         sizes = (n-valid-test if whole else int(n*sizes[0]), valid, test)
-    if sum(sizes) > n: raise ValueError(f'sizes={sizes}: {sum(sizes)} images are wanted, {dataset.name} has {n}')
+    if sum(sizes) > n: raise ValueError(f'sizes={sizes}: {sum(sizes)} images are expected, {dataset.name} has {n}')
     if min(sizes) == 0: raise ValueError(f'sizes={sizes}: {dataset.name} has {n} images, too few for three parts')
     order = rng(seed, 'split').permutation(n)
     ends = np.cumsum(sizes)

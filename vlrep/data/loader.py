@@ -318,7 +318,7 @@ def new(self:StatefulLoader,
     "A loader like this one, with some arguments changed, at the same place"
     if changes.pop('drop_last', False): raise ValueError('drop_last=True: this loader drops no sample')
     if source is not None and not hasattr(source, 'images'):
-        raise ValueError(f'source: a source of images is wanted, not {type(source).__name__}; for single pictures '
+        raise ValueError(f'source: a source of images is expected, not {type(source).__name__}; for single pictures '
                          f'there is `predict`')
     for k in changes:
         if k not in _fields: raise did_you_mean('loader argument', k, _fields)

@@ -65,7 +65,7 @@ def back_translate(
         part = order[i:i+batch]
         got = back(there(part))
         if len(got) != len(part):
-            raise ValueError(f'the translators gave {len(got)} sentences for {len(part)}: one for each is wanted')
+            raise ValueError(f'the translators gave {len(got)} sentences for {len(part)}: one for each is expected')
         out |= {a: ' '.join(b.split()) for a,b in zip(part, got)}
     return [out.get(t, '') for t in texts]
 

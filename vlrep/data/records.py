@@ -162,7 +162,7 @@ class TextBuffer:
         rows = [0]
         for l in lists:
             if isinstance(l, str):
-                raise ValueError(f'a list of captions is wanted for each image, not the string {l!r}')
+                raise ValueError(f'a list of captions is expected for each image, not the string {l!r}')
             parts += [s.encode() for s in l]
             rows.append(len(parts))
         self.data = np.frombuffer(b''.join(parts), np.uint8)

@@ -31,7 +31,7 @@ def check_boxes(
 )->None:
     "A `ValueError` names the first image and region whose box is empty, inverted, outside the image or not finite"
     if boxes.ndim != 3 or boxes.shape[2] != 4 or tuple(counts.shape) != (len(boxes),):
-        raise ValueError(f'{name}: (b,n,4) boxes and (b,) counts are wanted, not {tuple(boxes.shape)} and '
+        raise ValueError(f'{name}: (b,n,4) boxes and (b,) counts are expected, not {tuple(boxes.shape)} and '
                          f'{tuple(counts.shape)}')
     n = boxes.shape[1]
     real = sequence_mask(counts.to(boxes.device), n)
@@ -47,7 +47,7 @@ def check_boxes(
     why = ('is not finite' if not finite[i,k] else 'lies outside the image' if not inside[i,k] else
            'is empty or inverted')
     raise ValueError(f'{name}: image {i}, region {k}: the box {[round(v, 3) for v in boxes[i,k].tolist()]} {why}; '
-                     'wanted are x0 y0 x1 y1, x0 < x1 and y0 < y1, as parts of width and height from 0 to 1')
+                     'expected x0 y0 x1 y1, x0 < x1 and y0 < y1, as parts of width and height from 0 to 1')
 
 # %% ../../nbs/data/57_regions.ipynb #6757000a
 _HEAD = 128 # Bytes of the header
@@ -100,7 +100,7 @@ class RegionWriter:
         about:dict=None,   # What made the features: anything JSON can hold
         resume:bool=False, # Go on where a process was killed that wrote the same
     ):
-        if width < 1 or classes < 0: raise ValueError(f'width={width}, classes={classes}: widths are wanted')
+        if width < 1 or classes < 0: raise ValueError(f'width={width}, classes={classes}: widths are expected')
         if len(names) not in (0, classes): raise ValueError(f'names: {len(names)} for {classes} classes')
         self.folder,self.resume = Path(folder),resume
         if self.folder.exists() and not (self.folder/'index.json').is_file() and any(self.folder.iterdir()):
@@ -165,7 +165,7 @@ def _region_arrays(image_id, feats, boxes, probs, facts):
     for k,(x,d,t) in wants.items():
         if x is None: raise ValueError(f'{image_id}: has no {k}, the store wants {d} numbers for each region')
         with np.errstate(over='ignore'): a = np.ascontiguousarray(x, t)
-        if a.shape != (n,d): raise ValueError(f'{image_id}: {k} are {a.shape}, wanted is {(n,d)}')
+        if a.shape != (n,d): raise ValueError(f'{image_id}: {k} are {a.shape}, expected {(n,d)}')
         if not np.isfinite(a).all():
             big = np.isfinite(np.asarray(x)).all()
             raise ValueError(f'{image_id}: {k} are not finite' + bool(big)*' in float16: write float32 (half=False)')
@@ -282,7 +282,7 @@ def _index(folder):
     index = read_json(path)
     if not isinstance(index, dict) or index.pop('crc', None) != zlib.crc32(json.dumps(index).encode()):
         raise ValueError(f'{path}: damaged')
-    if index['version'] != _VERSION: raise ValueError(f'{path}: of version {index["version"]}, {_VERSION} is wanted')
+    if index['version'] != _VERSION: raise ValueError(f'{path}: of version {index["version"]}, {_VERSION} is expected')
     for name,size in index['files'].items():
         there = (folder/name).stat().st_size if (folder/name).is_file() else None
         if there is None: raise ValueError(f'{folder/name}: missing')
@@ -459,7 +459,7 @@ def _regions_of(item, classes=0):
     if k is None: k = len(feats)
     k = int(k)
     feats,boxes = _numbers(feats, k, 'features'),_numbers(boxes, k, 'boxes')
-    if boxes.shape[1] != 4: raise ValueError(f'boxes: {boxes.shape}, four numbers each are wanted')
+    if boxes.shape[1] != 4: raise ValueError(f'boxes: {boxes.shape}, four numbers each are expected')
     boxes,probs,objects,scaled = _parts(boxes, int(w), int(h)),_field(item, 'probs'),_field(item, 'objects'),False
     if probs is not None:
         probs = _numbers(probs, k, 'cls_prob')

@@ -73,7 +73,8 @@ def shard_members(
         f.seek(end)
         block = f.read(512)
     if len(block) < 512: raise ValueError(f'{path}: cut off at byte {size:,}, it has no end; copy the shard again')
-    if any(block): raise ValueError(f'{path}: damaged at byte {end:,}, where a header is wanted; copy the shard again')
+    if any(block):
+        raise ValueError(f'{path}: damaged at byte {end:,}, where a header is expected; copy the shard again')
 
 # %% ../../nbs/data/70_shards.ipynb #5a70000c
 IMAGE_SUFFIXES = 'jpg','jpeg','png','webp','bmp','gif','tif','tiff','ppm'

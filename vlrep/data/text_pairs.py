@@ -25,7 +25,7 @@ def encode_pairs(
 )->dict:                   # `tok`, `segments` (b,s), `lens`, and `cut`, the tokens that were left out (b,); int64
     "Texts, or pairs of texts, as tokens with segments; a `ValueError` if there is not a second text for each first one"
     if max_len < 5: raise ValueError(f'max_len={max_len}: a pair needs at least 5 places, 3 of them for special tokens')
-    if isinstance(first, str): raise ValueError('first: a list of texts is wanted, not one string')
+    if isinstance(first, str): raise ValueError('first: a list of texts is expected, not one string')
     seconds = [None]*len(first) if second is None else list(second)
     if len(seconds) != len(first): raise ValueError(f'second: {len(seconds)} texts for {len(first)} first ones')
     ids = lambda texts: [t[1:-1] for t in tokenizer.encode(texts, 1 << 30)]

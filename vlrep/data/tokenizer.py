@@ -83,7 +83,7 @@ def train(cls:Tokenizer,
     pad_is_unk:bool=False, # Pad with the id of unknown tokens, as VirTex's code does
 )->Tokenizer:
     "Learn the tokens from `texts`; the same texts give the same bytes"
-    if isinstance(texts, str): raise ValueError('texts: an iterable of captions is wanted, not one string')
+    if isinstance(texts, str): raise ValueError('texts: an iterable of captions is expected, not one string')
     texts = [t for t in map(normalise, texts) if t]
     if not texts: raise ValueError('texts: no captions to learn tokens from')
     out = io.BytesIO()

@@ -131,9 +131,10 @@ def _sides(trace, span, grid, how):
     "Height and width of the grid; a `ValueError` if anything does not fit"
     if how not in HOW: raise did_you_mean('how', how, HOW)
     if trace.dim() != 3 or trace.shape[2] != 4 or span.dim() != 3 or span.shape[2] != 2 or len(trace) != len(span):
-        raise ValueError(f'trace (b,n,4) and span (b,s,2) are wanted, not {tuple(trace.shape)} and {tuple(span.shape)}')
+        raise ValueError(f'trace (b,n,4) and span (b,s,2) are expected, '
+                         f'not {tuple(trace.shape)} and {tuple(span.shape)}')
     h,w = grid if isinstance(grid, (tuple,list)) else (grid,grid)
-    if not 1 <= min(h, w) <= max(h, w) <= 256: raise ValueError(f'grid={grid}: 1 to 256 cells a side are wanted')
+    if not 1 <= min(h, w) <= max(h, w) <= 256: raise ValueError(f'grid={grid}: 1 to 256 cells a side are expected')
     return h,w
 
 # %% ../../nbs/data/45_traces.ipynb #e23c82da

@@ -75,7 +75,7 @@ def check_root(self:DatasetBuilder,
     if not self.root_help: return
     if root is None: raise ValueError(f'--root is missing: {self.root_help}')
     if not Path(root).exists():
-        raise ValueError(f'--root {root}: no such file or folder; wanted is {self.root_help}')
+        raise ValueError(f'--root {root}: no such file or folder; expected {self.root_help}')
 
 @patch
 def check_options(self:DatasetBuilder,

@@ -46,7 +46,7 @@ def coco_table(
                 raise ValueError(f'{here}: half a character in {r[k][:60]!r}')
         if 'id' not in r: continue
         if not isinstance(r['id'], (int,str)) or isinstance(r['id'], bool):
-            raise ValueError(f'{here}: id is {brief(r["id"])}, wanted is a number')
+            raise ValueError(f'{here}: id is {brief(r["id"])}, expected a number')
         if r['id'] in seen: raise ValueError(f'{here}: the id {r["id"]} is there twice')
         seen.add(r['id'])
     return rows
@@ -196,7 +196,7 @@ def _listed(path, parts):
     rows,names,seen = coco_table(read_json(path), path, 'images', keys),{'train','restval','val','test'},set()
     for i,r in enumerate(rows):
         here = f'{path}: images[{i}]'
-        if r['split'] not in names: raise ValueError(f'{here}: split is {brief(r["split"])}, wanted is one of '
+        if r['split'] not in names: raise ValueError(f'{here}: split is {brief(r["split"])}, expected one of '
                                                      f'{", ".join(sorted(names))}')
         if r['cocoid'] in seen: raise ValueError(f'{here}: the photo {r["cocoid"]} is there twice')
         seen.add(r['cocoid'])

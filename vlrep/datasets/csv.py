@@ -28,11 +28,11 @@ def read_csv(
         with path.open(encoding='utf-8-sig', newline='') as f:
             rows = csv.reader(f, strict=True)
             head = [c.strip() for c in next(rows, [])]
-            if not {'path','caption'} <= set(head): raise bad(f'wanted are columns path and caption, not {head}', 1)
+            if not {'path','caption'} <= set(head): raise bad(f'expected columns path and caption, not {head}', 1)
             a,b = head.index('path'),head.index('caption')
             for row in rows:
                 if not any(c.strip() for c in row): continue
-                if len(row) != len(head): raise bad(f'{len(head)} fields are wanted, found {len(row)} '
+                if len(row) != len(head): raise bad(f'{len(head)} fields are expected, found {len(row)} '
                                                     '(a caption with a comma must stand in double quotes)')
                 if not row[a].strip(): raise bad('no path')
                 caps.setdefault(row[a].strip(), []).append(row[b])

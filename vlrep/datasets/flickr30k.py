@@ -29,7 +29,7 @@ def read_tokens(
     for i,l in enumerate(text.split('\n'), 1):
         if not l.strip() or (i == 1 and line is _results and l.startswith('image_name')): continue
         m = line.fullmatch(l.rstrip('\r'))
-        if not m: raise ValueError(f'{path}, line {i}: wanted is {like!r}, not {l[:60]!r}')
+        if not m: raise ValueError(f'{path}, line {i}: expected {like!r}, not {l[:60]!r}')
         mine = out.setdefault(m['name'].strip(), {})
         k = int(m['k'])
         if k in mine: raise ValueError(f'{path}, line {i}: caption {k} of {m["name"].strip()} is there twice')

@@ -34,7 +34,7 @@ def read_table(
                         raise bad(1, f'the first line must be image,caption, not {",".join(row)[:60]!r}')
                     continue
                 if not any(c.strip() for c in row): continue
-                if len(row) != 2: raise bad(start, f'an image name and a caption are wanted, found {len(row)} fields '
+                if len(row) != 2: raise bad(start, f'an image name and a caption are expected, found {len(row)} fields '
                                                    '(a caption with a comma must stand in double quotes)')
                 if '\n' in row[1]: raise bad(start, 'a double quote is opened and not closed')
                 name,text = row[0].strip(),row[1].strip()

@@ -41,7 +41,7 @@ def read_folder(
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
     there = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != '.')
     names = list(classes or there)
-    if not names: raise ValueError(f'{root}: has no folders; wanted is one for each class')
+    if not names: raise ValueError(f'{root}: has no folders; expected one for each class')
     if more := sorted(set(there)-set(names)): raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
     paths,label,other = [],[],[]
     for j,c in enumerate(names):

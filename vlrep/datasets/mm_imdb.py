@@ -27,7 +27,7 @@ def _film(path):
     plot = plot[0] if isinstance(plot, list) and plot else plot
     genres = r.get('genres') if isinstance(r, dict) else None
     if not isinstance(genres, list) or not all(isinstance(g, str) for g in genres):
-        raise ValueError(f'{path}: genres is {brief(genres, 60)}, wanted is a list of names')
+        raise ValueError(f'{path}: genres is {brief(genres, 60)}, expected a list of names')
     return plot if isinstance(plot, str) else '',genres
 
 def read_mm_imdb(

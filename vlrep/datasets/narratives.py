@@ -24,7 +24,7 @@ _short = brief
 
 def _rows_of(items, keys, at, words=0):
     "Of each of a list of dicts the values of `keys`, `words` strings and then numbers; and an array of the numbers"
-    if not isinstance(items, list): raise ValueError(f'{at} is {_short(items)}, wanted is a list')
+    if not isinstance(items, list): raise ValueError(f'{at} is {_short(items)}, expected a list')
     try:
         rows = list(map(itemgetter(*keys), items))
         a = np.array([r[words:] for r in rows] if words else rows)
@@ -37,7 +37,7 @@ def _rows_of(items, keys, at, words=0):
             if not isinstance(d, dict) or k not in d: raise ValueError(f'{at}[{i}] has no {k!r}: {_short(d)}')
             fits = isinstance(d[k], str) if j < words else type(d[k]) in (int,float) and -1e9 < d[k] < 1e9
             what = 'string' if j < words else 'number'
-            if not fits: raise ValueError(f'{at}[{i}]: {k} is {_short(d[k])}, wanted is a {what}')
+            if not fits: raise ValueError(f'{at}[{i}]: {k} is {_short(d[k])}, expected a {what}')
     raise ValueError(f'{at} cannot be understood: {_short(items)}')
 
 # %% ../../nbs/datasets/40_narratives.ipynb #f493e444
@@ -66,10 +66,10 @@ def _loads(line):
         raise ValueError(f'not valid JSON ({e.msg} at character {e.pos}){cut}') from None
     except UnicodeDecodeError as e: raise ValueError(f'not UTF-8 text ({e})') from None
     except ValueError as e: raise ValueError(f'not valid JSON ({e})') from None                    # too many digits
-    if not isinstance(d, dict): raise ValueError(f'an object with {", ".join(_keys)} is wanted, not {_short(d)}')
+    if not isinstance(d, dict): raise ValueError(f'an object with {", ".join(_keys)} is expected, not {_short(d)}')
     for k,(t,what) in _keys.items():
         if k not in d: raise ValueError(f'has no {k!r}' + ' (files of captions alone will not do)'*(list in t))
-        if type(d[k]) not in t: raise ValueError(f'{k} is {_short(d[k])}, wanted is {what}')
+        if type(d[k]) not in t: raise ValueError(f'{k} is {_short(d[k])}, expected {what}')
     return d
 
 # %% ../../nbs/datasets/40_narratives.ipynb #c4f4132b
@@ -103,7 +103,7 @@ def narrative_files(
         found = [f for f in sorted(p.iterdir()) if f.name.endswith(_ends)] if p.is_dir() else [p] if p.is_file() else []
         found = [f for f in found if 'localized_narratives' in f.name] or found or sorted(map(Path, glob.glob(str(p))))
         if not any(map(Path.is_file, found)):
-            raise ValueError(f'{p}: no such file; wanted are .jsonl or .jsonl.gz files, or their folder')
+            raise ValueError(f'{p}: no such file; expected .jsonl or .jsonl.gz files, or their folder')
         out += found
     names = [str(f).removesuffix('.gz') for f in out]
     twice = [n for i,n in enumerate(names) if n in names[:i]]

@@ -69,7 +69,7 @@ def answers_of(
     "What people answered"
     got = [a.get('answer') if isinstance(a, dict) else None for a in row['answers']]
     if not got or not all(isinstance(a, str) for a in got):
-        raise ValueError(f'{here}: answers is {brief(row["answers"], 80)}, wanted is a list of rows with an answer')
+        raise ValueError(f'{here}: answers is {brief(row["answers"], 80)}, expected a list of rows with an answer')
     return dict(answers=got, kind=row.get('answer_type'))
 
 def save_photo(

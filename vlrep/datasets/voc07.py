@@ -93,7 +93,7 @@ def _answers(path, ids):
     for i,words in _lines(path):
         n,*rest = words
         bad = None
-        if rest not in (['1'],['0'],['-1']): bad = f'wanted are an image and 1, 0 or -1, not {" ".join(words)[:60]!r}'
+        if rest not in (['1'],['0'],['-1']): bad = f'expected an image and 1, 0 or -1, not {" ".join(words)[:60]!r}'
         elif n not in ids: bad = f'{n} is not in the list of the split'
         elif out[ids[n]] != 9: bad = f'{n} is there twice'
         if bad: raise ValueError(f'{path}, line {i}: {bad}')

@@ -33,6 +33,7 @@ def measure_transfer(
                            sizes, keep=options.draws)
         rows = mark_warned(rows, context.warnings)
     context.log(table_text(rows))
+    if 'supervised' in nets: context.log(f'supervised: half of the steps of {info["method"]}, with true categories')
     return dict(table=rows),[]
 
 def measure_grounding(

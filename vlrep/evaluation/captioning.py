@@ -27,7 +27,7 @@ def write_captions(
     else:
         f,said = getattr(write, 'caption', write),[]
         if not callable(f):
-            raise ValueError(f'write: a function, an object with `caption`, or a list of captions is wanted, not '
+            raise ValueError(f'write: a function, an object with `caption`, or a list of captions is expected, not '
                              f'{type(write).__name__}')
         for part in progress(np.array_split(range(len(source)), range(bs, len(source), bs)), label='captions'):
             said += list(f([source[int(j)].load() for j in part]))

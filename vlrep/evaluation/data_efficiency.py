@@ -22,7 +22,7 @@ def part_rows(
     seed:int=0, # The order depends on this alone
 )->np.ndarray:  # Row numbers, the most important first: a smaller part is the beginning of a larger one
     "A random part; parts of one seed are nested"
-    if not 0 < part <= 1: raise ValueError(f'part={part}: a share above 0, up to 1, is wanted')
+    if not 0 < part <= 1: raise ValueError(f'part={part}: a share above 0, up to 1, is expected')
     return rng(seed, 'part', n).permutation(n)[:max(1, round(part*n))]
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #234b6c17
@@ -61,7 +61,7 @@ def efficiency(
                                          # low, high, each` (in percent; a seed each)
     "Score against the share of labelled images, for every backbone on the same nested parts"
     seeds = list(seeds)
-    if not backbones or not seeds: raise ValueError('backbones, seeds: at least one of each is wanted')
+    if not backbones or not seeds: raise ValueError('backbones, seeds: at least one of each is expected')
     for s in (train,test):
         if label not in s.labels: raise did_you_mean('label', label, s.labels)
     y,yt = (np.asarray(s.labels[label]) for s in (train,test))

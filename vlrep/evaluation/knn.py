@@ -99,8 +99,8 @@ def knn_classes(
     n = len(bank) if query is None else len(query)
     if len(y) != len(bank): raise ValueError(f'{len(bank)} rows of features, {len(y)} answers')
     if not ks or sorted(set(ks)) != ks or ks[0] < 1:
-        raise ValueError(f'ks={ks}: wanted are numbers of neighbours, ascending')
-    if t is not None and t <= 0: raise ValueError(f't={t}: a temperature above 0 is wanted, or None')
+        raise ValueError(f'ks={ks}: expected numbers of neighbours, ascending')
+    if t is not None and t <= 0: raise ValueError(f't={t}: a temperature above 0 is expected, or None')
     out = torch.empty(len(ks), n, dtype=torch.long, device=bank.device)
     for rows,i,s in neighbours(bank, query, ks[-1], chunk):
         vote = torch.ones_like(s) if t is None else ((s-1)/t).exp()

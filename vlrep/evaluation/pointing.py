@@ -60,7 +60,7 @@ def _answers(f, dataset, asked, size, bs):
         img, = plain_batches(dataset.subset(np.array(rows)), size, bs)
         with torch.no_grad(): maps = f(img, list(names)).float().cpu()
         if maps.ndim != 3 or len(maps) != len(rows):
-            raise ValueError(f'maps {tuple(maps.shape)} for {len(rows)} questions: (b,h,w) is wanted')
+            raise ValueError(f'maps {tuple(maps.shape)} for {len(rows)} questions: (b,h,w) is expected')
         ms = [torch.from_numpy(m)[None] for m in masks]                   # photos differ in size, so one at a time
         out += [torch.stack([pointing_hits(p[None], m)[0], mass_inside(p[None], m)[0]]) for p,m in zip(maps, ms)]
     return torch.stack(out).double().numpy()

@@ -67,7 +67,7 @@ class Heads:
         self.shape = m,classes
         self.momentum = momentum
         if not m or min(min(g) for g in self.grid) < 0:
-            raise ValueError(f'lrs={lrs}, wds={wds}: numbers not below 0 are wanted')
+            raise ValueError(f'lrs={lrs}, wds={wds}: numbers not below 0 are expected')
         w = torch.randn(d, classes, generator=torch_rng(seed, 'softmax probe'))*.01
         self.w = F.pad(w, (0,0,0,1)).repeat(1, m).to(device)
         self.v = torch.zeros_like(self.w)  # the last row is the intercept

@@ -144,7 +144,7 @@ def fit_svms(
     if there.ndim != 2 or len(there) != len(x):
         raise ValueError(f'{tuple(x.shape)} features do not fit answers {there.shape}: wanted (n,d) and (n,k)')
     if not x.isfinite().all(): raise ValueError('the features hold values that are not finite: did training diverge?')
-    if not costs or costs[0] <= 0: raise ValueError(f'costs={costs}: positive numbers are wanted')
+    if not costs or costs[0] <= 0: raise ValueError(f'costs={costs}: positive numbers are expected')
     fold,k = folds_of(there, folds),there.shape[1]
     z,v,e = svm_axes(x.to(device or x.device, dtype))
     t = torch.from_numpy(there).to(z.device)

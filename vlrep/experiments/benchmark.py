@@ -399,7 +399,7 @@ def run_benchmark(
     try: asked = torch.device(device)
     except RuntimeError: asked = None
     if asked is None or asked.type not in ('cpu','cuda'):
-        raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is wanted')
+        raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is expected')
     if asked.type == 'cuda' and (asked.index or 0) >= torch.cuda.device_count():
         raise ValueError(f'--device {device}: torch sees {torch.cuda.device_count()} GPUs here')
     keep_memory()

@@ -159,7 +159,7 @@ def paired(
 )->Difference:         # In the unit of the scores
     "How much `a` is ahead of `b`; a `ValueError` if seeds, scenes, image views or redraws are not the same"
     sa,sb = (sorted(l['seed'] for l in ls) for ls in (a,b))
-    if sa != sb: raise ValueError(f'seeds {sa} and {sb}: the same are wanted, each once')
+    if sa != sb: raise ValueError(f'seeds {sa} and {sb}: the same are expected, each once')
     a,b = (sorted(ls, key=lambda l: l['seed']) for ls in (a,b))
     for k in ('images','views'):
         _same(f'{question}: {k} to learn from', *([l['numbers'][k] for l in ls] for ls in (a,b)))

@@ -46,7 +46,7 @@ def busy_hint(
     return f'this machine is busy (load {load:.1f} on {cores} cores): --threads 1 may be faster than {threads}'
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #3c111930
-class _Enough(Exception): "The fit has done what it was wanted for"
+class _Enough(Exception): "The fit has done what it was expected for"
 
 class _Watch(BaseCallback):
     "Seconds of each step; ends the fit after `warm` and `n` more"

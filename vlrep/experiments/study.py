@@ -150,7 +150,7 @@ _WANTED = dict(str='text', tuple='a list', dict='a table', Tuning='a table', Fin
 
 def _table(x, at):
     "`x`, if it is a table"
-    if not isinstance(x, dict): raise ValueError(f'{at}={brief(x)}: wanted is a table of fields')
+    if not isinstance(x, dict): raise ValueError(f'{at}={brief(x)}: expected a table of fields')
     return x
 
 def _made(cls, table, at, **more):
@@ -164,7 +164,7 @@ def _made(cls, table, at, **more):
             raise ValueError(f'{at}{k} is missing')
         v,kind = got.get(k),getattr(f.type, '__name__', '')
         if k in got and kind in _WANTED and v is not None and type(v).__name__ != kind:
-            raise ValueError(f'{at}{k}={brief(v)}: wanted is {_WANTED[kind]}')
+            raise ValueError(f'{at}{k}={brief(v)}: expected {_WANTED[kind]}')
     try: return check_fields(cls(**got))
     except ValueError as e: raise ValueError(f'{at}{e}') from None
 
@@ -238,7 +238,7 @@ def quick_table(
     for k,v in _table(quick, at).items():
         _known(at, 'field', k, _QUICK)
         if type(v) is not _QUICK[k]:
-            raise ValueError(f'{at}.{k}={brief(v)}: wanted is {_KINDS[_QUICK[k]]}')
+            raise ValueError(f'{at}.{k}={brief(v)}: expected {_KINDS[_QUICK[k]]}')
     out = copy.deepcopy({k: v for k,v in table.items() if k != 'quick'})
     names = [a.get('name') for a in out.get('arms', [])]
     for k in (*quick.get('keep', []), *quick.get('own', {})): _known(f'{at}.keep', 'arm', k, names)
@@ -369,7 +369,7 @@ def check_study(
         if twice := [x for i,x in enumerate(xs) if x in xs[:i]]:
             raise ValueError(f'{at}: {what}: {twice[0]!r} occurs twice')
     bad = next((s for s in study.seeds if type(s) is not int or not 0 <= s < 2**31), None)
-    if bad is not None or not study.seeds: raise ValueError(f'{at}: seeds={bad}: wanted are whole numbers from 0')
+    if bad is not None or not study.seeds: raise ValueError(f'{at}: seeds={bad}: expected whole numbers from 0')
     if study.contrasts and len(study.seeds) < 2:
         raise ValueError(f'{at}: seeds: a contrast needs at least 2, to see how much seeds differ')
     for a in study.arms:
@@ -508,10 +508,10 @@ def _check_contrast(study, c, at):
             and c.b not in names: raise ValueError(f'{at}.b={c.b!r}: table={c.table!r} compares two arms')
     for name in (n for n in (c.a, c.b) if n in names):
         o = arm_recipe(study, study.arm(name))[1]
-        if o.draws < 2: raise ValueError(f'{at}: draws={o.draws} of arm {name}: wanted are redraws, such as '
+        if o.draws < 2: raise ValueError(f'{at}: draws={o.draws} of arm {name}: expected redraws, such as '
                                          f'draws = 200 in [data]')
         if c.table == 'where' and not o.point: raise ValueError(f'{at}: point=0 of arm {name}: nothing is pointed at')
         if c.table == 'zeroshot' and not o.zeroshot:
-            raise ValueError(f'{at}: zeroshot=0 of arm {name}: no scenes; wanted is such as zeroshot = 1500 in [data]')
+            raise ValueError(f'{at}: zeroshot=0 of arm {name}: no scenes; expected such as zeroshot = 1500 in [data]')
     if c.b[:1] == '@' and c.table == 'table' and not arm_recipe(study, study.arm(c.a))[1].baselines:
         raise ValueError(f'{at}.b={c.b!r}: needs baselines = true in the changes of arm {c.a}')

@@ -51,7 +51,7 @@ def read_written(
         except ValueError as e: raise ValueError(f'{path}:{n}: {e}') from None
         said_by = [got.get(k) for k in ('image','caption')] if isinstance(got, dict) else [None]
         if not all(isinstance(t, str) and t.strip() for t in said_by):
-            raise ValueError(f'{path}:{n}: wanted is {{"image": id, "caption": text}}')
+            raise ValueError(f'{path}:{n}: expected {{"image": id, "caption": text}}')
         said.setdefault(got['image'], []).append(got['caption'])
     if not said: raise ValueError(f'{path}: holds not a single caption')
     return said

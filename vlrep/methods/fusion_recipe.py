@@ -109,19 +109,19 @@ def problems(self:FusionRecipe)->'Iterator[str]':
     if self.regions == 'files' and self.region_model != 'given':
         yield f'region_model={self.region_model}: regions=files are features already; leave it out'
     if self.regions == 'files' and (self.flip_p or self.jitter*self.jitter_p):
-        yield 'regions=files: the features are those of the images as they were; flip_p=0 and jitter=0 are wanted'
+        yield 'regions=files: the features are those of the images as they were; flip_p=0 and jitter=0 are expected'
     if self.regions != 'grid' and self.scale_min < 1:
-        yield f'scale_min={self.scale_min}: boxes are those of whole images; scale_min=1 is wanted, or regions=grid'
+        yield f'scale_min={self.scale_min}: boxes are those of whole images; scale_min=1 is expected, or regions=grid'
     if self.mim == 'kl' and self.regions != 'files' and self.region_model != 'small':
         yield (f'mim=kl: masked regions are compared with a distribution over classes, and regions={self.regions} of '
                f'the given backbone have none; take region_model=small, regions=files, or mim=off')
     if self.cache_regions and (self.regions == 'files' or self.scale_min < 1 or self.jitter*self.jitter_p):
         yield ('cache_regions=True: regions are kept that never change; regions=boxes or grid, scale_min=1 and '
-               'jitter=0 are wanted')
+               'jitter=0 are expected')
     if self.aux_scenes and self.bert != 'small' and self.region_model != 'small':
         yield f'aux_scenes={self.aux_scenes}: is read with bert=small or region_model=small alone; leave it out'
     if self.region_model == 'small' and self.visual_depth != 10:
-        yield f'visual_depth={self.visual_depth}: region_model=small is a ResNet-10; visual_depth=10 is wanted'
+        yield f'visual_depth={self.visual_depth}: region_model=small is a ResNet-10; visual_depth=10 is expected'
     if self.frozen_stages or self.layer_decay < 1 or self.activation_checkpointing:
         yield 'frozen_stages, layer_decay, activation_checkpointing: the backbone of the regions is frozen as it is'
 

@@ -57,7 +57,7 @@ class References:
         rows = [[r] if isinstance(r, str) else list(r) for r in refs]
         for i,(row,r) in enumerate(zip(rows, refs)):
             if isinstance(r, str):
-                raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is wanted')
+                raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is expected')
             if not row: raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
         if not rows: raise ValueError('refs: there are no images')
         self.n,self.tokens,self._number,self.tables = len(rows),tokens,{},[]

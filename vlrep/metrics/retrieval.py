@@ -56,9 +56,9 @@ def _check_pairs(images, captions, owner):
                          f'and (m,d), in one space')
     if len(images) < 2: raise ValueError(f'images: {len(images)} of them, at least 2 are needed to choose from')
     if owner.shape != (len(captions),):
-        raise ValueError(f'image_of: {tuple(owner.shape)} for {len(captions)} captions, wanted is the image of each')
+        raise ValueError(f'image_of: {tuple(owner.shape)} for {len(captions)} captions, expected the image of each')
     if not len(owner) or owner.min() < 0 or owner.max() >= len(images):
-        raise ValueError(f'image_of: wanted are rows of the {len(images)} images, 0 to {len(images)-1}')
+        raise ValueError(f'image_of: expected rows of the {len(images)} images, 0 to {len(images)-1}')
     mute = (torch.bincount(owner, minlength=len(images)) == 0).nonzero()[:,0]
     if len(mute):
         raise ValueError(f'image_of: {len(mute)} of {len(images)} images have no caption, the first is row '

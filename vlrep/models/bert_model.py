@@ -36,7 +36,7 @@ class BertConfig:
     def __post_init__(self):
         for k in ('vocab','width','depth','heads','max_len','segments'):
             n = getattr(self, k)
-            if not isinstance(n, int) or n < 1: raise ValueError(f'{k}={n!r}: a whole number above 0 is wanted')
+            if not isinstance(n, int) or n < 1: raise ValueError(f'{k}={n!r}: a whole number above 0 is expected')
         if self.ffn < 0: raise ValueError(f'ffn={self.ffn}: a width, or 0 for four times that of the model')
         if self.width % self.heads:
             raise ValueError(f'heads: a width of {self.width} cannot be split into {self.heads} heads')
@@ -108,7 +108,7 @@ def encode(self:Bert,
     if x.shape[-1] != self.width:
         raise ValueError(f'x: vectors of width {x.shape[-1]}, but this BERT has width {self.width}: project them first')
     if x.shape[:2] != real.shape:
-        raise ValueError(f'real: one truth value for each vector is wanted, {tuple(x.shape[:2])}, not '
+        raise ValueError(f'real: one truth value for each vector is expected, {tuple(x.shape[:2])}, not '
                          f'{tuple(real.shape)}')
     first = torch.arange(real.shape[1], device=real.device) == 0
     real = real | (first & ~real.any(1, keepdim=True))                  # attention needs something to look at

@@ -18,7 +18,7 @@ from .text_decoder import causal_mask
 def _allowed(logits, tok, never, repeat):
     "Scores (r,v) of the token after `tok` (r,s), -inf where it must not be written"
     if not (isinstance(repeat, (bool,np.bool_)) or repeat == 'virtex'):
-        raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is wanted")
+        raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
     if len(never): logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
     if repeat == 'virtex': return _lost(logits, tok)
     return logits if repeat else logits.scatter(1, tok[:,-1:], -torch.inf)
@@ -138,7 +138,7 @@ def nucleus(
 )->Tensor:                # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis` by drawing each token from the nucleus"
     if not (0 < p <= 1 and temperature > 0):
-        raise ValueError(f'p={p}, temperature={temperature}: wanted are 0 < p <= 1 and a temperature above 0')
+        raise ValueError(f'p={p}, temperature={temperature}: expected 0 < p <= 1 and a temperature above 0')
     ids = list(range(len(vis)) if ids is None else ids)
     if len(ids) != len(vis): raise ValueError(f'ids: {len(ids)} for {len(vis)} pictures')
     u = np.array([rng(seed, 'nucleus', i).random(max_len) for i in ids], np.float32).reshape(-1, max_len)

@@ -212,7 +212,7 @@ class FusionEncoder(nn.Module):
         xs,reals = dict(text=text, image=image),dict(text=text_real, image=image_real)
         for s,x in xs.items():
             if x.shape[:2] != reals[s].shape or x.shape[2] != self.widths[s]:
-                raise ValueError(f'{s}: vectors (b,n,{self.widths[s]}) and a truth value for each are wanted, not '
+                raise ValueError(f'{s}: vectors (b,n,{self.widths[s]}) and a truth value for each are expected, not '
                                  f'{tuple(x.shape)} and {tuple(reals[s].shape)}')
         seats,known = {s: _Seats(r) for s,r in reals.items()},{}
         def opened(shown):

@@ -58,7 +58,7 @@ def measure(self:RegionInput,
 )->RegionInput:
     "Take mean and standard deviation from some regions; a channel that hardly varies is divided by 1 % of the usual"
     if feats.ndim != 2 or len(feats) < 2:
-        raise ValueError(f'feats: {tuple(feats.shape)}, at least two regions are wanted')
+        raise ValueError(f'feats: {tuple(feats.shape)}, at least two regions are expected')
     if self.mean is None: raise ValueError('standardize=False: this input takes the features as they are')
     std,mean = torch.std_mean(feats.double(), 0)
     if not (std > 0).any(): raise ValueError('feats: all regions have the same features')

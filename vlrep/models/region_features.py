@@ -139,7 +139,7 @@ def _files(self:RegionEncoder, batch):
     for k,want in (('region_feats', self.width), ('region_probs', self.classes)):
         if k not in batch: continue
         if batch[k].shape[-1] != want and (want or k == 'region_feats'):
-            raise ValueError(f'{k}: stored with a width of {batch[k].shape[-1]}, a width of {want} is wanted: read '
+            raise ValueError(f'{k}: stored with a width of {batch[k].shape[-1]}, a width of {want} is expected: read '
                              'files of the detector that this model was made for')
         got[k] = batch[k]
     return got

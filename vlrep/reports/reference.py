@@ -65,9 +65,9 @@ def gather_curves(
     first = runs[0][0]
     for info,_ in runs[1:]:
         if other := _differing(info, first):
-            raise ValueError(f'runs of one recipe are wanted: in seed {info["seed"]}, {other[0]}')
+            raise ValueError(f'runs of one recipe are expected: in seed {info["seed"]}, {other[0]}')
     seeds = [info['seed'] for info,_ in runs]
-    if len(set(seeds)) < len(seeds): raise ValueError(f'runs with different seeds are wanted, not {seeds}')
+    if len(set(seeds)) < len(seeds): raise ValueError(f'runs with different seeds are expected, not {seeds}')
     curves,read = {},[loss_curves(rows) for _,rows in runs]
     for name in ('training','held out'):
         at = [dict(zip(*r[name])) for r in read]

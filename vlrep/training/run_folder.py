@@ -405,7 +405,7 @@ def info(self:Run)->dict:
         if d.get('sha256', seal) != seal:
             raise ValueError(f'{path}: damaged, or changed by hand: its SHA-256 is not the one in it')
         for k,(kinds,what) in (_KINDS|_OPTIONAL).items():
-            if k in d and type(d[k]) not in kinds: raise ValueError(f'{path}: {k} is {brief(d[k])}, wanted is {what}')
+            if k in d and type(d[k]) not in kinds: raise ValueError(f'{path}: {k} is {brief(d[k])}, expected {what}')
         if isinstance(d['data'], dict) and not isinstance(d['data'].get('name'), str):
             raise ValueError(f'{path}: data has no name')
         self._info = upgraded(d)

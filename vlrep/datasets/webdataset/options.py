@@ -45,7 +45,7 @@ class ShardsBuilder(DatasetBuilder):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')              # that some are missing is said, or refused, when they are read
             try: shard_parts(root, 1.)
-            except ValueError as e: raise ValueError(f'--root {e}; wanted is {self.root_help}') from None
+            except ValueError as e: raise ValueError(f'--root {e}; expected {self.root_help}') from None
 
 _reader = 'vlrep.datasets.webdataset.reader:'
 

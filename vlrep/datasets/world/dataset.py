@@ -31,7 +31,7 @@ def scene_number(
     if split not in RANGES: raise did_you_mean('split', split, RANGES)
     index,mine = int(index),RANGES[split]
     if not 0 <= index < len(mine):
-        raise ValueError(f'scene {index} of {split}: an index from 0 to {len(mine)-1} is wanted '
+        raise ValueError(f'scene {index} of {split}: an index from 0 to {len(mine)-1} is expected '
                          f'({split} owns the scene numbers {mine.start} to {mine.stop-1})')
     return mine[index]
 
@@ -339,7 +339,7 @@ def world(
                                   # rows as `scene` gives them
     "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
-    if n < 1 or workers < 1: raise ValueError(f'n={n}, workers={workers}: at least 1 of each is wanted')
+    if n < 1 or workers < 1: raise ValueError(f'n={n}, workers={workers}: at least 1 of each is expected')
     scene_number(split, start)
     scene_number(split, start+n-1)
     what = dict(split=split, n=int(n), size=int(size), shifted=bool(shifted), start=int(start), source=world_version(),

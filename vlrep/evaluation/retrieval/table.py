@@ -31,7 +31,7 @@ def _said(counts, n, m, way, split):
 def _check_ks(ks, n):
     "A `ValueError` names the numbers of candidates that cannot be looked at"
     ks = list(ks)
-    if not ks or min(ks) < 1: raise ValueError(f'ks={ks}: wanted are numbers of candidates, at least 1')
+    if not ks or min(ks) < 1: raise ValueError(f'ks={ks}: expected numbers of candidates, at least 1')
     if max(ks) > n: raise ValueError(f'k={max(ks)}: a caption has only {n} images to choose from; take a smaller k, or '
                                      f'more images')
     return ks

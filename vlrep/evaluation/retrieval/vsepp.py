@@ -31,7 +31,7 @@ def hardest_negatives_loss(
     own:Tensor=None,  # Which others belong together, too, and are no negatives: bool (b,b)
 )->Tensor:            # ()
     "Hinge on the hardest negative of each image and of each caption, summed over the batch (VSE++ eq. 6)"
-    if s.ndim != 2 or s.shape[0] != s.shape[1]: raise ValueError(f's: {tuple(s.shape)}, wanted is a square (b,b)')
+    if s.ndim != 2 or s.shape[0] != s.shape[1]: raise ValueError(f's: {tuple(s.shape)}, expected a square (b,b)')
     right = s.diagonal()
     none = torch.eye(len(s), dtype=torch.bool, device=s.device)
     other = s.masked_fill(none if own is None else none|own, -torch.inf)

@@ -70,7 +70,7 @@ def _rows(path, width=None):
     out = [(i, l.split()) for i,l in enumerate(lines, 1) if l.strip()]
     for i,words in out:
         if width is not None and len(words) != width:
-            raise ValueError(f'{path}, line {i}: {len(words)} words; wanted are {width}')
+            raise ValueError(f'{path}, line {i}: {len(words)} words; expected {width}')
     if not out: raise ValueError(f'{path}: is empty')
     return out
 
@@ -78,7 +78,7 @@ def _by_number(path):
     "The names of a list whose lines are a number, from 1 on, and a name"
     rows = _rows(path, 2)
     for n,(i,(number,_)) in enumerate(rows, 1):
-        if number != str(n): raise ValueError(f'{path}, line {i}: begins with {number}, wanted is {n}')
+        if number != str(n): raise ValueError(f'{path}, line {i}: begins with {number}, expected {n}')
     names = [name for _,(_,name) in rows]
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
@@ -117,7 +117,7 @@ def read_cub(
     path = root/'image_class_labels.txt'
     for i,(image,j) in _rows(path, 2):
         if not (image.isdecimal() and j.isdecimal() and 1 <= int(image) <= len(names) and 1 <= int(j) <= len(classes)):
-            raise ValueError(f'{path}, line {i}: {image} {j}: wanted are an image from 1 to {len(names)} and a class '
+            raise ValueError(f'{path}, line {i}: {image} {j}: expected an image from 1 to {len(names)} and a class '
                              f'from 1 to {len(classes)}')
         label[int(image)-1] = int(j)-1
     if lost := [n for n,j in zip(names, label) if j < 0]: raise ValueError(f'{path}: no class of {some_of(lost)}')

@@ -20,7 +20,7 @@ class _Lines:
     "Allows '' or the name of a file that is there"
     def __str__(self): return 'a JSONL file, or nothing'
     def problem(self, name:str, value:str)->str:
-        return '' if not value or Path(value).is_file() else f'{name}={value}: no such file; wanted is a JSONL file'
+        return '' if not value or Path(value).is_file() else f'{name}={value}: no such file; expected a JSONL file'
 
 class _Tower:
     "Allows scratch, small, and whatever may be a folder or a name"
