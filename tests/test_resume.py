@@ -12,7 +12,7 @@ from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.logging import CSVLogger, read_log
 from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
-from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback
+from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback, StopAtStep
 from vlrep.experiments.config import get_recipe
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
@@ -146,6 +146,18 @@ def test_crash_between_checkpoints(tmp_path, source, undisturbed):
     l = train(tmp_path/'run', source)
     same(everything(l), everything(whole))
     assert rows(tmp_path/'run') == rows(at)
+
+def test_validated_untrained_and_again(tmp_path, source):
+    "A run of no steps that is resumed has its row in the log once"
+    for _ in range(2):
+        run = Run.reopen(tmp_path/'run') if (tmp_path/'run').exists() else Run.create(
+            tmp_path/'run', recipe={}, method='m', data='d', seed=3)
+        with run:
+            l = make(run, source)
+            resume(l, run)
+            l.fit(1, cbs=[StopAtStep(0)])
+        for dl in l.dls.loaders: dl.close()
+        assert [r['step'] for r in rows(tmp_path/'run')] == [0]
 
 def test_stop_twice(tmp_path, source, undisturbed):
     at,whole = undisturbed

@@ -78,7 +78,7 @@ class CSVLogger(StatefulCallback):
     Every `every` steps and after each epoch; a file that was begun with fewer columns keeps those.
     """
     name = 'log_csv'
-    order,_keep,file = 70,('last','at','norm'),None
+    order,_keep,file,begun = 70,('last','at','norm'),None,False
     def __init__(self,
         path,         # The file; it is made, or continued
         every:int=50, # Steps between rows within an epoch; 0 for none
@@ -107,6 +107,7 @@ class CSVLogger(StatefulCallback):
             self._row(self.train_state.mean(self.last), None)
             self.last,self.at = self.train_state.sums,done
     def after_epoch(self)->None:
+        if self.begun and not self.train_state.batch: return      # a run of no steps, resumed: its row is there
         v = self.recorder.loss.value
         self._row(self.train_state.mean(), None if v is None else float(v))
 
@@ -167,6 +168,7 @@ def _open(self:CSVLogger):
     f.truncate(text.rfind(b'\n')+1)
     old = text[:max(text.find(b'\n'), 0)].decode(errors='replace').strip()
     later = [k for k in added if k not in old.split(',')]
+    self.begun = text.count(b'\n') > 1
     if not old: f.write(head.encode()+b'\n')
     elif old.split(',') == [k for k in self.names if k not in later]: self.names = old.split(',')   # begun before those
     elif old != head:
