@@ -1,6 +1,6 @@
 "Concepts and tags made of captions: what is counted, what is refused, and taggers that are not installed"
 import csv, sys
-import numpy as np, pytest
+import forked, numpy as np, pytest
 import vlrep.data.concepts as concepts
 from vlrep.data.concepts import (concept_counts, concept_words, ConceptSet, plain_words, split_marks, tag_words,
                                  Triplets, usable_captions)
@@ -61,12 +61,20 @@ def without(monkeypatch):
     yield hide
     concepts._opened.cache_clear()
 
-def test_a_missing_tagger_is_named(without, capsys):
+HIDDEN = """
+import sys
+for name in ('textblob', 'textblob.en', 'textblob.en.taggers'): sys.modules[name] = None
+from vlrep.cli import main
+main(sys.argv[1:])
+"""
+
+def test_a_missing_tagger_is_named(without, tmp_path):
     "The library is imported without it; what needs it says how to get it, in one line, before any training"
     without('textblob', 'textblob.en', 'textblob.en.taggers')
     with pytest.raises(ValueError, match='pip install textblob'): tag_words(['dog'])
-    said = refused(capsys, 'pretrain', '--method', 'tag_prediction', *TINY)
-    assert 'tagger=pattern: textblob is not installed (pip install textblob)' in said
+    p = forked.run(HIDDEN, ['pretrain', '--method', 'tag_prediction', *TINY], tmp_path)
+    assert p.returncode == 2 and p.stderr.count('\n') == 1, p.stderr
+    assert 'tagger=pattern: textblob is not installed (pip install textblob)' in p.stderr
 
 def test_a_missing_spacy_is_named(without):
     without('spacy')
