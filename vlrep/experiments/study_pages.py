@@ -36,15 +36,16 @@ def run_count(
 def budget_share(
     study:Study, # A shorter study
     full:Study,  # The one with the whole budget
-)->float:        # Image views of a run over those of the full study, the least of all arms that both have
+)->float:        # Image views of a run over those of the full study, the least of all arms that both train
     "What part of the budget a shorter study has"
     def views(s, name):
         recipe,_ = arm_recipe(s, s.arm(name))
         return recipe.steps*recipe.bs
-    both = [a.name for a in study.arms if a.name in {b.name for b in full.arms}]
+    there = {b.name: views(full, b.name) for b in full.arms}
+    both = [a.name for a in study.arms if there.get(a.name)]             # an arm without a step has no views
     if not both:
         raise ValueError(f'{study.file} and {full.file}: no arm of the same name, so there is nothing to compare')
-    return min(views(study, n)/views(full, n) for n in both)
+    return min(views(study, n)/there[n] for n in both)
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #0d261591
 def _bands(runs):
