@@ -1,6 +1,6 @@
 """Run the notebooks
 
-`notebooks.py test`        nbdev_test's check of each of them, two at a time: no flagged cell, no CUDA, no network
+`notebooks.py test`        nbdev_test's check of each of them, three at a time: no flagged cell, no CUDA, no network
 `notebooks.py run [NAME]`  run all (or those named: models/10_backbones) from top to bottom, slow cells too, and rewrite
                            their outputs
 """
@@ -11,7 +11,7 @@ import blank
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS  = ROOT/'nbs'
-WORKERS, LIMIT = 2, 600    # processes at a time; seconds for one notebook
+WORKERS, LIMIT = 3, 600    # processes at a time, one more than cores: some wait for files or others; seconds for one
 
 def notebooks(names=()):
     "Paths of the notebooks that nbdev sees, in reading order; only those in `names` if given"

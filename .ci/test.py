@@ -108,8 +108,8 @@ def pytest_costs(suite):
 def pytest():
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)/'results.xml'
-        # two processes, each with whole files: what the tests of a file share is made once
-        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '-n', '2', '--dist', 'loadfile',
+        # each process has whole files: what the tests of a file share is made once; a third one, since some wait
+        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '-n', '3', '--dist', 'loadfile',
                     '--no-loadscope-reorder', f'--junitxml={out}', 'tests')
         suite = xml.parse(out).getroot().find('testsuite') if out.exists() else xml.Element('testsuite')
         costs['tests'].update(pytest_costs(suite))

@@ -34,7 +34,7 @@ def cache(tmp_path_factory):
 
 # ---------------------------------------------------------------- what a test costs
 
-DEAR = 'distributed cli contract plugins resume resume_processes every_data faults interrupted examples'.split()
+DEAR = 'contract distributed every_data resume cli study resume_processes faults icmlm interrupted mct'.split()
 
 def pytest_collection_modifyitems(items):
     "A file is the work of one process, so that what its tests share is made once: the dearest ones are not left over"
