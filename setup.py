@@ -39,7 +39,7 @@ setuptools.setup(
         'Topic :: Scientific/Engineering :: Image Recognition'],
     packages=setuptools.find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
     include_package_data=False,
-    package_data={cfg['lib_path']: ['py.typed', 'reports/templates/*.j2', 'reports/curves/*.json']},
+    package_data={cfg['lib_path']: ['py.typed', 'reports/templates/*.j2', 'reports/*/*.json']},
     zip_safe=False,
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),

@@ -10,7 +10,8 @@ import environment, readme
 from environment import ROOT, Failed, quiet
 
 BIN = environment.VENV/'bin'
-KEPT = {'reports/templates': '.j2', 'reports/curves': '.json'}      # in vlrep/, from no notebook: folder -> ending
+# in vlrep/, from no notebook: folder -> ending
+KEPT = {'reports/templates': '.j2', 'reports/curves': '.json', 'reports/baselines': '.json'}
 passed = failed = 0
 costs = dict(notebooks={}, tests={})     # CPU seconds of each notebook and of each test of pytest
 
@@ -49,7 +50,7 @@ def copied(folder):
     """A copy of the project with an empty vlrep/
 
     Only what no notebook exports: its __init__.py, whose version line is all that nbdev writes, py.typed, the templates
-    of the report, and the reference curves
+    of the report, the reference curves, and kept baselines
     """
     new = Path(folder)/'copy'
     new.mkdir()

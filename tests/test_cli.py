@@ -43,7 +43,7 @@ def test_world(on_world):
     for stage in ('world', 'tokenizer', 'bicaptioning', 'random', 'supervised', 'transfer', 'captions'):
         assert re.search(rf'^\[{stage}\] \d', done.stdout, re.M), done.stdout
     assert ('precision' in done.stdout and 'threads 1' in done.stdout and 'unseen objects' in done.stdout
-            and 'supervised: half of the steps of virtex' in done.stdout
+            and 'supervised: as many steps as virtex' in done.stdout
             and str(Path('runs/world-virtex-1/report.html')) in done.stdout)
     info = json.loads((out/'recipe.json').read_text())
     res = json.loads((out/'result.jsonl').read_text())

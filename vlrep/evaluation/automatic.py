@@ -13,6 +13,7 @@ from ..datasets.base import DATASETS
 from ..datasets.world.dataset import world
 from ..models.pretrained import Pretrained
 from ..reports.instability import mark_warned
+from ..reports.kept import kept_text, with_kept
 from ..reports.page import jpeg_uri, pick
 from .base import *
 from .captioning import *
@@ -24,17 +25,22 @@ from .transfer import *
 # %% ../../nbs/evaluation/75_automatic.ipynb #a00b1c4d
 def measure_transfer(
     context:EvaluationContext, # Right after a training
-)->tuple:                      # Numbers: `table`; no samples
+)->tuple:                      # Numbers: `table`, and `supervised`, what that row is; no samples
     "The transfer table of the synthetic scenes, beside the baselines"
     info,options,nets = context.info,context.options,context.baselines()
     sizes = options.probe,options.probe_held,options.test
     with context.stages('transfer'):
         rows = world_table({info['method']: context.model.backbone, **nets}, world, context.recipe.size, info['seed'],
                            sizes, keep=options.draws)
+        for run in context.kept.values(): rows = with_kept(rows, run)
         rows = mark_warned(rows, context.warnings)
     context.log(table_text(rows))
-    if 'supervised' in nets: context.log(f'supervised: half of the steps of {info["method"]}, with true categories')
-    return dict(table=rows),[]
+    said = {name: dict(steps=run['steps'], text=kept_text(name, run)) for name,run in context.kept.items()}
+    if 'supervised' in nets:
+        text = f'supervised: as many steps as {info["method"]}, with true categories'
+        said['supervised'] = dict(steps=context.recipe.steps, text=text)
+    for s in said.values(): context.log(s['text'])
+    return dict(table=rows, **said),[]
 
 def measure_grounding(
     context:EvaluationContext, # Right after a training

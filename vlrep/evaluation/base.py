@@ -30,6 +30,7 @@ class EvaluationContext:
     stages:'Stages'=None      # Times what is done: `with stages('captions'): ...`
     warnings:dict=None        # Name of a network -> what is to be said against its training
     baselines:Callable=dict   # () -> {name: backbone}, trained at the first call; {} without baselines
+    kept:dict=field(default_factory=dict) # Name of a baseline -> its run from `kept_run`, shown and not trained
 
 @dataclass(frozen=True)
 class Option:

@@ -86,10 +86,10 @@ def train_on(
 def supervised_recipe(
     recipe:MethodRecipe, # The recipe of the method it stands beside
 )->TagsRecipe:           # A recipe of tags
-    "The same backbone, views, batch and switches, taught with true categories for half the steps"
+    "The same backbone, views, batch and switches, taught with true categories for as many steps"
     same = {k: getattr(recipe, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     same |= {f.name: getattr(recipe, f.name) for f in fields(MethodRecipe)}
-    return replace(get_recipe('tags', 'world'), **same, steps=recipe.steps//2, warmup=recipe.warmup//2)
+    return replace(get_recipe('tags', 'world'), **same, steps=recipe.steps, warmup=recipe.warmup)
 
 # %% ../../nbs/experiments/38_baselines.ipynb #e53f3cf5
 def train_baselines(
@@ -102,12 +102,13 @@ def train_baselines(
     log:callable=print,   # Called with lines about the progress
     warnings:dict=None,   # A dict that gets what is to be said against the training of a baseline
     backbone:str=None, weights:FilePath=None, # As for `initial_backbone`
+    supervised:bool=True,                     # False: it is not trained, since a kept run is shown
 )->dict:                                      # Name -> backbone
     "Random features, those of the first weights if they came from a file, and features of true labels"
     with stages('random'):
         nets = dict(random=bn_statistics(initial_backbone(recipe, backbone, seed=seed), splits['train'], recipe.size))
     if weights: nets['initial'] = initial_backbone(recipe, backbone, weights)
-    if type(recipe) is TagsRecipe: return nets
+    if type(recipe) is TagsRecipe or not supervised: return nets
     with stages('supervised'):
         tags = with_backbone(METHODS['tags'], backbone, weights)
         learn = train_on(tags, supervised_recipe(recipe), splits, 'world', seed=seed, precision=precision,

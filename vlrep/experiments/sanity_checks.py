@@ -160,7 +160,7 @@ def _plan_lines(n, options):
     "The plan in words"
     parts = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
     where = 'on the GPU, all tensors' if torch.cuda.is_available() else 'the whole process'
-    after = ('the supervised baseline (half the steps) and the transfer table' if getattr(options, 'baselines', False)
+    after = ('the supervised baseline and the transfer table' if getattr(options, 'baselines', False)
              else 'the measurements')
     look = _long(n['look']) if n['look'] >= 1 else f'{n["look"]:.1f} s'
     return [f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',

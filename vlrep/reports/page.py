@@ -188,7 +188,8 @@ def report_html(
         heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
         run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost),
         curves=_learning(log, staged, bands), reference=usual[0].upper()+usual[1:],
-        transfer=_scores(num.get('table')), where=_scores(num.get('where')), captioning=said,
+        transfer=_scores(num.get('table')), taught=num.get('supervised'),
+        where=_scores(num.get('where')), captioning=said,
         left_out=_left_out(num), recipe=facts_html(recipe),
         **_shown(samples if isinstance(samples, dict) else list(samples))))
 

@@ -26,7 +26,8 @@ class WorldOptions:
     point:Int(0, 10**6)=500       # Scenes of either domain for the question where a named thing is; 0 for none
     narrated:bool=False           # Are the captions of a scene what its narrative says? LocTex's words for captions
     draws:Int(0, 10**5)=0         # Keep each score under so many draws of the test scenes, to compare runs in pairs
-    baselines:bool=True           # Also train the supervised baseline, and measure random features?
+    baselines:bool=True           # Show the supervised baseline, and measure random features?
+    train_supervised:Added(bool)=False # Train that baseline even where a kept run of the same recipe can be shown?
     zeroshot:Added(Int(0, 10**6))=0 # Shifted scenes, most of one thing, for unseen categories by attributes; 0 for none
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93

@@ -14,7 +14,7 @@ from ..recipe import *
 # %% ../../../nbs/methods/supervised/10_recipe.ipynb #009c5d61
 @dataclass(frozen=True)
 class TagsRecipe(MethodRecipe):
-    "Classification with several labels, for the world: 48 pixels, half the views of the world's bicaptioning"
+    "Classification with several labels, for the world: 48 pixels; beside a run it has that run's views and steps"
     visual_depth:ResNet=10   # Layers of the ResNet: 10 is the small one, 18 to 152 as torchvision
     visual_width:Channels=16 # Channels of its first stage
     size:Side=48             # Side of the images the network sees
