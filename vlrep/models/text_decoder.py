@@ -17,14 +17,17 @@ class Packing:
     def __init__(self,
         lens:Tensor, # Real tokens in each caption (b,)
         s:int,       # Places of each caption, padding included
+        *, multiple:int=1, # The first places of padding stay, so that the number of rows is a multiple of this
     ):
-        self.shape = len(lens),s
-        self.at    = sequence_mask(lens, s).flatten().nonzero()[:,0]
+        self.shape,self.multiple = (len(lens),s),multiple
+        real = sequence_mask(lens, s).flatten()
+        if multiple > 1: real[(~real).nonzero()[:-int(real.sum()) % multiple,0]] = True
+        self.at    = real.nonzero()[:,0]
         self.place = self.at % s
     def pack(self,
         x:Tensor, # (b,s,...)
     )->Tensor:    # (n,...), caption after caption
-        "The real tokens"
+        "The rows that stay"
         return x.flatten(0, 1).index_select(0, self.at)
     def pad(self,
         x:Tensor, # (n,...)

@@ -65,8 +65,8 @@ class MixedPrecision(StatefulCallback):
                              f'precision {self.asked}: on a CPU the model needs a `visual` with an `autocast` to set'))
             self.chosen = 'fp32'
         if first and self.out:
-            part = ' (backbone only)' if self.kind == 'cpu' and self.chosen != 'fp32' else ''
-            self.out(f'precision: {self.chosen}{part}')
+            part = f' ({getattr(self.model, "lowered", "backbone only")})'
+            self.out(f'precision: {self.chosen}{part if self.kind == "cpu" and self.chosen != "fp32" else ""}')
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[self.chosen]
         if self.kind == 'cpu' and self.dtype:
             self.swapped = visual,visual.autocast

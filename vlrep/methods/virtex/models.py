@@ -7,6 +7,7 @@ __all__ = ['VisualTextDecoder', 'CaptioningModel', 'MaskedLMModel', 'TokenClassi
            'virtex_capabilities']
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #b47a620b
+from contextlib import nullcontext
 import torch, torch.nn as nn
 from torch import Tensor
 from fastcore.basics import patch
@@ -21,6 +22,7 @@ from ..word_head import rarity_shares, word_rarity, words_in, WordNaming
 class VisualTextDecoder(WordNaming, nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
     packed = None  # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
+    multiple = 1   # Of which the number of rows is one where the backbone computes in bf16
     def __init__(self,
         visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
         vocab:int,           # Tokens v
@@ -51,6 +53,10 @@ class VisualTextDecoder(WordNaming, nn.Module):
         if not self.logit_chunk: return {'logits'+way: self.output(x), 'target'+way: target}
         nats = chunked_nats(x, self.output.weight, self.output.bias, target, self.logit_chunk)
         return {'nats'+way: nats, 'target'+way: target}
+    @property
+    def visual_dtype(self)->'torch.dtype':
+        "The lower precision of the backbone on a CPU, None if it has none"
+        return getattr(self.visual, 'autocast', None)
     @property
     def decoders(self)->list: return [m for m in self.children() if isinstance(m, Decoder)]
 
@@ -89,13 +95,16 @@ def packing(self:VisualTextDecoder,
     s:int,       # Places of each
 )->Packing:      # None: padding stays
     "How padding is left out, if it is"
-    packed = getattr(self.visual, 'autocast', None) is not None if self.packed is None else self.packed
-    return Packing(lens, s) if packed and lens.device.type == 'cpu' else None
+    packed = self.visual_dtype is not None if self.packed is None else self.packed
+    if not packed or lens.device.type != 'cpu': return None
+    return Packing(lens, s, multiple=1 if self.visual_dtype is None else self.multiple)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
     "Predicts each next word, from the caption's start and, with a second decoder, from its end (VirTex sec. 3)"
     parallel,mask = 0.,3 # Share of the captions that are written all at once in training, and the id of [MASK]
+    multiple = 64        # Few shapes: in bf16 each new one is expensive
+    lowered = 'backbone and decoders' # What computes in the lower precision on a CPU
     def asked(self, tok:Tensor, lens:Tensor)->Tensor:
         "Where in `tok` (b,s), its first column left out, a word is to be predicted (b,s-1)"
         place = torch.arange(tok.shape[1]-1, device=tok.device)
@@ -104,7 +113,11 @@ class CaptioningModel(VisualTextDecoder):
     def forward(self,
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
-        "Scores of each next word, and the words"
+        "Scores of each next word, and the words; rows without a word have the target -100"
+        dtype = self.visual_dtype if batch['img'].device.type == 'cpu' else None
+        with nullcontext() if dtype is None else torch.autocast('cpu', dtype): return self._next_words(batch)
+
+    def _next_words(self, batch):
         (vis,mean),tok,lens = self._look(batch['img']),batch['tok'],batch['lens']
         out,packing = {},self.packing(lens-1, tok.shape[1]-1)
         ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
@@ -112,7 +125,9 @@ class CaptioningModel(VisualTextDecoder):
         for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d, packing, **how)) for k,t,d in ways]:
             asked,words = self.asked(t, lens),t[:,1:]
             if packing is not None: asked,words = packing.pack(asked),packing.pack(words)
-            if packing is None or not asked.all(): x,words = x[asked],words[asked]
+            if packing is not None and packing.multiple > 1 and not self.logit_chunk: # so many rows, no others
+                words = words.masked_fill(~asked, -100)
+            elif packing is None or not asked.all(): x,words = x[asked],words[asked]
             out |= self.answer(x, words, '_'+k)
         return out if mean is None else out | self.name_words(mean, tok)
 
