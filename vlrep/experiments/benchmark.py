@@ -34,7 +34,7 @@ from .config import *
 class BenchmarkPlan:
     "How much `benchmark` measures"
     models:tuple                # Pairs of a name and a recipe of VirTex, whose `bs` is the batch
-    rounds:int=5                # How often each kind of step has its turn
+    rounds:int=5                # Rounds: how often each kind of step is timed
     steps:int=4                 # Steps each time
     factors:tuple=(.5,1,2)      # Sizes of the batch that are tried, as multiples
     jpegs:int=512               # Files that the loader reads
@@ -183,7 +183,7 @@ def matrix_rate(
     mode:str,                # fp32, tf32, bf16 or fp16
     device:str|torch.device, # Where
     n:int=2048,              # Side of the matrices
-    repeats:int=5,           # The best of so many counts
+    repeats:int=5,           # Repetitions; the best one counts
 )->float:                    # Floating-point operations a second
     "What the device does in a large matrix product: 2 n^3 operations over the shortest time"
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(mode, torch.float32)
@@ -382,7 +382,7 @@ def benchmark_text(
     parts = [head, *(t for name,m in result['models'].items() for t in _model_text(name, m)),
              f'### Loader, {loader["files"]} JPEGs of {w} x {h}, views of {loader["view"]}, images/s',
              _table(['workers','read','read and view'], rows)]
-    if not result['device'].startswith('cuda'): parts.append('No GPU took part: what is said above of GPUs never ran.')
+    if not result['device'].startswith('cuda'): parts.append('No GPU was used: the parts for GPUs did not run.')
     return '\n\n'.join(parts)
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0024

@@ -59,7 +59,7 @@ class Tuning:
     grid:tuple                     # A trial each: field -> value
     steps:Int(2, 10**9)            # Steps of a trial in the last round, no more than a run has
     rounds:Int(1, 8)=1             # Rounds of successive halving: each has half as many trials of twice the steps
-    score:str='objects'            # A question about validation scenes, or held_loss
+    score:str='objects'            # A task on validation scenes, or held_loss
     split:Choice('valid')='valid'  # Which scenes: those of the test are only reported on
     scenes:Int(40, 10**6)=500      # How many of them
     seed:Int(0, 2**31-1)=1000      # Of all trials

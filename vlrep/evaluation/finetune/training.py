@@ -49,7 +49,7 @@ class TaskCollator:
         seed:int,           # Not used
         flip:np.ndarray,    # None is mirrored: a question may say left
     )->dict:                # `tok`, `segments` (b,s), `lens` (b,), `target` (b,k) if it is known, `region_*`
-        "What is read beside the images"
+        "What a batch holds in addition to the images"
         if flip.any(): raise ValueError('flip_p: images of a task are not mirrored, for its texts say left and right')
         out = {k: v for k,v in self.texts(source, rows).items() if k != 'cut'}
         if source.targets is not None: out['target'] = torch.from_numpy(source.targets[rows].toarray())
@@ -143,10 +143,10 @@ class BestScore(Checkpointer):
         self.metric,self.patience,self.log,self.score,self.since,self.history = metric,patience,log,None,0,[]
     @property
     def done(self)->bool:
-        "Has it not got better for long enough?"
+        "Has it not improved for `patience` evaluations?"
         return bool(self.patience) and self.since >= self.patience
     def after_epoch(self)->None:
-        "Look, note, save, and perhaps stop"
+        "Evaluate, record, save, and perhaps stop"
         s,v,loss = self.learn.train_state,self.metric.value,self.recorder.loss.value
         better = v is not None and (self.score is None or v > self.score)
         self.since = 0 if better else self.since+1
@@ -167,7 +167,7 @@ class KeptBest:
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #62b06f21
 def _linear(step, total, warmup):
-    "A climb, then a straight line down to 0"
+    "Linear warm-up, then linear decay to 0"
     return step/warmup if step < warmup else max(0., (total-step)/max(1, total-warmup))
 
 def text_limit(
@@ -179,12 +179,12 @@ def text_limit(
     config = getattr(getattr(body, 'bert', None), 'config', None)
     most = getattr(body, 'max_len', None) or getattr(config, 'max_len', None)
     if plan.max_len and most and plan.max_len > most:
-        raise ValueError(f'max_len={plan.max_len}: the model has places for {most} tokens only')
+        raise ValueError(f'max_len={plan.max_len}: the model has positions for {most} tokens only')
     return min(plan.max_len or task.max_len, most or 4096)
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #da722299
 def without_idle(
-    model:FinetuneModel, # Weights that its scores do not depend on ask for no gradient afterwards
+    model:FinetuneModel, # Weights that its scores do not depend on have requires_grad=False afterwards
     batch:dict,          # To find them by
 )->list:                 # Their names
     "Which weights are not used; nothing else in the model changes"
@@ -248,7 +248,7 @@ def fit_task(
     learn:BatchLearner, # From `finetune_learner`
     plan:FinetunePlan,  # Its `steps` count
 )->None:
-    "Train to the end, or until it does not get better; a training that had ended so is not continued"
+    "Train to the end, or until early stopping; a training that was stopped early is not continued"
     try:
         if not learn.save_run.done: learn.fit_steps(plan.steps)
     finally:

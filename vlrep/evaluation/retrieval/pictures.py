@@ -83,7 +83,7 @@ def nearest_images(
 def similarity_matrix(
     samples:dict, # From `retrieval_samples`
 )->plt.Figure:
-    "Cosines of some images with a caption of each: what belongs together stands on the diagonal"
+    "Cosines of some images with a caption of each: matching pairs are on the diagonal"
     s = samples['matrix']
     fig,ax = plt.subplots(figsize=(4.4,3.8))
     fig.colorbar(ax.imshow(s, cmap='viridis'), ax=ax, label='cosine')

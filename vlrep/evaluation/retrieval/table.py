@@ -29,7 +29,7 @@ def _said(counts, n, m, way, split):
                 captions_per_image=an_image, split=split)
 
 def _check_ks(ks, n):
-    "A `ValueError` names the numbers of candidates that cannot be looked at"
+    "A `ValueError` names each `k` that is larger than the number of candidates"
     ks = list(ks)
     if not ks or min(ks) < 1: raise ValueError(f'ks={ks}: expected numbers of candidates, at least 1')
     if max(ks) > n: raise ValueError(f'k={max(ks)}: a caption has only {n} images to choose from; take a smaller k, or '
@@ -59,11 +59,11 @@ def retrieval_table(
     image_of:np.ndarray,  # Row of the image of each caption (m,)
     who:str='this run',   # Name of the model in the table
     split:str='test',     # Which images these are
-    *, ks:tuple=(1,5,10), # Numbers of candidates that are looked at
+    *, ks:tuple=(1,5,10), # The k of R@k
     protocol:str='all',   # Which images are ranked among each other: one of `PROTOCOLS`
     seed:int=0,           # Of the bootstrap
     draws:int=500,        # Number of bootstrap resamples of the images
-    keep:int=0,           # Keep the scores under so many draws that all runs share, as `draws`
+    keep:int=0,           # Keep the scores under this number of resamplings, the same for all runs, as `draws`
 )->list:                  # Dicts `question, metric, backbone, n, chance, value, low, high`, R@k in percent, and
                           # `candidates, captions_per_image, split, protocol`
     "R@k and the median rank in both directions; a `ValueError` if a `k` is larger than the number of candidates"

@@ -78,7 +78,7 @@ def _terms(
     local_loss:bool=True, # As for `info_nce`
     dist:Dist=Dist(),     # The processes: pairs of all are compared
 )->dict:                  # Name -> (weight, total (), samples ()): `contrast`, and `words` of a head
-    "Contrast, and the words beside it"
+    "The contrastive loss, and that of the word head"
     kw = dict(gather=dist.gather) if dist.world_size > 1 else {}
     a,b = out['img_vec'],out['txt_vec']
     if 'bias' in out: pair = sigmoid_pairs(a, b, out['scale'], out['bias'], local_loss=local_loss, **kw)
@@ -122,9 +122,9 @@ def contrast_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone by telling captions apart"
+    "A learner that trains a backbone by contrast of images and captions"
     r = recipe
-    if dls.train.tok is None: raise ValueError('the contrast reads captions: the loaders need a tokenizer (tok=...)')
+    if dls.train.tok is None: raise ValueError('contrast needs captions: the loaders need a tokenizer (tok=...)')
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'contrast head'))

@@ -56,7 +56,7 @@ class TwoTowers(nn.Module):
         *, room:int=0,         # Images of a step, of all processes
         key_momentum:float=.999, # As for `MomentumEncoder`
         bn_group:int=0,        # As for `by_groups`
-        shuffle_bn:bool=True,  # Normalise keys among other companions?
+        shuffle_bn:bool=True,  # Shuffle images before keys are normalised?
         mask_same:bool=True,   # Leave older keys of the same image out of the negatives?
         tags:str='',           # Which entry of a batch are the tags
         n_tags:int=0,          # How many tags there are

@@ -206,7 +206,7 @@ def check_views(
         raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
     if r.cc: lines.append(_text_line(r, train))
     if r.queue >= len(train):
-        hidden = 'are masked' if r.mask_same else 'count as wrong answers (mask_same=false)'
+        hidden = 'are masked' if r.mask_same else 'count as negatives (mask_same=false)'
         lines.append(f'queue={r.queue:,}: longer than the {len(train):,} images of an epoch, so that older keys of the '
                      f'same image {hidden}; a shorter one is quicker')
     return lines

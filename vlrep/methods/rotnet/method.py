@@ -60,7 +60,7 @@ def rotnet_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone with rotations"
+    "A learner that trains a backbone with rotations"
     r,visual = recipe,concept_backbone(recipe, visual, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'rotation head'))

@@ -26,7 +26,7 @@ class ViLBERTRecipe(FusionRecipe):
     image_ffn:_Wide=1024     # Hidden width of its feed-forward parts (code); 0: as image_width
     co_width:_Wide=1024      # Width of co-attention (code); 0: as image_width
     co_heads:HeadCount=8     # Its heads (code); 0: as image_heads
-    co_attention:bool=True   # Do the streams look at each other?
+    co_attention:bool=True   # Do the streams attend to each other?
     pool_region:_Pooled='first' # Pooled of the image: first, the detector's surest (code), or mean of all regions
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #44905419
