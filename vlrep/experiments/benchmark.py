@@ -206,7 +206,7 @@ def measure_steps(
     rates:dict,              # Kind of step -> operations a second of a matrix product, as `matrix_rate` gives
     modes:list|tuple=_MODES, # Kinds of steps, fp32 first
 )->tuple:                    # A dict for each kind, and operations an image
-    "Images a second in each precision, the kinds taking turns; a kind that fails is listed with the reason"
+    "Images a second in each precision, alternating; a kind that fails is listed with the reason"
     rows = {m: dict(mode=m, skipped=mode_problem(m, device)) for m in modes}
     kinds,seconds,flops = {},{},None
     for m in [m for m in modes if not rows[m]['skipped']]:

@@ -180,7 +180,7 @@ def study_notes(
     study:Study, # Its arms and seeds
     lines:list,  # Of its file
 )->list:         # Sentences
-    "What the daggers stand for, and in what facts the lines differ"
+    "The meaning of the daggers, and in which facts the lines differ"
     def who(l):
         what = f', {l["task"]} {l["mode"]}' if 'task' in l else ''
         if 'trial' not in l: return f'{l["arm"]}, seed {l["seed"]}{what}'
@@ -194,7 +194,7 @@ _TONES = dict(replicates='good', reversed='bad', equivalent='method')
 def show_contrasts(
     rows:list,       # From `judge_study`
     width:float=7.5, # Inches
-)->plt.Figure:       # The figure; None if nothing was judged yet
+)->plt.Figure:       # The figure; None if there is no verdict yet
     "Differences with intervals, seeds and margin: replicates green, reversed red, equivalent blue, not resolved grey"
     rows = [r for r in rows if 'p' in r]
     if not rows: return None
@@ -271,7 +271,7 @@ _MODE_NAMES = dict(full='Tasks, fine-tuned in full', frozen='Tasks, the body fro
                    blind='Tasks, fine-tuned without the image')
 
 def _asked_tables(study, lines):
-    "Title -> rows, for each evaluation that can be compared; those that were not asked have none"
+    "Title -> rows, for each evaluation that can be compared; those that did not run have none"
     told = {k: f'{e.explain[0].upper()}{e.explain[1:]}' for k,e in EVALUATIONS.items() if e.scores}
     return {title: rows for k,title in told.items() if (rows := score_rows(study, lines, k))}
 
@@ -331,7 +331,7 @@ def _joined(parts):
 # %% ../../nbs/experiments/85_study_report.ipynb #015553e9
 def write_study_report(
     path:FilePath,     # The folder of a study, or its study.jsonl
-    out:FilePath=None, # Where `report.html` and `report.md` go; by default beside the lines
+    out:FilePath=None, # Where `report.html` and `report.md` go; by default in the folder of the lines
 )->Path:               # The page
     "Write the page of a study, and its tables in Markdown"
     study,lines = read_study_lines(path)

@@ -122,7 +122,7 @@ def run_facts(
     study:Study, # The study
     arm:Arm,     # One of its arms
 )->dict:         # Of plain values
-    "What the numbers of an arm depend on, beside what the study says"
+    "What the results of an arm depend on, in addition to the study"
     own,shared = code_modules(arm.method, study.data)
     w = study.writer(arm)
     more = dict(writer=code_hash(code_modules(w.method, study.data)[0])) if w else {}
@@ -151,7 +151,7 @@ def ask_run(
     for name,options in study.ask.items():
         if name in got: continue
         begun,lacks = time.time(),EVALUATIONS[name].missing(open_run(folder).capabilities)
-        if lacks: log(f'{name}: not asked, {folder.name} has no {", ".join(lacks)}')
+        if lacks: log(f'{name}: skipped, {folder.name} has no {", ".join(lacks)}')
         rows = [] if lacks else evaluate(folder, name, log=log, **options)
         got[name] = dict(rows=rows, seconds=round(time.time()-begun, 2))
         write_json(path, got)
@@ -535,7 +535,7 @@ def tune_tasks(
     jobs:int=1,         # At a time
     log:callable=print, # Called with lines about the progress
 )->dict:                # (arm, task, mode) -> the values that were chosen: field -> value
-    "Tune the fine-tuning of each arm, task and mode; if all trials of one failed, the first stands"
+    "Tune the fine-tuning of each arm, task and mode; if all trials of one failed, the first values are used"
     study,f,todo = folder.study,folder.study.finetune,[]
     there = [a for a in study.arms if folder.find(kind='run', arm=a.name, seed=study.seeds[0])]
     each = [(a,t,m) for a in there for t,m in study.jobs(a)]
@@ -609,7 +609,7 @@ def run_study(
 # %% ../../nbs/experiments/87_study_runs.ipynb #5c2d1edd
 def recorded_speed(
     folder:FilePath, # It holds run folders, at any depth
-)->dict:             # Method -> seconds an image view, and seconds beside the training
+)->dict:             # Method -> seconds per image view, and seconds outside the training
     "What finished runs took; a `ValueError` if there are none"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):

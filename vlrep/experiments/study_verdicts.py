@@ -112,10 +112,10 @@ def _with_tasks(run, lines):
     return run | dict(numbers=run['numbers'] | {k: rows for k,rows in more.items() if rows})
 
 def constant_row(
-    question:str, # What is asked
+    question:str, # The task
     metric:str,   # Its unit
-    who:str,      # Whose answer it is
-    value:float,  # The answer
+    who:str,      # The backbone
+    value:float,  # The score
 )->dict:          # A row as those of a table
     "A row whose value does not depend on which test scenes are drawn: its redraws are all the same"
     return dict(question=question, metric=metric, backbone=who, n=1, chance=0., value=float(value),

@@ -26,7 +26,7 @@ from .plan import *
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #a816fd87
 def answer_labels(
     train:TaskDataset,  # With answers of people
-    plan:FinetunePlan,  # Its `answers` counts; 0 stands for the 3129 of VQA 2.0
+    plan:FinetunePlan,  # Its `answers` is used; 0 means the 3129 of VQA 2.0
 )->list:                # `<unk>` and the most frequent answers
     "The answers that a network may give"
     return answer_vocabulary((train.answers[i] for i in range(len(train))), plan.answers or 3129)
@@ -52,7 +52,7 @@ def film_genres(train:TaskDataset, plan:FinetunePlan)->list:
 
 def label_sets(
     answers:list, # Labels of an example
-    labels:list,  # All labels; with `<unk>`, that stands for all others
+    labels:list,  # All labels; `<unk>`, if there, represents all others
 )->dict:          # Label -> 1
     "Each label has the score 1"
     return {a if a in labels or UNKNOWN not in labels else UNKNOWN: 1. for a in answers}

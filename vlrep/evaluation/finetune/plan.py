@@ -33,7 +33,7 @@ class FinetunePlan:
     decay_steps:Added(Int(0, 10**8))=0 # The linear schedule ends at 0 after these steps, which may be more than are
                                        # made (released configuration for MM-IMDB: 88,000); 0: with the last step
     report:Added(Choice('both','valid','test'))='both' # Which sets the table is about: its rows name them
-    draws:Added(Int(0, 10**5))=0 # Keep each score of the test under so many draws of its images, to pair runs
+    draws:Added(Int(0, 10**5))=0 # Resamplings of the test images for which each score is kept, to pair runs
     def check(self)->None:
         "Warm-up is shorter than the training, and the training not longer than the schedule"
         if 0 < self.decay_steps < self.steps:
@@ -69,7 +69,7 @@ class FinetuneTask:
     constant:Callable=Lazy()   # (training TaskDataset) -> the best decision without looking, one row: chance
     submit:Callable=Lazy()     # (path, TaskDataset, decisions) -> writes a file as the task's challenge wants it
     suffix:str='.json'         # Of that file
-    pooler:str='cls'           # What `pooler=auto` stands for: cls or last
+    pooler:str='cls'           # The meaning of `pooler=auto`: cls or last
     max_len:int=128            # Most tokens of a text
     answers:int=0              # Most answers, where people's answers are the labels
     closed:bool=False          # Is an answer that is none of the labels an error?

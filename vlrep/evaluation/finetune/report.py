@@ -23,7 +23,7 @@ def told_examples(
     n:int=10,              # How many
     seed:int=0,            # Which
 )->list:                   # As `cards_html` takes them
-    "Some examples with their images, what was decided, and what is right"
+    "Some examples with their images, decisions and targets"
     rows = np.sort(rng(seed, 'told examples').permutation(len(examples))[:n])
     out = []
     for i in rows:

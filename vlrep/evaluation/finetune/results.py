@@ -78,7 +78,7 @@ def task_rows(
     who:str='model',       # Whose they are
     *, alone:np.ndarray=None, # Decisions without the image
     seed:int=0,            # Of the bootstrap
-    draws:int=0,           # Keep so many redraws of each score over all examples as `draws`, see `task_draws`
+    draws:int=0,           # How many resamplings of each score are kept as `draws`, see `task_draws`
 )->list:                   # Dicts `question, metric, backbone, n, chance, value, low, high`, in percent
     "The table of a task"
     constant,q = task.constant(train),f'{task.name} {examples.split}'

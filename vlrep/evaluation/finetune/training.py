@@ -58,7 +58,7 @@ class TaskCollator:
 def cut_line(
     collate:TaskCollator, # With tokenizer and limit
     source:TaskDataset,   # Examples
-    most:int=20_000,      # So many are looked at, spread over all
+    most:int=20_000,      # How many are checked, spread over all
 )->str:                   # '' if none is cut
     "How many texts are longer than the limit, in words"
     rows = np.arange(0, len(source), -(-len(source)//most))
@@ -98,7 +98,7 @@ class TaskScore(Metric):
     def __init__(self,
         task:FinetuneTask,            # Decides and measures
         examples:TaskDataset, # The validation set, with targets
-        dist:Dist=Dist(),     # The processes; all ask for the value
+        dist:Dist=Dist(),     # The processes; all call for the value
     ): self.task,self.examples,self.dist,self.rows,self.said = task,examples,dist,[],[]
     @property
     def name(self)->str: return 'score'
@@ -130,7 +130,7 @@ class TaskScore(Metric):
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #10f1d71d
 class BestScore(Checkpointer):
-    "Save `last`, and `best` by a score; stop after so many evaluations without a better one"
+    "Save `last`, and `best` by a score; stop after some evaluations without improvement"
     _keep = ('at','score','since','history')
     def __init__(self,
         folder,           # Has `save(name, weights, state)`, such as a `Run`, or `KeptBest`
@@ -159,7 +159,7 @@ class BestScore(Checkpointer):
             raise CancelFitException()
 
 class KeptBest:
-    "Stands in for a run folder: keeps the best weights in memory"
+    "Replaces a run folder: keeps the best weights in memory"
     weights = None
     def save(self, name:str, weights:dict, state:dict)->None:
         "Keep them, if they are the best"

@@ -123,7 +123,7 @@ def fusion_ablation_table(
     samples = naming_samples(dataset, m.tok, n, seed, max_len=m.max_len)
     with m.evaluating(): got,fair = _asked(m, dataset, samples, reader, seed, bs=bs)
     got['all less none'] = got['all regions']-got['no image']               # paired: sample by sample
-    if not fair.any(): raise ValueError(f'{dataset.name}: no image shows something beside what its caption names')
+    if not fair.any(): raise ValueError(f'{dataset.name}: no image shows anything but what its caption names')
     sums = lambda v: np.bincount([s[0] for s in samples], fair*v, minlength=len(dataset))
     total,rows = sums(np.ones(len(samples))),[]
     for j,(metric,unit,chance) in enumerate((('nats',1,np.log(len(m.tok))), ('top-1',100,1/len(m.tok)))):

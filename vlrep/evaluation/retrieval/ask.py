@@ -30,7 +30,7 @@ def open_for_retrieval(
     data:str=None,             # One of `DATASETS`; by default what the run was trained on
     protocol:str='all',        # One of `PROTOCOLS`
 )->ImageTextDataset:
-    "The test set that is asked for; photos that cannot be read are left out"
+    "The requested test set; photos that cannot be read are left out"
     info,own = context.info,context.info['data']['name']
     builder = DATASETS[data or own]
     same = builder.name == own and context.root is None

@@ -56,7 +56,7 @@ def tag_lists(
 
 def tag_vocabulary(
     lists:list,     # Tags of each image
-    size:int=18157, # At most so many (MCT sec. 4)
+    size:int=18157, # Largest size (MCT sec. 4)
 )->dict:            # Tag -> column, the most frequent first
     "The tags that most images have"
     if size < 1: raise ValueError(f'tags={size}: at least 1')
@@ -88,7 +88,7 @@ def tag_vectors(
     has:csr_matrix, # Which image has which tag (n,t)
     dim:int=4096,   # Width (MCT sec. 4); at most the number of tags
     seed:int=0,     # Of the approximate decomposition
-    exact:int=2000, # Up to so many tags it is computed exactly
+    exact:int=2000, # Up to this number of tags it is computed exactly
 )->Tensor:          # Length 1 (t,d), 0 for a tag that no image has
     "A vector for each tag, similar if the tags occur together"
     m,dim = pmi(has).tocoo(),min(dim, has.shape[1])

@@ -37,8 +37,8 @@ class ZeroShotBenchmark:
         lost = [self.classes[j] for j in range(len(self.classes)) if not (self.label == j).any()]
         if lost: raise ValueError(f'{self.name}: no image of {some_of(lost)}')
         if self.unseen.all() or not self.unseen.any():
-            raise ValueError(f'{self.name}: {int(self.unseen.sum())} of {len(self.unseen)} classes are unseen: expected '
-                             f'some, but not all')
+            raise ValueError(f'{self.name}: {int(self.unseen.sum())} of {len(self.unseen)} classes are unseen: '
+                             f'expected some, but not all')
     def parts(self)->dict: # Rows
         "`train` and `held`: images of seen classes; `test`: images of unseen ones. They do not depend on a seed"
         train,held = [],[]

@@ -144,8 +144,8 @@ def ask_zeroshot(
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #495882f7
 def measure_zeroshot(
     context:EvaluationContext, # Right after a training on the world
-)->tuple:                      # Numbers: `zeroshot`, none unless the options ask for it; no samples
-    "Unseen categories by their descriptions, beside the baselines"
+)->tuple:                      # Numbers: `zeroshot`, none unless the options set it; no samples
+    "Unseen categories by their attributes, with the baselines"
     options,info = context.options,context.info
     if not getattr(options, 'zeroshot', 0): return {},[]
     with context.stages('zero-shot'):

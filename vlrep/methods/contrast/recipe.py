@@ -32,7 +32,7 @@ class ContrastRecipe(MethodRecipe):
     init:Init='0.02'             # Standard deviation of its first weights, or 'fan_in'
     vocab:Vocab=10000            # Tokens
     max_len:Length=30            # Longest caption in tokens
-    size:Side=224                # Side of the images the network sees
+    size:Side=224                # Side of the input images
     scale_min:Fraction=.2        # Random crops keep at least this part of the area
     jitter:Share=.4              # Most change of brightness, contrast and saturation; hue a quarter of it
     jitter_p:Share=.8            # How often colours are changed

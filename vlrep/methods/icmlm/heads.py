@@ -114,6 +114,6 @@ class AttFcHead(nn.Module):
         s = s.masked_fill(~real[:,None,None], -torch.inf).logsumexp(3)
         return self.mix(s.transpose(1,2))[...,0].softmax(1)
     def forward(self, x:Tensor, w:Tensor, real:Tensor, place:Tensor)->tuple:
-        "As `TfmHead`; the place is not looked at: that the token there is masked, its state says"
+        "As `TfmHead`; the position is not used, since the state of [MASK] marks it"
         p = self.attention(x, w, real)
         return self.fc((p[...,None]*x).sum(1)),p

@@ -125,7 +125,7 @@ def _read(batch, kinds, end=''):
 @torch.no_grad()
 def keys_of(self:TwoTowers,
     batch:dict, # `img2` and `tok2`, `lens2`, or else `img` and `tok`, `lens`; perhaps `id`, `told` and tags
-)->tuple:       # Kind -> keys (b,d), the images' numbers (b,), what stands beside each key (b,m)
+)->tuple:       # Kind -> keys (b,d), the images' numbers (b,), the marks of each key (b,m)
     "What goes into the queue"
     self.slow.mirror(self.fast)
     keys = self.encode(self.slow, self.kinds, *_read(batch, self.kinds, '2'), keys=True)

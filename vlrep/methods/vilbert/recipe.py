@@ -19,7 +19,7 @@ _Pooled = Choice('first','mean')
 
 @dataclass(frozen=True)
 class ViLBERTRecipe(FusionRecipe):
-    "ViLBERT in the paper: BERT-base beside six layers of width 1024, COCO, masked words and regions"
+    "ViLBERT in the paper: BERT-base and six layers of width 1024, COCO, masked words and regions"
     blocks:_Blocks=6         # Co-attention blocks, and layers of the image; 0: half as many as BERT has layers (code)
     image_width:_Wide=1024   # Hidden size of the image's stream (code); 0: as the text's
     image_heads:HeadCount=8  # Its attention heads (code); 0: as the text's
