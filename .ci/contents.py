@@ -119,9 +119,9 @@ def contents_page(nbs, course):
         head = f'## {k} · {link(CONTENTS, page, title) if page else title}\n\n{line}.{own}\n\n'
         return head + '\n'.join(f'- {link(CONTENTS, n, headline(nbs[n])[0])}: {headline(nbs[n])[1]}' for n in sources)
     first = ('# Contents\n\n> The chapters of the course, and the notebooks of the library that belong to each\n\n'
-             'A chapter explains one topic, builds the naive version by hand and has exercises. Code and checks stand '
-             'once, in the notebooks listed below it, from which the library is exported.\n\n'
-             '`make blank` writes the chapters without their solutions into `_course/`, for doing the exercises.\n\n'
+             'A chapter explains one topic, builds the naive version by hand and has exercises. The code of the '
+             'library and its tests are in the notebooks listed below it.\n\n'
+             '`make blank` writes the chapters without their solutions into `_course/`, for solving the exercises.\n\n'
              'This page is written by `make export` from the line `- chapter: N` in the first cell of each notebook.')
     cells = [cell(0, first), *(cell(k, part(k, *v)) for k,v in course.items())]
     kernel = dict(display_name='python3', language='python', name='python3')

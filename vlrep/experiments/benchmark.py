@@ -34,7 +34,7 @@ from .config import *
 class BenchmarkPlan:
     "How much `benchmark` measures"
     models:tuple                # Pairs of a name and a recipe of VirTex, whose `bs` is the batch
-    rounds:int=5                # How often each kind of step has its turn
+    rounds:int=5                # Rounds: how often each kind of step is timed
     steps:int=4                 # Steps each time
     factors:tuple=(.5,1,2)      # Sizes of the batch that are tried, as multiples
     jpegs:int=512               # Files that the loader reads
@@ -183,7 +183,7 @@ def matrix_rate(
     mode:str,                # fp32, tf32, bf16 or fp16
     device:str|torch.device, # Where
     n:int=2048,              # Side of the matrices
-    repeats:int=5,           # The best of so many counts
+    repeats:int=5,           # Repetitions; the best one counts
 )->float:                    # Floating-point operations a second
     "What the device does in a large matrix product: 2 n^3 operations over the shortest time"
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(mode, torch.float32)
@@ -206,7 +206,7 @@ def measure_steps(
     rates:dict,              # Kind of step -> operations a second of a matrix product, as `matrix_rate` gives
     modes:list|tuple=_MODES, # Kinds of steps, fp32 first
 )->tuple:                    # A dict for each kind, and operations an image
-    "Images a second in each precision, the kinds taking turns; a kind that fails is listed with the reason"
+    "Images a second in each precision, alternating; a kind that fails is listed with the reason"
     rows = {m: dict(mode=m, skipped=mode_problem(m, device)) for m in modes}
     kinds,seconds,flops = {},{},None
     for m in [m for m in modes if not rows[m]['skipped']]:
@@ -382,7 +382,7 @@ def benchmark_text(
     parts = [head, *(t for name,m in result['models'].items() for t in _model_text(name, m)),
              f'### Loader, {loader["files"]} JPEGs of {w} x {h}, views of {loader["view"]}, images/s',
              _table(['workers','read','read and view'], rows)]
-    if not result['device'].startswith('cuda'): parts.append('No GPU took part: what is said above of GPUs never ran.')
+    if not result['device'].startswith('cuda'): parts.append('No GPU was used: the parts for GPUs did not run.')
     return '\n\n'.join(parts)
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0024

@@ -27,7 +27,7 @@ from .options import *
 # %% ../../nbs/experiments/82_study.ipynb #72988d69
 SCORES = dict(table=('objects','seen objects','unseen objects','color','setting','number','cell'),
               where=('pointing','overlap','pointing, shifted','overlap, shifted'),
-              masked_words=('masked word','masked word, five guesses'), # What scenes are asked, by table
+              masked_words=('masked word','masked word, five guesses'), # Tasks on scenes, by table
               zeroshot=('unseen, of all','unseen, of unseen','seen, of all','harmonic mean'))
 MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True)) # How a task is learned -> fields of the plan
 
@@ -55,11 +55,11 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Tuning:
-    "How the arms are tuned: each with as many trials of one seed, judged by validation scenes"
+    "How the arms are tuned: each with the same number of trials of one seed, selected on validation scenes"
     grid:tuple                     # A trial each: field -> value
     steps:Int(2, 10**9)            # Steps of a trial in the last round, no more than a run has
     rounds:Int(1, 8)=1             # Rounds of successive halving: each has half as many trials of twice the steps
-    score:str='objects'            # A question about validation scenes, or held_loss
+    score:str='objects'            # A task on validation scenes, or held_loss
     split:Choice('valid')='valid'  # Which scenes: those of the test are only reported on
     scenes:Int(40, 10**6)=500      # How many of them
     seed:Int(0, 2**31-1)=1000      # Of all trials
@@ -67,7 +67,7 @@ class Tuning:
 # %% ../../nbs/experiments/82_study.ipynb #27ccc248
 TASK_TABLES = *MODES,'drift' # Of a contrast, for which runs are fine-tuned
 
-def asked_scores()->dict: # Name of an evaluation -> the questions that contrasts may ask of it
+def asked_scores()->dict: # Name of an evaluation -> its metrics for contrasts
     "Evaluations whose rows can be compared in pairs, those of plugins too"
     return {e.name: e.scores for e in EVALUATIONS.values() if e.scores}
 
@@ -85,7 +85,7 @@ class Contrast:
     b:str                                 # Another one; chance; or a backbone in the table of `a`, as @random
     question:str='objects'                # One of `SCORES[table]`, or of the evaluation's `scores`; of the tables of
                                           # `TASK_TABLES` a task
-    table:str='table'                     # One of `contrast_tables`: linear probes, where a model looks, which words it
+    table:str='table'                     # One of `contrast_tables`: linear probes, attention, which words the model
                                           # predicts, unseen classes, tasks after fine-tuning, how far it moved
                                           # weights, held-out loss, or an evaluation
     sign:Choice(1, -1)=1                  # -1: `b` is said to be ahead
@@ -110,7 +110,7 @@ class Study:
     margin:Float(0, 100, above=True)=1.  # Percentage points: a difference within them is of no interest
     tune:Tuning=None                     # None: the recipes are taken as they are
     finetune:FineTuning=None             # None: nothing is fine-tuned
-    ask:dict=field(default_factory=dict) # Evaluation that every run is asked afterwards -> its options
+    ask:dict=field(default_factory=dict) # Evaluation of every finished run -> its options
     contrasts:tuple=()                   # `Contrast`s
     def arm(self,
         name:str, # Of an arm
@@ -357,7 +357,7 @@ def _known(at, kind, name, there):
 def check_study(
     study:Study, # Of which each table is right by itself
 )->None:
-    "Can the study be run and judged? A `ValueError` names file and field"
+    "Can the study be run and evaluated? A `ValueError` names file and field"
     at = study.file
     if not study.arms: raise ValueError(f'{at}: arms: there are none; write each as [[arms]]')
     _known(f'{at}: data.name', 'dataset', study.data, DATASETS)
@@ -408,7 +408,7 @@ def _check_tuning(study):
     t,at = study.tune,study.file
     if t.score != 'held_loss':
         if 'domain_shift' not in DATASETS[study.data].answers:
-            raise ValueError(f"{at}: tune.score={t.score!r}: {study.data} has no scenes to ask; take 'held_loss'")
+            raise ValueError(f"{at}: tune.score={t.score!r}: {study.data} has no scenes; take 'held_loss'")
         _known(f'{at}: tune.score', 'score', t.score, ('held_loss',*SCORES['table']))
     arms = study.tuned()
     if not arms: raise ValueError(f'{at}: tune: no arm trains a single step')
@@ -476,7 +476,7 @@ def task_plan(
 def questions_of(
     task:str # One of `TASKS`
 )->tuple:    # Names
-    "What contrasts may ask of a task: its first metric, and of genres macro F1, too"
+    "The metrics of a task in contrasts: its first one, and for genres macro F1, too"
     return (task, f'{task}, macro F1') if task == 'mm_imdb' else (task,)
 
 def _check_question(study, c, at):
@@ -492,13 +492,13 @@ def _check_question(study, c, at):
 
 # %% ../../nbs/experiments/82_study.ipynb #75e95324
 def _check_contrast(study, c, at):
-    "Can a contrast be judged?"
+    "Can a contrast be evaluated?"
     if 'domain_shift' not in DATASETS[study.data].answers:
-        raise ValueError(f'{at}: contrasts are judged on scenes under domain shift, and {study.data} has none')
+        raise ValueError(f'{at}: contrasts are evaluated on scenes under domain shift, and {study.data} has none')
     names = [a.name for a in study.arms]
     _known(f'{at}.table', 'table', c.table, contrast_tables())
     if c.table in asked_scores() and c.table not in study.ask and not EVALUATIONS[c.table].measure:
-        raise ValueError(f'{at}.table={c.table!r}: no run is asked this; add {c.table} = {{}} to [ask]')
+        raise ValueError(f'{at}.table={c.table!r}: no run has this evaluation; add {c.table} = {{}} to [ask]')
     _known(f'{at}.a', 'arm', c.a, names)
     if c.b[:1] != '@': _known(f'{at}.b', 'arm', c.b, [*names, 'chance'])
     if c.a == c.b: raise ValueError(f'{at}: a and b are both {c.a!r}')

@@ -31,13 +31,13 @@ def _spread_of(v, digits=1):
     return f'{np.mean(v):.{digits}f}' + f' ({few})'*(max(v) > min(v))
 
 def _marked(arm, runs):
-    "An arm's name, a dagger behind it if one of its runs went wrong"
+    "An arm's name, with a dagger if one of its runs was unstable or failed"
     return dagger(arm, any(map(unstable_run, runs)))
 
 def contrast_rows(
     rows:list, # From `judge_study`
 )->list:       # Dicts of text
-    "A row for each contrast: difference, p before and after Holm, verdicts, the paper's size, seeds that it would take"
+    "A row for each contrast: difference, p before and after Holm, verdicts, the paper's size, seeds needed"
     def side(r, k): return dagger(r[k].lstrip('@'), bool(r['unstable'].get(r[k])))
     def known(r, text): return text(r) if 'p' in r else '–'
     def p(v): return '< 0.001' if v < .001 else f'{v:.3f}'
@@ -180,7 +180,7 @@ def study_notes(
     study:Study, # Its arms and seeds
     lines:list,  # Of its file
 )->list:         # Sentences
-    "What the daggers stand for, and in what facts the lines differ"
+    "The meaning of the daggers, and in which facts the lines differ"
     def who(l):
         what = f', {l["task"]} {l["mode"]}' if 'task' in l else ''
         if 'trial' not in l: return f'{l["arm"]}, seed {l["seed"]}{what}'
@@ -194,7 +194,7 @@ _TONES = dict(replicates='good', reversed='bad', equivalent='method')
 def show_contrasts(
     rows:list,       # From `judge_study`
     width:float=7.5, # Inches
-)->plt.Figure:       # The figure; None if nothing was judged yet
+)->plt.Figure:       # The figure; None if there is no verdict yet
     "Differences with intervals, seeds and margin: replicates green, reversed red, equivalent blue, not resolved grey"
     rows = [r for r in rows if 'p' in r]
     if not rows: return None
@@ -216,7 +216,7 @@ def curve_drawings(
     study:Study, # Its arms
     lines:list,  # Of its file
 )->list:         # SVG drawings, one for each method
-    "Held-out loss of all runs; losses of different methods count different things, and are not drawn together"
+    "Held-out loss of all runs; losses of different methods are not comparable and are drawn in separate panels"
     groups = {a: ls for a,ls in runs_by_arm(study, lines).items() if ls}
     out = []
     for m in dict.fromkeys(ls[0]['method'] for ls in groups.values()):
@@ -262,8 +262,8 @@ _EXPLAIN = dict(
     asked='R@k in percent, median ranks as they are; mean over seeds (lowest to highest).',
     tasks='Percent; mean over seeds, and half of its 95 % interval over seeds and test scenes.',
     task_trials='Scores of validation scenes; the chosen trial is marked.',
-    trials='Each arm has the same number of trials. A dagger: the training went wrong.',
-    cost='Image views count the images of the batches. A method that sees two views of each of them, as MCT does, '
+    trials='Each arm has the same number of trials. A dagger: unstable or failed training.',
+    cost='Image views count the images of the batches. A method with two views of each of them, such as MCT, '
          'computes twice as many.')
 
 # %% ../../nbs/experiments/85_study_report.ipynb #5d0e4a71
@@ -271,7 +271,7 @@ _MODE_NAMES = dict(full='Tasks, fine-tuned in full', frozen='Tasks, the body fro
                    blind='Tasks, fine-tuned without the image')
 
 def _asked_tables(study, lines):
-    "Title -> rows, for each evaluation that can be compared; those that were not asked have none"
+    "Title -> rows, for each evaluation that can be compared; those that did not run have none"
     told = {k: f'{e.explain[0].upper()}{e.explain[1:]}' for k,e in EVALUATIONS.items() if e.scores}
     return {title: rows for k,title in told.items() if (rows := score_rows(study, lines, k))}
 
@@ -317,11 +317,11 @@ def study_html(
     return page_html(study.title or study.name, {
         'What was compared': facts_html(_facts(study, lines)),
         'Verdicts': table_html(contrast_rows(rows), _EXPLAIN['verdicts']) if rows else '',
-        'To be said against it': table_html(notes) if notes else '', '': drawn,
+        'Warnings': table_html(notes) if notes else '', '': drawn,
         'Scores': _joined(scores),
         'How the fine-tunings were tuned': table_html(picks, _EXPLAIN['task_trials']) if picks else '',
         'How the arms were tuned': table_html(trials, _EXPLAIN['trials']) if trials else '',
-        'Learning': _joined(curves), 'What it cost': table_html(cost_rows(study, lines), _EXPLAIN['cost'])},
+        'Learning': _joined(curves), 'Cost': table_html(cost_rows(study, lines), _EXPLAIN['cost'])},
         'Every number on this page is computed from the lines of the study.')
 
 def _joined(parts):
@@ -331,7 +331,7 @@ def _joined(parts):
 # %% ../../nbs/experiments/85_study_report.ipynb #015553e9
 def write_study_report(
     path:FilePath,     # The folder of a study, or its study.jsonl
-    out:FilePath=None, # Where `report.html` and `report.md` go; by default beside the lines
+    out:FilePath=None, # Where `report.html` and `report.md` go; by default in the folder of the lines
 )->Path:               # The page
     "Write the page of a study, and its tables in Markdown"
     study,lines = read_study_lines(path)

@@ -39,9 +39,9 @@ from .study_tasks import *
 # %% ../../nbs/experiments/87_study_runs.ipynb #004e4893
 _ROOTS = ('vlrep.experiments.baselines', 'vlrep.experiments.splits', 'vlrep.evaluation.automatic',
           'vlrep.evaluation.masked_words.table', 'vlrep.evaluation.retrieval.ask',
-          'vlrep.methods.supervised.method', 'vlrep.datasets.split') # What each run executes, beside method and data
-_ASIDE = ('vlrep.reports.','vlrep.experiments.config','vlrep.experiments.options') # What decides no number
-_CORE  = ('vlrep.core.seeding',)                                     # Of `core`, which does
+          'vlrep.methods.supervised.method', 'vlrep.datasets.split') # What each run executes, whatever method and data
+_ASIDE = ('vlrep.reports.','vlrep.experiments.config','vlrep.experiments.options') # Modules that do not affect results
+_CORE  = ('vlrep.core.seeding',)                                     # Of `core`, the modules that do
 
 def _file(module):
     "The file of a module of the library, or None"
@@ -81,7 +81,7 @@ def _package(name):
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #004e4894
 def _closure(modules):
-    "These modules and all that they import, as far as it decides numbers"
+    "These modules and all that they import, as far as they affect results"
     seen,todo = set(),list(modules)
     while todo:
         m = todo.pop()
@@ -96,7 +96,7 @@ def code_modules(
     method:str, # One of `METHODS`
     data:str,   # One of `DATASETS`
 )->tuple:       # Names of modules: those that the method alone brings, and those of each run on these data
-    "The modules that decide the numbers of a run, as far as they are the library's"
+    "The modules of the library that affect the results of a run"
     home = METHODS[method].recipe.__module__
     own = _package(home.rpartition('.')[0]) if home.startswith('vlrep.methods.') else []
     base = _closure([*_ROOTS, *_package(f'vlrep.datasets.{data}')])
@@ -105,11 +105,11 @@ def code_modules(
 def code_hash(
     modules:list, # Names
 )->str:           # 12 hexadecimal digits
-    "What these modules say, comments and docstrings apart"
+    "A hash of these modules without comments and docstrings"
     return hashlib.sha256('\n'.join(f'{m} {_digest(m)}' for m in modules).encode()).hexdigest()[:12]
 
 def _asked_code(study):
-    "What the modules say that decide what runs are asked afterwards"
+    "A hash of the modules that affect the evaluations of `[ask]`"
     ran = {k: EVALUATIONS[k].run.__module__ for k in study.ask}
     return code_hash(sorted(_closure(m for m in ran.values() if m.startswith('vlrep.'))
                             - set(code_modules('virtex', study.data)[1])))
@@ -122,7 +122,7 @@ def run_facts(
     study:Study, # The study
     arm:Arm,     # One of its arms
 )->dict:         # Of plain values
-    "What the numbers of an arm depend on, beside what the study says"
+    "What the results of an arm depend on, in addition to the study"
     own,shared = code_modules(arm.method, study.data)
     w = study.writer(arm)
     more = dict(writer=code_hash(code_modules(w.method, study.data)[0])) if w else {}
@@ -135,7 +135,7 @@ def run_facts(
 def task_code(
     data:str # One of `DATASETS`
 )->str:      # 12 hexadecimal digits
-    "What the modules say that decide the numbers of a fine-tuning, beside those of the pretrained run"
+    "A hash of the modules that affect a fine-tuning, without those of the pretrained run"
     own = _closure(_package('vlrep.evaluation.finetune'))-set(code_modules('virtex', data)[1])
     return code_hash(sorted(own | {'vlrep.experiments.finetune'}))
 
@@ -145,13 +145,13 @@ def ask_run(
     folder:FilePath, # A finished run
     log:callable=print, # Called with lines about the progress
 )->None:
-    "Ask a run what the study asks every run; asked.json holds the rows. What it cannot be asked is left out"
+    "Run the evaluations of `[ask]`; asked.json holds the rows. Those that the run does not support are left out"
     path = Path(folder)/'asked.json'
     got = read_json(path) if path.exists() else {}
     for name,options in study.ask.items():
         if name in got: continue
         begun,lacks = time.time(),EVALUATIONS[name].missing(open_run(folder).capabilities)
-        if lacks: log(f'{name}: not asked, {folder.name} has no {", ".join(lacks)}')
+        if lacks: log(f'{name}: skipped, {folder.name} has no {", ".join(lacks)}')
         rows = [] if lacks else evaluate(folder, name, log=log, **options)
         got[name] = dict(rows=rows, seconds=round(time.time()-begun, 2))
         write_json(path, got)
@@ -435,7 +435,7 @@ def tune_arms(
 )->dict:                # Arm -> the values that were chosen: field -> value; none of an arm that cannot be tuned
     """Tune arms, each with as many trials; a `ValueError` names an arm of which all trials failed
 
-    An arm is left out if the captions for its trials are not there, because who writes them diverged
+    An arm is left out if the captions for its trials are not there, because the arm that generates them diverged
     """
     study,t = folder.study,folder.study.tune
     arms = _tunable(folder, arms)
@@ -473,7 +473,7 @@ def _finished(folder, job, log):
     else: folder.add(**{**_run_line(job), **same}, kind='run')
 
 def _run_line(job):
-    "What came of a run: its result, and its losses"
+    "The result of a run, and its losses"
     run = load(job['folder'])
     rows = read_log(run/'log.csv')
     got = run.results()[-1]
@@ -535,7 +535,7 @@ def tune_tasks(
     jobs:int=1,         # At a time
     log:callable=print, # Called with lines about the progress
 )->dict:                # (arm, task, mode) -> the values that were chosen: field -> value
-    "Tune the fine-tuning of each arm, task and mode; if all trials of one failed, the first stands"
+    "Tune the fine-tuning of each arm, task and mode; if all trials of one failed, the first values are used"
     study,f,todo = folder.study,folder.study.finetune,[]
     there = [a for a in study.arms if folder.find(kind='run', arm=a.name, seed=study.seeds[0])]
     each = [(a,t,m) for a in there for t,m in study.jobs(a)]
@@ -581,11 +581,11 @@ def run_study(
     file:FilePath,      # A TOML file, see `read_study`
     out:FilePath,       # Folder of the study; one that was stopped is resumed
     jobs:int=1,         # Trainings at a time, each with one thread
-    mix:bool=False,     # Go on although lines were made under other conditions?
+    mix:bool=False,     # Continue although lines were made under other conditions?
     log:callable=print, # Called with lines about the progress
     *, quick:bool=False, # In the size of its [quick]?
 )->Path:                # The page
-    "Tune, train and judge; `TrainingInterrupted` if a signal ends it early"
+    "Tune, train and compare; `TrainingInterrupted` if a signal ends it early"
     if jobs < 1: raise ValueError(f'--jobs {jobs}: at least 1')
     table = read_toml(file)
     if quick: table = quick_table(table, str(file))
@@ -609,7 +609,7 @@ def run_study(
 # %% ../../nbs/experiments/87_study_runs.ipynb #5c2d1edd
 def recorded_speed(
     folder:FilePath, # It holds run folders, at any depth
-)->dict:             # Method -> seconds an image view, and seconds beside the training
+)->dict:             # Method -> seconds per image view, and seconds outside the training
     "What finished runs took; a `ValueError` if there are none"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):

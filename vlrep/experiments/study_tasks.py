@@ -27,7 +27,7 @@ def task_trouble(
     rows:list,   # Of the log of a fine-tuning, as `read_log` gives them
     skipped:int, # Steps whose loss or gradient was not finite
 )->str:          # '' for a training without trouble
-    "What is to be said against a fine-tuning; not that held-out loss rises, for a score chooses the checkpoint"
+    "Warnings about a fine-tuning; not that held-out loss rises, since a score chooses the checkpoint"
     said,first,last = [],rows[0]['train_loss'],rows[-1]['train_loss']
     if not np.isfinite(last) or last > first: said.append(f'the training loss went from {first:.3f} to {last:.3f}')
     return '; '.join(said + [f'{skipped} step{"s"*(skipped > 1)} not finite']*bool(skipped))
@@ -56,7 +56,7 @@ def train_task_trial(
     job:dict,            # From `vlrep.experiments.study_runs`: arm, folder, out, task, mode, values, seed
     log:callable=print,  # Called with lines about the progress
 )->dict:                 # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
-    "Fine-tune for a trial: what it says of validation scenes is kept, and nothing else"
+    "Fine-tune for a trial: only its results on validation scenes are kept"
     folder,t = Path(job['folder']),time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
     out = dict(score=None, unstable='', error='')
@@ -88,7 +88,7 @@ def task_line(
     study:Study, # With `finetune`
     job:dict,    # As for `train_task_trial`, and done
 )->dict:         # `method`, `numbers`: mode and drift -> rows, `seconds`, `unstable`, `curve`
-    "What came of a fine-tuning, from its run folder and that of the run it began with"
+    "The result of a fine-tuning, from its run folder and that of the pretrained run"
     run = load(job['folder'])
     line,(task,mode) = run.results()[-1],(job['task'], job['mode'])
     rows = [r for row in line['numbers']['table'] if (r := _question(row, task))]

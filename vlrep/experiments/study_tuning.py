@@ -50,7 +50,7 @@ def validation_score(
     options:object,  # `probe` scenes to fit the probes to, `probe_held` to choose their strength
     tune:Tuning,     # The question, and how many more scenes answer it
 )->float:            # In percent
-    "A question of the transfer table, asked of validation scenes under domain shift"
+    "A task of the transfer table, evaluated on validation scenes under domain shift"
     fit = world('train', options.probe, size=size, shifted=True)
     held = world('valid', options.probe_held+tune.scenes, size=size, shifted=True)
     choose,report = (held.subset(range(*r)) for r in ((0, options.probe_held), (options.probe_held, len(held))))
@@ -91,7 +91,7 @@ def train_trial(
     folder:FilePath,    # Its folder; what an earlier attempt left there is removed
     *, log:callable=print, # Called with lines about the progress
 )->dict:                # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
-    "Train one trial, and ask validation scenes; its checkpoints are not kept"
+    "Train one trial, and evaluate it on validation scenes; its checkpoints are not kept"
     folder,t = Path(folder),time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
     recipe,options = arm_recipe(study, arm, trial | writer_changes(study, arm, folder.parent.parent, study.seeds[0]))
@@ -111,6 +111,6 @@ def unstable_text(
     warning:dict, # From `learning_warning`
     skipped:int,  # Steps whose loss or gradient was not finite
 )->str:           # '' for a training without trouble
-    "What is to be said against a training"
+    "Warnings about a training"
     said = [warning['text']] if warning else []
     return '; '.join(said + [f'{skipped} step{"s"*(skipped > 1)} not finite']*bool(skipped))

@@ -47,7 +47,7 @@ def p_value(
 def holm(
     p:list, # p-values
 )->list:    # At least as large, in the same order
-    "Holm's correction: below .05 are those that hold with a chance of .95 that none of them is luck"
+    "Holm's correction: among those below .05, the probability of any false positive is at most .05"
     order = np.argsort(p, kind='stable')
     out = np.zeros(len(p))
     raised = np.array([p[i]*(len(p)-k) for k,i in enumerate(order)])
@@ -112,10 +112,10 @@ def _with_tasks(run, lines):
     return run | dict(numbers=run['numbers'] | {k: rows for k,rows in more.items() if rows})
 
 def constant_row(
-    question:str, # What is asked
+    question:str, # The task
     metric:str,   # Its unit
-    who:str,      # Whose answer it is
-    value:float,  # The answer
+    who:str,      # The backbone
+    value:float,  # The score
 )->dict:          # A row as those of a table
     "A row whose value does not depend on which test scenes are drawn: its redraws are all the same"
     return dict(question=question, metric=metric, backbone=who, n=1, chance=0., value=float(value),
@@ -125,7 +125,7 @@ def runs_by_arm(
     study:Study, # Its arms and seeds
     lines:list,  # Of its file
 )->dict:         # Name of an arm -> its runs of these seeds, by seed
-    "The runs that are judged, each with what came of its fine-tunings"
+    "The runs that are compared, each with the results of its fine-tunings"
     runs = [_with_tasks(l, lines) for l in lines if l['kind'] == 'run' and l['seed'] in study.seeds]
     return {a.name: sorted((l for l in runs if l['arm'] == a.name), key=lambda l: l['seed']) for a in study.arms}
 
@@ -176,7 +176,7 @@ def unpacked(
 def unstable_run(
     line:dict, # A run or a trial
 )->str:        # '' for a training without trouble
-    "What is to be said against the training of a line"
+    "Warnings about the training of a line"
     if line['kind'] == 'diverged': return line['error']
     if 'unstable' in line: return line['unstable'] or line.get('error', '')
     return unstable_text((line['numbers'].get('warnings') or {}).get(line['method']), line['numbers'].get('skipped', 0))
@@ -186,8 +186,8 @@ def judge_study(
     study:Study, # Its contrasts
     lines:list,  # Of its file
 )->list:         # Dicts: the fields of the contrast, those of `Difference`, `p`, `holm`, `verdict`, `corrected`,
-                 # `needed` and `unstable`: arm -> what is to be said against its runs; no numbers if it is not run
-    "What came of each contrast"
+                 # `needed` and `unstable`: arm -> warnings about its runs; no numbers if it is not run
+    "The result of each contrast"
     groups = runs_by_arm(study, lines)
     rows = [_judged(study, c, groups, lines) for c in study.contrasts]
     done = [r for r in rows if 'p' in r]
@@ -213,7 +213,7 @@ def _why(lines, arm, seed, c):
     return ': diverged'*any('task' not in l or (l['task'], l['mode']) == _tasks_of(c) for l in bad)
 
 def _against(c, x, groups, lines):
-    "What is to be said against the trainings that a contrast rests on"
+    "Warnings about the trainings that a contrast depends on"
     own = [l for l in lines if l['kind'] == 'task' and l['arm'] == x and (l['task'], l['mode']) == _tasks_of(c)]
     return [f'seed {l["seed"]}: {t}' for l in (*groups[x], *own) if (t := unstable_run(l))]
 

@@ -26,7 +26,7 @@ from .plan import *
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #a816fd87
 def answer_labels(
     train:TaskDataset,  # With answers of people
-    plan:FinetunePlan,  # Its `answers` counts; 0 stands for the 3129 of VQA 2.0
+    plan:FinetunePlan,  # Its `answers` is used; 0 means the 3129 of VQA 2.0
 )->list:                # `<unk>` and the most frequent answers
     "The answers that a network may give"
     return answer_vocabulary((train.answers[i] for i in range(len(train))), plan.answers or 3129)
@@ -35,7 +35,7 @@ def answer_scores(
     answers:list, # Of ten people
     labels:list,  # Not used: what is not among them is counted by `with_targets`
 )->dict:          # Answer -> score
-    "What each answer is worth"
+    "The score of each answer"
     return soft_scores(answers)
 
 def entailment_labels(train:TaskDataset, plan:FinetunePlan)->list:
@@ -52,9 +52,9 @@ def film_genres(train:TaskDataset, plan:FinetunePlan)->list:
 
 def label_sets(
     answers:list, # Labels of an example
-    labels:list,  # All labels; with `<unk>`, that stands for all others
+    labels:list,  # All labels; `<unk>`, if there, represents all others
 )->dict:          # Label -> 1
-    "Each label is worth 1"
+    "Each label has the score 1"
     return {a if a in labels or UNKNOWN not in labels else UNKNOWN: 1. for a in answers}
 
 read_vqa_world,read_vizwiz_world,read_snli_ve_world,read_mm_imdb_world = (
@@ -91,7 +91,7 @@ def likely_labels(logits:Tensor, labels:list)->np.ndarray: # bool (n,k)
 def commonest_label(
     train:TaskDataset # With targets
 )->np.ndarray:        # int64 (1,)
-    "The label that is worth most over all training examples: the baseline without any input"
+    "The label with the highest total score over all training examples: the baseline without any input"
     return np.asarray(train.targets.sum(0)).argmax(1)
 
 def commonest_set(train:TaskDataset)->np.ndarray: # bool (1,k)

@@ -55,12 +55,12 @@ class FinetuneModel(nn.Module):
         *, pooler:str='cls', # cls or last
         dropout:float=.1,   # Before the head
         frozen:bool=False,  # Train the head alone?
-        blind:bool=False,   # Never look at the image?
+        blind:bool=False,   # Without the image?
         seed:int=0,         # Of the head
     ):
         super().__init__()
         if not hasattr(body, 'fuse'):
-            raise ValueError(f'{type(body).__name__}: has no `fuse`, so a text and an image cannot be asked together')
+            raise ValueError(f'{type(body).__name__}: has no `fuse`, so it cannot combine a text and an image')
         if pooler not in ('cls','last'): raise ValueError(f'pooler={pooler!r}: cls or last')
         own = bool(getattr(getattr(body, 'heads', None), 'pool_width', 0))
         self.body,self.frozen,self.blind,self.pooler = body,frozen,blind,'cls' if own else pooler
@@ -69,7 +69,7 @@ class FinetuneModel(nn.Module):
         self.train()
     @property
     def visual(self)->nn.Module:
-        "The backbone that the body looks with"
+        "The visual backbone of the body"
         return getattr(self.body, 'visual', None)
     def train(self, mode:bool=True)->'FinetuneModel':
         "As `nn.Module.train`; a frozen body stays in evaluation mode"
@@ -83,7 +83,7 @@ def pool(self:FinetuneModel,
     batch:dict,       # `tok` (b,s), `lens` (b,), perhaps `segments`, and the image or its regions
     blind:bool=False, # Without the image?
 )->Tensor:            # (b,d)
-    "What the head sees"
+    "The input of the head"
     if blind or self.blind: batch = without_regions(batch, self.body.region_encoder.width)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen): got = self.body.fuse(batch)
     if self.pooler == 'cls': return got['pooled']
@@ -100,7 +100,7 @@ def forward(self:FinetuneModel,
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #74ecfd34
 class GridAndText(nn.Module):
-    "A backbone, and beside it a text encoder that begins at random, as a model with `fuse`"
+    "A backbone and a randomly initialised text encoder, as a model with `fuse`"
     def __init__(self,
         visual:nn.Module,   # img (b,3,h,w) -> grid (b,c,h',w'); has `width`
         tok:'Tokenizer',    # Of the texts
@@ -120,7 +120,7 @@ class GridAndText(nn.Module):
     def fuse(self,
         batch:dict # `img` (b,3,h,w) or `region_feats` and `region_counts`; `tok` (b,s), `lens` (b,)
     )->dict:       # `pooled` (b,d), `text` (b,s,d), `regions` (b,n,d)
-        "What text and image are together: a product of two vectors"
+        "Text and image combined: the product of two vectors"
         if 'region_feats' in batch: cells,counts = batch['region_feats'],batch['region_counts']
         else:
             cells = self.visual(batch['img']).flatten(2).transpose(1, 2).float()

@@ -18,9 +18,9 @@ class FinetunePlan:
     steps:Int(1, 10**8)=60_000   # Steps of the optimiser (released configurations: 60,000)
     bs:Int(1, 10**6)=480         # Examples a step (released configurations: 480)
     lr:Float(0, 10, above=True)=5e-5 # Peak learning rate (released configurations: 5e-5)
-    warmup:Int(0, 10**8)=6000    # Steps of a linear climb; then linearly down to 0
+    warmup:Int(0, 10**8)=6000    # Steps of linear warm-up; then linear decay to 0
     every:Int(1, 10**8)=6000     # Steps between evaluations of the validation set
-    patience:Int(0, 10**6)=0     # Stop after so many evaluations without a better one; 0: never
+    patience:Int(0, 10**6)=0     # Stop after this number of evaluations without improvement; 0: never
     wd:Float(0, 1)=.01           # Weight decay, but of biases and layer norms
     dropout:Share=.1             # Before the head
     frozen:bool=False            # Train the head alone, the body stays as it is?
@@ -29,17 +29,17 @@ class FinetunePlan:
     max_len:Int(0, 4096)=0       # Most tokens of a text, or of a pair; 0: the task's
     answers:Int(0, 10**6)=0      # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)
     genres:Int(23, 24)=23        # Of MM-IMDB: 24 has one for all others (the paper says 23, its code has 24)
-    blind:bool=False             # Train and ask without the image: what the texts alone can tell
-    decay_steps:Added(Int(0, 10**8))=0 # The linear schedule ends at 0 after so many steps, which may be more than are
+    blind:bool=False             # Train and evaluate without the image: the baseline of the text alone
+    decay_steps:Added(Int(0, 10**8))=0 # The linear schedule ends at 0 after these steps, which may be more than are
                                        # made (released configuration for MM-IMDB: 88,000); 0: with the last step
     report:Added(Choice('both','valid','test'))='both' # Which sets the table is about: its rows name them
-    draws:Added(Int(0, 10**5))=0 # Keep each score of the test under so many draws of its images, to pair runs
+    draws:Added(Int(0, 10**5))=0 # Resamplings of the test images for which each score is kept, to pair runs
     def check(self)->None:
-        "The climb is a part of the training, and the training a part of the schedule"
+        "Warm-up is shorter than the training, and the training not longer than the schedule"
         if 0 < self.decay_steps < self.steps:
             raise ValueError(f'decay_steps={self.decay_steps}: the schedule would end before steps={self.steps}')
         if self.warmup >= self.steps:
-            raise ValueError(f'warmup={self.warmup}: the climb must be shorter than steps={self.steps}')
+            raise ValueError(f'warmup={self.warmup}: warm-up must be shorter than steps={self.steps}')
 
 PLANS = dict(paper=FinetunePlan(), mm_imdb=FinetunePlan(warmup=2000, decay_steps=88_000), # 60,000 steps of 88,000
              world=FinetunePlan(steps=3000, bs=64, lr=2e-3, warmup=300, every=300, patience=5))
@@ -69,7 +69,7 @@ class FinetuneTask:
     constant:Callable=Lazy()   # (training TaskDataset) -> the best decision without looking, one row: chance
     submit:Callable=Lazy()     # (path, TaskDataset, decisions) -> writes a file as the task's challenge wants it
     suffix:str='.json'         # Of that file
-    pooler:str='cls'           # What `pooler=auto` stands for: cls or last
+    pooler:str='cls'           # The meaning of `pooler=auto`: cls or last
     max_len:int=128            # Most tokens of a text
     answers:int=0              # Most answers, where people's answers are the labels
     closed:bool=False          # Is an answer that is none of the labels an error?
@@ -84,7 +84,7 @@ class FinetuneTask:
     def default_data(self,
         root:str=None # As for --root
     )->str:           # As for --data
-        "Whose examples are meant if nothing is said: with files those of the files, without them the first"
+        "The default source of examples: with files those of the files, without them the first"
         fit = [n for n,s in self.sources.items() if bool(s.root_help) == bool(root)]
         return (fit or list(self.sources))[0]
 

@@ -23,7 +23,7 @@ def told_examples(
     n:int=10,              # How many
     seed:int=0,            # Which
 )->list:                   # As `cards_html` takes them
-    "Some examples with their images, what was decided, and what is right"
+    "Some examples with their images, decisions and targets"
     rows = np.sort(rng(seed, 'told examples').permutation(len(examples))[:n])
     out = []
     for i in rows:
@@ -70,16 +70,16 @@ def task_report_html(
 )->str:                  # The page
     "The page of a fine-tuned run"
     rows,ft = res['numbers']['table'],info['finetune']
-    care = ('The same numbers, in percent, with 95 % intervals of a bootstrap; chance is the best answer that does not '
-            'look. Which examples they are about, valid or test, each row says.')
+    care = ('The same numbers, in percent, with 95 % intervals of a bootstrap; chance is the best constant answer. ' 
+            'Each row names its examples, valid or test.')
     scores = bars_html(rows) + table_html(wide_rows(rows), care) if rows else ''
     return page_html(f'{info["method"]} on {ft["task"]}', {
-        'What came of it, with the image and without': scores,
+        'Results, with the image and without': scores,
         'Learning': render_macro('two', _curves(list(log), res['numbers']['history'])),
         'Examples': cards_html(list(examples)) if examples else '',
         'What was run': facts_html(_numbers(info, res)),
         'The plan': facts_html({k: str(v) for k,v in ft['plan'].items()})},
-        'A pretrained model, trained for a task: what it answers, and what it would answer without the image.')
+        'A pretrained model, fine-tuned on a task: its answers, with the image and without.')
 
 def write_task_report(
     run:FilePath # A fine-tuned run that has a result

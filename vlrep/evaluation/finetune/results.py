@@ -36,7 +36,7 @@ def decide_all(
     bs:int=256,            # Examples at a time
     blind:bool=False,      # Without the image?
 )->np.ndarray:             # As `task.decide` gives it
-    "What the model says of each example, in their order"
+    "The decisions of the model for all examples, in their order"
     p = next(model.parameters())
     dl = StatefulLoader(examples, bs, aug=EvalTransform(size or examples.size, whole=True), collate=collate, flip_p=0.,
                         device=p.device, max_damaged=0)
@@ -78,7 +78,7 @@ def task_rows(
     who:str='model',       # Whose they are
     *, alone:np.ndarray=None, # Decisions without the image
     seed:int=0,            # Of the bootstrap
-    draws:int=0,           # Keep so many redraws of each score over all examples as `draws`, see `task_draws`
+    draws:int=0,           # How many resamplings of each score are kept as `draws`, see `task_draws`
 )->list:                   # Dicts `question, metric, backbone, n, chance, value, low, high`, in percent
     "The table of a task"
     constant,q = task.constant(train),f'{task.name} {examples.split}'
@@ -89,7 +89,7 @@ def task_rows(
         for r in (r for r in rows if r['backbone'] == name): r['draws'] = kept[r['metric']]
     for kind in sorted(set(examples.kinds or [])-{None}):
         at,known = (np.flatnonzero([k == kind for k in e.kinds or []]) for e in (examples, train))
-        if len(known): constant = task.constant(train.subset(known))          # the best guess for this kind alone
+        if len(known): constant = task.constant(train.subset(known))          # the best constant answer for this type
         some = examples.subset(at)
         for d,name in both:
             rows += _rows(task, some, d[at], constant=constant, who=name, question=f'{q}: {kind}', seed=seed)
@@ -100,7 +100,7 @@ class Answerer:
     "A fine-tuned model with the view, the tokens and the labels it was trained with"
     def __init__(self,
         model:FinetuneModel, # Trained
-        task:FinetuneTask,           # Is it asked in words?
+        task:FinetuneTask,           # Are its texts questions?
         labels:list,         # What its scores mean
         collate:TaskCollator, # Tokenizer and limit
         view,                # `batch(images)` gives `img`, such as `vlrep.training.learner.PictureView`

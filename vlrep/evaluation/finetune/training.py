@@ -49,7 +49,7 @@ class TaskCollator:
         seed:int,           # Not used
         flip:np.ndarray,    # None is mirrored: a question may say left
     )->dict:                # `tok`, `segments` (b,s), `lens` (b,), `target` (b,k) if it is known, `region_*`
-        "What is read beside the images"
+        "What a batch holds in addition to the images"
         if flip.any(): raise ValueError('flip_p: images of a task are not mirrored, for its texts say left and right')
         out = {k: v for k,v in self.texts(source, rows).items() if k != 'cut'}
         if source.targets is not None: out['target'] = torch.from_numpy(source.targets[rows].toarray())
@@ -58,7 +58,7 @@ class TaskCollator:
 def cut_line(
     collate:TaskCollator, # With tokenizer and limit
     source:TaskDataset,   # Examples
-    most:int=20_000,      # So many are looked at, spread over all
+    most:int=20_000,      # How many are checked, spread over all
 )->str:                   # '' if none is cut
     "How many texts are longer than the limit, in words"
     rows = np.arange(0, len(source), -(-len(source)//most))
@@ -98,7 +98,7 @@ class TaskScore(Metric):
     def __init__(self,
         task:FinetuneTask,            # Decides and measures
         examples:TaskDataset, # The validation set, with targets
-        dist:Dist=Dist(),     # The processes; all ask for the value
+        dist:Dist=Dist(),     # The processes; all call for the value
     ): self.task,self.examples,self.dist,self.rows,self.said = task,examples,dist,[],[]
     @property
     def name(self)->str: return 'score'
@@ -130,7 +130,7 @@ class TaskScore(Metric):
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #10f1d71d
 class BestScore(Checkpointer):
-    "Save `last`, and `best` by a score; stop after so many evaluations without a better one"
+    "Save `last`, and `best` by a score; stop after some evaluations without improvement"
     _keep = ('at','score','since','history')
     def __init__(self,
         folder,           # Has `save(name, weights, state)`, such as a `Run`, or `KeptBest`
@@ -143,10 +143,10 @@ class BestScore(Checkpointer):
         self.metric,self.patience,self.log,self.score,self.since,self.history = metric,patience,log,None,0,[]
     @property
     def done(self)->bool:
-        "Has it not got better for long enough?"
+        "Has it not improved for `patience` evaluations?"
         return bool(self.patience) and self.since >= self.patience
     def after_epoch(self)->None:
-        "Look, note, save, and perhaps stop"
+        "Evaluate, record, save, and perhaps stop"
         s,v,loss = self.learn.train_state,self.metric.value,self.recorder.loss.value
         better = v is not None and (self.score is None or v > self.score)
         self.since = 0 if better else self.since+1
@@ -159,7 +159,7 @@ class BestScore(Checkpointer):
             raise CancelFitException()
 
 class KeptBest:
-    "Stands in for a run folder: keeps the best weights in memory"
+    "Replaces a run folder: keeps the best weights in memory"
     weights = None
     def save(self, name:str, weights:dict, state:dict)->None:
         "Keep them, if they are the best"
@@ -167,7 +167,7 @@ class KeptBest:
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #62b06f21
 def _linear(step, total, warmup):
-    "A climb, then a straight line down to 0"
+    "Linear warm-up, then linear decay to 0"
     return step/warmup if step < warmup else max(0., (total-step)/max(1, total-warmup))
 
 def text_limit(
@@ -179,12 +179,12 @@ def text_limit(
     config = getattr(getattr(body, 'bert', None), 'config', None)
     most = getattr(body, 'max_len', None) or getattr(config, 'max_len', None)
     if plan.max_len and most and plan.max_len > most:
-        raise ValueError(f'max_len={plan.max_len}: the model has places for {most} tokens only')
+        raise ValueError(f'max_len={plan.max_len}: the model has positions for {most} tokens only')
     return min(plan.max_len or task.max_len, most or 4096)
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #da722299
 def without_idle(
-    model:FinetuneModel, # Weights that its scores do not depend on ask for no gradient afterwards
+    model:FinetuneModel, # Weights that its scores do not depend on have requires_grad=False afterwards
     batch:dict,          # To find them by
 )->list:                 # Their names
     "Which weights are not used; nothing else in the model changes"
@@ -248,7 +248,7 @@ def fit_task(
     learn:BatchLearner, # From `finetune_learner`
     plan:FinetunePlan,  # Its `steps` count
 )->None:
-    "Train to the end, or until it does not get better; a training that had ended so is not continued"
+    "Train to the end, or until early stopping; a training that was stopped early is not continued"
     try:
         if not learn.save_run.done: learn.fit_steps(plan.steps)
     finally:

@@ -123,7 +123,7 @@ def fusion_ablation_table(
     samples = naming_samples(dataset, m.tok, n, seed, max_len=m.max_len)
     with m.evaluating(): got,fair = _asked(m, dataset, samples, reader, seed, bs=bs)
     got['all less none'] = got['all regions']-got['no image']               # paired: sample by sample
-    if not fair.any(): raise ValueError(f'{dataset.name}: no image shows something beside what its caption names')
+    if not fair.any(): raise ValueError(f'{dataset.name}: no image shows anything but what its caption names')
     sums = lambda v: np.bincount([s[0] for s in samples], fair*v, minlength=len(dataset))
     total,rows = sums(np.ones(len(samples))),[]
     for j,(metric,unit,chance) in enumerate((('nats',1,np.log(len(m.tok))), ('top-1',100,1/len(m.tok)))):
@@ -141,7 +141,7 @@ def fusion_ablation_table(
 def ask_fusion_ablation(
     context:EvaluationContext, # The model, and the run that it is from
 )->list:                       # Rows
-    "What the fusion uses, on the test set of the run's data"
+    "The image ablation on the test set of the run's data"
     name,r = context.info['data']['name'],context.recipe
     if context.splits is not None: dataset = context.splits['test']
     else:
@@ -160,14 +160,14 @@ def image_use(
     "What the table says about the use of the image, in a sentence"
     gain = next(r for r in rows if r['metric'] == 'top-1' and r['backbone'] == 'all less none')
     of = f'top-1 {gain["value"]:+.1f} [{gain["low"]:+.1f}, {gain["high"]:+.1f}] points'
-    if gain['low'] > 0: return f'the image is used: with it, masked names are found more often than without ({of})'
-    if gain['high'] < 0: return f'the image misleads: without it, masked names are found more often ({of})'
+    if gain['low'] > 0: return f'the image is used: with it, accuracy on masked names is higher than without ({of})'
+    if gain['high'] < 0: return f'the image misleads: without it, accuracy on masked names is higher ({of})'
     return f'this does not show that the image is used: with all regions less with none, {of}'
 
 def measure_fusion_ablation(
     context:EvaluationContext, # Right after a training
 )->tuple:                      # Numbers: `fusion_ablation`; no samples
-    "The table of what the fusion uses"
+    "The table of the image ablation"
     with context.stages('fusion'): rows = mark_warned(ask_fusion_ablation(context), context.warnings)
     context.log(table_text(rows))
     context.log(image_use(rows))

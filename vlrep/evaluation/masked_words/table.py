@@ -31,7 +31,7 @@ def masked_samples(
     n:int=1000,               # How many are drawn
     *, seed:int=0,            # Of the draw
     max_len:int=30,           # Most tokens of a caption
-)->list:                      # (row, ids with the mask, its place, what stood there), row after row
+)->list:                      # (row, ids with the mask, its position, the original token), row after row
     "Captions with one word masked; a `ValueError` if none of the model's words is in them"
     if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, of which a word could be masked')
     all_of,cut = [],{}
@@ -45,7 +45,7 @@ def masked_samples(
             starts = np.cumsum([1, *map(len, words)])[:-1]
             all_of += [(row, ids, int(at)) for p,at in zip(words, starts) if len(p) == 1 and known[p[0]]
                        and at < max_len-1]
-    if not all_of: raise ValueError(f'{dataset.name}: its captions have none of the words that the model was taught')
+    if not all_of: raise ValueError(f'{dataset.name}: its captions have none of the words that the model predicts')
     keep = np.sort(rng(seed, 'masked words').permutation(len(all_of))[:n])
     out = [all_of[k] for k in keep]
     return [(row, [*ids[:at],tok.mask,*ids[at+1:]], at, ids[at]) for row,ids,at in out]
@@ -143,7 +143,7 @@ def masked_word_maps(
     text:str,         # A caption of it
     big:object=None,  # The same picture with more pixels, to show
 )->dict:              # `image`, `said`, `words`: a dict `word, map` for each, as `words_html` takes it
-    "Each word of a caption masked in turn: where the model looks, and what it says, if that is another word"
+    "Each word of a caption masked in turn: the attention of the model, and its prediction where this is another word"
     with m.evaluating(native=True):
         img = m.batch([picture])
         tok,lens = (t.to(img.device) for t in pad_tokens(m.tok.encode([split_marks(text)], m.max_len), m.tok.pad))

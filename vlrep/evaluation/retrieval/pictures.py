@@ -48,7 +48,7 @@ def nearest_captions(
     texts:list,   # All captions
     show:callable, # Row of an image -> PIL image or array to show
 )->plt.Figure:
-    "Images as queries, each beside its nearest captions; its own are green"
+    "Images as queries, each with its nearest captions; its own are green"
     rows = samples['images']
     fig,axs = plt.subplots(len(rows), 2, figsize=(8.4,1.7*len(rows)), width_ratios=(1,4.2), squeeze=False)
     for (pic,text),(i,near) in zip(axs, rows):
@@ -83,7 +83,7 @@ def nearest_images(
 def similarity_matrix(
     samples:dict, # From `retrieval_samples`
 )->plt.Figure:
-    "Cosines of some images with a caption of each: what belongs together stands on the diagonal"
+    "Cosines of some images with a caption of each: matching pairs are on the diagonal"
     s = samples['matrix']
     fig,ax = plt.subplots(figsize=(4.4,3.8))
     fig.colorbar(ax.imshow(s, cmap='viridis'), ax=ax, label='cosine')

@@ -27,8 +27,8 @@ from .table import *
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #4e2caec8
 def hardest_negatives_loss(
     s:Tensor,         # Cosines of images (rows) with captions (columns); pairs on the diagonal (b,b)
-    margin:float=.2,  # By how much the own one must be better
-    own:Tensor=None,  # Which others belong together, too, and are no negatives: bool (b,b)
+    margin:float=.2,  # The margin
+    own:Tensor=None,  # Other matching pairs, which are no negatives: bool (b,b)
 )->Tensor:            # ()
     "Hinge on the hardest negative of each image and of each caption, summed over the batch (VSE++ eq. 6)"
     if s.ndim != 2 or s.shape[0] != s.shape[1]: raise ValueError(f's: {tuple(s.shape)}, expected a square (b,b)')
@@ -95,9 +95,9 @@ class VseppRecipe:
     bs:int=128       # Captions in a batch
     epochs:int=30    # Passes over the captions
     lr:float=2e-4    # Of Adam; a tenth of it in the second half
-    clip:float=2.    # Longest gradient
+    clip:float=2.    # Largest norm of the gradient
     def check(self)->None:
-        "A `ValueError` names what cannot be meant"
+        "A `ValueError` names a field that is out of range"
         for k in ('joint','word','min_count','epochs'):
             if getattr(self, k) < 1: raise ValueError(f'{k}={getattr(self, k)}: at least 1')
         if self.bs < 2: raise ValueError(f'bs={self.bs}: a pair that is alone has no negatives; take at least 2')

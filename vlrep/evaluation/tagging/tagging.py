@@ -56,7 +56,7 @@ def tag_lists(
 
 def tag_vocabulary(
     lists:list,     # Tags of each image
-    size:int=18157, # At most so many (MCT sec. 4)
+    size:int=18157, # Largest size (MCT sec. 4)
 )->dict:            # Tag -> column, the most frequent first
     "The tags that most images have"
     if size < 1: raise ValueError(f'tags={size}: at least 1')
@@ -77,7 +77,7 @@ def tag_matrix(
 def pmi(
     has:csr_matrix # Which image has which tag (n,t)
 )->csr_matrix:     # (t,t)
-    "Positive pointwise mutual information of every two tags; 0 for those that never meet"
+    "Positive pointwise mutual information of every two tags; 0 for those that never co-occur"
     n = has.shape[0]
     both = (has.T@has).tocoo()
     alone = np.asarray(has.sum(0)).ravel()
@@ -88,9 +88,9 @@ def tag_vectors(
     has:csr_matrix, # Which image has which tag (n,t)
     dim:int=4096,   # Width (MCT sec. 4); at most the number of tags
     seed:int=0,     # Of the approximate decomposition
-    exact:int=2000, # Up to so many tags it is computed exactly
+    exact:int=2000, # Up to this number of tags it is computed exactly
 )->Tensor:          # Length 1 (t,d), 0 for a tag that no image has
-    "A vector for each tag, near to each other if the tags stand together"
+    "A vector for each tag, similar if the tags occur together"
     m,dim = pmi(has).tocoo(),min(dim, has.shape[1])
     if has.shape[1] <= exact:
         value,u = torch.linalg.eigh(torch.from_numpy(m.toarray()).double())
@@ -166,7 +166,7 @@ def tagging_row(
 )->dict:                           # `question, metric, backbone, n, chance, value, low, high`, in percent
     "mIOU@k of images that have a known tag; chance: the most frequent tags for all"
     some = np.flatnonzero(np.asarray(has.sum(1)).ravel())
-    if not len(some): raise ValueError('no test image has a tag that training showed')
+    if not len(some): raise ValueError('no test image has a tag of the training images')
     truth,device = torch.from_numpy(has[some].toarray()),next(net.parameters()).device
     scores = F.normalize(net(f[some].to(device)).cpu(), dim=1)@vectors.T
     got = mean_iou(scores, truth, k)
@@ -184,7 +184,7 @@ def ask_tagging(
     k:int=5,                   # Tags that are predicted
     epochs:int=30,             # Passes over the training images
 )->list:                       # Rows
-    "How many of an image's tags a small network finds in frozen features, beside random ones"
+    "mIOU@k of a small network on frozen features, compared with random features"
     m,info,log = context.model,context.info,context.log
     builder = DATASETS[data or info['data']['name']]
     same = builder.name == info['data']['name'] and context.root is None

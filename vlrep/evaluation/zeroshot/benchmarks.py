@@ -23,13 +23,13 @@ _HELD = .2     # of the images of each seen class, as in the proposed splits of 
 
 @dataclass(frozen=True)
 class ZeroShotBenchmark:
-    "Images, each of one class; what is said of the classes; and which of them are unseen"
+    "Images with one class each, attributes of the classes, and which classes are unseen"
     name:str                  # Of the benchmark
     images:ImageTextDataset   # All of them
     label:np.ndarray          # The class of each image (n,) int64
     classes:tuple             # Names of the classes
     attributes:np.ndarray     # A vector of length 1 for each class (k,d) float32
-    unseen:np.ndarray         # Which classes have no image to learn from (k,) bool
+    unseen:np.ndarray         # Which classes have no training image (k,) bool
     def __post_init__(self):
         if len(self.label) != len(self.images) or len(self.attributes) != len(self.classes):
             raise ValueError(f'{self.name}: {len(self.label)} labels of {len(self.images)} images, '
@@ -37,8 +37,8 @@ class ZeroShotBenchmark:
         lost = [self.classes[j] for j in range(len(self.classes)) if not (self.label == j).any()]
         if lost: raise ValueError(f'{self.name}: no image of {some_of(lost)}')
         if self.unseen.all() or not self.unseen.any():
-            raise ValueError(f'{self.name}: {int(self.unseen.sum())} of {len(self.unseen)} classes are unseen; wanted '
-                             f'are some, but not all')
+            raise ValueError(f'{self.name}: {int(self.unseen.sum())} of {len(self.unseen)} classes are unseen: '
+                             f'expected some, but not all')
     def parts(self)->dict: # Rows
         "`train` and `held`: images of seen classes; `test`: images of unseen ones. They do not depend on a seed"
         train,held = [],[]
@@ -168,7 +168,7 @@ _PARTS = {k: v.split() for k,v in {
     'a load behind': 'truck', 'angular': 'house tent kite table truck'}.items()}
 
 def world_attributes()->tuple: # Names (d), and of which category of `CATEGORIES` each is true (30,d) float32, length 1
-    "What is said of the world's categories"
+    "Attributes of the world's categories"
     groups = dict.fromkeys(GROUPS.values())
     names = [*groups, *_PARTS]
     has = [[GROUPS[c] == g for g in groups] + [c in cs for cs in _PARTS.values()] for c in CATEGORIES]
@@ -178,7 +178,7 @@ def world_zeroshot(
     n:int=1500,   # Scenes that are drawn; about two thirds of them hold one thing alone and are used
     size:int=48,  # Side of the pictures in pixels
 )->ZeroShotBenchmark:
-    "Scenes with a single thing, under domain shift: 24 categories to learn, six that are only described"
+    "Scenes with a single thing, under domain shift: 24 categories with training images, six with attributes only"
     scenes = world('train', n, size=size, shifted=True, difficulty=Difficulty(number=.2))
     tags = scenes.labels['tags'].astype(bool)
     alone = np.flatnonzero(tags.sum(1) == 1)

@@ -58,7 +58,7 @@ def zeroshot_hits(
     **kw,                      # For `fit_attributes`
 )->dict:                       # `rows` of held-out and test images (m,); the share of the maps that name the right one
                                # of all classes, `all`, or of the unseen ones, `unseen` (m,); 0 for images of seen ones
-    "Which images are named rightly; those of training are not asked about"
+    "Which held-out and test images are classified correctly"
     parts,dev = bench.parts(),x.device
     x,label,A = unit_features(x),torch.from_numpy(bench.label).to(dev),torch.from_numpy(bench.attributes).to(dev)
     seen,unseen = (torch.from_numpy(np.flatnonzero(m)).to(dev) for m in (~bench.unseen,bench.unseen))
@@ -128,12 +128,12 @@ def ask_zeroshot(
     benchmark:str='world',     # world, cub or awa2
     average:str='images',      # As for `zeroshot_rows`
 )->list:                       # Rows
-    "Are classes recognised that are only described? Beside random features"
+    "Accuracy on classes without training images, compared with random features"
     m,info = context.model,context.info
     bench = _opened(benchmark, context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500)
     sizes = {k: len(v) for k,v in bench.parts().items()}
     context.log(f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
-                f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} images to learn from, '
+                f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} training images, '
                 f'{sizes["held"]:,} of seen and {sizes["test"]:,} of unseen classes')
     train = bench.images.subset(bench.parts()['train'])
     random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
@@ -144,8 +144,8 @@ def ask_zeroshot(
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #495882f7
 def measure_zeroshot(
     context:EvaluationContext, # Right after a training on the world
-)->tuple:                      # Numbers: `zeroshot`, none unless the options ask for it; no samples
-    "Unseen categories by their descriptions, beside the baselines"
+)->tuple:                      # Numbers: `zeroshot`, none unless the options set it; no samples
+    "Unseen categories by their attributes, with the baselines"
     options,info = context.options,context.info
     if not getattr(options, 'zeroshot', 0): return {},[]
     with context.stages('zero-shot'):

@@ -73,12 +73,12 @@ def embed_text(self:ContrastModel,
 # %% ../../../nbs/methods/contrast/40_method.ipynb #6eed5142
 def _terms(
     out:dict,             # As `ContrastModel` gives it
-    batch:dict,           # Not used: what is right stands in `out`
+    batch:dict,           # Not used: targets are in `out`
     *, words:bool=None,   # Is there a head for the words? None: if `out` has its answer
     local_loss:bool=True, # As for `info_nce`
     dist:Dist=Dist(),     # The processes: pairs of all are compared
 )->dict:                  # Name -> (weight, total (), samples ()): `contrast`, and `words` of a head
-    "Contrast, and the words beside it"
+    "The contrastive loss, and that of the word head"
     kw = dict(gather=dist.gather) if dist.world_size > 1 else {}
     a,b = out['img_vec'],out['txt_vec']
     if 'bias' in out: pair = sigmoid_pairs(a, b, out['scale'], out['bias'], local_loss=local_loss, **kw)
@@ -89,7 +89,7 @@ def _terms(
 
 def contrast_loss(
     out:dict,         # As `ContrastModel` gives it
-    batch:dict,       # Not used: what is right stands in `out`
+    batch:dict,       # Not used: targets are in `out`
     dist:Dist=Dist(), # The processes: the means are over all
     **kw              # `words` and `local_loss` of `_terms`
 )->tuple:             # Total (), pairs ()
@@ -122,9 +122,9 @@ def contrast_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone by telling captions apart"
+    "A learner that trains a backbone by contrast of images and captions"
     r = recipe
-    if dls.train.tok is None: raise ValueError('the contrast reads captions: the loaders need a tokenizer (tok=...)')
+    if dls.train.tok is None: raise ValueError('contrast needs captions: the loaders need a tokenizer (tok=...)')
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'contrast head'))

@@ -111,7 +111,7 @@ def check(self:TripletCollator, source:ImageTextDataset)->None:
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #f045cbaf
 @patch
 def _masked(self:TripletCollator, triplets, j, which, flip):
-    "Tokens with a mask, its place, and what stood there; place 0 if nothing is masked"
+    "Tokens with a mask, its position, and the original token; position 0 if nothing is masked"
     text = triplets.text(j) if j >= 0 else ''
     ids,places = self.ids(text),self.places(text) if j >= 0 else []
     if flip:
@@ -155,7 +155,7 @@ def check_triplets(
     data:str,           # What they are called
     accumulate:int=1,   # Parts into which a batch is cut
 )->list:                # Lines
-    "How many triplets there are, and which concepts cannot be masked; a `ValueError` where nothing would be learned"
+    "How many triplets there are, and which concepts cannot be masked; a `ValueError` if there is no target"
     train = splits['train']
     collate = TripletCollator(recipe, triplet_tokenizer(recipe, train))
     n,have = len(collate.triplets(train)),np.diff(collate.triplets(train).read[train.captions.rows])
@@ -167,4 +167,4 @@ def check_triplets(
         some = ', '.join(collate.split[:5]) + ' ...'*(len(collate.split) > 5)
         lines.append(f'{len(collate.split):,} concepts are split by the vocabulary and cannot be masked: {some}')
     none = int((have == 0).sum())
-    return lines + [f'{none:,} of {len(have):,} images have no triplet: they teach nothing']*bool(none)
+    return lines + [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss']*bool(none)

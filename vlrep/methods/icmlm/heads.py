@@ -42,7 +42,7 @@ class TfmLayer(nn.Module):
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #2d32761a
 class TfmHead(nn.Module):
-    "Layers over cells and tokens; the state at the masked place answers (ICMLM sec. 3.2, tfm)"
+    "Layers over cells and tokens; the output is the state at the masked position (ICMLM sec. 3.2, tfm)"
     def __init__(self,
         channels:int,   # Of the grid, c
         width:int,      # Of BERT, d
@@ -58,8 +58,8 @@ class TfmHead(nn.Module):
         w:Tensor,     # States of the tokens (b,s,d)
         real:Tensor,  # Which tokens are there (b,s) bool
         place:Tensor, # The masked one (b,)
-    )->tuple:         # State of the masked token (b,d); how much it looks at each cell, sum 1 (b,n)
-        "The answer, and where the masked token looked in the last layer"
+    )->tuple:         # State of the masked token (b,d); its attention to each cell, sum 1 (b,n)
+        "The output, and the attention of the masked token in the last layer"
         n = x.shape[1]
         y = torch.cat([self.project(x),w], 1)
         real = torch.cat([real.new_ones(x.shape[:2]),real], 1)
@@ -86,7 +86,7 @@ class HeadNorm(nn.Module):
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #94d20b0c
 class AttFcHead(nn.Module):
-    "Tokens choose cells; the chosen cells' mean answers (ICMLM sec. 3.2, att-fc)"
+    "Attention of tokens over cells, and a prediction from the weighted mean of the cells (ICMLM sec. 3.2, att-fc)"
     def __init__(self,
         channels:int,  # Of the grid, c
         width:int,     # Of BERT, d
@@ -104,7 +104,7 @@ class AttFcHead(nn.Module):
         hidden = [m for a,b in zip(sizes, sizes[1:]) for m in (nn.Linear(a, b),nn.LayerNorm(b),nn.ReLU())]
         self.fc = nn.Sequential(*hidden, *([nn.Linear(width, width)] if final_linear else []))
     def attention(self, x:Tensor, w:Tensor, real:Tensor)->Tensor:
-        "How much each cell is chosen, sum 1 (b,n)"
+        "Attention to each cell, sum 1 (b,n)"
         if self.mask_specials:
             last = real.sum(1, keepdim=True)-1
             at = torch.arange(real.shape[1], device=real.device)
@@ -114,6 +114,6 @@ class AttFcHead(nn.Module):
         s = s.masked_fill(~real[:,None,None], -torch.inf).logsumexp(3)
         return self.mix(s.transpose(1,2))[...,0].softmax(1)
     def forward(self, x:Tensor, w:Tensor, real:Tensor, place:Tensor)->tuple:
-        "As `TfmHead`; the place is not looked at: that the token there is masked, its state says"
+        "As `TfmHead`; the position is not used, since the state of [MASK] marks it"
         p = self.attention(x, w, real)
         return self.fc((p[...,None]*x).sum(1)),p

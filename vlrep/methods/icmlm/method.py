@@ -22,7 +22,7 @@ from .models import *
 from .recipe import *
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #9de27997
-ICMLMModel = MaskedWordModel  # A backbone beside a frozen BERT, a head for the masked word, one for the concepts
+ICMLMModel = MaskedWordModel  # A backbone and a frozen BERT, a head for the masked word, one for the concepts
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #99068eb6
 def _terms(
@@ -56,7 +56,7 @@ def _bert(recipe, tok, train, seed):
     if train is None: return Bert(config, seed, pooler=False)
     if recipe.bert_part < 1: train = take_part(train, recipe.bert_part, seed)
     few = 12*len(train.captions.data)//50//64                  # about 12 epochs of captions of 50 letters; untrained,
-    # words are hardly told apart, and a head has little to go by: at least 200 steps
+    # its states hardly distinguish words, and a head has little to use: at least 200 steps
     plan = SmallBertPlan(steps=min(recipe.bert_steps, max(200, few)), max_len=min(40, recipe.max_len))
     return make_bert('small', split_dataset(train), tok, seed, config=config, plan=plan, pooler=False, log=None)
 
@@ -83,10 +83,10 @@ def icmlm_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone with masked words"
+    "A learner that trains a backbone with masked words"
     r,collate,train = recipe,dls.train.collate,dls.train.source
     tok = dls.train.tok
-    if tok is None: raise ValueError('icmlm reads captions: the loaders need its collator, with a tokenizer')
+    if tok is None: raise ValueError('icmlm needs captions: the loaders need its collator, with a tokenizer')
     known = isinstance(collate, TripletCollator)        # else a model is opened, whose weights will be loaded
     if known: collate.triplets(train)
     visual = concept_backbone(r, visual, seed)

@@ -32,13 +32,13 @@ _Steps    = Int(1, 10**7)
 @dataclass(frozen=True)
 class ICMLMRecipe(ConceptRecipe):
     "ICMLM with a Transformer layer and ResNet-50, as in the supplement of the paper"
-    head:_Head='tfm'             # tfm: a Transformer over cells and words; attfc: words choose cells (sec. 3.2)
-    bert:_Bert='bert-base-uncased' # Reads the captions, and never learns: small, a folder, or a name (sec. 4)
+    head:_Head='tfm'             # tfm: a Transformer over cells and words; attfc: words attend to cells (sec. 3.2)
+    bert:_Bert='bert-base-uncased' # Encodes the captions and stays frozen: small, a folder, or a name (sec. 4)
     vocab:Vocab=10000            # Tokens of a small BERT, special ones included
     width:Width=128              # Its hidden size; a published one has its own
     depth:Layers=3               # Its layers
-    bert_steps:_Steps=1500       # Steps that it learns captions, fewer where there are few captions
-    bert_part:Added(Fraction)=1. # Part of the images whose captions a small BERT learns (not in the paper)
+    bert_steps:_Steps=1500       # Steps of its pretraining on captions, fewer if there are few captions
+    bert_part:Added(Fraction)=1. # Share of the images whose captions a small BERT is trained on (not in the paper)
     max_len:Length=30            # Longest caption in tokens, [CLS] and [SEP] included
     layers:Layers=1              # Layers of tfm; hidden layers of attfc's fc (tab. 5: 1 or 2)
     heads:_Heads=1               # Attention heads: 1 (supplement), 12 (sec. 4), 8 (app. E)
@@ -50,7 +50,7 @@ class ICMLMRecipe(ConceptRecipe):
     att_mask_specials:OnOff=False # Leave [CLS] and [SEP] out of attfc's attention, too, as padding is (eq. 4)
     tag_weight:Weight=.1         # Lambda, weight of tag prediction (eq. 8: 1 for VGG16, 0.1 for ResNet)
     sampling:_Sampling='triplets' # Each triplet counts the same (app. F.1), or each caption (eq. 7)
-    frozen_start:Share=0.        # Part of the steps for which only the heads learn (.25 for attfc with VGG16)
+    frozen_start:Share=0.        # Share of the steps in which only the heads are trained (.25 for attfc with VGG16)
 
     def problems(self)->'Iterator[str]':
         "Switches of one head cannot change the other"
@@ -60,7 +60,7 @@ class ICMLMRecipe(ConceptRecipe):
         if self.head == 'tfm' and (self.att_mask_specials or not self.fc_final_linear):
             yield 'head=tfm: att_mask_specials and fc_final_linear are switches of attfc; leave them out'
         if self.bert != 'small' and self.bert_part < 1:
-            yield f'bert_part={self.bert_part}: {self.bert} has learned already; this is for bert=small'
+            yield f'bert_part={self.bert_part}: {self.bert} is pretrained already; this is for bert=small'
         if self.head == 'tfm' and not self.full_width_heads and self.bert == 'small' and self.width % self.heads:
             yield f'heads={self.heads}: a width of {self.width} cannot be split into {self.heads} heads'
 

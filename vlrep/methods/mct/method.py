@@ -26,12 +26,12 @@ from .views import *
 from .model import *
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #895745f6
-MCTModel = TwoTowers # Two towers with four heads, their slow copies, and a queue of keys (MCT fig. 2)
+MCTModel = TwoTowers # Two towers with four heads, their momentum copies, and a queue of keys (MCT fig. 2)
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #c77ca177
 def _terms(
     out:dict,   # As `MCTModel` gives it
-    batch:dict, # Not used: what is right stands in `out`
+    batch:dict, # Not used: targets are in `out`
     *, ii:float=1., tag:float=1., cc:float=1., ic:float=3.2768, ci:float=3.2768, # Weights
     inter_loss:str='hinge',  # Between images and captions: hinge or nce
     reduction:str='mean',    # Of the hinge, as for `queue_hinge`
@@ -51,12 +51,12 @@ def _terms(
     if cc and 'cc_pos' in out: parts['cc'] = cc,*nce('cc', 'txt', told)
     if ic and 'ic_pos' in out: parts['ic'] = ic,*across('ic', 'txt', told)
     if ci and 'ci_pos' in out: parts['ci'] = ci,*across('ci', 'img', told)
-    if not parts: raise ValueError('all weights are 0: nothing is left to learn')
+    if not parts: raise ValueError('all weights are 0: no loss is left')
     return parts
 
 def mct_loss(
     out:dict,         # As `MCTModel` gives it
-    batch:dict,       # Not used: what is right stands in `out`
+    batch:dict,       # Not used: targets are in `out`
     dist:Dist=Dist(), # The processes: each loss is a mean over all
     **kw              # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer: as recipes
 )->tuple:             # Total (), images ()
@@ -102,7 +102,7 @@ def _tags(r, dl):
 def _small(r, tok): return small_config(tok, max_len=max(128, r.max_len))
 
 def _text(r, dl, seed):
-    "The encoder of texts: from scratch, a small BERT that has read the captions at hand, or a BERT by name"
+    "The encoder of texts: from scratch, a small BERT pretrained on the training captions, or a BERT by name"
     tok = dl.tok
     if r.text == 'scratch':
         return TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
@@ -141,7 +141,7 @@ def mct_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone with queues of images and of texts"
+    "A learner that trains a backbone with queues of images and of texts"
     r,dls = recipe,_two_views(recipe, dls)
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):

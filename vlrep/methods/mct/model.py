@@ -56,7 +56,7 @@ class TwoTowers(nn.Module):
         *, room:int=0,         # Images of a step, of all processes
         key_momentum:float=.999, # As for `MomentumEncoder`
         bn_group:int=0,        # As for `by_groups`
-        shuffle_bn:bool=True,  # Normalise keys among other companions?
+        shuffle_bn:bool=True,  # Shuffle images before keys are normalised?
         mask_same:bool=True,   # Leave older keys of the same image out of the negatives?
         tags:str='',           # Which entry of a batch are the tags
         n_tags:int=0,          # How many tags there are
@@ -125,7 +125,7 @@ def _read(batch, kinds, end=''):
 @torch.no_grad()
 def keys_of(self:TwoTowers,
     batch:dict, # `img2` and `tok2`, `lens2`, or else `img` and `tok`, `lens`; perhaps `id`, `told` and tags
-)->tuple:       # Kind -> keys (b,d), the images' numbers (b,), what stands beside each key (b,m)
+)->tuple:       # Kind -> keys (b,d), the images' numbers (b,), the marks of each key (b,m)
     "What goes into the queue"
     self.slow.mirror(self.fast)
     keys = self.encode(self.slow, self.kinds, *_read(batch, self.kinds, '2'), keys=True)

@@ -51,13 +51,13 @@ class MCTLosses(MethodRecipe):
     hinge_reduction:Reduction='sum' # Over the queue (eq. 10); mean, with 32768 times the weight, suits shorter queues
     margin:Share=.2             # Of the hinge (sec. 4.1)
     temperature:Temperature=.07 # Of the contrasts (sec. 4.1; MoCo v2's own is .2)
-    tag_threshold:TagCount=2    # Answers share more tags than so many (sec. 3.1)
+    tag_threshold:TagCount=2    # Positives share more tags than this number (sec. 3.1)
     strict:bool=True            # More than that, or as many at the least?
     own_answer:bool=True        # Is the own key always an answer? By the formula only with enough tags
     tags_from:TagSource='labels' # labels: what the data says is there; words: what the image's captions name
-    tag_words:TagCount=100      # With words: so many of the most frequent nouns count
+    tag_words:TagCount=100      # With words: number of the most frequent nouns used
     queue:Keys=32768            # Keys in each queue (sec. 4.1)
-    key_momentum:Share=.999     # What remains of the slow encoder at each step (sec. 4.1)
+    key_momentum:Share=.999     # Momentum of the key encoder (sec. 4.1)
     mask_same:bool=True         # Leave older keys of the same image out of the negatives?
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #7e8852a5
@@ -71,8 +71,8 @@ class MCTViews(MCTLosses):
     grey_p:Share=.2             # How often a view loses its colours (as MoCo v2)
     blur_p:Share=.5             # How often a view is blurred (as MoCo v2)
     blur_max:Fraction=.009      # Largest standard deviation of the blur, as part of the side: 2 pixels of 224
-    bn_group:Group=64           # BatchNorm is over so many images, those of one of 8 GPUs; 0: all of a process
-    shuffle_bn:bool=True        # Normalise keys among other companions than queries (as MoCo)
+    bn_group:Group=64           # BatchNorm is over this number of images, as on one of 8 GPUs; 0: all of a process
+    shuffle_bn:bool=True        # Shuffle images before keys are normalised (ShuffleBN, as MoCo)
     sync_bn:OnOff=False         # BatchNorm over the images of all processes; then there are no groups
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class MCTNetworks(MCTViews):
     intra_width:Width=128       # Width in which images, and texts, are compared (sec. 4.1)
     inter_width:Width=1024      # Width in which images are compared with texts (sec. 4.1)
     head_width:Width=2048       # Width between the two layers of each head (sec. 3.1)
-    text:TextTower='scratch'    # scratch; small: a BERT that has read the captions; or a BERT's folder or name
+    text:TextTower='scratch'    # scratch; small: a BERT pretrained on the captions; or a BERT's folder or name
     width:Width=768             # Of a text encoder from scratch (as BERT's)
     depth:Layers=12             # Its layers
     heads:HeadCount=0           # Its attention heads; 0 means width/64
@@ -98,7 +98,7 @@ class MCTNetworks(MCTViews):
 @dataclass(frozen=True)
 class MCTRecipe(MCTNetworks):
     "The setting of the MCT paper: R50, COCO, 8 GPUs with 64 images each"
-    size:Side=224               # Side of the images the network sees
+    size:Side=224               # Side of the input images
     scale_min:Fraction=.2       # Random crops keep at least this part of the area (as MoCo)
     jitter:Share=.4             # Change of brightness, contrast, saturation; hue a quarter of it (as MoCo v2)
     jitter_p:Share=.8           # How often colours are changed (as MoCo v2)
@@ -121,7 +121,7 @@ def compared(self:MCTLosses)->tuple:
 
 @patch(as_prop=True)
 def reads(self:MCTLosses)->bool:
-    "Does anything of it read captions?"
+    "Does any of its losses use captions?"
     return bool(self.cc or self.ic or self.ci)
 
 @patch

@@ -71,9 +71,9 @@ def _of_records(source):
 # %% ../../../nbs/methods/mct/20_views.ipynb #aa54531d
 def frequent_nouns(
     source:ImageTextDataset, # With captions
-    most:int,                # So many words
+    most:int,                # Number of words
 )->list:
-    "The most frequent nouns of the captions, which can stand for tags (MCT tab. 2)"
+    "The most frequent nouns of the captions, which can replace tags (MCT tab. 2)"
     return concept_words(concept_counts(source.captions.flat(), 'nn'))[:most]
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #16ebaf05
@@ -86,7 +86,7 @@ class PairCollator(CaptionCollator):
         paraphrases:FilePath='',     # A file for `read_paraphrases`; '' for those that the data has
         include_original:bool=False, # May the caption itself be one of its paraphrases?
         *, swap_sides:bool=False,    # Exchange left and right where the image is mirrored?
-        nouns:int=0,                 # So many nouns of the first dataset are tags: `words` (b,nouns) says which of them
+        nouns:int=0,                 # Nouns of the first dataset used as tags: `words` (b,nouns) marks those that
                                      # the image's captions have
     ):
         super().__init__(tok, max_len)
@@ -206,7 +206,7 @@ def check_views(
         raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
     if r.cc: lines.append(_text_line(r, train))
     if r.queue >= len(train):
-        hidden = 'are masked' if r.mask_same else 'count as wrong answers (mask_same=false)'
+        hidden = 'are masked' if r.mask_same else 'count as negatives (mask_same=false)'
         lines.append(f'queue={r.queue:,}: longer than the {len(train):,} images of an epoch, so that older keys of the '
                      f'same image {hidden}; a shorter one is quicker')
     return lines

@@ -40,7 +40,7 @@ class RotNetModel(nn.Module):
         super().__init__()
         self.visual,self.head = visual,ConceptHead(visual.width, 4, head, hidden)
     def forward(self, batch:dict)->dict:
-        "Scores of the rotations of all images in all four (4b,4), `logits`; and what is right (4b,), `turns`"
+        "Scores of the rotations of all images in all four (4b,4), `logits`; and the targets (4b,), `turns`"
         img,turns = _four_turns(batch['img'])
         return dict(logits=self.head(self.visual(img)), turns=turns)
 
@@ -60,7 +60,7 @@ def rotnet_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone with rotations"
+    "A learner that trains a backbone with rotations"
     r,visual = recipe,concept_backbone(recipe, visual, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'rotation head'))

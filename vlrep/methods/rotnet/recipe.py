@@ -26,7 +26,7 @@ class RotNetRecipe(MethodRecipe):
     net:_Net='vgg16'            # vgg16 (sec. 4): add --backbone torchvision/vgg16; or resnet
     head:_Head='conv'           # Classifier of rotations on the grid: conv, mlp or linear (not said)
     head_width:_Hidden=0        # Its hidden width; 0: that of the grid (not said)
-    size:Side=224               # Side of the images the network sees (sec. 4)
+    size:Side=224               # Side of the input images (sec. 4)
     scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said)
     jitter:Share=0.             # Change of brightness, contrast, saturation; hue a quarter of it (not said)
     jitter_p:Share=0.           # How often colours are changed (not said)

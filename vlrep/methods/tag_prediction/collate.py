@@ -34,7 +34,7 @@ _FITTED = []                                             # (what decides, the ta
 _DECIDE = 'concepts vectors top_k parts tagger min_count min_tokens max_tokens'.split()
 
 def _fit(recipe, dataset):
-    "The tags of a recipe; those of the last four datasets and recipes are kept, for a run asks twice"
+    "The tags of a recipe; those of the last four datasets and recipes are cached, since a run needs them twice"
     if recipe.concepts == 'label': return recipe_targets(recipe, dataset, 'label')
     words = dataset.captions
     digest = words and hashlib.sha256(b''.join(a.tobytes() for a in (words.data, words.ends, words.rows))).hexdigest()
@@ -45,7 +45,7 @@ def _fit(recipe, dataset):
     return _FITTED[-1][1]
 
 def _learned(recipe, dataset):
-    "The tags of a recipe, learned anew"
+    "The tags of a recipe, computed anew"
     vectors = _bert_vectors(dataset) if recipe.concepts == 'cluster' and recipe.vectors == 'bert' else None
     return recipe_targets(recipe, dataset, recipe.concepts, vectors)
 
@@ -63,7 +63,7 @@ def check_concepts(
     data:str,                   # What they are called
     accumulate:int=1,           # Parts into which a batch is cut
 )->list:                        # Lines
-    "How many tags there are, and how many images have none; a `ValueError` where nothing would be learned"
+    "How many tags there are, and how many images have none; a `ValueError` if there is no target"
     collate = concept_collator(recipe)
     have = np.diff(collate.table(splits['train'])[0])
     if not len(collate.table(splits['valid'])[1]):
@@ -71,4 +71,4 @@ def check_concepts(
                          f'--set valid=...')
     lines = [f'{data}: {len(collate.targets):,} concepts ({recipe.concepts}), {have.mean():.1f} an image']
     none = int((have == 0).sum())
-    return lines + [f'{none:,} of {len(have):,} images have no concept: they teach nothing']*bool(none)
+    return lines + [f'{none:,} of {len(have):,} images have no concept and do not contribute to the loss']*bool(none)

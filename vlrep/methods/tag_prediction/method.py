@@ -54,7 +54,7 @@ def tag_prediction_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone with tags made of captions"
+    "A learner that trains a backbone with tags made from captions"
     collate = dls.train.collate
     known = isinstance(collate, ConceptCollator)        # else a model is opened, whose weights will say how many
     if known: collate.table(dls.train.source)

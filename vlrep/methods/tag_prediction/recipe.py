@@ -21,7 +21,7 @@ class TagPredictionRecipe(ConceptRecipe):
     concepts:_Concepts='postag' # Tags: words (postag), clusters or topics (lda) of captions, or categories (label)
     vectors:_Vectors='tfidf'    # Captions for clusters: tfidf, or bert's state at [CLS] (sec. 4.1)
     def problems(self)->'Iterator[str]':
-        "Clusters and topics must be so many"
+        "Clusters and topics need a number"
         yield from super().problems()
         if self.concepts in ('cluster','lda') and not self.top_k:
             yield f'top_k=0: for concepts={self.concepts} it is their number, and must be above 0'

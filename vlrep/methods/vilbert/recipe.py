@@ -19,14 +19,14 @@ _Pooled = Choice('first','mean')
 
 @dataclass(frozen=True)
 class ViLBERTRecipe(FusionRecipe):
-    "ViLBERT in the paper: BERT-base beside six layers of width 1024, COCO, masked words and regions"
+    "ViLBERT in the paper: BERT-base and six layers of width 1024, COCO, masked words and regions"
     blocks:_Blocks=6         # Co-attention blocks, and layers of the image; 0: half as many as BERT has layers (code)
     image_width:_Wide=1024   # Hidden size of the image's stream (code); 0: as the text's
     image_heads:HeadCount=8  # Its attention heads (code); 0: as the text's
     image_ffn:_Wide=1024     # Hidden width of its feed-forward parts (code); 0: as image_width
     co_width:_Wide=1024      # Width of co-attention (code); 0: as image_width
     co_heads:HeadCount=8     # Its heads (code); 0: as image_heads
-    co_attention:bool=True   # Do the streams look at each other?
+    co_attention:bool=True   # Do the streams attend to each other?
     pool_region:_Pooled='first' # Pooled of the image: first, the detector's surest (code), or mean of all regions
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #44905419

@@ -32,4 +32,4 @@ METHODS.add(Method('visualbert', VisualBERTRecipe, {
         tokenizer='fusion_tokenizer', collate='fusion_collator').items()},
     check='vlrep.methods.fusion_method:check_fusion_data',
     needs=fusion_needs, wants=fusion_wants, paper='VisualBERT (Li and others, 2019; Singh and others, 2020)',
-    loss_unit='nats per masked word, plus nats per masked region if they are asked for'))
+    loss_unit='nats per masked word, plus nats per masked region if there are any'))
