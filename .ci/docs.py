@@ -182,7 +182,10 @@ def reference_pages(mods, reading):
     pages = {f'reference/{m}.rst': docs_reference.page(mods[m]) for m in names}
     return {'reference/index.md': '\n'.join([*head, *rows, '']), **pages}
 
-def span(values): return f'{sum(values)/len(values):.1f} ({min(values):.1f} to {max(values):.1f})'
+def span(values):
+    "The mean with the lowest and the highest; a value alone as it is"
+    mean = f'{sum(values)/len(values):.1f}'
+    return mean if len(values) == 1 else f'{mean} ({min(values):.1f} to {max(values):.1f})'
 
 def results_page(folder):
     "The page of data/results: each method's runs as one row for each set of changes, means over seeds"
@@ -192,7 +195,8 @@ def results_page(folder):
            'What recorded runs measured: means over runs with different seeds, with the lowest and the highest, in '
            'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is what '
            'guessing scores. The lines that this page is made of are kept in `data/results`; [the page on data]'
-           '(project/data.md) says where they come from.', '']
+           '(project/data.md) says where they come from, [the start page](index.ipynb#the-results-in-full) what they mean.',
+           '']
     for data in sorted({r['data'] for r in runs}):
         groups = {}
         for r in (r for r in runs if r['data'] == data):
@@ -205,7 +209,8 @@ def results_page(folder):
 def result_tables(groups):
     "The tables for the runs on one kind of data"
     def own(r): return {t['question']: t for t in r['numbers'].get('table', []) if t['backbone'] == r['method']}
-    def label(key, rs): return f'`{key[0]}` {key[1]}' + (f', {key[2]}' if key[2] else '') + f', {len(rs)} seeds'
+    def label(key, rs):
+        return f'`{key[0]}` {key[1]}' + (f', {key[2]}' if key[2] else '') + f', {len(rs)} seed{"s"*(len(rs) != 1)}'
     asked = list(dict.fromkeys(q for rs in groups.values() for r in rs for q in own(r)))
     if asked:
         chance = {q: t['chance'] for rs in groups.values() for r in rs for q,t in own(r).items()}
