@@ -192,10 +192,11 @@ def results_page(folder):
     runs = [json.loads(l) for p in sorted(folder.glob('*.jsonl')) for l in p.read_text(encoding='utf-8').splitlines()]
     aside = ('rivals=', 'baselines=', 'draws=')                # changes that leave the training as it is
     out = ['# Results', '',
-           'What recorded runs measured: means over runs with different seeds, with the lowest and the highest, in '
-           'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is what '
-           'guessing scores. The lines that this page is made of are kept in `data/results`; [the page on data]'
-           '(project/data.md) says where they come from, [the start page](index.ipynb#the-results-in-full) what they mean.',
+           'The numbers of recorded runs: means over runs with different seeds, with the lowest and the highest, in '
+           'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is the '
+           'score of guessing. The lines that this page is made of are kept in `data/results`; [the page on data]'
+           '(project/data.md) says where they come from, [the start page](index.ipynb#the-results-in-full) what they '
+           'mean.',
            '']
     for data in sorted({r['data'] for r in runs}):
         groups = {}
@@ -235,7 +236,10 @@ def row(cells, head=False):
 
 def home(nbs, reading):
     "The tables of contents that the sidebar shows, by part"
-    chapters = [n for n in sorted(nbs) if n.startswith('course/')]
+    def numbered(n):
+        k = int(posixpath.basename(n)[:2])
+        return f'{k}. {contents.headline(nbs[n])[0]} <{n}>' if k else n
+    chapters = [numbered(n) for n in sorted(nbs) if n.startswith('course/')]
     tutorials = sorted((n for n in nbs if n.startswith('tutorials/')), key=lambda n: (n != 'tutorials/tour.ipynb', n))
     papers = [f'{contents.headline(nbs[n])[0]} <{n}>' for n in reading if n.endswith('90_paper.ipynb')]
     library = list(dict.fromkeys(f'{n.split("/")[0]}/index' if '/' in n else n for n in reading))

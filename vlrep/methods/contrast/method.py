@@ -73,7 +73,7 @@ def embed_text(self:ContrastModel,
 # %% ../../../nbs/methods/contrast/40_method.ipynb #6eed5142
 def _terms(
     out:dict,             # As `ContrastModel` gives it
-    batch:dict,           # Not used: what is right stands in `out`
+    batch:dict,           # Not used: the targets are in `out`
     *, words:bool=None,   # Is there a head for the words? None: if `out` has its answer
     local_loss:bool=True, # As for `info_nce`
     dist:Dist=Dist(),     # The processes: pairs of all are compared
@@ -89,7 +89,7 @@ def _terms(
 
 def contrast_loss(
     out:dict,         # As `ContrastModel` gives it
-    batch:dict,       # Not used: what is right stands in `out`
+    batch:dict,       # Not used: the targets are in `out`
     dist:Dist=Dist(), # The processes: the means are over all
     **kw              # `words` and `local_loss` of `_terms`
 )->tuple:             # Total (), pairs ()

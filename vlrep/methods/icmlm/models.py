@@ -85,7 +85,7 @@ def words(self:MaskedWordModel,
 @patch
 def forward(self:MaskedWordModel,
     batch:dict # `img`, and what `TripletCollator` gives
-)->dict:       # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and under `target...` what is right
+)->dict:       # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and under `target...` the targets
     "Guess the masked word of each caption, and the concepts of each image"
     place = batch['place']               # missing where the loaders have another collator than `TripletCollator`
     grid,(w,real) = self.cells(batch['img']),self.language(batch['tok'], batch['lens'])

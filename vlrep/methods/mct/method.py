@@ -31,7 +31,7 @@ MCTModel = TwoTowers # Two towers with four heads, their slow copies, and a queu
 # %% ../../../nbs/methods/mct/40_method.ipynb #c77ca177
 def _terms(
     out:dict,   # As `MCTModel` gives it
-    batch:dict, # Not used: what is right stands in `out`
+    batch:dict, # Not used: the targets are in `out`
     *, ii:float=1., tag:float=1., cc:float=1., ic:float=3.2768, ci:float=3.2768, # Weights
     inter_loss:str='hinge',  # Between images and captions: hinge or nce
     reduction:str='mean',    # Of the hinge, as for `queue_hinge`
@@ -56,7 +56,7 @@ def _terms(
 
 def mct_loss(
     out:dict,         # As `MCTModel` gives it
-    batch:dict,       # Not used: what is right stands in `out`
+    batch:dict,       # Not used: the targets are in `out`
     dist:Dist=Dist(), # The processes: each loss is a mean over all
     **kw              # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer: as recipes
 )->tuple:             # Total (), images ()

@@ -40,7 +40,7 @@ class RotNetModel(nn.Module):
         super().__init__()
         self.visual,self.head = visual,ConceptHead(visual.width, 4, head, hidden)
     def forward(self, batch:dict)->dict:
-        "Scores of the rotations of all images in all four (4b,4), `logits`; and what is right (4b,), `turns`"
+        "Scores of the rotations of all images in all four (4b,4), `logits`; and the targets (4b,), `turns`"
         img,turns = _four_turns(batch['img'])
         return dict(logits=self.head(self.visual(img)), turns=turns)
 
