@@ -121,10 +121,14 @@ def notebook(nb, here, module, fix):
             out += [new]
     return {**nb, 'cells': out}
 
+def twin_name(here):
+    "Where a chapter without its solutions is kept, under a name of its own: both may be downloaded into one folder"
+    return f'{BLANK}/{here.removesuffix(".ipynb")}_exercises.ipynb'
+
 def below_title(here, module):
     "The line below a title: the notebook to download, and the module that it exports"
     parts = [f'{{download}}`Download this notebook </notebooks/{here}>`']
-    if here in TWINNED: parts.append(f'{{download}}`without the solutions </notebooks/{BLANK}/{here}>`')
+    if here in TWINNED: parts.append(f'{{download}}`without the solutions </notebooks/{twin_name(here)}>`')
     if module: parts.append(f'exports [`{module}`](/reference/{module}.rst)')
     return dict(cell_type='markdown', id='d0cd0cd0', metadata={}, source='\n'.join(
         ['```{container} about-notebook', ' · '.join(parts), '```']))
@@ -278,7 +282,7 @@ def generate(src):
         write(src/name, json.dumps(new))
         (src/'notebooks'/name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT/'nbs'/name, src/'notebooks'/name)
-        if name in TWINNED: write(src/'notebooks'/BLANK/name, blank.dumped(blank.twin(nb)))
+        if name in TWINNED: write(src/'notebooks'/twin_name(name), blank.dumped(blank.twin(nb)))
     write(src/'_static/vlrep.css', (Path(__file__).parent/'docs.css').read_text(encoding='utf-8'))
     return docs_reference.names(mods)
 

@@ -34,7 +34,7 @@ class Module:
 
 def comments(src):
     "Line -> the comment at its end, with the lines below that continue it: comments alone, in the same column"
-    out,last = {},None                                  # last: line and column of the comment before, and where it began
+    out,last = {},None      # last: line and column of the comment before, and the line where it began
     for t in tokenize.generate_tokens(io.StringIO(src).readline):
         if t.type != tokenize.COMMENT: continue
         line,column = t.start

@@ -52,8 +52,10 @@ def show_images(
     ncol = min(ncol, max(n,1))
     nrow = -(-n//ncol)
     words = [] if titles is None else [_wrapped(titles[i], size) for i in range(n)]
-    above = .06+.135*max(w.count('\n')+1 for w in words) if words else 0
-    fig,axs = plt.subplots(nrow, ncol, figsize=(ncol*size, nrow*(size+above)), squeeze=False)
+    gap,above = .06,.1+.135*max(w.count('\n')+1 for w in words) if words else 0              # inches
+    wide,high,side = ncol*size,nrow*(size+above),size-gap
+    fig,axs = plt.subplots(nrow, ncol, figsize=(wide, high), squeeze=False)
+    fig.subplots_adjust(gap/2/wide, gap/2/high, 1-gap/2/wide, 1-(gap/2+above)/high, gap/side, (gap+above)/side)
     for ax in axs.flat: ax.axis('off')
     for i,(ax,img) in enumerate(zip(axs.flat, imgs)):
         a = to_hwc(img)
@@ -63,7 +65,6 @@ def show_images(
             h,w = a.shape[:2]
             corner,width,height = (x0*w-.5, y0*h-.5), (x1-x0)*w, (y1-y0)*h
             ax.add_patch(plt.Rectangle(corner, width, height, fill=False, color=INK['baseline'], lw=1.5))
-    fig.tight_layout(pad=.3)
     return fig
 
 # %% ../../nbs/core/20_plotting.ipynb #be149375
