@@ -68,6 +68,11 @@ def relink(md, here, known, files, blob, page=None):
 
 def flags(src): return re.findall(r'^#\|\s*(\S.*?)\s*$', src, re.M)
 
+def folded(src):
+    "What a folded cell holds, if it is no picture's code: a chapter's solution, or checks"
+    if re.match(r'# *Solution', src): return 'solution'
+    if len(re.findall(r'^\s*(?:test_\w+\(|assert |with expect_fail)', src, re.M)) > 2: return 'checks'
+
 def code_cell(c):
     "A code cell as a reader sees it: without directives, folded if its source is hidden; None if nothing is to be seen"
     src = contents.text(c['source'])
@@ -81,8 +86,8 @@ def code_cell(c):
     if c['metadata'].get('jupyter', {}).get('source_hidden') or 'code-fold: true' in found: tags.append('hide-input')
     if 'export' in found: tags.append('exported')
     meta = dict(tags=tags)
-    if 'hide-input' in tags and re.match(r'# *Solution', src):
-        meta['mystnb'] = dict(code_prompt_show='Show the solution', code_prompt_hide='Hide the solution')
+    if 'hide-input' in tags and (what := folded(src)):
+        meta['mystnb'] = dict(code_prompt_show=f'Show the {what}', code_prompt_hide=f'Hide the {what}')
     return {**c, 'source': src, 'outputs': [isolated(o) for o in outputs], 'metadata': meta}
 
 def isolated(o):

@@ -174,10 +174,11 @@ def test_cells_as_a_reader_sees_them(ci, cell, want):
     got = ci('docs').code_cell(cell)
     assert (got and (got['source'], got['metadata']['tags'])) == want
 
-def test_folded_solutions_say_so(ci):
+def test_folds_say_what_they_hold(ci):
     cell = ci('docs').code_cell
     assert cell(code('# Solution of exercise 1\nx = 1', hidden=True))['metadata']['mystnb']['code_prompt_show'] \
         == 'Show the solution'
+    assert cell(code('test_eq(1, 1)\n'*3, hidden=True))['metadata']['mystnb']['code_prompt_hide'] == 'Hide the checks'
     assert 'mystnb' not in cell(code('x = 1', hidden=True))['metadata']
 
 def test_cells_keep_their_outputs(ci):
