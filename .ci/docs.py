@@ -68,6 +68,11 @@ def relink(md, here, known, files, blob, page=None):
 
 def flags(src): return re.findall(r'^#\|\s*(\S.*?)\s*$', src, re.M)
 
+def folded(src):
+    "What a folded cell holds, if it is no picture's code: a chapter's solution, or checks"
+    if re.match(r'# *Solution', src): return 'solution'
+    if len(re.findall(r'^\s*(?:test_\w+\(|assert |with expect_fail)', src, re.M)) > 2: return 'checks'
+
 def code_cell(c):
     "A code cell as a reader sees it: without directives, folded if its source is hidden; None if nothing is to be seen"
     src = contents.text(c['source'])
@@ -81,8 +86,8 @@ def code_cell(c):
     if c['metadata'].get('jupyter', {}).get('source_hidden') or 'code-fold: true' in found: tags.append('hide-input')
     if 'export' in found: tags.append('exported')
     meta = dict(tags=tags)
-    if 'hide-input' in tags and re.match(r'# *Solution', src):
-        meta['mystnb'] = dict(code_prompt_show='Show the solution', code_prompt_hide='Hide the solution')
+    if 'hide-input' in tags and (what := folded(src)):
+        meta['mystnb'] = dict(code_prompt_show=f'Show the {what}', code_prompt_hide=f'Hide the {what}')
     return {**c, 'source': src, 'outputs': [isolated(o) for o in outputs], 'metadata': meta}
 
 def isolated(o):
@@ -121,10 +126,14 @@ def notebook(nb, here, module, fix):
             out += [new]
     return {**nb, 'cells': out}
 
+def twin_name(here):
+    "Where a chapter without its solutions is kept, under a name of its own: both may be downloaded into one folder"
+    return f'{BLANK}/{here.removesuffix(".ipynb")}_exercises.ipynb'
+
 def below_title(here, module):
     "The line below a title: the notebook to download, and the module that it exports"
     parts = [f'{{download}}`Download this notebook </notebooks/{here}>`']
-    if here in TWINNED: parts.append(f'{{download}}`without the solutions </notebooks/{BLANK}/{here}>`')
+    if here in TWINNED: parts.append(f'{{download}}`without the solutions </notebooks/{twin_name(here)}>`')
     if module: parts.append(f'exports [`{module}`](/reference/{module}.rst)')
     return dict(cell_type='markdown', id='d0cd0cd0', metadata={}, source='\n'.join(
         ['```{container} about-notebook', ' · '.join(parts), '```']))
@@ -182,17 +191,22 @@ def reference_pages(mods, reading):
     pages = {f'reference/{m}.rst': docs_reference.page(mods[m]) for m in names}
     return {'reference/index.md': '\n'.join([*head, *rows, '']), **pages}
 
-def span(values): return f'{sum(values)/len(values):.1f} ({min(values):.1f} to {max(values):.1f})'
+def span(values):
+    "The mean with the lowest and the highest; a value alone as it is"
+    mean = f'{sum(values)/len(values):.1f}'
+    return mean if len(values) == 1 else f'{mean} ({min(values):.1f} to {max(values):.1f})'
 
 def results_page(folder):
     "The page of data/results: each method's runs as one row for each set of changes, means over seeds"
     runs = [json.loads(l) for p in sorted(folder.glob('*.jsonl')) for l in p.read_text(encoding='utf-8').splitlines()]
     aside = ('rivals=', 'baselines=', 'draws=')                # changes that leave the training as it is
     out = ['# Results', '',
-           'What recorded runs measured: means over runs with different seeds, with the lowest and the highest, in '
-           'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is what '
-           'guessing scores. The lines that this page is made of are kept in `data/results`; [the page on data]'
-           '(project/data.md) says where they come from.', '']
+           'The numbers of recorded runs: means over runs with different seeds, with the lowest and the highest, in '
+           'percent. Each row is a method, what was changed in its recipe, and the number of seeds. *Chance* is the '
+           'score of guessing. The lines that this page is made of are kept in `data/results`; [the page on data]'
+           '(project/data.md) says where they come from, [the start page](index.ipynb#the-results-in-full) what they '
+           'mean.',
+           '']
     for data in sorted({r['data'] for r in runs}):
         groups = {}
         for r in (r for r in runs if r['data'] == data):
@@ -205,7 +219,8 @@ def results_page(folder):
 def result_tables(groups):
     "The tables for the runs on one kind of data"
     def own(r): return {t['question']: t for t in r['numbers'].get('table', []) if t['backbone'] == r['method']}
-    def label(key, rs): return f'`{key[0]}` {key[1]}' + (f', {key[2]}' if key[2] else '') + f', {len(rs)} seeds'
+    def label(key, rs):
+        return f'`{key[0]}` {key[1]}' + (f', {key[2]}' if key[2] else '') + f', {len(rs)} seed{"s"*(len(rs) != 1)}'
     asked = list(dict.fromkeys(q for rs in groups.values() for r in rs for q in own(r)))
     if asked:
         chance = {q: t['chance'] for rs in groups.values() for r in rs for q,t in own(r).items()}
@@ -230,7 +245,10 @@ def row(cells, head=False):
 
 def home(nbs, reading):
     "The tables of contents that the sidebar shows, by part"
-    chapters = [n for n in sorted(nbs) if n.startswith('course/')]
+    def numbered(n):
+        k = int(posixpath.basename(n)[:2])
+        return f'{k}. {contents.headline(nbs[n])[0]} <{n}>' if k else n
+    chapters = [numbered(n) for n in sorted(nbs) if n.startswith('course/')]
     tutorials = sorted((n for n in nbs if n.startswith('tutorials/')), key=lambda n: (n != 'tutorials/tour.ipynb', n))
     papers = [f'{contents.headline(nbs[n])[0]} <{n}>' for n in reading if n.endswith('90_paper.ipynb')]
     library = list(dict.fromkeys(f'{n.split("/")[0]}/index' if '/' in n else n for n in reading))
@@ -269,7 +287,7 @@ def generate(src):
         write(src/name, json.dumps(new))
         (src/'notebooks'/name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT/'nbs'/name, src/'notebooks'/name)
-        if name in TWINNED: write(src/'notebooks'/BLANK/name, blank.dumped(blank.twin(nb)))
+        if name in TWINNED: write(src/'notebooks'/twin_name(name), blank.dumped(blank.twin(nb)))
     write(src/'_static/vlrep.css', (Path(__file__).parent/'docs.css').read_text(encoding='utf-8'))
     return docs_reference.names(mods)
 

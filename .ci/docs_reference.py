@@ -33,9 +33,16 @@ class Module:
 # ---------------------------------------------------------------- reading
 
 def comments(src):
-    "Line -> the comment at its end"
-    found = tokenize.generate_tokens(io.StringIO(src).readline)
-    return {t.start[0]: t.string.lstrip('#').strip() for t in found if t.type == tokenize.COMMENT}
+    "Line -> the comment at its end, with the lines below that continue it: comments alone, in the same column"
+    out,last = {},None      # last: line and column of the comment before, and the line where it began
+    for t in tokenize.generate_tokens(io.StringIO(src).readline):
+        if t.type != tokenize.COMMENT: continue
+        line,column = t.start
+        text,alone = t.string.lstrip('#').strip(), not t.line[:column].strip()
+        begin = last[2] if alone and last and last[:2] == (line-1, column) else line
+        out[begin] = f'{out[begin]} {text}' if begin != line else text
+        last = line, column, begin
+    return out
 
 def annotation(node):
     "A type as source; one written as a string without its quotes"

@@ -342,7 +342,8 @@ def test_twins_are_offered_on_the_site(blank):
     docs = importlib.import_module('docs')
     try:
         line = text(docs.below_title('course/05_captioning.ipynb', None)['source'])
-        for folder in ('course', 'blank/course'): assert f'</notebooks/{folder}/05_captioning.ipynb>' in line
+        for name in ('course/05_captioning', 'blank/course/05_captioning_exercises'):
+            assert f'</notebooks/{name}.ipynb>' in line
         assert 'blank' not in text(docs.below_title('course/00_contents.ipynb', None)['source'])
         assert 'blank' not in text(docs.below_title('data/00_records.ipynb', 'vlrep.data.records')['source'])
     finally:

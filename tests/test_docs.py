@@ -35,6 +35,7 @@ def f(
         2),          # Two at once; the default ends here
     *,
     t:float=0.07,    # Temperature
+                     # of the softmax
     quiet=False,
 )->'list[str]':      # A * for each
     "Do `it` <at> once"
@@ -86,7 +87,7 @@ def test_reference_reads_docments(ci):
     assert (one.doc, one.signature) == ('A table', '{}')
     assert f.signature == '(x: Tensor, a, b=(1, 2), *, t: float = 0.07, quiet=False) -> list[str]'
     assert f.params == [(['x'], 'Values (b,d), see `g`'), (['b'], 'Two at once; the default ends here'),
-                        (['t'], 'Temperature')]
+                        (['t'], 'Temperature of the softmax')]
     assert (f.returns, f.doc) == ('A * for each', 'Do `it` <at> once')
     assert (c.signature, c.params) == ('(n: int)', [(['n'], 'How many')])
     assert [(e.kind, e.name) for e in c.members] == [('method','go'), ('property','size')]
@@ -173,10 +174,11 @@ def test_cells_as_a_reader_sees_them(ci, cell, want):
     got = ci('docs').code_cell(cell)
     assert (got and (got['source'], got['metadata']['tags'])) == want
 
-def test_folded_solutions_say_so(ci):
+def test_folds_say_what_they_hold(ci):
     cell = ci('docs').code_cell
     assert cell(code('# Solution of exercise 1\nx = 1', hidden=True))['metadata']['mystnb']['code_prompt_show'] \
         == 'Show the solution'
+    assert cell(code('test_eq(1, 1)\n'*3, hidden=True))['metadata']['mystnb']['code_prompt_hide'] == 'Hide the checks'
     assert 'mystnb' not in cell(code('x = 1', hidden=True))['metadata']
 
 def test_cells_keep_their_outputs(ci):
@@ -231,7 +233,7 @@ def test_results_are_means_over_seeds(ci, tmp_path):
     lines = ci('docs').results_page(tmp_path).splitlines()
     table = [l for l in lines if l.startswith('|')]
     assert table == ['| linear probes on frozen features | objects (mAP) |', '|---|---|', '| chance | 6.7 |',
-                     '| `m` r, 2 seeds | 15.0 (10.0 to 20.0) |', '| `m` r, a=1, 1 seeds | 5.0 (5.0 to 5.0) |']
+                     '| `m` r, 2 seeds | 15.0 (10.0 to 20.0) |', '| `m` r, a=1, 1 seed | 5.0 |']
 
 # ---------------------------------------------------------------- the check of the built pages
 

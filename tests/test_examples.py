@@ -58,7 +58,7 @@ def test_readme_as_pasted(tmp_path):
     code = shorter(code, ('steps=100, warmup=10', 'steps=10, warmup=2'), ('assert after < .75*before\n', ''))
     got = paste(code, tmp_path)
     assert got.returncode == 0, got.stderr[-2000:]
-    assert 'it says:' in got.stdout and got.stdout.startswith('- ') and not list(tmp_path.iterdir())
+    assert 'generated caption:' in got.stdout and got.stdout.startswith('- ') and not list(tmp_path.iterdir())
 
 @pytest.mark.parametrize('path', [ROOT/'README.md', *TUTORIALS], ids=lambda p: p.stem)
 def test_examples_show_their_imports(path):

@@ -208,6 +208,24 @@ def test_lines_are_seen():
     assert several_statements('a', 'x = 1; y = 2') and several_statements('a', 'if x:\n    f(); g()')
     assert several_statements('a', 'if x: f(); g()') and not several_statements('a', 'if x: f()\nshow();')
 
+def visible_checks(name, nb, limit=12):
+    "Cells of so many checks or more, with nothing to see, that are neither folded nor hidden"
+    for c in (c for c in nb['cells'] if c['cell_type'] == 'code' and not c['outputs']):
+        src = ''.join(c['source'])
+        n = len(re.findall(r'^\s*(?:test_\w+\(|assert |with expect_fail)', src, re.M))
+        if n >= limit and not {'hide', 'export', 'learns'} & set(flags(src)) \
+            and not c['metadata'].get('jupyter', {}).get('source_hidden'):
+            yield f'{name}: {n} checks in the open: {src.strip().splitlines()[0][:60]}'
+
+def test_many_checks_are_folded():
+    fail_with(l for name,nb in NBS.items() for l in visible_checks(name, nb))
+
+def test_visible_checks_are_seen():
+    def nb(n, **meta):
+        return dict(cells=[dict(cell_type='code', outputs=[], metadata=meta, source=['test_eq(1, 1)\n']*n)])
+    assert len(list(visible_checks('a', nb(12)))) == 1 and not list(visible_checks('a', nb(11)))
+    assert not list(visible_checks('a', nb(12, jupyter=dict(source_hidden=True))))
+
 def long_cells(name, sources, limit=40):
     "Exported cells with more lines than `limit`, signature included, directives apart"
     cells = [re.sub(r'^#\|.*\n?', '', s, flags=re.M).strip().splitlines() for s in sources if 'export' in flags(s)]

@@ -6,8 +6,9 @@
 __all__ = ['INK', 'style', 'to_hwc', 'show_images', 'bars', 'png_uri']
 
 # %% ../../nbs/core/20_plotting.ipynb #644dba2f
-import base64,io
+import base64,io,textwrap
 import matplotlib.pyplot as plt, numpy as np, torch
+from matplotlib.transforms import offset_copy
 
 # %% ../../nbs/core/20_plotting.ipynb #669034ae
 INK = dict(method='#2b6cb0', baseline='#dd8b2f', random='#9aa3ad', good='#2f855a', bad='#c53030', text='#2d3748')
@@ -34,9 +35,14 @@ def to_hwc(
     return a if a.dtype == np.uint8 else (np.clip(a,0,1)*255).round().astype(np.uint8)
 
 # %% ../../nbs/core/20_plotting.ipynb #60b6014f
+def _wrapped(text, inches):
+    "`text` in lines that fit above an image `inches` wide, in letters of 8 points"
+    width = max(int(inches*15), 8)
+    return '\n'.join(textwrap.fill(line, width, break_long_words=False) for line in str(text).split('\n'))
+
 def show_images(
     imgs:list|np.ndarray|torch.Tensor, # Images, as `to_hwc` takes them
-    titles:list|tuple=None,            # A line under each
+    titles:list|tuple=None,            # Words above each, wrapped to its width
     ncol:int=6,                        # Images a row
     size:float=1.6,                    # Inches an image
     boxes:list=None,                   # For each image (n,4) corners x0 y0 x1 y1 in [0,1], or None
@@ -45,18 +51,20 @@ def show_images(
     n = len(imgs)
     ncol = min(ncol, max(n,1))
     nrow = -(-n//ncol)
-    fig,axs = plt.subplots(nrow, ncol, figsize=(ncol*size, nrow*size*(1.18 if titles is not None else 1)),
-                           squeeze=False)
+    words = [] if titles is None else [_wrapped(titles[i], size) for i in range(n)]
+    gap,above = .06,.1+.135*max(w.count('\n')+1 for w in words) if words else 0              # inches
+    wide,high,side = ncol*size,nrow*(size+above),size-gap
+    fig,axs = plt.subplots(nrow, ncol, figsize=(wide, high), squeeze=False)
+    fig.subplots_adjust(gap/2/wide, gap/2/high, 1-gap/2/wide, 1-(gap/2+above)/high, gap/side, (gap+above)/side)
     for ax in axs.flat: ax.axis('off')
     for i,(ax,img) in enumerate(zip(axs.flat, imgs)):
         a = to_hwc(img)
         ax.imshow(a)
-        if titles is not None: ax.set_title(titles[i], fontsize=8, wrap=True)
+        if words: ax.set_title(words[i], fontsize=8)
         for x0,y0,x1,y1 in ([] if boxes is None or boxes[i] is None else boxes[i]):
             h,w = a.shape[:2]
             corner,width,height = (x0*w-.5, y0*h-.5), (x1-x0)*w, (y1-y0)*h
             ax.add_patch(plt.Rectangle(corner, width, height, fill=False, color=INK['baseline'], lw=1.5))
-    fig.tight_layout(pad=.3)
     return fig
 
 # %% ../../nbs/core/20_plotting.ipynb #be149375
@@ -82,7 +90,8 @@ def bars(
         ax.plot([i-.42,i+.42], [c,c], ':', color=INK['text'], lw=1, label='chance' if i == 0 else None)
     ax.set_xticks(range(len(groups)), groups)
     ax.set_ylabel(ylabel)
-    ax.legend(fontsize=8, ncols=2)
+    down = offset_copy(ax.transAxes, fig, y=-9-13*max(str(g).count('\n')+1 for g in groups), units='points')
+    ax.legend(fontsize=8, ncols=4, loc='upper center', bbox_to_anchor=(.5,0), bbox_transform=down, borderpad=0)
     return fig
 
 # %% ../../nbs/core/20_plotting.ipynb #d5f9807c

@@ -30,8 +30,8 @@ def info_nce(
     b:Tensor,                    # One vector for each picture's caption, in the same order (b,d)
     temperature:float=.1,        # Temperature: cosines are divided by it
     direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
-    include_positive:bool=False, # Is the positive in the denominator, too? The paper prints no, InfoNCE has it
-                                 # yes
+    include_positive:bool=False, # Is the positive in the denominator, too? Not in the paper's formula; in standard
+                                 # InfoNCE it is
     *, gather:callable=None,     # None, or x (b,d) -> (all rows (n,d), index of the first own row): negatives
                                  # from all processes
     group:int=0,                 # Negatives only from the same group of so many consecutive pairs; 0 = from all

@@ -65,7 +65,7 @@ def masked_counts(
 
 def fusion_loss(
     out:dict,         # As the model gives it
-    batch:dict,       # Not used: what is right stands in `out`
+    batch:dict,       # Not used: the targets are in `out`
     dist:Dist=Dist(), # The processes: each mean is over all
 )->tuple:             # Total (), count ()
     "Cross-entropy of masked words, plus the distance of masked regions from the detector's distributions"

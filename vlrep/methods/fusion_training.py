@@ -29,7 +29,7 @@ from .fusion_collate import *
 # %% ../../nbs/methods/09_fusion_training.ipynb #4708ab05
 def fusion_terms(
     out:dict,   # As the model gives it
-    batch:dict, # Not used: what is right stands in `out`
+    batch:dict, # Not used: the targets are in `out`
 )->dict:        # Name -> (weight, total (), count ()): `words`, and `regions` if they are masked
     "Cross-entropy of masked words, and how far masked regions are from the detector's distribution"
     nats = F.cross_entropy(out['logits'].float(), out['target'], reduction='sum')

@@ -103,9 +103,13 @@ def _lines(r):
     return out
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #94283eef
-def _write(ax, blocks, wide):
-    "Blocks of text, one under the other"
-    y,step = 1.,.058
+def _rows(blocks, wide):
+    "How many lines high the blocks are"
+    return sum(1.55+sum(len(textwrap.wrap(text, wide)) for text,_ in lines) for _,lines in blocks)
+
+def _write(ax, blocks, wide, rows):
+    "Blocks of text, one under the other, on axes as high as `rows` lines"
+    y,step = 1.,1/rows
     ax.axis('off')
     for head,lines in blocks:
         ax.text(0, y, head, fontsize=9.5, weight='bold', va='top', transform=ax.transAxes)
@@ -124,7 +128,10 @@ def show_record(
     pics = [p for p,there in (('image',True),('masks',r.masks is not None),('trace',r.narrative is not None),
         ('twin',r.twin is not None and r.twin.image is not None)) if there]
     blocks,qs = _lines(r),(r.questions or [])[:6]
-    high = [3.9]+[1.25]*bool(qs)+[4.3]*bool(blocks)
+    cut = 2 if len(blocks) > 2 else 1
+    parts = blocks[:cut],blocks[cut:]
+    rows_of_text = max(_rows(p, 92) for p in parts)
+    high = [3.9]+[1.25]*bool(qs)+[.2+.235*rows_of_text]*bool(blocks)
     fig = plt.figure(figsize=(max(3.6*len(pics), 9), sum(high)), layout='constrained')
     rows = iter(fig.subfigures(len(high), 1, height_ratios=high, squeeze=False)[:,0])
     for ax,p in zip(next(rows).subplots(1, len(pics), squeeze=False,
@@ -142,6 +149,5 @@ def show_record(
     if qs:
         for ax,q in zip(next(rows).subplots(1, len(qs), squeeze=False)[0], qs): draw_answers(ax, q)
     if blocks:
-        cut = 2 if len(blocks) > 2 else 1
-        for ax,part in zip(next(rows).subplots(1, 2), (blocks[:cut],blocks[cut:])): _write(ax, part, 92)
+        for ax,part in zip(next(rows).subplots(1, 2), parts): _write(ax, part, 92, rows_of_text)
     return fig

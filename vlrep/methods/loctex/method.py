@@ -160,7 +160,7 @@ def _counts(model, batch, known, *, group, include_positive):
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbec
 def _terms(
     out:dict,          # As `LocTexModel` gives it
-    batch:dict,        # Not used: what is right stands in `out`
+    batch:dict,        # Not used: the targets are in `out`
     contrast:float=1., # Weight of the contrast
     localise:float=1., # Weight of the places
     norm:str='row',    # As for `localisation_loss`

@@ -36,7 +36,7 @@ def _answers(out):
 
 def virtex_loss(
     out:dict,   # `logits_f`, `target_f` and so on, as the models of `vlrep.methods.virtex.models` give them
-    batch:dict, # Not used: what is right stands in `out`
+    batch:dict, # Not used: the targets are in `out`
     dist:Dist=Dist(), # The processes: a head's mean is over the images of all
 )->tuple:       # Nats (), words or images (); for bicaptioning their ratio is CE forward + CE backward
     "Cross-entropy of each answer, the answers' means added (VirTex eq. 1; sec. 4.2 for sets of words and labels)"
