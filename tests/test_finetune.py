@@ -355,6 +355,25 @@ def test_each_image_has_its_own_regions(tmp_path, monkeypatch, shuffled):
     assert (30 < right < 70) if shuffled else right > 97, table
     assert 30 < blind < 70, table
 
+@pytest.mark.parametrize('bf16', [False,True])
+def test_a_model_without_a_part_for_bf16_is_trained_in_fp32(tmp_path, monkeypatch, bf16):
+    "Whatever the processor has: regions from files leave nothing that could compute in bf16"
+    for place in ('vlrep.training.precision.cpu_has_bf16',): monkeypatch.setattr(place, lambda: bf16)
+    read = planted(tmp_path/'store', 64)
+    run = untrained(tmp_path/'run', 'visualbert', regions='files', region_files=str(tmp_path/'store'), flip_p=0.,
+                    cache_regions=False, region_model='given', mim='off', **TINY)
+    source = TaskSource(read, options=TASKS['vqa'].source('world').options, plan='world')
+    parts = {k: getattr(TASKS['snli_ve'], k) for k in 'score loss decide measure constant submit'.split()}
+    try:
+        TASKS.add(FinetuneTask('planted', 'a test', dict(world=source), labels=lambda *_: ['no','yes'], **parts))
+        out = finetune(run, 'planted', ['steps=2','bs=8','every=2','warmup=1'], out=tmp_path/'out', log=quiet)
+        assert load(out).results()[0]['precision'] == 'fp32'
+        assert load(out).info['precision'] == ('bf16' if bf16 else 'fp32')
+        with pytest.raises(ValueError, match='precision bf16: on a CPU the model needs'):
+            finetune(run, 'planted', ['steps=2','bs=8','every=2','warmup=1'], precision='bf16', out=tmp_path/'no',
+                     log=quiet)
+    finally: TASKS.pop('planted', None)
+
 # ---------------------------------------------------------------- the schedule, the page, a stop too early
 
 def test_schedule_of_mm_imdb(tmp_path):

@@ -30,7 +30,7 @@ from ..training.distributed import process_group
 from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
-from ..training.precision import choose_precision
+from ..training.precision import choose_precision, learner_precision
 from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
 from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
@@ -333,7 +333,7 @@ def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log)
     run.add_result(dict(
         format=FORMAT, method=info['method'], recipe=asked['name'], changes=list(changes) or changes_of(info),
         data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
-        processor=processor(), threads=info['threads'], precision=info['precision'],
+        processor=processor(), threads=info['threads'], precision=learn.precision.chosen or info['precision'],
         seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
     log(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
 
@@ -483,7 +483,9 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
     if asked['threads']: torch.set_num_threads(asked['threads'])
     keep_memory()
     stages = Stages(log)
-    chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    chosen = choose_precision(device, asked['precision'])
+    told = learner_precision(chosen, device, asked['precision'] != 'auto' and not resume_run)
     facts = _facts(asked, recipe, options, chosen, dist.world_size)
     _agree(dist, facts)
     if hint := busy_hint(facts['threads']): log(hint)
@@ -500,7 +502,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
     log(_first_line(asked, recipe, splits, facts, method))
     run = _folder(asked, facts, out, resume_run, dist, workers=workers, save_every=save_every, max_damaged=max_damaged)
     with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
-        learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=chosen,
+        learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=told,
                        facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,
                        save_every=save_every, max_damaged=max_damaged, stages=stages)
         leave_process_group(learn)

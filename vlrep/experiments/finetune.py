@@ -38,7 +38,7 @@ from ..training.distributed import process_group
 from ..training.interrupts import memory_advice, out_of_memory, signals, StopOnSignal, TrainingInterrupted
 from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
-from ..training.precision import choose_precision
+from ..training.precision import choose_precision, learner_precision
 from ..training.resume import differences, fingerprint, resume as resume_training
 from ..training.run_folder import FORMAT, load, Run
 from .config import *
@@ -335,7 +335,8 @@ def _finetune(run, given, changes, was, *, out, log, dist):
                          f'begin at random, and frozen it would learn nothing')
     max_len = text_limit(None if alone else body, plan, task)
     if alone and not was: body = GridAndText(body, tok, **_GRID, seed=asked['seed'])
-    chosen = choose_precision('cuda' if torch.cuda.is_available() else 'cpu', asked['precision'])
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    chosen = choose_precision(device, asked['precision'])
     more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels),
                 region_store=reader.store.digest() if reader and reader.store else None)
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more, processes=dist.world_size)
@@ -345,6 +346,7 @@ def _finetune(run, given, changes, was, *, out, log, dist):
         if line := cut_line(collate, parts[s]): log(line)
     job = SimpleNamespace(task=task, plan=plan, parts=parts, labels=labels, collate=collate, recipe=recipe, facts=facts,
                           asked=asked, stages=stages, log=log, dist=dist,
+                          precision=learner_precision(chosen, device, asked['precision'] != 'auto' and not was),
                           model=_model(body, plan, task, labels, asked['seed']))
     return _train_and_tell(job, run, was, out)
 
@@ -407,7 +409,7 @@ def _train_and_tell(job, source, was, out):
         run.add_result(dict(
             format=FORMAT, task=a['task'], method=job.facts['method'], data=a['data'], seed=a['seed'], commit=commit(),
             date=time.strftime('%Y-%m-%d'), processor=processor(), threads=job.facts['threads'],
-            precision=job.facts['precision'], plan=recipe_dict(job.plan),
+            precision=learn.precision.chosen or job.facts['precision'], plan=recipe_dict(job.plan),
             seconds={k: round(v, 2) for k,v in job.stages.seconds.items()},
             numbers=dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history)))
         log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')
@@ -422,7 +424,7 @@ def _trained(job, run, goes_on):
         cbs = [*([CSVLogger(run/'log.csv', log=job.log), ProgressLogger(job.log)] if main else []), StopOnSignal(note)]
         same = {k: a[k] for k in ('seed','accumulate','workers','save_every','max_damaged')}
         learn = finetune_learner(job.model, job.task, job.parts, job.collate, job.plan, size=job.recipe.size,
-                                 folder=run, precision=job.facts['precision'], cbs=cbs, log=job.log, **same)
+                                 folder=run, precision=job.precision, cbs=cbs, log=job.log, **same)
         if main: learn.finite.log = run/'skipped.jsonl'
         if goes_on: job.log(f'resuming from step {resume_training(learn, run)}')
         try:
