@@ -210,6 +210,7 @@ def show_contrasts(
     ax.set(ylim=(len(rows)-.5, -.5), xlabel='percentage points, 95 % interval; grey: the margin; cross: the paper')
     ax.set_yticks(range(len(rows)), [f'{r["id"]}  {d["difference"]}: {r["question"]}'
                                      for r,d in zip(rows, contrast_rows(rows))], fontsize=8)
+    plt.close(fig)                                                  # a notebook shows what is returned, once
     return fig
 
 def curve_drawings(
