@@ -112,6 +112,13 @@ def test_methods_that_work(learn, what):
     with redirect_stdout(io.StringIO()): WORK[what](learn)
     assert np.isfinite(learn.validate()[0])
 
+@pytest.mark.parametrize('what', ['summary', 'show_results', 'get_preds'])
+def test_methods_that_work_with_a_queue(data, tmp_path, what):
+    "Validation begins with the keys of the images that are validated; `summary` has batches without a second part"
+    learn = made(data, tmp_path, 'mct')
+    with redirect_stdout(io.StringIO()): WORK[what](learn)
+    assert np.isfinite(learn.validate()[0])
+
 def test_save_and_load(data, tmp_path):
     one,two = made(data, tmp_path),made(data, tmp_path)
     with redirect_stdout(io.StringIO()): one.fit(1)
@@ -134,6 +141,7 @@ REFUSED = dict(
     tta             =(lambda l: l.tta(), NotImplementedError, 'dls.valid.new'),
     to_fp16         =(lambda l: l.to_fp16(), ValueError, "precision='fp16'"),
     to_bf16         =(lambda l: l.to_bf16(), ValueError, "precision='bf16'"),
+    to_old_fp16     =(lambda l: l.to_non_native_fp16(), ValueError, "precision='fp16'"),
     test_dl         =(lambda l: l.dls.test_dl([1]), ValueError, 'predict'))
 
 @pytest.mark.parametrize('what', REFUSED)

@@ -82,6 +82,10 @@ def test_photos(on_photos):
     num = res['numbers']
     assert (len(num['wrong_each']) == 3 and abs(num['wrong']-np.mean(num['wrong_each'])) < 1e-9
             and 1 < num['right'] < 12 and 'table' not in num)
+    value,low,high = num['worth']                                           # of the photo, over photos
+    assert low < value < high and value == pytest.approx(num['wrong']-num['right'], abs=1e-6)
+    assert f'the photo is worth {value:.3f} [{low:.3f}, {high:.3f}] a word' in done.stdout
+    assert f'over photos 95 % from {low:+.3f} to {high:+.3f}' in (out/'report.html').read_text()
     assert num['images'] == round(.8*len(list((PHOTOS/'Images').iterdir())))
 
 def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):

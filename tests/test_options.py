@@ -8,6 +8,9 @@ from vlrep.experiments.options import plan
 from vlrep.methods.base import METHODS
 from vlrep.experiments.config import get_recipe
 from vlrep.datasets.base import DATASETS
+from vlrep.evaluation.base import EVALUATIONS
+from vlrep.evaluation.finetune.plan import FinetunePlan, PLANS, TASKS
+from vlrep.experiments.finetune import plan_finetune
 from vlrep.training.run_folder import load
 from vlrep.experiments.splits import open_splits
 from tools import ENV, PHOTOS, WORLD, refused, sets
@@ -35,14 +38,24 @@ def odd(kind):
             float: ['0', '-1', 'nan', 'inf', '-inf', '1e300', 'many', ''],
             bool: ['2', 'maybe', 'nan', '-1', ''], str: ['0', '-1', 'nan', 'inf', '1e300', 'foo', '']}[kind]
 
-FIELDS = [(m, f.name) for m in ('virtex', 'tags', 'loctex') for f in dataclasses.fields(METHODS[m].recipe)
-          if f.name != 'task']
+def fields_of_all():
+    "Each recipe's fields: all of those of three methods, of the others those that no class before them has"
+    seen,out = set(),[]
+    for m in ('virtex', 'tags', 'loctex', *METHODS):
+        R = METHODS[m].recipe
+        for f in dataclasses.fields(R):
+            owner = next(c for c in R.__mro__ if f.name in vars(c).get('__annotations__', ()))
+            again = (owner, f.name) in seen and m not in ('virtex', 'tags', 'loctex')
+            if f.name != 'task' and not again and (m, f.name) not in out: out.append((m, f.name))
+            seen.add((owner, f.name))
+    return out
 
-@pytest.mark.parametrize('method,name', FIELDS)
+@pytest.mark.parametrize('method,name', fields_of_all())
 def test_every_field_of_every_recipe(method, name, monkeypatch):
     "Refused with one line that names the field, or two steps of training go well"
     recipe, options = parts(method)
     hints = typing.get_type_hints(type(recipe))
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)        # names of a BERT are not looked up
     done = set()
     for text in odd(hints[name]):
         try: new, _ = plan(method, None, [f'{name}={text}'], 'world', [recipe, options])
@@ -53,9 +66,14 @@ def test_every_field_of_every_recipe(method, name, monkeypatch):
         assert math.isfinite(value) if isinstance(value, float) else True
         if value in done or name in ('lr', 'cnn_lr', 'text_lr') and value > 10: continue
         done.add(value)
+        if (method, name) in ((m, n) for m in METHODS for n in ('bert', 'text')) and value != getattr(recipe, name):
+            with pytest.raises(ValueError, match=f'^{re.escape(value)}: no such folder') as e:
+                trains(method, new, options)
+            assert '\n' not in str(e.value) and 'give the folder of a BERT' in str(e.value)
+            continue
         assert math.isfinite(trains(method, new, options)), (text, value)
 
-@pytest.mark.parametrize('data', ['world', 'csv', 'coco'])
+@pytest.mark.parametrize('data', DATASETS)
 def test_every_field_of_every_job(data):
     "Refused by name, or within the bounds that are written beside it"
     method = 'loctex' if data == 'world' else 'virtex'
@@ -65,12 +83,39 @@ def test_every_field_of_every_job(data):
             except ValueError as e: assert f.name in str(e) and '\n' not in str(e), (f.name, text, e)
             else: assert check_fields(options) is options and text in ('0', '2', '-1', 'maybe'), (f.name, text)
 
+SIZES = {type(s.options) for t in TASKS.values() for s in t.sources.values() if s.options}
+
+@pytest.mark.parametrize('task', TASKS)
+def test_every_field_of_fine_tuning(task):
+    "Those of the plan and of the sizes: refused by name, or within the bounds that are written beside it"
+    source = TASKS[task].source('world')
+    for part in (PLANS[source.plan], source.options):
+        for f in dataclasses.fields(part):
+            for text in odd(typing.get_type_hints(type(part))[f.name]):
+                asked = dict(task=task, data='world', root=None)
+                try: _,new,sizes,_ = plan_finetune(asked, [f'{f.name}={text}'])
+                except ValueError as e: assert f.name in str(e) and '\n' not in str(e), (f.name, text, e)
+                else:
+                    assert check_fields(new) is new and check_fields(sizes) is sizes
+                    assert text in ('0', '2', '-1', 'maybe'), (f.name, text)
+
+NUMBERS = [(e, k, o) for e,x in EVALUATIONS.items() for k,o in x.options.items() if type(o.default) in (int, float)]
+
+@pytest.mark.parametrize('on,name,option', NUMBERS, ids=[f'{e}-{k}' for e,k,_ in NUMBERS])
+def test_every_number_of_every_evaluation(on, name, option, capsys):
+    "Before the run is opened"
+    assert option.bounds and option.bounds.low <= option.default <= option.bounds.high
+    for text in odd(type(option.default)):
+        assert f'--{name}' in refused(capsys, 'evaluate', 'nowhere', '--on', on, f'--{name}={text}'), text
+    assert 'nowhere: no such run' in refused(capsys, 'evaluate', 'nowhere', '--on', on, f'--{name}={option.default}')
+
 def test_the_walk_sees_a_field_without_bounds():
     """A plain annotation lets nan through to nobody, but a silly number to the training
 
     Recipes have a rule for every number
     """
-    for R in {m.recipe for m in METHODS.values()} | {type(d.options) for d in DATASETS.values()}:
+    jobs = {type(d.options) for d in DATASETS.values()} | {FinetunePlan} | SIZES
+    for R in {m.recipe for m in METHODS.values()} | jobs:
         for n,h in typing.get_type_hints(R, include_extras=True).items():
             kind, rule = rule_of(h)
             assert kind is bool or rule, f'{R.__name__}.{n} has no bounds'
@@ -99,9 +144,21 @@ WRONG = {'--threads 100000': '--threads 100000: must be from 1 to 512', '--threa
 @pytest.mark.parametrize('words', WRONG)
 def test_options(words, capsys): assert WRONG[words] in refused(capsys, 'pretrain', *words.split())
 
-@pytest.mark.parametrize('option', ['--out', '--root', '--resume'])
-def test_an_empty_path(option, capsys):
-    assert f"{option} '': a path is missing" in refused(capsys, 'pretrain', option, '')
+PATHS = {'pretrain': ['--out', '--root', '--resume', '--weights', '--plugin'], 'export x --to timm': ['--out'],
+         'report x y': ['--out'], 'benchmark': ['--out'], 'study run x.toml': ['--out'], 'study report x': ['--out'],
+         'shards --data world': ['--out'], 'finetune x --task vqa': ['--root', '--out', '--labels', '--region-files'],
+         'regions x': ['--out'], 'evaluate x --on captions': ['--root']}
+
+@pytest.mark.parametrize('words,option', [(w, o) for w,options in PATHS.items() for o in options])
+def test_an_empty_path(words, option, capsys, tmp_path, monkeypatch):
+    "Refused; an empty name would be the folder where one is"
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, *words.split(), option, '')
+    assert f"{option} '': a path is missing" in said or option == '--plugin' and option in said
+    assert not list(tmp_path.iterdir())
+
+def test_an_empty_name(capsys):
+    assert "--backbone '': a name is missing" in refused(capsys, 'pretrain', '--backbone', '')
 
 EVALUATE = {'--on world --spec v1': '--spec v1: belongs to --on voc07', '--on voc07': '--root is missing',
             '--on captions --probe moco': '--probe moco: belongs to --on folder',

@@ -398,6 +398,8 @@ MISTAKES = [("method = 'token_cls'", "method = 'token_cl'", "arms[sets].method: 
             ("grid = [{cnn_lr = 0.5}, ", "grid = [", 'arms[labels].grid: 1 trials, and sets has 2'),
             ("name = 'world'", "name = 'flickr8k'", "data: unknown field 'scenes'"),
             ("name = 'tiny'", "name = 3", 'name=3: expected text'),
+            ("name = 'tiny'", "name = 'tiny'\nequal = [['views']]",
+             "equal: ['views']: expected a list of words or numbers"),
             ("[[arms]]\nname = 'sets'", "[[arms]]\nname = 'se/ts'", 'arms[se/ts].name: letters')]
 
 @pytest.mark.parametrize('old,new,says', MISTAKES, ids=[m[2][:40] for m in MISTAKES])

@@ -76,6 +76,17 @@ def _elsewhere(name, option, here):
              for k,part in d.items() if name in [f.name for f in fields(part)]]
     return ValueError(f'{option}: belongs to {", ".join(there)}, not to {here}') if there else None
 
+# %% ../nbs/90_cli.ipynb #66a51645
+def _empty_paths(got):
+    "A `ValueError` if an option that names a file, a folder or one of several things was given no name"
+    for f in fields(got):
+        value = getattr(got, f.name)
+        if is_dataclass(value): _empty_paths(value)
+        words = [getattr(m, 'metavar', '') for m in getattr(f.type, '__metadata__', ())]
+        what = 'name' if 'NAME' in words else 'path' if {'DIR','FILE'} & set(words) else ''
+        if what and isinstance(value, str) and not value.strip():
+            raise ValueError(f'--{f.name.replace("_", "-")} {value!r}: a {what} is missing')
+
 def _parse(name, argv, config, own=(), here=None):
     "The options in `argv`; the first unknown word is an error. `own`: those that are fields of what `here` names"
     general = ['--help', *(n for n in _names(config) if n not in own)]
@@ -88,6 +99,7 @@ def _parse(name, argv, config, own=(), here=None):
     got,rest = _tyro(name, argv, config)
     if rest and rest[0].startswith('-'): raise did_you_mean('option', rest[0], general)
     if rest: raise ValueError(f'{rest[0]!r}: unexpected argument')
+    _empty_paths(got)
     return vars(got)
 
 def _load_plugins(words):

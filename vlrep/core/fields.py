@@ -7,7 +7,7 @@ __all__ = ['Fraction', 'Share', 'Between', 'OneOf', 'Int', 'Float', 'Choice', 'A
            'field_lines', 'current_fields', 'current_changes', 'written_fields']
 
 # %% ../../nbs/core/30_fields.ipynb #e5a9198a
-import inspect,math,re,typing
+import inspect,re,typing
 from dataclasses import dataclass,fields,is_dataclass
 from typing import Annotated
 from .registry import did_you_mean
@@ -25,7 +25,7 @@ class Between:
         value:int|float, # A number
     )->str:              # '' if it is allowed
         "What is wrong with `value`"
-        ok = math.isfinite(value) and (self.low < value if self.above else self.low <= value) and value <= self.high
+        ok = (self.low < value if self.above else self.low <= value) and value <= self.high     # not so for nan
         return '' if ok else f'{name}={value}: must be {self}'
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def measure_grounding(
 _NOUNS = ('nouns of held-out captions: precision {noun_precision:.0f} %, recall {noun_recall:.0f} % '
           '(one person: {person_noun_precision:.0f}, {person_noun_recall:.0f})')
 _NATS = ('nats per word: {right:.3f} given the right photo, {wrong:.3f} given another '
-         '(per token: {right_piece:.3f}, {wrong_piece:.3f})')
+         '(per token: {right_piece:.3f}, {wrong_piece:.3f}); the photo is worth {worth[0]:.3f} '
+         '[{worth[1]:.3f}, {worth[2]:.3f}] a word (95 % over photos)')
 
 def measure_captions(
     context:EvaluationContext, # Right after a training

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from fastcore.basics import patch
+from ..core.fields import *
 from ..core.files import *
 from ..core.registry import *
 from ..datasets.base import DATASETS
@@ -39,12 +40,14 @@ class Option:
     help:str               # One line
     allowed:tuple=None     # Its values; None if there is no list
     registry:Registry=None # A registry whose names are its values
+    bounds:Between=None    # Those of a number
 
     def check(self,
         name:str,     # Such as --how
         value:object, # What was asked for
     )->None:
-        "A `ValueError` that names the nearest of the values, if `value` is none of them"
+        "A `ValueError` that names the nearest of the values, or the bounds, if `value` is none of them"
+        if self.bounds and self.bounds.problem(name, value): raise ValueError(f'{name} {value}: must be {self.bounds}')
         there = self.registry if self.registry is not None else self.allowed
         if there is not None and value != self.default and value not in there: raise did_you_mean(name, value, there)
 

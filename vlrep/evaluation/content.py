@@ -14,6 +14,7 @@ from ..data.tokenizer import pad_tokens
 from ..datasets.world.captions import caption_categories
 from ..metrics.ranking import caption_nouns
 from ..models.pretrained import Pretrained
+from .transfer import bootstrap_interval
 
 # %% ../../nbs/evaluation/42_content.ipynb #d62a55f1
 def noun_scores(
@@ -80,9 +81,13 @@ def photo_samples(
     each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a token
     right = caption_nll(model, loss, m, dataset, range(len(dataset)), max_len=max_len)
     dealt = [derangement(len(dataset), k) for k in range(shuffles)]
-    wrong = np.array([each_of(caption_nll(model, loss, m, dataset, d, max_len=max_len)) for d in dealt])
+    others = [caption_nll(model, loss, m, dataset, d, max_len=max_len) for d in dealt]
+    wrong = np.array([each_of(o) for o in others])
+    saved = np.mean([o[:,0] for o in others], 0)-right[:,0]                    # nats, of the captions of each photo
+    worth = bootstrap_interval(lambda w: w@saved/(w@right[:,1]), len(saved))
     (word,piece),(other,other_piece) = each_of(right),wrong.mean(0).tolist()
-    num = dict(right=word, wrong=other, wrong_each=wrong[:,0].tolist(), right_piece=piece, wrong_piece=other_piece)
+    num = dict(right=word, wrong=other, wrong_each=wrong[:,0].tolist(), right_piece=piece, wrong_piece=other_piece,
+               worth=[float(v) for v in worth])
     says = m.caption([dataset[i].load() for i in range(len(dataset))])
     each = right[:,0]/right[:,1]
     return num,[dict(id=dataset.ids[i], row=i, caption=s, said=dataset.captions[i][0], score=-l,

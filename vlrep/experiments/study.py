@@ -165,6 +165,9 @@ def _made(cls, table, at, **more):
         v,kind = got.get(k),getattr(f.type, '__name__', '')
         if k in got and kind in _WANTED and v is not None and type(v).__name__ != kind:
             raise ValueError(f'{at}{k}={brief(v)}: expected {_WANTED[kind]}')
+        plain = k in table and isinstance(v, tuple) and k != 'grid'         # that is a list of tables
+        if plain and (odd := [x for x in v if isinstance(x, (list,dict))]):
+            raise ValueError(f'{at}{k}: {brief(odd[0])}: expected a list of words or numbers')
     try: return check_fields(cls(**got))
     except ValueError as e: raise ValueError(f'{at}{e}') from None
 

@@ -19,6 +19,7 @@ from ..data.collate import CaptionCollator
 from ..data.records import ImageTextDataset, TextBuffer
 from ..data.regions import RegionReader
 from ..data.text_pairs import encode_pairs
+from ..datasets.base import DATASETS
 from ..datasets.world.dataset import world
 from ..models.bert import bert_tokenizer
 from ..models.region_cache import RegionCache
@@ -229,7 +230,7 @@ def check_fusion(
     accumulate:int=1,   # Not used
 )->list:                # Lines
     "How many texts there are, and how many are cut; a `ValueError` where an image has no text or no regions"
-    if recipe.aux_scenes and data != 'world':
+    if recipe.aux_scenes and 'domain_shift' not in DATASETS[data].answers:
         raise ValueError(f'aux_scenes={recipe.aux_scenes}: are scenes of the world, and the data is {data}; add --set '
                          f'aux_scenes=0')
     source_texts(recipe, splits['valid'])               # what is wrong with them is known before anything is computed

@@ -21,20 +21,13 @@ class _Place:
     def problem(self, name:str, value:str)->str:
         return '' if value == value.strip() else f'{name}={value!r}: must be {self}'
 
-@dataclass(frozen=True)
-class _Text:
-    "The name of a BERT"
-    def __str__(self): return 'small, a folder, or a name on the Hugging Face hub'
-    def problem(self, name:str, value:str)->str:
-        return '' if value.strip() and value == value.strip() else f'{name}={value!r}: must be {self}'
-
 _Source  = Choice('captions','questions','web','generated')
 _Written = Annotated[str, _Place('the folder of a run that writes captions, or a JSONL file of captions')]
 _Regions = Choice('grid','boxes','files')
 _Store   = Annotated[str, _Place('the folder of a store of regions')]
 _Network = Choice('given','small')
 _Most    = Int(1, 10_000)
-_Bert    = Annotated[str, _Text()]
+_Bert    = Annotated[str, BertName()]
 _Begin   = Choice('bert','random')
 _Targets = Choice('off','kl')
 _Steps   = Int(1, 10**7)
@@ -106,6 +99,8 @@ def problems(self:FusionRecipe)->'Iterator[str]':
             yield f'{k}={getattr(self, k)}: is read with {whole}={when} alone'
     if self.two_sentence and self.source == 'questions':
         yield f'two_sentence={self.two_sentence}: source=questions has a second text already, the answer'
+    if not self.mask_share and (self.mim == 'off' or not self.region_share):
+        yield f'mask_share={self.mask_share}: no word and no region is masked, so there is nothing to predict'
     if self.regions == 'files' and self.region_model != 'given':
         yield f'region_model={self.region_model}: regions=files are features already; leave it out'
     if self.regions == 'files' and (self.flip_p or self.jitter*self.jitter_p):

@@ -6,14 +6,29 @@
 __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCount', 'Norm', 'Drop', 'Init', 'Vocab', 'Length',
            'Side', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every', 'Weight',
            'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'Chunk',
-           'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'MethodRecipe',
+           'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'BertName', 'MethodRecipe',
            'photo_recipes']
 
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
+import re
 from dataclasses import dataclass, replace
 from ..core.fields import *
 
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
+@dataclass(frozen=True)
+class BertName:
+    "The name of a BERT: one of some words, a folder, or a name on the Hugging Face hub"
+    words:tuple=('small',)   # Names that are neither
+    def __str__(self): return f'{", ".join(self.words)}, a folder, or a name on the Hugging Face hub'
+    def problem(self,
+        name:str,  # The field
+        value:str, # A text
+    )->str:        # '' if it is allowed
+        "What is wrong with `value`; whether there is such a BERT is seen when it is opened"
+        odd = value != value.strip() or not re.match(r'[\w./~\\]', value)
+        return f'{name}={value!r}: must be {self}' if odd else ''
+
+# %% ../../nbs/methods/00_recipe.ipynb #cc2eb907
 Task        = Choice('bicaption', 'forward', 'masked_lm', 'token_cls', 'multilabel')
 Masking     = Choice('virtex', 'bert')
 ResNet      = Choice(10, 18, 34, 50, 101, 152)

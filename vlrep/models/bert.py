@@ -133,12 +133,14 @@ def load_bert(
 def _downloaded(name, *files):
     "The first of these files of a model on the Hugging Face hub, from its cache if it is there; None if there is none"
     try:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+        from huggingface_hub import hf_hub_download, logging, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise ValueError(f'{name}: no such folder; for names on the Hugging Face hub the package huggingface_hub is '
                          f'needed (pip install "vlrep[bert]")') from None
-    there = [try_to_load_from_cache(name, f) for f in files]        # a path, None, or an object: known not to exist
+    logging.set_verbosity_error()                                   # no line for each attempt
+    try: there = [try_to_load_from_cache(name, f) for f in files]   # a path, None, or an object: known not to exist
+    except HFValidationError as e: raise ValueError(f'{name}: no such folder, and no name on the hub ({e})') from None
     if got := [p for p in there if isinstance(p, str)]: return got[0]
     for file in (f for f,p in zip(files, there) if p is None):
         try: return hf_hub_download(name, file)
@@ -156,7 +158,7 @@ def bert_folder(
     if folder.is_dir():
         if (folder/'config.json').is_file(): return folder
         raise ValueError(f'{folder}: has no config.json: not the folder of a BERT')
-    if not re.fullmatch(r'[\w-][\w.-]*(/[\w.-]+)?', str(source)): raise ValueError(f'{source}: no such folder')
+    if not re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(source)): raise ValueError(f'{source}: no such folder')
     got = _downloaded(str(source), 'config.json')
     if got is None: raise ValueError(f'{source}: has no config.json on the Hugging Face hub: not a BERT')
     if not _downloaded(str(source), 'model.safetensors', 'pytorch_model.bin'):

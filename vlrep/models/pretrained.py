@@ -116,8 +116,8 @@ def caption(self:Pretrained,
     "Captions of images"
     write = self.capabilities.get('caption')
     if write is None:
-        raise ValueError(
-            f'{self.name} cannot write captions: it was trained without them (its features are there: `embed`)')
+        there = ' (its features are there: `embed`)'*('backbone' in self.capabilities)
+        raise ValueError(f'{self.name} cannot write captions: it was trained without them{there}')
     return self._each(img, lambda x: [self.tok.decode(t) for t in write(x, **how)], bs)
 
 # %% ../../nbs/models/70_pretrained.ipynb #f40a1ea1

@@ -81,6 +81,7 @@ def _heads(res):
     if 'right' in num:
         each = num['wrong_each']
         span = f'lowest and highest of {len(each)} shuffles: {min(each):.2f}, {max(each):.2f}'
+        if 'worth' in num: span = 'over photos 95 % from {1:+.3f} to {2:+.3f}; '.format(*num['worth'])+span
         out.append((f'{num["right"]:.2f}', 'nats a word for held-out captions, given the right photo'))
         out.append((f'{num["wrong"]:.2f}',
                     f'given another photo: {num["wrong"]-num["right"]:+.3f} nats a word ({span})'))

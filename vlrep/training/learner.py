@@ -440,6 +440,10 @@ class BatchLearner(Learner):
         "As fastai's, unless the learner was made with a precision"
         self._half('to_bf16')
         return Learner.to_bf16(self, **kw)
+    def to_non_native_fp16(self, **kw)->'BatchLearner':
+        "As fastai's, unless the learner was made with a precision"
+        self._half('to_fp16')
+        return Learner.to_non_native_fp16(self, **kw)
 
 # %% ../../nbs/training/30_learner.ipynb #437a9461
 @patch

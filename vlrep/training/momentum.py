@@ -61,7 +61,7 @@ def before_validate(self:EnqueueKeys)->None:
     "Fill a queue with the keys of the images that are about to be validated"
     dl,model,got = self.learn.dl,self.model,[]
     at = (dl.epoch, dl.start) if hasattr(dl, 'seek') else None
-    for batch,_ in dl:
+    for batch,*_ in dl:
         keys,ids,marks = model.keys_of(batch)
         got.append(({k: self.gather(v.float()) for k,v in keys.items()}, self.gather(ids), self.gather(marks)))
     if at: dl.seek(*at)

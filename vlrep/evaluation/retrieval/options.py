@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #07c80a8f
+from ...core.fields import *
 from ...datasets.base import DATASETS
 from ..base import *
 from ..options import *                               # so that these are listed behind them
@@ -25,6 +26,8 @@ EVALUATIONS.add(Evaluation('retrieval', 'which caption belongs to an image, whic
     figures=_here+'ask:show_retrieval', scores=_scores))
 EVALUATIONS.add(Evaluation('vsepp', 'retrieval by a text encoder that is trained on the frozen backbone (VSE++)',
     _here+'vsepp:ask_vsepp', dict(data=_data, protocol=_protocol,
-                                  epochs=Option(30, 'for vsepp and tagging: passes over the training data'),
-                                  joint=Option(1024, 'for vsepp: width of the joint space')), uses_root=True,
+                                  epochs=Option(30, 'for vsepp and tagging: passes over the training data',
+                                                bounds=Between(1, 10_000)),
+                                  joint=Option(1024, 'for vsepp: width of the joint space',
+                                               bounds=Between(1, 16_384))), uses_root=True,
     scores=_scores))

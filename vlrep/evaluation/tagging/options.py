@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
+from ...core.fields import *
 from ...datasets.base import DATASETS
 from ..base import *
 from ..options import *                               # so that these are listed behind them
@@ -16,6 +17,8 @@ EVALUATIONS.add(Evaluation('tagging', 'which tags an image has, by a network on 
     dict(data=Option(None, 'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was '
                            'trained on)',
                      registry=DATASETS),
-         tags=Option(18157, 'for tagging: the most frequent tags, or words of captions, that are learned'),
-         k=Option(5, 'for tagging: how many tags are predicted for each image'),
-         epochs=Option(30, 'for vsepp and tagging: passes over the training data')), uses_root=True))
+         tags=Option(18157, 'for tagging: the most frequent tags, or words of captions, that are learned',
+                     bounds=Between(1, 10_000_000)),
+         k=Option(5, 'for tagging: how many tags are predicted for each image', bounds=Between(1, 10_000)),
+         epochs=Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000))),
+    uses_root=True))

@@ -135,6 +135,7 @@ def fit_tagging(
 )->tuple:                          # The network, and the vectors of the tags (t,d)
     "Train a network to predict the vectors of an image's tags; images without a known tag are left out"
     recipe = recipe or TaggingRecipe()
+    if recipe.epochs < 1: raise ValueError(f'epochs={recipe.epochs}: at least 1')
     vectors = tag_vectors(has, recipe.dim, seed)
     goal = F.normalize(torch.from_numpy(has@vectors.numpy()), dim=1)
     some = (goal.norm(dim=1) > .5).nonzero()[:,0].numpy()

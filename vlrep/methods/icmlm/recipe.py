@@ -14,17 +14,9 @@ from ..recipe import *
 from ..concept_recipe import *
 
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #6944db2e
-@dataclass(frozen=True)
-class _BertName:
-    "The name of a BERT: small, a folder, or a name on a hub"
-    def __str__(self): return 'small, a folder, or a name on the Hugging Face hub'
-    def problem(self, name:str, value:str)->str:
-        "What is wrong with `value`; '' if it is allowed"
-        return '' if value.strip() and value == value.strip() else f'{name}={value!r}: must be {self}'
-
 _Head     = Choice('tfm','attfc')
 _Sampling = Choice('triplets','captions')
-_Bert     = Annotated[str, _BertName()]
+_Bert     = Annotated[str, BertName()]
 _Heads    = Int(1, 256)
 _Steps    = Int(1, 10**7)
 

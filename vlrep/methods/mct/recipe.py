@@ -22,13 +22,7 @@ class _Lines:
     def problem(self, name:str, value:str)->str:
         return '' if not value or Path(value).is_file() else f'{name}={value}: no such file; expected a JSONL file'
 
-class _Tower:
-    "Allows scratch, small, and whatever may be a folder or a name"
-    def __str__(self): return 'scratch, small, or the folder or name of a BERT'
-    def problem(self, name:str, value:str)->str:
-        return '' if value.strip() else f"{name}={value}: must be {self}"
-
-TextTower  = Annotated[str, _Tower()]
+TextTower  = Annotated[str, BertName(('scratch','small'))]
 Keys       = Int(2, 2**26)
 TagCount   = Int(0, 10**6)
 TextViews  = Choice('captions', 'paraphrases', 'same')

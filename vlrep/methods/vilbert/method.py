@@ -11,7 +11,7 @@ from torch import nn
 from ...models.fusion import dual_stream, FusionConfig
 from ...models.fusion_model import FusionHeads, FusionModel
 from ...training.learner import BatchLearner
-from ..fusion_method import fusion_loss, fusion_method_learner
+from ..fusion_method import fusion_learner, fusion_loss
 from .recipe import *
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #3127b885
@@ -39,4 +39,4 @@ def vilbert_learner(
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains ViLBERT"
-    return fusion_method_learner(recipe, dls, visual, seed, precision, parts=_parts, cbs=cbs)
+    return fusion_learner(recipe, dls, visual, seed, precision, parts=_parts, cbs=cbs)
