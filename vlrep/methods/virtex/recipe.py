@@ -84,7 +84,7 @@ METHODS.add(Method('virtex', VirTexRecipe, {
     **{f'virtex_r50_l{l}_h1024': replace(_base, depth=l) for l in (2,3,4)},     # tab. 2: depth
     'virtex_r50w2x_l1_h1024': replace(_base, visual_width=128),                 # tab. 3: backbones
     'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
-    'world': _world, 'world_words': replace(_world, word_weight=1.), **photo_recipes(_small)},
+    'world': _world, 'world_words': replace(_world, word_weight=1., lr=.1), **photo_recipes(_small)},
     model=_models+'CaptioningModel', **_parts, paper=_paper, stage='bicaptioning',
     loss_unit='nats per token, both directions added'))
 
