@@ -17,6 +17,8 @@ from vlrep.training.learner import BaseCallback, GradientAccumulation, MicroBatc
 
 SMALL = dict(visual_depth=10, visual_width=8, width=16, heads=2, vocab=200, size=32, bs=16, steps=5, warmup=1,
              dropout=0., sync_bn=True)
+# of the recipes' rates: rounding, which depends on the processor, grows from step to step, and faster with larger ones
+SLOWER = .2
 # Adam makes whole steps of rounding where a gradient is zero, as that of the keys' biases is, unless its eps is large
 FUSION = dict(bert_steps=20, region_steps=20, depth=2, adam_eps=1e-3, aux_scenes=0)
 CASES = {m: {} for m in ('virtex','captioning','masked_lm','token_cls','multilabel','tags','tag_prediction','rotnet')}
@@ -60,7 +62,8 @@ def train(name, dist, data, accumulate=1, **changes):
     "A fresh learner of the method, trained; its record"
     method = METHODS[name.partition(',')[0].partition(' ')[0]]
     recipe = next(iter(r for n,r in method.recipes.items() if n == 'world'))
-    fields = {k: v for k,v in {**SMALL, **changes}.items() if hasattr(recipe, k)}
+    slow = {k: SLOWER*getattr(recipe, k) for k in ('cnn_lr','lr','text_lr') if hasattr(recipe, k)}
+    fields = {k: v for k,v in {**SMALL, **slow, **changes}.items() if hasattr(recipe, k)}
     recipe = replace(recipe, **fields)
     tok = method.train_tokenizer(recipe, data[0])
     dls = loaders(*data, collate=method.collator(recipe, tok), size=recipe.size, bs=recipe.bs, device='cpu', seed=3,
