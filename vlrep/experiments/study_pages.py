@@ -76,7 +76,7 @@ def show_learning(
             line, = ax.plot(steps, loss.mean(0), label=a)
             ax.fill_between(steps, loss.min(0), loss.max(0), color=line.get_color(), alpha=.2, lw=0)
         ax.set(title=m, xlabel='steps', ylabel='held-out loss')
-        ax.legend(fontsize=7)
+        ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(.5,-.32), ncol=2)   # below: curves are anywhere
     fig.tight_layout()
     plt.close(fig)                                                  # a notebook shows what is returned, once
     return fig
