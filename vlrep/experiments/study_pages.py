@@ -67,7 +67,7 @@ def show_learning(
     if not methods: return None
     cols = min(3, len(methods))
     rows = -(-len(methods)//cols)
-    fig,axs = plt.subplots(rows, cols, figsize=(width, 2.6*rows), squeeze=False)
+    fig,axs = plt.subplots(rows, cols, figsize=(width, 3.3*rows), squeeze=False)
     for ax in axs.flat[len(methods):]: ax.axis('off')
     for ax,m in zip(axs.flat, methods):
         for a,ls in groups.items():
@@ -76,7 +76,7 @@ def show_learning(
             line, = ax.plot(steps, loss.mean(0), label=a)
             ax.fill_between(steps, loss.min(0), loss.max(0), color=line.get_color(), alpha=.2, lw=0)
         ax.set(title=m, xlabel='steps', ylabel='held-out loss')
-        ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(.5,-.32), ncol=2)   # below: curves are anywhere
+        ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(.5,-.33), ncol=2)   # below: curves are anywhere
     fig.tight_layout()
     plt.close(fig)                                                  # a notebook shows what is returned, once
     return fig
