@@ -10,7 +10,7 @@ A margin of 1 is what `make test` asks for, MARGIN is asked here.
     RESULTS=FILE        where results are kept (runs/robust.jsonl)
 
 What stands in that file, or in data/robust.jsonl, and was found with the same cells or functions, is not run again:
-the layout of the code, comments and docstrings do not count. A change elsewhere in the library is not noticed: remove
+the layout of the code, comments, docstrings, messages and the titles of figures do not count. A change elsewhere in the library is not noticed: remove
 both files after one that may change how a training goes.
 """
 import ast, hashlib, json, os, re, subprocess, sys, time
@@ -49,8 +49,25 @@ def functions():
     p = ROOT/'tests'/'learning.py'
     return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
 
+SAY = 'print','log','Markdown','did_you_mean','expect_fail'                   # what is told a reader, no more
+DRAW = 'title','xlabel','ylabel','label','suptitle'
+
+def told(n):
+    "The parts of a node of the tree that are words for a reader"
+    if isinstance(n, ast.Raise): return [n]
+    if isinstance(n, ast.Assert): return [n.msg] if n.msg else []
+    if not isinstance(n, ast.Call): return []
+    name = getattr(n.func, 'attr', getattr(n.func, 'id', ''))
+    return [*(n.args if name in SAY else []), *(k.value for k in n.keywords if k.arg in DRAW)]
+
+def blank(n):
+    "Take the words out of an expression, not what is computed between them"
+    for m in ast.walk(n):
+        if isinstance(m, ast.Constant) and isinstance(m.value, str): m.value = ''
+        if isinstance(m, ast.JoinedStr): m.values = [v for v in m.values if isinstance(v, ast.FormattedValue)]
+
 def fingerprint(path):
-    """Eight characters that change with the code that is run, but not with layout, comments and docstrings
+    """Eight characters that change with the code that is run, but not with layout, comments, docstrings and messages
 
     Of a notebook the cells up to the last that learns count.
     """
@@ -64,6 +81,7 @@ def fingerprint(path):
     for n in ast.walk(tree):
         if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(n) is not None:
             n.body[:1] = [] if len(n.body) > 1 else [ast.Pass()]
+        for said in told(n): blank(said)
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:8]
 
 # ---------------------------------------------------------------- in a process of its own, for its instruction set

@@ -152,6 +152,23 @@ def test_fingerprint_of_a_notebook(ci, tmp_path, same, cell):
     assert (of(notebook(tmp_path/'b.ipynb', before, cell, 'f(2)')) == was) == same
     assert of(notebook(tmp_path/'c.ipynb', before.replace('2*x', '3*x'), '#| learns\nlearned("loss", 1., 2.)')) != was
 
+@pytest.mark.parametrize('same,one,other', [
+    (True, 'print(f"{a:.2f} nats")', 'print(f"a loss of {a:.2f} nats")'),
+    (True, 'raise ValueError("no")', 'raise ValueError("not there")'),
+    (True, 'ax.set(title="Loss", ylim=(0,1))', 'ax.set(title="Loss by step", ylim=(0,1))'),
+    (True, 'assert a, "why"', 'assert a, "the reason"'),
+    (False, 'ax.set(title="Loss", ylim=(0,1))', 'ax.set(title="Loss", ylim=(0,2))'),
+    (False, 'learned("loss", a, b)', 'learned("loss", a, .5*b)'),
+    (False, 'print(f"{a:.2f} nats")', 'print(f"{b:.2f} nats")'),
+    (False, 'assert a, "why"', 'assert b, "why"'),
+    (False, 'f("a dog")', 'f("a cat")'),
+])
+def test_messages_do_not_count(ci, tmp_path, same, one, other):
+    "What is only told a reader may be reworded without running a check on learning again"
+    for name,text in (('a',one), ('b',other)): (tmp_path/f'{name}.py').write_text(text)
+    of = ci('robust').fingerprint
+    assert (of(tmp_path/'a.py') == of(tmp_path/'b.py')) == same
+
 @pytest.mark.parametrize('same,text', [
     (True, '"""Another docstring"""\ndef f(x):\n    "Double"\n    return (2 *\n            x)   # of x\n'),
     (True, 'def f(x): return 2*x\n'),
