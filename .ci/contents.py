@@ -18,7 +18,7 @@ CHAPTERS = {
     1: ('A caption teaches a network to see', 'The idea from start to end, small: a picture, a sentence, and features'),
     2: ('Images, captions, the synthetic world', 'What there is to learn from: records, datasets, drawn scenes'),
     3: ('Tokens, augmentation, batches', 'Captions and images become tensors, and stay true to each other'),
-    4: ('Backbones', 'An image becomes a grid of vectors; weights from elsewhere and for elsewhere'),
+    4: ('Backbones', 'An image becomes a feature map; loading and exporting weights'),
     5: ('Captioning: VirTex', 'The next word, from both ends, as a pretext task for a visual backbone'),
     6: ('A run you can trust', 'Optimiser, schedule, checkpoints, exact resuming, and checks before and after'),
     7: ('Is it any good? Probes, baselines, intervals', 'What frozen features are worth, and how sure we may be of it'),
