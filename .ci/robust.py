@@ -10,8 +10,8 @@ A margin of 1 is what `make test` asks for, MARGIN is asked here.
     RESULTS=FILE        where results are kept (runs/robust.jsonl)
 
 What stands in that file, or in data/robust.jsonl, and was found with the same cells or functions, is not run again:
-the layout of the code, comments, docstrings, messages and the titles of figures do not count. A change elsewhere in the library is not noticed: remove
-both files after one that may change how a training goes.
+the layout of the code, comments, docstrings, messages and titles of figures do not count. A change elsewhere in the
+library is not noticed: remove both files after one that may change how a training goes.
 """
 import ast, hashlib, json, os, re, subprocess, sys, time
 from pathlib import Path

@@ -71,7 +71,7 @@ class DatasetBuilder:
 def check_root(self:DatasetBuilder,
     root:FilePath # A folder or file, or None
 )->None:
-    "A `ValueError` if files are wanted and it is not said where they are, or nothing is there"
+    "A `ValueError` if files are needed and no folder is given, or it does not exist"
     if not self.root_help: return
     if root is None: raise ValueError(f'--root is missing: {self.root_help}')
     if not Path(root).exists():

@@ -54,7 +54,7 @@ def read_voc_xml(
     def number(node, name):
         try: v = float(node.find(name).text)
         except (AttributeError, TypeError, ValueError): v = np.nan
-        if not np.isfinite(v): raise ValueError(f'{path}: no number <{name}> where one is wanted')
+        if not np.isfinite(v): raise ValueError(f'{path}: no number <{name}> where one is expected')
         return v
     w,h = number(top, 'size/width'),number(top, 'size/height')
     out = []

@@ -129,7 +129,7 @@ def show_traces(
     context:EvaluationContext, # Right after a training
     samples:list=(),           # None are needed
 )->dict:                       # `traces`, if narratives were trained on
-    "Where the mouse was as people told what they saw, and where the model looks for their words"
+    "Mouse traces of narratives, and the attention of the model for their words"
     told = trace_figures(context.model, context.recipe, context.splits, context.info['data']['name'],
                          context.info['seed'])
     return dict(traces=told) if told else {}

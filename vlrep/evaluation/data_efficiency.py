@@ -18,7 +18,7 @@ from .linear_probe import *
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7991e2e3
 def part_rows(
     n:int,      # Rows there are
-    part:float, # Share of them that is wanted
+    part:float, # Share of them that is used
     seed:int=0, # The order depends on this alone
 )->np.ndarray:  # Row numbers, the most important first: a smaller part is the beginning of a larger one
     "A random part; parts of one seed are nested"

@@ -49,7 +49,7 @@ def voc_views(
     source:ImageTextDataset,       # The photos
     spec:VocSpec,                  # How they are shown
     bs:int=256,                    # Images at a time
-    device:str|torch.device='cpu', # Where they are wanted
+    device:str|torch.device='cpu', # Where they are computed
 )->'Iterator[dict]':               # Yields dicts with `img` float (b,3,size,size)
     "The photos of `source` as `spec` shows them, in order"
     if spec.view not in ('centre','squash'): raise did_you_mean('view', spec.view, ('centre','squash'))

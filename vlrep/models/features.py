@@ -18,7 +18,7 @@ def plain_batches(
     data:'ImageTextDataset|Iterable', # An `ImageTextDataset`, or a loader that yields normalised batches in order
     size:int=None,                    # Side of the views in pixels; the source's own by default
     bs:int=256,                       # Images at a time
-    device:str|torch.device='cpu',    # Where they are wanted
+    device:str|torch.device='cpu',    # Where they are computed
 )->'Iterator[Tensor]':                # Yields float images (b,3,size,size)
     "The images of `data` in their order, normalised, neither mirrored nor cropped at random"
     if not isinstance(data, ImageTextDataset):

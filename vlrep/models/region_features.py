@@ -19,7 +19,7 @@ from ..data.transforms import IMAGENET, resize_crop
 def cell_boxes(
     h:int,                            # Rows of the grid
     w:int,                            # Columns
-    device:str|torch.device='cpu',    # Where they are wanted
+    device:str|torch.device='cpu',    # Where they are computed
 )->Tensor:                            # x0 y0 x1 y1 of each, row by row, as parts of width and height (h*w,4)
     "The box of every cell of a grid"
     if h < 1 or w < 1: raise ValueError(f'h={h}, w={w}: a grid has at least one row and one column')

@@ -35,7 +35,7 @@ def twins(
 
 # %% ../../../nbs/datasets/world/60_build.ipynb #3cafc3bd
 def _scenes(split, n, size, options, wanted):
-    "Scenes with what is wanted beside their captions"
+    "Scenes with the annotations that are asked for beside their captions"
     narratives,masks,more = 'narratives' in wanted,'masks' in wanted,sorted(wanted & _MORE)
     if not narratives and not options.narrated:
         dataset = world(split, n, size=size, with_=more)

@@ -109,7 +109,7 @@ def check_narratives(
     if recipe.all_narratives and (told is None or told.counts().max() < 2):
         out.append('all_narratives: no image has more than one narrative, so it changes nothing')
     if recipe.contrast and accumulate > 1:
-        out.append(f'accumulate {accumulate}: the pairs of a part are told apart from each other only, '
+        out.append(f'accumulate {accumulate}: the pairs of a part are compared with each other only, '
                    f'{recipe.bs//accumulate-1} negatives instead of {recipe.bs-1}')
     return out
 
