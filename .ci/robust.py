@@ -57,14 +57,19 @@ def told(n):
     if isinstance(n, ast.Raise): return [n]
     if isinstance(n, ast.Assert): return [n.msg] if n.msg else []
     if not isinstance(n, ast.Call): return []
-    name = getattr(n.func, 'attr', getattr(n.func, 'id', ''))
-    return [*(n.args if name in SAY else []), *(k.value for k in n.keywords if k.arg in DRAW)]
+    said = isinstance(n.func, ast.Name) and n.func.id in SAY                  # not np.log
+    drawn = isinstance(n.func, ast.Attribute)                                 # ax.set(title=...)
+    return [*(n.args if said else []), *(k.value for k in n.keywords if drawn and k.arg in DRAW)]
 
-def blank(n):
-    "Take the words out of an expression, not what is computed between them"
-    for m in ast.walk(n):
-        if isinstance(m, ast.Constant) and isinstance(m.value, str): m.value = ''
-        if isinstance(m, ast.JoinedStr): m.values = [v for v in m.values if isinstance(v, ast.FormattedValue)]
+def blank(n, top=True):
+    "Take the words out of an expression, not what is computed in it: arguments of other functions and keys stay"
+    if isinstance(n, ast.Constant) and isinstance(n.value, str): n.value = ''
+    if isinstance(n, ast.JoinedStr): n.values = [v for v in n.values if isinstance(v, ast.FormattedValue)]
+    if isinstance(n, (ast.Call, ast.Subscript, ast.Raise)) and not (top and isinstance(n, ast.Raise)): return
+    if isinstance(n, ast.Raise): parts = getattr(n.exc, 'args', [])           # of ValueError('...')
+    elif isinstance(n, ast.FormattedValue): parts = [n.value]
+    else: parts = ast.iter_child_nodes(n)
+    for m in parts: blank(m, False)
 
 def fingerprint(path):
     """Eight characters that change with the code that is run, but not with layout, comments, docstrings and messages

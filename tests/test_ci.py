@@ -162,6 +162,10 @@ def test_fingerprint_of_a_notebook(ci, tmp_path, same, cell):
     (False, 'print(f"{a:.2f} nats")', 'print(f"{b:.2f} nats")'),
     (False, 'assert a, "why"', 'assert b, "why"'),
     (False, 'f("a dog")', 'f("a cat")'),
+    (False, 'print(learn("sgd"))', 'print(learn("adam"))'),
+    (False, 'print(f"{y[\'a\']}")', 'print(f"{y[\'b\']}")'),
+    (False, 'np.log(d["tags"])', 'np.log(d["objects"])'),
+    (False, 'f(label=y["a"])', 'f(label=y["b"])'),
 ])
 def test_messages_do_not_count(ci, tmp_path, same, one, other):
     "What is only told a reader may be reworded without running a check on learning again"

@@ -30,7 +30,7 @@ from ..training.distributed import process_group
 from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
-from ..training.precision import choose_precision, learner_precision
+from ..training.precision import choose_precision, computed_precision, learner_precision
 from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
 from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
@@ -326,6 +326,8 @@ def _completed(path, log):
 def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log):
     "Ask the trained model everything, and write it down"
     learn.model.load_state_dict(run.weights('best'))
+    if computed_precision(learn.model, run.info['precision']) != run.info['precision']:
+        log('precision: trained in fp32, since on a CPU no part of this model computes in less')
     num,samples = measure(run, recipe, options, splits, learn, stages=stages, log=log)
     write_json(run/'samples.json', samples)
     info = run.info
@@ -333,7 +335,7 @@ def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log)
     run.add_result(dict(
         format=FORMAT, method=info['method'], recipe=asked['name'], changes=list(changes) or changes_of(info),
         data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
-        processor=processor(), threads=info['threads'], precision=learn.precision.chosen or info['precision'],
+        processor=processor(), threads=info['threads'], precision=computed_precision(learn.model, info['precision']),
         seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
     log(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
 

@@ -121,7 +121,8 @@ def score_text(
     "The mean scores of each arm, as Markdown: a row for each arm"
     rows = score_rows(study, lines, table)
     arms = [k for k in rows[0] if k not in ('question','chance')] if rows else []
-    return rows_markdown([{'arm': a, **{r['question']: r[a] for r in rows}} for a in arms]) or 'Nothing was run yet.'
+    text = rows_markdown([{'arm': a, **{r['question']: r[a] for r in rows}} for a in arms])
+    return text or ('No run has these scores.' if lines else 'Nothing was run yet.')
 
 def cost_text(
     study:Study, # A study

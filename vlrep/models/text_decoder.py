@@ -52,7 +52,8 @@ def drop(
     bits = torch.empty((n+3)//4, dtype=torch.int64).random_(-2**63, None).view(torch.int16)
     bits = bits[:n].view(shape)
     if packing is not None: bits = packing.pack(bits)
-    return x * (bits >= k-2**15).to(x.dtype).mul_(2**16/(2**16-k))
+    y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x     # the factor has more digits
+    return (y * (bits >= k-2**15).to(y.dtype).mul_(2**16/(2**16-k))).to(x.dtype)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #89b3f094
 class CaptionEmbedding(nn.Module):

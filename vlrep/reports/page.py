@@ -128,7 +128,8 @@ def _what(info, res):
     return dict(
         method=info['method'], recipe=info['name'], data=info['data']['name'], seed=info['seed'],
         images=f'{num["images"]:,}', steps=f'{num["steps"]:,} of {info["recipe"]["bs"]} images',
-        parameters=f'{num["parameters"]:,} (backbone {num["backbone_parameters"]:,})', precision=info['precision'],
+        parameters=f'{num["parameters"]:,} (backbone {num["backbone_parameters"]:,})',
+        precision=res.get('precision', info['precision']),
         threads=info['threads'], processor=res.get('processor', 'unknown'), software=soft,
         commit=res.get('commit') or 'unknown', date=res.get('date', ''))
 
@@ -310,7 +311,7 @@ def _care(tables):
 def _differ(runs):
     "Rows of the fields in which the runs differ, one column for each run"
     flat = [{**r['info']['recipe'], **{('data' if k == 'name' else k): v for k,v in r['info']['data'].items()},
-             'precision': r['info']['precision'],
+             'precision': r['res'].get('precision', r['info']['precision']),
              'threads': r['info']['threads'], 'processor': r['res'].get('processor', ''),
              'commit': r['res'].get('commit', '')} for r in runs.values()]
     keys = [k for k in dict.fromkeys(k for f in flat for k in f) if len({json.dumps(f.get(k)) for f in flat}) > 1]

@@ -50,7 +50,8 @@ def _numbers(info, res):
             'body': 'frozen' if plan['frozen'] else 'trained',
             'labels': ft.get('classes', 'unknown'), 'steps': f'{plan["steps"]:,} of {plan["bs"]} examples',
             'best step': n['best_step'], 'learning rate': plan['lr'], 'seed': info['seed'],
-            'precision': info['precision'], 'threads': info['threads'], 'processor': res.get('processor', 'unknown'),
+            'precision': res.get('precision', info['precision']), 'threads': info['threads'],
+            'processor': res.get('processor', 'unknown'),
             'seconds': round(sum(res['seconds'].values())), 'commit': res.get('commit') or 'unknown',
             'date': res.get('date', '')}
 
