@@ -30,7 +30,7 @@ from ..training.distributed import process_group
 from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
-from ..training.precision import choose_precision, computed_precision, learner_precision
+from ..training.precision import choose_precision, effective_precision, learner_precision
 from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
 from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
@@ -326,8 +326,8 @@ def _completed(path, log):
 def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log):
     "Ask the trained model everything, and write it down"
     learn.model.load_state_dict(run.weights('best'))
-    if computed_precision(learn.model, run.info['precision']) != run.info['precision']:
-        log('precision: trained in fp32, since on a CPU no part of this model computes in less')
+    if effective_precision(learn.model, run.info['precision']) != run.info['precision']:
+        log('precision: trained in fp32, since no part of this model supports bf16 on a CPU')
     num,samples = measure(run, recipe, options, splits, learn, stages=stages, log=log)
     write_json(run/'samples.json', samples)
     info = run.info
@@ -335,7 +335,7 @@ def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log)
     run.add_result(dict(
         format=FORMAT, method=info['method'], recipe=asked['name'], changes=list(changes) or changes_of(info),
         data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
-        processor=processor(), threads=info['threads'], precision=computed_precision(learn.model, info['precision']),
+        processor=processor(), threads=info['threads'], precision=effective_precision(learn.model, info['precision']),
         seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
     log(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
 
@@ -487,7 +487,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
     stages = Stages(log)
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     chosen = choose_precision(device, asked['precision'])
-    told = learner_precision(chosen, device, asked['precision'] != 'auto' and not resume_run)
+    requested = learner_precision(chosen, device, asked['precision'] != 'auto' and not resume_run)
     facts = _facts(asked, recipe, options, chosen, dist.world_size)
     _agree(dist, facts)
     if hint := busy_hint(facts['threads']): log(hint)
@@ -504,7 +504,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
     log(_first_line(asked, recipe, splits, facts, method))
     run = _folder(asked, facts, out, resume_run, dist, workers=workers, save_every=save_every, max_damaged=max_damaged)
     with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
-        learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=told,
+        learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=requested,
                        facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,
                        save_every=save_every, max_damaged=max_damaged, stages=stages)
         leave_process_group(learn)

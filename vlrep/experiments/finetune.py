@@ -38,7 +38,7 @@ from ..training.distributed import process_group
 from ..training.interrupts import memory_advice, out_of_memory, signals, StopOnSignal, TrainingInterrupted
 from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
-from ..training.precision import choose_precision, computed_precision, learner_precision
+from ..training.precision import choose_precision, effective_precision, learner_precision
 from ..training.resume import differences, fingerprint, resume as resume_training
 from ..training.run_folder import FORMAT, load, Run
 from .config import *
@@ -397,7 +397,7 @@ def _train_and_tell(job, source, was, out):
     n = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
     log(f'{a["task"]} on {a["data"]}: {job.parts["train"]}; {job.plan.steps:,} steps of {job.plan.bs}, {n:,} '
         f'parameters learn{" (the body is frozen)"*job.plan.frozen}; seed {a["seed"]}, precision '
-        f'{computed_precision(job.model, job.facts["precision"])}')
+        f'{effective_precision(job.model, job.facts["precision"])}')
     main = job.dist.is_main
     with run, _whole(run, not was) if main else nullcontext():
         with job.stages(a['task']): learn = _trained(job, run, bool(was))
@@ -409,7 +409,7 @@ def _train_and_tell(job, source, was, out):
         run.add_result(dict(
             format=FORMAT, task=a['task'], method=job.facts['method'], data=a['data'], seed=a['seed'], commit=commit(),
             date=time.strftime('%Y-%m-%d'), processor=processor(), threads=job.facts['threads'],
-            precision=computed_precision(job.model, job.facts['precision']), plan=recipe_dict(job.plan),
+            precision=effective_precision(job.model, job.facts['precision']), plan=recipe_dict(job.plan),
             seconds={k: round(v, 2) for k,v in job.stages.seconds.items()},
             numbers=dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history)))
         log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')

@@ -17,7 +17,7 @@ class Packing:
     def __init__(self,
         lens:Tensor, # Real tokens in each caption (b,)
         s:int,       # Places of each caption, padding included
-        *, multiple:int=1, # The first places of padding stay, so that the number of rows is a multiple of this
+        *, multiple:int=1, # Keep the first padding positions, so that the number of rows is a multiple of this
     ):
         self.shape,self.multiple = (len(lens),s),multiple
         real = sequence_mask(lens, s).flatten()

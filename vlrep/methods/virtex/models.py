@@ -22,7 +22,7 @@ from ..word_head import rarity_shares, word_rarity, words_in, WordNaming
 class VisualTextDecoder(WordNaming, nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
     packed = None  # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
-    multiple = 1   # Of which the number of rows is one where the backbone computes in bf16
+    multiple = 1   # With a bf16 backbone the number of rows is rounded up to a multiple of this
     def __init__(self,
         visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
         vocab:int,           # Tokens v
@@ -54,7 +54,7 @@ class VisualTextDecoder(WordNaming, nn.Module):
         nats = chunked_nats(x, self.output.weight, self.output.bias, target, self.logit_chunk)
         return {'nats'+way: nats, 'target'+way: target}
     @property
-    def visual_dtype(self)->'torch.dtype':
+    def autocast_dtype(self)->'torch.dtype':
         "The lower precision of the backbone on a CPU, None if it has none"
         return getattr(self.visual, 'autocast', None)
     @property
@@ -95,16 +95,16 @@ def packing(self:VisualTextDecoder,
     s:int,       # Places of each
 )->Packing:      # None: padding stays
     "How padding is left out, if it is"
-    packed = self.visual_dtype is not None if self.packed is None else self.packed
+    packed = self.autocast_dtype is not None if self.packed is None else self.packed
     if not packed or lens.device.type != 'cpu': return None
-    return Packing(lens, s, multiple=1 if self.visual_dtype is None else self.multiple)
+    return Packing(lens, s, multiple=1 if self.autocast_dtype is None else self.multiple)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
     "Predicts each next word, from the caption's start and, with a second decoder, from its end (VirTex sec. 3)"
     parallel,mask = 0.,3 # Share of the captions that are written all at once in training, and the id of [MASK]
     multiple = 64        # Few shapes: in bf16 each new one is expensive
-    lowered = 'backbone and decoders' # What computes in the lower precision on a CPU
+    low_precision = 'backbone and decoders' # What computes in the lower precision on a CPU
     def asked(self, tok:Tensor, lens:Tensor)->Tensor:
         "Where in `tok` (b,s), its first column left out, a word is to be predicted (b,s-1)"
         place = torch.arange(tok.shape[1]-1, device=tok.device)
@@ -114,7 +114,7 @@ class CaptioningModel(VisualTextDecoder):
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words; rows without a word have the target -100"
-        dtype = self.visual_dtype if batch['img'].device.type == 'cpu' else None
+        dtype = self.autocast_dtype if batch['img'].device.type == 'cpu' else None
         with nullcontext() if dtype is None else torch.autocast('cpu', dtype): return self._next_words(batch)
 
     def _next_words(self, batch):
@@ -125,7 +125,7 @@ class CaptioningModel(VisualTextDecoder):
         for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d, packing, **how)) for k,t,d in ways]:
             asked,words = self.asked(t, lens),t[:,1:]
             if packing is not None: asked,words = packing.pack(asked),packing.pack(words)
-            if packing is not None and packing.multiple > 1 and not self.logit_chunk: # so many rows, no others
+            if packing is not None and packing.multiple > 1 and not self.logit_chunk: # keep the number of rows
                 words = words.masked_fill(~asked, -100)
             elif packing is None or not asked.all(): x,words = x[asked],words[asked]
             out |= self.answer(x, words, '_'+k)
