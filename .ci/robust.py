@@ -2,6 +2,7 @@
 
 A notebook's cells that begin with `#| learns` train something and say with `learned` how far it came. Here they run
 again, each time with other values of `seed` and `precision`; so do the functions of `tests/learning.py`.
+Where nothing is trained in a precision that can be chosen (chapters of the course in plain PyTorch), fp32 stands alone.
 A margin of 1 is what `make test` asks for, MARGIN is asked here.
 
     ONLY="NAME ..."     only these notebooks (methods/virtex/30_method), or functions (falls)
@@ -21,10 +22,17 @@ MARGIN = 1.25
 KEPT = ROOT/'data'/'robust.jsonl'
 ISAS = ('default', 'SSE41', 'AVX2', 'AVX512_CORE')
 
-def matrix(isa, seeds):
+def matrix(isa, seeds, precisions=('fp32','bf16')):
     "(seed, threads, precision) of an instruction set: all seeds as they come, or three seeds in every other way"
     if isa == 'default': return [(s, 1, 'auto') for s in range(seeds)]
-    return [(s, t, p) for t in (1,2) for p in ('fp32','bf16') for s in range(min(seeds, 3))]
+    return [(s, t, p) for t in (1,2) for p in precisions for s in range(min(seeds, 3))]
+
+def precisions(path):
+    "In what a source can train: fp32 alone where `precision` is not passed on to a learner"
+    if path.suffix != '.ipynb': return 'fp32','bf16'
+    src = '\n'.join(cells(path))
+    asked = re.search(r'^seed,precision = ', src, re.M) and re.search(r'\bprecision=precision\b', src)
+    return ('fp32','bf16') if asked else ('fp32',)
 
 def cells(path):
     "Source of each code cell of a notebook"
@@ -198,7 +206,7 @@ def main():
     with open(path, 'a', encoding='utf-8') as f:
         for isa in isas:
             for name in only:
-                ways = matrix(isa, seeds)
+                ways = matrix(isa, seeds, precisions(there[name]))
                 wanted += [(name, code[name], isa, *w) for w in ways]
                 todo = [w for w in ways if (name, code[name], isa, *w) not in old]
                 if not todo: continue
