@@ -8,6 +8,7 @@ A margin of 1 is what `make test` asks for, MARGIN is asked here.
     ONLY="NAME ..."     only these notebooks (methods/virtex/30_method), or functions (falls)
     SEEDS=N             seeds 0 to N-1 at the default; 20
     ISA="NAME ..."      only these of: default SSE41 AVX2 AVX512_CORE
+    THREADS="N ..."     only with these numbers of threads
     RESULTS=FILE        where results are kept (runs/robust.jsonl)
 
 What stands in that file, or in data/robust.jsonl, and was found with the same cells or functions, is not run again:
@@ -198,6 +199,7 @@ def main():
     seeds = int(os.environ.get('SEEDS') or 20)
     for n in only:
         if n not in there: sys.exit(f'ONLY: nothing is learned in {n}; there are: {" ".join(there)}')
+    threads = os.environ.get('THREADS', '1 2').split()
     for i in isas:
         if i not in ISAS: sys.exit(f'ISA: {i} is not one of {" ".join(ISAS)}')
     path = Path(os.environ.get('RESULTS') or ROOT/'runs'/'robust.jsonl')
@@ -206,7 +208,7 @@ def main():
     with open(path, 'a', encoding='utf-8') as f:
         for isa in isas:
             for name in only:
-                ways = matrix(isa, seeds, precisions(there[name]))
+                ways = [w for w in matrix(isa, seeds, precisions(there[name])) if str(w[1]) in threads]
                 wanted += [(name, code[name], isa, *w) for w in ways]
                 todo = [w for w in ways if (name, code[name], isa, *w) not in old]
                 if not todo: continue

@@ -7,6 +7,7 @@ __all__ = ['kept_study', 'run_count', 'budget_share', 'show_learning', 'untraine
            'cost_text', 'runs_as_lines', 'seen_sign', 'sign_rows']
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #ff34397b
+from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
@@ -21,10 +22,17 @@ def kept_study(
     name:str,                # Of NAME.toml in the folder `studies`, and of NAME.jsonl there or in `results`
     folder:FilePath='data',  # That holds both
 )->tuple:                    # The study as it was run, else as it is planned; its lines, none if it was not run
-    "A study and what is kept of it"
+    "A study and what is kept of it, in the words of NAME.toml where that was reworded since"
     def has_study(p): return p.exists() and '"study"' in p.open(encoding='utf-8').readline()[:40]
     path = next(filter(has_study, (Path(folder)/k/f'{name}.jsonl' for k in ('studies','results'))), None)
-    return read_study_lines(path) if path else (read_study(Path(folder)/'studies'/f'{name}.toml'), [])
+    file = Path(folder)/'studies'/f'{name}.toml'
+    if not path: return read_study(file),[]
+    study,lines = read_study_lines(path)
+    if not file.exists(): return study,lines
+    now = read_study(file)
+    texts = {c.id: c.text for c in now.contrasts}
+    said = tuple(replace(c, text=texts.get(c.id, c.text)) for c in study.contrasts)
+    return replace(study, title=now.title, contrasts=said),lines
 
 def run_count(
     study:Study, # A study

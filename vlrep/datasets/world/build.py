@@ -15,6 +15,7 @@ from ...data.narratives import narratives_of
 from ...data.subsets import subsample
 from ..base import *
 from .options import *
+from .difficulty import Difficulty
 from .dataset import *
 
 # %% ../../../nbs/datasets/world/60_build.ipynb #5e2a91c8
@@ -37,10 +38,11 @@ def twins(
 def _scenes(split, n, size, options, wanted):
     "Scenes with the annotations that are asked for beside their captions"
     narratives,masks,more = 'narratives' in wanted,'masks' in wanted,sorted(wanted & _MORE)
-    if not narratives and not options.narrated:
-        dataset = world(split, n, size=size, with_=more)
-        return twins(dataset) if 'twin' in wanted else dataset
-    dataset = world(split, n, size=size, with_=('narrative', *['masks']*masks, *more))
+    told = narratives or options.narrated
+    with_ = 'narrative',*['masks']*masks,*more
+    dataset = world(split, n, size=size, with_=with_ if told else more, difficulty=Difficulty(density=options.density))
+    if options.coarse: dataset = dataset.annotate(dict(tags=dataset.labels['groups']))
+    if not told: return twins(dataset) if 'twin' in wanted else dataset
     told = narratives_of(dataset)
     if masks: dataset = dataset.annotate(thing_maps(dataset))
     if options.narrated: dataset = dataset.with_captions(told.texts())
