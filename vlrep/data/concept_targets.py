@@ -114,9 +114,11 @@ def topic_targets(
     texts = whole(dataset)
     if not any(texts): raise ValueError(f'{dataset.name}: no caption has {low} to {high} words: there are no topics')
     lda = LatentDirichletAllocation(k, random_state=seed, learning_method='online' if len(texts) > 5000 else 'batch')
-    try: lda.fit(counter.fit_transform(texts))
+    try: counts = counter.fit_transform(texts)
     except ValueError: raise ValueError(f'{dataset.name}: its captions have no word that a topic could have') from None
     words = counter.get_feature_names_out()
+    if k > len(words): raise ValueError(f'top_k={k}: more topics than the {len(words)} words that the captions have')
+    lda.fit(counts)
     names = [' '.join(words[c.argsort()[::-1][:4]]) for c in lda.components_]
     def find(dataset):
         texts = whole(dataset)

@@ -164,10 +164,14 @@ def sign_rows(
     claims:list, # (id, what is claimed, the paper's differences), texts
     judged:list, # (study, what `judge_study` says of it)
 )->list:         # Dicts of text, a row for each contrast whose id begins with that of a claim
-    "The paper's sign and ours, on the world and on photos"
-    out = []
+    """The paper's sign and ours, on the world and on photos
+
+    A contrast that one study has run and others have not stands there once
+    """
+    out,ran = [],{r['id'] for _,rows in judged for r in rows if 'p' in r}
     for id,text,paper in claims:
-        found = [(s, r) for s,rows in judged for r in rows if r['id'].split(',')[0] == id]
+        found = [(s, r) for s,rows in judged for r in rows
+                 if r['id'].split(',')[0] == id and ('p' in r or r['id'] not in ran)]
         for s,r in found:
             here = seen_sign(r)
             if 'p' in r: here = f'{here} ({r["diff"]:+.1f} ± {r["half"]:.1f})'

@@ -31,8 +31,8 @@ class ConceptRecipe(MethodRecipe):
     top_k:Every=5000            # The most frequent so many words (tab. 4); for clusters and topics their number; 0: all
     min_count:_Count=1          # How often a word must be tagged as one of the parts
     tagger:_Tagger='pattern'    # Who finds the parts of speech: pattern, or spacy (sec. 4), if a model is installed
-    min_tokens:_Count=3         # Fewest tokens of a caption that is read (sec. 4)
-    max_tokens:_Count=25        # Most tokens of a caption that is read (sec. 4)
+    min_tokens:_Count=3         # Fewest tokens of a caption that is read (sec. 4); for tag prediction words
+    max_tokens:_Count=25        # Most tokens of a caption that is read (sec. 4); for tag prediction words
     tag_head:_TagHead='mlp'     # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 3.1), or linear
     tag_width:_Hidden=0         # Its hidden width; 0: that of the grid (not said)
     size:Side=224               # Side of the images the network sees (sec. 4)

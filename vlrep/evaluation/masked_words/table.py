@@ -43,8 +43,8 @@ def masked_samples(
             words = [pieces(w) for w in split_marks(text).split()]
             ids = [tok.sos, *(i for p in words for i in p)][:max_len-1] + [tok.eos]
             starts = np.cumsum([1, *map(len, words)])[:-1]
-            all_of += [(row, ids, int(at)) for p,at in zip(words, starts) if len(p) == 1 and known[p[0]]
-                       and at < max_len-1]
+            all_of += [(row, ids, int(at)) for p,at in zip(words, starts)
+                       if len(p) == 1 and known[p[0]] and p[0] != tok.unk and at < max_len-1]
     if not all_of: raise ValueError(f'{dataset.name}: its captions have none of the words that the model predicts')
     keep = np.sort(rng(seed, 'masked words').permutation(len(all_of))[:n])
     out = [all_of[k] for k in keep]

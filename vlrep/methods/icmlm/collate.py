@@ -14,7 +14,7 @@ from ...data.concept_targets import ConceptCollator, ConceptTargets
 from ...data.records import ImageTextDataset, TextBuffer
 from ...data.tokenizer import pad_tokens
 from ...data.transforms import swap_left_right
-from ...models.bert import bert_tokenizer
+from ...models.bert import bert_config, bert_tokenizer
 from ..concept_training import recipe_words
 from .recipe import *
 
@@ -52,22 +52,28 @@ class TripletCollator:
             if len(self._cut) > 200_000: self._cut.clear()
             self._cut[w] = self.tok.encode([w], 1 << 30)[0][1:-1]
         return self._cut[w]
+    def _whole(self, w):
+        "Is the word one token, and one that the vocabulary has?"
+        ids = self._word(w)
+        return len(ids) == 1 and ids[0] != self.tok.unk
     def places(self, text:str)->list:
         "Where in [CLS] and the tokens of a caption a word can be masked"
         out,at = [],1
         for w in split_marks(text).split():
             n = len(self._word(w))
-            if w in self.concepts.index and n == 1 and at < self.max_len-1: out.append(at)
+            if w in self.concepts.index and self._whole(w) and at < self.max_len-1: out.append(at)
             at += n
         return out
     def fit(self, train:ImageTextDataset)->None:
         "Find the concepts of a training set; a `ValueError` if none can be masked"
         words = recipe_words(self.recipe, train).words
-        whole = [w for w in words if len(self._word(w)) == 1]
-        self.split = [w for w in words if len(self._word(w)) != 1]
+        whole = [w for w in words if self._whole(w)]
+        self.split = [w for w in words if not self._whole(w)]
         if not whole:
-            raise ValueError(f'{train.name}: the vocabulary splits all {len(words)} concepts, such as {words[0]!r}: '
-                             f'none can be masked; raise vocab={self.recipe.vocab}')
+            cure = f'raise vocab={self.recipe.vocab}' if self.recipe.bert == 'small' else f'{self.recipe.bert} is a '\
+                   'BERT of other words'
+            raise ValueError(f'{train.name}: the vocabulary splits or lacks all {len(words)} concepts, such as '
+                             f'{words[0]!r}: none can be masked; {cure}')
         self.concepts = ConceptSet(whole)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #a864175d
@@ -75,7 +81,8 @@ class TripletCollator:
 def usable(self:TripletCollator, source:ImageTextDataset)->np.ndarray:
     "Which captions are read, counted through all images (m,) bool"
     r = self.recipe
-    return usable_captions(source.captions, r.min_tokens, r.max_tokens, lambda t: len(self.ids(t)))
+    pieces = None if r.length_unit == 'words' else lambda t: len(self.ids(t))
+    return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces)
 
 @patch
 def _targets(self:TripletCollator, train):
@@ -157,6 +164,9 @@ def check_triplets(
 )->list:                # Lines
     "How many triplets there are, and which concepts cannot be masked; a `ValueError` if there is no target"
     train = splits['train']
+    room = None if recipe.bert == 'small' else bert_config(recipe.bert).max_len
+    if room and recipe.max_len > room:
+        raise ValueError(f'max_len={recipe.max_len}: {recipe.bert} has positions for {room} tokens only')
     collate = TripletCollator(recipe, triplet_tokenizer(recipe, train))
     n,have = len(collate.triplets(train)),np.diff(collate.triplets(train).read[train.captions.rows])
     if not len(collate.triplets(splits['valid'])):
@@ -165,6 +175,6 @@ def check_triplets(
     lines = [f'{data}: {n:,} triplets of {int(have.sum()):,} captions, {len(collate.concepts):,} concepts']
     if collate.split:
         some = ', '.join(collate.split[:5]) + ' ...'*(len(collate.split) > 5)
-        lines.append(f'{len(collate.split):,} concepts are split by the vocabulary and cannot be masked: {some}')
+        lines.append(f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: {some}')
     none = int((have == 0).sum())
     return lines + [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss']*bool(none)

@@ -16,6 +16,7 @@ from ..concept_recipe import *
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #6944db2e
 _Head     = Choice('tfm','attfc')
 _Sampling = Choice('triplets','captions')
+_Unit     = Choice('pieces','words')
 _Bert     = Annotated[str, BertName()]
 _Heads    = Int(1, 256)
 _Steps    = Int(1, 10**7)
@@ -41,6 +42,7 @@ class ICMLMRecipe(ConceptRecipe):
     fc_final_linear:OnOff=True   # A last linear layer in attfc's fc, or ReLU to the word vectors (literal)
     att_mask_specials:OnOff=False # Leave [CLS] and [SEP] out of attfc's attention, too, as padding is (eq. 4)
     tag_weight:Weight=.1         # Lambda, weight of tag prediction (eq. 8: 1 for VGG16, 0.1 for ResNet)
+    length_unit:Added(_Unit)='pieces' # Of min_tokens and max_tokens: BERT's word pieces, or words (not said)
     sampling:_Sampling='triplets' # Each triplet counts the same (app. F.1), or each caption (eq. 7)
     frozen_start:Share=0.        # Share of the steps in which only the heads are trained (.25 for attfc with VGG16)
 
@@ -51,6 +53,10 @@ class ICMLMRecipe(ConceptRecipe):
             yield 'head=attfc: full_width_heads and full_mlm_head are switches of tfm; leave them out'
         if self.head == 'tfm' and (self.att_mask_specials or not self.fc_final_linear):
             yield 'head=tfm: att_mask_specials and fc_final_linear are switches of attfc; leave them out'
+        if self.bert == 'scratch':
+            yield 'bert=scratch: this BERT is frozen, so it must be pretrained: small, a folder, or a name'
+        if self.frozen_start == 1:
+            yield 'frozen_start=1: the backbone would never be trained; choose a share below 1'
         if self.bert != 'small' and self.bert_part < 1:
             yield f'bert_part={self.bert_part}: {self.bert} is pretrained already; this is for bert=small'
         if self.head == 'tfm' and not self.full_width_heads and self.bert == 'small' and self.width % self.heads:

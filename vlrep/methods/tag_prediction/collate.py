@@ -7,7 +7,7 @@ __all__ = ['concept_collator', 'check_concepts']
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #cc71dd34
 import hashlib
-from functools import partial
+from functools import lru_cache,partial
 import numpy as np, torch
 from ...data.concept_targets import ConceptCollator
 from ...data.tokenizer import pad_tokens
@@ -18,11 +18,13 @@ from .recipe import *
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #fde4e8fa
 def _bert_vectors(dataset):
     "A function from captions to the states of a small BERT at their first token"
-    tok = bert_tokenizer('small', dataset, 10_000)
-    bert = make_bert('small', dataset, tok, log=None).eval()
+    @lru_cache(1)
+    def trained():                                       # at the first captions, after all else was checked
+        tok = bert_tokenizer('small', dataset, 10_000)
+        return tok,make_bert('small', dataset, tok, log=None).eval()
     @torch.no_grad()
     def states(texts):
-        out = []
+        out,(tok,bert) = [],trained()
         for i in range(0, len(texts), 256):
             ids,lens = pad_tokens(tok.encode(texts[i:i+256], 40), tok.pad)
             out.append(bert(ids, lens)[:,0].numpy())

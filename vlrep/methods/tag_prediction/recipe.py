@@ -25,6 +25,10 @@ class TagPredictionRecipe(ConceptRecipe):
         yield from super().problems()
         if self.concepts in ('cluster','lda') and not self.top_k:
             yield f'top_k=0: for concepts={self.concepts} it is their number, and must be above 0'
+        if self.concepts in ('cluster','lda') and self.top_k == 1:
+            yield f'top_k=1: all images would have the same tag; concepts={self.concepts} needs at least 2'
+        if self.concepts != 'cluster' and self.vectors == 'bert':
+            yield f'vectors=bert: only clusters are made of them; leave it out for concepts={self.concepts}'
 
 # %% ../../../nbs/methods/tag_prediction/10_recipe.ipynb #87bf1a8d
 _paper = TagPredictionRecipe()
