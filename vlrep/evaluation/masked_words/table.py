@@ -136,16 +136,26 @@ def measure_masked_words(
     return dict(masked_words=rows),[int(r) for r in rng(context.info['seed'], 'masked').permutation(len(test))[:4]]
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #e754e803
+def _label(word, guess, swapped):
+    "A word, and what is predicted instead, with its image and with another one"
+    notes = [*([f'{guess}?'] if guess != word else []), *([f'other image: {swapped}'] if swapped != guess else [])]
+    return f'{word} ({"; ".join(notes)})' if notes else word
+
 @torch.no_grad()
 def masked_word_maps(
-    m:Pretrained,     # Has `attend` and `fill_mask`
-    picture:object,   # As `to_image` takes it
-    text:str,         # A caption of it
-    big:object=None,  # The same picture with more pixels, to show
-)->dict:              # `image`, `said`, `words`: a dict `word, map` for each, as `words_html` takes it
-    "Each word of a caption masked in turn: the attention of the model, and its prediction where this is another word"
+    m:Pretrained,      # Has `attend` and `fill_mask`
+    picture:object,    # As `to_image` takes it
+    text:str,          # A caption of it
+    big:object=None,   # The same picture with more pixels, to show
+    other:object=None, # Another picture, with which the words are predicted once more
+)->dict:               # `image`, `said`, `words`: a dict `word, map` for each, as `words_html` takes it
+    """Each word of a caption masked in turn: the attention of the model, and its prediction where this is another word
+
+    With `other`, also what is predicted from that picture, where it changes the prediction
+    """
     with m.evaluating(native=True):
         img = m.batch([picture])
+        views = [img] if other is None else [img,m.batch([other])]
         tok,lens = (t.to(img.device) for t in pad_tokens(m.tok.encode([split_marks(text)], m.max_len), m.tok.pad))
         maps,out = m.capabilities['attend'](img, tok, lens)[0].float().cpu(),[]
         known = m.capabilities['masked_counts']() > 0
@@ -153,10 +163,9 @@ def masked_word_maps(
             if not known[tok[0,j]]: continue
             masked = tok.clone()
             masked[0,j] = m.tok.mask
-            best = int(m.capabilities['fill_mask'](dict(tok=masked, lens=lens, img=img))[0].argmax())
-            word,guess = (m.tok.decode([i]) for i in (int(tok[0,j]),best))
-            out.append(dict(word=word if guess == word else f'{word} ({guess}?)',
-                            map=maps[j].numpy().round(4).tolist()))
+            best = [int(m.capabilities['fill_mask'](dict(tok=masked, lens=lens, img=v))[0].argmax()) for v in views]
+            word,*guesses = (m.tok.decode([i]) for i in (int(tok[0,j]),*best))
+            out.append(dict(word=_label(word, guesses[0], guesses[-1]), map=maps[j].numpy().round(4).tolist()))
         shown, = seen(m, [picture if big is None else big])
     return dict(image=jpeg_uri(shown, 192), said=text, words=out)
 
@@ -167,6 +176,7 @@ def show_masked_words(
     "Held-out captions with each word masked in turn"
     if not samples or 'attend' not in context.model.capabilities: return {}
     test,draw = context.splits['test'],DATASETS[context.info['data']['name']].redraw
+    other = {r: test[n].load() for r,n in zip(samples, samples[1:]+samples[:1]) if n != r}
     out = [masked_word_maps(context.model, test[r].load(), test.captions[r][0],
-                            draw(r, 192).load() if draw else None) for r in samples if test.captions[r]]
+                            draw(r, 192).load() if draw else None, other.get(r)) for r in samples if test.captions[r]]
     return dict(words=[o for o in out if o['words']])
