@@ -258,6 +258,23 @@ def test_it_is_not_saved_again(data, folder):
     with pytest.raises(ValueError, match='another BERT'):
         made(data, bert=str(folder))[0].model.load_state_dict({**state, 'digest': state['digest'].flip(0)})
 
+def test_a_longer_caption_than_bert_has_positions_is_refused_before_training(data, folder):
+    splits = dict(train=data[0], valid=data[1])
+    with pytest.raises(ValueError, match=r'max_len=60: .*has positions for 40 tokens only'):
+        METHOD.check(recipe(bert=str(folder), max_len=60), splits, 'world')
+    assert METHOD.check(recipe(bert=str(folder), max_len=40), splits, 'world')
+
+def test_clusters_of_the_states_of_a_given_bert(data, folder, monkeypatch):
+    "By the path of the recipes of the paper; the number of clusters is checked before a BERT is opened or trained"
+    import vlrep.methods.tag_prediction.collate as collate
+    tags,splits = METHODS['tag_prediction'],dict(train=data[0], valid=data[1])
+    r = replace(tags.recipes['world'], concepts='cluster', vectors='bert', bert=str(folder), top_k=5)
+    assert '5 concepts (cluster)' in tags.check(r, splits, 'world')[0]
+    monkeypatch.setattr(collate, 'make_bert', lambda *a, **k: pytest.fail('a BERT was opened'))
+    for bert in (str(folder),'small'):
+        with pytest.raises(ValueError, match='top_k=100000: the number of clusters'):
+            tags.check(replace(r, bert=bert, top_k=10**5), splits, 'world')
+
 # ---------------------------------------------------------------- VGG16, as in the main text of the paper
 
 def test_vgg16(data, folder):
@@ -288,7 +305,7 @@ def test_vgg16(data, folder):
 
 TINY = ['--threads', '1', '--precision', 'fp32', '--set', 'scenes=64', '--set', 'valid=8', '--set', 'steps=2', '--set',
         'warmup=1', '--set', 'bs=8', '--set', 'size=32']
-BAD = {'top_k=5000': 'top_k=5000: the captions have only', 'vocab=64 parts=nn min_count=1': 'the vocabulary splits all',
+BAD = {'top_k=5000': 'top_k=5000: the captions have only', 'vocab=64 parts=nn min_count=1': 'the vocabulary splits or lacks all',
        'min_tokens=400 max_tokens=400': 'no caption of 400 to 400 tokens has a concept',
        'bert=no/such/folder': 'no/such/folder: no such folder', 'heads=3': 'heads=3: a width of 64',
        'head=attfc full_mlm_head=yes': 'head=attfc: full_width_heads', 'net=vgg16': 'add --backbone torchvision/vgg16',
@@ -301,7 +318,7 @@ def test_bad_input(changes, capsys):
 
 def test_what_cannot_be_masked_is_said(data):
     lines = METHOD.check(recipe(vocab=150), dict(train=data[0], valid=data[1]), 'world', 1)
-    assert 'triplets of' in lines[0] and 'are split by the vocabulary and cannot be masked: ' in lines[1]
+    assert 'triplets of' in lines[0] and 'are not one token of the vocabulary and cannot be masked: ' in lines[1]
 
 # ---------------------------------------------------------------- a run
 

@@ -16,12 +16,12 @@ from ..concept_training import recipe_targets
 from .recipe import *
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #fde4e8fa
-def _bert_vectors(dataset):
-    "A function from captions to the states of a small BERT at their first token"
+def _bert_vectors(name, dataset):
+    "A function from captions to the states of a BERT at their first token"
     @lru_cache(1)
     def trained():                                       # at the first captions, after all else was checked
-        tok = bert_tokenizer('small', dataset, 10_000)
-        return tok,make_bert('small', dataset, tok, log=None).eval()
+        tok = bert_tokenizer(name, dataset, 10_000)
+        return tok,make_bert(name, dataset, tok, mlm=name == 'small', log=None).eval()
     @torch.no_grad()
     def states(texts):
         out,(tok,bert) = [],trained()
@@ -33,7 +33,7 @@ def _bert_vectors(dataset):
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #0df34b6c
 _FITTED = []                                             # (what decides, the tags), the latest last
-_DECIDE = 'concepts vectors top_k parts tagger min_count min_tokens max_tokens'.split()
+_DECIDE = 'concepts vectors bert top_k parts tagger min_count min_tokens max_tokens'.split()
 
 def _fit(recipe, dataset):
     "The tags of a recipe; those of the last four datasets and recipes are cached, since a run needs them twice"
@@ -48,7 +48,7 @@ def _fit(recipe, dataset):
 
 def _learned(recipe, dataset):
     "The tags of a recipe, computed anew"
-    vectors = _bert_vectors(dataset) if recipe.concepts == 'cluster' and recipe.vectors == 'bert' else None
+    vectors = _bert_vectors(recipe.bert, dataset) if recipe.concepts == 'cluster' and recipe.vectors == 'bert' else None
     return recipe_targets(recipe, dataset, recipe.concepts, vectors)
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #6e51d906
