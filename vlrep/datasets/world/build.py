@@ -48,6 +48,7 @@ def _scenes(split, n, size, options, wanted):
     if options.narrated: dataset = dataset.with_captions(told.texts())
     return dataset.with_narratives(told) if narratives else dataset
 
+# %% ../../../nbs/datasets/world/60_build.ipynb #0f3c92ad
 def build_world(
     builder:DatasetBuilder, # Not used: that of the world
     options:WorldOptions,   # How many
