@@ -305,7 +305,8 @@ def test_vgg16(data, folder):
 
 TINY = ['--threads', '1', '--precision', 'fp32', '--set', 'scenes=64', '--set', 'valid=8', '--set', 'steps=2', '--set',
         'warmup=1', '--set', 'bs=8', '--set', 'size=32']
-BAD = {'top_k=5000': 'top_k=5000: the captions have only', 'vocab=64 parts=nn min_count=1': 'the vocabulary splits or lacks all',
+BAD = {'top_k=5000': 'top_k=5000: the captions have only',
+       'vocab=64 parts=nn min_count=1': 'the vocabulary splits or lacks all',
        'min_tokens=400 max_tokens=400': 'no caption of 400 to 400 tokens has a concept',
        'bert=no/such/folder': 'no/such/folder: no such folder', 'heads=3': 'heads=3: a width of 64',
        'head=attfc full_mlm_head=yes': 'head=attfc: full_width_heads', 'net=vgg16': 'add --backbone torchvision/vgg16',

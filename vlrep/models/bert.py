@@ -150,6 +150,7 @@ def _downloaded(name, *files):
         raise ValueError(f'{name}: no such folder, and {file} cannot be had from the Hugging Face hub '
                          f'({" ".join(str(why).split())[:120]}): give the folder of a BERT')
 
+# %% ../../nbs/models/58_bert.ipynb #fcf1d50c
 def bert_folder(
     source:FilePath # A folder, or a name on the Hugging Face hub
 )->Path:            # A folder with `config.json`, weights and vocabulary

@@ -169,6 +169,7 @@ def masked_word_maps(
         shown, = seen(m, [picture if big is None else big])
     return dict(image=jpeg_uri(shown, 192), said=text, words=out)
 
+# %% ../../../nbs/evaluation/masked_words/10_table.ipynb #f9f01421
 def show_masked_words(
     context:EvaluationContext, # Right after a training
     samples:list,              # Those of `measure_masked_words`

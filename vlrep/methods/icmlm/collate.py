@@ -175,6 +175,7 @@ def check_triplets(
     lines = [f'{data}: {n:,} triplets of {int(have.sum()):,} captions, {len(collate.concepts):,} concepts']
     if collate.split:
         some = ', '.join(collate.split[:5]) + ' ...'*(len(collate.split) > 5)
-        lines.append(f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: {some}')
+        lines.append(f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: '
+                     f'{some}')
     none = int((have == 0).sum())
     return lines + [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss']*bool(none)
