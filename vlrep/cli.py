@@ -131,7 +131,7 @@ class _Job:
 class _Backbone:
     "The backbone and its initial weights"
     backbone:_NAME=None # Another network than the recipe's: resnet50, timm/NAME, torchvision/mobilenet_v3_small
-    weights:_FILE=None  # Initial weights: of torchvision, timm, MoCo, VirTex or this library
+    weights:_FILE=None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
 
 _STEP = Annotated[str, arg(metavar='STEP')]
 
@@ -219,7 +219,9 @@ def _pretrain_options(argv):
     taken = {'--help', *(n for g in groups.values() for n in _names(g))}
     parts = dict(recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
                  data=_field_options(sizes, type(sizes).__doc__, taken))
-    argv,changes = _as_options(argv, [f.name for p in (recipe, sizes) for f in fields(p)], taken, here)
+    names = [f.name for p in (recipe, sizes) for f in fields(p)]
+    if 'init' not in names: argv = [re.sub('^--init(?==|$)', '--weights', w) for w in argv]     # as the field has it
+    argv,changes = _as_options(argv, names, taken, here)
     config = _made('_Pretrain', [*groups.items(), *parts.items()], _ABOUT)
     got = _parse('pretrain', argv, config, [n for p in parts.values() for n in _names(p)], here)
     changes += [f'{k}={v}' for p in parts for k,v in vars(got[p]).items() if v is not None]

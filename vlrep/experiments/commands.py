@@ -213,6 +213,14 @@ def _asked(given, resume):
     if any(asked[k] != was[k] for k in ('method','name','data','backbone')): return asked,None
     return asked,[recipe_of(run),options_of(run)]
 
+def _after_run(given, changes):
+    "The options, and the changes of the recipe, with what a run folder that is given as `weights_file` stands for"
+    source = given.get('weights_file')
+    if not source or not Path(source).is_dir(): return given,changes
+    file,backbone,shape = run_backbone(source, given.get('backbone'))
+    given = {**given, 'weights_file': str(file.resolve()), **(dict(backbone=backbone) if backbone else {})}
+    return given,[*shape, *changes]
+
 def _named(asked):
     "`asked` with the recipe's own name: a default is named by what it stands for"
     one_of('--method', asked['method'], METHODS)
@@ -278,6 +286,7 @@ def run_checks(
     given = {k: v for k,v in kw.items() if v is not None}
     check_options(given.get('data', 'world'), given.get('root'), precision=given.get('precision', 'auto'),
                   threads=threads, workers=workers, accumulate=given.get('accumulate'))
+    given,changes = _after_run(given, changes)
     asked = _asked(given, None)[0]
     method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'])
     recipe,options = plan(asked['method'], asked['name'], _small(asked, changes) if small else changes, asked['data'],
@@ -295,6 +304,17 @@ def run_checks(
     return True
 
 # %% ../../nbs/experiments/70_commands.ipynb #e6395e17
+def _first_weights(asked, run, at, resume_run):
+    "The file of the backbone's initial weights; for a resumed run its own checkpoint, if the backbone is in there"
+    file = asked['weights_file']
+    if file is None or not resume_run: return file
+    start = run.start(at)
+    if start and has_backbone(start/'model.safetensors'): return start/'model.safetensors'
+    if weights_digest(file) != asked['weights']:
+        raise ValueError(f'--weights {file}: this file has changed since {run.path} began; restore it, or begin '
+                         f'another run')
+    return file
+
 def _begin(run, at, regroup, inexact, log, *, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
     def begin(learn):
@@ -384,7 +404,8 @@ def pretrain(
     precision:str=None,             # auto, fp32, bf16 or fp16; auto
     threads:int=None,               # Of the CPU; by default what PyTorch chooses
     backbone:str=None,              # Another network than the recipe's: resnet50, timm/convnext_atto
-    weights_file:FilePath=None,     # Initial weights: of torchvision, timm, MoCo, VirTex or this library
+    weights_file:FilePath=None,     # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or
+                                    # this library. A run gives the backbone of its best checkpoint
     accumulate:int=None,            # Parts into which each batch is cut to save memory; 1
     workers:int=None,               # Processes that load images in advance; 0
     save_every:int=None,            # Steps between checkpoints within an epoch; 0: only at its end
@@ -405,6 +426,7 @@ def pretrain(
              if v is not None}
     _check_given(given, out, resume_run, tracker, exact=at == 'last' and not inexact, threads=threads,
                  accumulate=accumulate, workers=workers, save_every=save_every, timeout=timeout)
+    given,changes = _after_run(given, changes)
     asked,recipe,options,changes = _plan_run(given, changes, resume_run, small)
     kept = _kept(resume_run, workers=workers, save_every=save_every, max_damaged=max_damaged)
     if small and int(os.environ.get('RANK', 0)) == 0: log(_TINY_JOB)
@@ -447,6 +469,7 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
         if dist.is_main: cbs = [logger, Checkpointer(run, save_every), *cbs]
         if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
         try:
+            method = with_backbone(method, asked['backbone'], _first_weights(asked, run, at, resume_run))
             learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,
                              cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers,
                              begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),
@@ -480,7 +503,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
                  tracker, log, dist):
     "`pretrain`, with every option known"
     data,seed = asked['data'],asked['seed']
-    method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'])
+    method = METHODS[asked['method']]
     run_folder(out, data, asked['method']) if out else None           # refuse at once, not after the world is drawn
     if asked['threads']: torch.set_num_threads(asked['threads'])
     keep_memory()

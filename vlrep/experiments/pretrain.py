@@ -25,7 +25,7 @@ from ..methods.recipe import MethodRecipe
 from ..methods.supervised.recipe import TagsRecipe
 from ..evaluation.base import EvaluationContext, EVALUATIONS
 from ..evaluation.samples import near_samples
-from ..models.named import initial_backbone
+from ..models.named import initial_backbone, weights_digest
 from .config import *
 from .start import *
 from .baselines import *
@@ -87,10 +87,10 @@ def _of_training(run, recipe, splits, learn, log):
     return num,{d.source.ids[r]: why for d in dls for r,why in d.damaged.items()}
 
 def _weights_of(info, log):
-    "The file of a run's first weights, if there was one and it is still there"
+    "The file of a run's initial weights, if there was one and it is still there, unchanged"
     path = info.get('weights_file')
-    if path and not Path(path).is_file():
-        log(f'{path}: the file of the first weights is gone; they are not measured')
+    if path and not (Path(path).is_file() and weights_digest(path) == info.get('weights')):
+        log(f'{path}: the file of the initial weights is gone or has changed; they are not evaluated')
         return None
     return path
 

@@ -113,11 +113,16 @@ def scale_widths(self:NamedBackbone,
 
 @patch
 def load(self:NamedBackbone,
-    source:FilePath|dict, # A file with the weights of the whole network, or a dict of them
+    source:FilePath|dict, # A file with the weights of the whole network, or of a run's model; or a dict of them
 )->None:
-    "Take over weights; a `ValueError` names those that are missing or of another shape. A head is left out"
+    """Load weights, under the names of the other library or those in a run's model; a head is left out
+
+    A `ValueError` names those that are missing or of another shape
+    """
     state,name = _weights(source)
     own = self.net.state_dict()
+    before = next((p for p in ('visual.net.','net.') if p+next(iter(own)) in state), '')
+    state = {k[len(before):]: v for k,v in state.items() if k.startswith(before)}
     lost = {k for k in own.keys()-state.keys() if not k.endswith('num_batches_tracked')}
     bad = {k for k in own.keys()&state.keys() if own[k].shape != state[k].shape}
     says = [f'{what}: {_some(ks)}' for what,ks in (('missing', lost), ('of another shape', bad)) if ks]
