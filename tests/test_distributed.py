@@ -113,6 +113,11 @@ SIZES = ['scenes=200', 'valid=32', 'probe=40', 'probe_held=40', 'test=40', 'show
 JOB = [*SIZES, 'size=32', 'steps=40', 'baselines=False', 'visual_depth=10', 'visual_width=8', 'bs=16', 'warmup=2']
 TAGS = ['--method', 'tags', '--threads', '1', '--precision', 'fp32', *sets(JOB)]
 
+QUEUE = ['size=32', 'steps=12', 'baselines=False', 'visual_width=8', 'bs=16', 'warmup=2', 'width=16', 'heads=2',
+         'vocab=200', 'head_width=16', 'queue=44', 'tag=1', 'tag_threshold=0', 'bn_group=4', 'scenes=80', 'valid=16',
+         *SIZES[2:]]
+MCT = ['--method', 'mct', '--threads', '1', '--precision', 'fp32', '--save-every', '2', *sets(QUEUE)]
+
 LATE = '''
 import time
 from vlrep.training.data_parallel import DDPTraining
@@ -147,6 +152,10 @@ def faults(cwd):
                        kill=[f'{cwd}/copy/steps/00002*', 1, signal.SIGTERM, [0]]),
         told = dict(words=both(*new('told', '--save-every', '4')),
                     kill=[f'{cwd}/told/steps/*', 1, signal.SIGTERM, [1]]),
+        keys_whole = dict(words=both(*MCT, '--out', str(cwd/'keys_whole'))),
+        keys_stopped = dict(words=both(*MCT, '--out', str(cwd/'keys')),
+                            kill=[f'{cwd}/keys/steps/[0-9]*', 2, signal.SIGTERM, [0,1]]),
+        keys_resumed = dict(words=both('--resume', str(cwd/'keys'))),
         port = dict(words=both(*new('port'))[:1], world_size=2, hold=True),
         recipe = dict(words=[new('recipe'), new('recipe', '--lr', '.1')]),
         small = dict(words=[new('small', '--set', 'valid=4')]*5),
@@ -192,6 +201,20 @@ def test_resume_is_exact(fault):
         w = b.weights(which)
         assert all(torch.equal(v, w[k]) for k,v in a.weights(which).items()) and w
     assert a.results()[-1]['numbers']['table'] == b.results()[-1]['numbers']['table']
+
+def test_resume_of_a_queue_is_exact(fault):
+    "MCT in two processes, shuffled groups: stopped when its queue has begun to wrap around, and taken up"
+    got,cwd = fault
+    assert codes(got['keys_whole']) == codes(got['keys_resumed']) == [0,0] and codes(got['keys_stopped']) == [143,143]
+    step = int(re.search('stopped by SIGTERM after step (\\d+);', last(got['keys_stopped'][0]))[1])
+    assert 3 < step < 12 and f'resuming from step {step}' in got['keys_resumed'][0]['out']
+    a,b = load(cwd/'keys'),load(cwd/'keys_whole')
+    assert rows(a.path) == rows(b.path) and a.info['notes'] == b.info['notes'] != []
+    for which in ('last', 'best'):
+        w = b.weights(which)
+        assert all(torch.equal(v, w[k]) for k,v in a.weights(which).items()) and 'queue.keys_img_intra' in w
+    held = b.weights('last')['queue.ids']
+    assert int(b.weights('last')['queue.steps']) == 12 and (held >= 0).all() and len(held) == 60
 
 def test_another_number_of_processes(fault):
     got,cwd = fault

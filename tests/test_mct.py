@@ -30,6 +30,13 @@ VARIANTS = {'moco_v2': (dict(cc=0., ic=0., ci=0.), {'heads.img_intra', 'visual'}
              'sum, groups': (dict(hinge_reduction='sum', ic=.1, ci=.1, shuffle_bn=False, bn_group=4), None),
             'paraphrases': (dict(text_views='paraphrases', swap_sides=True, blur_p=.5, mask_same=False), None)}
 
+TINY = dict(steps=2, warmup=1, bs=8, queue=20, size=32, visual_width=8, head_width=16, scenes=16, valid=4, probe=40,
+            probe_held=40, test=40, shown=4, point=0, baselines='false')
+
+def tiny(out, name='world', log=str, **changes):
+    "The folder of a whole job of some seconds"
+    return pretrain('mct', name, [f'{k}={v}' for k,v in (TINY | changes).items()], out=out, threads=1, log=log)
+
 class Gradients(BaseCallback):
     "Parts whose weights had a gradient in the last step, and the images of which there are two views"
     order = 40
@@ -123,15 +130,43 @@ def test_a_run_with_tags_is_opened(tmp_path):
 
 def test_a_run_that_reads_nothing(tmp_path):
     "MoCo v2 by switching losses off: a run without tokenizer, finished, opened, and gone on with"
-    few = dict(steps=2, warmup=1, bs=8, queue=20, size=32, visual_width=8, head_width=16, scenes=16, valid=4, probe=40,
-               probe_held=40, test=40, shown=4, point=0, baselines='false')
-    run = pretrain('mct', 'world_moco_v2', [f'{k}={v}' for k,v in few.items()], out=tmp_path/'run', threads=1, log=str)
+    run = tiny(tmp_path/'run', 'world_moco_v2')
     assert not (run/'tokenizer.model').exists() and 'retrieval' not in load(run).results()[0]['numbers']
     m = vlrep.load(run)
     assert m.tok is None and not {'embed_image','embed_text'} & set(m.capabilities)
     said = []
     pretrain(resume_run=run, threads=1, log=said.append)
     assert 'nothing is left to do' in said[0]
+
+def test_the_report_says_which_text_views(tmp_path):
+    "What the method's check says of the data is in the log, in recipe.json, and in the report, also of a resumed run"
+    def shown(run):
+        notes = load(run).info['notes']
+        page = (run/'report.html').read_text(encoding='utf-8')
+        assert len(notes) == 2 and all(f'<p>{n}.</p>' in page for n in notes), notes
+        return notes
+    said = []
+    run = tiny(tmp_path/'run', log=said.append, width=16, heads=2, vocab=200, bn_group=4)
+    first,queue = shown(run)
+    assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in said
+    for f in ('result.jsonl','report.html'): (run/f).unlink()
+    pretrain(resume_run=run, threads=1, log=str)
+    assert shown(run) == [first,queue]
+
+def test_the_report_says_where_paraphrases_are_from(tmp_path, told):
+    "Their file, or the data itself, and how many captions have one"
+    import json
+    recipe = replace(METHODS['mct'].recipes['world'], text_views='paraphrases', queue=100, bs=16)
+    few = dict(train=told['train'].subset(range(16)))
+    captions = list(few['train'].captions.flat())
+    own, = [l for l in check_views(recipe, few) if l.startswith('text views')]
+    assert own == f'text views: paraphrases of {len(captions)} of {len(captions)} captions, from the data'
+    at,half = tmp_path/'p.jsonl',sorted(set(captions))[:9]
+    line = lambda c: dict(image='1', caption_index=0, caption=c, paraphrases=[dict(via='fr', text='another '+c)])
+    at.write_text(''.join(json.dumps(line(c))+'\n' for c in half), encoding='utf-8')
+    other, = [l for l in check_views(replace(recipe, paraphrases=str(at)), few) if l.startswith('text views')]
+    n = sum(c in half for c in captions)
+    assert other == f'text views: paraphrases of {n} of {len(captions)} captions, from {at}' and n < len(captions)
 
 def test_loaders_made_by_hand_have_two_views_too():
     method,recipe,parts,tok = material('mct')
@@ -145,21 +180,27 @@ def test_loaders_made_by_hand_have_two_views_too():
 
 WRONG = {'queue=64': 'queue=64: must be longer than a batch of 64', 'temperature=0': 'temperature=0.0: must be above 0',
          'ic=0': 'both or neither', 'key_momentum=1.1': 'key_momentum=1.1', 'tags_from=nouns': "'nouns'",
-         'paraphrases=gone.jsonl': 'gone.jsonl: no such file', 'projections=unified': 'one head for both needs one'}
+         'paraphrases=gone.jsonl': 'gone.jsonl: no such file',
+         'tag=1 tags_from=words tag_words=0': 'tag_words=0: with tags_from=words', 'projections=unified': 'one head for both needs one'}
 
 @pytest.mark.parametrize('change', WRONG)
 def test_wrong_fields(change, capsys):
-    assert WRONG[change] in refused(capsys, 'pretrain', '--method', 'mct', '--set', change)
+    assert WRONG[change] in refused(capsys, 'pretrain', '--method', 'mct', *sets(change.split()))
 
 def test_what_the_data_lacks(tmp_path, capsys):
     words = ['pretrain', '--method', 'mct', '--data', 'csv', '--root', few_photos(tmp_path, 60)]
     said = refused(capsys, *words, '--out', tmp_path/'run', *sets(['queue=40', 'bs=8']))
-    assert 'no image has a second caption' in said
+    assert 'no image has a second caption' in said and '--text-views same --set dropout=.1' in said
+    said = refused(capsys, *words, '--out', tmp_path/'run', *sets(['queue=40', 'bs=8', 'text_views=same']))
+    assert 'text=scratch has no dropout' in said and not (tmp_path/'run').exists()
     assert 'learns from labels, and csv has none' in refused(capsys, *words, '--set', 'tag=1')
     bare = {'train': world('train', 20, size=32).subset(range(20))}
     bare['train'].labels = {}
     tagged = replace(METHODS['mct'].recipes['world'], tag=1.)
     with pytest.raises(ValueError, match='has no tags'): check_views(tagged, bare)
+    said = refused(capsys, 'pretrain', '--method', 'mct', '--out', tmp_path/'run',
+                   *sets(['scenes=16', 'valid=4', 'bs=8', 'tag=1', 'tag_threshold=1000']))
+    assert 'tag_threshold=1,000: no image of' in said and not (tmp_path/'run').exists()
 
 MUTE = {'cc=1': 'has no captions; leave out what reads them', 'text_views=same': 'has no captions; leave out',
         'tags_from=words': 'has no captions; leave out', 'text_views=paraphrases': 'has no captions; leave out'}
@@ -202,6 +243,20 @@ def test_a_small_bert_reads_the_texts(tmp_path, monkeypatch):
     learn.model.eval()
     got,want = m.capabilities['embed_text'](b['tok'], b['lens']),learn.model.embed_text(b['tok'], b['lens'])
     torch.testing.assert_close(got, want)
+
+def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
+    "Its weights are in the run, and its sizes in recipe.json"
+    import shutil
+    from vlrep.models.bert import save_bert, small_config
+    from vlrep.models.bert_model import Bert
+    tok,folder = material('mct')[3],tmp_path/'bert'
+    save_bert(Bert(replace(small_config(tok, 32, 1), heads=4, eps=1e-6), 3), folder, tok)
+    run = tiny(tmp_path/'run', text=folder, max_len=20)
+    assert load(run).info['text_sizes'].items() >= dict(width=32, depth=1, heads=4, eps=1e-6).items()
+    embed = lambda: vlrep.load(run).capabilities['embed_text'](torch.tensor([[2, 9, 7, 3]]), torch.tensor([4]))
+    before = embed()
+    shutil.rmtree(folder)
+    torch.testing.assert_close(embed(), before, rtol=0, atol=0)
 
 def test_images_alone_need_no_captions():
     "MoCo v2, by switching losses off; the nouns of captions as tags need them again"

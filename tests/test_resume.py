@@ -21,7 +21,8 @@ from tools import told
 
 STEPS, BATCHES = 14, 6                         # 96 scenes in batches of 16: two epochs of 6 steps, and 2 steps more
 SMALL = dict(steps=STEPS, warmup=3, bs=16, size=32, visual_width=8)
-TEXT = dict(width=32, heads=2, vocab=300, dropout=.1, lookahead_k=5, bert_steps=20, region_steps=20, aux_scenes=0)
+TEXT = dict(width=32, heads=2, vocab=300, dropout=.1, lookahead_k=5, bert_steps=20, region_steps=20, aux_scenes=0,
+            queue=44)                              # MCT's wraps around every 4 steps
 
 @pytest.fixture(scope='module')
 def source(): return told('train', 96), told('valid', 32)

@@ -78,6 +78,7 @@ def _blank_learner(info, recipe, tok, weights, name):
     side = DATASETS[info['data']['name']].stored_size(recipe.size)
     img,tags = np.zeros((1,side,side,3), np.uint8),np.zeros((1,k), np.float32)
     blank = ArrayDataset(img, captions=[['a']], labels=dict(tags=tags))
+    blank.text_sizes = info.get('text_sizes', {})
     dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=getattr(recipe, 'max_len', 30))
     learn = with_backbone(METHODS[info['method']], info.get('backbone')).learner(recipe, dls)
     check_weights(weights, name, learn.model.state_dict())
@@ -319,6 +320,8 @@ def _begin(run, at, regroup, inexact, log, *, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
     def begin(learn):
         if main := learn.dist.is_main: learn.finite.log = run/'skipped.jsonl'
+        sizes = getattr(learn.model, 'text_sizes', {})
+        if main and sizes != run.info.get('text_sizes', {}): run.change(dict(text_sizes=sizes))
         if not resume_run: return
         limit = learn.dls.valid.max_damaged
         if main and run.info.get('max_damaged') != limit: run.change(dict(max_damaged=limit))
@@ -436,9 +439,10 @@ def pretrain(
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
 def _check_data(method, recipe, splits, data, parts, *, log):
-    "Log what will be learned less of than the method should; a `ValueError` where nothing would be"
-    if method.check:
-        for line in method.check(recipe, splits, data, parts): log(line)
+    "What the method's check says, line by line: logged, and kept for the report; a `ValueError` where it cannot learn"
+    lines = list(method.check(recipe, splits, data, parts)) if method.check else []
+    for line in lines: log(line)
+    return lines
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bd1
 def _first_line(asked, recipe, splits, facts, method):
@@ -490,7 +494,9 @@ def _silent(line): pass
 def _folder(asked, facts, out, resume_run, dist, **more):
     "The run's folder: the main process makes it, or locks it to resume, the others read there"
     run = None
-    if dist.is_main and resume_run: run = Run.reopen(resume_run)
+    if dist.is_main and resume_run:
+        run = Run.reopen(resume_run)
+        if run.info.get('notes') != more['notes']: run.change(dict(notes=more['notes']))
     elif dist.is_main:
         root = asked['root'] and str(Path(asked['root']).resolve())
         run = Run.create(run_folder(out, asked['data'], asked['method']), root=root, commit=commit(),
@@ -521,11 +527,12 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
         if dist.objects(dist.is_main and _completed(resume_run, log))[0]: return old.path
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
         splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log)
-    _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
+    notes = _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
     facts['images'] = {k: fingerprint(v) for k,v in splits.items()}
     _agree(dist, facts)
     log(_first_line(asked, recipe, splits, facts, method))
-    run = _folder(asked, facts, out, resume_run, dist, workers=workers, save_every=save_every, max_damaged=max_damaged)
+    run = _folder(asked, facts, out, resume_run, dist, notes=notes, workers=workers, save_every=save_every,
+                  max_damaged=max_damaged)
     with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
         learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=requested,
                        facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,

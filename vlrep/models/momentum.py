@@ -159,7 +159,10 @@ def shuffled(
     net:nn.Module, x:Tensor, group:int=0, # As for `by_groups`
     dist:object=None,                     # The processes, with `rank`, `world_size`, `gather` and `broadcast`
 )->Tensor:                                # (b,d), in the order of `x`
-    "As `by_groups`, but the images of all groups and all processes change places before, and back afterwards"
+    """As `by_groups`, but the images of all groups and all processes change places before, and back afterwards
+
+    In one process with fewer than two groups there is nothing to exchange: then it is `by_groups`.
+    """
     several = dist is not None and dist.world_size > 1
     if not net.training or not several and (not group or round(len(x)/group) < 2): return by_groups(net, x, group)
     full,first = dist.gather(x) if several else (x, 0)

@@ -188,7 +188,7 @@ def report_html(
         title=f'{info["method"]} on {data}',
         lead='Visual representations learned from captions: what one run did, and what came of it.',
         heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
-        run=facts_html(_what(info, res)), cost=_cost(res['seconds'], cost),
+        run=facts_html(_what(info, res)), said=info.get('notes', []), cost=_cost(res['seconds'], cost),
         curves=_learning(log, staged, bands), reference=usual[0].upper()+usual[1:],
         transfer=_scores(num.get('table')), taught=num.get('supervised'),
         where=_scores(num.get('where')), captioning=said,

@@ -15,6 +15,7 @@ from ...data.transforms import EvalTransform, TrainTransform
 from ...losses.queue import queue_hinge, queue_nce, shared_tags, tag_nce
 from ...models.backbones import make_backbone
 from ...models.bert import make_bert, small_config
+from ...models.bert_model import BertConfig
 from ...models.text_encoder import TextEncoder
 from ...training.callbacks import recipe_rules
 from ...training.distributed import Dist
@@ -103,13 +104,14 @@ def _small(r, tok): return small_config(tok, max_len=max(128, r.max_len))
 
 def _text(r, dl, seed):
     "The encoder of texts: from scratch, a small BERT pretrained on the training captions, or a BERT by name"
-    tok = dl.tok
+    tok,opened = dl.tok,len(dl.source) < 2                 # of a run that is opened the weights come from its file
     if r.text == 'scratch':
         return TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
                            pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
-    if r.text == 'small' and len(dl.source) < 2:                   # a run is opened: the weights come from its file
-        return make_bert('scratch', dl.source, tok, seed, config=_small(r, tok), mlm=False, log=None)
     config = _small(r, tok) if r.text == 'small' else None
+    sizes = getattr(dl.source, 'text_sizes', {})
+    if opened and (config or sizes):                       # a BERT's own files may be gone
+        return make_bert('scratch', dl.source, tok, seed, config=config or BertConfig(**sizes), mlm=False, log=None)
     return make_bert(r.text, dl.source, tok, seed, config=config, mlm=False, log=None)
 
 def _model(r, visual, dl, seed):

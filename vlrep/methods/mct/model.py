@@ -6,6 +6,7 @@
 __all__ = ['projection_heads', 'head_of', 'TwoTowers', 'pooled_text']
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #3b95edfc
+from dataclasses import asdict
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import nn, Tensor
@@ -77,6 +78,11 @@ class TwoTowers(nn.Module):
     def fast(self)->dict:
         "The modules that learn"
         return dict(visual=self.visual, heads=self.heads) | (dict(text=self.text) if hasattr(self, 'text') else {})
+    @property
+    def text_sizes(self)->dict:
+        "Those of a BERT, if one reads the texts: a run keeps them, and is opened without the BERT's own files"
+        config = getattr(getattr(self, 'text', None), 'config', None)
+        return asdict(config) if config else {}
     def follow(self)->None:
         "A step of the copy"
         self.slow.follow(self.fast)
@@ -168,7 +174,8 @@ def forward(self:TwoTowers,
 def _which(self:TwoTowers, queue, ids, marks):
     "Which keys are no negatives, and which are answers"
     ignore = (~queue.active).expand(len(ids), -1)
-    if self.mask_same: ignore = ignore | (ids[:,None] == queue.ids) & (ids[:,None] >= 0)
+    # a query meets its own key among those of the images that are validated
+    if self.mask_same or queue is not self.queue: ignore = ignore | (ids[:,None] == queue.ids) & (ids[:,None] >= 0)
     out = dict(ignore_img=ignore, ignore_txt=ignore | (queue.marks[:,0] == 0))
     if 'tag' not in self.compared: return out
     same = shared_tags(marks[:,1:], queue.marks[:,1:], *self.answers) & queue.active

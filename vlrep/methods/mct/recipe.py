@@ -130,6 +130,8 @@ def problems(self:MCTRecipe)->'Iterator[str]':
     if self.projections == 'unified' and self.intra_width != self.inter_width:
         yield (f'projections=unified: one head for both needs one width, not intra_width={self.intra_width} and '
                f'inter_width={self.inter_width}')
+    if self.tag and self.tags_from == 'words' and not self.tag_words:
+        yield 'tag_words=0: with tags_from=words there must be words; tag=0 leaves the loss out'
     if self.tag and not self.tag_threshold and not self.strict:
         yield 'tag_threshold=0, strict=false: then every image shares enough tags with every other; raise the threshold'
     if self.paraphrases and self.text_views != 'paraphrases':
@@ -143,6 +145,7 @@ def _needs(r):
 _paper = MCTRecipe()                                # COCO without tags, both towers from scratch: every default
 _bert = replace(_paper, text='bert-base-uncased')    # pretrained, as in the paper's main rows
 _moco = dict(cc=0., ic=0., ci=0.)
+_slip = dict(cc=0., inter_loss='nce', ic=.5, ci=.5)
 _one = lambda d: dict(intra_width=d, inter_width=d)
 _mean = dict(hinge_reduction='mean', ic=3.2768, ci=3.2768)
 _world = replace(_paper, **_mean, visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre',
@@ -158,6 +161,7 @@ METHODS.add(Method('mct', MCTRecipe, {
     'mct_r50_moco_v2': replace(_paper, **_moco, temperature=.2),                # MoCo v2 on COCO
     'mct_r50_ii_tag': replace(_paper, **_moco, tag=1.),                         # tab. 2: images and tags
     'mct_r50_words': replace(_bert, tag=1., tags_from='words'),                # tab. 2: tags from captions
+    'mct_r50_slip': replace(_bert, **_slip),
     'mct_r50_inter': replace(_bert, ii=0., cc=0., **_one(1024)),               # sec. 4.5: between modalities alone
     **{f'mct_r50_unified_{d}': replace(_bert, projections='unified', **_one(d)) for d in (128,1024,1152)},   # tab. 3
     **{f'mct_r50_equal_{d}': replace(_bert, **_one(d)) for d in (128,1024,1152)},
@@ -165,8 +169,9 @@ METHODS.add(Method('mct', MCTRecipe, {
     'world_moco_v2': replace(_world, **_moco),
     'world_inter': replace(_world, ii=0., cc=0.),
     'world_tags': replace(_world, tag=1., tag_threshold=1),
-    'world_slip': replace(_world, cc=0., inter_loss='nce', ic=.5, ci=.5),      # image contrast + images against texts
+    'world_slip': replace(_world, **_slip),                                    # image contrast + images against texts
     **_photos,
+    'flickr8k_slip': replace(_photos['flickr8k'], **_slip),
     'narratives': replace(_photos['flickr8k'], text_views='same', dropout=.1, max_len=60)},
     **{k: f'vlrep.methods.mct.method:{v}' for k,v in dict(model='MCTModel', loss='mct_loss',
                                                           learner='mct_learner').items()},

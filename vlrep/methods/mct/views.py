@@ -17,7 +17,8 @@ from ...data.paraphrases import Paraphrases, read_paraphrases
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import normalise, pad_tokens, Tokenizer
 from ...data.transforms import EvalTransform, swap_left_right, TrainTransform
-from ...models.bert import bert_tokenizer
+from ...models.bert import _config, bert_folder, bert_tokenizer
+from ...training.distributed import current_dist
 from .recipe import *
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #bf0a0316
@@ -171,17 +172,33 @@ def mct_collator(
                         nouns=r.tag_words if named else 0)
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #50bdb0be
+def _drops(r):
+    "Does the encoder of texts have dropout?"
+    if r.text == 'scratch': return r.dropout > 0
+    if r.text == 'small': return True                                   # as every `small_config`
+    config = _config(bert_folder(r.text)/'config.json')
+    return max(config.dropout, config.attention_dropout) > 0
+
+def _different(captions):
+    "How many captions each image has (n,), those that are alike counted once"
+    return np.array([len({normalise(t) for t in captions[i]}) for i in range(len(captions))])
+
 def _text_line(recipe, train):
-    "What the two texts of an image are; a `ValueError` if there are none"
+    "What the two texts of an image are; a `ValueError` if there are none, or they are the same"
     n,said = train.captions.counts(),'text views: '
     if recipe.text_views == 'same':
-        return said+'a caption twice, dropout differs' + ' (and there is none)'*(not recipe.dropout)
+        if not _drops(recipe):
+            other = '--set dropout=.1, or '*(recipe.text == 'scratch')
+            raise ValueError(f'text_views=same: text={recipe.text} has no dropout, so the two views of a text would be '
+                             f'identical: {other}--text-views captions')
+        return said+'a caption twice, with different dropout'
     if recipe.text_views == 'captions':
-        if n.max() < 2:
-            raise ValueError(f'{train.name}: no image has a second caption, and no paraphrases are given, so there is '
-                             f'no second view of a text: --text-views paraphrases --paraphrases FILE, --text-views '
-                             f'same, or --cc 0')
-        few = int((n < 2).sum())
+        different = _different(train.captions)
+        if different.max() < 2:
+            raise ValueError(f'{train.name}: no image has a second caption, different from its first, and no '
+                             f'paraphrases are given, so there is no second view of a text: --text-views paraphrases '
+                             f'--paraphrases FILE, --text-views same --set dropout=.1, or --cc 0')
+        few = int((different < 2).sum())
         return said+f'two captions of an image, of {n.mean():.3g}' + f'; {few:,} images have a single one'*(few > 0)
     known = read_paraphrases(recipe.paraphrases) if recipe.paraphrases else _of_records(train)
     there,_ = known.coverage(train.captions.flat())
@@ -191,20 +208,66 @@ def _text_line(recipe, train):
     return (said+f'paraphrases of {there:,} of {int(n.sum()):,} captions, from {recipe.paraphrases or "the data"}'
             + ', or the caption itself'*recipe.include_original)
 
+# %% ../../../nbs/methods/mct/20_views.ipynb #567ecd19
+def _has_tags(r, train, least):
+    "Does an image have so many tags? For words: could it have, by the number of words in its captions?"
+    if r.tags_from == 'words':
+        words = lambda i: {w for t in train.captions[i] for w in re.findall('[a-z]+', normalise(t))}
+        return least <= r.tag_words and any(len(words(i)) >= least for i in range(len(train)))
+    key = next(k for k in ('tags','objects') if k in train.labels)
+    return int((np.asarray(train.labels[key]) > 0).sum(1).max(initial=0)) >= least
+
+def _check_tags(r, train):
+    "A `ValueError` if J_tag would have no positives other than those of J_ii"
+    if r.tags_from == 'labels' and not {'tags','objects'} & set(train.labels):
+        raise ValueError(f'tag={r.tag:g}: {train.name} has no tags (labels called tags or objects): --tag 0, or '
+                         f'--tags-from words')
+    if not _has_tags(r, train, 1):
+        raise ValueError(f'tag={r.tag:g}: the tags of all images of {train.name} are 0, so that none are shared: '
+                         f'--tag 0, or --tags-from words')
+    if not _has_tags(r, train, r.tag_threshold+r.strict):
+        raise ValueError(f'tag_threshold={r.tag_threshold:,}: no image of {train.name} has '
+                         f'{"more" if r.strict else "so many"} tags, so that no two images can share enough: lower it')
+
+# %% ../../../nbs/methods/mct/20_views.ipynb #f5a81215
+_PAPER = 32768 # Keys in the paper's queue (MCT sec. 4.1)
+
+def _shuffle_line(r, accumulate):
+    "What makes `shuffle_bn` ineffective; '' if nothing does"
+    n = r.bs//accumulate
+    alone = r.shuffle_bn and not r.sync_bn and current_dist().world_size == 1
+    if not alone or r.bn_group and round(n/r.bn_group) > 1: return ''
+    return (f'shuffle_bn: has no effect in one process with bs={r.bs}, accumulate={accumulate}, bn_group={r.bn_group}: '
+            f'BatchNorm is over all {n:,} images of a forward pass, so that queries and their keys share statistics'
+            + f'; --set bn_group={n//2} makes two groups'*(n > 3))
+
+def _weight_lines(r):
+    "Weights between images and captions that are meant for another loss or another queue"
+    if not r.ic: return []
+    if r.inter_loss == 'nce':
+        if not {r.ic,r.ci} & {1e-4,_PAPER*1e-4}: return []
+        return [f'inter_loss=nce: ic={r.ic:g} and ci={r.ci:g} are weights of the hinge; contrasts have weights near 1, '
+                f'such as ic=.5 ci=.5']
+    if r.hinge_reduction == 'mean' or r.queue == _PAPER: return []
+    return [f'hinge_reduction=sum: J_ic and J_ci grow with the queue, and queue={r.queue:,} is {r.queue/_PAPER:.3g} '
+            f'times the paper\'s {_PAPER:,}; a mean (hinge_reduction=mean, ic and ci {_PAPER:,} times as large) does '
+            f'not depend on it']
+
+# %% ../../../nbs/methods/mct/20_views.ipynb #a9e50c2b
 def check_views(
     recipe:MCTRecipe, # Its losses decide what is needed
     parts:dict,       # `train` and others
     data:str='',      # Not used
-    accumulate:int=1, # Not used
+    accumulate:int=1, # Parts of a batch: BatchNorm sees one at a time
 )->list:              # Lines for the log
-    "What the views are, and what the queue means for this data; a `ValueError` if something is missing"
+    "What the views are, and which settings have no effect; a `ValueError` if something is missing or cannot be meant"
     r,train,lines = recipe,parts['train'],[]
-    if r.tag and r.tags_from == 'labels' and not {'tags','objects'} & set(train.labels):
-        raise ValueError(f'tag={r.tag:g}: {train.name} has no tags (labels called tags or objects): --tag 0, or '
-                         f'--tags-from words')
     if (r.reads or r.tag and r.tags_from == 'words') and train.captions is None:
         raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
+    if r.tag: _check_tags(r, train)
     if r.cc: lines.append(_text_line(r, train))
+    if r.reads and r.text == 'small': lines.append('text=small: a BERT is first pretrained on the captions')
+    lines += [*_weight_lines(r), *filter(None, [_shuffle_line(r, accumulate)])]
     if r.queue >= len(train):
         hidden = 'are masked' if r.mask_same else 'count as negatives (mask_same=false)'
         lines.append(f'queue={r.queue:,}: longer than the {len(train):,} images of an epoch, so that older keys of the '
