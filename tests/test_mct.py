@@ -181,7 +181,8 @@ def test_loaders_made_by_hand_have_two_views_too():
 WRONG = {'queue=64': 'queue=64: must be longer than a batch of 64', 'temperature=0': 'temperature=0.0: must be above 0',
          'ic=0': 'both or neither', 'key_momentum=1.1': 'key_momentum=1.1', 'tags_from=nouns': "'nouns'",
          'paraphrases=gone.jsonl': 'gone.jsonl: no such file',
-         'tag=1 tags_from=words tag_words=0': 'tag_words=0: with tags_from=words', 'projections=unified': 'one head for both needs one'}
+         'tag=1 tags_from=words tag_words=0': 'tag_words=0: with tags_from=words',
+         'projections=unified': 'one head for both needs one'}
 
 @pytest.mark.parametrize('change', WRONG)
 def test_wrong_fields(change, capsys):

@@ -78,14 +78,16 @@ class TwoTowers(nn.Module):
     def fast(self)->dict:
         "The modules that learn"
         return dict(visual=self.visual, heads=self.heads) | (dict(text=self.text) if hasattr(self, 'text') else {})
-    @property
-    def text_sizes(self)->dict:
-        "Those of a BERT, if one reads the texts: a run keeps them, and is opened without the BERT's own files"
-        config = getattr(getattr(self, 'text', None), 'config', None)
-        return asdict(config) if config else {}
     def follow(self)->None:
         "A step of the copy"
         self.slow.follow(self.fast)
+
+# %% ../../../nbs/methods/mct/30_model.ipynb #5332d675
+@patch(as_prop=True)
+def text_sizes(self:TwoTowers)->dict:
+    "Those of a BERT, if one reads the texts: a run keeps them, and is opened without the BERT's own files"
+    config = getattr(getattr(self, 'text', None), 'config', None)
+    return asdict(config) if config else {}
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #68844313
 def pooled_text(

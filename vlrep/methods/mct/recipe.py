@@ -154,6 +154,7 @@ _world = replace(_paper, **_mean, visual_depth=10, visual_width=16, width=64, de
                  steps=1600, warmup=160, cnn_lr=.1, lr=.1, text_lr=.1, clip=1.)
 _photos = {k: replace(r, cnn_lr=.1) for k,r in photo_recipes(_world).items()}
 
+# %% ../../../nbs/methods/mct/10_recipe.ipynb #83e48524
 METHODS.add(Method('mct', MCTRecipe, {
     'mct_r50': _bert,
     'mct_r50_scratch': _paper,                                                  # tab. 1: both towers from scratch
