@@ -38,11 +38,11 @@ def twins(
 def _scenes(split, n, size, options, wanted):
     "Scenes with the annotations that are asked for beside their captions"
     narratives,masks,more = 'narratives' in wanted,'masks' in wanted,sorted(wanted & _MORE)
-    told = narratives or options.narrated
-    with_ = 'narrative',*['masks']*masks,*more
-    dataset = world(split, n, size=size, with_=with_ if told else more, difficulty=Difficulty(density=options.density))
+    narrated = narratives or options.narrated
+    with_ = ['narrative', *['masks']*masks, *more] if narrated else more
+    dataset = world(split, n, size=size, with_=with_, difficulty=Difficulty(density=options.density))
     if options.coarse: dataset = dataset.annotate(dict(tags=dataset.labels['groups']))
-    if not told: return twins(dataset) if 'twin' in wanted else dataset
+    if not narrated: return twins(dataset) if 'twin' in wanted else dataset
     told = narratives_of(dataset)
     if masks: dataset = dataset.annotate(thing_maps(dataset))
     if options.narrated: dataset = dataset.with_captions(told.texts())

@@ -70,8 +70,8 @@ class TripletCollator:
         whole = [w for w in words if self._whole(w)]
         self.split = [w for w in words if not self._whole(w)]
         if not whole:
-            cure = f'raise vocab={self.recipe.vocab}' if self.recipe.bert == 'small' else f'{self.recipe.bert} is a '\
-                   'BERT of other words'
+            r = self.recipe
+            cure = f'raise vocab={r.vocab}' if r.bert == 'small' else f'choose another BERT than bert={r.bert}'
             raise ValueError(f'{train.name}: the vocabulary splits or lacks all {len(words)} concepts, such as '
                              f'{words[0]!r}: none can be masked; {cure}')
         self.concepts = ConceptSet(whole)

@@ -17,7 +17,7 @@ from ...data.paraphrases import Paraphrases, read_paraphrases
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import normalise, pad_tokens, Tokenizer
 from ...data.transforms import EvalTransform, swap_left_right, TrainTransform
-from ...models.bert import _config, bert_folder, bert_tokenizer
+from ...models.bert import bert_config, bert_tokenizer
 from ...training.distributed import current_dist
 from .recipe import *
 
@@ -176,7 +176,7 @@ def _drops(r):
     "Does the encoder of texts have dropout?"
     if r.text == 'scratch': return r.dropout > 0
     if r.text == 'small': return True                                   # as every `small_config`
-    config = _config(bert_folder(r.text)/'config.json')
+    config = bert_config(r.text)
     return max(config.dropout, config.attention_dropout) > 0
 
 def _different(captions):

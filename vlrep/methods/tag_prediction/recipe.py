@@ -34,7 +34,7 @@ class TagPredictionRecipe(ConceptRecipe):
         if self.concepts != 'cluster' and self.vectors == 'bert':
             yield f'vectors=bert: only clusters are made of them; leave it out for concepts={self.concepts}'
         if self.bert == 'scratch':
-            yield 'bert=scratch: its states mean nothing; choose small, a folder, or a name'
+            yield 'bert=scratch: this BERT is not pretrained; choose small, a folder, or a name'
         if self.bert != 'small' and self.vectors != 'bert':
             yield f'bert={self.bert}: it is read for vectors=bert alone; add that, or leave it out'
 
