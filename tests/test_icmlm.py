@@ -2,6 +2,7 @@
 import copy, json, math
 from dataclasses import replace
 import numpy as np, pytest, torch
+from safetensors.torch import load_file
 from vlrep.core.fields import check_fields
 from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
@@ -341,5 +342,9 @@ def test_a_run_from_start_to_end(tmp_path):
     assert {'attend', 'fill_mask', 'masked_counts', 'backbone'} <= set(m.capabilities)
     again = {(r['backbone'], r['metric']): r['value'] for r in evaluate(out, 'masked_words', log=lambda s: None)}
     assert again == {k: r['value'] for k,r in rows.items()}
+    frozen, = (out/'frozen').iterdir()                                 # BERT: once for all checkpoints
+    held = {p: set(load_file(p)) for p in [frozen, *out.glob('**/model.safetensors')]}
+    assert len(held) > 2 and all({k.split('.')[0] == 'bert' for k in ks} == {p == frozen} for p,ks in held.items())
+    assert set().union(*held.values()) == set(load(out).weights('best'))
     samples = json.loads((out/'samples.json').read_text())
     assert samples['words'] and all(abs(np.sum(w['map'])-1) < .01 for s in samples['words'] for w in s['words'])

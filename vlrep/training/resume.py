@@ -10,6 +10,7 @@ import hashlib,json,os,shutil
 import numpy as np, torch
 from ..core.files import *
 from ..data.records import ImageTextDataset
+from .checkpoint import *
 from .distributed import *
 from .learner import *
 from .logging import *
@@ -70,7 +71,7 @@ def _resume(learn, run, which, regroup):
         raise ValueError(
             f'{folder/"model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})') from None
     if main and not run.saved():
-        run.save('last', w, state)  # what a first save was killed in: the same state as that of the best
+        run.save('last', w, state, frozen_weights(learn.model))  # what a first save was killed in: the same state as that of the best
     try: load_training_state(learn, state['training'])
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None

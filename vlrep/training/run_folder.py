@@ -34,6 +34,7 @@ def _unwritten(path, error):
 def save_weights(
     path:FilePath, # A file ending in .safetensors
     weights:dict,  # Name -> tensor, such as `model.state_dict()`
+    **metadata     # Texts that are stored with them
 )->None:
     "Write weights; a tensor that has several names is stored once; an `OSError` if the disk is full"
     kept,tied,seen = {},{},{}
@@ -49,11 +50,30 @@ def save_weights(
         at = t.untyped_storage().data_ptr() if t.numel() else name
         kept[name] = t.clone() if at in held else t
         held[at] = name
-    try: save_file(kept, path, metadata=dict(tied=json.dumps(tied)))
+    try: save_file(kept, path, metadata=dict(tied=json.dumps(tied), **metadata))
     except SafetensorError as e: raise _unwritten(path, e) from e
     os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that other users may not read
 
 # %% ../../nbs/training/50_run_folder.ipynb #24501c17
+def _digest(weights):
+    "SHA-256 of names, kinds, shapes and values"
+    h = hashlib.sha256()
+    for name,t in sorted(weights.items()):
+        h.update(f'{name} {t.dtype} {tuple(t.shape)}\n'.encode())
+        h.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+def _frozen_part(path, digest):
+    "The weights that the checkpoint at `path` shares with the others of its run"
+    places = [p/'frozen'/f'{digest[:16]}.safetensors' for p in path.resolve().parents[1:3]]
+    file = next((p for p in places if p.is_file()), None)
+    if file is None:
+        raise ValueError(f'{path}: frozen/{digest[:16]}.safetensors is missing from the run; it holds the weights that '
+                         f'are not trained: copy it along')
+    w = load_weights(file)
+    if _digest(w) != digest: raise ValueError(f'{file}: damaged, its weights are not those of the checkpoint {path}')
+    return w
+
 def load_weights(
     path:FilePath, # What `save_weights`, or anybody, wrote as safetensors
 )->dict:           # Name -> tensor on the CPU
@@ -62,11 +82,11 @@ def load_weights(
     if not path.is_file(): raise ValueError(f'{path}: no such file')
     try:
         with safe_open(path, 'pt') as f:
-            w = {k: f.get_tensor(k) for k in f.keys()}
-            tied = parse_json((f.metadata() or {}).get('tied', '{}'))
-        w.update({a: w[b] for a,b in tied.items()})
+            w,notes = {k: f.get_tensor(k) for k in f.keys()},f.metadata() or {}
+        w.update({a: w[b] for a,b in parse_json(notes.get('tied', '{}')).items()})
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, not safetensors ({e})') from e
+    if 'frozen' in notes: w.update(_frozen_part(path, notes['frozen']))
     return check_weights(w, path)
 
 # %% ../../nbs/training/50_run_folder.ipynb #85cb06b9
@@ -97,10 +117,11 @@ def save_checkpoint(
     folder:FilePath, # Where; an existing checkpoint is replaced
     weights:dict,    # Name -> tensor
     state:dict,      # Tensors, numbers, strings, and lists and dicts of them
+    **metadata       # Texts that are stored with the weights
 )->None:
     "Write `model.safetensors`, `state.pt` and their checksums, whole or not at all"
     with atomic_folder(folder) as new:
-        save_weights(new/'model.safetensors', weights)
+        save_weights(new/'model.safetensors', weights, **metadata)
         _save_state(state, new/'state.pt')
         files = {p.name: dict(bytes=p.stat().st_size, sha256=file_sha256(p)) for p in sorted(new.iterdir())}
         write_json(new/'manifest.json', dict(format=FORMAT, files=files))
@@ -158,7 +179,7 @@ def load_state(
         raise ValueError(f'{path}: cannot be read ({why})') from e
 
 # %% ../../nbs/training/50_run_folder.ipynb #ccf28467
-_PARTS = 'recipe.json tokenizer.model log.csv skipped.jsonl steps best samples.json result.jsonl report.html'.split()
+_PARTS = 'recipe.json tokenizer.model log.csv skipped.jsonl steps best frozen samples.json result.jsonl report.html'.split()
 
 class Run:
     "A run folder, open for writing after `Run.create` or `Run.reopen`, for reading after `load`"
@@ -216,7 +237,7 @@ def reopen(cls:Run,
     load(path)
     self = cls(path)
     self._lock()
-    for d in (self.path, self/'steps'):
+    for d in (self.path, self/'steps', self/'frozen'):
         for p in d.glob('.*.tmp'): shutil.rmtree(p) if p.is_dir() else p.unlink()
         for p in d.glob('.*.old'):
             settled(p.with_name(p.name[1:-4]))
@@ -235,9 +256,17 @@ def save(self:Run,
     name:str,     # last or best
     weights:dict, # Name -> tensor
     state:dict,   # Plain data and tensors; its `step` names a checkpoint that is not the best
+    frozen:'Iterable[str]'=(), # Names of the weights that no step changes; all checkpoints share one file of them
 )->None:
     "Save a checkpoint, whole or not at all; then remove the oldest"
-    save_checkpoint(self/('best' if name == 'best' else f'steps/{state["step"]:06d}'), weights, state)
+    shared,notes = {k: weights[k] for k in frozen},{}
+    if shared:
+        notes = dict(frozen=_digest(shared))
+        file = self/'frozen'/f'{notes["frozen"][:16]}.safetensors'
+        if not file.is_file():
+            with atomic_file(file) as new: save_weights(new, shared)
+    own = {k: v for k,v in weights.items() if k not in shared}
+    save_checkpoint(self/('best' if name == 'best' else f'steps/{state["step"]:06d}'), own, state, **notes)
     for step in self.saved()[:-self.keep]: shutil.rmtree(self/f'steps/{step:06d}')
 
 @patch
