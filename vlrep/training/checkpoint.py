@@ -9,7 +9,7 @@ __all__ = ['frozen_weights', 'Checkpointer']
 from torch import nn
 from .learner import *
 
-# %% ../../nbs/training/45_checkpoint.ipynb #f358764c
+# %% ../../nbs/training/45_checkpoint.ipynb #45d4a84f
 def frozen_weights(
     model:nn.Module # Any
 )->list:            # Names in its `state_dict`
@@ -18,6 +18,7 @@ def frozen_weights(
              if n and getattr(m, 'frozen', False) and not any(p.requires_grad for p in m.parameters())]
     return [k for k in model.state_dict() if k.startswith(tuple(fixed))]
 
+# %% ../../nbs/training/45_checkpoint.ipynb #f358764c
 class Checkpointer(StatefulCallback):
     "Save `last`, and `best` by held-out loss, into a run folder; of several processes the main one does"
     name = 'save_run'
@@ -43,9 +44,8 @@ class Checkpointer(StatefulCallback):
         self.at = s.step
         state = dict(step=s.step, epoch=s.batch/len(self.dls.train), best=s.best_loss, best_step=s.best_step,
                      training=training_state(self.learn))
-        weights,frozen = self.model.state_dict(),frozen_weights(self.model)
         try:
-            for name in names: self.folder.save(name, weights, state, frozen)
+            for name in names: self.folder.save(name, self.model.state_dict(), state, frozen_weights(self.model))
         except (OSError, ValueError) as e: stop_fit(self.learn, e)
     def after_batch(self)->None:
         s = self.learn.train_state

@@ -71,7 +71,8 @@ def _resume(learn, run, which, regroup):
         raise ValueError(
             f'{folder/"model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})') from None
     if main and not run.saved():
-        run.save('last', w, state, frozen_weights(learn.model))  # what a first save was killed in: the same state as that of the best
+        # what a first save was killed in: the same state as that of the best
+        run.save('last', w, state, frozen_weights(learn.model))
     try: load_training_state(learn, state['training'])
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None

@@ -179,7 +179,8 @@ def load_state(
         raise ValueError(f'{path}: cannot be read ({why})') from e
 
 # %% ../../nbs/training/50_run_folder.ipynb #ccf28467
-_PARTS = 'recipe.json tokenizer.model log.csv skipped.jsonl steps best frozen samples.json result.jsonl report.html'.split()
+_PARTS = ('recipe.json tokenizer.model log.csv skipped.jsonl steps best frozen samples.json result.jsonl '
+          'report.html').split()
 
 class Run:
     "A run folder, open for writing after `Run.create` or `Run.reopen`, for reading after `load`"
@@ -269,6 +270,7 @@ def save(self:Run,
     save_checkpoint(self/('best' if name == 'best' else f'steps/{state["step"]:06d}'), own, state, **notes)
     for step in self.saved()[:-self.keep]: shutil.rmtree(self/f'steps/{step:06d}')
 
+# %% ../../nbs/training/50_run_folder.ipynb #e553cf17
 @patch
 def checkpoint(self:Run,
     which:str|int='last', # last, best, or the number of a step
