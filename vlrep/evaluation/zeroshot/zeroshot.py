@@ -105,15 +105,20 @@ def zeroshot_rows(
     return out
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #358d845b
-def _opened(benchmark, root, size, n):
-    "A benchmark by its name"
-    if benchmark == 'world':
-        if root is not None: raise ValueError(f'--root {root}: --benchmark world needs no files')
-        return world_zeroshot(n, size)
-    if root is None:
-        folder = dict(cub='CUB_200_2011', awa2='Animals_with_Attributes2')[benchmark]
-        raise ValueError(f'--root is missing: for --benchmark {benchmark} the folder {folder}')
-    return dict(cub=read_cub, awa2=read_awa2)[benchmark](root, 2*size)
+def _drawn(root, size, n):
+    "Scenes of the world"
+    if root is not None: raise ValueError(f'--root {root}: --benchmark world needs no files')
+    return world_zeroshot(n, size)
+
+def _of_files(name, read, folder):
+    "A function that reads the images of a published benchmark"
+    def opened(root, size, n):
+        if root is None: raise ValueError(f'--root is missing: for --benchmark {name} the folder {folder}')
+        return read(root, 2*size)
+    return opened
+
+_BENCHMARKS = dict(world=_drawn, cub=_of_files('cub', read_cub, 'CUB_200_2011'),
+                   awa2=_of_files('awa2', read_awa2, 'Animals_with_Attributes2'))
 
 def _compare(nets, bench, size, seed, **kw):
     "Rows of several backbones"
@@ -130,7 +135,7 @@ def ask_zeroshot(
 )->list:                       # Rows
     "Accuracy on classes without training images, compared with random features"
     m,info = context.model,context.info
-    bench = _opened(benchmark, context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500)
+    bench = _BENCHMARKS[benchmark](context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500)
     sizes = {k: len(v) for k,v in bench.parts().items()}
     context.log(f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
                 f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} training images, '
