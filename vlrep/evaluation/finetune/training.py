@@ -133,7 +133,7 @@ class BestScore(Checkpointer):
     "Save `last`, and `best` by a score; stop after some evaluations without improvement"
     _keep = ('at','score','since','history')
     def __init__(self,
-        folder,           # Has `save(name, weights, state)`, such as a `Run`, or `KeptBest`
+        folder,           # Has `save(name, weights, state, frozen)`, such as a `Run`, or `KeptBest`
         metric:TaskScore, # Its value counts
         patience:int=0,   # Evaluations without a better one that end the training; 0: never
         *, every:int=0,   # Steps between saves within a round; 0 for none
@@ -161,7 +161,7 @@ class BestScore(Checkpointer):
 class KeptBest:
     "Replaces a run folder: keeps the best weights in memory"
     weights = None
-    def save(self, name:str, weights:dict, state:dict)->None:
+    def save(self, name:str, weights:dict, state:dict, frozen:'Iterable[str]'=())->None:
         "Keep them, if they are the best"
         if name == 'best': self.weights = {k: v.detach().clone() for k,v in weights.items()}
 
