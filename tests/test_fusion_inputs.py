@@ -295,6 +295,7 @@ def test_what_needs_a_backbone_says_why_there_is_none(tmp_path, capsys):
     grid = ['regions=grid', 'region_model=given', 'cache_regions=false', 'mim=off', 'aux_scenes=0']
     run = pretrain('vilbert', changes=[*SMALL, *grid], out=tmp_path/'run', **HOW)
     why = 'its regions come from files, or from a network that is not trained'
+    assert all(METHODS[m].no_backbone.startswith(why) for m in ('visualbert','vilbert'))
     with pytest.raises(ValueError, match=f'no backbone of its own .{why}'): export(run, 'torchvision', tmp_path/'net')
     with pytest.raises(ValueError, match=f'--weights .*vilbert run has no backbone to start from: {why}'):
         run_backbone(run)
