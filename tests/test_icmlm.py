@@ -249,7 +249,7 @@ def folder(data, tmp_path_factory):
     return at
 
 def test_it_is_saved_once_and_older_checkpoints_load(data, folder):
-    "BERT is frozen, so that a run keeps it once; checkpoints from before have its digest alone: another BERT is refused"
+    "BERT is frozen, so that a run keeps it once; older checkpoints have its digest alone, and refuse another BERT"
     learn, _ = made(data, bert=str(folder))
     state = learn.model.state_dict()
     own = [k for k in state if k.startswith('bert.')]
