@@ -16,6 +16,7 @@ from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.concept_head import ConceptHead
 from vlrep.models.named import named_backbone
 from vlrep.models.pretrained import Pretrained
+from vlrep.training.checkpoint import frozen_weights
 from vlrep.training.run_folder import load
 from tools import refused
 
@@ -247,17 +248,20 @@ def folder(data, tmp_path_factory):
     save_bert(Bert(BertConfig(len(tok), 24, 1, 2, max_len=40, pad=tok.pad), 3), at, tok)
     return at
 
-def test_it_is_not_saved_again(data, folder):
-    "Its digest is; the weights come back from the folder, and other weights are refused"
+def test_it_is_saved_once_and_older_checkpoints_load(data, folder):
+    "BERT is frozen, so that a run keeps it once; older checkpoints have its digest alone, and refuse another BERT"
     learn, _ = made(data, bert=str(folder))
     state = learn.model.state_dict()
-    assert not [k for k in state if k.startswith('bert.')] and state['digest'].shape == (32,)
-    made(data, bert=str(folder))[0].model.load_state_dict(state)
+    own = [k for k in state if k.startswith('bert.')]
+    assert own and set(own) <= set(frozen_weights(learn.model)) and state['digest'].shape == (32,)
+    old = {k: v for k,v in state.items() if k not in own}
+    made(data, bert=str(folder))[0].model.load_state_dict(old)
     whole = made(data)[0].model.state_dict()
     table = [k for k,v in whole.items() if v.shape == whole['bert.words.weight'].shape]
     assert table == ['bert.words.weight']                                         # the words' vectors are there once
-    with pytest.raises(ValueError, match='another BERT'):
-        made(data, bert=str(folder))[0].model.load_state_dict({**state, 'digest': state['digest'].flip(0)})
+    for w in (state, old):
+        with pytest.raises(ValueError, match='another BERT'):
+            made(data, bert=str(folder))[0].model.load_state_dict({**w, 'digest': state['digest'].flip(0)})
 
 def test_a_longer_caption_than_bert_has_positions_is_refused_before_training(data, folder):
     splits = dict(train=data[0], valid=data[1])

@@ -466,7 +466,8 @@ def _finetune_rows():
                  data=f'Whose examples; one of: {sources} (default: those of --root, else world)',
                  root='The folder of the photos and questions',
                  out='Folder of the new run (default: the next free one in runs/)',
-                 labels='A file of labels, one a line (default: the task\'s, or those of the training answers)',
+                 labels='A file of labels, one a line, or JSON (default: the task\'s, or those of the training '
+                        'answers)',
                  region_files='A store of regions of the task\'s photos, features or boxes alone (see vlrep-regions)',
                  which='Checkpoint to start from: best, last, or the number of a step (default: best)',
                  precision='auto, fp32, bf16 or fp16 (default: auto)',
@@ -571,6 +572,10 @@ class _Regions:
     size:_option('N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)',
                  int)=None
     which:_WHICH='best'
+    classes:_option('CLASSES', 'Classes of the detector, or of --by files: how many, the background included, or a '
+                               'file of their names, one a line or JSON; what does not fit the weights is refused')=None
+    max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
+                             '10, a quarter of a smaller folder, 1 % of a larger; none with --by files)')=None
     half:_FLAG=False   # In float16, half the size
     device:_NAME=None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
     plugin:_PLUGIN=None

@@ -78,9 +78,10 @@ def _blank_learner(info, recipe, tok, weights, name):
     side = DATASETS[info['data']['name']].stored_size(recipe.size)
     img,tags = np.zeros((1,side,side,3), np.uint8),np.zeros((1,k), np.float32)
     blank = ArrayDataset(img, captions=[['a']], labels=dict(tags=tags))
-    blank.text_sizes = info.get('text_sizes', {})
     dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=getattr(recipe, 'max_len', 30))
-    learn = with_backbone(METHODS[info['method']], info.get('backbone')).learner(recipe, dls)
+    method = METHODS[info['method']]
+    kept = dict(sizes=info.get('text_sizes', {})) if method.sizes else {}   # called so because text encoders came first
+    learn = with_backbone(method, info.get('backbone')).learner(recipe, dls, **kept)
     check_weights(weights, name, learn.model.state_dict())
     learn.model.load_state_dict(weights)
     return learn
@@ -132,7 +133,7 @@ def open_run(
         raise ValueError(
             f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
     learn.model.to(device)
-    return Pretrained.from_learner(learn, str(run.path))
+    return Pretrained.from_learner(learn, str(run.path), METHODS[info['method']].no_backbone)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f89f23f9
 def run_folder(
@@ -243,7 +244,12 @@ def _compare(run, facts, inexact):
     was['world_size'] = was['world_size'] or 1
     was['recipe'] = recipe_dict(recipe_of(run))                        # fields that came later have their defaults
     was['name'] = recipe_name(was['method'], was['name'], was['data']['name'])
+    if was.get('contents', 0) is None: was['contents'] = facts['contents']    # the run is older than this record
     diffs = differences(was, facts)
+    read = [d.removeprefix('contents ') for d in diffs if d.startswith('contents ')]
+    if read and not inexact:
+        raise ValueError(f'{run.path}: what it reads has changed since it began ({"; ".join(read)}): restore it, begin '
+                         f'another run, or add --resume-inexact')
     if diffs and not inexact:
         raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}); leave these options out, '
                          f'or add --resume-inexact')
@@ -320,7 +326,8 @@ def _begin(run, at, regroup, inexact, log, *, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
     def begin(learn):
         if main := learn.dist.is_main: learn.finite.log = run/'skipped.jsonl'
-        sizes = getattr(learn.model, 'text_sizes', {})
+        method = METHODS[run.info['method']]
+        sizes = method.sizes(learn.model) if method.sizes else {}
         if main and sizes != run.info.get('text_sizes', {}): run.change(dict(text_sizes=sizes))
         if not resume_run: return
         limit = learn.dls.valid.max_damaged
@@ -438,6 +445,10 @@ def pretrain(
                             tracker=tracker, log=log if dist.is_main else _silent, dist=dist, **kept)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
+def _contents(method, recipe, splits):
+    "The fact `contents` of a run, if its method reads more than the dataset"
+    return dict(contents=method.contents(recipe, splits)) if method.contents else {}
+
 def _check_data(method, recipe, splits, data, parts, *, log):
     "What the method's check says, line by line: logged, and kept for the report; a `ValueError` where it cannot learn"
     lines = list(method.check(recipe, splits, data, parts)) if method.check else []
@@ -527,6 +538,8 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
         if dist.objects(dist.is_main and _completed(resume_run, log))[0]: return old.path
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
         splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log)
+    facts |= _contents(method, recipe, splits)
+    if resume_run: _compare(old, facts, inexact)
     notes = _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
     facts['images'] = {k: fingerprint(v) for k,v in splits.items()}
     _agree(dist, facts)

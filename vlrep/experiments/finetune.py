@@ -20,6 +20,7 @@ from ..core.progress import *
 from ..core.registry import *
 from ..core.weights import check_weights
 from ..data.regions import RegionReader
+from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform
 from ..datasets.base import margin
@@ -72,13 +73,18 @@ def _same_body(run, recipe, tok, weights, name):
     learn = _blank_learner(run.info, recipe, tok, own, name)
     return learn.model,learn.capabilities(learn.model)
 
-def _regions(recipe, folder=None):
-    "How a recipe reads regions: grid, boxes or files; and a reader for batches, or None"
+def _regions(recipe, folder=None, width=None):
+    """How a recipe reads regions: grid, boxes or files; and a reader for batches, or None
+
+    `width`: of the features that the model reads, if it is known
+    """
     how = getattr(recipe, 'regions', 'grid')
     if folder and how == 'grid': raise ValueError(f'--region-files {folder}: this run makes its own regions ({how})')
     if how == 'grid': return how,None
     stored = (folder or recipe.region_files) if how == 'files' else folder
-    return how,RegionReader(how, stored or None, recipe.max_regions)
+    reader = RegionReader(how, stored or None, recipe.max_regions)
+    if how == 'files' and width: reader.store.expect_width(width, 'this run', 'take one made like that of the run')
+    return how,reader
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b89967fa
 def _fast_reader(reader, recipe, body, parts, dist):
@@ -128,6 +134,7 @@ def open_finetuned(
     collate = TaskCollator(tok, ft['max_len'])
     ask = Answerer(model.to(device), task, labels, collate, pictures, regions=getattr(recipe, 'regions', 'grid'))
     return Pretrained(can.pop('backbone', None), view, ft['side'], tok, str(run.path), max_len=ft['max_len'], **can,
+                      no_backbone=METHODS[run.info['method']].no_backbone,
                       answer=ask.probabilities)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #8e8d722a
@@ -180,13 +187,8 @@ def _examples(task, asked, options, side, log):
     return {s: d for s in ('train','valid','test') if (d := part(s)) is not None}
 
 def _labels(task, asked, plan, train):
-    "The labels: those of a file with one a line, those of the data, or those of the task"
-    if asked['labels']:
-        path = Path(asked['labels'])
-        if not path.is_file(): raise ValueError(f'--labels {path}: no such file')
-        got = [l.strip() for l in path.read_text(encoding='utf-8').splitlines() if l.strip()]
-        if len(got) < 2: raise ValueError(f'--labels {path}: at least 2 labels, one a line')
-        return got
+    "The labels: those of a file, those of the data, or those of the task"
+    if asked['labels']: return read_labels(asked['labels'])
     of = task.source(asked['data']).labels or task.labels
     return of(train, replace(plan, answers=plan.answers or task.answers))
 
@@ -223,7 +225,8 @@ def _facts_of(run, asked, plan, options, *, precision, more, processes):
     return dict(method=i['method'], name=i.get('name'), recipe=i['recipe'], data=i['data'], seed=asked['seed'],
                 precision=precision, threads=torch.get_num_threads(), accumulate=asked['accumulate'],
                 processor=processor(), versions=versions(), backbone=i.get('backbone'),
-                plugin_code=_code_of(i.get('plugins', [])), finetune=ft, world_size=processes)
+                plugin_code=_code_of(i.get('plugins', [])), finetune=ft, world_size=processes,
+                **{k: i[k] for k in ('text_sizes',) if k in i})
 
 def _same_run(run, facts):
     "A `ValueError` if the run would not be resumed as it began"
@@ -255,7 +258,7 @@ def finetune(
     root:FilePath=None,        # Where the photos and questions are
     *, out:FilePath=None,      # Folder of the new run; by default the next free one in runs/
     which:str|int=None,        # Checkpoint of `run` to start from: best, last, or the number of a step; best
-    labels:FilePath=None,      # A file of labels, one a line; by default those of the training examples, or the task's
+    labels:FilePath=None,      # A file of labels, see `read_labels`; by default the task's, or those in training
     region_files:FilePath=None, # Store of regions of the task's photos, for a run that reads such files, or boxes
     seed:int=None,             # Of head, order and dropout; 0
     precision:str=None,        # auto, fp32, bf16 or fp16; auto
@@ -319,7 +322,7 @@ def _finetune(run, given, changes, was, *, out, log, dist):
     if asked['threads']: torch.set_num_threads(asked['threads'])
     keep_memory()
     stages,recipe,tok = Stages(log),recipe_of(run),_tokenizer(run)
-    how,reader = _regions(recipe, asked['region_files'])
+    how,reader = _regions(recipe, asked['region_files'], run.info.get('text_sizes', {}).get('region_width'))
     side = recipe.size if options is not None else margin(recipe.size)
     if was: _can_go_on(run, was)
     if was and dist.objects(dist.is_main and _has_result(run, log))[0]: return run.path

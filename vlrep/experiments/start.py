@@ -11,7 +11,7 @@ from safetensors import safe_open
 from ..core.files import *
 from ..models.named import RESNETS, initial_backbone
 from ..training.run_folder import load
-from ..methods.base import Method
+from ..methods.base import Method, METHODS
 
 # %% ../../nbs/experiments/35_start.ipynb #26945015
 def with_backbone(
@@ -47,10 +47,11 @@ def run_backbone(
         file = source.checkpoint('best')/'model.safetensors'
     except ValueError as e: raise ValueError(f'--weights {e}') from None
     info,recipe = source.info,source.recipe
-    if not has_backbone(file):
+    why = '' if 'finetune' in info or info['method'] not in METHODS else METHODS[info['method']].no_backbone
+    if why or not has_backbone(file):
         kind = 'fine-tuned' if 'finetune' in info else info['method']
-        raise ValueError(f'--weights {run}: this {kind} run has no backbone to start from; choose a pretraining run '
-                         f'of a method with a backbone')
+        raise ValueError(f'--weights {run}: this {kind} run has no backbone to start from'
+                         + (f': {why}' if why else '; choose a pretraining run of a method with a backbone'))
     name,shape = info.get('backbone') or '',tuple(recipe[k] for k in ('visual_depth','visual_width'))
     other = name if '/' in name else None                                         # no ResNet of this library
     if backbone and (backbone != other if other else RESNETS.get(backbone) != shape):

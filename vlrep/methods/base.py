@@ -29,6 +29,9 @@ class Method:
     tokenizer:Callable=Lazy('vlrep.data.collate:caption_tokenizer') # (recipe, training set) -> Tokenizer; None: none
     collate:Callable=Lazy('vlrep.data.collate:caption_collator')    # (recipe, tokenizer) -> collator; None: images only
     check:Callable=Lazy(None) # (recipe, parts of the dataset, its name, accumulate) -> lines; may raise ValueError
+    sizes:Callable=Lazy(None) # Model -> plain values that a run keeps, for `learner(sizes=)` when it is opened
+    contents:Callable=Lazy(None) # (recipe, parts of the dataset) -> {name: digest} of what is read besides
+    no_backbone:str=''        # Why its models have no backbone that others could use; '': they have one
     figures:Callable=Lazy(None) # (EvaluationContext) -> {part of the report: what it shows}, beside the evaluations'
     stage:str=''              # What the log calls its training; `name` by default
     loss_unit:str=''          # What the loss counts, in words

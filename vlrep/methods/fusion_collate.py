@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['MARK', 'read_written', 'written_by', 'source_texts', 'corpus', 'auxiliary_images', 'auxiliary_corpus',
-           'fusion_tokenizer', 'FusionCollator', 'fusion_collator', 'check_fusion']
+           'fusion_tokenizer', 'FusionCollator', 'fusion_collator', 'check_region_store', 'fusion_contents',
+           'check_fusion']
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #0faff6ae
+import hashlib
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from ..core.registry import *
 from ..core.seeding import *
 from ..data.collate import CaptionCollator
 from ..data.records import ImageTextDataset, TextBuffer
-from ..data.regions import RegionReader
+from ..data.regions import RegionReader, RegionStore
 from ..data.text_pairs import encode_pairs
 from ..datasets.base import DATASETS
 from ..datasets.world.dataset import world
@@ -223,6 +225,35 @@ def fusion_collator(
     return FusionCollator(recipe, tokenizer)
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #d6797fe3
+def _store(recipe):
+    "The store of regions that the recipe names, or None"
+    return RegionStore(recipe.region_files) if recipe.regions == 'files' and recipe.region_files else None
+
+def check_region_store(
+    recipe:FusionInput # With `regions`, `region_files`, `region_width`
+)->None:
+    "A `ValueError` if the store has features of another width than the recipe's, before a BERT is loaded"
+    if recipe.region_width and (store := _store(recipe)):
+        store.expect_width(recipe.region_width, f'region_width={recipe.region_width}',
+                           f'add --set region_width={store.width}, or 0 for any')
+
+def _digest(texts):
+    "12 hexadecimal digits over a `TextBuffer`"
+    h = hashlib.sha256()
+    for a in (texts.data, texts.ends, texts.rows): h.update(np.ascontiguousarray(a))
+    return h.hexdigest()[:12]
+
+def fusion_contents(
+    recipe:FusionInput, # With `source` and `region_files`
+    splits:dict,        # Datasets `train` and `valid`
+)->dict:                # Name -> digest
+    "What decides a run besides its images: the store of regions, and the texts of its source, however they were made"
+    store,out = _store(recipe),{}
+    if store: out['region_files'] = store.digest()
+    for part in ('train','valid'): out[f'{recipe.source} of {part}'] = _digest(source_texts(recipe, splits[part]))
+    return out
+
+# %% ../../nbs/methods/06_fusion_collate.ipynb #a7c01e20
 def check_fusion(
     recipe:FusionInput, # What will be learned
     splits:dict,        # Datasets `train` and `valid`
@@ -233,6 +264,7 @@ def check_fusion(
     if recipe.aux_scenes and 'domain_shift' not in DATASETS[data].answers:
         raise ValueError(f'aux_scenes={recipe.aux_scenes}: are scenes of the world, and the data is {data}; add --set '
                          f'aux_scenes=0')
+    check_region_store(recipe)
     source_texts(recipe, splits['valid'])               # what is wrong with them is known before anything is computed
     collate = FusionCollator(recipe, fusion_tokenizer(recipe, splits['train']))
     for part in ('train','valid'): collate.check(splits[part])

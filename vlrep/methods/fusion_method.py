@@ -80,10 +80,11 @@ def fusion_learner(
     precision:str='auto', # As for `MixedPrecision`
     *, parts:Callable,   # As for `make_fusion`: the method's sublayers and heads
     cbs:list|tuple=(),   # More callbacks
+    sizes:dict=None,     # Of a run that is opened: as for `make_fusion`
 )->BatchLearner:         # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "Everything that is needed to train a fusion model on views of whole images"
     dls = whole_views(dls)
-    model = make_fusion(recipe, dls, parts, visual, seed)
+    model = make_fusion(recipe, dls, parts, visual, seed, sizes=sizes)
     return learner(dls, model, fusion_terms, fusion_optimizer(model, recipe),
                    cbs=[*fusion_rules(recipe, seed, precision), *cbs], capabilities=fusion_capabilities,
                    counts=masked_counts)

@@ -46,17 +46,19 @@ class Pretrained:
         tok=None,            # Tokenizer that turns ids into text
         name:str='this run', # For messages
         *, max_len:int=30,   # Longest text in tokens
+        no_backbone:str='',  # Why there is no backbone, for messages
         **capabilities       # Functions by name, see the table in notebook models/70: `caption`, `attend`, ...
     ):
         self.view,self.side,self.tok,self.name,self.max_len = view,side,tok,name,max_len
+        self._why = f' ({no_backbone})' if no_backbone else ''
         self.capabilities = {k: f for k,f in dict(backbone=backbone, **capabilities).items() if f is not None}
         self.eval()
     @property
     def backbone(self)->nn.Module:
         "The network that makes grids of images; a `ValueError` if the model has learned none"
         if 'backbone' in self.capabilities: return self.capabilities['backbone']
-        raise ValueError(f'{self.name} has no backbone of its own, so it has no features of images and cannot be '
-                         f'exported; it can be asked: {", ".join(self.capabilities)}')
+        raise ValueError(f'{self.name} has no backbone of its own{self._why}, so it has no features of images and '
+                         f'cannot be exported; it can be asked: {", ".join(self.capabilities)}')
     def __repr__(self): return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
     def eval(self)->'Pretrained':
         "Put the modules that these functions belong to into evaluation mode"
@@ -125,11 +127,12 @@ def caption(self:Pretrained,
 def from_learner(cls:Pretrained,
     learn:'BatchLearner', # Trained; its loaders know the view and the tokenizer
     name:str='this run',  # For messages
+    no_backbone:str='',   # As for `Pretrained`
 )->Pretrained:
     "The model of a learner, opened for use"
     dl = learn.dls.valid
     can = {'backbone': None, **learn.capabilities(learn.model)}
-    return cls(**can, view=dl.aug, side=dl.source.size, tok=dl.tok, name=name,
+    return cls(**can, view=dl.aug, side=dl.source.size, tok=dl.tok, name=name, no_backbone=no_backbone,
                max_len=getattr(dl.collate, 'max_len', getattr(dl, 'max_len', 30)))
 
 # %% ../../nbs/models/70_pretrained.ipynb #0603ae1c

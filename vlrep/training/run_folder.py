@@ -55,14 +55,6 @@ def save_weights(
     os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that other users may not read
 
 # %% ../../nbs/training/50_run_folder.ipynb #24501c17
-def _digest(weights):
-    "SHA-256 of names, kinds, shapes and values"
-    h = hashlib.sha256()
-    for name,t in sorted(weights.items()):
-        h.update(f'{name} {t.dtype} {tuple(t.shape)}\n'.encode())
-        h.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return h.hexdigest()
-
 def _frozen_part(path, digest):
     "The weights that the checkpoint at `path` shares with the others of its run"
     places = [p/'frozen'/f'{digest[:16]}.safetensors' for p in path.resolve().parents[1:3]]
@@ -71,7 +63,8 @@ def _frozen_part(path, digest):
         raise ValueError(f'{path}: frozen/{digest[:16]}.safetensors is missing from the run; it holds the weights that '
                          f'are not trained: copy it along')
     w = load_weights(file)
-    if _digest(w) != digest: raise ValueError(f'{file}: damaged, its weights are not those of the checkpoint {path}')
+    if weights_sha256(w) != digest:
+        raise ValueError(f'{file}: damaged, its weights are not those of the checkpoint {path}')
     return w
 
 def load_weights(
@@ -262,7 +255,7 @@ def save(self:Run,
     "Save a checkpoint, whole or not at all; then remove the oldest"
     shared,notes = {k: weights[k] for k in frozen},{}
     if shared:
-        notes = dict(frozen=_digest(shared))
+        notes = dict(frozen=weights_sha256(shared))
         file = self/'frozen'/f'{notes["frozen"][:16]}.safetensors'
         if not file.is_file():
             with atomic_file(file) as new: save_weights(new, shared)

@@ -10,7 +10,7 @@ import torch, torch.nn as nn, torch.nn.functional as F
 from ...core.seeding import *
 from ...data.subsets import take_part
 from ...models.bert import make_bert, small_config, SmallBertPlan
-from ...models.bert_model import Bert
+from ...models.bert_model import Bert, BertConfig
 from ...models.concept_head import concept_nats, ConceptHead
 from ...training.distributed import Dist
 from ...training.optim import param_groups
@@ -49,8 +49,9 @@ def icmlm_loss(
     return combine_terms(_terms(out, batch), dist)
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #416443d8
-def _bert(recipe, tok, train, seed):
+def _bert(recipe, tok, train, seed, sizes):
     "The recipe's BERT; without captions to learn from, one of the same shape whose weights will be loaded"
+    if recipe.bert != 'small' and sizes: return Bert(BertConfig(**sizes), seed, pooler=False)
     if recipe.bert != 'small': return make_bert(recipe.bert, None, tok, seed, pooler=False, log=None)
     config = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
     if train is None: return Bert(config, seed, pooler=False)
@@ -82,6 +83,7 @@ def icmlm_learner(
     seed:int=0,            # First weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
+    sizes:dict=None,       # Of a run that is opened: what it has kept by `bert_sizes`; {}: of an older one
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with masked words"
     r,collate,train = recipe,dls.train.collate,dls.train.source
@@ -90,13 +92,13 @@ def icmlm_learner(
     known = isinstance(collate, TripletCollator)        # else a model is opened, whose weights will be loaded
     if known: collate.triplets(train)
     visual = concept_backbone(r, visual, seed)
-    bert = _bert(r, tok, train if known else None, seed)
+    bert = _bert(r, tok, train if known else None, seed, sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'icmlm head'))
         tags = ConceptHead(visual.width, len(collate.concepts) if known else 0, r.tag_head, r.tag_width)
         model = MaskedWordModel(visual, bert, _head(r, visual.width, bert.width), tags, tok, tag_weight=r.tag_weight,
                                 counts=_counts(collate, train, tok) if known else None, mlm_head=r.full_mlm_head,
-                                keep_bert=r.bert == 'small')
+                                keep_bert=r.bert == 'small' or sizes != {})
     groups = param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd)
     wait = [FrozenStart(round(r.frozen_start*r.steps))] if r.frozen_start else []
     return learner(dls, model, _terms, concept_optimizer(r, groups),

@@ -80,5 +80,5 @@ METHODS.add(Method('icmlm', ICMLMRecipe, {
         model='ICMLMModel', loss='icmlm_loss', learner='icmlm_learner').items()},
     **{k: f'vlrep.methods.icmlm.collate:{v}' for k,v in dict(
         tokenizer='triplet_tokenizer', collate='triplet_collator', check='check_triplets').items()},
-    paper='ICMLM (Sariyildiz and others, 2020)',
+    sizes='vlrep.methods.icmlm.models:bert_sizes', paper='ICMLM (Sariyildiz and others, 2020)',
     loss_unit='nats per masked token, plus lambda times nats an image over its concepts'))

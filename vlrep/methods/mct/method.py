@@ -102,24 +102,26 @@ def _tags(r, dl):
 # %% ../../../nbs/methods/mct/40_method.ipynb #cea9dfb6
 def _small(r, tok): return small_config(tok, max_len=max(128, r.max_len))
 
-def _text(r, dl, seed):
-    "The encoder of texts: from scratch, a small BERT pretrained on the training captions, or a BERT by name"
-    tok,opened = dl.tok,len(dl.source) < 2                 # of a run that is opened the weights come from its file
+def _text(r, dl, seed, sizes):
+    """The encoder of texts: from scratch, a small BERT pretrained on the training captions, or a BERT by name
+
+    `sizes`: those that an opened run has kept, whose weights come from its file; None: it is no opened run
+    """
+    tok,opened = dl.tok,sizes is not None
     if r.text == 'scratch':
         return TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
                            pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
     config = _small(r, tok) if r.text == 'small' else None
-    sizes = getattr(dl.source, 'text_sizes', {})
     if opened and (config or sizes):                       # a BERT's own files may be gone
         return make_bert('scratch', dl.source, tok, seed, config=config or BertConfig(**sizes), mlm=False, log=None)
     return make_bert(r.text, dl.source, tok, seed, config=config, mlm=False, log=None)
 
-def _model(r, visual, dl, seed):
-    "The model of recipe `r` for what the loader `dl` reads"
+def _model(r, visual, dl, seed, sizes):
+    "The model of recipe `r` for what the loader `dl` reads; `sizes` as for `_text`"
     if r.reads and dl.tok is None:
         raise ValueError('MCT reads captions: the loaders need a collator (collate=PairCollator(tok)), or cc=0, ic=0 '
                          'and ci=0')
-    text = _text(r, dl, seed) if r.reads else None
+    text = _text(r, dl, seed, sizes) if r.reads else None
     towers = dict(img=visual.width) | (dict(txt=text.width) if r.reads else {})
     heads = projection_heads(towers, r.compared, r.intra_width, r.inter_width, r.head_width,
                              unified=r.projections == 'unified')
@@ -142,13 +144,14 @@ def mct_learner(
     seed:int=0,            # First weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
+    sizes:dict=None,       # Of a run that is opened: what it has kept by `text_sizes`
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with queues of images and of texts"
     r,dls = recipe,_two_views(recipe, dls)
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'mct head'))
-        model = _model(r, visual, dls.train, seed)
+        model = _model(r, visual, dls.train, seed, sizes)
     words = ([model.text] if r.reads else []) + [h for k,h in model.heads.items() if k.startswith('txt')]
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (words, r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
     loss = partial(_terms, **{k: getattr(r, k) for k in ('ii','tag','cc','ic','ci','inter_loss','margin',

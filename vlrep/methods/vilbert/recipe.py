@@ -40,6 +40,7 @@ METHODS.add(Method('vilbert', ViLBERTRecipe, {
         model='ViLBERTModel', loss='vilbert_loss', learner='vilbert_learner').items()},
     **{k: f'vlrep.methods.fusion_collate:{v}' for k,v in dict(
         tokenizer='fusion_tokenizer', collate='fusion_collator').items()},
-    check='vlrep.methods.fusion_method:check_fusion_data',
+    check='vlrep.methods.fusion_method:check_fusion_data', sizes='vlrep.methods.fusion_training:fusion_sizes',
+    contents='vlrep.methods.fusion_collate:fusion_contents', no_backbone=NO_BACKBONE,
     needs=fusion_needs, wants=fusion_wants, paper='ViLBERT (Lu and others, 2019; Singh and others, 2020)',
     loss_unit='nats per masked word, plus nats per masked region'))

@@ -30,6 +30,7 @@ METHODS.add(Method('visualbert', VisualBERTRecipe, {
         model='VisualBERTModel', loss='visualbert_loss', learner='visualbert_learner').items()},
     **{k: f'vlrep.methods.fusion_collate:{v}' for k,v in dict(
         tokenizer='fusion_tokenizer', collate='fusion_collator').items()},
-    check='vlrep.methods.fusion_method:check_fusion_data',
+    check='vlrep.methods.fusion_method:check_fusion_data', sizes='vlrep.methods.fusion_training:fusion_sizes',
+    contents='vlrep.methods.fusion_collate:fusion_contents', no_backbone=NO_BACKBONE,
     needs=fusion_needs, wants=fusion_wants, paper='VisualBERT (Li and others, 2019; Singh and others, 2020)',
     loss_unit='nats per masked word, plus nats per masked region if there are any'))
