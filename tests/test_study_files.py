@@ -56,7 +56,7 @@ BAD = [
     ("name = 'tiny'", "name = 'tiny'\nask = ['vsepp']", "ask=('vsepp',): expected a table"),
     ("name = 'tiny'", "name = 'tiny'\nfile = 'a'", "unknown field 'file'"),
     ("name = 'tiny'", "name = 'tiny'\nchanged = ['a']", "unknown field 'changed'"),
-    ("precision = 'fp32'", "precision = 'fp8'", "precision='fp8': unknown precision 'fp8'"),
+    ("precision = 'fp32'", "precision = 'fp8'", "precision=fp8: unknown precision 'fp8'"),
     ("precision = 'fp32'", 'precision = 32', 'precision=32'),
     # seeds
     ('seeds = [0, 1]', 'seeds = []', 'seeds: is empty; expected a list of whole numbers'),
@@ -90,6 +90,7 @@ BAD = [
     ("method = 'token_cls'", "method = 'token_cls'\ngrid = [1, 2]", 'arms[sets].grid: 1: expected a list of tables'),
     ('vocab = 300', 'vocab = nan', 'arms[sets].changes: vocab'),
     ('vocab = 300', 'vocab = {a = 1}', 'arms[sets].changes: vocab'),
+    ('vocab = 300', "vocab = '300'", "arms[sets].changes: vocab='300': expected a whole number"),
     ('vocab = 300', "vocab = 'many'", 'arms[sets].changes: vocab'),
     # tuning
     ('steps = 8', 'steps = 1', 'tune.steps=1: must be from 2'),
@@ -103,8 +104,8 @@ BAD = [
      'arms[sets].changes, with tune.grid[1]: cnn_lr'),
     ('grid = [{cnn_lr = 0.2}', 'grid = [{cnn_lrr = 0.2}', "with tune.grid[0]: unknown field 'cnn_lrr'"),
     ('grid = [{cnn_lr = 0.2}', 'grid = [{scenes = 80}', 'tune.grid[0]: scenes is a field of the data'),
-    ('grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]', 'grid = [{cnn_lr = 0.5}, {vocab = 300}]',
-     "arms[labels].grid: unknown field 'vocab'"),
+    ('grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]', 'grid = [{cnn_lr = 0.5}, {queue = 300}]',
+     "arms[labels].grid: unknown field 'queue'"),
     ('[tune]\nsteps = 8\nrounds = 2\nscenes = 40\ngrid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]\n', '',
      'arms[labels].grid: the study has no [tune]'),
     ('[tune]', '[[tune]]', 'tune=[{'),

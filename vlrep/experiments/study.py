@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['SCORES', 'BESIDE', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Arm', 'FineTuning', 'Tuning', 'asked_scores',
            'contrast_tables', 'Contrast', 'Study', 'study_of', 'read_toml', 'read_study', 'quick_table', 'change_texts',
-           'arm_recipe', 'writer_changes', 'shorter', 'held_equal', 'check_equal', 'with_root', 'check_study',
-           'task_plan', 'questions_of']
+           'check_kinds', 'arm_recipe', 'writer_changes', 'shorter', 'held_equal', 'check_equal', 'with_root',
+           'check_study', 'task_plan', 'questions_of']
 
 # %% ../../nbs/experiments/82_study.ipynb #9e2f686f
-import copy,json,re
+import copy,json,re,typing
 from dataclasses import MISSING,dataclass,field,fields,replace
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +48,7 @@ class Arm:
     tasks:tuple=('all',) # What its runs are fine-tuned on: some of the study's tasks, all, or nothing: an empty list
     modes:tuple=('all',) # Some of `MODES`, or all of the study's
 
+# %% ../../nbs/experiments/82_study.ipynb #1c5d9d93
 @dataclass(frozen=True)
 class FineTuning:
     "What every pretrained run is fine-tuned on, and how: each arm, task and mode with as many trials"
@@ -177,6 +178,7 @@ def _made(cls, table, at, **more):
     try: return check_fields(cls(**got))
     except ValueError as e: raise ValueError(f'{at}{e}') from None
 
+# %% ../../nbs/experiments/82_study.ipynb #2936767e
 def _check_entries(key, values, at):
     "Does a list of the file hold what it may?"
     kind,what = _ENTRY.get(key, (str, 'words'))
@@ -194,7 +196,7 @@ def _several(table, key, cls, file):
     def at(i, row): return f'{file}: {key}[{_table(row, f"{file}: {key}[{i}]").get(fields(cls)[0].name, i)}].'
     return tuple(_made(cls, row, at(i, row)) for i,row in enumerate(rows))
 
-# %% ../../nbs/experiments/82_study.ipynb #2936767e
+# %% ../../nbs/experiments/82_study.ipynb #2c4be846
 def study_of(
     table:dict,     # What the file says
     file:str,       # Its name, for messages
@@ -224,6 +226,7 @@ def study_of(
     check_study(study, ran)
     return study
 
+# %% ../../nbs/experiments/82_study.ipynb #46b90d83
 def _plain(table, file):
     "A copy of a table, of values that JSON has, too"
     def other(x): raise ValueError(f'{file}: {x}: dates and times are no values of a study; write a text, in quotes')
@@ -299,6 +302,20 @@ def change_texts(
     def text(v): return str(v).lower() if isinstance(v, bool) else ','.join(map(str, v)) if isinstance(v, list) else v
     return [f'{k}={text(v)}' for k,v in changes.items()]
 
+# %% ../../nbs/experiments/82_study.ipynb #aa61c80b
+_KIND = {int: ((int,), 'a whole number'), float: ((int,float), 'a number'), bool: ((bool,), 'true or false'),
+         str: ((str,int,float), 'text'), tuple: ((list,tuple), 'a list')}
+
+def check_kinds(
+    changes:dict, # Field -> value, as a file says
+    parts:tuple,  # Dataclasses with these fields
+)->None:
+    "Are the values of the kinds of their fields? A file knows numbers from texts, which the shell does not"
+    kinds = {k: rule_of(h)[0] for p in parts for k,h in typing.get_type_hints(type(p), include_extras=True).items()}
+    for k,v in changes.items():
+        allowed,what = _KIND.get(kinds.get(k), ((type(v),), ''))
+        if type(v) not in allowed: raise ValueError(f'{k}={brief(v)}: expected {what}')
+
 def arm_recipe(
     study:Study,           # The study
     arm:Arm,               # One of its arms
@@ -306,11 +323,15 @@ def arm_recipe(
     where:str='changes',   # What the message calls them
 )->tuple:                  # Recipe and sizes of the data
     "What an arm trains with; a `ValueError` names file, arm and field"
-    changes = change_texts({**study.options, **arm.changes, **trial})
-    try: return plan(arm.method, arm.recipe or None, changes, study.data, backbone=arm.backbone or None)
+    changes = {**study.options, **arm.changes, **trial}
+    try:
+        parts = plan(arm.method, arm.recipe or None, change_texts(changes), study.data, backbone=arm.backbone or None)
+        check_kinds(changes, parts)
+        return parts
     except ValueError as e:
         raise ValueError(f'{study.file}: arms[{arm.name}].{where}: {str(e).removeprefix("--set: ")}') from None
 
+# %% ../../nbs/experiments/82_study.ipynb #b7a2549b
 def writer_changes(
     study:Study,  # The study
     arm:Arm,      # One of its arms
@@ -421,13 +442,7 @@ def check_study(
     if bad is not None: raise ValueError(f'{at}: seeds={bad}: expected whole numbers from 0')
     if study.contrasts and len(study.seeds) < 2 and not ran:
         raise ValueError(f'{at}: seeds: a contrast needs at least 2, to see how much seeds differ')
-    for a in study.arms:
-        if not re.fullmatch(r'[\w.-]+', a.name) or a.name in ('chance', '.', '..'):
-            raise ValueError(f'{at}: arms[{a.name}].name: letters, digits, -, _ and . are allowed, and no chance')
-        _known(f'{at}: arms[{a.name}].method', 'method', a.method, METHODS)
-        if a.recipe: _known(f'{at}: arms[{a.name}].recipe', 'recipe', a.recipe, METHODS[a.method].recipes)
-        arm_recipe(study, a)
-        _check_writer(study, a, f'{at}: arms[{a.name}].changes.generated')
+    for a in study.arms: _check_arm(study, a, f'{at}: arms[{a.name}]')
     if study.finetune: _check_finetuning(study)
     for name,options in study.ask.items() if not ran else (): _check_asked(study, name, options)
     for c in study.contrasts if not ran else (): _check_contrast(study, c, f'{at}: contrasts[{c.id}]')
@@ -436,6 +451,16 @@ def check_study(
     elif a := next((a for a in study.arms if a.grid), None):
         raise ValueError(f'{at}: arms[{a.name}].grid: the study has no [tune], so no trial is trained')
 
+def _check_arm(study, arm, at):
+    "Is an arm one that can be trained?"
+    if not re.fullmatch(r'[\w.-]+', arm.name) or arm.name in ('chance', '.', '..'):
+        raise ValueError(f'{at}.name: letters, digits, -, _ and . are allowed, and no chance')
+    _known(f'{at}.method', 'method', arm.method, METHODS)
+    if arm.recipe: _known(f'{at}.recipe', 'recipe', arm.recipe, METHODS[arm.method].recipes)
+    arm_recipe(study, arm)
+    _check_writer(study, arm, f'{at}.changes.generated')
+
+# %% ../../nbs/experiments/82_study.ipynb #06b7b484
 _VALUE = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false'}
 
 def _check_asked(study, name, options):
@@ -528,7 +553,8 @@ def _check_task_trial(study, task, mode, trial, where):
         raise ValueError(f'{where}: {min(late)} is no part of the grid: all trials have the same schedule, batch, '
                          f'mode and examples')
     try:
-        plan = task_plan(study, task, mode, trial)[0]
+        plan,sizes,_ = task_plan(study, task, mode, trial)
+        check_kinds({**study.finetune.changes, **trial}, (plan, sizes))
         if steps and steps <= plan.steps: task_plan(study, task, mode, trial, steps=steps)
     except ValueError as e:
         raise ValueError(f'{at}.changes, with grid{where.rpartition("grid")[2]}: {e} ({task}, {mode})') from None
@@ -589,6 +615,7 @@ def _check_contrast(study, c, at):
     scored = c.table in (*SCORES, *asked_scores())
     if not scored and c.b not in names and c.b != 'chance' or c.table in ('drift','pretraining') \
             and c.b not in names: raise ValueError(f'{at}.b={c.b!r}: table={c.table!r} compares two arms')
+    if c.b[:1] == '@': _check_beside(study, c, at)
     for name in (n for n in (c.a, c.b) if n in names):
         o = arm_recipe(study, study.arm(name))[1]
         draws = getattr(o, 'draws', 0)
@@ -597,7 +624,6 @@ def _check_contrast(study, c, at):
         if c.table == 'where' and not o.point: raise ValueError(f'{at}: point=0 of arm {name}: nothing is pointed at')
         if c.table == 'zeroshot' and not o.zeroshot:
             raise ValueError(f'{at}: zeroshot=0 of arm {name}: no scenes; expected such as zeroshot = 1500 in [data]')
-    if c.b[:1] == '@': _check_beside(study, c, at)
 
 # %% ../../nbs/experiments/82_study.ipynb #43eca82b
 def _check_beside(study, c, at):

@@ -160,6 +160,7 @@ def seen_sign(
     if kind in ('replicates','reversed'): return '+−'[(row['sign'] < 0) != (kind == 'reversed')]
     return '?' if 'p' in row else ' '.join(row['verdict'].split()[:2])
 
+# %% ../../nbs/experiments/88_study_pages.ipynb #aea463f2
 def _here(row):
     "Sign, difference and interval of a row from `judge_study`, with a dagger if it rests on an unstable training"
     text = seen_sign(row)
@@ -179,6 +180,7 @@ def _agrees(row):
     if said == wanted: return 'yes'
     return {'?': 'open', '0': 'no, equivalent'}.get(said, 'no, different' if wanted == '0' else 'no, reversed')
 
+# %% ../../nbs/experiments/88_study_pages.ipynb #62da71a2
 def sign_rows(
     claims:list, # (id, what is claimed, the paper's differences), texts
     judged:list, # (study, what `judge_study` says of it)
@@ -218,6 +220,7 @@ def _sign_row(id, text, paper, a, *, b, photos):
             'world': _here(a[1]) if a else '–', **(_short(a[1]) if a else none), **more,
             'agrees': _agrees(one[1]) if one else '–'}
 
+# %% ../../nbs/experiments/88_study_pages.ipynb #36a1c481
 def sign_notes(
     judged:list, # As for `sign_rows`
 )->list:         # Sentences; none if no contrast rests on an unstable training

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 import torch
-from fastcore.basics import noop
+from fastcore.basics import noop,patch
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
@@ -129,6 +129,7 @@ def files_hash(
         file_sha256(f) for f in files] or [p.name]
     return hashlib.sha256('\n'.join(said).encode()).hexdigest()[:12]
 
+# %% ../../nbs/experiments/87_study_runs.ipynb #a7ff5bcd
 def run_facts(
     study:Study, # The study
     arm:Arm,     # One of its arms
@@ -299,12 +300,6 @@ class StudyFolder:
         self.facts = {a.name: run_facts(self.study, a) for a in self.study.arms}
         for l in self.lines: self.check(l)
         self.write()
-    def facts_of(self,
-        line:dict # Of a run, a trial, or a fine-tuning
-    )->dict:
-        "What such a line depends on today"
-        more = dict(tasks=task_code(self.study.data)) if 'task' in line else {}
-        return self.facts[line['arm']] | more
     def write(self)->None:
         "Write all lines, whole or not at all"
         with atomic_file(self.path/'study.jsonl') as new:
@@ -320,6 +315,15 @@ class StudyFolder:
     )->list:
         "The lines that say so"
         return [l for l in self.lines if all(l.get(k) == v for k,v in keys.items())]
+
+# %% ../../nbs/experiments/87_study_runs.ipynb #7b380978
+@patch
+def facts_of(self:StudyFolder,
+    line:dict # Of a run, a trial, or a fine-tuning
+)->dict:
+    "What such a line depends on today"
+    more = dict(tasks=task_code(self.study.data)) if 'task' in line else {}
+    return self.facts[line['arm']] | more
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #1317762c
 def _who(line):

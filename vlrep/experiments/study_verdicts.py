@@ -97,6 +97,7 @@ def _lines_path(path):
     if not path.is_file(): raise ValueError(f'{path}: no such file; vlrep-study run writes it')
     return path
 
+# %% ../../nbs/experiments/84_study_verdicts.ipynb #cf1e13e5
 def check_head(
     head:dict,     # The first line of a study's file
     path:FilePath, # Which file, for messages
@@ -290,6 +291,7 @@ def _row(study, c, groups, lines):
         why = f'a line without the field {e}' if isinstance(e, KeyError) else ' '.join(str(e).split())
         return row | dict(verdict=f'not judged ({why})')
 
+# %% ../../nbs/experiments/84_study_verdicts.ipynb #3a168f2b
 def _asked(runs, seed, c):
     "Is there a run of this seed that has answered the question of a contrast?"
     runs = [l for l in runs if l['seed'] == seed]
