@@ -397,7 +397,10 @@ def _said(v):
 def _check_data(study, at):
     "Are the data there, and their options what they may be?"
     builder = DATASETS[study.data]
-    try: builder.check_options(check_fields(override(builder.options, change_texts(study.options))), set(study.options))
+    try:
+        options = check_fields(override(builder.options, change_texts(study.options)))
+        check_kinds(study.options, (options,))
+        builder.check_options(options, set(study.options))
     except ValueError as e: raise ValueError(f'{at}: {e}') from None
     if study.root and not builder.root_help: raise ValueError(f'{at}.root={study.root!r}: {study.data} needs no files')
 
