@@ -193,6 +193,48 @@ def test_facts_of_an_arm_are_its_own(tmp_path):
     own = set(code_modules('loctex', 'world')[0])
     assert {'vlrep.losses.contrastive', 'vlrep.losses.localization', 'vlrep.models.text_encoder'} <= own
 
+def test_what_was_changed_after_the_first_result_is_said(done, tmp_path):
+    "A sign, the margin and a contrast of today are judged, and named on the page, whoever writes it, and from then on"
+    out,file = tmp_path/'out',tmp_path/'tiny.toml'
+    shutil.copytree(done['out'], out)
+    file.write_text(STUDY.replace('[data]', 'margin = 0.5\n[data]', 1) + "sign = 0\n\n[[contrasts]]\nid = 'Y'\n"
+                    "text = 'new'\na = 'sets'\nb = 'chance'\n")
+    run_study(file, out, log=str)
+    want = 'margin was 1.0, now 0.5; contrast Y was added; contrast X: sign was 1, now 0'
+    for _ in range(2):
+        assert f'changed in {file} after the first result: {want}' in (out/'report.md').read_text()
+        write_study_report(out)
+    study,lines = read_study_lines(out)
+    assert [r['sign'] for r in judge_study(study, lines)] == [0, 1] and '; '.join(study.changed) == want
+    file.write_text(STUDY)                                            # as it was: nothing is left to be said
+    run_study(file, out, log=str)
+    assert 'after the first result' not in (out/'report.md').read_text()
+    (out/'study.jsonl').write_text('\n'.join([(out/'study.jsonl').read_text().splitlines()[0]])+'\n')
+    shutil.rmtree(out/'runs')
+    shutil.rmtree(out/'trials')
+    file.write_text(STUDY.replace('[data]', 'margin = 0.5\n[data]', 1))
+    assert 'first' not in StudyFolder(out, read_toml(file), file).head                     # no result was there yet
+
+def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
+    "A missing table, question, arm or field is the reason in its row, and the page is written"
+    out = tmp_path/'out'
+    shutil.copytree(done['out'], out)
+    head,*lines = [json.loads(l) for l in (out/'study.jsonl').read_text().splitlines()]
+    base,head['file'] = head['table']['contrasts'][0],str(tmp_path/'gone.toml')
+    more = [dict(table='lost'), dict(question='colour'), dict(b='nobody'), dict(b='@supervised'), dict(b='chance')]
+    head['table']['contrasts'] += [base | m | dict(id=f'N{i}') for i,m in enumerate(more)]
+    (out/'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines]))+'\n')
+    page = write_study_report(out).parent/'report.md'
+    rows = {r['id']: r['verdict'] for r in judge_study(*read_study_lines(out))}
+    assert rows['N0'].startswith('not run (sets 0: no \'objects\' in \'lost\'')
+    assert not any(rows[k].startswith(('not run','not judged')) for k in ('X','N4'))
+    for i,says in ((1, "no 'colour' of token_cls"), (2, "no arm 'nobody'"), (3, "no 'objects' of supervised")):
+        assert rows[f'N{i}'].startswith('not judged (') and says in rows[f'N{i}'] and says in page.read_text()
+    head['table']['seeds'] = [0]
+    (out/'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines]))+'\n')
+    write_study_report(out)
+    assert 'not judged (1 seed: at least 2 are needed' in page.read_text()
+
 @pytest.mark.parametrize('old,new,says', [
     ('steps = 12', 'steps = 11', 'is not what'), ('cnn_lr = 0.2', 'cnn_lr = 0.3', 'trial 1 of round 1'),
     ("name = 'tiny'", "name = 'other'", "holds the study 'tiny'"),
@@ -355,7 +397,7 @@ def test_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
 
 @pytest.mark.parametrize('old,new,says', [
     ("steps = 4, bs = 16, every", "steps = 5, bs = 16, every", 'plan'),
-    ("modes = ['full', 'frozen']\nsteps = 900", "modes = ['frozen']\nsteps = 900", 'is no part of'),
+    ("steps   = 2\nchanges", "steps   = 2\nmodes   = ['frozen']\nchanges", 'is no part of'),
     ("steps   = 2\nchanges", "steps   = 3\nchanges", 'plan steps: was 2')])
 def test_changed_fine_tuning_is_refused(tuned, tmp_path, old, new, says, capsys):
     text = tuned['file'].read_text()
@@ -393,13 +435,13 @@ MISTAKES = [("method = 'token_cls'", "method = 'token_cl'", "arms[sets].method: 
             ("id = 'X'", "question = 'where'", "contrasts[0].id is missing"),
             ("a = 'sets'", "a = 'sets'\nquestion = 'where'", "contrasts[X].question: unknown question 'where'"),
             ("a = 'sets'", "a = 'sets'\ntable = 'where'", "contrasts[X].question: unknown question 'objects'"),
-            ("a = 'sets'", "a = 'sets'\nsign = 0", 'contrasts[X].sign=0: unknown sign'),
+            ("a = 'sets'", "a = 'sets'\nsign = 2", 'contrasts[X].sign=2: unknown sign'),
             ("b = 'labels'", "b = '@random'", "contrasts[X].b='@random': needs baselines = true"),
             ("grid = [{cnn_lr = 0.5}, ", "grid = [", 'arms[labels].grid: 1 trials, and sets has 2'),
             ("name = 'world'", "name = 'flickr8k'", "data: unknown field 'scenes'"),
             ("name = 'tiny'", "name = 3", 'name=3: expected text'),
             ("name = 'tiny'", "name = 'tiny'\nequal = [['views']]",
-             "equal: ['views']: expected a list of words or numbers"),
+             "equal: ['views']: expected a list of words"),
             ("[[arms]]\nname = 'sets'", "[[arms]]\nname = 'se/ts'", 'arms[se/ts].name: letters')]
 
 @pytest.mark.parametrize('old,new,says', MISTAKES, ids=[m[2][:40] for m in MISTAKES])
@@ -426,7 +468,10 @@ def seen(each, s_scene=0.):
 @pytest.mark.parametrize('diff,half,sign,margin,want', [
     (2, 1, 1, 1, 'replicates'), (2, 1, -1, 1, 'reversed'), (-2, 1, 1, 1, 'reversed'), (-2, 1, -1, 1, 'replicates'),
     (.5, .4, 1, 1, 'equivalent (within ± 1)'), (.5, .6, 1, 1, 'not resolved (± 0.6)'),
-    (.5, .4, 1, .8, 'replicates'), (1, 1, 1, 1, 'not resolved (± 1.0)')])
+    (.5, .4, 1, .8, 'replicates'), (1, 1, 1, 1, 'not resolved (± 1.0)'),
+    (.5, .4, 0, 1, 'replicates (equivalent, within ± 1)'), (-.5, .4, 0, 1, 'replicates (equivalent, within ± 1)'),
+    (.5, .6, 0, 1, 'not resolved (± 0.6)'), (1.5, .4, 0, 1, 'different (by more than 1)'),
+    (-1.5, .4, 0, 1, 'different (by more than 1)'), (1.5, .6, 0, 1, 'not resolved (± 0.6)')])
 def test_verdicts(diff, half, sign, margin, want): assert study_verdict(diff, half, sign, margin) == want
 
 @pytest.mark.parametrize('p,want', [([.01,.04,.03], [.03,.06,.06]), ([.02], [.02]),
@@ -439,6 +484,15 @@ def test_p_values_by_hand():
     assert p_value(seen([1, 3])) == pytest.approx(1-2/math.pi*math.atan(2))
     assert p_value(seen([2, 2, 2], 1.)) == pytest.approx(.0455, abs=1e-4)
     assert p_value(seen([-1, 1])) == 1 and p_value(seen([3, 3])) == 0
+
+def test_two_one_sided_tests_by_hand():
+    """A tie within 2: two seeds, 0 and 2, have the mean 1 and the standard error 1: the nearer edge is t = 1 away
+
+    With one degree of freedom each tail is 1/4, and each of the two tests is at 2.5 %. A mean of 3 is as far outside
+    """
+    for each in ([0, 2], [-2, 0], [2, 4], [-4, -2]): assert p_value(seen(each), 2.) == pytest.approx(.5)
+    assert p_value(seen([0, 0, 0], 1.), 2.) == pytest.approx(.0455, abs=1e-4)              # the normal tail at two
+    assert p_value(seen([2, 2]), 2.) == 1 and p_value(seen([1, 1]), 2.) == 0
 
 def test_seeds_that_a_difference_needs():
     "Spread 1, size 1: 2.571/sqrt(6) = 1.05 is too wide, 2.447/sqrt(7) = 0.92 is not; scenes of 0.2 make 1.005 of it"

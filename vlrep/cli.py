@@ -367,6 +367,7 @@ class _StudyPlan:
     "The number of trainings and image views of a study, and about how many hours they take"
     file:_A_STUDY
     recorded:_DIR=None # Finished run folders to take times from, instead of timing a few steps
+    root:_DIR=None     # Where its photos are, if not where the file says
     jobs:_N=None       # Trainings at a time (default: 1)
     quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
     plugin:_PLUGIN=None
@@ -376,6 +377,7 @@ class _StudyRun:
     "Tune, train and compare; finished jobs are kept, unfinished ones resumed"
     file:_A_STUDY
     out:Annotated[str, arg(metavar='DIR', help='Folder of the study')]
+    root:_DIR=None     # Where its photos are, if not where the file says
     jobs:_N=None       # Trainings at a time, each with one thread (default: 1)
     mix:_FLAG=False    # Go on although lines were made by other code, versions or processors; the page says which
     quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
@@ -413,12 +415,12 @@ def _study(argv):
     from vlrep.experiments.study_runs import plan_study, run_study
     from vlrep.training.interrupts import TrainingInterrupted
     if what == 'report': print(f'report: {write_study_report(**a)}')
-    elif what == 'plan': plan_study(study, a['recorded'], a['jobs'])
+    elif what == 'plan': plan_study(study, a['recorded'], a['jobs'], root=a['root'])
     else:
         try: run_study(**a)
         except (TrainingInterrupted, KeyboardInterrupt) as e:
             raise _Exit(getattr(e, 'code', 130), f'stopped; resume with: vlrep-study run {a["file"]} --out {a["out"]}'
-                        + ' --quick'*a['quick']) from e
+                        + (f' --root {a["root"]}' if a['root'] else '') + ' --quick'*a['quick']) from e
 
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, rows, about):

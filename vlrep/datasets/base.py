@@ -24,6 +24,7 @@ class PhotoOptions:
     valid:Fraction=.1       # Part that chooses the checkpoint
     test:Share=.1           # Part that is reported
     shuffles:Int(1, 1000)=3 # How often each of these is given another photo's caption
+    draws:Added(Int(0, 10**5))=0 # Keep each score under so many draws of the test photos, to compare runs in pairs
     part:Fraction=1.        # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
     captions:Int(0, 1000)=0 # Captions of each that are used; 0 means all
     part_seed:PartSeed=0    # Which part, and which captions; -1: each run takes its own, by its seed

@@ -65,6 +65,7 @@ class Evaluation:
     measure:Callable=Lazy(None)              # (EvaluationContext) -> numbers and samples, at the end of each training
     asks:frozenset=frozenset()               # What `measure` needs of the dataset, of `DatasetBuilder.answers`
     scores:tuple=()                          # Questions of its rows that keep redraws, which a study may compare
+    beside:tuple=()                          # Names of rows beside the model's, such as random, for such comparisons
     figures:Callable=Lazy(None)              # (EvaluationContext, samples of `measure`) -> {part of the report: what
                                              # it shows}, see `vlrep.reports.page.report_html`
 

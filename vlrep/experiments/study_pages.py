@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['kept_study', 'run_count', 'budget_share', 'show_learning', 'untrained_rows', 'verdict_text', 'score_text',
-           'cost_text', 'runs_as_lines', 'seen_sign', 'sign_rows']
+           'cost_text', 'runs_as_lines', 'seen_sign', 'sign_rows', 'sign_notes']
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #ff34397b
 from dataclasses import replace
@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
 from ..core.plotting import *
+from ..reports.instability import dagger
 from .comparisons import read_lines,variant
 from .study import *
 from .study_report import *
@@ -22,17 +23,15 @@ def kept_study(
     name:str,                # Of NAME.toml in the folder `studies`, and of NAME.jsonl there or in `results`
     folder:FilePath='data',  # That holds both
 )->tuple:                    # The study as it was run, else as it is planned; its lines, none if it was not run
-    "A study and what is kept of it, in the words of NAME.toml where that was reworded since"
+    "A study and what is kept of it: contrasts and margin of NAME.toml as it is today; what was changed since is noted"
     def has_study(p): return p.exists() and '"study"' in p.open(encoding='utf-8').readline()[:40]
     path = next(filter(has_study, (Path(folder)/k/f'{name}.jsonl' for k in ('studies','results'))), None)
     file = Path(folder)/'studies'/f'{name}.toml'
     if not path: return read_study(file),[]
     study,lines = read_study_lines(path)
     if not file.exists(): return study,lines
-    now = read_study(file)
-    texts = {c.id: c.text for c in now.contrasts}
-    said = tuple(replace(c, text=texts.get(c.id, c.text)) for c in study.contrasts)
-    return replace(study, title=now.title, contrasts=said),lines
+    read_study(file)
+    return as_today(replace(study, file=f'{file.name}'), study_head(path), read_toml(file)),lines
 
 def run_count(
     study:Study, # A study
@@ -97,7 +96,7 @@ def untrained_rows(
 )->list:         # Dicts of text, a row for each arm; none if no run has measured the untrained network
     "How far above the untrained network each arm is, in points: the means over what seeds there are"
     def values(runs, q, who=None):
-        return [r['value'] for l in runs for r in l['numbers']['table']
+        return [r['value'] for l in runs for r in l['numbers'].get('table') or []
                 if (r['question'], r['backbone']) == (q, who or l['method'])]
     groups = {a: ls for a,ls in runs_by_arm(study, lines).items() if ls}
     floor = {q: values(sum(groups.values(), []), q, 'random') for q in questions}
@@ -154,32 +153,78 @@ def runs_as_lines(
 def seen_sign(
     row:dict, # From `judge_study`
 )->str:
-    "The sign of a verdict: +, −, 0, ? or not run"
+    "The sign of a verdict: +, −, 0, ?, not run or not judged"
     kind = row['verdict'].split()[0]
-    if kind == 'equivalent': return '0'
+    if kind == 'equivalent' or kind == 'replicates' and not row['sign']: return '0'
+    if kind == 'different': return '+−'[row['diff'] < 0]
     if kind in ('replicates','reversed'): return '+−'[(row['sign'] < 0) != (kind == 'reversed')]
-    return '?' if 'p' in row else 'not run'
+    return '?' if 'p' in row else ' '.join(row['verdict'].split()[:2])
 
+# %% ../../nbs/experiments/88_study_pages.ipynb #aea463f2
+def _here(row):
+    "Sign, difference and interval of a row from `judge_study`, with a dagger if it rests on an unstable training"
+    text = seen_sign(row)
+    if 'p' in row: text = f'{text} ({row["diff"]:+.1f} ± {row["half"]:.1f})'
+    return dagger(text, any(row['unstable'].values()))
+
+def _short(row):
+    "The verdict of a row, and the one after Holm's correction, in a few words"
+    first,last = (v.split(' (')[0] for v in (row['verdict'], row.get('corrected', '–')))
+    return dict(verdict=first, **{'after Holm': last})
+
+def _agrees(row):
+    "Is the sign that of the paper?"
+    said = seen_sign(row)
+    if said[:3] == 'not': return '–'
+    wanted = {1: '+', 0: '0', -1: '−'}[row['sign']]
+    if said == wanted: return 'yes'
+    return {'?': 'open', '0': 'no, equivalent'}.get(said, 'no, different' if wanted == '0' else 'no, reversed')
+
+# %% ../../nbs/experiments/88_study_pages.ipynb #62da71a2
 def sign_rows(
     claims:list, # (id, what is claimed, the paper's differences), texts
     judged:list, # (study, what `judge_study` says of it)
 )->list:         # Dicts of text, a row for each contrast whose id begins with that of a claim
-    """The paper's sign and ours, on the world and on photos
+    """The paper's sign and ours, on the world and, if a study of photos is among them, on photos
 
-    A contrast that one study has run and others have not stands there once
+    A contrast that one study has run and others have not stands there once; one of the world and the same of photos
+    stand in one row, each with its verdict, raw and after Holm's correction
     """
-    out,ran = [],{r['id'] for _,rows in judged for r in rows if 'p' in r}
+    out,photos = [],[(s, rows) for s,rows in judged if s.data != 'world']
+    world = [(s, rows) for s,rows in judged if s.data == 'world']
     for id,text,paper in claims:
-        found = [(s, r) for s,rows in judged for r in rows
-                 if r['id'].split(',')[0] == id and ('p' in r or r['id'] not in ran)]
-        for s,r in found:
-            here = seen_sign(r)
-            if 'p' in r: here = f'{here} ({r["diff"]:+.1f} ± {r["half"]:.1f})'
-            said,wanted = here.split()[0],'+−'[r['sign'] < 0]
-            agree = {wanted: 'yes', '0': 'no, equivalent', '?': 'open', 'not': '–'}.get(said, 'no, reversed')
-            out.append(dict(claim=f'{r["id"]}: {r["text"] or text}', paper=paper, sign=wanted, study=s.name,
-                            world=here if s.data == 'world' else '–', photos='–' if s.data == 'world' else here,
-                            agrees=agree))
-        if not found: out.append(dict(claim=f'{id}: {text}', paper=paper, sign='', study='none', world='–', photos='–',
-                                      agrees='–'))
+        mine,theirs = (_of_claim(id, part) for part in (world, photos))
+        pairs = [((s, r), next((x for x in theirs if x[1]['id'] == r['id']), None)) for s,r in mine]
+        used = {x[1]['id'] for _,x in pairs if x}
+        pairs += [(None, x) for x in theirs if x[1]['id'] not in used]
+        for a,b in pairs or [(None, None)]: out.append(_sign_row(id, text, paper, a, b=b, photos=bool(photos)))
     return out
+
+def _of_claim(id, judged):
+    "(study, row) of the contrasts of a claim; one that was run somewhere is left out where it was not"
+    ran = {r['id'] for _,rows in judged for r in rows if 'p' in r}
+    return [(s, r) for s,rows in judged for r in rows
+            if r['id'].split(',')[0] == id and ('p' in r or r['id'] not in ran)]
+
+def _sign_row(id, text, paper, a, *, b, photos):
+    "A row of the table of signs: `a` of the world, `b` of photos, each a study and a row, or None"
+    one = a or b
+    claim = f'{one[1]["id"]}: {one[1]["text"] or text}' if one else f'{id}: {text}'
+    size = contrast_rows([one[1]])[0]['paper'].replace('-', '−') if one else ''
+    names = dict.fromkeys(x[0].name for x in (a,b) if x)
+    none = {'verdict': '–', 'after Holm': '–'}
+    more = {}
+    if photos: more = {'photos': _here(b[1]) if b else '–', 'verdict on photos': '–', 'photos, after Holm': '–'}
+    if b: more |= dict(zip(list(more)[1:], _short(b[1]).values()))
+    return {'claim': claim, 'paper': paper, 'in this contrast': size, 'study': ', '.join(names) or 'none',
+            'world': _here(a[1]) if a else '–', **(_short(a[1]) if a else none), **more,
+            'agrees': _agrees(one[1]) if one else '–'}
+
+# %% ../../nbs/experiments/88_study_pages.ipynb #36a1c481
+def sign_notes(
+    judged:list, # As for `sign_rows`
+)->list:         # Sentences; none if no contrast rests on an unstable training
+    "What the daggers of the table of signs stand for"
+    def said(r): return '; '.join(f'{who.lstrip("@")}, {t}' for who,ts in r['unstable'].items() for t in ts)
+    return [f'† {s.name}, {r["id"]}: {said(r)}' for s,rows in judged for r in rows
+            if 'p' in r and any(r['unstable'].values())]

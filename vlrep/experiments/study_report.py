@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['contrast_rows', 'score_rows', 'task_rows_of', 'source_of', 'task_trial_rows', 'trial_rows', 'cost_rows',
            'study_notes', 'show_contrasts', 'curve_drawings', 'rows_markdown', 'study_markdown', 'study_html',
-           'write_study_report']
+           'with_file', 'write_study_report']
 
 # %% ../../nbs/experiments/85_study_report.ipynb #6786d28e
 import math
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -39,18 +40,19 @@ def contrast_rows(
 )->list:       # Dicts of text
     "A row for each contrast: difference, p before and after Holm, verdicts, the paper's size, seeds needed"
     def side(r, k): return dagger(r[k].lstrip('@'), bool(r['unstable'].get(r[k])))
+    def paper(r): return f'{r["sign"]*r["size"]:+g}' if r['sign']*r['size'] else {1: '+', 0: 'tie', -1: '-'}[r['sign']]
     def known(r, text): return text(r) if 'p' in r else '–'
     def p(v): return '< 0.001' if v < .001 else f'{v:.3f}'
     def seeds(r):
         return '–' if r.get('needed') is None else 'more scenes' if math.isinf(r['needed']) else str(r['needed'])
-    return [{'claim': f'{r["id"]}: {r["text"]}', 'difference': f'{side(r, "a")} − {side(r, "b")}',
+    return [{'claim': dagger(f'{r["id"]}: {r["text"]}', any(r['unstable'].values())),
+             'difference': f'{side(r, "a")} − {side(r, "b")}',
              'question': ask_name(dict(question=r['question'])),
              'mean ± 95 %': known(r, lambda r: f'{r["diff"]:+.1f} ± {r["half"]:.1f}'),
              'each seed': known(r, lambda r: ', '.join(f'{v:+.1f}' for v in r['each'].values())),
              'p': known(r, lambda r: p(r['p'])), 'p (Holm)': known(r, lambda r: p(r['holm'])),
              'verdict': r['verdict'], 'after Holm': r.get('corrected', '–'),
-             'paper': f'{r["sign"]*r["size"]:+g}' if r['size'] else f'{"+-"[r["sign"] < 0]}',
-             'seeds it would take': seeds(r)} for r in rows]
+             'paper': paper(r), 'seeds it would take': seeds(r)} for r in rows]
 
 # %% ../../nbs/experiments/85_study_report.ipynb #38077236
 def score_rows(
@@ -180,22 +182,26 @@ def study_notes(
     study:Study, # Its arms and seeds
     lines:list,  # Of its file
 )->list:         # Sentences
-    "The meaning of the daggers, and in which facts the lines differ"
+    "The meaning of the daggers, in which facts the lines differ, and what of the file was changed since"
     def who(l):
         what = f', {l["task"]} {l["mode"]}' if 'task' in l else ''
         if 'trial' not in l: return f'{l["arm"]}, seed {l["seed"]}{what}'
         return f'{l["arm"]}{what}, trial {l["trial"]+1}' + (f' of round {l["round"]+1}' if 'round' in l else '')
     bad = [(who(l), unstable_run(l)) for l in lines if l['kind'] in ('run','trial','task','task_trial','diverged')]
-    return [f'† {name}: {text}' for name,text in bad if text] + mixed_facts(lines)
+    beside = dict.fromkeys((c.b[1:], c.a) for c in study.contrasts if c.b[:1] == '@')
+    bad += [(f'{b} beside {who(l)}', unstable_beside(l, b)) for b,a in beside for l in lines
+            if l['kind'] == 'run' and l['arm'] == a]
+    said = [f'changed in {study.file} after the first result: {"; ".join(study.changed)}'] if study.changed else []
+    return [f'† {name}: {text}' for name,text in bad if text] + mixed_facts(lines) + said
 
 # %% ../../nbs/experiments/85_study_report.ipynb #f92b8015
-_TONES = dict(replicates='good', reversed='bad', equivalent='method')
+_TONES = dict(replicates='good', reversed='bad', different='bad', equivalent='method')
 
 def show_contrasts(
     rows:list,       # From `judge_study`
     width:float=7.5, # Inches
 )->plt.Figure:       # The figure; None if there is no verdict yet
-    "Differences with intervals, seeds and margin: replicates green, reversed red, equivalent blue, not resolved grey"
+    "Differences with intervals, seeds and margin: replicates green, reversed or different red, equivalent blue"
     rows = [r for r in rows if 'p' in r]
     if not rows: return None
     fig,ax = plt.subplots(figsize=(width, .8+.3*len(rows)))
@@ -205,7 +211,7 @@ def show_contrasts(
         ax.plot([r['diff']-r['half'], r['diff']+r['half']], [y,y], color=c, lw=2)
         ax.plot(list(r['each'].values()), [y]*len(r['each']), '.', color=c, ms=4, alpha=.7)
         ax.plot(r['diff'], y, 'o', color=c, ms=7)
-        if r['size']: ax.plot(r['sign']*r['size'], y, 'x', color=INK['text'], ms=6)
+        if r['size'] or not r['sign']: ax.plot(r['sign']*r['size'], y, 'x', color=INK['text'], ms=6)
     ax.axvline(0, color=INK['text'], lw=1)
     ax.set(ylim=(len(rows)-.5, -.5), xlabel='percentage points, 95 % interval; grey: the margin; cross: the paper')
     ax.set_yticks(range(len(rows)), [f'{r["id"]}  {d["difference"]}: {r["question"]}'
@@ -257,11 +263,12 @@ def _facts(study, lines):
                    'processor': first.get('processor', 'unknown'), 'precision': first.get('precision', 'unknown')})
 
 _EXPLAIN = dict(
-    verdicts='Differences in percentage points, over paired seeds and shared redraws of the test scenes. Holm corrects '
-             'p for the number of contrasts. Seeds it would take: to resolve a difference of the paper\'s size.',
+    verdicts='Differences in percentage points, over paired seeds and shared redraws of the test images. Holm corrects '
+             'p for the number of contrasts. Seeds it would take: to resolve a difference of the paper\'s size, or '
+             'of the margin, where the paper has a tie.',
     scores='Percent; mean over seeds (lowest to highest).',
     asked='R@k in percent, median ranks as they are; mean over seeds (lowest to highest).',
-    tasks='Percent; mean over seeds, and half of its 95 % interval over seeds and test scenes.',
+    tasks='Percent; mean over seeds, and half of its 95 % interval over seeds and test images.',
     task_trials='Scores of validation scenes; the chosen trial is marked.',
     trials='Each arm has the same number of trials. A dagger: unstable or failed training.',
     cost='Image views count the images of the batches. A method with two views of each of them, such as MCT, '
@@ -330,12 +337,27 @@ def _joined(parts):
     return reduce(add, parts) if parts else ''
 
 # %% ../../nbs/experiments/85_study_report.ipynb #015553e9
+def with_file(
+    study:Study, # As its results say that it was run
+    head:dict,   # From `study_head`
+)->Study:        # `as_today`, if its file is still where it was
+    "A study in the words of the file that it was read from; as it is if that is gone, or another study now"
+    file = Path(study.file)
+    if not file.is_file() or file.suffix != '.toml': return study
+    try:
+        table = read_toml(file)
+        if head['table'].get('name') == f'{table.get("name")}-quick': table = quick_table(table, str(file))
+        return as_today(study, head, table) if table.get('name') == study.name else study
+    except ValueError as e: return replace(study, changed=(*study.changed, f'the file cannot be read any more ({e})'))
+
+# %% ../../nbs/experiments/85_study_report.ipynb #195eb160
 def write_study_report(
     path:FilePath,     # The folder of a study, or its study.jsonl
     out:FilePath=None, # Where `report.html` and `report.md` go; by default in the folder of the lines
 )->Path:               # The page
-    "Write the page of a study, and its tables in Markdown"
+    "Write the page of a study, and its tables in Markdown, in the words of its file, and what was changed there since"
     study,lines = read_study_lines(path)
+    study = with_file(study, study_head(path))
     out = Path(out or (path if Path(path).is_dir() else Path(path).parent))
     for name,text in (('report.html', study_html(study, lines)), ('report.md', study_markdown(study, lines))):
         with atomic_file(out/name) as new: new.write_text(text, encoding='utf-8')

@@ -30,4 +30,4 @@ EVALUATIONS.add(Evaluation('vsepp', 'retrieval by a text encoder that is trained
                                                 bounds=Between(1, 10_000)),
                                   joint=Option(1024, 'for vsepp: width of the joint space',
                                                bounds=Between(1, 16_384))), uses_root=True,
-    scores=_scores))
+    scores=_scores, beside=('random',)))

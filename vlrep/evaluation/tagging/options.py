@@ -21,4 +21,4 @@ EVALUATIONS.add(Evaluation('tagging', 'which tags an image has, by a network on 
                      bounds=Between(1, 10_000_000)),
          k=Option(5, 'for tagging: how many tags are predicted for each image', bounds=Between(1, 10_000)),
          epochs=Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000))),
-    uses_root=True, scores=('tags','words of captions')))
+    uses_root=True, scores=('tags','words of captions'), beside=('random',)))
