@@ -304,7 +304,7 @@ def test_training_and_decisions_see_the_whole_photo(body, tmp_path, monkeypatch)
 
 def test_boxes_have_to_come_from_somewhere(boxed, tmp_path):
     root = photos(tmp_path/'root')
-    with pytest.raises(ValueError, match='^train: .*has no boxes.*--region-files STORE takes the boxes'):
+    with pytest.raises(ValueError, match='^train: .*has no boxes.*--region-files takes the boxes'):
         finetune(boxed, 'vqa', SHORT, root=root, out=tmp_path/'out', log=quiet)
     lines = []
     with pytest.raises(ValueError, match='^test: .*4 of 4 images have no regions'):                   # before training

@@ -470,11 +470,11 @@ def _finetune_rows():
                  out='Folder of the new run (default: the next free one in runs/)',
                  labels='A file of labels, one a line, or JSON (default: the task\'s, or those of the training '
                         'answers)',
-                 region_files='A store of regions of the task\'s photos, features or boxes alone (see vlrep-regions)',
+                 region_files='A store of regions of the task\'s photos (see vlrep-regions); for boxes also a file',
                  which='Checkpoint to start from: best, last, or the number of a step (default: best)',
                  precision='auto, fp32, bf16 or fp16 (default: auto)',
                  max_damaged='Stop when more training photos than this cannot be read: a number (20) or a share (5%)')
-    words = dict(root='DIR', out='DIR', labels='FILE', region_files='DIR')
+    words = dict(root='DIR', out='DIR', labels='FILE', region_files='PATH')
     numbers = dict(seed='Of head, order and dropout (default: 0)',
                    threads='CPU threads (default: what PyTorch chooses)',
                    accumulate='Cut each batch into N parts to save memory (default: 1)',

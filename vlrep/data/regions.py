@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['READ_HOWS', 'check_boxes', 'thumbnail', 'RegionWriter', 'RegionStore', 'unpickle_arrays', 'convert_regions',
-           'mirror_boxes', 'RegionReader']
+           'mirror_boxes', 'open_regions', 'RegionReader']
 
 # %% ../../nbs/data/57_regions.ipynb #67570004
 import base64,hashlib,io,json,os,pickle,re,shutil,weakref,zlib
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import did_you_mean
+from .box_files import BoxFile
 from .image_files import some_of
 from .masking import sequence_mask
 from .records import DamagedImage, ImageFileDataset, ImageTextDataset, open_image
@@ -678,11 +679,22 @@ def mirror_boxes(
     return torch.where(turn[...,None], other, boxes)
 
 # %% ../../nbs/data/57_regions.ipynb #21e518fa
+def open_regions(
+    path:FilePath,     # The folder of a store; with boxes also a file of boxes, see `BoxFile`
+    how:str='files',   # files: features are wanted; boxes: boxes are enough
+)->'RegionStore|BoxFile':
+    "What regions are read from; a `ValueError` if a file of boxes is to give features"
+    if not Path(path).is_file(): return RegionStore(path)
+    if how != 'boxes':
+        raise ValueError(f'{path}: is a file, and features are read from the folder of a store; regions=boxes takes '
+                         f'the boxes of a file')
+    return BoxFile(path)
+
 class RegionReader:
     "What a batch needs for its regions: (dataset, rows) -> tensors"
     def __init__(self,
         how:str='grid',       # 'grid': nothing; 'boxes': the boxes of the records; 'files': what a store has
-        folder:FilePath=None, # The store, for files; with boxes, a store whose boxes are taken instead
+        folder:FilePath=None, # The store, for files; with boxes, a store or `BoxFile` whose boxes are taken
         most:int=36,          # Regions of an image; further ones are left out
     ):
         if how not in READ_HOWS: raise did_you_mean('how', how, READ_HOWS)
@@ -691,7 +703,7 @@ class RegionReader:
                                                      else f'regions from {how} need no folder'))
         if most < 1: raise ValueError(f'most={most}: at least one region')
         self.how,self.folder,self.most = how,folder,most
-        self.store = None if folder is None else RegionStore(folder)
+        self.store = None if folder is None else open_regions(folder, how)
         self._known = weakref.WeakKeyDictionary()
     def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k != '_known'}
     def __setstate__(self, state): self.__dict__.update(state, _known=weakref.WeakKeyDictionary())
@@ -712,6 +724,7 @@ class RegionReader:
 @patch
 def _stored(self:RegionReader, source):
     "The rows of a dataset's images in the store, which must have been made from these images"
+    if isinstance(self.store, BoxFile): return self.store.rows(source.ids, source.name)
     files = isinstance(source, ImageFileDataset)
     paths = [source.path(i) for i in range(len(source))] if files else None
     rows = self.store.rows(source.ids, source.name, paths)

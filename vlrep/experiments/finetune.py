@@ -47,6 +47,10 @@ from .options import *
 from .commands import *
 from .commands import _agree, _blank_learner, _code_of, _limit, _opened, _silent
 
+# %% ../../nbs/experiments/75_finetune.ipynb #9a5a9ac7
+from ..reports.weight_drift import layer_drift, weight_drift
+from .region_files import tensors_digest
+
 # %% ../../nbs/experiments/75_finetune.ipynb #b6263486
 _GRID = dict(width=256, depth=2)
 
@@ -209,7 +213,7 @@ def _check_regions(reader, parts):
     for d in parts.values() if reader else ():
         try: reader(d.base, [0])
         except ValueError as e:
-            more = ('; --region-files STORE takes the boxes of a store' if reader.store is None else
+            more = ('; --region-files takes the boxes of a store or a file' if reader.store is None else
                     '; vlrep-regions stores those of a folder of photos')
             raise ValueError(f'{d.split}: {e}{more}') from None
 
@@ -375,7 +379,8 @@ def _new_run(job, source, out):
     i,a = source.info,job.asked
     kept = {k: a[k] for k in ('root','labels','region_files') if a[k]}
     ft = {**job.facts['finetune'], 'run': str(source.path), 'which': str(a['which']), 'root': a['root'], 'labels_file':
-          kept.get('labels'), 'region_files': kept.get('region_files')}
+          kept.get('labels'), 'region_files': kept.get('region_files'),
+          'first_weights': tensors_digest(job.model.body.state_dict())}
     run = Run.create(run_folder(out, f'{a["task"]}-{a["data"]}', i['method']), commit=commit(),
                      plugins=i.get('plugins', []), workers=a['workers'], save_every=a['save_every'],
                      max_damaged=a['max_damaged'], **{**job.facts, 'finetune': ft})
@@ -408,13 +413,15 @@ def _train_and_tell(job, source, was, out):
         if not main: return run.path
         job.model.load_state_dict(run.weights('best'))
         with job.stages('answers'): rows = _told_rows(job, run)
+        drift = _drift(job, run)
         log(table_text(rows))
         run.add_result(dict(
             format=FORMAT, task=a['task'], method=job.facts['method'], data=a['data'], seed=a['seed'], commit=commit(),
             date=time.strftime('%Y-%m-%d'), processor=processor(), threads=job.facts['threads'],
             precision=effective_precision(job.model, job.facts['precision']), plan=recipe_dict(job.plan),
             seconds={k: round(v, 2) for k,v in job.stages.seconds.items()},
-            numbers=dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history)))
+            numbers=dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history,
+                         **(dict(drift=drift) if drift else {}))))
         log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')
     return run.path
 
@@ -459,3 +466,27 @@ def _told_rows(job, run):
                               draws=job.plan.draws if split == 'test' else 0)
     write_json(run/'samples.json', dict(examples=shown))
     return rows
+
+# %% ../../nbs/experiments/75_finetune.ipynb #99c41617
+def _begun_with(info, recipe, tok):
+    "The weights of the body before fine-tuning; a `ValueError` if the run they are from is gone or has changed"
+    ft = info['finetune']
+    source = load(ft['run'])
+    which = int(ft['which']) if str(ft['which']).isdigit() else ft['which']
+    body,alone = _first_body(source, recipe, tok, which)
+    if alone: body = GridAndText(body, tok, **_GRID, seed=info['seed'])
+    state = body.state_dict()
+    if tensors_digest(state) != ft.get('first_weights', tensors_digest(state)):
+        raise ValueError(f'{source.path}, checkpoint {which}: has changed since this run began')
+    return state
+
+def _drift(job, run):
+    "How far full fine-tuning moved the attention; none with a frozen body, and where the first weights are gone"
+    if job.plan.frozen: return []
+    try: rows = weight_drift(_begun_with(run.info, job.recipe, job.collate.tok), run.weights('best'))
+    except ValueError as e:
+        job.log(f'the drift of the weights is not known: {e}')
+        return []
+    mean = {k: sum(r[k] for r in layer_drift(rows))/len(layer_drift(rows)) for k in ('l1','angle')}
+    job.log(f'drift of the attention, mean over layers: L1 {mean["l1"]:.2e}, angle {mean["angle"]:.4f} of half a turn')
+    return [{**r, 'l1': float(f'{r["l1"]:.6g}'), 'angle': float(f'{r["angle"]:.6g}')} for r in rows]

@@ -8,7 +8,8 @@ __all__ = ['MARK', 'read_written', 'written_by', 'source_texts', 'corpus', 'auxi
            'check_fusion']
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #0faff6ae
-import hashlib
+import hashlib,json
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,18 @@ from fastcore.basics import patch
 from ..core.files import *
 from ..core.registry import *
 from ..core.seeding import *
+from ..data.box_files import BoxFile
 from ..data.collate import CaptionCollator
 from ..data.records import ImageTextDataset, TextBuffer
-from ..data.regions import RegionReader, RegionStore
+from ..data.regions import open_regions, RegionReader, RegionStore
 from ..data.text_pairs import encode_pairs
 from ..datasets.base import DATASETS
 from ..datasets.world.dataset import world
+from ..data.image_files import has_text
 from ..models.bert import bert_tokenizer
 from ..models.region_cache import RegionCache
+from ..models.region_classifier import hash_images
+from ..training.run_folder import load as load_folder
 from .fusion_recipe import *
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #5cfdafae
@@ -59,6 +64,46 @@ def read_written(
     if not said: raise ValueError(f'{path}: holds not a single caption')
     return said
 
+# %% ../../nbs/methods/06_fusion_collate.ipynb #7f01bd7f
+_CAPTIONED = 256 # Images that are in memory at a time while they are captioned
+
+def _caption_key(run, dataset):
+    "What decides the captions: the run's recipe, weights and tokens, and the images; the number is of this code"
+    folder = load_folder(run)
+    facts = [1, *(folder.info.get(k) for k in ('method','recipe','backbone','plugin_code')), len(dataset), dataset.size]
+    h = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    for k,v in folder.weights('best').items(): h.update(k.encode() + v.cpu().contiguous().numpy().tobytes())
+    if (folder/'tokenizer.model').is_file(): h.update(file_sha256(folder/'tokenizer.model').encode())
+    hash_images(h, dataset)
+    return h.hexdigest()[:24]
+
+def _caption_all(run, dataset):
+    "What a run's model writes about images, as it is, from the cache if it is there"
+    file = cache_dir('captions')/f'{_caption_key(run, dataset)}.json'
+    with locked(file.with_suffix('.lock'), f'the captions {file}', timeout=-1):
+        try:
+            said = read_json(file)
+            if isinstance(said, list) and len(said) == len(dataset): return said
+        except ValueError: pass                                          # not there, or damaged
+        m,said = resolve('vlrep:load')(run),[]
+        for i in range(0, len(dataset), _CAPTIONED):
+            said += m.caption([dataset[k].load() for k in range(i, min(i+_CAPTIONED, len(dataset)))])
+        write_json(file, said)
+    return said
+
+def written_by(
+    run:FilePath,             # The folder of a run whose model can caption
+    dataset:ImageTextDataset, # Images
+    log:Callable=None,        # Called with how many captions are empty, if some are
+)->list:                      # A caption of each; where nothing was written, 'a picture'
+    "Captions that one of our own models writes about some images; a `ValueError` if it cannot"
+    said = _caption_all(run, dataset)
+    empty = sum(not has_text(t) for t in said)
+    if empty and log:
+        log(f'{run}: {empty:,} of {len(said):,} captions of the {dataset.split or dataset.name} images are empty: "a '
+            f'picture" stands for them')
+    return [t if has_text(t) else 'a picture' for t in said]
+
 # %% ../../nbs/methods/06_fusion_collate.ipynb #774b367b
 def _written(recipe, dataset):
     "What a model wrote about the images"
@@ -72,19 +117,6 @@ def _written(recipe, dataset):
         raise ValueError(f'{path}: has no caption of {len(lost)} of {len(dataset)} images of {dataset.name}, the first '
                          f'is {lost[0]}')
     return TextBuffer(said[str(i)] for i in dataset.ids)
-
-_WRITTEN = {}  # Captions that models have written in this process
-
-def written_by(
-    run:FilePath,             # The folder of a run whose model can caption
-    dataset:ImageTextDataset, # Images
-)->list:                      # A caption of each
-    "Captions that one of our own models writes about some images; a `ValueError` if it cannot"
-    key = str(Path(run).resolve()),dataset.name,dataset.split,tuple(map(str, dataset.ids))
-    if key not in _WRITTEN:                                             # asked for by tokenizer, check and collator
-        m = resolve('vlrep:load')(run)
-        _WRITTEN[key] = [t if t.strip() else 'a picture' for t in m.caption([r.load() for r in dataset])]
-    return _WRITTEN[key]
 
 def source_texts(
     recipe:FusionInput,       # With `source`
@@ -248,7 +280,8 @@ def fusion_contents(
     splits:dict,        # Datasets `train` and `valid`
 )->dict:                # Name -> digest
     "What decides a run besides its images: the store of regions, and the texts of its source, however they were made"
-    store,out = _store(recipe),{}
+    out = {}
+    store = open_regions(recipe.region_files, recipe.regions) if recipe.region_files else None    # or a file of boxes
     if store: out['region_files'] = store.digest()
     for part in ('train','valid'): out[f'{recipe.source} of {part}'] = _digest(source_texts(recipe, splits[part]))
     return out
@@ -274,6 +307,11 @@ def check_fusion(
     cut = int((encode_pairs(collate.tok, [a for a,*_ in some], [b if m else None for _,m,b in some],
                             recipe.max_len)['cut'] > 0).sum())
     lines = [f'{data}: {n:,} texts ({recipe.source}) of {len(texts):,} images, regions from {recipe.regions}']
+    if recipe.source == 'generated' and Path(recipe.generated).is_dir():
+        for part in ('train','valid'): written_by(recipe.generated, splits[part], lines.append)
+    if isinstance(collate.reader.store, BoxFile):
+        ids = [i for part in ('train','valid') for i in splits[part].ids]
+        lines += collate.reader.store.lines(ids, recipe.max_regions)
     if cut: lines.append(f'{cut} of the first {len(some)} texts are longer than max_len={recipe.max_len} '
                          f'tokens: they are cut')
     if recipe.regions != 'files' and recipe.region_model == 'given':

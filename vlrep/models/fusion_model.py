@@ -14,6 +14,7 @@ from ..core.seeding import *
 from ..data.masking import sequence_mask
 from ..data.pair_masking import mask_regions, mask_words
 from .bert_model import *
+from .sublayers import *
 from .fusion import *
 from .text_decoder import *
 
@@ -74,7 +75,7 @@ class FusionHeads:
     pool_width:int=0      # Of two poolers whose answers are multiplied (ViLBERT: 1024); 0: BERT's own
     pool_token:str='cls'  # The text's pooled token: cls, or last: the one before the last [SEP], as it is
     pool_region:str='first' # Of ViLBERT: first, or mean
-    tie_words:bool=True   # Is the last layer of the head for words the table of words? Else one of its own
+    tie_words:bool=True   # Is the head for words BERT's, its last layer the table of words? Else all of it is new
     classes:int=0         # Of masked regions; 0: none is masked
     share:float=.15       # Chance of a word to be masked
     region_share:float=.15 # Chance of a region to be masked
@@ -117,6 +118,10 @@ class FusionModel(nn.Module):
         self.decoder = None if heads.tie_words else nn.Linear(bert.width, len(tok), bias=False)
         self.fuse_width,self.pooled_width = bert.width,w or bert.width
         new = [m for m in (self.regions_in,self.text_pool,self.region_pool,self.classify,self.decoder) if m is not None]
+        if not heads.tie_words:                                  # then nothing of BERT's head remains (A32)
+            new.append(bert.transform)
+            bert.transform_norm.reset_parameters()
+            nn.init.zeros_(bert.bias)
         for k,m in enumerate(new):
             init_weights(m, config.std, torch_rng(seed, 'fusion', k))
             for n,p in m.named_parameters():

@@ -84,6 +84,9 @@ def make_shards(
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
     builder,out = DATASETS[data],Path(out)
     builder.check_root(root)
+    if not builder.provides & {'captions','narratives','labels'}:
+        raise ValueError(f'--data {data}: has {", ".join(sorted(builder.provides))} alone, and shards hold captions, '
+                         f'narratives and labels')
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f'{out}: exists already; give a folder that is new or empty')
     if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')

@@ -15,6 +15,7 @@ from ...data.tasks import TaskDataset
 from ...reports.figures import (bars_html, cards_html, curves_svg, facts_html, page_html, render_macro, table_html,
                                    wide_rows)
 from ...reports.page import jpeg_uri
+from ...reports.weight_drift import drift_lines, drift_rows
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #cace6180
 def told_examples(
@@ -55,6 +56,15 @@ def _numbers(info, res):
             'seconds': round(sum(res['seconds'].values())), 'commit': res.get('commit') or 'unknown',
             'date': res.get('date', '')}
 
+def _drift(rows):
+    "How far fine-tuning moved the attention, as figures and a table; '' where that is not known"
+    if not rows: return ''
+    said = ('How far full fine-tuning moved each matrix of attention: L1, the mean change of a weight, and the angle '
+            'between before and after, as a part of half a turn (0: the same direction, 0.5: at right angles).')
+    curves = [curves_svg(drift_lines(rows, k), x='layer', y=y, zero=True) for k,y in
+              (('l1','L1'), ('angle','angle, in half turns'))]
+    return render_macro('two', curves) + table_html(drift_rows(rows), said)
+
 def _curves(log, history):
     "Losses of the log, and the score of each evaluation"
     col = lambda k: ([float(r['step']) for r in log if r.get(k)], [float(r[k]) for r in log if r.get(k)])
@@ -77,6 +87,7 @@ def task_report_html(
     return page_html(f'{info["method"]} on {ft["task"]}', {
         'Results, with the image and without': scores,
         'Learning': render_macro('two', _curves(list(log), res['numbers']['history'])),
+        'Drift of the weights': _drift(res['numbers'].get('drift', [])),
         'Examples': cards_html(list(examples)) if examples else '',
         'What was run': facts_html(_numbers(info, res)),
         'The plan': facts_html({k: str(v) for k,v in ft['plan'].items()})},

@@ -6,14 +6,14 @@
 __all__ = ['decide_all', 'task_draws', 'task_rows', 'Answerer']
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #5265a8aa
-import copy
+import copy,warnings
 from collections.abc import Callable
 import numpy as np, torch
 from fastcore.basics import patch
 from PIL import Image
 from torch import Tensor
 from ...core.files import *
-from ...data.image_files import some_of
+from ...data.image_files import has_text, some_of
 from ...data.loader import StatefulLoader
 from ...data.tasks import TaskDataset
 from ...data.text_pairs import encode_pairs
@@ -21,7 +21,7 @@ from ...data.transforms import EvalTransform
 from ...metrics.ranking import draw_counts
 from ...metrics.vqa import UNKNOWN
 from ...models.features import frozen
-from ...models.pretrained import Pretrained
+from ...models.pretrained import Pretrained, to_image
 from .plan import *
 from .model import *
 from .training import *
@@ -125,40 +125,89 @@ def boxes(self:Answerer,
         raise ValueError('boxes: this run reads regions of boxes, give them as parts of width and height, such as '
                          '[(0, 0, 1, 1)] for the whole image')
     b = torch.as_tensor(np.asarray(boxes, np.float32)).reshape(len(boxes), -1)
-    if b.shape[1] != 4 or not ((b >= 0) & (b <= 1)).all() or not (b[:,2:] > b[:,:2]).all():
+    if b.shape[1:] != (4,) or not ((b >= 0) & (b <= 1)).all() or not (b[:,2:] > b[:,:2]).all():
         raise ValueError(f'boxes: {some_of(boxes)}: four numbers from 0 to 1 each, left, top, right, bottom')
     return dict(region_boxes=b[None], region_counts=torch.tensor([len(b)]))
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #28aa2bce
+def _picture(image):
+    "A path as it is, any other picture as an array; a `ValueError` says what is wrong with it"
+    if isinstance(image, FilePath): return image
+    try: return np.array(to_image(image))
+    except ValueError as e: raise ValueError(f'image: {e}') from None
+
+def _pairs(image, question, boxes):
+    "Images, questions and boxes, as many of each; and whether a single question was asked"
+    many = [isinstance(x, (list,tuple)) for x in (image, question)]
+    if not any(many): return [image],[question],[boxes],True
+    n = max(len(x) for x,m in zip((image, question), many) if m)
+    images,questions = (list(x) if m else [x]*n for x,m in zip((image, question), many))
+    if len(images) != len(questions): raise ValueError(f'question: {len(questions)} for {len(images)} images')
+    if not n: raise ValueError('question: an empty list')
+    own = list(boxes) if many[0] and boxes is not None else [boxes]*n
+    if len(own) != n: raise ValueError(f'boxes: of {len(own)} images, and there are {n}')
+    return images,questions,own,False
+
+@patch
+def _texts(self:Answerer, questions):
+    "Questions as tokens; what is cut is counted in a warning"
+    for k,q in enumerate(questions):
+        where = 'question' + f' {k}'*(len(questions) > 1)
+        if not isinstance(q, str): raise ValueError(f'{where}: a text is expected, not {brief(q)}')
+        if not has_text(q): raise ValueError(f'{where}: is empty')
+    text = encode_pairs(self.collate.tok, questions, max_len=self.collate.max_len)
+    if long := int((text['cut'] > 0).sum()):
+        warnings.warn(f'{long} of {len(questions)} questions are longer than the {self.collate.max_len} tokens that '
+                      f'this run reads: their last {int(text["cut"].sum())} tokens are cut', stacklevel=4)
+    return {k: text[k] for k in ('tok','lens','segments')}
+
+@patch
+def _boxes(self:Answerer, many):
+    "The boxes of several images as a batch"
+    got = [self.boxes(b) for b in many]
+    if not got[0]: return {}
+    n = max(g['region_boxes'].shape[1] for g in got)
+    pad = [torch.nn.functional.pad(g['region_boxes'], (0,0,0,n-g['region_boxes'].shape[1])) for g in got]
+    return dict(region_boxes=torch.cat(pad), region_counts=torch.cat([g['region_counts'] for g in got]))
+
+# %% ../../../nbs/evaluation/finetune/60_results.ipynb #1b767478
 @patch
 def probabilities(self:Answerer,
-    image:FilePath|Image.Image|np.ndarray|Tensor, # A picture
-    question:str,  # A question
-    boxes:list=None, # As for `answer`
-)->Tensor:         # (k,)
+    image:FilePath|Image.Image|np.ndarray|Tensor|list, # A picture, or a list of them
+    question:str|list,  # A question, or a list of them
+    boxes:list=None,    # As for `answer`
+    bs:int=64,          # Questions at a time
+)->Tensor:              # (k,), or (n,k) for a list
     "The probability of each label"
     if self.task.closed or not self.task.asks:
         raise ValueError(f'this run was fine-tuned on {self.task.name} ({self.task.explain}): it answers no questions')
-    if not str(question).strip(): raise ValueError('question: is empty')
-    text = encode_pairs(self.collate.tok, [str(question)], max_len=self.collate.max_len)
-    batch = {**self.view.batch([image]), **{k: text[k] for k in ('tok','lens','segments')}, **self.boxes(boxes)}
-    p = next(self.model.parameters())
-    with frozen(self.model):
-        return self.model({k: v.to(p.device) for k,v in batch.items()})['logits'][0].float().sigmoid().cpu()
+    images,questions,own,one = _pairs(image, question, boxes)
+    text,regions = self._texts(questions),self._boxes(own)
+    p,out = next(self.model.parameters()),[]
+    for i in range(0, len(questions), bs):
+        pictures = [_picture(x) for x in images[i:i+bs]]
+        batch = {**self.view.batch(pictures), **{k: v[i:i+bs] for k,v in (text|regions).items()}}
+        with frozen(self.model):
+            out.append(self.model({k: v.to(p.device) for k,v in batch.items()})['logits'].float().sigmoid().cpu())
+    out = torch.cat(out)
+    return out[0] if one else out
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #4561a936
 @patch
 def answer(self:Pretrained,
-    image:FilePath|Image.Image|np.ndarray|Tensor, # A picture
-    question:str,    # A question about it
-    boxes:list=None, # For a run that reads regions of boxes: left, top, right, bottom of each, as parts of the sides
+    image:FilePath|Image.Image|np.ndarray|Tensor|list, # A picture, or a list of them
+    question:str|list, # A question about it, or a list: several about one picture, or one for each picture
+    boxes:list=None, # For a run that reads regions of boxes: left, top, right, bottom of each, as parts of the sides;
+                     # for a list of pictures a list of such lists
     top:int=5,       # How many answers
-)->list:             # Pairs of an answer and its probability, the most likely first
-    "What is the answer? A `ValueError` if the run was not fine-tuned on questions"
+)->list:             # Pairs of an answer and its probability, the most likely first; for a list a list of such lists
+    "What is the answer? A `ValueError` if the run was not fine-tuned on questions, or names what cannot be answered"
     if (asked := self.capabilities.get('answer')) is None:
         raise ValueError(f'{self.name}: was not fine-tuned on questions: vlrep-finetune {self.name} --task vqa makes a '
                          f'run that answers')
-    p = asked(image, question, boxes)
-    labels = asked.__self__.labels
-    order = [k for k in p.argsort(descending=True, stable=True).tolist() if labels[k] != UNKNOWN]
-    return [(labels[k], float(p[k])) for k in order[:top]]
+    if top < 1: raise ValueError(f'top={top}: at least 1 answer')
+    p,labels = asked(image, question, boxes),asked.__self__.labels
+    def best(p):
+        order = [k for k in p.argsort(descending=True, stable=True).tolist() if labels[k] != UNKNOWN]
+        return [(labels[k], float(p[k])) for k in order[:top]]
+    return best(p) if p.ndim == 1 else [best(q) for q in p]

@@ -8,7 +8,6 @@ __all__ = ['ViLBERTModel', 'vilbert_loss', 'vilbert_learner']
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #95872658
 from fastai.data.core import DataLoaders
 from torch import nn
-from ...models.fusion import dual_stream, FusionConfig
 from ...models.fusion_model import FusionHeads, FusionModel
 from ...training.learner import BatchLearner
 from ..fusion_method import fusion_learner, fusion_loss
@@ -20,14 +19,11 @@ vilbert_loss = fusion_loss   # Of masked words, and of masked regions
 
 def _parts(recipe, bert, classes):
     "Two streams, with embeddings and heads"
-    r,blocks = recipe,recipe.blocks or max(1, bert.depth//2)
-    e,heads = r.image_width or bert.width,r.image_heads or bert.heads
-    layers = dual_stream(bert.depth, blocks, bert.heads, image_heads=heads, co_width=(r.co_width or e)*r.co_attention,
-                         co_heads=r.co_heads or heads)
-    config = FusionConfig(layers, bert.width, bert.hidden, e, r.image_ffn or e, dropout=bert.dropout,
-                          attention_dropout=bert.attention_dropout, eps=bert.eps, std=bert.std)
-    return config,FusionHeads(boxes=True, pool_width=e, pool_region=r.pool_region, tie_words=r.tie_mlm, classes=classes,
-                              share=r.mask_share, region_share=r.region_share, zeroed=r.region_zeroed)
+    r,config = recipe,vilbert_config(recipe, bert)
+    heads = FusionHeads(boxes=True, pool_width=r.image_width or bert.width, pool_region=r.pool_region,
+                        tie_words=r.tie_mlm, classes=classes, share=r.mask_share, region_share=r.region_share,
+                        zeroed=r.region_zeroed)
+    return config,heads
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
 def vilbert_learner(

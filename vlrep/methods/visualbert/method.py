@@ -8,7 +8,6 @@ __all__ = ['VisualBERTModel', 'visualbert_loss', 'visualbert_learner']
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #9bd8a23d
 from fastai.data.core import DataLoaders
 from torch import nn
-from ...models.fusion import FusionConfig, single_stream
 from ...models.fusion_model import FusionHeads, FusionModel
 from ...training.learner import BatchLearner
 from ..fusion_method import fusion_learner, fusion_loss
@@ -19,12 +18,11 @@ VisualBERTModel = FusionModel  # One stream of words and regions
 visualbert_loss = fusion_loss    # Of masked words, and of masked regions if there are any
 
 def _parts(recipe, bert, classes):
-    "One stream, as deep as BERT"
-    config = FusionConfig(single_stream(bert.depth, bert.heads), bert.width, bert.hidden, dropout=bert.dropout,
-                          attention_dropout=bert.attention_dropout, eps=bert.eps, std=bert.std)
+    "One stream, as deep as BERT, and its heads"
     r = recipe
-    return config,FusionHeads(pool_token=r.pooler, tie_words=r.tie_mlm, classes=classes, share=r.mask_share,
-                              region_share=r.region_share, zeroed=r.region_zeroed)
+    heads = FusionHeads(pool_token=r.pooler, tie_words=r.tie_mlm, classes=classes, share=r.mask_share,
+                        region_share=r.region_share, zeroed=r.region_zeroed)
+    return visualbert_config(r, bert),heads
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
 def visualbert_learner(
