@@ -77,8 +77,9 @@ def test_recipe_is_frozen_and_complete(case):
     assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)
 
 def test_learner_takes_what_all_take(case):
-    assert list(inspect.signature(case.method.learner).parameters) == ['recipe', 'dls', 'visual', 'seed', 'precision',
-                                                                       'cbs']
+    m = case.method
+    taken = ['recipe', 'dls', 'visual', 'seed', 'precision', 'cbs'] + ['sizes']*bool(m.sizes)
+    assert list(inspect.signature(m.learner).parameters) == taken
 
 def test_it_trains_and_the_loss_falls(case):
     assert case.learn.train_state.step == case.recipe.steps == 3*len(case.learn.dls.train)
