@@ -179,3 +179,17 @@ def test_redraws_of_photos_stand_in_their_options(tmp_path):
     (tmp_path/'s.toml').write_text(STUDY)
     study = read_study(tmp_path/'s.toml')
     assert [arm_recipe(study, a)[1].draws for a in study.arms] == [30, 30]
+
+def test_part_and_captions_are_for_pretraining_alone(photos, tmp_path, capsys):
+    "A run on a part of the photos that its seed chooses is evaluated, and with the captions of all training photos"
+    words = [w for kv in NET.split(', ') for w in ('--set', kv.replace(' ', ''))]
+    for name,more in (('all', ()), ('part', ('--part', '.5', '--captions', '1', '--part-seed', '-1'))):
+        main(['pretrain', '--method', 'contrast', '--data', 'flickr8k', '--root', str(photos), *words, *more, '--threads',
+              '1', '--out', str(tmp_path/name)])
+    counted = []
+    for name in ('all','part'):
+        capsys.readouterr()
+        main(['evaluate', str(tmp_path/name), '--on', 'tagging', '--epochs', '1'])
+        counted.append(next(l for l in capsys.readouterr().out.splitlines() if 'words of captions, ' in l))
+        main(['evaluate', str(tmp_path/name), '--on', 'retrieval'])
+    assert counted[0] == counted[1]

@@ -16,7 +16,7 @@ from ...core.progress import *
 from ...core.seeding import *
 from ...data.subsets import readable
 from ...data.tokenizer import pad_tokens
-from ...datasets.base import DATASETS
+from ...datasets.base import DATASETS, whole_data
 from ...metrics.captioning import caption_words
 from ...models.features import bn_statistics, features
 from ...models.named import initial_backbone
@@ -176,7 +176,7 @@ def ask_vsepp(
     builder = DATASETS[data or info['data']['name']]
     same = builder.name == info['data']['name'] and context.root is None
     root = context.root or (info.get('root') if builder.root_help else None)
-    parts = builder.open(context.options if same else builder.options, root, m.side, log=log)
+    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, log=log)
     parts = [readable(parts[k], log) if builder.audit else parts[k] for k in ('train','test')]
     (train,texts,owner),(test,asked,whose) = map(caption_pairs, parts)
     nets = {info['method']: m.backbone}

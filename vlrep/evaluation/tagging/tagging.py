@@ -16,7 +16,7 @@ from ...core.progress import *
 from ...core.seeding import *
 from ...data.records import ImageTextDataset
 from ...data.subsets import readable
-from ...datasets.base import DATASETS
+from ...datasets.base import DATASETS, whole_data
 from ...metrics.captioning import caption_words
 from ...metrics.ranking import bootstrap
 from ...models.features import bn_statistics, features
@@ -196,7 +196,7 @@ def ask_tagging(
     builder = DATASETS[data or info['data']['name']]
     same = builder.name == info['data']['name'] and context.root is None
     root = context.root or (info.get('root') if builder.root_help else None)
-    parts = builder.open(context.options if same else builder.options, root, m.side, {'labels'}, log)
+    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, {'labels'}, log)
     train,test = (readable(parts[p], log) if builder.audit else parts[p] for p in ('train','test'))
     lists = [tag_lists(s) for s in (train, test)]
     vocabulary = tag_vocabulary(lists[0], tags)
