@@ -83,7 +83,7 @@ def _empty_paths(got):
         value = getattr(got, f.name)
         if is_dataclass(value): _empty_paths(value)
         words = [getattr(m, 'metavar', '') for m in getattr(f.type, '__metadata__', ())]
-        what = 'name' if 'NAME' in words else 'path' if {'DIR','FILE'} & set(words) else ''
+        what = 'name' if 'NAME' in words else 'path' if {'DIR','FILE','PATH'} & set(words) else ''
         if what and isinstance(value, str) and not value.strip():
             raise ValueError(f'--{f.name.replace("_", "-")} {value!r}: a {what} is missing')
 
