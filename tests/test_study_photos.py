@@ -184,8 +184,8 @@ def test_part_and_captions_are_for_pretraining_alone(photos, tmp_path, capsys):
     "A run on a part of the photos that its seed chooses is evaluated, and with the captions of all training photos"
     words = [w for kv in NET.split(', ') for w in ('--set', kv.replace(' ', ''))]
     for name,more in (('all', ()), ('part', ('--part', '.5', '--captions', '1', '--part-seed', '-1'))):
-        main(['pretrain', '--method', 'contrast', '--data', 'flickr8k', '--root', str(photos), *words, *more, '--threads',
-              '1', '--out', str(tmp_path/name)])
+        main(['pretrain', '--method', 'contrast', '--data', 'flickr8k', '--root', str(photos), *words, *more,
+              '--threads', '1', '--out', str(tmp_path/name)])
     counted = []
     for name in ('all','part'):
         capsys.readouterr()
