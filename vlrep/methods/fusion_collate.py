@@ -18,6 +18,7 @@ from fastcore.basics import patch
 from ..core.files import *
 from ..core.registry import *
 from ..core.seeding import *
+from ..core.weights import *
 from ..data.box_files import BoxFile
 from ..data.collate import CaptionCollator
 from ..data.records import ImageTextDataset, TextBuffer
@@ -72,7 +73,7 @@ def _caption_key(run, dataset):
     folder = load_folder(run)
     facts = [1, *(folder.info.get(k) for k in ('method','recipe','backbone','plugin_code')), len(dataset), dataset.size]
     h = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    for k,v in folder.weights('best').items(): h.update(k.encode() + v.cpu().contiguous().numpy().tobytes())
+    h.update(weights_sha256(folder.weights('best')).encode())
     if (folder/'tokenizer.model').is_file(): h.update(file_sha256(folder/'tokenizer.model').encode())
     hash_images(h, dataset)
     return h.hexdigest()[:24]

@@ -83,7 +83,7 @@ def icmlm_learner(
     seed:int=0,            # First weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # Of a run that is opened: what it has kept by `bert_sizes`; {}: of an older one
+    sizes:dict=None,       # Of a run that is opened: what it has kept by `bert_sizes`; {}: nothing
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with masked words"
     r,collate,train = recipe,dls.train.collate,dls.train.source
@@ -97,8 +97,7 @@ def icmlm_learner(
         torch.manual_seed(seed_of(seed, 'icmlm head'))
         tags = ConceptHead(visual.width, len(collate.concepts) if known else 0, r.tag_head, r.tag_width)
         model = MaskedWordModel(visual, bert, _head(r, visual.width, bert.width), tags, tok, tag_weight=r.tag_weight,
-                                counts=_counts(collate, train, tok) if known else None, mlm_head=r.full_mlm_head,
-                                keep_bert=r.bert == 'small' or sizes != {})
+                                counts=_counts(collate, train, tok) if known else None, mlm_head=r.full_mlm_head)
     groups = param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd)
     wait = [FrozenStart(round(r.frozen_start*r.steps))] if r.frozen_start else []
     return learner(dls, model, _terms, concept_optimizer(r, groups),

@@ -36,19 +36,14 @@ class MaskedWordModel(nn.Module):
         *, counts:Tensor=None, # How often each token is masked in training (v,); 0: never
         tag_weight:float=1.,   # Lambda
         mlm_head:bool=False,   # BERT's whole classifier of words? Else its word vectors alone
-        keep_bert:bool=True,   # Save BERT with the model? Else only its digest, as older runs of published ones did
     ):
         super().__init__()
         self.visual,self.bert,self.head,self.tags = visual,bert.freeze(),head,tags
         for p in bert.parameters(): p.grad = None                    # of its own training
-        self.mask,self.tag_weight,self.mlm_head,self.keep_bert = tok.mask,tag_weight,mlm_head,keep_bert
+        self.mask,self.tag_weight,self.mlm_head = tok.mask,tag_weight,mlm_head
         self.register_buffer('times_masked', torch.zeros(len(tok), dtype=torch.int64) if counts is None else counts)
         self.register_buffer('digest', bert_digest(bert))
-        if not keep_bert: self._register_state_dict_hook(_without_bert)
         self.register_load_state_dict_post_hook(_same_bert)
-
-def _without_bert(model, state, prefix, local):
-    for k in [k for k in state if k.startswith(f'{prefix}bert.')]: del state[k]
 
 def _same_bert(model, keys):
     "A `ValueError` if the weights that were loaded belong to another BERT"
