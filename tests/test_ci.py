@@ -1,5 +1,5 @@
 "The scripts behind the Makefile: each check of the gate goes red when it should"
-import base64, importlib, json, sys
+import base64, importlib, json, re, sys
 import xml.etree.ElementTree as xml
 from pathlib import Path
 import pytest
@@ -132,6 +132,13 @@ def test_readme(ci):
     assert ci('readme').render(nb) == made
 
 # ---------------------------------------------------------------- make robust
+
+def test_every_check_on_learning_is_in_the_matrix(ci):
+    "A cell that calls `learned` begins with `#| learns`"
+    robust = ci('robust')
+    books = [p for p in (robust.ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
+    calls = [(p.stem, c) for p in books for c in robust.cells(p) if re.search(r'^ *learned\(', c, re.M)]
+    assert calls and not [(name, c[:80]) for name,c in calls if not robust.learns(c) and 'expect_fail' not in c]
 
 def notebook(path, *cells):
     path.write_text(json.dumps(dict(cells=[dict(cell_type='code', source=c.splitlines(True)) for c in cells])))
