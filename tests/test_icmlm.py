@@ -1,5 +1,5 @@
 """ICMLM: the invariants T27 to T31, every switch, a published BERT, what is refused, and a run from start to end"""
-import copy, json, math
+import copy, json, math, shutil
 from dataclasses import replace
 import numpy as np, pytest, torch
 from safetensors.torch import load_file
@@ -268,6 +268,13 @@ def test_a_longer_caption_than_bert_has_positions_is_refused_before_training(dat
     with pytest.raises(ValueError, match=r'max_len=60: .*has positions for 40 tokens only'):
         METHOD.check(recipe(bert=str(folder), max_len=60), splits, 'world')
     assert METHOD.check(recipe(bert=str(folder), max_len=40), splits, 'world')
+
+def test_a_bert_without_weights_is_refused_before_training(data, folder, tmp_path):
+    "The check that runs before any network, baselines too, is trained"
+    at = shutil.copytree(folder, tmp_path/'empty')
+    (at/'model.safetensors').unlink()
+    with pytest.raises(ValueError, match='empty: has no weights: neither model.safetensors nor'):
+        METHOD.check(recipe(bert=str(at)), dict(train=data[0], valid=data[1]), 'world')
 
 def test_clusters_of_the_states_of_a_given_bert(data, folder, monkeypatch):
     "By the path of the recipes of the paper; the number of clusters is checked before a BERT is opened or trained"

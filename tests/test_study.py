@@ -3,6 +3,7 @@ import json, math, os, shutil, signal, sys, time
 from pathlib import Path
 import pytest, torch
 from tools import refused
+from vlrep.experiments import study_tuning
 from vlrep.experiments.commands import pretrain
 from vlrep.experiments.comparisons import Difference
 from vlrep.experiments.finetune import finetune
@@ -10,7 +11,9 @@ from vlrep.experiments.study import arm_recipe, read_study, read_toml, study_of,
 from vlrep.experiments.study_report import write_study_report
 from vlrep.experiments.study_runs import code_modules, plan_study, run_study, StudyFolder
 from vlrep.experiments.study_tuning import tuning_rounds
-from vlrep.experiments.study_verdicts import holm, judge_study, needed_seeds, p_value, read_study_lines, study_verdict
+from vlrep.experiments.study_verdicts import (from_start, holm, judge_study, needed_seeds, p_value, read_study_lines,
+                                              study_verdict)
+from vlrep.models.named import weights_digest
 from vlrep.training.callbacks import TrainingDiverged
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load
@@ -272,6 +275,49 @@ def test_plan_counts_what_the_study_did(done):
     assert (told['runs'], told['trials']) == (4, 6) and told['views'] == 2*(2*12+2*4+8)*16 and told['hours'] > 0
     assert sum(l['numbers']['views'] for l in lines if l['kind'] == 'run') == 4*12*16
 
+# ---------------------------------------------------------------- an arm that starts from the run of another one
+
+WARM = STUDY.replace("name = 'tiny'", "name = 'warm'").replace(
+    "\ngrid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]", '').replace(
+    """name = 'labels'
+method = 'multilabel'
+""", """name = 'long'
+method = 'token_cls'
+""").replace("changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}",
+             "changes = {steps = 24, warmup = 2, size = 32, bs = 16, visual_width = 8, vocab = 300}").replace(
+    "[[contrasts]]", """[[arms]]
+name = 'after'
+method = 'multilabel'
+weights = '@sets'
+changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}
+
+[[contrasts]]""", 1).replace("a = 'sets'\nb = 'labels'", "a = 'after'\nb = 'long'").replace(
+    "[tune]", "[tune]\nscore = 'held_loss'")
+
+def test_an_arm_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
+    "With the weights of the same seed, in its trials, too; its views and steps are those of both runs"
+    file = tmp_path/'warm.toml'
+    file.write_text(WARM)
+    out,started,begin = tmp_path/'out',[],study_tuning.with_backbone
+    monkeypatch.setattr(study_tuning, 'with_backbone', lambda m, b=None, w=None: started.append(w) or begin(m, b, w))
+    run_study(file, out, log=str)
+    study,lines = read_study_lines(out)
+    assert set(started) == {None, load(out/'runs'/'sets-0').checkpoint('best')/'model.safetensors'}      # of trials
+    for s in (0, 1):
+        info = load(out/'runs'/f'after-{s}').info
+        start = load(out/'runs'/f'sets-{s}').checkpoint('best')/'model.safetensors'
+        assert (info['weights_file'], info['weights']) == (str(start.resolve()), weights_digest(start))
+    row, = judge_study(study, lines)
+    assert len(row['each']) == 2 and not row['verdict'].startswith(('not judged', 'not run'))
+    runs = {l['arm']: [m for m in lines if m['kind'] == 'run' and m['arm'] == l['arm']] for l in lines if 'arm' in l}
+    assert {l['numbers']['views'] for l in runs['after']} == {12*16}
+    assert {l['numbers']['views'] for l in from_start(study, runs, 'after')} == {24*16}
+    for l in lines:
+        if l.get('arm') == 'sets' and l['kind'] == 'run': l['numbers']['views'] += 1
+    assert 'measured views=' in judge_study(study, lines)[0]['verdict']
+    after = next(l for l in lines if l.get('arm') == 'after' and l['kind'] == 'run')
+    assert after['spec']['weights'] == '@sets' and 'start' in after['facts']
+
 # ---------------------------------------------------------------- pretrained once, fine-tuned on tasks
 
 SOURCES = ROOT/'data'/'studies'/'pretraining_right.toml'
@@ -387,7 +433,7 @@ def test_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
     lines = read_study_lines(out)[1]
     gone = {l['seed']: l['error'] for l in lines if l['kind'] == 'diverged' and l['arm'] == 'vb-generated'}
     assert sorted(gone) == ([0, 1] if seed == 0 else [1])
-    assert all('its writer writer diverged (the training loss is nan' in e for e in gone.values())
+    assert all('its source writer diverged (the training loss is nan' in e for e in gone.values())
     assert sum(l['kind'] == 'run' and l['arm'] == 'vb-generated' for l in lines) == seed
     assert any(l.startswith('T: not run (vb-generated') for l in said)
     assert f'vb-generated, seed {seed}' in (out/'report.md').read_text()

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCORES', 'BESIDE', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Arm', 'FineTuning', 'Tuning', 'asked_scores',
            'contrast_tables', 'Contrast', 'Study', 'study_of', 'read_toml', 'read_study', 'quick_table', 'change_texts',
-           'check_kinds', 'arm_recipe', 'writer_changes', 'shorter', 'held_equal', 'check_equal', 'with_root',
-           'check_study', 'task_plan', 'questions_of']
+           'check_kinds', 'arm_recipe', 'source_run', 'source_changes', 'shorter', 'held_equal', 'check_equal',
+           'with_root', 'check_study', 'task_plan', 'questions_of']
 
 # %% ../../nbs/experiments/82_study.ipynb #9e2f686f
 import copy,json,re,typing
@@ -45,6 +45,7 @@ class Arm:
     changes:dict=field(default_factory=dict) # Field of the recipe or of the data -> value
     grid:tuple=()    # Trials of its own in place of the study's, as many of them
     backbone:str=''  # Another network than the recipe's, such as resnet18
+    weights:str=''   # Where its backbone starts: `@NAME`, the run of that arm with the same seed; '': at random
     tasks:tuple=('all',) # What its runs are fine-tuned on: some of the study's tasks, all, or nothing: an empty list
     modes:tuple=('all',) # Some of `MODES`, or all of the study's
 
@@ -145,11 +146,11 @@ def jobs(self:Study,
             for m in (f.modes if arm.modes == ('all',) else arm.modes)]
 
 @patch
-def writer(self:Study,
+def source_arm(self:Study,
     arm:Arm # One of `arms`
 )->Arm:
-    "The arm whose run writes the captions that this one reads, `generated = '@NAME'`; None"
-    name = str(arm.changes.get('generated', ''))
+    "The arm whose run generates this one's captions, `generated = '@NAME'`, or is its start, `weights = '@NAME'`; None"
+    name = arm.weights or str(arm.changes.get('generated', ''))
     return self.arm(name[1:]) if name[:1] == '@' else None
 
 # %% ../../nbs/experiments/82_study.ipynb #9ed27b6d
@@ -332,15 +333,25 @@ def arm_recipe(
         raise ValueError(f'{study.file}: arms[{arm.name}].{where}: {str(e).removeprefix("--set: ")}') from None
 
 # %% ../../nbs/experiments/82_study.ipynb #b7a2549b
-def writer_changes(
+def source_run(
+    study:Study,  # The study
+    arm:Arm,      # One of its arms
+    out:FilePath, # The folder of the study
+    seed:int,     # Of the run
+)->str:           # Its folder, or ''
+    "The run of the source of an arm with the same seed"
+    s = study.source_arm(arm)
+    return str((Path(out)/'runs'/f'{s.name}-{seed}').resolve()) if s else ''
+
+def source_changes(
     study:Study,  # The study
     arm:Arm,      # One of its arms
     out:FilePath, # The folder of the study
     seed:int,     # Of the run
 )->dict:          # Field -> value: `generated`, or nothing
-    "Who writes the captions that an arm reads: the run of its writer with the same seed"
-    w = study.writer(arm)
-    return {'generated': str((Path(out)/'runs'/f'{w.name}-{seed}').resolve())} if w else {}
+    "The run that generates the captions of an arm"
+    at = '' if arm.weights else source_run(study, arm, out, seed)
+    return dict(generated=at) if at else {}
 
 def shorter(
     recipe:'MethodRecipe', # Of an arm
@@ -366,6 +377,12 @@ _SAME = dict(
     steps=lambda arm, r, o: r.steps,
     backbone=lambda arm, r, o: (arm.backbone, r.visual_depth, r.visual_width, r.size))
 
+def _held(study, arm, k):
+    "What an arm has of a word of `equal`; views and steps with those of the run from which its backbone starts"
+    v = _SAME[k](arm, *arm_recipe(study, arm))
+    return v + _held(study, study.source_arm(arm), k) if arm.weights and k in ('views','steps') else v
+
+# %% ../../nbs/experiments/82_study.ipynb #5b1d0e73
 def held_equal(
     study:Study,       # Its `equal` counts
     contrast:Contrast, # One of its contrasts, or None
@@ -383,7 +400,7 @@ def check_equal(
     pairs = [(study.arm(c.a), study.arm(c.b), held_equal(study, c)) for c in study.contrasts if c.b in names]
     for a,b,words in pairs or [(study.arms[0], b, study.equal) for b in study.arms[1:]]:
         for k in words:
-            v,w = (_SAME[k](x, *arm_recipe(study, x)) for x in (a,b))
+            v,w = (_held(study, x, k) for x in (a,b))
             if None in (v,w) or v == w: continue
             raise ValueError(f'{study.file}: arms[{b.name}]: {k} {_said(w)}, and arms[{a.name}] has {_said(v)}; '
                              f'they are held equal: change the arm, or name {k!r} in `unequal` of the contrast')
@@ -461,7 +478,7 @@ def _check_arm(study, arm, at):
     _known(f'{at}.method', 'method', arm.method, METHODS)
     if arm.recipe: _known(f'{at}.recipe', 'recipe', arm.recipe, METHODS[arm.method].recipes)
     arm_recipe(study, arm)
-    _check_writer(study, arm, f'{at}.changes.generated')
+    _check_source(study, arm, at)
 
 # %% ../../nbs/experiments/82_study.ipynb #06b7b484
 _VALUE = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false'}
@@ -481,13 +498,29 @@ def _check_asked(study, name, options):
         raise ValueError(f'{at}.{name}.data={options["data"]!r}: needs files; a study evaluates its own data')
 
 # %% ../../nbs/experiments/82_study.ipynb #fdcf917c
-def _check_writer(study, arm, at):
-    "Is the arm that shall write captions there, and does it write any?"
+def _check_source(study, arm, at):
+    "Is the arm there that an arm reads from, and does its run generate captions, or have a backbone as this one's?"
     name = str(arm.changes.get('generated', ''))
-    if name[:1] != '@': return
-    _known(at, 'arm', name[1:], [a.name for a in study.arms])
-    if 'source' in {f.name for f in fields(METHODS[study.arm(name[1:]).method].recipe)}:
-        raise ValueError(f'{at}={name!r}: {study.arm(name[1:]).method} writes no captions; take an arm such as virtex')
+    field,name = (f'{at}.weights', arm.weights) if arm.weights else (f'{at}.changes.generated', name)
+    if name[:1] != '@' and not arm.weights: return
+    if name[:1] != '@': raise ValueError(f"{field}={name!r}: expected '@NAME', the name of another arm")
+    _known(field, 'arm', name[1:], [a.name for a in study.arms if a is not arm])
+    source = study.arm(name[1:])
+    if source.weights or str(source.changes.get('generated', ''))[:1] == '@':
+        raise ValueError(f'{field}={name!r}: {source.name} depends on the run of another arm itself; one step is '
+                         f'allowed')
+    if arm.weights: return _check_start(study, arm, source, f'{field}={name!r}')
+    if 'source' in {f.name for f in fields(METHODS[source.method].recipe)}:
+        raise ValueError(f'{field}={name!r}: {source.method} writes no captions; take an arm such as virtex')
+
+def _check_start(study, arm, source, at):
+    "Can the backbone of an arm start as that of another one?"
+    if str(arm.changes.get('generated', ''))[:1] == '@':
+        raise ValueError(f'{at}: its captions are generated by an arm as well; only one of the two is allowed')
+    for a in (arm, source):
+        if why := METHODS[a.method].no_backbone: raise ValueError(f'{at}: {a.name} has no backbone of its own: {why}')
+    v,w = (_SAME['backbone'](a, *arm_recipe(study, a))[:3] for a in (arm, source))
+    if v != w: raise ValueError(f'{at}: its backbone is {_said(v)}, and that of {source.name} is {_said(w)}')
 
 # %% ../../nbs/experiments/82_study.ipynb #ecc02a5a
 def _check_tuning(study):

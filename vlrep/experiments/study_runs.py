@@ -136,8 +136,8 @@ def run_facts(
 )->dict:         # Of plain values
     "What the results of an arm depend on, in addition to the study"
     own,shared = code_modules(arm.method, study.data)
-    w = study.writer(arm)
-    more = dict(writer=code_hash(code_modules(w.method, study.data)[0])) if w else {}
+    s = study.source_arm(arm)
+    more = {'start' if arm.weights else 'writer': code_hash(code_modules(s.method, study.data)[0])} if s else {}
     if study.ask: more['asked'] = _asked_code(study)
     if study.root: more['photos'] = files_hash(study.root)
     return dict(method=code_hash(own), shared=code_hash(shared), versions=versions(), processor=processor(), threads=1,
@@ -175,9 +175,11 @@ def _run_job(study, job, log):
     if (folder/'recipe.json').exists(): pretrain(resume_run=folder, inexact=job['mix'], threads=1, log=log)
     else:
         changes = change_texts({**study.options, **arm.changes, **job['values'],
-                                **writer_changes(study, arm, folder.parent.parent, job['seed'])})
+                                **source_changes(study, arm, folder.parent.parent, job['seed'])})
+        start = source_run(study, arm, folder.parent.parent, job['seed']) if arm.weights else None
         pretrain(arm.method, arm.recipe or None, changes, study.data, study.root or None, out=folder,
-                 seed=job['seed'], precision=study.precision, threads=1, backbone=arm.backbone or None, log=log)
+                 seed=job['seed'], precision=study.precision, threads=1, backbone=arm.backbone or None,
+                 weights_file=start, log=log)
     ask_run(study, folder, log)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #84d0eff6
@@ -339,6 +341,7 @@ def _spec(study, arm, values, steps=None):
     recipe = shorter(recipe, steps) if steps else recipe
     how = dict(score=study.tune.score, scenes=study.tune.scenes) if steps else {}
     if study.ask and not steps: how['ask'] = study.ask
+    if arm.weights: how['weights'] = arm.weights
     return json.loads(json.dumps(dict(recipe=recipe_dict(recipe), data=recipe_dict(options), name=study.data,
                                       learner=arm.method, backbone=arm.backbone, **how)))
 
@@ -417,11 +420,11 @@ def _round(folder, r, steps, *, values, jobs, log):
             * bool(got['error'] or got['unstable']))
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #834bbe42
-def _no_writer(folder, arm, seed):
-    "Why no run of a seed has written captions for an arm: its writer diverged; or nothing"
-    w = folder.study.writer(arm)
-    gone = folder.find(kind='diverged', arm=w.name, seed=seed, task=None) if w else []
-    return f'its writer {w.name} diverged ({gone[0]["error"]})' if gone else ''
+def _no_source(folder, arm, seed):
+    "Why there is no run of a seed that an arm depends on: it diverged; or nothing"
+    s = folder.study.source_arm(arm)
+    gone = folder.find(kind='diverged', arm=s.name, seed=seed, task=None) if s else []
+    return f'its source {s.name} diverged ({gone[0]["error"]})' if gone else ''
 
 def _without(folder, arm, seed, *, values, error):
     "Note that a run cannot be made, unless that is known"
@@ -433,7 +436,7 @@ def _tunable(folder, arms):
     "Those of some arms whose trials can be trained; of the others no run can be, and each is noted"
     study,keep = folder.study,[]
     for a in arms:
-        error = _no_writer(folder, a, study.seeds[0]) if study.tune else ''
+        error = _no_source(folder, a, study.seeds[0]) if study.tune else ''
         if not error: keep.append(a)
         for seed in study.seeds*bool(error): _without(folder, a, seed, values={}, error=f'not tuned: {error}')
     return keep
@@ -525,7 +528,7 @@ def run_arms(
     for seed in study.seeds:
         for a in (a for a in study.arms if a.name in chosen):
             if any(folder.find(kind=k, arm=a.name, seed=seed, task=None) for k in ('run','diverged')): continue
-            if error := _no_writer(folder, a, seed):
+            if error := _no_source(folder, a, seed):
                 _without(folder, a, seed, values=chosen[a.name], error=error)
                 log(f'-- {a.name}-{seed}: {error}')
                 continue
@@ -615,8 +618,8 @@ def run_study(
     with locked(Path(out)/'.lock', f'study folder {out}'):
         folder = StudyFolder(out, table, str(file), mix, root and str(Path(root).resolve()))
         study,chosen = folder.study,{}
-        writers = [w for a in study.arms if (w := study.writer(a))]                     # others read what they wrote
-        for arms in ([a for a in study.arms if a in writers], [a for a in study.arms if a not in writers]):
+        first = [s for a in study.arms if (s := study.source_arm(a))]                   # others depend on their runs
+        for arms in ([a for a in study.arms if a in first], [a for a in study.arms if a not in first]):
             got = tune_arms(folder, arms, jobs, log)
             for a,v in got.items(): log(f'{a}: {", ".join(change_texts(v)) or "as the recipe"}')
             run_arms(folder, got, jobs, log)
@@ -652,7 +655,7 @@ def measured_speed(
     recipe,options = arm_recipe(study, arm)
     if not recipe.steps: return 0.,0.
     few = replace(options, scenes=min(options.scenes, 640)) if hasattr(options, 'scenes') else options
-    if study.writer(arm): recipe = replace(recipe, source='web', generated='')         # as fast as if it had written
+    if source_changes(study, arm, '', 0): recipe = replace(recipe, source='web', generated='')         # as fast
     method,threads = with_backbone(METHODS[arm.method], arm.backbone or None),torch.get_num_threads()
     torch.set_num_threads(1)
     try:

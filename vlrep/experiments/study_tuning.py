@@ -70,7 +70,9 @@ def study_precision(
 
 def _trained(study, arm, recipe, options, *, folder, log):
     "A learner with the weights of its best checkpoint"
-    method = with_backbone(METHODS[arm.method], arm.backbone or None)
+    at = source_run(study, arm, folder.parent.parent, study.seeds[0]) if arm.weights else ''
+    file,name,_ = run_backbone(at, arm.backbone or None) if at else (None,arm.backbone or None,[])
+    method = with_backbone(METHODS[arm.method], name, file)
     splits = open_splits(method, recipe, options, study.data, study.root or None, seed=study.tune.seed, log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
     with Run.create(folder, recipe_dict(recipe), arm.method, dict(recipe_dict(options), name=study.data),
@@ -94,7 +96,7 @@ def train_trial(
     "Train one trial, and evaluate it on validation scenes; its checkpoints are not kept"
     folder,t = Path(folder),time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
-    recipe,options = arm_recipe(study, arm, trial | writer_changes(study, arm, folder.parent.parent, study.seeds[0]))
+    recipe,options = arm_recipe(study, arm, trial | source_changes(study, arm, folder.parent.parent, study.seeds[0]))
     recipe = shorter(recipe, steps)
     out = dict(score=None, unstable='', error='', views=0)
     try: learn,run = _trained(study, arm, recipe, options, folder=folder, log=log)

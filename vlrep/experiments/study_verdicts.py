@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['study_verdict', 'p_value', 'holm', 'needed_seeds', 'read_study_lines', 'check_head', 'study_head', 'read_lines_of',
-           'file_changes', 'as_today', 'constant_row', 'runs_by_arm', 'mixed_facts', 'check_measured', 'unpacked',
-           'unstable_run', 'judge_study', 'unstable_beside']
+           'file_changes', 'as_today', 'constant_row', 'runs_by_arm', 'mixed_facts', 'from_start', 'check_measured',
+           'unpacked', 'unstable_run', 'judge_study', 'unstable_beside']
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #e07536b0
 import base64,json,math
@@ -231,7 +231,20 @@ def mixed_facts(
     return [f'lines of different {k}: ' + '; '.join(f'{said(next(iter(w.values())))} ({", ".join(w)})'
                                                      for w in got.values()) for k,got in by.items() if len(got) > 1]
 
+# %% ../../nbs/experiments/84_study_verdicts.ipynb #5b1d0e74
 _MEASURED = dict(views='views', images='images', steps='steps', backbone='backbone_parameters')
+
+def from_start(
+    study:Study, # With the arm
+    groups:dict, # Arm -> its runs
+    arm:str,     # A name; chance and rows beside an arm have no runs
+)->list:         # Lines
+    "The runs of an arm, with the views and steps of the runs from which their backbones start"
+    runs = groups.get(arm, [])
+    if not runs or not study.arm(arm).weights: return runs
+    before = {l['seed']: l['numbers'] for l in groups.get(study.source_arm(study.arm(arm)).name, [])}
+    def added(l): return {k: l['numbers'][k] + before.get(l['seed'], {}).get(k, 0) for k in ('views','steps')}
+    return [l | dict(numbers=l['numbers']|added(l)) for l in runs]
 
 def check_measured(
     study:Study,       # Its `equal` counts
@@ -241,7 +254,7 @@ def check_measured(
     "What a contrast holds equal, as the runs measured it; a `ValueError` names the first run that differs"
     for k in held_equal(study, contrast):
         got = [(f'{a}, seed {l["seed"]}', l['numbers'][_MEASURED[k]]) for a in (contrast.a, contrast.b)
-               for l in groups.get(a, []) if k in _MEASURED]
+               for l in from_start(study, groups, a) if k in _MEASURED]
         for who,v in got:
             if v != got[0][1]:
                 raise ValueError(f'{study.file}: equal: {who} measured {_MEASURED[k]}={v:,}, and {got[0][0]} '
@@ -327,7 +340,8 @@ def _warned(study, c, groups, lines):
     "Side of a contrast -> warnings about the trainings it rests on: its own, of who wrote for it, of a row beside it"
     out = {x: _against(c, x, groups, lines) for x in (c.a, c.b) if x in groups}
     for x in out:
-        if w := study.writer(study.arm(x)): out[x] += [f'writer {w.name}, {t}' for t in _against(c, w.name, groups, [])]
+        s = study.source_arm(study.arm(x))
+        if s: out[x] += [f'source {s.name}, {t}' for t in _against(c, s.name, groups, [])]
     if c.b[:1] == '@': out[c.b] = [f'beside {c.a}, seed {l["seed"]}: {t}' for l in groups.get(c.a, [])
                                    if (t := unstable_beside(l, c.b[1:]))]
     return out
@@ -343,7 +357,7 @@ def _judged(study, c, groups, lines):
     check_measured(study, c, groups)
     # what is not held equal is not compared
     free = {k: 0 for k in ('images','views') if k not in held_equal(study, c)}
-    a,b = ([l | dict(numbers=l['numbers']|free) for l in groups.get(x, [])] for x in (c.a, c.b))
+    a,b = ([l | dict(numbers=l['numbers']|free) for l in from_start(study, groups, x)] for x in (c.a, c.b))
     if b: d = paired(a, b, c.question, c.table)
     else: d = vs_baseline(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None)
     size = c.size if c.sign else margin                      # a tie: so narrow that none fits in the margin

@@ -133,7 +133,7 @@ def load_bert(
 def _downloaded(name, *files):
     "The first of these files of a model on the Hugging Face hub, from its cache if it is there; None if there is none"
     try:
-        from huggingface_hub import hf_hub_download, logging, try_to_load_from_cache
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, logging, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise ValueError(f'{name}: no such folder; for names on the Hugging Face hub the package huggingface_hub is '
@@ -143,7 +143,9 @@ def _downloaded(name, *files):
     except HFValidationError as e: raise ValueError(f'{name}: no such folder, and no name on the hub ({e})') from None
     if got := [p for p in there if isinstance(p, str)]: return got[0]
     for file in (f for f,p in zip(files, there) if p is None):
-        try: return hf_hub_download(name, file)
+        try:
+            get_hf_file_metadata(hf_hub_url(name, file))            # without a network it fails once, at once
+            return hf_hub_download(name, file)
         except LocalEntryNotFoundError as e: why = e                # no connection; a kind of the next one
         except EntryNotFoundError: continue
         except Exception as e: why = e                              # whatever the network's libraries raise
@@ -157,8 +159,10 @@ def bert_folder(
     "Where the files of a BERT are, downloaded if need be; a `ValueError` if there are none"
     folder = Path(source)
     if folder.is_dir():
-        if (folder/'config.json').is_file(): return folder
-        raise ValueError(f'{folder}: has no config.json: not the folder of a BERT')
+        if not (folder/'config.json').is_file():
+            raise ValueError(f'{folder}: has no config.json: not the folder of a BERT')
+        _weights_file(folder)
+        return folder
     if not re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(source)): raise ValueError(f'{source}: no such folder')
     got = _downloaded(str(source), 'config.json')
     if got is None: raise ValueError(f'{source}: has no config.json on the Hugging Face hub: not a BERT')
