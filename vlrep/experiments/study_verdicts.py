@@ -291,8 +291,10 @@ def judge_study(
     done = [r for r in rows if 'p' in r]
     for r,h in zip(done, holm([r['p'] for r in done])):
         held = h < .05 or r['verdict'][0] in 'en'
-        r.update(holm=h, corrected=r['verdict'] if held else f'not resolved (p = {h:.2f})')
+        r.update(holm=h, corrected=r['verdict'] if held else f'not resolved (p = {_p_text(h)})')
     return rows
+
+def _p_text(p): return f'{p:.3f}' if f'{p:.2f}' == '0.05' else f'{p:.2f}'       # .054 is not .05
 
 def _row(study, c, groups, lines):
     "A contrast before the correction; if it cannot be judged, its verdict says why"
