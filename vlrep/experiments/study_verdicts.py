@@ -221,15 +221,21 @@ def mixed_facts(
     by = {}
     for l in lines:
         if 'facts' not in l or l['kind'] == 'begun': continue
-        what = f', {l["task"]} {l["mode"]}' if l['kind'].startswith('task') else ''
-        who = f'trials of {l["arm"]}' if 'trial' in l else f'{l["arm"]} {l["seed"]}{what}'
+        who = f'{"fine-tunings of "*l["kind"].startswith("task")}{l["arm"]}'
+        seed = 'trials' if 'trial' in l else l['seed']
         for k,v in l['facts'].items():
             k = f'code of {l["arm"]}' if k == 'method' else k
-            by.setdefault(k, {}).setdefault(json.dumps(v, sort_keys=True), {})[who] = v
+            _,which = by.setdefault(k, {}).setdefault(json.dumps(v, sort_keys=True), (v, {}))
+            which.setdefault(who, {})[str(seed)] = 1
     def said(v):
         return ', '.join(f'{k} {x}' for k,x in v.items()) if isinstance(v, dict) else str(v)
-    return [f'lines of different {k}: ' + '; '.join(f'{said(next(iter(w.values())))} ({", ".join(w)})'
-                                                     for w in got.values()) for k,got in by.items() if len(got) > 1]
+    def of(which):
+        "The same seeds of several arms are named once"
+        same = {}
+        for who,seeds in which.items(): same.setdefault(', '.join(sorted(seeds)), []).append(who)
+        return '; '.join(f'{", ".join(arms)}: {seeds}' for seeds,arms in same.items())
+    return [f'lines of different {k}: ' + '; '.join(f'{said(v)} ({of(which)})' for v,which in got.values())
+            for k,got in by.items() if len(got) > 1]
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #5b1d0e74
 _MEASURED = dict(views='views', images='images', steps='steps', backbone='backbone_parameters')
