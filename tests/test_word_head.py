@@ -61,8 +61,8 @@ def test_a_run_with_a_word_head(case, tmp_path, monkeypatch):
         assert a.keys() == b.keys() and all(torch.equal(v, b[k]) for k,v in a.items())
         assert {k for k in a if 'word_' in k} == {'word_head.weight','word_head.bias','word_idf'}
     assert rows(run) == rows(whole)
-    model = vlrep.load(run).model
-    assert torch.equal(model.word_idf, a['word_idf']) and int((model.word_idf > 0).sum()) > 20
+    opened = vlrep.load(run).backbone.state_dict()
+    assert all(torch.equal(v, a[f'visual.{k}']) for k,v in opened.items()) and int((a['word_idf'] > 0).sum()) > 20
     assert load(run).results()[-1]['numbers']['table'] == load(whole).results()[-1]['numbers']['table']
 
 @pytest.mark.parametrize('method', ['loctex','mct'])
