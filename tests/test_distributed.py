@@ -70,7 +70,7 @@ METHODS = ('virtex captioning masked_lm token_cls multilabel tags loctex mct icm
 VARIANTS = ['loctex in 3 parts', 'loctex, groups of 4, all with all', 'loctex, a process without rows',
             'tags, frozen stem', 'tags, averaged weights', 'mct in 3 parts', 'captioning, a head for the words',
             'captioning, words at once', 'contrast, sigmoid, all with all', 'icmlm in 3 parts',
-            'contrast and words in 3 parts']
+            'contrast and words in 3 parts', 'loctex and words in 3 parts', 'mct and words in 3 parts']
 
 def check_equal(name, got):
     print(name, got)

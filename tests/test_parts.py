@@ -14,7 +14,8 @@ CASES = {'loctex': dict(group=2), 'loctex, hulls': dict(group=2, direction='symm
          'mct': dict(queue=40, tag=1., tag_threshold=0),
          'mct, company': dict(queue=64, tag=1., tag_threshold=1, own_answer=False, strict=False),
          'icmlm': dict(bert_steps=20, sampling='captions'), 'captioning': dict(word_weight=1.),
-         'virtex': dict(word_weight=.5)}
+         'virtex': dict(word_weight=.5), 'loctex, words': dict(group=2, word_weight=.5),
+         'mct, words': dict(queue=40, word_weight=.5)}
 
 @pytest.fixture(scope='module')
 def scenes(): return [told(split, 60) for split in ('train', 'valid')]

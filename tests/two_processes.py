@@ -35,6 +35,8 @@ CASES |= {'icmlm': dict(bert_steps=20), 'loctex': {}, 'loctex in 3 parts': dict(
                                                   lr=.05),
           'icmlm in 3 parts': dict(bert_steps=20, bs=11, sampling='captions', accumulate=3),
           'contrast and words in 3 parts': dict(bs=11, word_weight=1., accumulate=3),
+          'loctex and words in 3 parts': dict(bs=11, word_weight=1., accumulate=3),
+          'mct and words in 3 parts': dict(queue=40, bs=11, word_weight=1., accumulate=3),
           'visualbert': FUSION, 'vilbert': {**FUSION, 'bs': 11},
           'virtex, BatchNorm per rank': dict(sync_bn=False), 'tags, frozen stem': dict(frozen_stages=1),
           'tags, averaged weights': dict(ema=.8),

@@ -74,15 +74,20 @@ class WordNaming:
 
 # %% ../../nbs/methods/07_word_head.ipynb #f00ca31b
 def rarity_in(
-    dl:'StatefulLoader', # Its dataset has captions in memory, its `tok` cuts them
-)->tuple:                # How rare each token is (v,), and the first id that is a word
+    dl:'StatefulLoader',      # Its dataset has captions in memory, its `tok` cuts them
+    texts:'TextBuffer'=None,  # What is read in place of the captions, such as narratives
+)->tuple:                     # How rare each token is, 0 for special ones (v,), and the first id that is a word, if
+                              # special ones are the first five at most, else 0
     "How rare each token is in the captions of a loader; a `ValueError` if they cannot be counted"
-    tok,captions = dl.tok,getattr(dl.source, 'captions', None)
+    tok,captions = dl.tok,texts if texts is not None else getattr(dl.source, 'captions', None)
     if captions is None or not hasattr(captions, 'flat'):
         raise ValueError(f'{dl.source.name}: has no captions in memory whose words could be counted; leave idf and '
                          f'word_weight out')
-    first = max(tok.sos, tok.eos, tok.mask, tok.pad)+1
-    return word_rarity(captions.flat(), tok, first),first
+    special = [tok.unk, tok.sos, tok.eos, tok.mask, tok.pad]
+    first = max(special)+1 if max(special) < 5 else 0
+    rare = word_rarity(captions.flat(), tok, first)
+    rare[special] = 0
+    return rare,first
 
 def word_loss(
     scores:Tensor, # One softmax over all tokens (b,v)

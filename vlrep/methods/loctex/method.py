@@ -21,11 +21,12 @@ from ...training.distributed import current_dist, Dist
 from ...training.optim import param_groups, sgd
 from ...training.learner import BatchLearner, combine_terms, learner
 from ...training.callbacks import recipe_rules
+from ..word_head import rarity_in, word_term, WordNaming
 from .oracle_masks import *
 from .recipe import *
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #96b57992
-class LocTexModel(nn.Module):
+class LocTexModel(WordNaming, nn.Module):
     """A backbone and a text encoder
 
     A pair of linear heads for the whole, and one for the places on each grid (LocTex fig. 2)
@@ -83,19 +84,19 @@ def masks(self:LocTexModel,
 def forward(self:LocTexModel,
     batch:dict, # `img`, `tok`, `lens`, `span`, `trace`
 )->dict:        # `img_vec`, `txt_vec` (b,join); for each grid `attn` (b,s,h,w) that sums to 1, and `mask` (b,s,h,w)
-                # bool, numbered from the coarsest
+                # bool, numbered from the coarsest; in training perhaps what `name_words` gives
     "Vectors of whole pictures and texts, and where each word looks and should look"
     grids = self.visual.scales(batch['img'], self.n)
     words = self.text(batch['tok'], batch['lens'])
-    out = {}
+    out,mean = {},grids[0].mean((2,3))
     if hasattr(self, 'whole_v'):
-        out['img_vec'] = self.whole_v(grids[0].mean((2,3)))
+        out['img_vec'] = self.whole_v(mean)
         out['txt_vec'] = self.whole_t(mean_words(words, batch['lens']))
     if hasattr(self, 'place_v'):
         masks = self.masks(batch, [tuple(g.shape[2:]) for g in grids])
         for k,(g,v,t,m) in enumerate(zip(grids, self.place_v, self.place_t, masks)):
             out[f'attn{k}'],out[f'mask{k}'] = self.compare(g, words, v, t),m
-    return out
+    return out | self.name_words(mean, batch['tok']) if self.word_weight and self.training else out
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #e31fb3c6
 @patch
@@ -152,6 +153,7 @@ def _counts(model, batch, known, *, group, include_positive):
     "What `_terms` will count; `known`: sides of the grids, by shape of an image"
     out,img = {},batch['img']
     if hasattr(model, 'whole_v'): out['contrast'] = _paired(len(img), group, include_positive, current_dist())[0]
+    if model.word_weight: out['words'] = model.captions_named(batch['tok'])
     if not hasattr(model, 'place_v'): return out
     if img.shape[1:] not in known: known[img.shape[1:]] = _sides(model, img)
     masks = model.masks(batch, known[img.shape[1:]])
@@ -166,10 +168,12 @@ def _terms(
     norm:str='row',    # As for `localisation_loss`
     *, group:int=0,    # As for `info_nce`, and the next ones
     include_positive:bool=False,
+    words:bool=None,   # Is there a head for the words? None: if `out` has its answer
     dist:Dist=Dist(),  # The processes: negatives come from all
     **kw               # temperature, direction, local_loss
-)->dict:               # Name -> (weight, total (), samples ()): `contrast`, and `localise0` ... for each grid
-    """Contrast and localisation (LocTex sec. 3.5)
+)->dict:               # Name -> (weight, total (), samples ()): `contrast`, `localise0` ... for each grid, and `words`
+                       # of a head
+    """Contrast and localisation (LocTex sec. 3.5), and the loss of the word head
 
     A pair that is alone in its group has no contrast
     """
@@ -184,8 +188,9 @@ def _terms(
     for k in out:
         if k.startswith('attn') and localise:
             parts['localise'+k[4:]] = localise,*localisation_loss(out[k], out['mask'+k[4:]], norm)
-    return parts or dict(contrast=(0., out['txt_vec'].sum()*0 if 'txt_vec' in out else torch.zeros(()), 0))
-
+    parts = parts or dict(contrast=(0., out['txt_vec'].sum()*0 if 'txt_vec' in out else torch.zeros(()), 0))
+    if 'words' in out if words is None else words: parts['words'] = word_term(out, next(iter(parts.values()))[1])
+    return parts
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbed
 def loctex_loss(
@@ -197,14 +202,14 @@ def loctex_loss(
     "Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5)"
     return combine_terms(_terms(out, batch, dist=dist, **kw), dist)
 
-
 # %% ../../../nbs/methods/loctex/40_method.ipynb #a6644f22
 def _embeds(model):
     "The capabilities of a model with heads for the contrast"
     return dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'whole_v') else {}
 
-def _model(r, visual, tok):
-    "The model of recipe `r`"
+def _model(r, visual, dl):
+    "The model of recipe `r` for what the loader `dl` reads"
+    tok = dl.tok
     for k,there in dict(loc_scale=('none','sqrt'), loc_norm=('row','tensor','tensor_l1'),
                         direction=('i2t','symmetric'), render=HOW).items():
         if getattr(r, k) not in there: raise did_you_mean(k, getattr(r, k), there)
@@ -216,9 +221,14 @@ def _model(r, visual, tok):
                          f'include_positive=True, or contrast=0')
     text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
                        pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
-    return LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), localise=bool(r.localise),
-                       loc_scale=r.width**-.5 if r.loc_scale == 'sqrt' else 1., render=r.render,
-                       oracle_masks=r.oracle_masks)
+    model = LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), localise=bool(r.localise),
+                        loc_scale=r.width**-.5 if r.loc_scale == 'sqrt' else 1., render=r.render,
+                        oracle_masks=r.oracle_masks)
+    if r.word_weight:
+        told = dl.source.narratives
+        rare,first = rarity_in(dl, None if told is None else told.texts())
+        model.add_word_head(rare, r.word_weight, first)
+    return model
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #61c312b5
 def loctex_learner(
@@ -238,11 +248,11 @@ def loctex_learner(
         raise ValueError(f'contrast=0: {dls.train.source.name} has no narratives, so nothing is left to learn')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'loctex head'))
-        model = _model(r, visual, tok)
+        model = _model(r, visual, dls.train)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
     loss = partial(_terms, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
                    include_positive=r.include_positive, temperature=r.temperature, direction=r.direction,
-                   local_loss=r.local_loss)
+                   local_loss=r.local_loss, words=bool(r.word_weight))
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
                    capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend, **_embeds(m)},
                    counts=partial(_counts, known={}, group=r.group, include_positive=r.include_positive))

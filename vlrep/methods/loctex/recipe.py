@@ -18,6 +18,7 @@ class LocTexLosses(MethodRecipe):
     "What LocTex compares and what it localises: its two losses, and the traces behind the second"
     contrast:Weight=1.          # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
     localise:Weight=1.          # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
+    word_weight:Added(Weight)=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
     scales:Grids=2              # Grids whose attention learns from the trace, each twice as fine (sec. 3.5; tab. 5)
     temperature:Temperature=.1  # Temperature of the contrast (sec. 3.3)
     direction:Direction='i2t'   # i2t: images choose captions (eq. 1); symmetric: captions choose images, too

@@ -22,6 +22,7 @@ from ...training.distributed import Dist
 from ...training.learner import BatchLearner, combine_terms, learner, MicroBatchLoader
 from ...training.momentum import EMAUpdate, EnqueueKeys
 from ...training.optim import param_groups, sgd
+from ..word_head import rarity_in, word_term
 from .recipe import *
 from .views import *
 from .model import *
@@ -39,6 +40,7 @@ def _terms(
     margin:float=.2,         # Of the hinge
     temperature:float=.07,   # Of the contrasts
     own_answer:bool=True,    # As `own` for `tag_nce`
+    words:bool=None,         # Is there a head for the words? None: if `out` has its answer
 )->dict:                     # Name of the loss -> (weight, total (), images ())
     "The losses of all that the model compared, each over the images that it is about"
     told,pair = out['told'],lambda k: (out[f'{k}_pos'], out[f'{k}_neg'])
@@ -53,13 +55,14 @@ def _terms(
     if ic and 'ic_pos' in out: parts['ic'] = ic,*across('ic', 'txt', told)
     if ci and 'ci_pos' in out: parts['ci'] = ci,*across('ci', 'img', told)
     if not parts: raise ValueError('all weights are 0: no loss is left')
+    if 'words' in out if words is None else words: parts['words'] = word_term(out, next(iter(parts.values()))[1])
     return parts
 
 def mct_loss(
     out:dict,         # As `MCTModel` gives it
     batch:dict,       # Not used: targets are in `out`
     dist:Dist=Dist(), # The processes: each loss is a mean over all
-    **kw              # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer: as recipes
+    **kw              # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer, words
 )->tuple:             # Total (), images ()
     "The losses, each a mean over the images that it is about, added with their weights (MCT eq. 12)"
     return combine_terms(_terms(out, batch, **kw), dist)
@@ -70,6 +73,7 @@ def _counts(model, batch, own):
     "What `_terms` will count; `own`: `own_answer`. The queue stays the same for all parts of a step"
     told = batch['told'].sum() if 'told' in batch else len(batch['img'])
     out = dict(ii=len(batch['img']), cc=told, ic=told, ci=told)
+    if model.word_weight: out['words'] = model.captions_named(batch['tok'])
     if 'tag' not in model.compared: return out
     tags,q = batch[model.tags] > 0,model.queue
     counted = tags.any(1)
@@ -118,17 +122,21 @@ def _text(r, dl, seed, sizes):
 
 def _model(r, visual, dl, seed, sizes):
     "The model of recipe `r` for what the loader `dl` reads; `sizes` as for `_text`"
-    if r.reads and dl.tok is None:
-        raise ValueError('MCT reads captions: the loaders need a collator (collate=PairCollator(tok)), or cc=0, ic=0 '
-                         'and ci=0')
+    if (r.reads or r.word_weight) and dl.tok is None:
+        raise ValueError('MCT reads captions: the loaders need a collator (collate=PairCollator(tok)), or cc=0, ic=0, '
+                         'ci=0 and word_weight=0')
     text = _text(r, dl, seed, sizes) if r.reads else None
     towers = dict(img=visual.width) | (dict(txt=text.width) if r.reads else {})
     heads = projection_heads(towers, r.compared, r.intra_width, r.inter_width, r.head_width,
                              unified=r.projections == 'unified')
     tags,n = _tags(r, dl)
-    return MCTModel(visual, text, heads, r.compared, r.queue, room=r.bs, key_momentum=r.key_momentum,
-                    bn_group=0 if r.sync_bn else r.bn_group, shuffle_bn=r.shuffle_bn and not r.sync_bn,
-                    mask_same=r.mask_same, tags=tags, n_tags=n, answers=(r.tag_threshold,r.strict))
+    model = MCTModel(visual, text, heads, r.compared, r.queue, room=r.bs, key_momentum=r.key_momentum,
+                     bn_group=0 if r.sync_bn else r.bn_group, shuffle_bn=r.shuffle_bn and not r.sync_bn,
+                     mask_same=r.mask_same, tags=tags, n_tags=n, answers=(r.tag_threshold,r.strict))
+    if r.word_weight:
+        rare,first = rarity_in(dl)
+        model.add_word_head(rare, r.word_weight, first)
+    return model
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #935dfde6
 def _capabilities(model):
@@ -155,6 +163,7 @@ def mct_learner(
     words = ([model.text] if r.reads else []) + [h for k,h in model.heads.items() if k.startswith('txt')]
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (words, r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
     loss = partial(_terms, **{k: getattr(r, k) for k in ('ii','tag','cc','ic','ci','inter_loss','margin',
-                                                           'temperature','own_answer')}, reduction=r.hinge_reduction)
+                                                           'temperature','own_answer')}, reduction=r.hinge_reduction,
+                   words=bool(r.word_weight))
     return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), EMAUpdate(), EnqueueKeys(), *cbs],
                    capabilities=_capabilities, counts=partial(_counts, own=r.own_answer))

@@ -15,6 +15,7 @@ from ...models.bert_model import Bert
 from ...models.momentum import by_groups, MomentumEncoder, Queue, shuffled
 from ...models.text_encoder import mean_words
 from ...training.distributed import current_dist
+from ..word_head import WordNaming
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #541fda2a
 _NEEDS = dict(ii=('img_intra','img_intra'), tag=('img_intra','img_intra'), cc=('txt_intra','txt_intra'),
@@ -44,7 +45,7 @@ def head_of(
     return heads[kind if kind in heads else kind[:3]]
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #6c286f08
-class TwoTowers(nn.Module):
+class TwoTowers(WordNaming, nn.Module):
     """Two towers and their heads, the copies that make keys, and the queue
 
     In training, queries are compared with the keys of earlier steps; while it is validated, with those in `held_out`.
@@ -101,14 +102,14 @@ def pooled_text(
     return text.pooled(words) if hasattr(text, 'pooled') else mean_words(words, lens)
 
 @patch
-def encode(self:TwoTowers,
+def pool(self:TwoTowers,
     modules:dict, # Those that learn, or their copies
-    kinds:list,   # Which vectors: img_intra, img_inter, txt_intra, txt_inter
+    kinds:list,   # Of which towers: those whose names these begin with, img and txt
     img:Tensor,   # Normalised images (b,3,h,w)
     tok:Tensor=None, lens:Tensor=None, # Tokens (b,s), and how many of each row are real (b,)
     *, keys:bool=False, # Are they keys? Their BatchNorm has other companions
-)->dict:          # Kind -> vectors of length 1 (b,d)
-    "What the heads make of images and texts"
+)->dict:          # Tower -> (b,c)
+    "One vector of the backbone for each image, the mean over its grid, and one of the text encoder for each text"
     towers = {}
     if any(k.startswith('img') for k in kinds):
         net = _Pooled(modules['visual'])
@@ -116,13 +117,29 @@ def encode(self:TwoTowers,
         towers['img'] = (shuffled(net, img, self.bn_group, dist) if keys and self.shuffle_bn
                          else by_groups(net, img, self.bn_group))
     if any(k.startswith('txt') for k in kinds): towers['txt'] = pooled_text(modules['text'], tok, lens)
-    out = {k: head_of(modules['heads'], k)(towers[k[:3]]) for k in kinds}
-    return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k,v in out.items()}
+    return towers
 
 class _Pooled:
     "A backbone and the mean over its grid, as a function"
     def __init__(self, visual): self.visual,self.training = visual,visual.training
     def __call__(self, img): return self.visual(img).mean((2,3))
+
+# %% ../../../nbs/methods/mct/30_model.ipynb #5a225ebc
+def _projected(modules, kinds, towers):
+    "What the heads make of pooled vectors, of length 1"
+    out = {k: head_of(modules['heads'], k)(towers[k[:3]]) for k in kinds}
+    return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k,v in out.items()}
+
+@patch
+def encode(self:TwoTowers,
+    modules:dict, # Those that learn, or their copies
+    kinds:list,   # Which vectors: img_intra, img_inter, txt_intra, txt_inter
+    img:Tensor,   # Normalised images (b,3,h,w)
+    tok:Tensor=None, lens:Tensor=None, # Tokens (b,s), and how many of each row are real (b,)
+    *, keys:bool=False, # As for `pool`
+)->dict:          # Kind -> vectors of length 1 (b,d)
+    "What the heads make of images and texts"
+    return _projected(modules, kinds, self.pool(modules, kinds, img, tok, lens, keys=keys))
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #0733047f
 def _read(batch, kinds, end=''):
@@ -159,20 +176,25 @@ def stage_keys(self:TwoTowers,
 def forward(self:TwoTowers,
     batch:dict, # `img`, `tok` and `lens`, and as for `keys_of`
 )->dict:        # For each loss `LOSS_pos` (b,) and `LOSS_neg` (b,n); `ignore_img`, `ignore_txt` and perhaps `same`
-                # (b,n) bool; `told` and perhaps `tagged` (b,) bool; `key_KIND` (b,d); `id`, `marks`
+                # (b,n) bool; `told` and perhaps `tagged` (b,) bool; `key_KIND` (b,d); `id`, `marks`; in training
+                # perhaps what `name_words` gives
     "Similarities of queries with their keys and with those of the queue"
     queue = self.held_out[0] if self.held_out and not self.training else self.queue
     keys,ids,marks = self.keys_of(batch)
     pairs = {k: _NEEDS[k] for k in self.compared if k != 'tag'}
     if 'tag' in self.compared: pairs['ii'] = _NEEDS['tag']
     kinds = sorted({q for q,_ in pairs.values()})
-    queries = self.encode(self.fast, kinds, *_read(batch, kinds))
+    named = self.word_weight and self.training
+    read = [*kinds,'img'] if named else kinds
+    towers = self.pool(self.fast, read, *_read(batch, read))
+    queries = _projected(self.fast, kinds, towers)
     out = dict(told=marks[:,0] > 0, id=ids, marks=marks, **{f'key_{k}': v for k,v in keys.items()})
     with torch.autocast(batch['img'].device.type, enabled=False):
         for name,(q,k) in pairs.items():
             out[f'{name}_pos'] = (queries[q]*keys[k]).sum(1)
             out[f'{name}_neg'] = queries[q]@queue.keys(k).T
-    return {**out, **self._which(queue, ids, marks)}
+    words = self.name_words(towers['img'], batch['tok']) if named else {}
+    return {**out, **self._which(queue, ids, marks), **words}
 
 @patch
 def _which(self:TwoTowers, queue, ids, marks):

@@ -41,6 +41,7 @@ class MCTLosses(MethodRecipe):
     tag:Weight=0.               # Weight of the contrast with images that share tags; 1 with tags, else 0 (sec. 3.1)
     ic:Weight=1e-4              # Weight of images against captions; 0 leaves it out (sec. 3.2)
     ci:Weight=1e-4              # Weight of captions against images (sec. 3.2)
+    word_weight:Added(Weight)=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
     inter_loss:InterLoss='hinge' # Between images and captions: a margin (sec. 3.2), or nce: the contrast of the others
     hinge_reduction:Reduction='sum' # Over the queue (eq. 10); mean, with 32768 times the weight, suits shorter queues
     margin:Share=.2             # Of the hinge (sec. 4.1)
@@ -115,8 +116,13 @@ def compared(self:MCTLosses)->tuple:
 
 @patch(as_prop=True)
 def reads(self:MCTLosses)->bool:
-    "Does any of its losses use captions?"
+    "Does any of its losses compare captions?"
     return bool(self.cc or self.ic or self.ci)
+
+@patch(as_prop=True)
+def needs_captions(self:MCTLosses)->bool:
+    "Are captions compared, or their words named, or taken for tags?"
+    return bool(self.reads or self.word_weight or self.tag and self.tags_from == 'words')
 
 @patch
 def problems(self:MCTRecipe)->'Iterator[str]':
@@ -139,8 +145,8 @@ def problems(self:MCTRecipe)->'Iterator[str]':
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #925c7c0e
 def _needs(r):
-    words = r.tag and r.tags_from == 'words'
-    return frozenset(k for k,asked in dict(captions=r.reads or words, labels=r.tag and not words).items() if asked)
+    asked = dict(captions=r.needs_captions, labels=r.tag and r.tags_from == 'labels')
+    return frozenset(k for k,there in asked.items() if there)
 
 _paper = MCTRecipe()                                # COCO without tags, both towers from scratch: every default
 _bert = replace(_paper, text='bert-base-uncased')    # pretrained, as in the paper's main rows

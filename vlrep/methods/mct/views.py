@@ -156,7 +156,7 @@ def mct_tokenizer(
     train:ImageTextDataset, # The texts that are learned from
 )->Tokenizer:
     "That of a BERT, if one is named; else tokens from the captions that are learned from; None if nothing is read"
-    if not (recipe.reads or recipe.tag and recipe.tags_from == 'words'): return None
+    if not recipe.needs_captions: return None
     if train.captions is None: raise ValueError(f'{train.name}: has no captions to learn tokens from')
     return bert_tokenizer(recipe.text if recipe.reads else 'scratch', train, recipe.vocab)
 
@@ -167,7 +167,7 @@ def mct_collator(
     "Two texts of each image"
     r = recipe
     named = r.tag and r.tags_from == 'words'
-    if tokenizer is None or not (r.reads or named): return None
+    if tokenizer is None or not r.needs_captions: return None
     return PairCollator(tokenizer, r.max_len, r.text_views, r.paraphrases, r.include_original, swap_sides=r.swap_sides,
                         nouns=r.tag_words if named else 0)
 
@@ -262,8 +262,9 @@ def check_views(
 )->list:              # Lines for the log
     "What the views are, and which settings have no effect; a `ValueError` if something is missing or cannot be meant"
     r,train,lines = recipe,parts['train'],[]
-    if (r.reads or r.tag and r.tags_from == 'words') and train.captions is None:
-        raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
+    if r.needs_captions and train.captions is None:
+        raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0'
+                         + ' --word-weight 0'*(r.word_weight > 0))
     if r.tag: _check_tags(r, train)
     if r.cc: lines.append(_text_line(r, train))
     if r.reads and r.text == 'small': lines.append('text=small: a BERT is first pretrained on the captions')
