@@ -231,11 +231,15 @@ def test_by_name_from_the_cache_of_the_hub(folder, batch, tmp_path):
 
 def test_without_a_network_the_hub_is_asked_once(monkeypatch):
     "Its library tries again for half a minute"
-    def gone(*a, **k): raise ConnectionError('name or service not known')
+    asked = []
+    def gone(*a, **k):
+        asked.append(a)
+        raise ConnectionError('name or service not known')
     monkeypatch.setattr('huggingface_hub.get_hf_file_metadata', gone)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda *a, **k: pytest.fail('a download was begun'))
     with pytest.raises(ValueError, match='nobody/nothing: no such folder.*config.json cannot be had.*not known'):
         load_bert('nobody/nothing')
+    assert len(asked) == 1
 
 # ---------------------------------------------------------------- small
 

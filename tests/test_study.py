@@ -317,6 +317,12 @@ def test_an_arm_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
     assert 'measured views=' in judge_study(study, lines)[0]['verdict']
     after = next(l for l in lines if l.get('arm') == 'after' and l['kind'] == 'run')
     assert after['spec']['weights'] == '@sets' and 'start' in after['facts']
+    shutil.rmtree(out/'runs'/'sets-0')
+    kept = [l for l in lines if l.get('arm') != 'after']
+    head = (out/'study.jsonl').read_text().splitlines()[0]
+    (out/'study.jsonl').write_text('\n'.join([head, *map(json.dumps, kept)])+'\n')
+    with pytest.raises(ValueError, match='sets-0'): run_study(file, out, log=str)        # no trial without its start
+    assert not [l for l in read_study_lines(out)[1] if l.get('arm') == 'after' and l['kind'] == 'trial']
 
 # ---------------------------------------------------------------- pretrained once, fine-tuned on tasks
 

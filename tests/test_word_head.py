@@ -66,11 +66,12 @@ def test_a_run_with_a_word_head(case, tmp_path, monkeypatch):
     assert load(run).results()[-1]['numbers']['table'] == load(whole).results()[-1]['numbers']['table']
 
 @pytest.mark.parametrize('method', ['loctex','mct'])
-def test_dry_run(method, capsys):
+def test_dry_run(method, capsys, tmp_path, monkeypatch):
     "A few steps, and nothing is written"
+    monkeypatch.chdir(tmp_path)
     fields = [f'{k}={v}' for k,v in {**JOB, 'word_weight': 1., **CASES[method]}.items() if k != 'method']
     main(['pretrain', '--method', method, '--dry-run', '--threads', '1', *sets(fields)])
-    assert 'step' in capsys.readouterr().out
+    assert 'step' in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 def test_images_without_captions():
     "Refused in one line that says what to leave out"

@@ -277,6 +277,7 @@ def quick_table(
     for k,v in quick.get('own', {}).items(): _table(v, f'{at}.own.{k}')
     if 'trials' in quick and quick['trials'] < 1: raise ValueError(f'{at}.trials={quick["trials"]}: at least 1')
     keep = quick.get('keep') or names
+    for a in (a for a in out['arms'] if a['name'] in keep): _check_kept(a, keep, at)
     there = {f.name for a in out['arms'] if a['name'] in keep for f in fields(METHODS[a['method']].recipe)}
     for k in quick.get('changes', {}): _known(f'{at}.changes', 'field of recipes', k, there)
     out |= {k: {**out.get(k, {}), **quick[k]} for k in ('data','tune','finetune','ask') if k in quick}
@@ -288,6 +289,7 @@ def quick_table(
         if 'grid' in grid and 'trials' in quick: grid['grid'] = grid['grid'][:quick['trials']]
     return out | dict(name=f'{out["name"]}-quick', seeds=quick.get('seeds', out['seeds']))
 
+# %% ../../nbs/experiments/82_study.ipynb #5b1d0e75
 def _smaller(arm, quick, tasks):
     "The table of an arm with the changes of `[quick]`, and of its tasks those that are left"
     if 'tasks' in arm: arm = {**arm, 'tasks': [t for t in arm['tasks'] if t in (*tasks, 'all')]}
@@ -378,9 +380,12 @@ _SAME = dict(
     backbone=lambda arm, r, o: (arm.backbone, r.visual_depth, r.visual_width, r.size))
 
 def _held(study, arm, k):
-    "What an arm has of a word of `equal`; views and steps with those of the run from which its backbone starts"
+    "What an arm has of a word of `equal`, together with the run from which its backbone starts"
     v = _SAME[k](arm, *arm_recipe(study, arm))
-    return v + _held(study, study.source_arm(arm), k) if arm.weights and k in ('views','steps') else v
+    w = _held(study, study.source_arm(arm), k) if arm.weights else None
+    if w is None or k == 'backbone': return v
+    if k in ('views','steps'): return v+w
+    return v if w == v else w if v is None else (*v,*w)                      # other images or captions are more of them
 
 # %% ../../nbs/experiments/82_study.ipynb #5b1d0e73
 def held_equal(
@@ -512,6 +517,12 @@ def _check_source(study, arm, at):
     if arm.weights: return _check_start(study, arm, source, f'{field}={name!r}')
     if 'source' in {f.name for f in fields(METHODS[source.method].recipe)}:
         raise ValueError(f'{field}={name!r}: {source.method} writes no captions; take an arm such as virtex')
+
+def _check_kept(arm, keep, at):
+    "Is the arm kept from whose run an arm reads or starts?"
+    name = str(arm.get('weights') or arm.get('changes', {}).get('generated', ''))
+    if name[:1] == '@' and name[1:] not in keep:
+        raise ValueError(f'{at}.keep: {arm["name"]} depends on the run of {name[1:]}; keep it, too')
 
 def _check_start(study, arm, source, at):
     "Can the backbone of an arm start as that of another one?"

@@ -458,7 +458,7 @@ def tune_arms(
 )->dict:                # Arm -> the values that were chosen: field -> value; none of an arm that cannot be tuned
     """Tune arms, each with as many trials; a `ValueError` names an arm of which all trials failed
 
-    An arm is left out if the captions for its trials are not there, because the arm that generates them diverged
+    An arm is left out if the run from which its trials read or start diverged
     """
     study,t = folder.study,folder.study.tune
     arms = _tunable(folder, arms)

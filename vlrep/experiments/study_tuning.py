@@ -68,14 +68,17 @@ def study_precision(
     "The precision that the runs of a study compute in here"
     return choose_precision('cuda' if torch.cuda.is_available() else 'cpu', study.precision)
 
-def _trained(study, arm, recipe, options, *, folder, log):
-    "A learner with the weights of its best checkpoint"
-    at = source_run(study, arm, folder.parent.parent, study.seeds[0]) if arm.weights else ''
+def _method(study, arm, out):
+    "An arm's method, whose backbone starts from a run of the study if the arm says so; a `ValueError` if it is gone"
+    at = source_run(study, arm, out, study.seeds[0]) if arm.weights else ''
     file,name,_ = run_backbone(at, arm.backbone or None) if at else (None,arm.backbone or None,[])
-    method = with_backbone(METHODS[arm.method], name, file)
+    return with_backbone(METHODS[arm.method], name, file)
+
+def _trained(study, method, recipe, options, *, folder, log):
+    "A learner with the weights of its best checkpoint"
     splits = open_splits(method, recipe, options, study.data, study.root or None, seed=study.tune.seed, log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
-    with Run.create(folder, recipe_dict(recipe), arm.method, dict(recipe_dict(options), name=study.data),
+    with Run.create(folder, recipe_dict(recipe), method.name, dict(recipe_dict(options), name=study.data),
                     study.tune.seed, precision=study_precision(study)) as run:
         learn = train_on(method, recipe, splits, study.data, tok, seed=study.tune.seed, precision=study.precision,
                          cbs=[CSVLogger(run/'log.csv', log=log), Checkpointer(run)], log=log)
@@ -97,9 +100,9 @@ def train_trial(
     folder,t = Path(folder),time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
     recipe,options = arm_recipe(study, arm, trial | source_changes(study, arm, folder.parent.parent, study.seeds[0]))
-    recipe = shorter(recipe, steps)
+    recipe,method = shorter(recipe, steps),_method(study, arm, folder.parent.parent)   # no trial without its start
     out = dict(score=None, unstable='', error='', views=0)
-    try: learn,run = _trained(study, arm, recipe, options, folder=folder, log=log)
+    try: learn,run = _trained(study, method, recipe, options, folder=folder, log=log)
     except ValueError as e: out['error'] = ' '.join(str(e).split())
     else:
         state = learn.train_state

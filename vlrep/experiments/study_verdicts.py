@@ -221,19 +221,21 @@ def mixed_facts(
     by = {}
     for l in lines:
         if 'facts' not in l or l['kind'] == 'begun': continue
-        who = f'{"fine-tunings of "*l["kind"].startswith("task")}{l["arm"]}'
-        seed = 'trials' if 'trial' in l else l['seed']
+        who = l['arm'] + (f' on {l["task"]}, {l["mode"]}' if l['kind'].startswith('task') else '')
         for k,v in l['facts'].items():
-            k = f'code of {l["arm"]}' if k == 'method' else k
+            own = dict(method='code', start='start', writer='writer').get(k)    # each arm's own
+            k = f'{own} of {l["arm"]}' if own else k
             _,which = by.setdefault(k, {}).setdefault(json.dumps(v, sort_keys=True), (v, {}))
-            which.setdefault(who, {})[str(seed)] = 1
+            which.setdefault(who, set()).add('trials' if 'trial' in l else l['seed'])
     def said(v):
         return ', '.join(f'{k} {x}' for k,x in v.items()) if isinstance(v, dict) else str(v)
     def of(which):
         "The same seeds of several arms are named once"
         same = {}
-        for who,seeds in which.items(): same.setdefault(', '.join(sorted(seeds)), []).append(who)
-        return '; '.join(f'{", ".join(arms)}: {seeds}' for seeds,arms in same.items())
+        for who,seeds in which.items():
+            last = [s for s in seeds if s == 'trials']
+            same.setdefault((*sorted(seeds-{*last}), *last), []).append(who)
+        return '; '.join(f'{", ".join(arms)}: {", ".join(map(str, seeds))}' for seeds,arms in same.items())
     return [f'lines of different {k}: ' + '; '.join(f'{said(v)} ({of(which)})' for v,which in got.values())
             for k,got in by.items() if len(got) > 1]
 
@@ -248,8 +250,11 @@ def from_start(
     "The runs of an arm, with the views and steps of the runs from which their backbones start"
     runs = groups.get(arm, [])
     if not runs or not study.arm(arm).weights: return runs
-    before = {l['seed']: l['numbers'] for l in groups.get(study.source_arm(study.arm(arm)).name, [])}
-    def added(l): return {k: l['numbers'][k] + before.get(l['seed'], {}).get(k, 0) for k in ('views','steps')}
+    source = study.source_arm(study.arm(arm)).name
+    before = {l['seed']: l['numbers'] for l in groups.get(source, [])}
+    if gone := [l['seed'] for l in runs if l['seed'] not in before]:
+        raise ValueError(f'{arm} starts from {source}, whose run of seed {gone[0]} has no line')
+    def added(l): return {k: l['numbers'][k] + before[l['seed']][k] for k in ('views','steps')}
     return [l | dict(numbers=l['numbers']|added(l)) for l in runs]
 
 def check_measured(
@@ -329,7 +334,9 @@ def _why(lines, arm, seed, c):
     ran = any(l['kind'] == 'run' and (l['arm'], l['seed']) == (arm, seed) for l in lines)
     if ran and c.table not in TASK_TABLES: return f': no {c.question!r} in {c.table!r}'
     bad = [l for l in lines if l['kind'] == 'diverged' and (l['arm'], l['seed']) == (arm, seed)]
-    return ': diverged'*any('task' not in l or (l['task'], l['mode']) == _tasks_of(c) for l in bad)
+    bad = [l for l in bad if 'task' not in l or (l['task'], l['mode']) == _tasks_of(c)]
+    if bad and 'its source ' in bad[0].get('error', ''): return f': {bad[0]["error"]}'      # it was never begun
+    return ': diverged'*bool(bad)
 
 def _against(c, x, groups, lines):
     "Warnings about the trainings that a contrast depends on"
