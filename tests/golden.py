@@ -1,8 +1,10 @@
 """Does a change of the code change a result by a single bit? Two commands, before and after the change, on one machine
 
-    python tests/golden.py freeze DIR     tiny runs of every method with the code as it is, kept in DIR with golden.json
+    python tests/golden.py freeze DIR [NAME ...]
+                                          tiny runs of every method (or of those named) with the code as it is, kept in
+                                          DIR with golden.json
     python tests/golden.py compare DIR [NAME ...]
-                                          the same runs again (or those named), compared with DIR/golden.json; the
+                                          the runs of DIR again (or those named), compared with DIR/golden.json; the
                                           runs in DIR that were stopped half-way go on with today's code, and must end
                                           alike
 
@@ -13,10 +15,11 @@ import csv, hashlib, json, os, shutil, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-METHODS = 'virtex captioning masked_lm token_cls multilabel tags loctex mct icmlm visualbert'.split()
+METHODS = ('virtex captioning masked_lm token_cls multilabel tags contrast loctex mct icmlm tag_prediction rotnet '
+           'visualbert vilbert').split()
 PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT/'data'/'flickr8k-world')]
 # so that what is drawn in each step counts
-DROPOUT = {'virtex', 'masked_lm', 'loctex', 'mct', 'icmlm', 'visualbert'}
+DROPOUT = {'virtex', 'masked_lm', 'contrast', 'loctex', 'mct', 'icmlm', 'visualbert', 'vilbert'}
 RUNS = {m: ['--method', m] + ['--set', 'dropout=.1']*(m in DROPOUT) for m in METHODS}
 RUNS |= {'photos': ['--method', 'virtex', *PHOTOS]}
 TIMES = ('seconds', 'images_s', 'images_per_second', 'memory_mb')
@@ -83,10 +86,10 @@ def as_logged(now, then):
     known = then['log'][0] if then['log'] else {}
     return {**now, 'log': [{k: v for k,v in r.items() if k in known} for r in now['log']]}
 
-def freeze(folder):
+def freeze(folder, names):
     folder.mkdir(parents=True)
     golden = {}
-    for name in RUNS:
+    for name in names or RUNS:
         call(*start_words(name, folder/name))
         stopped(name, folder/f'{name}-stopped')
         golden[name] = without_times(facts(folder/name))
@@ -95,6 +98,9 @@ def freeze(folder):
 
 def compare(folder, names):
     golden,bad = json.loads((folder/'golden.json').read_text()),0
+    names = names or list(golden)
+    if unknown := set(names)-set(golden):
+        sys.exit(f'{folder}: not frozen there: {" ".join(sorted(unknown))}; there are: {" ".join(golden)}')
     with tempfile.TemporaryDirectory() as tmp:
         for name in names:
             whole,half = Path(tmp)/name,Path(tmp)/f'{name}-stopped'
@@ -113,7 +119,7 @@ def compare(folder, names):
 if __name__ == '__main__':
     sys.path.pop(0)
     words,names = sys.argv[1:3],sys.argv[3:]
-    if len(words) != 2 or words[0] not in ('freeze', 'compare') or (names and words[0] == 'freeze'): sys.exit(__doc__)
+    if len(words) != 2 or words[0] not in ('freeze', 'compare'): sys.exit(__doc__)
     if wrong := set(names)-set(RUNS): sys.exit(f'no such run: {" ".join(sorted(wrong))}; there are: {" ".join(RUNS)}')
     folder = Path(words[1]).resolve()
-    freeze(folder) if words[0] == 'freeze' else compare(folder, names or list(RUNS))
+    {'freeze': freeze, 'compare': compare}[words[0]](folder, names)

@@ -191,3 +191,11 @@ def test_fingerprint_of_a_file(ci, tmp_path, same, text):
     (tmp_path/'a.py').write_text('"Module"\ndef f(x):\n    "Twice x"\n    return 2*x\n')
     (tmp_path/'b.py').write_text(text)
     assert (of(tmp_path/'a.py') == of(tmp_path/'b.py')) == same
+
+# ---------------------------------------------------------------- tests/golden.py
+
+def test_golden_runs_every_method():
+    "A method that is not among its runs could change by a bit unseen"
+    import golden
+    from vlrep.experiments.commands import METHODS
+    assert set(golden.METHODS) == {n for n,m in METHODS.items() if m.learner.__module__.startswith('vlrep.')}
