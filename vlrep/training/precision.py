@@ -82,7 +82,8 @@ class MixedPrecision(StatefulCallback):
             self.chosen = 'fp32'
         if first and self.out:
             part = f' ({getattr(self.model, "low_precision", "backbone only")})'
-            self.out(f'precision: {self.chosen}{part if self.kind == "cpu" and self.chosen != "fp32" else ""}')
+            slow = '' if cpu_has_bf16() else '; this CPU has no instructions for bfloat16, fp32 is faster'
+            self.out(f'precision: {self.chosen}{part+slow if self.kind == "cpu" and self.chosen != "fp32" else ""}')
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[self.chosen]
         if self.kind == 'cpu' and self.dtype:
             self.swapped = visual,visual.autocast
