@@ -30,7 +30,7 @@ from ..training.distributed import process_group
 from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
-from ..training.precision import choose_precision, effective_precision, learner_precision
+from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
 from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
 from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
@@ -530,7 +530,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
     requested = learner_precision(chosen, device, asked['precision'] != 'auto' and not resume_run)
     facts = _facts(asked, recipe, options, chosen, dist.world_size)
     _agree(dist, facts)
-    if hint := busy_hint(facts['threads']): log(hint)
+    for hint in filter(None, (busy_hint(facts['threads']), emulation_hint(device, chosen))): log(hint)
     if resume_run:
         old = load(resume_run)
         _compare(old, facts, inexact)

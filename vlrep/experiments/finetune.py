@@ -39,7 +39,7 @@ from ..training.distributed import process_group
 from ..training.interrupts import memory_advice, out_of_memory, signals, StopOnSignal, TrainingInterrupted
 from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
-from ..training.precision import choose_precision, effective_precision, learner_precision
+from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
 from ..training.resume import differences, fingerprint, resume as resume_training
 from ..training.run_folder import FORMAT, load, Run
 from .config import *
@@ -344,6 +344,7 @@ def _finetune(run, given, changes, was, *, out, log, dist):
     if alone and not was: body = GridAndText(body, tok, **_GRID, seed=asked['seed'])
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     chosen = choose_precision(device, asked['precision'])
+    if hint := emulation_hint(device, chosen): log(hint)
     more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels),
                 region_store=reader.store.digest() if reader and reader.store else None)
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more, processes=dist.world_size)
