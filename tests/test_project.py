@@ -245,6 +245,25 @@ def test_few_arguments():
     fail_with(f'{m}: {n}' for m,src in MODULES.items() for n in many_arguments(src))
     assert many_arguments('def f(a, b, c, d, e, g): pass') and not many_arguments('def f(a, b, c, d, e, *, g): pass')
 
+MODEL = re.compile(r'(^|[._])(model|body)$')
+ASKED = {('training.momentum','follow'), ('training.momentum','stage_keys'),    # by `check`, to refuse a model
+         ('training.precision','visual'), ('training.memory','visual'),         # None of a model without a backbone
+         ('training.precision','low_precision')}                                # a word of the log
+
+def asked_of_models(src):
+    "What `hasattr` and `getattr` ask of a model: its capabilities or declared attributes should say"
+    for n in ast.walk(ast.parse(src)):
+        if isinstance(n, ast.Call) and getattr(n.func, 'id', '') in ('hasattr', 'getattr') \
+                and MODEL.search(ast.unparse(n.args[0])):
+            yield n.lineno, getattr(n.args[1], 'value', ast.unparse(n.args[1]))
+
+def test_models_say_what_they_can():
+    "A method may look into its own models; other code asks capabilities, or attributes that every model has"
+    fail_with(f'{m} line {line}: {what}' for m,src in MODULES.items() if not m.startswith('vlrep.methods.')
+              for line,what in asked_of_models(src) if (m.removeprefix('vlrep.'), what) not in ASKED)
+    assert list(asked_of_models("def f(model): return hasattr(model, 'fuse') or getattr(self.body, 'heads', None)")) \
+        == [(1, 'fuse'), (1, 'heads')]
+
 # ---------------------------------------------------------------- notebooks
 
 DIRECTIVES = {'export', 'hide', 'learns', 'default_exp', 'echo:', 'output:', 'eval:', 'include:'}
