@@ -387,3 +387,22 @@ def test_citation():
 def test_committed_data_is_small():
     total = sum(p.stat().st_size for p in (ROOT/'data').rglob('*') if p.is_file())
     assert total < 12_000_000, f'{total} bytes under data/'        # most of it: redraws of studies, 200 a score
+
+# ---------------------------------------------------------------- results
+
+def lines_of(name): return [json.loads(l) for l in read(ROOT/'data'/'results'/name).splitlines()]
+
+# Made outside a working copy, and to be run again; data/README.md says so. Never more than these
+WITHOUT_COMMIT = {('world.jsonl','virtex'): 3, ('flickr8k.jsonl','mct'): 2}
+
+def test_results_name_their_commit():
+    names = [p.name for p in sorted((ROOT/'data'/'results').glob('*.jsonl'))]
+    without = [(n, l['method']) for n in names for l in lines_of(n) if not l['commit']]
+    fail_with(f'{k}: {without.count(k)} lines name no commit' for k in set(without)
+              if without.count(k) > WITHOUT_COMMIT.get(k, 0))
+
+def test_resumed_runs_are_counted():
+    "A run that was resumed when its training was complete took no time for it: data/README.md says how many did so"
+    trained = [max(l['seconds'].get(k, 0) for k in ('loctex','bicaptioning')) for l in lines_of('loctex.jsonl')]
+    number = 'None One Two Three Four Five Six'.split()[sum(s < 1 for s in trained)]
+    assert f'{number} of them were stopped and finished by `--resume`' in read(ROOT/'data'/'README.md')
