@@ -264,6 +264,25 @@ def test_models_say_what_they_can():
     assert list(asked_of_models("def f(model): return hasattr(model, 'fuse') or getattr(self.body, 'heads', None)")) \
         == [(1, 'fuse'), (1, 'heads')]
 
+NAMES = re.compile(r"\b(data|method)('\])?$")
+
+def branches_on_names(src):
+    "Comparisons of what a dataset or method is called with a name that is written there"
+    for n in ast.walk(ast.parse(src)):
+        if isinstance(n, ast.Compare) and len(n.ops) == 1:
+            a,b = n.left,n.comparators[0]
+            if NAMES.search(ast.unparse(b)): a,b = b,a
+            given = b.elts if isinstance(b, (ast.Tuple, ast.List, ast.Set)) else [b]
+            written = given and all(isinstance(getattr(x, 'value', None), str) for x in given)
+            if written and NAMES.search(ast.unparse(a)): yield n.lineno, ast.unparse(n)
+
+def test_no_branch_on_names_of_plug_ins():
+    "What differs between datasets or methods stands in their entries of the registries"
+    fail_with(f'{m} line {line}: {what}' for m,src in MODULES.items() for line,what in branches_on_names(src))
+    found = branches_on_names("if data == 'world' or info['method'] in ('a', 'b') or 'x' != s.data: pass")
+    assert len(list(found)) == 3
+    assert not list(branches_on_names("if data == other or 'world' in names or data is None or data in DATASETS: pass"))
+
 # ---------------------------------------------------------------- notebooks
 
 DIRECTIVES = {'export', 'hide', 'learns', 'default_exp', 'echo:', 'output:', 'eval:', 'include:'}
