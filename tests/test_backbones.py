@@ -14,7 +14,15 @@ WHITE = Image.new('RGB', (40, 30), 'white')
 def folder(tmp_path_factory):
     d = tmp_path_factory.mktemp('backbones')
     torch.manual_seed(0)
-    torch.save(torchvision.models.resnet18().state_dict(), d/'torchvision.pth')
+    resnet = torchvision.models.resnet18().state_dict()
+    body = {k: v for k,v in resnet.items() if not k.startswith('fc.')}
+    torch.save(resnet, d/'torchvision.pth')
+    torch.save(timm.create_model('resnet18', pretrained=False).state_dict() | resnet, d/'timm.pth')
+    torch.save(dict(state_dict={**{f'module.encoder_{x}.{k}': v for x in 'qk' for k,v in body.items()},
+                                'module.encoder_q.fc.0.weight': torch.ones(2, 512), 'module.queue': torch.ones(2, 9)},
+                    epoch=1, arch='resnet18'), d/'moco.pth')
+    torch.save(dict(model={f'visual.cnn.{k}': v for k,v in body.items()} | {'textual.output.bias': torch.zeros(9)},
+                    iteration=1), d/'virtex.pth')
     torch.save(timm.create_model('mobilenetv3_small_050', pretrained=False).state_dict(), d/'mobile.pth')
     return d
 
@@ -41,6 +49,14 @@ def test_weights_of_torchvision(folder, said):
     after = run.weights('last')['visual.layer1.0.conv1.weight']
     assert 0 < (after-before).abs().max() < .1
     assert 'torchvision' in said['export']
+
+def test_weights_in_four_layouts(folder, said):
+    "The same network in files of timm, MoCo and the official VirTex: runs with the weights of that from torchvision's"
+    names = 'timm moco virtex'.split()
+    start = ['pretrain', '--backbone', 'resnet18', *SMALL, '--baselines', 'false']
+    vlrep(folder, *([*start, '--weights', f'{n}.pth', '--out', f'from-{n}'] for n in names))
+    first,*others = (load(folder/n).weights('last') for n in ('resnet', *(f'from-{n}' for n in names)))
+    assert all(torch.equal(v, w[k]) for w in others for k,v in first.items())
 
 def test_a_network_of_timm(folder, said):
     "Opened without the file it started from; its weights keep timm's names"

@@ -196,7 +196,7 @@ def test_no_places_to_learn(tmp_path, why, capsys):
     words = ['pretrain', '--method', 'loctex', '--data', 'narratives', '--out', tmp_path/'no',
              *sets([c for c in TINY if 'shuffles' not in c])]
     says = refused(capsys, *words, '--root', tmp_path/'all')
-    assert (f'no narrative teaches a place (48 of 48 narratives {why})' in says and 'localise=0' in says
+    assert (f'no narrative has a usable trace (48 of 48 narratives {why})' in says and 'localise=0' in says
             and not (tmp_path/'no').exists())
     narrated(tmp_path/'some', lambda i, l: i%5 or NO_PLACES[why](l))
     n = 0
@@ -209,7 +209,7 @@ def test_no_places_to_learn(tmp_path, why, capsys):
         with pytest.raises(Enough):
             pretrain('loctex', data='narratives', root=tmp_path/root, out=tmp_path/'no',
                      changes=[*TINY[:-5], *NET, *more], log=log)
-    counts = [int(s.split()[0]) for s in said if f'of 48 narratives {why}: they teach no places' in s]
+    counts = [int(s.split()[0]) for s in said if f'of 48 narratives {why}: the localisation loss leaves them out' in s]
     assert len(counts) == 2 and 1 <= counts[0] <= 12 and counts[1] == 48, said
 
 def coco(root, **other):

@@ -245,6 +245,44 @@ def test_few_arguments():
     fail_with(f'{m}: {n}' for m,src in MODULES.items() for n in many_arguments(src))
     assert many_arguments('def f(a, b, c, d, e, g): pass') and not many_arguments('def f(a, b, c, d, e, *, g): pass')
 
+MODEL = re.compile(r'(^|[._])(model|body)$')
+ASKED = {('training.momentum','follow'), ('training.momentum','stage_keys'),    # by `check`, to refuse a model
+         ('training.precision','visual'), ('training.memory','visual'),         # None of a model without a backbone
+         ('training.precision','low_precision')}                                # a word of the log
+
+def asked_of_models(src):
+    "What `hasattr` and `getattr` ask of a model: its capabilities or declared attributes should say"
+    for n in ast.walk(ast.parse(src)):
+        if isinstance(n, ast.Call) and getattr(n.func, 'id', '') in ('hasattr', 'getattr') \
+                and MODEL.search(ast.unparse(n.args[0])):
+            yield n.lineno, getattr(n.args[1], 'value', ast.unparse(n.args[1]))
+
+def test_models_say_what_they_can():
+    "A method may look into its own models; other code asks capabilities, or attributes that every model has"
+    fail_with(f'{m} line {line}: {what}' for m,src in MODULES.items() if not m.startswith('vlrep.methods.')
+              for line,what in asked_of_models(src) if (m.removeprefix('vlrep.'), what) not in ASKED)
+    assert list(asked_of_models("def f(model): return hasattr(model, 'fuse') or getattr(self.body, 'heads', None)")) \
+        == [(1, 'fuse'), (1, 'heads')]
+
+NAMES = re.compile(r"\b(data|method)('\])?$")
+
+def branches_on_names(src):
+    "Comparisons of what a dataset or method is called with a name that is written there"
+    for n in ast.walk(ast.parse(src)):
+        if isinstance(n, ast.Compare) and len(n.ops) == 1:
+            a,b = n.left,n.comparators[0]
+            if NAMES.search(ast.unparse(b)): a,b = b,a
+            given = b.elts if isinstance(b, (ast.Tuple, ast.List, ast.Set)) else [b]
+            written = given and all(isinstance(getattr(x, 'value', None), str) for x in given)
+            if written and NAMES.search(ast.unparse(a)): yield n.lineno, ast.unparse(n)
+
+def test_no_branch_on_names_of_plug_ins():
+    "What differs between datasets or methods stands in their entries of the registries"
+    fail_with(f'{m} line {line}: {what}' for m,src in MODULES.items() for line,what in branches_on_names(src))
+    found = branches_on_names("if data == 'world' or info['method'] in ('a', 'b') or 'x' != s.data: pass")
+    assert len(list(found)) == 3
+    assert not list(branches_on_names("if data == other or 'world' in names or data is None or data in DATASETS: pass"))
+
 # ---------------------------------------------------------------- notebooks
 
 DIRECTIVES = {'export', 'hide', 'learns', 'default_exp', 'echo:', 'output:', 'eval:', 'include:'}
@@ -368,3 +406,22 @@ def test_citation():
 def test_committed_data_is_small():
     total = sum(p.stat().st_size for p in (ROOT/'data').rglob('*') if p.is_file())
     assert total < 12_000_000, f'{total} bytes under data/'        # most of it: redraws of studies, 200 a score
+
+# ---------------------------------------------------------------- results
+
+def lines_of(name): return [json.loads(l) for l in read(ROOT/'data'/'results'/name).splitlines()]
+
+# Made outside a working copy, and to be run again; data/README.md says so. Never more than these
+WITHOUT_COMMIT = {('world.jsonl','virtex'): 3, ('flickr8k.jsonl','mct'): 2}
+
+def test_results_name_their_commit():
+    names = [p.name for p in sorted((ROOT/'data'/'results').glob('*.jsonl'))]
+    without = [(n, l['method']) for n in names for l in lines_of(n) if not l['commit']]
+    fail_with(f'{k}: {without.count(k)} lines name no commit' for k in set(without)
+              if without.count(k) > WITHOUT_COMMIT.get(k, 0))
+
+def test_resumed_runs_are_counted():
+    "A run that was resumed when its training was complete took no time for it: data/README.md says how many did so"
+    trained = [max(l['seconds'].get(k, 0) for k in ('loctex','bicaptioning')) for l in lines_of('loctex.jsonl')]
+    number = 'None One Two Three Four Five Six'.split()[sum(s < 1 for s in trained)]
+    assert f'{number} of them were stopped and finished by `--resume`' in read(ROOT/'data'/'README.md')

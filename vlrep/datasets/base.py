@@ -103,6 +103,14 @@ def open(self:DatasetBuilder,
     wanted = frozenset(wanted) & self.provides
     return self.build(self, options or self.options, root, size=size, wanted=wanted, log=log)
 
+@patch
+def whole(self:DatasetBuilder,
+    root:FilePath, # Where the files are
+    size:int=64,   # As for `open`
+)->'ImageTextDataset': # None if it comes in parts, see `open`
+    "All images in one dataset, with whatever is read of them"
+    return self.read(root, size=size) if self.read else None
+
 def whole_data(
     options:object, # Of a dataset, such as `PhotoOptions`
 )->object:          # The same without `part` and `captions`

@@ -662,8 +662,8 @@ def make_paraphrases(
     "Write the captions of a dataset in other words: into each language and back"
     builder = DATASETS[data]
     builder.check_root(root)
-    if 'captions' not in builder.provides: raise ValueError(f'--data {data}: has no captions to say in other words')
-    if builder.read and data != 'webdataset': parts = [builder.read(root, size=64)]
-    else: parts = builder.open(options, root, 64, ('captions',), log).values()
+    if 'captions' not in builder.provides: raise ValueError(f'--data {data}: has no captions to paraphrase')
+    dataset = builder.whole(root)
+    parts = builder.open(options, root, 64, ('captions',), log).values() if dataset is None else [dataset]
     ways = {v: tuple(translator(m.format(via=v), device, beams=beams) for m in (there, back)) for v in via}
     return write_paraphrases(parts, out, ways, batch, limit=limit, log=log)

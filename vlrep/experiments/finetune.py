@@ -103,10 +103,9 @@ def _fast_reader(reader, recipe, body, parts, dist):
 def _model(body, plan, task, labels, seed):
     "Body and head, as planned"
     pooler = task.pooler if plan.pooler == 'auto' else plan.pooler
-    heads = getattr(body, 'heads', None)
-    if plan.pooler == 'last' and getattr(heads, 'pool_width', 0):
+    if plan.pooler == 'last' and 'last' not in body.poolers:
         raise ValueError('pooler=last: this model multiplies two poolers of its own; leave pooler out')
-    if pooler == 'cls' and getattr(heads, 'pool_token', 'cls') != 'cls':
+    if pooler == 'cls' and 'cls' not in body.poolers:
         raise ValueError('pooler=cls: this model was pretrained with pooler=last and has no pooler for [CLS]; give '
                          'pooler=last')
     return FinetuneModel(body, len(labels), pooler=pooler, dropout=plan.dropout, frozen=plan.frozen, blind=plan.blind,

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
 from ..core.plotting import *
 from ..reports.instability import dagger
+from ..datasets.base import DATASETS
 from .comparisons import read_lines,variant
 from .study import *
 from .study_report import *
@@ -190,8 +191,8 @@ def sign_rows(
     A contrast that one study has run and others have not stands there once; one of the world and the same of photos
     stand in one row, each with its verdict, raw and after Holm's correction
     """
-    out,photos = [],[(s, rows) for s,rows in judged if s.data != 'world']
-    world = [(s, rows) for s,rows in judged if s.data == 'world']
+    out,photos = [],[(s, rows) for s,rows in judged if DATASETS[s.data].root_help]      # files, not drawn
+    world = [(s, rows) for s,rows in judged if not DATASETS[s.data].root_help]
     for id,text,paper in claims:
         mine,theirs = (_of_claim(id, part) for part in (world, photos))
         pairs = [((s, r), next((x for x in theirs if x[1]['id'] == r['id']), None)) for s,r in mine]

@@ -176,6 +176,17 @@ def states(self:FusionModel,
     return self.encoder(text, sequence_mask(lens, tok.shape[1]), image, sequence_mask(counts, feats.shape[1]))
 
 # %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
+@patch(as_prop=True)
+def max_len(self:FusionModel)->int:
+    "Most tokens of a text"
+    return self.bert.config.max_len
+
+@patch(as_prop=True)
+def poolers(self:FusionModel)->tuple:
+    "Which of `cls` and `last` a head may take: two poolers that are multiplied, or one of `last`, leave no choice"
+    if self.heads.pool_width: return ('cls',)
+    return ('last',) if self.heads.pool_token == 'last' else ('cls','last')
+
 @patch
 def pooled(self:FusionModel,
     text:Tensor,   # States of words (b,s,d)
@@ -214,7 +225,7 @@ def word_scores(self:FusionModel,
 def fill_mask(self:FusionModel,
     batch:dict # As for `fuse`; `masked` (b,s) bool says where, by default where [MASK] stands
 )->Tensor:     # Scores at these places, row after row (m,v)
-    "Guess words from the others and from the image"
+    "Predict masked words from the others and from the image"
     at = batch['masked'] if 'masked' in batch else batch['tok'] == self.tok.mask
     return self.word_scores(self.states(batch, self.regions(batch))[0][at])
 

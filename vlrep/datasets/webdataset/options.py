@@ -46,6 +46,12 @@ class ShardsBuilder(DatasetBuilder):
             warnings.simplefilter('ignore')              # that some are missing is said, or refused, when they are read
             try: shard_parts(root, 1.)
             except ValueError as e: raise ValueError(f'--root {e}; expected {self.root_help}') from None
+    def whole(self,
+        root:FilePath, # A folder, a tar file, or names with braces or `*`
+        size:int=64    # As for `open`
+    )->'ImageTextDataset': # None if the shards are in folders train, valid and test
+        "All images in one dataset, with captions, narratives and labels"
+        return None if len(shard_parts(root)) > 1 else self.read(root, size=size, labels=True)
 
 _reader = 'vlrep.datasets.webdataset.reader:'
 

@@ -90,11 +90,10 @@ def make_shards(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f'{out}: exists already; give a folder that is new or empty')
     if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
-    if builder.read and not (data == 'webdataset' and len(shard_parts(root)) > 1):
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter('always', UserWarning)
-            dataset = builder.read(root, size=size, **({'labels': True} if data == 'webdataset' else {}))
-        for w in heard: log(str(w.message))
-        return write_shards(dataset, out, per_shard, seed, log)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter('always', UserWarning)
+        dataset = builder.whole(root, size)
+    for w in heard: log(str(w.message))
+    if dataset is not None: return write_shards(dataset, out, per_shard, seed, log)
     parts = builder.open(options, root, size, ('captions','narratives','labels'), log)
     return [p for k,d in parts.items() for p in write_shards(d, out/k, per_shard, seed, log)]

@@ -171,13 +171,12 @@ def _linear(step, total, warmup):
     return step/warmup if step < warmup else max(0., (total-step)/max(1, total-warmup))
 
 def text_limit(
-    body:nn.Module,    # A model with `fuse`
+    body:Fuses,        # A model with `fuse`; None: one without limit
     plan:FinetunePlan, # Its `max_len` counts
     task:FinetuneTask,         # Its `max_len` counts if the plan has none
 )->int:                # Most tokens
     "How long texts may be: as planned, and not longer than the model has positions"
-    config = getattr(getattr(body, 'bert', None), 'config', None)
-    most = getattr(body, 'max_len', None) or getattr(config, 'max_len', None)
+    most = body.max_len if body else 0
     if plan.max_len and most and plan.max_len > most:
         raise ValueError(f'max_len={plan.max_len}: the model has positions for {most} tokens only')
     return min(plan.max_len or task.max_len, most or 4096)

@@ -81,7 +81,7 @@ def pointing(
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
 def _untaught(recipe, told, data):
-    "How many narratives teach no places; a `ValueError` if none does and places are to be learned"
+    "How many narratives the localisation loss leaves out; a `ValueError` if it is asked for and leaves out all"
     first = slice(None) if recipe.all_narratives else told.rows[:-1][told.counts() > 0]  # those that are read
     got = {k: v[first] for k,v in pointing(told, recipe.time_pad).items()}
     lost = {'have no trace': ~got['trace']}
@@ -90,8 +90,8 @@ def _untaught(recipe, told, data):
     why = [f'{v.sum():,} of {len(v):,} narratives {k}' for k,v in lost.items() if v.any()]
     if recipe.localise and not recipe.oracle_masks and not got['points'].any():
         raise ValueError(
-            f'{data}: no narrative teaches a place ({", ".join(why)}); learn without traces: --set localise=0')
-    return [f'{line}: they teach no places' for line in why]
+            f'{data}: no narrative has a usable trace ({", ".join(why)}); learn without traces: --set localise=0')
+    return [f'{line}: the localisation loss leaves them out' for line in why]
 
 def check_narratives(
     recipe:LocTexRecipe, # What will be learned

@@ -62,7 +62,7 @@ def _task(state, task, name):
     if task is None: return 'multilabel' if found == 'token_cls' and len(state['textual.output.bias']) == 81 else found
     if task not in (known := [t for ts in _FOUND.values() for t in ts]): raise did_you_mean('task', task, known)
     if task not in _FOUND[found]:
-        raise ValueError(f'{name}: its weights were taught {" or ".join(_FOUND[found])}, not {task}')
+        raise ValueError(f'{name}: its weights were trained for {" or ".join(_FOUND[found])}, not {task}')
     return task
 
 def _facts(whole, given, name):
