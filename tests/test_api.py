@@ -185,7 +185,7 @@ def test_help_explains_classes_and_methods():
     text = page(Backbone)
     assert 'Channels of the first stage' in text                              # of __init__
     assert 'Normalised float images (b,3,H,W)' in text                        # of a method that was patched in
-    assert 'Attention' in page(VirTexRecipe) or 'bicaption' in page(VirTexRecipe)
+    assert 'Attention heads; 0 means width/64' in page(VirTexRecipe)          # of a field
 
 def test_help_explains_nearly_all():
     "Public functions and classes of which a parameter is explained in the source have it in their docstring"

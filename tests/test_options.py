@@ -186,26 +186,43 @@ def test_too_few_photos_are_refused_before_training(n, tmp_path, capsys):
 
 # ---------------------------------------------------------------- how long it takes to say so
 
+# without the name of the command they are of `vlrep-pretrain`
 EARLY = ['--help', '--fields', '--sede 1', '--set lr=nan', '--lr nan', '--temperature 1',
          '--method loctex --help', '--method virtx', '--data csv', '--threads 100000',
-         '--data csv --root nowhere']
+         '--data csv --root nowhere', '--max-damaged many', '--resume-at 3', '--resume-inexact', '--resume nowhere',
+         '--backbone resnet8', '--weights nowhere.pth', '--dry-run --max-damaged many',
+         'caption nowhere x.jpg', 'evaluate nowhere --on captions', 'export nowhere --to timm', 'report nowhere',
+         'finetune nowhere --task vqa', 'finetune x --task vqa --threads 0', 'finetune x --task vqa --max-damaged many']
 SHELL = f"""
 import sys, time, torch
 begun = time.process_time()
 from vlrep.cli import main
 for words in {EARLY!r}:
-    try: main(['pretrain', *words.split()])
+    try: main([*['pretrain']*words.startswith('-'), *words.split()])
     except SystemExit as e: pass
     slow = [m for m in ('fastai', 'torchvision', 'sklearn', 'matplotlib', 'jinja2') if m in sys.modules]
     if slow: sys.exit(f'SLOW {{words}}: {{slow}}')
     if words == '--help': print('HELP', time.process_time()-begun)
 """
 
-def test_words_are_answered_before_anything_slow_is_imported():
+@pytest.fixture(scope='module')
+def answers():
+    "What a process says that has imported torch, and then only what the words of `EARLY` need"
+    return subprocess.run([sys.executable, '-c', SHELL], capture_output=True, text=True, env=ENV)
+
+def test_words_are_answered_before_anything_slow_is_imported(answers):
     "Help costs at most one second of CPU more than `import torch`; no error in options imports more"
-    done = subprocess.run([sys.executable, '-c', SHELL], capture_output=True, text=True, env=ENV)
-    assert done.returncode == 0 and 'SLOW' not in done.stderr, done.stderr
-    assert float(re.search(r'^HELP (.*)', done.stdout, re.M)[1]) < 1, done.stdout
+    assert answers.returncode == 0 and 'SLOW' not in answers.stderr, answers.stderr
+    assert float(re.search(r'^HELP (.*)', answers.stdout, re.M)[1]) < 1, answers.stdout
+
+def test_every_one_of_them_is_answered(answers):
+    "One line each, but for help and the list of fields"
+    said = answers.stderr.splitlines()
+    assert len(said) == len([w for w in EARLY if '--help' not in w and w != '--fields'])
+    for part in ("--max-damaged: max_damaged=many", '--resume-at and --resume-inexact belong to --resume RUN',
+                 'nowhere: no such run folder', "did you mean 'resnet18'", 'nowhere.pth: no such file',
+                 'vlrep-finetune: --threads 0: must be from 1', 'vlrep-finetune: --max-damaged'):
+        assert any(part in l for l in said), (part, said)
 
 def test_import_vlrep_does_not_import_torch():
     done = subprocess.run([sys.executable, '-c',

@@ -22,7 +22,7 @@ from .methods.base import METHODS
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
-from .experiments.options import check_options, LAYOUT_NAMES, one_of, plan, recipe_name
+from .experiments.options import check_damage, check_options, check_run, LAYOUT_NAMES, one_of, plan, recipe_name
 from .training.trackers import check_tracker
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
@@ -260,7 +260,8 @@ def _early(a):
     if fresh:
         plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
     check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',
-                  resuming=not fresh,
+                  resuming=not fresh, exact=a.get('at', 'last') == 'last' and not a.get('inexact'),
+                  weights=a.get('weights_file'), max_damaged=a.get('max_damaged'),
                   **{k: a.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
 
 class _Exit(Exception):
@@ -289,6 +290,7 @@ def _caption(argv):
     a = _parse('caption', argv, _Caption)
     del a['plugin']                                              # `main` has imported it
     if not a['images']: raise ValueError('IMAGE is missing: name at least one image file')
+    check_run(a['run'])
     from vlrep.experiments.commands import caption
     caption(**a)
 
@@ -309,6 +311,7 @@ def _evaluate(argv):
     del a['plugin']
     one_of('--on', a['on'], EVALUATIONS)
     EVALUATIONS[a['on']].check(**{k: v for k,v in a.items() if k not in ('run','on','which')})
+    check_run(a['run'])
     from vlrep.experiments.commands import evaluate
     evaluate(**a)
 
@@ -326,6 +329,7 @@ def _export(argv):
     a = _parse('export', argv, _Export)
     del a['plugin']
     one_of('--to', a['to'], LAYOUT_NAMES)
+    check_run(a['run'])
     from vlrep.experiments.commands import export
     export(**a)
 
@@ -339,6 +343,7 @@ class _Report:
 def _report(argv):
     a = _parse('report', argv, _Report)
     if not a['runs']: raise ValueError('RUN is missing: name at least one run folder')
+    for run in a['runs']: check_run(run)
     from vlrep.experiments.commands import report
     report(a['runs'], a['out'])
 
@@ -522,6 +527,9 @@ def _finetune_options(argv):
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
     a = _finetune_options(argv)
+    check_options(precision=a['precision'] or 'auto', max_damaged=a['max_damaged'],
+                  **{k: a[k] for k in ('threads','accumulate','workers','save_every','timeout')})
+    check_run(a['run'])
     from vlrep.experiments.finetune import finetune
     from vlrep.training.interrupts import TrainingInterrupted
     try: finetune(**a)
@@ -591,6 +599,7 @@ def _regions(argv):
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
     for k in ('most','size'):
         if a.get(k, 1) < 1: raise ValueError(f'--{k} {a[k]}: at least 1')
+    check_damage(a.get('max_damaged'))
     from vlrep.experiments.region_files import make_regions
     try: make_regions(a.pop('photos'), **a)
     except KeyboardInterrupt: raise _Exit(130, 'stopped; the same command continues where it stopped') from None

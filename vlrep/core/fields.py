@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Fraction', 'Share', 'Between', 'OneOf', 'Int', 'Float', 'Choice', 'Added', 'rule_of', 'check_fields', 'field_rows',
-           'field_lines', 'current_fields', 'current_changes', 'written_fields']
+           'field_lines', 'current_fields', 'current_changes', 'written_fields', 'damage_limit']
 
 # %% ../../nbs/core/30_fields.ipynb #e5a9198a
 import inspect,re,typing
@@ -161,3 +161,21 @@ def written_fields(
         added = any(isinstance(m, _Added) for m in getattr(hints[f.name], '__metadata__', ()))
         return not added or getattr(obj, f.name) != f.default
     return {f.name: getattr(obj, f.name) for f in fields(obj) if told(f)}
+
+# %% ../../nbs/core/30_fields.ipynb #671cbbe1
+def damage_limit(
+    n:int,                   # Images of a source
+    most:int|float|str=None, # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by
+                             # default ten, a quarter of fewer than 40, one in a hundred of more than 1000
+)->int:                      # How many of them may be unreadable
+    "Resolve `max_damaged` for `n` images; a share above 0 allows at least one"
+    if most is None: return max(1, min(10, n//4), n//100)
+    value = most
+    if isinstance(most, str):
+        try: value = float(most[:-1])/100 if most.endswith('%') else float(most) if set(most) & set('.e') else int(most)
+        except ValueError: value = -1
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if whole: return value
+    if not (isinstance(value, float) and 0 <= value <= 1):
+        raise ValueError(f'max_damaged={most}: a number of images (20) or a share of them (0.05, 5%)')
+    return max(1, int(value*n)) if value else 0

@@ -18,7 +18,7 @@ from ..core.progress import *
 from ..core.weights import *
 from ..core.fields import *
 from ..data.records import ArrayDataset
-from ..data.loader import damage_limit, loaders, TooManyDamaged
+from ..data.loader import loaders, TooManyDamaged
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..data.tokenizer import Tokenizer
 from ..reports.page import write_comparison, write_report
@@ -289,10 +289,10 @@ def run_checks(
     "Try a run out before it begins; nothing is kept"
     if (n := int(os.environ.get('WORLD_SIZE', 1))) > 1:
         raise ValueError(f'--{what}: is done by a single process, and {n} were started: leave torchrun out')
-    _limit(max_damaged)
     given = {k: v for k,v in kw.items() if v is not None}
     check_options(given.get('data', 'world'), given.get('root'), precision=given.get('precision', 'auto'),
-                  threads=threads, workers=workers, accumulate=given.get('accumulate'))
+                  threads=threads, workers=workers, accumulate=given.get('accumulate'), max_damaged=max_damaged,
+                  weights=given.get('weights_file'))
     given,changes = _after_run(given, changes)
     asked = _asked(given, None)[0]
     method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'])
@@ -373,18 +373,12 @@ def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log)
 _TINY_JOB = ('a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be '
              'expected')
 
-def _limit(max_damaged):
-    "A `ValueError` that names the option if it cannot be understood"
-    try: damage_limit(1, max_damaged)
-    except ValueError as e: raise ValueError(f'--max-damaged: {e}') from None
-
 # %% ../../nbs/experiments/70_commands.ipynb #7c0128e5
 def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     "A `ValueError` names what cannot be meant"
     check_options(given.get('data', 'world'), given.get('root'), out, resume_run, given.get('precision', 'auto'),
-                  resuming=resume_run is not None, **numbers)
+                  resuming=resume_run is not None, exact=exact, weights=given.get('weights_file'), **numbers)
     if tracker: check_tracker(tracker)
-    if not resume_run and not exact: raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
 
 def _plan_run(given, changes, resume_run, small):
     "All arguments: recipe, options of the dataset, and changes; those of a resumed run are its own"
@@ -399,7 +393,7 @@ def _kept(resume_run, **given):
     "Workers, steps between checkpoints and limit of damage: as given, else as the run has them"
     was = dict(workers=0, save_every=0) | (load(resume_run).info if resume_run else {})
     kept = {k: was.get(k) if v is None else v for k,v in given.items()}
-    _limit(kept['max_damaged'])
+    check_damage(kept['max_damaged'])
     return kept
 
 # %% ../../nbs/experiments/70_commands.ipynb #7c0128e6

@@ -12,6 +12,7 @@ from ..core.fields import written_fields
 from ..core.registry import *
 from ..methods.recipe import MethodRecipe
 from ..methods.base import METHODS
+from ..models.resnet_names import RESNETS
 
 # %% ../../nbs/experiments/10_config.ipynb #1f33728a
 def _kinds(hint):
@@ -104,9 +105,6 @@ def get_recipe(
     return there[name]
 
 # %% ../../nbs/experiments/10_config.ipynb #a91c6e54
-# visual_depth and visual_width that torchvision and timm know
-_ELSEWHERE = {(18,64), (34,64), (50,64), (101,64), (152,64), (50,128), (101,128)}
-
 def recipe_lines(
     method:str=None, # One of `METHODS`; all of them by default
 )->list:             # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch,
@@ -115,9 +113,10 @@ def recipe_lines(
     rows = []
     for m in [method] if method else METHODS:
         for name,r in METHODS[m].recipes.items():
-            shape = r.visual_depth,r.visual_width
-            rows.append((m, name, 'paper' if r.visual_depth >= 50 else 'small', f'ResNet-{shape[0]}, width {shape[1]}',
-                         f'{r.size} pixels', f'{r.steps:,} steps of {r.bs}',
-                         'opens in torchvision, timm, detectron2' if shape in _ELSEWHERE else 'opens in vlrep only'))
+            net,shape = r.network()
+            there = ('torchvision' if shape is None else
+                     'torchvision, timm, detectron2' if shape in RESNETS.values() else 'vlrep only')
+            rows.append((m, name, 'paper' if r.visual_depth >= 50 else 'small', net, f'{r.size} pixels',
+                         f'{r.steps:,} steps of {r.bs}', f'opens in {there}'))
     wide = [max(map(len, col)) for col in zip(*rows)]
     return ['  '.join(s.ljust(w) for s,w in zip(row, wide)).rstrip() for row in rows]

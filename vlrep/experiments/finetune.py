@@ -45,7 +45,7 @@ from ..training.run_folder import FORMAT, load, Run
 from .config import *
 from .options import *
 from .commands import *
-from .commands import _agree, _blank_learner, _code_of, _limit, _opened, _silent
+from .commands import _agree, _blank_learner, _code_of, _opened, _silent
 
 # %% ../../nbs/experiments/75_finetune.ipynb #9a5a9ac7
 from ..reports.weight_drift import layer_drift, weight_drift
@@ -307,7 +307,7 @@ def check_finetune(
     "A `ValueError` names the option that cannot be meant"
     check_options(precision=given.get('precision') or 'auto',
                   **{k: given.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
-    _limit(given.get('max_damaged'))
+    check_damage(given.get('max_damaged'))
     if resume and out: raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
     if out and (Path(out)/'recipe.json').exists():
         raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep-finetune {out} --resume')

@@ -13,7 +13,8 @@ import numpy as np, torch
 from ..core.files import *
 from ..core.progress import *
 from ..data.image_files import some_of
-from ..data.loader import damage_limit, TooManyDamaged
+from ..core.fields import damage_limit
+from ..data.loader import TooManyDamaged
 from ..data.records import DamagedImage, open_image
 from ..data.regions import convert_regions, RegionStore, RegionWriter
 from ..data.shards import IMAGE_SUFFIXES

@@ -12,6 +12,7 @@ __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCoun
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
 import re
 from dataclasses import dataclass, replace
+from fastcore.basics import patch
 from ..core.fields import *
 
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
@@ -108,6 +109,13 @@ class MethodRecipe:
     def _switches(self):
         if self.activation_checkpointing and self.compile != 'none':
             return f'compile={self.compile}: kernels decide what they recompute, leave activation_checkpointing out'
+
+# %% ../../nbs/methods/00_recipe.ipynb #d8dc631f
+@patch
+def network(self:MethodRecipe)->tuple: # Its name; (depth, width), or None if it is no ResNet of this library
+    "The backbone; recipes for VGG16 have a field `net`, and are run with `--backbone torchvision/vgg16`"
+    if getattr(self, 'net', 'resnet') == 'vgg16': return 'torchvision/vgg16',None
+    return f'ResNet-{self.visual_depth}, width {self.visual_width}',(self.visual_depth,self.visual_width)
 
 # %% ../../nbs/methods/00_recipe.ipynb #053382ff
 _at64 = dict(size=64, vocab=2000, steps=750, warmup=75)

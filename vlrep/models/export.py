@@ -16,10 +16,10 @@ from ..core.registry import *
 from .weights import *
 from .backbones import *
 from .named import NamedBackbone
+from .resnet_names import RESNETS
 
 # %% ../../nbs/models/55_export.ipynb #55f88405
-_NAMES = {(18,64): 'resnet18', (34,64): 'resnet34', (50,64): 'resnet50', (101,64): 'resnet101', (152,64): 'resnet152',
-          (50,128): 'wide_resnet50_2', (101,128): 'wide_resnet101_2'}
+_NAMES = {shape: name for name,shape in RESNETS.items()}
 
 def known_as(
     backbone:Backbone, # Any
