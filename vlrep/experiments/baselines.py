@@ -86,7 +86,7 @@ def train_on(
 def supervised_recipe(
     recipe:MethodRecipe, # The recipe of the method it stands beside
 )->TagsRecipe:           # A recipe of tags
-    "The same backbone, views, batch and switches, taught with true categories for as many steps"
+    "The same backbone, views, batch and switches, trained with true categories for as many steps"
     same = {k: getattr(recipe, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     same |= {f.name: getattr(recipe, f.name) for f in fields(MethodRecipe)}
     return replace(get_recipe('tags', 'world'), **same, steps=recipe.steps, warmup=recipe.warmup)
