@@ -80,7 +80,7 @@ def pointing(
     return {k: np.concatenate(v) if v else np.zeros(0, bool) for k,v in out.items()}
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
-def _untaught(recipe, told, data):
+def _without_places(recipe, told, data):
     "How many narratives the localisation loss leaves out; a `ValueError` if it is asked for and leaves out all"
     first = slice(None) if recipe.all_narratives else told.rows[:-1][told.counts() > 0]  # those that are read
     got = {k: v[first] for k,v in pointing(told, recipe.time_pad).items()}
@@ -105,7 +105,7 @@ def check_narratives(
                          f'2: add images, or --set valid=...')
     told = splits['train'].narratives
     out = ([f'{data} has no narratives: captions are read in their place, and nothing points'] if told is None
-           else _untaught(recipe, told, data))
+           else _without_places(recipe, told, data))
     if recipe.all_narratives and (told is None or told.counts().max() < 2):
         out.append('all_narratives: no image has more than one narrative, so it changes nothing')
     if recipe.contrast and accumulate > 1:
