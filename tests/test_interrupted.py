@@ -20,7 +20,7 @@ from test_resume import rows
 from tools import ENV, SIZES, refused, sets
 
 # epochs end, and checkpoints are made, at the steps 13 and 20
-JOB = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=False']
+JOB = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=false', 'jitter=.3', 'flip_p=.5']
 FIRST = 13
 quiet = lambda s: None
 
@@ -177,6 +177,8 @@ def test_torn_result(whole, tmp_path, quick, how):
     old, = load(whole).results()
     assert (new['numbers']['held_loss'] == old['numbers']['held_loss'] and new['numbers']['steps'] == 20
             and not load(run).missing())
+    assert new['changes'] == old['changes'] and {'baselines=False', 'jitter=0.3'} <= set(new['changes'])
+    assert not any('flip_p' in c for c in new['changes'])                 # it was given the value that it has anyway
     assert any('torn; it will be made anew' in s for s in said) == (how != 'missing')
     again(run, log=said.append)
     assert 'complete, nothing is left to do' in said[-1] and len(load(run).results()) == 1

@@ -353,7 +353,7 @@ def _completed(path, log):
     return True
 
 # %% ../../nbs/experiments/70_commands.ipynb #87024932
-def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log):
+def _finish(run, asked, recipe, options, *, splits, learn, stages, log):
     "Ask the trained model everything, and write it down"
     learn.model.load_state_dict(run.weights('best'))
     if effective_precision(learn.model, run.info['precision']) != run.info['precision']:
@@ -363,7 +363,7 @@ def _finish(run, asked, changes, recipe, options, *, splits, learn, stages, log)
     info = run.info
     (run/'report.html').unlink(missing_ok=True)  # of another result
     run.add_result(dict(
-        format=FORMAT, method=info['method'], recipe=asked['name'], changes=list(changes) or changes_of(info),
+        format=FORMAT, method=info['method'], recipe=asked['name'], changes=changes_of(info),
         data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
         processor=processor(), threads=info['threads'], precision=effective_precision(learn.model, info['precision']),
         seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
@@ -381,13 +381,13 @@ def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     if tracker: check_tracker(tracker)
 
 def _plan_run(given, changes, resume_run, small):
-    "All arguments: recipe, options of the dataset, and changes; those of a resumed run are its own"
+    "All arguments, recipe and options of the dataset; those of a resumed run are its own"
     asked,parts = _asked(given, resume_run)
     changes = _small(asked, changes) if small else changes
     recipe,options = plan(asked['method'], asked['name'], changes, asked['data'], parts,
                           backbone=None if parts else asked['backbone'])
     recipe.check_parts(asked['accumulate'])
-    return asked,recipe,options,changes
+    return asked,recipe,options
 
 def _kept(resume_run, **given):
     "Workers, steps between checkpoints and limit of damage: as given, else as the run has them"
@@ -431,11 +431,11 @@ def pretrain(
     _check_given(given, out, resume_run, tracker, exact=at == 'last' and not inexact, threads=threads,
                  accumulate=accumulate, workers=workers, save_every=save_every, timeout=timeout)
     given,changes = _after_run(given, changes)
-    asked,recipe,options,changes = _plan_run(given, changes, resume_run, small)
+    asked,recipe,options = _plan_run(given, changes, resume_run, small)
     kept = _kept(resume_run, workers=workers, save_every=save_every, max_damaged=max_damaged)
     if small and int(os.environ.get('RANK', 0)) == 0: log(_TINY_JOB)
     with process_group(timeout or 600) as dist:
-        return _pretrain_as(asked, recipe, options, changes, out, at=at, resume_run=resume_run, inexact=inexact,
+        return _pretrain_as(asked, recipe, options, out, at=at, resume_run=resume_run, inexact=inexact,
                             tracker=tracker, log=log if dist.is_main else _silent, dist=dist, **kept)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
@@ -510,7 +510,7 @@ def _folder(asked, facts, out, resume_run, dist, **more):
     return run or load(path)
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bde
-def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, max_damaged, resume_run, at, inexact,
+def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damaged, resume_run, at, inexact,
                  tracker, log, dist):
     "`pretrain`, with every option known"
     data,seed = asked['data'],asked['seed']
@@ -546,7 +546,7 @@ def _pretrain_as(asked, recipe, options, changes, out, *, workers, save_every, m
                        save_every=save_every, max_damaged=max_damaged, stages=stages)
         leave_process_group(learn)
         if dist.is_main:
-            _finish(run, asked, changes, recipe, options, splits=splits, learn=learn, stages=stages, log=log)
+            _finish(run, asked, recipe, options, splits=splits, learn=learn, stages=stages, log=log)
     return run.path
 
 # %% ../../nbs/experiments/70_commands.ipynb #78454666

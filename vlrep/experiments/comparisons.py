@@ -81,7 +81,8 @@ def changes_of(
     name = recipe_name(info['method'], info['name'], info['data']['name'])
     now = {**recipe_dict(get_recipe(info['method'], name)), **recipe_dict(DATASETS[info['data']['name']].options)}
     had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
-    return [f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k,v in had.items() if k not in now or v != now[k]]
+    def text(v): return f'{v:g}' if isinstance(v, float) and float(f'{v:g}') == v else v
+    return [f'{k}={text(v)}' for k,v in had.items() if k not in now or v != now[k]]
 
 def gather(
     runs:FilePath, # A folder of run folders
