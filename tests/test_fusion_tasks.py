@@ -206,7 +206,7 @@ def test_drift_is_in_the_report(body, tuned):
     assert section.count('<svg') >= 2 and f'{rows[0]["angle"]:.4f}' in section and f'{rows[3]["l1"]:.2e}' in section
 
 def test_no_drift_where_there_is_none(body, tuned, tmp_path):
-    "A frozen body does not move; first weights that are gone or changed are said, and the report goes without"
+    "A frozen body does not move; initial weights that are gone or changed are said, and the report goes without"
     frozen = finetune(body, 'vqa', [*PLAN, *TASK, 'frozen=true'], out=tmp_path/'frozen', log=quiet)
     assert 'drift' not in load(frozen).results()[0]['numbers']
     assert 'Drift of the weights' not in (frozen/'report.html').read_text()

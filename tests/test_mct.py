@@ -1,5 +1,5 @@
 """Multimodal contrast: every set of losses trains all that it has, a run goes on with the same queue and copy, steps
-that are left out leave no trace, and what cannot be meant is refused in one line"""
+that are left out leave no trace, and what is invalid is refused in one line"""
 from dataclasses import replace
 import numpy as np, pytest, torch
 import vlrep
@@ -176,7 +176,7 @@ def test_loaders_made_by_hand_have_two_views_too():
     again = method.learner(recipe, learn.dls, precision='fp32')
     assert type(again.dls.train.aug) is type(learn.dls.train.aug) and not hasattr(again.dls.train.aug.view, 'view')
 
-# ---------------------------------------------------------------- what cannot be meant
+# ---------------------------------------------------------------- what is invalid
 
 WRONG = {'queue=64': 'queue=64: must be longer than a batch of 64', 'temperature=0': 'temperature=0.0: must be above 0',
          'ic=0': 'both or neither', 'key_momentum=1.1': 'key_momentum=1.1', 'tags_from=nouns': "'nouns'",

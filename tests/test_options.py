@@ -1,4 +1,4 @@
-"Every field and every option: what cannot be meant is refused at once and by name, what is accepted works"
+"Every field and every option: what is invalid is refused at once and by name, what is accepted works"
 import dataclasses, math, re, subprocess, sys, typing
 import pytest
 from vlrep.core.fields import check_fields, rule_of

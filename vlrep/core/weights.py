@@ -48,7 +48,7 @@ def weights_sha256(
     weights:dict,           # Name -> tensor, on any device
     *, values:bool=False,   # Of the values alone, in the order of the names? Else names, kinds and shapes count, too
 )->str:                     # 64 hexadecimal digits
-    "What tells weights from others"
+    "SHA-256 of a dict of weights"
     h = hashlib.sha256()
     for name,t in sorted(weights.items()):
         if not values: h.update(f'{name} {t.dtype} {tuple(t.shape)}\n'.encode())

@@ -129,7 +129,7 @@ def split_source(
     sizes:tuple|list=(.8,.1,.1), # For train, valid, test: numbers of images, or parts that add up to 1 at most
     seed:int=0,                  # Another seed, another deal
 )->list:                         # Three datasets
-    "Deal the images of `dataset` out to train, valid and test"
+    "Split the images of `dataset` into train, valid and test"
     n = len(dataset)
     sizes = tuple(sizes)
     if len(sizes) != 3 or min(sizes) < 0:

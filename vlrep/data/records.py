@@ -148,7 +148,7 @@ def rows_at(
     rows:np.ndarray,           # Where each image's things begin, and where the last one's end (n+1,)
     idx:np.ndarray|list|range, # Images (m,)
 )->tuple:                      # Where the things of these images stand, image after image, and how many each has (m,)
-    "Some images' share of what all have in one long array"
+    "Indices of some images' items in a flat array that holds the items of all images"
     idx = np.arange(len(rows)-1)[np.asarray(idx, np.int64)]
     n = rows[idx+1]-rows[idx]
     return np.repeat(rows[idx]-np.cumsum(n)+n, n) + np.arange(n.sum()),n
@@ -273,7 +273,7 @@ class ImageTextDataset:
 def with_captions(self:ImageTextDataset,
     captions:TextBuffer|list # `TextBuffer`, or lists of strings, one list an image
 )->ImageTextDataset:         # The same images and labels
-    "A source like this one that says something else about its images"
+    "A copy of this dataset with other captions"
     new = copy.copy(self)
     new.captions = captions if isinstance(captions, TextBuffer) else TextBuffer(captions)
     new._fits()

@@ -61,7 +61,7 @@ def readable(
     dataset:ImageTextDataset, # Photos to be reported on
     log:callable=print,       # Called with each photo that is left out
 )->ImageTextDataset:          # Those that can be read
-    "In a test nothing may be shown in the place of a damaged photo: it is left out, and said"
+    "The images that can be read: in a test set, a damaged one is left out and logged, never replaced"
     def good(i):
         try:
             dataset.images([i])

@@ -29,7 +29,7 @@ class EvaluationContext:
     learn:'BatchLearner'=None # The learner, at its best checkpoint
     splits:dict=None          # Datasets `train`, `valid`, `test`
     stages:'Stages'=None      # Times what is done: `with stages('captions'): ...`
-    warnings:dict=None        # Name of a network -> what is to be said against its training
+    warnings:dict=None        # Name of a network -> warnings about its training
     baselines:Callable=dict   # () -> {name: backbone}, trained at the first call; {} without baselines
     kept:dict=field(default_factory=dict) # Name of a baseline -> its run from `kept_run`, shown and not trained
 
@@ -102,7 +102,7 @@ def check(self:Evaluation,
     root:FilePath=None, # Where the files are
     **options           # Those of all evaluations; None or the default if they were left out
 )->dict:                # Its own options, with defaults
-    "A `ValueError` names the option that cannot be meant, or that belongs to another evaluation"
+    "A `ValueError` names the option that is invalid, or that belongs to another evaluation"
     for e in EVALUATIONS.values():
         for k,o in e.options.items():
             v = options.get(k, o.default)

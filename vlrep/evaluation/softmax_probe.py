@@ -59,7 +59,7 @@ class Heads:
         lrs,               # Learning rates
         wds=(0.,),         # Weight decays
         momentum:float=.9, # Of the gradients
-        *, seed:int=0,     # The first weights, the same in all heads, depend on this alone
+        *, seed:int=0,     # The initial weights, the same in all heads, depend on this alone
         device='cpu',      # Where the heads are
     ):
         self.grid = [(lr,wd) for lr in lrs for wd in wds]
@@ -153,7 +153,7 @@ def softmax_probe(
     *, size:int=None,       # Side of the views in pixels; those of the datasets by default
     held:float=.1,          # Part of `train` that chooses the rate
     name:str='backbone',    # Of the backbone, in the row
-    seed:int=0,             # Held-out part, order, views and first weights depend on this alone
+    seed:int=0,             # Held-out part, order, views and initial weights depend on this alone
     draws:int=500,          # Number of bootstrap resamples of the test images
 )->dict:                               # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
                                        # `wd`, and `tried`, a dict for each head

@@ -111,7 +111,7 @@ def voc07(
     train:ImageTextDataset,       # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
     test:ImageTextDataset,        # The same for the photos that are reported
     spec:str|VocSpec='v2',        # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
-    size:int=None,                # Side of the views, for networks that are used to others than 224 pixels
+    size:int=None,                # Side of the views, for networks trained at a size other than 224 pixels
     *, costs:tuple|list=COSTS,    # To choose from
     ap:str='sklearn',             # Average precision that is reported: `sklearn` or `interpolated`
     name:str='backbone',          # Of the backbone, in the rows

@@ -74,7 +74,7 @@ def train_on(
     if begin: begin(learn)
     try:
         if recipe.steps: learn.fit_steps(recipe.steps)
-        else: learn.fit(1, cbs=[StopAtStep(0)])                      # the first weights are validated, and kept
+        else: learn.fit(1, cbs=[StopAtStep(0)])                      # the initial weights are validated, and kept
     except Exception as e:
         if why := _explained(e, learn, recipe, accumulate): raise why from e
         raise
@@ -96,15 +96,15 @@ def train_baselines(
     recipe:MethodRecipe,  # The recipe of the method they stand beside
     splits:dict,          # Datasets `train` and `valid`
     stages:Stages,        # Times them
-    seed:int=0,           # The same first weights as the method's
+    seed:int=0,           # The same initial weights as the method's
     precision:str='auto', # As for the method
     *, accumulate:int=1,  # As for the method
     log:callable=print,   # Called with lines about the progress
-    warnings:dict=None,   # A dict that gets what is to be said against the training of a baseline
+    warnings:dict=None,   # A dict that gets warnings about the training of a baseline
     backbone:str=None, weights:FilePath=None, # As for `initial_backbone`
     supervised:bool=True,                     # False: it is not trained, since a kept run is shown
 )->dict:                                      # Name -> backbone
-    "Random features, those of the first weights if they came from a file, and features of true labels"
+    "Random features, those of the initial weights if they came from a file, and features of true labels"
     with stages('random'):
         nets = dict(random=bn_statistics(initial_backbone(recipe, backbone, seed=seed), splits['train'], recipe.size))
     if weights: nets['initial'] = initial_backbone(recipe, backbone, weights)

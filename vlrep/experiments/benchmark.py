@@ -357,7 +357,7 @@ def _number(x): return '' if x is None else f'{x:,.0f}' if abs(x) >= 100 else f'
 
 def _model_text(name, m):
     head = f'### {name}, {m["size"]} pixels, batch {m["batch"]}'
-    if m['flops']: head += f', {m["flops"]/1e9:.3g} thousand million operations an image'
+    if m['flops']: head += f', {m["flops"]/1e9:.3g} GFLOPs per image'
     g = lambda row, k: row.get(k, math.nan)
     steps = [[r['mode'], *_or_reason(r, _number(g(r, 'images_s')), f'{g(r, "ratio"):.2f}',
                                      f'{g(r, "low"):.2f} to {g(r, "high"):.2f}', _number(g(r, 'memory')/1e9),
@@ -375,7 +375,7 @@ def benchmark_text(
     "The tables"
     rates = ', '.join(f'{m} {r/1e12:.3g}' for m,r in result['matrix'].items())
     head = (f'{result["name"]} ({result["device"]}), {result["threads"]} threads of {result["cores"]} cores. Matrix '
-            f'products, in million million operations a second: {rates}. {result["seconds"]:.0f} s in all.')
+            f'products, in TFLOP/s: {rates}. {result["seconds"]:.0f} s in all.')
     loader = result['loader']
     w,h = loader['picture']
     rows = [[r['workers'], *_or_reason(r, _number(r.get('read')), _number(r.get('view')))] for r in loader['rows']]

@@ -375,7 +375,7 @@ _TINY_JOB = ('a tiny job: it shows that everything works, but learns next to not
 
 # %% ../../nbs/experiments/70_commands.ipynb #7c0128e5
 def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
-    "A `ValueError` names what cannot be meant"
+    "A `ValueError` names what is invalid"
     check_options(given.get('data', 'world'), given.get('root'), out, resume_run, given.get('precision', 'auto'),
                   resuming=resume_run is not None, exact=exact, weights=given.get('weights_file'), **numbers)
     if tracker: check_tracker(tracker)

@@ -304,7 +304,7 @@ def check_finetune(
     out:FilePath=None, # Folder of the new run
     resume:bool=False, # Is a run resumed?
 )->None:
-    "A `ValueError` names the option that cannot be meant"
+    "A `ValueError` names the option that is invalid"
     check_options(precision=given.get('precision') or 'auto',
                   **{k: given.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
     check_damage(given.get('max_damaged'))
@@ -481,7 +481,7 @@ def _begun_with(info, recipe, tok):
     return state
 
 def _drift(job, run):
-    "How far full fine-tuning moved the attention; none with a frozen body, and where the first weights are gone"
+    "How far full fine-tuning moved the attention; none with a frozen body, and where the initial weights are gone"
     if job.plan.frozen: return []
     try: rows = weight_drift(_begun_with(run.info, job.recipe, job.collate.tok), run.weights('best'))
     except ValueError as e:

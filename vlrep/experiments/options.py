@@ -108,7 +108,7 @@ def check_options(
     max_damaged:int|float|str=None, # See `damage_limit`
     **numbers               # threads, accumulate, workers, save_every, timeout: whole numbers, or None
 )->None:
-    "A `ValueError` names the option that cannot be meant"
+    "A `ValueError` names the option that is invalid"
     one_of('--data', data, DATASETS)
     for k,v in dict(root=root, out=out, resume=resume_run).items():
         if v is not None and not str(v).strip(): raise ValueError(f'--{k} {str(v)!r}: a path is missing')

@@ -37,7 +37,7 @@ def _shared(splits, log, most=20_000):
     None where that would take long
     """
     if len(splits['train']) > most:
-        log(f'more than {most:,} photos: it was not looked whether some of the test are in the training, see '
+        log(f'more than {most:,} photos: it was not checked whether test photos are also in the training set, see '
             f'vlrep.data.duplicates.duplicates')
         return None
     twins = duplicates(readable(splits['train'], str), splits['test'])

@@ -484,7 +484,7 @@ def check_study(
 def _check_arm(study, arm, at):
     "Is an arm one that can be trained?"
     if not re.fullmatch(r'[\w.-]+', arm.name) or arm.name in ('chance', '.', '..'):
-        raise ValueError(f'{at}.name: letters, digits, -, _ and . are allowed, and no chance')
+        raise ValueError(f'{at}.name: letters, digits, -, _ and . are allowed; the name chance is reserved')
     _known(f'{at}.method', 'method', arm.method, METHODS)
     if arm.recipe: _known(f'{at}.recipe', 'recipe', arm.recipe, METHODS[arm.method].recipes)
     arm_recipe(study, arm)

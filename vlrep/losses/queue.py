@@ -44,18 +44,18 @@ def shared_tags(
     threshold:float=2, # So many things must be shared (MCT sec. 3.2)
     strict:bool=True,  # More than so many, or so many at the least?
 )->Tensor:             # bool (b,n)
-    "Which images of the queue count as answers"
+    "Which images of the queue count as positives"
     shared = tags.float()@others.float().T
     return shared > threshold if strict else shared >= threshold
 
 def tag_nce(
     pos:Tensor, neg:Tensor, # As for `queue_nce`
-    same:Tensor,            # Which keys of the queue are answers, too (b,n) bool
-    temperature:float=.07, ignore:Tensor=None, # As for `queue_nce`; answers are never ignored
+    same:Tensor,            # Which keys of the queue are positives, too (b,n) bool
+    temperature:float=.07, ignore:Tensor=None, # As for `queue_nce`; positives are never ignored
     *, own:bool=True,       # Is the positive key always counted? Else images without other positives do not count
     rows:Tensor=None,       # As for `queue_nce`
 )->tuple:                   # Total nats (), number of queries ()
-    "Cross-entropy of each query against every one of its answers, their mean (MCT eq. 4)"
+    "Cross-entropy of each query, averaged over all of its positives (MCT eq. 4)"
     x = _logits(pos, neg, temperature, None if ignore is None else ignore & ~same)
     answer = torch.cat([torch.full_like(same[:,:1], own), same], 1)
     n = answer.sum(1)

@@ -28,7 +28,7 @@ class ConceptRecipe(MethodRecipe):
     visual_width:Channels=64    # Channels of its first stage
     net:_Net='resnet'           # resnet, or vgg16 (sec. 4): add --backbone torchvision/vgg16
     parts:_Parts='nn_adj_vb'    # Nouns, and adjectives, and verbs (sec. 4.1)
-    top_k:Every=5000            # The most frequent so many words (tab. 4); for clusters and topics their number; 0: all
+    top_k:Every=5000            # Number of words, the most frequent ones (tab. 4), or of clusters or topics; 0: all
     min_count:_Count=1          # How often a word must be tagged as one of the parts
     tagger:_Tagger='pattern'    # Who finds the parts of speech: pattern, or spacy (sec. 4), if a model is installed
     min_tokens:_Count=3         # Fewest tokens of a caption that is read (sec. 4); for tag prediction words

@@ -71,7 +71,7 @@ def concept_rules(
 def concept_backbone(
     recipe:ConceptRecipe,   # With `net`
     visual:nn.Module=None,  # A backbone that was given
-    seed:int=0,             # Of its first weights
+    seed:int=0,             # Of its initial weights
 )->nn.Module:
     "The recipe's backbone, or the one that was given; a `ValueError` if it is for VGG16 and there is none"
     if visual is not None: return visual

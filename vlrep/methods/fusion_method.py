@@ -76,7 +76,7 @@ def fusion_learner(
     recipe:FusionRecipe, # All numbers
     dls:DataLoaders,     # From `loaders`, with the collator of the method
     visual:nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,          # First weights depend on this alone
+    seed:int=0,          # Initial weights depend on this alone
     precision:str='auto', # As for `MixedPrecision`
     *, parts:Callable,   # As for `make_fusion`: the method's sublayers and heads
     cbs:list|tuple=(),   # More callbacks

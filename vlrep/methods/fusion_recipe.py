@@ -70,7 +70,7 @@ class FusionInput(MethodRecipe):
     max_regions:_Most=100       # Regions of an image at the most (code)
     visual_depth:ResNet=50      # Layers of the backbone, if it is a ResNet; it is frozen
     visual_width:Channels=64    # Channels of its first stage
-    bert:_Bert='bert-base-uncased' # Begins the layers that read text: small, a folder, or a name (sec. 3)
+    bert:_Bert='bert-base-uncased' # Initialises the text layers: small, a folder, or a name (sec. 3)
     start:_Begin='bert'         # With its weights, or at random, N(0,.02) (tab. 2, app. C)
     vocab:Vocab=10000           # Tokens of a small BERT, special ones included
     bert_steps:_Steps=1500      # Steps that it learns the texts at hand, fewer where there are few
@@ -110,7 +110,7 @@ class FusionRecipe(FusionInput):
 def problems(self:FusionRecipe)->'Iterator[str]':
     "Fields that need each other, or exclude each other"
     yield from MethodRecipe.problems(self)
-    if self.source == 'generated' and not self.generated: yield 'source=generated: generated says who wrote, give it'
+    if self.source == 'generated' and not self.generated: yield 'source=generated: set generated to a run or file'
     if self.generated and self.source != 'generated':
         yield f'generated={self.generated}: is read with source=generated alone'
     if self.region_files and self.regions == 'grid':

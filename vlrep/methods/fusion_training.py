@@ -123,7 +123,7 @@ def make_fusion(
     dls:'DataLoaders',   # From `loaders`, with the collator of the method
     parts:Callable,      # (recipe, BERT's sizes, classes of the regions) -> `FusionConfig`, `FusionHeads`
     visual:nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,          # First weights depend on this alone
+    seed:int=0,          # Initial weights depend on this alone
     *, sizes:dict=None,  # Of a run that is opened: what it has kept by `fusion_sizes`
 )->FusionModel:          # Its regions measured, and kept if the recipe says so
     "A fusion model with its initial weights"

@@ -71,13 +71,13 @@ Compiled    = Added(Choice('none', 'backbone', 'model'))
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
 class MethodRecipe:
-    "Switches that all methods have, all of them off, and what the fields of any recipe must agree in"
+    "Options that all methods share, off by default, and the checks of a recipe's fields against each other"
     ema:Averaging=0.                     # Decay of the averaged weights, which are validated and kept; 0 for none
     frozen_stages:FrozenStages=0         # Stages of the backbone that stay as they are: 1 the stem, 5 the whole of it
     layer_decay:StageDecay=1.            # Learning rate of each stage of the backbone over that of the stage above it
     activation_checkpointing:OnOff=False # Recompute the backbone's activations in the backward pass, to save memory
     memory_format:MemoryOrder='auto'     # Order of the backbone's weights in memory; auto leaves it as it was made
-    compile:Compiled='none'              # Of what torch.compile makes kernels: the backbone's stages, or the model
+    compile:Compiled='none'              # What torch.compile compiles: the backbone's stages, or the model
     def check(self)->None:
         "A `ValueError` names the fields that do not go together"
         if problem := next(filter(None, self.problems()), None): raise ValueError(problem)

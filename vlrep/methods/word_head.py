@@ -48,7 +48,7 @@ def rarity_shares(
 
 # %% ../../nbs/methods/07_word_head.ipynb #8bb3fc99
 class WordNaming:
-    "What a model with a backbone `visual` needs to name the words of captions, in training"
+    "Mixin: an auxiliary head that predicts a caption's words from the backbone's pooled grid, in training"
     word_weight = 0. # Of the head's loss; 0: there is no head
     def add_word_head(self,
         idf:Tensor,   # How rare each token is (v,), from `word_rarity`

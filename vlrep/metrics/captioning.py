@@ -49,7 +49,7 @@ def _ngrams(word, lens, tables, longest=4):
 
 # %% ../../nbs/metrics/20_captioning.ipynb #b627556e
 class References:
-    "What people said of each image, cut into words and counted once, for any number of models"
+    "The reference captions of each image, tokenized and counted once, for any number of models"
     def __init__(self,
         refs, # For each image its captions: lists of strings, or a `TextBuffer`
         tokens:Callable=caption_words, # Cuts a caption into words; `str.split` if they are cut already
@@ -191,7 +191,7 @@ def judge_captions(
     refs:References|list, # `References`, or lists of captions
 )->dict:                  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as
                           # they print them)
-    "All the numbers of a set of captions"
+    "BLEU, ROUGE-L and CIDEr-D of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs)
     said = list(said)
     return {**{f'BLEU-{i+1}': float(v) for i,v in enumerate(bleu(bleu_counts(said, refs).sum(0)))},

@@ -35,7 +35,7 @@ def _checked(maps, masks):
     return maps.float()
 
 def pointing_hits(
-    maps:Tensor,  # Where each question's answer is looked for; any scale (n,h,w)
+    maps:Tensor,  # The attention map of each query; any scale (n,h,w)
     masks:Tensor, # Where the thing is, bool (n,H,W)
 )->Tensor:        # 1 if the pixel under the centre of the strongest cell is in the mask, else 0; ties: their mean (n,)
     "The pointing game (Zhang et al. 2016), without its tolerance of some pixels"
@@ -46,7 +46,7 @@ def pointing_hits(
     return (best & masks.bool()[:,y][:,:,x]).sum((1,2)) / best.sum((1,2))
 
 def mass_inside(
-    maps:Tensor,  # Where each question's answer is looked for; sums to 1 (n,h,w)
+    maps:Tensor,  # The attention map of each query; sums to 1 (n,h,w)
     masks:Tensor, # Where the thing is, bool (n,H,W)
 )->Tensor:        # Part of the attention that lies on the thing, 0 to 1 (n,)
     "Attention inside the mask, spread evenly within each cell"

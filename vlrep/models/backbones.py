@@ -200,7 +200,7 @@ def without_head(
 def make_backbone(
     depth:int=50, # 18, 34, 50, 101, 152 as torchvision's; 10 is `small_resnet`
     width:int=64, # Channels of the first stage; 128 with depth 50 or more doubles the bottlenecks (R50 w2x)
-    seed:int=0,   # The first weights depend on this alone
+    seed:int=0,   # The initial weights depend on this alone
 )->Backbone:
     "The backbone of a recipe"
     with torch.random.fork_rng(devices=[]):

@@ -200,7 +200,7 @@ def save_bert(
 # %% ../../nbs/models/58_bert.ipynb #fb973451
 @dataclass(frozen=True)
 class SmallBertPlan:
-    "How long a small BERT learns, and from what"
+    "Training hyperparameters of a small BERT"
     steps:int=800    # Of training
     bs:int=64        # Captions a step
     lr:float=3e-3    # Peak learning rate, of AdamW

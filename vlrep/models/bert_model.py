@@ -64,7 +64,7 @@ class Bert(nn.Module):
     "Token, position and segment vectors, layers that look to both sides, a pooler and a head for masked tokens"
     def __init__(self,
         config:BertConfig,   # Its sizes
-        seed:int=0,          # The first weights depend on this and the sizes alone
+        seed:int=0,          # The initial weights depend on this and the sizes alone
         *, pooler:bool=True, # With `pooled`? A part that is never used only costs memory
         mlm:bool=True,       # With `mlm_logits`?
     ):
@@ -126,7 +126,7 @@ def forward(self:Bert,
     lens:Tensor,          # Real ones in each row (b,)
     segments:Tensor=None, # 0 or 1 for first and second sentence (b,s); None: all first
 )->Tensor:                # (b,s,d); what stands at padding means nothing
-    "What each word means where it stands"
+    "The contextual vector of each token"
     real = sequence_mask(lens, tok.shape[1])
     return self.encode(self.embeddings(tok, segments), real)
 

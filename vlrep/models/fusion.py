@@ -114,7 +114,7 @@ class FusionEncoder(nn.Module):
     "A list of sublayers over words and regions"
     def __init__(self,
         config:FusionConfig, # The sizes
-        seed:int=0,          # The first weights depend on this and the sizes alone
+        seed:int=0,          # The initial weights depend on this and the sizes alone
     ):
         super().__init__()
         self.config,self.widths = config,{s: config.sizes(s)[0] for s in ('text','image')}

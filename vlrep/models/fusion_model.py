@@ -70,7 +70,7 @@ def measure(self:RegionInput,
 # %% ../../nbs/models/64_fusion_model.ipynb #f5d4eaaa
 @dataclass(frozen=True)
 class FusionHeads:
-    "What stands around an encoder; by default VisualBERT's"
+    "Region embedding, poolers, prediction heads and masking rates around an encoder; by default VisualBERT's"
     boxes:bool=False      # Do regions have an embedding of their box (ViLBERT), or are they like words (VisualBERT)?
     pool_width:int=0      # Of two poolers whose answers are multiplied (ViLBERT: 1024); 0: BERT's own
     pool_token:str='cls'  # The text's pooled token: cls, or last: the one before the last [SEP], as it is
@@ -207,7 +207,7 @@ def pooled(self:FusionModel,
 def fuse(self:FusionModel,
     batch:dict # As for `states` and `regions`
 )->dict:       # `pooled` (b,p), `text` (b,s,d), `regions` (b,n,e)
-    "What text and image are together"
+    "The fused representation of text and image"
     regions = self.regions(batch)
     text,image = self.states(batch, regions)
     return dict(pooled=self.pooled(text, image, batch['lens'], regions['region_counts']), text=text, regions=image)

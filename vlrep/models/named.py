@@ -141,7 +141,7 @@ def _resnet(depth, width, weights, seed, hint):
 
 def named_backbone(
     name:str,              # One of `RESNETS`, or with its library: timm/convnext_atto
-    seed:int=0,            # The first weights depend on this alone
+    seed:int=0,            # The initial weights depend on this alone
     weights:FilePath=None, # A file with weights; then the seed does not matter
 )->nn.Module:              # A `Backbone` or a `NamedBackbone`
     "The backbone that is called `name`; a `ValueError` if there is none, or the file holds another one"

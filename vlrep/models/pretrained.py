@@ -58,7 +58,7 @@ class Pretrained:
         "The network that makes grids of images; a `ValueError` if the model has learned none"
         if 'backbone' in self.capabilities: return self.capabilities['backbone']
         raise ValueError(f'{self.name} has no backbone of its own{self._why}, so it has no features of images and '
-                         f'cannot be exported; it can be asked: {", ".join(self.capabilities)}')
+                         f'cannot be exported; its capabilities: {", ".join(self.capabilities)}')
     def __repr__(self): return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
     def eval(self)->'Pretrained':
         "Put the modules that these functions belong to into evaluation mode"
@@ -104,7 +104,7 @@ def embed(self:Pretrained,
     img:FilePath|Image.Image|np.ndarray|torch.Tensor|list, # A picture, or a list of them
     bs:int=64, # Pictures at a time
 )->np.ndarray: # float32 (d,), or (n,d) for a list
-    "The mean of the grid: what the network makes of a picture"
+    "Global average of the backbone's grid: one feature vector for each image"
     out = self._each(img, lambda x: self.backbone(x).mean((2,3)).float().cpu().numpy(), bs)
     if not isinstance(out, list): return out
     return np.stack(out) if out else np.zeros((0,self.backbone.width), np.float32)

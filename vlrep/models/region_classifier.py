@@ -45,7 +45,7 @@ class _Known:
 # %% ../../nbs/models/63_region_classifier.ipynb #6763000a
 @dataclass(frozen=True)
 class RegionClassifierPlan:
-    "How long a classifier of regions learns"
+    "Training hyperparameters of a region classifier"
     steps:int=600    # Of training
     bs:int=16        # Images a step
     lr:float=5e-3    # Peak learning rate, of AdamW

@@ -181,7 +181,7 @@ class Decoder(nn.Module):
         causal:bool|Tensor=True, # Hide the future, of all or of each caption (b,)? Masked language modelling does not
         *, packing:Packing=None, # `x` (n,d) has no padding; this is where its rows stand
     )->Tensor:                   # Like `x`
-        "What the decoder has to say after each token"
+        "The decoder's hidden state at each token"
         s = x.shape[1] if packing is None else packing.shape[1]
         mask = causal_mask(s, lens, causal, x.device)
         for layer in self.layers: x = layer(x, vis, mask, packing)

@@ -48,7 +48,7 @@ class EncoderLayer(nn.TransformerEncoderLayer):
 
 # %% ../../nbs/models/30_text_encoder.ipynb #f06b1b2e
 class TextEncoder(nn.Module):
-    "Words and their places, and a stack of layers in which each looks at all (LocTex sec. 3.2)"
+    "Token and position embeddings, and a stack of bidirectional self-attention layers (LocTex sec. 3.2)"
     def __init__(self,
         vocab:int,          # Tokens v
         width:int=1024,     # d (LocTex sec. 3.2)
@@ -74,7 +74,7 @@ class TextEncoder(nn.Module):
         tok:Tensor,  # Tokens, padding last (b,s)
         lens:Tensor, # Real ones in each row (b,)
     )->Tensor:       # (b,s,d); what stands at padding means nothing
-        "What each word means where it stands"
+        "The contextual vector of each token"
         b,s = tok.shape
         x,at = self.embed(tok),None
         mask = causal_mask(s, lens, False, tok.device)[:,:,:1]              # of (b,1,s,s) all rows are alike

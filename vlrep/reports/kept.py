@@ -19,7 +19,7 @@ def _entries(name):
 def kept_run(
     name:str,   # Of the baseline: supervised
     facts:dict, # On what its rows depend: `recipe`, every field of it, and `data`, sizes of the dataset
-    seed:int=0, # Of its first weights and its order
+    seed:int=0, # Of its initial weights and its order
 )->dict:        # Its `rows`, `steps`, `precision`, `date`, `commit` and more; None if no such run is kept
     "The kept run whose facts are the very same"
     same = (e for e in _entries(name) if all(e[k] == v for k,v in facts.items()))

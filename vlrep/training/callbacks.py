@@ -160,7 +160,7 @@ def recipe_rules(
     dist:Dist=None,       # Dropout differs from process to process, and gradients are averaged; `current_dist()` by
                           # default
 )->list:                  # Callbacks
-    "Linear climb and cosine, clipping, randomness by step, precision, broken steps left out, and `switches`"
+    "Warmup and cosine, gradient clipping, a seed for each step, mixed precision, non-finite steps skipped, `switches`"
     dist = dist or current_dist()
     ddp = [DDPTraining(dist, getattr(recipe, 'sync_bn', False))] if dist.world_size > 1 else []
     clip = [GradientClip(recipe.clip)] if recipe.clip else []

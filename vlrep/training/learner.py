@@ -106,7 +106,7 @@ def _sum(self:GlobalMeanLoss, samples):
 class CountedMean(Metric):
     """The loss over a whole epoch: all totals divided by all counts
 
-    Of a loss of several terms it is the weighted sum of what each comes to over the epoch, which `terms` says.
+    For a loss of several terms: the weighted sum of each term's mean over the epoch; `terms` has these means.
     """
     name = 'loss'
     def reset(self)->None: self.sums,self.weighted,self.names = 0.,0.,[]
@@ -140,9 +140,9 @@ class _Smooth(AvgSmoothLoss):
 
 # %% ../../nbs/training/30_learner.ipynb #ed07912b
 class BaseCallback(Callback):
-    """A callback with an answer to every event of a batch
+    """A callback that defines a method for every event of a batch
 
-    A missing one fastai seeks in learner and model, which takes time
+    fastai looks a missing one up in learner and model, which takes time
     """
     def check(self, model:torch.nn.Module)->None: "A `ValueError` if the model does not fit, before a learner is made"
     def _nothing(self): pass
@@ -413,7 +413,7 @@ class PictureView:
 _pair = 'a loss here is (total, count) of a batch, not one number for each row; `validate()` gives the mean'
 
 class BatchLearner(Learner):
-    """fastai's Learner, with what its methods need to know of batches that are dicts and losses that count
+    """fastai's Learner for batches that are dicts and losses that return `(total, count)`
 
     Logs, checkpoints and the guard against steps that are not finite work in each of its fits; a recipe's schedule
     belongs to `fit_steps`, and with it that a run goes on with the same bits after a stop.
@@ -573,7 +573,7 @@ def predict(self:BatchLearner,
     with_input:bool=False,    # The batch as well?
 )->dict:                      # For a batch what the model gives; for a picture `features` (d,), and, if the model has
                               # them, `caption` and `logits`
-    "What the model says"
+    "The model's predictions"
     if rm_type_tfms is not None:
         raise NotImplementedError('rm_type_tfms: pictures have no transforms by type here; leave it out')
     m = self.model

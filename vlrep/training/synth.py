@@ -71,7 +71,7 @@ def synth_loss(
 def synth_learner(
     cbs:list|tuple=(), # Callbacks, which stay
     lr:float=.2,       # Peak learning rate of `visual`; that of the rest is a tenth
-    seed:int=0,        # Of the first weights
+    seed:int=0,        # Of the initial weights
     **kw               # Of `SynthPoints`: n, bs, seed, train
 )->Learner:            # 60 points to train on, 30 held out: 4 steps an epoch
     "A learner that trains in a tenth of a second"

@@ -23,7 +23,7 @@ class AnswerHead(nn.Module):
         width:int,        # Of the vector that goes in
         labels:int,       # How many scores come out
         dropout:float=.1, # On what goes in
-        seed:int=0,       # The first weights depend on this and the sizes alone
+        seed:int=0,       # The initial weights depend on this and the sizes alone
     ):
         super().__init__()
         self.drop,self.dense,self.norm = nn.Dropout(dropout),nn.Linear(width, width),nn.LayerNorm(width, eps=1e-12)

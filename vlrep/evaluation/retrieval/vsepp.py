@@ -119,7 +119,7 @@ def fit_vsepp(
     texts:list,                 # Their captions (m,)
     image_of:np.ndarray,        # Row of the image of each caption (m,)
     recipe:VseppRecipe=None,    # The paper's by default
-    seed:int=0,                 # Of first weights and order
+    seed:int=0,                 # Of initial weights and order
     *, log:callable=print,      # Called with the loss, about eight times
     device:str|torch.device='cpu', # Where to train
 )->tuple:                       # `VseppEncoders`, trained, and the vocabulary

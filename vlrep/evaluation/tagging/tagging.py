@@ -131,7 +131,7 @@ def fit_tagging(
     f:Tensor,                      # Features of the training images (n,c)
     has:csr_matrix,                # Their tags (n,t)
     recipe:TaggingRecipe=None,     # The paper's by default
-    seed:int=0,                    # Of first weights and order
+    seed:int=0,                    # Of initial weights and order
     device:str|torch.device='cpu', # Where to train
 )->tuple:                          # The network, and the vectors of the tags (t,d)
     "Train a network to predict the vectors of an image's tags; images without a known tag are left out"

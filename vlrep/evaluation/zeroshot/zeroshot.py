@@ -23,7 +23,7 @@ def fit_attributes(
     x:Tensor,              # Features of images of seen classes (n,c)
     label:Tensor,          # Their classes, among the seen ones (n,) int64
     attributes:Tensor,     # Of the seen classes (k,d)
-    seed:int=0,            # Of the first weights and the order
+    seed:int=0,            # Of the initial weights and the order
     *, epochs:int=30,      # Passes over the images (not said)
     lr:float=1e-3,         # Of Adam (not said)
     wd:float=1e-4,         # Weight decay (not said)

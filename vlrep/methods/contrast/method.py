@@ -118,7 +118,7 @@ def contrast_learner(
     recipe:ContrastRecipe, # All numbers
     dls:'DataLoaders',     # From `loaders`; its tokenizer is `dls.train.tok`
     visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # First weights and dropout depend on this alone
+    seed:int=0,            # Initial weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`

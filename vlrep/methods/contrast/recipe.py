@@ -29,7 +29,7 @@ class ContrastRecipe(MethodRecipe):
     heads:HeadCount=0            # Its attention heads; 0 means width/64
     norm:Norm='post'             # LayerNorm after each part, or 'pre'
     dropout:Drop=.1              # In the text encoder
-    init:Init='0.02'             # Standard deviation of its first weights, or 'fan_in'
+    init:Init='0.02'             # Standard deviation of its initial weights, or 'fan_in'
     vocab:Vocab=10000            # Tokens
     max_len:Length=30            # Longest caption in tokens
     size:Side=224                # Side of the input images

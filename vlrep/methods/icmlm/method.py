@@ -80,7 +80,7 @@ def icmlm_learner(
     recipe:ICMLMRecipe,    # All numbers, and the head
     dls:'DataLoaders',     # From `loaders`, with the collator of the method
     visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # First weights depend on this alone
+    seed:int=0,            # Initial weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
     sizes:dict=None,       # Of a run that is opened: what it has kept by `bert_sizes`; {}: nothing

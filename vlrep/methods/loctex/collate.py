@@ -99,7 +99,7 @@ def check_narratives(
     data:str,            # What they are called
     accumulate:int=1,    # Parts into which a batch is cut
 )->list:                 # Lines
-    "What will be learned less of than the method promises; a `ValueError` where nothing would be"
+    "Log lines on missing narratives or traces and on fewer negatives; a `ValueError` if a loss has no samples"
     if recipe.contrast and len(splits['valid']) < 2:
         raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrast needs at least '
                          f'2: add images, or --set valid=...')

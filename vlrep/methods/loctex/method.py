@@ -106,7 +106,7 @@ def attend(self:LocTexModel,
     tok:Tensor,  # Tokens (b,s)
     lens:Tensor, # Real ones in each row (b,)
 )->Tensor:       # Sums to 1 over the cells (b,s,h,w)
-    "Where each word looks on the finest grid that learned it; without such heads, which cells the contrast finds alike"
+    "Each word's attention on the finest supervised grid; without localisation heads, softmax of word-cell cosines"
     words = self.text(tok, lens)
     grid = self.visual.scales(img, self.n)[-1]
     if hasattr(self, 'place_v'): return self.compare(grid, words, self.place_v[-1], self.place_t[-1])
@@ -235,11 +235,11 @@ def loctex_learner(
     recipe:LocTexRecipe,   # All numbers
     dls:'DataLoaders',     # From `loaders`, with `collate=NarrativeCollator(tok, ...)`
     visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # First weights and dropout depend on this alone
+    seed:int=0,            # Initial weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone with narratives that point"
+    "A learner that trains a backbone with localized narratives"
     r,tok = recipe,dls.train.tok
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     if tok is None:

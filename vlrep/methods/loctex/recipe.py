@@ -21,7 +21,7 @@ class LocTexLosses(MethodRecipe):
     word_weight:Added(Weight)=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
     scales:Grids=2              # Grids whose attention learns from the trace, each twice as fine (sec. 3.5; tab. 5)
     temperature:Temperature=.1  # Temperature of the contrast (sec. 3.3)
-    direction:Direction='i2t'   # i2t: images choose captions (eq. 1); symmetric: captions choose images, too
+    direction:Direction='i2t'   # i2t: image to text (eq. 1); symmetric: text to image, too
     include_positive:bool=False # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
     group:Group=128             # Negatives from groups of so many pairs: those of one GPU (sec. 4.1); 0 = whole batch
     loc_norm:LocNorm='row'      # Each word's map normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
@@ -44,7 +44,7 @@ class LocTexRecipe(LocTexLosses):
     heads:HeadCount=0           # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
     norm:Norm='post'            # LayerNorm after each part, as in the first Transformer (sec. 3.2), or 'pre'
     dropout:Drop=.1             # In the text encoder (not said)
-    init:Init='0.02'            # Standard deviation of its first weights (not said; as VirTex), or 'fan_in'
+    init:Init='0.02'            # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
     vocab:Vocab=10000           # Tokens (sec. 3.2)
     max_len:Length=60           # Longest text in tokens; of longer ones a random part is read (sec. 4.1)
     size:Side=224               # Side of the images the network sees (sec. 4.1)

@@ -149,7 +149,7 @@ def mct_learner(
     recipe:MCTRecipe,      # All numbers
     dls:'DataLoaders',     # From `loaders`, with `collate=mct_collator(recipe, tok)`
     visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # First weights and dropout depend on this alone
+    seed:int=0,            # Initial weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
     sizes:dict=None,       # Of a run that is opened: what it has kept by `text_sizes`

@@ -48,7 +48,7 @@ class MCTLosses(MethodRecipe):
     temperature:Temperature=.07 # Of the contrasts (sec. 4.1; MoCo v2's own is .2)
     tag_threshold:TagCount=2    # Positives share more tags than this number (sec. 3.1)
     strict:bool=True            # More than that, or as many at the least?
-    own_answer:bool=True        # Is the own key always an answer? By the formula only with enough tags
+    own_answer:bool=True        # Is an image's own key always a positive? By the formula only with enough tags
     tags_from:TagSource='labels' # labels: what the data says is there; words: what the image's captions name
     tag_words:TagCount=100      # With words: number of the most frequent nouns used
     queue:Keys=32768            # Keys in each queue (sec. 4.1)
@@ -85,7 +85,7 @@ class MCTNetworks(MCTViews):
     heads:HeadCount=0           # Its attention heads; 0 means width/64
     norm:Norm='post'            # LayerNorm after each part, or 'pre'
     dropout:Drop=.1             # In the text encoder
-    init:Init='0.02'            # Standard deviation of its first weights, or 'fan_in'
+    init:Init='0.02'            # Standard deviation of its initial weights, or 'fan_in'
     vocab:Vocab=10000           # Tokens of a text encoder from scratch
     max_len:Length=40           # Longest text in tokens (not said)
 

@@ -260,7 +260,7 @@ def check_views(
     data:str='',      # Not used
     accumulate:int=1, # Parts of a batch: BatchNorm sees one at a time
 )->list:              # Lines for the log
-    "What the views are, and which settings have no effect; a `ValueError` if something is missing or cannot be meant"
+    "What the views are, and which settings have no effect; a `ValueError` if something is missing or invalid"
     r,train,lines = recipe,parts['train'],[]
     if r.needs_captions and train.captions is None:
         raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0'

@@ -56,7 +56,7 @@ def rotnet_learner(
     recipe:RotNetRecipe,   # All numbers
     dls:'DataLoaders',     # From `loaders`
     visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # First weights depend on this alone
+    seed:int=0,            # Initial weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`

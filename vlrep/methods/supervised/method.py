@@ -17,7 +17,7 @@ from .recipe import *
 
 # %% ../../../nbs/methods/supervised/20_method.ipynb #207e65de
 class TagsModel(nn.Module):
-    "A backbone, the mean over its grid, and one linear answer for each tag"
+    "A backbone, global average pooling, and a linear classifier with one logit for each tag"
     def __init__(self,
         visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
         columns, # The tags that are learned, as columns of `batch['tags']`
@@ -39,7 +39,7 @@ def tags_loss(
     out:dict,   # `logits` and `columns` (b,k)
     batch:dict, # `tags` (b,all)
 )->tuple:       # Nats (), images ()
-    "Yes or no for each tag, added over the tags of an image"
+    "Binary cross-entropy with logits, summed over the tags of an image"
     total,_ = multilabel_loss(out['logits'], batch['tags'].gather(1, out['columns']))
     return total,len(out['logits'])
 
@@ -48,7 +48,7 @@ def tags_learner(
     recipe:TagsRecipe,     # All numbers
     dls:'DataLoaders',     # From `loaders`; their datasets have labels `tags`
     visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # First weights depend on this alone
+    seed:int=0,            # Initial weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`

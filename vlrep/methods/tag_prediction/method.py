@@ -50,7 +50,7 @@ def tag_prediction_learner(
     recipe:TagPredictionRecipe, # All numbers, and what the tags are made of
     dls:'DataLoaders',     # From `loaders`, with the collator of the method
     visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # First weights depend on this alone
+    seed:int=0,            # Initial weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`

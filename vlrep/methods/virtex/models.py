@@ -49,7 +49,7 @@ class VisualTextDecoder(WordNaming, nn.Module):
         self.output.weight = self.embed.words.weight
         nn.init.zeros_(self.output.bias)
     def answer(self, x:Tensor, target:Tensor, way:str='')->dict:
-        "What states `x` (n,d) say of the words `target` (n,): scores (n,v), or their nats (n,) if there is a chunk"
+        "Logits (n,v) of states `x` (n,d) for the words `target` (n,), or with `logit_chunk` their nats (n,)"
         if not self.logit_chunk: return {'logits'+way: self.output(x), 'target'+way: target}
         nats = chunked_nats(x, self.output.weight, self.output.bias, target, self.logit_chunk)
         return {'nats'+way: nats, 'target'+way: target}

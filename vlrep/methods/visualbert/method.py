@@ -29,7 +29,7 @@ def visualbert_learner(
     recipe:VisualBERTRecipe, # All numbers
     dls:DataLoaders,       # From `loaders`, with the collator of the method
     visual:nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,            # First weights depend on this alone
+    seed:int=0,            # Initial weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
     sizes:dict=None,       # Of a run that is opened: as for `make_fusion`
