@@ -92,7 +92,7 @@ def test_a_method_from_a_file(folder):
         ['report', 'whole', 'halves', '--out', 'both.html'], ['caption', 'whole', 'none.png'],
         ['evaluate', 'whole', '--on', 'world', '--scenes', 2], ['evaluate', 'whole', '--on', 'poem'],
         codes=[0, 0, 0, 0, 2, 2, 2])
-    assert 'whole: match has no capability poem, which --on poem needs; it can be asked: world, voc07' in poem
+    assert 'whole: match has no capability poem, which --on poem needs; available: world, voc07' in poem
     assert 'mean feature' in own and '--scenes 2: belongs to --on mean, not to --on world' in other
     assert json.loads((folder/'whole'/'evaluations.jsonl').read_text().splitlines()[1])['rows'][0]['n'] == 3
     assert 'resuming from step' in again and 'setting' in table and 'caption' in nothing

@@ -35,7 +35,7 @@ def _option(word, help=None, kind=str):
     return Annotated[Optional[kind], spec, arg(metavar=word, help=help, help_behavior_hint='')]
 
 def _made(name, rows, about=None):
-    "A dataclass of `rows`; no module has its source, and tyro would look there for comments, unless it were built in"
+    "A dataclass of `rows`, declared as built-in: else tyro would look for comments in the source of a module"
     cls = make_dataclass(name, rows, namespace=dict(__doc__=about) if about else {})
     cls.__module__ = 'builtins'
     return cls
@@ -52,7 +52,7 @@ def _sentence(box):
     return re.sub(r'^Missing from vlrep-[\w -]+:', 'missing:', text)
 
 def _tyro(name, argv, config, **kw):
-    "Words as an instance of the dataclass `config`, and those it does not know; a `ValueError` for what is refused"
+    "Arguments as an instance of the dataclass `config`, and the unknown ones; a `ValueError` for invalid ones"
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -121,7 +121,7 @@ class _Job:
     threads:_N=None      # CPU threads (default: what PyTorch chooses)
     accumulate:_N=None   # Cut each batch into N parts to save memory (default: 1)
     workers:_N=None      # Processes that load images in advance (default: 0)
-    save_every:_N=None   # Also save after so many steps, within an epoch (default: only at its end)
+    save_every:_N=None   # Also save every N steps within an epoch (default: only at its end)
     timeout:_N=None      # With torchrun: seconds that a process waits for the others (default: 600)
     tracker:_NAME=None   # Send losses to tensorboard or wandb, too
     max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
@@ -144,7 +144,7 @@ class _Trial:
     dry_run:_FLAG=False        # The plan only: parameters, steps, memory and time, from 20 timed steps
     overfit:_FLAG=False        # Overfit one batch, or say that it failed (code 1)
     resume_at:_STEP='last'     # From which checkpoint: a step, best, or 0, the beginning; later ones are removed
-    resume_inexact:_FLAG=False # Go on although something differs
+    resume_inexact:_FLAG=False # Continue although something differs
 
 # %% ../nbs/90_cli.ipynb #c040f946
 _PLUGIN = _option('FILE', 'A Python file that registers a method, a dataset or an evaluation; may be repeated')
@@ -167,7 +167,7 @@ def _field_options(part, about, taken):
 
 # %% ../nbs/90_cli.ipynb #5b7c90a2
 def _begun(run):
-    "Method, recipe and data of a run folder; nothing if they cannot be read, which is said when the run is opened"
+    "Method, recipe and data of a run folder; {} if they cannot be read, which is reported when the run is opened"
     if not run: return {}
     try:
         info = json.loads((Path(run)/'recipe.json').read_text(encoding='utf-8'))
@@ -180,7 +180,7 @@ def _begun(run):
     except (OSError, ValueError, TypeError, KeyError, AttributeError): return {}
 
 def _as_options(argv, names, taken, here):
-    "`--set FIELD=VALUE` as `--FIELD=VALUE`, and apart the pairs whose field is called like an option in `taken`"
+    "Rewrite `--set FIELD=VALUE` as `--FIELD=VALUE`; separately, the pairs whose field has a name in `taken`"
     words,out,pairs = iter(argv),[],[]
     for w in words:
         option,sep,pair = w.partition('=')
@@ -254,7 +254,7 @@ def _pretrain(argv):
     except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; resume with: vlrep-pretrain --resume {e.run}') from e
 
 def _early(a):
-    "What the words alone can say is wrong: before the library is imported"
+    "Check all that depends on the arguments alone, before the library is imported"
     fresh = a.get('resume_run') is None
     if a.get('tracker'): check_tracker(a['tracker'])
     if fresh:
@@ -296,7 +296,7 @@ def _caption(argv):
 
 # %% ../nbs/90_cli.ipynb #5b7c90a4
 def _evaluate_options():
-    "Those of all evaluations that are registered by now"
+    "The options of all registered evaluations"
     rows = [('run', _A_RUN), ('on', Annotated[str, arg(metavar='NAME', help=f'One of: {", ".join(EVALUATIONS)}')]),
             ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
             ('which', _WHICH, 'best')]
@@ -350,7 +350,7 @@ def _report(argv):
 # %% ../nbs/90_cli.ipynb #be9c0030
 @dataclass(frozen=True)
 class _Benchmark:
-    "Images a second of training steps and of the loader, beside the limits of the device: ten minutes at the most"
+    "Images a second of training steps and of the loader, compared with the limits of the device; at most ten minutes"
     quick:_FLAG=False  # Small sizes, a minute on a CPU; only to see that everything works
     device:_NAME=None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
     batch:_N=None      # Images a step (default: 64; on a CPU 8 of the paper's model)
@@ -372,7 +372,7 @@ class _StudyPlan:
     "The number of trainings and image views of a study, and about how many hours they take"
     file:_A_STUDY
     recorded:_DIR=None # Finished run folders to take times from, instead of timing a few steps
-    root:_DIR=None     # Where its photos are, if not where the file says
+    root:_DIR=None     # Folder of its photos (default: that in the file)
     jobs:_N=None       # Trainings at a time (default: 1)
     quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
     plugin:_PLUGIN=None
@@ -382,9 +382,9 @@ class _StudyRun:
     "Tune, train and compare; finished jobs are kept, unfinished ones resumed"
     file:_A_STUDY
     out:Annotated[str, arg(metavar='DIR', help='Folder of the study')]
-    root:_DIR=None     # Where its photos are, if not where the file says
+    root:_DIR=None     # Folder of its photos (default: that in the file)
     jobs:_N=None       # Trainings at a time, each with one thread (default: 1)
-    mix:_FLAG=False    # Go on although lines were made by other code, versions or processors; the page says which
+    mix:_FLAG=False    # Continue although lines were made by other code, versions or processors; the page names them
     quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
     plugin:_PLUGIN=None
 
@@ -467,7 +467,7 @@ _ABOUT_FINETUNE = """Fine-tune a finished run on a task: a new run folder with a
 Exit codes: as those of vlrep-pretrain. Ctrl-C saves a checkpoint; vlrep-finetune NEW_RUN --resume continues."""
 
 def _finetune_rows():
-    "Options of `vlrep-finetune`, those of the plan and of the data apart; names as they are registered by now"
+    "Options of `vlrep-finetune`, except those of the plan and of the data"
     sources = ', '.join(dict.fromkeys(d for t in TASKS.values() for d in t.sources))
     texts = dict(task=f'One of: {", ".join(TASKS)}',
                  data=f'Whose examples; one of: {sources} (default: those of --root, else world)',
@@ -484,7 +484,7 @@ def _finetune_rows():
                    threads='CPU threads (default: what PyTorch chooses)',
                    accumulate='Cut each batch into N parts to save memory (default: 1)',
                    workers='Processes that load images in advance (default: 0)',
-                   save_every='Also save after so many steps between evaluations (default: 0, never)',
+                   save_every='Also save every N steps between evaluations (default: 0, never)',
                    timeout='With torchrun: seconds after which a process gives up waiting for the others '
                            '(default: 600)')
     return [*((k, _option(words.get(k, 'NAME'), h), None) for k,h in texts.items()),
@@ -551,7 +551,7 @@ def _paraphrase(argv):
                                       + _MODEL.format('{via}-en')), None),
             *((k, _option('N', f'{help} (default: {n})', int), None)
               for k,help,n in (('batch','Sentences at a time',32), ('beams','Width of the beam',4),
-                               ('limit','Write at most so many captions','all'))),
+                               ('limit','Write at most N captions','all'))),
             ('device', _option('NAME', 'cpu, cuda, cuda:1 (default: the GPU if there is one)'), None)]
     told = _of_data('paraphrase', argv, rows, 'Paraphrase captions: into other languages and back, by Marian '
                                               'models of transformers, as text views of MCT')

@@ -40,7 +40,7 @@ def explained(
     lines:list, # A module's source
     at:int,     # Line where the function begins, from 0
 )->str:         # Sections `Parameters` and `Returns`; '' if its parameters have no comments
-    "What the comments beside a function's parameters say, in NumPy's style"
+    "The comments beside a function's parameters as docstring sections in NumPy's style"
     params,returns = [],[]
     for line in _signature(lines, at):
         code,_,note = line.partition(' #')
@@ -112,14 +112,14 @@ class _Loader(SourceFileLoader):
         explain(module)
 
 class Explaining:
-    "A finder of the library's modules whose docstrings explain the parameters"
+    "An import hook that calls `explain` on each module of the library"
     @staticmethod
     def find_spec(name:str, path:list=None, target:'ModuleType'=None)->'ModuleSpec':
-        "As Python's own"
+        "The spec of a module of the library, with a loader that calls `explain`; `None` for other modules"
         spec = PathFinder.find_spec(name, path, target) if name.startswith('vlrep.') else None
         if spec and type(spec.loader) is SourceFileLoader: spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
 def explain_on_import()->None:
-    "From now on each module of the library is explained when it is imported"
+    "Install the import hook: each module of the library then gets its comments into its docstrings"
     if Explaining not in sys.meta_path: sys.meta_path.insert(0, Explaining)

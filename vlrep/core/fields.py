@@ -67,13 +67,13 @@ def Choice(
     return Annotated[type(words[0]), OneOf(words, number)]
 
 class _Added:
-    "Marks the annotation of a field that is younger than some runs"
+    "Mark of a field that was added after runs had been written"
     def __repr__(self): return 'added'
 
 def Added(
     hint:object, # The annotation of a field
 )->object:       # The same, marked
-    "A field that came after runs had been written: `written_fields` leaves it out at its default"
+    "Mark a field that was added after runs had been written: `written_fields` leaves it out at its default"
     return Annotated[hint, _Added()]
 
 Fraction = Float(0, 1, above=True) # Some part of a whole, or all of it
@@ -84,8 +84,8 @@ _SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: '
 
 def rule_of(
     hint:object, # The annotation of a field
-)->tuple:        # Its plain type, and its rule or None
-    "An annotation taken apart"
+)->tuple:        # Its plain type, and its constraint or None
+    "Split an annotation into type and constraint"
     if typing.get_origin(hint) is not Annotated: return hint,None
     kind,*more = typing.get_args(hint)
     return kind,next((m for m in more if hasattr(m, 'problem')), None)
@@ -99,7 +99,7 @@ def _fits(value, kind):
 def check_fields(
     obj:object, # An instance of a dataclass, such as a recipe
 )->object:      # The same
-    "Are all fields of `obj` what they may be? A `ValueError` names the first that is not"
+    "Check that every field of `obj` has an allowed value; a `ValueError` names the first that does not"
     hints = typing.get_type_hints(type(obj), include_extras=True)
     for f in fields(obj):
         value,(kind,rule) = getattr(obj, f.name),rule_of(hints[f.name])
@@ -142,20 +142,20 @@ _RENAMED = dict(gaps='masking', every='all_narratives', oracle='oracle_masks', t
 def current_fields(
     facts:dict # Field -> value, of a run of format 1
 )->dict:       # The same with today's names
-    "Fields as they are called now"
+    "Replace old names of fields"
     return {_RENAMED.get(k, k): v for k,v in facts.items()}
 
 def current_changes(
     changes:list # Texts `field=value`, from a result of format 1
 )->list:         # The same with today's names
-    "Changes as they are written now"
+    "Replace old names of fields in changes"
     return [''.join([_RENAMED.get(k, k), sep, v]) for k,sep,v in (c.partition('=') for c in changes)]
 
 # %% ../../nbs/core/30_fields.ipynb #f1e1d504
 def written_fields(
     obj:object # An instance of a dataclass, such as a recipe
 )->dict:       # Field -> value
-    "What a file says of `obj`: all fields, but those marked `Added` only where they differ from the class's default"
+    "The fields of `obj` to write to a file: all but those marked `Added` that have the class's default"
     hints = typing.get_type_hints(type(obj), include_extras=True)
     def told(f):
         added = any(isinstance(m, _Added) for m in getattr(hints[f.name], '__metadata__', ()))
@@ -164,7 +164,7 @@ def written_fields(
 
 # %% ../../nbs/core/30_fields.ipynb #671cbbe1
 def damage_limit(
-    n:int,                   # Images of a source
+    n:int,                   # Images of a dataset
     most:int|float|str=None, # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by
                              # default ten, a quarter of fewer than 40, one in a hundred of more than 1000
 )->int:                      # How many of them may be unreadable

@@ -45,8 +45,8 @@ class Stages:
     def total(self)->float: return sum(self.seconds.values())
 
 # %% ../../nbs/core/15_progress.ipynb #8e42b7de
-def keep_memory()->bool: # Was it done? Only glibc (Linux) knows how
-    "Let freed memory stay with this process, for the next step to use"
+def keep_memory()->bool: # Whether it was done; only glibc (Linux) supports it
+    "Keep freed memory in this process, for the next step to reuse"
     try: f = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError): return False
     return bool(f(-1, 2**31-1) and f(-3, 2**30))                      # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
@@ -64,9 +64,9 @@ class Live:
         every:float=.3 # Seconds between two drawings
     ): self.every,self.kind,self.shown,self.place = every,watcher(),0.,None
     def __call__(self,
-        done:float,    # How much is done
-        total:float,   # of how much; 0 if unknown
-        text:str='',   # What is being done, how far, how long still
+        done:float,    # Amount done
+        total:float,   # Amount in total; 0 if unknown
+        text:str='',   # What is being done, how far, time left
     ):
         "Draw the line, unless it was drawn just now"
         now = time.perf_counter()
@@ -92,7 +92,7 @@ class Live:
 def time_left(
     seconds:float
 )->str: # 0:42 left, 3:05 left, 2:00:10 left
-    "How long still"
+    "Format the remaining time"
     s = max(int(seconds+.5), 0)
     h,m = s//3600,s//60%60
     return (f'{h}:{m:02}' if h else f'{m}') + f':{s%60:02} left'

@@ -55,11 +55,11 @@ def test_eq(
 MARGINS = [] # (what, got/wanted) of every call of `learned`
 
 def learned(
-    what:str,     # What was learned, the same words in every run
-    got:float,    # How far the training came
-    wanted:float, # How far it must come at least, above zero
+    what:str,     # What is checked; the same text in every run
+    got:float,    # What the training reached
+    wanted:float, # What it must reach at least, above zero
 )->None:
-    "`got >= wanted`, after a training; an `AssertionError` says how far it came"
+    "Check that a training run reached `wanted`; an `AssertionError` states what it reached"
     if not wanted > 0: raise ValueError(f'{what}: wanted={wanted!r} must be above zero: a margin is a share of it')
     got,wanted = float(got),float(wanted)
     MARGINS.append((what, got/wanted))

@@ -32,10 +32,10 @@ def _fault(name, v, like):
 def check_weights(
     weights:dict,    # Name -> tensor
     source:FilePath, # The file, for messages
-    like:dict=None,  # Name -> tensor of the model that they are for, if it is known: is each a float there, or a whole
-                     # number?
+    like:dict=None,  # Name -> tensor of the model that they are for, if it is known; it decides which ones are floats
+                     # and which are integers
 )->dict:             # `weights`
-    "Pass plain, finite tensors on; a `ValueError` names file and tensor of anything else"
+    "Check that all weights are plain, finite tensors; a `ValueError` names the file and the first tensor that is not"
     if not isinstance(weights, dict): raise ValueError(f'{source}: holds no weights but a {type(weights).__name__}')
     for k,v in weights.items():
         if not isinstance(k, str): raise ValueError(f'{source}: {brief(k)} is not the name of a tensor')
@@ -46,7 +46,7 @@ def check_weights(
 # %% ../../nbs/core/35_weights.ipynb #a7c01e02
 def weights_sha256(
     weights:dict,           # Name -> tensor, on any device
-    *, values:bool=False,   # Of the values alone, in the order of the names? Else names, kinds and shapes count, too
+    *, values:bool=False,   # Hash the values alone, in the order of the names? Else names, dtypes and shapes, too
 )->str:                     # 64 hexadecimal digits
     "SHA-256 of a dict of weights"
     h = hashlib.sha256()

@@ -21,7 +21,7 @@ class CaptionCollator:
         substring:bool=False, # VirTex's exchange of left and right inside words
     ): self.tok,self.max_len,self.substring = tok,max_len,substring
     def check(self,
-        source:ImageTextDataset  # What will be read
+        source:ImageTextDataset  # What batches will be read from
     )->None:
         "A `ValueError` if there is an image without a caption"
         if source.captions is None: raise ValueError(f'{source.name}: has no captions; use tok=None')
@@ -30,7 +30,7 @@ class CaptionCollator:
             raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is '
                              f'{source.ids[mute[0]]}')
     def chosen(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
-        "Which caption is read of each row, counted through all captions (b,)"
+        "Index of the caption drawn for each row, counted through all captions (b,)"
         first = source.captions.rows[rows]
         u = chances(rows, seed, 'caption', when)
         return first + (u*(source.captions.rows[rows+1]-first)).astype(np.int64)
@@ -59,12 +59,12 @@ def caption_tokenizer(
     recipe:'MethodRecipe',  # With `vocab`
     train:ImageTextDataset, # With captions
 )->Tokenizer:
-    "Tokens from the captions that are learned from"
+    "Train a tokenizer on the captions of the training set"
     return Tokenizer.train(train.captions.flat(), recipe.vocab)
 
 def caption_collator(
     recipe:'MethodRecipe', # With `max_len`
     tokenizer:Tokenizer,   # From `caption_tokenizer`
 )->CaptionCollator:
-    "One of the captions of each image"
+    "A collator that takes one caption of each image"
     return CaptionCollator(tokenizer, recipe.max_len)

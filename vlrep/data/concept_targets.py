@@ -17,7 +17,7 @@ from .records import ImageTextDataset
 class TfidfVectors:
     "Captions as vectors: TF-IDF of their words, projected to the main directions, of length 1"
     def __init__(self,
-        texts:'Iterable[str]', # What words and directions are learned from
+        texts:'Iterable[str]', # Captions that words and directions are fitted to
         width:int=64,          # Directions; fewer if there are not so many words
         seed:int=0,            # Of the decomposition
     ):
@@ -74,7 +74,7 @@ def word_targets(
 
 # %% ../../nbs/data/54_concept_targets.ipynb #25f9fbe7
 def cluster_targets(
-    dataset:ImageTextDataset, # What the clusters are learned from
+    dataset:ImageTextDataset, # What the clusters are fitted to
     k:int,                    # Clusters
     low:int=3, high:int=25,   # As for `word_targets`
     *, vectors:callable=None, # Captions -> (m,d); `TfidfVectors` of the dataset's by default
@@ -100,7 +100,7 @@ def cluster_targets(
 
 # %% ../../nbs/data/54_concept_targets.ipynb #2a485ed3
 def topic_targets(
-    dataset:ImageTextDataset, # What the topics are learned from
+    dataset:ImageTextDataset, # What the topics are fitted to
     k:int=40,                 # Topics (ICMLM sec. 4.5: 40)
     low:int=3, high:int=25,   # As for `word_targets`
     *, seed:int=0,            # Of the first topics
@@ -146,9 +146,9 @@ class ConceptCollator:
         fit:callable # Training set -> `ConceptTargets`
     ): self.fit,self.targets,self._tables = fit,None,[]
     def check(self,
-        source:ImageTextDataset # What will be read
+        source:ImageTextDataset # What batches will be read from
     )->None:
-        "Learn the tags, if this is the first dataset; find those of its images. A `ValueError` if that is impossible"
+        "Fit the tags, if this is the first dataset, and find those of its images; a `ValueError` if that is impossible"
         self.table(source)
     def table(self, source:ImageTextDataset)->tuple:
         "Where each image begins (n+1,), numbers of tags (m,), values (m,)"

@@ -23,7 +23,7 @@ _WORD,_MARKS = re.compile(r'[^\W_]+'),re.compile(r'[^\W_]+|[^\w\s]|_')
 def plain_words(
     text:str, # A caption
 )->list:      # Its words in lower case, without accents and punctuation
-    "The words of a caption, as BERT cuts them before it looks for word pieces"
+    "The words of a caption, as BERT cuts them before it applies WordPiece"
     return _WORD.findall(normalise(text))
 
 def split_marks(
@@ -38,7 +38,7 @@ def usable_captions(
     high:int=25,         # Most tokens of a caption (ICMLM sec. 4)
     length:callable=None # A caption's number of tokens; by default of its words
 )->np.ndarray:           # For each caption, counted through all images: is it read? bool (m,)
-    "Captions of a fair length, each once for an image, upper and lower case being the same"
+    "Which captions have an allowed length and do not repeat another one of their image, ignoring case"
     if not 1 <= low <= high: raise ValueError(f'low={low}, high={high}: at least 1 token, and low at most high')
     length = length or (lambda text: len(plain_words(text)))
     out = []
@@ -113,7 +113,7 @@ def concept_counts(
 
 def concept_words(
     counts:dict,     # From `concept_counts`
-    top_k:int=0,     # So many of the most frequent; 0 for all (ICMLM: 1000, 5000 or 10000)
+    top_k:int=0,     # How many of the most frequent; 0 for all (ICMLM: 1000, 5000 or 10000)
     min_count:int=1, # How often a word must have been tagged
 )->list:             # Words, the most frequent first
     "The concepts; a `ValueError` if there are none, or fewer than `top_k`"

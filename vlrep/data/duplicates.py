@@ -20,7 +20,7 @@ def thumbnails(
     side:int=12,              # Points along each side
     chunk:int=256,            # Images at a time
 )->tuple:                 # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
-    "A small picture of each image, to compare, and a hash of its pixels"
+    "A thumbnail of each image, for comparison, and a hash of its pixels"
     out,codes = [],[]
     for a in progress(range(0, len(dataset), chunk), label='thumbnails'):
         img,hw = dataset.images(np.arange(a, min(a+chunk, len(dataset))))
@@ -45,7 +45,7 @@ class Duplicates:
     "What two datasets have in common"
     same:list     # Images with equal pixels: (name in the first, name in the second)
     near:list     # Images that are nearly equal: (name, name, how alike)
-    said:list     # Captions of both, but for case and punctuation: (caption, how often in the first, in the second)
+    said:list     # Captions in both, ignoring case and punctuation: (caption, how often in the first, in the second)
     sizes:tuple   # Images of the first and of the second, captions of the first and of the second
     def __len__(self): return len(self.same)+len(self.near)
     def __str__(self):
@@ -60,9 +60,9 @@ class Duplicates:
 
 # %% ../../nbs/data/20_duplicates.ipynb #e66435d7
 def duplicates(
-    train:ImageTextDataset, # What is learned from
-    test:ImageTextDataset,  # What is tested on; of the same size in pixels
-    alike:float=.95,        # How alike two images are that are nearly equal, from -1 to 1
+    train:ImageTextDataset, # Training set
+    test:ImageTextDataset,  # Test set; of the same size in pixels
+    alike:float=.95,        # Least cosine of the thumbnails of nearly equal images, from -1 to 1
     chunk:int=2048,         # Images at a time
 )->Duplicates:              # `print` it; its length is the number of pairs of images
     "Images and captions that two datasets have in common"

@@ -29,7 +29,7 @@ def find_files(
     folder:FilePath,       # What the names are relative to
     names:'Iterable[str]', # Of images, with `/` for folders
     about:FilePath,        # The file that names them, for messages
-    missing:float=0.,      # So large a part of them may be absent: they are left out, with a warning
+    missing:float=0.,      # Fraction of them that may be absent; those are left out, with a warning
 )->dict:                   # Name -> path, for those that are there
     "Look images up; a `ValueError` says how many are absent and names some"
     names = list(names)
@@ -64,7 +64,7 @@ def caption_source(
     about:FilePath,      # The file the captions are from, for messages
     size:int=256,        # Images are fitted into squares of this side
     split:str=None,      # What they are for: train, valid or test
-    *, keep:float=2e9,   # Keep decoded images if all fit into so many bytes
+    *, keep:float=2e9,   # Keep decoded images if all fit into this many bytes
     missing:float=0.,    # As for `find_files`
     extra:list|tuple=(), # Names of existing images without a caption
     name:str=None,       # Of the data; by default that of the folder `about` is in
@@ -127,7 +127,7 @@ def adding_to(
 def split_source(
     dataset:ImageTextDataset,    # What to split
     sizes:tuple|list=(.8,.1,.1), # For train, valid, test: numbers of images, or parts that add up to 1 at most
-    seed:int=0,                  # Another seed, another deal
+    seed:int=0,                  # Another seed gives another split
 )->list:                         # Three datasets
     "Split the images of `dataset` into train, valid and test"
     n = len(dataset)

@@ -64,7 +64,7 @@ class TooManyDamaged(ValueError):
 
 # %% ../../nbs/data/60_loader.ipynb #99311798
 class StatefulLoader:
-    "Batches of a source, as `(batch, batch)`; which batch, is a function of seed, epoch and step alone"
+    "Batches of a dataset as `(batch, batch)`; each is a function of seed, epoch and step alone"
     n_inp,parts = 1,1            # `parts`: micro-batches that a batch is cut into afterwards
     def __init__(self,
         source:ImageTextDataset, # Images with their annotations
@@ -78,15 +78,15 @@ class StatefulLoader:
         flip_p:float=.5,         # Part of the images that are mirrored, where `aug` mirrors
         workers:int=0,           # Processes that read ahead; 0 = none
         device=None,             # Where batches go; by default the GPU if there is one
-        rank:int=0,              # Which of
-        world_size:int=1,        # so many processes this is
+        rank:int=0,              # Rank of this process
+        world_size:int=1,        # Number of processes
         shuffle:bool=None,       # Shuffle each epoch? By default only when training
         substring:bool=False,    # VirTex's exchange of left and right inside words
         max_damaged=None,        # Stop when more images than this cannot be read: a number (20) or a share (.05), see
                              # `damage_limit`
         timeout:float=300,       # Seconds to wait for the workers' next batch before they are given up
         bucket:int=None,         # Batches that are sorted by length of text together, when shuffled; 0 = not sorted,
-                             # which is the default unless the source says otherwise
+                             # which is the default unless the dataset sets it
         collate=None,            # What is read beside each image: a function of (source, rows, when, seed, flip); by
                              # default captions, if there is a `tok`
     ):
@@ -128,7 +128,7 @@ def _check(self:StatefulLoader):
 
 @patch(as_prop=True)
 def dataset(self:StatefulLoader)->ImageTextDataset:
-    "The source"
+    "The dataset, under the name that fastai uses"
     return self.source
 @patch(as_prop=True)
 def n(self:StatefulLoader)->int:
@@ -160,7 +160,7 @@ def own(self:StatefulLoader,
 
 @patch
 def _order(self:StatefulLoader, epoch):
-    "All rows, shuffled for `epoch`: as the source wants it, else anyhow; then sorted by length where that is wished"
+    "All rows in the order of `epoch`: the dataset's own or a random one, bucketed by length if `bucket` is set"
     own = getattr(self.source, 'order', None)
     order = own(self.seed, epoch) if own else rng(self.seed, 'order', epoch).permutation(len(self.source))
     return self._bucketed(order, epoch) if self.bucket and self._jobs.collate is not None else order
@@ -228,9 +228,9 @@ def damage_report(self:StatefulLoader)->str:  # A line for each, after a first l
 
 # %% ../../nbs/data/60_loader.ipynb #4b90ce90
 def _apart(worker):
-    """Whether work ends, the main process decides
+    """Make a worker ignore all stop signals except those of the main process
 
-    Of all signals to stop, this one minds only those that come from there
+    So the main process decides when work ends
     """
     if not hasattr(signal, 'sigwaitinfo'): return
     stops,parent = {signal.SIGINT,signal.SIGTERM,signal.SIGUSR1},os.getppid()
@@ -296,13 +296,13 @@ _fields = ('source bs tok aug seed train max_len flip_p workers device rank worl
 
 @patch
 def new(self:StatefulLoader,
-    source:ImageTextDataset=None, # Another source; the same by default
+    source:ImageTextDataset=None, # Another dataset; the same by default
     **changes                     # Arguments of `StatefulLoader`; also fastai's `drop_last=False`
 )->StatefulLoader:
     "A loader like this one, with some arguments changed, at the same place"
     if changes.pop('drop_last', False): raise ValueError('drop_last=True: this loader drops no sample')
     if source is not None and not hasattr(source, 'images'):
-        raise ValueError(f'source: a source of images is expected, not {type(source).__name__}; for single pictures '
+        raise ValueError(f'source: a dataset of images is expected, not {type(source).__name__}; for single images '
                          f'there is `predict`')
     for k in changes:
         if k not in _fields: raise did_you_mean('loader argument', k, _fields)
@@ -323,7 +323,7 @@ def to(self:StatefulLoader,
 
 # %% ../../nbs/data/60_loader.ipynb #32605b6f
 def _unwatched(it):
-    "From now on the end of a worker raises no error of its own, in whatever the main process is doing"
+    "Keep the end of a worker from raising an error in the main process"
     if it._worker_pids_set:
         _remove_worker_pids(id(it))
         it._worker_pids_set = False
@@ -403,13 +403,13 @@ def show_batch(self:StatefulLoader,
 @patch
 def show_results(self:StatefulLoader,
     b:tuple,                # What `one_batch` gave
-    out:dict,               # What the model made of it
+    out:dict,               # What the model returned for it
     max_n:int=9,            # Most images
     describe:callable=None, # `describe(batch, out)` gives a line for each image; by default the most likely word
                                      # at each place
     ncol:int=4, *, size:float=2.6, **kw # As for `show_batch`
 )->'plt.Figure':                     # The figure
-    "Draw the images of a batch with their captions and what the model says"
+    "Draw the images of a batch with their captions and the model's predictions"
     batch = b[0]
     caps = self.texts(batch) or ['']*len(batch['img'])
     says = (describe or self._likeliest)(batch, out)
@@ -429,8 +429,8 @@ def _likeliest(self:StatefulLoader, batch, out):
 
 # %% ../../nbs/data/60_loader.ipynb #d995d28f
 def loaders(
-    train:ImageTextDataset, # To learn from
-    valid:ImageTextDataset, # To watch
+    train:ImageTextDataset, # Training set
+    valid:ImageTextDataset, # Validation set
     tok:Tokenizer=None,     # As for `StatefulLoader`
     size:int=None,          # Side of the views; that of the datasets by default
     bs:int=64,              # Images a batch
@@ -441,7 +441,7 @@ def loaders(
     **kw                    # As for `StatefulLoader`: seed, max_len, flip_p, workers, device, rank, world_size,
                             # max_damaged, ...
 )->DataLoaders:
-    "A training and a validation loader, as fastai wants them"
+    "A training and a validation loader, as fastai expects them"
     size = size or train.size
     kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')
     learn = StatefulLoader(train, bs, tok, aug or TrainTransform(size), train=True, **kw)

@@ -21,34 +21,34 @@ def _mix(z):
     return z ^ _down(z, 31)
 
 def _uniform(key, places, n):
-    "`n` numbers in [0,1) for each place, from a key for each sample (b,): (n,b,places)"
+    "`n` numbers in [0,1) for each position, from a key for each sample (b,): (n,b,places)"
     place,which = torch.arange(places, device=key.device),torch.arange(n, device=key.device)[:,None,None] << 20
     return _down(_mix(key[:,None] + (which + place + 1)*_step), 11).double() * 2.**-53
 
 def sequence_mask(
-    lens:Tensor, # How many places of each row are real (b,)
+    lens:Tensor, # How many positions of each row are real (b,)
     n:int,       # How many there are, with padding
 )->Tensor:       # (b,n) bool
-    "Which places of padded rows are real"
+    "Which positions of padded rows are real"
     return torch.arange(n, device=lens.device) < lens[:,None]
 
 def hashed_uniform(
     tok:Tensor,  # Token ids (b,s)
     lens:Tensor, # Real tokens in each caption (b,)
-    n:int=1,     # How many numbers for each place
-    salt:int=0,  # Another salt, other numbers
+    n:int=1,     # How many numbers for each position
+    salt:int=0,  # Another salt gives other numbers
 )->Tensor:       # In [0,1), float64 (n,b,s)
-    "Numbers that depend on the caption, the place in it, and `salt` alone (splitmix64)"
+    "Uniform numbers that depend on the caption, the position in it, and `salt` alone (splitmix64)"
     place = torch.arange(tok.shape[1], device=tok.device)
     words = _mix((tok << 20) + place*_step + _step)*sequence_mask(lens, tok.shape[1])
     return _uniform(_mix(words.sum(1) + _signed(salt*_step % 2**64)), tok.shape[1], n)
 
 def salted_uniform(
     salt:Tensor, # A number for each sample (b,) int64
-    n:int,       # How many places each has
-    k:int=1,     # How many numbers for each place
+    n:int,       # How many positions each has
+    k:int=1,     # How many numbers for each position
 )->Tensor:       # In [0,1), float64 (k,b,n)
-    "Numbers that depend on a sample's salt and the place alone (splitmix64)"
+    "Uniform numbers that depend on a sample's salt and the position alone (splitmix64)"
     return _uniform(_mix(salt*_step), n, k)
 
 # %% ../../nbs/data/30_masking.ipynb #93ce93af

@@ -61,11 +61,11 @@ class Column:
     def add(self,
         a:np.ndarray|list # The next row (n,...)
     )->None:
-        "Put a row at the end"
+        "Append a row"
         self._raw += np.ascontiguousarray(a, self.dtype).tobytes()
         self._ends.append(self._ends[-1]+len(a))
     def close(self)->'Column': # Itself
-        "After the last row: from now on it can be read"
+        "Finish writing, after the last row; from now on rows can be read"
         self.data = np.frombuffer(self._raw, self.dtype).reshape(-1, *self.shape)
         self.ends = np.array(self._ends, np.int64)
         del self._raw,self._ends
@@ -81,7 +81,7 @@ class Column:
         return np.concatenate(parts) if parts else self.data[:0],self.ends[at+1]-self.ends[at]
 
 # %% ../../nbs/data/40_narratives.ipynb #7af028a6
-_unknown = -9                                                             # nobody says what an utterance is about
+_unknown = -9                                                             # it is not known what an utterance is about
 _columns = dict(text=('u1',), said=('u1',), times=('f8',2), about=('i2',), words=('f4',2), xy=('i2',2), t=('f4',),
                 joined=('?',))
 
@@ -93,7 +93,7 @@ class Narratives:
     def add(self,
         n:Narrative # The next one
     )->None:
-        "Put a narrative at the end; `close` will say whose it is"
+        "Append a narrative; `close` assigns it to its image"
         s = [np.asarray(p, float).reshape(-1,3) for p in n.strokes if len(p)]
         p = np.concatenate(s) if s else np.zeros((0,3))
         joined = np.ones(len(p), bool)
@@ -108,7 +108,7 @@ class Narratives:
         rows:np.ndarray|list, # For each narrative the number of its image (m,)
         n:int=None,           # Number of images; by default one more than the last that is named
     )->'Narratives':          # Itself
-        "After the last one: assign them to the images"
+        "Finish writing, after the last narrative, and assign all of them to the images"
         for c in self.cols.values(): c.close()
         rows = np.asarray(rows, np.int64)
         self.at = np.argsort(rows, kind='stable')
@@ -120,7 +120,7 @@ class Narratives:
 def of(cls:Narratives,
     lists:'Iterable[list]', # For each image a list of `Narrative`
 )->Narratives:
-    "Narratives from memory"
+    "Make `Narratives` from lists in memory"
     self,rows,n = cls(),[],0
     for i,l in enumerate(lists):
         for x in l:
@@ -177,7 +177,7 @@ def __getitem__(self:Narratives,
     return [self.one(k) for k in self.at[self.rows[i]:self.rows[i+1]]]
 @patch
 def texts(self:Narratives)->TextBuffer: # A row for each image
-    "What is said about each image, to be read as captions"
+    "The texts of each image's narratives, as captions"
     out = TextBuffer()
     out.data,n = self.cols['text'].take(self.at)
     out.ends,out.rows = np.concatenate([[0], np.cumsum(n)]).astype(np.int64),self.rows
@@ -187,6 +187,6 @@ def texts(self:Narratives)->TextBuffer: # A row for each image
 def narratives_of(
     source:'ImageTextDataset|Iterable[Record]', # An `ImageTextDataset`, or records
 )->Narratives:                                  # A row for each image
-    "The narratives that a source has, or those of its records; none where a record has none"
+    "The narratives of a dataset or, if it has none, those of its records"
     had = getattr(source, 'narratives', None)
     return Narratives.of([r.narrative] if r.narrative is not None else [] for r in source) if had is None else had

@@ -15,10 +15,10 @@ def mask_words(
     tok:Tensor,      # Token ids (b,s)
     lens:Tensor,     # Real tokens in each row (b,)
     salt:Tensor,     # Of each sample (b,) int64
-    tokenizer:'Tokenizer', # Theirs: `sos`, `eos`, `pad`, `mask`, and its length
-    share:float=.15, # Chance of each word to be chosen
+    tokenizer:'Tokenizer', # Has `sos`, `eos`, `pad`, `mask`, and a length
+    share:float=.15, # Probability that a word is chosen
 )->tuple:            # Input tokens (b,s); targets, -1 where there is none (b,s)
-    "Mask words as BERT does, each by itself: 80 % [MASK], 10 % any token, 10 % as they are"
+    "Mask words as BERT does, each independently: 80 % [MASK], 10 % any token, 10 % as they are"
     if not 0 <= share <= 1: raise ValueError(f'share={share}: a chance, from 0 to 1')
     which,fate,word = salted_uniform(salt, tok.shape[1], 3)
     special = torch.tensor([tokenizer.sos,tokenizer.eos,tokenizer.pad], device=tok.device)
@@ -32,10 +32,10 @@ def mask_regions(
     feats:Tensor,    # Features of regions (b,n,d); they stay as they are
     counts:Tensor,   # How many are real (b,)
     salt:Tensor,     # Of each sample (b,) int64
-    share:float=.15, # Chance of each region to be chosen
+    share:float=.15, # Probability that a region is chosen
     zeroed:float=.9, # Part of the chosen ones whose features become zero
 )->tuple:            # New features (b,n,d); which regions are masked (b,n) bool
-    "Mask regions; what is read are copies"
+    "Mask regions in a copy of their features"
     for k,v in dict(share=share, zeroed=zeroed).items():
         if not 0 <= v <= 1: raise ValueError(f'{k}={v}: a chance, from 0 to 1')
     which,fate = salted_uniform(salt ^ 0x5265676F, feats.shape[1], 2)   # others than those of the words

@@ -17,7 +17,7 @@ from .records import ImageTextDataset
 MARIAN = 'Helsinki-NLP/opus-mt-en-{via}','Helsinki-NLP/opus-mt-{via}-en'  # there and back
 
 class MarianTranslator:
-    "From one language into another by a Marian model; a `ValueError` if it cannot be opened"
+    "Translate with a Marian model; a `ValueError` if it cannot be opened"
     def __init__(self,
         name:str,           # A folder, or a name on the Hugging Face hub
         device:str=None,    # cpu, cuda; by default the GPU if there is one
@@ -58,8 +58,8 @@ def back_translate(
     there:Callable,  # A translator: list of sentences -> list of sentences
     back:Callable,   # The other way
     batch:int=32,    # Sentences at a time
-)->list:             # In other words, one for each
-    "Into another language and back; each sentence once, those of similar length together"
+)->list:             # A paraphrase of each
+    "Translate into another language and back; each sentence once, those of similar length together"
     order,out = sorted({t for t in texts if t.strip()}, key=lambda t: (len(t), t)),{}
     for i in range(0, len(order), batch):
         part = order[i:i+batch]
@@ -122,13 +122,13 @@ def write_paraphrases(
     path:FilePath,       # The file; an existing one is continued
     ways:dict,           # Language -> (translator there, translator back)
     batch:int=32,        # Sentences at a time
-    *, limit:int=None,   # Write at most so many captions in all
+    *, limit:int=None,   # Most captions to write in all
     log:Callable=print,  # Called with progress messages
 )->Path:                 # The file
-    "Write every caption in other words, one line each; a `ValueError` names a file that is about something else"
+    "Write paraphrases of every caption, one line each; a `ValueError` names a file of other captions or languages"
     path,datasets = Path(path),list(datasets)
     for d in datasets:
-        if d.captions is None: raise ValueError(f'{d.name}: has no captions to say in other words')
+        if d.captions is None: raise ValueError(f'{d.name}: has no captions to paraphrase')
     if not ways: raise ValueError('ways: not a single language to translate into')
     if batch < 1: raise ValueError(f'batch={batch}: at least 1 sentence at a time')
     with locked(path.with_name(f'.{path.name}.lock'), str(path)):
@@ -177,7 +177,7 @@ def _lines(path):
 
 # %% ../../nbs/data/55_paraphrases.ipynb #2558ad35
 class Paraphrases:
-    "What captions are in other words"
+    "Paraphrases of captions"
     def __init__(self,
         said:dict,                # Caption -> dict of language -> text
         name:str='paraphrases',   # Where they come from, for messages
@@ -190,12 +190,12 @@ class Paraphrases:
         return sorted({v for s in self.said.values() for v in s})
     def texts(self,
         caption:str # As it stands in the dataset
-    )->list:        # The same in other words; empty for a caption that is not known
-        "A caption in other words"
+    )->list:        # Texts; empty for a caption that is not in the file
+        "The paraphrases of a caption"
         return list(self.said.get(caption, {}).values())
     def coverage(self,
         captions:Iterable # Of a dataset
-    )->tuple:             # How many of them have other words, and how many there are
+    )->tuple:             # How many of them have paraphrases, and how many there are
         "How many captions have a paraphrase"
         has = [bool(self.said.get(c)) for c in captions]
         return sum(has),len(has)

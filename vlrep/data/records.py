@@ -29,13 +29,13 @@ def _bands(img):
     return [(0,y,w,min(y+rows, h)) for y in range(0, h, rows)]
 
 def _on_white(img):
-    "A picture with transparent parts, as a page shows it"
+    "An image with transparent parts on a white background"
     img = img.convert('RGBA')
     white = Image.new('RGBA', img.size, 'white')
     return Image.alpha_composite(white, img).convert('RGB')
 
 def _deep(img):
-    "A picture with 16 bits or more a pixel, in 8 bits: 65535 becomes 255; floats are scaled by their largest"
+    "An image with 16 bits or more a pixel, in 8 bits: 65535 becomes 255; floats are scaled by their largest"
     numbers = lambda box: np.nan_to_num(np.asarray(img.crop(box), np.float32), posinf=0., neginf=0.)
     most = max(numbers(box).max() for box in _bands(img))
     top = 65535 if img.mode != 'F' and most <= 65535 else max(most, 1e-9)
@@ -145,9 +145,9 @@ class Narrative:
 
 # %% ../../nbs/data/00_records.ipynb #59bf239d
 def rows_at(
-    rows:np.ndarray,           # Where each image's things begin, and where the last one's end (n+1,)
+    rows:np.ndarray,           # Where each image's items begin, and where the last one's end (n+1,)
     idx:np.ndarray|list|range, # Images (m,)
-)->tuple:                      # Where the things of these images stand, image after image, and how many each has (m,)
+)->tuple:                      # Indices of the items of these images, image after image, and how many each has (m,)
     "Indices of some images' items in a flat array that holds the items of all images"
     idx = np.arange(len(rows)-1)[np.asarray(idx, np.int64)]
     n = rows[idx+1]-rows[idx]
@@ -228,7 +228,7 @@ def take(self:TextBuffer,
 
 # %% ../../nbs/data/00_records.ipynb #abf3b417
 class ImageTextDataset:
-    "Images with their annotations; `ArrayDataset` and `ImageFileDataset` say where the pixels are"
+    "Images with their annotations; `ArrayDataset` and `ImageFileDataset` add the pixels"
     def __init__(self,
         name:str,            # Of the data, for messages and records
         n:int,               # Number of images
@@ -237,9 +237,9 @@ class ImageTextDataset:
         captions=None,       # `TextBuffer`, or lists of strings
         *, labels:dict=None, # Name -> array with `n` rows
         ids=None,            # Name of each image; their numbers by default
-        records=None,        # Called with a row, gives a `Record` with more than this class knows
+        records=None,        # Called with a row, returns a `Record` with further annotations
         names:dict=None,     # Name of a label -> names of its columns, or of its values
-        narratives=None,     # What is said, and where the mouse is: has a row for each image, and `subset`
+        narratives=None,     # `Narratives`, or another object with a row for each image, and `subset`
     ):
         self.name,self.n,self.size,self.split,self._records,self.narratives = name,n,size,split,records,narratives
         self.names = {k: list(v) for k,v in (names or {}).items()}
@@ -255,7 +255,7 @@ class ImageTextDataset:
     def __iter__(self): return (self[i] for i in range(len(self)))
     def images(self, idx:np.ndarray|list|range)->tuple: raise NotImplementedError
     def _rows(self, idx, split):
-        "What a source of the rows `idx` is made with, pixels apart"
+        "The arguments that make a dataset of the rows `idx`, except for the pixels"
         idx = np.asarray(idx)
         caps,rec,told = self.captions,self._records,self.narratives
         return dict(split=split or self.split, names=self.names, ids=[self.ids[i] for i in idx],
@@ -283,7 +283,7 @@ def with_captions(self:ImageTextDataset,
 def with_narratives(self:ImageTextDataset,
     narratives:'Narratives' # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
 )->ImageTextDataset:        # The same images, captions and labels
-    "A source like this one with narratives"
+    "A copy of this dataset with narratives"
     new = copy.copy(self)
     new.narratives = narratives
     new._fits()
@@ -295,7 +295,7 @@ def annotate(self:ImageTextDataset,
     names:dict=None,       # Name of a label -> names of its columns, or of its values
     records:callable=None, # As for `ImageTextDataset`
 )->ImageTextDataset:       # The same images and captions
-    "A source like this one with more labels, and with other records if they are given"
+    "A copy of this dataset with more labels, and with other records if they are given"
     new = copy.copy(self)
     new._records = records or self._records
     new.names = {**self.names, **(names or {})}
@@ -333,7 +333,7 @@ class ArrayDataset(ImageTextDataset):
         idx:np.ndarray|list|range, # Rows to keep, in their new order
         split:str=None,            # The split they make
     )->ImageTextDataset:
-        "A source of these rows"
+        "A dataset of these rows"
         idx = np.asarray(idx)
         hw = None if self.hw is None else self.hw[idx]
         return ArrayDataset(self.pixels[idx], self.name, hw, **self._rows(idx, split))
@@ -376,7 +376,7 @@ class ImageFileDataset(ImageTextDataset):
         paths,            # Image files
         size:int=256,     # Side of the squares they are fitted into
         name:str='files', # Of the data
-        keep:float=2e9,   # Decoded images are kept if all of them fit into so many bytes
+        keep:float=2e9,   # Decoded images are kept if all of them fit into this many bytes
         **kw              # As for `ImageTextDataset`
     ):
         paths = [str(p) for p in paths]
@@ -415,5 +415,5 @@ def subset(self:ImageFileDataset,
     idx:np.ndarray|list|range, # Rows to keep, in their new order
     split:str=None,            # The split they make
 )->ImageTextDataset:
-    "A source of these rows"
+    "A dataset of these rows"
     return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))

@@ -88,7 +88,7 @@ class _Column:
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e11
 _POINTS = 8 # Along each side of a thumbnail
-_FAR    = 32 # Of 255: so far apart is one of their numbers, if two thumbnails are of different images
+_FAR    = 32 # Of 255: two thumbnails that differ by this much in a value are of different images
 
 def thumbnail(
     image:np.ndarray|Image.Image # uint8 (h,w,3), or RGB
@@ -98,12 +98,12 @@ def thumbnail(
     return np.asarray(img.convert('RGB').resize((_POINTS,_POINTS), Image.BOX)).reshape(-1)
 
 def _same_sides(a, b):
-    "Are images of these sides (w,h), one of them perhaps made smaller, of one shape?"
+    "Do images of these sizes (w,h) have the same aspect ratio, up to rounding?"
     (w,h),(v,g) = a,b
     return abs(np.log(w*g/(h*v))) < .02 + .5/min(w, h) + .5/min(v, g)
 
 def _alike(side, look, image):
-    "Is `image`, uint8 (h,w,3), the one of which the store has kept the sides and the thumbnail?"
+    "Does `image`, uint8 (h,w,3), match the size and the thumbnail that the store has kept?"
     if side is not None and side.all() and not _same_sides(side.tolist(), image.shape[1::-1]): return False
     if look is None or not look.any(): return True
     return int(np.abs(look.astype(np.int16)-thumbnail(image)).max()) < _FAR
@@ -191,7 +191,7 @@ def _region_arrays(image_id, feats, boxes, probs, facts):
     if not facts['classes'] and probs is None: del wants['probs']
     out = {}
     for k,(x,d,t) in wants.items():
-        if x is None: raise ValueError(f'{image_id}: has no {k}, the store wants {d} numbers for each region')
+        if x is None: raise ValueError(f'{image_id}: has no {k}, the store expects {d} numbers for each region')
         with np.errstate(over='ignore'): a = np.ascontiguousarray(x, t)
         if a.shape != (n,d): raise ValueError(f'{image_id}: {k} are {a.shape}, expected {(n,d)}')
         if not np.isfinite(a).all():
@@ -317,7 +317,7 @@ _TYPES = dict(boxes='<f4', offsets='<i8', sums='<u4', ids='|u1', id_ends='<i8', 
               sides='<i4', looks='|u1')
 
 def _index(folder):
-    "What a store says of itself, checked"
+    "Read and check the index of a store"
     path = folder/'index.json'
     if not path.is_file(): raise ValueError(f'{folder}: no stored regions there (index.json is missing); vlrep-regions '
                                             'or convert_regions writes them')
@@ -360,7 +360,7 @@ class RegionStore:
 # %% ../../nbs/data/57_regions.ipynb #67570d16
 @patch
 def digest(self:RegionStore)->str:
-    "12 hexadecimal digits over what the store says of itself and the checksums of its images"
+    "A hash of the store's index and of the checksums of its images, 12 hexadecimal digits"
     return hashlib.sha256(json.dumps(self.index).encode() + np.asarray(self.cols['sums']).tobytes()).hexdigest()[:12]
 
 # %% ../../nbs/data/57_regions.ipynb #67570018
@@ -422,11 +422,11 @@ def check_pictures(self:RegionStore,
     picture:Callable,  # Number of an image -> uint8 (h,w,3)
     name:Callable,     # Number of an image -> what it is called
     source_name:str,   # The dataset and its folder, for messages
-    most:int=32,       # So many images are looked at
+    most:int=32,       # Number of images that are compared
 )->None:
-    """A `ValueError` if more than a tenth of some images look unlike those that the store was made from
+    """A `ValueError` if more than a tenth of the compared images differ from those that the store was made from
 
-    A store that has not kept what its images look like passes
+    A store that has kept neither sizes nor thumbnails passes
     """
     side,look = self.cols.get('sides'),self.cols.get('looks')
     if side is None and look is None or not len(rows): return
@@ -456,7 +456,7 @@ def expect_width(self:RegionStore,
 @patch
 def read(self:RegionStore,
     rows:np.ndarray|list, # Of the store (b,)
-    most:int=None,        # Only the first so many regions of each; by default all
+    most:int=None,        # Most regions of each, the first ones; by default all
     boxes:bool=False,     # Boxes and counts alone?
 )->dict: # region_boxes (b,n,4), region_counts (b,), region_feats (b,n,d), and region_probs (b,n,c) if it has them
     "Regions of some images, as float32 copies padded with zeros at the end"
@@ -614,7 +614,7 @@ def convert_regions(
     source:FilePath,     # A folder of .npy files as mmf writes them, or an LMDB of mmf or vilbert-multi-task
     folder:FilePath,     # The new store
     *, half:bool=False,  # In float16?
-    most:int=None,       # Only the first so many regions of each image
+    most:int=None,       # Most regions of each image, the first ones
     classes:int=0,       # How many there are, if it is known; where a region has a class number alone, it must be
     names:list=(),       # Of the classes
     damaged:float|Callable=0., # Part of the images, or (images) -> how many, that may be unreadable and left out
@@ -653,7 +653,7 @@ def convert_regions(
 
 # %% ../../nbs/data/57_regions.ipynb #67570033
 def _told(store, log):
-    "Say what a store holds"
+    "Log the contents of a store"
     about,left = store.about,store.left_out
     if log:
         log(str(store))
@@ -672,7 +672,7 @@ def mirror_boxes(
     flip:Tensor,        # Which images are mirrored (b,) bool
     counts:Tensor=None, # How many boxes of each are real (b,); the others stay as they are. By default all are
 )->Tensor:              # New boxes (b,n,4)
-    "Where regions are when some images are mirrored"
+    "Mirror the boxes of the images in `flip`"
     other = torch.stack([1-boxes[...,2], boxes[...,1], 1-boxes[...,0], boxes[...,3]], -1)
     turn = torch.as_tensor(flip, device=boxes.device)[:,None]
     if counts is not None: turn = turn & sequence_mask(counts.to(boxes.device), boxes.shape[1])
@@ -683,7 +683,7 @@ def open_regions(
     path:FilePath,     # The folder of a store; with boxes also a file of boxes, see `BoxFile`
     how:str='files',   # files: features are wanted; boxes: boxes are enough
 )->'RegionStore|BoxFile':
-    "What regions are read from; a `ValueError` if a file of boxes is to give features"
+    "Open a store or a file of boxes; a `ValueError` if a file of boxes is to give features"
     if not Path(path).is_file(): return RegionStore(path)
     if how != 'boxes':
         raise ValueError(f'{path}: is a file, and features are read from the folder of a store; regions=boxes takes '
@@ -691,7 +691,7 @@ def open_regions(
     return BoxFile(path)
 
 class RegionReader:
-    "What a batch needs for its regions: (dataset, rows) -> tensors"
+    "Read the regions of a batch: (dataset, rows) -> tensors"
     def __init__(self,
         how:str='grid',       # 'grid': nothing; 'boxes': the boxes of the records; 'files': what a store has
         folder:FilePath=None, # The store, for files; with boxes, a store or `BoxFile` whose boxes are taken

@@ -127,7 +127,7 @@ def read_sidecar(
     data:bytes, # Of its JSON file, or None
     text:bytes, # Of its text file, or None
 )->tuple:       # Its id, captions, tags, narratives; an error says why it cannot be used
-    "What is said about an image"
+    "The annotations of an image"
     try: side = {} if data is None else parse_json(data)
     except ValueError: raise _Unusable('have a sidecar that is not valid JSON') from None
     if not isinstance(side, dict): raise _Unusable('have a sidecar that is not an object')
@@ -206,7 +206,7 @@ def _scan(path, number, out):
     return why
 
 def _facts(paths):
-    "What tells a shard from another one of its name"
+    "Path, size and date of each shard, to detect that one was replaced"
     stats = [os.stat(p) for p in paths]
     return [[str(p), s.st_size, s.st_mtime_ns] for p,s in zip(paths, stats)]
 
@@ -220,7 +220,7 @@ def _build(folder, shards):
                                          left_out=out.left, cut=cut))
 
 def _current(folder, shards):
-    "What the index in `folder` says of itself, if it is whole and one of these shards; else None"
+    "The head of the index in `folder`, if it is complete and made from these shards; else None"
     try: head = read_json(folder/'index.json')
     except ValueError: return None
     if not isinstance(head, dict) or (head.get('version'), head.get('shards')) != (_VERSION, shards): return None
@@ -229,10 +229,10 @@ def _current(folder, shards):
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750012
 class ShardIndex:
-    "Where each sample of some shards is, and what is said about it: arrays that are mapped from files"
+    "The location and the annotations of each sample of some shards, in memory-mapped arrays"
     def __init__(self,
         paths:list,    # Shards, as `find_shards` gives them
-        damaged:float=0., # So large a part of them may be cut off or damaged: what is whole in them is used
+        damaged:float=0., # Fraction of them that may be cut off or damaged; their complete samples are used
     ):
         paths = [Path(p).resolve() for p in paths]
         self.shards,self._how,self._fds = _facts(paths),(paths, damaged),{}
@@ -304,7 +304,7 @@ def where(self:ShardIndex,
 def read(self:ShardIndex,
     k:int # Sample
 )->bytes: # Of its image file
-    "One reading at a known place; a `DamagedImage` if the shard is gone, a `ValueError` if it is another one by now"
+    "Read the image file of a sample; a `DamagedImage` if the shard is gone, a `ValueError` if it was replaced"
     s = int(self.cols['shard'][k])
     path,at,size = self.where(k)
     fd = self._fds.pop(s, None)
@@ -339,12 +339,12 @@ class ShardRecord(Record):
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75001a
 class ShardDataset(ImageTextDataset):
-    "Images that stand in shards; in memory are eight bytes for each, and nothing of what is said about it"
+    "Images in shards; eight bytes of memory for each, annotations stay on the disk"
     def __init__(self,
         index:ShardIndex,   # Of the shards
         size:int=256,       # Side of the squares that images are fitted into
         name:str='shards',  # Of the data
-        *, labels:bool|set=False, # Read the tags, as label `tags` (n,k)? Or which there are, with those of other parts
+        *, labels:bool|set=False, # Read the tags as label `tags` (n,k)? A set: names of all tags, of other parts too
         narratives:bool=True, # Read the narratives, if there are any?
         window:int=10,      # Shards whose samples are mixed, see `shard_order`; 0: all of them
         bucket:int=0,       # For the loader: batches that are sorted by length together

@@ -34,9 +34,9 @@ def _few(paths): return ', '.join(map(str, paths[:3])) + f' and {len(paths)-3} m
 
 def find_shards(
     root:FilePath,    # A folder, a tar file, or names with braces or `*`
-    missing:float=0., # So large a part of the shards may be absent: they are left out, with a warning
+    missing:float=0., # Fraction of the shards that may be absent; those are left out, with a warning
 )->list:              # Paths, in their order
-    "The shards that are meant; a `ValueError` names those that are not there, or that have no byte offsets"
+    "The shards that `root` names; a `ValueError` names those that are not there, or that have no byte offsets"
     root = Path(root)
     if root.is_dir(): found = sorted(root.glob('*.tar'))
     else: found = [Path(f) for p in expand_braces(str(root))

@@ -16,7 +16,7 @@ from .records import *
 def take_part(
     dataset:ImageTextDataset, # What to take from
     part:float,               # How much, more than 0 and at most 1
-    seed:int=0,               # Another seed, another part; of one seed, the smaller lie within the larger
+    seed:int=0,               # Another seed gives another part; with one seed, smaller parts lie within larger ones
 )->ImageTextDataset:          # In the order of `dataset`
     "A random part of the images (VirTex sec. 4.2)"
     if not 0 < part <= 1: raise ValueError(f'part={part}: more than 0 and at most 1')

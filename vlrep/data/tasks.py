@@ -25,7 +25,7 @@ class TaskDataset(ImageTextDataset):
         rows:list,             # For each example the row of its image (n,)
         first:list,            # Its text: a question, a statement, a plot (n,)
         *, second:list=None,   # Its second text (n,)
-        answers:list=None,     # What was answered, a list of strings for each; None where it is kept secret
+        answers:list=None,     # The answers, a list of strings for each; None where they are not public
         ids:list=None,         # Name of each example; their numbers by default
         kinds:list=None,       # What kind of example each is, such as yes/no, number, other; reported apart
         name:str=None,         # For messages; that of the images by default
@@ -129,7 +129,7 @@ def lost_line(self:TaskDataset)->str: # '' if nothing is lost
 def read_labels(
     path:FilePath,         # Text, one label a line; or .json: a list of labels, {label: number}, {number: label}, or
                            # rows with `id` and `name`, such as the `categories` of COCO
-    option:str='--labels', # What asked for it, for messages
+    option:str='--labels', # The option that names the file, for messages
 )->list:                   # At least two, none twice, in the order of their numbers
     "A label map from a file; a `ValueError` names it and what is wrong"
     path = Path(path)

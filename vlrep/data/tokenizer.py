@@ -17,7 +17,7 @@ from .wordpiece import *
 def normalise(
     text:str, # Any text
 )->str:       # Lower case, no accents, single spaces
-    "One spelling for what reads the same: compatibility forms unfolded (NFKD), marks dropped, lower case (VirTex code)"
+    "Normalise text: compatibility forms decomposed (NFKD), marks dropped, lower case (VirTex code)"
     if not text.isascii():
         text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
         text = text.replace('\u2581', ' ')                               # SentencePiece's own sign for a space
@@ -82,7 +82,7 @@ def train(cls:Tokenizer,
     vocab:int=10000,       # Most tokens, the special ones included (VirTex sec. 3)
     pad_is_unk:bool=False, # Pad with the id of unknown tokens, as VirTex's code does
 )->Tokenizer:
-    "Learn the tokens from `texts`; the same texts give the same bytes"
+    "Train a tokenizer on `texts`; the same texts give the same bytes"
     if isinstance(texts, str): raise ValueError('texts: an iterable of captions is expected, not one string')
     texts = [t for t in map(normalise, texts) if t]
     if not texts: raise ValueError('texts: no captions to learn tokens from')
@@ -128,9 +128,9 @@ def decode(self:Tokenizer,
 # %% ../../nbs/data/25_tokenizer.ipynb #f52f71c4
 def pad_tokens(
     lists:list, # Lists of ids
-    pad:int,    # What fills the rest
+    pad:int,    # Id of the padding
 )->tuple:       # Ids (b,s) and lengths (b,), int64, s = longest list
-    "Lists of unequal length as one rectangle"
+    "Pad lists of unequal length to one tensor"
     lens = np.array([len(l) for l in lists], np.int64)
     tok = np.full((len(lists), max(lens, default=0)), pad, np.int64)
     tok[np.arange(tok.shape[1]) < lens[:,None]] = [i for l in lists for i in l]

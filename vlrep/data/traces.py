@@ -17,7 +17,7 @@ def _expand(n):
     return who,torch.arange(len(who), device=n.device) - (n.cumsum(0)-n)[who]
 
 def _groups(span):
-    "The group of each token (b,s), one past the last if it has no time, and a token of each; equal neighbours share"
+    "The group of each token (b,s), or the number of groups if it has no time; row and column of a token of each group"
     live = span[...,1] >= span[...,0]
     new = live.clone()
     new[:,1:] &= (span[:,1:] != span[:,:-1]).any(-1)

@@ -60,7 +60,7 @@ class WordPieceTokenizer:
     def __repr__(self): return f'WordPieceTokenizer({len(self)} tokens, pad={self.pad})'
     @property
     def model(self)->bytes:
-        "What `save` writes: all that the tokenizer is"
+        "The whole tokenizer as bytes, as `save` writes it"
         return json.dumps(dict(wordpiece=self.vocab, **self._how), ensure_ascii=False).encode()
     @property
     def lower(self)->bool: return self._how['lower']

@@ -23,20 +23,20 @@ class PhotoOptions:
     train:Fraction=.8       # Part of the photos to learn from
     valid:Fraction=.1       # Part that chooses the checkpoint
     test:Share=.1           # Part that is reported
-    shuffles:Int(1, 1000)=3 # How often each of these is given another photo's caption
-    draws:Added(Int(0, 10**5))=0 # Keep each score under so many draws of the test photos, to compare runs in pairs
+    shuffles:Int(1, 1000)=3 # How often each test photo is paired with another photo's captions
+    draws:Added(Int(0, 10**5))=0 # Bootstrap resamples of the test photos to keep scores of, to compare runs in pairs
     part:Fraction=1.        # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
     captions:Int(0, 1000)=0 # Captions of each that are used; 0 means all
     part_seed:PartSeed=0    # Which part, and which captions; -1: each run takes its own, by its seed
     def check(self)->None:
-        "The three parts are parts of one whole"
+        "Check that the three parts do not exceed the whole"
         if self.train+self.valid+self.test > 1+1e-9:
             raise ValueError(f'train={self.train}, valid={self.valid}, test={self.test}: parts of the whole, their sum '
                              f'must be at most 1')
 
 # %% ../../nbs/datasets/05_base.ipynb #5da5f46c
 def margin(
-    view:int # Side of what the network sees
+    view:int # Side of the network's input
 )->int:      # Longer side of the stored image
     "Photos are stored with their shorter side near the size of the view"
     return 4*view//3
@@ -83,11 +83,11 @@ def check_options(self:DatasetBuilder,
     options:object,          # As changed
     changed:set=frozenset(), # Names of the fields that were changed
 )->None:
-    "A `ValueError` if a field was changed that cannot be, or nothing would be left to report on"
+    "Raise a `ValueError` if a field was changed that is fixed, or no test images would be left"
     for k,why in (self.fixed or {}).items():
         if k in changed: raise ValueError(f'{k}: {why}')
     if getattr(options, 'test', 1) == 0 and self.can_set('test'):
-        raise ValueError('test=0: must be above 0, so that there are photos to report on')
+        raise ValueError('test=0: must be above 0, so that there are test photos')
 
 # %% ../../nbs/datasets/05_base.ipynb #79884d78
 @patch
@@ -98,7 +98,7 @@ def open(self:DatasetBuilder,
     wanted:'Iterable[str]'=(), # Annotations that the method reads; what the dataset lacks is left out
     log:Callable=print,        # Called with what is left out
 )->dict:                 # Datasets `train`, `valid`, `test`
-    "Images to learn from, to choose the checkpoint by, to report on"
+    "Training, validation and test images"
     self.check_root(root)
     wanted = frozenset(wanted) & self.provides
     return self.build(self, options or self.options, root, size=size, wanted=wanted, log=log)
@@ -114,7 +114,7 @@ def whole(self:DatasetBuilder,
 def whole_data(
     options:object, # Of a dataset, such as `PhotoOptions`
 )->object:          # The same without `part` and `captions`
-    "For evaluations: what pretraining leaves out of the training set is there for them, whatever the run used"
+    "Options for evaluations, which use the whole training set, whatever part of it the run used"
     left_out = dict(part=1., captions=0)
     return replace(options, **{f.name: left_out[f.name] for f in fields(options) if f.name in left_out})
 
@@ -122,7 +122,7 @@ def whole_data(
 def open_test(self:DatasetBuilder,
     options:object=None, root:FilePath=None, size:int=64, log:Callable=print, # As for `open`
 )->'ImageTextDataset':
-    "What is reported on, alone"
+    "The test set alone"
     if self.build_test: return self.build_test(options or self.options, size)
     return self.open(whole_data(options or self.options), root, size, log=log)['test']
 

@@ -270,11 +270,11 @@ def read_karpathy(
 
 # %% ../../nbs/datasets/60_coco.ipynb #7f6f0f9b
 def _by_file(root, size, labels, log):
-    "Parts as the split file deals them out"
+    "The parts according to the split file"
     objects = photo_objects(root) if labels else None
     parts = [read_karpathy(root, k, size, split=use, objects=objects)
              for k,use in (('train','train'), ('val','valid'), ('test','test'))]
-    log(f'{split_file(root)}: photos are dealt out by Karpathy\'s split, '
+    log(f'{split_file(root)}: photos follow Karpathy\'s split, '
         + ', '.join(f'{len(p):,} {k}' for p,k in zip(parts, ('to learn from','to choose the checkpoint by','to test'))))
     return parts
 
@@ -290,7 +290,7 @@ def _by_year(root, size, options):
 
 def build_coco(
     builder:DatasetBuilder, # That of COCO
-    options:PhotoOptions,   # `valid` counts: the share of the training images that chooses the checkpoint
+    options:PhotoOptions,   # `valid` is used: the share of the training images that chooses the checkpoint
     root:FilePath,          # The folder that holds annotations/, train2017/ and val2017/
     *,
     size:int,               # Longer side of the stored photos

@@ -52,8 +52,8 @@ def read_flickr8k(
     root:FilePath,      # The folder that holds `Images/` and `captions.txt`
     size:int=256,       # Images are fitted into squares of this side
     split:str=None,     # What they are for: train, valid or test
-    keep:float=2e9,     # Keep decoded images if all fit into so many bytes
-    missing:float=0.,   # So large a part of the images may be absent: they are left out, with a warning
+    keep:float=2e9,     # Keep decoded images if all fit into this number of bytes
+    missing:float=0.,   # Part of the images that may be absent: they are left out, with a warning
 )->ImageFileDataset:    # In the order of their names
     "Photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
     root = Path(root)

@@ -33,7 +33,7 @@ def read_folder(
     root:FilePath,     # The folder that holds a folder for each class
     size:int=256,      # Images are fitted into squares of this side
     split:str=None,    # What they are for: train, valid or test
-    keep:float=2e9,    # Keep decoded images if all fit into so many bytes
+    keep:float=2e9,    # Keep decoded images if all fit into this number of bytes
     classes:list=None, # Names of the classes, in their order; by default those that are there, sorted
 )->ImageFileDataset:   # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
     "Photos sorted into folders; a `ValueError` names a class without photos"

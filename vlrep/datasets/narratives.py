@@ -133,7 +133,7 @@ def _lines(path):
 
 def read_narratives(
     paths:FilePath|list, # As for `narrative_files`
-    damaged:float=0.,    # So large a part of the lines may be wrong: they are left out, with a warning
+    damaged:float=0.,    # Part of the lines that may be wrong: they are left out, with a warning
 )->tuple:                # Names of the images' files, in the order in which they appear, and their `Narratives`
     "Localized Narratives; a `ValueError` names file and line of what cannot be understood"
     names,rows,bad,out,k = {},[],[],Narratives(),0

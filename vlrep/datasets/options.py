@@ -13,8 +13,8 @@ from .base import *
 
 # %% ../../nbs/datasets/07_options.ipynb #6100bfdb
 class CocoOptions(PhotoOptions):
-    "COCO comes with its own split: `valid` is taken from its training images, its validation images are reported"
-    def check(self)->None: "Nothing concerns several fields"
+    "COCO comes with its own split: `valid` is taken from its training images, its validation images are the test set"
+    def check(self)->None: "There are no constraints between fields"
 
 _own_split = 'COCO comes with its own split, only valid can be set'
 
@@ -33,7 +33,7 @@ DATASETS.add(DatasetBuilder('coco', {'captions','labels'}, CocoOptions(train=.96
 # %% ../../nbs/datasets/07_options.ipynb #cd456939
 class TaskImageOptions(PhotoOptions):
     "A task comes with its own split"
-    def check(self)->None: "Nothing concerns several fields"
+    def check(self)->None: "There are no constraints between fields"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskImages(DatasetBuilder):

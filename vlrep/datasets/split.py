@@ -15,10 +15,10 @@ from .base import *
 
 # %% ../../nbs/datasets/08_split.ipynb #f1c91c15
 def check_parts(
-    parts:list,             # Datasets to learn from, to choose the checkpoint by, to report on
+    parts:list,             # Training, validation and test dataset
     builder:DatasetBuilder, # Whose they are
 )->None:
-    "A `ValueError` before anything is computed, if a part is too small for what it is for"
+    "Raise a `ValueError` if a part is too small for its purpose, before anything is computed"
     for dataset,k,least,what in zip(parts, ('train','valid','test'), (2,1,2),
                                 ('learn from','choose the checkpoint by','report on')):
         if len(dataset) < least:

@@ -66,7 +66,7 @@ def answers_of(
     row:dict, # With `answers`, dicts that have `answer`, and perhaps `answer_type`
     here:str, # Where it stands, for messages
 )->dict:      # `answers`, strings, and their `kind`
-    "What people answered"
+    "The human answers to a question"
     got = [a.get('answer') if isinstance(a, dict) else None for a in row['answers']]
     if not got or not all(isinstance(a, str) for a in got):
         raise ValueError(f'{here}: answers is {brief(row["answers"], 80)}, expected a list of rows with an answer')
@@ -76,6 +76,6 @@ def save_photo(
     record:'Record', # Of the world
     path:FilePath,   # A JPEG file
 )->Path:             # The same
-    "Write the image of a record as those of a download are"
+    "Write the image of a record as a JPEG file, as in the published data"
     record.load().save(path, 'JPEG', quality=95)
     return Path(path)

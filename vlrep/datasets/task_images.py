@@ -57,7 +57,7 @@ def image_questions(
     examples:TaskDataset,  # A part of VQA 2.0 or VizWiz, with answers
     log:Callable=print,    # Called with how many questions and answers have no text
 )->ImageTextDataset:       # The images; their records have `questions`
-    "The images of a task, each with all questions about it and what people answered"
+    "The images of a task, each with all questions about it and their human answers"
     where,n = f'{examples.name}, {examples.split}',len(examples)
     if examples.answers is None: raise ValueError(f'{where}: has no answers, which pretraining on questions reads')
     asked,_ = examples.texts(range(n))

@@ -15,12 +15,12 @@ from ..data.image_files import adding_to, find_files, some_of, write_images
 
 # %% ../../nbs/datasets/50_voc07.ipynb #93a1edce
 class ObjectTable:
-    "The objects of many images, in arrays: what a source calls for its records"
+    "The objects of many images, in arrays: what a dataset calls for its records"
     def __init__(self,
         ids,      # Name of each image (n)
         objects,  # For each image a list of (x0, y0, x1, y1, number of the category, flag); corners in [0,1]
         names,    # Of the categories
-        flag:str, # What the flag says, e.g. difficult
+        flag:str, # Name of the flag, e.g. difficult
     ):
         self.ids,self.names,self.flag = list(ids),list(names),flag
         per = [len(l) for l in objects]
@@ -99,7 +99,7 @@ def _answers(path, ids):
         if bad: raise ValueError(f'{path}, line {i}: {bad}')
         out[ids[n]] = int(rest[0])
     lost = [n for n,j in ids.items() if out[j] == 9]
-    if lost: raise ValueError(f'{path}: says nothing about {some_of(lost)}')
+    if lost: raise ValueError(f'{path}: has no label for {some_of(lost)}')
     return out
 
 # %% ../../nbs/datasets/50_voc07.ipynb #7c7fac01
@@ -124,8 +124,8 @@ def read_voc(
     root:FilePath='VOCdevkit/VOC2007', # The folder that holds JPEGImages, ImageSets/Main and mostly Annotations
     split:str='trainval', # trainval, train, val or test
     size:int=256,         # Images are fitted into squares of this side
-    keep:float=2e9,       # Keep decoded images if all fit into so many bytes
-    missing:float=0.,     # So large a part of the images may be absent: they are left out, with a warning
+    keep:float=2e9,       # Keep decoded images if all fit into this number of bytes
+    missing:float=0.,     # Part of the images that may be absent: they are left out, with a warning
 )->ImageFileDataset:      # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
     "A split of a VOC folder; a `ValueError` names what is missing or wrong"
     root = Path(root)

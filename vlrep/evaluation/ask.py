@@ -30,7 +30,7 @@ def ask_captions(
     data:str=None,             # One of `DATASETS`; by default what the run was trained on
     how:str='greedy',          # greedy, beam or nucleus
 )->list:                       # Rows
-    "How like its captions are to what people say"
+    "Similarity of the captions to human references"
     m,info,own = context.model,context.info,context.info['data']['name']
     builder = DATASETS[data or own]
     same = builder.name == own and context.root is None                   # the photos that this run kept for its test
@@ -38,8 +38,8 @@ def ask_captions(
     dataset = builder.open_test(context.options if same else builder.options, root, m.side, context.log)
     if builder.audit: dataset = readable(dataset, context.log)
     if not same:
-        context.log(f'captions of {len(dataset)} images of {builder.name}; whether this run has learned from some of '
-                    f'them is not known')
+        context.log(f'captions of {len(dataset)} images of {builder.name}; this run may have been trained on some '
+                    f'of them')
     at = itertools.count()
     def write(images):
         ids = dict(ids=torch.tensor([next(at) for _ in images])) if how == 'nucleus' else {}
@@ -52,7 +52,7 @@ def ask_voc07(
     spec:str='v2',             # v1, v2, loctex or icmlm, see `VOC_SPECS`
     ap:str='sklearn',          # sklearn or interpolated
 )->list:                       # Rows
-    "Which of twenty things are in a photo: support vector machines on frozen features"
+    "VOC07 mAP of support vector machines on frozen features"
     m = context.model
     trainval,test = (read_voc(context.root, split, size=2*m.view.size) for split in ('trainval','test'))
     return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.info['method'])
@@ -63,7 +63,7 @@ def ask_folder(
     context:EvaluationContext, # The model; `root` holds train/ and val/
     probe:str='virtex2',       # One of `PROBES`
 )->list:                       # Rows
-    "Which class: a softmax probe as a paper trains it, and nearest neighbours"
+    "Top-1 of a softmax probe trained as in a paper, and of nearest neighbours"
     m,root,who = context.model,Path(context.root),context.info['method']
     train = read_folder(root/'train', size=2*m.view.size, split='train')
     test = read_folder(root/'val', 2*m.view.size, 'test', classes=train.names['label'])
@@ -72,7 +72,7 @@ def ask_folder(
 
 # %% ../../nbs/evaluation/70_ask.ipynb #d62f8091
 def _sizes(context):
-    "Sizes of the world: those of the run's own tables, if it learned from the world"
+    "Sizes of the world: those of the run's own tables, if it was trained on the world"
     options = DATASETS['world'].options
     return context.options if isinstance(context.options, type(options)) else options
 
@@ -89,10 +89,10 @@ def ask_world(
 def ask_grounding(
     context:EvaluationContext, # The model
 )->list:                       # Rows
-    "Where a model looks for named things in scenes, beside the middle of the picture; a `ValueError` without tokenizer"
+    "The pointing game on named objects in scenes, beside the centre baseline; a `ValueError` without tokenizer"
     m,info = context.model,context.info
     points = localizer(m)
-    if points is None: raise ValueError(f'{m.name}: {info["method"]} has no tokenizer, so it cannot be asked for names')
+    if points is None: raise ValueError(f'{m.name}: {info["method"]} has no tokenizer, so names cannot be encoded')
     n = _sizes(context).point or DATASETS['world'].options.point
     return grounding_table({info['method']: points}, context.recipe.size, n, info['seed'])
 

@@ -45,7 +45,7 @@ def measure_transfer(
 def measure_grounding(
     context:EvaluationContext, # Right after a training
 )->tuple:                      # Numbers: `where`, none if `point` is 0 or the model has no tokenizer; no samples
-    "Where the model looks for a thing that is named"
+    "The pointing game on named objects"
     info,options,points = context.info,context.options,localizer(context.model)
     if points is None or not options.point: return {},[]
     with context.stages('where'):
@@ -65,7 +65,7 @@ _NATS = ('nats per word: {right:.3f} given the right photo, {wrong:.3f} given an
 def measure_captions(
     context:EvaluationContext, # Right after a training
 )->tuple:                      # Numbers: those of `noun_scores` or `photo_samples`, and `caption_table`; samples
-    "What its captions of the test set say, and how like those of people they are"
+    "Content of the captions of the test set, and their similarity to human references"
     info,test,learn = context.info,context.splits['test'],context.learn
     tags = 'objects' in DATASETS[info['data']['name']].answers
     with context.stages('captions'):
@@ -85,7 +85,7 @@ def sample_images(
     dataset:ImageTextDataset, # Where they are from
     data:str,                 # One of `DATASETS`
 )->list:                      # The best, the typical and the worst, with images to show
-    "Keep what the report shows, and draw it larger than the network saw it"
+    "Keep what the report shows, drawn larger than the network's input"
     out,draw = [],DATASETS[data].redraw
     for s in [s for v in pick(samples).values() for s in v]:
         img = draw(s['row'], 192).load() if draw else dataset[s['row']].load()
@@ -101,7 +101,7 @@ def trace_figures(
     seed:int=0,            # Which pictures
     *, n:int=6,            # How many
 )->list:                   # As `trace_samples`; none if training had no narratives
-    "Held-out pictures drawn at random, what was told about them, and where the model looks for the words"
+    "Held-out pictures drawn at random, with their narratives, and the model's attention maps of the words"
     if splits['train'].narratives is None: return []
     rows = [int(r) for r in rng(seed, 'told').permutation(len(splits['test']))[:n]]
     big = None
@@ -117,7 +117,7 @@ def show_captions(
     context:EvaluationContext, # Right after a training
     samples:list,              # Those of `measure_captions`
 )->dict:                       # `captions`, and `words` if the model can `attend`
-    "Captions of held-out pictures, and where each word looked"
+    "Captions of held-out pictures, and the attention map of each word"
     if not samples: return {}
     data,test = context.info['data']['name'],context.splits['test']
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]]

@@ -18,7 +18,7 @@ from ..datasets.base import DATASETS
 # %% ../../nbs/evaluation/05_base.ipynb #74118389
 @dataclass(frozen=True)
 class EvaluationContext:
-    "What an evaluation knows: the model, and the run that it is from"
+    "The input of an evaluation: the model, and the run that it is from"
     model:'Pretrained'    # The trained model
     recipe:'MethodRecipe' # Its recipe
     info:dict             # The run's `recipe.json`: method, seed, data and more
@@ -36,7 +36,7 @@ class EvaluationContext:
 @dataclass(frozen=True)
 class Option:
     "An option of an evaluation"
-    default:object         # What is meant if it is left out
+    default:object         # Its value if it is left out
     help:str               # One line
     allowed:tuple=None     # Its values; None if there is no list
     registry:Registry=None # A registry whose names are its values
@@ -44,9 +44,9 @@ class Option:
 
     def check(self,
         name:str,     # Such as --how
-        value:object, # What was asked for
+        value:object, # Its value
     )->None:
-        "A `ValueError` that names the nearest of the values, or the bounds, if `value` is none of them"
+        "Raise a `ValueError` that names the closest allowed value, or the bounds, if `value` is invalid"
         if self.bounds and self.bounds.problem(name, value): raise ValueError(f'{name} {value}: must be {self.bounds}')
         there = self.registry if self.registry is not None else self.allowed
         if there is not None and value != self.default and value not in there: raise did_you_mean(name, value, there)
@@ -54,7 +54,7 @@ class Option:
 # %% ../../nbs/evaluation/05_base.ipynb #f22c3e0b
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    "A question for a trained model: `vlrep-evaluate RUN --on NAME`"
+    "An evaluation of a trained model: `vlrep-evaluate RUN --on NAME`"
     name:str                                 # On the command line: --on
     explain:str                              # One line, for help
     run:Callable=Lazy()                      # (EvaluationContext, **options) -> rows; may be given as `'module:name'`
@@ -64,7 +64,7 @@ class Evaluation:
     needs:frozenset=frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
     measure:Callable=Lazy(None)              # (EvaluationContext) -> numbers and samples, at the end of each training
     asks:frozenset=frozenset()               # What `measure` needs of the dataset, of `DatasetBuilder.answers`
-    scores:tuple=()                          # Questions of its rows that keep redraws, which a study may compare
+    scores:tuple=()                          # Questions whose rows keep bootstrap resamples, which a study may compare
     beside:tuple=()                          # Names of rows beside the model's, such as random, for such comparisons
     figures:Callable=Lazy(None)              # (EvaluationContext, samples of `measure`) -> {part of the report: what
                                              # it shows}, see `vlrep.reports.page.report_html`
@@ -73,18 +73,18 @@ class Evaluation:
     def missing(self,
         capabilities:'Iterable[str]' # Of a model
     )->list:                         # Those of `needs` that it lacks
-        "What the model would have to be able to do besides"
+        "Capabilities of `needs` that the model lacks"
         return sorted(n for n in self.needs if not set(n.split(' or ')) & set(capabilities))
     def ask(self,
         context:EvaluationContext, # The model, and the run that it is from
         **options                  # As `check` returns them
     )->list:                       # Rows
-        "The evaluation's rows; a `ValueError` says what the model lacks, and which evaluations fit it"
+        "Run the evaluation; a `ValueError` names the capabilities that the model lacks, and evaluations that fit it"
         can = context.model.capabilities
         if lacks := self.missing(can):
             fit = ', '.join(e.name for e in EVALUATIONS.values() if not e.missing(can))
             raise ValueError(f'{context.model.name}: {context.info["method"]} has no capability {", ".join(lacks)}, '
-                             f'which --on {self.name} needs; it can be asked: {fit}')
+                             f'which --on {self.name} needs; available: {fit}')
         return self.run(context, **options)
     def automatic(self,
         capabilities:'Iterable[str]', # Of a model
@@ -102,7 +102,7 @@ def check(self:Evaluation,
     root:FilePath=None, # Where the files are
     **options           # Those of all evaluations; None or the default if they were left out
 )->dict:                # Its own options, with defaults
-    "A `ValueError` names the option that is invalid, or that belongs to another evaluation"
+    "Check the options; a `ValueError` names one that is invalid, or that belongs to another evaluation"
     for e in EVALUATIONS.values():
         for k,o in e.options.items():
             v = options.get(k, o.default)

@@ -22,7 +22,7 @@ def write_captions(
     source:ImageTextDataset,                # Images
     bs:int=64,                              # Images at a time
 )->list:                     # A caption for each image
-    "Have every image of `source` described"
+    "Caption every image of `source`"
     if isinstance(write, (list,tuple)): said = list(write)
     else:
         f,said = getattr(write, 'caption', write),[]
@@ -36,7 +36,7 @@ def write_captions(
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #3580bc8f
 def _measures(said, refs):
-    "Metric -> its value under many countings of the images"
+    "Metric -> its value under many weightings of the images"
     counts,mean = bleu_counts(said, refs),lambda v: lambda w: w@v/w.sum(1)
     cider,rouge = mean(cider_d(said, refs)),mean(rouge_l(said, refs))
     return {'CIDEr-D': cider, 'BLEU-4': lambda w: bleu(w@counts)[:,3], 'ROUGE-L': rouge}
@@ -68,8 +68,7 @@ def caption_scores(
     draws:int=500,           # Number of bootstrap resamples of the images
     *, bs:int=64,            # Images at a time
 )->list:                     # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
-                             # in
-                        # percent
+                             # in percent
     "CIDEr-D, BLEU-4 and ROUGE-L of a writer, of a human caption, and of a human caption of another image"
     caps = [source.captions[i] for i in range(len(source))] if source.captions is not None else []
     keep = [i for i,c in enumerate(caps) if c]
@@ -95,7 +94,7 @@ def show_attention(
     maps:np.ndarray|torch.Tensor, # A weight for each word and cell: (s,n) with a square grid, or (s,h,w)
     size:float=1.5,               # Inches a picture
 )->plt.Figure:                    # The figure
-    "Draw a picture, and for each word where the model looked while it wrote it"
+    "Draw a picture, and the attention map of each word of its caption"
     maps = maps.detach().float().cpu().numpy() if isinstance(maps, torch.Tensor) else np.asarray(maps)
     side = round(maps.shape[-1]**.5)
     if maps.ndim == 2:

@@ -37,7 +37,7 @@ def noun_scores(
 def derangement(
     n:int,     # How many
     *key,      # What the draw is for
-)->np.ndarray: # A permutation (n,) in which nothing stays
+)->np.ndarray: # A permutation (n,)
     "A random permutation without fixed points: one circle through all rows"
     if n < 2: raise ValueError(f'{n} photos: at least 2 are needed, so that each can be given another one')
     p = rng('others', n, *key).permutation(n)
@@ -52,11 +52,11 @@ def caption_nll(
     loss:callable,            # (output, batch) -> (total nats, words)
     m:Pretrained,             # The same model, for views and tokenizer
     dataset:ImageTextDataset, # Photos with captions
-    shown:np.ndarray|range,   # Which photo each one's captions are read beside (n,)
+    shown:np.ndarray|range,   # Row of the photo that is given with each one's captions (n,)
     *, max_len:int=30,        # Most tokens of a caption
-)->np.ndarray:                # Nats, words and tokens of each photo's captions, over all directions of reading
+)->np.ndarray:                # Nats, words and tokens of each photo's captions, over all decoding directions
                               # (n,3); [EOS] is a word, too
-    "The loss of each photo's captions beside the photo `shown`"
+    "The loss of each photo's captions, given the photo `shown`"
     out = []
     for i,j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
         words = sum(len(c.split())+1 for c in dataset.captions[i])
@@ -77,7 +77,7 @@ def photo_samples(
     shuffles:int=3,    # How often each photo is given another one's captions
     *, max_len:int=30, # Most tokens of a caption
 )->tuple:            # Numbers, and a dict for each photo, as the report takes them
-    "Loss beside the right photo and beside others, and every caption with its photo's own loss"
+    "Loss given the right photo and given others, and every caption with its photo's own loss"
     each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a token
     right = caption_nll(model, loss, m, dataset, range(len(dataset)), max_len=max_len)
     dealt = [derangement(len(dataset), k) for k in range(shuffles)]

@@ -20,7 +20,7 @@ def part_rows(
     n:int,      # Rows there are
     part:float, # Share of them that is used
     seed:int=0, # The order depends on this alone
-)->np.ndarray:  # Row numbers, the most important first: a smaller part is the beginning of a larger one
+)->np.ndarray:  # Row numbers in random order: a smaller part is a prefix of a larger one
     "A random part; parts of one seed are nested"
     if not 0 < part <= 1: raise ValueError(f'part={part}: a share above 0, up to 1, is expected')
     return rng(seed, 'part', n).permutation(n)[:max(1, round(part*n))]
@@ -48,8 +48,8 @@ def _score(s, y):
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
 def efficiency(
     backbones:dict,         # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
-    train:ImageTextDataset, # Source of the labelled images; the parts are taken from it
-    test:ImageTextDataset,  # Source of the images that are reported
+    train:ImageTextDataset, # The labelled images, of which the parts are taken
+    test:ImageTextDataset,  # The test images
     label:str='tags',       # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
     parts:tuple|list=(.01,.03,.1,.3,1.), # Shares of `train`
     *, seeds:tuple|list|range=(0,1,2), # Each puts the images into another order

@@ -50,7 +50,7 @@ def grounding_table(
     seed:int=0, # Of the bootstrap
     keep:int=0, # As for `pointing_table`
 )->list:        # Rows `question` (pointing, overlap, and both under domain shift), `metric`, `backbone`, ...
-    "Where is a thing that is named? Held-out scenes, and such under domain shift; only kinds that training shows"
+    "Pointing and overlap on held-out scenes, without and with domain shift; only categories seen in training"
     out = []
     for shifted in (False, True):
         dataset = world('test', n, size=size, shifted=shifted, with_='masks')
@@ -86,7 +86,7 @@ def told_words(
     lit:list,         # Which have a part of the trace in the view (w,)
     most:int=18,      # How many at most: the longest
 )->list:              # Numbers of words, in the order of speech
-    "Words that name what the mouse points at: none about nothing (if the narrative knows), no small words"
+    "Words that name what the mouse points at: no stop words, none without an object (if that is annotated)"
     about = {(round(a, 3),round(b, 3)): k for (_,a,b),k in zip(n.utterances, n.about or [])}
     thing = lambda k: about.get(tuple(round(float(t), 3) for t in times[k])) != -1
     ok = [k for k,w in enumerate(words) if lit[k] and len(_plain(w)) > 1 and _plain(w) not in _small and thing(k)]
@@ -94,7 +94,7 @@ def told_words(
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #9712dc2a
 def _in_view(n, m, img):
-    "What the network sees of a picture (1,3,S,S), and where the mouse is in that (1,n,4)"
+    "The network's input for a picture (1,3,S,S), and the mouse trace in its coordinates (1,n,4)"
     s = [np.asarray(p, float).reshape(-1,3) for p in n.strokes if len(p)] or [np.array([[0,0,-1e6]])]
     first = np.cumsum([0]+[len(x) for x in s[:-1]])
     p = np.concatenate(s)
@@ -108,7 +108,7 @@ def _in_view(n, m, img):
     return b['img'],b['trace'].cpu()
 
 def _windows(attend, img, ids, max_len):
-    """Where each of the tokens `ids` looks (n,h,w), read in windows of `max_len` at most, each beginning with the last
+    """The maps of the tokens `ids` (n,h,w), read in windows of `max_len` at most, each beginning with the last
     token of the one before"""
     parts = math.ceil((len(ids)-1)/(max_len-1))
     step = math.ceil((len(ids)-1)/parts)
@@ -161,7 +161,7 @@ def trace_samples(
                                    # them; records without a narrative are left out, and all if `m` cannot `attend`
     """Pictures with the first narrative of each
 
-    The mouse's path, and for words that name something the mask of their part of it, and where they look
+    The mouse trace, and for words that name an object the mask of their part of it, and their attention map
     """
     attend,out = m.eval().capabilities.get('attend'),[]
     if m.tok is None or attend is None: return out

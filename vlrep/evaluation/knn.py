@@ -97,7 +97,7 @@ def knn_classes(
     ks = list(ks)
     y = torch.as_tensor(y).to(bank.device).long()
     n = len(bank) if query is None else len(query)
-    if len(y) != len(bank): raise ValueError(f'{len(bank)} rows of features, {len(y)} answers')
+    if len(y) != len(bank): raise ValueError(f'{len(bank)} rows of features, {len(y)} labels')
     if not ks or sorted(set(ks)) != ks or ks[0] < 1:
         raise ValueError(f'ks={ks}: expected numbers of neighbours, ascending')
     if t is not None and t <= 0: raise ValueError(f't={t}: a temperature above 0 is expected, or None')
@@ -113,9 +113,9 @@ def knn_classes(
 def knn_probe(
     backbone:nn.Module,         # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
     train:ImageTextDataset,     # The labelled images
-    test:ImageTextDataset,      # Images that are reported; None: `train`, each image without itself
+    test:ImageTextDataset,      # Test images; None: leave-one-out on `train`
     label:str,                  # The name of an integer label of both
-    ks:tuple|list=(1,5,20,200), # Numbers of neighbours; those that `train` has not are left out
+    ks:tuple|list=(1,5,20,200), # Numbers of neighbours; those larger than `train` are left out
     *, t:float=.07,             # Temperature of the votes; None = one neighbour, one vote
     size:int=None,              # Side of the views in pixels; those of the datasets by default
     name:str='backbone',        # Of the backbone, in the rows

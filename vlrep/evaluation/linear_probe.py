@@ -67,7 +67,7 @@ def _threads(x):
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #3fc420d0
 def _cubic(a, b, lo, hi):
-    "Where a cubic through two points (step, loss, slope, ...) with their slopes is least, between `lo` and `hi`"
+    "The minimiser in [`lo`, `hi`] of the cubic through two points (step, loss, slope, ...) with their slopes"
     (x,f,p,*_),(y,g,q,*_) = sorted((a,b), key=lambda o: o[0])
     m = p+q-3*(f-g)/(x-y)
     if m*m < p*q: return (lo+hi)/2
@@ -75,9 +75,9 @@ def _cubic(a, b, lo, hi):
     return min(max(y-(y-x)*(q+r-m)/(q-p+2*r or 1e-30), lo), hi)
 
 def _line_search(at, begin, t, least, most=25):
-    """A step that meets the strong Wolfe conditions, as PyTorch's L-BFGS looks for it: (step, loss, slope, gradient)
+    """A step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS: (step, loss, slope, gradient)
 
-    `at` gives these four at a step; `begin` is what it would say of 0, and `t` the first step to try
+    `at` returns these four for a step; `begin` is its value at step 0, and `t` the first step to try
     """
     _,f,slope,_ = old = begin
     poor = lambda o: o[1] > f+1e-4*o[0]*slope
@@ -108,7 +108,7 @@ class _Steps:
     def __init__(self, n, most=10):
         self.rows,self.dots,self.most,self.seen,self.unit = torch.empty(2*most, n),np.zeros((2*most,2*most)),most,0,1.
     def add(self, s, y):
-        "A step `s` and the change `y` of the gradient, unless the curvature along it is no longer seen"
+        "Add a step `s` and the change `y` of the gradient, unless the curvature along it is too small to measure"
         if float(s@y) <= 1e-10: return
         i = 2*(self.seen%self.most)
         self.rows[i],self.rows[i+1] = s,y
@@ -117,7 +117,7 @@ class _Steps:
         self.dots[:n,i+1] = self.dots[i+1,:n] = (self.rows[:n]@y).numpy()    # two older steps never meet
         self.unit = self.dots[i,i+1]/self.dots[i+1,i+1]
     def direction(self, g):
-        "Minus the inverse of the curvature times the gradient `g`, as far as it is known"
+        "Minus the approximate inverse Hessian times the gradient `g`"
         n,D = 2*min(self.seen, self.most),self.dots
         if not n: return -g
         order = [2*(j%self.most) for j in range(self.seen-n//2, self.seen)]
@@ -166,7 +166,7 @@ def fit_linear(
     "Logistic regression, for all strengths and all answers at once"
     y = torch.as_tensor(y)
     many = y.ndim == 2
-    if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
+    if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
     t = y.float() if many else F.one_hot(y.long(), classes or -1).float()
     with _threads(x): return _fit_linear(x, t, many, tuple(l2s), iters)
 
@@ -221,17 +221,17 @@ def fit_named(
     l2s:tuple|list=NAMED_L2S, # Pairs of strengths: on what the names have in common, on each name's own part
     iters:int=30,             # At most so many steps
 )->Probe:                     # Its scores are (m,n,k,classes)
-    "One softmax regression for each name, all drawn towards a common one"
+    "One softmax regression for each name, all shrunk towards a common one"
     y = torch.as_tensor(y)
     q,k,m = int((y >= 0).sum()),y.shape[1],len(l2s)
-    if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} answers')
-    if not q: raise ValueError('no name is asked for in any training row: every answer is -1')
+    if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
+    if not q: raise ValueError('no training row has a target: every label is -1')
     with _threads(x): return _fit_named(x, y, q, k, m, classes=classes, l2s=tuple(l2s), iters=iters)
 
 def _named_loss(zk, t, s0, s1, l0, *, l1):
     """Loss and gradient as a function of common weights (c,m,r), own ones (k,c,m,r) and intercepts (k,c,m), in one row
 
-    Features `zk` (k,most,r), answers `t` (k,c,1,most), 0 where nothing is asked
+    Features `zk` (k,most,r), one-hot targets `t` (k,c,1,most), 0 in rows without one
     """
     (k,most,r),m,c,on,q,zt = zk.shape,len(l0),t.shape[1],t.sum(1, keepdim=True),t.sum(),zk.mT.contiguous()
     sizes,shapes = [c*m*r, k*c*m*r, k*c*m],[(c,m,r),(k,c,m,r),(k,c,m)]

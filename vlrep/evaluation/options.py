@@ -15,10 +15,10 @@ _shift = frozenset({'domain_shift'})
 
 EVALUATIONS.add(Evaluation('world', 'the transfer table of the synthetic scenes', _ask+'ask_world',
     measure=_measure+'measure_transfer', asks=_shift))
-EVALUATIONS.add(Evaluation('grounding', 'where it looks for named things in the synthetic scenes', _ask+'ask_grounding',
+EVALUATIONS.add(Evaluation('grounding', 'pointing game for named objects in the synthetic scenes', _ask+'ask_grounding',
     needs=frozenset({'attend or attribute'}), measure=_measure+'measure_grounding', asks=_shift,
     figures=_measure+'show_traces'))
-EVALUATIONS.add(Evaluation('captions', 'likeness of its captions to what people say', _ask+'ask_captions',
+EVALUATIONS.add(Evaluation('captions', 'similarity of its captions to human references', _ask+'ask_captions',
     dict(data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
          how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy','beam','nucleus'))), uses_root=True,
     needs=frozenset({'caption'}), measure=_measure+'measure_captions', figures=_measure+'show_captions'))

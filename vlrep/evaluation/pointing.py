@@ -16,7 +16,7 @@ from .transfer import *
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #490d683f
 def _view(mask):
-    "The part of a mask (h,w) that the plain view of its image shows: the middle square"
+    "The centre crop of a mask (h,w), as in the evaluation view of its image"
     h,w = mask.shape
     s = min(h, w)
     y,x = round((h-s)/2),round((w-s)/2)
@@ -26,7 +26,7 @@ def named_things(
     dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
     known:'Iterable[str]'=None, # Names to evaluate; all by default
 )->list:                        # (row, name, mask bool (H,W)) for each question, scene by scene
-    "Every thing that is alone of its kind in its scene and can be seen"
+    "Every visible object that is the only one of its category in its scene"
     out = []
     known = None if known is None else set(known)
     for row,r in enumerate(progress(dataset, len(dataset), 'masks')):
@@ -36,13 +36,13 @@ def named_things(
         for name,mask in zip(names, r.masks):
             if names.count(name) > 1 or (known is not None and name not in known): continue
             if (mask := _view(np.asarray(mask, bool))).any(): out.append((row, name, mask))
-    if not out: raise ValueError(f'{dataset.name}: nothing to ask for, no known thing is in a scene exactly once')
+    if not out: raise ValueError(f'{dataset.name}: no targets, no known category occurs exactly once in a scene')
     return out
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #6a1f101d
 def centre_map(
     img:Tensor, # Pictures (b,3,S,S)
-    names:list, # What is asked for (b,); not looked at
+    names:list, # Names (b,); not used
     grid:int=6, # Cells a side
 )->Tensor:      # Maps (b,grid,grid)
     "A baseline that always points at the middle of the picture"
@@ -70,15 +70,15 @@ def pointing_table(
     maps:dict,                  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b ->
                                 # maps that sum to 1 (b,h,w)
     dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
-    size:int=None,              # Side of the views in pixels; the source's own by default
+    size:int=None,              # Side of the views in pixels; the dataset's own by default
     known:'Iterable[str]'=None, # Names to evaluate; all by default
     seed:int=0,                 # Of the bootstrap
     *, draws:int=500,           # Number of bootstrap resamples of the scenes
     bs:int=128,                 # Questions at a time
-    keep:int=0,                 # Keep the scores under so many draws that all runs share, as `draws`
+    keep:int=0,                 # Number of resamples, shared by all runs, whose scores are kept as `draws`
 )->list:                        # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`
                                 # (metric mass), in percent
-    "Two questions of where, asked of everything that is in its scene once; chance is the size of the thing"
+    "Pointing game and attention mass for every target of `named_things`; chance is the area of the object"
     if not maps: raise ValueError('maps: none were given')
     asked = named_things(dataset, known)
     at = np.array([row for row,*_ in asked])

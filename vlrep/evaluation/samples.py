@@ -36,7 +36,7 @@ def seen(
     imgs:list,     # Pictures, as `to_image` takes them
     sharper:int=4, # Times as many pixels along a side
 )->list:           # PIL images, square
-    "What the network saw, sharper"
+    "The network's input at a higher resolution"
     v = m.view
     view = EvalTransform(sharper*v.size, sharper*v.resize, v.mean, v.std)
     x = Pretrained(m.backbone, view, sharper*m.side).batch(imgs).cpu()
@@ -50,7 +50,7 @@ def word_maps(
     most:int=16,   # Words of a caption that are kept
     big:list=None, # The same pictures with more pixels, to show
 )->list:           # Dicts `image`, `words`, as `words_html` takes them
-    "The caption of each picture, and for each word where the decoder looked, the mean over layers and heads"
+    "The caption of each picture, and the attention map of each word, averaged over layers and heads"
     x = m.eval().batch(imgs)
     tok = m.capabilities['caption'](x)
     maps = m.capabilities['attend'](x, tok, (tok != m.tok.pad).sum(1))[:,1:].cpu().numpy()   # [SOS] is not written
@@ -76,10 +76,10 @@ def near_samples(
     nets:dict,                # Name -> backbone, such as `before` and `after`
     dataset:ImageTextDataset, # Pictures; labels `tags` where there are any
     size:int=None,            # Side of the views in pixels
-    asks:int=5,               # Pictures that ask
+    asks:int=5,               # Number of query pictures
     k:int=4,                  # Neighbours
-    *, seed:int=0,            # Which pictures ask
-    show:callable=None,       # Row -> PIL image to show; by default the source's own
+    *, seed:int=0,            # Of the choice of queries
+    show:callable=None,       # Row -> PIL image to show; by default the dataset's own
 )->dict:                      # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
     "The nearest neighbours of some pictures in the features of each network"
     n = len(dataset)
@@ -109,7 +109,7 @@ def word_samples(
     rows:list,                # Those that are shown, such as the first of the best, typical and worst captions
     *, show:callable=None,    # Row -> PIL image with more pixels, to show; by default the dataset's own
 )->dict:                      # `words`, for samples.json; nothing if the model lacks `caption` or `attend`
-    "Where words looked, and what a person said"
+    "The attention maps of the words of some captions, and a human caption of each picture"
     if not ({'caption','attend'} <= set(m.capabilities) and len(rows)): return {}
     show = show or (lambda r: dataset[r].load())
     words = word_maps(m, [dataset[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])

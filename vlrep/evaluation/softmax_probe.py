@@ -23,19 +23,19 @@ from ..models.features import features, frozen, pool_grid
 @dataclass(frozen=True)
 class SoftmaxRecipe:
     "How the softmax layer is trained; the values are VirTex's, first version (sec. 4.1, code v0.9)"
-    epochs:int=100           # Times through the training pictures
+    epochs:int=100           # Epochs of training
     bs:int=256               # Pictures a step
     lrs:tuple=tuple(round(a*10.**e, 2) for e in (-2,-1,0,1) for a in (1,2,3)) # Learning rates that are tried
     wds:tuple=(0.,)          # Weight decays that are tried, each with each rate
     momentum:float=.9        # Of the gradients
-    drops:tuple=(60,80)      # After these epochs
-    factor:float=.1          # the rate is multiplied by this
-    cosine:bool=False        # Instead: down to 0 along half a cosine
-    scale:tuple=(.2,1.)      # Area of the random crop, mirrored half of the time; None = the middle, as in the test
+    drops:tuple=(60,80)      # Epochs at which the rate drops
+    factor:float=.1          # The rate is multiplied by this at each drop
+    cosine:bool=False        # Cosine decay to 0 instead of drops
+    scale:tuple=(.2,1.)      # Area of the random crop, with random flips; None = centre crop, as in the test
     def rate(self,
         at:float, # Epochs done
     )->float:     # The learning rate, as part of the first
-        "What is left of the rate"
+        "The schedule of the learning rate"
         return (1+math.cos(math.pi*at/self.epochs))/2 if self.cosine else self.factor**sum(at >= d for d in self.drops)
     def short(self,
         epochs:int, # Instead of the recipe's
@@ -76,7 +76,7 @@ class Heads:
     def __call__(self,
         x:Tensor, # Features (b,d)
     )->Tensor:    # Scores (b,m,classes)
-        "What every head says about every row"
+        "The scores of every head for every row"
         return torch.addmm(self.w[-1], x, self.w[:-1]).unflatten(1, self.shape)
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #e6d1fa69
@@ -104,9 +104,9 @@ def right(self:Heads,
     x:Tensor,      # Features (n,d)
     y:Tensor,      # Right classes (n,)
     bs:int=1024,   # Rows at a time
-)->np.ndarray:     # 1. where a head's highest score is the right class, 0. elsewhere and in heads that ran off
+)->np.ndarray:     # 1. where a head's highest score is the right class, 0. elsewhere and in heads that diverged
                    # (n,m)
-    "Which rows each head answers right"
+    "Which rows each head classifies correctly"
     ok = self.w.isfinite().all(0).view(self.shape).all(1)
     return torch.cat([(self(a).argmax(-1) == b[:,None]) & ok
                       for a,b in zip(x.split(bs), y.split(bs))]).float().cpu().numpy()
@@ -147,7 +147,7 @@ def _train_heads(backbone, train, rows, y, classes, *, recipe, size, seed):
 def softmax_probe(
     backbone:nn.Module,     # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
     train:ImageTextDataset, # Pictures to train on, and to choose the rate
-    test:ImageTextDataset,  # Pictures that are reported
+    test:ImageTextDataset,  # Test pictures
     label:str,              # The name of an integer label of both
     recipe:SoftmaxRecipe=VIRTEX_PROBE, # How it is trained
     *, size:int=None,       # Side of the views in pixels; those of the datasets by default

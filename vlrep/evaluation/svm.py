@@ -34,9 +34,9 @@ def svm_axes(
 
 # %% ../../nbs/evaluation/15_svm.ipynb #6e3e0263
 def _line(m, yq, c2, wd, dd, *, most=5):
-    """Steps (p,) to the bottom along each problem's direction
+    """Steps (p,) that minimise along each problem's direction
 
-    Margins missing `m` (n,p), `y` times scores of the direction `yq`
+    Margin violations `m` (n,p), `y` times scores of the direction `yq`
     """
     t,lo,hi = torch.zeros_like(wd),torch.zeros_like(wd),torch.full_like(wd, torch.inf)
     cq = c2*yq
@@ -55,12 +55,12 @@ def solve_svms(
     z:Tensor,          # Coordinates of the images, one of them from the constant feature (n,r)
     e:Tensor,          # Sums of squares of the coordinates (r,)
     y:Tensor,          # 1. or -1. in each problem (n,p)
-    c:Tensor,          # What a missing margin costs, squared; 0 = takes no part (n,p)
+    c:Tensor,          # Cost of a squared margin violation; 0 = takes no part (n,p)
     w:Tensor=None,     # Where to start (r,p); at 0 by default
-    *, tol:float=1e-6, # Proven distance to the minimum, as part of the objective
+    *, tol:float=1e-6, # Duality gap at which a problem stops, relative to its objective
     iters:int=500,     # At most so many steps
     flat:bool=False,   # Leave the gradient as it is? Only to see what the scaling is good for
-)->tuple:             # Weights (r,p), proven distances (p,), steps
+)->tuple:             # Weights (r,p), relative duality gaps (p,), steps
     "Minimise all `p` problems together; each ends for itself"
     out = z.new_zeros(z.shape[1], y.shape[1]) if w is None else w.clone()
     gap,cols,w,d = z.new_full((y.shape[1],), torch.inf),torch.arange(y.shape[1], device=z.device),out.clone(),None
@@ -99,7 +99,7 @@ class Svms:
     cost:np.ndarray   # Chosen (k,)
     costs:tuple       # To choose from, ascending
     aps:np.ndarray    # Average precision in each fold (k,costs,folds)
-    gap:float         # The largest proven distance to a minimum, as part of the objective
+    gap:float         # The largest duality gap, relative to the objective
     steps:int         # Of all solutions together
     def __call__(self,
         x:Tensor, # Features (n,d)
@@ -134,7 +134,7 @@ def fit_svms(
     y:np.ndarray|Tensor,    # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
     costs:tuple|list=COSTS, # To choose from
     folds:int=3,            # For the choice
-    tol:float=1e-6,         # Proven distance to each minimum, as part of the objective
+    tol:float=1e-6,         # Duality gap of each solution, relative to its objective
     *, device:str|torch.device=None, # Where to compute; where `x` is by default
     dtype:torch.dtype=torch.float32, # Precision
     iters:int=500,          # At most so many steps a solution
@@ -142,7 +142,7 @@ def fit_svms(
     "Choose the cost of every class by its folds, and fit it to all images"
     x,there,costs = torch.as_tensor(x),np.asarray(y) > 0,tuple(sorted(costs))
     if there.ndim != 2 or len(there) != len(x):
-        raise ValueError(f'{tuple(x.shape)} features do not fit answers {there.shape}: wanted (n,d) and (n,k)')
+        raise ValueError(f'{tuple(x.shape)} features do not fit labels {there.shape}: expected (n,d) and (n,k)')
     if not x.isfinite().all(): raise ValueError('the features hold values that are not finite: did training diverge?')
     if not costs or costs[0] <= 0: raise ValueError(f'costs={costs}: positive numbers are expected')
     fold,k = folds_of(there, folds),there.shape[1]

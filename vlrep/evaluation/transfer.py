@@ -20,10 +20,10 @@ from .linear_probe import *
 def probe_multilabel(
     f:dict,             # Split -> features (n,d)
     y:dict,             # Split -> tags (n,k), 1 = present
-    columns:dict,       # Question -> columns whose mean is asked for
+    columns:dict,       # Question -> columns that are averaged
     l2s:tuple|list=L2S, # Strengths to choose from
 )->tuple:               # {question: (statistic, chance)} and the chosen strength
-    "Which things are there? One yes-or-no probe for each tag; mean average precision"
+    "Mean average precision of a binary linear probe for each tag"
     probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'],
                           lambda s: mean_ap(s, y['valid'])[0])
     s,t = probe(f['test'])[0],np.asarray(y['test'])
@@ -47,7 +47,7 @@ def probe_class(
     y:dict,             # Split -> classes (n,)
     l2s:tuple|list=L2S, # Strengths to choose from
 )->tuple:               # Statistic, chance, chosen strength
-    "Which one is it? One softmax probe; top-1"
+    "Top-1 of a softmax probe"
     y = {k: np.asarray(v) for k,v in y.items()}
     k = 1+max(v.max() for v in y.values())
     probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'],
@@ -57,14 +57,14 @@ def probe_class(
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #eff26908
 def probe_named_cell(
-    f:dict,                   # Split -> features (n,d) that know about places
+    f:dict,                   # Split -> features (n,d) that keep spatial information
     y:dict,                   # Split -> cell of each tag (n,k), -1 = no target
     classes:int=9,            # Number of cells
     l2s:tuple|list=NAMED_L2S, # Strengths to choose from
 )->tuple:                     # Statistic, chance, chosen strengths, number of questions
-    """Where is the thing that is named? One softmax probe for each name, drawn towards a common one
+    """Top-1, over all questions, of softmax probes of the cell of a named object
 
-    Top-1 over all questions
+    One probe for each name, all shrunk towards a common one
     """
     y = {k: np.asarray(v) for k,v in y.items()}
     hit = lambda s, c: (np.asarray(s.argmax(-1)) == c) & (c >= 0)
@@ -79,7 +79,7 @@ def probe_named_cell(
 def ask_all(
     f:dict,           # Split -> features, `avg` and `grid2`
     y:dict,           # Split -> labels
-    seen:int=24,      # The first so many tags are things that pretraining shows
+    seen:int=24,      # The first `seen` tags are categories that occur in pretraining
 )->'Iterator[tuple]': # Yields question, metric, n, chance, statistic, strength
     "All questions that the labels allow, in the order of the table"
     has = lambda k: all(k in v for v in y.values())
@@ -105,7 +105,7 @@ def bootstrap_interval(
     draws:int=500, # Number of bootstrap resamples
     seed:int=0,    # Same seed, same draws
 )->tuple:          # Score, lower and upper end of its 95 % interval
-    "The score with every scene counted once, and what other scenes might have made of it"
+    "The score on all scenes, and its bootstrap interval over scenes"
     value = float(stat(np.ones((1,n)))[0])
     return value,*bootstrap(lambda w: (s := stat(w)) - s.mean() + value, n, draws, seed=seed)
 
@@ -122,15 +122,15 @@ def transfer_table(
     backbones:dict,         # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w)
     train:ImageTextDataset, # Scenes that the probes are fitted to
     valid:ImageTextDataset, # Scenes that choose the strengths
-    test:ImageTextDataset,  # Scenes that are reported
+    test:ImageTextDataset,  # Test scenes
     seed:int=0,             # Of the bootstrap
     *, size:int=None,       # Side of the images in pixels; those of the datasets by default
-    seen:int=24,            # The first so many tags are things that pretraining shows
+    seen:int=24,            # The first `seen` tags are categories that occur in pretraining
     draws:int=500,          # Number of bootstrap resamples of the test scenes
-    keep:int=0,             # Keep the scores under so many draws that all runs share, as `draws`
+    keep:int=0,             # Number of resamples, shared by all runs, whose scores are kept as `draws`
 )->list:                    # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `l2`, the
                             # chosen strength
-    "Every question to every backbone; intervals over test scenes, the same draws for all"
+    "Evaluate every backbone on every task; intervals over test scenes, with the same resamples for all"
     data = dict(train=train, valid=valid, test=test)
     y = {k: s.labels for k,s in data.items()}
     rows = []
@@ -144,7 +144,7 @@ def transfer_table(
                              **{k: round(100*v, 3) for k,v in got.items()}, l2=np.atleast_1d(l2).tolist(),
                              **(dict(draws=bootstrap_scores(stat, len(test), keep)) if keep else {})))
     if not rows:
-        raise ValueError('the datasets share no labels to ask about: wanted some of tags, color, setting, number, cell')
+        raise ValueError('the datasets share no labels to evaluate: expected tags, color, setting, number or cell')
     order = list(dict.fromkeys(r['question'] for r in rows))
     return sorted(rows, key=lambda r: order.index(r['question']))
 
@@ -154,7 +154,7 @@ def world_table(
     world:callable,               # `vlrep.datasets.world.dataset.world`
     size:int=48,                  # Side of the images in pixels
     seed:int=0,                   # Of the bootstrap
-    n:tuple|list=(1500,500,2000), # Scenes to fit, to choose, to report
+    n:tuple|list=(1500,500,2000), # Scenes for fitting, validation and test
     *, keep:int=0,                # As for `transfer_table`
     **kw                          # For `world`, such as `workers`
 )->list:                          # Rows, as `transfer_table` gives them

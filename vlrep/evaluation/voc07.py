@@ -19,15 +19,15 @@ from .svm import *
 # %% ../../nbs/evaluation/35_voc07.ipynb #01663b54
 @dataclass(frozen=True)
 class VocSpec:
-    "How a photo becomes the features that the support vector machines see"
-    view:str='centre' # `centre` cuts the middle out; `squash` presses the whole photo into a square
-    size:int=224      # Side of what the network sees, in pixels
-    resize:int=256    # For `centre`: length of the photo's shorter side before the cut
+    "How the features of a photo are computed"
+    view:str='centre' # `centre`: a centre crop; `squash`: the whole photo, resized to a square
+    size:int=224      # Side of the network's input, in pixels
+    resize:int=256    # For `centre`: length of the photo's shorter side before the crop
     pool:str='avg'    # `avg`: mean over the grid; `grid2`: over its quarters, four times as many
     def at(self,
         size:int, # Side in pixels
     )->'VocSpec':
-        "The same for a network that is used to views of `size`"
+        "The same for a network trained on views of `size`"
         return replace(self, size=size, resize=max(size, round(self.resize*size/self.size)))
 
 VOC_SPECS = dict(v1=VocSpec('squash', 224, 224, 'grid2'),  # VirTex, first version: code v0.9
@@ -39,7 +39,7 @@ def squash(
     batch:dict, # With `img` uint8 (b,3,h,w) and `hw`
     size:int,   # Side of the view in pixels
 )->dict:        # The same, `img` float (b,3,size,size), normalised
-    "Each whole image, pressed into a square, whatever its sides were"
+    "Each whole image, resized to a square whatever its aspect ratio"
     hw = batch['hw'].to(batch['img'].device)
     x = resize_crop(batch['img'], torch.cat([torch.zeros_like(hw), hw], 1), size).div_(255)
     mean,std = (torch.tensor(v, device=x.device).view(3,1,1) for v in IMAGENET)
@@ -47,11 +47,11 @@ def squash(
 
 def voc_views(
     source:ImageTextDataset,       # The photos
-    spec:VocSpec,                  # How they are shown
+    spec:VocSpec,                  # How they are transformed
     bs:int=256,                    # Images at a time
     device:str|torch.device='cpu', # Where they are computed
 )->'Iterator[dict]':               # Yields dicts with `img` float (b,3,size,size)
-    "The photos of `source` as `spec` shows them, in order"
+    "The views of the photos of `source` according to `spec`, in order"
     if spec.view not in ('centre','squash'): raise did_you_mean('view', spec.view, ('centre','squash'))
     plain = EvalTransform(spec.size, spec.resize) if spec.view == 'centre' else lambda b: squash(b, spec.size)
     for idx in torch.arange(len(source)).split(bs):
@@ -62,11 +62,11 @@ def voc_views(
 def interpolated_ap(
     scores:np.ndarray|list,       # Higher means more likely (n,)
     labels:np.ndarray|list,       # 1 or 0 (n,)
-    weights:np.ndarray|list=None, # How often each item counts: (n,), or (draws,n) for many countings at once
+    weights:np.ndarray|list=None, # How often each item counts: (n,), or (draws,n) for many weightings at once
 )->float|np.ndarray:              # A number, or (draws,); NaN where nothing is positive
-    """Average precision under the precision that never falls with recall
+    """Average precision with interpolated precision, which never rises with recall
 
-    Equal scores are met together (FAIR's self-supervision benchmark, code)
+    Items of equal score are ranked together (FAIR's self-supervision benchmark, code)
     """
     scores,labels = np.asarray(scores, np.float64),np.asarray(labels, np.float64)
     if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
@@ -109,7 +109,7 @@ def _rows(s, y, names, ap, seed, *, draws):
 def voc07(
     backbone:nn.Module,           # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
     train:ImageTextDataset,       # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
-    test:ImageTextDataset,        # The same for the photos that are reported
+    test:ImageTextDataset,        # The same for the test photos
     spec:str|VocSpec='v2',        # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
     size:int=None,                # Side of the views, for networks trained at a size other than 224 pixels
     *, costs:tuple|list=COSTS,    # To choose from

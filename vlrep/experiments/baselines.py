@@ -27,16 +27,16 @@ from .start import *
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c6
 def _shared(dist):
-    "What the loaders must know of several processes"
+    "Arguments of the loaders for data-parallel training"
     if dist.world_size == 1: return {}
     return dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c5
 def _explained(e, learn, recipe, accumulate):
-    "What to do about the error `e` of a training, as an exception; None if there is nothing to add"
+    "An exception with advice on the error `e` of a training; None if there is none"
     if out_of_memory(e): return ValueError(memory_advice(recipe.bs, accumulate))
     line = str(e).splitlines() or ['']
-    # said by a signal, anywhere in a step
+    # raised by a signal handler, anywhere in a step
     if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):
         safe = getattr(learn, 'save_run', None)
         where = safe.where() if safe else ''
@@ -84,16 +84,16 @@ def train_on(
 
 # %% ../../nbs/experiments/38_baselines.ipynb #b64878c0
 def supervised_recipe(
-    recipe:MethodRecipe, # The recipe of the method it stands beside
-)->TagsRecipe:           # A recipe of tags
-    "The same backbone, views, batch and switches, trained with true categories for as many steps"
+    recipe:MethodRecipe, # Recipe of the method that it is a baseline of
+)->TagsRecipe:           # A recipe of the method `tags`
+    "The supervised recipe with the backbone, views, batch size, switches and number of steps of `recipe`"
     same = {k: getattr(recipe, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     same |= {f.name: getattr(recipe, f.name) for f in fields(MethodRecipe)}
     return replace(get_recipe('tags', 'world'), **same, steps=recipe.steps, warmup=recipe.warmup)
 
 # %% ../../nbs/experiments/38_baselines.ipynb #e53f3cf5
 def train_baselines(
-    recipe:MethodRecipe,  # The recipe of the method they stand beside
+    recipe:MethodRecipe,  # Recipe of the method that they are baselines of
     splits:dict,          # Datasets `train` and `valid`
     stages:Stages,        # Times them
     seed:int=0,           # The same initial weights as the method's
@@ -104,7 +104,7 @@ def train_baselines(
     backbone:str=None, weights:FilePath=None, # As for `initial_backbone`
     supervised:bool=True,                     # False: it is not trained, since a kept run is shown
 )->dict:                                      # Name -> backbone
-    "Random features, those of the initial weights if they came from a file, and features of true labels"
+    "Backbones to compare with: random, initial weights that came from a file, and trained with category labels"
     with stages('random'):
         nets = dict(random=bn_statistics(initial_backbone(recipe, backbone, seed=seed), splits['train'], recipe.size))
     if weights: nets['initial'] = initial_backbone(recipe, backbone, weights)

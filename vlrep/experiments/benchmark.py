@@ -65,8 +65,8 @@ _MODES = 'fp32 tf32 bf16 fp16 compiled'.split()
 def mode_problem(
     mode:str,                # fp32, tf32, bf16, fp16 or compiled
     device:str|torch.device, # Where
-)->str:                      # '' if it can
-    "Why the device cannot make such steps"
+)->str:                      # '' if it does
+    "Why the device does not support this kind of step"
     device = torch.device(device)
     if mode not in _MODES: raise ValueError(f'mode {mode!r}: one of {", ".join(_MODES)}')
     if device.type == 'cpu':

@@ -53,7 +53,7 @@ from .comparisons import *
 
 # %% ../../nbs/experiments/70_commands.ipynb #8e9dfbca
 def _opened(path):
-    "`load(path)`, after the files that the run needed: those that defined its method or its data"
+    "`load(path)`, and import the plug-in files that define its method or its data"
     run = load(path)
     there = {Path(p).name for p in plugin_files()}
     for p in run.info.get('plugins', []):
@@ -106,7 +106,7 @@ def _data_of(run):
 def options_of(
     run:Run, # From `load`
 )->object:   # The sizes of its parts
-    "The job in `recipe.json`, checked; a `ValueError` names the file"
+    "The options of the dataset in `recipe.json`, checked; a `ValueError` names the file"
     path = run/'recipe.json'
     try:
         one_of('data', run.info['data']['name'], DATASETS)
@@ -138,7 +138,7 @@ def open_run(
 # %% ../../nbs/experiments/70_commands.ipynb #f89f23f9
 def run_folder(
     out:FilePath, # A folder, or None
-    data:str,     # world, flickr8k, flickr30k, csv or coco
+    data:str,     # One of `DATASETS`
     method:str,   # One of `METHODS`
 )->Path:          # It holds no run
     "The folder of a new run"
@@ -216,7 +216,7 @@ def _asked(given, resume):
     return asked,[recipe_of(run),options_of(run)]
 
 def _after_run(given, changes):
-    "The options, and the changes of the recipe, with what a run folder that is given as `weights_file` stands for"
+    "The options and changes, where a run folder as `weights_file` is replaced by its checkpoint and its backbone"
     source = given.get('weights_file')
     if not source or not Path(source).is_dir(): return given,changes
     file,backbone,shape = run_backbone(source, given.get('backbone'))
@@ -224,14 +224,14 @@ def _after_run(given, changes):
     return given,[*shape, *changes]
 
 def _named(asked):
-    "`asked` with the recipe's own name: a default is named by what it stands for"
+    "`asked` with the name of the recipe, also where it is the default"
     one_of('--method', asked['method'], METHODS)
     one_of('--data', asked['data'], DATASETS)
     return {**asked, 'name': recipe_name(asked['method'], asked['name'], asked['data'])}
 
 # %% ../../nbs/experiments/70_commands.ipynb #c3429898
 def _facts(asked, recipe, options, precision, world_size):
-    "What decides the bits of a run, images apart"
+    "All that determines the result of a run bit for bit, except the images"
     return dict(method=asked['method'], name=asked['name'], recipe=recipe_dict(recipe),
                 data=dict(name=asked['data'], **recipe_dict(options)),
                 seed=asked['seed'], precision=precision, threads=torch.get_num_threads(),
@@ -265,7 +265,7 @@ def _agree(dist, facts):
 
 # %% ../../nbs/experiments/70_commands.ipynb #fc201dab
 def _again(run, facts, inexact, log):
-    "Take over the facts as they are now. True if batches are made in another way"
+    "Record the current facts in a run that is resumed inexactly; True if they change the batches"
     was,diffs = run.info,_compare(run, facts, inexact)
     if not diffs: return False
     log(f'from here on the run is no longer exact, it differs in: {"; ".join(diffs)}')
@@ -354,7 +354,7 @@ def _completed(path, log):
 
 # %% ../../nbs/experiments/70_commands.ipynb #87024932
 def _finish(run, asked, recipe, options, *, splits, learn, stages, log):
-    "Ask the trained model everything, and write it down"
+    "Evaluate the trained model; write the result and the report"
     learn.model.load_state_dict(run.weights('best'))
     if effective_precision(learn.model, run.info['precision']) != run.info['precision']:
         log('precision: trained in fp32, since no part of this model supports bf16 on a CPU')
@@ -401,7 +401,7 @@ def pretrain(
     method:str=None,                # One of `METHODS`; virtex
     name:str=None,                  # One of the method's recipes; by default the one called like the data
     changes:list|tuple=(),          # Texts `field=value` for the recipe or the job
-    data:str=None,                  # world, flickr8k, flickr30k, csv or coco; world
+    data:str=None,                  # One of `DATASETS`; world
     root:FilePath=None,             # For photos: the folder that holds them in the layout of `data`, or the CSV
     *, out:FilePath=None,           # Folder of the run; by default the next free one in runs/
     seed:int=None,                  # Of everything that is drawn; 0
@@ -423,7 +423,7 @@ def pretrain(
     timeout:int=None,               # Of several processes: seconds after which one gives up waiting for the others; 600
     log:callable=print,             # Called with each line of progress
 )->Path:                            # The run's folder, with report.html
-    "The main job: learn from captions, then find out what was learned; `TrainingInterrupted` if a signal ends it early"
+    "Pretrain on captions, then evaluate the features; `TrainingInterrupted` if a signal ends it early"
     given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision,
                                   threads=threads, accumulate=accumulate, backbone=backbone,
                                   weights_file=weights_file and str(Path(weights_file).resolve())).items()
@@ -444,7 +444,7 @@ def _contents(method, recipe, splits):
     return dict(contents=method.contents(recipe, splits)) if method.contents else {}
 
 def _check_data(method, recipe, splits, data, parts, *, log):
-    "What the method's check says, line by line: logged, and kept for the report; a `ValueError` where it cannot learn"
+    "Log and return the lines of the method's check of the data; a `ValueError` if it cannot be trained on them"
     lines = list(method.check(recipe, splits, data, parts)) if method.check else []
     for line in lines: log(line)
     return lines
@@ -551,8 +551,8 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
 
 # %% ../../nbs/experiments/70_commands.ipynb #78454666
 def _words(run, method, recipe, splits):
-    "The tokenizer of a run: the one it has, or one from its texts"
-    # else it may be torn
+    "The tokenizer of a run: the saved one, or one trained on its texts"
+    # else the file may be incomplete
     begun = run.saved() or (run/'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})
     if begun and (run/'tokenizer.model').exists(): return Tokenizer.load(run.part('tokenizer.model'))
     tok = method.train_tokenizer(recipe, splits['train'])
@@ -580,12 +580,12 @@ def caption(
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
 def evaluate(
     run:FilePath,         # A run folder
-    on:str,               # One of `EVALUATIONS`: world, grounding, captions, voc07 or folder
+    on:str,               # One of `EVALUATIONS`, such as world, captions or voc07
     root:FilePath=None,   # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
                           # folder; for captions, by default where the run's were
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
     log:callable=print,   # Called with the table
-    **options             # Those of the evaluation: `data` and `how`, `spec` and `ap`, `probe`
+    **options             # Those of the evaluation, such as `spec` and `ap` of voc07
 )->list:                  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
@@ -625,7 +625,7 @@ def export(
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
     log:callable=print,   # Called with lines of Python: comments about what was written, then what opens it
 )->dict:                  # The files, what read them, how far its numbers are from ours, and the lines that open them
-    """Write the backbone in another library's layout, after reading it back and comparing
+    """Write the backbone in another library's layout, read it back and compare the outputs
 
     A `ValueError` if no other library can open it
     """
@@ -648,12 +648,12 @@ def make_paraphrases(
     batch:int=32,                           # Sentences at a time
     device:str=None,                        # cpu, cuda; by default the GPU if there is one
     beams:int=4,                            # Width of the beam
-    limit:int=None,                         # At most so many captions
-    options:object=None,                    # Sizes of data that is drawn; its own by default
+    limit:int=None,                         # Largest number of captions
+    options:object=None,                    # Options of a generated dataset; its own by default
     translator:Callable=MarianTranslator,   # (name, device, beams=) -> function from sentences to sentences
     log:Callable=print,                     # Called with progress messages
 )->Path:                                    # The file
-    "Write the captions of a dataset in other words: into each language and back"
+    "Paraphrase the captions of a dataset by translating them into each language and back"
     builder = DATASETS[data]
     builder.check_root(root)
     if 'captions' not in builder.provides: raise ValueError(f'--data {data}: has no captions to paraphrase')

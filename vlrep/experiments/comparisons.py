@@ -38,7 +38,7 @@ def _redrawn(line):
             and r.get('draws')]
 
 def _pack(v):
-    "Scores as text, two bytes each, if two digits after the point are all they have"
+    "Scores as base64 text, two bytes each, if they have at most two decimals; else unchanged"
     q = np.rint(100*np.asarray(v, float))
     fits = np.abs(q).max() < 2**15 and np.allclose(q/100, v, rtol=0, atol=1e-9)
     return base64.b64encode(q.astype('<i2').tobytes()).decode() if fits else v
@@ -60,7 +60,7 @@ def read_lines(
 # %% ../../nbs/experiments/60_comparisons.ipynb #998217cd
 def by_variant(
     lines:list,  # Results
-    names:dict,  # What to call a variant -> how `variant` spells it
+    names:dict,  # Display name -> the name that `variant` gives
 )->dict:         # Name -> its lines by seed
     "Lines sorted into variants; a `ValueError` if one has no lines, a line no variant, or a seed occurs twice"
     got = {k: sorted((l for l in lines if variant(l) == v), key=lambda l: l['seed']) for k,v in names.items()}
@@ -77,7 +77,7 @@ def by_variant(
 def changes_of(
     info:dict, # recipe.json of a run
 )->list:       # Texts field=value
-    "In what a run differs from the recipe it is named after"
+    "The fields in which a run differs from the recipe that it names"
     name = recipe_name(info['method'], info['name'], info['data']['name'])
     now = {**recipe_dict(get_recipe(info['method'], name)), **recipe_dict(DATASETS[info['data']['name']].options)}
     had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
@@ -106,9 +106,9 @@ def gather(
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #0f16f602
 def t975(
-    df:int, # Degrees of freedom: seeds less one
+    df:int, # Degrees of freedom: number of seeds minus one
 )->float:
-    "What Student's t exceeds in 2.5 % of cases; a `ValueError` if `df` is not at least 1"
+    "The 97.5 % quantile of Student's t distribution; a `ValueError` if `df` is not at least 1"
     if df < 1: raise ValueError(f'{df} degrees of freedom: at least 1 is needed')
     return float(stats.t.ppf(.975, df))
 
@@ -132,7 +132,7 @@ def answers(
     table:str='table',   # Which table of the line: 'table' or 'where'
     who:str=None,        # Which backbone of it; the run's own by default
 )->list:                 # The row of each line
-    "The row of a question in each line; a `ValueError` says which line has none, or kept no redraws"
+    "The row of a question in each line; a `ValueError` names a line that has none, or kept no redraws"
     out = []
     for l in lines:
         at = f'{variant(l)}, seed {l["seed"]}'
@@ -148,7 +148,7 @@ def answers(
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #7e1e05e8
 def _same(what, a, b):
-    "All of `a` and `b` must be one value"
+    "Raise a `ValueError` unless all values of `a` and `b` are equal"
     if len(got := set(a)|set(b)) > 1:
         raise ValueError(f'{what} differ ({", ".join(map(str, sorted(got)))}): these runs cannot be compared')
 
@@ -190,13 +190,13 @@ def verdict(
     half:float, # Half of its interval
     sign:int=1, # The side that the claim is on: 1 or -1
 )->str:         # replicates, reversed, or not resolved
-    "What a difference says about a claim"
+    "The verdict on a claim, from a difference and its interval"
     if sign not in (1,-1): raise ValueError(f'sign={sign}: 1 or -1')
     return 'replicates' if sign*diff > half else 'reversed' if -sign*diff > half else f'not resolved (± {half:.1f})'
 
 @dataclass(frozen=True)
 class Claim:
-    "That variant `a` is ahead of `b`"
+    "The claim that variant `a` is ahead of `b`"
     name:str            # Such as 'L1'
     says:str            # In words
     a:str               # A variant
@@ -214,7 +214,7 @@ def judge(
     groups:dict, # Variant -> its lines
 )->list:         # Dicts: the fields of the claim, those of `Difference`, `verdict`, and `warned`: the lines of each
                  # side whose training went wrong
-    "What came of each claim"
+    "The verdict on each claim"
     out = []
     for c in claims:
         for v in (c.a,c.b):

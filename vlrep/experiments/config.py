@@ -52,7 +52,7 @@ def read_value(
 # %% ../../nbs/experiments/10_config.ipynb #4f78d04c
 def override_all(
     parts:list,   # Frozen dataclasses, e.g. a recipe and the sizes of a job, without a field in common
-    pairs:list,   # Texts `field=value`; the last word on a field wins
+    pairs:list,   # Texts `field=value`; the last one for a field wins
 )->list:          # The parts, changed
     "Set each field in the part that has it"
     home = {f.name: i for i,p in enumerate(parts) for f in fields(p)}
@@ -108,7 +108,7 @@ def get_recipe(
 def recipe_lines(
     method:str=None, # One of `METHODS`; all of them by default
 )->list:             # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch,
-                     # who can open it
+                     # libraries that can open it
     "One line for each recipe"
     rows = []
     for m in [method] if method else METHODS:

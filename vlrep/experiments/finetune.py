@@ -55,7 +55,7 @@ from .region_files import tensors_digest
 _GRID = dict(width=256, depth=2)
 
 def _tokenizer(run):
-    "That of a run, or None if its method reads no words"
+    "The tokenizer of a run, or None if its method uses no text"
     return Tokenizer.load(run.part('tokenizer.model')) if (run/'tokenizer.model').exists() else None
 
 def _first_body(run, recipe, tok, which):
@@ -92,7 +92,7 @@ def _regions(recipe, folder=None, width=None):
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b89967fa
 def _fast_reader(reader, recipe, body, parts, dist):
-    "The same reader, or one with regions that are computed once, where the recipe has them kept"
+    "The same reader, or one that caches the regions, if the recipe has `cache_regions`"
     if body is None or not getattr(recipe, 'cache_regions', False): return reader
     reader = reader or RegionReader('grid')
     body.region_encoder.to('cuda' if torch.cuda.is_available() else 'cpu')
@@ -145,14 +145,14 @@ _DEFAULTS = dict(task=None, data=None, root=None, which='best', labels=None, reg
                  precision='auto', threads=None, accumulate=1, workers=0, save_every=0, max_damaged=None)
 
 def _sizes(source, changes):
-    "Those of `changes` that are fields of the plan, and the sizes of data that is drawn, changed"
+    "The changes of the plan, and the options of a generated dataset with the other changes made"
     own = {f[0] for f in field_rows(source.options)} if source.options else set()
     mine = [c for c in changes if c.partition('=')[0].strip() in own]
     options = check_fields(override(source.options, mine)) if source.options else None
     return [c for c in changes if c not in mine],options
 
 def _in_proportion(base, plan, changed):
-    "What follows from another number of steps, as texts `field=value`"
+    "Changes of the schedule that follow from another number of steps, as texts `field=value`"
     out = []
     if 'warmup' not in changed and plan.warmup >= plan.steps: out.append(f'warmup={plan.steps//10}')
     if base.decay_steps and plan.steps != base.steps and 'decay_steps' not in changed:
@@ -164,7 +164,7 @@ def plan_finetune(
     changes:list,   # Texts `field=value` for the plan or the sizes of the data
     was:dict=None,  # The field `finetune` of `recipe.json`, of a resumed run
 )->tuple:           # The task, plan, sizes or None, and `asked` with the name of the data
-    "What is to be done; a `ValueError` names the option that is wrong"
+    "The plan of a fine-tuning; a `ValueError` names the option that is wrong"
     if asked['task'] is None: raise ValueError(f'--task is missing: one of {", ".join(TASKS)}')
     one_of('--task', asked['task'], TASKS)
     task = TASKS[asked['task']]
@@ -221,7 +221,7 @@ _BITS = ('method name recipe data seed precision threads accumulate processor ve
          'finetune world_size').split()
 
 def _facts_of(run, asked, plan, options, *, precision, more, processes):
-    "What decides the bits of a fine-tuning, and what is needed to open it; `run` is the one that it starts from"
+    "All that determines a fine-tuning bit for bit, or is needed to open it; `run`: the pretrained run"
     i = run.info
     ft = dict(task=asked['task'], data=asked['data'], plan=recipe_dict(plan), sizes=options and recipe_dict(options),
               **more)
@@ -270,11 +270,11 @@ def finetune(
     workers:int=None,          # Processes that load images in advance; 0
     save_every:int=None,       # Steps between checkpoints between two evaluations; 0: none
     max_damaged:int|float|str=None, # Training images that may be unreadable, see `damage_limit`
-    resume:bool=False,         # Go on with `run`? Options left out are those it began with
+    resume:bool=False,         # Resume `run`? Options left out are those it began with
     timeout:int=None,          # Of several processes: seconds after which one gives up waiting for the others; 600
     log:Callable=print,        # Called with each line of progress
 )->Path:                       # The new run's folder
-    "Train a run's model for a task, full or with its body frozen, and say what it has learned"
+    "Fine-tune a run's model on a task, in full or with a frozen body, and evaluate it"
     given = dict(task=task, data=data, root=root and str(Path(root).resolve()), which=which, seed=seed,
                  labels=labels and str(Path(labels).resolve()), threads=threads, accumulate=accumulate, workers=workers,
                  region_files=region_files and str(Path(region_files).resolve()), precision=precision,
@@ -375,7 +375,7 @@ def _has_result(run, log):
     return there
 
 def _new_run(job, source, out):
-    "The folder, with all that a fine-tuned run is opened with"
+    "Create the run folder, with all files that are needed to open it"
     i,a = source.info,job.asked
     kept = {k: a[k] for k in ('root','labels','region_files') if a[k]}
     ft = {**job.facts['finetune'], 'run': str(source.path), 'which': str(a['which']), 'root': a['root'], 'labels_file':

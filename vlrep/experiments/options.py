@@ -20,10 +20,10 @@ LAYOUT_NAMES = 'torchvision','timm','detectron2'
 
 def one_of(
     option:str,            # Such as --method
-    value:str,             # What was asked for
-    names:'Iterable[str]', # What there is
+    value:str,             # The given value
+    names:'Iterable[str]', # The allowed ones
 )->None:
-    "A `ValueError` that names the nearest of `names`, if `value` is not one of them"
+    "Raise a `ValueError` that names the nearest of `names` if `value` is not one of them"
     if value not in names: raise did_you_mean(option, value, names)
 
 # %% ../../nbs/experiments/20_options.ipynb #0aea3f26
@@ -32,7 +32,7 @@ def recipe_name(
     name:str,   # A recipe's name; a layout of photos (older runs recorded it) or None stand for the default
     data:str,   # One of `DATASETS`
 )->str:         # One of `METHODS[method].recipes`
-    "The name of the recipe that is meant"
+    "The name of the recipe to use"
     there = METHODS[method].recipes
     if name in there: return name
     if name is not None and name not in DATASETS: raise did_you_mean(f'--recipe of {method}', name, there)
@@ -40,9 +40,9 @@ def recipe_name(
 
 # %% ../../nbs/experiments/20_options.ipynb #a7c2533f
 def missing_annotations(
-    method:'Method',          # What it needs counts
+    method:'Method',          # Whose needed annotations are looked for
     recipe:'MethodRecipe',    # Its recipe
-    dataset:'DatasetBuilder', # What it provides counts
+    dataset:'DatasetBuilder', # In which they are looked for
 )->list:                      # Sorted
     "Annotations that a method needs and a dataset does not have"
     return sorted(method.needs(recipe) - dataset.provides)
@@ -84,13 +84,13 @@ def plan(
 def check_run(
     path:'FilePath', # A run folder
 )->None:
-    "A `ValueError` if there is none; what is in it, is seen when it is opened"
+    "Raise a `ValueError` if the folder does not exist; its contents are checked when it is opened"
     if not Path(path).is_dir(): raise ValueError(f'{path}: no such run folder')
 
 def check_damage(
     max_damaged:int|float|str=None, # See `damage_limit`
 )->None:
-    "A `ValueError` names the option if it cannot be understood"
+    "Raise a `ValueError` that names the option if its value is invalid"
     try: damage_limit(1, max_damaged)
     except ValueError as e: raise ValueError(f'--max-damaged: {e}') from None
 

@@ -32,9 +32,9 @@ from .baselines import *
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #fe606b04
 def _shared(splits, log, most=20_000):
-    """How many of the test photos, and how many of their captions, are in the training, too
+    """How many of the test photos, and how many of their captions, also occur in the training set
 
-    None where that would take long
+    None for large training sets, where this would take too long
     """
     if len(splits['train']) > most:
         log(f'more than {most:,} photos: it was not checked whether test photos are also in the training set, see '
@@ -48,7 +48,7 @@ def _shared(splits, log, most=20_000):
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #085ee81a
 def _still(dataset, what, least, run, log):
-    "Those of the photos that can be read; a `ValueError` says how to go on if too many have gone since the run began"
+    "The photos that can be read; a `ValueError` with advice if too many have become unreadable since the run began"
     said = []
     good = readable(dataset, said.append)
     for s in said[:5]: log(s)
@@ -64,7 +64,7 @@ _ADVICE = {'memorised': 'more data, stronger augmentation or fewer steps help',
            'ended far from its best': 'lower learning rates help'}
 
 def _log(run, log):
-    "The rows of the run's log; none if it is damaged: what is measured does not depend on it"
+    "The rows of the run's log; [] if it is damaged, since the evaluations do not depend on it"
     try: return run.log()
     except ValueError as e:
         log(f'{e}; it is not known how the training ended')
@@ -96,7 +96,7 @@ def _weights_of(info, log):
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #f11a0b05
 def _figures(context, samples):
-    "What the evaluations and the method show in the report: part -> what is in it"
+    "What the evaluations and the method add to the report: part -> contents"
     shown,can = dict(captions=[]),context.model.capabilities
     parts = [e.figures(context, samples.get(e.name, [])) for e in EVALUATIONS.values()
              if e.figures is not None and not e.missing(can)]
@@ -126,11 +126,11 @@ def baseline_facts(
     data:dict,           # `name` of the dataset
     options:object,      # Its sizes
 )->dict:                 # As `kept_run` compares them
-    "On what the rows of a baseline in the transfer table depend, besides the seed"
+    "All facts that the rows of a baseline in the transfer table depend on, except the seed"
     return dict(recipe=asdict(recipe), data=dict(name=data['name'], **{k: getattr(options, k) for k in _SIZES}))
 
 def _kept_supervised(recipe, info, options):
-    "The kept run of the supervised baseline that stands beside such a run, by its name; {} if it must be trained"
+    "The kept run of the supervised baseline that can be shown with this run, by name; {} if it must be trained"
     if not getattr(options, 'baselines', False) or options.train_supervised or type(recipe) is TagsRecipe: return {}
     if info.get('backbone') or info.get('weights_file') or info.get('accumulate', 1) > 1: return {}
     run = kept_run('supervised', baseline_facts(supervised_recipe(recipe), info['data'], options), info['seed'])

@@ -41,7 +41,7 @@ def write_regions(
     out:FilePath,    # The store; an unfinished one is continued
     source:Callable, # PIL image -> features (k,d), boxes (k,4), distributions (k,c) or None; has `width`, `classes`,
                      # `names`
-    about:dict,      # What made the features; another one is another store
+    about:dict,      # How the features are made; a store of another kind is refused
     *, half:bool=False,  # In float16?
     max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (.05), see `damage_limit`
     log:Callable=print,  # Called with progress messages
@@ -77,7 +77,7 @@ def _few_damaged(bad, limit, photos, folder):
                              f'({some_of(bad)}); restore or remove them, or allow more: --max-damaged NUMBER')
 
 def _there(store, folder, photos, about, log):
-    "A store that is complete already; a `ValueError` if it is of something else"
+    "The store that is complete already; a `ValueError` if it has other photos or was made in another way"
     if store.about != about: raise ValueError(f'{store.folder}: is there already, made by {brief(store.about, 200)}; '
                                               'choose a new folder')
     if lost := [p for p in photos if p not in store.left_out and store.row(p) < 0]:
@@ -121,7 +121,7 @@ def _class_names(given, n, known, who):
 
 # %% ../../nbs/experiments/72_region_files.ipynb #a7c01e31
 def _source(by, *, model, backbone, weights, most, size, which, device, classes):
-    "What gives regions, and what is written down of it"
+    "The function that extracts regions, and how the store describes it"
     if by == 'detector':
         net,names = load_detector(model, weights or 'DEFAULT')
         names = _class_names(classes, net.roi_heads.box_predictor.cls_score.out_features, names,
@@ -144,7 +144,7 @@ def _source(by, *, model, backbone, weights, most, size, which, device, classes)
 def tensors_digest(
     state:dict # Name -> tensor
 )->str:        # 16 hexadecimal digits
-    "What tells the weights of a network from others"
+    "A hash of the weights of a network"
     h = hashlib.sha256()
     for k,v in state.items(): h.update(k.encode()+v.detach().cpu().contiguous().numpy().tobytes())
     return h.hexdigest()[:16]
@@ -164,7 +164,7 @@ def make_regions(
     *, model:str='fasterrcnn_resnet50_fpn', # Detector of torchvision
     backbone:str='resnet50',  # For the grid: as for `named_backbone`
     weights:FilePath=None,    # A file; of a detector also what torchvision calls them (DEFAULT)
-    most:int=None,            # Regions of a photo; 100 of a detector
+    most:int=None,            # Regions per photo; 100 for a detector by default
     size:int=None,            # Side in pixels that photos are stretched to for cells; 224, or that of the run
     which:str|int='best',     # Checkpoint of the run
     half:bool=False,          # In float16?

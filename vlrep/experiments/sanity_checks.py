@@ -39,14 +39,14 @@ def smoke_test(
 def busy_hint(
     threads:int, # Threads that will be used
 )->str:          # '' if the machine is not busy
-    "Advice where others compute too: two threads that wait for each other are slower than one that does not"
+    "Advice if the machine is busy: there, two threads that wait for each other can be slower than one"
     load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0
     cores = os.cpu_count() or 1
     if threads < 2 or load < .75*cores: return ''
     return f'this machine is busy (load {load:.1f} on {cores} cores): --threads 1 may be faster than {threads}'
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #3c111930
-class _Enough(Exception): "The fit has done what it was expected for"
+class _Enough(Exception): "Ends a fit that has reached its goal"
 
 class _Watch(BaseCallback):
     "Seconds of each step; ends the fit after `warm` and `n` more"
@@ -82,7 +82,7 @@ def _peak(reset=False):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 def _bytes(o):
-    "Of all tensors in a nest of dicts and lists"
+    "Bytes of all tensors in nested dicts and lists"
     if torch.is_tensor(o): return o.numel()*o.element_size()
     return sum(map(_bytes, o.values() if isinstance(o, dict) else o)) if isinstance(o, (dict,list,tuple)) else 0
 
@@ -93,7 +93,7 @@ def _long(s):
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #cd6e85b1
 def _try_out(method, recipe, splits, data, tok, *, seed, precision, accumulate, workers, steps, warm, max_damaged=None):
-    "Some real steps with a network that is thrown away: the learner, and the watch"
+    "Run some real steps with a network that is discarded; returns the learner and the callback with their times"
     watch,made = _Watch(steps, warm, accumulate),[]
     try:
         train_on(method, recipe, splits, data, tok, seed=seed, precision=precision, cbs=[watch], log=lambda s: None,
@@ -122,7 +122,7 @@ def dry_run(
     method:Method,                  # Recipe, model, loss and learner
     recipe:'MethodRecipe', options:object, # Its recipe, and the sizes of the job
     splits:dict,                    # Datasets `train` and `valid`
-    data:str='world',               # What they are
+    data:str='world',               # One of `DATASETS`
     *, tok:'Tokenizer'=None,        # Tokenizer, for methods that read captions
     seed:int=0,                     # Of the weights and the order
     precision:str='auto',           # As for the run
@@ -133,7 +133,7 @@ def dry_run(
     warm:int=3,                     # Steps before them
     max_damaged:int|float|str=None, # As for the run
 )->dict:                                   # The numbers; times in seconds, memory in bytes
-    """The plan of a run, from a few steps of it that are thrown away
+    """Parameters, memory and time of a run, estimated from a few steps that are discarded
 
     A `ValueError` with advice if the memory is too small
     """
@@ -176,11 +176,11 @@ def _plan_lines(n, options):
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #07147801
 def lowest_loss(
     loss:callable, # (output, batch) -> (total, count)
-    out:dict,      # What a model answered
+    out:dict,      # The outputs of a model
     batch:dict,    # The batch
     steps:int=300, # Steps of Adam
 )->float:          # Total / count
-    "The loss of the best possible answers to this batch: scores that need no network"
+    "The lowest possible loss of this batch: that of outputs that are optimised directly, without a network"
     free = {k: v.detach().float().clone().requires_grad_() for k,v in out.items() if torch.is_tensor(v)
             and v.is_floating_point() and not k.startswith('target')}
     mean = lambda: (lambda t, n: t/n)(*loss({**out, **free}, batch))
@@ -195,7 +195,7 @@ def lowest_loss(
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #f45d8d12
 class _Until(BaseCallback):
-    "Notes the loss of each step, and ends the fit when the mean of five is below `floor + part*(first - floor)`"
+    "Records the loss of each step, and ends the fit when the mean of five is below `floor + part*(first - floor)`"
     order = 90
     def __init__(self, floor, part): self.floor,self.part,self.losses = floor,part,[]
     def goal(self): return self.floor + self.part*(self.losses[0]-self.floor)
@@ -207,7 +207,7 @@ class _Until(BaseCallback):
         if len(self.losses) >= 5 and self.now() < self.goal(): stop_fit(self.learn, _Enough())
 
 def _same_view(method, recipe, splits, n, tok, *, data, steps):
-    "Loader and recipe of one batch that never changes; a single image is all that is validated"
+    "Recipe and loaders of one fixed batch; the validation set is a single image"
     few = splits['train'].subset(np.arange(min(n, len(splits['train']))))
     if few.captions is not None: few = limit_captions(few, 1, 0)
     calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items()
@@ -217,7 +217,7 @@ def _same_view(method, recipe, splits, n, tok, *, data, steps):
                                             StatefulLoader(few.subset([0]), **kw))
 
 def _usual(method, recipe, data, steps):
-    "What the references say of the steps, for the end of a line; '' where they do not apply"
+    "How the steps compare with those of the reference runs, for the end of a line; '' if there are none"
     if METHODS.get(method.name) is not method: return ''
     said = overfit_verdict(dict(method=method.name, recipe=recipe_dict(recipe), data=dict(name=data)), steps)
     return said and f'; {said}'
@@ -226,8 +226,8 @@ def _usual(method, recipe, data, steps):
 def overfit(
     method:Method,         # Recipe, model, loss and learner
     recipe:'MethodRecipe', # Its recipe
-    splits:dict,           # Sources; of `train`, the first `n` images are used
-    data:str='world',      # What they are
+    splits:dict,           # Datasets; of `train`, the first `n` images are used
+    data:str='world',      # One of `DATASETS`
     tok:'Tokenizer'=None,  # Tokenizer, for methods that read captions
     *, seed:int=0,         # Of the weights
     precision:str='auto',  # As for the run
@@ -236,7 +236,7 @@ def overfit(
     steps:int=600,         # Steps at the most
     part:float=.02,        # What may remain of the distance between the first loss and the lowest possible
 )->bool:                   # Was the batch learned?
-    "Overfit one batch, or say that it failed"
+    "Overfit one batch; False, and a line with advice, if that fails"
     calm,dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps)
     learn = method.learner(calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
@@ -248,7 +248,7 @@ def overfit(
     try: learn.fit_steps(steps)
     except _Enough:
         log(f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
-            f'{len(watch.losses)} steps (no answer is below {watch.floor:.3f})'
+            f'{len(watch.losses)} steps (lowest possible loss {watch.floor:.3f})'
             + usual(len(watch.losses)))
         return True
     except ValueError as e: why = f' ({e})'

@@ -13,15 +13,15 @@ from ..methods.base import Method
 
 # %% ../../nbs/experiments/30_splits.ipynb #99db3a67
 def open_splits(
-    method:Method,         # What it needs and wants counts
+    method:Method,         # Its `needs` and `wants` select the annotations
     recipe:'MethodRecipe', # Its recipe
     options:object,        # Sizes of the parts
     data:str,              # One of `DATASETS`
     root:FilePath=None,    # Where the files are
-    *, seed:int=0,         # Of the run: which part is learned from, if `part_seed=-1` leaves that to it
+    *, seed:int=0,         # Of the run; with `part_seed=-1` it also selects the training subset
     log:callable=print,    # Called with what is left out
 )->dict:                   # Datasets `train`, `valid`, `test`
-    "What a method on a dataset learns from, chooses the checkpoint by and reports on"
+    "Open the training, validation and test set of a dataset, with the annotations that a method uses"
     wanted = method.needs(recipe) | method.wants(recipe)
     if getattr(options, 'part_seed', 0) < 0: options = replace(options, part_seed=seed)
     builder = DATASETS[data]

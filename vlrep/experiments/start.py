@@ -37,7 +37,7 @@ def run_backbone(
     run:FilePath,      # Folder of a pretraining run
     backbone:str=None, # The name that was asked for, as for `named_backbone`
 )->tuple:              # File of its best weights; name of its backbone, or None; texts `field=value` for a recipe
-    """What `--weights RUN` stands for
+    """Resolve `--weights RUN` into a file of weights and a backbone
 
     A `ValueError` if the folder holds no run, or the run no best checkpoint, no backbone, or another one than
     `backbone`

@@ -38,7 +38,7 @@ MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True)) # How a 
 
 @dataclass(frozen=True)
 class Arm:
-    "One of the ways of learning that are compared"
+    "One of the variants that are compared"
     name:str         # What tables call it; letters, digits, `-`, `_` and `.`
     method:str       # One of `METHODS`
     recipe:str=''    # One of the method's recipes; '': the one called like the data
@@ -52,7 +52,7 @@ class Arm:
 # %% ../../nbs/experiments/82_study.ipynb #1c5d9d93
 @dataclass(frozen=True)
 class FineTuning:
-    "What every pretrained run is fine-tuned on, and how: each arm, task and mode with as many trials"
+    "How every pretrained run is fine-tuned: tasks, modes and trials, equally many for each arm, task and mode"
     tasks:tuple                    # Some of `TASKS`, each of which the data must have
     modes:tuple=('full','frozen')  # Some of `MODES`
     changes:dict=field(default_factory=dict) # Field of the plan, or of the sizes of the task's data -> value
@@ -85,7 +85,7 @@ def contrast_tables()->tuple:
 # %% ../../nbs/experiments/82_study.ipynb #440d3473
 @dataclass(frozen=True)
 class Contrast:
-    "That arm `a` is ahead of `b`"
+    "The claim that arm `a` is ahead of `b`"
     id:str                                # Such as 'V1'
     text:str                              # The claim in words
     a:str                                 # An arm
@@ -98,12 +98,12 @@ class Contrast:
     sign:Choice(1, 0, -1)=1               # -1: `b` is said to be ahead; 0: neither, a tie
     size:Float(0, 100)=0.                 # By how many points in the paper; 0: it gives no number, or a tie
     margin:Float(0, 100)=0.               # Differences within it are of no interest; 0: the study's
-    unequal:tuple=()                      # Of what the study holds equal: what the claim is about, and so may differ
+    unequal:tuple=()                      # Settings of `equal` that the claim is about, and that may differ
 
 # %% ../../nbs/experiments/82_study.ipynb #e887d3c4
 @dataclass(frozen=True)
 class Study:
-    "What is compared with what, in full; see `read_study`"
+    "The full specification of a comparison; see `read_study`"
     file:str                             # Where it is written
     name:str                             # Of the study
     arms:tuple                           # `Arm`s
@@ -186,7 +186,7 @@ def _made(cls, table, at, **more):
 
 # %% ../../nbs/experiments/82_study.ipynb #2936767e
 def _check_entries(key, values, at):
-    "Does a list of the file hold what it may?"
+    "Check the entries of a list of the file"
     kind,what = _ENTRY.get(key, (str, 'words'))
     if odd := [x for x in values if type(x) is not kind]:
         raise ValueError(f'{at}{key}: {brief(odd[0])}: expected a list of {what}')
@@ -204,7 +204,7 @@ def _several(table, key, cls, file):
 
 # %% ../../nbs/experiments/82_study.ipynb #2c4be846
 def study_of(
-    table:dict,     # What the file says
+    table:dict,     # The contents of the file
     file:str,       # Its name, for messages
     *, ran:bool=False, # Was it run? Then a contrast that cannot be judged is no error: its row says why
 )->Study:           # Checked
@@ -234,14 +234,14 @@ def study_of(
 
 # %% ../../nbs/experiments/82_study.ipynb #46b90d83
 def _plain(table, file):
-    "A copy of a table, of values that JSON has, too"
+    "A copy of a table; a `ValueError` for values that JSON does not have"
     def other(x): raise ValueError(f'{file}: {x}: dates and times are no values of a study; write a text, in quotes')
     return json.loads(json.dumps(table, default=other))
 
 def read_toml(
     file:FilePath, # A TOML file
 )->dict:
-    "What a TOML file says; a `ValueError` names the file that is missing or damaged"
+    "Read a TOML file; a `ValueError` names the file that is missing or damaged"
     path = Path(file)
     if not path.is_file(): raise ValueError(f'{file}: no such file')
     toml = import_module('tomllib' if sys.version_info >= (3, 11) else 'tomli')
@@ -264,7 +264,7 @@ _QUICK = dict(keep=list, changes=dict, own=dict, seeds=list, trials=int, data=di
               ask=dict)
 
 def quick_table(
-    table:dict, # What the file of a study says, with `quick`
+    table:dict, # The contents of the file of a study, with `quick`
     file:str,   # Its name, for messages
 )->dict:        # The tables of the small study
     "A study in the size of its `[quick]`"
@@ -315,10 +315,10 @@ _KIND = {int: ((int,), 'a whole number'), float: ((int,float), 'a number'), bool
          str: ((str,int,float), 'text'), tuple: ((list,tuple), 'a list')}
 
 def check_kinds(
-    changes:dict, # Field -> value, as a file says
+    changes:dict, # Field -> value, from a file
     parts:tuple,  # Dataclasses with these fields
 )->None:
-    "Are the values of the kinds of their fields? A file knows numbers from texts, which the shell does not"
+    "Do the values have the types of their fields? A file distinguishes numbers from text, the shell does not"
     kinds = {k: rule_of(h)[0] for p in parts for k,h in typing.get_type_hints(type(p), include_extras=True).items()}
     for k,v in changes.items():
         allowed,what = _KIND.get(kinds.get(k), ((type(v),), ''))
@@ -346,7 +346,7 @@ def source_run(
     out:FilePath, # The folder of the study
     seed:int,     # Of the run
 )->str:           # Its folder, or ''
-    "The run of the source of an arm with the same seed"
+    "The run of the arm that an arm depends on, with the same seed"
     s = study.source_arm(arm)
     return str((Path(out)/'runs'/f'{s.name}-{seed}').resolve()) if s else ''
 
@@ -363,7 +363,7 @@ def source_changes(
 def shorter(
     recipe:'MethodRecipe', # Of an arm
     steps:int,             # At least 2
-)->'MethodRecipe':         # The same with fewer steps, and as large a part of them for the warm-up
+)->'MethodRecipe':         # The same with fewer steps, and the same share of them for the warm-up
     "A recipe on a shorter schedule"
     return replace(recipe, steps=steps, warmup=min(round(recipe.warmup*steps/recipe.steps), steps-1))
 
@@ -385,7 +385,7 @@ _SAME = dict(
     backbone=lambda arm, r, o: (arm.backbone, r.visual_depth, r.visual_width, r.size))
 
 def _held(study, arm, k):
-    "What an arm has of a word of `equal`, together with the run from which its backbone starts"
+    "The value of a setting of `equal` for an arm, including the run from which its backbone starts"
     v = _SAME[k](arm, *arm_recipe(study, arm))
     w = _held(study, study.source_arm(arm), k) if arm.weights else None
     if w is None or k == 'backbone': return v
@@ -422,7 +422,7 @@ def _said(v):
 
 # %% ../../nbs/experiments/82_study.ipynb #a0ecec19
 def _check_data(study, at):
-    "Are the data there, and their options what they may be?"
+    "Are the dataset and its options valid?"
     builder = DATASETS[study.data]
     try:
         options = check_fields(override(builder.options, change_texts(study.options)))
@@ -438,9 +438,9 @@ def _known(at, kind, name, there):
 # %% ../../nbs/experiments/82_study.ipynb #c23bc1f7
 def with_root(
     study:Study,        # A study
-    root:FilePath=None, # Where the files of its data are; by default what its file says
+    root:FilePath=None, # Folder of the files of its data; by default that in its file
 )->Study:               # It can be run
-    "A study that knows where its files are; a `ValueError` if they are not there"
+    "A study with the folder of its files; a `ValueError` if they are missing"
     if root and not DATASETS[study.data].root_help:
         raise ValueError(f'--root {root}: the data of {study.file}, {study.data}, needs no files')
     try: DATASETS[study.data].check_root(root or study.root or None)
@@ -509,7 +509,7 @@ def _check_asked(study, name, options):
 
 # %% ../../nbs/experiments/82_study.ipynb #fdcf917c
 def _check_source(study, arm, at):
-    "Is the arm there that an arm reads from, and does its run generate captions, or have a backbone as this one's?"
+    "Does the arm that this one depends on exist, and can it generate captions, or provide the backbone?"
     name,field = _source_of(arm.weights, arm.changes),f'{at}.weights' if arm.weights else f'{at}.changes.generated'
     if arm.weights and not name:
         raise ValueError(f"{field}={arm.weights!r}: expected '@NAME', the name of another arm")
@@ -523,7 +523,7 @@ def _check_source(study, arm, at):
         raise ValueError(f'{field}: {source.method} writes no captions; take an arm such as virtex')
 
 def _check_kept(arm, keep, at):
-    "Is the arm kept from whose run an arm reads or starts?"
+    "Is the arm that this one depends on kept, too?"
     name = _source_of(str(arm.get('weights', '')), arm.get('changes', {}))
     if name and name not in keep:
         raise ValueError(f'{at}.keep: {arm["name"]} depends on the run of {name}; keep it, too')
@@ -539,7 +539,7 @@ def _check_start(study, arm, source, at):
 
 # %% ../../nbs/experiments/82_study.ipynb #ecc02a5a
 def _check_tuning(study):
-    "Can each arm be tuned, and is it with as many trials?"
+    "Can each arm be tuned, with the same number of trials?"
     t,at = study.tune,study.file
     if t.score != 'held_loss':
         if 'domain_shift' not in DATASETS[study.data].answers:
@@ -577,7 +577,7 @@ def _check_trial(study, arm, trial, where):
 
 # %% ../../nbs/experiments/82_study.ipynb #a75d015d
 def _check_finetuning(study):
-    "Has the data every task, and is every plan one?"
+    "Does the dataset have every task, and is every plan valid?"
     f,at = study.finetune,f'{study.file}: finetune'
     if not (f.tasks and f.modes and f.grid): raise ValueError(f'{at}: tasks, modes and grid need at least one entry')
     if (n := study.options.get('draws', 0)) < 2:
@@ -617,7 +617,7 @@ def task_plan(
     task:str,       # One of its tasks
     mode:str,       # One of `MODES`
     trial:dict={},  # Further changes: field -> value
-    *, steps:int=0, # Of a trial, with as large a part of them for the warm-up; 0: those of a run
+    *, steps:int=0, # Of a trial, with the same share of them for the warm-up; 0: those of a run
     draws:int=0,    # Kept of each score
 )->tuple:           # The plan, the sizes of the data, and the changes: texts field=value
     "How a run is fine-tuned; a `ValueError` names the field that is wrong"
@@ -637,7 +637,7 @@ def questions_of(
     return (task, f'{task}, macro F1') if task == 'mm_imdb' else (task,)
 
 def _check_question(study, c, at):
-    "Will the question of a contrast have been answered?"
+    "Is the question of a contrast evaluated by this study?"
     scores = SCORES | asked_scores()
     if c.table in scores: return _known(f'{at}.question', 'question', c.question, scores[c.table])
     if c.table == 'pretraining': return _known(f'{at}.question', 'question', c.question, ('masked words',))
@@ -678,7 +678,7 @@ def _check_contrast(study, c, at):
 
 # %% ../../nbs/experiments/82_study.ipynb #43eca82b
 def _check_beside(study, c, at):
-    "Will the row that `@NAME` stands for be beside that of the model?"
+    "Does the table have the row `@NAME` besides that of the model?"
     there = BESIDE.get(c.table) or EVALUATIONS[c.table].beside
     if not there:
         raise ValueError(f'{at}.b={c.b!r}: table={c.table!r} has the row of the model alone; take an arm, or chance')

@@ -145,7 +145,7 @@ def cost_text(
 # %% ../../nbs/experiments/88_study_pages.ipynb #4fb083cf
 def runs_as_lines(
     lines:list, # Results of runs, as `read_lines` gives them
-    names:dict, # Arm of a study -> how `variant` spells its runs
+    names:dict, # Arm of a study -> the name that `variant` gives its runs
 )->list:        # Lines as a study has them
     "Runs that were made outside of a study as its lines; those of no arm are left out"
     arms = {v: a for a,v in names.items()}
@@ -184,12 +184,12 @@ def _agrees(row):
 # %% ../../nbs/experiments/88_study_pages.ipynb #62da71a2
 def sign_rows(
     claims:list, # (id, what is claimed, the paper's differences), texts
-    judged:list, # (study, what `judge_study` says of it)
+    judged:list, # (study, its rows from `judge_study`)
 )->list:         # Dicts of text, a row for each contrast whose id begins with that of a claim
     """The paper's sign and ours, on the world and, if a study of photos is among them, on photos
 
-    A contrast that one study has run and others have not stands there once; one of the world and the same of photos
-    stand in one row, each with its verdict, raw and after Holm's correction
+    A contrast that one study has run and others have only planned is listed once; the same contrast on the world and
+    on photos is one row, with both verdicts, before and after Holm's correction
     """
     out,photos = [],[(s, rows) for s,rows in judged if DATASETS[s.data].root_help]      # files, not drawn
     world = [(s, rows) for s,rows in judged if not DATASETS[s.data].root_help]

@@ -341,7 +341,7 @@ def with_file(
     study:Study, # As its results say that it was run
     head:dict,   # From `study_head`
 )->Study:        # `as_today`, if its file is still where it was
-    "A study in the words of the file that it was read from; as it is if that is gone, or another study now"
+    "A study updated by its current file; unchanged if that is gone, or holds another study now"
     file = Path(study.file)
     if not file.is_file() or file.suffix != '.toml': return study
     try:
@@ -355,7 +355,7 @@ def write_study_report(
     path:FilePath,     # The folder of a study, or its study.jsonl
     out:FilePath=None, # Where `report.html` and `report.md` go; by default in the folder of the lines
 )->Path:               # The page
-    "Write the page of a study, and its tables in Markdown, in the words of its file, and what was changed there since"
+    "Write the page of a study and its tables in Markdown, with the wording of its current file and its changes"
     study,lines = read_study_lines(path)
     study = with_file(study, study_head(path))
     out = Path(out or (path if Path(path).is_dir() else Path(path).parent))

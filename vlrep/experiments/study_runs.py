@@ -283,10 +283,10 @@ class StudyFolder:
     "The folder of a study, and the lines that it holds so far"
     def __init__(self,
         path,      # The folder; it is made if it is not there
-        table,     # What the study's file says
+        table,     # The contents of the study's file
         file,      # Its name
         mix=False, # May lines differ in their facts?
-        root=None, # Where the files of the data are, if not where the study's file says
+        root=None, # Folder of the files of the data, if not that in the study's file
     ):
         self.path,self.study,self.mix,self.root = Path(path),with_root(study_of(table, file), root),mix,root
         self.head = dict(kind='study', file=str(file), table=json.loads(json.dumps(table)))
@@ -313,9 +313,9 @@ class StudyFolder:
         self.lines.append(line)
         self.write()
     def find(self,
-        **keys # What the lines must say
+        **keys # Fields and their values
     )->list:
-        "The lines that say so"
+        "The lines with these values"
         return [l for l in self.lines if all(l.get(k) == v for k,v in keys.items())]
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #7b380978
@@ -323,7 +323,7 @@ class StudyFolder:
 def facts_of(self:StudyFolder,
     line:dict # Of a run, a trial, or a fine-tuning
 )->dict:
-    "What such a line depends on today"
+    "The current facts that such a line depends on"
     more = dict(tasks=task_code(self.study.data)) if 'task' in line else {}
     return self.facts[line['arm']] | more
 
@@ -365,7 +365,7 @@ def _other_trial(study, line):
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #567d9d7f
 def _checked_task(study, line, at):
-    "What a line of a fine-tuning should say; a `ValueError` if the study has no such fine-tuning any more"
+    "What the line of a fine-tuning should specify; a `ValueError` if the study no longer has this fine-tuning"
     if (line['task'], line['mode']) not in study.jobs(study.arm(line['arm'])) \
             or 'trial' in line and line['trial'] >= len(study.finetune.grid):
         raise ValueError(f'{at}{_who(line)}: is no part of {study.file} any more; choose another --out')
@@ -375,7 +375,7 @@ def check_line(
     folder:StudyFolder, # Of the line
     line:dict,          # A trial, a run, or one that was begun
 )->None:
-    "Would the line be made in the same way today? A `ValueError` says what differs"
+    "Raise a `ValueError` that names what differs if this line would be made in another way now"
     study,at = folder.study,f'{folder.path/"study.jsonl"}: '
     if line['kind'] in ('choice','task_choice'): return
     names = [a.name for a in study.arms]
@@ -421,19 +421,19 @@ def _round(folder, r, steps, *, values, jobs, log):
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #834bbe42
 def _no_source(folder, arm, seed):
-    "Why there is no run of a seed that an arm depends on: it diverged; or nothing"
+    "Why the run that an arm depends on is missing: it diverged; '' if it is not"
     s = folder.study.source_arm(arm)
     gone = folder.find(kind='diverged', arm=s.name, seed=seed, task=None) if s else []
     return f'its source {s.name} diverged ({gone[0]["error"]})' if gone else ''
 
 def _without(folder, arm, seed, *, values, error):
-    "Note that a run cannot be made, unless that is known"
+    "Record that a run cannot be made, unless this or the run is recorded already"
     if any(folder.find(kind=k, arm=arm.name, seed=seed, task=None) for k in ('run','diverged')): return
     folder.add(kind='diverged', arm=arm.name, seed=seed, values=values, error=error, facts=folder.facts[arm.name],
                spec=_spec(folder.study, arm, values))
 
 def _tunable(folder, arms):
-    "Those of some arms whose trials can be trained; of the others no run can be, and each is noted"
+    "The arms whose trials can be trained; that the runs of the others cannot be made is recorded"
     study,keep = folder.study,[]
     for a in arms:
         error = _no_source(folder, a, study.seeds[0]) if study.tune else ''
@@ -443,7 +443,7 @@ def _tunable(folder, arms):
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #06bd45a9
 def _choose(folder, arm, best):
-    "Note the best trial of an arm; a `ValueError` if another one was chosen before, with which runs may have been made"
+    "Record the best trial of an arm; a `ValueError` if another was chosen before, which runs may have used"
     had = folder.find(kind='choice', arm=arm.name)
     if not had: folder.add(kind='choice', arm=arm.name, **{k: best[k] for k in ('trial','values','score')})
     elif had[0]['values'] != best['values']:
@@ -604,10 +604,10 @@ def run_study(
     file:FilePath,      # A TOML file, see `read_study`
     out:FilePath,       # Folder of the study; one that was stopped is resumed
     jobs:int=1,         # Trainings at a time, each with one thread
-    mix:bool=False,     # Continue although lines were made under other conditions?
+    mix:bool=False,     # Continue although lines were made with other code, versions or processors?
     log:callable=print, # Called with lines about the progress
     *, quick:bool=False, # In the size of its [quick]?
-    root:FilePath=None, # Where the files of its data are, if not where the study's file says
+    root:FilePath=None, # Folder of the files of its data, if not that in the study's file
 )->Path:                # The page
     "Tune, train and compare; `TrainingInterrupted` if a signal ends it early"
     if jobs < 1: raise ValueError(f'--jobs {jobs}: at least 1')
@@ -635,7 +635,7 @@ def run_study(
 def recorded_speed(
     folder:FilePath, # It holds run folders, at any depth
 )->dict:             # Method -> seconds per image view, and seconds outside the training
-    "What finished runs took; a `ValueError` if there are none"
+    "Mean times of finished runs; a `ValueError` if there are none"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
         l = load(f.parent).results()[-1]
@@ -651,7 +651,7 @@ def measured_speed(
     arm:Arm,      # One of its arms
     steps:int=10, # Steps that are timed
 )->tuple:         # Seconds an image view, and 0: what is measured after the training is not known
-    "What a training takes here, from a few steps with one thread"
+    "Time of a training on this machine, from a few steps with one thread"
     recipe,options = arm_recipe(study, arm)
     if not recipe.steps: return 0.,0.
     few = replace(options, scenes=min(options.scenes, 640)) if hasattr(options, 'scenes') else options
@@ -675,7 +675,7 @@ def _images(options):
 def recorded_tasks(
     folder:FilePath, # It holds run folders, at any depth
 )->dict:             # (method, task, frozen, blind) -> seconds
-    "What fine-tunings took"
+    "Mean times of finished fine-tunings"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
         l = load(f.parent).results()[-1]
@@ -686,7 +686,7 @@ def recorded_tasks(
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #d440362d
 def _alike(study, arm):
-    "What decides how fast an arm trains: all but the texts, their number and the rates"
+    "All that affects how fast an arm trains: not its texts, number of steps and learning rates"
     recipe,_ = arm_recipe(study, arm)
     aside = 'source','generated','steps','warmup','lr','cnn_lr'
     return json.dumps([arm.method, arm.backbone, bool(recipe.steps),
@@ -715,7 +715,7 @@ def plan_study(
     recorded:FilePath=None,  # Folder of finished runs to take times from; the arms of other methods are timed
     jobs:int=1,              # Trainings at a time
     *, log:callable=print,   # Called with each line
-    root:FilePath=None,      # Where the files of its data are, if not where the study's file says
+    root:FilePath=None,      # Folder of the files of its data, if not that in the study's file
 )->dict:                     # `runs`, `trials`, `views`, `tasks`, `task_trials` and `hours`
     "The number of trainings and image views of a study, and about how many hours they take"
     study = with_root(study, root)

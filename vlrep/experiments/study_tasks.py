@@ -79,7 +79,7 @@ def train_task(
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #0b7fdd6b
 def _question(row, task):
-    "A row of the test scenes, called as contrasts call it; None for others"
+    "A row of the test scenes, under the name that contrasts use; None for other rows"
     whole,_,metric = row['question'].partition(', ')
     if whole != f'{task} test': return None
     return row | dict(question=f'{task}, {metric}' if metric not in ('', 'micro F1') else task)
@@ -119,7 +119,7 @@ def measured_task_speed(
     study:Study, # With `finetune`
     arm:Arm,     # One of its arms
 )->dict:         # (task, mode) -> seconds of a fine-tuning, at most, and of one step
-    "What the fine-tunings of a run take here, with one thread"
+    "Time of the fine-tunings of a run on this machine, with one thread"
     recipe,options = arm_recipe(study, arm)
     few = dict(steps=0, scenes=64, region_steps=20, bert_steps=20, aux_scenes=0, valid=16, test=40, shown=8, probe=40,
                probe_held=40, source='captions')

@@ -30,15 +30,15 @@ def tuning_rounds(
     tune:Tuning, # Steps of the last round, and how many rounds
     n:int,       # Trials of an arm in the first one
 )->list:         # (steps, trials) of each round
-    "What the tuning of one arm consists of"
+    "The rounds of successive halving of one arm"
     return [(tune.steps >> (tune.rounds-1-r), math.ceil(n/2**r)) for r in range(tune.rounds)]
 
 def best_trials(
     lines:list, # Trials of one arm and round: dicts `trial`, `score`, None if it failed, and `unstable`
     k:int,      # How many
-    score:str,  # What the score is: of held_loss, less is better
+    score:str,  # Name of the score; of held_loss, lower is better
 )->list:        # Their lines, the best first; fewer than `k` if others failed
-    "The best trials; a stable training goes before an unstable one, the earlier in the grid before an equal one"
+    "The best trials; stable trainings rank before unstable ones, ties in the order of the grid"
     good = [l for l in lines if l['score'] is not None and math.isfinite(l['score'])]
     up = 1 if score == 'held_loss' else -1
     return sorted(good, key=lambda l: (bool(l['unstable']), up*l['score'], l['trial']))[:k]
@@ -48,7 +48,7 @@ def validation_score(
     net:'nn.Module', # A backbone
     size:int,        # Side of the scenes in pixels
     options:object,  # `probe` scenes to fit the probes to, `probe_held` to choose their strength
-    tune:Tuning,     # The question, and how many more scenes answer it
+    tune:Tuning,     # The task, and on how many further scenes it is scored
 )->float:            # In percent
     "A task of the transfer table, evaluated on validation scenes under domain shift"
     fit = world('train', options.probe, size=size, shifted=True)

@@ -62,11 +62,11 @@ def holm(
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #f87dd3dd
 def needed_seeds(
-    d:Difference,   # What was seen
+    d:Difference,   # The observed difference
     size:float,     # The difference that should be resolved
     most:int=10**4, # More are not counted
 )->float:           # A whole number from 2; infinite if no number of seeds is enough, or more than `most`
-    "Seeds that a difference of this size would need, with spreads over seeds and scenes as they were seen"
+    "Seeds that are needed to resolve a difference of this size, with the observed spreads over seeds and scenes"
     if not size > 0: raise ValueError(f'size={size}: must be above 0')
     if 1.96*d.s_scene >= size: return math.inf
     s = np.arange(2, most+1)
@@ -109,7 +109,7 @@ def check_head(
 def study_head(
     path:FilePath, # The folder of a study, or its study.jsonl
 )->dict:           # `file`, `table`: what the file said at the last start, `first`: at the first result, if it differs
-    "What the results of a study say about its file"
+    "The first line of the results of a study, which records its file"
     path = _lines_path(path)
     with path.open(encoding='utf-8') as f: line = f.readline()
     try: head = json.loads(line)
@@ -172,11 +172,11 @@ def file_changes(
                            gone=' from the file; it is judged all the same'))
 
 def as_today(
-    study:Study, # As its results say that it was run
+    study:Study, # As its results record it
     head:dict,   # From `study_head`
-    table:dict,  # What its file says today
+    table:dict,  # The current contents of its file
 )->Study:        # Seeds, sizes and arms of its runs; title, margin and contrasts of today
-    "A study in the words of its file of today, and what was changed there after the first result"
+    "A study updated by its current file, with what was changed there after the first result"
     now = study_of(table, study.file, ran=True)
     ids,names = {c.id for c in now.contrasts},{a.name for a in study.arms}
     return replace(study, title=now.title, margin=now.margin,
@@ -217,7 +217,7 @@ def runs_by_arm(
 def mixed_facts(
     lines:list, # Trials and runs, with `facts`, `arm` and, of a run, `seed`
 )->list:        # Sentences; none if all lines have the same facts
-    "In what the lines of a study differ that should be the same"
+    "Facts that should be the same in all lines of a study, but differ"
     by = {}
     for l in lines:
         if 'facts' not in l or l['kind'] == 'begun': continue
@@ -262,7 +262,7 @@ def check_measured(
     contrast:Contrast, # One of its contrasts
     groups:dict,       # Arm -> its runs
 )->None:
-    "What a contrast holds equal, as the runs measured it; a `ValueError` names the first run that differs"
+    "Check that the measured values of the settings held equal agree; a `ValueError` names the first that differs"
     for k in held_equal(study, contrast):
         got = [(f'{a}, seed {l["seed"]}', l['numbers'][_MEASURED[k]]) for a in (contrast.a, contrast.b)
                for l in from_start(study, groups, a) if k in _MEASURED]
@@ -330,7 +330,7 @@ def _tasks_of(c):
     return (c.question.split(',')[0], 'full' if c.table == 'drift' else c.table) if c.table in TASK_TABLES else None
 
 def _why(lines, arm, seed, c):
-    "What is known of a run, or of an answer, that is not there"
+    "Why a run or a result is missing, as far as it is known"
     ran = any(l['kind'] == 'run' and (l['arm'], l['seed']) == (arm, seed) for l in lines)
     if ran and c.table not in TASK_TABLES: return f': no {c.question!r} in {c.table!r}'
     bad = [l for l in lines if l['kind'] == 'diverged' and (l['arm'], l['seed']) == (arm, seed)]
@@ -352,7 +352,7 @@ def unstable_beside(
     return unstable_text((line['numbers'].get('warnings') or {}).get(name), 0)
 
 def _warned(study, c, groups, lines):
-    "Side of a contrast -> warnings about the trainings it rests on: its own, of who wrote for it, of a row beside it"
+    "Side of a contrast -> warnings about the trainings it rests on: its own, its source arm's, a baseline's"
     out = {x: _against(c, x, groups, lines) for x in (c.a, c.b) if x in groups}
     for x in out:
         s = study.source_arm(study.arm(x))

@@ -26,19 +26,19 @@ def _choose(a, b, temperature, include_positive, gather, *, group):
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73c
 def info_nce(
-    a:Tensor,                    # One vector for each picture (b,d)
-    b:Tensor,                    # One vector for each picture's caption, in the same order (b,d)
+    a:Tensor,                    # One vector for each image (b,d)
+    b:Tensor,                    # One vector for each image's caption, in the same order (b,d)
     temperature:float=.1,        # Temperature: cosines are divided by it
-    direction:str='i2t',         # i2t: each picture chooses a caption; symmetric: the mean of that and of the other way
+    direction:str='i2t',         # i2t: each image chooses a caption; symmetric: the mean of both directions
     include_positive:bool=False, # Is the positive in the denominator, too? Not in the paper's formula; in standard
                                  # InfoNCE it is
     *, gather:callable=None,     # None, or x (b,d) -> (all rows (n,d), index of the first own row): negatives
                                  # from all processes
-    group:int=0,                 # Negatives only from the same group of so many consecutive pairs; 0 = from all
+    group:int=0,                 # Negatives only from the same group of this many consecutive pairs; 0 = from all
     local_loss:bool=True,        # With `gather`: a process computes its own pairs' part of the loss, and holds b x n
                                  # cosines; else that of all pairs, n x n, and returns its share of the total
 )->tuple:                        # Total nats (), number of pairs ()
-    "Cosine InfoNCE of pictures and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
+    "Cosine InfoNCE of images and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
     if temperature <= 0 or group < 0:

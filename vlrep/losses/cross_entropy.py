@@ -13,11 +13,11 @@ from torch import Tensor
 def caption_loss(
     logits:Tensor, # Scores of every token (b,s,v), or (n,v) if padding was left out already
     target:Tensor, # The token that comes next (b,s), or (n,)
-    pad:int=4,     # Places with this target are not counted
+    pad:int=4,     # Positions with this target are not counted
 )->tuple:          # Total nats (), number of tokens counted ()
-    """Cross-entropy of the next token, summed over all that are not padding (VirTex eq
+    """Cross-entropy of the next token, summed over all that are not padding
 
-    1, with the sign and mean of its code)
+    VirTex's equation 1, with the sign and the mean of its code.
     """
     if logits.shape[:-1] != target.shape:
         raise ValueError(f'logits {tuple(logits.shape)} do not fit target {tuple(target.shape)}')
@@ -103,8 +103,8 @@ def k_hot_loss(
 def multilabel_loss(
     logits:Tensor, # A score for each image and tag (b,k)
     tags:Tensor,   # 1 where the tag applies, else 0 (b,k)
-)->tuple:          # Total nats (), number of answers b*k ()
-    "Binary cross-entropy, one yes-or-no question for each tag"
+)->tuple:          # Total nats (), number of predictions b*k ()
+    "Binary cross-entropy, one binary classification for each tag"
     if logits.shape != tags.shape: raise ValueError(f'logits {tuple(logits.shape)} do not fit tags {tuple(tags.shape)}')
     total = F.binary_cross_entropy_with_logits(logits.float(), tags.float(), reduction='sum')
     return total, torch.tensor(tags.numel(), device=tags.device)

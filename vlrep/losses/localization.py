@@ -15,7 +15,7 @@ def attention_maps(
     z_t:Tensor,       # A vector for each token (b,s,d)
     z_v:Tensor,       # A vector for each cell of the grid (b,d,h,w)
     scale:float=1.,   # Products are multiplied by it; the paper prints none, 1/sqrt(d) keeps them from saturating
-)->Tensor:            # Where each token looks: not negative, sums to 1 over the cells (b,s,h,w), float32
+)->Tensor:            # Attention of each token: not negative, sums to 1 over the cells (b,s,h,w), float32
     "Softmax over the cells of the products of words and cells (LocTex eq. 2)"
     if z_t.ndim != 3 or z_v.ndim != 4 or z_t.shape[::2] != z_v.shape[:2]:
         raise ValueError(f'z_t {tuple(z_t.shape)} and z_v {tuple(z_v.shape)} must be (b,s,d) and (b,d,h,w)')
@@ -25,7 +25,7 @@ def attention_maps(
 
 # %% ../../nbs/losses/30_localization.ipynb #32cfa6cc
 def localisation_loss(
-    attn:Tensor,      # Where each token looks, from `attention_maps` (b,s,h,w)
+    attn:Tensor,      # Attention of each token, from `attention_maps` (b,s,h,w)
     mask:Tensor,      # Where the mouse was meanwhile, bool (b,s,h,w); a row without any cell is left out
     norm:str='row',   # row: tokens alone; tensor: one vector a sample, as printed; tensor_l1: that, with masks divided
                       # by their areas

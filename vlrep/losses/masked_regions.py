@@ -14,7 +14,7 @@ def masked_region_loss(
     scores:Tensor, # For each class, of masked regions (m,c)
     probs:Tensor,  # The detector's distributions over the classes (m,c)
 )->tuple:          # Nats (), regions ()
-    "How far the answers are from the detector's distributions (Kullback-Leibler): 0 at best"
+    "KL(detector || prediction), summed over the regions: 0 at best"
     if scores.shape != probs.shape:
         raise ValueError(f'scores {tuple(scores.shape)} do not fit probs {tuple(probs.shape)}: one for each class')
     logs = scores.float().log_softmax(1)

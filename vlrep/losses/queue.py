@@ -41,8 +41,8 @@ def queue_nce(
 def shared_tags(
     tags:Tensor,       # What each image shows, 0 or 1 (b,t)
     others:Tensor,     # What those of the queue show (n,t)
-    threshold:float=2, # So many things must be shared (MCT sec. 3.2)
-    strict:bool=True,  # More than so many, or so many at the least?
+    threshold:float=2, # Number of tags that must be shared (MCT sec. 3.1, 4.1)
+    strict:bool=True,  # Must more than `threshold` be shared? Else `threshold` is enough
 )->Tensor:             # bool (b,n)
     "Which images of the queue count as positives"
     shared = tags.float()@others.float().T
@@ -55,7 +55,7 @@ def tag_nce(
     *, own:bool=True,       # Is the positive key always counted? Else images without other positives do not count
     rows:Tensor=None,       # As for `queue_nce`
 )->tuple:                   # Total nats (), number of queries ()
-    "Cross-entropy of each query, averaged over all of its positives (MCT eq. 4)"
+    "Cross-entropy of each query, averaged over all of its positives (MCT eq. 5)"
     x = _logits(pos, neg, temperature, None if ignore is None else ignore & ~same)
     answer = torch.cat([torch.full_like(same[:,:1], own), same], 1)
     n = answer.sum(1)
@@ -69,9 +69,9 @@ def queue_hinge(
     margin:float=.2,        # By how much the positive key should be nearer (MCT sec. 4.1)
     ignore:Tensor=None,     # As for `queue_nce`
     rows:Tensor=None,       # As for `queue_nce`
-    *, reduction:str='sum', # Over the keys of the queue: sum (MCT eq. 10) or mean
+    *, reduction:str='sum', # Over the keys of the queue: sum (MCT eq. 11) or mean
 )->tuple:                   # Total (), number of queries ()
-    "By how much the negatives are nearer than the positive key less the margin"
+    "Hinge loss: how far the negatives come within `margin` of the positive key, added up (MCT eq. 11)"
     if reduction not in ('sum','mean'): raise ValueError(f'reduction={reduction!r}: sum or mean')
     each = (margin - _full(pos)[:,None] + _full(neg)).clamp(min=0)
     if ignore is not None: each = each.masked_fill(ignore, 0)

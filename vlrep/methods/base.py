@@ -33,22 +33,22 @@ class Method:
     contents:Callable=Lazy(None) # (recipe, parts of the dataset) -> {name: digest} of what is read besides
     no_backbone:str=''        # Why its models have no backbone that others could use; '': they have one
     figures:Callable=Lazy(None) # (EvaluationContext) -> {part of the report: what it shows}, beside the evaluations'
-    stage:str=''              # What the log calls its training; `name` by default
-    loss_unit:str=''          # What the loss counts, in words
-    paper:str=''              # Where it is from
+    stage:str=''              # Name of its training in the log; `name` by default
+    loss_unit:str=''          # Unit of the loss, in words
+    paper:str=''              # The paper or papers it is from
 
     def __repr__(self): return f'Method({self.name!r})'
     def train_tokenizer(self,
         recipe:MethodRecipe,      # With `vocab`
         train:'ImageTextDataset', # The texts that are learned from
     )->'Tokenizer':               # None for a method that reads no words
-        "Tokens from the texts that the method reads"
+        "The tokenizer, trained on the texts that the method reads"
         return self.tokenizer and self.tokenizer(recipe, train)
     def collator(self,
         recipe:MethodRecipe,   # With `max_len`
         tokenizer:'Tokenizer', # From `train_tokenizer`
     )->Callable:               # For `StatefulLoader(collate=...)`, or None
-        "What turns rows of a dataset into the tensors beside the images of a batch"
+        "The collate function, from rows of a dataset to the tensors beside the images of a batch"
         return self.collate and self.collate(recipe, tokenizer)
 
 METHODS = Registry('method', 'vlrep.methods.*.recipe')

@@ -23,19 +23,19 @@ _Schedule = Choice('cosine','steps')
 # %% ../../nbs/methods/02_concept_recipe.ipynb #30ed5c39
 @dataclass(frozen=True)
 class ConceptRecipe(MethodRecipe):
-    "What methods that learn from concepts have in common, as ICMLM's paper has it for ResNet-50"
+    "Fields shared by tag prediction and ICMLM, with the ICMLM paper's settings for ResNet-50"
     visual_depth:ResNet=50      # Layers of the ResNet (supplement); 10 is the small one for the world
     visual_width:Channels=64    # Channels of its first stage
     net:_Net='resnet'           # resnet, or vgg16 (sec. 4): add --backbone torchvision/vgg16
-    parts:_Parts='nn_adj_vb'    # Nouns, and adjectives, and verbs (sec. 4.1)
+    parts:_Parts='nn_adj_vb'    # Nouns, and adjectives, and verbs (sec. 3.1)
     top_k:Every=5000            # Number of words, the most frequent ones (tab. 4), or of clusters or topics; 0: all
     min_count:_Count=1          # How often a word must be tagged as one of the parts
-    tagger:_Tagger='pattern'    # Who finds the parts of speech: pattern, or spacy (sec. 4), if a model is installed
+    tagger:_Tagger='pattern'    # Part-of-speech tagger: pattern, or spacy (sec. 3.1), if a model is installed
     min_tokens:_Count=3         # Fewest tokens of a caption that is read (sec. 4); for tag prediction words
     max_tokens:_Count=25        # Most tokens of a caption that is read (sec. 4); for tag prediction words
-    tag_head:_TagHead='mlp'     # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 3.1), or linear
+    tag_head:_TagHead='mlp'     # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 4), or linear
     tag_width:_Hidden=0         # Its hidden width; 0: that of the grid (not said)
-    size:Side=224               # Side of the images the network sees (sec. 4)
+    size:Side=224               # Side of the input images (app. F.2, of the evaluation)
     scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said)
     jitter:Share=0.             # Change of brightness, contrast, saturation; hue a quarter of it (not said)
     jitter_p:Share=0.           # How often colours are changed (not said)
@@ -52,7 +52,7 @@ class ConceptRecipe(MethodRecipe):
     clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
     sync_bn:OnOff=False         # With several processes: BatchNorm over the images of all, or of each by itself
     def problems(self)->'Iterator[str]':
-        "A caption that is read must have some length, and this network is none of ours"
+        "Reject ranges of caption length that are empty, and frozen stages of VGG16"
         yield from MethodRecipe.problems(self)
         if self.min_tokens > self.max_tokens:
             yield f'min_tokens={self.min_tokens}: more than max_tokens={self.max_tokens}, no caption would be read'

@@ -24,7 +24,7 @@ def recipe_words(
     recipe:ConceptRecipe,       # With `parts`, `tagger`, `top_k`, `min_count`
     dataset:'ImageTextDataset', # With captions
 )->ConceptSet:
-    "The concept words of a training set; a `ValueError` if there are none, or not so many"
+    "The concept words of a training set; a `ValueError` if there are none, or fewer than `top_k`"
     if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, from which concepts are taken')
     counts = concept_counts(dataset.captions.flat(), recipe.parts, recipe.tagger)
     try: return ConceptSet(concept_words(counts, recipe.top_k, recipe.min_count))
@@ -36,7 +36,7 @@ def recipe_targets(
     kind:str='postag',          # postag, cluster, lda or label
     vectors:callable=None,      # As for `cluster_targets`
 )->'ConceptTargets':
-    "What images are tagged with; a `ValueError` if nothing is left to learn"
+    "The targets of images; a `ValueError` if no image has one"
     lengths = recipe.min_tokens,recipe.max_tokens
     if kind == 'postag': out = word_targets(recipe_words(recipe, dataset), *lengths)
     elif kind == 'label': out = label_targets(dataset)
@@ -81,7 +81,7 @@ def concept_backbone(
 
 # %% ../../nbs/methods/08_concept_training.ipynb #f463a3c9
 class FrozenStart(BaseCallback):
-    "For the first `steps` steps the backbone is in evaluation mode and does not learn; `model.waiting` says so"
+    "Freeze the backbone, in evaluation mode, for the first `steps` steps; meanwhile `model.waiting` is true"
     name = 'frozen_start'
     order,run_valid = 8,False
     def __init__(self,
@@ -106,6 +106,6 @@ def still_grid(
     visual:nn.Module, # A backbone
     img:torch.Tensor, # Normalised images (b,3,H,W)
 )->torch.Tensor:      # (b,c,h,w)
-    "The grid of a backbone that does not learn; its gradients are 0 and not missing: other processes wait for them"
+    "The grid of a frozen backbone; its gradients are 0 and not None, as averaging over processes requires"
     with torch.no_grad(): grid = visual(img)
     return grid + 0*sum(p.sum() for p in visual.parameters() if p.requires_grad)

@@ -68,7 +68,7 @@ def fusion_loss(
     batch:dict,       # Not used: the targets are in `out`
     dist:Dist=Dist(), # The processes: each mean is over all
 )->tuple:             # Total (), count ()
-    "Cross-entropy of masked words, plus the distance of masked regions from the detector's distributions"
+    "Cross-entropy of masked words, plus KL divergence of masked regions from the detector's distributions"
     return combine_terms(fusion_terms(out, batch), dist)
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #85479644
@@ -80,9 +80,9 @@ def fusion_learner(
     precision:str='auto', # As for `MixedPrecision`
     *, parts:Callable,   # As for `make_fusion`: the method's sublayers and heads
     cbs:list|tuple=(),   # More callbacks
-    sizes:dict=None,     # Of a run that is opened: as for `make_fusion`
+    sizes:dict=None,     # When a run is opened: as for `make_fusion`
 )->BatchLearner:         # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a fusion model on views of whole images"
+    "A learner that trains a fusion model on views of whole images"
     dls = whole_views(dls)
     model = make_fusion(recipe, dls, parts, visual, seed, sizes=sizes)
     return learner(dls, model, fusion_terms, fusion_optimizer(model, recipe),
@@ -91,16 +91,16 @@ def fusion_learner(
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #f7fff55f
 def check_fusion_data(
-    recipe:FusionInput, # What will be learned
+    recipe:FusionInput, # Recipe of the run
     splits:dict,        # Datasets `train`, `valid` and `test`
-    data:str,           # What they are called
+    data:str,           # Name of the dataset
     accumulate:int=1,   # Not used
 )->list:                # Lines
-    "As `check_fusion`; a `ValueError` also where a test image has no regions, if the evaluation will ask for them"
+    "As `check_fusion`; a `ValueError` also where a test image has no regions, if the evaluation needs them"
     lines,asks = check_fusion(recipe, splits, data),'objects' in DATASETS[data].answers
     if not asks or splits.get('test') is None: return lines
     reader = RegionReader(recipe.regions, recipe.region_files or None, recipe.max_regions)
     try: reader(splits['test'], [0])
     except ValueError as e:
-        raise ValueError(f'{e}; the test images are looked at after the training: store their regions, too') from None
+        raise ValueError(f'{e}; the test images are evaluated after the training: store their regions, too') from None
     return lines

@@ -55,48 +55,48 @@ _Tiny    = Float(0, 1, above=True)
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #6a871b2d
 @dataclass(frozen=True)
 class FusionInput(MethodRecipe):
-    "What a fusion model reads"
-    source:_Source='captions'   # Text beside the images: captions, questions, web or generated (sec. 2.3)
+    "The inputs of a fusion model: its texts, its regions, and the BERT of its text layers"
+    source:_Source='captions'   # Text beside the images: captions, questions, web or generated (sec. 2.1, 3.4)
     generated:_Written=''       # With source=generated: the folder of a run that captions, or a JSONL file of captions
     two_sentence:Share=0.       # Chance of another image's text as second sentence (released CC config; not followed)
     max_len:Length=128          # Longest text in tokens, [CLS] and [SEP] included (code)
-    regions:_Regions='files'    # files: a store of features (sec. 2.4); boxes: of the data or a file; grid: cells
+    regions:_Regions='files'    # files: a store of features (sec. 2.5); boxes: of the data or a file; grid: cells
     region_files:_Store=''      # With regions=files: the folder of the store; with boxes: it, or a file of boxes (ours)
     region_width:_Feats=0       # Width that its features must have (code: 2048); 0: that of the store
     region_model:_Network='given' # given: the run's backbone, --weights; small: one that learns the data's categories
-    region_steps:_Steps=800     # Steps that the small one learns, fewer where there are few images
-    cache_regions:bool=False    # Compute the regions of each image once and keep them? Without crops and jitter alone
+    region_steps:_Steps=800     # Training steps of the small one, fewer if there are few images
+    cache_regions:bool=False    # Compute the regions of each image once and cache them? Only without crops and jitter
     standardize:bool=False      # Features with mean 0 and standard deviation 1, measured on training images (ours)
     max_regions:_Most=100       # Regions of an image at the most (code)
     visual_depth:ResNet=50      # Layers of the backbone, if it is a ResNet; it is frozen
     visual_width:Channels=64    # Channels of its first stage
-    bert:_Bert='bert-base-uncased' # Initialises the text layers: small, a folder, or a name (sec. 3)
+    bert:_Bert='bert-base-uncased' # Initialises the text layers: small, a folder, or a name (sec. 2.5)
     start:_Begin='bert'         # With its weights, or at random, N(0,.02) (tab. 2, app. C)
     vocab:Vocab=10000           # Tokens of a small BERT, special ones included
-    bert_steps:_Steps=1500      # Steps that it learns the texts at hand, fewer where there are few
-    aux_scenes:_Scenes=0        # Of the world, for tokens, small BERT, small region network; 0: the training set
+    bert_steps:_Steps=1500      # Steps of its pretraining on the training texts, fewer if there are few
+    aux_scenes:_Scenes=0        # Scenes that train tokenizer, small BERT and region network; 0: the training set
     width:Width=768             # Its hidden size; a published one has its own
     depth:Layers=12             # Its layers
     heads:HeadCount=12          # Its attention heads
     dropout:Drop=.1             # Of states, in the whole model (tab. A.1)
-    sublayers:_Layers=''        # Which stream attends to which, sublayer by sublayer; nothing: as the method (ours)
+    sublayers:_Layers=''        # Which stream attends to which, sublayer by sublayer; empty: the method's own (ours)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #e9c6291a
 @dataclass(frozen=True)
 class FusionRecipe(FusionInput):
     "The setting of the paper: COCO, batches of 896, 88,000 updates"
-    mask_share:Share=.15        # Chance of a word to be masked (sec. 2.2)
+    mask_share:Share=.15        # Probability that a word is masked (sec. 2.5)
     mim:_Targets='off'          # Masked regions: off, or kl: the detector's distribution is the target (A24)
-    region_share:Share=.15      # Chance of a region to be masked (sec. 2.2)
-    region_zeroed:Share=.9      # Part of the masked regions whose features become zero (code; sec. 2.2: all)
-    tie_mlm:bool=True           # Head for words: BERT's, tied to their table, or all new? ViLBERT's code: new (A32)
+    region_share:Share=.15      # Probability that a region is masked (sec. 2.5)
+    region_zeroed:Share=.9      # Part of the masked regions whose features become zero (code; sec. 2.4: all)
+    tie_mlm:bool=True           # MLM head: BERT's, tied to the word embeddings, or all new? ViLBERT's code: new (A32)
     size:Side=224               # Side of the images, where regions are made from pixels
     scale_min:Fraction=1.       # Random crops keep at least this part of the area; regions are of whole images
     jitter:Share=0.             # Change of brightness, contrast, saturation; hue a quarter of it
     jitter_p:Share=0.           # How often colours are changed
     flip_p:Share=0.             # How often images are mirrored, with their boxes and left and right in the text
     bs:Batch=896                # Texts a step (tab. A.1; sec. 2.5: 1024; released: 480) (A23)
-    steps:_Updates=88_000       # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 2)
+    steps:_Updates=88_000       # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 1)
     warmup:WarmUp=2000          # Steps of linear warm-up (sec. 2.5; released: 1000)
     schedule:_Decay='cosine'    # Down to 0 after that (sec. 2.5; released: linear)
     lr:Rate=5e-5                # Peak learning rate (sec. 2.5)
@@ -108,7 +108,7 @@ class FusionRecipe(FusionInput):
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #023abdf5
 @patch
 def problems(self:FusionRecipe)->'Iterator[str]':
-    "Fields that need each other, or exclude each other"
+    "Error messages for fields that require or exclude each other"
     yield from MethodRecipe.problems(self)
     if self.source == 'generated' and not self.generated: yield 'source=generated: set generated to a run or file'
     if self.generated and self.source != 'generated':
@@ -142,7 +142,7 @@ def problems(self:FusionRecipe)->'Iterator[str]':
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #11179ce3
 @patch
 def _layers(self:FusionRecipe)->str:
-    "A BERT's layers begin the sublayers with text at text, one each"
+    "The error message if the text-to-text sublayers are not as many as the layers of the BERT that initialises them"
     if self.sublayers in ('',*PRESETS) or self.bert != 'small' or self.start != 'bert': return
     if (n := text_sublayers(self.sublayers)) != self.depth:
         return (f'sublayers={self.sublayers!r}: {n} sublayers read text at text, and the BERT that they begin with has '
@@ -150,14 +150,14 @@ def _layers(self:FusionRecipe)->str:
 
 @patch
 def _schedule(self:FusionRecipe)->str:
-    "Without a step there is nothing to warm up"
+    "The check of the warm-up; none for a recipe of no steps"
     if self.steps: return MethodRecipe._schedule(self)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #f63454aa
 def small_bert_sizes(
     recipe:FusionRecipe # With bert=small
 )->SimpleNamespace:     # `depth`, `heads`, `width`, `hidden`, dropout and norm, as of a BERT
-    "The sizes that a small BERT will have, to check sublayers by before there is one"
+    "The sizes of the small BERT that a recipe trains, to check sublayers before it exists"
     r = recipe
     return SimpleNamespace(depth=r.depth, heads=r.heads or max(1, r.width//32), width=r.width, hidden=4*r.width,
                            dropout=r.dropout, attention_dropout=r.dropout, eps=1e-12, std=.02)
@@ -166,7 +166,7 @@ def sublayer_problem(
     recipe:FusionRecipe, # With `sublayers`
     config:'Callable',   # (recipe, sizes of a BERT) -> `FusionConfig`
 )->str:                  # '' if they fit, or if the sizes of the BERT are not known yet
-    "Why a list of sublayers does not go with the other sizes"
+    "The error message for a list of sublayers that does not fit the other sizes"
     if not recipe.sublayers or recipe.bert != 'small': return ''
     bert = small_bert_sizes(recipe)
     try: layers = config(recipe, bert).sublayers
@@ -181,7 +181,7 @@ def sublayer_problem(
 def fusion_needs(
     recipe:FusionInput # Any
 )->frozenset:          # Annotations
-    "What the data must have"
+    "The annotations that the dataset must have"
     text = 'questions' if recipe.source == 'questions' else 'captions'
     learns = recipe.region_model == 'small' and not recipe.aux_scenes             # the categories of the data's boxes
     return frozenset([text, *['boxes']*(recipe.regions == 'boxes' and (learns or not recipe.region_files))])
@@ -189,7 +189,7 @@ def fusion_needs(
 def fusion_wants(
     recipe:FusionInput # Any
 )->frozenset:          # Annotations
-    "What is read if the data has it"
+    "The annotations that are read if the dataset has them"
     texts = {'captions','questions','statements'} if recipe.bert == 'small' else set()
     return frozenset(texts | ({'twin'} if recipe.source in ('web','generated') else set()))
 
@@ -199,7 +199,7 @@ def paper_recipes(
     name:str,          # Of the method
     bs:int=896,        # Texts a step on questions and on CC (tab. A.1: 1024 for ViLBERT)
 )->dict:               # Name -> recipe
-    "The rows of tab. A.1, the released files, and an encoder that begins at random"
+    "The recipes of tab. A.1, of the released configs, and of a randomly initialised encoder"
     base = replace(base, region_width=2048)
     web = replace(base, source='web', bs=bs)
     return {name: base, f'{name}_vqa': replace(base, source='questions', bs=bs),
@@ -218,7 +218,7 @@ SMALL_FUSION = dict(visual_depth=10, visual_width=16, bert='small', vocab=600, w
 def fusion_world(
     base:FusionRecipe # With the paper's numbers
 )->dict:              # Name -> recipe
-    "Recipes for the world, one for each source, and for photos: cells of a grid, and words alone are masked"
+    "Recipes for the world, one for each text source, and for photos: with grid cells, and masked words only"
     world = replace(base, **SMALL_FUSION, regions='boxes', region_model='small', flip_p=.5, aux_scenes=10_000)
     photos = replace(world, regions='grid', region_model='given', mim='off', size=64, vocab=2000, steps=750, warmup=75,
                      aux_scenes=0)

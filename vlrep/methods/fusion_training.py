@@ -30,7 +30,7 @@ def fusion_terms(
     out:dict,   # As the model gives it
     batch:dict, # Not used: the targets are in `out`
 )->dict:        # Name -> (weight, total (), count ()): `words`, and `regions` if they are masked
-    "Cross-entropy of masked words, and how far masked regions are from the detector's distribution"
+    "Cross-entropy of masked words, and KL divergence of masked regions from the detector's distribution"
     nats = F.cross_entropy(out['logits'].float(), out['target'], reduction='sum')
     terms = dict(words=(1., nats, len(out['target'])))
     if 'region_logits' in out: terms['regions'] = (1., *masked_region_loss(out['region_logits'], out['target_regions']))
@@ -40,7 +40,7 @@ def fusion_terms(
 _FEATS = 'region_width' # Among the sizes that a run keeps: that of the stored features
 
 def _bert(recipe, tok, train, seed, sizes):
-    "The recipe's BERT; without texts to learn from, one of the same shape whose weights will be loaded"
+    "The recipe's BERT; without training texts, one of the same shape whose weights are loaded afterwards"
     r = recipe
     narrow = r.bert == 'small' and r.start == 'bert'
     if r.bert != 'small' and sizes: bert = Bert(BertConfig(**{k: v for k,v in sizes.items() if k != _FEATS}), seed)
@@ -66,7 +66,7 @@ def _given(recipe, visual, seed):
     return visual if visual is not None else make_backbone(recipe.visual_depth, recipe.visual_width, seed)
 
 def _region_encoder(recipe, visual, train, seed):
-    "What makes regions; without data, one of the same shape whose weights will be loaded"
+    "The region encoder; without data, one of the same shape whose weights are loaded afterwards"
     r = recipe
     if r.regions == 'files':
         if train is None: return RegionEncoder(None, 'files', width=1, classes=1)
@@ -91,7 +91,7 @@ def _small_regions(recipe, train):
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #6ac431db
 def _linear_decay(step, total, warmup):
-    "Linear climb from 0, then a straight line down to 0"
+    "Factor of the learning rate: linear warm-up from 0, then linear decay to 0"
     return step/warmup if step < warmup else max(0., (total-step)/(total-warmup))
 
 def fusion_rules(
@@ -99,7 +99,7 @@ def fusion_rules(
     seed:int,            # As for `recipe_rules`
     precision:str,       # As for `MixedPrecision`
 )->list:                 # Callbacks
-    "Those of `recipe_rules`, with the recipe's schedule"
+    "The callbacks of `recipe_rules`, with the recipe's schedule"
     if not recipe.steps: recipe = replace(recipe, steps=1, warmup=0)    # nothing is trained, and nothing scheduled
     rules = recipe_rules(recipe, seed, precision)
     if recipe.schedule == 'cosine': return rules
@@ -124,8 +124,8 @@ def make_fusion(
     parts:Callable,      # (recipe, BERT's sizes, classes of the regions) -> `FusionConfig`, `FusionHeads`
     visual:nn.Module=None, # Another backbone than the recipe's, for the regions
     seed:int=0,          # Initial weights depend on this alone
-    *, sizes:dict=None,  # Of a run that is opened: what it has kept by `fusion_sizes`
-)->FusionModel:          # Its regions measured, and kept if the recipe says so
+    *, sizes:dict=None,  # When a run is opened: what `fusion_sizes` has stored
+)->FusionModel:          # Region features measured, and cached if the recipe sets it
     "A fusion model with its initial weights"
     r,tok = recipe,dls.train.tok
     if tok is None: raise ValueError('fusion models read texts: the loaders need the collator of the method')
@@ -151,14 +151,14 @@ def fusion_optimizer(
 )->torch.optim.AdamW:
     "AdamW without weight decay of biases, norms and poolers"
     r = recipe
-    pools = [m for m in (model.bert.pooler,model.text_pool,model.region_pool) if m is not None]         # still idle
+    pools = [m for m in (model.bert.pooler,model.text_pool,model.region_pool) if m is not None] # not used here
     groups = param_groups(model, [(pools, r.lr, _always), (None, r.lr, norm_or_bias)], r.wd)
     return torch.optim.AdamW(groups, lr=r.lr, betas=(.9,r.beta2), eps=r.adam_eps)
 
 def fusion_sizes(
     model:FusionModel # Any
 )->dict:              # As for `BertConfig`; and `region_width`, if features are read from files
-    "What a run keeps, so that it is opened without the files that its BERT and its regions came from"
+    "The sizes that a run stores, so that it can be opened without the files of its BERT and its regions"
     stored = {_FEATS: model.regions_in.feats} if model.visual is None else {}
     return asdict(model.bert.config) | stored
 

@@ -18,14 +18,14 @@ from ..core.fields import *
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
 @dataclass(frozen=True)
 class BertName:
-    "The name of a BERT: one of some words, a folder, or a name on the Hugging Face hub"
-    words:tuple=('small',)   # Names that are neither
+    "The name of a BERT: one of `words`, a folder, or a name on the Hugging Face hub"
+    words:tuple=('small',)   # Keywords, which are neither folder nor hub name
     def __str__(self): return f'{", ".join(self.words)}, a folder, or a name on the Hugging Face hub'
     def problem(self,
         name:str,  # The field
         value:str, # A text
     )->str:        # '' if it is allowed
-        "What is wrong with `value`; whether there is such a BERT is seen when it is opened"
+        "The error message for `value`; whether such a BERT exists is checked only when it is opened"
         odd = value != value.strip() or not re.match(r'[\w./~\\]', value)
         return f'{name}={value!r}: must be {self}' if odd else ''
 
@@ -73,24 +73,24 @@ Compiled    = Added(Choice('none', 'backbone', 'model'))
 class MethodRecipe:
     "Options that all methods share, off by default, and the checks of a recipe's fields against each other"
     ema:Averaging=0.                     # Decay of the averaged weights, which are validated and kept; 0 for none
-    frozen_stages:FrozenStages=0         # Stages of the backbone that stay as they are: 1 the stem, 5 the whole of it
+    frozen_stages:FrozenStages=0         # Frozen stages of the backbone: 1 is the stem only, 5 the whole backbone
     layer_decay:StageDecay=1.            # Learning rate of each stage of the backbone over that of the stage above it
     activation_checkpointing:OnOff=False # Recompute the backbone's activations in the backward pass, to save memory
-    memory_format:MemoryOrder='auto'     # Order of the backbone's weights in memory; auto leaves it as it was made
+    memory_format:MemoryOrder='auto'     # Memory format of the backbone's weights; auto leaves it unchanged
     compile:Compiled='none'              # What torch.compile compiles: the backbone's stages, or the model
     def check(self)->None:
-        "A `ValueError` names the fields that do not go together"
+        "Raise a `ValueError` that names the fields that do not go together"
         if problem := next(filter(None, self.problems()), None): raise ValueError(problem)
     def problems(self)->'Iterator[str]':
-        "What is wrong, or None; a method with rules of its own adds them"
+        "The error message of each check, or None; methods add checks of their own"
         yield self._schedule()
         yield self._backbone()
         yield self._heads()
         yield self._switches()
     def check_parts(self,
-        parts:int # Into which a batch is cut, to save memory
+        parts:int # Parts into which a batch is split for gradient accumulation
     )->None:
-        "A `ValueError` if a batch cannot be cut into so many"
+        "Raise a `ValueError` if a batch has fewer images than parts"
         if parts > self.bs:
             raise ValueError(f'--accumulate {parts}: a batch has {self.bs} images, and cannot be cut into more parts')
     def _schedule(self):
@@ -108,7 +108,7 @@ class MethodRecipe:
         if width % heads: return f'heads={heads}: a width of {width} cannot be split into {heads} heads'
     def _switches(self):
         if self.activation_checkpointing and self.compile != 'none':
-            return f'compile={self.compile}: kernels decide what they recompute, leave activation_checkpointing out'
+            return f'compile={self.compile}: compiled code already recomputes; leave activation_checkpointing out'
 
 # %% ../../nbs/methods/00_recipe.ipynb #d8dc631f
 @patch
@@ -123,7 +123,7 @@ _r18 = dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=.2)
 
 def photo_recipes(
     like:MethodRecipe,    # A recipe with the small ResNet
-    name:str='flickr8k',  # What they are called: `name` and `name_small`
+    name:str='flickr8k',  # Their names are `name` and `name_small`
     **changes             # Fields that differ from `like`
 )->dict:                  # Name -> recipe
     "The recipes for a thousand photos: with a ResNet-18, and with the small network"

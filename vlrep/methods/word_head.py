@@ -26,9 +26,9 @@ def word_rarity(
     texts:'Iterable[str]', # The training captions
     tok:'Tokenizer', # Their tokens v
     first:int=5,     # Smaller ids are special, and no words
-    most:int=100_000,# Of more texts, so many are counted, evenly spread
+    most:int=100_000,# Of more texts, this number is counted, evenly spaced
 )->Tensor:           # Inverse document frequency of each token, 0 for special ones (v,)
-    "How rare each token is: log(N/(1+df)), and 0 for one that all texts have"
+    "Inverse document frequency of each token: log(N/(1+df)), but not below 0"
     texts = list(texts)
     texts = texts[::max(1, -(-len(texts)//most))]
     df = torch.zeros(len(tok))
@@ -42,7 +42,7 @@ def rarity_shares(
     words:Tensor, # 1 where a token occurs, else 0 (b,v)
     idf:Tensor,   # From `word_rarity` (v,)
 )->Tensor:        # Sums to 1, or is 0 where no word counts (b,v)
-    "The share of each word in the answer"
+    "The target distribution: the share of each word"
     y = words*idf
     return y/y.sum(1, keepdim=True).clamp(min=1e-12)
 
@@ -55,7 +55,7 @@ class WordNaming:
         weight:float, # Of its loss
         first:int=5,  # Smaller ids are special, and no words
     )->None:
-        "Add a linear layer that names the words of the caption from the mean over the grid, in training"
+        "Add a linear layer that predicts the words of the caption from the mean over the grid, in training"
         self.word_head = nn.Linear(self.visual.width, len(idf))
         self.register_buffer('word_idf', idf)
         self.word_weight,self.first_word = float(weight),first
@@ -74,7 +74,7 @@ class WordNaming:
 
 # %% ../../nbs/methods/07_word_head.ipynb #f00ca31b
 def rarity_in(
-    dl:'StatefulLoader',      # Its dataset has captions in memory, its `tok` cuts them
+    dl:'StatefulLoader',      # Its dataset has captions in memory, and its `tok` is the tokenizer
     texts:'TextBuffer'=None,  # What is read in place of the captions, such as narratives
 )->tuple:                     # How rare each token is, 0 for special ones (v,), and the first id that is a word, if
                               # special ones are the first five at most, else 0
@@ -91,9 +91,9 @@ def rarity_in(
 
 def word_loss(
     scores:Tensor, # One softmax over all tokens (b,v)
-    shares:Tensor, # Of each token in the answer; sums to 1, or is 0 for an image that is not counted (b,v)
+    shares:Tensor, # Target share of each token; sums to 1, or is 0 for an image that is not counted (b,v)
 )->tuple:          # Nats (), images ()
-    "How far the scores are from the shares (Kullback-Leibler): 0 at best"
+    "Kullback-Leibler divergence of the predicted distribution from the shares"
     t,m = k_hot_loss(scores, shares)
     return t + torch.xlogy(shares, shares).sum(),m
 

@@ -21,14 +21,14 @@ def _both(pred, true):
     return pred.astype(bool),true.astype(bool)
 
 def f1_scores(
-    pred:np.ndarray,         # What was said, 0 or 1 (n,k)
-    true:np.ndarray,         # What is there, 0 or 1 (n,k)
+    pred:np.ndarray,         # Predicted labels, 0 or 1 (n,k)
+    true:np.ndarray,         # True labels, 0 or 1 (n,k)
     weights:np.ndarray=None, # How often each item counts (draws,n); once by default
 )->dict:                     # micro and macro: numbers, or arrays (draws,)
     "Micro and macro F1, equal to scikit-learn's with zero_division=0"
     pred,true = _both(pred, true)
     w = np.ones((1,len(pred))) if weights is None else np.asarray(weights, dtype=np.float64)
-    tp,both = w@(pred&true),w@(pred.astype(np.float64)+true)      # 2 tp + fp + fn = said + there
+    tp,both = w@(pred&true),w@(pred.astype(np.float64)+true)      # 2 tp + fp + fn = predicted + present
     each = np.divide(2*tp, both, out=np.zeros_like(tp), where=both > 0)
     whole = both.sum(1)
     micro = np.divide(2*tp.sum(1), whole, out=np.zeros_like(whole), where=whole > 0)
@@ -37,8 +37,8 @@ def f1_scores(
 
 # %% ../../nbs/metrics/55_multilabel.ipynb #60b3000f
 def f1_interval(
-    pred:np.ndarray, # What was said, 0 or 1 (n,k)
-    true:np.ndarray, # What is there, 0 or 1 (n,k)
+    pred:np.ndarray, # Predicted labels, 0 or 1 (n,k)
+    true:np.ndarray, # True labels, 0 or 1 (n,k)
     how:str='micro', # micro or macro
     draws:int=500,   # Number of bootstrap resamples
     seed:int=0,      # The same seed, the same draws

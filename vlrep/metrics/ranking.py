@@ -72,7 +72,7 @@ def correct(
     scores:'np.ndarray|torch.Tensor|list', # A score for each class (n,c)
     labels:'np.ndarray|torch.Tensor|list', # The right class (n,)
 )->np.ndarray:                             # 1. where the highest score is the right class, else 0. (n,)
-    "Which items were answered right"
+    "Which items are classified correctly"
     scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
@@ -96,7 +96,7 @@ def chance_top1(
     train:'np.ndarray|torch.Tensor|list', # Classes in training (n,)
     test:'np.ndarray|torch.Tensor|list',  # Target classes (m,)
 )->float:                                 # Share answered right
-    "Accuracy of always answering what was most frequent in training"
+    "Accuracy of always predicting the most frequent class of training"
     seen,n = np.unique(_array(train, 'train'), return_counts=True)
     return float((_array(test, 'test') == seen[n.argmax()]).mean())
 

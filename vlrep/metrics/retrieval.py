@@ -52,8 +52,8 @@ def _pair_scores(images, captions, owner, chunk):
 def _check_pairs(images, captions, owner):
     "A `ValueError` says what does not fit"
     if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
-        raise ValueError(f'images {tuple(images.shape)} and captions {tuple(captions.shape)} do not fit: wanted (n,d) '
-                         f'and (m,d), in one space')
+        raise ValueError(f'images {tuple(images.shape)} and captions {tuple(captions.shape)} do not fit: expected '
+                         f'(n,d) and (m,d), in one space')
     if len(images) < 2: raise ValueError(f'images: {len(images)} of them, at least 2 are needed to choose from')
     if owner.shape != (len(captions),):
         raise ValueError(f'image_of: {tuple(owner.shape)} for {len(captions)} captions, expected the image of each')

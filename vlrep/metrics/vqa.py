@@ -36,7 +36,7 @@ def normalise_answer(
 def soft_scores(
     answers:list, # What people answered, ten as a rule
 )->dict:          # Normalised answer -> score, from 0 to 1
-    "What each answer is worth: min(matches/3, 1), the mean over who of those that answered is left out"
+    "The score of each answer: min(matches/3, 1), the mean over leaving out each of the people in turn"
     said = Counter(filter(None, map(normalise_answer, answers)))
     n = len(answers)
     # m of the n subsets have lost one match

@@ -130,8 +130,8 @@ def _run(self:Backbone, part, x):
 def _contexts(owner): return nullcontext(),_untracked(owner)
 
 @patch
-def stage_modules(self:Backbone)->list: # Of the stem and the four stages, the modules in them
-    "What is frozen together, and has a learning rate of its own"
+def stage_modules(self:Backbone)->list: # For the stem and each of the four stages, a list of its modules
+    "The stages, from the input on, each of which can be frozen or have its own learning rate"
     return [[self.conv1,self.bn1], *([getattr(self, f'layer{i}')] for i in (1,2,3,4))]
 
 # %% ../../nbs/models/10_backbones.ipynb #fc4ceec6
@@ -140,7 +140,7 @@ def scales(self:Backbone,
     img:Tensor, # Normalised float images (b,3,H,W)
     n:int=2,    # How many
 )->list:        # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine
-                # (LocTex sec. 4.4)
+                # (LocTex sec. 3.4)
     "The last grid of each resolution"
     if not 1 <= n <= len(self.sizes): raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
     got = self._stages(img)
@@ -186,7 +186,7 @@ def small_resnet(
     blocks:tuple=(1,1,1,1), # Blocks in each of the four stages
     **kw                    # `stem`, `channels_last`, `autocast`
 )->Backbone:                # Grid of stride 8: 48 pixels become 6 x 6
-    "A ResNet for pictures of 32 to 96 pixels"
+    "A ResNet for images of 32 to 96 pixels"
     return Backbone(BasicBlock, blocks, width=width, strides=(1,2,2,1), pool=False, **kw)
 
 # %% ../../nbs/models/10_backbones.ipynb #e8c2db1e

@@ -204,10 +204,10 @@ class SmallBertPlan:
     steps:int=800    # Of training
     bs:int=64        # Captions a step
     lr:float=3e-3    # Peak learning rate, of AdamW
-    warmup:float=.1  # Part of the steps in which it rises; after that it falls to zero, linearly
+    warmup:float=.1  # Share of the steps with linear warm-up; after that linear decay to zero
     wd:float=.01     # Weight decay of matrices
-    share:float=.15  # Of the masked words (BERT sec. 3.1)
-    max_len:int=40   # Captions are cut to so many tokens
+    share:float=.15  # Share of the words that are masked (BERT sec. 3.1)
+    max_len:int=40   # Captions are truncated to this number of tokens
     held:int=500     # Captions of the last images that are kept to measure, at most a tenth
 
 def small_config(
@@ -234,12 +234,12 @@ def masked_accuracy(
     bert:Bert,             # With a head
     captions:list,         # Texts
     tokenizer:'Tokenizer', # Theirs
-    *, share:float=.15,    # Of the words that are masked
+    *, share:float=.15,    # Share of the words that are masked
     max_len:int=40, bs:int=256,
     usual:int=None,        # The most frequent token of the training captions; by default of these masked words, which
                            # no model can know
-)->dict:                   # `n` masked words; shares found: `top1`, `top5`; `unigram`: by always saying `usual`
-    "How many of the masked words of captions are found, from the text alone; the proxy's baseline (ICMLM tab. 1)"
+)->dict:                   # `n` masked words; shares found: `top1`, `top5`; `unigram`: by always predicting `usual`
+    "Accuracy on the masked words of captions, from the text alone; the proxy task's baseline (ICMLM tab. 1)"
     training = bert.training
     bert.eval()
     ids = [i for i in tokenizer.encode(list(captions), max_len) if len(i) > 2]
@@ -296,7 +296,7 @@ def _learn(bert, ids, tokenizer, plan, seed):
 
 # %% ../../nbs/models/58_bert.ipynb #80e80bbb
 def _key(dataset, tokenizer, config, plan, seed):
-    "What decides a small BERT; the number rises when this code changes what comes out"
+    "Cache key of a small BERT; the number in it rises when this code changes the result"
     h = hashlib.sha256(json.dumps([2, asdict(config), asdict(plan), seed]).encode())
     h.update(tokenizer.model)
     for t in dataset.captions.flat(): h.update(t.encode('utf-8', 'surrogatepass')+b'\0')
@@ -304,7 +304,7 @@ def _key(dataset, tokenizer, config, plan, seed):
     return h.hexdigest()[:16]
 
 def _texts(dataset, held):
-    "Captions to learn from, and those of the last images to measure with"
+    "Training captions, and held-out captions of the last images"
     texts,rows = list(dataset.captions.flat()),dataset.captions.rows
     i = len(dataset)
     while i > 0 and len(texts)-rows[i-1] <= min(held, len(texts)//10): i -= 1
@@ -314,7 +314,7 @@ def _texts(dataset, held):
     return texts[:cut],texts[cut:]
 
 def _trained(dataset, tokenizer, config, plan, seed):
-    "A BERT trained on the captions of `dataset`, and what it can do"
+    "A BERT trained on the captions of `dataset`, and its scores"
     texts,held = _texts(dataset, plan.held)
     threads,most = torch.get_num_threads(),plan.steps*plan.bs
     if len(texts) > most:
@@ -338,11 +338,11 @@ def train_small_bert(
     dataset:ImageTextDataset,     # With captions
     tokenizer:'Tokenizer',        # Cuts them into tokens
     config:BertConfig=None,       # Its sizes; by default `small_config(tokenizer)`
-    plan:SmallBertPlan=SmallBertPlan(), # How long it learns
+    plan:SmallBertPlan=SmallBertPlan(), # Training hyperparameters
     seed:int=0,                   # The same seed, the same weights
     *, log:callable=print,        # Called with the score it has reached; None for no message
 )->Bert:                          # In evaluation mode
-    "A small BERT that has learned the captions of `dataset`, from the cache if it was trained before"
+    "A small BERT trained on the captions of `dataset`, from the cache if it was trained before"
     config = small_config(tokenizer) if config is None else config
     if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions for a small BERT to learn from')
     _check_vocab(config, tokenizer, 'config')
@@ -390,12 +390,12 @@ def make_bert(
     tokenizer:'Tokenizer',       # From `bert_tokenizer`
     seed:int=0,                  # Of all that begins at random
     *, config:BertConfig=None,   # Sizes of scratch and small; by default `small_config`
-    plan:SmallBertPlan=SmallBertPlan(), # How long small learns
+    plan:SmallBertPlan=SmallBertPlan(), # Training hyperparameters of small
     pooler:bool=True,            # With `pooled`? Where the file has no pooler it begins at random
     mlm:bool=True,               # With `mlm_logits`?
     log:callable=print,          # Called with what was opened or trained; None for no message
 )->Bert:                         # In training mode
-    "A BERT to begin with, by name; a `ValueError` says what is missing, or that it reads other tokens"
+    "An initial BERT by name; a `ValueError` says what is missing, or that its tokens do not fit"
     if str(name) == 'small':
         bert = train_small_bert(train, tokenizer, config, plan, seed, log=log)
         if not pooler: bert.pooler = None

@@ -61,7 +61,7 @@ class BertLayer(EncoderLayer):
 
 # %% ../../nbs/models/57_bert_model.ipynb #82b56ab4
 class Bert(nn.Module):
-    "Token, position and segment vectors, layers that look to both sides, a pooler and a head for masked tokens"
+    "Token, position and segment embeddings, bidirectional layers, a pooler and a head for masked tokens"
     def __init__(self,
         config:BertConfig,   # Its sizes
         seed:int=0,          # The initial weights depend on this and the sizes alone
@@ -89,7 +89,7 @@ class Bert(nn.Module):
         tok:Tensor,           # Tokens (b,s)
         segments:Tensor=None, # 0 or 1 for first and second sentence (b,s); None: all first
     )->Tensor:                # (b,s,d)
-        "The vectors with which the words go into the first layer"
+        "The input vectors of the first layer"
         s = tok.shape[1]
         if s > self.config.max_len:
             raise ValueError(f'tok: {s} tokens, but this BERT has positions for {self.config.max_len} only: truncate '
@@ -102,8 +102,8 @@ class Bert(nn.Module):
 @patch
 def encode(self:Bert,
     x:Tensor,    # Vectors of words, regions, ... (b,n,d)
-    real:Tensor, # Which of them are there (b,n) bool
-)->Tensor:       # (b,n,d); what is not there means nothing
+    real:Tensor, # Which of them are real (b,n) bool
+)->Tensor:       # (b,n,d); arbitrary where `real` is False
     "Contextual vectors"
     if x.shape[-1] != self.width:
         raise ValueError(f'x: vectors of width {x.shape[-1]}, but this BERT has width {self.width}: project them first')
@@ -125,7 +125,7 @@ def forward(self:Bert,
     tok:Tensor,           # Tokens, padding last (b,s)
     lens:Tensor,          # Real ones in each row (b,)
     segments:Tensor=None, # 0 or 1 for first and second sentence (b,s); None: all first
-)->Tensor:                # (b,s,d); what stands at padding means nothing
+)->Tensor:                # (b,s,d); arbitrary at padding
     "The contextual vector of each token"
     real = sequence_mask(lens, tok.shape[1])
     return self.encode(self.embeddings(tok, segments), real)
@@ -143,7 +143,7 @@ def pooled(self:Bert,
 def mlm_logits(self:Bert,
     states:Tensor, # From `forward`, of all positions or of the masked ones (...,d)
 )->Tensor:         # (...,v)
-    "A score for every token of the vocabulary; the last layer is the table of words itself"
+    "A score for every token of the vocabulary; the last layer is tied to the word embeddings"
     if self.transform is None: raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')
     return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
 

@@ -14,7 +14,7 @@ def concept_nats(
     logits:Tensor,   # A score for each concept (b,k)
     concepts:Tensor, # 1 for each that the image has; for topics their probabilities (b,k)
     soft:bool=False, # Topics?
-)->tuple:            # Nats of each image, 0 if it has no concept (b,); has it one? (b,) bool
+)->tuple:            # Nats of each image, 0 if it has no concept (b,); whether it has one (b,) bool
     "Cross-entropy to the uniform distribution over an image's concepts, or to the probability of each topic"
     if logits.shape != concepts.shape:
         raise ValueError(f'logits {tuple(logits.shape)} do not fit concepts {tuple(concepts.shape)}')

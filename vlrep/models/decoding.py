@@ -24,7 +24,7 @@ def _allowed(logits, tok, never, repeat):
     return logits if repeat else logits.scatter(1, tok[:,-1:], -torch.inf)
 
 def _lost(logits, tok):
-    "Log-probabilities in which the last word's is lost, and the other words get nothing of it (virtex code)"
+    "Log-probabilities with the last word ruled out and the others not renormalised (virtex code)"
     logits = logits.log_softmax(-1)
     return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:,-1:], -10_000.)
 
@@ -83,7 +83,7 @@ def beam(
     never:list|tuple=(),  # Tokens that must not be written
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
                           # probability
-    beams:int=5,          # Beginnings kept alive, k (VirTex code)
+    beams:int=5,          # Partial captions that are kept, k (VirTex code)
     per_node:int=2,       # Continuations that each may propose, after the first word (VirTex code)
     norm:float=1.,        # Exponent of the length; 0 = the plain log-probability (VirTex code)
     every:bool=False,     # All beams, best first, instead of the best?
@@ -189,7 +189,7 @@ class Cached:
         self.words = [None]*len(cells)               # those of the words, all beams together
 
     def _back(self, i, x):
-        "Self-attention of layer `i`: the new words (b,beams,d) look at their own ancestors"
+        "Self-attention of layer `i`: the new words (b,beams,d) attend to their own ancestors"
         m = self.decoder.layers[i].self_attn
         q,*kv = _heads(m, x, 0, 3)
         old,n = self.words[i],self.mine.shape[2]
@@ -202,7 +202,7 @@ class Cached:
         return _attend(m, q, *mem, ~self.mine[:,None])[0]
 
     def _look(self, i, x):
-        "Cross-attention of layer `i`: the beams of a picture share its cells"
+        "Cross-attention of layer `i`: the beams of an image share its cells"
         m = self.decoder.layers[i].multihead_attn
         return _attend(m, _heads(m, x, 0, 1)[0], *self.cells[i])[0]
 
@@ -213,7 +213,7 @@ def __call__(self:Cached,
     vis:Tensor, # Pictures (b,n,d); read at the first word only
     tok:Tensor, # The words so far (r,s), one more than in the last call; r is b times the number of beams
 )->Tensor:      # Scores of the next word (r,1,v)
-    "Read the last of `tok`, knowing the words before"
+    "Scores of the next word, from the last of `tok` and the cached keys and values of the words before"
     s = tok.shape[1]
     if s == 1: self._start(vis)
     b,k = self.mine.shape[:2]
@@ -248,7 +248,7 @@ def decode(
     how:str='greedy',     # greedy, beam or nucleus
     never:list|tuple=(),  # Tokens that must not be written
     repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
-    beams:int=5,          # beam: beginnings kept alive
+    beams:int=5,          # beam: partial captions that are kept
     per_node:int=2,       # beam: continuations that each may propose
     norm:float=1.,        # beam: exponent of the length
     p:float=.9,           # nucleus: probability that the tokens to draw from have together
@@ -272,7 +272,7 @@ def attention(
     tok:Tensor,              # Finished captions, [SOS] first (b,s)
 )->Tensor:                   # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was
                              # written
-    "Which cells of the picture each layer and head looked at while each word was written"
+    "Cross-attention weights over the image's cells, of each layer and head, for each word of a caption"
     x = embed(tok[:,:-1])
     hide = causal_mask(x.shape[1], device=tok.device) < 0
     maps = []

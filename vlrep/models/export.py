@@ -34,14 +34,14 @@ def known_as(
     return _NAMES.get((depth, width)),depth,width
 
 def _need_name(backbone, to):
-    "Name, depth and width of a network that others know; a `ValueError` says which those are"
+    "Name, depth and width of a network that other libraries have; a `ValueError` lists those"
     name,depth,width = known_as(backbone)
     if name: return name,depth,width
     names = {w: ', '.join(str(d) for d,v in _NAMES if v == w) for w in (64,128)}
     raise ValueError(f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
                      f'written: what it can open has visual_depth {names[64]} with visual_width 64, or {names[128]} '
                      f'with 128; train with --set visual_depth=18 --set visual_width=64, '
-                     'or with one of the recipes that `vlrep-pretrain --recipes` says others can open')
+                     'or with one of the recipes for which `vlrep-pretrain --recipes` lists another library')
 
 # %% ../../nbs/models/55_export.ipynb #0f20ba2c
 _RENAMES = (('downsample.0', 'shortcut'), ('downsample.1', 'shortcut.norm'),
@@ -84,7 +84,7 @@ def detectron2_grid(
 LAYOUTS = 'torchvision', 'timm', 'detectron2'
 
 def _note(backbone, to, mean, std, size):
-    "What a user of the weights must know"
+    "Architecture and preprocessing that belong to the weights"
     name,depth,width = _need_name(backbone, to)
     for what,v in (('mean',mean),('std',std)):
         if len(v) != 3: raise ValueError(f'{what}={v}: one number for each of red, green and blue')
@@ -137,7 +137,7 @@ print(grid.mean((2, 3)).shape)                   # (1, {features})""")
 
 # %% ../../nbs/models/55_export.ipynb #c3a51e71
 def opening_lines(
-    note:dict,           # What a user of the weights must know
+    note:dict,           # Architecture and preprocessing that belong to the weights
     to:str,              # One of `LAYOUTS`
     folder:FilePath='.', # Where the files will be
 )->list:                 # Lines of Python: they need the files in `folder`, and an image photo.jpg
@@ -200,7 +200,7 @@ def _detectron2_net(folder, name):
     return (lambda x: detectron2_grid(w, x)),"detectron2's forward pass, written out"
 
 def _read(folder, to, name):
-    "What the other side makes of the files: a function of pixels from 0 to 255, and the name of what read them"
+    "The exported network as a function of pixels from 0 to 255, and the name of what read it"
     def ready(net, mean, std, top=255):
         m,s = (torch.tensor(v, dtype=torch.float64).view(3,1,1) for v in (mean,std))
         return lambda px: net((px/top - m)/s)
@@ -232,8 +232,8 @@ def export_backbone(
     mean:tuple=(.485,.456,.406), # What was subtracted from red, green and blue in [0,1]
     std:tuple=(.229,.224,.225),  # What they were then divided by
     *, size:int=224,             # Side of the images it was trained with
-)->dict:                         # `files`, `by` whom they were read again, the largest relative `error` then, and the
-                                 # lines that `open` them
+)->dict:                         # `files`; `by`: what read them again; `error`: the largest relative difference then;
+                                 # `open`: lines of code that open them
     "Write the backbone in another project's layout, read it there, compare; a `ValueError` says what does not fit"
     if to not in LAYOUTS: raise did_you_mean('layout', to, LAYOUTS)
     folder = Path(folder)

@@ -16,7 +16,7 @@ from ..data.transforms import EvalTransform
 # %% ../../nbs/models/60_features.ipynb #48f3420b
 def plain_batches(
     data:'ImageTextDataset|Iterable', # An `ImageTextDataset`, or a loader that yields normalised batches in order
-    size:int=None,                    # Side of the views in pixels; the source's own by default
+    size:int=None,                    # Side of the views in pixels; the dataset's own by default
     bs:int=256,                       # Images at a time
     device:str|torch.device='cpu',    # Where they are computed
 )->'Iterator[Tensor]':                # Yields float images (b,3,size,size)
@@ -65,7 +65,7 @@ def _watched(data, size, bs, device, label):
 def features(
     backbone:nn.Module,               # `backbone(img)` gives a grid (b,c,h,w)
     data:'ImageTextDataset|Iterable', # `ImageTextDataset` or loader
-    size:int=None,                    # Side of the images in pixels; the source's own by default
+    size:int=None,                    # Side of the images in pixels; the dataset's own by default
     bs:int=256,                       # Images at a time
     native:bool=False,                # The backbone's own precision instead of float32?
 )->dict:                              # `avg` (n,c) and `grid2` (n,4c), float32 on the CPU
@@ -81,7 +81,7 @@ def bn_statistics(
     backbone:nn.Module,               # Changed in place: its BatchNorm statistics, and nothing else
     data:'ImageTextDataset|Iterable', # The pretraining images: `ImageTextDataset`, or a loader of normalised batches
     size:int=None,                    # Side of the images in pixels
-    n:int=4096,                       # Use this many of a source's images
+    n:int=4096,                       # Use this many of a dataset's images
     bs:int=256,                       # Images a batch
 )->nn.Module:                         # The same backbone
     "Set BatchNorm statistics to the plain average over batches of `data`"

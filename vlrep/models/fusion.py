@@ -19,7 +19,7 @@ from .text_encoder import _linear
 
 # %% ../../nbs/models/59_fusion.ipynb #a69aa3bf
 class _Half(nn.Module):
-    "What one stream has of a sublayer: to ask, to be looked at, to think"
+    "One stream's part of a sublayer: queries, keys and values, and the feed-forward network"
     def __init__(self, sizes, width, asks, shown):
         super().__init__()
         (d,ffn),self.asks,self.shown = sizes,asks,shown
@@ -28,12 +28,12 @@ class _Half(nn.Module):
         self.out,self.linear1,self.linear2 = nn.Linear(width, d),nn.Linear(d, ffn),nn.Linear(ffn, d)
         self.norm1,self.norm2 = nn.LayerNorm(d),nn.LayerNorm(d)
     def think(self, x, seen, p):
-        "What a stream `x` (m,d) makes of what it has seen (m,w)"
+        "Add the output `seen` of attention (m,w) to a stream `x` (m,d), then apply the feed-forward network"
         x = self.norm1(x + drop(_linear(seen, self.out), p, self.training))
         return self.norm2(x + drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2), p, self.training))
 
 class _Seats:
-    "Where the rows of a stream stand in (b,n); on a CPU without those that are not there"
+    "Positions of the rows of a stream in (b,n); on a CPU without padding"
     def __init__(self, real):
         self.shape = real.shape
         packs = real.device.type == 'cpu' and not real.all()
@@ -47,7 +47,7 @@ class _Seats:
         return x.new_zeros(b*n, x.shape[1]).index_copy_(0, self.at, x).unflatten(0, (b,n))
 
 def _open(reals):
-    "What may be looked at in these streams together: a mask (b,1,1,n), and which rows have anything at all (b,1,1,1)"
+    "Attention mask of these streams together (b,1,1,n), and which samples have anything to attend to (b,1,1,1)"
     real = torch.cat(reals, 1)
     some = real.any(1, keepdim=True)
     first = torch.arange(real.shape[1], device=real.device) == 0
@@ -90,7 +90,7 @@ class FusionLayer(nn.Module):
 def forward(self:FusionLayer,
     rows:dict,  # Stream -> its vectors without padding (m,d)
     seats:dict, # Stream -> where they stand
-    opened:Callable, # Streams that are looked at -> mask, and which rows have anything to look at
+    opened:Callable, # Streams attended to -> mask, and which samples have anything to attend to
 )->dict:        # Stream -> new vectors
     "Attention, then the feed-forward network"
     (q,k,v),seen = self._heads(rows, seats),{}
@@ -124,10 +124,10 @@ class FusionEncoder(nn.Module):
             if n.endswith('bias'): nn.init.zeros_(p)
     def forward(self,
         text:Tensor,       # Vectors of words (b,s,d)
-        text_real:Tensor,  # Which of them are there (b,s) bool
+        text_real:Tensor,  # Which of them are real (b,s) bool
         image:Tensor,      # Vectors of regions (b,n,e)
-        image_real:Tensor, # Which of them are there (b,n) bool
-    )->tuple:              # (b,s,d) and (b,n,e); what is not there is zero
+        image_real:Tensor, # Which of them are real (b,n) bool
+    )->tuple:              # (b,s,d) and (b,n,e); zero where not real
         "Contextual vectors of words and regions"
         xs,reals = dict(text=text, image=image),dict(text=text_real, image=image_real)
         for s,x in xs.items():

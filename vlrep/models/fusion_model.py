@@ -42,7 +42,7 @@ class RegionInput(nn.Module):
         boxes:Tensor,         # x0 y0 x1 y1 in [0,1] (b,n,4); not read without bert=None
         norm:nn.Module=None,  # VisualBERT: the words' LayerNorm
     )->Tensor:                # (b,n,width)
-        "The vectors with which the regions go into the first sublayer"
+        "The input vectors of the regions for the first sublayer"
         if feats.shape[-1] != self.feats:
             raise ValueError(f'region_feats: of width {feats.shape[-1]}, and this model reads features of width '
                              f'{self.feats}: take those that it was trained with')
@@ -72,13 +72,13 @@ def measure(self:RegionInput,
 class FusionHeads:
     "Region embedding, poolers, prediction heads and masking rates around an encoder; by default VisualBERT's"
     boxes:bool=False      # Do regions have an embedding of their box (ViLBERT), or are they like words (VisualBERT)?
-    pool_width:int=0      # Of two poolers whose answers are multiplied (ViLBERT: 1024); 0: BERT's own
+    pool_width:int=0      # Of two poolers whose outputs are multiplied (ViLBERT: 1024); 0: BERT's own
     pool_token:str='cls'  # The text's pooled token: cls, or last: the one before the last [SEP], as it is
     pool_region:str='first' # Of ViLBERT: first, or mean
-    tie_words:bool=True   # Is the head for words BERT's, its last layer the table of words? Else all of it is new
+    tie_words:bool=True   # Is the head for words BERT's, tied to the word embeddings? Else all of it is new
     classes:int=0         # Of masked regions; 0: none is masked
-    share:float=.15       # Chance of a word to be masked
-    region_share:float=.15 # Chance of a region to be masked
+    share:float=.15       # Probability that a word is masked
+    region_share:float=.15 # Probability that a region is masked
     zeroed:float=.9       # Part of the masked regions whose features are zero
     standardize:bool=False # Are features of regions brought to mean 0 and standard deviation 1?
     def __post_init__(self):
@@ -94,7 +94,7 @@ def _region_head(width, classes, eps):
 class FusionModel(nn.Module):
     "Text and regions through one encoder: `fuse`, `fill_mask`, and in pretraining masked words and regions"
     def __init__(self,
-        bert:Bert,            # Its words and heads are taken, its layers copied into the encoder, and then let go
+        bert:Bert,            # Its embeddings and heads are used, its layers copied into the encoder and then removed
         config:FusionConfig,  # Sizes of the encoder
         region_encoder:nn.Module, # Batch -> `region_feats`, `region_boxes`, `region_counts`; has `width` and `visual`
         tok:'Tokenizer',      # Of the texts

@@ -16,7 +16,7 @@ class MomentumEncoder(nn.ModuleDict):
     "A copy of some modules whose parameters follow theirs slowly; it never gets a gradient"
     def __init__(self,
         modules:dict,        # Name -> module; modules may share parts
-        momentum:float=.999, # What remains of the copy at each step, in [0,1] (MCT sec. 4.1)
+        momentum:float=.999, # Weight of the copy's old value in each update, in [0,1] (MCT sec. 4.1)
     ):
         if not 0 <= momentum <= 1: raise ValueError(f'momentum={momentum}: must be from 0 to 1')
         super().__init__(copy.deepcopy(modules))
@@ -34,7 +34,7 @@ class MomentumEncoder(nn.ModuleDict):
     def mirror(self,
         modules:dict # Those that it is a copy of
     )->None:
-        "Be in training where they are, and compute in the same precision"
+        "Copy training mode and precision (`autocast`) from each of their parts"
         for name,m in modules.items():
             for fast,slow in zip(m.modules(), self[name].modules(), strict=True):
                 slow.training = fast.training
@@ -58,13 +58,13 @@ class Queue(nn.Module):
         self.register_buffer('born', torch.zeros(n, dtype=torch.long))
         for k in ('pointer','staged','steps'): self.register_buffer(k, torch.zeros((), dtype=torch.long))
     def _load_from_state_dict(self, state, prefix, *rest):
-        "Marks may have another width in what is loaded: a run is opened without its data, which knows the tags"
+        "Take the number of marks from the loaded state: a run is opened without its data, and so without its tags"
         there = state.get(f'{prefix}marks')
         if there is not None and there.ndim == 2: self.marks = self.marks.new_zeros(len(self.marks), there.shape[1])
         super()._load_from_state_dict(state, prefix, *rest)
     def keys(self,
         kind:str # One of `widths`
-    )->Tensor:   # (n,d), unit length; which of them are negatives, says `active`
+    )->Tensor:   # (n,d), unit length; `active` marks those that are negatives
         "All keys of a kind"
         return getattr(self, f'keys_{kind}')
     @property
@@ -105,7 +105,7 @@ def stage(self:Queue,
 # %% ../../nbs/models/45_momentum.ipynb #49fd2455
 @patch
 def commit(self:Queue)->None:
-    "What was staged is in the queue; as many of the oldest keys are out"
+    "Move the staged keys into the queue; as many of the oldest leave it"
     self.pointer.add_(self.staged).remainder_(len(self.ids))
     self.steps.add_(1)
     self.staged.zero_()
@@ -113,7 +113,7 @@ def commit(self:Queue)->None:
 @patch
 @torch.no_grad()
 def drop(self:Queue)->None:
-    "Forget what was staged"
+    "Discard the staged keys"
     n = len(self.ids)
     gone = (torch.arange(n, device=self.ids.device)-self.pointer) % n < self.staged
     # keys that are not finite would reach the gradient, although they are masked: 0 times NaN is NaN
@@ -149,7 +149,7 @@ def filled_with(self:Queue,
 def by_groups(
     net:nn.Module,  # Images (b,...) to vectors (b,d)
     x:Tensor,       # (b,...)
-    group:int=0,    # About so many images are normalised together; 0: all
+    group:int=0,    # Approximate number of images normalised together; 0: all
 )->Tensor:          # (b,d)
     "The batch in nearly equal groups, as if each had a device of its own; in evaluation all at once"
     n = max(1, round(len(x)/group)) if group and net.training else 1

@@ -172,7 +172,7 @@ def initial_backbone(
 def weights_digest(
     path:FilePath, # A file, or None
 )->str:            # Its name and the beginning of its SHA-256; None if there is no file
-    "What a run writes down of a file of weights"
+    "Name and digest of a file of weights, as a run records them"
     if path is None: return None
     path = Path(path)
     if not path.is_file(): raise ValueError(f'--weights {path}: no such file')

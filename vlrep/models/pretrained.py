@@ -24,7 +24,7 @@ def to_image(
     img:FilePath|Image.Image|np.ndarray|torch.Tensor, # A path, a PIL image, or uint8 (h,w,3) or (3,h,w)
     size:int=None, # Files may be decoded at a lower resolution, down to `size` at the least
 )->Image.Image:    # RGB, upright
-    "Any kind of picture as a PIL image; a `ValueError` says what is wrong with it"
+    "Any kind of image as a PIL image; a `ValueError` says what is wrong with it"
     if isinstance(img, (str,Path)): return open_image(img, size)
     if isinstance(img, Image.Image):
         name = getattr(img, 'filename', '') or 'PIL image'
@@ -40,7 +40,7 @@ def to_image(
 class Pretrained:
     "A trained backbone with the view it was trained with, and what else its model is capable of"
     def __init__(self,
-        backbone:nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w'); None for a model that has learned none
+        backbone:nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w'); None for a model without one
         view,                # How a held-out batch was prepared, e.g. `EvalTransform(48)`
         side:int,            # Longer side of the images before the view
         tok=None,            # Tokenizer that turns ids into text
@@ -55,7 +55,7 @@ class Pretrained:
         self.eval()
     @property
     def backbone(self)->nn.Module:
-        "The network that makes grids of images; a `ValueError` if the model has learned none"
+        "The backbone, which maps images to grids; a `ValueError` if the model has none"
         if 'backbone' in self.capabilities: return self.capabilities['backbone']
         raise ValueError(f'{self.name} has no backbone of its own{self._why}, so it has no features of images and '
                          f'cannot be exported; its capabilities: {", ".join(self.capabilities)}')
@@ -69,9 +69,9 @@ class Pretrained:
         owners = [getattr(f, '__self__', f) for f in self.capabilities.values()]
         return list(dict.fromkeys(o for o in owners if isinstance(o, nn.Module)))
     def batch(self,
-        imgs:list, # Pictures, as `to_image` takes them
+        imgs:list, # Images, as `to_image` takes them
     )->torch.Tensor: # Normalised (b,3,s,s), on the model's device
-        "Pictures as the network saw them in training"
+        "A batch of images, prepared like the held-out images in training"
         got = [fit_square(to_image(i, self.side), self.side) for i in imgs]
         img,hw = torch.from_numpy(np.stack([a for a,_ in got])).permute(0,3,1,2),torch.tensor([h for _,h in got])
         p = next(p for owner in self._owners() for p in owner.parameters())
@@ -83,7 +83,7 @@ class Pretrained:
 def evaluating(self:Pretrained,
     native:bool=False, # As for `frozen`
 )->'Iterator[Pretrained]':
-    "The modules that these functions belong to, as `frozen` has a backbone: a head's dropout is off, too"
+    "Apply `frozen` to all modules that these functions belong to: a head's dropout is off, too"
     with ExitStack() as stack:
         for owner in self._owners(): stack.enter_context(frozen(owner, native))
         yield self
@@ -140,7 +140,7 @@ def from_learner(cls:Pretrained,
 def export(self:Pretrained,
     folder:FilePath,      # Where to; it must not exist, or be empty
     to:str='torchvision', # torchvision, timm or detectron2
-)->dict:                  # `files`, `by` whom they were read again, and the largest relative `error` then, and the
-                          # lines that `open` them
-    "Write the backbone in another project's layout, with the pixel numbers of its training, and compare"
+)->dict:                  # `files`; `by`: what read them again; `error`: the largest relative difference then; `open`:
+                          # lines of code that open them
+    "Write the backbone in another library's layout, with the image normalisation of its training, and compare"
     return export_backbone(self.backbone, folder, to, self.view.mean, self.view.std, size=self.view.size)

@@ -34,7 +34,7 @@ class _Frozen:
         with torch.no_grad(): got = self.encoder({**batch, 'img': img})
         return {k: v.cpu() for k,v in got.items() if k.startswith('region_')}
     def none(self):
-        "What stands for the regions of a damaged image, which no batch will have"
+        "Empty regions for a damaged image, which occurs in no batch"
         sizes = dict(feats=self.encoder.width, boxes=4)
         if self.encoder.classes: sizes['probs'] = self.encoder.classes
         return dict({f'region_{k}': torch.zeros(1,0,d) for k,d in sizes.items()}, region_counts=torch.zeros(1))
@@ -54,7 +54,7 @@ def region_sample(
     dataset:ImageTextDataset, # Of the training images
     reader:RegionReader,      # Of its boxes or files
     size:int,                 # Side of the images that the network sees
-    *, most:int=512,          # Images that are looked at, evenly spread over the dataset
+    *, most:int=512,          # Images that are used, evenly spread over the dataset
 )->Tensor:                    # Features of their regions (n,d)
     "Features of some regions of a dataset, to measure their scale; damaged images are left out"
     frozen,out = _Frozen(encoder, dataset, reader, size),[]
@@ -67,7 +67,7 @@ def region_sample(
 
 # %% ../../nbs/models/67_region_cache.ipynb #2bda8b7f
 def _key(frozen, mirrored):
-    "What decides the regions; the number rises when this code changes what comes out"
+    "Cache key of the regions; the number in it rises when this code changes the result"
     e,d,reader = frozen.encoder,frozen.dataset,frozen.reader
     device = next(e.parameters()).device.type
     facts = [2, e.how, frozen.size, mirrored, reader.most, len(d), d.size, device, list(map(str, d.ids))]
@@ -108,7 +108,7 @@ class RegionCache:
 _MOST = 10*2**30 # Bytes that the cached regions of all datasets and networks may take together, the newest apart
 
 def _forget(newest):
-    "Remove what was not used for the longest time, and what killed processes left a day ago, until the rest is small"
+    "Remove the least recently used sets beyond `_MOST` bytes, and what killed processes left more than a day ago"
     size = lambda p: sum(f.stat().st_size for f in p.iterdir() if f.is_file())
     for p in newest.parent.glob('.features-*'):
         if p.is_dir() and time.time()-p.stat().st_mtime > 86400: shutil.rmtree(p, ignore_errors=True)
@@ -122,12 +122,12 @@ def _forget(newest):
 # %% ../../nbs/models/67_region_cache.ipynb #20407672
 def cache_regions(
     encoder:RegionEncoder,    # Frozen, of boxes or cells
-    dataset:ImageTextDataset, # Images, with boxes where the encoder wants them
+    dataset:ImageTextDataset, # Images, with boxes where the encoder needs them
     reader:RegionReader,      # Of its boxes
     size:int,                 # Side of the images that the network sees
     *, mirrored:bool=False,   # Those of the mirror images, too?
 )->RegionCache:
-    "The regions of all images of a dataset, computed once and kept; a `ValueError` refuses an encoder that learns"
+    "The regions of all images of a dataset, computed once and kept; a `ValueError` for an encoder that is trained"
     if not encoder.frozen or encoder.how == 'files':
         raise ValueError(f'encoder: of {encoder.how}, ' + ('frozen' if encoder.frozen else 'it learns') +
                          ': only regions of a frozen network are kept')

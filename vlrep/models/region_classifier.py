@@ -49,7 +49,7 @@ class RegionClassifierPlan:
     steps:int=600    # Of training
     bs:int=16        # Images a step
     lr:float=5e-3    # Peak learning rate, of AdamW
-    warmup:float=.1  # Part of the steps in which it rises; after that it falls to zero, linearly
+    warmup:float=.1  # Share of the steps with linear warm-up; after that linear decay to zero
     wd:float=.05     # Weight decay
     width:int=16     # Channels of the backbone's first stage; features are 8 times as wide
     held:int=200     # Images at the end that are kept to measure, at most a tenth
@@ -107,7 +107,7 @@ def classify_regions(
     dataset:ImageTextDataset, # With boxes and objects
     bs:int=64,                # Images at a time
 )->tuple:                     # Distributions of all regions (r,c), and their categories (r,), -1 where it has no name
-    "What a classifier says of the true boxes of a dataset"
+    "Predictions of a classifier for the ground-truth boxes of a dataset"
     known = _Known(dataset, ())
     number = {w: i for i,w in enumerate(encoder.names)}
     names = torch.tensor([number.get(w, -1) for w in known.names['category']])
@@ -125,7 +125,7 @@ def region_scores(
     truth:Tensor, # Categories (r,); regions with -1 do not count
 )->dict:          # `n` regions; the share `top1` whose likeliest class is true, and that of the most `frequent` class;
                   # mean `entropy` in nats
-    "How good a classifier of regions is, and how sure"
+    "Accuracy and mean entropy of a region classifier"
     probs,truth = probs[truth >= 0].double(),truth[truth >= 0]
     if not len(truth): raise ValueError('truth: not a single region of a known category')
     entropy = -torch.xlogy(probs, probs).sum(1)
@@ -164,7 +164,7 @@ def _readable(dataset, row):
 
 # %% ../../nbs/models/63_region_classifier.ipynb #39049a46
 def _key(dataset, known, plan, seed):
-    "What decides a classifier; the number rises when this code changes what comes out"
+    "Cache key of a classifier; the number in it rises when this code changes the result"
     h = hashlib.sha256(json.dumps([1, asdict(plan), seed, known.names, len(dataset), dataset.size]).encode())
     for a in (known.boxes, known.counts, *known.words.values()): h.update(a.numpy().tobytes())
     hash_images(h, dataset)
@@ -180,7 +180,7 @@ def _new(names, plan, seed, keys=()):
     return RegionEncoder(visual, 'boxes', head, names=names['category'], frozen=False),heads
 
 def _trained(dataset, known, plan, seed):
-    "A trained encoder, and what it can do"
+    "A trained encoder, and its scores"
     held = min(plan.held, len(dataset)//10)
     rows = torch.arange(len(dataset)-held)
     threads,start = torch.get_num_threads(),time.perf_counter()
@@ -195,7 +195,7 @@ def _trained(dataset, known, plan, seed):
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630012
 def _load(folder, known, plan):
-    "The classifier in a folder and what is said of it; a `ValueError` if it is not there or damaged"
+    "The classifier in a folder and its scores; a `ValueError` if it is not there or damaged"
     facts = read_json(folder/'facts.json')
     encoder,_ = _new(known.names, plan, 0)
     state = check_weights(read_state(folder/'model.safetensors'), str(folder), encoder.state_dict())
@@ -205,11 +205,11 @@ def _load(folder, known, plan):
 
 def train_region_classifier(
     dataset:ImageTextDataset,                        # Its records have boxes and objects with a category
-    plan:RegionClassifierPlan=RegionClassifierPlan(), # How long it learns
+    plan:RegionClassifierPlan=RegionClassifierPlan(), # Training hyperparameters
     seed:int=0,                                      # The same seed, the same weights
     log:Callable=print,                              # Called with the score it has reached; None for no message
 )->RegionEncoder:                                    # Of boxes, frozen, with `region_probs`; `names` of its classes
-    "A small backbone and classifier that name what is in a box, from the cache if it was trained before"
+    "A small backbone and classifier of boxes, from the cache if it was trained before"
     known = _Known(dataset, plan.attributes)
     folder = cache_dir('regions')/f'classifier-{_key(dataset, known, plan, seed)}'
     def cached():
@@ -223,7 +223,7 @@ def train_region_classifier(
                     save_file({k: v.contiguous() for k,v in encoder.state_dict().items()}, new/'model.safetensors')
                     write_json(new/'facts.json', facts)
     encoder,facts = got
-    if log: log(f'region classifier, {len(encoder.names)} classes, trained on true boxes in {facts["seconds"]:.0f} s: '
-                f'names {100*facts["top1"]:.1f} % of {facts["n"]} other regions (most frequent class: '
-                f'{100*facts["frequent"]:.1f} %), entropy {facts["entropy"]:.2f} nats')
+    if log: log(f'region classifier, {len(encoder.names)} classes, trained on ground-truth boxes in '
+                f'{facts["seconds"]:.0f} s: {100*facts["top1"]:.1f} % of {facts["n"]} other regions are correct '
+                f'(most frequent class: {100*facts["frequent"]:.1f} %), entropy {facts["entropy"]:.2f} nats')
     return encoder

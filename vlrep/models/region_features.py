@@ -71,7 +71,7 @@ class RegionEncoder(nn.Module):
         *, width:int=0,            # Of the features d; by default the backbone's. For files it has to be given
         classes:int=0,             # In the distributions that files hold c; 0: they hold none
         names:list=(),             # Of the classes, if they are known
-        frozen:bool=True,          # Backbone and classifier do not learn, and stay in evaluation mode
+        frozen:bool=True,          # Backbone and classifier are not trained, and stay in evaluation mode
     ):
         super().__init__()
         if how not in READ_HOWS: raise did_you_mean('how', how, READ_HOWS)
@@ -98,7 +98,7 @@ def train(self:RegionEncoder, mode:bool=True)->RegionEncoder:
 
 @patch
 def freeze(self:RegionEncoder)->RegionEncoder:
-    "From now on nothing in it learns or changes"
+    "Freeze backbone and classifier: no gradients, always evaluation mode"
     self.frozen = True
     return self.requires_grad_(False).eval()
 

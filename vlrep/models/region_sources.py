@@ -64,7 +64,7 @@ def load_detector(
     name:str='fasterrcnn_resnet50_fpn', # One of `DETECTORS`
     weights:FilePath='DEFAULT',         # A file with its weights, or what torchvision calls them: DEFAULT, COCO_V1
 )->tuple: # The detector, in evaluation mode; the names of its classes, if they are known
-    "A Faster R-CNN of torchvision; a `ValueError` says which weights do not fit or cannot be had"
+    "A Faster R-CNN of torchvision; a `ValueError` says which weights do not fit or cannot be downloaded"
     if name not in DETECTORS: raise did_you_mean('detector', name, DETECTORS)
     if '.' not in str(weights) and '/' not in str(weights): net,names = _made(name, str(weights))
     else:
@@ -84,7 +84,7 @@ class DetectorRegions:
     def __init__(self,
         detector:nn.Module,  # Of torchvision
         most:int=100,        # Regions of a photo
-        overlap:float=.5,    # Two boxes of one class that overlap more than this (IoU) are one
+        overlap:float=.5,    # IoU threshold of non-maximum suppression within a class
         *, names:list=(),    # Of its classes
         device:str='cpu',    # Where it is computed
     ):
@@ -98,7 +98,7 @@ class DetectorRegions:
     def __call__(self,
         img:Image.Image # RGB
     )->tuple:           # float32 arrays
-        "The regions of a photo, the surest first"
+        "The regions of a photo, the most confident first"
         images,_ = self.net.transform([pil_to_tensor(img).to(self.device).float()/255])
         grids = self.net.backbone(images.tensors)
         grids = grids if isinstance(grids, dict) else {'0': grids}

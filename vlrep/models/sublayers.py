@@ -19,7 +19,7 @@ class Sublayer:
     "Attention between streams with its weights; a feed-forward network follows for each stream that attends"
     pairs:str='tt ti it ii' # tt: text at text, ti: text at image, it, ii
     shared:bool=False       # The same weights for both streams?
-    width:int=0             # Of queries, keys and values; 0: that of the stream that looks
+    width:int=0             # Of queries, keys and values; 0: that of the stream that attends
     heads:int=12            # Of attention
     def __post_init__(self):
         ps = self.pairs.split()
@@ -29,13 +29,13 @@ class Sublayer:
         if self.shared and len(self.streams) < 2:
             raise ValueError(f'pairs={self.pairs!r}: only one stream takes part, there is nothing to share')
     @property
-    def looks(self)->dict: # Stream -> those that it looks at
+    def looks(self)->dict: # Stream -> those that it attends to
         "Which stream attends to which"
         return {s: tuple(_STREAM[p[1]] for p in _PAIRS if p in self.pairs.split() and p[0] == c)
                 for c,s in _STREAM.items() if any(p[0] == c for p in self.pairs.split())}
     @property
     def streams(self)->tuple:
-        "Those that look or are looked at"
+        "Streams that attend or are attended to"
         return tuple(s for c,s in _STREAM.items() if c in self.pairs)
 
 # %% ../../nbs/models/56_sublayers.ipynb #d9d78a40
@@ -160,13 +160,13 @@ def written_sublayers(
 # %% ../../nbs/models/56_sublayers.ipynb #a57a055b
 @dataclass(frozen=True)
 class StreamSizes:
-    "What the sublayers of a list have where it does not say otherwise"
+    "Sizes of the sublayers of a list that does not give them itself"
     depth:int         # Layers of the text's BERT
     blocks:int        # Co-attention blocks of `dual_stream`
     heads:int         # Of the text
     image_heads:int   # Of the image
     co_heads:int      # Of co-attention
-    co_width:int=0    # Of co-attention; 0: that of the stream that looks, and in `dual_stream` there is none
+    co_width:int=0    # Of co-attention; 0: that of the stream that attends, and in `dual_stream` no co-attention
 
 def make_sublayers(
     text:str,          # A preset, or a list
@@ -188,5 +188,5 @@ def make_sublayers(
 def text_sublayers(
     text:str # A list; not a preset
 )->int:
-    "How many sublayers have text at text: as many layers of a BERT they begin with"
+    "Number of sublayers with `tt`, which is that of the BERT layers they are initialised with"
     return sum('tt' in pairs.split() for pairs,_ in written_sublayers(text))

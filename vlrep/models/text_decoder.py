@@ -13,7 +13,7 @@ from ..data.masking import sequence_mask
 
 # %% ../../nbs/models/20_text_decoder.ipynb #5d0c8f12
 class Packing:
-    "Where the tokens of a padded batch stand, so that padding can be left out"
+    "Positions of the real tokens in a padded batch, so that padding can be left out"
     def __init__(self,
         lens:Tensor, # Real tokens in each caption (b,)
         s:int,       # Places of each caption, padding included
@@ -90,8 +90,8 @@ def causal_mask(
     lens:Tensor=None,             # Real tokens in each caption (b,); None = all
     causal:bool|Tensor=True,      # Hide the future? Of all captions, or of each (b,) bool
     device:str|torch.device=None, # Where to make it
-)->Tensor:            # 0 where a token (row) may look at another (column), else -inf: (s,s), or (b,1,s,s) with `lens`
-    "What a token may look at: nothing after itself, and no padding"
+)->Tensor:            # 0 where a row's token may attend to a column's, else -inf: (s,s), or (b,1,s,s) with `lens`
+    "Attention mask that hides padding and, if causal, all later tokens"
     i = torch.arange(s, device=device)
     hide = i > i[:,None]
     hide = hide & (causal[:,None,None] if torch.is_tensor(causal) else causal)
@@ -116,7 +116,7 @@ def attend(
 
 # %% ../../nbs/models/20_text_decoder.ipynb #7e661690
 class DecoderLayer(nn.TransformerDecoderLayer):
-    "PyTorch's decoder layer, names and numbers included, with a faster `forward`"
+    "PyTorch's decoder layer, with the same parameters and outputs, and a faster `forward`"
     def _heads(self, x, m, lo, hi, *, packing=None):
         "`x` (b,n,d) through parts `lo` to `hi` of attention `m` (0 query, 1 key, 2 value) -> each (b,heads,n,d/heads)"
         d = x.shape[-1]
@@ -142,7 +142,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
 
     def forward(self,
         x:Tensor,             # Caption (b,s,d), or (n,d) without padding
-        vis:Tensor,           # Picture (b,n,d)
+        vis:Tensor,           # Cells of the image (b,n,d)
         mask:Tensor=None,     # As `causal_mask` makes it
         packing:Packing=None, # Where the rows of `x` stand, if padding was left out
     )->Tensor:                # Like `x`
@@ -157,7 +157,7 @@ class DecoderLayer(nn.TransformerDecoderLayer):
 
 # %% ../../nbs/models/20_text_decoder.ipynb #5b9706ef
 class Decoder(nn.Module):
-    "A stack of decoder layers: causal over the caption, attending to the picture (VirTex sec. 3)"
+    "A stack of decoder layers: causal over the caption, attending to the image (VirTex sec. 3)"
     def __init__(self,
         width:int,          # d
         depth:int=1,        # Layers

@@ -22,7 +22,7 @@ def _spread(x, at, b, s):
     return x.new_zeros(b*s, x.shape[1]).index_copy_(0, at, x).unflatten(0, (b,s))
 
 class EncoderLayer(nn.TransformerEncoderLayer):
-    "PyTorch's encoder layer, names and numbers included, with a faster `forward`"
+    "PyTorch's encoder layer, with the same parameters and outputs, and a faster `forward`"
     def forward(self,
         x:Tensor,         # Words (b,s,d), or with `at` the real ones alone (n,d)
         mask:Tensor=None, # Added to the scores of attention, as `causal_mask` makes it; needed with `at`
@@ -56,7 +56,7 @@ class TextEncoder(nn.Module):
         heads:int=None,     # Attention heads, by default width/64: 16 at 1024 (LocTex sec. 3.2)
         dropout:float=.1,   # As VirTex's decoders; the paper does not say
         *, norm:str='post', # Where LayerNorm stands: 'post' or 'pre'
-        max_len:int=60,     # Longest text in tokens (LocTex sec. 4.1)
+        max_len:int=60,     # Longest text in tokens (LocTex sec. 3.5)
         pad:int=4,          # Id of padding
         std=.02,            # Initial standard deviation, or 'fan_in'
     ):

@@ -19,7 +19,7 @@ from .instability import *
 def data_uri(
     x:str, # A picture as a data URI
 )->str:    # The same
-    """Only a JPEG or PNG that is part of the page may stand where a page names a picture
+    """Check that a picture is a JPEG or PNG data URI, which is part of the page itself
 
     A `ValueError` for anything else
     """
@@ -128,7 +128,7 @@ def curves_svg(
                                        y_ticks=[(py(v), _number(v)) for v in ticks(y0, y1)]))
 
 # %% ../../nbs/reports/20_figures.ipynb #511a7e1d
-ASKS = { # How a reader calls the questions
+ASKS = { # Question of a row -> its title in a report
     'objects': 'all objects', 'seen objects': 'objects that training showed',
     'unseen objects': 'objects never shown in training',
     'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects',
@@ -137,7 +137,7 @@ ASKS = { # How a reader calls the questions
     'overlap': 'part of the attention on it', 'overlap, shifted': 'part of the attention on it, under domain shift'}
 
 def ask_name(r:dict)->str:
-    "How a reader calls the question of a row"
+    "The title of a row's question in a report"
     return ASKS.get(r['question'], r['question']) + (f' ({r["metric"]})' if r.get('metric') else '')
 
 def bars_html(
@@ -172,7 +172,7 @@ def cards_html(
     samples:list, # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong
                   # missed`, `note`
 )->str:           # A grid of cards
-    "Images with what the model said, what people said, and the nouns that were right, wrong or missed"
+    "Images with the model's caption, a human caption, and the nouns that are right, wrong or missed"
     return render_macro('cards', samples)
 
 def figures_html(
@@ -197,7 +197,7 @@ def words_html(
     samples:list, # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `said` by a person where
                   # known
 )->str:           # A row for each sample
-    "Each picture, then a small copy of it for each word, clear where the word looked"
+    "Each picture, then a small copy of it for each word, clear where its attention is"
     veiled = lambda words: [dict(word=w['word'], veil=veil_uri(w['map'])) for w in words]
     return render_macro('words', [s | dict(words=veiled(s['words'])) for s in samples])
 

@@ -10,8 +10,8 @@ import math
 
 def learning_warning(
     rows:list, # Rows of a log, as `read_log` gives: `step`, `train_loss`, `valid_loss`, which is None within an epoch
-)->dict:       # `kind`, `best`, `best_step`, `final`, `step` and `text`; None if there is nothing to be said
-    "How a training went wrong, judged by its held-out loss"
+)->dict:       # `kind`, `best`, `best_step`, `final`, `step` and `text`; None if it went well
+    "How a training went wrong, according to its held-out loss"
     ends = [r for r in rows if r.get('valid_loss') is not None]
     known = [r for r in ends if r['valid_loss'] == r['valid_loss']]                     # without NaN
     if not known: return None
@@ -32,7 +32,7 @@ def mark_warned(
     rows:list,     # Dicts with a `backbone` each
     warnings:dict, # Backbone -> what `learning_warning` gave
 )->list:           # The same rows, those of the backbones in `warnings` with `warned`
-    "Note in the rows of a table whose training went wrong"
+    "Mark the rows of the backbones whose training went wrong"
     return [r | dict(warned=True) if r['backbone'] in warnings else r for r in rows]
 
 def dagger(
@@ -53,7 +53,7 @@ def warning_notes(
     results:list,    # Lines of result.jsonl
     names:list=None, # What to call each of them; by default its method, changes and seed
 )->list:             # Sentences; none if nothing went wrong
-    "What the daggers in the tables of `results` stand for"
+    "The footnotes of the daggers in the tables of `results`"
     out = []
     for i,r in enumerate(results):
         for who,w in (r['numbers'].get('warnings') or {}).items():

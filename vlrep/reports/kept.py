@@ -29,7 +29,7 @@ def kept_text(
     name:str, # Of the baseline
     run:dict, # From `kept_run`
 )->str:       # One line
-    "What a kept run is, for a reader of its rows"
+    "One line that describes a kept run"
     return (f'{name}: a kept run of {run["steps"]:,} steps with true categories (seed {run["seed"]}, '
             f'{run["precision"]}, {run["date"]}), not trained here')
 

@@ -53,7 +53,7 @@ def object_map(
 def _own(table): return next((r['backbone'] for r in table), None)
 
 def _clock(s):
-    "Seconds as a person would say them"
+    "Seconds in a readable unit"
     return (f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s' if s < 100 else f'{s/60:.1f} min' if s < 6000
             else f'{s/3600:.1f} h')
 
@@ -92,7 +92,7 @@ def _heads(res):
 def _learning(log, staged=False, bands=None):
     """Loss curves and learning rates from the rows of log.csv, as drawings
 
-    `staged`: are stages groups of their own? `bands`: where the losses of the same recipe are usually
+    `staged`: are stages groups of their own? `bands`: the usual range of the losses of this recipe
     """
     def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
@@ -147,7 +147,7 @@ def _shown(samples):
                 traces=traces_html(s.get('traces') or []), near=near)
 
 def _notes(runs, names=None):
-    "What the daggers on a page stand for, a sentence each"
+    "The footnotes of the daggers on a page, a sentence each"
     return warning_notes([dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers'])
                           for r in runs], names)
 
@@ -157,8 +157,8 @@ def _left_out(num):
     facts = {}
     if num.get('skipped'): facts['steps left out, loss or gradient not finite'] = num['skipped']
     if bad: facts['photos that could not be read'] = len(bad)
-    for k,what in dict(images='test photos that are in the training, too',
-                       captions='their captions that are in the training, word for word').items():
+    for k,what in dict(images='test photos that are also in the training set',
+                       captions='their captions that are also in the training set, word for word').items():
         if twins.get(k): facts[what] = twins[k]
     rows = [dict(photo=k, why=v) for k,v in list(bad.items())[:20]]
     return facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows)
@@ -178,15 +178,15 @@ def report_html(
     cost = (f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s"*(n > 1)}; '
             f'training went through {num["images_per_second"]:,.0f} images a second.')
     said = table_html(wide_rows(num.get('caption_table') or []),
-                      'Scores against what people wrote, in percent; chance is a caption of another picture.')
+                      'Scores against human references, in percent; chance is a human caption of another picture.')
     recipe = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
     log,bands = list(log),curve_bands(info)
     usual = curve_verdict(info, log)['text'] + (
-        '; light areas are where one more run of this recipe is to be expected' if bands else '')
+        '; light areas: the expected range of another run of this recipe' if bands else '')
     staged = bool(recipe.get('frozen_stages')) or recipe.get('layer_decay', 1) != 1
     return render_template('report.j2', dict(
         title=f'{info["method"]} on {data}',
-        lead='Visual representations learned from captions: what one run did, and what came of it.',
+        lead='Visual representations learned from captions: one run and its results.',
         heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
         run=facts_html(_what(info, res)), said=info.get('notes', []), cost=_cost(res['seconds'], cost),
         curves=_learning(log, staged, bands), reference=usual[0].upper()+usual[1:],
@@ -197,7 +197,7 @@ def report_html(
 
 # %% ../../nbs/reports/40_page.ipynb #c2f34b0a
 def _read_run(run):
-    "What a finished run's folder says: `name`, `info`, `res` and `log`"
+    "Read the folder of a finished run: `name`, `info`, `res` and `log`"
     run = Path(getattr(run, 'path', run))
     f = run/'result.jsonl'
     if not (run/'recipe.json').is_file(): raise ValueError(f'{run}: no run folder, recipe.json is missing')
@@ -364,12 +364,12 @@ def comparison_html(
                  **{k: f'{r["res"]["numbers"][q]:.3f}'
                     for k,q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))})
                     for n,r in runs.items() if 'right' in r['res']['numbers']]
-    scores = (table_html(wide_rows(said), 'Scores against what people wrote, in percent.')
+    scores = (table_html(wide_rows(said), 'Scores against human references, in percent.')
               + table_html(nouns, 'Nouns of held-out captions, in percent.')
               + table_html(nats, 'Loss of held-out captions.'))
     return render_template('comparison.j2', dict(
         title=f'{len(runs)} runs on {" and ".join(data)}',
-        lead='Visual representations learned from captions: the same questions to several runs.',
+        lead='Visual representations learned from captions: several runs on the same tasks.',
         run=table_html(what), notes=_notes(list(runs.values()), [n.removesuffix(' †') for n in runs]),
         differ=table_html(_differ(runs)), transfer=_scores(rows), transfer_care=_care(tables('table')),
         where=_scores(where), where_care=_care(tables('where')), curves=_curves(runs), captioning=scores,

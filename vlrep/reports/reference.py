@@ -87,7 +87,7 @@ def usual_range(
     curve:dict, # `mean`, `low` and `high` at some `steps`
     runs:int,   # How many there were
 )->tuple:       # (steps, lows, highs)
-    "Where the loss of one more run is to be expected"
+    "The range in which the loss of another run is expected"
     wide = [b-a for a,b in zip(curve['low'], curve['high'])]
     way = max(curve['mean'], default=0)-min(curve['mean'], default=0)
     if runs > 1: add = [max(w, median(wide), _LEAST*abs(m)) for w,m in zip(wide, curve['mean'])]
@@ -149,7 +149,7 @@ def curve_bands(
     info:dict,       # recipe.json of a run
     there:dict=None, # Name -> reference, as from `gather_curves`; by default those of the run's method
 )->dict:             # 'training' and 'held out' -> (steps, lows, highs); {} if there is no reference
-    "Where the losses of a run are to be expected"
+    "The ranges in which the losses of a run are expected"
     nearest = _nearest(info, _entries(info['method']) if there is None else there)
     if nearest is None or nearest[2]: return {}
     return {k: usual_range(c, len(nearest[1]['seeds'])) for k,c in nearest[1]['curves'].items()}
@@ -160,7 +160,7 @@ def curve_verdict(
     rows:list,       # Rows of its log.csv
     there:dict=None, # As for `curve_bands`
 )->dict:             # `kind`: within, above, below or none; `text`, a line; `name` of the reference, None without one
-    "Is the loss of a run as usual?"
+    "Compare the losses of a run with its reference"
     none = lambda why: dict(kind='none', text=f'loss not compared: {why}', name=None)
     nearest = _nearest(info, _entries(info['method']) if there is None else there)
     if nearest is None or nearest[2]: return none(_none(info['method'], nearest and nearest[2]))
@@ -178,7 +178,7 @@ def curve_verdict(
 def compare_curve(
     run:'FilePath|Run', # A run folder, or such a run, opened
 )->dict:                # As from `curve_verdict`
-    "Is the loss of a run as usual? A `ValueError` names a file that is missing or damaged"
+    "Compare the losses of a run folder with its reference; a `ValueError` names a file that is missing or damaged"
     folder = Path(getattr(run, 'path', run))
     info = read_json(folder/'recipe.json')
     if not isinstance(info, dict) or not {'method','recipe','data'} <= info.keys():
@@ -196,7 +196,7 @@ def overfit_verdict(
     steps:int,       # That were needed; None: it was not reached
     there:dict=None, # As for `curve_verdict`
 )->str:              # What is usual, and whether this is far from it; '' if there is nothing to compare with
-    "Are these steps as usual?"
+    "Compare the steps of `--overfit` with those of the reference"
     known = _entries(info['method']) if there is None else there
     own = dict(info, data=info['data']['name'])
     known = {k: {**e, 'data': e['data']['name']} for k,e in known.items() if e['overfit']}

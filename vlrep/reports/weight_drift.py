@@ -17,7 +17,7 @@ _NAMES = {'in_proj_weight': 'QKV', 'q_proj_weight': 'Q', 'k_proj_weight': 'K', '
 _ENDS = re.compile(r'(?:^|\.)(' + '|'.join(sorted(map(re.escape, _NAMES), key=len, reverse=True)) + ')$')
 
 def _packed(owner, w, state):
-    "Which matrices a fusion model's `project` holds: it is as high as they are many, times the width of attention"
+    "Which matrices a fusion model's `project` holds, from its height as a multiple of the width of attention"
     out = state.get(f'{owner}out.weight')
     if out is None: return 'KV' if 'halves.' in owner else ''             # else a projection of regions, no attention
     return {1: 'Q', 3: 'QKV'}.get(len(w)/out.shape[1], '')

@@ -40,11 +40,11 @@ class LRScheduler(BaseCallback):
 
 # %% ../../nbs/training/40_callbacks.ipynb #f272a247
 class GradientClip(BaseCallback):
-    "Shorten the gradient of all trained parameters together to `max_norm`; `norm` is its length before"
+    "Clip the total norm of the gradient to `max_norm`; `norm` is the total norm before"
     name = 'clip'
     order,run_valid,norm = 12,False,None
     def __init__(self,
-        max_norm:float=10., # Longest gradient let through (virtex code: 10)
+        max_norm:float=10., # Largest total norm (virtex code: 10)
     ): self.max_norm = max_norm
     def before_step(self)->None:
         ps = [p for g in self.opt.param_groups for p in g['params']]
@@ -76,7 +76,7 @@ class StepSeed(BaseCallback):
     def after_fit(self)->None: self.on_exit()
 
 # %% ../../nbs/training/40_callbacks.ipynb #d78b6580
-_SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by rules that look at `learn.bad`
+_SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by callbacks that check `learn.bad`
 
 class TrainingDiverged(ValueError): "The loss of a training was not finite for too long"
 
@@ -111,7 +111,7 @@ class SkipNonFinite(StatefulCallback):
     def after_backward(self)->None:
         if self.learn.bad and self.now: torch._foreach_copy_(self.now, self.old)
     def before_step(self)->None:
-        "Last look before the weights move"
+        "Check the gradient before the weights are updated"
         norm = self.learn.clip.norm if hasattr(self.learn, 'clip') else torch.nn.utils.get_total_norm(
             [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None])
         if self.why is None and not norm.isfinite(): self.why = f'the length of the gradient is {norm.item()}'
@@ -120,7 +120,7 @@ class SkipNonFinite(StatefulCallback):
 # %% ../../nbs/training/40_callbacks.ipynb #43bf5fab
 @patch
 def after_cancel_step(self:SkipNonFinite)->None:
-    "Count the step, unless it is the scaler that is still looking for its factor"
+    "Count the step, unless the scaler skipped it while adjusting its factor"
     self.learn.bad = True
     scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
     if self.why is None and scaler and scaler.get_scale() >= 1: return

@@ -81,7 +81,7 @@ def on_exit(self:DDPTraining)->None:
 def leave_process_group(
     learn:BatchLearner # Trained by several processes
 )->None:
-    "Part from the other processes; `learn` is from now on that of a single one"
+    "Leave the other processes; from now on `learn` is that of a single process"
     if learn.dist.world_size == 1: return
     distributed.destroy_process_group()
     learn.dist = learn.loss_func.dist = learn.ddp.procs = Dist(device=learn.dist.device)

@@ -21,14 +21,14 @@ from torch.distributed.nn.functional import all_gather, all_reduce
 @dataclass(frozen=True)
 class Dist:
     "One process of a training, `rank` of `world_size`"
-    rank:int=0       # Which of
-    world_size:int=1 # so many processes this is
+    rank:int=0       # Index of this process
+    world_size:int=1 # Number of processes
     device:str='cpu' # Where it computes
     timeout:float=600. # Seconds after which it gives up waiting for the others
     def __post_init__(self):
         if not 0 <= self.rank < self.world_size: raise ValueError(f'rank={self.rank} of world_size={self.world_size}')
     def check(self)->None:
-        "A `ValueError` if PyTorch knows of more processes than this object"
+        "A `ValueError` if PyTorch's process group has another size than this object"
         n = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if n > 1 and n != self.world_size:
             raise ValueError(f'dist: {n} processes train together, and this says {self.world_size}: pass init_dist()')
@@ -81,9 +81,9 @@ def _await(key):
 @patch
 @contextmanager
 def main_first(self:Dist)->'Iterator[None]':
-    """The others begin the body when the main process has done it, and find the files that it wrote
+    """The main process runs the body first; then the others run it, and find the files that it wrote
 
-    They wait as long as it takes, for what is prepared may take longer than an exchange may.
+    They wait without a time limit, since preparing files may take longer than a collective operation may.
     """
     key = f'vlrep/ready/{next(_TURNS)}'
     if self.world_size > 1 and not self.is_main: _await(key)
@@ -148,7 +148,7 @@ _BROKEN = ('gloo','NCCL','Connection closed','Connection reset','Connection refu
            'Application timeout','Connect timeout','Read error','Socket closed')
 
 def _of_exchange(e):
-    "Did this error come up between the processes? Its class says so, or its words, or where it was raised"
+    "Is this an error of communication between processes, by its class, its message or where it was raised?"
     if isinstance(e, distributed.DistError): return True
     if not isinstance(e, RuntimeError): return False
     if any(w in str(e) for w in _BROKEN): return True
@@ -157,10 +157,11 @@ def _of_exchange(e):
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000f
 def _heard(dist, store, own, patience):
-    """Say `own`, and listen to the other ranks: the words of each that spoke
+    """Put the message `own` into the store, and return those of the other ranks
 
-    Who listens ends with the first reason, when all have spoken, or in vain; who has a reason, when all have heard it.
-    The main process, which may keep the store, waits for those that still read.
+    With an empty `own` it waits for the first reason of another rank, or until all have put one; else until all have
+    read its own; at most `patience` seconds. The main process, which may host the store, waits for those that still
+    read.
     """
     others = [r for r in range(dist.world_size) if r != dist.rank]
     there = lambda what: [r for r in others if store.check([f'vlrep/{what}/{r}'])]
@@ -179,7 +180,7 @@ def _heard(dist, store, own, patience):
 def _cause(dist, store, e, patience):
     "Which rank caused the error `e`, and why"
     try: said = _heard(dist, store, '', patience)
-    except RuntimeError: return 'rank 0 has ended, and said nothing'
+    except RuntimeError: return 'rank 0 has ended without a message'
     if why := [f'rank {r} failed: {text}' for r,text in said.items() if text]: return why[0]
     silent = [r for r in range(dist.world_size) if r != dist.rank and r not in said]
     if not silent: return f'the connection between the processes broke ({str(e).splitlines()[0]})'
@@ -211,7 +212,7 @@ def propagate_errors(
 def process_group(
     timeout:float=600. # Seconds after which a process gives up waiting for the others
 )->'Iterator[Dist]':   # This process
-    "`init_dist`; errors are propagated; then it is left"
+    "Join the process group, propagate errors, and leave it at the end"
     joined = distributed.is_available() and distributed.is_initialized()
     dist = init_dist(timeout)
     try:

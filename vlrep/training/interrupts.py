@@ -23,7 +23,7 @@ class TrainingInterrupted(Exception):
         super().__init__(f'stopped by {signal.Signals(signum).name} after step {step}')
 
 class Note:
-    "What the handler of `signals` writes down: `got` is the signal, or None"
+    "The handler of `signals`, which records the signal: `got` is the signal, or None"
     got = None
     def __init__(self,
         patience:float=0. # Seconds after the first signal in which another one is taken for the same
@@ -37,7 +37,7 @@ class Note:
 def signals(
     patience:float=0. # As for `Note`
 )->'Iterator[Note]':
-    "Note SIGINT, SIGTERM and SIGUSR1 instead of dying of them; the second one ends the process at once"
+    "Record SIGINT, SIGTERM and SIGUSR1 instead of ending the process; a second signal ends it at once"
     note,old = Note(patience),{}
     if threading.current_thread() is threading.main_thread():
         for name in ('SIGINT','SIGTERM','SIGUSR1'):
@@ -62,7 +62,7 @@ class StopOnSignal(BaseCallback):
     @property
     def several(self)->bool: return getattr(getattr(self.learn, 'dist', None), 'world_size', 1) > 1
     def before_batch(self)->None:
-        "The sum over all processes travels with that of the loss"
+        "Let the signal be summed over all processes together with the loss"
         if self.several: self.loss_func.flag = float(self.note.got is not None)
     def after_batch(self)->None:
         if self.several:

@@ -45,8 +45,8 @@ def combine_terms(
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9c
 class GlobalMeanLoss:
-    "Makes the one number to be minimised from a loss that returns `(total, count)`, or several by name"
-    flag = flagged = 0.   # A number of this process that is added up along, and the last such sum
+    "Turn a loss that returns `(total, count)`, or several by name, into the scalar to minimise"
+    flag = flagged = 0.   # A number of this process that is summed with the loss, and the last such sum
     def __init__(self,
         loss,             # (output, batch), and `dist` if it has such an argument and there are several processes ->
                           # sum and count, or {name: (weight, sum, count)}, with the same names on each process
@@ -129,7 +129,7 @@ class CountedMean(Metric):
         return {k: total/count for k,(total,count) in zip(self.names, rows) if count}
 
 class _Smooth(AvgSmoothLoss):
-    "fastai's running loss, kept on the device: looking at it every step would make the device wait"
+    "fastai's running loss, kept on the device: reading it every step would force a synchronisation"
     def accumulate(self, learn):
         if getattr(learn, 'bad', False): return                     # see `vlrep.training.callbacks.SkipNonFinite`
         l = learn.loss_func
@@ -227,7 +227,7 @@ class MicroBatchLoader:
                 yield part,part
             skip = 0
     def _counted(self, parts):
-        "What each part is told of the whole batch"
+        "Counts of the whole batch, which are added to each part"
         each = [self.counts(p) for p in parts] if self.counts is not None and self.parts > 1 else [None]
         return dict(counts={k: sum(c[k] for c in each) for k in each[0]}) if each[0] is not None else {}
 
@@ -236,7 +236,7 @@ def _of_height(sums, rows): return torch.nn.functional.pad(sums, (0,0,0,rows-len
 
 # %% ../../nbs/training/30_learner.ipynb #64cee442
 class TrainState(StatefulCallback):
-    """Where a training is, counted over all its fits: the one place that others read
+    """The progress of training, counted over all its fits: the one place where it is kept
 
     `step` of the optimiser, training `batch`, `samples` and `seconds`, steps `skipped`, lowest held-out loss
     (`best_loss` after `best_step`); `sums`: total and count of the training loss and then of its terms (1+terms,2),
@@ -253,7 +253,7 @@ class TrainState(StatefulCallback):
         self.total,self.before,self.since,self.speed,self.begun = 0,{},None,0.,None
     def state_dict(self)->dict: return {**super().state_dict(), 'seconds': self.elapsed}
     def load_state_dict(self, state:dict)->None:
-        "Go on from what was saved; once there was a single row"
+        "Go on from what was saved; old checkpoints have a single row of sums"
         super().load_state_dict({**state, **{k: state[k].reshape(-1, 2) for k in ('sums','mark')}})
     @property
     def epoch(self)->int: return self.batch//len(self.dls.train)
@@ -323,7 +323,7 @@ def stop_fit(
     learn:Learner,   # In training
     error:Exception, # What the fit is to raise
 )->None:
-    "End the fit in good order, then let it raise `error`, whose words fastai would change"
+    "End the fit cleanly, then let it raise `error`, whose message fastai would change"
     if not learn.fitting: raise error
     learn.trouble = error
     raise CancelFitException()
@@ -415,8 +415,8 @@ _pair = 'a loss here is (total, count) of a batch, not one number for each row; 
 class BatchLearner(Learner):
     """fastai's Learner for batches that are dicts and losses that return `(total, count)`
 
-    Logs, checkpoints and the guard against steps that are not finite work in each of its fits; a recipe's schedule
-    belongs to `fit_steps`, and with it that a run goes on with the same bits after a stop.
+    Logs, checkpoints and the skipping of non-finite steps work in each of its fits; a recipe's schedule, and resuming
+    bit for bit, belong to `fit_steps`.
     """
     fitting = False                                                    # inside a fit, also in a search for rates
     def get_preds(self, *args, with_loss:bool=False, **kw)->tuple:
@@ -505,7 +505,7 @@ def learner(
     capabilities:callable=visual_only, # Model -> functions by name, see `vlrep.models.pretrained`
     counts:Callable=None,              # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
 )->BatchLearner:
-    "fastai's Learner for batches that are dicts and losses that count"
+    "A `BatchLearner`: fastai's Learner for batches that are dicts and losses that return `(total, count)`"
     device = getattr(dls, 'device', None)
     if device is not None: model.to(device)
     dist = dist or current_dist()
@@ -551,7 +551,7 @@ def _view(dls):
     return PictureView(dl)
 
 def _of_picture(m, capabilities, img, tok):
-    "What a model can say of one picture (1,3,h,w) without a caption"
+    "Outputs of a model for one image (1,3,h,w) without a caption"
     can,out = capabilities(m),{}
     if 'backbone' in can: out['features'] = can['backbone'](img).mean((2,3))[0]
     if 'caption' in can:
@@ -628,7 +628,7 @@ def training_state(
 
 # %% ../../nbs/training/30_learner.ipynb #1ba3d2e5
 def _current(callbacks):
-    "States of callbacks as they are kept today; older checkpoints have four where there is one `train_state` now"
+    "States of callbacks in today's format; older checkpoints have four entries in place of `train_state`"
     if 'steps' not in callbacks: return callbacks
     new = {k: dict(v) for k,v in callbacks.items()}
     s,t,best,bad = (new.get(k, {}) for k in ('steps','tally','save_run','finite'))

@@ -65,7 +65,7 @@ def step_numbers(
     learn:'Learner',        # After a step
     norm:torch.Tensor=None, # From `gradient_norm`
 )->dict:                    # Name -> number or None
-    "What a log says of a step, apart from losses, rates and speed"
+    "Gradient norm, peak memory and loss scale of a step, for a log"
     scaler = getattr(getattr(learn, 'precision', None), 'scaler', None)
     finite = norm is not None and bool(norm.isfinite())
     return dict(grad_norm=norm.item() if finite else None, memory_mb=peak_memory(next(learn.model.parameters()).device),
@@ -85,7 +85,7 @@ class CSVLogger(StatefulCallback):
         log=print,    # Called when rows cannot be written
     ): self.path,self.every,self.log,self.last,self.at,self.wait,self.norm = Path(path),every,log,None,0,[],None
     def load_state_dict(self, state:dict)->None:
-        "Go on from what was saved; once there was no norm, and a single row of sums"
+        "Go on from what was saved; old checkpoints have no norm, and a single row of sums"
         last = state['last']
         super().load_state_dict({'norm': None, **state, 'last': last if last is None else last.reshape(-1, 2)})
     def before_fit(self)->None:
@@ -93,7 +93,7 @@ class CSVLogger(StatefulCallback):
         if not self.run: return
         if self.last is None: self.last = self.train_state.sums
     def after_loss(self)->None:
-        "A loss names its terms with the first batch"
+        "Open the file with the first batch, when the terms of the loss are known"
         if not self.run or self.file is not None: return
         try: self.file = self._open()
         except (OSError, ValueError) as e: stop_fit(self.learn, e)
@@ -190,7 +190,7 @@ class EpochLosses(BaseCallback):
 
 # %% ../../nbs/training/41_logging.ipynb #40370f22
 class ProgressLogger(BaseCallback):
-    "One line an epoch; in between, at a terminal or in a notebook that is watched, a bar with the time that is left"
+    "One line an epoch; in between, at a terminal or in an interactive notebook, a bar with the time that is left"
     name = 'progress'
     order,live = 60,None
     def __init__(self,

@@ -16,7 +16,7 @@ from .learner import *
 
 # %% ../../nbs/training/37_memory.ipynb #37a00006
 class _Live(TorchDispatchMode):
-    "Notes after each operation which of the tensors it has seen made are still there"
+    "Tracks after each operation which of the tensors created in it are still alive"
     def __init__(self):
         super().__init__()
         self.live,self.most = {},0
@@ -79,7 +79,7 @@ class EMA(StatefulCallback):
 # %% ../../nbs/training/37_memory.ipynb #37a0000b
 @patch
 def rate(self:EMA)->float:
-    "How much of the average the next step will leave"
+    "Decay of the next update"
     return min(self.decay, (1+self.updates)/(10+self.updates))
 
 @patch
@@ -87,7 +87,7 @@ def rate(self:EMA)->float:
 def shown(self:EMA,
     now:list # The trained weights, as `tensors` gives them
 )->list:
-    "What the model gets: averaged parameters, and statistics that are on average as old as these"
+    "The averaged parameters, and BatchNorm statistics of the same average age, for the model"
     n,d = len(self.parameters()),self.rate()
     def mixed(latest, average, momentum):
         if momentum is None: return latest                              # a mean over all batches there were
@@ -157,9 +157,9 @@ def after_step(self:EMA)->None:
 # %% ../../nbs/training/37_memory.ipynb #37a00013
 def stage_groups(
     groups:list,      # Of an optimiser: dicts with `params`, `lr` and more
-    stages:list,      # Of each stage, the first one first, its modules, as `Backbone.stage_modules` gives them
-    frozen:int=0,     # So many of the first stages do not learn
-    decay:float=1.,   # Rate of each stage over that of the stage above it
+    stages:list,      # The modules of each stage, from the input on, as `Backbone.stage_modules` gives them
+    frozen:int=0,     # Number of stages, from the input on, that are not trained
+    decay:float=1.,   # Learning rate of each stage over that of the next stage
 )->list:              # New groups
     "Groups split by stages of the backbone, without those that are frozen; a `ValueError` if nothing is left"
     at = {id(p): i for i,modules in enumerate(stages) for m in modules for p in m.parameters()}
@@ -177,7 +177,7 @@ def stage_groups(
 
 # %% ../../nbs/training/37_memory.ipynb #37a00016
 class BackboneOptions(BaseCallback):
-    "Freeze, slow down, order, recompute or compile the stages of `model.visual`; a `ValueError` if it has none"
+    "Freezing, layer decay, checkpointing, memory format and compilation of `model.visual`; a `ValueError` without one"
     name = 'backbone_options'
     order,run_valid = -5,False
     def __init__(self,
@@ -237,7 +237,7 @@ _FIELDS = dict(frozen_stages=0, layer_decay=1., activation_checkpointing=False, 
 def switches(
     recipe:object # May have the fields of `MethodRecipe`
 )->list:          # Callbacks; none if everything is off
-    "What a recipe's switches ask for"
+    "Callbacks for the options of a recipe that are on"
     options = {k: getattr(recipe, k, off) for k,off in _FIELDS.items()}
     average = [EMA(recipe.ema)] if getattr(recipe, 'ema', 0) else []
     return average + ([BackboneOptions(**options)] if options != _FIELDS else [])

@@ -18,7 +18,7 @@ class EMAUpdate(BaseCallback):
     name = 'ema_update'
     order,run_valid,left_out = 16,False,False
     def check(self, model:nn.Module)->None:
-        "A `ValueError` if the model has nothing that follows"
+        "A `ValueError` if the model has no `follow`"
         if not hasattr(model, 'follow'):
             raise ValueError(f'{type(model).__name__} has no `follow()`, which moves its momentum encoder')
     def after_cancel_step(self)->None: self.left_out = True

@@ -37,7 +37,7 @@ class Lookahead:
     def _fast(self): return [p for g in self.param_groups for p in g['params']]
     @torch.no_grad()
     def step(self)->None:
-        "One step of the fast weights; every `k`-th time both meet"
+        "One step of the fast weights; every `k`-th time, update the slow weights and continue from these"
         fast = self._fast()
         if self.slow is None: self.slow = [p.detach().clone() for p in fast]
         self.inner.step()
@@ -50,7 +50,7 @@ class Lookahead:
 # %% ../../nbs/training/10_optim.ipynb #82530d98
 @patch
 def state_dict(self:Lookahead)->dict:
-    "All that is needed to continue: the inner state, the slow weights, the steps since they last met"
+    "What is needed to resume: the inner state, the slow weights, the steps since their last update"
     return dict(inner=self.inner.state_dict(), slow=self.slow, counter=self.counter, k=self.k, alpha=self.alpha)
 
 @patch
@@ -98,11 +98,11 @@ def _owned(module):
 
 # %% ../../nbs/training/10_optim.ipynb #f4cd05ff
 def param_groups(
-    model:nn.Module, # All of its parameters that need a gradient must find their place
+    model:nn.Module, # All of its parameters that need a gradient must belong to a split
     splits:list,     # `(modules, lr)` or `(modules, lr, exempt)`; `None` for modules takes the rest
     wd:float=1e-4,   # Weight decay (VirTex sec. 3.2)
 )->list:             # Groups for a PyTorch optimiser: one for each pair of learning rate and decay
-    "Give each parameter its rate and decay by the module it lives in; a `ValueError` names one with two places or none"
+    "Groups by module, with learning rate and decay; a `ValueError` names a parameter in two splits or in none"
     names = {id(p): n for n,p in model.named_parameters()}
     place = {}
     groups = defaultdict(list)
@@ -129,8 +129,8 @@ def param_groups(
 def sgd(
     groups:list,                    # From `param_groups`
     momentum:float=.9,              # (VirTex sec. 3.2)
-    k:int=5,                        # Lookahead's window; 0 leaves Lookahead away
-    alpha:float=.5,                 # Lookahead's share
+    k:int=5,                        # Lookahead's window; 0: no Lookahead
+    alpha:float=.5,                 # Lookahead's step from the slow to the fast weights
 )->torch.optim.Optimizer|Lookahead: # An optimiser for `vlrep.training.learner`
     "SGD with momentum, fused where the device can, inside Lookahead"
     kinds = {p.device.type for g in groups for p in g['params']}

@@ -45,16 +45,16 @@ def choose_precision(
 def learner_precision(
     chosen:str,              # From `choose_precision`
     device:str|torch.device, # Where the training runs
-    explicit:bool=False,     # Did a user ask for exactly this?
+    explicit:bool=False,     # Did the user request exactly this?
 )->str:                      # For `MixedPrecision`
-    "`auto` where that comes to `chosen`: a model of which no part computes in bf16 on a CPU is then trained in fp32"
+    "`auto` if that selects `chosen`: a model without a part that computes in bf16 on a CPU is then trained in fp32"
     return chosen if explicit or chosen != choose_precision(device) else 'auto'
 
 def effective_precision(
     model:torch.nn.Module, # On its device
     chosen:str,            # fp32, bf16 or fp16
 )->str:                    # fp32 on a CPU if the model has no `visual` with an `autocast` to set
-    "The precision that a model computes in if `chosen` is asked of it"
+    "The precision that a model computes in if `chosen` is requested"
     cpu = next(model.parameters()).device.type == 'cpu'
     return 'fp32' if cpu and not hasattr(getattr(model, 'visual', None), 'autocast') else chosen
 

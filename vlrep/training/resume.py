@@ -36,7 +36,7 @@ def _rewind(run, step):
         if s > step: shutil.rmtree(run/f'steps/{s:06d}')
 
 def _regroup(learn):
-    "Count batches as if all steps had been done with the batches of today"
+    "Count batches as if all steps had been done with the current batch size and accumulation"
     s,acc = learn.train_state,[cb for cb in learn.cbs if isinstance(cb, GradientAccumulation)]
     seen = s.validated == s.batch
     s.batch = s.step*(acc[0].n if acc else 1)
@@ -83,10 +83,10 @@ def _resume(learn, run, which, regroup):
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c
 def fingerprint(
     dataset:ImageTextDataset, # Any dataset
-    rows:int=2000,            # Pixels of at most so many images are looked at
+    rows:int=2000,            # Number of images, at most, whose pixels are hashed
 )->str:                       # 16 hexadecimal digits
-    """Names, captions, narratives and labels of all images, and pixels (or sizes of the files) of images spread over
-    the source"""
+    """A hash of the names, captions, narratives and labels of all images, and of the pixels (or sizes of the files) of
+    images spread over the dataset"""
     name = type(dataset).__name__
     kind = dict(ArrayDataset='ArraySource', ImageFileDataset='FileSource').get(name, name)      # as in old runs
     h = hashlib.sha256(f'{kind} {len(dataset)} {dataset.size}'.encode())

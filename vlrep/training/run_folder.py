@@ -26,7 +26,7 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 
 def _unwritten(path, error):
-    "What a library says of a full disk, as the `OSError` it is"
+    "A library's error when the disk is full, as an `OSError`"
     n = re.search(r'os error (\d+)', str(error))
     if n: return write_error(OSError(int(n[1]), os.strerror(int(n[1]))), path)
     return OSError(f'{path}: cannot be written ({str(error).splitlines()[0]})')
@@ -84,7 +84,7 @@ def load_weights(
 
 # %% ../../nbs/training/50_run_folder.ipynb #85cb06b9
 class _Noting:
-    "A file for `torch.save`, which says that a write failed, but not why: `error` is the reason"
+    "A file for `torch.save`, which hides why a write failed: `error` is the reason"
     def __init__(self, file): self.file,self.error = file,None
     def write(self, data):
         try: return self.file.write(data)
@@ -120,7 +120,7 @@ def save_checkpoint(
         write_json(new/'manifest.json', dict(format=FORMAT, files=files))
 
 # %% ../../nbs/training/50_run_folder.ipynb #7151ed59
-FORMAT = 2 # Of `recipe.json` and `manifest.json`; a program that would misread a folder of today gets the next one
+FORMAT = 2 # Of `recipe.json` and `manifest.json`; to be raised if older versions would misread a new folder
 
 def check_format(
     facts:object,  # What a JSON file of a run holds
@@ -316,7 +316,7 @@ def weights(self:Run,
 def state(self:Run,
     which:str|int='last', # last, best, or the number of a step
 )->dict:
-    "What a checkpoint knows besides the weights, checked"
+    "What a checkpoint holds besides the weights, checked"
     return load_state(self.checkpoint(which)/'state.pt')
 
 # %% ../../nbs/training/50_run_folder.ipynb #99eb218d
@@ -336,7 +336,7 @@ def part(self:Run,
 def keep_part(self:Run,
     name:str, # A file that has just been written into the folder, and will not change
 )->None:
-    "Note its checksum in `recipe.json`, so that `part` will know it again"
+    "Note its checksum in `recipe.json`, so that `part` can check it"
     self.change(dict(parts={**self.info.get('parts', {}), name: file_sha256(self/name)}))
 
 @patch
@@ -377,7 +377,7 @@ def results(self:Run)->list:
 # %% ../../nbs/training/50_run_folder.ipynb #f0e1d2c3
 @patch
 def missing(self:Run)->list: # Of result.jsonl and report.html; none: the run is complete
-    "What a trained run has not, or has torn; as long as there is no result, the report is missing as well"
+    "Parts of a trained run that are missing or truncated; without a result the report counts as missing, too"
     out,torn = self._results()
     page = self/'report.html'
     if torn or not out: return ['result.jsonl','report.html']

@@ -18,7 +18,7 @@ def _tensorboard(folder):
     from fastai.callback.tensorboard import TensorBoardCallback
     from vlrep.training.logging import gradient_norm, step_numbers
     class TensorBoardLogger(TensorBoardCallback):
-        "fastai's, which stumbles over settings of the optimiser that are no numbers"
+        "fastai's, which fails on settings of the optimiser that are not numbers"
         name,norm = 'tensor_board',None
         def after_step(self): self.norm = gradient_norm(self.learn)
         def after_batch(self):

@@ -40,10 +40,10 @@ class ShardsBuilder(DatasetBuilder):
     def check_root(self,
         root:FilePath # A folder, a tar file, or names with braces or `*`, or None
     )->None:
-        "A `ValueError` if it is not said where the shards are, or there are none"
+        "Raise a `ValueError` if no root is given, or it holds no shards"
         if root is None: return super().check_root(root)
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')              # that some are missing is said, or refused, when they are read
+            warnings.simplefilter('ignore')              # missing shards are reported when they are read
             try: shard_parts(root, 1.)
             except ValueError as e: raise ValueError(f'--root {e}; expected {self.root_help}') from None
     def whole(self,

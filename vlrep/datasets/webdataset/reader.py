@@ -37,7 +37,7 @@ def _dataset(paths, size, name, damaged, **kw):
 def read_webdataset(
     root:FilePath,     # A folder, a tar file, or names with braces or `*`
     size:int=256,      # Images are fitted into squares of this side
-    *, damaged:float=0., # So large a part of the shards may be missing or cut off: what is whole in them is used
+    *, damaged:float=0., # Part of the shards that may be missing or cut off: what is whole in them is used
     **kw               # As for `ShardDataset`: labels, narratives, window, bucket, split
 )->ShardDataset:       # In the order of the shards
     "Images with captions, tags and narratives in shards; a `ValueError` names shards that are missing or cut off"

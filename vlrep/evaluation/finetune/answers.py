@@ -28,7 +28,7 @@ def answer_labels(
     train:TaskDataset,  # With answers of people
     plan:FinetunePlan,  # Its `answers` is used; 0 means the 3129 of VQA 2.0
 )->list:                # `<unk>` and the most frequent answers
-    "The answers that a network may give"
+    "The answer vocabulary"
     return answer_vocabulary((train.answers[i] for i in range(len(train))), plan.answers or 3129)
 
 def answer_scores(
@@ -129,11 +129,11 @@ def label_f1(
 def _texts(examples, decisions): return [examples.classes[k] for k in decisions]
 
 def submit_vqa(path:FilePath, examples:TaskDataset, decisions:np.ndarray)->None:
-    "As the server of VQA 2.0 takes it"
+    "Write decisions in the format of the VQA 2.0 server"
     write_json(path, [dict(question_id=i, answer=a) for i,a in zip(examples.ids, _texts(examples, decisions))])
 
 def submit_vizwiz(path:FilePath, examples:TaskDataset, decisions:np.ndarray)->None:
-    "As the server of VizWiz takes it"
+    "Write decisions in the format of the VizWiz server"
     write_json(path, [dict(image=i, answer=a) for i,a in zip(examples.ids, _texts(examples, decisions))])
 
 def submit_snli_ve(path:FilePath, examples:TaskDataset, decisions:np.ndarray)->None:

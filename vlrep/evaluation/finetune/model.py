@@ -20,9 +20,9 @@ from ...models.text_encoder import TextEncoder
 class AnswerHead(nn.Module):
     "Dropout, a dense layer with GELU and LayerNorm, and a score for each label"
     def __init__(self,
-        width:int,        # Of the vector that goes in
-        labels:int,       # How many scores come out
-        dropout:float=.1, # On what goes in
+        width:int,        # Of the input vector
+        labels:int,       # Number of labels
+        dropout:float=.1, # On the input
         seed:int=0,       # The initial weights depend on this and the sizes alone
     ):
         super().__init__()
@@ -122,7 +122,7 @@ class GridAndText(nn.Module):
         width:int=256,      # Of the states, d
         depth:int=2,        # Layers of the text encoder
         *, max_len:int=128, # Most tokens
-        seed:int=0,         # Of what begins at random
+        seed:int=0,         # Of the randomly initialised weights
     ):
         super().__init__()
         self.visual,self.pooled_width,self.fuse_width,self.max_len = visual,width,width,max_len

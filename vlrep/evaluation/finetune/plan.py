@@ -14,16 +14,16 @@ from ...core.registry import *
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #6a742b64
 @dataclass(frozen=True)
 class FinetunePlan:
-    "How a model is trained for a task"
+    "The hyperparameters of a fine-tuning"
     steps:Int(1, 10**8)=60_000   # Steps of the optimiser (released configurations: 60,000)
     bs:Int(1, 10**6)=480         # Examples a step (released configurations: 480)
     lr:Float(0, 10, above=True)=5e-5 # Peak learning rate (released configurations: 5e-5)
     warmup:Int(0, 10**8)=6000    # Steps of linear warm-up; then linear decay to 0
     every:Int(1, 10**8)=6000     # Steps between evaluations of the validation set
     patience:Int(0, 10**6)=0     # Stop after this number of evaluations without improvement; 0: never
-    wd:Float(0, 1)=.01           # Weight decay, but of biases and layer norms
+    wd:Float(0, 1)=.01           # Weight decay, except of biases and layer norms
     dropout:Share=.1             # Before the head
-    frozen:bool=False            # Train the head alone, the body stays as it is?
+    frozen:bool=False            # Train the head alone, with a frozen body?
     pooler:Choice('auto','cls','last')='auto' # What feeds the head: cls, last: the token before the last [SEP], or as
                                               # the paper's code for each task
     max_len:Int(0, 4096)=0       # Most tokens of a text, or of a pair; 0: the task's
@@ -32,10 +32,10 @@ class FinetunePlan:
     blind:bool=False             # Train and evaluate without the image: the baseline of the text alone
     decay_steps:Added(Int(0, 10**8))=0 # The linear schedule ends at 0 after these steps, which may be more than are
                                        # made (released configuration for MM-IMDB: 88,000); 0: with the last step
-    report:Added(Choice('both','valid','test'))='both' # Which sets the table is about: its rows name them
-    draws:Added(Int(0, 10**5))=0 # Resamplings of the test images for which each score is kept, to pair runs
+    report:Added(Choice('both','valid','test'))='both' # The sets in the table, whose rows name them
+    draws:Added(Int(0, 10**5))=0 # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
     def check(self)->None:
-        "Warm-up is shorter than the training, and the training not longer than the schedule"
+        "Check that warm-up is shorter than training, and training no longer than the schedule"
         if 0 < self.decay_steps < self.steps:
             raise ValueError(f'decay_steps={self.decay_steps}: the schedule would end before steps={self.steps}')
         if self.warmup >= self.steps:
@@ -66,14 +66,14 @@ class FinetuneTask:
     loss:Callable=Lazy()       # (scores of labels (b,k), targets (b,k)) -> (total, count)
     decide:Callable=Lazy()     # (scores of labels (n,k), labels) -> decisions, an array of n rows
     measure:Callable=Lazy()    # (decisions, TaskDataset, seed=, draws=) -> {metric: (value, low, high)}, from 0 to 1
-    constant:Callable=Lazy()   # (training TaskDataset) -> the best decision without looking, one row: chance
-    submit:Callable=Lazy()     # (path, TaskDataset, decisions) -> writes a file as the task's challenge wants it
+    constant:Callable=Lazy()   # (training TaskDataset) -> the best constant decision, one row: chance
+    submit:Callable=Lazy()     # (path, TaskDataset, decisions) -> writes a file in the format of the challenge
     suffix:str='.json'         # Of that file
     pooler:str='cls'           # The meaning of `pooler=auto`: cls or last
     max_len:int=128            # Most tokens of a text
     answers:int=0              # Most answers, where people's answers are the labels
     closed:bool=False          # Is an answer that is none of the labels an error?
-    asks:bool=False            # Is it a question in words, so that `answer` makes sense?
+    asks:bool=False            # Is its text a question, so that `answer` applies?
     def __repr__(self): return f'FinetuneTask({self.name!r})'
     def source(self,
         data:str # As for --data

@@ -43,7 +43,7 @@ def told_examples(
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #270df642
 def _numbers(info, res):
-    "What was done, as facts"
+    "Facts about the run, for `facts_html`"
     ft,plan = info['finetune'],info['finetune']['plan']
     n = res['numbers']
     return {'task': ft['task'], 'examples': ft['data'],
@@ -57,10 +57,10 @@ def _numbers(info, res):
             'date': res.get('date', '')}
 
 def _drift(rows):
-    "How far fine-tuning moved the attention, as figures and a table; '' where that is not known"
+    "The drift of the attention weights, as figures and a table; '' if it was not measured"
     if not rows: return ''
-    said = ('How far full fine-tuning moved each matrix of attention: L1, the mean change of a weight, and the angle '
-            'between before and after, as a part of half a turn (0: the same direction, 0.5: at right angles).')
+    said = ('Drift of each attention matrix in full fine-tuning: L1, the mean absolute change of a weight, and the '
+            'angle between the weights before and after, divided by π (0: the same direction, 0.5: orthogonal).')
     curves = [curves_svg(drift_lines(rows, k), x='layer', y=y, zero=True) for k,y in
               (('l1','L1'), ('angle','angle, in half turns'))]
     return render_macro('two', curves) + table_html(drift_rows(rows), said)

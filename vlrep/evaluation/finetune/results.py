@@ -58,7 +58,7 @@ def task_draws(
     decisions:np.ndarray,  # From `decide_all`
     draws:int=200,         # Number of bootstrap resamples of images, each with all its questions
 )->dict:                   # Metric -> `draws` scores in percent
-    "Each score under redraws of the images, which are the same for every model that is evaluated on these images"
+    "Each score under bootstrap resamples of the images, the same for every model evaluated on these images"
     images,at = np.unique(examples.rows, return_inverse=True)
     out,base = {},copy.copy(examples)
     for w in draw_counts(len(images), draws):
@@ -72,10 +72,10 @@ def task_draws(
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #2c22abd6
 def task_rows(
     task:FinetuneTask,             # Measures
-    train:TaskDataset,     # What chance is from
-    examples:TaskDataset,  # What is reported, with targets
+    train:TaskDataset,     # The training examples, which define chance
+    examples:TaskDataset,  # The examples to evaluate, with targets
     decisions:np.ndarray,  # From `decide_all`
-    who:str='model',       # Whose they are
+    who:str='model',       # Name of the model
     *, alone:np.ndarray=None, # Decisions without the image
     seed:int=0,            # Of the bootstrap
     draws:int=0,           # How many resamplings of each score are kept as `draws`, see `task_draws`
@@ -97,11 +97,11 @@ def task_rows(
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #7eb9b18a
 class Answerer:
-    "A fine-tuned model with the view, the tokens and the labels it was trained with"
+    "A fine-tuned model with the transform, the tokenizer and the labels it was trained with"
     def __init__(self,
         model:FinetuneModel, # Trained
-        task:FinetuneTask,           # Are its texts questions?
-        labels:list,         # What its scores mean
+        task:FinetuneTask,           # The task it was fine-tuned on
+        labels:list,         # Names of its outputs
         collate:TaskCollator, # Tokenizer and limit
         view,                # `batch(images)` gives `img`, such as `vlrep.training.learner.PictureView`
         *, regions:str='grid', # How it reads regions: grid, boxes or files
@@ -201,7 +201,7 @@ def answer(self:Pretrained,
                      # for a list of pictures a list of such lists
     top:int=5,       # How many answers
 )->list:             # Pairs of an answer and its probability, the most likely first; for a list a list of such lists
-    "What is the answer? A `ValueError` if the run was not fine-tuned on questions, or names what cannot be answered"
+    "The most likely answers; a `ValueError` if the run was not fine-tuned on questions, or the input is invalid"
     if (asked := self.capabilities.get('answer')) is None:
         raise ValueError(f'{self.name}: was not fine-tuned on questions: vlrep-finetune {self.name} --task vqa makes a '
                          f'run that answers')

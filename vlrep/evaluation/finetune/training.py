@@ -60,7 +60,7 @@ def cut_line(
     source:TaskDataset,   # Examples
     most:int=20_000,      # How many are checked, spread over all
 )->str:                   # '' if none is cut
-    "How many texts are longer than the limit, in words"
+    "A line for the log with the number of texts that are longer than the limit"
     rows = np.arange(0, len(source), -(-len(source)//most))
     cut = sum(int((collate.texts(source, rows[i:i+1000])['cut'] > 0).sum()) for i in range(0, len(rows), 1000))
     if not cut: return ''
@@ -104,7 +104,7 @@ class TaskScore(Metric):
     def name(self)->str: return 'score'
     def reset(self)->None: self.rows,self.said,self._value = [],[],None
     def accumulate(self, learn:BatchLearner)->None:
-        "Decide about the batch that `learn` has just done"
+        "Add the decisions for the batch that `learn` has just evaluated"
         rows = learn.yb[0]['id'].cpu().numpy()
         if not len(rows): return
         self.rows.append(rows)
@@ -134,8 +134,8 @@ class BestScore(Checkpointer):
     _keep = ('at','score','since','history')
     def __init__(self,
         folder,           # Has `save(name, weights, state, frozen)`, such as a `Run`, or `KeptBest`
-        metric:TaskScore, # Its value counts
-        patience:int=0,   # Evaluations without a better one that end the training; 0: never
+        metric:TaskScore, # Its value chooses `best`
+        patience:int=0,   # Stop after this number of evaluations without improvement; 0: never
         *, every:int=0,   # Steps between saves within a round; 0 for none
         log:Callable=print, # Called with a line for each evaluation
     ):
@@ -155,7 +155,7 @@ class BestScore(Checkpointer):
         self.log(f'step {s.step}: {100*v:.2f} on the validation set' + ', the best so far'*better)
         self.save(*(['best'] if better else []), 'last')
         if self.done:
-            self.log(f'no better one in {self.since} evaluations: the training ends here')
+            self.log(f'no improvement in {self.since} evaluations: training stops early')
             raise CancelFitException()
 
 class KeptBest:
@@ -175,7 +175,7 @@ def text_limit(
     plan:FinetunePlan, # Its `max_len` counts
     task:FinetuneTask,         # Its `max_len` counts if the plan has none
 )->int:                # Most tokens
-    "How long texts may be: as planned, and not longer than the model has positions"
+    "The maximum length of a text: as planned, and at most the number of the model's positions"
     most = body.max_len if body else 0
     if plan.max_len and most and plan.max_len > most:
         raise ValueError(f'max_len={plan.max_len}: the model has positions for {most} tokens only')
@@ -184,9 +184,9 @@ def text_limit(
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #da722299
 def without_idle(
     model:FinetuneModel, # Weights that its scores do not depend on have requires_grad=False afterwards
-    batch:dict,          # To find them by
+    batch:dict,          # Any batch, to find them with
 )->list:                 # Their names
-    "Which weights are not used; nothing else in the model changes"
+    "Freeze the weights that the scores do not depend on; nothing else in the model changes"
     modes,named = [(m, m.training) for m in model.modules()],list(model.named_parameters())
     model.eval()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -202,7 +202,7 @@ def without_idle(
 def task_loss(
     task:FinetuneTask # Its loss counts
 )->Callable: # (output, batch) -> total and count
-    "The loss of a task on what `FinetuneModel` gives"
+    "The loss of a task on the output of `FinetuneModel`"
     def loss(out, batch): return task.loss(out['logits'].float(), batch['target'])
     return loss
 
@@ -212,7 +212,7 @@ def finetune_learner(
     task:FinetuneTask,           # Loss and metric
     parts:dict,          # `train` and `valid`: TaskDatasets with targets
     collate:TaskCollator, # Texts, targets, regions
-    plan:FinetunePlan,   # All numbers
+    plan:FinetunePlan,   # The hyperparameters
     *, size:int=None,    # Side of the views; that of the images by default
     folder:'Run'=None,   # For checkpoints; `KeptBest` by default
     seed:int=0,          # Of the order and dropout
@@ -224,7 +224,7 @@ def finetune_learner(
     cbs:list|tuple=(),   # More callbacks
     log:Callable=print,  # Called with lines about the progress
 )->BatchLearner:         # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
-    "fastai's Learner for a task, on the rules of the other trainings"
+    "fastai's Learner for a task, with the callbacks of the other trainings"
     view = EvalTransform(size or parts['train'].size, whole=True)          # a question is about all of the image
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}

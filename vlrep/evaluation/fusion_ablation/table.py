@@ -69,9 +69,9 @@ def keep_regions(
     return {k: keep.sum(1) if k == 'region_counts' else v[row,order] for k,v in regions.items()}
 
 def _ways(regions, box, first):
-    """Name -> which regions are there; and of which images as many others can be left out as are named
+    """Name of each ablation -> mask of the regions that are kept; and which images have enough other regions
 
-    The others are taken in their order from the part `first` (b,) in [0,1) of them on, and round again
+    The others are taken in their order, cyclically, from the fraction `first` (b,) in [0,1) of them on
     """
     n = regions['region_boxes'].shape[1]
     real = sequence_mask(regions['region_counts'], n)
@@ -86,7 +86,7 @@ def _ways(regions, box, first):
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #7483c706
 @torch.no_grad()
 def _asked(m, dataset, samples, reader, seed, *, bs):
-    "Name of each way -> nats and hits of each sample (n,2); and of which samples others can be left out (n,)"
+    "Name of each ablation -> nats and hits of each sample (n,2); and which samples have enough other regions (n,)"
     can,out,fair = m.capabilities,{},[]
     for k in progress(range(0, len(samples), bs), label='named words'):
         rows,ids,words,boxes = zip(*samples[k:k+bs])
@@ -114,7 +114,7 @@ def fusion_ablation_table(
     seed:int=0,               # Which, and of the bootstrap
     *, bs:int=64,             # Captions at a time
     keep:int=0,               # As for `pointing_table`
-)->list:                      # Rows as those of `transfer_table`; `backbone` says what is seen
+)->list:                      # Rows as those of `transfer_table`; `backbone` names the regions
     """Nats and top-1 of words that name a thing: with all regions, without others, without the thing, without any
 
     Of the samples those where as many others can be left out as show the thing; `all less none` is the paired
@@ -149,7 +149,7 @@ def ask_fusion_ablation(
         root = context.root or (context.info.get('root') if builder.root_help else None)
         dataset = builder.open_test(context.options, root, context.model.side, context.log)
     if 'objects' not in DATASETS[name].answers:
-        raise ValueError(f'{name}: its records do not say what is where; --on fusion_ablation needs objects with boxes')
+        raise ValueError(f'{name}: its records have no objects with boxes, which --on fusion_ablation needs')
     reader = RegionReader(r.regions, r.region_files or None, r.max_regions)
     return fusion_ablation_table(context.model, dataset, reader, seed=context.info['seed'],
                                  keep=getattr(context.options, 'draws', 0))
@@ -157,12 +157,12 @@ def ask_fusion_ablation(
 def image_use(
     rows:list # Of `fusion_ablation_table`
 )->str:
-    "What the table says about the use of the image, in a sentence"
+    "A sentence on the use of the image, from the table"
     gain = next(r for r in rows if r['metric'] == 'top-1' and r['backbone'] == 'all less none')
     of = f'top-1 {gain["value"]:+.1f} [{gain["low"]:+.1f}, {gain["high"]:+.1f}] points'
     if gain['low'] > 0: return f'the image is used: with it, accuracy on masked names is higher than without ({of})'
     if gain['high'] < 0: return f'the image misleads: without it, accuracy on masked names is higher ({of})'
-    return f'this does not show that the image is used: with all regions less with none, {of}'
+    return f'this does not show that the image is used: with all regions minus with none, {of}'
 
 def measure_fusion_ablation(
     context:EvaluationContext, # Right after a training

@@ -52,7 +52,7 @@ def masked_samples(
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #0faf9534
 def _hits(scores, answers):
-    "Is the answer the first of the scores, is it among the first five? (m,2)"
+    "Whether the target is in the top 1, and in the top 5 (m,2)"
     if bad := int((~scores.isfinite()).any(1).sum()):
         raise ValueError(f'fill_mask: {bad} of {len(scores)} masked words have scores that are not finite (NaN or '
                          f'infinite): the weights are broken, evaluate an earlier checkpoint or train again')
@@ -82,7 +82,7 @@ def _asked(m, dataset, samples, bs, seed):
 def masked_word_table(
     m:Pretrained,             # Has the capabilities `fill_mask` and `masked_counts`
     dataset:ImageTextDataset, # Images with captions, not trained on
-    who:str='model',          # What the model is called
+    who:str='model',          # Name of the model
     n:int=1000,               # Words that are masked
     seed:int=0,               # Which, and of the bootstrap
     *, bs:int=64,             # Captions at a time

@@ -41,11 +41,11 @@ def open_for_retrieval(
     was = info.get('images', {}).get('test')
     if same and builder.root_help and was not in (None, fingerprint(dataset)):
         context.log(f'{builder.name}: these are not the test images that the run kept when it was trained; it may have '
-                    f'learned from some of them')
+                    f'been trained on some of them')
     if builder.audit: dataset = readable(dataset, context.log)
     if not same:
-        context.log(f'{len(dataset)} images of {builder.name}; whether this run has learned from some of them is not '
-                    f'known')
+        context.log(f'{len(dataset)} images of {builder.name}; this run may have been trained on some of '
+                    f'them')
     return dataset
 
 def _split_name(dataset): return dataset.split or 'test'
@@ -64,7 +64,7 @@ def _ks(n, log):
 
 def _tell(d, log, where):
     log(f'{where}: {d["captions"]:,} captions ({100*d["share"]:.1f} %) belong to several images, word for word; '
-        f'{d["pairs"]:.2f} equal pairs in a batch of {d["bs"]} in the mean')
+        f'{d["pairs"]:.2f} equal pairs in a batch of {d["bs"]} on average')
 
 def _size(protocol, n): return PROTOCOLS[protocol][0] or n
 
@@ -73,7 +73,7 @@ def ask_retrieval(
     data:str=None,             # One of `DATASETS`; by default what the run was trained on
     protocol:str='all',        # One of `PROTOCOLS`
 )->list:                       # Rows, as `retrieval_table` gives them
-    "Which caption belongs to an image, and which image to a caption"
+    "Retrieval in both directions, without further training"
     m,info,log = context.model,context.info,context.log
     dataset,texts,image_of,img,txt = _vectors(m, open_for_retrieval(context, data, protocol))
     _tell(duplicate_captions(texts, image_of, getattr(context.recipe, 'bs', 2)), log, 'test')

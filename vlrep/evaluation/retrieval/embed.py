@@ -18,7 +18,7 @@ from ...models.pretrained import Pretrained
 def caption_pairs(
     dataset:ImageTextDataset, # Images with captions
 )->tuple:                     # The images that have some, all captions (m,), and the row of the image of each (m,)
-    "What belongs together; a `ValueError` if there are no captions, or fewer than two images with some"
+    "Images and their captions; a `ValueError` if there are no captions, or fewer than two images with some"
     if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, so nothing can be retrieved')
     some = np.flatnonzero(dataset.captions.counts() > 0)
     if len(some) < 2:
@@ -64,7 +64,7 @@ def duplicate_captions(
     image_of:np.ndarray, # The image of each (m,)
     bs:int=2,            # Images in a batch, one caption each
 )->dict:                 # `captions` that are also another image's, their `share` of all, `bs`, and `pairs`: of images
-                         # with the same caption, in the mean over batches
+                         # with the same caption, on average over batches
     "How many captions belong to several images, word for word"
     words = [' '.join(re.findall(r'\w+', s.lower())) for s in texts]
     code = np.unique(words, return_inverse=True)[1]

@@ -89,6 +89,6 @@ def similarity_matrix(
     fig.colorbar(ax.imshow(s, cmap='viridis'), ax=ax, label='cosine')
     ax.set(xlabel='caption', ylabel='image', xticks=[], yticks=[])
     off = s[~np.eye(len(s), dtype=bool)]
-    ax.set_title(f'own {np.diag(s).mean():+.2f}, others {off.mean():+.2f} in the mean')
+    ax.set_title(f'own {np.diag(s).mean():+.2f}, others {off.mean():+.2f} on average')
     fig.tight_layout()
     return fig

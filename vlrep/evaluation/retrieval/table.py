@@ -49,7 +49,7 @@ def _rows(parts, way, counts, ks):
     yield 'median rank',mean(lambda r, w: r.median(w)),guess(chance_median),1
 
 def _kept(stat, n, keep, unit):
-    "The metric under draws that are the same for every run"
+    "The metric under bootstrap resamples that are the same for every run"
     return bootstrap_scores(stat, n, keep) if unit == 100 else np.round(stat(draw_counts(n, keep)), 2).tolist()
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #a5d2dc86

@@ -87,7 +87,7 @@ class VseppEncoders(nn.Module):
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #fc6b39d7
 @dataclass(frozen=True)
 class VseppRecipe:
-    "The numbers of VSE++ for a frozen backbone, as MCT uses them"
+    "Hyperparameters of VSE++ for a frozen backbone, as MCT uses them"
     joint:int=1024   # Width of the joint space, and of the GRU
     word:int=300     # Width of a word
     min_count:int=4  # Rarer words share a vector

@@ -46,7 +46,7 @@ _IDLE = frozenset('a an and are at by for from has have in is it its of on one o
 def tag_lists(
     dataset:ImageTextDataset, # With labels `tags`, or captions
 )->list:                      # The tags of each image, each once, sorted
-    "The tags of each image: labels, or words of its captions but for the commonest of the language"
+    "The tags of each image: labels, or the words of its captions without stop words"
     y = dataset.labels.get('tags')
     if y is not None:
         names = dataset.names.get('tags') or [f'tag {j}' for j in range(y.shape[1])]
@@ -108,13 +108,13 @@ def tag_vectors(
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #9e47a69c
 @dataclass(frozen=True)
 class TaggingRecipe:
-    "The numbers of MCT's tagging; what the paper does not say is marked"
+    "Hyperparameters of MCT's tagging; what the paper does not specify is marked"
     tags:int=18157  # The most frequent ones
     dim:int=4096    # Width of their vectors
     hidden:int=2048 # Width of the layer in between
-    bs:int=256      # Images in a batch (not said)
-    epochs:int=30   # Passes over the images (not said)
-    lr:float=1e-3   # Of Adam (not said)
+    bs:int=256      # Images in a batch (unspecified)
+    epochs:int=30   # Passes over the images (unspecified)
+    lr:float=1e-3   # Of Adam (unspecified)
     k:int=5         # Tags that are predicted
 
 def tagging_network(
@@ -122,7 +122,7 @@ def tagging_network(
     recipe:TaggingRecipe, # Widths
     tags:int,             # How many there are; the width of their vectors is not larger
 )->nn.Module:             # (b,features) -> (b,d)
-    "Features to the space of tags"
+    "A two-layer MLP from features to tag vectors"
     return nn.Sequential(nn.Linear(features, recipe.hidden), nn.ReLU(inplace=True),
                          nn.Linear(recipe.hidden, min(recipe.dim, tags)))
 
@@ -165,7 +165,7 @@ def tagging_row(
     what:str='tags',               # What the tags are
     seed:int=0,                    # Of the bootstrap
     draws:int=500,                 # Number of bootstrap resamples of the images
-    keep:int=0,                    # Keep the score under so many draws that all runs share, as `draws`
+    keep:int=0,                    # Number of resamples, shared by all runs, whose scores are kept as `draws`
 )->dict:                           # `question, metric, backbone, n, chance, value, low, high`, in percent
     "mIOU@k of images that have a known tag; chance: the most frequent tags for all"
     some = np.flatnonzero(np.asarray(has.sum(1)).ravel())

@@ -175,7 +175,7 @@ def world_attributes()->tuple: # Names (d), and of which category of `CATEGORIES
     return names,unit_rows(has, 'the world')
 
 def world_zeroshot(
-    n:int=1500,   # Scenes that are drawn; about two thirds of them hold one thing alone and are used
+    n:int=1500,   # Scenes that are drawn; about three quarters of them hold one category alone and are used
     size:int=48,  # Side of the pictures in pixels
 )->ZeroShotBenchmark:
     "Scenes with a single thing, under domain shift: 24 categories with training images, six with attributes only"

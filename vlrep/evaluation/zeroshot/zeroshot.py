@@ -24,10 +24,10 @@ def fit_attributes(
     label:Tensor,          # Their classes, among the seen ones (n,) int64
     attributes:Tensor,     # Of the seen classes (k,d)
     seed:int=0,            # Of the initial weights and the order
-    *, epochs:int=30,      # Passes over the images (not said)
-    lr:float=1e-3,         # Of Adam (not said)
-    wd:float=1e-4,         # Weight decay (not said)
-    bs:int=128,            # Images in a batch (not said)
+    *, epochs:int=30,      # Passes over the images (unspecified)
+    lr:float=1e-3,         # Of AdamW (unspecified)
+    wd:float=1e-4,         # Weight decay (unspecified)
+    bs:int=128,            # Images in a batch (unspecified)
 )->nn.Linear:              # Features to attributes: Sigma and b
     "Learn f(x,a) with a softmax over the seen classes (ICMLM tab. 6)"
     if not len(x): raise ValueError('no image of a seen class')
@@ -77,7 +77,7 @@ def zeroshot_hits(
 def zeroshot_rows(
     hits:dict,               # From `zeroshot_hits`
     bench:ZeroShotBenchmark, # As there
-    who:str='model',         # What the model is called
+    who:str='model',         # Name of the model
     average:str='images',    # Mean over images, or over classes
     *, seed:int=0,           # Of the bootstrap
     keep:int=0,              # As for `transfer_table`

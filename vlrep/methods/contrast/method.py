@@ -29,10 +29,10 @@ class ContrastModel(WordNaming, nn.Module):
     def __init__(self,
         visual,                # A backbone: images to a grid (b,c,h,w); has `width` = c
         text,                  # A text encoder: (tok, lens) to (b,s,d); has `width` = d
-        join:int=1024,         # Width in which the two sides are compared
-        temperature:float=.07, # The first one
-        *, coldest:float=.01,  # The lowest that is learned
-        bias:float=None,       # The first one of the sigmoid; None: a softmax, which has none
+        join:int=1024,         # Width of the joint space
+        temperature:float=.07, # Initial temperature
+        *, coldest:float=.01,  # Lowest temperature
+        bias:float=None,       # Initial bias of the sigmoid; None: a softmax, which has none
     ):
         super().__init__()
         self.visual,self.text,self.coldest = visual,text,coldest
@@ -44,7 +44,7 @@ class ContrastModel(WordNaming, nn.Module):
         batch:dict, # `img`, `tok` and `lens`
     )->dict:        # `img_vec`, `txt_vec` (b,join), `scale` (1,), of the sigmoid `bias` (1,); in training perhaps what
                     # `name_words` gives
-        "Vectors of images and captions, and what turns their cosines into scores"
+        "Vectors of images and captions, and the scale and bias that turn their cosines into logits"
         mean = self.visual(batch['img']).mean((2,3))
         words = self.text(batch['tok'], batch['lens'])
         out = dict(img_vec=self.whole_v(mean), txt_vec=self.whole_t(mean_words(words, batch['lens'])),
@@ -74,7 +74,7 @@ def embed_text(self:ContrastModel,
 def _terms(
     out:dict,             # As `ContrastModel` gives it
     batch:dict,           # Not used: targets are in `out`
-    *, words:bool=None,   # Is there a head for the words? None: if `out` has its answer
+    *, words:bool=None,   # Is there a head for the words? None: if `out` has its scores
     local_loss:bool=True, # As for `info_nce`
     dist:Dist=Dist(),     # The processes: pairs of all are compared
 )->dict:                  # Name -> (weight, total (), samples ()): `contrast`, and `words` of a head
@@ -122,7 +122,7 @@ def contrast_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "A learner that trains a backbone by contrast of images and captions"
+    "A learner that trains a backbone with a contrastive loss between images and captions"
     r = recipe
     if dls.train.tok is None: raise ValueError('contrast needs captions: the loaders need a tokenizer (tok=...)')
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)

@@ -19,7 +19,7 @@ PairLoss = Choice('softmax', 'sigmoid')
 class ContrastRecipe(MethodRecipe):
     "Image-text contrast in LocTex's setting: R50, COCO's captions"
     loss:PairLoss='softmax'      # Of the pairs of a batch: softmax (CLIP, sec. 2.3) or sigmoid (SigLIP, eq. 1)
-    temperature:Temperature=.07  # First temperature, learned from there on (CLIP, sec. 2.5; SigLIP: 0.1)
+    temperature:Temperature=.07  # Initial temperature, which is learned (CLIP, sec. 2.5; SigLIP: 0.1)
     coldest:Temperature=.01      # Lowest temperature that is learned (CLIP, sec. 2.5)
     word_weight:Weight=0.        # Weight of the auxiliary word head (rare words weigh more), in training
     visual_depth:ResNet=50       # Layers of the ResNet; 10 is the small one for the world
@@ -37,7 +37,7 @@ class ContrastRecipe(MethodRecipe):
     jitter:Share=.4              # Most change of brightness, contrast and saturation; hue a quarter of it
     jitter_p:Share=.8            # How often colours are changed
     flip_p:Share=.5              # How often images are mirrored, with left and right swapped in the caption
-    bs:Batch=1024                # Pairs a step
+    bs:Batch=1024                # Pairs per step
     steps:StepCount=69_300       # Steps: 600 epochs of COCO's 118,287 images
     warmup:WarmUp=2_310          # Steps of linear warm-up, 20 epochs, then a cosine down to 0
     cnn_lr:Rate=.4               # Peak learning rate of the backbone
@@ -53,29 +53,29 @@ class ContrastRecipe(MethodRecipe):
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #ba4de19d
 @patch
 def problems(self:ContrastRecipe)->'Iterator[str]':
-    "A pair must have negatives, and the first temperature lies above the lowest"
+    "Reject pairs without negatives, and an initial temperature below the lowest"
     yield from MethodRecipe.problems(self)
     yield 'bs=1: a single pair has no negatives' if self.bs < 2 else None
     if self.coldest > self.temperature:
-        yield f'coldest={self.coldest}: must not be above the first temperature, {self.temperature}'
+        yield f'coldest={self.coldest}: must not be above the initial temperature, {self.temperature}'
 
 @patch
 def check_parts(self:ContrastRecipe, parts:int)->None:
-    "Each part must have negatives"
+    "Raise a `ValueError` if a part has no negatives"
     MethodRecipe.check_parts(self, parts)
     if parts > 1 and self.bs//parts < 2:
         raise ValueError(f'--accumulate {parts}: parts of {self.bs//parts} pairs have no negatives')
 
 def check_pairs(
-    recipe:ContrastRecipe, # What will be learned
+    recipe:ContrastRecipe, # Recipe of the run
     splits:dict,           # Datasets `train` to learn from, and `valid` to choose the checkpoint by
-    data:str,              # What they are called
+    data:str,              # Name of the dataset
     accumulate:int=1,      # Parts into which a batch is cut
 )->list:                   # Lines
-    "What accumulation changes; a `ValueError` if a pair would have no negatives"
+    "Log lines on fewer negatives by accumulation; a `ValueError` if a pair would have none"
     if len(splits['valid']) < 2:
-        raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrast needs at least '
-                         f'2: add images, or --set valid=...')
+        raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
+                         f'at least 2: add images, or --set valid=...')
     return [f'accumulate {accumulate}: negatives are those of the same part only, '
             f'{recipe.bs//accumulate-1} negatives instead of {recipe.bs-1}']*(accumulate > 1)
 

@@ -57,7 +57,7 @@ class TripletCollator:
         ids = self._word(w)
         return len(ids) == 1 and ids[0] != self.tok.unk
     def places(self, text:str)->list:
-        "Where in [CLS] and the tokens of a caption a word can be masked"
+        "Positions in a caption's tokens, [CLS] first, at which a word can be masked"
         out,at = [],1
         for w in split_marks(text).split():
             n = len(self._word(w))
@@ -123,7 +123,7 @@ def _masked(self:TripletCollator, triplets, j, which, flip):
     ids,places = self.ids(text),self.places(text) if j >= 0 else []
     if flip:
         other = self.ids(swap_left_right(split_marks(text)))
-        ids,places = other,places if len(other) == len(ids) else []   # a word that is one token, mirrored two
+        ids,places = other,places if len(other) == len(ids) else []   # mirrored, a word may be more tokens
     ids = [self.tok.sos, *ids[:self.max_len-2], self.tok.eos]
     if not places: return ids,0,self.tok.mask
     at = places[which]
@@ -157,12 +157,12 @@ def triplet_collator(
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #1424ce47
 def check_triplets(
-    recipe:ICMLMRecipe, # What will be learned
+    recipe:ICMLMRecipe, # Recipe of the run
     splits:dict,        # Datasets `train` and `valid`
-    data:str,           # What they are called
+    data:str,           # Name of the dataset
     accumulate:int=1,   # Parts into which a batch is cut
 )->list:                # Lines
-    "How many triplets there are, and which concepts cannot be masked; a `ValueError` if there is no target"
+    "Log lines on triplets and on concepts that cannot be masked; a `ValueError` if there is no target"
     train = splits['train']
     room = None if recipe.bert == 'small' else bert_config(recipe.bert).max_len
     if room and recipe.max_len > room:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #3f7a28cb
 class TfmLayer(nn.Module):
-    "An encoder layer as in the first Transformer, its heads of width d/heads or d; gives its attention, too"
+    "A post-norm Transformer encoder layer with heads of width d/heads or d; also returns its attention"
     def __init__(self,
         width:int,           # d
         heads:int=1,         # Of attention
@@ -28,10 +28,10 @@ class TfmLayer(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4*width), nn.ReLU(), nn.Linear(4*width, width))
     def forward(self,
         x:Tensor,       # (b,n,d)
-        real:Tensor,    # Which places are there (b,n) bool
+        real:Tensor,    # False at padding (b,n) bool
         at:Tensor=None, # Only this position is predicted (b,); None: all of them
     )->tuple:           # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
-        "What each place makes of all others"
+        "The output of the layer, and its attention"
         asks = x if at is None else x[torch.arange(len(x), device=x.device),at][:,None]
         q,k,v = (f(y).unflatten(2, (self.heads,self.size)).transpose(1,2)
                  for f,y in ((self.query,asks), (self.key,x), (self.value,x)))
@@ -56,7 +56,7 @@ class TfmHead(nn.Module):
     def forward(self,
         x:Tensor,     # Cells (b,n,c)
         w:Tensor,     # States of the tokens (b,s,d)
-        real:Tensor,  # Which tokens are there (b,s) bool
+        real:Tensor,  # False at padding (b,s) bool
         place:Tensor, # The masked one (b,)
     )->tuple:         # State of the masked token (b,d); its attention to each cell, sum 1 (b,n)
         "The output, and the attention of the masked token in the last layer"

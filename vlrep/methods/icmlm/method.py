@@ -50,7 +50,7 @@ def icmlm_loss(
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #416443d8
 def _bert(recipe, tok, train, seed, sizes):
-    "The recipe's BERT; without captions to learn from, one of the same shape whose weights will be loaded"
+    "The recipe's BERT; without training captions, one of the same shape whose weights are loaded afterwards"
     if recipe.bert != 'small' and sizes: return Bert(BertConfig(**sizes), seed, pooler=False)
     if recipe.bert != 'small': return make_bert(recipe.bert, None, tok, seed, pooler=False, log=None)
     config = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
@@ -83,7 +83,7 @@ def icmlm_learner(
     seed:int=0,            # Initial weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # Of a run that is opened: what it has kept by `bert_sizes`; {}: nothing
+    sizes:dict=None,       # When a run is opened: what `bert_sizes` has stored; {}: nothing
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with masked words"
     r,collate,train = recipe,dls.train.collate,dls.train.source

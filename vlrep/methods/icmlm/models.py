@@ -64,7 +64,7 @@ def cells(self:MaskedWordModel,
 def language(self:MaskedWordModel,
     tok:Tensor,  # Tokens, one of them masked (b,s)
     lens:Tensor, # Real ones in each row (b,)
-)->tuple:        # BERT's states (b,s,d), and which of them are there (b,s)
+)->tuple:        # BERT's states (b,s,d), and which of them are not padding (b,s)
     "The states of the caption"
     return self.bert(tok, lens),sequence_mask(lens, tok.shape[1])
 
@@ -132,5 +132,5 @@ def icmlm_capabilities(
 def bert_sizes(
     model:MaskedWordModel # Any
 )->dict:                  # As for `BertConfig`
-    "The sizes of its BERT: a run keeps them, and is opened without the files that BERT came from"
+    "The sizes of its BERT, stored with a run so that it can be opened without the files of that BERT"
     return asdict(model.bert.config)

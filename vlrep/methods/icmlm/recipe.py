@@ -34,7 +34,7 @@ class ICMLMRecipe(ConceptRecipe):
     bert_part:Added(Fraction)=1. # Share of the images whose captions a small BERT is trained on (not in the paper)
     max_len:Length=30            # Longest caption in tokens, [CLS] and [SEP] included
     layers:Layers=1              # Layers of tfm; hidden layers of attfc's fc (tab. 5: 1 or 2)
-    heads:_Heads=1               # Attention heads: 1 (supplement), 12 (sec. 4), 8 (app. E)
+    heads:_Heads=1               # Attention heads: 1 (sec. 4.3), 12 (sec. 4), 8 (app. E)
     att_width:Width=64           # Width of each of attfc's heads (not said)
     dropout:Drop=.1              # Of tfm (not said; as BERT)
     full_width_heads:OnOff=False # Heads of tfm as wide as BERT (app. E), or width/heads
@@ -47,7 +47,7 @@ class ICMLMRecipe(ConceptRecipe):
     frozen_start:Share=0.        # Share of the steps in which only the heads are trained (.25 for attfc with VGG16)
 
     def problems(self)->'Iterator[str]':
-        "Switches of one head cannot change the other"
+        "Reject options of the other head, and a BERT that is not pretrained"
         yield from super().problems()
         if self.head == 'attfc' and (self.full_width_heads or self.full_mlm_head):
             yield 'head=attfc: full_width_heads and full_mlm_head are switches of tfm; leave them out'

@@ -18,13 +18,13 @@ from .recipe import *
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fbacd26c
 def cut_windows(
-    parts:tuple|list, # Arrays that run along the texts, text after text (n,...)
-    fills:tuple|list, # For each, what stands where there is nothing
-    lens:np.ndarray,  # How many places each text has (b,), their sum is n
+    parts:tuple|list, # Arrays aligned with the texts, text after text (n,...)
+    fills:tuple|list, # The fill value of each
+    lens:np.ndarray,  # Length of each text (b,), their sum is n
     draw:np.ndarray,  # A number in [0,1) for each text (b,): where its window begins
-    most:int,         # Places a window has; shorter texts stay whole
+    most:int,         # Length of a window; shorter texts stay whole
 )->tuple:             # For each part its windows (b,s,...), and the length of each (b,)
-    "The same window out of every part, one for each text"
+    "Crop the same window from every part, one for each text"
     size = np.minimum(lens, most)
     first = (draw*(lens-size+1)).astype(np.int64)
     col = np.arange(size.max())
@@ -42,7 +42,7 @@ def cut_windows(
 def needed_points(
     span:np.ndarray,   # Start and end of each token in seconds (b,s,2); the end before the start: no time
     t:np.ndarray,      # Seconds of all points, sample after sample (m,)
-    sample:np.ndarray, # Whose each point is (m,)
+    sample:np.ndarray, # The sample of each point (m,)
 )->np.ndarray:         # (m,) bool
     "Which points lie within the time of a token, both ends included"
     real = span[...,1] >= span[...,0]
@@ -63,7 +63,7 @@ def pointing(
     chunk:int=2000,    # Narratives at a time
 )->dict:               # `trace`: has points; `times`: has words with times; `points`: has a point inside the image
                        # while a word is said; bool (m,) each
-    "What each narrative, image after image, gives for learning where words point"
+    "Which narratives, image after image, have what the localisation loss needs"
     out = dict(trace=[], times=[], points=[])
     for i in range(0, len(told.at), chunk):
         at = told.at[i:i+chunk]
@@ -81,7 +81,7 @@ def pointing(
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
 def _without_places(recipe, told, data):
-    "How many narratives the localisation loss leaves out; a `ValueError` if it is asked for and leaves out all"
+    "How many narratives the localisation loss leaves out; a `ValueError` if it is on and leaves out all"
     first = slice(None) if recipe.all_narratives else told.rows[:-1][told.counts() > 0]  # those that are read
     got = {k: v[first] for k,v in pointing(told, recipe.time_pad).items()}
     lost = {'have no trace': ~got['trace']}
@@ -90,21 +90,21 @@ def _without_places(recipe, told, data):
     why = [f'{v.sum():,} of {len(v):,} narratives {k}' for k,v in lost.items() if v.any()]
     if recipe.localise and not recipe.oracle_masks and not got['points'].any():
         raise ValueError(
-            f'{data}: no narrative has a usable trace ({", ".join(why)}); learn without traces: --set localise=0')
+            f'{data}: no narrative has a usable trace ({", ".join(why)}); train without traces: --set localise=0')
     return [f'{line}: the localisation loss leaves them out' for line in why]
 
 def check_narratives(
-    recipe:LocTexRecipe, # What will be learned
+    recipe:LocTexRecipe, # Recipe of the run
     splits:dict,         # Datasets `train` to learn from, and `valid` to choose the checkpoint by
-    data:str,            # What they are called
+    data:str,            # Name of the dataset
     accumulate:int=1,    # Parts into which a batch is cut
 )->list:                 # Lines
     "Log lines on missing narratives or traces and on fewer negatives; a `ValueError` if a loss has no samples"
     if recipe.contrast and len(splits['valid']) < 2:
-        raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrast needs at least '
-                         f'2: add images, or --set valid=...')
+        raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
+                         f'at least 2: add images, or --set valid=...')
     told = splits['train'].narratives
-    out = ([f'{data} has no narratives: captions are read in their place, and nothing points'] if told is None
+    out = ([f'{data} has no narratives: captions are read in their place, without localisation'] if told is None
            else _without_places(recipe, told, data))
     if recipe.all_narratives and (told is None or told.counts().max() < 2):
         out.append('all_narratives: no image has more than one narrative, so it changes nothing')
@@ -117,8 +117,8 @@ def check_narratives(
 def pack_points(
     xy:np.ndarray,     # In 1/10000 of width and height, sample after sample (m,2)
     t:np.ndarray,      # Seconds (m,)
-    joined:np.ndarray, # Did the pen draw from the point before? (m,) bool
-    sample:np.ndarray, # Whose each point is (m,), rising
+    joined:np.ndarray, # Is it joined to the point before? (m,) bool
+    sample:np.ndarray, # The sample of each point (m,), ascending
     keep:np.ndarray,   # Which to keep (m,) bool
     *, b:int,          # Number of samples
 )->np.ndarray:         # x, y, t, joined (b,n,4) float32, n >= 1; 0, 0, -1e6, 0 where there are no more points
@@ -137,7 +137,7 @@ class NarrativeCollator:
     "A narrative of each image as tokens, with the seconds of each token and the points of the trace"
     def __init__(self,
         tok:Tokenizer,        # Cuts words into tokens
-        max_len:int=60,       # Most tokens; of a longer narrative a window, another one in every epoch (LocTex sec. 4)
+        max_len:int=60,       # Most tokens; of a longer narrative a window, redrawn in every epoch (LocTex sec. 3.5)
         time_pad:float=0.,    # Seconds added to the time of each token, at both ends
         all_narratives:bool=False, # Any narrative of an image, drawn anew in every epoch? Else always its first
         substring:bool=False, # Exchange left and right inside words too, as VirTex's code does

@@ -29,18 +29,18 @@ from .recipe import *
 class LocTexModel(WordNaming, nn.Module):
     """A backbone and a text encoder
 
-    A pair of linear heads for the whole, and one for the places on each grid (LocTex fig. 2)
+    A pair of linear heads for the contrastive loss, and one on each grid for the localisation loss (LocTex fig. 2)
     """
     def __init__(self,
         visual,                  # A backbone: has `scales` and `scale_widths` as `Backbone`
         text,                    # A text encoder: (tok, lens) to (b,s,d); has `width` = d
-        scales:int=2,            # Grids on which words look
-        join:int=1024,           # Width in which the two sides are compared
-        contrast:bool=True,      # With heads for the contrast?
-        *, localise:bool=True,   # With heads for the places?
+        scales:int=2,            # Grids with localisation heads
+        join:int=1024,           # Width of the joint spaces
+        contrast:bool=True,      # With heads for the contrastive loss?
+        *, localise:bool=True,   # With heads for the localisation loss?
         loc_scale:float=1.,      # Factor of the products of words and cells
         render:str='polyline',   # What a trace covers, see `render_traces`
-        oracle_masks:bool=False, # Where words should look: at the true things instead of the trace
+        oracle_masks:bool=False, # Targets of the attention: ground-truth masks instead of traces
     ):
         super().__init__()
         self.visual,self.text,self.loc_scale,self.render,self.oracle_masks = visual,text,loc_scale,render,oracle_masks
@@ -58,7 +58,7 @@ def compare(self:LocTexModel,
     words:Tensor,             # From the text encoder (b,s,d)
     v:nn.Module, t:nn.Module, # Linear heads of the two
 )->Tensor:                    # (b,s,h,w)
-    "Where each word looks"
+    "The attention of each word over the cells"
     return attention_maps(t(words), v(grid.permute(0,2,3,1)).permute(0,3,1,2), self.loc_scale)
 
 @patch
@@ -66,7 +66,7 @@ def masks(self:LocTexModel,
     batch:dict, # `trace` and `span`, see `render_traces`; for oracle masks `things` and `about`, see `thing_masks`
     grids:list, # Sides of the grids, (h,w) each
 )->list:        # bool (b,s,h,w) each
-    "Where each word should look, on each grid: rendered once, on the finest, where the coarser ones are parts of it"
+    "Target masks of each word on each grid: rendered once, on the finest, where the coarser ones divide it evenly"
     if self.oracle_masks and 'things' not in batch:
         raise ValueError('oracle_masks=True: the batch has no outlines of things; read with OracleMaskCollator, see '
                          'vlrep.methods.loctex.oracle_masks')
@@ -85,7 +85,7 @@ def forward(self:LocTexModel,
     batch:dict, # `img`, `tok`, `lens`, `span`, `trace`
 )->dict:        # `img_vec`, `txt_vec` (b,join); for each grid `attn` (b,s,h,w) that sums to 1, and `mask` (b,s,h,w)
                 # bool, numbered from the coarsest; in training perhaps what `name_words` gives
-    "Vectors of whole pictures and texts, and where each word looks and should look"
+    "Vectors of images and texts, and for each grid the words' attention maps and target masks"
     grids = self.visual.scales(batch['img'], self.n)
     words = self.text(batch['tok'], batch['lens'])
     out,mean = {},grids[0].mean((2,3))
@@ -119,7 +119,7 @@ def attend(self:LocTexModel,
 def embed_image(self:LocTexModel,
     img:Tensor, # Normalised images (b,3,H,W)
 )->Tensor:      # Length 1 (b,join)
-    "Vectors of whole images, to compare with those of `embed_text`; only of a model with heads for the contrast"
+    "Vectors of whole images, to compare with those of `embed_text`; only of a model with contrastive heads"
     return F.normalize(self.whole_v(self.visual(img).mean((2,3))).float(), dim=1)
 
 @patch
@@ -128,7 +128,7 @@ def embed_text(self:LocTexModel,
     tok:Tensor,  # Tokens (b,s)
     lens:Tensor, # Real ones in each row (b,)
 )->Tensor:       # Length 1 (b,join)
-    "Vectors of whole texts, to compare with those of `embed_image`; only of a model with heads for the contrast"
+    "Vectors of whole texts, to compare with those of `embed_image`; only of a model with contrastive heads"
     return F.normalize(self.whole_t(mean_words(self.text(tok, lens), lens)).float(), dim=1)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbeb
@@ -143,7 +143,7 @@ def _paired(own, group, include_positive, dist):
 
 @torch.no_grad()
 def _sides(model, img):
-    "Sides of the model's grids for images like these, from a black one that leaves no trace in it"
+    "Sizes of the model's grids for images of this shape, from a black image in evaluation mode"
     modes = [(m, m.training) for m in model.visual.modules()]
     try: return [tuple(g.shape[2:]) for g in model.visual.eval().scales(img.new_zeros(1, *img.shape[1:]), model.n)]
     finally:
@@ -163,12 +163,12 @@ def _counts(model, batch, known, *, group, include_positive):
 def _terms(
     out:dict,          # As `LocTexModel` gives it
     batch:dict,        # Not used: the targets are in `out`
-    contrast:float=1., # Weight of the contrast
-    localise:float=1., # Weight of the places
+    contrast:float=1., # Weight of the contrastive loss
+    localise:float=1., # Weight of the localisation loss
     norm:str='row',    # As for `localisation_loss`
     *, group:int=0,    # As for `info_nce`, and the next ones
     include_positive:bool=False,
-    words:bool=None,   # Is there a head for the words? None: if `out` has its answer
+    words:bool=None,   # Is there a head for the words? None: if `out` has its scores
     dist:Dist=Dist(),  # The processes: negatives come from all
     **kw               # temperature, direction, local_loss
 )->dict:               # Name -> (weight, total (), samples ()): `contrast`, `localise0` ... for each grid, and `words`
@@ -204,7 +204,7 @@ def loctex_loss(
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #a6644f22
 def _embeds(model):
-    "The capabilities of a model with heads for the contrast"
+    "The capabilities of a model with contrastive heads"
     return dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'whole_v') else {}
 
 def _model(r, visual, dl):

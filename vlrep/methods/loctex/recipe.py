@@ -15,22 +15,22 @@ from ..recipe import *
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #5f3a1c07
 @dataclass(frozen=True)
 class LocTexLosses(MethodRecipe):
-    "What LocTex compares and what it localises: its two losses, and the traces behind the second"
+    "The two losses of LocTex, and the traces that supervise the second"
     contrast:Weight=1.          # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
     localise:Weight=1.          # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
     word_weight:Added(Weight)=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
-    scales:Grids=2              # Grids whose attention learns from the trace, each twice as fine (sec. 3.5; tab. 5)
-    temperature:Temperature=.1  # Temperature of the contrast (sec. 3.3)
+    scales:Grids=2              # Grids whose attention the trace supervises, each twice as fine (sec. 3.4; tab. 5)
+    temperature:Temperature=.1  # Temperature of the contrastive loss (sec. 3.3)
     direction:Direction='i2t'   # i2t: image to text (eq. 1); symmetric: text to image, too
     include_positive:bool=False # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
-    group:Group=128             # Negatives from groups of so many pairs: those of one GPU (sec. 4.1); 0 = whole batch
-    loc_norm:LocNorm='row'      # Each word's map normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
-    loc_scale:LocScale='none'   # Words times cells as they are (eq. 2), or over the root of their width (sqrt)
+    group:Group=128             # Negatives from groups of this size, the pairs of one GPU (sec. 3.5); 0: whole batch
+    loc_norm:LocNorm='row'      # Each word's map is normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
+    loc_scale:LocScale='none'   # Products of words and cells as they are (eq. 2), or over the root of the width (sqrt)
     render:Render='polyline'    # What a trace covers: polyline, points, bbox or hull (not said in the paper)
     time_pad:Seconds=0.         # Seconds by which the time of each word is widened
     all_narratives:bool=False   # Draw from all narratives of an image? The paper counts one each at 118K
-    oracle_masks:bool=False     # True masks in the place of traces (tab. 5)
-    sync_bn:OnOff=True          # With several processes: BatchNorm over the images of all (sec. 4.1), or of each
+    oracle_masks:bool=False     # Ground-truth masks instead of traces (tab. 5)
+    sync_bn:OnOff=True          # With several processes: BatchNorm over the images of all (sec. 3.5), or of each
     local_loss:OnOff=True       # With several processes: each compares its own pairs with all, or all with all
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #b0c19c49
@@ -42,37 +42,37 @@ class LocTexRecipe(LocTexLosses):
     width:Width=1024            # Of the text encoder (sec. 3.2), and of the joint spaces (sec. 3.3)
     depth:Layers=4              # Its layers (sec. 3.2)
     heads:HeadCount=0           # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
-    norm:Norm='post'            # LayerNorm after each part, as in the first Transformer (sec. 3.2), or 'pre'
+    norm:Norm='post'            # LayerNorm after each part, as in the original Transformer (sec. 3.2), or 'pre'
     dropout:Drop=.1             # In the text encoder (not said)
     init:Init='0.02'            # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
     vocab:Vocab=10000           # Tokens (sec. 3.2)
-    max_len:Length=60           # Longest text in tokens; of longer ones a random part is read (sec. 4.1)
-    size:Side=224               # Side of the images the network sees (sec. 4.1)
+    max_len:Length=60           # Longest text in tokens; longer ones are cropped at random (sec. 3.5)
+    size:Side=224               # Side of the input images (sec. 3.4)
     scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said; as VirTex)
     jitter:Share=.4             # Change of brightness, contrast, saturation; hue a quarter of it (not said; as VirTex)
     jitter_p:Share=.8           # How often colours are changed (not said; as VirTex)
-    flip_p:Share=.5             # How often images are mirrored, with trace and words (sec. 4.1)
-    bs:Batch=1024               # Pairs a step, 128 on each of 8 GPUs (sec. 4.1)
-    steps:StepCount=69_300      # Steps: 600 epochs of COCO's 118,287 images (sec. 4.1)
-    warmup:WarmUp=2_310         # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 4.1)
-    cnn_lr:Rate=.4              # Peak learning rate of the backbone (sec. 4.1)
-    text_lr:Rate=.002           # Peak learning rate of the text encoder (sec. 4.1)
-    lr:Rate=.4                  # Peak learning rate of all linear heads (sec. 4.1)
-    momentum:Momentum=.9        # Of SGD (sec. 4.1)
-    wd:Decay=1e-4               # Weight decay, of everything (sec. 4.1)
+    flip_p:Share=.5             # How often images are mirrored, with trace and words (sec. 3.5)
+    bs:Batch=1024               # Pairs a step, 128 on each of 8 GPUs (sec. 3.5)
+    steps:StepCount=69_300      # Steps: 600 epochs of COCO's 118,287 images (sec. 3.5)
+    warmup:WarmUp=2_310         # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 3.5)
+    cnn_lr:Rate=.4              # Peak learning rate of the backbone (sec. 3.5)
+    text_lr:Rate=.002           # Peak learning rate of the text encoder (sec. 3.5)
+    lr:Rate=.4                  # Peak learning rate of all linear heads (sec. 3.5)
+    momentum:Momentum=.9        # Of SGD (sec. 3.5)
+    wd:Decay=1e-4               # Weight decay, of everything (sec. 3.5)
     clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #02b0c4f1
 @patch
 def problems(self:LocTexRecipe)->'Iterator[str]':
-    "A loss must be left, and a pair must have negatives"
+    "Reject recipes without a loss, and pairs without negatives"
     yield from MethodRecipe.problems(self)
     yield None if self.contrast or self.localise else 'contrast=0 and localise=0: nothing is left to learn'
     yield 'bs=1: a single pair has no negatives' if self.contrast and self.bs < 2 else None
 
 @patch
 def check_parts(self:LocTexRecipe, parts:int)->None:
-    "Each part must have negatives"
+    "Raise a `ValueError` if a part has no negatives"
     MethodRecipe.check_parts(self, parts)
     if self.contrast and parts > 1 and self.bs//parts < 2:
         raise ValueError(f'--accumulate {parts}: parts of {self.bs//parts} pairs have no negatives')

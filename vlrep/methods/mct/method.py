@@ -38,11 +38,11 @@ def _terms(
     inter_loss:str='hinge',  # Between images and captions: hinge or nce
     reduction:str='mean',    # Of the hinge, as for `queue_hinge`
     margin:float=.2,         # Of the hinge
-    temperature:float=.07,   # Of the contrasts
+    temperature:float=.07,   # Of the InfoNCE losses
     own_answer:bool=True,    # As `own` for `tag_nce`
-    words:bool=None,         # Is there a head for the words? None: if `out` has its answer
+    words:bool=None,         # Is there a head for the words? None: if `out` has its scores
 )->dict:                     # Name of the loss -> (weight, total (), images ())
-    "The losses of all that the model compared, each over the images that it is about"
+    "The losses of all comparisons of the model, each over the images that it applies to"
     told,pair = out['told'],lambda k: (out[f'{k}_pos'], out[f'{k}_neg'])
     def nce(k, side, rows): return queue_nce(*pair(k), temperature, out[f'ignore_{side}'], rows)
     def hinge(k, side, rows): return queue_hinge(*pair(k), margin, out[f'ignore_{side}'], rows, reduction=reduction)
@@ -64,7 +64,7 @@ def mct_loss(
     dist:Dist=Dist(), # The processes: each loss is a mean over all
     **kw              # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer, words
 )->tuple:             # Total (), images ()
-    "The losses, each a mean over the images that it is about, added with their weights (MCT eq. 12)"
+    "The losses, each a mean over the images that it applies to, added with their weights (MCT eq. 15)"
     return combine_terms(_terms(out, batch, **kw), dist)
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #f039ee92
@@ -152,7 +152,7 @@ def mct_learner(
     seed:int=0,            # Initial weights and dropout depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # Of a run that is opened: what it has kept by `text_sizes`
+    sizes:dict=None,       # When a run is opened: what `text_sizes` has stored
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with queues of images and of texts"
     r,dls = recipe,_two_views(recipe, dls)

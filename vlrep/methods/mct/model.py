@@ -56,14 +56,14 @@ class TwoTowers(WordNaming, nn.Module):
         heads:nn.ModuleDict,   # From `projection_heads`
         losses:tuple,          # Out of ii, tag, cc, ic, ci
         queue:int=32768,       # Keys in the queue (MCT sec. 4.1)
-        *, room:int=0,         # Images of a step, of all processes
+        *, room:int=0,         # Images of a step, over all processes
         key_momentum:float=.999, # As for `MomentumEncoder`
         bn_group:int=0,        # As for `by_groups`
         shuffle_bn:bool=True,  # Shuffle images before keys are normalised?
         mask_same:bool=True,   # Leave older keys of the same image out of the negatives?
         tags:str='',           # Which entry of a batch are the tags
         n_tags:int=0,          # How many tags there are
-        answers:tuple=(2, True), # `threshold` and `strict` for `shared_tags`
+        answers:tuple=(2, True), # Positives by tags: `threshold` and `strict` for `shared_tags`
     ):
         super().__init__()
         self.visual,self.heads,self.compared,self.held_out = visual,heads,tuple(losses),()
@@ -81,14 +81,14 @@ class TwoTowers(WordNaming, nn.Module):
         "The modules that learn"
         return dict(visual=self.visual, heads=self.heads) | (dict(text=self.text) if hasattr(self, 'text') else {})
     def follow(self)->None:
-        "A step of the copy"
+        "Update the momentum encoder"
         self.slow.follow(self.fast)
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #5332d675
 def text_sizes(
     model:TwoTowers # Any
 )->dict:            # As for `BertConfig`
-    "The sizes of a BERT, if one reads the texts: a run keeps them, and is opened without the BERT's own files"
+    "The sizes of a BERT text tower, if there is one, stored with a run so that it opens without the BERT's files"
     text = model.fast.get('text')
     return asdict(text.config) if isinstance(text, Bert) else {}
 
@@ -107,7 +107,7 @@ def pool(self:TwoTowers,
     kinds:list,   # Of which towers: those whose names these begin with, img and txt
     img:Tensor,   # Normalised images (b,3,h,w)
     tok:Tensor=None, lens:Tensor=None, # Tokens (b,s), and how many of each row are real (b,)
-    *, keys:bool=False, # Are they keys? Their BatchNorm has other companions
+    *, keys:bool=False, # Are they keys? Their BatchNorm is over shuffled images
 )->dict:          # Tower -> (b,c)
     "One vector of the backbone for each image, the mean over its grid, and one of the text encoder for each text"
     towers = {}
@@ -126,7 +126,7 @@ class _Pooled:
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #5a225ebc
 def _projected(modules, kinds, towers):
-    "What the heads make of pooled vectors, of length 1"
+    "Outputs of the heads for pooled vectors, normalised to length 1"
     out = {k: head_of(modules['heads'], k)(towers[k[:3]]) for k in kinds}
     return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k,v in out.items()}
 
@@ -138,7 +138,7 @@ def encode(self:TwoTowers,
     tok:Tensor=None, lens:Tensor=None, # Tokens (b,s), and how many of each row are real (b,)
     *, keys:bool=False, # As for `pool`
 )->dict:          # Kind -> vectors of length 1 (b,d)
-    "What the heads make of images and texts"
+    "Outputs of the heads for images and texts"
     return _projected(modules, kinds, self.pool(modules, kinds, img, tok, lens, keys=keys))
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #0733047f
@@ -153,7 +153,7 @@ def _read(batch, kinds, end=''):
 def keys_of(self:TwoTowers,
     batch:dict, # `img2` and `tok2`, `lens2`, or else `img` and `tok`, `lens`; perhaps `id`, `told` and tags
 )->tuple:       # Kind -> keys (b,d), the images' numbers (b,), the marks of each key (b,m)
-    "What goes into the queue"
+    "The keys of a batch, with the image numbers and marks that the queue stores beside them"
     self.slow.mirror(self.fast)
     keys = self.encode(self.slow, self.kinds, *_read(batch, self.kinds, '2'), keys=True)
     n,device = len(batch['img']),batch['img'].device
@@ -164,11 +164,11 @@ def keys_of(self:TwoTowers,
 
 @patch
 def stage_keys(self:TwoTowers,
-    out:dict,        # What the model gave
-    batch:dict,      # For what
+    out:dict,        # Output of the model
+    batch:dict,      # Its input
     gather:callable, # As for `Queue.stage`
 )->None:
-    "The keys of a batch, for the queue"
+    "Stage the keys of a batch for the queue"
     self.queue.stage({k: out[f'key_{k}'] for k in self.kinds}, out['id'], out['marks'], gather)
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #c7540fa4
@@ -198,7 +198,7 @@ def forward(self:TwoTowers,
 
 @patch
 def _which(self:TwoTowers, queue, ids, marks):
-    "Which keys are no negatives, and which are answers"
+    "Masks of the keys that are no negatives, and of those that are positives by tags"
     ignore = (~queue.active).expand(len(ids), -1)
     # a query meets its own key among those of the images that are validated
     if self.mask_same or queue is not self.queue: ignore = ignore | (ids[:,None] == queue.ids) & (ids[:,None] >= 0)

@@ -17,7 +17,7 @@ from ..recipe import *
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #ce001baa
 class _Lines:
-    "Allows '' or the name of a file that is there"
+    "Allows '' or the name of an existing file"
     def __str__(self): return 'a JSONL file, or nothing'
     def problem(self, name:str, value:str)->str:
         return '' if not value or Path(value).is_file() else f'{name}={value}: no such file; expected a JSONL file'
@@ -35,21 +35,21 @@ ParaphraseFile = Annotated[str, _Lines()]
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #1091b3d7
 @dataclass(frozen=True)
 class MCTLosses(MethodRecipe):
-    "What MCT compares with what"
+    "The losses of MCT, their positives and negatives"
     ii:Weight=1.                # Weight of the contrast of two views of an image; 0 leaves it out (sec. 3.1)
     cc:Weight=1.                # Weight of the contrast of two texts of an image; 0 leaves it out (sec. 3.1)
     tag:Weight=0.               # Weight of the contrast with images that share tags; 1 with tags, else 0 (sec. 3.1)
     ic:Weight=1e-4              # Weight of images against captions; 0 leaves it out (sec. 3.2)
     ci:Weight=1e-4              # Weight of captions against images (sec. 3.2)
     word_weight:Added(Weight)=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
-    inter_loss:InterLoss='hinge' # Between images and captions: a margin (sec. 3.2), or nce: the contrast of the others
-    hinge_reduction:Reduction='sum' # Over the queue (eq. 10); mean, with 32768 times the weight, suits shorter queues
+    inter_loss:InterLoss='hinge' # Between images and captions: a margin (sec. 3.2), or nce: as the other losses
+    hinge_reduction:Reduction='sum' # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter queues
     margin:Share=.2             # Of the hinge (sec. 4.1)
-    temperature:Temperature=.07 # Of the contrasts (sec. 4.1; MoCo v2's own is .2)
+    temperature:Temperature=.07 # Of the InfoNCE losses (sec. 4.1; MoCo v2's own is .2)
     tag_threshold:TagCount=2    # Positives share more tags than this number (sec. 3.1)
-    strict:bool=True            # More than that, or as many at the least?
+    strict:bool=True            # More than that? Else at least as many
     own_answer:bool=True        # Is an image's own key always a positive? By the formula only with enough tags
-    tags_from:TagSource='labels' # labels: what the data says is there; words: what the image's captions name
+    tags_from:TagSource='labels' # labels: those of the dataset; words: nouns of the image's captions
     tag_words:TagCount=100      # With words: number of the most frequent nouns used
     queue:Keys=32768            # Keys in each queue (sec. 4.1)
     key_momentum:Share=.999     # Momentum of the key encoder (sec. 4.1)
@@ -58,7 +58,7 @@ class MCTLosses(MethodRecipe):
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #7e8852a5
 @dataclass(frozen=True)
 class MCTViews(MCTLosses):
-    "What two views of an image and of a text are, and what BatchNorm sees"
+    "The two views of an image and of a text, and the groups of BatchNorm"
     text_views:TextViews='captions' # captions: two of the image's; paraphrases: of one; same: one, dropout differs
     paraphrases:ParaphraseFile=''  # A JSONL file of paraphrases, for data that has none of its own
     include_original:bool=False # May the caption itself be one of its paraphrases? (not said)
@@ -78,7 +78,7 @@ class MCTNetworks(MCTViews):
     projections:HeadSharing='separate' # Heads of their own for each pair of losses (sec. 3.2), or unified
     intra_width:Width=128       # Width in which images, and texts, are compared (sec. 4.1)
     inter_width:Width=1024      # Width in which images are compared with texts (sec. 4.1)
-    head_width:Width=2048       # Width between the two layers of each head (sec. 3.1)
+    head_width:Width=2048       # Width between the two layers of each head (sec. 4.1)
     text:TextTower='scratch'    # scratch; small: a BERT pretrained on the captions; or a BERT's folder or name
     width:Width=768             # Of a text encoder from scratch (as BERT's)
     depth:Layers=12             # Its layers
@@ -126,7 +126,7 @@ def needs_captions(self:MCTLosses)->bool:
 
 @patch
 def problems(self:MCTRecipe)->'Iterator[str]':
-    "A loss must be left, the queue must be longer than a batch, both towers must learn"
+    "Reject recipes without a loss, queues no longer than a batch, and towers that no loss trains"
     yield from MethodRecipe.problems(self)
     if not self.compared: yield 'ii=0, tag=0, cc=0, ic=0, ci=0: nothing is left to learn'
     if bool(self.ic) != bool(self.ci):
@@ -166,11 +166,11 @@ METHODS.add(Method('mct', MCTRecipe, {
     'mct_r50_scratch': _paper,                                                  # tab. 1: both towers from scratch
     'mct_r50_tags': replace(_bert, tag=1.),                                     # tab. 1: with tags
     'mct_r50_moco_v2': replace(_paper, **_moco, temperature=.2),                # MoCo v2 on COCO
-    'mct_r50_ii_tag': replace(_paper, **_moco, tag=1.),                         # tab. 2: images and tags
-    'mct_r50_words': replace(_bert, tag=1., tags_from='words'),                # tab. 2: tags from captions
+    'mct_r50_ii_tag': replace(_paper, **_moco, tag=1.),                         # sec. 4.4: images and tags
+    'mct_r50_words': replace(_bert, tag=1., tags_from='words'),                # sec. 4.4: tags from captions
     'mct_r50_slip': replace(_bert, **_slip),
-    'mct_r50_inter': replace(_bert, ii=0., cc=0., **_one(1024)),               # sec. 4.5: between modalities alone
-    **{f'mct_r50_unified_{d}': replace(_bert, projections='unified', **_one(d)) for d in (128,1024,1152)},   # tab. 3
+    'mct_r50_inter': replace(_bert, ii=0., cc=0., **_one(1024)),               # sec. 4.4: between modalities alone
+    **{f'mct_r50_unified_{d}': replace(_bert, projections='unified', **_one(d)) for d in (128,1024,1152)}, # sec. 4.4
     **{f'mct_r50_equal_{d}': replace(_bert, **_one(d)) for d in (128,1024,1152)},
     'world': _world,
     'world_moco_v2': replace(_world, **_moco),

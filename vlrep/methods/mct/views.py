@@ -61,7 +61,7 @@ class HeldOutViews(EvalTransform):
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #51988704
 def _of_records(source):
-    "The paraphrases that the data has of its own"
+    "The paraphrases of the dataset itself"
     out = {}
     for r in (source[i] for i in range(len(source))):
         for said,other in zip(r.captions or (), r.paraphrases or ()):
@@ -74,7 +74,7 @@ def frequent_nouns(
     source:ImageTextDataset, # With captions
     most:int,                # Number of words
 )->list:
-    "The most frequent nouns of the captions, which can replace tags (MCT tab. 2)"
+    "The most frequent nouns of the captions, which can replace tags (MCT sec. 4.4)"
     return concept_words(concept_counts(source.captions.flat(), 'nn'))[:most]
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #16ebaf05
@@ -155,7 +155,7 @@ def mct_tokenizer(
     recipe:MCTRecipe,       # With `vocab`
     train:ImageTextDataset, # The texts that are learned from
 )->Tokenizer:
-    "That of a BERT, if one is named; else tokens from the captions that are learned from; None if nothing is read"
+    "The tokenizer of a BERT, if one is named; else one trained on the captions; None if no captions are read"
     if not recipe.needs_captions: return None
     if train.captions is None: raise ValueError(f'{train.name}: has no captions to learn tokens from')
     return bert_tokenizer(recipe.text if recipe.reads else 'scratch', train, recipe.vocab)
@@ -184,7 +184,7 @@ def _different(captions):
     return np.array([len({normalise(t) for t in captions[i]}) for i in range(len(captions))])
 
 def _text_line(recipe, train):
-    "What the two texts of an image are; a `ValueError` if there are none, or they are the same"
+    "A log line on the two texts of an image; a `ValueError` if there are none, or they are the same"
     n,said = train.captions.counts(),'text views: '
     if recipe.text_views == 'same':
         if not _drops(recipe):
@@ -210,7 +210,7 @@ def _text_line(recipe, train):
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #567ecd19
 def _has_tags(r, train, least):
-    "Does an image have so many tags? For words: could it have, by the number of words in its captions?"
+    "Does an image have at least `least` tags? For words: does it have captions of as many words?"
     if r.tags_from == 'words':
         words = lambda i: {w for t in train.captions[i] for w in re.findall('[a-z]+', normalise(t))}
         return least <= r.tag_words and any(len(words(i)) >= least for i in range(len(train)))
@@ -227,7 +227,7 @@ def _check_tags(r, train):
                          f'--tag 0, or --tags-from words')
     if not _has_tags(r, train, r.tag_threshold+r.strict):
         raise ValueError(f'tag_threshold={r.tag_threshold:,}: no image of {train.name} has '
-                         f'{"more" if r.strict else "so many"} tags, so that no two images can share enough: lower it')
+                         f'{"more" if r.strict else "as many"} tags, so that no two images can share enough: lower it')
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #f5a81215
 _PAPER = 32768 # Keys in the paper's queue (MCT sec. 4.1)
@@ -260,7 +260,7 @@ def check_views(
     data:str='',      # Not used
     accumulate:int=1, # Parts of a batch: BatchNorm sees one at a time
 )->list:              # Lines for the log
-    "What the views are, and which settings have no effect; a `ValueError` if something is missing or invalid"
+    "Log lines on the views and on settings without effect; a `ValueError` if something is missing or invalid"
     r,train,lines = recipe,parts['train'],[]
     if r.needs_captions and train.captions is None:
         raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0'

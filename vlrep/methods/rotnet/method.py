@@ -22,10 +22,10 @@ from .recipe import *
 # %% ../../../nbs/methods/rotnet/20_method.ipynb #d9901d89
 def _four_turns(
     img:Tensor # Square images (b,c,s,s)
-)->tuple:      # (4b,c,s,s), all unturned ones first; by how many quarters each was turned, anticlockwise (4b,)
-    "Every image by 0, 90, 180 and 270 degrees; a `ValueError` if the images are not square"
+)->tuple:      # (4b,c,s,s), all unrotated ones first; quarter turns of each, anticlockwise (4b,)
+    "Rotate every image by 0, 90, 180 and 270 degrees; a `ValueError` if the images are not square"
     if img.shape[-1] != img.shape[-2]:
-        raise ValueError(f'images of {tuple(img.shape[-2:])}: only square ones keep their shape when they are turned')
+        raise ValueError(f'images of {tuple(img.shape[-2:])}: only square ones keep their shape when rotated')
     turned = torch.cat([img.rot90(k, (2,3)) for k in range(4)])
     return turned,torch.arange(4, device=img.device).repeat_interleave(len(img))
 

@@ -26,7 +26,7 @@ class RotNetRecipe(MethodRecipe):
     net:_Net='vgg16'            # vgg16 (sec. 4): add --backbone torchvision/vgg16; or resnet
     head:_Head='conv'           # Classifier of rotations on the grid: conv, mlp or linear (not said)
     head_width:_Hidden=0        # Its hidden width; 0: that of the grid (not said)
-    size:Side=224               # Side of the input images (sec. 4)
+    size:Side=224               # Side of the input images (app. F.2, of the evaluation)
     scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said)
     jitter:Share=0.             # Change of brightness, contrast, saturation; hue a quarter of it (not said)
     jitter_p:Share=0.           # How often colours are changed (not said)
@@ -43,7 +43,7 @@ class RotNetRecipe(MethodRecipe):
     clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
     sync_bn:OnOff=False         # With several processes: BatchNorm over the images of all, or of each by itself
     def problems(self)->'Iterator[str]':
-        "The stages of VGG16 have no numbers"
+        "Reject frozen stages of VGG16, which are not defined"
         yield from super().problems()
         if self.net == 'vgg16' and self.frozen_stages:
             yield f'frozen_stages={self.frozen_stages}: the stages of VGG16 are not known; leave it out'

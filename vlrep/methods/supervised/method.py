@@ -30,7 +30,7 @@ class TagsModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch:dict)->dict:
-        "Scores `logits` (b,k), and the columns of the batch's tags that they speak of (b,k)"
+        "Scores `logits` (b,k), and the columns of the batch's tags that they predict (b,k)"
         logits = self.head(self.visual(batch['img']).mean((2,3)))
         return dict(logits=logits, columns=self.columns.expand(len(logits), -1))
 
@@ -52,7 +52,7 @@ def tags_learner(
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone with tags; those that the training images never show are left out"
+    "A learner that trains a backbone with tags; those that the training images never show are left out"
     r,labels = recipe,dls.train.source.labels
     if 'tags' not in labels: raise ValueError(f'{dls.train.source.name}: has no labels called tags')
     shown = labels['tags'].any(0)

@@ -17,7 +17,7 @@ class TagsRecipe(MethodRecipe):
     "Classification with several labels, for the world: 48 pixels; beside a run it has that run's views and steps"
     visual_depth:ResNet=10   # Layers of the ResNet: 10 is the small one, 18 to 152 as torchvision
     visual_width:Channels=16 # Channels of its first stage
-    size:Side=48             # Side of the images the network sees
+    size:Side=48             # Side of the input images
     scale_min:Fraction=.2    # Random crops keep at least this part of the area (as VirTex sec. 3)
     jitter:Share=.4          # Most change of brightness, contrast and saturation; hue a quarter of it (as virtex code)
     jitter_p:Share=.8        # How often colours are changed (as virtex code)

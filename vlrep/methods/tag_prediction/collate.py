@@ -32,7 +32,7 @@ def _bert_vectors(name, dataset):
     return states
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #0df34b6c
-_FITTED = []                                             # (what decides, the tags), the latest last
+_FITTED = []                                             # (cache key, the tags), the latest last
 _DECIDE = 'concepts vectors bert top_k parts tagger min_count min_tokens max_tokens'.split()
 
 def _fit(recipe, dataset):
@@ -60,12 +60,12 @@ def concept_collator(
     return ConceptCollator(partial(_fit, recipe))
 
 def check_concepts(
-    recipe:TagPredictionRecipe, # What will be learned
+    recipe:TagPredictionRecipe, # Recipe of the run
     splits:dict,                # Datasets `train` and `valid`
-    data:str,                   # What they are called
+    data:str,                   # Name of the dataset
     accumulate:int=1,           # Parts into which a batch is cut
 )->list:                        # Lines
-    "How many tags there are, and how many images have none; a `ValueError` if there is no target"
+    "Log lines on tags, and on images without any; a `ValueError` if there is no target"
     collate = concept_collator(recipe)
     have = np.diff(collate.table(splits['train'])[0])
     if not len(collate.table(splits['valid'])[1]):

@@ -56,7 +56,7 @@ def tag_prediction_learner(
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with tags made from captions"
     collate = dls.train.collate
-    known = isinstance(collate, ConceptCollator)        # else a model is opened, whose weights will say how many
+    known = isinstance(collate, ConceptCollator)        # else a model is opened, whose weights determine how many
     if known: collate.table(dls.train.source)
     visual = concept_backbone(recipe, visual, seed)
     with torch.random.fork_rng(devices=[]):

@@ -22,10 +22,10 @@ _Bert     = Annotated[str, BertName()]
 class TagPredictionRecipe(ConceptRecipe):
     "TP_Postag of the ICMLM paper with ResNet-50: the 5000 most frequent nouns, adjectives and verbs"
     concepts:_Concepts='postag' # Tags: words (postag), clusters or topics (lda) of captions, or categories (label)
-    vectors:_Vectors='tfidf'    # Captions for clusters: tfidf, or bert's state at [CLS] (sec. 4.1)
+    vectors:_Vectors='tfidf'    # Captions for clusters: tfidf, or bert's state at [CLS] (sec. 3.1)
     bert:Added(_Bert)='small'   # Whose states: small (trained on the captions), a folder, or a name
     def problems(self)->'Iterator[str]':
-        "Clusters and topics need a number"
+        "Reject clusters and topics without a number, and a BERT that is not read or not pretrained"
         yield from super().problems()
         if self.concepts in ('cluster','lda') and not self.top_k:
             yield f'top_k=0: for concepts={self.concepts} it is their number, and must be above 0'

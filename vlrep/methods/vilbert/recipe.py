@@ -29,7 +29,7 @@ class ViLBERTRecipe(FusionRecipe):
     co_width:_Wide=1024      # Width of co-attention (code); 0: as image_width
     co_heads:HeadCount=8     # Its heads (code); 0: as image_heads
     co_attention:bool=True   # Do the streams attend to each other?
-    pool_region:_Pooled='first' # Pooled of the image: first, the detector's surest (code), or mean of all regions
+    pool_region:_Pooled='first' # Pooled region: first, the detector's most confident (code), or mean of all
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #082a66e8
 def vilbert_config(
@@ -46,7 +46,7 @@ def vilbert_config(
 
 @patch
 def problems(self:ViLBERTRecipe)->'Iterator[str]':
-    "Those of all fusion models, and sublayers that do not go with the sizes"
+    "The checks of all fusion models, and that of the sublayers"
     yield from FusionRecipe.problems(self)
     if self.sublayers not in ('','dual_stream') and not self.co_attention:
         yield (f'co_attention=False: is read with sublayers=dual_stream; leave ti and it out of '

@@ -25,7 +25,7 @@ VirTexModel = CaptioningModel  # A backbone and two decoders that share everythi
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #5c9007e4
 def _answers(out):
-    "Cross-entropy of each answer, the answers' means added: total (), words or images ()"
+    "Cross-entropy of each output, the outputs' means added: total (), words or images ()"
     def cost(k):
         if k.startswith('nats'): return out[k].sum(),torch.tensor(len(out[k]), device=out[k].device)
         x,y = out[k],out['target'+k[6:]]
@@ -39,7 +39,7 @@ def virtex_loss(
     batch:dict, # Not used: the targets are in `out`
     dist:Dist=Dist(), # The processes: a head's mean is over the images of all
 )->tuple:       # Nats (), words or images (); for bicaptioning their ratio is CE forward + CE backward
-    "Cross-entropy of each answer, the answers' means added (VirTex eq. 1; sec. 4.2 for sets of words and labels)"
+    "Cross-entropy of each output, the outputs' means added (VirTex eq. 1; sec. 4.2 for sets of words and labels)"
     return combine_terms(_terms(out, batch), dist) if 'words' in out else _answers(out)
 
 def _terms(
@@ -96,7 +96,7 @@ def virtex_learner(
     precision:str='auto', # As for `MixedPrecision`
     *, cbs:list|tuple=(),    # More callbacks
 )->BatchLearner:          # A fastai Learner; train it with `fit_steps(recipe.steps)`
-    "Everything that is needed to train a backbone by one of the tasks of VirTex's family"
+    "A learner that trains a backbone with one of the pretext tasks of VirTex"
     r = recipe
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):

@@ -34,7 +34,7 @@ class VisualTextDecoder(WordNaming, nn.Module):
         max_len:int=30,      # Longest caption
         sos:int=1, eos:int=2, pad:int=4, # Ids of the special tokens
         std=.02,             # Initial standard deviation of the head, or 'fan_in'
-        backward:bool=True,  # A second decoder, for captions read from their end?
+        backward:bool=True,  # A second decoder, for reversed captions?
         logit_chunk:int=0,   # Words whose scores are in memory at a time, see `chunked_nats`; 0: all, as an output
     ):
         super().__init__()
@@ -81,7 +81,7 @@ def hidden_states(self:VisualTextDecoder,
     tok:Tensor,           # Tokens, padding last: the causal mask hides it (b,s)
     decoder:nn.Module,    # One of `decoders`
     packing:Packing=None, # Leave padding out
-    *, blind:Tensor=None, # Captions of which no token is read, and all are written at once (b,) bool
+    *, blind:Tensor=None, # Captions whose input tokens are all masked, predicted in parallel (b,) bool
     lens:Tensor=None,     # Tokens of each caption that are read (b,); needed with `blind`
 )->Tensor:                # (b,s,d), or (n,d) without padding
     "States of the decoder after each token"
@@ -92,9 +92,9 @@ def hidden_states(self:VisualTextDecoder,
 @patch
 def packing(self:VisualTextDecoder,
     lens:Tensor, # Tokens of each caption that are read (b,)
-    s:int,       # Places of each
+    s:int,       # Positions of each
 )->Packing:      # None: padding stays
-    "How padding is left out, if it is"
+    "How padding is left out, or None"
     packed = self.autocast_dtype is not None if self.packed is None else self.packed
     if not packed or lens.device.type != 'cpu': return None
     return Packing(lens, s, multiple=1 if self.autocast_dtype is None else self.multiple)
@@ -102,7 +102,7 @@ def packing(self:VisualTextDecoder,
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
     "Predicts each next word, from the caption's start and, with a second decoder, from its end (VirTex sec. 3)"
-    parallel,mask = 0.,3 # Share of the captions that are written all at once in training, and the id of [MASK]
+    parallel,mask = 0.,3 # Share of the captions that are predicted in parallel in training, and the id of [MASK]
     multiple = 64        # Few shapes: in bf16 each new one is expensive
     low_precision = 'backbone and decoders' # What computes in the lower precision on a CPU
     def asked(self, tok:Tensor, lens:Tensor)->Tensor:
@@ -136,7 +136,7 @@ class CaptioningModel(VisualTextDecoder):
 def blind(self:CaptioningModel,
     tok:Tensor, lens:Tensor, # Captions (b,s), real tokens in each (b,)
 )->Tensor:                   # (b,) bool; None if there are none at all, as in validation
-    "Which captions are written all at once in this step of a training (CapPa, sec. 3)"
+    "Which captions are predicted in parallel in this training step (CapPa, sec. 3)"
     if not (self.parallel and self.training): return None
     # all processes choose by the number that the first one draws
     salt = int(current_dist().broadcast(torch.randint(1, 2**62, ())))
@@ -163,7 +163,7 @@ def attend(self:CaptioningModel,
     tok:Tensor,  # Captions, [SOS] first (b,s)
     lens:Tensor, # Not used: the decoder is causal
 )->Tensor:       # Sums to 1 over the cells, 0 for [SOS] (b,s,h',w')
-    "Where the forward decoder looked as it wrote each token, the mean over layers and heads"
+    "Cross-attention of the forward decoder when it predicts each token, the mean over layers and heads"
     grid = self.visual(img)
     maps = attention(self.embed, self.forward_decoder, self.visual_tokens(img), tok).float().mean((1,2))
     maps = maps.unflatten(2, grid.shape[2:])
@@ -182,12 +182,12 @@ def attribute(self:CaptioningModel,
         x = self.output(self.hidden_states(vis, tok[:,:-1], self.forward_decoder))
         says = (x.float().log_softmax(-1).gather(-1, tok[:,1:,None])[...,0]*weight[:,1:]).sum()
         up, = torch.autograd.grad(says, vis)
-    # nothing at all: everywhere the same
+    # no evidence at all: a uniform map
     return (up*vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h,w)).float() + 1e-12
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #63c68fd4
 class MaskedLMModel(VisualTextDecoder):
-    "Predicts the words that were taken out of a caption (masked language modelling, virtex code)"
+    "Predicts the masked tokens of a caption (masked language modelling, virtex code)"
     def __init__(self,
         visual, vocab:int,  # As for `VisualTextDecoder`
         mask:int=3,         # Id of [MASK]
@@ -261,7 +261,7 @@ class MultiLabelClassificationModel(_Classifier):
 def virtex_capabilities(
     model:nn.Module, # One of the models above
 )->dict:             # Functions by name, see `vlrep.models.pretrained`
-    "What a trained model can do besides learning"
+    "The capabilities of a trained model"
     if isinstance(model, CaptioningModel):
         return dict(backbone=model.visual, caption=model.generate, attend=model.attend, attribute=model.attribute)
     if isinstance(model, _Classifier): return dict(backbone=model.visual, classify=model.scores)

@@ -34,7 +34,7 @@ def virtex_state(
     return out
 
 def _settings(model):
-    "What has no shape, and so cannot be read off the weights"
+    "Settings that cannot be inferred from the shapes of the weights"
     if isinstance(model, MultiLabelClassificationModel):
         return dict(task='multilabel', columns=model.columns.tolist(), key=model.key)
     if isinstance(model, TokenClassificationModel): return dict(task='token_cls', first=model.first)
@@ -145,10 +145,10 @@ def virtex_captions(
     model:CaptioningModel, # A `CaptioningModel`, such as from `load_virtex`
     img:torch.Tensor,      # Normalised images (b,3,h,w)
     max_words:int=30,      # Most words, [EOS] included (virtex code)
-    beams:int=5,           # Beginnings kept alive (virtex code)
-    per_node:int=2,        # Continuations that each may propose, after the first word (virtex code)
+    beams:int=5,           # Beam size (virtex code)
+    per_node:int=2,        # Candidates per beam, after the first word (virtex code)
 )->torch.Tensor:           # Tokens (b,s) without [SOS], `model.pad` after [EOS]
-    "Captions as VirTex's code writes them"
+    "Captions as VirTex's code generates them"
     def step(vis, tok):
         return model.output(model.hidden_states(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
     most = min(max_words, model.max_len)+1

@@ -26,12 +26,12 @@ class VirTexRecipe(MethodRecipe):
     width:Width=1024         # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
     depth:Layers=1           # Their layers L (tab. 2 varies it)
     heads:HeadCount=0        # Attention heads; 0 means width/64 (sec. 3)
-    norm:Norm='post'         # LayerNorm after each part, as in the first Transformer (sec. 3); or 'pre' (code)
+    norm:Norm='post'         # LayerNorm after each part, as in the original Transformer (sec. 3); or 'pre' (code)
     dropout:Drop=.1          # (code)
     init:Init='0.02'         # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
     vocab:Vocab=10000        # Tokens, special ones included (sec. 3)
     max_len:Length=30        # Longest caption in tokens, [SOS] and [EOS] included (code)
-    size:Side=224            # Side of the images the network sees (sec. 3)
+    size:Side=224            # Side of the input images (sec. 3)
     scale_min:Fraction=.2    # Random crops keep at least this part of the area (sec. 3)
     jitter:Share=.4          # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
     jitter_p:Share=.8        # How often colours are changed (code)
@@ -48,19 +48,19 @@ class VirTexRecipe(MethodRecipe):
     clip:Norm2=10.           # Largest norm of the gradient; 0 for none (code)
     sync_bn:OnOff=False      # With several processes: BatchNorm over the images of all, or of each by itself
     logit_chunk:Chunk=0      # Words whose scores over the vocabulary are in memory at a time; 0 for all
-    idf:OnOff=False          # token_cls: rare words get a larger share of the answer (SuperClass, eq. 3)
-    word_weight:WordHead=0.  # Tasks with a decoder: weight of a head that names the words, rare ones above all
-    parallel:Parallel=0.     # Captioning: share of the captions that are written all at once (CapPa: .75)
+    idf:OnOff=False          # token_cls: rare words get a larger share of the target (SuperClass, eq. 3)
+    word_weight:WordHead=0.  # Tasks with a decoder: weight of the auxiliary word head (rare words weigh more)
+    parallel:Parallel=0.     # Captioning: share of the captions that are predicted in parallel (CapPa: .75)
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #57d90b11
 @patch
 def problems(self:VirTexRecipe)->'Iterator[str]':
-    "Sets of words and labels have no scores for each word"
+    "Reject options that the task does not have"
     yield from MethodRecipe.problems(self)
     if self.logit_chunk and self.task in ('token_cls','multilabel'):
         yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores an image; leave it out'
     if self.word_weight and self.task in ('token_cls','multilabel'):
-        yield f'word_weight={self.word_weight}: the task {self.task} has no decoder beside which it could stand'
+        yield f'word_weight={self.word_weight}: the task {self.task} has no decoder to train the word head beside'
     if self.parallel and self.task not in ('bicaption','forward'):
         yield f'parallel={self.parallel}: belongs to captioning, not to {self.task}'
     if self.idf and self.task != 'token_cls': yield f'idf=True: belongs to the task token_cls, not to {self.task}'

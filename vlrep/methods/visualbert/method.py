@@ -32,7 +32,7 @@ def visualbert_learner(
     seed:int=0,            # Initial weights depend on this alone
     precision:str='auto',  # As for `MixedPrecision`
     *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # Of a run that is opened: as for `make_fusion`
+    sizes:dict=None,       # When a run is opened: as for `make_fusion`
 )->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains VisualBERT"
     return fusion_learner(recipe, dls, visual, seed, precision, parts=_parts, cbs=cbs, sizes=sizes)

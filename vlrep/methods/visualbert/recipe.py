@@ -34,7 +34,7 @@ def visualbert_config(
 
 @patch
 def problems(self:VisualBERTRecipe)->'Iterator[str]':
-    "Those of all fusion models, and sublayers that do not go with the sizes"
+    "The checks of all fusion models, and that of the sublayers"
     yield from FusionRecipe.problems(self)
     yield sublayer_problem(self, visualbert_config)
 
