@@ -534,7 +534,7 @@ def test_nothing_reaches_a_page_unescaped(tmp_path):
     files, run, other = facts(), tmp_path/'run', put(tmp_path/'other', facts('tags', 1))
     page = write_report(put(run, files)).read_text()
     both = write_comparison([run, other], tmp_path/'both.html').read_text()
-    for head in ('Where each word looked', 'Where the mouse was', 'Nearest neighbours', 'What was left out',
+    for head in ('Attention of each generated word', 'Where the mouse was', 'Nearest neighbours', 'What was left out',
                  'How captions score', 'Where is it?', 'Learning', 'Over all 9 pictures',
                  'How it learned', 'One line a seed.'):
         assert head in page, head
