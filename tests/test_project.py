@@ -412,8 +412,14 @@ def test_committed_data_is_small():
 def lines_of(name): return [json.loads(l) for l in read(ROOT/'data'/'results'/name).splitlines()]
 
 def test_results_name_their_commit():
-    names = [p.name for p in sorted((ROOT/'data'/'results').glob('*.jsonl'))]
-    fail_with(f'{n}: a line of {l["method"]} names no commit' for n in names for l in lines_of(n) if not l['commit'])
+    "Every run that a table shows; lines of trials, choices and fine-tuned tasks belong to the runs of their study"
+    found = []
+    for p in sorted(p for p in (ROOT/'data').rglob('*.jsonl') if p.name != 'robust.jsonl'):
+        lines = [json.loads(l) for l in read(p).splitlines()]
+        runs = [l for l in lines if l.get('kind') not in ('study','trial','choice','task_trial','task_choice','task')]
+        found += [f'{p.relative_to(ROOT)}: a line of {l.get("method", "?")} names no commit' for l in runs
+                  if not l.get('commit')]
+    fail_with(found)
 
 def test_resumed_runs_are_counted():
     "A run that was resumed when its training was complete took no time for it: data/README.md says how many did so"
