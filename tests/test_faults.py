@@ -3,13 +3,14 @@
 Faults of images and captions are tested with the readers (notebooks 03, 22 to 29), stops and kills in test_resume.py,
 padding and order in test_invariance.py.
 """
-import errno, hashlib, io, json, math, os, pickle, resource, shutil, signal, tempfile, time, traceback
+import errno, hashlib, io, json, math, os, pickle, resource, shutil, signal, sys, tempfile, time, traceback
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
 from vlrep.training.logging import read_log
 from vlrep.experiments.commands import METHODS, pretrain
 from vlrep.core.files import write_json
+from vlrep.data.loader import _apart
 
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
@@ -307,6 +308,13 @@ def test_reader_is_killed(tmp_path):
     assert (p.returncode == 1 and err.strip().count('\n') == 0
             and 'reads images' in err.replace('worker', 'a process that reads images')), err
     assert load(out).state()['step'] > 0
+
+def test_lost_connections_of_a_worker_are_not_printed(capfd):
+    "Its thread that hands batches over may find the main process gone; any other error is printed"
+    def work():
+        _apart(0)
+        for e in (ConnectionResetError('gone'), EOFError(), ValueError('odd')): sys.excepthook(type(e), e, None)
+    assert forked(work) == 0 and capfd.readouterr().err.splitlines() == ['ValueError: odd']
 
 # E17 two runs in one folder
 

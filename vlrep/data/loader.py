@@ -228,10 +228,14 @@ def damage_report(self:StatefulLoader)->str:  # A line for each, after a first l
 
 # %% ../../nbs/data/60_loader.ipynb #4b90ce90
 def _apart(worker):
-    """Make a worker ignore all stop signals except those of the main process
+    """Make a worker ignore all stop signals except those of the main process, and lost connections to it
 
-    So the main process decides when work ends
+    So the main process decides when work ends, and reports the reason
     """
+    usual = sys.excepthook
+    def hook(kind, error, trace):
+        if not issubclass(kind, (ConnectionError, EOFError)): usual(kind, error, trace)
+    sys.excepthook = hook                                # called by the thread that hands batches over
     if not hasattr(signal, 'sigwaitinfo'): return
     stops,parent = {signal.SIGINT,signal.SIGTERM,signal.SIGUSR1},os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
