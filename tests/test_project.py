@@ -226,25 +226,6 @@ def test_visible_checks_are_seen():
     assert len(list(visible_checks('a', nb(12)))) == 1 and not list(visible_checks('a', nb(11)))
     assert not list(visible_checks('a', nb(12, jupyter=dict(source_hidden=True))))
 
-def long_cells(name, sources, limit=40):
-    "Exported cells with more lines than `limit`, signature included, directives apart"
-    cells = [re.sub(r'^#\|.*\n?', '', s, flags=re.M).strip().splitlines() for s in sources if 'export' in flags(s)]
-    return [f'{name}: {ls[0][:60]} … has {len(ls)} lines, {limit} is the limit' for ls in cells if len(ls) > limit]
-
-def test_exported_cells_are_short():
-    fail_with(l for name,nb in NBS.items() for l in long_cells(name, code(nb)))
-    assert long_cells('a', ['#| export\n'+'x = 1\n'*41]) and not long_cells('a', ['#| export\n'+'x = 1\n'*40])
-
-def many_arguments(src):
-    "Functions with more than five arguments that may be given by position"
-    defs = [n for n in ast.walk(ast.parse(src)) if isinstance(n, ast.FunctionDef)]
-    def given(n): return [a for a in n.args.posonlyargs + n.args.args if a.arg not in ('self', 'cls', 'ctx')]
-    return [n.name for n in defs if len(given(n)) > 5]
-
-def test_few_arguments():
-    fail_with(f'{m}: {n}' for m,src in MODULES.items() for n in many_arguments(src))
-    assert many_arguments('def f(a, b, c, d, e, g): pass') and not many_arguments('def f(a, b, c, d, e, *, g): pass')
-
 MODEL = re.compile(r'(^|[._])(model|body)$')
 ASKED = {('training.momentum','follow'), ('training.momentum','stage_keys'),    # by `check`, to refuse a model
          ('training.precision','visual'), ('training.memory','visual'),         # None of a model without a backbone

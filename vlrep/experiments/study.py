@@ -4,18 +4,17 @@
 
 # %% auto #0
 __all__ = ['SCORES', 'BESIDE', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Arm', 'FineTuning', 'Tuning', 'asked_scores',
-           'contrast_tables', 'Contrast', 'Study', 'study_of', 'read_toml', 'read_study', 'quick_table', 'change_texts',
+           'contrast_tables', 'Contrast', 'Study', 'study_of', 'read_study', 'quick_table', 'change_texts',
            'check_kinds', 'arm_recipe', 'source_run', 'source_changes', 'shorter', 'held_equal', 'check_equal',
            'with_root', 'check_study', 'task_plan', 'questions_of']
 
 # %% ../../nbs/experiments/82_study.ipynb #9e2f686f
 import copy,json,re,typing
 from dataclasses import MISSING,dataclass,field,fields,replace
-from importlib import import_module
 from pathlib import Path
-import sys
 from fastcore.basics import patch
 from ..core.files import *
+from ..core.text_files import read_toml
 from ..core.registry import *
 from ..core.fields import *
 from ..datasets.base import DATASETS
@@ -237,16 +236,6 @@ def _plain(table, file):
     "A copy of a table; a `ValueError` for values that JSON does not have"
     def other(x): raise ValueError(f'{file}: {x}: dates and times are no values of a study; write a text, in quotes')
     return json.loads(json.dumps(table, default=other))
-
-def read_toml(
-    file:FilePath, # A TOML file
-)->dict:
-    "Read a TOML file; a `ValueError` names the file that is missing or damaged"
-    path = Path(file)
-    if not path.is_file(): raise ValueError(f'{file}: no such file')
-    toml = import_module('tomllib' if sys.version_info >= (3, 11) else 'tomli')
-    try: return toml.loads(path.read_text(encoding='utf-8'))
-    except ValueError as e: raise ValueError(f'{file}: not a TOML file ({" ".join(str(e).split())})') from None
 
 # %% ../../nbs/experiments/82_study.ipynb #86ce3491
 def read_study(

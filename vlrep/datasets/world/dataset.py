@@ -6,7 +6,7 @@
 __all__ = ['RANGES', 'scene_number', 'scene', 'cell_of', 'scene_labels', 'world_version', 'world']
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a2c34ba3
-import errno,functools,hashlib,importlib.util,itertools,json,os,shutil,signal,subprocess,sys,tempfile,zlib
+import errno,functools,hashlib,importlib.util,itertools,json,os,shutil,signal,subprocess,sys,tempfile
 from pathlib import Path
 import numpy as np, PIL
 from ...core.registry import *
@@ -178,13 +178,6 @@ def _processes(folder, jobs):
         for log in logs: log.close()
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #4c7686d0
-def _crc(path):
-    "Checksum of a file"
-    crc = 0
-    with open(path, 'rb') as f:
-        while block := f.read(1<<20): crc = zlib.crc32(block, crc)
-    return crc
-
 def _room(folder, n, pixels):
     "An `OSError` if the disk has no room for `n` scenes with so many bytes of pixels, and 1.5 kB of text each"
     disk,need = shutil.disk_usage(folder),pixels + 1500*n
@@ -200,11 +193,6 @@ def _arrays(folder, what):
     _room(folder, n, sum(int(np.prod(s)) for s in shapes.values()))
     for name,shape in shapes.items(): ArrayFile.create(folder/f'{name}.npy', shape)
     return list(shapes)
-
-def _index(folder, what):
-    "Write what `folder` holds, with sizes and checksums"
-    index = dict(what, files={p.name: [p.stat().st_size, _crc(p)] for p in sorted(folder.iterdir())})
-    write_json(folder/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757404
 def _draw(folder, what, workers):
@@ -222,7 +210,7 @@ def _draw(folder, what, workers):
         buf.save(folder/f'{name}.npz')
         for k in range(workers): (folder/f'{kind}-{k}.npz').unlink()
         if kind == 'notes': np.savez(folder/'labels.npz', **scene_labels(json.loads(t) for t in buf.flat()))
-    _index(folder, what)
+    write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #e5043081
 _modules = 'drawing','objects','layout','captions','dataset'
@@ -237,19 +225,6 @@ def world_version(
     text = [importlib.util.find_spec(m).loader.get_source(m) for m in names]
     lines = [l for t in text for l in t.splitlines() if l.strip() and not l.lstrip().startswith('#')]
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:12]
-
-def _damage(folder):
-    "What is wrong with a set in the cache, naming the file; '' if nothing is"
-    try: index = read_json(folder/'index.json')
-    except ValueError as e: return str(e)
-    if not isinstance(index, dict) or index.pop('crc', None) != zlib.crc32(json.dumps(index).encode()):
-        return f'{folder/"index.json"}: damaged'
-    for name,(size,crc) in index['files'].items():
-        p = folder/name
-        if not p.is_file(): return f'{p}: missing'
-        if p.stat().st_size != size: return f'{p}: {p.stat().st_size} bytes instead of {size}'
-        if _crc(p) != crc: return f'{p}: wrong checksum'
-    return ''
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a5eb3608
 _few = 1500   # up to so many scenes are drawn without the help of other processes
@@ -297,7 +272,7 @@ def _larger(cache, what):
     begin,_,size,_ = _place(what).rsplit('-', 3)
     for n in sorted({int(p.name.rsplit('-', 3)[1]) for p in cache.glob(f'{begin}-*-{size}-*') if p.is_dir()}):
         p = cache/_place({**what, 'n': n})
-        if n > what['n'] and not _damage(p): return p
+        if n > what['n'] and not folder_damage(p): return p
 
 def _cut(folder, what, larger):
     "Write the set that `what` describes into the empty `folder`: the first rows of the set in `larger`"
@@ -311,14 +286,14 @@ def _cut(folder, what, larger):
         else:
             buf = TextBuffer.load(p)
             TextBuffer(buf[i] for i in range(n)).save(folder/p.name)
-    _index(folder, what)
+    write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757405
 def _make(folder, what, workers):
     "Draw the set in `folder`, or cut it from a larger one, unless another process has it ready when the lock is ours"
     _clear_stale(folder.parent)
     with locked(folder.with_name(folder.name+'.lock'), f'the cache of the world {folder}', timeout=1200):
-        if not (why := _damage(folder)): return
+        if not (why := folder_damage(folder)): return
         if folder.exists(): print(f'{why}; drawing these scenes again', file=sys.stderr)
         larger = _larger(folder.parent, what)
         with atomic_folder(folder) as new:
@@ -347,7 +322,7 @@ def world(
     if with_ or difficulty != _usual:
         what |= {'with': list(with_), 'difficulty': difficulty.changed(), 'further': world_version(True)}
     folder = cache_dir('world')/_place(what)
-    if _damage(folder): _make(folder, what, workers)
+    if folder_damage(folder): _make(folder, what, workers)
     notes,caps = (TextBuffer.load(folder/f'{f}.npz') for f in ('annotations','captions'))
     with np.load(folder/'labels.npz') as z: labels = {k: z[k] for k in z.files}
     again = 'begin again, and it will be drawn anew'
