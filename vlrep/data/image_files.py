@@ -68,6 +68,7 @@ def caption_source(
     missing:float=0.,    # As for `find_files`
     extra:list|tuple=(), # Names of existing images without a caption
     name:str=None,       # Of the data; by default that of the folder `about` is in
+    parts:dict=None,     # Name of an image -> the part that the data assigns it to: train, valid, test
 )->ImageFileDataset:     # In the order of the names
     "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
     about = Path(about)
@@ -84,7 +85,8 @@ def caption_source(
         warnings.warn(f'{about.parent}: {what}: {some_of(mute)}', stacklevel=3)
     return ImageFileDataset([at[n] for n in names], size, name or about.resolve().parent.name, keep, split=split,
                             ids=names,
-                            captions=TextBuffer(texts[n] for n in names))
+                            captions=TextBuffer(texts[n] for n in names),
+                            parts=parts and [parts.get(n, '') for n in names])
 
 # %% ../../nbs/data/10_image_files.ipynb #85020bd3
 def write_images(

@@ -240,12 +240,14 @@ class ImageTextDataset:
         records=None,        # Called with a row, returns a `Record` with further annotations
         names:dict=None,     # Name of a label -> names of its columns, or of its values
         narratives=None,     # `Narratives`, or another object with a row for each image, and `subset`
+        parts=None,          # Part that the data itself assigns each image to: train, valid, test, or '' for none
     ):
         self.name,self.n,self.size,self.split,self._records,self.narratives = name,n,size,split,records,narratives
         self.names = {k: list(v) for k,v in (names or {}).items()}
         self.captions = captions if captions is None or isinstance(captions, TextBuffer) else TextBuffer(captions)
         self.labels = {k: np.asarray(v) for k,v in (labels or {}).items()}
         self.ids = ids if ids is not None else [str(i) for i in range(n)]
+        self.parts = parts
         self._fits()
     def _fits(self):
         said = [(k, v) for k,v in (('captions',self.captions), ('narratives',self.narratives)) if v is not None]
@@ -261,7 +263,8 @@ class ImageTextDataset:
         return dict(split=split or self.split, names=self.names, ids=[self.ids[i] for i in idx],
                     captions=None if caps is None else caps.subset(idx), narratives=None if told is None
                     else told.subset(idx), records=rec and (lambda i: rec(int(idx[i]))),
-                    labels={k: v[idx] for k,v in self.labels.items()})
+                    labels={k: v[idx] for k,v in self.labels.items()},
+                    parts=None if self.parts is None else [self.parts[i] for i in idx])
     def _record(self, i):
         r = self._records(i) if self._records else Record(str(self.ids[i]))
         if self.captions is not None: r.captions = self.captions[i]
