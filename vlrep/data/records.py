@@ -229,6 +229,8 @@ def take(self:TextBuffer,
 # %% ../../nbs/data/00_records.ipynb #abf3b417
 class ImageTextDataset:
     "Images with their annotations; `ArrayDataset` and `ImageFileDataset` add the pixels"
+    split_by = None          # Of a part of photos: how they were split, such as hash, column or karpathy
+
     def __init__(self,
         name:str,            # Of the data, for messages and records
         n:int,               # Number of images

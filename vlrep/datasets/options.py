@@ -19,15 +19,18 @@ class CocoOptions(PhotoOptions):
 _own_split = 'COCO comes with its own split, only valid can be set'
 
 DATASETS.add(DatasetBuilder('flickr8k', {'captions'}, read='vlrep.datasets.flickr8k:read_flickr8k',
+                            splits='vlrep.datasets.split_files:flickr_splits',
                             root_help='the folder that holds Images/ and captions.txt'))
 DATASETS.add(DatasetBuilder('flickr30k', {'captions'}, read='vlrep.datasets.flickr30k:read_flickr30k',
+                            splits='vlrep.datasets.split_files:flickr_splits',
                             root_help='the folder that holds the table of captions and the images'))
 DATASETS.add(DatasetBuilder('csv', {'captions'}, read='vlrep.datasets.csv:read_csv',
                             root_help='a CSV file with the columns path and caption'))
 DATASETS.add(DatasetBuilder('narratives', {'captions','narratives'}, read='vlrep.datasets.narratives:read_localized',
                             root_help='the folder that holds images and Localized Narratives as .jsonl files'))
 DATASETS.add(DatasetBuilder('coco', {'captions','labels'}, CocoOptions(train=.96, valid=.04, test=0.),
-                            build='vlrep.datasets.coco:build_coco', fixed=dict.fromkeys(('train','test'), _own_split),
+                            build='vlrep.datasets.coco:build_coco', splits='vlrep.datasets.coco:coco_splits',
+                            fixed=dict.fromkeys(('train','test'), _own_split),
                             root_help='the folder that holds annotations/, train2017/ and val2017/'))
 
 # %% ../../nbs/datasets/07_options.ipynb #cd456939
@@ -46,6 +49,7 @@ def _task(name, provides, texts, help, *, secret=False, recipe='flickr8k'):
     "Register the images of a task"
     kept = dict.fromkeys(('train','test') if secret else ('train','valid','test'), f'{name} comes with its own split'
                          + ', only valid can be set'*secret)
+    kept['split'] = f'{name} comes with its own split'
     if secret: kept['captions'] = f'{name} has questions and no captions'
     DATASETS.add(TaskImages(name, frozenset(provides), TaskImageOptions(train=.96, valid=.04, test=0.), recipe=recipe,
                             build='vlrep.datasets.task_images:build_task_images', root_help=help, fixed=kept,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from ..core.files import *
 from ..core.seeding import *
-from ..data.image_files import has_text
+from ..data.image_files import has_text, hold_out
 from ..data.records import ImageTextDataset, Record, TextBuffer
 from ..data.subsets import subsample
 from ..data.tasks import TaskDataset
@@ -117,8 +117,9 @@ def build_task_images(
     train,valid = part('train'),part('valid')
     if not builder.secret: parts = [train,valid,part('test')]
     else:
-        n,order = round(len(train)*options.valid),rng(0, 'split').permutation(len(train))
-        held,rest = np.sort(order[:max(1, n)]),np.sort(order[max(1, n):])
-        parts = [train.subset(rest),train.subset(held, split='valid'),valid.subset(range(len(valid)), split='test')]
+        parts = [*hold_out(train, options.valid), valid.subset(range(len(valid)), split='test')]
+    drawn = f'its validation images are the test set; valid is drawn from its training images by a hash of their ids, '\
+            f'a share of {options.valid:g}'
+    log_split(f'that of {builder.name}', parts, log, drawn if builder.secret else '')
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])

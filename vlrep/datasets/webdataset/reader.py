@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from ...core.files import *
-from ...data.image_files import some_of, split_source
+from ...data.image_files import some_of
 from ...data.shards import find_shards, write_shards
 from ...data.shard_index import ShardDataset, ShardIndex
 from ...data.subsets import subsample
@@ -58,15 +58,21 @@ def build_webdataset(
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always', UserWarning)
         found = shard_parts(root, options.damaged)
+        folders = {k: paths for k,paths in found.items() if k}
+        own = dict(folders=OwnSplit(', '.join(f'{k}/' for k in folders))) if folders else {}
+        by = choose_split(options.split, own, root)
+        if by == 'hash': found = {'': [p for paths in found.values() for p in paths]}
         kw = dict(narratives='narratives' in wanted, window=options.window, bucket=options.bucket)
         if 'labels' in wanted: kw['labels'] = {t for v in found.values() for t in ShardIndex(v, options.damaged).tags}
         got = {k: _dataset(v, size, v[0].resolve().parent.name, options.damaged, split=k or None, **kw)
                for k,v in found.items()}
     for w in heard: log(str(w.message))
-    if len(got) > 1:
-        log(f'{root}: has its own split, train, valid and test are not changed')
-        parts = [*got.values()]
-    else: parts = split_source(got[''], (options.train, options.valid, options.test), seed=0)
+    if by == 'hash':
+        parts = split_photos(got[''], builder, options, root, log)
+    else:
+        parts,done = complete_split(got, f'{root}', options.valid)
+        log_split(f'from the folders {own[by].where}', parts, log, done)
+        for part in parts: part.split_by = by
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])
 
