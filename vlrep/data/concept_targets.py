@@ -8,6 +8,7 @@ __all__ = ['TfidfVectors', 'ConceptTargets', 'word_targets', 'cluster_targets', 
 
 # %% ../../nbs/data/54_concept_targets.ipynb #e7b1487f
 import weakref
+from functools import partial
 import numpy as np, torch
 from ..core.registry import *
 from .concepts import *
@@ -20,10 +21,11 @@ class TfidfVectors:
         texts:'Iterable[str]', # Captions that words and directions are fitted to
         width:int=64,          # Directions; fewer if there are not so many words
         seed:int=0,            # Of the decomposition
+        how:str='nfkd',        # As for `normalise`
     ):
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
-        self.words = TfidfVectorizer(analyzer=plain_words, dtype=np.float32)
+        self.words = TfidfVectorizer(analyzer=partial(plain_words, how=how), dtype=np.float32)
         x = self.words.fit_transform(texts)
         self.svd = TruncatedSVD(max(1, min(width, x.shape[1]-1)), random_state=seed).fit(x)
     def __call__(self,
@@ -57,10 +59,10 @@ class ConceptTargets:
         self._found.append((weakref.ref(dataset), table))
         return table
 
-def _read(dataset, low, high):
+def _read(dataset, low, high, how):
     "For each image the captions that are read"
     if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions to make tags of')
-    ok,rows = usable_captions(dataset.captions, low, high),dataset.captions.rows
+    ok,rows = usable_captions(dataset.captions, low, high, how=how),dataset.captions.rows
     return [[t for t,o in zip(dataset.captions[i], ok[rows[i]:rows[i+1]]) if o] for i in range(len(dataset))]
 
 def word_targets(
@@ -69,7 +71,8 @@ def word_targets(
     high:int=25,         # Most words
 )->ConceptTargets:
     "TP_Postag: the concepts that an image's captions name (ICMLM sec. 3.1)"
-    def find(dataset): return [[(k, 1.) for k in concepts.of(texts)] for texts in _read(dataset, low, high)]
+    def find(dataset):
+        return [[(k, 1.) for k in concepts.of(texts)] for texts in _read(dataset, low, high, concepts.how)]
     return ConceptTargets(concepts.words, find, concepts.mirror)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #25f9fbe7
@@ -79,19 +82,20 @@ def cluster_targets(
     low:int=3, high:int=25,   # As for `word_targets`
     *, vectors:callable=None, # Captions -> (m,d); `TfidfVectors` of the dataset's by default
     seed:int=0,               # Of the first centres
+    how:str='nfkd',           # As for `normalise`
 )->ConceptTargets:
     "TP_Cluster: the clusters that an image's captions lie in; a `ValueError` if there are fewer captions than clusters"
     from sklearn.cluster import KMeans, MiniBatchKMeans
-    texts = [t for ts in _read(dataset, low, high) for t in ts]
+    texts = [t for ts in _read(dataset, low, high, how) for t in ts]
     if not 1 <= k <= len(set(texts)):
         raise ValueError(f'top_k={k}: the number of clusters must be from 1 to {len(set(texts))}, the number of '
                          f'different captions')
-    vectors = vectors or TfidfVectors(texts, seed=seed)
+    vectors = vectors or TfidfVectors(texts, seed=seed, how=how)
     x = np.asarray(vectors(texts), np.float32)
     means = (MiniBatchKMeans(k, n_init=1, random_state=seed, batch_size=4096) if len(x) > 20_000
              else KMeans(k, n_init=1, random_state=seed)).fit(x)
     def find(dataset):
-        lists = _read(dataset, low, high)
+        lists = _read(dataset, low, high, how)
         flat = [t for ts in lists for t in ts]
         got = iter(means.predict(np.asarray(vectors(flat), np.float32)).tolist() if flat else ())
         return [[(c, 1.) for c in sorted({next(got) for _ in ts})] for ts in lists]
@@ -104,13 +108,14 @@ def topic_targets(
     k:int=40,                 # Topics (ICMLM sec. 4.5: 40)
     low:int=3, high:int=25,   # As for `word_targets`
     *, seed:int=0,            # Of the first topics
+    how:str='nfkd',           # As for `normalise`
 )->ConceptTargets:
     "TP_LDA: topics of the captions of an image taken together, without stop words, by latent Dirichlet allocation"
     from sklearn.decomposition import LatentDirichletAllocation
     from sklearn.feature_extraction.text import CountVectorizer, ENGLISH_STOP_WORDS
     if k < 1: raise ValueError(f'top_k={k}: the number of topics must be at least 1')
-    counter = CountVectorizer(analyzer=lambda t: [w for w in plain_words(t) if w not in ENGLISH_STOP_WORDS])
-    def whole(dataset): return [' '.join(ts) for ts in _read(dataset, low, high)]
+    counter = CountVectorizer(analyzer=lambda t: [w for w in plain_words(t, how) if w not in ENGLISH_STOP_WORDS])
+    def whole(dataset): return [' '.join(ts) for ts in _read(dataset, low, high, how)]
     texts = whole(dataset)
     if not any(texts): raise ValueError(f'{dataset.name}: no caption has {low} to {high} words: there are no topics')
     lda = LatentDirichletAllocation(k, random_state=seed, learning_method='online' if len(texts) > 5000 else 'batch')
@@ -150,6 +155,9 @@ class ConceptCollator:
     )->None:
         "Fit the tags, if this is the first dataset, and find those of its images; a `ValueError` if that is impossible"
         self.table(source)
+    def all_texts(self, source:ImageTextDataset)->'TextBuffer':
+        "What tags may be made of: the captions"
+        return source.captions
     def table(self, source:ImageTextDataset)->tuple:
         "Where each image begins (n+1,), numbers of tags (m,), values (m,)"
         if self.targets is None: self.targets = self.fit(source)

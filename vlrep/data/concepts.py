@@ -7,7 +7,7 @@ __all__ = ['TAGGERS', 'SPEECH_PARTS', 'plain_words', 'split_marks', 'usable_capt
            'concept_words', 'ConceptSet', 'Triplets']
 
 # %% ../../nbs/data/52_concepts.ipynb #82ee8ea0
-import importlib,re
+import importlib, re, unicodedata
 from collections import Counter
 from functools import lru_cache
 import numpy as np
@@ -15,28 +15,41 @@ from fastcore.basics import patch
 from ..core.registry import *
 from .records import TextBuffer
 from .tokenizer import normalise
-from .transforms import swap_left_right
+from .transforms import ENGLISH_SIDES, swap_left_right
 
 # %% ../../nbs/data/52_concepts.ipynb #855f2020
-_WORD,_MARKS = re.compile(r'[^\W_]+'),re.compile(r'[^\W_]+|[^\w\s]|_')
+_WORD = re.compile(r'[^\W_]+')
+_MARKS = re.compile(r'[^\W_]+|[^\w\s]|_')
+
+def _in_word(char): return char.isalnum() or unicodedata.category(char)[0] == 'M' or char in '\u200c\u200d'
+
+def _pieces(text):
+    "Words, and single signs; marks of letters, which are no letters to `re`, stay in their words"
+    if text.isascii(): return _MARKS.findall(text)
+    apart = ''.join(c if _in_word(c) else f' {c} ' for c in text)
+    return apart.split()
 
 def plain_words(
-    text:str, # A caption
-)->list:      # Its words in lower case, without accents and punctuation
+    text:str,       # A caption
+    how:str='nfkd', # As for `normalise`
+)->list:            # Its words, without punctuation; for nfkd in lower case and without accents
     "The words of a caption, as BERT cuts them before it applies WordPiece"
-    return _WORD.findall(normalise(text))
+    text = normalise(text, how)
+    return _WORD.findall(text) if text.isascii() else [w for w in _pieces(text) if _in_word(w[0])]
 
 def split_marks(
-    text:str, # A caption
-)->str:       # Its words and punctuation marks in lower case, with spaces between them
+    text:str,       # A caption
+    how:str='nfkd', # As for `normalise`
+)->str:             # Its words and punctuation marks, with spaces between them
     "A caption in which punctuation stands apart: the tokens of each word are then its own"
-    return ' '.join(_MARKS.findall(normalise(text)))
+    return ' '.join(_pieces(normalise(text, how)))
 
 def usable_captions(
     captions:TextBuffer, # The captions of all images
     low:int=3,           # Fewest tokens of a caption (ICMLM sec. 4)
     high:int=25,         # Most tokens of a caption (ICMLM sec. 4)
-    length:callable=None # A caption's number of tokens; by default of its words
+    length:callable=None, # A caption's number of tokens; by default of its words
+    *, how:str='nfkd',   # As for `normalise`: captions that it makes equal are the same
 )->np.ndarray:           # For each caption, counted through all images: is it read? bool (m,)
     "Which captions have an allowed length and do not repeat another one of their image, ignoring case"
     if not 1 <= low <= high: raise ValueError(f'low={low}, high={high}: at least 1 token, and low at most high')
@@ -45,7 +58,7 @@ def usable_captions(
     for texts in (captions[i] for i in range(len(captions))):
         seen = set()
         for t in texts:
-            same = normalise(t)
+            same = normalise(t, how)
             out.append(same not in seen and low <= length(t) <= high)
             seen.add(same)
     return np.array(out, bool)
@@ -101,12 +114,13 @@ def concept_counts(
     texts:'Iterable[str]', # Captions
     parts:str='nn_adj_vb', # One of `SPEECH_PARTS`
     tagger:'str|callable'='pattern', # As for `tag_words`
+    *, how:str='nfkd',     # As for `normalise`
 )->dict:                   # Word -> how often it is tagged as one of these parts; the most frequent first
     "Words that are tagged as one of `parts` more often than not; of equally frequent ones, the first in the alphabet"
     if parts not in SPEECH_PARTS: raise did_you_mean('set of parts of speech', parts, SPEECH_PARTS)
     wanted,all_of,tagged = SPEECH_PARTS[parts],Counter(),Counter()
     for text in texts:
-        words = plain_words(text)
+        words = plain_words(text, how)
         all_of.update(words)
         tagged.update(w for w,t in zip(words, tag_words(words, tagger)) if t in wanted and w not in _AUXILIARY)
     return dict(sorted(((w, n) for w,n in tagged.items() if 2*n > all_of[w]), key=lambda o: (-o[1], o[0])))
@@ -127,12 +141,15 @@ def concept_words(
 class ConceptSet:
     "The words that are to be predicted, each with a number"
     def __init__(self,
-        words:list, # In the order of their numbers
+        words:list,                # In the order of their numbers
+        how:str='nfkd',            # As for `normalise`: how captions are read
+        pairs:tuple=ENGLISH_SIDES, # Words that a mirror exchanges, see `mirror_pairs`
     ):
         self.words = list(words)
+        self.how = how
         self.index = {w: k for k,w in enumerate(self.words)}
         if len(self.index) < len(self.words): raise ValueError('words: one of them is there twice')
-        swapped = [self.index.get(swap_left_right(w), -1) for w in self.words]
+        swapped = [self.index.get(swap_left_right(w, pairs=pairs), -1) for w in self.words]
         self.mirror = np.array(swapped, np.int64)    # the number of each word in a mirrored image; -1: none
     def __len__(self): return len(self.words)
     def __repr__(self): return f'ConceptSet({len(self)} words: {", ".join(self.words[:5])} ...)'
@@ -140,7 +157,7 @@ class ConceptSet:
         texts:'Iterable[str]' # Captions of one image
     )->list:                  # Numbers, ascending
         "The concepts that are named in at least one of `texts`"
-        return sorted({self.index[w] for t in texts for w in plain_words(t) if w in self.index})
+        return sorted({self.index[w] for t in texts for w in plain_words(t, self.how) if w in self.index})
 
 # %% ../../nbs/data/52_concepts.ipynb #408df097
 class Triplets:

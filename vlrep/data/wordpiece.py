@@ -65,6 +65,12 @@ class WordPieceTokenizer:
     @property
     def lower(self)->bool: return self._how['lower']
     @property
+    def normalisation(self)->str:
+        "What it does to a text, as `normalise` of the other tokenizer names it: nfkd, nfkc or none"
+        strips = self._how['strip_accents']
+        if self.lower if strips is None else strips: return 'nfkd'
+        return 'nfkc' if self.lower else 'none'
+    @property
     def first(self)->int:
         "The first id that is a word, if the special tokens come first; else 0"
         top = max(getattr(self, k) for k in _SPECIAL)
@@ -102,12 +108,25 @@ def decode(self:WordPieceTokenizer,
 
 # %% ../../nbs/data/22_wordpiece.ipynb #1f81f042
 _READS = dict(lower='do_lower_case', strip_accents='strip_accents', chinese='tokenize_chinese_chars')
+_FAST = dict(lower='lowercase', strip_accents='strip_accents', chinese='handle_chinese_chars')
+
+def _settings(folder):
+    "What the files of a folder say about capitals, accents and Chinese characters"
+    path = folder/'tokenizer.json'
+    config = read_json(path) if path.is_file() else {}
+    fast = config.get('normalizer') if isinstance(config, dict) else None
+    path = folder/'tokenizer_config.json'
+    config = read_json(path) if path.is_file() else {}
+    how = {}
+    for said,names in ((fast, _FAST), (config, _READS)):
+        if isinstance(said, dict): how |= {k: said[v] for k,v in names.items() if isinstance(said.get(v), bool)}
+    return how
+
+def _cased(vocab): return any(t != t.lower() for t in vocab if not t.startswith('['))
 
 def _vocabulary(folder):
     "Tokens and settings in the files of a folder"
-    path,how = folder/'tokenizer_config.json',{}
-    config = read_json(path) if path.is_file() else {}
-    if isinstance(config, dict): how = {k: config[v] for k,v in _READS.items() if isinstance(config.get(v), bool)}
+    how = _settings(folder)
     if (path := folder/'vocab.txt').is_file(): return _lines(path),how,path
     path = folder/'tokenizer.json'
     if not path.is_file():
@@ -127,6 +146,7 @@ def from_folder(cls:WordPieceTokenizer,
     folder = Path(folder)
     if not folder.is_dir(): raise ValueError(f'{folder}: no such folder')
     vocab,how,path = _vocabulary(folder)
+    how = dict(lower=not _cased(vocab)) | how
     return cls(vocab, **how, name=str(path))
 
 @patch

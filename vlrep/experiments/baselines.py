@@ -9,6 +9,7 @@ __all__ = ['train_on', 'supervised_recipe', 'train_baselines']
 from dataclasses import fields, replace
 from ..core.files import *
 from ..core.progress import *
+from ..data.collate import mirroring_line
 from ..data.loader import loaders
 from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform, TrainTransform
@@ -63,8 +64,10 @@ def train_on(
 )->BatchLearner:                    # The fastai Learner, trained
     "Train `method` on `splits`; a `ValueError` with advice if the memory is too small"
     j,dist = recipe.jitter,current_dist()
+    collate = method.collator(recipe, tok)
+    if mirroring_line(recipe, collate, splits['train']): recipe = replace(recipe, flip_p=0.)
     aug = TrainTransform(recipe.size, (recipe.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=recipe.jitter_p)
-    dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size,
+    dls = loaders(splits['train'], splits['valid'], collate=collate, size=recipe.size,
                   bs=recipe.bs, aug=aug, plain=EvalTransform(recipe.size), seed=seed, flip_p=recipe.flip_p,
                   workers=workers, max_damaged=max_damaged, **_shared(dist))
     every = max(1, round(recipe.steps/len(dls.train)/8))

@@ -18,6 +18,7 @@ from ..core.progress import *
 from ..core.weights import *
 from ..core.fields import *
 from ..data.records import ArrayDataset
+from ..data.collate import text_lines
 from ..data.loader import loaders, TooManyDamaged
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..data.tokenizer import Tokenizer
@@ -443,6 +444,12 @@ def _contents(method, recipe, splits):
     "The fact `contents` of a run, if its method reads more than the dataset"
     return dict(contents=method.contents(recipe, splits)) if method.contents else {}
 
+def _note_texts(run, method, recipe, splits, tok, log):
+    "Log what happens to the captions of a run, and keep the lines; a `ValueError` if too much of them is lost"
+    lines = text_lines(recipe, method.collator(recipe, tok), splits)
+    for line in lines: log(line)
+    if lines: run.change(dict(notes=[*(run.info.get('notes') or []), *lines]))
+
 def _check_data(method, recipe, splits, data, parts, *, log):
     "Log and return the lines of the method's check of the data; a `ValueError` if it cannot be trained on them"
     lines = list(method.check(recipe, splits, data, parts)) if method.check else []
@@ -471,6 +478,7 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
     if method.tokenizer:
         with stages('tokenizer'), dist.main_first():
             tok = _words(run, method, recipe, splits) if dist.is_main else _own_words(run, method, recipe)
+    if dist.is_main: _note_texts(run, method, recipe, splits, tok, log)
     # torchrun passes a signal on that its processes may have had already
     with stages(method.stage or method.name), signals(2. if several else 0.) as note:
         cbs = [StopOnSignal(note)]

@@ -22,7 +22,7 @@ _Schedule = Choice('cosine','steps')
 
 # %% ../../nbs/methods/02_concept_recipe.ipynb #30ed5c39
 @dataclass(frozen=True)
-class ConceptRecipe(MethodRecipe):
+class ConceptRecipe(TextRecipe):
     "Fields shared by tag prediction and ICMLM, with the ICMLM paper's settings for ResNet-50"
     visual_depth:ResNet=50      # Layers of the ResNet (supplement); 10 is the small one for the world
     visual_width:Channels=64    # Channels of its first stage
@@ -54,6 +54,7 @@ class ConceptRecipe(MethodRecipe):
     def problems(self)->'Iterator[str]':
         "Reject ranges of caption length that are empty, and frozen stages of VGG16"
         yield from MethodRecipe.problems(self)
+        if self.normalise == 'none': yield 'normalise=none: concepts are words in lower case; choose nfkd, nfkc or auto'
         if self.min_tokens > self.max_tokens:
             yield f'min_tokens={self.min_tokens}: more than max_tokens={self.max_tokens}, no caption would be read'
         if self.net == 'vgg16' and self.frozen_stages:

@@ -17,6 +17,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from ..core.files import *
 from ..core.registry import *
+from ..core.scripts import mirror_pairs
 from ..core.seeding import *
 from ..core.weights import *
 from ..data.box_files import BoxFile
@@ -34,7 +35,7 @@ from ..training.run_folder import load as load_folder
 from .fusion_recipe import *
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #5cfdafae
-MARK = '\0' # Stands between the first and the second text of a pair
+MARK = '\ufdd1' # Stands between the first and the second text of a pair; no character of any text
 
 def _asked(dataset):
     "Question and answer, for every answer of every question of every image"
@@ -166,7 +167,8 @@ def fusion_tokenizer(
 )->'Tokenizer':
     "BERT's tokenizer; for a small BERT, one trained on all texts of the dataset"
     small = recipe.bert == 'small'
-    return bert_tokenizer(recipe.bert, auxiliary_corpus(recipe, train) if small else None, recipe.vocab)
+    return bert_tokenizer(recipe.bert, auxiliary_corpus(recipe, train) if small else None, recipe.vocab,
+                          recipe.normalise)
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #bbe53a74
 class FusionCollator(CaptionCollator):
@@ -175,7 +177,7 @@ class FusionCollator(CaptionCollator):
         recipe:FusionInput,    # Which source, which regions
         tokenizer:'Tokenizer', # From `fusion_tokenizer`
     ):
-        super().__init__(tokenizer, recipe.max_len)
+        super().__init__(tokenizer, recipe.max_len, pairs=mirror_pairs(recipe.mirror_words))
         self.recipe,self._known,self._cached = recipe,[],[]
         if recipe.regions == 'files' and not recipe.region_files:
             raise ValueError('regions=files: --set region_files=FOLDER says where the store of features is; without '
@@ -192,6 +194,14 @@ class FusionCollator(CaptionCollator):
         "A `ValueError` if an image has no text, or no regions"
         self.said(source)
         self.reader(source, [0])
+    def all_texts(self, source:ImageTextDataset)->TextBuffer:
+        "As `CaptionCollator.all_texts`"
+        return self.said(source).captions
+    def uncut(self, texts:list)->list:
+        "As `CaptionCollator.uncut`, for pairs of texts"
+        first,marks,second = zip(*(t.partition(MARK) for t in texts))
+        tok = encode_pairs(self.tok, list(first), [b if m else None for b,m in zip(second, marks)], 1 << 30)
+        return [ids[:k].tolist() for ids,k in zip(tok['tok'], tok['lens'])]
     def lengths(self, source:ImageTextDataset, *args)->np.ndarray:
         "As `CaptionCollator.lengths`"
         return super().lengths(self.said(source), *args)
@@ -294,7 +304,7 @@ def check_fusion(
     data:str,           # Name of the dataset
     accumulate:int=1,   # Not used
 )->list:                # Lines
-    "How many texts there are, and how many are cut; a `ValueError` where an image has no text or no regions"
+    "How many texts there are; a `ValueError` where an image has no text or no regions"
     if recipe.aux_scenes and 'domain_shift' not in DATASETS[data].answers:
         raise ValueError(f'aux_scenes={recipe.aux_scenes}: are scenes of the world, and the data is {data}; add --set '
                          f'aux_scenes=0')
@@ -304,17 +314,12 @@ def check_fusion(
     for part in ('train','valid'): collate.check(splits[part])
     texts = collate.said(splits['train']).captions
     n = int(texts.counts().sum())
-    some = [t.partition(MARK) for i in range(min(len(texts), 500)) for t in texts[i]][:2000]
-    cut = int((encode_pairs(collate.tok, [a for a,*_ in some], [b if m else None for _,m,b in some],
-                            recipe.max_len)['cut'] > 0).sum())
     lines = [f'{data}: {n:,} texts ({recipe.source}) of {len(texts):,} images, regions from {recipe.regions}']
     if recipe.source == 'generated' and Path(recipe.generated).is_dir():
         for part in ('train','valid'): written_by(recipe.generated, splits[part], lines.append)
     if isinstance(collate.reader.store, BoxFile):
         ids = [i for part in ('train','valid') for i in splits[part].ids]
         lines += collate.reader.store.lines(ids, recipe.max_regions)
-    if cut: lines.append(f'{cut} of the first {len(some)} texts are longer than max_len={recipe.max_len} '
-                         f'tokens: they are cut')
     if recipe.regions != 'files' and recipe.region_model == 'given':
         lines.append('the regions are those of the backbone that the run begins with, which stays frozen: pass a '
                      'trained one with --weights')

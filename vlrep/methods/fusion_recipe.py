@@ -54,7 +54,7 @@ _Tiny    = Float(0, 1, above=True)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #6a871b2d
 @dataclass(frozen=True)
-class FusionInput(MethodRecipe):
+class FusionInput(TextRecipe):
     "The inputs of a fusion model: its texts, its regions, and the BERT of its text layers"
     source:_Source='captions'   # Text beside the images: captions, questions, web or generated (sec. 2.1, 3.4)
     generated:_Written=''       # With source=generated: the folder of a run that captions, or a JSONL file of captions

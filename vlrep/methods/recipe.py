@@ -6,14 +6,16 @@
 __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCount', 'Norm', 'Drop', 'Init', 'Vocab', 'Length',
            'Side', 'Batch', 'StepCount', 'WarmUp', 'Rate', 'Momentum', 'Decay', 'Norm2', 'Every', 'Weight',
            'Temperature', 'Group', 'Grids', 'Seconds', 'Direction', 'LocNorm', 'LocScale', 'Render', 'Chunk',
-           'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'BertName', 'MethodRecipe',
-           'photo_recipes']
+           'Averaging', 'FrozenStages', 'StageDecay', 'OnOff', 'MemoryOrder', 'Compiled', 'TextForm', 'AtMost',
+           'SideWords', 'BertName', 'MethodRecipe', 'TextRecipe', 'photo_recipes']
 
 # %% ../../nbs/methods/00_recipe.ipynb #b87f02cc
 import re
 from dataclasses import dataclass, replace
+from typing import Annotated
 from fastcore.basics import patch
 from ..core.fields import *
+from ..core.scripts import mirror_pairs
 
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ StageDecay  = Added(Fraction)
 OnOff       = Added(bool)
 MemoryOrder = Added(Choice('auto', 'channels_last', 'contiguous'))
 Compiled    = Added(Choice('none', 'backbone', 'model'))
+TextForm    = Added(Choice('auto', 'nfkd', 'nfkc', 'none'))
+AtMost      = Added(Share)
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,26 @@ def network(self:MethodRecipe)->tuple: # Its name; (depth, width), or None if it
     "The backbone; recipes for VGG16 have a field `net`, and are run with `--backbone torchvision/vgg16`"
     if getattr(self, 'net', 'resnet') == 'vgg16': return 'torchvision/vgg16',None
     return f'ResNet-{self.visual_depth}, width {self.visual_width}',(self.visual_depth,self.visual_width)
+
+# %% ../../nbs/methods/00_recipe.ipynb #4c76a1da
+@dataclass(frozen=True)
+class _SidePairs:
+    "auto, none, or pairs of words"
+    def __str__(self): return 'auto, none, or pairs of words such as links=rechts,left=right'
+    def problem(self, name:str, value:str)->str:
+        try: mirror_pairs(value)
+        except ValueError as e: return str(e)
+        return ''
+
+SideWords = Added(Annotated[str, _SidePairs()])
+
+@dataclass(frozen=True, kw_only=True)
+class TextRecipe(MethodRecipe):
+    "Options of methods that read captions"
+    normalise:TextForm='auto'     # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
+    mirror_words:SideWords='auto' # Words a mirror exchanges; auto: left=right, and no mirroring if not English
+    max_cut:AtMost=.5             # Share of the texts that may be longer than max_len, before the run is refused
+    max_unknown:AtMost=.05        # Share of the tokens that may be unknown, before the run is refused
 
 # %% ../../nbs/methods/00_recipe.ipynb #053382ff
 _at64 = dict(size=64, vocab=2000, steps=750, warmup=75)

@@ -374,12 +374,14 @@ def bert_tokenizer(
     name:FilePath,                 # As for `make_bert`
     train:ImageTextDataset=None,   # With captions: for scratch and small, whose tokens are learned from them
     vocab:int=10000,               # Most tokens of those
+    how:str='auto',                # As for `Tokenizer.train`
 )->'Tokenizer':                    # That of the pretrained BERT, or one of ours
     "The tokenizer that goes with a BERT; a `ValueError` names a folder that has none"
     if str(name) in ('scratch','small'):
         if train is None or train.captions is None:
             raise ValueError(f'{name}: its tokens are learned from captions: give a dataset that has some')
-        return Tokenizer.train(train.captions.flat(), vocab)
+        return Tokenizer.train(train.captions.flat(), vocab, how=how)
+    if how != 'auto': raise ValueError(f'normalise={how}: {name} has a tokenizer of its own; leave normalise out')
     folder = bert_folder(name)
     if (folder/'tokenizer.model').is_file(): return Tokenizer.load(folder/'tokenizer.model')
     return WordPieceTokenizer.from_folder(folder)

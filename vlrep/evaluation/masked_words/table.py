@@ -40,7 +40,7 @@ def masked_samples(
         return cut[w]
     for row in range(len(dataset)):
         for text in dataset.captions[row]:
-            words = [pieces(w) for w in split_marks(text).split()]
+            words = [pieces(w) for w in split_marks(text, tok.normalisation).split()]
             ids = [tok.sos, *(i for p in words for i in p)][:max_len-1] + [tok.eos]
             starts = np.cumsum([1, *map(len, words)])[:-1]
             all_of += [(row, ids, int(at)) for p,at in zip(words, starts)
@@ -156,7 +156,7 @@ def masked_word_maps(
     with m.evaluating(native=True):
         img = m.batch([picture])
         views = [img] if other is None else [img,m.batch([other])]
-        tok,lens = (t.to(img.device) for t in pad_tokens(m.tok.encode([split_marks(text)], m.max_len), m.tok.pad))
+        tok,lens = (t.to(img.device) for t in pad_tokens(m.tok.encode([split_marks(text, m.tok.normalisation)], m.max_len), m.tok.pad))
         maps,out = m.capabilities['attend'](img, tok, lens)[0].float().cpu(),[]
         known = m.capabilities['masked_counts']() > 0
         for j in range(1, int(lens[0])-1):

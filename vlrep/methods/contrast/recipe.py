@@ -16,7 +16,7 @@ from ..recipe import *
 PairLoss = Choice('softmax', 'sigmoid')
 
 @dataclass(frozen=True)
-class ContrastRecipe(MethodRecipe):
+class ContrastRecipe(TextRecipe):
     "Image-text contrast in LocTex's setting: R50, COCO's captions"
     loss:PairLoss='softmax'      # Of the pairs of a batch: softmax (CLIP, sec. 2.3) or sigmoid (SigLIP, eq. 1)
     temperature:Temperature=.07  # Initial temperature, which is learned (CLIP, sec. 2.5; SigLIP: 0.1)

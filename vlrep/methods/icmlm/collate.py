@@ -8,6 +8,7 @@ __all__ = ['split_dataset', 'triplet_tokenizer', 'TripletCollator', 'triplet_col
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #986d28be
 import numpy as np, torch
 from fastcore.basics import patch
+from ...core.scripts import mirror_pairs
 from ...core.seeding import *
 from ...data.concepts import ConceptSet, split_marks, Triplets, usable_captions
 from ...data.concept_targets import ConceptCollator, ConceptTargets
@@ -15,24 +16,26 @@ from ...data.records import ImageTextDataset, TextBuffer
 from ...data.tokenizer import pad_tokens
 from ...data.transforms import swap_left_right
 from ...models.bert import bert_config, bert_tokenizer
-from ..concept_training import recipe_words
+from ..concept_training import recipe_normalisation, recipe_words
 from .recipe import *
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #e2f4d206
 def split_dataset(
-    dataset:ImageTextDataset # With captions
+    dataset:ImageTextDataset, # With captions
+    how:str='nfkd',           # As for `normalise`
 )->ImageTextDataset:
     "The same captions in lower case, with spaces around punctuation: what BERT reads"
-    return dataset.with_captions(TextBuffer([split_marks(t) for t in ts] for ts in map(dataset.captions.__getitem__,
-                                                                                       range(len(dataset)))))
+    texts = dataset.captions
+    return dataset.with_captions(TextBuffer([split_marks(t, how) for t in texts[i]] for i in range(len(dataset))))
 
 def triplet_tokenizer(
     recipe:ICMLMRecipe,     # With `bert` and `vocab`
     train:ImageTextDataset, # With captions
 )->'Tokenizer':
     "BERT's tokens; for a small BERT, tokens of the captions that are learned from"
-    small = recipe.bert == 'small'
-    return bert_tokenizer(recipe.bert, split_dataset(train) if small else None, recipe.vocab)
+    if recipe.bert != 'small': return bert_tokenizer(recipe.bert, None, recipe.vocab, recipe.normalise)
+    how = recipe_normalisation(recipe, train)
+    return bert_tokenizer('small', split_dataset(train, how), recipe.vocab, how)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #928cf87d
 class TripletCollator:
@@ -43,10 +46,19 @@ class TripletCollator:
     ):
         self.tok,self.recipe,self.max_len = tokenizer,recipe,recipe.max_len
         self.concepts,self.split,self._cut,self._triplets = None,[],{},[]
+        # concepts are in lower case, whatever a published BERT reads
+        self.how = 'nfkd' if tokenizer.normalisation == 'nfkd' else 'nfkc'
+        self.pairs = mirror_pairs(recipe.mirror_words)
         self.tags = ConceptCollator(self._targets)
     def ids(self, text:str)->list: # Without [CLS] and [SEP]
         "The tokens of a caption, word by word"
-        return [i for w in split_marks(text).split() for i in self._word(w)]
+        return [i for w in split_marks(text, self.how).split() for i in self._word(w)]
+    def all_texts(self, source:ImageTextDataset)->TextBuffer:
+        "As `CaptionCollator.all_texts`"
+        return source.captions
+    def uncut(self, texts:list)->list:
+        "As `CaptionCollator.uncut`"
+        return [[self.tok.sos, *self.ids(t), self.tok.eos] for t in texts]
     def _word(self, w):
         if w not in self._cut:
             if len(self._cut) > 200_000: self._cut.clear()
@@ -59,14 +71,14 @@ class TripletCollator:
     def places(self, text:str)->list:
         "Positions in a caption's tokens, [CLS] first, at which a word can be masked"
         out,at = [],1
-        for w in split_marks(text).split():
+        for w in split_marks(text, self.how).split():
             n = len(self._word(w))
             if w in self.concepts.index and self._whole(w) and at < self.max_len-1: out.append(at)
             at += n
         return out
     def fit(self, train:ImageTextDataset)->None:
         "Find the concepts of a training set; a `ValueError` if none can be masked"
-        words = recipe_words(self.recipe, train).words
+        words = recipe_words(self.recipe, train, self.how).words
         whole = [w for w in words if self._whole(w)]
         self.split = [w for w in words if not self._whole(w)]
         if not whole:
@@ -74,7 +86,7 @@ class TripletCollator:
             cure = f'raise vocab={r.vocab}' if r.bert == 'small' else f'choose another BERT than bert={r.bert}'
             raise ValueError(f'{train.name}: the vocabulary splits or lacks all {len(words)} concepts, such as '
                              f'{words[0]!r}: none can be masked; {cure}')
-        self.concepts = ConceptSet(whole)
+        self.concepts = ConceptSet(whole, self.how, self.pairs)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #a864175d
 @patch
@@ -82,7 +94,7 @@ def usable(self:TripletCollator, source:ImageTextDataset)->np.ndarray:
     "Which captions are read, counted through all images (m,) bool"
     r = self.recipe
     pieces = None if r.length_unit == 'words' else lambda t: len(self.ids(t))
-    return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces)
+    return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces, how=self.how)
 
 @patch
 def _targets(self:TripletCollator, train):
@@ -122,7 +134,7 @@ def _masked(self:TripletCollator, triplets, j, which, flip):
     text = triplets.text(j) if j >= 0 else ''
     ids,places = self.ids(text),self.places(text) if j >= 0 else []
     if flip:
-        other = self.ids(swap_left_right(split_marks(text)))
+        other = self.ids(swap_left_right(split_marks(text, self.how), pairs=self.pairs))
         ids,places = other,places if len(other) == len(ids) else []   # mirrored, a word may be more tokens
     ids = [self.tok.sos, *ids[:self.max_len-2], self.tok.eos]
     if not places: return ids,0,self.tok.mask

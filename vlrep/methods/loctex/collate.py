@@ -11,7 +11,7 @@ from fastcore.basics import patch
 from ...core.seeding import *
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import Tokenizer
-from ...data.transforms import swap_left_right
+from ...data.transforms import ENGLISH_SIDES, swap_left_right
 from ...data.collate import CaptionCollator
 from ...data.narratives import Narratives
 from .recipe import *
@@ -135,18 +135,21 @@ def pack_points(
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #de255a1e
 class NarrativeCollator:
     "A narrative of each image as tokens, with the seconds of each token and the points of the trace"
+    windows = True            # of a longer one, another part in every epoch
     def __init__(self,
         tok:Tokenizer,        # Cuts words into tokens
         max_len:int=60,       # Most tokens; of a longer narrative a window, redrawn in every epoch (LocTex sec. 3.5)
         time_pad:float=0.,    # Seconds added to the time of each token, at both ends
         all_narratives:bool=False, # Any narrative of an image, drawn anew in every epoch? Else always its first
         substring:bool=False, # Exchange left and right inside words too, as VirTex's code does
+        pairs:tuple=ENGLISH_SIDES, # As for `CaptionCollator`
     ):
         if max_len < 1: raise ValueError(f'max_len={max_len}: at least 1')
         if not 0 <= time_pad < 1e6: raise ValueError(f'time_pad={time_pad}: seconds, not below 0')
         self.tok,self.max_len,self.time_pad = tok,max_len,time_pad
         self.all_narratives,self.substring = all_narratives,substring
-        self._captions = CaptionCollator(tok, max_len, substring)
+        self.pairs = pairs
+        self._captions = CaptionCollator(tok, max_len, substring, pairs)
     def check(self,
         source:ImageTextDataset  # What will be read
     )->None:
@@ -161,6 +164,12 @@ class NarrativeCollator:
         "The narrative of each image"
         first,n = told.rows[rows],told.rows[rows+1]-told.rows[rows]
         return told.at[first + (chances(rows, seed, 'narrative', when)*n).astype(np.int64)*self.all_narratives]
+    def all_texts(self, source:ImageTextDataset)->'TextBuffer':
+        "The narratives of each image, or its captions"
+        return source.captions if source.narratives is None else source.narratives.texts()
+    def uncut(self, texts:list)->list:
+        "As `CaptionCollator.uncut`"
+        return self._captions.uncut(texts)
     def lengths(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
         "How long what is read of each row is, in bytes (b,)"
         told = source.narratives
@@ -206,7 +215,7 @@ def _texts(self:NarrativeCollator, source, rows, when, seed, flip):
     if (told.rows[rows+1] == told.rows[rows]).any(): self.check(source)
     at = self.which(told, rows, when, seed)
     texts = [told.cols['text'][k].tobytes().decode() for k in at]
-    texts = [swap_left_right(t, self.substring) if f else t for t,f in zip(texts, flip)]
+    texts = [swap_left_right(t, self.substring, self.pairs) if f else t for t,f in zip(texts, flip)]
     return texts,told.cols['words'].take(at)[0],at
 
 @patch

@@ -8,6 +8,7 @@ __all__ = ['OracleMaskCollator', 'narrative_tokenizer', 'narrative_collator', 't
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #015a1de2
 import numpy as np, torch, torch.nn.functional as F
 from torch import Tensor
+from ...core.scripts import mirror_pairs
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import Tokenizer
 from .collate import *
@@ -42,7 +43,7 @@ def narrative_tokenizer(
 )->Tokenizer:
     "Tokens from the narratives that are learned from; without narratives, from the captions"
     texts = train.captions if train.narratives is None else train.narratives.texts()
-    return Tokenizer.train(texts.flat(), recipe.vocab)
+    return Tokenizer.train(texts.flat(), recipe.vocab, how=recipe.normalise)
 
 def narrative_collator(
     recipe:LocTexRecipe, # With `max_len`, `time_pad`, `all_narratives`, `oracle_masks`
@@ -50,7 +51,7 @@ def narrative_collator(
 )->NarrativeCollator:
     "A narrative of each image, with traces or with the true outlines of things"
     kind = OracleMaskCollator if recipe.oracle_masks else NarrativeCollator
-    return kind(tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives)
+    return kind(tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives, pairs=mirror_pairs(recipe.mirror_words))
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #591013d0
 def thing_masks(

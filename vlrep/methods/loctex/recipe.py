@@ -14,7 +14,7 @@ from ..recipe import *
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #5f3a1c07
 @dataclass(frozen=True)
-class LocTexLosses(MethodRecipe):
+class LocTexLosses(TextRecipe):
     "The two losses of LocTex, and the traces that supervise the second"
     contrast:Weight=1.          # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
     localise:Weight=1.          # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)

@@ -34,7 +34,7 @@ ParaphraseFile = Annotated[str, _Lines()]
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #1091b3d7
 @dataclass(frozen=True)
-class MCTLosses(MethodRecipe):
+class MCTLosses(TextRecipe):
     "The losses of MCT, their positives and negatives"
     ii:Weight=1.                # Weight of the contrast of two views of an image; 0 leaves it out (sec. 3.1)
     cc:Weight=1.                # Weight of the contrast of two texts of an image; 0 leaves it out (sec. 3.1)

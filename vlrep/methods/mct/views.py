@@ -6,17 +6,17 @@
 __all__ = ['TwoViews', 'HeldOutViews', 'frequent_nouns', 'PairCollator', 'mct_tokenizer', 'mct_collator', 'check_views']
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #fc8dc0a6
-import re
 import numpy as np, torch
 from fastcore.basics import patch
 from ...core.files import *
+from ...core.scripts import mirror_pairs
 from ...core.seeding import *
 from ...data.collate import CaptionCollator
-from ...data.concepts import concept_counts, concept_words
+from ...data.concepts import concept_counts, concept_words, plain_words
 from ...data.paraphrases import Paraphrases, read_paraphrases
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import normalise, pad_tokens, Tokenizer
-from ...data.transforms import EvalTransform, swap_left_right, TrainTransform
+from ...data.transforms import ENGLISH_SIDES, EvalTransform, swap_left_right, TrainTransform
 from ...models.bert import bert_config, bert_tokenizer
 from ...training.distributed import current_dist
 from .recipe import *
@@ -73,9 +73,10 @@ def _of_records(source):
 def frequent_nouns(
     source:ImageTextDataset, # With captions
     most:int,                # Number of words
+    how:str='nfkd',          # As for `normalise`
 )->list:
     "The most frequent nouns of the captions, which can replace tags (MCT sec. 4.4)"
-    return concept_words(concept_counts(source.captions.flat(), 'nn'))[:most]
+    return concept_words(concept_counts(source.captions.flat(), 'nn', how=how))[:most]
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #16ebaf05
 class PairCollator(CaptionCollator):
@@ -89,8 +90,9 @@ class PairCollator(CaptionCollator):
         *, swap_sides:bool=False,    # Exchange left and right where the image is mirrored?
         nouns:int=0,                 # Nouns of the first dataset used as tags: `words` (b,nouns) marks those that
                                      # the image's captions have
+        pairs:tuple=ENGLISH_SIDES,   # As for `CaptionCollator`
     ):
-        super().__init__(tok, max_len)
+        super().__init__(tok, max_len, pairs=pairs)
         self.views,self.include_original,self.swap_sides = views,include_original,swap_sides
         self.others = read_paraphrases(paraphrases) if paraphrases else None
         self.nouns,self.place,self._own = nouns,{},[]
@@ -98,7 +100,8 @@ class PairCollator(CaptionCollator):
         "A `ValueError` if there are no captions at all; collects nouns, and the paraphrases that the data has"
         if source.captions is None or not source.captions.counts().any():
             raise ValueError(f'{source.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
-        if self.nouns and not self.place: self.place = {w: i for i,w in enumerate(frequent_nouns(source, self.nouns))}
+        if self.nouns and not self.place:
+            self.place = {w: i for i,w in enumerate(frequent_nouns(source, self.nouns, self.tok.normalisation))}
         if self.views == 'paraphrases' and self.others is None and self._known(source) is None:
             self._own.append((source, _of_records(source)))
     def _known(self, source):
@@ -108,7 +111,7 @@ class PairCollator(CaptionCollator):
         "Which of the words the captions of each image have (b,n) uint8"
         out = torch.zeros(len(rows), self.nouns, dtype=torch.uint8)
         for i,r in enumerate(rows):
-            said = {w for t in source.captions[r] for w in re.findall('[a-z]+', normalise(t))}
+            said = {w for t in source.captions[r] for w in plain_words(t, self.tok.normalisation)}
             out[i,[self.place[w] for w in said & self.place.keys()]] = 1
         return out
 
@@ -145,7 +148,7 @@ def __call__(self:PairCollator,
     turned = flip if self.swap_sides else np.zeros_like(flip)
     out = {}
     for end,texts in zip(('','2'), self.pair(source, rows, when, seed)):
-        texts = [swap_left_right(t) if f else t for t,f in zip(texts, turned)]
+        texts = [swap_left_right(t, pairs=self.pairs) if f else t for t,f in zip(texts, turned)]
         out['tok'+end],out['lens'+end] = pad_tokens(self.tok.encode(texts, self.max_len), self.tok.pad)
     out['told'] = torch.from_numpy(source.captions.rows[np.asarray(rows)+1] > source.captions.rows[np.asarray(rows)])
     return {**out, 'words': self.tags(source, rows)} if self.nouns else out
@@ -158,7 +161,7 @@ def mct_tokenizer(
     "The tokenizer of a BERT, if one is named; else one trained on the captions; None if no captions are read"
     if not recipe.needs_captions: return None
     if train.captions is None: raise ValueError(f'{train.name}: has no captions to learn tokens from')
-    return bert_tokenizer(recipe.text if recipe.reads else 'scratch', train, recipe.vocab)
+    return bert_tokenizer(recipe.text if recipe.reads else 'scratch', train, recipe.vocab, recipe.normalise)
 
 def mct_collator(
     recipe:MCTRecipe,    # With `text_views` and what belongs to it
@@ -169,7 +172,7 @@ def mct_collator(
     named = r.tag and r.tags_from == 'words'
     if tokenizer is None or not r.needs_captions: return None
     return PairCollator(tokenizer, r.max_len, r.text_views, r.paraphrases, r.include_original, swap_sides=r.swap_sides,
-                        nouns=r.tag_words if named else 0)
+                        nouns=r.tag_words if named else 0, pairs=mirror_pairs(r.mirror_words))
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #50bdb0be
 def _drops(r):
@@ -181,7 +184,7 @@ def _drops(r):
 
 def _different(captions):
     "How many captions each image has (n,), those that are alike counted once"
-    return np.array([len({normalise(t) for t in captions[i]}) for i in range(len(captions))])
+    return np.array([len({normalise(t, 'nfkc') for t in captions[i]}) for i in range(len(captions))])
 
 def _text_line(recipe, train):
     "A log line on the two texts of an image; a `ValueError` if there are none, or they are the same"
@@ -212,7 +215,7 @@ def _text_line(recipe, train):
 def _has_tags(r, train, least):
     "Does an image have at least `least` tags? For words: does it have captions of as many words?"
     if r.tags_from == 'words':
-        words = lambda i: {w for t in train.captions[i] for w in re.findall('[a-z]+', normalise(t))}
+        words = lambda i: {w for t in train.captions[i] for w in plain_words(t)}
         return least <= r.tag_words and any(len(words(i)) >= least for i in range(len(train)))
     key = next(k for k in ('tags','objects') if k in train.labels)
     return int((np.asarray(train.labels[key]) > 0).sum(1).max(initial=0)) >= least

@@ -33,7 +33,7 @@ def _bert_vectors(name, dataset):
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #0df34b6c
 _FITTED = []                                             # (cache key, the tags), the latest last
-_DECIDE = 'concepts vectors bert top_k parts tagger min_count min_tokens max_tokens'.split()
+_DECIDE = 'concepts vectors bert top_k parts tagger min_count min_tokens max_tokens normalise mirror_words'.split()
 
 def _fit(recipe, dataset):
     "The tags of a recipe; those of the last four datasets and recipes are cached, since a run needs them twice"

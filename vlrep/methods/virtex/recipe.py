@@ -17,7 +17,7 @@ WordHead = Added(Weight)
 Parallel = Added(Share)
 
 @dataclass(frozen=True)
-class VirTexRecipe(MethodRecipe):
+class VirTexRecipe(TextRecipe):
     "The base model of the VirTex paper, R50 with one layer of width 1024"
     task:Task='bicaption'    # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
     masking:Masking='virtex' # How masked_lm chooses masked tokens: virtex (code), or bert
@@ -57,6 +57,8 @@ class VirTexRecipe(MethodRecipe):
 def problems(self:VirTexRecipe)->'Iterator[str]':
     "Reject options that the task does not have"
     yield from MethodRecipe.problems(self)
+    if self.task == 'multilabel' and (self.normalise, self.mirror_words) != ('auto', 'auto'):
+        yield 'normalise, mirror_words: the task multilabel reads no captions; leave them out'
     if self.logit_chunk and self.task in ('token_cls','multilabel'):
         yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores an image; leave it out'
     if self.word_weight and self.task in ('token_cls','multilabel'):
