@@ -10,7 +10,7 @@ from fastai.callback.core import Callback
 from vlrep.training.logging import read_log
 from vlrep.experiments.commands import METHODS, pretrain
 from vlrep.core.files import write_json
-from vlrep.data.loader import _apart
+from vlrep.data.workers import begin_worker
 
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
@@ -312,7 +312,7 @@ def test_reader_is_killed(tmp_path):
 def test_lost_connections_of_a_worker_are_not_printed(capfd):
     "Its thread that hands batches over may find the main process gone; any other error is printed"
     def work():
-        _apart(0)
+        begin_worker(0)
         for e in (ConnectionResetError('gone'), EOFError(), ValueError('odd')): sys.excepthook(type(e), e, None)
     assert forked(work) == 0 and capfd.readouterr().err.splitlines() == ['ValueError: odd']
 

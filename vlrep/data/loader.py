@@ -6,7 +6,7 @@
 __all__ = ['TooManyDamaged', 'StatefulLoader', 'loaders']
 
 # %% ../../nbs/data/60_loader.ipynb #5825aceb
-import os,signal,sys,textwrap,threading,time
+import errno,multiprocessing,os,sys,textwrap,time
 import numpy as np, torch
 from torch.utils.data import DataLoader as TorchLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
@@ -21,6 +21,7 @@ from .records import *
 from .tokenizer import *
 from .transforms import *
 from .collate import *
+from .workers import begin_worker, end_of_worker, open_file_limit, pack_batch, unpack_batch
 
 # %% ../../nbs/data/60_loader.ipynb #63ee3187
 class _Jobs(Dataset):
@@ -100,6 +101,8 @@ class StatefulLoader:
         self.bucket = getattr(source, 'bucket', 0) if bucket is None else bucket
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
         self.epoch,self.start,self.step,self._reader = 0,0,0,None
+        self._said = False         # that batches are not shared
+        self.waiting = None        # Called with the seconds that the workers' next batch has been waited for
         self._check()
 
 # %% ../../nbs/data/60_loader.ipynb #b77776dc
@@ -193,8 +196,10 @@ def _job(self:StatefulLoader, epoch, rows):
 @patch
 def _ready(self:StatefulLoader, got, epoch, i):
     "Batch `i` of `epoch`: to the device, and seen through `aug`"
-    if isinstance(got, ValueError): raise got
-    b,bad = got
+    b,bad,why = unpack_batch(got)
+    if why and not self._said:
+        print(f'{self.source.name}: {why}; it takes longer this way, and --workers 0 needs no sharing', file=sys.stderr)
+        self._said = True
     if bad: self._note(bad)
     b['img'] = b['img'].to(self.device, non_blocking=True)
     step = epoch*len(self)+i if self.train else i
@@ -227,23 +232,6 @@ def damage_report(self:StatefulLoader)->str:  # A line for each, after a first l
     return '\n'.join([first, *[f'  {self.source.ids[r]}: {why}' for r,why in self.damaged.items()]])
 
 # %% ../../nbs/data/60_loader.ipynb #4b90ce90
-def _apart(worker):
-    """Make a worker ignore all stop signals except those of the main process, and lost connections to it
-
-    So the main process decides when work ends, and reports the reason
-    """
-    usual = sys.excepthook
-    def hook(kind, error, trace):
-        if not issubclass(kind, (ConnectionError, EOFError)): usual(kind, error, trace)
-    sys.excepthook = hook                                # called by the thread that hands batches over
-    if not hasattr(signal, 'sigwaitinfo'): return
-    stops,parent = {signal.SIGINT,signal.SIGTERM,signal.SIGUSR1},os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-    def mind():
-        while signal.sigwaitinfo(stops).si_pid != parent: pass
-        os._exit(0)
-    threading.Thread(target=mind, daemon=True).start()
-
 @patch
 def _read(self:StatefulLoader, jobs):
     "Batches on the CPU, made here or by workers that stay"
@@ -253,12 +241,43 @@ def _read(self:StatefulLoader, jobs):
     if self._reader is None:
         self._todo = []
         self._reader = TorchLoader(
-            self._jobs, batch_size=None, sampler=self._todo, num_workers=self.workers, timeout=self.timeout,
-            persistent_workers=True, generator=torch_rng(self.seed), worker_init_fn=_apart,
-            pin_memory=self.device.type == 'cuda',
-            multiprocessing_context='fork' if sys.platform == 'linux' else None)
+            self._jobs, batch_size=None, sampler=self._todo, num_workers=self.workers,
+            timeout=min(self.timeout, .5), persistent_workers=True, generator=torch_rng(self.seed),
+            worker_init_fn=begin_worker, collate_fn=pack_batch, pin_memory=self.device.type == 'cuda',
+            multiprocessing_context=_start_method())
     self._todo[:] = jobs
-    return iter(self._reader)
+    return self._begun()
+
+def _start_method():
+    "How workers are started: as the program has asked for by `multiprocessing.set_start_method`, on Linux by `fork`"
+    asked = multiprocessing.get_start_method(allow_none=True)
+    return 'fork' if asked is None and sys.platform == 'linux' else None
+
+@patch
+def _begun(self:StatefulLoader):
+    "The workers, which are started if they are not there; an `OSError` says why they cannot be"
+    others = multiprocessing.active_children()
+    try: return iter(self._reader)
+    except (OSError,RuntimeError) as e:
+        for w in multiprocessing.active_children():
+            if w not in others: w.kill()
+        self._reader = None
+        limits = {errno.EMFILE: f'the limit of open files is {open_file_limit()}: ulimit -n 1024, or ',
+                  errno.EAGAIN: 'the limit of processes is reached: ulimit -u, or '}
+        number = getattr(e, 'errno', errno.EAGAIN)          # a thread that cannot be started has no number
+        raise OSError(number, f'{self.source.name}: {self.workers} workers cannot be started ({os.strerror(number)}): '
+                              f'{limits.get(number, "")}--workers 0') from e
+
+@patch
+def _next(self:StatefulLoader, read):
+    "The next batch; while the workers have none, `waiting` is called twice a second"
+    begun = time.monotonic()
+    while True:
+        try: return next(read)
+        except RuntimeError as e:
+            waited = time.monotonic()-begun
+            if not str(e).startswith('DataLoader timed out') or waited >= self.timeout: raise
+        if self.waiting is not None: self.waiting(waited)
 
 # %% ../../nbs/data/60_loader.ipynb #485816a0
 @patch
@@ -269,7 +288,7 @@ def __iter__(self:StatefulLoader):
     for i in range(start, start+len(rows)):
         try:
             if read is None: read = self._read([self._job(epoch, r) for r in rows])
-            got = next(read)
+            got = self._next(read)
         except (RuntimeError,OSError,EOFError) as e: raise self._lost(e, f'step {i} of epoch {epoch}') from e
         b = self._ready(got, epoch, i)
         self.step = epoch*len(self)+i
@@ -344,12 +363,6 @@ def close(self:StatefulLoader)->None:
         w.join(5)
     it._shutdown_workers()
 
-def _end_of(w):
-    "How a process ended, in words"
-    if w.exitcode >= 0: return f'ended with code {w.exitcode}'
-    name = signal.Signals(-w.exitcode).name
-    return f'was killed by {name}' + (' (often because memory ran out)' if name == 'SIGKILL' else '')
-
 # %% ../../nbs/data/60_loader.ipynb #25703eba
 @patch
 def _lost(self:StatefulLoader, e, where):
@@ -360,12 +373,17 @@ def _lost(self:StatefulLoader, e, where):
         _unwatched(it)
         until = time.monotonic()+1
         while all(w.is_alive() for w in it._workers) and time.monotonic() < until: time.sleep(.01)
-    dead = [f'worker {k} (process {w.pid}) {_end_of(w)}' for k,w in enumerate(it._workers) if not w.is_alive()]
+    dead = [f'worker {k} (process {w.pid}) {end_of_worker(w.exitcode)}' for k,w in enumerate(it._workers)
+            if not w.is_alive()]
     due = it._task_info.get(it._rcvd_idx, (None,))[0]
     late = 'timed out' in str(e) and due is not None
+    files = 'Too many open files' in str(e)
     pid = it._workers[due].pid if late else None
-    if not dead and not late: return e
+    if not dead and not late and not files: return e
     self.close()
+    if files and not dead:
+        return OSError(errno.EMFILE, f'{self.source.name}: too many open files (the limit is {open_file_limit()}), at '
+                                     f'{where}: ulimit -n 1024, or --workers 0')
     if dead: return ChildProcessError(f'{self.source.name}: {", ".join(dead)}, at {where}')
     silent = f'worker {due} (process {pid}) gave no batch for {self.timeout:g} s'
     return TimeoutError(f'{self.source.name}: {silent}, at {where}')

@@ -8,13 +8,14 @@ __all__ = ['code_modules', 'code_hash', 'files_hash', 'run_facts', 'task_code', 
            'recorded_speed', 'measured_speed', 'recorded_tasks', 'plan_study']
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #55773d03
-import ast,ctypes,hashlib,importlib.util,json,os,pkgutil,shutil,signal,subprocess,sys,time
+import ast,hashlib,importlib.util,json,os,pkgutil,shutil,sys,time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 import torch
 from fastcore.basics import noop,patch
 from ..core.files import *
+from ..core.processes import end_processes, start_python
 from ..core.progress import *
 from ..core.registry import *
 from ..training.callbacks import TrainingDiverged
@@ -209,8 +210,7 @@ def do_job(
 def job_main(
     path:FilePath, # A file with a job
 )->None:
-    "A job in a process of its own, which ends with the process that started it"
-    if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))      # PR_SET_PDEATHSIG
+    "A job in a process of its own"
     try: do_job(read_json(path))
     except TrainingInterrupted as e: sys.exit(e.code)
     except (ValueError, OSError) as e:
@@ -218,10 +218,12 @@ def job_main(
         sys.exit(2)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #6d5d4f6c
+_PATIENCE = 60. # Seconds that a job has to save what it has, once it is told to end
+
 def _name(job): return Path(job['folder']).name
 
 def _started(job, logs):
-    "A process for a job; what it prints goes to a file"
+    "A process for a job, which ends with this one; what it prints goes to a file"
     logs.mkdir(parents=True, exist_ok=True)
     write_json(logs/f'{_name(job)}.json', job)
     code = 'import sys; from vlrep.experiments.study_runs import job_main; job_main(sys.argv[1])'
@@ -229,8 +231,8 @@ def _started(job, logs):
     paths = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
     one = {k: '1' for k in ('OMP_NUM_THREADS','MKL_NUM_THREADS','OPENBLAS_NUM_THREADS')}
     with open(logs/f'{_name(job)}.log', 'a') as out:
-        return subprocess.Popen([sys.executable, '-c', code, str(logs/f'{_name(job)}.json')], stdout=out, stderr=out,
-                                env={**os.environ, **one, 'PYTHONPATH': paths}, start_new_session=True)
+        return start_python(code, str(logs/f'{_name(job)}.json'), patience=_PATIENCE, stdout=out, stderr=out,
+                            env={**os.environ, **one, 'PYTHONPATH': paths}, start_new_session=True)
 
 def _ended(job, code, logs):
     "An error if a process did not end well"
@@ -267,8 +269,7 @@ def run_jobs(
                     yield job
                 time.sleep(.1)
         finally:
-            for _,p in running: p.terminate()
-            for _,p in running: p.wait()
+            end_processes([p for _,p in running], _PATIENCE)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #627339c1
 def _packed(line):

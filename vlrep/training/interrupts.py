@@ -49,6 +49,8 @@ def signals(
         for s,h in old.items(): signal.signal(s, h)
 
 # %% ../../nbs/training/55_interrupts.ipynb #42a60f23
+_PATIENCE = 5. # Seconds that workers have for a batch that is being waited for, once a signal has come
+
 class StopOnSignal(BaseCallback):
     """After a batch, if a signal has come: save, and end the fit with `TrainingInterrupted`
 
@@ -58,7 +60,25 @@ class StopOnSignal(BaseCallback):
     def __init__(self,
         note:Note, # From `signals`
     ): self.note = note
-    def before_fit(self)->None: self.run = training(self.learn)
+    def before_fit(self)->None:
+        self.run = training(self.learn)
+        if self.run: self._tell_loaders(self.while_waiting)
+    def on_exit(self)->None: self._tell_loaders(None)
+    def _tell_loaders(self, waiting):
+        "Have them call `waiting` while no batch comes"
+        for dl in self.dls.loaders:
+            while hasattr(dl, 'dl'): dl = dl.dl                  # of micro-batches, of rounds
+            dl.waiting = waiting
+    def while_waiting(self,
+        seconds:float # How long the workers' next batch has been waited for; not used
+    )->None:
+        "Stop when a batch does not come within `_PATIENCE` seconds of a signal"
+        if not self.note.got or time.monotonic()-self.note.at < _PATIENCE: return
+        state,save = self.learn.train_state,getattr(self.learn, 'save_run', None)
+        if save and state.step > save.at and not self.several: save.save('last')
+        stopped = TrainingInterrupted(self.note.got, state.step)
+        stopped.agreed = False               # the other processes do not know it yet
+        raise stopped
     @property
     def several(self)->bool: return getattr(getattr(self.learn, 'dist', None), 'world_size', 1) > 1
     def before_batch(self)->None:
@@ -69,7 +89,7 @@ class StopOnSignal(BaseCallback):
             window = getattr(self.learn, 'accumulate', None)
             # gradients of an open window are those of one process
             if not self.loss_func.flagged or window and window.micro: return
-            self.note.got = self.note.got or signal.SIGTERM
+            if not self.note.got: self.note(signal.SIGTERM, None)
         if not self.note.got: return
         if hasattr(self.learn, 'save_run'): self.save_run.save('last')
         stop_fit(self.learn, TrainingInterrupted(self.note.got, self.learn.train_state.step))

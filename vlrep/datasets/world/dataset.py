@@ -6,11 +6,12 @@
 __all__ = ['RANGES', 'scene_number', 'scene', 'cell_of', 'scene_labels', 'world_version', 'world']
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a2c34ba3
-import errno,functools,hashlib,importlib.util,itertools,json,os,shutil,signal,subprocess,sys,tempfile
+import errno,functools,hashlib,importlib.util,itertools,json,os,shutil,signal,sys,tempfile
 from pathlib import Path
 import numpy as np, PIL
 from ...core.registry import *
 from ...core.files import *
+from ...core.processes import end_processes, start_python
 from ...core.progress import *
 from ...data.records import ArrayDataset, Record, TextBuffer
 from .drawing import *
@@ -139,8 +140,7 @@ def _part_main(job):
         while some := sum(itertools.islice(ticks, 64)): os.write(1, f'{some}\n'.encode())
     except OSError as e: sys.exit(str(e))                     # one line on stderr instead of a traceback
 
-_HELPER = ('import os,sys,threading; threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), '
-           'daemon=True).start(); import json; from vlrep.datasets.world.dataset import _part_main; '
+_HELPER = ('import json, sys; from vlrep.datasets.world.dataset import _part_main; '
            '_part_main(json.loads(sys.argv[1]))')
 
 def _ended(code, log):
@@ -159,8 +159,7 @@ def _processes(folder, jobs):
     procs = []
     try:
         for j,log in zip(jobs, logs):
-            procs.append(subprocess.Popen([sys.executable,'-c',_HELPER,json.dumps(j)], stdin=subprocess.PIPE, stdout=w,
-                                          stderr=log, env=env))
+            procs.append(start_python(_HELPER, json.dumps(j), stdout=w, stderr=log, env=env))
         os.close(w)
         w = None
         with os.fdopen(r) as lines:
@@ -171,10 +170,7 @@ def _processes(folder, jobs):
     finally:
         for fd in (r,w):
             if fd is not None: os.close(fd)
-        for p in procs:
-            p.kill()
-            p.wait()
-            p.stdin.close()
+        end_processes(procs, patience=0)
         for log in logs: log.close()
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #4c7686d0
