@@ -73,7 +73,8 @@ def split_photos(
     "Split photos as the data says, or by the ids of the photos"
     found = builder.splits(root) if builder.splits else {}
     if any(dataset.parts or ()):
-        found['column'] = OwnSplit(f'the column split of {Path(root).name}', lambda: dict(zip(dataset.ids, dataset.parts)))
+        found['column'] = OwnSplit(f'the column split of {Path(root).name}',
+                                   lambda: dict(zip(dataset.ids, dataset.parts)))
     name = choose_split(options.split, found, root)
     shares = options.train,options.valid,options.test
     if name == 'hash':
