@@ -101,7 +101,7 @@ def caption_source(
     return ImageFileDataset([at[n] for n in names], size, name or about.resolve().parent.name, keep, split=split,
                             ids=names,
                             captions=TextBuffer(texts[n] for n in names),
-                            parts=parts and [part_name(parts.get(n, ''), f'{about}, {n}') for n in names])
+                            parts=[part_name(parts.get(n, ''), f'{about}, {n}') for n in names] if parts else None)
 
 # %% ../../nbs/data/10_image_files.ipynb #85020bd3
 def write_images(

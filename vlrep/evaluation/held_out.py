@@ -9,7 +9,7 @@ __all__ = ['open_held_out', 'open_probe_sets']
 from dataclasses import replace
 from ..data.records import ImageTextDataset
 from ..data.subsets import readable
-from ..datasets.base import DATASETS, whole_data
+from ..datasets.base import DATASETS, whole_data, with_split
 from ..training.test_photos import find_test_photos, read_test_photos
 from .base import EvaluationContext
 
@@ -45,7 +45,7 @@ def _open_held_out(context, data, split, wanted, shown, train):
     root = context.root or (info.get('root') if builder.root_help else None)
     options = context.options if mine else builder.options
     if getattr(options, 'shown', shown) < shown: options = replace(options, shown=shown)
-    if split != 'auto' and hasattr(options, 'split'): options = replace(options, split=split)
+    if split != 'auto': options = with_split(options, split, builder.name)
     side = context.model.side
     if builder.build_test and not train: return dict(test=builder.open_test(options, root, side, log))
     parts = builder.open(whole_data(options), root, side, wanted, log)
