@@ -17,7 +17,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from .core.registry import did_you_mean, load_plugin, plugin_files
 from .core.progress import plain_output
 from .core.fields import *
-from .datasets.base import DATASETS
+from .datasets.base import DATASETS, SPLITS
 from .methods.base import METHODS
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
@@ -455,9 +455,11 @@ def _shards(argv):
     rows = [('out', _option('DIR', 'A new folder for the shards (default: shards)'), None),
             ('per_shard', _option('N', 'Images a shard (default: 1000)', int), None),
             ('seed', _option('N', 'Write the images in an order drawn from this (default: in their own)', int), None),
-            ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None)]
+            ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None),
+            ('split', _option('NAME', f'The split of the data to keep, of: {", ".join(SPLITS)} (default: auto)'), None)]
     told = _of_data('shards', argv, rows,
                     'Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset')
+    one_of('--split', told.get('split', 'auto'), SPLITS)
     from vlrep.datasets.webdataset.reader import make_shards
     make_shards(**told)
 

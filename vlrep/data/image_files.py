@@ -101,7 +101,7 @@ def caption_source(
     return ImageFileDataset([at[n] for n in names], size, name or about.resolve().parent.name, keep, split=split,
                             ids=names,
                             captions=TextBuffer(texts[n] for n in names),
-                            parts=parts and [part_name(parts.get(n, ''), f'{about}, {n}') for n in names])
+                            parts=[part_name(parts.get(n, ''), f'{about}, {n}') for n in names] if parts else None)
 
 # %% ../../nbs/data/10_image_files.ipynb #85020bd3
 def write_images(
@@ -150,7 +150,7 @@ def split_source(
     train,valid,test = shares
     if min(shares) < 0 or sum(shares) > 1+1e-9:
         raise ValueError(f'shares={tuple(shares)}: parts of the whole, their sum is at most 1')
-    u = hashed_uniform(dataset.ids, seed, 'held out')
+    u = uniform_by_name(dataset.ids, seed, 'held out')
     is_test = u < test
     is_valid = ~is_test & (u < test+valid)
     if valid > 0 and not is_valid.any() and not is_test.all():
@@ -160,9 +160,9 @@ def split_source(
     rows = dict(train=is_train, valid=is_valid, test=is_test)
     for (part,mine),share in zip(rows.items(), shares):
         if share > 0 and not mine.any():
-            raise ValueError(f'{dataset.name}: {len(u)} images leave none for {part}, a share of {share:g}: the part of '
-                             f'an image follows from its id, so shares are expected sizes; add images or raise the '
-                             f'share')
+            raise ValueError(f'{dataset.name}: {len(u)} images leave none for {part}, a share of {share:g}: the part '
+                             f'of an image follows from its id, so shares are expected sizes; add images or raise '
+                             f'the share')
     return [dataset.subset(np.flatnonzero(mine), split=part) for part,mine in rows.items()]
 
 def hold_out(

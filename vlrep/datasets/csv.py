@@ -21,6 +21,7 @@ def read_csv(
     "Photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
     caps = {}
+    parts = {}
     rows = None
     if not path.is_file(): raise ValueError(f'{path}: no such file')
     def bad(why, line=None): return ValueError(f'{path}, line {line or rows.line_num}: {why}')
@@ -30,15 +31,20 @@ def read_csv(
             head = [c.strip() for c in next(rows, [])]
             if not {'path','caption'} <= set(head): raise bad(f'expected columns path and caption, not {head}', 1)
             a,b = head.index('path'),head.index('caption')
+            c = head.index('split') if 'split' in head else None
             for row in rows:
                 if not any(c.strip() for c in row): continue
                 if len(row) != len(head): raise bad(f'{len(head)} fields are expected, found {len(row)} '
                                                     '(a caption with a comma must stand in double quotes)')
                 if not row[a].strip(): raise bad('no path')
-                caps.setdefault(row[a].strip(), []).append(row[b])
+                name = row[a].strip()
+                caps.setdefault(name, []).append(row[b])
+                if c is not None and parts.setdefault(name, row[c].strip()) != row[c].strip():
+                    raise bad(f'{name} is in {row[c].strip()!r}, and in {parts[name]!r}, too')
     except csv.Error as e: raise bad(f'not readable as CSV ({e})') from e
     except UnicodeDecodeError as e: raise ValueError(f'{path}: not UTF-8 text ({e})') from e
-    return caption_source(caps, path.parent if root is None else root, path, size, split, keep=keep, missing=missing)
+    return caption_source(caps, path.parent if root is None else root, path, size, split, keep=keep, missing=missing,
+                          parts=parts)
 
 # %% ../../nbs/datasets/30_csv.ipynb #607dff05
 def write_csv(

@@ -9,7 +9,6 @@ __all__ = ['PROBES', 'ask_captions', 'ask_voc07', 'ask_folder', 'ask_world', 'as
 import itertools
 from pathlib import Path
 import torch
-from ..data.subsets import readable
 from ..datasets.base import DATASETS
 from ..datasets.image_folder import read_folder
 from ..datasets.voc07 import read_voc
@@ -19,6 +18,7 @@ from ..models.named import initial_backbone
 from .base import *
 from .captioning import *
 from .grounding import *
+from .held_out import *
 from .knn import *
 from .softmax_probe import *
 from .transfer import *
@@ -29,17 +29,11 @@ def ask_captions(
     context:EvaluationContext, # The model, and the run that it is from
     data:str=None,             # One of `DATASETS`; by default what the run was trained on
     how:str='greedy',          # greedy, beam or nucleus
+    split:str='auto',          # Where the data comes with several splits
 )->list:                       # Rows
     "Similarity of the captions to human references"
-    m,info,own = context.model,context.info,context.info['data']['name']
-    builder = DATASETS[data or own]
-    same = builder.name == own and context.root is None                   # the photos that this run kept for its test
-    root = context.root or (info.get('root') if builder.root_help else None)
-    dataset = builder.open_test(context.options if same else builder.options, root, m.side, context.log)
-    if builder.audit: dataset = readable(dataset, context.log)
-    if not same:
-        context.log(f'captions of {len(dataset)} images of {builder.name}; this run may have been trained on some '
-                    f'of them')
+    m,info = context.model,context.info
+    dataset = open_held_out(context, data, split)
     at = itertools.count()
     def write(images):
         ids = dict(ids=torch.tensor([next(at) for _ in images])) if how == 'nucleus' else {}

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/evaluation/07_options.ipynb #4c1f50d6
-from ..datasets.base import DATASETS
+from ..datasets.base import DATASETS, SPLITS
 from .base import *
 
 # %% ../../nbs/evaluation/07_options.ipynb #bbddbf44
@@ -20,7 +20,8 @@ EVALUATIONS.add(Evaluation('grounding', 'pointing game for named objects in the 
     figures=_measure+'show_traces'))
 EVALUATIONS.add(Evaluation('captions', 'similarity of its captions to human references', _ask+'ask_captions',
     dict(data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
-         how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy','beam','nucleus'))), uses_root=True,
+         how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy','beam','nucleus')),
+         split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS)), uses_root=True,
     needs=frozenset({'caption'}), measure=_measure+'measure_captions', figures=_measure+'show_captions'))
 EVALUATIONS.add(Evaluation('voc07', 'support vector machines on VOC07', _ask+'ask_voc07',
     dict(spec=Option('v2', 'for voc07: the protocol of a paper', ('v1','v2','loctex','icmlm')),

@@ -36,6 +36,8 @@ from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
 from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
 from ..training.resume import differences, fingerprint, resume
+from ..training.test_photos import (as_tested, keep_test_photos, read_test_photos, TEST_PHOTOS,
+                                        without_tested)
 from ..methods.recipe import MethodRecipe
 from ..methods.base import METHODS
 from ..evaluation.base import EvaluationContext, EVALUATIONS
@@ -189,7 +191,7 @@ def unless_begun(
     except BaseException as e:
         begun = bool(run.saved()) or (run/'best').is_dir()
         if fresh and not begun:
-            for p in ('recipe.json','tokenizer.model','log.csv','skipped.jsonl'): (run/p).unlink(missing_ok=True)
+            for p in ('recipe.json','tokenizer.model',TEST_PHOTOS,'log.csv','skipped.jsonl'): (run/p).unlink(missing_ok=True)
             if {p.name for p in run.path.iterdir()} <= {'.lock','steps'}: shutil.rmtree(run.path)
         elif begun and isinstance(e, OSError):
             log(f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run.path}')
@@ -540,6 +542,10 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
         if dist.objects(dist.is_main and _completed(resume_run, log))[0]: return old.path
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
         splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log)
+    if resume_run:
+        splits = (without_tested if inexact else as_tested)(splits, read_test_photos(old), log)
+    if by := splits['test'].split_by:
+        facts['data'] = {**facts['data'], 'split': by}                # what auto has come to, so that it stays
     facts |= _contents(method, recipe, splits)
     if resume_run: _compare(old, facts, inexact)
     notes = _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
@@ -549,6 +555,7 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
     run = _folder(asked, facts, out, resume_run, dist, notes=notes, workers=workers, save_every=save_every,
                   max_damaged=max_damaged)
     with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
+        if dist.is_main and DATASETS[data].audit: keep_test_photos(run, splits['test'])
         learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=requested,
                        facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,
                        save_every=save_every, max_damaged=max_damaged, stages=stages)
@@ -599,7 +606,8 @@ def evaluate(
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
     m,kept = open_run(run, which),load(run)
-    rows = evaluation.ask(EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log), **options)
+    context = EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log, kept)
+    rows = evaluation.ask(context, **options)
     log(table_text(rows))
     line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
     path = Path(run)/'evaluations.jsonl'

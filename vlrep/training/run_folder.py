@@ -172,8 +172,8 @@ def load_state(
         raise ValueError(f'{path}: cannot be read ({why})') from e
 
 # %% ../../nbs/training/50_run_folder.ipynb #ccf28467
-_PARTS = ('recipe.json tokenizer.model log.csv skipped.jsonl steps best frozen samples.json result.jsonl '
-          'report.html').split()
+_PARTS = ('recipe.json tokenizer.model test_photos.json log.csv skipped.jsonl steps best frozen samples.json '
+          'result.jsonl report.html').split()
 
 class Run:
     "A run folder, open for writing after `Run.create` or `Run.reopen`, for reading after `load`"

@@ -85,6 +85,7 @@ def make_shards(
     *, seed:int=None,      # Write the images in an order drawn from this; by default in their own
     size:int=64,           # Side in pixels of images that are drawn; files are copied as they are
     options:object=None,   # Sizes of data that is drawn; its own by default
+    split:str='auto',      # Of `SPLITS`: a split that comes with the data is kept, in three folders; hash: none is
     log:Callable=print,    # Called with each shard, and with what is left out
 )->list:                   # Paths of the shards
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
@@ -100,6 +101,9 @@ def make_shards(
         warnings.simplefilter('always', UserWarning)
         dataset = builder.whole(root, size)
     for w in heard: log(str(w.message))
-    if dataset is not None: return write_shards(dataset, out, per_shard, seed, log)
+    options = options or builder.options
+    if split != 'auto': options = with_split(options, split, data)
+    if dataset is not None and choose_split(split, own_splits(dataset, builder, root), root) == 'hash':
+        return write_shards(dataset, out, per_shard, seed, log)
     parts = builder.open(options, root, size, ('captions','narratives','labels'), log)
     return [p for k,d in parts.items() for p in write_shards(d, out/k, per_shard, seed, log)]

@@ -17,6 +17,7 @@ from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
 from ...datasets.base import DATASETS
 from ..base import *
+from ..held_out import *
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
 from ...models.features import plain_batches
 from ...models.pretrained import Pretrained
@@ -144,10 +145,7 @@ def ask_fusion_ablation(
     "The image ablation on the test set of the run's data"
     name,r = context.info['data']['name'],context.recipe
     if context.splits is not None: dataset = context.splits['test']
-    else:
-        builder = DATASETS[name]
-        root = context.root or (context.info.get('root') if builder.root_help else None)
-        dataset = builder.open_test(context.options, root, context.model.side, context.log)
+    else: dataset = open_held_out(context)
     if 'objects' not in DATASETS[name].answers:
         raise ValueError(f'{name}: its records have no objects with boxes, which --on fusion_ablation needs')
     reader = RegionReader(r.regions, r.region_files or None, r.max_regions)

@@ -15,6 +15,7 @@ from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
 from ...datasets.base import DATASETS
 from ..base import *
+from ..held_out import *
 from ..content import derangement
 from ..samples import seen
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
@@ -110,10 +111,7 @@ def masked_word_table(
 def _test_set(context):
     "The test images of the run, or None if they have no captions"
     if context.splits is not None: dataset = context.splits['test']
-    else:
-        builder = DATASETS[context.info['data']['name']]
-        root = context.root or (context.info.get('root') if builder.root_help else None)
-        dataset = builder.open_test(context.options, root, context.model.side, context.log)
+    else: dataset = open_held_out(context)
     return None if dataset.captions is None else dataset
 
 def ask_masked_words(

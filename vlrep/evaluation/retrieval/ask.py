@@ -7,18 +7,16 @@ __all__ = ['open_for_retrieval', 'ask_retrieval', 'measure_retrieval', 'show_ret
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #17cec572
 import io,textwrap
-from dataclasses import replace
 import matplotlib.pyplot as plt
 from PIL import Image
 from ...core.plotting import *
 from ...data.records import ImageTextDataset
-from ...data.subsets import readable
 from ...datasets.base import DATASETS
 from ...metrics.retrieval import PROTOCOLS
 from ...reports.instability import mark_warned
 from ...reports.page import jpeg_uri
-from ...training.resume import fingerprint
 from ..base import *
+from ..held_out import *
 from ..transfer import *
 from .embed import *
 from .pictures import *
@@ -29,24 +27,10 @@ def open_for_retrieval(
     context:EvaluationContext, # The model, and the run that it is from
     data:str=None,             # One of `DATASETS`; by default what the run was trained on
     protocol:str='all',        # One of `PROTOCOLS`
+    split:str='auto',          # As for `open_held_out`
 )->ImageTextDataset:
-    "The requested test set; photos that cannot be read are left out"
-    info,own = context.info,context.info['data']['name']
-    builder = DATASETS[data or own]
-    same = builder.name == own and context.root is None
-    root = context.root or (info.get('root') if builder.root_help else None)
-    options,wanted = context.options if same else builder.options,PROTOCOLS[protocol][0]
-    if getattr(options, 'shown', wanted) < wanted: options = replace(options, shown=wanted)
-    dataset = builder.open_test(options, root, context.model.side, context.log)
-    was = info.get('images', {}).get('test')
-    if same and builder.root_help and was not in (None, fingerprint(dataset)):
-        context.log(f'{builder.name}: these are not the test images that the run kept when it was trained; it may have '
-                    f'been trained on some of them')
-    if builder.audit: dataset = readable(dataset, context.log)
-    if not same:
-        context.log(f'{len(dataset)} images of {builder.name}; this run may have been trained on some of '
-                    f'them')
-    return dataset
+    "The requested test set, with as many scenes as the protocol requires; photos that cannot be read are left out"
+    return open_held_out(context, data, split, shown=PROTOCOLS[protocol][0])
 
 def _split_name(dataset): return dataset.split or 'test'
 
@@ -72,10 +56,11 @@ def ask_retrieval(
     context:EvaluationContext, # The model has `embed_image` and `embed_text`
     data:str=None,             # One of `DATASETS`; by default what the run was trained on
     protocol:str='all',        # One of `PROTOCOLS`
+    split:str='auto',          # Where the data comes with several splits
 )->list:                       # Rows, as `retrieval_table` gives them
     "Retrieval in both directions, without further training"
     m,info,log = context.model,context.info,context.log
-    dataset,texts,image_of,img,txt = _vectors(m, open_for_retrieval(context, data, protocol))
+    dataset,texts,image_of,img,txt = _vectors(m, open_for_retrieval(context, data, protocol, split))
     _tell(duplicate_captions(texts, image_of, getattr(context.recipe, 'bs', 2)), log, 'test')
     return retrieval_table(img, txt, image_of, info['method'], _split_name(dataset), protocol=protocol,
                            ks=_ks(_size(protocol, len(dataset)), log), seed=info['seed'],

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from ...core.progress import *
 from ...core.seeding import *
-from ...data.subsets import readable
 from ...data.tokenizer import pad_tokens
-from ...datasets.base import DATASETS, whole_data
 from ...metrics.captioning import caption_words
 from ...models.features import bn_statistics, features
 from ...models.named import initial_backbone
 from ..base import *
+from ..held_out import *
 from .embed import *
 from .table import *
 
@@ -170,14 +169,11 @@ def ask_vsepp(
     protocol:str='all',        # One of `PROTOCOLS`
     epochs:int=30,             # Passes over the training captions
     joint:int=1024,            # Width of the joint space
+    split:str='auto',          # Where the data comes with several splits
 )->list:                       # Rows, as `retrieval_table` gives them
     "Retrieval by a text encoder that is trained on the frozen backbone; the same on random features, if `baselines`"
     m,info,log = context.model,context.info,context.log
-    builder = DATASETS[data or info['data']['name']]
-    same = builder.name == info['data']['name'] and context.root is None
-    root = context.root or (info.get('root') if builder.root_help else None)
-    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, log=log)
-    parts = [readable(parts[k], log) if builder.audit else parts[k] for k in ('train','test')]
+    parts = open_probe_sets(context, data, split)
     (train,texts,owner),(test,asked,whose) = map(caption_pairs, parts)
     nets = {info['method']: m.backbone}
     if getattr(context.options, 'baselines', True):

@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
 from ...core.fields import *
-from ...datasets.base import DATASETS
+from ...datasets.base import DATASETS, SPLITS
 from ..base import *
 from ..options import *                               # so that these are listed behind them
 
@@ -17,6 +17,7 @@ EVALUATIONS.add(Evaluation('tagging', 'which tags an image has, by a network on 
     dict(data=Option(None, 'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was '
                            'trained on)',
                      registry=DATASETS),
+         split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS),
          tags=Option(18157, 'for tagging: the most frequent tags, or words of captions, that are learned',
                      bounds=Between(1, 10_000_000)),
          k=Option(5, 'for tagging: how many tags are predicted for each image', bounds=Between(1, 10_000)),

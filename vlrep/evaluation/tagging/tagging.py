@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from ...core.progress import *
 from ...core.seeding import *
 from ...data.records import ImageTextDataset
-from ...data.subsets import readable
-from ...datasets.base import DATASETS, whole_data
 from ...metrics.captioning import caption_words
 from ...metrics.ranking import bootstrap
 from ...models.features import bn_statistics, features
 from ...models.named import initial_backbone
 from ..base import *
+from ..held_out import *
 from ..transfer import bootstrap_scores
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #082adbc9
@@ -190,14 +189,11 @@ def ask_tagging(
     tags:int=18157,            # The most frequent tags that are learned
     k:int=5,                   # Tags that are predicted
     epochs:int=30,             # Passes over the training images
+    split:str='auto',          # Where the data comes with several splits
 )->list:                       # Rows
     "mIOU@k of a small network on frozen features; the same on random features, if `baselines`"
     m,info,log = context.model,context.info,context.log
-    builder = DATASETS[data or info['data']['name']]
-    same = builder.name == info['data']['name'] and context.root is None
-    root = context.root or (info.get('root') if builder.root_help else None)
-    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, {'labels'}, log)
-    train,test = (readable(parts[p], log) if builder.audit else parts[p] for p in ('train','test'))
+    train,test = open_probe_sets(context, data, split, ('labels',))
     lists = [tag_lists(s) for s in (train, test)]
     vocabulary = tag_vocabulary(lists[0], tags)
     if not 1 <= k <= len(vocabulary): raise ValueError(f'--k {k}: there are {len(vocabulary)} tags')
