@@ -128,7 +128,7 @@ def _behind_sparse_map(file, block, at):
     return at
 
 _DATA = tarfile.REGULAR_TYPES                                          # a sparse file is one of them
-_NO_DATA = set(tarfile.SUPPORTED_TYPES)-set(_DATA)
+_NO_DATA = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
 _EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE,
              tarfile.SOLARIS_XHDTYPE)
 
