@@ -67,13 +67,18 @@ class ShardsBuilder(DatasetBuilder):
             except ValueError as e: raise ValueError(f'--root {e}; expected {self.root_help}') from None
     def whole(self,
         root:FilePath, # A folder, a tar file, or names with braces or `*`
-        size:int=64    # As for `open`
+        size:int=64,   # As for `open`
+        options:object=None, # Which file of a sample is the photo, how many may be damaged; by default its own
     )->'ImageTextDataset': # None if the shards come with their own split
         "All images in one dataset, with captions, narratives and labels"
-        return None if len(shard_parts(root)) > 1 else self.read(root, size=size, labels=True)
+        options = options or self.options
+        if len(shard_parts(root, options.damaged)) > 1: return None
+        how = {k: getattr(options, k) for k in ('damaged', 'image_extension', 'caption_key')}
+        return self.read(root, size=size, labels=True, **how)
 
 _reader = 'vlrep.datasets.webdataset.reader:'
 
 DATASETS.add(ShardsBuilder('webdataset', {'captions','narratives','labels'}, WebdatasetOptions(),
                            read=_reader+'read_webdataset', build=_reader+'build_webdataset',
+                           whole_options=True,
                            root_help="the folder of .tar files, or their names: 'shards/{000..127}.tar'"))

@@ -134,7 +134,7 @@ def make_shards(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f'{out}: exists already; give a folder that is new or empty')
     if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
-    with _logged(log): dataset = builder.whole(root, size)
+    with _logged(log): dataset = builder.whole(root, size, options)
     if dataset is not None: return write_shards(dataset, out, per_shard, seed, log)
     parts = builder.open(options, root, size, ('captions','narratives','labels'), log)
     paths = []
