@@ -438,7 +438,7 @@ def _of_data(name, argv, rows, about):
     if data is not None:
         one_of('--data', data, DATASETS)
         if not {'-h','--help'} & set(argv): DATASETS[data].check_root(first.root)
-    sized = data is not None and not DATASETS[data].read
+    sized = data is not None and (not DATASETS[data].read or DATASETS[data].whole_options)
     groups = dict(main=main)
     if sized: groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)})
     config = _made(f'_{name.title()}', [*groups.items()], about)

@@ -7,7 +7,7 @@ __all__ = ['PART_WORDS', 'some_of', 'find_files', 'part_name', 'has_text', 'capt
            'split_source', 'hold_out']
 
 # %% ../../nbs/data/10_image_files.ipynb #b7c156ea
-import os,shutil,tempfile,unicodedata,warnings
+import os,shutil,unicodedata,warnings
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -129,7 +129,11 @@ def adding_to(
     "Fill a folder and move its files into `root`, all of them; if one is there already, a `ValueError`, and none"
     root = Path(root)
     root.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f'.{root.name}.', dir=root.parent))
+    place = root.resolve()
+    remove_leftovers(place)
+    new = place.with_name(f'.{place.name}.{os.getpid()}.tmp')
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
     try:
         yield new
         files = [f.relative_to(new) for f in new.rglob('*') if f.is_file()]

@@ -7,30 +7,55 @@ __all__ = ['IMAGE_SUFFIXES', 'expand_braces', 'find_shards', 'shard_members', 's
            'write_shards', 'shard_order']
 
 # %% ../../nbs/data/70_shards.ipynb #5a700002
-import glob,io,json,os,re,tarfile,warnings
+import glob, io, itertools, json, math, os, re, tarfile, warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 import numpy as np
 from ..core.files import *
 from ..core.seeding import *
 
 # %% ../../nbs/data/70_shards.ipynb #5a700006
+def _alternatives(inside):
+    "What one pair of braces stands for: how many texts, and a function that makes them"
+    ends = re.fullmatch(r'([0-9]{1,18})\.\.([0-9]{1,18})', inside)
+    if not ends:
+        texts = inside.split(',')
+        return len(texts), lambda: texts
+    first, last = map(int, ends.groups())
+    step = 1 if first <= last else -1
+    wide = max(map(len, ends.groups())) if any(e[0] == '0' for e in ends.groups()) else 1
+    return abs(last-first)+1, lambda: [f'{i:0{wide}}' for i in range(first, last+step, step)]
+
 def expand_braces(
     pattern:str, # Such as `train/{000..127}.tar` or `{a,b}.tar`
 )->list:         # Strings, in the order of the pattern
-    "What a shell makes of braces; a `ValueError` if that is more than a million names"
-    m = re.search(r'\{([^{}]*)\}', pattern)
-    if not m: return [pattern]
-    parts,ends = m[1].split(','),re.fullmatch(r'(\d+)\.\.(\d+)', m[1])
-    if ends:
-        a,b = map(int, ends.groups())
-        wide = max(map(len, ends.groups())) if any(e[0] == '0' for e in ends.groups()) else 1
-        if abs(b-a) >= 10**6: raise ValueError(f'{pattern}: more than a million names')
-        parts = [f'{i:0{wide}}' for i in (range(a, b+1) if a <= b else range(a, b-1, -1))]
-    rest = expand_braces(pattern[m.end():])
-    return [pattern[:m.start()]+p+r for p in parts for r in rest]
+    "What a shell makes of braces; a `ValueError` if that is more than a million names, before any is made"
+    pieces = re.split(r'\{([^{}]*)\}', pattern)               # text, what is in braces, text, ...
+    braces = [_alternatives(inside) for inside in pieces[1::2]]
+    if math.prod(count for count, _ in braces) > 10**6:
+        raise ValueError(f'{brief(pattern)}: more than a million names')
+    choices = [[text] for text in pieces]
+    choices[1::2] = [make() for _, make in braces]
+    return [''.join(texts) for texts in itertools.product(*choices)]
 
 # %% ../../nbs/data/70_shards.ipynb #5a700008
-def _few(paths): return ', '.join(map(str, paths[:3])) + f' and {len(paths)-3} more'*(len(paths) > 3)
+def _few(paths): return ', '.join(map(str, paths[:3])) + (f' and {len(paths)-3} more' if len(paths) > 3 else '')
+
+_TARS = re.compile(r'\.(tar|tgz|tar\.\w+)$', re.I)
+
+def _in_folder(folder):
+    "The shards in a folder; a warning counts hidden files, which other systems leave beside them"
+    names = sorted(p for p in folder.iterdir() if _TARS.search(p.name) and p.is_file())
+    hidden = [p for p in names if p.name.startswith('.')]
+    if hidden: warnings.warn(f'{folder}: {len(hidden)} hidden files are no shards: {_few(hidden)}', stacklevel=3)
+    return [p for p in names if p not in hidden]
+
+def _named(pattern):
+    "The shards that a pattern names, whether they are there or not"
+    for name in expand_braces(pattern):
+        stars = set('*?[') & set(name) and not os.path.exists(name)
+        for path in sorted(glob.glob(name)) if stars else [name]:
+            if '__MACOSX' not in Path(path).parts: yield Path(path)
 
 def find_shards(
     root:FilePath,    # A folder, a tar file, or names with braces or `*`
@@ -38,9 +63,9 @@ def find_shards(
 )->list:              # Paths, in their order
     "The shards that `root` names; a `ValueError` names those that are not there, or that have no byte offsets"
     root = Path(root)
-    if root.is_dir(): found = sorted(root.glob('*.tar'))
-    else: found = [Path(f) for p in expand_braces(str(root))
-                   for f in (sorted(glob.glob(p)) if not os.path.exists(p) and set('*?[') & set(p) else [p])]
+    if root.is_dir(): found = _in_folder(root)
+    elif root.is_file(): found = [root]
+    else: found = list(_named(str(root)))
     if not found: raise ValueError(f'{root}: no .tar files here')
     lost = [p for p in found if not p.is_file()]
     if lost:
@@ -48,52 +73,156 @@ def find_shards(
         if len(lost) > missing*len(found) or len(lost) == len(found):
             raise ValueError(f'{root}: {what}; copy them, or name those that are there')
         warnings.warn(f'{root}: {what}; they are left out', stacklevel=2)
-    if twice := [p for i,p in enumerate(found) if p in found[:i]]: raise ValueError(f'{twice[0]}: named twice')
-    if packed := [p for p in found if p.suffix in ('.gz','.tgz','.bz2','.xz','.zst')]:
-        raise ValueError(f'{packed[0]}: a compressed shard can only be read from its beginning; decompress it')
-    return [p for p in found if p not in lost] if lost else found
+    seen = set()
+    for path in found:
+        if path.resolve() in seen: raise ValueError(f'{path}: named twice')
+        seen.add(path.resolve())
+        if path.suffix.lower() in ('.gz', '.tgz', '.bz2', '.xz', '.zst'):
+            raise ValueError(f'{path}: a compressed shard can only be read from its beginning; decompress it')
+    gone = set(lost)
+    return [p for p in found if p not in gone]
 
 # %% ../../nbs/data/70_shards.ipynb #5a70000a
+_LONGEST_HEADER = 1 << 20 # Bytes of a header that stands in front of another one
+_MOST_HEADERS = 16        # That stand in front of one file
+_COMPRESSED = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz', b'(\xb5/\xfd': 'zstd'}
+
+def _shown(name):
+    "A name for messages, without control characters"
+    return repr(name)[1:-1][:200]
+
+def _pax_facts(data):
+    "Keyword -> value of a header of the format `pax`: lines of length, keyword and value"
+    facts, at = {}, 0
+    while at < len(data) and data[at]:
+        line = re.compile(rb'([0-9]{1,9}) ([^=]+)=').match(data, at)
+        end = at+int(line[1]) if line else 0
+        if not line or not line.end() < end <= len(data) or data[end-1:end] != b'\n':
+            raise ValueError('not a line of length, keyword and value')
+        keyword, value = (b.decode(errors='surrogateescape') for b in (line[2], data[line.end():end-1]))
+        facts[keyword] = value
+        at = end
+    return facts
+
+def _facts_of(kind, data):
+    "What an extended header says about the file behind it"
+    if kind == tarfile.GNUTYPE_LONGLINK: return {}
+    if kind == tarfile.GNUTYPE_LONGNAME: return dict(path=data.split(b'\0')[0].decode(errors='surrogateescape'))
+    return _pax_facts(data)
+
+def _behind_zeros(file, at):
+    "The first block that is not all zeros, or the end of the file; `at` is where it is read"
+    while piece := file.read(1 << 20):
+        if rest := piece.lstrip(b'\0'): return at+(len(piece)-len(rest))//512*512
+        at += len(piece)
+    return at
+
+def _behind_sparse_map(file, block, at):
+    "The byte behind the blocks that go on with the map of a sparse file"
+    more = block[482]
+    while more:
+        block = file.read(512)
+        if len(block) < 512: break
+        more = block[504]
+        at += 512
+    return at
+
+_DATA = tarfile.REGULAR_TYPES                                          # a sparse file is one of them
+_NO_DATA = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
+_EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE,
+             tarfile.SOLARIS_XHDTYPE)
+
+def _members(path):
+    "(name, byte of its content, bytes, what it is) of each member; where joined tar files meet, ('', 0, 0, 'joined')"
+    size = os.path.getsize(path)
+    at = headers = 0
+    zeros = False
+    shared, own = {}, {}
+    def damaged(what): return ValueError(f'{path}: damaged at byte {at:,}, {what}; copy the shard again')
+    with open(path, 'rb') as file:
+        while True:
+            file.seek(at)
+            block = file.read(512)
+            if len(block) == 512 and not any(block) and not headers:
+                zeros = True
+                at = _behind_zeros(file, at+512)
+                continue
+            if zeros and not block: return
+            if len(block) < 512 and at and not zeros:
+                raise ValueError(f'{path}: cut off at byte {size:,}, it has no end; copy the shard again')
+            try: info = tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
+            except tarfile.TarError as e:
+                if at: raise damaged('where a header is expected') from e
+                how = next((f', it is compressed with {v}: decompress it' for k,v in _COMPRESSED.items()
+                            if block.startswith(k)), f', or damaged ({e})')
+                raise ValueError(f'{path}: not a tar file{how}') from e
+            if zeros: yield '', 0, 0, 'joined'
+            zeros = False
+            begin = at+512
+            extended = info.type in _EXTENDED
+            facts = {} if extended else shared | own
+            if info.type == tarfile.GNUTYPE_SPARSE: begin = _behind_sparse_map(file, block, begin)
+            name = facts.get('GNU.sparse.name') or facts.get('path') or info.name
+            told = facts.get('size', str(info.size))
+            if not re.fullmatch('[0-9]{1,18}', told): raise damaged(f'{_shown(name)} has a size of {_shown(told)[:30]}')
+            count = 0 if info.type in _NO_DATA else int(told)
+            if begin+count > size:
+                raise ValueError(f'{path}: cut off at byte {size:,}, within {_shown(name)}; copy the shard again')
+            if extended:
+                headers += 1
+                if headers > _MOST_HEADERS: raise damaged(f'more than {_MOST_HEADERS} headers for one file')
+                if count > _LONGEST_HEADER: raise damaged(f'a header of {count:,} bytes')
+                try: new = _facts_of(info.type, file.read(count))
+                except ValueError as e: raise damaged(f'a header that cannot be understood ({e})') from e
+                if info.type == tarfile.XGLTYPE: shared |= new
+                else: own = new | own                                  # the first of several counts
+            else:
+                what = 'file' if info.type in _DATA else 'folder' if info.isdir() else 'link'
+                if info.type == tarfile.GNUTYPE_SPARSE or any(k.startswith('GNU.sparse.') for k in facts):
+                    what = 'sparse'
+                yield name.rstrip('/'), begin, count, what
+                own, headers = {}, 0
+            at = begin+-(-count//512)*512
+
 def shard_members(
     path:FilePath, # A tar file
-)->'Iterator[tuple]': # Name, byte at which the content begins, and bytes of each file in it
+)->Iterator[tuple]: # Name, byte at which the content begins, and bytes of each file in it
     "What a tar file holds, by its headers alone; a `ValueError` names the byte at which it is cut off or damaged"
-    size = os.path.getsize(path)
-    try:
-        with tarfile.open(path, 'r:') as tar:
-            while (m := tar.next()) is not None:
-                tar.members = []                                        # else it keeps them all
-                if m.offset_data+m.size > size:
-                    raise ValueError(f'{path}: cut off at byte {size:,}, within {m.name}; copy the shard again')
-                if m.isreg(): yield m.name,m.offset_data,m.size
-            end = tar.offset
-    except (tarfile.TarError, EOFError, UnicodeError) as e:
-        raise ValueError(f'{path}: not a tar file, or damaged ({e})') from e
-    with open(path, 'rb') as f:
-        f.seek(end)
-        block = f.read(512)
-    if len(block) < 512: raise ValueError(f'{path}: cut off at byte {size:,}, it has no end; copy the shard again')
-    if any(block):
-        raise ValueError(f'{path}: damaged at byte {end:,}, where a header is expected; copy the shard again')
+    for name, at, size, what in _members(path):
+        if what == 'file': yield name, at, size
 
 # %% ../../nbs/data/70_shards.ipynb #5a70000c
 IMAGE_SUFFIXES = 'jpg','jpeg','png','webp','bmp','gif','tif','tiff','ppm'
 
+_NO_SAMPLE = dict(link='are links or devices',
+                  sparse='are stored sparse (write the shard without --sparse)')
+
 def shard_samples(
-    path:FilePath, # A tar file
-)->'Iterator[tuple]': # Key of each sample, and suffix -> (byte, size) of its files
-    "The samples of a shard: files that follow each other and have a name in common up to the first dot"
-    key,parts = None,{}
-    for name,at,size in shard_members(path):
-        folder,sep,file = name.rpartition('/')
-        stem,dot,suffix = file.partition('.')
-        if not (stem and dot) or stem.startswith('__'): continue         # no sample: webdataset's notes on the shard
-        if folder+sep+stem != key:
-            if parts: yield key,parts
-            key,parts = folder+sep+stem,{}
-        if suffix.lower() in parts: raise ValueError(f'{path}: {name} is there twice, the second at byte {at:,}')
-        parts[suffix.lower()] = at,size
-    if parts: yield key,parts
+    path:FilePath,                         # A tar file
+    skipped:Callable[[str,str],None]=None, # Called for each file that belongs to no sample: why, and its name
+)->Iterator[tuple]:                        # Key of each sample, and extension -> (byte, size) of its files
+    "The samples of a shard: files that follow each other and have their path in common up to the first dot of the name"
+    key, parts = None, {}
+    for name, at, size, what in _members(path):
+        folder, slash, file = name.rpartition('/')
+        stem, dot, suffix = file.partition('.')
+        new_key = folder+slash+stem
+        why = _NO_SAMPLE.get(what, '')
+        if what == 'joined': new_key = None
+        elif what == 'folder' or re.match(r'__[^/]*__($|/)', name): continue    # also webdataset's notes on a shard
+        elif not why and (not stem or '__MACOSX' in folder.split('/')): why = 'are hidden'
+        elif not why and not dot: why = 'have no extension'
+        if why:
+            if skipped: skipped(why, _shown(name))
+            continue
+        if new_key != key:
+            if parts: yield key, parts
+            key, parts = new_key, {}
+        if what == 'joined': continue
+        if suffix.lower() in parts:
+            raise ValueError(f'{path}: {_shown(name)} is there twice, the second at byte {at:,}')
+        parts[suffix.lower()] = at, size
+    if parts: yield key, parts
 
 # %% ../../nbs/data/70_shards.ipynb #5a70000e
 def write_shard(
@@ -102,10 +231,13 @@ def write_shard(
 )->int:                       # How many were written
     "Write a tar file, whole or not at all; the same samples give the same bytes"
     n = 0
+    def plain(key):
+        if re.fullmatch(r'(.*/)?[^./][^.]*', key, re.S): return key
+        raise ValueError(f'{path}: the key {key!r} must end in a name without a dot, where readers would end it')
     with atomic_file(path) as new, tarfile.open(new, 'w', format=tarfile.GNU_FORMAT) as tar:
         for n,(key,parts) in enumerate(samples, 1):
             for suffix,data in parts.items():
-                info = tarfile.TarInfo(f'{key}.{suffix}')                # time 0, no owner
+                info = tarfile.TarInfo(f'{plain(key)}.{suffix}')         # time 0, no owner
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
             tar.members = []                                             # else it keeps them all
@@ -143,7 +275,9 @@ def shard_sample(
         side['tags'] = [dataset.names['tags'][k] for k in np.flatnonzero(dataset.labels['tags'][i])]
     elif r.tags is not None: side['tags'] = sorted(set(map(str, r.tags)))
     if lines := _lines_of(dataset, i, r): side['narratives'] = lines
-    return {suffix: data, 'json': json.dumps(side, ensure_ascii=False).encode()}
+    try: return {suffix: data, 'json': json.dumps(side, ensure_ascii=False).encode()}
+    except UnicodeEncodeError:
+        raise ValueError(f'{r.id!r}: its name or its text is not UTF-8; rename the file') from None
 
 # %% ../../nbs/data/70_shards.ipynb #5a700015
 def write_shards(

@@ -62,6 +62,7 @@ class DatasetBuilder:
     redraw:Callable=Lazy(None)     # (row of the test set, pixels) -> record drawn larger than it is stored
     answers:frozenset=frozenset()  # What its test set has for evaluations: objects, domain_shift
     fixed:dict=None                # Fields of `options` that cannot be set, and why
+    whole_options:bool=False       # Does `whole` read in another way with other options?
     audit:bool=True                # Look for damaged images in the test set, and for images that are in training, too?
 
     def __repr__(self): return f'DatasetBuilder({self.name!r})'
@@ -111,6 +112,7 @@ def open(self:DatasetBuilder,
 def whole(self:DatasetBuilder,
     root:FilePath, # Where the files are
     size:int=64,   # As for `open`
+    options:object=None, # Its own by default; used if `whole_options`
 )->'ImageTextDataset': # None if it comes in parts, see `open`
     "All images in one dataset, with whatever is read of them"
     return self.read(root, size=size) if self.read else None

@@ -673,7 +673,7 @@ def make_paraphrases(
     builder = DATASETS[data]
     builder.check_root(root)
     if 'captions' not in builder.provides: raise ValueError(f'--data {data}: has no captions to paraphrase')
-    dataset = builder.whole(root)
+    dataset = builder.whole(root, options=options)
     parts = builder.open(options, root, 64, ('captions',), log).values() if dataset is None else [dataset]
     ways = {v: tuple(translator(m.format(via=v), device, beams=beams) for m in (there, back)) for v in via}
     return write_paraphrases(parts, out, ways, batch, limit=limit, log=log)

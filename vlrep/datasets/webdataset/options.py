@@ -6,7 +6,7 @@
 __all__ = ['PARTS', 'WebdatasetOptions', 'shard_parts', 'ShardsBuilder']
 
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10002
-import warnings
+import re, warnings
 from dataclasses import dataclass
 from pathlib import Path
 from ...core.files import *
@@ -20,10 +20,19 @@ class WebdatasetOptions(PhotoOptions):
     "How shards are read and split"
     window:Int(0, 10**6)=10 # Shards whose samples are shuffled together; 0: all of them
     bucket:Int(0, 10**6)=0  # Batches that are sorted by length of caption together; 0: not sorted
-    damaged:Share=0.        # Part of the shards that may be missing or cut off
+    damaged:Share=0.        # Part of the shards that may be missing or cut off, and of samples that may be unreadable
+    image_extension:str=''  # What stands behind the first dot in the name of a photo (default: jpg, jpeg, png, ...)
+    caption_key:str=''      # Key of the captions in JSON files (default: .txt files, else captions, caption, text)
 
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10007
 PARTS = 'train','valid','test'
+_PART_NAMES = dict(train='train', val='valid', valid='valid', validation='valid', dev='valid', test='test')
+
+def _part_name(path):
+    "The word in the name of a shard's folder, or else in its own, that says which part it is; '' if there is none"
+    if path.parent.name.lower() in _PART_NAMES: return path.parent.name.lower()
+    found = set(re.findall('[a-z]+', path.stem.lower())) & _PART_NAMES.keys()
+    return found.pop() if len(found) == 1 else ''
 
 def shard_parts(
     root:FilePath,    # A folder, a tar file, or names with braces or `*`
@@ -32,8 +41,18 @@ def shard_parts(
     "The shards that are meant; a `ValueError` names those that are not there"
     from vlrep.data.shards import find_shards                          # imports PyTorch
     root = Path(root)
-    if all((root/p).is_dir() for p in PARTS): return {p: find_shards(root/p, missing) for p in PARTS}
-    return {'': find_shards(root, missing)}
+    folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    folders = [p for p in folders if p.name.lower() in _PART_NAMES and any(p.glob('*.tar'))]
+    if folders and any(root.glob('[!.]*.tar')):
+        raise ValueError(f'{root}: has shards itself and in {folders[0].name}: name those that are meant')
+    found = [s for p in folders or [root] for s in find_shards(p, missing)]
+    names = [_part_name(p) for p in found]
+    parts = {k: [p for p, name in zip(found, names) if _PART_NAMES.get(name) == k] for k in PARTS}
+    if not all(names) or not parts['train'] or len(parts['train']) == len(found): return {'': found}
+    for k in PARTS:
+        if len(both := sorted({n for n in names if _PART_NAMES[n] == k})) > 1:
+            raise ValueError(f'{root}: has shards of {" and of ".join(both)}, which are names of the same part')
+    return {k: v for k, v in parts.items() if v}
 
 class ShardsBuilder(DatasetBuilder):
     "The builder of shards, whose root may be a pattern"
@@ -48,13 +67,18 @@ class ShardsBuilder(DatasetBuilder):
             except ValueError as e: raise ValueError(f'--root {e}; expected {self.root_help}') from None
     def whole(self,
         root:FilePath, # A folder, a tar file, or names with braces or `*`
-        size:int=64    # As for `open`
-    )->'ImageTextDataset': # None if the shards are in folders train, valid and test
+        size:int=64,   # As for `open`
+        options:object=None, # Which file of a sample is the photo, how many may be damaged; by default its own
+    )->'ImageTextDataset': # None if the shards come with their own split
         "All images in one dataset, with captions, narratives and labels"
-        return None if len(shard_parts(root)) > 1 else self.read(root, size=size, labels=True)
+        options = options or self.options
+        if len(shard_parts(root, options.damaged)) > 1: return None
+        how = {k: getattr(options, k) for k in ('damaged', 'image_extension', 'caption_key')}
+        return self.read(root, size=size, labels=True, **how)
 
 _reader = 'vlrep.datasets.webdataset.reader:'
 
 DATASETS.add(ShardsBuilder('webdataset', {'captions','narratives','labels'}, WebdatasetOptions(),
                            read=_reader+'read_webdataset', build=_reader+'build_webdataset',
+                           whole_options=True,
                            root_help="the folder of .tar files, or their names: 'shards/{000..127}.tar'"))

@@ -8,9 +8,11 @@ __all__ = ['read_webdataset', 'build_webdataset', 'make_shards']
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20002
 import warnings
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from ...core.files import *
+from ...core.fields import damage_limit
 from ...data.image_files import some_of
 from ...data.shards import find_shards, write_shards
 from ...data.shard_index import ShardDataset, ShardIndex
@@ -20,31 +22,58 @@ from ..split import *
 from .options import *
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20005
-def _dataset(paths, size, name, damaged, **kw):
-    "The dataset of some shards; a warning for each reason for which samples or shards are left out"
-    index = ShardIndex(paths, damaged)
-    if index.cut: warnings.warn(f'{name}: {len(index.cut)} of {len(paths)} shards are damaged, what is whole in them '
-                                f'is used: {some_of(index.cut, 2)}', stacklevel=3)
-    lost = sum(n for n,_ in index.left_out.values())
-    for why,(n,some) in index.left_out.items():
-        more = f' and {n-3} more'*(n > 3)
-        warnings.warn(f'{name}: {n} of {lost+len(index)} samples {why} and are left out: {", ".join(some[:3])}{more}',
-                      stacklevel=3)
-    if not len(index): raise ValueError(f'{paths[0]}: not a single image with a caption in {len(paths)} shards '
-                                        f'({lost} samples are left out)')
-    return ShardDataset(index, size, name, **kw)
+def _counted(counts, end):
+    "A sentence for each thing that was counted, with the first few names"
+    return [f'{n:,} {what}{end}: {", ".join(some[:3])}' + (f' and {n-3:,} more' if n > 3 else '')
+            for what, (n, some) in counts.items()]
+
+def _check_index(index, name, max_damaged):
+    "Warn of what is left out of the index of some shards, for each reason; a `ValueError` if it is too much"
+    def warn(text): warnings.warn(f'{name}: {text}', stacklevel=4)
+    shards = len(index.shards)
+    if index.cut:
+        warn(f'{len(index.cut)} of {shards} shards are damaged, what is whole in them is used: {some_of(index.cut, 2)}')
+    lost = sum(n for n, _ in index.left_out.values())
+    total = lost+len(index)
+    for text in _counted({f'of {total:,} samples {k}': v for k, v in index.left_out.items()}, ' and are left out'):
+        warn(text)
+    for text in _counted({f'files {k}': v for k, v in index.skipped.items()}, ' and are left out'): warn(text)
+    for text in _counted({f'of {total:,} samples {k}': v for k, v in index.notes.items()}, ''): warn(text)
+    why = '; '.join(_counted(index.left_out, ''))
+    if not len(index):
+        raise ValueError(f'{index.shards[0][0]}: not a single image with a caption in {shards} shards '
+                         f'({lost:,} samples are left out: {why})')
+    limit = damage_limit(total, max_damaged)
+    if index.damaged > limit:
+        raise ValueError(f'{name}: {index.damaged:,} of {total:,} samples cannot be read, at most {limit:,} may be so '
+                         f'({why}); repair them, or allow more: --damaged SHARE')
 
 def read_webdataset(
-    root:FilePath,     # A folder, a tar file, or names with braces or `*`
-    size:int=256,      # Images are fitted into squares of this side
-    *, damaged:float=0., # Part of the shards that may be missing or cut off: what is whole in them is used
-    **kw               # As for `ShardDataset`: labels, narratives, window, bucket, split
-)->ShardDataset:       # In the order of the shards
+    root:FilePath,          # A folder, a tar file, or names with braces or `*`
+    size:int=256,           # Images are fitted into squares of this side
+    *, damaged:float=0.,    # Part of the shards that may be missing or cut off: what is whole in them is used
+    max_damaged:int|float|str=None, # Samples that may be unreadable, a number or a share, see `damage_limit`
+    image_extension:str='', # Which file of a sample is the photo, see `choose_files`
+    caption_key:str='',     # Where the captions are, see `read_sidecar`
+    **kw                    # As for `ShardDataset`: labels, narratives, window, bucket, split
+)->ShardDataset:            # In the order of the shards
     "Images with captions, tags and narratives in shards; a `ValueError` names shards that are missing or cut off"
     paths = find_shards(root, damaged)
-    return _dataset(paths, size, paths[0].resolve().parent.name, damaged, **kw)
+    index = ShardIndex(paths, damaged, image_extension, caption_key)
+    name = paths[0].resolve().parent.name
+    _check_index(index, name, max_damaged or damaged or None)
+    return ShardDataset(index, size, name, **kw)
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20006
+@contextmanager
+def _logged(log):
+    "Give warnings to `log`, also if an error follows"
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter('always', UserWarning)
+        try: yield
+        finally:
+            for w in heard: log(str(w.message))
+
 def build_webdataset(
     builder:DatasetBuilder,    # That of shards
     options:WebdatasetOptions, # The shares count where the shards are not split
@@ -53,24 +82,28 @@ def build_webdataset(
     size:int,                  # Longer side of the stored images
     wanted:frozenset,          # Narratives and labels are read only if they are among these
     log:Callable,              # Called with what is left out
+    max_damaged:int|float|str=None, # Samples that may be unreadable, as for `read_webdataset`
 )->dict:                       # Datasets `train`, `valid`, `test`
-    "Shards in three parts: those of their folders, or a split"
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter('always', UserWarning)
+    "Shards in three parts: their own, or a split"
+    with _logged(log):
         found = shard_parts(root, options.damaged)
-        folders = {k: paths for k,paths in found.items() if k}
+        folders = {k: paths for k, paths in found.items() if k}
         own = dict(folders=OwnSplit(', '.join(f'{k}/' for k in folders))) if folders else {}
         by = choose_split(options.split, own, root)
         if by == 'hash': found = {'': [p for paths in found.values() for p in paths]}
+        indexes = {k: ShardIndex(v, options.damaged, options.image_extension, options.caption_key)
+                   for k, v in found.items()}
         kw = dict(narratives='narratives' in wanted, window=options.window, bucket=options.bucket)
-        if 'labels' in wanted: kw['labels'] = {t for v in found.values() for t in ShardIndex(v, options.damaged).tags}
-        got = {k: _dataset(v, size, v[0].resolve().parent.name, options.damaged, split=k or None, **kw)
-               for k,v in found.items()}
-    for w in heard: log(str(w.message))
+        if 'labels' in wanted: kw['labels'] = {t for index in indexes.values() for t in index.tags}
+        got = {}
+        for k, index in indexes.items():
+            name = found[k][0].resolve().parent.name
+            _check_index(index, name, max_damaged or options.damaged or None)
+            got[k] = ShardDataset(index, size, name, split=k or None, **kw)
     if by == 'hash':
         parts = split_photos(got[''], builder, options, root, log)
     else:
-        parts,done = complete_split(got, f'{root}', options.valid)
+        parts, done = complete_split(got, f'{root}', options.valid)
         log_split(f'from the folders {own[by].where}', parts, log, done)
         for part in parts: part.split_by = by
     check_parts(parts, builder)
@@ -97,13 +130,14 @@ def make_shards(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f'{out}: exists already; give a folder that is new or empty')
     if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter('always', UserWarning)
-        dataset = builder.whole(root, size)
-    for w in heard: log(str(w.message))
     options = options or builder.options
     if split != 'auto': options = with_split(options, split, data)
+    with _logged(log): dataset = builder.whole(root, size, options)
     if dataset is not None and choose_split(split, own_splits(dataset, builder, root), root) == 'hash':
         return write_shards(dataset, out, per_shard, seed, log)
     parts = builder.open(options, root, size, ('captions','narratives','labels'), log)
-    return [p for k,d in parts.items() for p in write_shards(d, out/k, per_shard, seed, log)]
+    paths = []
+    with atomic_folder(out) as new:
+        for k, part in parts.items():
+            paths += write_shards(part, new/k, per_shard, seed, lambda text: log(text.replace(str(new), str(out))))
+    return [out/p.relative_to(new) for p in paths]
