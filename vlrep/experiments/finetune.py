@@ -19,6 +19,7 @@ from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
 from ..core.weights import check_weights
+from ..data.loader import check_share
 from ..data.regions import RegionReader
 from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer
@@ -348,6 +349,7 @@ def _finetune(run, given, changes, was, *, out, log, dist):
                 region_store=reader.store.digest() if reader and reader.store else None)
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more, processes=dist.world_size)
     _agree(dist, facts)
+    check_share(plan.bs, dist.world_size)
     collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts, dist))
     for s in ('train','valid'):
         if line := cut_line(collate, parts[s]): log(line)
