@@ -191,7 +191,7 @@ def _scan(path, number, out):
     "Put the samples of a shard into the index; the reason if the shard is cut off or damaged"
     rows,why = [],''
     with open(path, 'rb') as f:
-        get = lambda p: None if p is None else os.pread(f.fileno(), p[1], p[0])
+        get = lambda p: None if p is None else read_at(f.fileno(), p[1], p[0])
         try:
             for key,parts in shard_samples(path):
                 suffix = next((s for s in parts if s.rpartition('.')[2] in IMAGE_SUFFIXES), None)
@@ -311,13 +311,13 @@ def read(self:ShardIndex,
     if fd is None: fd = _opened(*self.shards[s])
     self._fds[s] = fd                                                   # the last of them was used last
     if len(self._fds) > _OPEN: os.close(self._fds.pop(next(iter(self._fds))))
-    try: return os.pread(fd, size, at)
+    try: return read_at(fd, size, at)
     except OSError as e: raise DamagedImage(f'{path}: cannot be read at byte {at:,} ({e.strerror})') from e
 
 _OPEN = 64 # Shards that a process keeps open
 
 def _opened(path, size, date):
-    try: fd = os.open(path, os.O_RDONLY)
+    try: fd = os.open(path, os.O_RDONLY | getattr(os, 'O_BINARY', 0))
     except OSError as e: raise DamagedImage(f'{path}: the shard cannot be opened ({e.strerror})') from e
     s = os.fstat(fd)
     if (s.st_size, s.st_mtime_ns) == (size, date): return fd
