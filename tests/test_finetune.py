@@ -409,13 +409,15 @@ def test_page(tuned):
     assert report([tuned], log=quiet) == tuned/'report.html' and (tuned/'report.html').read_text() == page
 
 def test_stopped_before_the_first_checkpoint(tuned, body, tmp_path):
-    "As a process that is killed leaves it: one sentence says what to do"
-    (tmp_path/'run').mkdir()
-    for name in ('recipe.json','labels.json','tokenizer.model'):
-        (tmp_path/'run'/name).write_bytes((tuned/name).read_bytes())
-    with pytest.raises(ValueError, match=f'before its first checkpoint.*remove the folder and begin again: '
-                                         f'vlrep-finetune {body} --task vqa, with'):
-        finetune(tmp_path/'run', resume=True, log=quiet)
+    "As a process that is killed leaves it: it begins anew, as it was begun, if the run that it starts from is there"
+    run = tmp_path/'run'
+    run.mkdir()
+    for name in ('recipe.json','labels.json','tokenizer.model'): (run/name).write_bytes((tuned/name).read_bytes())
+    said = []
+    finetune(run, resume=True, log=said.append)
+    a,b = (load(r).weights('last') for r in (run, tuned))
+    assert said[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k,v in b.items())
+    assert load(run).info['finetune'] == load(tuned).info['finetune']
 
 # ---------------------------------------------------------------- any backbone
 

@@ -644,6 +644,9 @@ def main(
         code,text = 130,'stopped; resume a run that has a checkpoint with: vlrep-pretrain --resume RUN'
     if os.environ.get('VLREP_DEBUG'): traceback.print_exc()
     print((f'vlrep-{name}: ' if name in COMMANDS else 'vlrep: ') + ' '.join(text.split()), file=sys.stderr, flush=True)
+    if name in ('pretrain','finetune') and os.environ.get('WORLD_SIZE', '1') != '1':
+        from vlrep.training.distributed import tell_others
+        tell_others(' '.join(text.split()))
     sys.exit(code)
 
 # %% ../nbs/90_cli.ipynb #60511d5c

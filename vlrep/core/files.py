@@ -41,10 +41,19 @@ def _named(error, new, path):
 
 def _sync(path):
     "Push `path` (a file or a folder's list of names) to the disk"
-    if os.name != 'posix' and os.path.isdir(path):
-        return
-    # Windows only flushes a descriptor that may write
-    fd = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
+    if os.path.isdir(path):
+        # Windows cannot open a folder, and some file systems cannot push one: then its names are safe without
+        try:
+            _push(path, os.O_RDONLY)
+        except OSError as e:
+            if e.errno not in (errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOTSUP):
+                raise
+    else:
+        _push(path, os.O_RDWR)                                # Windows only pushes what may be written
+
+def _push(path, how):
+    "Open `path`, push it to the disk, and close it"
+    fd = os.open(path, how)
     try:
         os.fsync(fd)
     finally:
@@ -91,7 +100,7 @@ def atomic_file(
         yield new
         _sync(new)
         os.replace(new, path)
-        if os.name == 'posix': _sync(path.parent)
+        _sync(path.parent)
     except OSError as e:
         if (named := _named(e, new, path)) is e: raise
         raise named from e

@@ -19,7 +19,7 @@ from ..core.weights import *
 from ..core.fields import *
 from ..data.records import ArrayDataset
 from ..data.collate import text_lines
-from ..data.loader import loaders, TooManyDamaged
+from ..data.loader import check_share, loaders, TooManyDamaged
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..data.tokenizer import Tokenizer
 from ..reports.page import write_comparison, write_report
@@ -534,6 +534,7 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
     requested = learner_precision(chosen, device, asked['precision'] != 'auto' and not resume_run)
     facts = _facts(asked, recipe, options, chosen, dist.world_size)
     _agree(dist, facts)
+    check_share(recipe.bs, dist.world_size)
     for hint in filter(None, (busy_hint(facts['threads']), emulation_hint(device, chosen))): log(hint)
     if resume_run:
         old = load(resume_run)

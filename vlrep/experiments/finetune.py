@@ -19,6 +19,7 @@ from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
 from ..core.weights import check_weights
+from ..data.loader import check_share
 from ..data.regions import RegionReader
 from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
 from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
 from ..training.resume import differences, fingerprint, resume as resume_training
-from ..training.run_folder import FORMAT, load, Run
+from ..training.run_folder import FORMAT, load, load_weights, Run
 from .config import *
 from .options import *
 from .commands import *
@@ -319,22 +320,24 @@ def _asked_for(run, given, was):
     return {**_DEFAULTS, **own, **{k: v for k,v in given.items() if v is not None}}
 
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
-def _finetune(run, given, changes, was, *, out, log, dist):
-    "`finetune`, with `run` opened"
-    task,plan,options,asked = plan_finetune(_asked_for(run, given, was), list(changes), was)
+def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
+    "`finetune`, with `run` opened; `was`: how the run began that is resumed, `planned`: one that begins anew"
+    if was and run.start() is None: return _anew(run, given, changes, was, log=log, dist=dist)
+    task,plan,options,asked = plan_finetune(_asked_for(run, given, was), list(changes), was or planned)
     if asked['threads']: torch.set_num_threads(asked['threads'])
     keep_memory()
     stages,recipe,tok = Stages(log),recipe_of(run),_tokenizer(run)
     how,reader = _regions(recipe, asked['region_files'], run.info.get('text_sizes', {}).get('region_width'))
     side = recipe.size if options is not None else margin(recipe.size)
-    if was: _can_go_on(run, was)
     if was and dist.objects(dist.is_main and _has_result(run, log))[0]: return run.path
     with stages(asked['data']), dist.main_first(): parts = _examples(task, asked, options, side, log)
     labels = read_json(run.part('labels.json')) if was else _labels(task, asked, plan, parts['train'])
     parts = _with_targets(task, parts, labels, log)
     _check_regions(reader, parts)
     if tok is None: tok = Tokenizer.train(parts['train'].captions.flat(), 10_000)
-    if was: body,alone = _same_body(run, recipe, tok, run.weights('last'), str(run.path))[0],was['grid_and_text']
+    if was:
+        weights = load_weights(run.start()/'model.safetensors')
+        body,alone = _same_body(run, recipe, tok, weights, str(run.path))[0],was['grid_and_text']
     else: body,alone = _first_body(run, recipe, tok, asked['which'])
     if alone and plan.frozen:
         raise ValueError(f'--frozen: {run.info["method"]} reads no text together with images: its text encoder would '
@@ -348,6 +351,7 @@ def _finetune(run, given, changes, was, *, out, log, dist):
                 region_store=reader.store.digest() if reader and reader.store else None)
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more, processes=dist.world_size)
     _agree(dist, facts)
+    check_share(plan.bs, dist.world_size)
     collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts, dist))
     for s in ('train','valid'):
         if line := cut_line(collate, parts[s]): log(line)
@@ -358,13 +362,17 @@ def _finetune(run, given, changes, was, *, out, log, dist):
     return _train_and_tell(job, run, was, out)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
-def _can_go_on(run, was):
-    "A `ValueError` if the run was stopped before its first checkpoint"
-    if run.saved() or (run/'best').is_dir(): return
-    words = [was['run'], '--task', was['task'], *(['--root', was['root']] if was.get('root') else [])]
-    raise ValueError(f'{run.path}: was stopped before its first checkpoint, there is nothing to resume: remove the '
-                     f'folder and begin again: vlrep-finetune {" ".join(map(str, words))}, with the options it had '
-                     f'(recipe.json); --save-every saves more often')
+def _anew(run, given, changes, was, *, log, dist):
+    "Begin a run again that was stopped before its first checkpoint, as it was begun, in its own folder"
+    log('no checkpoint: beginning anew')
+    source = _opened(was['run'])
+    asked = {**_asked_for(run, given, was), 'labels': was['labels_file']}
+    dist.barrier()
+    if dist.is_main:
+        with Run.reopen(run.path) as old:
+            old.discard()
+            (old/'labels.json').unlink(missing_ok=True)
+    return _finetune(source, asked, changes, None, out=run.path, log=log, dist=dist, planned=was)
 
 def _has_result(run, log):
     "Is there nothing left to do?"
@@ -436,7 +444,10 @@ def _trained(job, run, goes_on):
         learn = finetune_learner(job.model, job.task, job.parts, job.collate, job.plan, size=job.recipe.size,
                                  folder=run, precision=job.precision, cbs=cbs, log=job.log, **same)
         if main: learn.finite.log = run/'skipped.jsonl'
-        if goes_on: job.log(f'resuming from step {resume_training(learn, run)}')
+        if goes_on:
+            alone = not run.saved()
+            step = resume_training(learn, run)
+            job.log(f'resuming from step {step}' + (', that of the best checkpoint: there is no other' if alone else ''))
         try:
             fit_task(learn, job.plan)
             if note.got: raise TrainingInterrupted(note.got, learn.train_state.step)

@@ -83,6 +83,8 @@ def leave_process_group(
 )->None:
     "Leave the other processes; from now on `learn` is that of a single process"
     if learn.dist.world_size == 1: return
+    # the main process may keep the store, from which the others might still read
+    learn.dist.barrier()
     distributed.destroy_process_group()
     learn.dist = learn.loss_func.dist = learn.ddp.procs = Dist(device=learn.dist.device)
     for dl in learn.dls.loaders:

@@ -246,6 +246,14 @@ def saved(self:Run)->list: # Ascending
     return sorted(int(p.name) for p in d.iterdir() if p.name.isdigit()) if d.is_dir() else []
 
 @patch
+def discard(self:Run)->None:
+    "Remove a run that has no checkpoint, so that it can begin anew in its folder"
+    if self.start() is not None: raise ValueError(f'{self.path}: has checkpoints, and stays')
+    for p in (self/name for name in _PARTS):
+        if p.is_dir(): shutil.rmtree(p)
+        else: p.unlink(missing_ok=True)
+
+@patch
 def save(self:Run,
     name:str,     # last or best
     weights:dict, # Name -> tensor
@@ -301,7 +309,9 @@ def start(self:Run,
         if alone and which == 'last': return self.checkpoint('best')
         if alone and str(which).isdigit() and self.state('best')['step'] == int(which): return self.checkpoint('best')
     except ValueError as e:
-        raise ValueError(f'{e}; it is the only checkpoint: --resume-at 0 begins the run anew') from None
+        anew = ('remove the folder and begin again' if 'finetune' in self.info else
+                '--resume-at 0 begins the run anew')
+        raise ValueError(f'{e}; it is the only checkpoint: {anew}') from None
     return self.checkpoint(which)
 
 # %% ../../nbs/training/50_run_folder.ipynb #91936cfe
