@@ -5,10 +5,13 @@ import warnings
 warnings.filterwarnings('ignore', message='`torch.jit.script` is deprecated', category=FutureWarning)  # fastai, when it is imported
 
 
-def load(run):
-    "Open a run folder for use: `m = load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
+def load(run, plugins=()):
+    """Open a run folder for use: `m = load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`
+
+    `plugins`: Python files of the run that may be imported, since you trust them
+    """
     from vlrep.experiments.commands import open_run
-    return open_run(run)
+    return open_run(run, plugins=plugins)
 
 def _explain():
     from vlrep.core.docs import explain_on_import

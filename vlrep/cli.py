@@ -7,14 +7,15 @@ __all__ = ['COMMANDS', 'regions_main', 'main', 'pretrain_main', 'caption_main', 
            'shards_main', 'paraphrase_main', 'benchmark_main', 'study_main', 'finetune_main']
 
 # %% ../nbs/90_cli.ipynb #6df84a84
-import contextlib,difflib,io,json,os,re,sys,traceback
+import contextlib,difflib,errno,io,os,re,sys,tempfile,traceback
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Optional
 import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
-from .core.registry import did_you_mean, load_plugin, plugin_files
+from .core.registry import check_plugins, did_you_mean, load_plugin
+from .core.run_facts import read_run_facts
 from .core.progress import plain_output
 from .core.fields import *
 from .datasets.base import DATASETS, SPLITS
@@ -167,17 +168,14 @@ def _field_options(part, about, taken):
 
 # %% ../nbs/90_cli.ipynb #5b7c90a2
 def _begun(run):
-    "Method, recipe and data of a run folder; {} if they cannot be read, which is reported when the run is opened"
-    if not run: return {}
-    try:
-        info = json.loads((Path(run)/'recipe.json').read_text(encoding='utf-8'))
-        there = {Path(p).name for p in plugin_files()}
-        for p in info.get('plugins', []):
-            if Path(p).name not in there: load_plugin(p)
-        got = dict(method=info['method'], recipe=info['name'], data=info['data']['name'])
-        get_recipe(got['method'], recipe_name(*got.values()))
-        return got
-    except (OSError, ValueError, TypeError, KeyError, AttributeError): return {}
+    "Method, recipe and data of a run folder that is resumed; a `ValueError` says why it cannot be"
+    if not run:
+        return {}
+    info = read_run_facts(run)
+    check_plugins(run, info.get('plugins', []))
+    for kind, name, there in (('method', info['method'], METHODS), ('data', info['data']['name'], DATASETS)):
+        one_of(f'{kind} in {Path(run)/"recipe.json"}', name, there)
+    return dict(method=info['method'], recipe=info.get('name'), data=info['data']['name'])
 
 def _as_options(argv, names, taken, here):
     "Rewrite `--set FIELD=VALUE` as `--FIELD=VALUE`; separately, the pairs whose field has a name in `taken`"
@@ -226,6 +224,8 @@ def _pretrain_options(argv):
     got = _parse('pretrain', argv, config, [n for p in parts.values() for n in _names(p)], here)
     changes += [f'{k}={v}' for p in parts for k,v in vars(got[p]).items() if v is not None]
     told = {k: v for g in groups for k,v in vars(got[g]).items() if k not in ('set','plugin')}
+    if was and told['root'] is not None:
+        told['data'] = data                       # --root NEW: of the data that the run began with
     return {**{_ARGUMENTS.get(k, k): v for k,v in told.items()}, 'changes': changes}
 
 # %% ../nbs/90_cli.ipynb #118c413f
@@ -292,7 +292,8 @@ def _caption(argv):
     if not a['images']: raise ValueError('IMAGE is missing: name at least one image file')
     check_run(a['run'])
     from vlrep.experiments.commands import caption
-    caption(**a)
+    if None in caption(**a):
+        sys.exit(1)                                   # what is wrong with an image was printed
 
 # %% ../nbs/90_cli.ipynb #5b7c90a4
 def _evaluate_options():
@@ -500,9 +501,8 @@ def _task_source(words):
     "Name of the task, and where its examples come from, of the options `words` or of the resumed run"
     was = {}
     if words['resume']:
-        for p in words['rest']:
-            try: was = was or json.loads((Path(p)/'recipe.json').read_text(encoding='utf-8')).get('finetune', {})
-            except (OSError, ValueError, AttributeError): pass
+        for p in (p for p in words['rest'] if (Path(p)/'recipe.json').is_file()):
+            was = read_run_facts(p).get('finetune', {})
     task = words['task'] or was.get('task')
     if task is None: return None,None
     one_of('--task', task, TASKS)
@@ -621,33 +621,147 @@ def _as_written(problem, argv):
     if any(w.partition('=')[0] == '--set' for w in argv): return problem
     return re.sub(r'^--set:? (\w+)', lambda m: '--' + m[1].replace('_', '-'), problem)
 
+def _one_line(text):
+    "A message without line breaks, and without characters that could do something to a terminal"
+    return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in ' '.join(text.split()))
+
+def _unexpected(error, name):
+    "What is said of an error that nobody foresaw; its traceback is kept in a file"
+    said = f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
+    about = ''.join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile('w', prefix=f'vlrep-{name}-', suffix='.txt', delete=False, encoding='utf-8',
+                                         errors='backslashreplace') as file:
+            file.write(about)
+    except OSError:                                   # no room for it
+        return f'{said}; --debug shows where'
+    return f'{said}; where it happened is in {file.name}, and --debug shows it: please report it'
+
+def _problem(error, name, argv):
+    "Exit code and line for an error that ends a command"
+    if isinstance(error, ValueError):
+        return 2, _as_written(str(error), argv)
+    if isinstance(error, OSError):
+        return 1, f'{error.filename}: {error.strerror}' if error.filename else str(error) or type(error).__name__
+    if isinstance(error, _Exit):
+        return error.code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        again = '; resume a run that has a checkpoint with: vlrep-pretrain --resume RUN' if name == 'pretrain' else ''
+        return 130, 'stopped' + again
+    return 1, _unexpected(error, name)
+
+# %% ../nbs/90_cli.ipynb #d85561e5
+_PRINTED = 'caption','evaluate','benchmark'  # Commands whose result is what they print
+
+class _Output:
+    "A stream that drops what cannot be written, and notes why; with `ends` the first failure is an error"
+    def __init__(self, stream, ends=False):
+        self._stream, self._ends, self.error = stream, ends, None
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+    def _try(self, do, *args):
+        if self.error is None:
+            try:
+                return do(*args)
+            except OSError as e:
+                self.error = e
+            except ValueError:                        # it was closed
+                self.error = OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if self._ends:
+            raise self.error
+    def write(self, text):
+        self._try(self._stream.write, text)
+        return len(text)
+    def writelines(self, lines):
+        for line in lines:
+            self.write(line)
+    def flush(self):
+        self._try(self._stream.flush)
+
+def _open_streams():
+    "Give the numbers of closed standard streams to the null device; is the standard output closed?"
+    closed = []
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.append(number)
+            os.open(os.devnull, os.O_RDWR)            # the lowest free number
+    for number, name in ((1, 'stdout'), (2, 'stderr')):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, 'w', encoding='utf-8', closefd=False))
+    return 1 in closed
+
+@contextlib.contextmanager
+def _outputs(name):
+    "Standard output and error that may be lost; yields the former"
+    closed = _open_streams()
+    plain_output()
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Output(streams[0], ends=name == 'caption'), _Output(streams[1])
+    if closed:
+        sys.stdout.error = OSError(errno.EBADF, 'it is closed')
+    try:
+        yield sys.stdout
+    finally:
+        sys.stdout._ends = False
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            if stream.error is not None and stream._stream in (sys.__stdout__, sys.__stderr__):
+                with contextlib.suppress(OSError, ValueError):   # else Python tries again as it ends
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.stdout, sys.stderr = streams
+
+def _end_of_output(name, error):
+    "End the command if its result could not be printed"
+    if error is None:
+        return
+    if error.errno != errno.EPIPE:
+        goes_on = '' if name in _PRINTED else '; the command was carried out'
+        print(f'vlrep-{name}: standard output: {error.strerror}{goes_on}', file=sys.stderr, flush=True)
+    if name in _PRINTED:
+        sys.exit(141 if error.errno == errno.EPIPE else 1)
+
+# %% ../nbs/90_cli.ipynb #80bfeb44
+def _command(name, argv, debug):
+    "Carry a command out; an error is one line, and a code to exit with"
+    try:
+        if name not in COMMANDS:
+            raise did_you_mean('command', name, COMMANDS)
+        _load_plugins(argv)
+        COMMANDS[name](argv)
+        return 0
+    except (Exception, KeyboardInterrupt) as e:
+        if e is getattr(sys.stdout, 'error', None):
+            return 0                                  # see `_end_of_output`
+        code, text = _problem(e, name, argv)
+        if debug:
+            traceback.print_exc()
+    who = f'vlrep-{name}' if name in COMMANDS else 'vlrep'
+    print(f'{who}: {_one_line(text)}', file=sys.stderr, flush=True)
+    if name in ('pretrain','finetune') and os.environ.get('WORLD_SIZE', '1') != '1':
+        from vlrep.training.distributed import tell_others
+        tell_others(_one_line(text))
+    return code
+
 def main(
     argv:list=None, # Command and options; by default those of the process
 )->None:
     "Parse the arguments, call the function, turn errors into one line and an exit code"
-    plain_output()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    name = argv[0] if argv else '--help'
-    if name in ('-h','--help'):
-        print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; NAME '
-              f'--help explains its options')
-        return
-    try:
-        if name not in COMMANDS: raise did_you_mean('command', name, COMMANDS)
-        _load_plugins(argv[1:])
-        COMMANDS[name](argv[1:])
-        return
-    except ValueError as e: code,text = 2,_as_written(str(e), argv)
-    except OSError as e: code,text = 1,f'{e.filename}: {e.strerror}' if e.filename else str(e)
-    except _Exit as e: code,text = e.code,str(e)
-    except KeyboardInterrupt:
-        code,text = 130,'stopped; resume a run that has a checkpoint with: vlrep-pretrain --resume RUN'
-    if os.environ.get('VLREP_DEBUG'): traceback.print_exc()
-    print((f'vlrep-{name}: ' if name in COMMANDS else 'vlrep: ') + ' '.join(text.split()), file=sys.stderr, flush=True)
-    if name in ('pretrain','finetune') and os.environ.get('WORLD_SIZE', '1') != '1':
-        from vlrep.training.distributed import tell_others
-        tell_others(' '.join(text.split()))
-    sys.exit(code)
+    name, *argv = list(sys.argv[1:] if argv is None else argv) or ['--help']
+    debug = '--debug' in argv or bool(os.environ.get('VLREP_DEBUG'))
+    argv = [w for w in argv if w != '--debug']
+    with _outputs(name) as out:
+        if name in ('-h','--help'):
+            print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; '
+                  f'NAME --help explains its options; --debug shows the traceback of an error')
+            return
+        code = _command(name, argv, debug)
+        out._ends = False
+        out.flush()
+        if code:
+            sys.exit(code)
+        _end_of_output(name, out.error)
 
 # %% ../nbs/90_cli.ipynb #60511d5c
 def pretrain_main()->None:

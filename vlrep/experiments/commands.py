@@ -8,8 +8,9 @@ __all__ = ['recipe_of', 'options_of', 'open_run', 'run_folder', 'commit', 'proce
 
 # %% ../../nbs/experiments/70_commands.ipynb #50ce7879
 import json,math,os,platform,shutil,subprocess,sys,time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 import numpy as np, torch
 from ..core.files import *
@@ -24,7 +25,7 @@ from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..data.tokenizer import Tokenizer
 from ..reports.page import write_comparison, write_report
 from ..datasets.base import DATASETS
-from ..models.pretrained import Pretrained
+from ..models.pretrained import Pretrained, to_image
 from ..models.export import LAYOUTS
 from ..training.data_parallel import leave_process_group
 from ..training.distributed import process_group
@@ -55,12 +56,12 @@ from .pretrain import *
 from .comparisons import *
 
 # %% ../../nbs/experiments/70_commands.ipynb #8e9dfbca
-def _opened(path):
-    "`load(path)`, and import the plug-in files that define its method or its data"
+def _opened(path, plugins=()):
+    "`load(path)`; only code that is in `plugins`, or was imported before, may define its method or data"
+    for file in plugins:
+        load_plugin(file)
     run = load(path)
-    there = {Path(p).name for p in plugin_files()}
-    for p in run.info.get('plugins', []):
-        if Path(p).name not in there: load_plugin(p)
+    check_plugins(run.path, run.info.get('plugins', []))
     return run
 
 def _code_of(plugins):
@@ -122,9 +123,10 @@ def open_run(
     run:FilePath,                  # A run folder
     which:str|int='best',          # Which checkpoint: best, last, or the number of a step
     device:str|torch.device='cpu', # Device of the model
+    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
 )->Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
-    run = _opened(run)
+    run = _opened(run, plugins)
     if 'finetune' in run.info: return resolve('vlrep.experiments.finetune:open_finetuned')(run, which, device)
     info,weights = run.info,run.weights(which)
     _data_of(run)
@@ -241,6 +243,10 @@ def _facts(asked, recipe, options, precision, world_size):
                 accumulate=asked['accumulate'], world_size=world_size, processor=processor(), versions=versions(),
                 backbone=asked['backbone'], weights=asked['weights'], plugin_code=_code_of(asked['plugins']))
 
+def _longer(run, facts):
+    "Is it a finished run that is to go on to more steps?"
+    return facts['recipe']['steps'] > run.recipe['steps'] and not run.unfinished()
+
 def _compare(run, facts, inexact):
     "How the facts differ from those in the folder; a `ValueError` if that is not excused"
     was = {k: run.info.get(k) for k in facts}
@@ -249,12 +255,17 @@ def _compare(run, facts, inexact):
     was['name'] = recipe_name(was['method'], was['name'], was['data']['name'])
     if was.get('contents', 0) is None: was['contents'] = facts['contents']    # the run is older than this record
     diffs = differences(was, facts)
-    read = [d.removeprefix('contents ') for d in diffs if d.startswith('contents ')]
+    bad = [d for d in diffs if not (d.startswith('steps: ') and _longer(run, facts))]
+    if bad and not inexact and not run.unfinished():
+        raise ValueError(f'{run.path}: is finished, and this would be another run ({"; ".join(bad)}): a finished run '
+                         f'can go on to more steps (--steps), and another one can start from its backbone (--weights '
+                         f'{run.path})')
+    read = [d.removeprefix('contents ') for d in bad if d.startswith('contents ')]
     if read and not inexact:
         raise ValueError(f'{run.path}: what it reads has changed since it began ({"; ".join(read)}): restore it, begin '
                          f'another run, or add --resume-inexact')
-    if diffs and not inexact:
-        raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}); leave these options out, '
+    if bad and not inexact:
+        raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(bad)}); leave these options out, '
                          f'or add --resume-inexact')
     return diffs
 
@@ -325,6 +336,13 @@ def _first_weights(asked, run, at, resume_run):
                          f'another run')
     return file
 
+def _new_schedule(run, learn, step):
+    "What happens to the learning rate of a finished run that goes on to more steps"
+    factor = getattr(getattr(learn, 'schedule', None), 'factor', None)
+    rate = f': at step {step} the learning rate is {factor(step):.2f} of its peak' if factor else ''
+    return (f'the run was finished and goes on to {run.recipe["steps"]:,} steps, on a schedule made anew for so '
+            f'many{rate}')
+
 def _begin(run, at, regroup, inexact, log, *, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
     def begin(learn):
@@ -337,6 +355,8 @@ def _begin(run, at, regroup, inexact, log, *, resume_run):
         if main and run.info.get('max_damaged') != limit: run.change(dict(max_damaged=limit))
         alone = not run.saved() and at != 'best'
         step = resume(learn, run, at, regroup)
+        if run.unfinished() and (run/'result.jsonl').exists():
+            log(_new_schedule(run, learn, step))
         log((f'resuming from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step
             else 'no checkpoint: beginning anew')
         if inexact and (run/'best').exists() and (regroup or run.state('best')['step'] > step):
@@ -347,6 +367,8 @@ def _completed(path, log):
     "Is the run complete? If only its report is missing, it is written; a `ValueError` names a damaged result"
     run = load(path)
     left = run.missing()
+    if run.unfinished() and not left:
+        return False                                   # the result is that of fewer steps
     if 'result.jsonl' in left:
         if (run/'result.jsonl').exists(): log(f'{run/"result.jsonl"}: torn; it will be made anew')
         return False
@@ -379,7 +401,11 @@ _TINY_JOB = ('a tiny job: it shows that everything works, but learns next to not
 # %% ../../nbs/experiments/70_commands.ipynb #7c0128e5
 def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     "A `ValueError` names what is invalid"
-    check_options(given.get('data', 'world'), given.get('root'), out, resume_run, given.get('precision', 'auto'),
+    data = given.get('data')
+    if data is None and resume_run is not None:
+        check_run(resume_run)
+        data = _data_of(load(resume_run))
+    check_options(data or 'world', given.get('root'), out, resume_run, given.get('precision', 'auto'),
                   resuming=resume_run is not None, exact=exact, weights=given.get('weights_file'), **numbers)
     if tracker: check_tracker(tracker)
 
@@ -424,9 +450,12 @@ def pretrain(
     small:bool=False,               # A job of some twenty seconds, to see that everything works?
     tracker:str=None,               # Send losses to one of `TRACKERS`, too
     timeout:int=None,               # Of several processes: seconds after which one gives up waiting for the others; 600
+    plugins:Sequence[FilePath]=(),  # Python files that may be imported, since you trust them
     log:callable=print,             # Called with each line of progress
 )->Path:                            # The run's folder, with report.html
     "Pretrain on captions, then evaluate the features; `TrainingInterrupted` if a signal ends it early"
+    for file in plugins:
+        load_plugin(file)
     given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision,
                                   threads=threads, accumulate=accumulate, backbone=backbone,
                                   weights_file=weights_file and str(Path(weights_file).resolve())).items()
@@ -509,11 +538,13 @@ def _silent(line): pass
 def _folder(asked, facts, out, resume_run, dist, **more):
     "The run's folder: the main process makes it, or locks it to resume, the others read there"
     run = None
+    root = asked['root'] and str(Path(asked['root']).resolve())
     if dist.is_main and resume_run:
         run = Run.reopen(resume_run)
-        if run.info.get('notes') != more['notes']: run.change(dict(notes=more['notes']))
+        now = dict(notes=more['notes'], root=root)
+        if any(run.info.get(k) != v for k, v in now.items()):
+            run.change(now)
     elif dist.is_main:
-        root = asked['root'] and str(Path(asked['root']).resolve())
         run = Run.create(run_folder(out, asked['data'], asked['method']), root=root, commit=commit(),
                          plugins=asked['plugins'], weights_file=asked['weights_file'], **more, **facts)
     path = dist.objects(run and str(run.path.resolve()))[0]
@@ -540,7 +571,8 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
         old = load(resume_run)
         _compare(old, facts, inexact)
         if at != 'last': old.start(at)
-        if dist.objects(dist.is_main and _completed(resume_run, log))[0]: return old.path
+        done = dist.is_main and not _longer(old, facts) and _completed(resume_run, log)
+        if dist.objects(done)[0]: return old.path
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
         splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log)
     if resume_run:
@@ -582,16 +614,34 @@ def caption(
     run:FilePath,         # A run folder
     images:list,          # Paths
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
-    log:callable=print,   # Called with each caption
-)->list:                  # The captions, in order
-    "One sentence for each image"
+    log:callable=print,   # Called with each caption; with an empty line for an image that cannot be read
+    warn:callable=None,   # Called with what is wrong with an image; by default the line goes to standard error
+    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
+)->list:                  # The captions, in order; None for an image that cannot be read
+    "One sentence for each image; a `ValueError` if not one of them can be read"
     if not images: raise ValueError('IMAGE is missing: name at least one image file')
-    m,out = open_run(run, which),[]
+    model = open_run(run, which, plugins=plugins)
+    warn = warn or partial(print, file=sys.stderr)
+    captions = []
+    problems = []
     for i in range(0, len(images), 64):
-        for s in m.caption(list(images[i:i+64])):
-            out.append(s)
-            log(s)
-    return out
+        batch = []
+        for image in images[i:i+64]:
+            try:
+                batch.append(to_image(image))
+            except ValueError as e:
+                batch.append(None)
+                problems.append(e)
+                if len(images) > 1:
+                    warn(str(e))
+        readable = [image for image in batch if image is not None]
+        written = iter(model.caption(readable) if readable else [])
+        for image in batch:
+            captions.append(None if image is None else next(written))
+            log(captions[-1] or '')
+    if len(problems) == len(images):
+        raise problems[0] if len(images) == 1 else ValueError(f'none of the {len(images)} images can be read')
+    return captions
 
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
 def evaluate(
@@ -601,21 +651,18 @@ def evaluate(
                           # folder; for captions, by default where the run's were
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
     log:callable=print,   # Called with the table
+    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
     **options             # Those of the evaluation, such as `spec` and `ap` of voc07
 )->list:                  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
-    m,kept = open_run(run, which),load(run)
+    m,kept = open_run(run, which, plugins=plugins),load(run)
     context = EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log, kept)
     rows = evaluation.ask(context, **options)
-    log(table_text(rows))
     line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
-    path = Path(run)/'evaluations.jsonl'
-    old = path.read_bytes() if path.exists() else b''
-    with atomic_file(path) as new:
-        new.write_bytes(old + b'\n'*(old[-1:] not in (b'', b'\n'))
-                        + (json.dumps(line, ensure_ascii=False)+'\n').encode())
+    append_line(Path(run)/'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
+    log(table_text(rows))
     return rows
 
 # %% ../../nbs/experiments/70_commands.ipynb #1161fe17
@@ -641,6 +688,7 @@ def export(
     out:FilePath=None,    # Folder to write to; by default RUN/export-`to`
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
     log:callable=print,   # Called with lines of Python: comments about what was written, then what opens it
+    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
 )->dict:                  # The files, what read them, how far its numbers are from ours, and the lines that open them
     """Write the backbone in another library's layout, read it back and compare the outputs
 
@@ -648,7 +696,7 @@ def export(
     """
     one_of('--to', to, LAYOUTS)
     out = Path(out or Path(run)/f'export-{to}')
-    got = open_run(run, which).export(out, to)
+    got = open_run(run, which, plugins=plugins).export(out, to)
     for f in got['files']: log(f'# {out/Path(f).name}')
     log(f'# read back by {got["by"]}: largest relative difference {got["error"]:.1e}')
     log('# to open it, with an image photo.jpg:')

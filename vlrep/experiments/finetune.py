@@ -7,7 +7,7 @@ __all__ = ['open_finetuned', 'plan_finetune', 'finetune', 'check_finetune']
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b94cb122
 import shutil,time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -273,9 +273,12 @@ def finetune(
     max_damaged:int|float|str=None, # Training images that may be unreadable, see `damage_limit`
     resume:bool=False,         # Resume `run`? Options left out are those it began with
     timeout:int=None,          # Of several processes: seconds after which one gives up waiting for the others; 600
+    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
     log:Callable=print,        # Called with each line of progress
 )->Path:                       # The new run's folder
     "Fine-tune a run's model on a task, in full or with a frozen body, and evaluate it"
+    for file in plugins:
+        load_plugin(file)
     given = dict(task=task, data=data, root=root and str(Path(root).resolve()), which=which, seed=seed,
                  labels=labels and str(Path(labels).resolve()), threads=threads, accumulate=accumulate, workers=workers,
                  region_files=region_files and str(Path(region_files).resolve()), precision=precision,
@@ -329,6 +332,9 @@ def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
     stages,recipe,tok = Stages(log),recipe_of(run),_tokenizer(run)
     how,reader = _regions(recipe, asked['region_files'], run.info.get('text_sizes', {}).get('region_width'))
     side = recipe.size if options is not None else margin(recipe.size)
+    if was and recipe_dict(plan) != was['plan']:
+        raise ValueError(f'{run.path}: this would not be the same run '
+                         f'({"; ".join(differences(was["plan"], recipe_dict(plan)))}): leave these options out')
     if was and dist.objects(dist.is_main and _has_result(run, log))[0]: return run.path
     with stages(asked['data']), dist.main_first(): parts = _examples(task, asked, options, side, log)
     labels = read_json(run.part('labels.json')) if was else _labels(task, asked, plan, parts['train'])
@@ -401,7 +407,10 @@ def _new_run(job, source, out):
 def _folder(job, source, was, out):
     "The run's folder: the main process makes it, or locks it to go on, the others read there"
     run = None
-    if job.dist.is_main: run = Run.reopen(source.path) if was else _new_run(job, source, out)
+    if job.dist.is_main:
+        run = Run.reopen(source.path) if was else _new_run(job, source, out)
+        if was and was['root'] != job.asked['root']:
+            run.change(dict(finetune={**was, 'root': job.asked['root']}))
     path = job.dist.objects(run and str(run.path.resolve()))[0]
     return run or load(path)
 

@@ -7,11 +7,12 @@ __all__ = ['WAYS', 'find_photos', 'write_regions', 'tensors_digest', 'make_regio
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720004
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 import numpy as np, torch
 from ..core.files import *
 from ..core.progress import *
+from ..core.registry import load_plugin
 from ..data.image_files import some_of
 from ..core.fields import damage_limit
 from ..data.loader import TooManyDamaged
@@ -171,9 +172,12 @@ def make_regions(
     classes:int|FilePath=None, # Of a detector or of files: how many, or a file of their names, which must fit
     max_damaged:int|float|str=None, # Photos that may be unreadable, as for `write_regions`; of files none by default
     device:str=None,          # cpu, cuda; by default the GPU if there is one
+    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
     log:Callable=print,       # Called with progress messages
 )->RegionStore:
     "Store the regions of a folder of photos; a `ValueError` says which option does not go with the others"
+    for file in plugins:
+        load_plugin(file)
     given = dict(weights=weights, most=most, size=size, classes=classes)
     odd = dict(detector=['size'], grid=['most','classes'], files=['weights','size'])
     for k in odd.get(by, ['weights','most','classes']):

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from statistics import mean,median
 from ..core.files import *
+from ..core.run_facts import *
 from ..core.registry import did_you_mean
 
 # %% ../../nbs/reports/25_reference.ipynb #31fadc32
@@ -180,13 +181,11 @@ def compare_curve(
 )->dict:                # As from `curve_verdict`
     "Compare the losses of a run folder with its reference; a `ValueError` names a file that is missing or damaged"
     folder = Path(getattr(run, 'path', run))
-    info = read_json(folder/'recipe.json')
-    if not isinstance(info, dict) or not {'method','recipe','data'} <= info.keys():
-        raise ValueError(f'{folder/"recipe.json"}: damaged, method, recipe or data is missing')
+    info = read_run_facts(folder, ('method', 'recipe', 'data'))
     path = folder/'log.csv'
     if not path.is_file(): raise ValueError(f'{path}: no such log')
-    text = path.read_text(encoding='utf-8', errors='replace')
-    try: return curve_verdict(info, list(csv.DictReader(text[:text.rfind('\n')+1].splitlines())))
+    rows = log_rows(folder)
+    try: return curve_verdict(info, rows)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise ValueError(f'{path}: damaged ({type(e).__name__}: {e})') from e
 

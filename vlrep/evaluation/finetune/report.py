@@ -6,15 +6,15 @@
 __all__ = ['told_examples', 'task_report_html', 'write_task_report']
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #dfeeb65a
-import csv
 from pathlib import Path
 import numpy as np
 from ...core.files import *
+from ...core.run_facts import *
 from ...core.seeding import *
 from ...data.tasks import TaskDataset
 from ...reports.figures import (bars_html, cards_html, curves_svg, facts_html, page_html, render_macro, table_html,
                                    wide_rows)
-from ...reports.page import jpeg_uri
+from ...reports.page import jpeg_uri, shown_files
 from ...reports.weight_drift import drift_lines, drift_rows
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #cace6180
@@ -98,13 +98,12 @@ def write_task_report(
 )->Path:         # report.html in that folder
     "Write the page of a fine-tuned run"
     run = Path(getattr(run, 'path', run))
-    info = read_json(run/'recipe.json')
-    lines = (run/'result.jsonl').read_bytes().strip().splitlines() if (run/'result.jsonl').is_file() else []
-    if not lines: raise ValueError(f'{run}: has no result yet; resume with: vlrep-finetune {run} --resume')
-    log = list(csv.DictReader((run/'log.csv').open(newline='', encoding='utf-8'))) if (run/'log.csv').is_file() else []
-    shown = read_json(run/'samples.json').get('examples', []) if (run/'samples.json').is_file() else []
-    try: page = task_report_html(info, parse_json(lines[-1]), log, shown)
-    except (AttributeError, LookupError, TypeError, ValueError) as e:
-        raise ValueError(f'{run}: a file holds what cannot be shown ({type(e).__name__}: {e})') from e
+    info = read_run_facts(run, ('method', 'finetune'))
+    if not (run/'result.jsonl').is_file():
+        raise ValueError(f'{run}: has no result yet; resume with: vlrep-finetune {run} --resume')
+    res, log = last_result(run), log_rows(run)
+    samples = read_json(run/'samples.json') if (run/'samples.json').is_file() else {}
+    with shown_files(run):
+        page = task_report_html(info, res, log, samples.get('examples', []))
     with atomic_file(run/'report.html') as new: new.write_text(page, encoding='utf-8')
     return run/'report.html'
