@@ -102,7 +102,7 @@ def test_a_changed_byte_in_a_store_is_refused(tmp_path):
                 assert same(read_all(tmp_path/'store'), first)             # padding of the header of features
                 raise ValueError('the same store')
             held += 'the same' not in str(e.value)
-        path.write_bytes(whole)
+            path.write_bytes(whole)
         for cut in (2, len(whole)//2, len(whole)):
             path.write_bytes(whole[:len(whole)-cut])
             with pytest.raises(ValueError, match='store'): read_all(tmp_path/'store')

@@ -113,8 +113,12 @@ def load_bert(
     "A pretrained BERT; a `ValueError` names files that are missing or damaged, and weights that do not fit"
     folder = bert_folder(source)
     config,path = _config(folder/'config.json'),_weights_file(folder)
-    state = read_state(path)
-    state = _spelled(check_weights(state.get('state_dict', state), path))
+    first = 'encoder.layer.0.attention.self.query.weight'
+    state,more,before,_ = network_weights(path, (first,))
+    if before is None: raise ValueError(f'{path}: holds no BERT: {first} is missing')
+    head = before.removesuffix('bert.')+'cls.'                       # stands beside the network
+    state |= {'cls.'+k.removeprefix(head): v for k,v in more.items() if k.startswith(head)}
+    state = _spelled(check_weights(state, path))
     layers = {k.split('.')[3] for k in state if k.startswith('bert.encoder.layer.')}
     if len(layers) != config.depth:                                 # asked before a network of that size is built
         raise ValueError(f'{path}: has {len(layers)} layers, and config.json says {config.depth}')
@@ -126,7 +130,7 @@ def load_bert(
     new = [k for k in bert.load_state_dict(own, strict=False).missing_keys]
     used = {n for k in own for n in _theirs(k)} | {'cls.predictions.decoder.weight','cls.predictions.decoder.bias'}
     if log and new: log(f'{source}: not in the file, and begin at random: {_some(new)}')
-    if log and (rest := state.keys()-used): log(f'{source}: not used are {_some(rest)}')
+    if log and (rest := state.keys()-used | {k for k in more if not k.startswith(head)}): log(f'{source}: not used are {_some(rest)}')
     return bert.eval()
 
 # %% ../../nbs/models/58_bert.ipynb #08f8779f

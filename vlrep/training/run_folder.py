@@ -165,11 +165,7 @@ def load_state(
     path:FilePath, # What `torch.save` wrote
 )->object:
     "Read tensors and plain data; a `ValueError` names a file that is damaged or holds code"
-    try: return torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as e:                                          # a damaged pickle raises whatever it likes
-        code = 'Weights only load failed' in str(e)
-        why = 'it holds more than data, and is not opened' if code else str(e).split('\n')[0]
-        raise ValueError(f'{path}: cannot be read ({why})') from e
+    return read_pickle(path)
 
 # %% ../../nbs/training/50_run_folder.ipynb #ccf28467
 _PARTS = ('recipe.json tokenizer.model log.csv skipped.jsonl steps best frozen samples.json result.jsonl '
