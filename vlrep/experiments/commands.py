@@ -83,8 +83,7 @@ def _blank_learner(info, recipe, tok, weights, name):
     method = METHODS[info['method']]
     kept = dict(sizes=info.get('text_sizes', {})) if method.sizes else {}   # called so because text encoders came first
     learn = with_backbone(method, info.get('backbone')).learner(recipe, dls, **kept)
-    check_weights(weights, name, learn.model.state_dict())
-    learn.model.load_state_dict(weights)
+    fill_model(learn.model, weights, name)
     return learn
 
 # %% ../../nbs/experiments/70_commands.ipynb #ec7f03b5
