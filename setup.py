@@ -43,7 +43,7 @@ setuptools.setup(
     zip_safe=False,
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
-    extras_require={**{k: cfg[f'{k}_requirements'].split() for k in ('bert','docs','regions')},
-                    'dev': ' '.join(cfg[f'{k}_requirements'] for k in ('dev','bert','regions')).split()},
+    extras_require={**{k: cfg[f'{k}_requirements'].split() for k in ('bert','docs')},
+                    'dev': ' '.join(cfg[f'{k}_requirements'] for k in ('dev','bert')).split()},
     entry_points={'console_scripts': cfg['console_scripts'].split()},
 )

@@ -263,7 +263,7 @@ def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch):
     assert written_by(tmp_path/'same', images) == first and not asked
     written_by(writer, images.subset([*range(1, 20), 0]))                 # as many, and others in each place
     assert asked == [8,8,4]
-    for kept in (tmp_path/'cache'/'captions').glob('*.json'): kept.write_text('[')
+    for kept in (tmp_path/'cache'/'captions').glob('*/captions.json'): kept.write_text('[')
     assert written_by(writer, images) == first                            # a damaged file is written anew
 
 def test_captions_of_other_weights_are_others(writer, tmp_path, monkeypatch):
@@ -275,7 +275,7 @@ def test_captions_of_other_weights_are_others(writer, tmp_path, monkeypatch):
     moved = {k: v+.1 if v.is_floating_point() else v for k,v in load(tmp_path/'run').weights('best').items()}
     with Run.reopen(tmp_path/'run') as run: run.save('best', moved, dict(step=0))
     written_by(tmp_path/'run', images)
-    assert len(list((tmp_path/'cache'/'captions').glob('*.json'))) == 2
+    assert len(list((tmp_path/'cache'/'captions').glob('*/captions.json'))) == 2
 
 def test_empty_captions_are_counted(writer, tmp_path, monkeypatch):
     monkeypatch.setenv('VLREP_CACHE', str(tmp_path/'cache'))

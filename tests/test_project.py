@@ -354,7 +354,7 @@ def test_third_party_imports_are_required():
     optional = {('vlrep.models.export', 'timm'), ('vlrep.models.named', 'timm'), ('vlrep.core.progress', 'IPython'),
                 ('vlrep.training.trackers', 'wandb'), ('vlrep.data.wordpiece', 'tokenizers'),
                 ('vlrep.models.bert', 'huggingface_hub'), ('vlrep.data.paraphrases', 'transformers'),
-                ('vlrep.data.paraphrases', 'huggingface_hub'), ('vlrep.data.regions', 'lmdb')}
+                ('vlrep.data.paraphrases', 'huggingface_hub')}
     fail_with(f'{m} imports {t}' for m,t in used if IMPORT_NAMES.get(t, t) not in known and (m, t) not in optional)
     top = {a.name for m,_ in optional for n in ast.parse(MODULES[m]).body if isinstance(n, ast.Import) for a in n.names}
     assert not top & {t for _,t in optional}

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['FilePath', 'write_error', 'remove_leftovers', 'atomic_file', 'settled', 'atomic_folder', 'write_json',
-           'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256', 'write_index', 'folder_damage',
-           'read_at', 'write_at', 'ArrayFile', 'locked', 'append_line', 'cache_dir']
+           'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256', 'write_index', 'read_index',
+           'folder_damage', 'read_at', 'write_at', 'ArrayFile', 'locked', 'append_line', 'cache_dir', 'cached_folder']
 
 # %% ../../nbs/core/10_files.ipynb #3ab11623
 import codecs,errno,glob,hashlib,json,operator,os,shutil,threading,weakref,zlib
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
@@ -225,24 +226,38 @@ def write_index(
     index = dict(facts, files=files)
     write_json(folder/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
 
-def folder_damage(
+def read_index(
     folder:FilePath # With an index from `write_index`
-)->str:             # '' if nothing is wrong
+)->dict:            # The facts; `files`: name -> [size, checksum]
+    "Read the index of a folder; a `ValueError` if it is missing or has changed"
+    path = Path(folder)/'index.json'
+    index = read_json(path)
+    if not isinstance(index, dict) or index.pop('crc', None) != zlib.crc32(json.dumps(index).encode()):
+        raise ValueError(f'{path}: damaged')
+    files = index.get('files')
+    whole = isinstance(files, dict) and all(isinstance(v, list) and [type(x) for x in v] == [int, int]
+                                            and Path(k).name == k for k, v in files.items())
+    if not whole:
+        raise ValueError(f'{path}: damaged, files is {brief(files)}')
+    return index
+
+def folder_damage(
+    folder:FilePath,             # With an index from `write_index`
+    large:tuple[str,...]=(),     # Files whose size alone is compared, since to read them takes too long
+)->str:                          # '' if nothing is wrong
     "Compare every file of a folder with its index; say which one is missing or has changed"
     folder = Path(folder)
     try:
-        index = read_json(folder/'index.json')
+        index = read_index(folder)
     except ValueError as e:
         return str(e)
-    if not isinstance(index, dict) or index.pop('crc', None) != zlib.crc32(json.dumps(index).encode()):
-        return f'{folder/"index.json"}: damaged'
     for name, (size, crc) in index['files'].items():
         p = folder/name
         if not p.is_file():
             return f'{p}: missing'
         if p.stat().st_size != size:
             return f'{p}: {p.stat().st_size} bytes instead of {size}'
-        if _crc32(p) != crc:
+        if name not in large and _crc32(p) != crc:
             return f'{p}: wrong checksum'
     return ''
 
@@ -417,3 +432,23 @@ def cache_dir(
         raise ValueError(
             f'{path}: cannot make the cache folder ({e.strerror}): set VLREP_CACHE to a folder you may write to') from e
     return path
+
+# %% ../../nbs/core/10_files.ipynb #cb78eb39
+def cached_folder(
+    folder:FilePath,     # In the cache
+    what:str,            # What it holds, for messages
+    make:Callable,       # Called with an empty folder, which it fills with files
+    log:Callable=print,  # Called if the folder was there and has changed; None for no message
+)->Path:                 # The folder, with all that `make` has written
+    "Open a folder of the cache, or make it, one process at a time; one that has changed is made anew"
+    folder = Path(folder)
+    if not folder_damage(folder):
+        return folder
+    with locked(folder.with_name(folder.name+'.lock'), f'{what} {folder}', timeout=3600):
+        if why := folder_damage(folder):
+            if folder.exists() and log:
+                log(f'{what}: {why}; made anew')
+            with atomic_folder(folder) as new:
+                make(new)
+                write_index(new, {})
+    return folder

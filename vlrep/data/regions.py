@@ -7,8 +7,8 @@ __all__ = ['READ_HOWS', 'check_boxes', 'thumbnail', 'RegionWriter', 'RegionStore
            'mirror_boxes', 'open_regions', 'RegionReader']
 
 # %% ../../nbs/data/57_regions.ipynb #67570004
-import base64,hashlib,io,json,os,pickle,re,shutil,weakref,zlib
-from collections import Counter
+import base64,hashlib,io,json,math,os,pickle,re,shutil,weakref,zlib
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
@@ -22,6 +22,7 @@ from ..core.progress import *
 from ..core.registry import did_you_mean
 from .box_files import BoxFile
 from .image_files import some_of
+from .lmdb_files import lmdb_items
 from .masking import sequence_mask
 from .records import DamagedImage, ImageFileDataset, ImageTextDataset, open_image
 
@@ -109,9 +110,13 @@ def _alike(side, look, image):
     return int(np.abs(look.astype(np.int16)-thumbnail(image)).max()) < _FAR
 
 # %% ../../nbs/data/57_regions.ipynb #6757000d
-_VERSION = 1
+_VERSION = 2
 
-def _sums(data): return zlib.crc32(b''.join(data))
+def _sums(data):
+    "One CRC-32 of several pieces of data"
+    crc = 0
+    for piece in data: crc = zlib.crc32(piece, crc)
+    return crc
 
 class RegionWriter:
     "Write a store of regions, image by image, as a context: the store is there when the context ends without an error"
@@ -286,9 +291,7 @@ def _finish(self:RegionWriter, new):
         arrays['looks'] = np.array([np.frombuffer(bytes.fromhex(t) or bytes(3*_POINTS**2), np.uint8)
                                     for *_,t in self.looks])
     for k,a in arrays.items(): np.save(new/f'{k}.npy', a)
-    sizes = {p.name: p.stat().st_size for p in sorted(new.iterdir())}
-    index = dict(self.facts, n=len(self.ids), regions=sum(self.counts), left_out=self.left_out, files=sizes)
-    write_json(new/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
+    write_index(new, dict(self.facts, n=len(self.ids), regions=sum(self.counts), left_out=self.left_out))
 
 # %% ../../nbs/data/57_regions.ipynb #67570014
 @patch
@@ -310,48 +313,82 @@ class _Ids:
     def __len__(self): return len(self.ends)-1
     def __getitem__(self, i):
         i = range(len(self))[int(i)]
-        return self.data[self.ends[i]:self.ends[i+1]].tobytes().decode()
+        return self.data[self.ends[i]:self.ends[i+1]].tobytes().decode(errors='replace')
     def __iter__(self): return (self[i] for i in range(len(self)))
 
 _TYPES = dict(boxes='<f4', offsets='<i8', sums='<u4', ids='|u1', id_ends='<i8', hashes='<u8', hash_rows='<i8',
               sides='<i4', looks='|u1')
 
-def _index(folder):
-    "Read and check the index of a store"
-    path = folder/'index.json'
-    if not path.is_file(): raise ValueError(f'{folder}: no stored regions there (index.json is missing); vlrep-regions '
-                                            'or convert_regions writes them')
-    index = read_json(path)
-    if not isinstance(index, dict) or index.pop('crc', None) != zlib.crc32(json.dumps(index).encode()):
-        raise ValueError(f'{path}: damaged')
-    if index['version'] != _VERSION: raise ValueError(f'{path}: of version {index["version"]}, {_VERSION} is expected')
-    for name,size in index['files'].items():
-        there = (folder/name).stat().st_size if (folder/name).is_file() else None
-        if there is None: raise ValueError(f'{folder/name}: missing')
-        if there != size: raise ValueError(f'{folder/name}: damaged, {there:,} bytes instead of {size:,}')
+_LARGE = 'features.npy','probs.npy' # Too large to be read as a whole: each image is checked when it is first read
+
+def _wrong_fact(index):
+    "Name of the first fact in the index of a store that cannot be right, or None"
+    whole = lambda v, low: type(v) is int and v >= low
+    texts = lambda v: all(isinstance(x, str) for x in v)
+    right = dict(
+        version=lambda v: whole(v, 1), width=lambda v: whole(v, 1), classes=lambda v: whole(v, 0),
+        dtype=lambda v: v in ('<f2','<f4'), about=lambda v: isinstance(v, dict),
+        names=lambda v: isinstance(v, list) and texts(v) and len(v) in (0, index['classes']),
+        left_out=lambda v: isinstance(v, dict) and texts(v.values()),
+        n=lambda v: whole(v, 0), regions=lambda v: whole(v, 0))
+    return next((k for k, good in right.items() if not good(index.get(k))), None)
+
+def _index(folder, checked):
+    "Read the index of a store and compare the files with it"
+    if not (folder/'index.json').is_file():
+        raise ValueError(f'{folder}: no stored regions there (index.json is missing); vlrep-regions '
+                         'or convert_regions writes them')
+    if not checked and (why := folder_damage(folder, _LARGE)):
+        raise ValueError(f'{why}; restore the store, or write it anew')
+    index = read_index(folder)
+    if (wrong := _wrong_fact(index)):
+        raise ValueError(f'{folder/"index.json"}: damaged, {wrong} is {brief(index.get(wrong))}')
+    if index['version'] != _VERSION:
+        raise ValueError(f'{folder/"index.json"}: of version {index["version"]}, {_VERSION} is expected: write the '
+                         f'store anew')
     return index
 
+
 # %% ../../nbs/data/57_regions.ipynb #67570017
+def _wrong_column(cols, index):
+    "Name of the first column of a store whose shape or numbers cannot be right, or None"
+    n,regions = index['n'],index['regions']
+    shapes = dict(offsets=(n+1,), id_ends=(n+1,), sums=(n,), ids=None, hashes=None, hash_rows=None,
+                  features=(regions,index['width']), boxes=(regions,4))
+    if index['classes']: shapes['probs'] = (regions,index['classes'])
+    shapes |= {k: s for k,s in dict(sides=(n,2), looks=(n,3*_POINTS**2)).items() if k in cols}
+    if extra := cols.keys()-shapes.keys(): return min(extra)
+    for k,shape in shapes.items():
+        if k not in cols or cols[k].shape != (shape or (len(cols[k]),)): return k
+    for k,end in dict(offsets=regions, id_ends=len(cols['ids'])).items():
+        if cols[k][0] != 0 or cols[k][-1] != end or (np.diff(cols[k]) < 0).any(): return k
+    rows = cols['hash_rows']
+    if len(rows) != len(cols['hashes']) or len(rows) and not 0 <= rows.min() <= rows.max() < n: return 'hash_rows'
+
 class RegionStore:
     "The regions of many images, found by their ids, in files that are mapped"
     def __init__(self,
-        folder:FilePath # What `RegionWriter` wrote
+        folder:FilePath,    # What `RegionWriter` wrote
+        checked:bool=False, # Were its files compared with their checksums a moment ago?
     ):
         self.folder = Path(folder)
-        self.index = _index(self.folder)
+        self.index = _index(self.folder, checked)
         self.width,self.classes,self.names,self.about,self.left_out = (
             self.index[k] for k in ('width','classes','names','about','left_out'))
         types = dict(_TYPES, features=self.index['dtype'], probs=self.index['dtype'])
         self.cols = {Path(k).stem: self._map(k, types) for k in self.index['files']}
+        if wrong := _wrong_column(self.cols, self.index):
+            raise ValueError(f'{self.folder/f"{wrong}.npy"}: damaged, it does not fit the other files')
         self.ids,self.offsets = _Ids(self.cols['ids'], self.cols['id_ends']),self.cols['offsets']
+        self._sound = np.zeros(len(self), bool)                         # images whose checksum has been compared
     def _map(self, name, types):
         path = self.folder/name
-        if path.stem not in types: raise ValueError(f'{path}: no file of stored regions')
+        if path.suffix != '.npy' or path.stem not in types: raise ValueError(f'{path}: no file of stored regions')
         try: a = np.load(path, mmap_mode='r', allow_pickle=False)
         except (ValueError, OSError, EOFError) as e: raise ValueError(f'{path}: damaged ({e})') from None
         if a.dtype.str != types[path.stem]: raise ValueError(f'{path}: damaged, holds {a.dtype}')
         return a
-    def __reduce__(self): return type(self),(self.folder,)              # another process opens the files again
+    def __reduce__(self): return type(self),(self.folder,True)          # another process opens the files again
     def __len__(self): return len(self.ids)
     def __repr__(self):
         return (f'RegionStore({self.folder}: {len(self):,} images, {self.index["regions"]:,} regions, '
@@ -469,6 +506,7 @@ def read(self:RegionStore,
     if most is not None: counts = np.minimum(counts, most)
     shape = len(rows),max(1, int(counts.max(initial=0)))
     names = dict(boxes='region_boxes') | ({} if boxes else dict(features='region_feats', probs='region_probs'))
+    if not boxes: self._compare(rows)
     out = {v: np.zeros((*shape, self.cols[k].shape[1]), np.float32) for k,v in names.items() if k in self.cols}
     for i,(a,k) in enumerate(zip(first.tolist(), counts.tolist())):
         for c,v in names.items():
@@ -480,20 +518,48 @@ def read(self:RegionStore,
 @patch
 def check(self:RegionStore)->None:
     "Read everything and compare checksums; a `ValueError` names the first image whose regions have changed"
-    for i,want in enumerate(progress(self.cols['sums'], len(self), 'images checked')):
+    self._sound[:] = False
+    for i in progress(range(len(self)), label='images checked'): self._compare([i])
+
+@patch
+def _compare(self:RegionStore, rows):
+    "Compare the checksums of images that were not read before; a `ValueError` names one whose regions have changed"
+    for i in np.unique(rows).tolist() if len(rows) else ():
+        if self._sound[i]: continue
         a,b = self.offsets[i:i+2]
         data = [self.cols[k][a:b].tobytes() for k in ('features','boxes','probs') if k in self.cols]
-        if _sums(data) != want: raise ValueError(f'{self.folder}: damaged, the regions of {self.ids[i]} have changed')
+        if _sums(data) != self.cols['sums'][i]:
+            raise ValueError(f'{self.folder}: damaged, the regions of {self.ids[i]} have changed; restore the store, '
+                             f'or write it anew')
+        self._sound[i] = True
 
 # %% ../../nbs/data/57_regions.ipynb #6757002c
-_SAFE = {(m, n) for p in ('numpy.core','numpy._core') for m,n in ((f'{p}.multiarray','_reconstruct'),
-         (f'{p}.multiarray','scalar'), (f'{p}.numeric','_frombuffer'))} | {('numpy','ndarray'), ('numpy','dtype'),
-         ('_codecs','encode'), ('collections','OrderedDict')}
+class _Pickled(np.ndarray):
+    "An array that is being unpickled: its shape must not claim more values than there are"
+    def __setstate__(self, state):
+        *_,shape,dtype,_,data = state
+        if dtype.subdtype is not None or math.prod(shape) > len(data):
+            raise pickle.UnpicklingError(f'an array claims the shape {shape}, for which it has too little data')
+        super().__setstate__(state)
+
+_KIND = 'numpy.ndarray' # Stands for the class in a pickle: nothing can be made of it
+
+def _empty(*_): return np.ndarray(0, np.uint8).view(_Pickled)
+
+def _latin1(text, encoding):
+    if encoding != 'latin1': raise pickle.UnpicklingError(f'asks for the encoding {brief(encoding)}')
+    return text.encode('latin1')
+
+_SAFE = {'multiarray._reconstruct': _empty, 'multiarray.scalar': np._core.multiarray.scalar,
+         'numeric._frombuffer': np._core.numeric._frombuffer}
+_SAFE = {f'{p}.{k}': v for p in ('numpy.core','numpy._core') for k,v in _SAFE.items()} | {
+         'numpy.ndarray': _KIND, 'numpy.dtype': np.dtype, '_codecs.encode': _latin1,
+         'collections.OrderedDict': OrderedDict}
 
 class _ArrayUnpickler(pickle.Unpickler):
     "Opens pickles of numpy arrays and plain values, and nothing that could run code"
     def find_class(self, module, name):
-        if (module, name) in _SAFE: return super().find_class(module.replace('numpy.core', 'numpy._core'), name)
+        if (got := _SAFE.get(f'{module}.{name}')) is not None: return got
         raise pickle.UnpicklingError(f'asks for {module}.{name}; only arrays and plain values are opened, as a pickle '
                                      'may run code')
 
@@ -512,12 +578,16 @@ def _load_npy(path):
         try:
             version = np.lib.format.read_magic(f)
             read = {(1,0): np.lib.format.read_array_header_1_0, (2,0): np.lib.format.read_array_header_2_0}
-            _,_,dtype = read[version](f)
-            if not dtype.hasobject: return np.load(path, allow_pickle=False)
+            shape,_,dtype = read[version](f)
+            size,there = math.prod(shape)*dtype.itemsize,path.stat().st_size-f.tell()
+            if not dtype.hasobject:
+                if size > there: raise ValueError(f'{there:,} bytes instead of {size:,}')
+                return np.load(path, allow_pickle=False)
         except (ValueError, KeyError, EOFError, OSError) as e:
             raise ValueError(f'{path}: damaged, not a .npy file ({e})') from None
         got = unpickle_arrays(f, path)
     return got.item() if isinstance(got, np.ndarray) and got.size == 1 else got
+
 
 # %% ../../nbs/data/57_regions.ipynb #6757002f
 _FIELDS = dict(features=('features','feature'), boxes=('boxes','bbox'), h=('image_h','image_height'),
@@ -525,21 +595,38 @@ _FIELDS = dict(features=('features','feature'), boxes=('boxes','bbox'), h=('imag
 
 def _field(item, name): return next((item[k] for k in _FIELDS[name] if item.get(k) is not None), None)
 
-def _numbers(x, k, what):
-    "float32 (k,...) from an array, the bytes of one, or these in base64"
+def _whole(x, low, what):
+    "A whole number from what a published file has as one: a number, an array of one, text"
+    try:
+        value = np.asarray(x).item()
+        n = int(value)
+        if n < low or not isinstance(value, str) and n != value: raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f'{what} is {brief(x)}, expected a whole number, {low} or more') from None
+    return n
+
+def _numbers(x, k, what, padded=False):
+    """float32 (k,...) from an array, the bytes of one, or these in base64
+
+    padded: further rows may follow, which are not real; else a `ValueError` unless they are zeros
+    """
     if isinstance(x, (bytes,str)):
-        raw = x.encode('latin1') if isinstance(x, str) else x
+        raw = x.encode('latin1', 'replace') if isinstance(x, str) else x
         try: raw = base64.b64decode(raw, validate=True)
         except ValueError: pass                                               # then they are the bytes themselves
         if not k or len(raw) % (4*k): raise ValueError(f'{what}: {len(raw)} bytes are no {k} rows of float32')
         x = np.frombuffer(raw, '<f4').reshape(k, -1)
-    a = np.asarray(x, np.float32)
+    try:
+        with np.errstate(over='ignore'): a = np.asarray(x).astype(np.float32, casting='same_kind')
+    except (TypeError, ValueError): raise ValueError(f'{what} is {brief(x)}, expected an array of numbers') from None
     if a.ndim != 2 or len(a) < k: raise ValueError(f'{what}: {a.shape} for {k} regions')
+    if not padded and a[k:].any(): raise ValueError(f'{what}: {len(a)} rows, but num_boxes is {k}')
     return a[:k]
 
 def _parts(boxes, w, h):
     "Boxes in pixels as parts of an image of `w` x `h` pixels"
     size = np.array([w,h,w,h], np.float32)
+    if not np.isfinite(boxes).all(): raise ValueError('boxes: not all numbers are finite')
     if not (boxes >= -2).all() or not (boxes <= size+2).all():
         far = boxes[~((boxes >= -2) & (boxes <= size+2)).all(1)][0]
         raise ValueError(f'the box {far.round(1).tolist()} lies outside the image of {w} x {h} pixels (files that mmf '
@@ -554,12 +641,14 @@ def _regions_of(item, classes=0):
     feats,boxes,h,w = (_field(item, k) for k in ('features','boxes','h','w'))
     for k,v in dict(features=feats, boxes=boxes, image_h=h, image_w=w).items():
         if v is None: raise ValueError(f'has no {k}, only {", ".join(map(str, item))}')
-    k = _field(item, 'num')
-    if k is None: k = len(feats)
-    k = int(k)
-    feats,boxes = _numbers(feats, k, 'features'),_numbers(boxes, k, 'boxes')
+    w,h,k = _whole(w, 1, 'image_w'),_whole(h, 1, 'image_h'),_field(item, 'num')
+    if k is None:
+        if isinstance(feats, (bytes,str)): raise ValueError('has no num_boxes')
+        k = len(_numbers(feats, 0, 'features', padded=True))
+    k = _whole(k, 0, 'num_boxes')
+    feats,boxes = _numbers(feats, k, 'features', padded=True),_numbers(boxes, k, 'boxes')
     if boxes.shape[1] != 4: raise ValueError(f'boxes: {boxes.shape}, four numbers each are expected')
-    boxes,probs,objects,scaled = _parts(boxes, int(w), int(h)),_field(item, 'probs'),_field(item, 'objects'),False
+    boxes,probs,objects,scaled = _parts(boxes, w, h),_field(item, 'probs'),_field(item, 'objects'),False
     if probs is not None:
         probs = _numbers(probs, k, 'cls_prob')
         total = probs.sum(1, keepdims=True)
@@ -567,12 +656,13 @@ def _regions_of(item, classes=0):
         scaled = bool((np.abs(total-1) > 1e-3).any())
         probs = probs/total
     elif objects is not None and classes:
-        objects = np.asarray(objects).ravel()[:k].astype(np.int64)
-        if len(objects) < k or objects.min(initial=0) < 0 or objects.max(initial=0) >= classes:
-            raise ValueError(f'objects: {brief(objects.tolist())} are no {k} numbers of {classes} classes')
-        probs = np.eye(classes, dtype=np.float32)[objects]
+        try: own = np.asarray(objects).ravel().astype(np.int64, casting='same_kind')
+        except (TypeError, ValueError): own = np.empty(0)
+        if len(own) < k or own[k:].any() or own.min(initial=0) < 0 or own.max(initial=0) >= classes:
+            raise ValueError(f'objects: {brief(objects)} are no {k} numbers of {classes} classes')
+        probs = np.eye(classes, dtype=np.float32)[own[:k]]
     keep = (boxes[:,:2] < boxes[:,2:]).all(1)
-    return [a if a is None else a[keep] for a in (feats, boxes, probs)],int((~keep).sum()),scaled,(int(w),int(h))
+    return [a if a is None else a[keep] for a in (feats, boxes, probs)],int((~keep).sum()),scaled,(w,h)
 
 # %% ../../nbs/data/57_regions.ipynb #67570031
 def _npy_items(folder):
@@ -590,17 +680,11 @@ def _npy_items(folder):
 
 def _lmdb_items(path):
     "(name of the image, file and key, function that reads it) of an LMDB"
-    try: import lmdb
-    except ImportError: raise ValueError(f'{path}: the package lmdb is not installed (pip install "vlrep[regions]")'
-                                         ) from None
-    try: env = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False)
-    except lmdb.Error as e: raise ValueError(f'{path}: not an LMDB ({e})') from None
-    with env, env.begin() as txn:
-        for key,value in txn.cursor():
-            if key == b'keys': continue                                         # the list of all keys
-            name = key.decode(errors='replace')
-            def item(data=bytes(value), name=name): return unpickle_arrays(io.BytesIO(data), f'{path}, key {name}')
-            yield PurePosixPath(name).name,f'{path}, key {name}',item
+    for key,value in lmdb_items(path):
+        if key == b'keys': continue                                             # the list of all keys
+        name = key.decode(errors='replace')
+        def item(data=value, name=name): return unpickle_arrays(io.BytesIO(data), f'{path}, key {name}')
+        yield PurePosixPath(name).name,f'{path}, key {name}',item
 
 def _published(source):
     "The images of a published store"

@@ -78,7 +78,8 @@ def _own_words(run, method, recipe):
 
 def _blank_learner(info, recipe, tok, weights, name):
     "The learner of a run's method on a blank image, its model with `weights`"
-    k = len(weights.get('head.bias', [0]))                          # a method that learns from labels: how many
+    bias = weights.get('head.bias')
+    k = len(bias) if bias is not None and bias.ndim else 1          # a method that learns from labels: how many
     side = DATASETS[info['data']['name']].stored_size(recipe.size)
     img,tags = np.zeros((1,side,side,3), np.uint8),np.zeros((1,k), np.float32)
     blank = ArrayDataset(img, captions=[['a']], labels=dict(tags=tags))
@@ -86,8 +87,7 @@ def _blank_learner(info, recipe, tok, weights, name):
     method = METHODS[info['method']]
     kept = dict(sizes=info.get('text_sizes', {})) if method.sizes else {}   # called so because text encoders came first
     learn = with_backbone(method, info.get('backbone')).learner(recipe, dls, **kept)
-    check_weights(weights, name, learn.model.state_dict())
-    learn.model.load_state_dict(weights)
+    fill_model(learn.model, weights, name)
     return learn
 
 # %% ../../nbs/experiments/70_commands.ipynb #ec7f03b5
@@ -309,7 +309,7 @@ def run_checks(
                   weights=given.get('weights_file'))
     given,changes = _after_run(given, changes)
     asked = _asked(given, None)[0]
-    method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'])
+    method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'], log)
     recipe,options = plan(asked['method'], asked['name'], _small(asked, changes) if small else changes, asked['data'],
                    backbone=asked['backbone'])
     recipe.check_parts(asked['accumulate'])
@@ -517,7 +517,9 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
         if dist.is_main: cbs = [logger, Checkpointer(run, save_every), *cbs]
         if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
         try:
-            method = with_backbone(method, asked['backbone'], _first_weights(asked, run, at, resume_run))
+            told = None if resume_run or not dist.is_main else log
+            first = _first_weights(asked, run, at, resume_run)
+            method = with_backbone(method, asked['backbone'], first, told)
             learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,
                              cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers,
                              begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),

@@ -131,8 +131,7 @@ def open_finetuned(
     name,ft = f'{run.path}, checkpoint {which}',run.info['finetune']
     body,can = _same_body(run, recipe, tok, weights, name)
     model = _model(body, plan, task, labels, run.info['seed'])
-    check_weights(weights, name, model.state_dict())
-    model.load_state_dict(weights)
+    fill_model(model, weights, name)
     view = EvalTransform(recipe.size, whole=True)
     pictures = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tok=tok))
     collate = TaskCollator(tok, ft['max_len'])

@@ -121,7 +121,7 @@ def _class_names(given, n, known, who):
     return labels
 
 # %% ../../nbs/experiments/72_region_files.ipynb #a7c01e31
-def _source(by, *, model, backbone, weights, most, size, which, device, classes):
+def _source(by, *, model, backbone, weights, most, size, which, device, classes, log):
     "The function that extracts regions, and how the store describes it"
     if by == 'detector':
         net,names = load_detector(model, weights or 'DEFAULT')
@@ -131,7 +131,7 @@ def _source(by, *, model, backbone, weights, most, size, which, device, classes)
         return (DetectorRegions(net, most or 100, names=names, device=device),
                 dict(by='detector', model=model, weights=file, most=most or 100))
     if by == 'grid':
-        net = named_backbone(backbone, weights=weights)
+        net = named_backbone(backbone, weights=weights, log=log)
         about = dict(by='grid', backbone=backbone, weights=weights_digest(weights), size=size or 224)
         return CellRegions(net, size or 224, device=device),about
     m = open_run(by, which)
@@ -190,5 +190,5 @@ def make_regions(
     find_photos(folder)
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     source,about = _source(by, model=model, backbone=backbone, weights=weights, most=most, size=size, which=which,
-                           device=device, classes=classes)
+                           device=device, classes=classes, log=log)
     return write_regions(folder, out, source, about, half=half, max_damaged=max_damaged, log=log)

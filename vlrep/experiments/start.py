@@ -6,6 +6,7 @@
 __all__ = ['with_backbone', 'has_backbone', 'run_backbone']
 
 # %% ../../nbs/experiments/35_start.ipynb #f99fcb7c
+from collections.abc import Callable
 from dataclasses import replace
 from safetensors import safe_open
 from ..core.files import *
@@ -18,11 +19,12 @@ def with_backbone(
     method:Method,         # Its learner makes the recipe's backbone
     backbone:str=None,     # As for `initial_backbone`
     weights:FilePath=None, # As for `initial_backbone`
+    log:Callable=None,     # As for `initial_backbone`
 )->Method:                 # The same method if neither is given
     "A method whose learner starts with another backbone or other weights"
     if backbone is None and weights is None: return method
     def learner(recipe, dls, visual=None, seed=0, **kw):
-        visual = initial_backbone(recipe, backbone, weights, seed) if visual is None else visual
+        visual = initial_backbone(recipe, backbone, weights, seed, log) if visual is None else visual
         return method.learner(recipe, dls, visual=visual, seed=seed, **kw)
     return replace(method, learner=learner)
 

@@ -79,19 +79,15 @@ def _caption_key(run, dataset):
     hash_images(h, dataset)
     return h.hexdigest()[:24]
 
-def _caption_all(run, dataset):
+def _caption_all(run, dataset, log=print):
     "Captions that a run's model generates for images, unchanged, from the cache if they are there"
-    file = cache_dir('captions')/f'{_caption_key(run, dataset)}.json'
-    with locked(file.with_suffix('.lock'), f'the captions {file}', timeout=-1):
-        try:
-            said = read_json(file)
-            if isinstance(said, list) and len(said) == len(dataset): return said
-        except ValueError: pass                                          # not there, or damaged
+    def write(folder):
         m,said = resolve('vlrep:load')(run),[]
         for i in range(0, len(dataset), _CAPTIONED):
             said += m.caption([dataset[k].load() for k in range(i, min(i+_CAPTIONED, len(dataset)))])
-        write_json(file, said)
-    return said
+        write_json(folder/'captions.json', said)
+    folder = cached_folder(cache_dir('captions')/_caption_key(run, dataset), 'the captions', write, log)
+    return read_json(folder/'captions.json')
 
 def written_by(
     run:FilePath,             # The folder of a run whose model can caption

@@ -113,8 +113,12 @@ def load_bert(
     "A pretrained BERT; a `ValueError` names files that are missing or damaged, and weights that do not fit"
     folder = bert_folder(source)
     config,path = _config(folder/'config.json'),_weights_file(folder)
-    state = read_state(path)
-    state = _spelled(check_weights(state.get('state_dict', state), path))
+    first = 'encoder.layer.0.attention.self.query.weight'
+    state,more,before,_ = network_weights(path, (first,))
+    if before is None: raise ValueError(f'{path}: holds no BERT: {first} is missing')
+    head = before.removesuffix('bert.')+'cls.'                       # stands beside the network
+    state |= {'cls.'+k.removeprefix(head): v for k,v in more.items() if k.startswith(head)}
+    state = _spelled(check_weights(state, path))
     layers = {k.split('.')[3] for k in state if k.startswith('bert.encoder.layer.')}
     if len(layers) != config.depth:                                 # asked before a network of that size is built
         raise ValueError(f'{path}: has {len(layers)} layers, and config.json says {config.depth}')
@@ -122,11 +126,11 @@ def load_bert(
     own = _fits(state, config, empty, [_HEADS[f] for f in fresh], path)
     if mlm and _untied(state):
         raise ValueError(f'{path}: the last layer of its head is not the table of words: give mlm=False')
-    bert = Bert(config, seed, pooler=pooler, mlm=mlm)
+    with torch.random.fork_rng(devices=[]): bert = Bert(config, seed, pooler=pooler, mlm=mlm)
     new = [k for k in bert.load_state_dict(own, strict=False).missing_keys]
     used = {n for k in own for n in _theirs(k)} | {'cls.predictions.decoder.weight','cls.predictions.decoder.bias'}
     if log and new: log(f'{source}: not in the file, and begin at random: {_some(new)}')
-    if log and (rest := state.keys()-used): log(f'{source}: not used are {_some(rest)}')
+    if log and (rest := state.keys()-used | {k for k in more if not k.startswith(head)}): log(f'{source}: not used are {_some(rest)}')
     return bert.eval()
 
 # %% ../../nbs/models/58_bert.ipynb #08f8779f
@@ -186,16 +190,19 @@ def save_bert(
     **facts                      # More for its `config.json`, under `vlrep`
 )->None:
     "Write a folder as transformers has it, whole or not at all"
+    with atomic_folder(folder) as new: _fill(new, bert, tokenizer, facts)
+
+def _fill(folder, bert, tokenizer, facts):
+    "Write the files of a BERT into an empty folder"
     state = {}
     for k,p in bert.state_dict().items():
         there = _theirs(k)
         state |= {n: t.contiguous() for n,t in zip(there, p.detach().cpu().chunk(len(there)))}
     config = {_CONFIG[k]: v for k,v in asdict(replace(bert.config, ffn=bert.config.hidden)).items() if k in _CONFIG}
-    with atomic_folder(folder) as new:
-        write_json(new/'config.json', dict(architectures=['BertForMaskedLM'], **_USUAL, **config, vlrep=facts))
-        save_file(state, new/'model.safetensors', {'format': 'pt'})
-        if isinstance(tokenizer, WordPieceTokenizer): tokenizer.save_vocabulary(new)
-        elif tokenizer is not None: tokenizer.save(new/'tokenizer.model')
+    write_json(folder/'config.json', dict(architectures=['BertForMaskedLM'], **_USUAL, **config, vlrep=facts))
+    save_file(state, folder/'model.safetensors', {'format': 'pt'})
+    if isinstance(tokenizer, WordPieceTokenizer): tokenizer.save_vocabulary(folder)
+    elif tokenizer is not None: tokenizer.save(folder/'tokenizer.model')
 
 # %% ../../nbs/models/58_bert.ipynb #fb973451
 @dataclass(frozen=True)
@@ -348,16 +355,12 @@ def train_small_bert(
     _check_vocab(config, tokenizer, 'config')
     if plan.max_len > config.max_len:
         raise ValueError(f'plan.max_len={plan.max_len}: config has positions for {config.max_len} tokens only')
+    def train(new):
+        start = time.perf_counter()
+        bert,facts = _trained(dataset, tokenizer, config, plan, seed)
+        _fill(new, bert, tokenizer, dict(facts, seconds=round(time.perf_counter()-start, 1)))
     folder = cache_dir('bert')/f'small-{_key(dataset, tokenizer, config, plan, seed)}'
-    def cached():
-        try: return load_bert(folder, log=None)
-        except ValueError: return None                                  # not there, or damaged
-    if (bert := cached()) is None:
-        with locked(folder.with_name(folder.name+'.lock'), f'the cached BERT {folder}', timeout=1200):
-            if (bert := cached()) is None:
-                start = time.perf_counter()
-                bert,facts = _trained(dataset, tokenizer, config, plan, seed)
-                save_bert(bert, folder, tokenizer, **facts, seconds=round(time.perf_counter()-start, 1))
+    bert = load_bert(cached_folder(folder, 'the small BERT', train, log), log=None)
     facts = read_json(folder/'config.json')['vlrep']
     if log: log(f'small BERT, {sum(p.numel() for p in bert.parameters()):,} parameters, trained on the captions in '
                 f'{facts["seconds"]:.0f} s: finds {100*facts["top1"]:.1f} % of masked words of other captions '

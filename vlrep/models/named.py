@@ -6,6 +6,7 @@
 __all__ = ['NamedBackbone', 'named_backbone', 'initial_backbone', 'weights_digest']
 
 # %% ../../nbs/models/52_named.ipynb #0f3a6156
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from ..core.files import *
 from ..core.registry import *
 from ..core.seeding import *
+from ..core.weights import *
 from .backbones import *
 from .resnet_names import *
 from .weights import *
-from .weights import _some, _weights
+from .weights import _found_line, _some
 
 # %% ../../nbs/models/52_named.ipynb #07e2b260
 def _of_timm(name):
@@ -115,26 +117,29 @@ def scale_widths(self:NamedBackbone,
 @patch
 def load(self:NamedBackbone,
     source:FilePath|dict, # A file with the weights of the whole network, or of a run's model; or a dict of them
+    log:Callable=None,    # Called with what was taken and what is not used
 )->None:
     """Load weights, under the names of the other library or those in a run's model; a head is left out
 
     A `ValueError` names those that are missing or of another shape
     """
-    state,name = _weights(source)
     own = self.net.state_dict()
-    before = next((p for p in ('visual.net.','net.') if p+next(iter(own)) in state), '')
-    state = {k[len(before):]: v for k,v in state.items() if k.startswith(before)}
+    there,rest,before,name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
+    state = {k: v for k,v in there.items() if k in own}
     lost = {k for k in own.keys()-state.keys() if not k.endswith('num_batches_tracked')}
     bad = {k for k in own.keys()&state.keys() if own[k].shape != state[k].shape}
     says = [f'{what}: {_some(ks)}' for what,ks in (('missing', lost), ('of another shape', bad)) if ks]
     if says: raise ValueError(f'{name}: the weights are not those of {self.name}; ' + '; '.join(says))
-    self.net.load_state_dict({k: v for k,v in state.items() if k in own}, strict=False)
+    check_weights(state, name, own)
+    self.net.load_state_dict(state, strict=False)
+    rest = [*(before+k for k in there if k not in own), *rest]
+    if log and (line := _found_line(name, before, rest)): log(line)
 
 # %% ../../nbs/models/52_named.ipynb #c4cc6fd8
-def _resnet(depth, width, weights, seed, hint):
+def _resnet(depth, width, weights, seed, hint, log):
     "A ResNet of this shape, in training mode; a `ValueError` with a hint if `weights` are those of another one"
     if weights is None: return make_backbone(depth, width, seed)
-    net = load_backbone(weights, log=None)
+    net = load_backbone(weights, log)
     d,w = backbone_shape(net.state_dict())
     if (d,w) != (depth,width): raise ValueError(f'{weights}: holds a ResNet-{d} of width {w}, {hint(d, w)}')
     return net.train()
@@ -143,15 +148,16 @@ def named_backbone(
     name:str,              # One of `RESNETS`, or with its library: timm/convnext_atto
     seed:int=0,            # The initial weights depend on this alone
     weights:FilePath=None, # A file with weights; then the seed does not matter
+    log:Callable=None,     # Called with what of the file was taken and what is not used
 )->nn.Module:              # A `Backbone` or a `NamedBackbone`
     "The backbone that is called `name`; a `ValueError` if there is none, or the file holds another one"
     if '/' not in name:
         if name not in RESNETS: raise did_you_mean('--backbone', name, RESNETS)
-        return _resnet(*RESNETS[name], weights, seed, lambda d, w: f'not {name}')
+        return _resnet(*RESNETS[name], weights, seed, lambda d, w: f'not {name}', log)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', name))
         net = NamedBackbone(name)
-    if weights is not None: net.load(weights)
+    if weights is not None: net.load(weights, log)
     return net
 
 # %% ../../nbs/models/52_named.ipynb #5e16c270
@@ -160,14 +166,15 @@ def initial_backbone(
     backbone:str=None,     # A name for `named_backbone`
     weights:FilePath=None, # A file with weights
     seed:int=0,            # Of random weights
+    log:Callable=None,     # As for `named_backbone`
 )->nn.Module:              # In training mode
     "The backbone of a run before training; a `ValueError` if the file holds another one"
-    if backbone: return named_backbone(backbone, seed, weights)
+    if backbone: return named_backbone(backbone, seed, weights, log)
     depth,width = recipe.visual_depth,recipe.visual_width
     def hint(d, w):
         return (f'and the recipe has ResNet-{depth} of width {width}: --set visual_depth={d} --set '
                 f'visual_width={w}')
-    return _resnet(depth, width, weights, seed, hint)
+    return _resnet(depth, width, weights, seed, hint, log)
 
 def weights_digest(
     path:FilePath, # A file, or None

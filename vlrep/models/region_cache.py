@@ -7,6 +7,7 @@ __all__ = ['region_sample', 'RegionCache', 'cache_regions', 'CachedReader']
 
 # %% ../../nbs/models/67_region_cache.ipynb #e35255af
 import hashlib,json,os,shutil,time
+from collections.abc import Callable
 import numpy as np, torch
 from torch import Tensor
 from ..core.files import *
@@ -126,6 +127,7 @@ def cache_regions(
     reader:RegionReader,      # Of its boxes
     size:int,                 # Side of the images that the network sees
     *, mirrored:bool=False,   # Those of the mirror images, too?
+    log:Callable=print,       # Called if the kept regions have changed on the disk; None for no message
 )->RegionCache:
     "The regions of all images of a dataset, computed once and kept; a `ValueError` for an encoder that is trained"
     if not encoder.frozen or encoder.how == 'files':
@@ -134,11 +136,13 @@ def cache_regions(
     frozen = _Frozen(encoder, dataset, reader, size)
     folder = cache_dir('regions')/f'features-{_key(frozen, mirrored)}'
     with locked(folder.with_name(folder.name+'.building'), f'the cached regions {folder}', timeout=3600):
-        try:
-            store = RegionStore(folder)
+        why = folder_damage(folder)
+        if not why:
             os.utime(folder)
-            return RegionCache(store, mirrored)
-        except ValueError: pass                                             # not there, or damaged
+            return RegionCache(RegionStore(folder), mirrored)
+        if folder.exists():
+            if log: log(f'the cached regions: {why}; made anew')
+            shutil.rmtree(folder)
         with RegionWriter(folder, encoder.width, encoder.classes, names=encoder.names) as w:
             _write(w, frozen, (False,True)[:1+mirrored])
         _forget(folder)

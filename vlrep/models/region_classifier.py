@@ -211,18 +211,12 @@ def train_region_classifier(
 )->RegionEncoder:                                    # Of boxes, frozen, with `region_probs`; `names` of its classes
     "A small backbone and classifier of boxes, from the cache if it was trained before"
     known = _Known(dataset, plan.attributes)
+    def train(new):
+        encoder,facts = _trained(dataset, known, plan, seed)
+        save_file({k: v.contiguous() for k,v in encoder.state_dict().items()}, new/'model.safetensors')
+        write_json(new/'facts.json', facts)
     folder = cache_dir('regions')/f'classifier-{_key(dataset, known, plan, seed)}'
-    def cached():
-        try: return _load(folder, known, plan)
-        except ValueError: return None                                  # not there, or damaged
-    if (got := cached()) is None:
-        with locked(folder.with_name(folder.name+'.lock'), f'the cached classifier {folder}', timeout=1200):
-            if (got := cached()) is None:
-                encoder,facts = got = _trained(dataset, known, plan, seed)
-                with atomic_folder(folder) as new:
-                    save_file({k: v.contiguous() for k,v in encoder.state_dict().items()}, new/'model.safetensors')
-                    write_json(new/'facts.json', facts)
-    encoder,facts = got
+    encoder,facts = _load(cached_folder(folder, 'the region classifier', train, log), known, plan)
     if log: log(f'region classifier, {len(encoder.names)} classes, trained on ground-truth boxes in '
                 f'{facts["seconds"]:.0f} s: {100*facts["top1"]:.1f} % of {facts["n"]} other regions are correct '
                 f'(most frequent class: {100*facts["frequent"]:.1f} %), entropy {facts["entropy"]:.2f} nats')

@@ -18,7 +18,7 @@ from ..core.registry import did_you_mean
 from ..core.weights import *
 from ..data.transforms import IMAGENET
 from .region_features import *
-from .weights import read_state
+from .weights import network_weights
 
 # %% ../../nbs/models/66_region_sources.ipynb #67660007
 class CellRegions:
@@ -68,11 +68,12 @@ def load_detector(
     if name not in DETECTORS: raise did_you_mean('detector', name, DETECTORS)
     if '.' not in str(weights) and '/' not in str(weights): net,names = _made(name, str(weights))
     else:
-        state = read_state(weights)
-        state = check_weights(state.get('model', state), str(weights))
-        score = state.get('roi_heads.box_predictor.cls_score.weight')
-        if score is None: raise ValueError(f'{weights}: holds no Faster R-CNN: roi_heads.box_predictor is missing')
-        net,names = _made(name, None, len(score))
+        score = 'roi_heads.box_predictor.cls_score.weight'
+        state,_,before,_ = network_weights(weights, (score,))
+        if before is None: raise ValueError(f'{weights}: holds no Faster R-CNN: roi_heads.box_predictor is missing')
+        check_weights(state, weights)
+        if state[score].ndim != 2: raise ValueError(f'{weights}: {score} has the shape {tuple(state[score].shape)}')
+        net,names = _made(name, None, len(state[score]))
         try: net.load_state_dict(state)
         except RuntimeError as e:
             raise ValueError(f'{weights}: not the weights of {name} ({" ".join(str(e).split())[:200]})') from None

@@ -38,7 +38,7 @@ def save_weights(
 )->None:
     "Write weights; a tensor that has several names is stored once; an `OSError` if the disk is full"
     kept,tied,seen = {},{},{}
-    for name,t in weights.items():
+    for name,t in sorted(weights.items()):
         key = (t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) if t.numel() else name
         if key in seen: tied[name] = seen[key]
         else:
@@ -50,7 +50,8 @@ def save_weights(
         at = t.untyped_storage().data_ptr() if t.numel() else name
         kept[name] = t.clone() if at in held else t
         held[at] = name
-    try: save_file(kept, path, metadata=dict(tied=json.dumps(tied), **metadata))
+    notes = json.dumps(dict(tied=tied, **metadata), sort_keys=True)
+    try: save_file(kept, path, metadata=dict(notes=notes))       # one entry: several are in no order
     except SafetensorError as e: raise _unwritten(path, e) from e
     os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that other users may not read
 
@@ -75,8 +76,9 @@ def load_weights(
     if not path.is_file(): raise ValueError(f'{path}: no such file')
     try:
         with safe_open(path, 'pt') as f:
-            w,notes = {k: f.get_tensor(k) for k in f.keys()},f.metadata() or {}
-        w.update({a: w[b] for a,b in parse_json(notes.get('tied', '{}')).items()})
+            w,notes = {k: f.get_tensor(k) for k in f.keys()},parse_json((f.metadata() or {}).get('notes', '{}'))
+        w.update({a: w[b] for a,b in notes.get('tied', {}).items()})
+        if not isinstance(notes.get('frozen', ''), str): raise ValueError('frozen is no text')
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, not safetensors ({e})') from e
     if 'frozen' in notes: w.update(_frozen_part(path, notes['frozen']))
@@ -153,11 +155,7 @@ def load_state(
     path:FilePath, # What `torch.save` wrote
 )->object:
     "Read tensors and plain data; a `ValueError` names a file that is damaged or holds code"
-    try: return torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as e:                                          # a damaged pickle raises whatever it likes
-        code = 'Weights only load failed' in str(e)
-        why = 'it holds more than data, and is not opened' if code else str(e).split('\n')[0]
-        raise ValueError(f'{path}: cannot be read ({why})') from e
+    return read_pickle(path)
 
 # %% ../../nbs/training/50_run_folder.ipynb #ccf28467
 _PARTS = ('recipe.json tokenizer.model test_photos.json log.csv skipped.jsonl steps best frozen samples.json '

@@ -9,9 +9,10 @@ __all__ = ['virtex_state', 'save_virtex', 'load_virtex', 'virtex_captions']
 import torch
 from ...core.files import *
 from ...core.registry import *
+from ...core.weights import *
 from ...models.decoding import beam
 from ...models.backbones import backbone_shape, make_backbone
-from ...models.weights import _bounded, _check, _opened, _some, _weights
+from ...models.weights import _bounded, _check, _opened, _some, network_weights
 from .models import *
 
 # %% ../../../nbs/methods/virtex/40_official.ipynb #232fa854
@@ -119,9 +120,10 @@ def load_virtex(
                           # `MultiLabelClassificationModel`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
     whole,name = _opened(source)
-    state = _weights(whole, name)[0]
-    if 'textual.output.bias' not in state:
+    state,_,before,_ = network_weights(whole, ('textual.output.bias',))
+    if before is None:
         raise ValueError(f'{name}: the weights do not fit VirTex; missing: textual.output.bias')
+    check_weights(state, name)
     _bounded(state, name, 'visual.cnn.', text=True)
     if task is not None: _task(state, task, name)
     had = _facts(whole, dict(task=task, norm=norm, heads=heads, pad=pad), name)
