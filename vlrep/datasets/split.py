@@ -6,9 +6,9 @@
 __all__ = ['check_parts', 'read_and_split']
 
 # %% ../../nbs/datasets/08_split.ipynb #e7f3a8e1
-import warnings
 from collections.abc import Callable
 from ..core.files import *
+from ..core.progress import *
 from ..data.image_files import split_source
 from ..data.subsets import subsample
 from .base import *
@@ -35,11 +35,11 @@ def read_and_split(
     size:int,               # Longer side of the stored photos
     wanted:frozenset,       # Not used: a reader reads all that there is
     log:Callable,           # Called with what is left out
+    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
 )->dict:                    # Datasets `train`, `valid`, `test`
     "Read photos, and split them"
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter('always', UserWarning)
-        parts = split_source(builder.read(root, size=size), (options.train, options.valid, options.test), seed=0)
-    for w in heard: log(str(w.message))
+    with logged_warnings(log):
+        dataset = builder.whole(root, size, options, max_damaged)
+        parts = split_source(dataset, (options.train, options.valid, options.test), seed=0)
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])

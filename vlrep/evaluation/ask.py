@@ -9,6 +9,7 @@ __all__ = ['PROBES', 'ask_captions', 'ask_voc07', 'ask_folder', 'ask_world', 'as
 import itertools
 from pathlib import Path
 import torch
+from ..core.progress import logged_warnings
 from ..data.subsets import readable
 from ..datasets.base import DATASETS
 from ..datasets.image_folder import read_folder
@@ -35,7 +36,8 @@ def ask_captions(
     builder = DATASETS[data or own]
     same = builder.name == own and context.root is None                   # the photos that this run kept for its test
     root = context.root or (info.get('root') if builder.root_help else None)
-    dataset = builder.open_test(context.options if same else builder.options, root, m.side, context.log)
+    dataset = builder.open_test(context.options if same else builder.options, root, m.side, context.log,
+                                context.max_damaged)
     if builder.audit: dataset = readable(dataset, context.log)
     if not same:
         context.log(f'captions of {len(dataset)} images of {builder.name}; this run may have been trained on some '
@@ -54,7 +56,9 @@ def ask_voc07(
 )->list:                       # Rows
     "VOC07 mAP of support vector machines on frozen features"
     m = context.model
-    trainval,test = (read_voc(context.root, split, size=2*m.view.size) for split in ('trainval','test'))
+    with logged_warnings(context.log):
+        trainval,test = (read_voc(context.root, split, size=2*m.view.size, max_damaged=context.max_damaged)
+                         for split in ('trainval','test'))
     return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.info['method'])
 
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)

@@ -48,7 +48,9 @@ class ShardsBuilder(DatasetBuilder):
             except ValueError as e: raise ValueError(f'--root {e}; expected {self.root_help}') from None
     def whole(self,
         root:FilePath, # A folder, a tar file, or names with braces or `*`
-        size:int=64    # As for `open`
+        size:int=64,   # As for `open`
+        options:object=None, # Not used
+        max_damaged:int|float|str=None, # Not used: `damaged` says how many shards may be missing
     )->'ImageTextDataset': # None if the shards are in folders train, valid and test
         "All images in one dataset, with captions, narratives and labels"
         return None if len(shard_parts(root)) > 1 else self.read(root, size=size, labels=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from ...core.files import *
+from ...core.progress import *
 from ...data.image_files import some_of, split_source
 from ...data.shards import find_shards, write_shards
 from ...data.shard_index import ShardDataset, ShardIndex
@@ -53,16 +54,15 @@ def build_webdataset(
     size:int,                  # Longer side of the stored images
     wanted:frozenset,          # Narratives and labels are read only if they are among these
     log:Callable,              # Called with what is left out
+    max_damaged:int|float|str=None, # Not used: `options.damaged` says how many shards may be missing
 )->dict:                       # Datasets `train`, `valid`, `test`
     "Shards in three parts: those of their folders, or a split"
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter('always', UserWarning)
+    with logged_warnings(log):
         found = shard_parts(root, options.damaged)
         kw = dict(narratives='narratives' in wanted, window=options.window, bucket=options.bucket)
         if 'labels' in wanted: kw['labels'] = {t for v in found.values() for t in ShardIndex(v, options.damaged).tags}
         got = {k: _dataset(v, size, v[0].resolve().parent.name, options.damaged, split=k or None, **kw)
                for k,v in found.items()}
-    for w in heard: log(str(w.message))
     if len(got) > 1:
         log(f'{root}: has its own split, train, valid and test are not changed')
         parts = [*got.values()]
@@ -78,7 +78,8 @@ def make_shards(
     per_shard:int=1000,    # Images a shard
     *, seed:int=None,      # Write the images in an order drawn from this; by default in their own
     size:int=64,           # Side in pixels of images that are drawn; files are copied as they are
-    options:object=None,   # Sizes of data that is drawn; its own by default
+    options:object=None,   # Sizes of data that is drawn, columns of a table; its own by default
+    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
     log:Callable=print,    # Called with each shard, and with what is left out
 )->list:                   # Paths of the shards
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
@@ -90,10 +91,8 @@ def make_shards(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f'{out}: exists already; give a folder that is new or empty')
     if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter('always', UserWarning)
-        dataset = builder.whole(root, size)
-    for w in heard: log(str(w.message))
+    with logged_warnings(log):
+        dataset = builder.whole(root, size, options, max_damaged)
     if dataset is not None: return write_shards(dataset, out, per_shard, seed, log)
-    parts = builder.open(options, root, size, ('captions','narratives','labels'), log)
+    parts = builder.open(options, root, size, ('captions','narratives','labels'), log, max_damaged)
     return [p for k,d in parts.items() for p in write_shards(d, out/k, per_shard, seed, log)]

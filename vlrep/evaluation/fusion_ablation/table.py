@@ -147,7 +147,7 @@ def ask_fusion_ablation(
     else:
         builder = DATASETS[name]
         root = context.root or (context.info.get('root') if builder.root_help else None)
-        dataset = builder.open_test(context.options, root, context.model.side, context.log)
+        dataset = builder.open_test(context.options, root, context.model.side, context.log, context.max_damaged)
     if 'objects' not in DATASETS[name].answers:
         raise ValueError(f'{name}: its records have no objects with boxes, which --on fusion_ablation needs')
     reader = RegionReader(r.regions, r.region_files or None, r.max_regions)

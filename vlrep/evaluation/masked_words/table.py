@@ -113,7 +113,7 @@ def _test_set(context):
     else:
         builder = DATASETS[context.info['data']['name']]
         root = context.root or (context.info.get('root') if builder.root_help else None)
-        dataset = builder.open_test(context.options, root, context.model.side, context.log)
+        dataset = builder.open_test(context.options, root, context.model.side, context.log, context.max_damaged)
     return None if dataset.captions is None else dataset
 
 def ask_masked_words(

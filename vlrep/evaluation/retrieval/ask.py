@@ -37,7 +37,7 @@ def open_for_retrieval(
     root = context.root or (info.get('root') if builder.root_help else None)
     options,wanted = context.options if same else builder.options,PROTOCOLS[protocol][0]
     if getattr(options, 'shown', wanted) < wanted: options = replace(options, shown=wanted)
-    dataset = builder.open_test(options, root, context.model.side, context.log)
+    dataset = builder.open_test(options, root, context.model.side, context.log, context.max_damaged)
     was = info.get('images', {}).get('test')
     if same and builder.root_help and was not in (None, fingerprint(dataset)):
         context.log(f'{builder.name}: these are not the test images that the run kept when it was trained; it may have '

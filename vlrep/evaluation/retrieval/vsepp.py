@@ -176,7 +176,8 @@ def ask_vsepp(
     builder = DATASETS[data or info['data']['name']]
     same = builder.name == info['data']['name'] and context.root is None
     root = context.root or (info.get('root') if builder.root_help else None)
-    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, log=log)
+    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, log=log,
+                         max_damaged=context.max_damaged)
     parts = [readable(parts[k], log) if builder.audit else parts[k] for k in ('train','test')]
     (train,texts,owner),(test,asked,whose) = map(caption_pairs, parts)
     nets = {info['method']: m.backbone}

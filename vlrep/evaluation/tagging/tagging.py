@@ -196,7 +196,8 @@ def ask_tagging(
     builder = DATASETS[data or info['data']['name']]
     same = builder.name == info['data']['name'] and context.root is None
     root = context.root or (info.get('root') if builder.root_help else None)
-    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, {'labels'}, log)
+    parts = builder.open(whole_data(context.options if same else builder.options), root, m.side, {'labels'}, log,
+                         context.max_damaged)
     train,test = (readable(parts[p], log) if builder.audit else parts[p] for p in ('train','test'))
     lists = [tag_lists(s) for s in (train, test)]
     vocabulary = tag_vocabulary(lists[0], tags)
