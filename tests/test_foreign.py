@@ -173,7 +173,8 @@ def test_captions_of_nothing(tmp_path):
     lines = [json.loads(l) for l in f.read_text().splitlines()]
     lines[2]['caption'] = nothing
     f.write_text(''.join(json.dumps(l)+'\n' for l in lines))
-    with pytest.raises(ValueError, match='line 3: the caption is empty'): read_localized(tmp_path/'told', size=32)
+    with pytest.raises(ValueError, match='line 3: the caption is empty'):
+        read_localized(tmp_path/'told', size=32, max_damaged=0)
 
 def narrated(root, change, n=60):
     "Photos with narratives, each line of the file changed by `change(i, line)`"
@@ -284,12 +285,12 @@ def test_bombs_in_tables(tmp_path):
         shutil.rmtree(g, ignore_errors=True)
         shutil.copytree(root, g)
         with (g/f.name).open('a') as h: h.write(line+'\n')
-        with pytest.raises(ValueError, match=why): read_localized(g, size=32)
+        with pytest.raises(ValueError, match=why): read_localized(g, size=32, max_damaged=0)
     z = root/(f.name+'.gz')
     z.write_bytes(gzip.compress(f.read_bytes()+bytes(20_000_000), 1))
     f.unlink()
     assert z.stat().st_size < 1e6
-    with pytest.raises(ValueError, match='after line 3: cannot be read .a line of more than 16 MB'):
+    with pytest.raises(ValueError, match='line 3: longer than 16 MB'):
         read_localized(root, size=32)
     root = tmp_path/'folders'
     (root/'a').mkdir(parents=True)

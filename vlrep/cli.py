@@ -112,6 +112,10 @@ def _load_plugins(words):
         load_plugin(path if sep else words[i+1])
 
 # %% ../nbs/90_cli.ipynb #e02a8393
+_MAX_DAMAGED = _option('N', 'Stop when more photos than this are missing or cannot be read, or more rows of a table '
+                            'cannot be used: a number (20) or a share (5%) (default: 10, a quarter of a smaller set, '
+                            '1 % of a larger)')
+
 @dataclass(frozen=True)
 class _Job:
     "Folder, checkpoints, precision, processes"
@@ -125,8 +129,7 @@ class _Job:
     save_every:_N=None   # Also save every N steps within an epoch (default: only at its end)
     timeout:_N=None      # With torchrun: seconds that a process waits for the others (default: 600)
     tracker:_NAME=None   # Send losses to tensorboard or wandb, too
-    max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
-                             '10, a quarter of a smaller set, 1 % of a larger)')=None
+    max_damaged:_MAX_DAMAGED=None
 
 @dataclass(frozen=True)
 class _Backbone:
@@ -159,11 +162,12 @@ def _main_options():
                  resume=('RUN', 'Resume a run that was stopped; its options need not be repeated'))
     return _made('_Main', [*((k, _option(*v), None) for k,v in about.items()), ('plugin', _PLUGIN, None)])
 
-def _field_options(part, about, taken):
+def _field_options(part, about, taken, only=None):
     "The fields of a recipe, or of a dataset's sizes, as options of a dataclass that keeps their texts"
     whole = lambda text: re.sub(r'(?<=\d),(?=\d{3})', '_', text)   # 1_000: tyro breaks lines at commas
     rows = [(name, _option(getattr(kind, '__name__', str(kind)).upper(), f'{whole(help)} (default: {value})'), None)
-            for name,kind,value,help in field_rows(part) if f'--{name}'.replace('_', '-') not in taken]
+            for name,kind,value,help in field_rows(part) if f'--{name}'.replace('_', '-') not in taken
+            and (only is None or name in only)]
     return _made(type(part).__name__, rows, about)
 
 # %% ../nbs/90_cli.ipynb #5b7c90a2
@@ -300,7 +304,7 @@ def _evaluate_options():
     "The options of all registered evaluations"
     rows = [('run', _A_RUN), ('on', Annotated[str, arg(metavar='NAME', help=f'One of: {", ".join(EVALUATIONS)}')]),
             ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
-            ('which', _WHICH, 'best')]
+            ('which', _WHICH, 'best'), ('max_damaged', _MAX_DAMAGED, None)]
     for k,o in {k: o for e in EVALUATIONS.values() for k,o in e.options.items()}.items():
         there,kind = o.allowed or o.registry or (),str if o.default is None else type(o.default)
         help = o.help + f'; one of: {", ".join(there)}'*bool(there) + f' (default: {o.default})'*bool(o.default)
@@ -311,7 +315,8 @@ def _evaluate(argv):
     a = _parse('evaluate', argv, _evaluate_options())
     del a['plugin']
     one_of('--on', a['on'], EVALUATIONS)
-    EVALUATIONS[a['on']].check(**{k: v for k,v in a.items() if k not in ('run','on','which')})
+    EVALUATIONS[a['on']].check(**{k: v for k,v in a.items() if k not in ('run','on','which','max_damaged')})
+    check_damage(a['max_damaged'])
     check_run(a['run'])
     from vlrep.experiments.commands import evaluate
     evaluate(**a)
@@ -432,19 +437,23 @@ def _study(argv):
 def _of_data(name, argv, rows, about):
     "The arguments of a command that reads any dataset: its own options, and `options`, the sizes of generated data"
     rows = [('data', _option('NAME', f'The dataset; one of: {", ".join(DATASETS)}'), None),
-            ('root', _option('DIR', 'Folder of its files'), None), *rows, ('plugin', _PLUGIN, None)]
+            ('root', _option('DIR', 'Folder of its files'), None), *rows, ('max_damaged', _MAX_DAMAGED, None),
+            ('plugin', _PLUGIN, None)]
     main = _made('_Main', rows, about)
     first = _tyro(name, argv, main, add_help=False)[0]
     data = first.data
     if data is not None:
         one_of('--data', data, DATASETS)
         if not {'-h','--help'} & set(argv): DATASETS[data].check_root(first.root)
-    sized = data is not None and (not DATASETS[data].read or DATASETS[data].whole_options)
+    sized = data is not None and (not DATASETS[data].read or any(k != 'max_damaged' for k in DATASETS[data].reads))
     groups = dict(main=main)
-    if sized: groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)})
+    if sized:
+        only = DATASETS[data].reads if DATASETS[data].read else None
+        groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)}, only)
     config = _made(f'_{name.title()}', [*groups.items()], about)
     got = _parse(name, argv, config, _names(groups['sizes']) if sized else (), f'--data {data}')
     told = {k: v for k,v in vars(got['main']).items() if k != 'plugin' and v is not None}
+    check_damage(told.get('max_damaged'))
     if data is None: raise ValueError(f'--data is missing: one of {", ".join(DATASETS)}')
     if sized:
         changes = [f'{k}={v}' for k,v in vars(got['sizes']).items() if v is not None]
@@ -481,7 +490,8 @@ def _finetune_rows():
                  region_files='A store of regions of the task\'s photos (see vlrep-regions); for boxes also a file',
                  which='Checkpoint to start from: best, last, or the number of a step (default: best)',
                  precision='auto, fp32, bf16 or fp16 (default: auto)',
-                 max_damaged='Stop when more training photos than this cannot be read: a number (20) or a share (5%)')
+                 max_damaged='Stop when more photos than this are missing or cannot be read: a number (20) or a '
+                             'share (5%)')
     words = dict(root='DIR', out='DIR', labels='FILE', region_files='PATH')
     numbers = dict(seed='Of head, order and dropout (default: 0)',
                    threads='CPU threads (default: what PyTorch chooses)',

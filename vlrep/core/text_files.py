@@ -55,7 +55,8 @@ def text_lines(
 # %% ../../nbs/core/12_text_files.ipynb #00506df3
 def json_lines(
     path:FilePath,              # A file with a JSON value on each line
-    bad:Callable[[str],None]=None, # Called with what is wrong with a line, which is then left out; by default an error
+    bad:Callable[[str],None]=None, # Called with what is wrong with a line, which is then left out; by default an error.
+                                # A last line that is cut off always is one
 )->Iterator[tuple]:             # Number of the line from 1, and its value
     "Yield the values in a file of JSON lines; a `ValueError` names file and line"
     for number, line in enumerate(raw_lines(path), 1):
@@ -66,7 +67,7 @@ def json_lines(
         except ValueError as e:
             cut = '' if line.endswith('\n') else '; it has no end, was the file cut off?'
             problem = f'{path}, line {number}: {e}{cut}'
-            if bad is None:
+            if bad is None or cut:
                 raise ValueError(problem) from None
             bad(problem)
             continue
@@ -95,6 +96,7 @@ def table_rows(
     path:FilePath,                 # A table whose first line names its columns
     columns:dict[str,tuple],       # What is wanted -> the names that its column may have, the usual one first
     optional:tuple[str,...]=(),    # Which of the columns may be missing
+    bad:Callable[[str],None]=None, # Called with what is wrong with a row, which is then left out; by default an error
 )->Iterator[tuple]:                # Number of the line on which a row begins, and column -> its text
     "Yield the rows of a table; a `ValueError` names the file and the line of what cannot be understood"
     path = Path(path)
@@ -119,8 +121,12 @@ def table_rows(
             if not any(c.strip() for c in row):
                 continue
             if len(row) != len(head):
-                raise ValueError(f'{path}, line {number}: {len(head)} fields are expected, found {len(row)} (a text '
-                                 f'with {_SEPARATORS[separator]} must stand in double quotes)')
+                problem = (f'{path}, line {number}: {len(head)} fields are expected, found {len(row)} (a text '
+                           f'with {_SEPARATORS[separator]} must stand in double quotes)')
+                if bad is None:
+                    raise ValueError(problem)
+                bad(problem)
+                continue
             yield number, {c: row[i] for c, i in places.items()}
     except csv.Error as e:
         raise ValueError(f'{path}, line {begin}: not readable as CSV ({e})') from e

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core.files import *
+from ..core.text_files import json_lines
 from .image_files import some_of
 
 # %% ../../nbs/data/56_box_files.ipynb #40684cbb
@@ -40,10 +41,7 @@ def _box_array(boxes, size, here):
 # %% ../../nbs/data/56_box_files.ipynb #b8797066
 def _box_lines(path):
     "(image, boxes, size or None, where it stands) for each line"
-    for n,line in enumerate(path.read_bytes().splitlines(), 1):
-        if not line.strip(): continue
-        try: r = parse_json(line)
-        except ValueError as e: raise ValueError(f'{path}:{n}: {e}') from None
+    for n,r in json_lines(path):
         if not isinstance(r, dict) or not isinstance(r.get('image'), str) or not isinstance(r.get('boxes'), list):
             raise ValueError(f'{path}:{n}: {brief(r)}, expected {{"image": name, "boxes": [[left, top, right, bottom], '
                              f'...]}}')
@@ -74,7 +72,7 @@ _COCO_NAME = re.compile(r'(?:COCO_\w+?_)?(\d{12})|[1-9]\d{0,11}')
 
 def _short_names(image):
     "Other names of an image: without its folder, without suffix, and COCO's number"
-    name = PurePosixPath(image).name
+    name = PurePosixPath(image.replace('\\', '/')).name
     stem = name.rpartition('.')[0] if '.' in name[1:] else name
     number = _COCO_NAME.fullmatch(stem)
     return {name,stem,*([f'COCO {int(number[1] or stem)}'] if number else [])}
@@ -87,6 +85,7 @@ class BoxFile:
         self.path = path = Path(path)
         if not path.is_file(): raise ValueError(f'{path}: no such file of boxes')
         self.ids,boxes,self.flat,seen = [],[],0,{}
+        self.sizes = []  # Width and height of each image, or None
         for image,got,size,here in (_box_instances if path.suffix == '.json' else _box_lines)(path):
             if image in seen: raise ValueError(f'{here}: is there twice')
             if size and not all(isinstance(v, (int,float)) and 0 < v < 1e6 for v in size):
@@ -94,6 +93,7 @@ class BoxFile:
             b,flat = _box_array(got, size, here)
             seen[image] = len(self.ids)
             self.ids.append(image)
+            self.sizes.append(size)
             boxes.append(b)
             self.flat += flat
         if not self.ids: raise ValueError(f'{path}: not a single image')

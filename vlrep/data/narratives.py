@@ -182,6 +182,15 @@ def texts(self:Narratives)->TextBuffer: # A row for each image
     out.data,n = self.cols['text'].take(self.at)
     out.ends,out.rows = np.concatenate([[0], np.cumsum(n)]).astype(np.int64),self.rows
     return out
+@patch
+def turn_traces(self:Narratives,
+    i:int,    # Row
+    turn:int, # From `vlrep.data.records.annotation_turn`
+)->None:
+    "Turn the traces of image `i` as its EXIF header turns the image"
+    for k in self.at[self.rows[i]:self.rows[i+1]]:
+        xy = self.cols['xy'][k]
+        xy[:] = np.clip(np.rint(turn_points(xy/1e4, turn)*1e4), -32767, 32767)
 
 # %% ../../nbs/data/40_narratives.ipynb #65bafa38
 def narratives_of(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from ..core.files import *
 from ..core.progress import *
+from ..core.text_files import json_lines
 from .records import ImageTextDataset
 
 # %% ../../nbs/data/55_paraphrases.ipynb #e6648dfb
@@ -94,7 +95,7 @@ def _done(path, todo, ways):
     "How many lines are there already; a `ValueError` names one that would not be written there now"
     n = 0
     if not path.exists(): return n
-    for n,line in enumerate(_lines(path), 1):
+    for n,line in _lines(path):
         want = next(todo, None)
         if want is None: raise ValueError(f'{path}:{n}: more lines than there are captions; give a new --out')
         vias = {p['via'] for p in line['paraphrases']}
@@ -165,15 +166,15 @@ def _problem(line):
     return ''
 
 def _lines(path):
-    "The lines of a file of paraphrases, checked"
-    with open(path, 'rb') as f:
-        for n,data in enumerate(f, 1):
-            if not data.endswith(b'\n'):
-                raise ValueError(f'{path}:{n}: the last line is torn; run the same vlrep-paraphrase again to continue')
-            try: line = parse_json(data)
-            except ValueError as e: raise ValueError(f'{path}:{n}: {e}') from None
-            if why := _problem(line): raise ValueError(f'{path}:{n}: {why}')
-            yield line
+    "Number and object of each line of a file of paraphrases, checked"
+    try:
+        for n, line in json_lines(path):
+            if why := _problem(line):
+                raise ValueError(f'{path}, line {n}: {why}')
+            yield n, line
+    except ValueError as e:
+        torn = 'was the file cut off' in str(e)
+        raise ValueError(f'{e}; run the same vlrep-paraphrase again to continue' if torn else str(e)) from None
 
 # %% ../../nbs/data/55_paraphrases.ipynb #2558ad35
 class Paraphrases:
@@ -207,7 +208,7 @@ def read_paraphrases(
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{path}: no such file with paraphrases; vlrep-paraphrase writes one')
     said = {}
-    for line in _lines(path):
+    for _, line in _lines(path):
         said.setdefault(line['caption'], {}).update({p['via']: p['text'] for p in line['paraphrases']})
     if not said: raise ValueError(f'{path}: holds not a single caption')
     return Paraphrases(said, str(path))

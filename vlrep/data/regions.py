@@ -24,7 +24,8 @@ from .box_files import BoxFile
 from .image_files import some_of
 from .lmdb_files import lmdb_items
 from .masking import sequence_mask
-from .records import DamagedImage, ImageFileDataset, ImageTextDataset, open_image
+from .records import (annotation_turn, DamagedImage, ImageFileDataset, ImageTextDataset, open_image,
+                                turn_boxes)
 
 # %% ../../nbs/data/57_regions.ipynb #67570007
 def check_boxes(
@@ -788,18 +789,28 @@ class RegionReader:
         if most < 1: raise ValueError(f'most={most}: at least one region')
         self.how,self.folder,self.most = how,folder,most
         self.store = None if folder is None else open_regions(folder, how)
-        self._known = weakref.WeakKeyDictionary()
-    def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k != '_known'}
-    def __setstate__(self, state): self.__dict__.update(state, _known=weakref.WeakKeyDictionary())
+        self.__setstate__({})
+    def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k not in ('_known','_turns')}
+    def __setstate__(self, state):
+        # `_turns`: row of a dataset -> how the boxes of a file are turned, as the EXIF header turns the image
+        self.__dict__.update(state, _known=weakref.WeakKeyDictionary(), _turns=weakref.WeakKeyDictionary())
     def __call__(self,
         source:ImageTextDataset, # Of images
         rows:np.ndarray|list,    # Of the dataset (b,)
     )->dict: # 'grid': {}; 'boxes': region_boxes (b,n,4), region_counts (b,); 'files': as `RegionStore.read`
         "The regions of some images; a `ValueError` names an image that has none"
         if self.how == 'grid': return {}
-        if source not in self._known: self._known[source] = self._all(source)
+        if source not in self._known:
+            self._turns[source] = {}
+            self._known[source] = self._all(source)
         if self.store is not None:
-            return self.store.read(self._known[source][np.asarray(rows, np.int64)], self.most, self.how == 'boxes')
+            rows = np.asarray(rows, np.int64)
+            got = self.store.read(self._known[source][rows], self.most, self.how == 'boxes')
+            for i, row in enumerate(rows.tolist()):
+                if turn := self._turns[source].get(row):
+                    k = int(got['region_counts'][i])
+                    got['region_boxes'][i,:k] = torch.from_numpy(turn_boxes(got['region_boxes'][i,:k].numpy(), turn))
+            return got
         boxes,counts = (a[np.asarray(rows, np.int64)] for a in self._known[source])
         n = max(1, int(counts.max(initial=0)))
         return dict(region_boxes=torch.from_numpy(boxes[:,:n]), region_counts=torch.from_numpy(counts))
@@ -808,8 +819,12 @@ class RegionReader:
 @patch
 def _stored(self:RegionReader, source):
     "The rows of a dataset's images in the store, which must have been made from these images"
-    if isinstance(self.store, BoxFile): return self.store.rows(source.ids, source.name)
     files = isinstance(source, ImageFileDataset)
+    if isinstance(self.store, BoxFile):
+        rows = self.store.rows(source.ids, source.name)
+        turns = {i: annotation_turn(source.path(i), self.store.sizes[k]) for i, k in enumerate(rows)} if files else {}
+        self._turns[source] = {i: turn for i, turn in turns.items() if turn != 1}
+        return rows
     paths = [source.path(i) for i in range(len(source))] if files else None
     rows = self.store.rows(source.ids, source.name, paths)
     where = f'{source.name} ({Path(paths[0]).parent})' if files and len(source) else source.name

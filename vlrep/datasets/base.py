@@ -52,8 +52,10 @@ class DatasetBuilder:
     provides:frozenset             # What its images come with: captions, narratives, labels, categories, masks
     options:object=PhotoOptions()  # A frozen dataclass: sizes or shares, with their defaults
     read:Callable=Lazy(None)       # (root, size) -> dataset that is split into three parts
-    build:Callable=Lazy('vlrep.datasets.split:read_and_split') # (builder, options, root, size=, wanted=, log=) ->
-                                                               # dict of the parts
+    reads:tuple=()                 # What `read` takes besides: `max_damaged`, how many photos and rows may be missing
+                                   # or unusable, and fields of `options`
+    build:Callable=Lazy('vlrep.datasets.split:read_and_split') # (builder, options, root, size=, wanted=, log=,
+                                                               # max_damaged=) -> dict of the parts
     build_test:Callable=Lazy(None) # (options, size) -> the test set alone, if that is much less work
     root_help:str=''               # What --root must hold; '' for a dataset that needs no files
     recipe:str='flickr8k'          # Which recipe of a method is the default, if none is called like the dataset
@@ -62,7 +64,6 @@ class DatasetBuilder:
     redraw:Callable=Lazy(None)     # (row of the test set, pixels) -> record drawn larger than it is stored
     answers:frozenset=frozenset()  # What its test set has for evaluations: objects, domain_shift
     fixed:dict=None                # Fields of `options` that cannot be set, and why
-    whole_options:bool=False       # Does `whole` read in another way with other options?
     audit:bool=True                # Look for damaged images in the test set, and for images that are in training, too?
 
     def __repr__(self): return f'DatasetBuilder({self.name!r})'
@@ -102,20 +103,27 @@ def open(self:DatasetBuilder,
     size:int=64,               # Longer side of the stored images in pixels
     wanted:'Iterable[str]'=(), # Annotations that the method reads; what the dataset lacks is left out
     log:Callable=print,        # Called with what is left out
+    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
 )->dict:                 # Datasets `train`, `valid`, `test`
     "Training, validation and test images"
     self.check_root(root)
     wanted = frozenset(wanted) & self.provides
-    return self.build(self, options or self.options, root, size=size, wanted=wanted, log=log)
+    return self.build(self, options or self.options, root, size=size, wanted=wanted, log=log, max_damaged=max_damaged)
 
 @patch
 def whole(self:DatasetBuilder,
-    root:FilePath, # Where the files are
-    size:int=64,   # As for `open`
-    options:object=None, # Its own by default; used if `whole_options`
-)->'ImageTextDataset': # None if it comes in parts, see `open`
+    root:FilePath,       # Where the files are
+    size:int=64,         # As for `open`
+    options:object=None, # As for `open`
+    max_damaged:int|float|str=None, # As for `open`
+)->'ImageTextDataset':   # None if it comes in parts, see `open`
     "All images in one dataset, with whatever is read of them"
-    return self.read(root, size=size) if self.read else None
+    if not self.read:
+        return None
+    options = options or self.options
+    own = {k: getattr(options, k, getattr(self.options, k)) for k in self.reads if k != 'max_damaged'}
+    limit = dict(max_damaged=max_damaged) if 'max_damaged' in self.reads else {}
+    return self.read(root, size=size, **own, **limit)
 
 def whole_data(
     options:object, # Of a dataset, such as `PhotoOptions`
@@ -127,10 +135,11 @@ def whole_data(
 @patch
 def open_test(self:DatasetBuilder,
     options:object=None, root:FilePath=None, size:int=64, log:Callable=print, # As for `open`
+    max_damaged:int|float|str=None, # As for `open`
 )->'ImageTextDataset':
     "The test set alone"
     if self.build_test: return self.build_test(options or self.options, size)
-    return self.open(whole_data(options or self.options), root, size, log=log)['test']
+    return self.open(whole_data(options or self.options), root, size, log=log, max_damaged=max_damaged)['test']
 
 DATASETS = Registry('dataset', 'vlrep.datasets.*.options', 'vlrep.datasets.options')
 

@@ -9,44 +9,68 @@ __all__ = ['read_tokens', 'read_flickr30k', 'write_flickr30k']
 import re
 from pathlib import Path
 from ..core.files import *
+from ..core.text_files import raw_lines, table_rows, text_lines
 from ..data.records import ImageFileDataset
-from ..data.image_files import adding_to, caption_source, some_of, write_images
+from ..data.image_files import adding_to, caption_source, leave_out, some_of, write_images
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #79574858
 _token   = re.compile(r'(?P<name>[^\t]+)#(?P<k>\d+)\t(?P<text>.*)')
 _results = re.compile(r'(?P<name>[^|]+)\|\s*(?P<k>\d+)\s*(?:\||\s)(?P<text>.*)')
+_results_columns = dict(name=('image_name', 'image'), k=('comment_number',), text=('comment', 'caption'))
+
+def _numbered(path, bad):
+    "(line, image, number, caption) of each row of a table; what is wrong with a row is appended to `bad`"
+    lines = raw_lines(path)
+    first = next(lines, '').strip()
+    if first.startswith('image_name') and '|' not in first:
+        rows = ((line, r['name'], r['k'], r['text']) for line, r in table_rows(path, _results_columns, bad=bad.append))
+        for line, name, k, text in rows:
+            if k.strip().isdecimal():
+                yield line, name.strip(), int(k), text.strip()
+            else:
+                bad.append(f'{path}, line {line}: the comment_number is {k[:20]!r}')
+        return
+    bars = path.name.removesuffix('.gz').endswith('.csv')
+    form, like = (_results, 'name.jpg| 0| caption') if bars else (_token, 'name.jpg#0, a tab, caption')
+    for line, text in text_lines(path):
+        if line == 1 and bars and text.startswith('image_name'):
+            continue
+        m = form.fullmatch(text)
+        if m:
+            yield line, m['name'].strip(), int(m['k']), m['text'].strip()
+        else:
+            bad.append(f'{path}, line {line}: expected {like!r}, not {text[:60]!r}')
 
 def read_tokens(
     path:FilePath, # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
+    max_damaged:int|float|str=None, # How many rows may be unusable, see `damage_limit`
 )->dict:           # Image name -> its captions, in the order of their numbers
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
-    out = {}
-    if not path.is_file(): raise ValueError(f'{path}: no such file')
-    line,like = (_results,'name.jpg| 0| caption') if path.suffix == '.csv' else (_token,'name.jpg#0, a tab, caption')
-    try: text = path.read_text(encoding='utf-8-sig')
-    except UnicodeDecodeError as e: raise ValueError(f'{path}: not UTF-8 text ({e})') from e
-    for i,l in enumerate(text.split('\n'), 1):
-        if not l.strip() or (i == 1 and line is _results and l.startswith('image_name')): continue
-        m = line.fullmatch(l.rstrip('\r'))
-        if not m: raise ValueError(f'{path}, line {i}: expected {like!r}, not {l[:60]!r}')
-        mine = out.setdefault(m['name'].strip(), {})
-        k = int(m['k'])
-        if k in mine: raise ValueError(f'{path}, line {i}: caption {k} of {m["name"].strip()} is there twice')
-        mine[k] = m['text'].strip()
-    return {n: [c for _,c in sorted(d.items())] for n,d in out.items()}
+    out, bad, n = {}, [], 0
+    for line, name, k, text in _numbered(path, bad):
+        mine = out.setdefault(name, {})
+        if k in mine:
+            bad.append(f'{path}, line {line}: caption {k} of {name} is there twice')
+            continue
+        mine[k] = text
+        n += 1
+    leave_out(path, 'rows cannot be used', bad, n+len(bad), max_damaged)
+    return {n: [c for _, c in sorted(d.items())] for n, d in out.items()}
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #deb2a602
-_tables  = 'results_20130124.token','results.csv','Flickr8k.token.txt'
-_folders = ('flickr30k-images','flickr30k_images/flickr30k_images','flickr30k_images','Flicker8k_Dataset',
-            'Flickr8k_Dataset','images','Images')
+_tables  = ('results_20130124.token', 'results.csv', 'Flickr8k.token.txt', 'Flickr8k_text/Flickr8k.token.txt',
+            'flickr30k_images/results.csv', 'flickr30k/results_20130124.token')
+_folders = ('flickr30k-images', 'flickr30k_images/flickr30k_images', 'flickr30k_images',
+            'Flickr8k_Dataset/Flicker8k_Dataset', 'Flicker8k_Dataset', 'Flickr8k_Dataset', 'images', 'Images')
 
 def read_flickr30k(
     root:FilePath,   # The folder that holds the table and the folder of images
     table:str=None,  # Name of the table; by default the first that is there of those known
     images:str=None, # Name of the folder of images; by default the first that is there of those known
     only:str=None,   # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
-    size:int=256, *, split:str=None, keep:float=2e9, missing:float=0., # As for `caption_source`
+    size:int=256, *, split:str=None, keep:float=2e9, # As for `caption_source`
+    max_damaged:int|float|str=None, # How many images may be absent and rows unusable, see `damage_limit`
 )->ImageFileDataset: # In the order of their names
     "Photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
@@ -57,13 +81,13 @@ def read_flickr30k(
         raise ValueError(f'{root}: has no {kind}; known are {", ".join(names)}')
     table = first([table] if table else _tables, 'table')
     folder = first([images] if images else _folders, 'folder of images')
-    caps = read_tokens(table)
+    caps = read_tokens(table, max_damaged)
     if only:
-        want = (root/only).read_text(encoding='utf-8').split() if (root/only).is_file() else []
+        want = [name for _, line in text_lines(root/only) for name in line.split()] if (root/only).is_file() else []
         lost = [n for n in want if n not in caps]
         if lost or not want: raise ValueError(f'{root/only}: {some_of(lost) or "no names"}: not in {table.name}')
         caps = {n: caps[n] for n in want}
-    return caption_source(caps, folder, table, size, split, keep=keep, missing=missing)
+    return caption_source(caps, folder, table, size, split, keep=keep, max_damaged=max_damaged)
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #7a899ba7
 def write_flickr30k(

@@ -9,40 +9,32 @@ __all__ = ['IMAGES', 'read_table', 'read_flickr8k', 'write_flickr8k']
 import csv,os
 from pathlib import Path
 from ..core.files import *
+from ..core.text_files import table_rows
 from ..data.records import ImageFileDataset
-from ..data.image_files import _nfc, caption_source, write_images
+from ..data.image_files import _nfc, caption_source, is_hidden, leave_out, write_images
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #10af00b4
-_layout = "Flickr8k's layout is a folder with Images/ and captions.txt"
+_layout = ("Flickr8k's layout is a folder with Images/ and captions.txt; its authors' two archives, with "
+           "Flickr8k.token.txt, are read by --data flickr30k")
+_table_columns = dict(image=('image', 'image_name', 'file_name', 'filename'), caption=('caption', 'comment', 'text'))
 
 def read_table(
     path:FilePath, # `captions.txt`
+    max_damaged:int|float|str=None, # How many rows may be unusable, see `damage_limit`
 )->dict:           # Image name -> its captions, in the order of the file
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
-    out = {}
-    if not path.is_file(): raise ValueError(f'{path}: no such file; {_layout}')
-    def bad(line, why): return ValueError(f'{path}, line {line}: {why}')
-    with path.open(encoding='utf-8-sig', newline='') as f:
-        rows = csv.reader(f, strict=True)
-        at = 0
-        try:
-            for row in rows:
-                at,start = rows.line_num,at+1
-                if start == 1:
-                    if [c.strip() for c in row] != ['image','caption']:
-                        raise bad(1, f'the first line must be image,caption, not {",".join(row)[:60]!r}')
-                    continue
-                if not any(c.strip() for c in row): continue
-                if len(row) != 2: raise bad(start, f'an image name and a caption are expected, found {len(row)} fields '
-                                                   '(a caption with a comma must stand in double quotes)')
-                if '\n' in row[1]: raise bad(start, 'a double quote is opened and not closed')
-                name,text = row[0].strip(),row[1].strip()
-                if not name or name != Path(name).name or '\\' in name:
-                    raise bad(start, f'{name!r} is not the name of a file in Images/')
-                out.setdefault(name, []).append(text)
-        except csv.Error as e: raise bad(rows.line_num, f'not readable as CSV ({e})') from e
-        except UnicodeDecodeError as e: raise ValueError(f'{path}: not UTF-8 text ({e})') from e
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file; {_layout}')
+    out, bad, n = {}, [], 0
+    for line, row in table_rows(path, _table_columns, bad=bad.append):
+        name = row['image'].strip()
+        if not name or name != Path(name).name or '\\' in name:
+            bad.append(f'{path}, line {line}: {name!r} is not the name of a file in Images/')
+            continue
+        n += 1
+        out.setdefault(name, []).append(' '.join(row['caption'].split()))
+    leave_out(path, 'rows cannot be used', bad, n+len(bad), max_damaged)
     return out
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #45751a0b
@@ -53,17 +45,17 @@ def read_flickr8k(
     size:int=256,       # Images are fitted into squares of this side
     split:str=None,     # What they are for: train, valid or test
     keep:float=2e9,     # Keep decoded images if all fit into this number of bytes
-    missing:float=0.,   # Part of the images that may be absent: they are left out, with a warning
+    max_damaged:int|float|str=None, # How many images may be absent and rows unusable, see `damage_limit`
 )->ImageFileDataset:    # In the order of their names
     "Photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
     if not (root/'Images').is_dir(): raise ValueError(f'{root}: has no folder Images/; {_layout}')
-    caps = read_table(root/'captions.txt')
-    there = (n for n in os.listdir(root/'Images') if n.lower().endswith(IMAGES))
+    caps = read_table(root/'captions.txt', max_damaged)
+    there = (n for n in os.listdir(root/'Images') if n.lower().endswith(IMAGES) and not is_hidden(n))
     extra = [n for n in there if n not in caps and _nfc(n) not in caps]
-    return caption_source(caps, root/'Images', root/'captions.txt', size, split, keep=keep, missing=missing,
-                          extra=extra)
+    return caption_source(caps, root/'Images', root/'captions.txt', size, split, keep=keep,
+                          max_damaged=max_damaged, extra=extra)
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #a1ea7286
 def write_flickr8k(

@@ -11,22 +11,8 @@ from pathlib import Path
 import numpy as np
 from ..core.files import *
 from ..data.records import ImageFileDataset, Record
-from ..data.image_files import adding_to, some_of, write_images
+from ..data.image_files import adding_to, files_below, is_hidden, some_of, write_images
 from .flickr8k import *
-
-# %% ../../nbs/datasets/70_image_folder.ipynb #e3a4babc
-def _inside(folder):
-    "Files below `folder`, in order; hidden ones apart, and each folder once, however many links lead to it"
-    seen = set()
-    for at,dirs,files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(at)
-        if real in seen:
-            dirs[:] = []
-            continue
-        seen.add(real)
-        dirs[:] = sorted(d for d in dirs if d[0] != '.')
-        for f in sorted(files):
-            if f[0] != '.': yield os.path.join(at, f)
 
 # %% ../../nbs/datasets/70_image_folder.ipynb #557a9e2b
 def read_folder(
@@ -39,13 +25,13 @@ def read_folder(
     "Photos sorted into folders; a `ValueError` names a class without photos"
     root = Path(root)
     if not root.is_dir(): raise ValueError(f'{root}: no such folder')
-    there = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != '.')
+    there = sorted(p.name for p in root.iterdir() if p.is_dir() and not is_hidden(p.name))
     names = list(classes or there)
     if not names: raise ValueError(f'{root}: has no folders; expected one for each class')
     if more := sorted(set(there)-set(names)): raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
     paths,label,other = [],[],[]
     for j,c in enumerate(names):
-        files = list(_inside(root/c))
+        files = list(files_below(root/c))
         mine = [f for f in files if f.lower().endswith(IMAGES)]
         if not mine and classes is None: raise ValueError(f'{root/c}: no images')
         paths += mine

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
 from ..core.registry import *
-from ..data.image_files import some_of
+from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
 from .task_files import *
 
@@ -34,7 +34,8 @@ def read_mm_imdb(
     root:FilePath,           # The folder that holds split.json and dataset/
     split:str='train',       # train, valid or test
     size:int=256,            # Posters are fitted into squares of this side
-    *, log:Callable=print,   # Called with how many films have no plot or no genre
+    *, max_damaged:int|float|str=None, # How many films may be unusable and posters absent, see `damage_limit`
+    log:Callable=print,      # Called with how many films have no plot or no genre
 )->TaskDataset:              # None if there is no test set
     "A part of MM-IMDB; a `ValueError` names the file in which something is wrong"
     root = Path(root)
@@ -45,15 +46,18 @@ def read_mm_imdb(
     if films is None and split == 'test': return None
     if not isinstance(films, list) or not films:
         raise ValueError(f'{path}: has no list {_LISTS[split]!r} of films')
-    if lost := [f for f in films if not (folder/f'{f}.json').is_file()]:
-        raise ValueError(f'{folder}: {len(lost)} of {len(films)} films of {path.name} have no .json file: '
-                         f'{some_of(lost)}')
-    out = [dict(image=f'{f}.jpeg', first=plot, answers=genres, id=str(f)) for f in films
-           for plot,genres in [_film(folder/f'{f}.json')]]
+    out, bad = [], []
+    for film in films:
+        try:
+            plot, genres = _film(folder/f'{film}.json')
+            out.append(dict(image=f'{film}.jpeg', first=plot, answers=genres, id=str(film)))
+        except ValueError as e:
+            bad.append(str(e).removeprefix(f'{folder}/'))
+    leave_out(folder, f'films of {path.name} cannot be used', bad, len(films), max_damaged)
     good = [e for e in out if e['first'].strip() and e['answers']]
     if len(good) < len(out):
         log(f'{path}, {split}: {len(out)-len(good):,} of {len(out):,} films have no plot or no genre and are left out')
-    return photo_examples(folder, path, size, split, good)
+    return photo_examples(folder, path, size, split, good, max_damaged)
 
 # %% ../../nbs/datasets/86_mm_imdb.ipynb #dc81d246
 def write_mm_imdb(

@@ -7,15 +7,17 @@ __all__ = ['image_file', 'parse_narrative', 'narrative_files', 'read_narratives'
            'write_localized']
 
 # %% ../../nbs/datasets/40_narratives.ipynb #66655b5d
-import glob,gzip,json,os,re,warnings,zlib
+import glob,gzip,json,os,re,warnings
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
 import numpy as np
 from ..core.files import *
 from ..core.progress import *
-from ..data.records import ImageFileDataset, Narrative, Record
-from ..data.image_files import adding_to, caption_source, has_text, some_of, write_images
+from ..core.text_files import json_lines
+from ..data.records import annotation_turn, ImageFileDataset, Narrative, Record
+from ..data.image_files import (adding_to, caption_source, files_below, has_text, is_hidden, leave_out, some_of,
+                                    write_images)
 from ..data.narratives import Narratives
 from .flickr8k import *
 
@@ -48,36 +50,33 @@ def image_file(
     "Name of an image's file: COCO's twelve digits, ADE20k's eight and a word, else the id as it is, and .jpg"
     d = dataset_id.lower()
     if image_id.lower().endswith(IMAGES): return image_id
-    if image_id.isdigit() and 'coco' in d: return f'{image_id:0>12}.jpg'
-    if image_id.isdigit() and d.startswith('ade'): return f'ADE_{"val" if "val" in d else "train"}_{image_id:0>8}.jpg'
+    number = image_id.isascii() and image_id.isdigit()
+    if number and 'coco' in d: return f'{image_id:0>12}.jpg'
+    if number and d.startswith('ade'): return f'ADE_{"val" if "val" in d else "train"}_{image_id:0>8}.jpg'
     return f'{image_id}.jpg'
 
 # %% ../../nbs/datasets/40_narratives.ipynb #75cbef54
 _text,_list = ((str,),'a string'),((list,),'a list')
-_keys = dict(image_id=((str,int),'a string'), caption=_text, timed_caption=_list, traces=_list)
+_keys = dict(image_id=((str,int,float),'a string'), caption=_text, timed_caption=_list, traces=_list)
 
-def _loads(line):
-    "The object of a line"
-    try: d = json.loads(line)
-    except RecursionError: raise ValueError('not valid JSON (nested too deeply)') from None
-    except json.JSONDecodeError as e:
-        whole = line.endswith(b'\n' if isinstance(line, bytes) else '\n')
-        cut = '' if whole else '; it has no end, was the file cut off?'
-        raise ValueError(f'not valid JSON ({e.msg} at character {e.pos}){cut}') from None
-    except UnicodeDecodeError as e: raise ValueError(f'not UTF-8 text ({e})') from None
-    except ValueError as e: raise ValueError(f'not valid JSON ({e})') from None                    # too many digits
+def _checked(d):
+    "The object of a line, with the keys of a narrative; a `ValueError` says what is wrong"
     if not isinstance(d, dict): raise ValueError(f'an object with {", ".join(_keys)} is expected, not {_short(d)}')
     for k,(t,what) in _keys.items():
         if k not in d: raise ValueError(f'has no {k!r}' + ' (files of captions alone will not do)'*(list in t))
         if type(d[k]) not in t: raise ValueError(f'{k} is {_short(d[k])}, expected {what}')
+    if isinstance(d['image_id'], float):
+        if not d['image_id'].is_integer():
+            raise ValueError(f'image_id is {d["image_id"]}, expected a string')
+        d['image_id'] = int(d['image_id'])
     return d
 
 # %% ../../nbs/datasets/40_narratives.ipynb #c4f4132b
 def parse_narrative(
-    line:str|bytes, # A line of a file, str or bytes
+    line:str|bytes|dict, # A line of a file, or the object in it
 )->tuple:           # Name of the image's file, and the `Narrative`
     "One line; a `ValueError` says what is wrong with it. Unknown keys are no error"
-    d = _loads(line)
+    d = _checked(parse_json(line) if isinstance(line, (str,bytes)) else line)
     name,text = str(d['image_id']),d['caption']
     if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:
         raise ValueError(f'image_id is {_short(name)}, not the name of an image')
@@ -100,7 +99,8 @@ def narrative_files(
     "The files that are meant; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
     out,shards = [],{}
     for p in map(Path, [paths] if isinstance(paths, (str,Path)) else paths):
-        found = [f for f in sorted(p.iterdir()) if f.name.endswith(_ends)] if p.is_dir() else [p] if p.is_file() else []
+        found = [f for f in sorted(p.iterdir()) if f.name.endswith(_ends)
+                 and not is_hidden(f.name)] if p.is_dir() else [p] if p.is_file() else []
         found = [f for f in found if 'localized_narratives' in f.name] or found or sorted(map(Path, glob.glob(str(p))))
         if not any(map(Path.is_file, found)):
             raise ValueError(f'{p}: no such file; expected .jsonl or .jsonl.gz files, or their folder')
@@ -116,55 +116,38 @@ def narrative_files(
     return out
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4b76b50a
-# bytes of a line; one of a thousand words has a tenth of them
-_LONGEST = 1 << 24
-
-def _lines(path):
-    "Number and bytes of each line that is not blank; a `ValueError` names a file that cannot be read"
-    i = 0
-    try:
-        with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as f:
-            while raw := f.readline(_LONGEST+1):
-                i += 1
-                if len(raw) > _LONGEST: raise OSError(f'a line of more than {_LONGEST >> 20} MB')
-                if raw.strip(): yield i,raw
-    except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f'{path}, after line {i}: cannot be read ({e})') from e
-
 def read_narratives(
     paths:FilePath|list, # As for `narrative_files`
-    damaged:float=0.,    # Part of the lines that may be wrong: they are left out, with a warning
+    max_damaged:int|float|str=None, # How many lines may be unusable, see `damage_limit`; they are left out
 )->tuple:                # Names of the images' files, in the order in which they appear, and their `Narratives`
     "Localized Narratives; a `ValueError` names file and line of what cannot be understood"
-    names,rows,bad,out,k = {},[],[],Narratives(),0
+    names, rows, out = {}, [], Narratives()
+    bad = []
     files = narrative_files(paths)
     for f in files:
-        for i,line in progress(_lines(f), label=f.name):
-            k += 1
-            try: name,n = parse_narrative(line)
+        for line, value in progress(json_lines(f, bad.append), label=f.name):
+            try:
+                name, narrative = parse_narrative(value)
             except ValueError as e:
-                bad.append(f'{f}, line {i}: {e}')
-                if not damaged: raise ValueError(bad[0]) from None
+                bad.append(f'{f}, line {line}: {e}')
                 continue
-            out.add(n)
+            out.add(narrative)
             rows.append(names.setdefault(name, len(names)))
-    if len(bad) > damaged*k:
-        raise ValueError(f'{len(bad)} of {k} lines are wrong, damaged={damaged:g} lets fewer pass: {bad[0]}')
-    if not rows: raise ValueError(f'{files[0]}: no narratives')
-    if bad: warnings.warn(f'{len(bad)} of {k} lines are wrong and left out: {bad[0]}', stacklevel=2)
-    return list(names),out.close(rows)
+    about = files[0] if len(files) == 1 else files[0].parent
+    leave_out(about, 'lines cannot be used', bad, len(rows)+len(bad), max_damaged)
+    if not rows:
+        raise ValueError(f'{files[0]}: no narratives')
+    return list(names), out.close(rows)
 
 # %% ../../nbs/datasets/40_narratives.ipynb #88294823
 def _locate(folder, names):
     "Where in `folder` and below it the images are: name -> path within it"
     want,found = {Path(n).stem: n for n in names},{}
-    for at,_,files in os.walk(folder):
-        for f in files:
-            stem,end = os.path.splitext(f)
-            end = end.lower()
-            if stem not in want or end not in IMAGES: continue
-            path = os.path.relpath(os.path.join(at, f), folder)
-            found.setdefault(want[stem], []).append((end not in ('.jpg','.jpeg'),path))
+    for f in files_below(folder):
+        stem, end = os.path.splitext(os.path.basename(f))
+        end = end.lower()
+        if stem in want and end in IMAGES:
+            found.setdefault(want[stem], []).append((end not in ('.jpg', '.jpeg'), os.path.relpath(f, folder)))
     for n,l in found.items():
         l.sort()
         if len(l) > 1 and l[0][0] == l[1][0]:
@@ -175,8 +158,8 @@ def read_localized(
     root:FilePath,            # The folder that holds the .jsonl files, and the images, in whichever folders below it
     files:FilePath|list=None, # Names or patterns of the .jsonl files, within `root`; by default all that are in it
     images:FilePath='.',      # The folder of the images, within `root`
-    size:int=256, split:str=None, *, keep:float=2e9, missing:float=0., # As for `caption_source`
-    damaged:float=0.,         # As for `read_narratives`
+    size:int=256, split:str=None, *, keep:float=2e9, # As for `caption_source`
+    max_damaged:int|float|str=None, # How many lines may be unusable and images absent, see `damage_limit`
 )->ImageFileDataset:          # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
     root = Path(root)
@@ -184,14 +167,22 @@ def read_localized(
     if not folder.is_dir(): raise ValueError(f'{folder}: no such folder')
     files = [files] if isinstance(files, (str,Path)) else files
     paths = narrative_files(root if files is None else [root/f for f in files])
-    names,told = read_narratives(paths, damaged)
+    names,told = read_narratives(paths, max_damaged)
     at = _locate(folder, names)
     names = [at.get(n, n) for n in names]
     texts = told.texts()
     caps = {n: texts[i] for i,n in enumerate(names)}
     row = {n: i for i,n in enumerate(names)}
-    dataset = caption_source(caps, folder, paths[0], size, split, keep=keep, missing=missing, name=root.resolve().name)
+    dataset = caption_source(caps, folder, paths[0], size, split, keep=keep, max_damaged=max_damaged,
+                             name=root.resolve().name)
     told = told.subset([row[n] for n in dataset.ids])
+    turns = {i: turn for i in range(len(dataset)) if (turn := annotation_turn(dataset.path(i))) != 1}
+    for i, turn in turns.items():
+        told.turn_traces(i, turn)
+    if turns:
+        warnings.warn(f'{folder}: {len(turns):,} of {len(dataset):,} photos are turned by their EXIF header; their '
+                      f'traces are taken as given for the pixels as they are stored, and are turned with them',
+                      stacklevel=2)
     ids = dataset.ids
     return dataset.with_narratives(told).annotate({}, records=lambda i: Record(ids[i], narrative=told[i][0]))
 

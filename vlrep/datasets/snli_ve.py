@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
-from ..data.image_files import some_of
+from ..core.text_files import json_lines
+from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
 from .task_files import *
 
@@ -18,39 +19,41 @@ from .task_files import *
 ENTAILMENT = ('contradiction','entailment','neutral')  # The classes, in the order of a network's outputs
 _PARTS = dict(train='train', valid='dev', test='test')
 
-def _lines(path):
-    "The rows of a file with a JSON object a line; a `ValueError` names the line that is none"
-    for i,line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
-        if not line.strip(): continue
-        try: row = json.loads(line)
-        except ValueError: row = None
-        lost = [k for k in ('Flickr30K_ID','sentence2','gold_label') if not isinstance(row, dict) or k not in row]
-        if lost: raise ValueError(f'{path}: line {i} has no {", ".join(lost)}: {line[:80]!r}')
-        yield i,row
+def _problem(row):
+    "What is wrong with a line, or ''"
+    lost = [k for k in ('Flickr30K_ID','sentence2','gold_label') if not isinstance(row, dict) or k not in row]
+    if lost:
+        return f'has no {", ".join(lost)}: {brief(row, 80)}'
+    if row['gold_label'] not in (*ENTAILMENT, '-'):
+        return (f'the label {brief(row["gold_label"])} is none of {", ".join(ENTAILMENT)}: the labels of another data '
+                f'set?')
+    return ''
 
 def read_snli_ve(
     root:FilePath,           # The folder that holds the tables and the photos of Flickr30k
     split:str='train',       # train, valid or test
     size:int=256,            # Photos are fitted into squares of this side
-    *, log:Callable=print,   # Called with how many pairs have no label
+    *, max_damaged:int|float|str=None, # How many lines may be unusable and photos absent, see `damage_limit`
+    log:Callable=print,      # Called with how many pairs have no label
 )->TaskDataset:              # None if there is no test set
     "A part of SNLI-VE; a `ValueError` names file and line of what is wrong"
     root = Path(root)
-    path,_ = find_table(root, split, _PARTS, lambda s: [f'snli_ve_{s}.jsonl'], 'statements')
+    path, _ = find_table(root, split, _PARTS, lambda s: [f'snli_ve_{s}.jsonl', f'snli_ve_{s}.jsonl.gz'], 'statements')
     if path is None: return None
-    out,undecided = [],0
-    for i,r in _lines(path):
-        label = r['gold_label']
-        if label == '-': undecided += 1
-        elif label not in ENTAILMENT:
-            raise ValueError(f'{path}: line {i}: the label {brief(label)} is none of {", ".join(ENTAILMENT)}: the '
-                             f'labels of another data set?')
+    out, bad, undecided = [], [], 0
+    for line, r in json_lines(path, bad.append):
+        if why := _problem(r):
+            bad.append(f'{path}, line {line}: {why}')
+        elif r['gold_label'] == '-':
+            undecided += 1
         else:
-            out.append(dict(image=f'{r["Flickr30K_ID"]}.jpg', first=str(r['sentence2']), answers=[label],
-                            id=str(r.get('pairID', i))))
+            out.append(dict(image=f'{r["Flickr30K_ID"]}.jpg', first=str(r['sentence2']), answers=[r['gold_label']],
+                            id=str(r.get('pairID', line))))
+    leave_out(path, 'lines cannot be used', bad, len(out)+len(bad)+undecided, max_damaged)
     if undecided: log(f'{path}: {undecided:,} of {undecided+len(out):,} statements have no label (-) and are left out')
-    photos = find_place(root, ('flickr30k_images','flickr30k-images','Images','images'), 'photos')
-    return photo_examples(photos, path, size, split, out)
+    photos = find_place(root, ('flickr30k_images','flickr30k-images','flickr30k_images/flickr30k_images','Images',
+                               'images'), 'photos')
+    return photo_examples(photos, path, size, split, out, max_damaged)
 
 # %% ../../nbs/datasets/84_snli_ve.ipynb #68f3581a
 def write_snli_ve(

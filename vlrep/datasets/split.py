@@ -6,11 +6,11 @@
 __all__ = ['check_parts', 'log_split', 'complete_split', 'own_splits', 'split_photos', 'read_and_split']
 
 # %% ../../nbs/datasets/08_split.ipynb #e7f3a8e1
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 import numpy as np
 from ..core.files import *
+from ..core.progress import *
 from ..data.image_files import hold_out, some_of, split_source
 from ..data.records import ImageTextDataset
 from ..data.subsets import subsample
@@ -119,12 +119,11 @@ def read_and_split(
     size:int,               # Longer side of the stored photos
     wanted:frozenset,       # Not used: a reader reads all that there is
     log:Callable,           # Called with what is left out
+    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
 )->dict:                    # Datasets `train`, `valid`, `test`
     "Read photos, and split them"
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter('always', UserWarning)
-        dataset = builder.read(root, size=size)
-    for w in heard: log(str(w.message))
+    with logged_warnings(log):
+        dataset = builder.whole(root, size, options, max_damaged)
     parts = split_photos(dataset, builder, options, root, log)
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..core.files import *
 from ..core.registry import did_you_mean
 from ..data.records import ImageFileDataset
-from ..data.image_files import find_files, some_of
+from ..data.image_files import find_files, some_of, with_slashes
 from ..data.tasks import TaskDataset
 from .coco import coco_table
 
@@ -50,12 +50,14 @@ def photo_examples(
     size:int,       # Photos are fitted into squares of this side
     split:str,      # train, valid or test
     examples:list,  # Dicts with `image` (a file name), `first`, and perhaps `second`, `answers`, `id`, `kind`
+    max_damaged:int|float|str=None, # How many photos may be missing, see `damage_limit`
 )->TaskDataset:
     "Examples about photos, each photo once; a `ValueError` counts and names photos that are missing"
+    at = find_files(folder, sorted({e['image'] for e in examples}), about, max_damaged)
+    names = list(at)
+    examples = [e for e in examples if e['image'] in at]
     if not examples: raise ValueError(f'{about}: not a single example')
-    names = sorted({e['image'] for e in examples})
-    at = find_files(folder, names, about)
-    ids = [os.path.splitext(n)[0] for n in names]
+    ids = [os.path.splitext(with_slashes(n, folder))[0] for n in names]
     photos = ImageFileDataset([at[n] for n in names], size, about.stem, split=split, ids=ids)
     row = {n: i for i,n in enumerate(names)}
     more = {to: [e[k] for e in examples] for to,k in

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 import numpy as np
 from ..core.files import *
+from ..core.progress import *
 from ..core.seeding import *
 from ..data.image_files import has_text, hold_out
 from ..data.records import ImageTextDataset, Record, TextBuffer
@@ -108,10 +109,13 @@ def build_task_images(
     size:int,              # Longer side of the stored photos
     wanted:frozenset,      # Not used: a reader reads all that there is
     log:Callable,          # Called with what is left out
+    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
 )->dict:                   # Datasets `train`, `valid`, `test`
     "The images of a task in three parts; a `ValueError` names the part that is missing"
     def part(split):
-        if (got := builder.examples(root, split, size, log=log)) is None:
+        with logged_warnings(log):
+            got = builder.examples(root, split, size, log=log, max_damaged=max_damaged)
+        if got is None:
             raise ValueError(f'--root {root}: has no test set; {builder.name} expects {builder.root_help}')
         return builder.texts(got, log=log)
     train,valid = part('train'),part('valid')

@@ -9,6 +9,7 @@ __all__ = ['read_vizwiz', 'write_vizwiz']
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
+from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
 from .coco import coco_table
 from .task_files import *
@@ -20,18 +21,25 @@ def read_vizwiz(
     root:FilePath,           # The folder that holds the tables and folders of photos
     split:str='train',       # train, valid or test
     size:int=256,            # Photos are fitted into squares of this side
-    *, log:Callable=print,   # Not used: nothing is left out
+    *, max_damaged:int|float|str=None, # How many rows may be unusable and photos absent, see `damage_limit`
+    log:Callable=print,      # Not used: what is left out is a warning
 )->TaskDataset:              # None if there is no test set
     "A part of VizWiz; a `ValueError` names file and row of what is wrong"
-    root,named = Path(root),lambda s: [f'{folder}{s}.json' for folder in ('','Annotations/','annotations/')]
-    path,name = find_table(root, split, _FILES, named, 'questions')
+    root = Path(root)
+    def named(s): return [f'{folder}{s}.json' for folder in ('', 'Annotations/', 'annotations/')]
+    path, name = find_table(root, split, _FILES, named, 'questions')
     if path is None: return None
+    out, bad = [], []
     keys = dict(image=str, question=str) | ({} if split == 'test' else dict(answers=list))
-    rows = coco_table(dict(questions=read_json(path)), path, 'questions', keys)
-    out = [dict(image=r['image'], first=r['question'], id=r['image']) for r in rows]
-    if split != 'test':
-        for e,r in zip(out, rows): e |= answers_of(r, f'{path}: {r["image"]}')
-    return photo_examples(find_place(root, (name,), 'photos'), path, size, split, out)
+    for r in coco_table(dict(questions=read_json(path)), path, 'questions', keys, bad=bad.append):
+        example = dict(image=r['image'], first=r['question'], id=r['image'])
+        try:
+            out.append(example if split == 'test' else example | answers_of(r, f'{path}, {r["image"]}'))
+        except ValueError as e:
+            bad.append(str(e))
+    leave_out(path, 'questions cannot be used', bad, len(out)+len(bad), max_damaged)
+    folder = find_place(root, (name, f'images/{name}', f'Images/{name}'), 'photos')
+    return photo_examples(folder, path, size, split, out, max_damaged)
 
 # %% ../../nbs/datasets/82_vizwiz.ipynb #f31c7351
 def write_vizwiz(

@@ -10,8 +10,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 import numpy as np
 from ..core.files import *
-from ..data.records import ImageFileDataset, Record
-from ..data.image_files import adding_to, find_files, some_of, write_images
+from ..core.text_files import text_lines
+from ..data.records import annotation_turn, ImageFileDataset, Record, turn_boxes
+from ..data.image_files import adding_to, find_files, is_hidden, leave_out, some_of, write_images
 
 # %% ../../nbs/datasets/50_voc07.ipynb #93a1edce
 class ObjectTable:
@@ -21,8 +22,11 @@ class ObjectTable:
         objects,  # For each image a list of (x0, y0, x1, y1, number of the category, flag); corners in [0,1]
         names,    # Of the categories
         flag:str, # Name of the flag, e.g. difficult
+        paths=None, # Image files (n), whose EXIF header may turn them and their boxes, see `annotation_turn`
+        sizes=None, # Width and height of each image as stated with its objects (n,2)
     ):
         self.ids,self.names,self.flag = list(ids),list(names),flag
+        self.paths, self.sizes = paths, sizes
         per = [len(l) for l in objects]
         a = np.array([o for l in objects for o in l], np.float32).reshape(-1,6)
         self.boxes,self.cats,self.flags,self.rows = a[:,:4],a[:,4].astype(np.int32),a[:,5] > 0,np.cumsum([0,*per])
@@ -31,9 +35,12 @@ class ObjectTable:
         "The record of row `i`: boxes, tags and objects"
         s = slice(self.rows[i], self.rows[i+1])
         names = [self.names[c] for c in self.cats[s]]
-        each = zip(names, self.boxes[s].tolist(), self.flags[s].tolist())
+        boxes = self.boxes[s].copy()
+        if self.paths is not None and len(boxes):
+            boxes = turn_boxes(boxes, annotation_turn(self.paths[i], self.sizes[i])).astype(np.float32)
+        each = zip(names, boxes.tolist(), self.flags[s].tolist())
         objects = [dict(category=n, box=tuple(b), **{self.flag: f}) for n,b,f in each]
-        return Record(self.ids[i], tags=sorted(set(names)), boxes=self.boxes[s].copy(), objects=objects)
+        return Record(self.ids[i], tags=sorted(set(names)), boxes=boxes, objects=objects)
     def hot(self,
         flagged:bool=None # Only objects whose flag has this value; None = all
     )->np.ndarray:        # (n,k) bool
@@ -47,10 +54,11 @@ class ObjectTable:
 # %% ../../nbs/datasets/50_voc07.ipynb #f4af35ad
 def read_voc_xml(
     path:FilePath, # A file of `Annotations`
-)->list:           # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult)
+)->tuple:          # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult); width and height
     "The objects of one photo; a `ValueError` names a file that cannot be understood"
     try: top = ElementTree.parse(path).getroot()
-    except (ElementTree.ParseError, OSError) as e: raise ValueError(f'{path}: damaged or missing ({e})') from e
+    except (ElementTree.ParseError, OSError, LookupError, ValueError) as e: # such as an encoding that is not known
+        raise ValueError(f'{path}: damaged or missing ({e})') from e
     def number(node, name):
         try: v = float(node.find(name).text)
         except (AttributeError, TypeError, ValueError): v = np.nan
@@ -68,15 +76,12 @@ def read_voc_xml(
         hard = (o.findtext('difficult') or '0').strip()
         if not name or hard not in ('0','1'): raise ValueError(f'{path}: an object called {name!r}, difficult={hard!r}')
         out.append((name, tuple(box.tolist()), hard == '1'))
-    return out
+    return out,(w,h)
 
 # %% ../../nbs/datasets/50_voc07.ipynb #90c76a49
 def _lines(path):
     "The words of each line of a list; a `ValueError` names a missing file"
-    if not path.is_file(): raise ValueError(f'{path}: no such file')
-    try: lines = path.read_text(encoding='utf-8').splitlines()
-    except UnicodeDecodeError as e: raise ValueError(f'{path}: not UTF-8 text ({e})') from e
-    return [(i, l.split()) for i,l in enumerate(lines, 1) if l.strip()]
+    return [(i, line.split()) for i, line in text_lines(path)]
 
 def _ids(path):
     "The photos of a split"
@@ -103,21 +108,27 @@ def _answers(path, ids):
     return out
 
 # %% ../../nbs/datasets/50_voc07.ipynb #7c7fac01
-def _boxes(folder, ids, names):
-    "The `ObjectTable` of a split and its names, or None if no photo has a file"
-    files = [folder/f'{n}.xml' for n in ids]
-    there = [f.is_file() for f in files]
-    if not any(there): return None
-    lost = [f.name for f,t in zip(files, there) if not t]
-    if lost: raise ValueError(f'{folder}: {len(lost)} of {len(files)} files are missing: {some_of(lost)}')
-    found = [read_voc_xml(f) for f in files]
-    met = sorted({n for l in found for n,_,_ in l})
+def _boxes(folder, ids, names, bad):
+    """The objects of each photo and its size, and the names of the classes; None if no photo has a file
+
+    Photos whose file is missing or wrong are appended to `bad`.
+    """
+    if not any((folder/f'{n}.xml').is_file() for n in ids):
+        return None, {}
+    found = {}
+    for n in ids:
+        try:
+            found[n] = read_voc_xml(folder/f'{n}.xml')
+        except ValueError as e:
+            bad[n] = str(e).removeprefix(f'{folder}/')
+    met = sorted({name for objects, _ in found.values() for name, *_ in objects})
     names = names or met
-    for f,l in zip(files, found):
-        for n,_,_ in l:
-            if n not in names: raise ValueError(f'{f}: an object {n!r}, of which there is no list in ImageSets/Main')
-    at = {n: i for i,n in enumerate(names)}
-    return ObjectTable(ids, [[(*b, at[n], hard) for n,b,hard in l] for l in found], names, 'difficult')
+    for n, (objects, _) in list(found.items()):
+        other = [name for name, *_ in objects if name not in names]
+        if other:
+            bad[n] = f'{n}.xml: an object {other[0]!r}, of which there is no list in ImageSets/Main'
+            del found[n]
+    return names, found
 
 # %% ../../nbs/datasets/50_voc07.ipynb #4f2d7212
 def read_voc(
@@ -125,7 +136,7 @@ def read_voc(
     split:str='trainval', # trainval, train, val or test
     size:int=256,         # Images are fitted into squares of this side
     keep:float=2e9,       # Keep decoded images if all fit into this number of bytes
-    missing:float=0.,     # Part of the images that may be absent: they are left out, with a warning
+    max_damaged:int|float|str=None, # How many images may be absent or have a damaged annotation, see `damage_limit`
 )->ImageFileDataset:      # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
     "A split of a VOC folder; a `ValueError` names what is missing or wrong"
     root = Path(root)
@@ -133,19 +144,30 @@ def read_voc(
     if not lists.is_dir(): raise ValueError(f'{root}: has no folder ImageSets/Main, as VOCdevkit/VOC2007 has')
     ids = _ids(lists/f'{split}.txt')
     end = f'_{split}.txt'
-    names = sorted(f.name.removesuffix(end) for f in lists.glob(f'*{end}'))
-    table = _boxes(root/'Annotations', ids, names)
-    if not names and table is None: raise ValueError(f'{root}: neither lists of classes (Main/*{end}) nor Annotations')
-    if names: present = np.stack([_answers(lists/f'{n}{end}', ids) for n in names], 1)
+    lists_of = [f for f in lists.glob(f'*{end}') if not is_hidden(f.name)]
+    names = sorted(f.name.removesuffix(end) for f in lists_of)
+    bad = {}
+    classes, found = _boxes(root/'Annotations', ids, names, bad)
+    if not names and classes is None:
+        raise ValueError(f'{root}: neither lists of classes (Main/*{end}) nor Annotations')
+    leave_out(root/'Annotations', 'files cannot be used', list(bad.values()), len(ids), max_damaged)
+    there = find_files(root/'JPEGImages', [f'{n}.jpg' for n in ids], lists/f'{split}.txt', max_damaged)
+    kept = [n for n in ids if n not in bad and f'{n}.jpg' in there]
+    paths = [there[f'{n}.jpg'] for n in kept]
+    table = None
+    if classes is not None:
+        at = {c: i for i, c in enumerate(classes)}
+        objects = [[(*box, at[c], hard) for c, box, hard in found[n][0]] for n in kept]
+        table = ObjectTable(kept, objects, classes, 'difficult', paths, [found[n][1] for n in kept])
+    if names:
+        rows = [ids[n] for n in kept]
+        present = np.stack([_answers(lists/f'{n}{end}', ids) for n in names], 1)[rows]
     else:
         names = table.names
         present = np.where(table.hot(False), 1, np.where(table.hot(), 0, -1)).astype(np.int8)
-    there = find_files(root/'JPEGImages', [f'{n}.jpg' for n in ids], lists/f'{split}.txt', missing)
     role = dict(trainval='train', train='train', val='valid', test='test').get(split)
-    dataset = ImageFileDataset([there.get(f'{n}.jpg', '') for n in ids], size, root.name, keep, split=role,
-                               ids=list(ids),
-                           records=table, labels=dict(present=present), names=dict(present=names))
-    return dataset if len(there) == len(ids) else dataset.subset([j for n,j in ids.items() if f'{n}.jpg' in there])
+    return ImageFileDataset(paths, size, root.name, keep, split=role, ids=kept, records=table,
+                            labels=dict(present=present), names=dict(present=names))
 
 # %% ../../nbs/datasets/50_voc07.ipynb #59fa0cf8
 def _voc_xml(name, img, objects):

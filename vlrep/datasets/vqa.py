@@ -9,7 +9,7 @@ __all__ = ['read_vqa', 'write_vqa']
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
-from ..data.image_files import some_of
+from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
 from .coco import coco_table
 from .task_files import *
@@ -17,44 +17,60 @@ from .task_files import *
 # %% ../../nbs/datasets/80_vqa.ipynb #4844c30d
 _SETS = dict(train=('train2014',), valid=('val2014',), test=('test2015','test-dev2015'))
 
-def _places(name): return name,f'annotations/{name}',f'questions/{name}'
+def _places(name, kind, part):
+    "Where a table may be: in the folder, in one for its kind, in that of its archive"
+    archive = f'v2_{kind}_{part}_mscoco'
+    return name, f'annotations/{name}', f'questions/{name}', f'{kind}/{name}', f'{archive}/{name}'
 
-def _answered(path, questions, about):
-    "The annotation of each question, in the order of the questions"
+def _photo_places(folder): return folder, f'images/{folder}', f'Images/{folder}', f'Images/mscoco/{folder}'
+
+def _answered(path, questions, max_damaged):
+    "Each question that has answers, with its annotation"
+    bad = []
     keys = dict(question_id=int, image_id=int, answers=list)
-    rows = {r['question_id']: r for r in coco_table(read_json(path), path, 'annotations', keys)}
+    table = coco_table(read_json(path), path, 'annotations', keys, 'question_id', bad.append)
+    leave_out(path, 'annotations cannot be used', bad, len(table)+len(bad), max_damaged)
+    rows = {r['question_id']: r for r in table}
     lost = [q['question_id'] for q in questions if q['question_id'] not in rows]
-    if lost:
-        raise ValueError(f'{path}: {len(lost)} of {len(questions)} questions of {about.name} have no answers: '
-                         f'{some_of(lost)}')
-    wrong = [q['question_id'] for q in questions if rows[q['question_id']]['image_id'] != q['image_id']]
-    if wrong:
-        raise ValueError(f'{path}: {len(wrong)} answers are about another image than the question in {about.name}: '
-                         f'{some_of(wrong)}')
-    return [rows[q['question_id']] for q in questions]
+    leave_out(path, 'questions have no answers', lost, len(questions), max_damaged)
+    there = [(q, rows[q['question_id']]) for q in questions if q['question_id'] in rows]
+    wrong = [q['question_id'] for q, r in there if r['image_id'] != q['image_id']]
+    leave_out(path, 'answers are about another image than the question', wrong, len(there), max_damaged)
+    return [(q, r) for q, r in there if r['image_id'] == q['image_id']]
 
 # %% ../../nbs/datasets/80_vqa.ipynb #87c1f28b
 def read_vqa(
     root:FilePath,           # The folder that holds questions, annotations and folders of photos
     split:str='train',       # train, valid or test
     size:int=256,            # Photos are fitted into squares of this side
-    *, log:Callable=print,   # Not used: nothing is left out
+    *, max_damaged:int|float|str=None, # How many rows may be unusable and photos absent, see `damage_limit`
+    log:Callable=print,      # Not used: what is left out is a warning
 )->TaskDataset:              # None if there is no test set
     "A part of VQA 2.0; a `ValueError` names file and row of what is wrong"
-    root,named = Path(root),lambda s: _places(f'v2_OpenEnded_mscoco_{s}_questions.json')
-    path,subset = find_table(root, split, _SETS, named, 'questions')
+    root = Path(root)
+    part = dict(train='Train', valid='Val').get(split, 'Test')
+    def named(subset): return _places(f'v2_OpenEnded_mscoco_{subset}_questions.json', 'Questions', part)
+    path, subset = find_table(root, split, _SETS, named, 'questions')
     if path is None: return None
-    questions = coco_table(read_json(path), path, 'questions', dict(question_id=int, image_id=int, question=str))
-    if twice := len(questions)-len({q['question_id'] for q in questions}):
-        raise ValueError(f'{path}: {twice} question ids are there twice')
+    bad = []
+    keys = dict(question_id=int, image_id=int, question=str)
+    questions = coco_table(read_json(path), path, 'questions', keys, 'question_id', bad.append)
+    leave_out(path, 'questions cannot be used', bad, len(questions)+len(bad), max_damaged)
     folder = subset.replace('-dev', '')
-    out = [dict(image=f'COCO_{folder}_{q["image_id"]:012d}.jpg', first=q['question'], id=q['question_id'])
-           for q in questions]
-    if split != 'test':
-        about = find_place(root, _places(f'v2_mscoco_{subset}_annotations.json'), 'answers')
-        for e,r in zip(out, _answered(about, questions, path)):
-            e |= answers_of(r, f'{about}: question {r["question_id"]}')
-    return photo_examples(find_place(root, (folder,), 'photos'), path, size, split, out)
+    def example(q):
+        return dict(image=f'COCO_{folder}_{q["image_id"]:012d}.jpg', first=q['question'], id=q['question_id'])
+    if split == 'test':
+        out = [example(q) for q in questions]
+    else:
+        about = find_place(root, _places(f'v2_mscoco_{subset}_annotations.json', 'Annotations', part), 'answers')
+        out, bad = [], []
+        for q, r in _answered(about, questions, max_damaged):
+            try:
+                out.append(example(q) | answers_of(r, f'{about}, question {r["question_id"]}'))
+            except ValueError as e:
+                bad.append(str(e))
+        leave_out(about, 'annotations cannot be used', bad, len(out)+len(bad), max_damaged)
+    return photo_examples(find_place(root, _photo_places(folder), 'photos'), path, size, split, out, max_damaged)
 
 # %% ../../nbs/datasets/80_vqa.ipynb #99763a63
 def write_vqa(

@@ -48,7 +48,9 @@ def ask_voc07(
 )->list:                       # Rows
     "VOC07 mAP of support vector machines on frozen features"
     m = context.model
-    trainval,test = (read_voc(context.root, split, size=2*m.view.size) for split in ('trainval','test'))
+    with logged_warnings(context.log):
+        trainval,test = (read_voc(context.root, split, size=2*m.view.size, max_damaged=context.max_damaged)
+                         for split in ('trainval','test'))
     return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.info['method'])
 
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)

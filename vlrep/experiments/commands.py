@@ -315,7 +315,8 @@ def run_checks(
     recipe.check_parts(asked['accumulate'])
     if not recipe.steps: raise ValueError(f'--{what}: steps=0 trains nothing, so there is nothing to try out')
     if threads: torch.set_num_threads(threads)
-    splits = open_splits(method, recipe, options, asked['data'], asked['root'], seed=asked['seed'], log=log)
+    splits = open_splits(method, recipe, options, asked['data'], asked['root'], seed=asked['seed'], log=log,
+                         max_damaged=max_damaged)
     _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
     if what == 'overfit': return overfit(method, recipe, splits, asked['data'], tok, seed=asked['seed'],
@@ -576,7 +577,7 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
         done = dist.is_main and not _longer(old, facts) and _completed(resume_run, log)
         if dist.objects(done)[0]: return old.path
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
-        splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log)
+        splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log, max_damaged=max_damaged)
     if resume_run:
         splits = (without_tested if inexact else as_tested)(splits, read_test_photos(old), log)
     if by := splits['test'].split_by:
@@ -652,6 +653,8 @@ def evaluate(
     root:FilePath=None,   # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
                           # folder; for captions, by default where the run's were
     which:str|int='best', # Which checkpoint: best, last, or the number of a step
+    max_damaged:int|float|str=None, # How many photos and rows of the test data may be missing or unusable, see
+                          # `damage_limit`; by default as many as the run allows
     log:callable=print,   # Called with the table
     plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
     **options             # Those of the evaluation, such as `spec` and `ap` of voc07
@@ -660,7 +663,9 @@ def evaluate(
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
     m,kept = open_run(run, which, plugins=plugins),load(run)
-    context = EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log, kept)
+    limit = kept.info.get('max_damaged') if max_damaged is None else max_damaged
+    context = EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log,
+                                max_damaged=limit, run=kept)
     rows = evaluation.ask(context, **options)
     line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
     append_line(Path(run)/'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
@@ -716,7 +721,8 @@ def make_paraphrases(
     device:str=None,                        # cpu, cuda; by default the GPU if there is one
     beams:int=4,                            # Width of the beam
     limit:int=None,                         # Largest number of captions
-    options:object=None,                    # Options of a generated dataset; its own by default
+    options:object=None,                    # Options of a generated dataset, columns of a table; its own by default
+    max_damaged:int|float|str=None,         # How many photos and rows may be missing or unusable, see `damage_limit`
     translator:Callable=MarianTranslator,   # (name, device, beams=) -> function from sentences to sentences
     log:Callable=print,                     # Called with progress messages
 )->Path:                                    # The file
@@ -724,7 +730,10 @@ def make_paraphrases(
     builder = DATASETS[data]
     builder.check_root(root)
     if 'captions' not in builder.provides: raise ValueError(f'--data {data}: has no captions to paraphrase')
-    dataset = builder.whole(root, options=options)
-    parts = builder.open(options, root, 64, ('captions',), log).values() if dataset is None else [dataset]
+    with logged_warnings(log):
+        dataset = builder.whole(root, 64, options, max_damaged)
+    parts = [dataset]
+    if dataset is None:
+        parts = builder.open(options, root, 64, ('captions',), log, max_damaged).values()
     ways = {v: tuple(translator(m.format(via=v), device, beams=beams) for m in (there, back)) for v in via}
     return write_paraphrases(parts, out, ways, batch, limit=limit, log=log)

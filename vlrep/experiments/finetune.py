@@ -186,7 +186,8 @@ def _examples(task, asked, options, side, log):
     source = task.source(asked['data'])
     def part(split):
         if options is not None: return source.read(split, size=side, options=options, log=log)
-        return source.read(asked['root'], split, side, log=log)
+        with logged_warnings(log):
+            return source.read(asked['root'], split, side, log=log, max_damaged=asked['max_damaged'])
     return {s: d for s in ('train','valid','test') if (d := part(s)) is not None}
 
 def _labels(task, asked, plan, train):

@@ -6,14 +6,14 @@
 __all__ = ['WAYS', 'find_photos', 'write_regions', 'tensors_digest', 'make_regions']
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720004
-import hashlib
+import hashlib,os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 import numpy as np, torch
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import load_plugin
-from ..data.image_files import some_of
+from ..data.image_files import files_below, some_of
 from ..core.fields import damage_limit
 from ..data.loader import TooManyDamaged
 from ..data.records import DamagedImage, open_image
@@ -31,8 +31,8 @@ def find_photos(
     "The image files below a folder; a `ValueError` if there is none"
     folder = Path(folder)
     if not folder.is_dir(): raise ValueError(f'{folder}: no such folder with photos')
-    out = sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*')
-                 if p.suffix[1:].lower() in IMAGE_SUFFIXES and p.is_file() and not p.name.startswith('.'))
+    out = sorted(Path(os.path.relpath(f, folder)).as_posix() for f in files_below(folder)
+                 if os.path.splitext(f)[1][1:].lower() in IMAGE_SUFFIXES)
     if not out: raise ValueError(f'{folder}: not a single image file ({", ".join(IMAGE_SUFFIXES)})')
     return out
 

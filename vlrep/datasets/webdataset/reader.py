@@ -8,11 +8,11 @@ __all__ = ['read_webdataset', 'build_webdataset', 'make_shards']
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20002
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from ...core.files import *
 from ...core.fields import damage_limit
+from ...core.progress import *
 from ...data.image_files import some_of
 from ...data.shards import find_shards, write_shards
 from ...data.shard_index import ShardDataset, ShardIndex
@@ -65,15 +65,6 @@ def read_webdataset(
     return ShardDataset(index, size, name, **kw)
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20006
-@contextmanager
-def _logged(log):
-    "Give warnings to `log`, also if an error follows"
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter('always', UserWarning)
-        try: yield
-        finally:
-            for w in heard: log(str(w.message))
-
 def build_webdataset(
     builder:DatasetBuilder,    # That of shards
     options:WebdatasetOptions, # The shares count where the shards are not split
@@ -85,7 +76,7 @@ def build_webdataset(
     max_damaged:int|float|str=None, # Samples that may be unreadable, as for `read_webdataset`
 )->dict:                       # Datasets `train`, `valid`, `test`
     "Shards in three parts: their own, or a split"
-    with _logged(log):
+    with logged_warnings(log):
         found = shard_parts(root, options.damaged)
         folders = {k: paths for k, paths in found.items() if k}
         own = dict(folders=OwnSplit(', '.join(f'{k}/' for k in folders))) if folders else {}
@@ -117,8 +108,9 @@ def make_shards(
     per_shard:int=1000,    # Images a shard
     *, seed:int=None,      # Write the images in an order drawn from this; by default in their own
     size:int=64,           # Side in pixels of images that are drawn; files are copied as they are
-    options:object=None,   # Sizes of data that is drawn; its own by default
+    options:object=None,   # Sizes of data that is drawn, columns of a table; its own by default
     split:str='auto',      # Of `SPLITS`: a split that comes with the data is kept, in three folders; hash: none is
+    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
     log:Callable=print,    # Called with each shard, and with what is left out
 )->list:                   # Paths of the shards
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
@@ -132,12 +124,13 @@ def make_shards(
     if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
     options = options or builder.options
     if split != 'auto': options = with_split(options, split, data)
-    with _logged(log): dataset = builder.whole(root, size, options)
+    with logged_warnings(log): dataset = builder.whole(root, size, options, max_damaged)
     if dataset is not None and choose_split(split, own_splits(dataset, builder, root), root) == 'hash':
         return write_shards(dataset, out, per_shard, seed, log)
-    parts = builder.open(options, root, size, ('captions','narratives','labels'), log)
+    parts = builder.open(options, root, size, ('captions','narratives','labels'), log, max_damaged)
     paths = []
     with atomic_folder(out) as new:
         for k, part in parts.items():
             paths += write_shards(part, new/k, per_shard, seed, lambda text: log(text.replace(str(new), str(out))))
     return [out/p.relative_to(new) for p in paths]
+

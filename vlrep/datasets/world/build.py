@@ -57,6 +57,7 @@ def build_world(
     size:int,               # Side of the scenes in pixels
     wanted:frozenset,       # With narratives, `train` and `valid` have them; with masks, a label `things`
     log:Callable,           # Not used: nothing is left out
+    max_damaged:int|float|str=None, # Not used: nothing is damaged
 )->dict:                    # Datasets `train`, `valid`, `test`
     "Scenes to learn from, to choose the checkpoint by, to report on"
     train,valid = (_scenes(split, n, size, options, wanted)

@@ -48,7 +48,8 @@ PLANS = dict(paper=FinetunePlan(), mm_imdb=FinetunePlan(warmup=2000, decay_steps
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskSource:
     "Where the examples of a task come from"
-    read:Callable=Lazy()       # (root, split, size, log=) -> TaskDataset; with `options`: (split, size, options, log=)
+    read:Callable=Lazy()       # (root, split, size, log=, max_damaged=) -> TaskDataset; with `options`: (split,
+                               # size, options, log=)
     root_help:str=''           # What --root must hold; '' if no files are needed
     options:object=None        # A frozen dataclass: sizes, with their defaults
     labels:Callable=Lazy(None) # (training TaskDataset, FinetunePlan) -> labels, if they are others than the task's

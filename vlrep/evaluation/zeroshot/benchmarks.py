@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from ...core.files import *
 from ...core.seeding import *
+from ...core.text_files import text_lines
 from ...data.image_files import find_files, some_of
 from ...data.records import ImageFileDataset, ImageTextDataset, Record
 from ...datasets.world.dataset import world
@@ -65,14 +66,14 @@ def unit_rows(
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #5dedaab5
 def _rows(path, width=None):
     "The words of each line of a list; a `ValueError` names a missing file, or a line with another number of words"
-    try: lines = Path(path).read_text(encoding='utf-8').splitlines()
-    except (OSError, UnicodeDecodeError) as e: raise ValueError(f'{path}: missing or no text ({e})') from e
-    out = [(i, l.split()) for i,l in enumerate(lines, 1) if l.strip()]
+    out = [(i, line.split()) for i, line in text_lines(path)]
     for i,words in out:
         if width is not None and len(words) != width:
             raise ValueError(f'{path}, line {i}: {len(words)} words; expected {width}')
     if not out: raise ValueError(f'{path}: is empty')
     return out
+
+def _is_number(word): return word.isascii() and word.isdigit()
 
 def _by_number(path):
     "The names of a list whose lines are a number, from 1 on, and a name"
@@ -108,6 +109,7 @@ def _class_mask(path, classes):
 def read_cub(
     root:FilePath='CUB_200_2011', # The folder that holds images, attributes and the lists, and testclasses.txt
     size:int=256,                 # Images are fitted into squares of this side
+    max_damaged:int|float|str=None, # How many images may be missing, see `damage_limit`
 )->ZeroShotBenchmark:
     "CUB-200-2011; a `ValueError` names what is missing or wrong"
     root = Path(root)
@@ -116,7 +118,7 @@ def read_cub(
     label = np.full(len(names), -1)
     path = root/'image_class_labels.txt'
     for i,(image,j) in _rows(path, 2):
-        if not (image.isdecimal() and j.isdecimal() and 1 <= int(image) <= len(names) and 1 <= int(j) <= len(classes)):
+        if not (_is_number(image) and _is_number(j) and 1 <= int(image) <= len(names) and 1 <= int(j) <= len(classes)):
             raise ValueError(f'{path}, line {i}: {image} {j}: expected an image from 1 to {len(names)} and a class '
                              f'from 1 to {len(classes)}')
         label[int(image)-1] = int(j)-1
@@ -125,7 +127,9 @@ def read_cub(
     if not test.is_file():
         raise ValueError(f'{test}: no such file; it lists the unseen classes, a name in each line, and is part of the '
                          f'archive xlsa17 (data/CUB/testclasses.txt)')
-    files = find_files(root/'images', names, root/'images.txt')
+    files = find_files(root/'images', names, root/'images.txt', max_damaged)
+    label = label[[n in files for n in names]]
+    names = [n for n in names if n in files]
     path = root/'attributes'/'class_attribute_labels_continuous.txt'
     def record(i): return Record(names[i], tags=[classes[label[i]]])
     images = ImageFileDataset([files[n] for n in names], size, 'CUB', ids=names, records=record)
@@ -136,6 +140,7 @@ def read_cub(
 def read_awa2(
     root:FilePath='Animals_with_Attributes2', # The folder that holds JPEGImages, the lists and the matrix
     size:int=256,                             # Images are fitted into squares of this side
+    max_damaged:int|float|str=None,           # Not used: the folders say which images there are
 )->ZeroShotBenchmark:
     "Animals with Attributes 2; a `ValueError` names what is missing or wrong"
     root = Path(root)

@@ -105,16 +105,16 @@ def zeroshot_rows(
     return out
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #358d845b
-def _drawn(root, size, n):
+def _drawn(root, size, n, max_damaged):
     "Scenes of the world"
     if root is not None: raise ValueError(f'--root {root}: --benchmark world needs no files')
     return world_zeroshot(n, size)
 
 def _of_files(name, read, folder):
     "A function that reads the images of a published benchmark"
-    def opened(root, size, n):
+    def opened(root, size, n, max_damaged):
         if root is None: raise ValueError(f'--root is missing: for --benchmark {name} the folder {folder}')
-        return read(root, 2*size)
+        return read(root, 2*size, max_damaged)
     return opened
 
 _BENCHMARKS = dict(world=_drawn, cub=_of_files('cub', read_cub, 'CUB_200_2011'),
@@ -135,7 +135,9 @@ def ask_zeroshot(
 )->list:                       # Rows
     "Accuracy on classes without training images, compared with random features"
     m,info = context.model,context.info
-    bench = _BENCHMARKS[benchmark](context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500)
+    with logged_warnings(context.log):
+        bench = _BENCHMARKS[benchmark](context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500,
+                                       context.max_damaged)
     sizes = {k: len(v) for k,v in bench.parts().items()}
     context.log(f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
                 f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} training images, '
