@@ -10,12 +10,12 @@ import re, unicodedata
 from collections.abc import Iterable
 
 # %% ../../nbs/core/14_scripts.ipynb #8177647a
-_NO_TEXT = re.compile('[\x00-\x1f\x7f-\x9f\ud800-\udfff]')
+_NO_TEXT = re.compile('[\x00-\x1f\x7f-\x9f]')
 
 def clean_text(
     text:str, # Any text
 )->str:       # As many characters
-    "Replace control characters and half characters (lone surrogates) by spaces"
+    "Replace control characters by spaces"
     return text if text.isprintable() else _NO_TEXT.sub(' ', text)
 
 # %% ../../nbs/core/14_scripts.ipynb #38f2222e

@@ -114,7 +114,9 @@ def count_tokens(
             out.unknown += ids.count(collate.tok.unk)
     return out
 
-def _percent(part, whole): return '0 %' if not part else f'{100*part/whole:.2g} %'
+def _percent(part, whole):
+    share = 100*part/max(whole, 1)
+    return f'{share:.0f} %' if share >= 10 or not part else f'{share:.2g} %'
 
 def _part_line(name, n, max_len, windows):
     "What became of the texts of one part of the data"

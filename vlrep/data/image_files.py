@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import numpy as np
 from ..core.files import *
+from ..core.scripts import clean_text
 from ..core.seeding import *
 from .records import *
 
@@ -73,7 +74,7 @@ def caption_source(
     "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
     about = Path(about)
     at = find_files(folder, caps, about, missing)
-    texts = {n: [' '.join(c.split()) for c in caps[n]] for n in sorted(at)}
+    texts = {n: [' '.join(clean_text(c).split()) for c in caps[n]] for n in sorted(at)}
     empty = sum(not has_text(c) for l in texts.values() for c in l)
     if empty: warnings.warn(f'{about}: {empty} empty captions are left out', stacklevel=3)
     texts = {n: [c for c in l if has_text(c)] for n,l in texts.items()}

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from fastcore.basics import patch
 from ..core.files import *
+from ..core.scripts import clean_text
 
 # %% ../../nbs/data/00_records.ipynb #f473ad8c
 class DamagedImage(ValueError):
@@ -227,6 +228,10 @@ def take(self:TextBuffer,
     return new
 
 # %% ../../nbs/data/00_records.ipynb #abf3b417
+def _clean(lists):
+    "Lists of captions as a buffer, without control characters"
+    return TextBuffer(l if isinstance(l, str) else map(clean_text, l) for l in lists)
+
 class ImageTextDataset:
     "Images with their annotations; `ArrayDataset` and `ImageFileDataset` add the pixels"
     def __init__(self,
@@ -244,7 +249,7 @@ class ImageTextDataset:
     ):
         self.name,self.n,self.size,self.split,self._records,self.narratives = name,n,size,split,records,narratives
         self.names = {k: list(v) for k,v in (names or {}).items()}
-        self.captions = captions if captions is None or isinstance(captions, TextBuffer) else TextBuffer(captions)
+        self.captions = captions if captions is None or isinstance(captions, TextBuffer) else _clean(captions)
         self.labels = {k: np.asarray(v) for k,v in (labels or {}).items()}
         self.ids = ids if ids is not None else [str(i) for i in range(n)]
         self.parts = parts
@@ -278,7 +283,7 @@ def with_captions(self:ImageTextDataset,
 )->ImageTextDataset:         # The same images and labels
     "A copy of this dataset with other captions"
     new = copy.copy(self)
-    new.captions = captions if isinstance(captions, TextBuffer) else TextBuffer(captions)
+    new.captions = captions if isinstance(captions, TextBuffer) else _clean(captions)
     new._fits()
     return new
 

@@ -16,6 +16,7 @@ from PIL import Image
 from fastcore.basics import patch
 from ..core.files import *
 from ..core.progress import *
+from ..core.scripts import clean_text
 from .records import *
 from .image_files import has_text, some_of
 from .narratives import Narratives
@@ -118,7 +119,7 @@ def _told(line):
         said = [(str(u['utterance']), float(u['start_time']), float(u['end_time'])) for u in line['timed_caption']]
         strokes = [np.array([[p[c] for c in 'xyt'] for p in s], float).reshape(-1, 3) for s in line['traces']]
         good = all(np.isfinite(s).all() for s in strokes) and all(math.isfinite(t) for u in said for t in u[1:])
-        if good and isinstance(line['caption'], str): return Narrative(line['caption'], said, strokes)
+        if good and isinstance(line['caption'], str): return Narrative(clean_text(line['caption']), said, strokes)
     except (KeyError, TypeError, ValueError): pass
     raise _Unusable('have a narrative that cannot be understood')
 
@@ -136,7 +137,7 @@ def read_sidecar(
     told = [_told(d) for d in lines]
     caps = _strings(side, 'captions') or _strings(side, 'caption') or [n.text for n in told]
     if not caps and text is not None: caps = [text.decode(errors='replace')]
-    caps = [c for c in (' '.join(c.split()) for c in caps) if has_text(c)]
+    caps = [c for c in (' '.join(clean_text(c).split()) for c in caps) if has_text(c)]
     if not caps: raise _Unusable('have no caption')
     name = key if side.get('id') is None else str(side['id'])
     out = name,caps,sorted(set(_strings(side, 'tags')))

@@ -20,7 +20,8 @@ ENGLISH_SIDES = mirror_pairs('auto')
 
 # Behind these words left and right are sides, whatever follows
 _SIDE_AFTER = re.compile(r'\b(the|an?|his|hers?|its|their|my|your|our|to|on|from|at|of|and|or|far|upper|lower|top|'
-                         r'bottom|front|back|(turn|swerve|veer|look|lean|face|point|head|mov|go)\w*)\W*$', re.IGNORECASE)
+                         r'bottom|front|back|(turn|swerve|veer|look|lean|face|point|head|mov|go)\w*)\W*$',
+                         re.IGNORECASE)
 # Before these words, or behind those, they are none
 _NO_SIDE_BEFORE = dict(
     left=re.compile(r'\W*(the|an?|his|her|its|their|him|them|it|alone|over|behind|out|open|unattended)\b',
