@@ -5,21 +5,22 @@
 # %% auto #0
 __all__ = ['clean_text', 'is_unspaced', 'space_characters', 'english_share', 'mirror_pairs']
 
-# %% ../../nbs/core/14_scripts.ipynb #ab0c10f1
+# %% ../../nbs/core/14_scripts.ipynb #f3887b24
 import re, unicodedata
 from collections.abc import Iterable
 
-# %% ../../nbs/core/14_scripts.ipynb #15c2d554
-_NO_TEXT = re.compile('[\x00-\x1f\x7f-\x9f\ud800-\udfff]')
+# %% ../../nbs/core/14_scripts.ipynb #8177647a
+_NO_TEXT = re.compile('[\x00-\x1f\x7f-\x9f]')
 
 def clean_text(
     text:str, # Any text
 )->str:       # As many characters
-    "Replace control characters and half characters (lone surrogates) by spaces"
+    "Replace control characters by spaces"
     return text if text.isprintable() else _NO_TEXT.sub(' ', text)
 
-# %% ../../nbs/core/14_scripts.ipynb #f76a4d25
-_UNSPACED = ('\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff'
+# %% ../../nbs/core/14_scripts.ipynb #38f2222e
+_UNSPACED = ('\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u309f'
+             '\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff'
              '\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U000323af')
 _SIGNS = ''.join(c for c in map(chr, range(0xe00, 0x1800)) if unicodedata.category(c) in ('Mn','Mc'))
 _CHARACTER = re.compile(f'[{_UNSPACED}](?:[{_SIGNS}\u3099\u309a])*')
@@ -36,7 +37,7 @@ def space_characters(
     "Put spaces around each character of scripts that have none between words"
     return text if text.isascii() else _CHARACTER.sub(r' \g<0> ', text.replace('\u0f0b', ' '))
 
-# %% ../../nbs/core/14_scripts.ipynb #6977dc0b
+# %% ../../nbs/core/14_scripts.ipynb #4ad93919
 _SMALL_WORDS = frozenset('a and are at by for from her his in is of on that the their this to with while'.split())
 
 def english_share(
@@ -51,7 +52,7 @@ def english_share(
         english += sum(w in _SMALL_WORDS for w in words) >= max(1, .15*len(words))
     return english/max(n, 1)
 
-# %% ../../nbs/core/14_scripts.ipynb #4953eb7a
+# %% ../../nbs/core/14_scripts.ipynb #9fc995f1
 def mirror_pairs(
     text:str, # auto: left and right; none: no words; or pairs such as links=rechts,left=right
 )->tuple:     # Pairs of words in lower case

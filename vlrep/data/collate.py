@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CaptionCollator', 'caption_tokenizer', 'caption_collator', 'TokenCounts', 'count_tokens', 'token_lines',
-           'mirroring_line', 'text_lines']
+           'mirroring_line', 'caption_lines']
 
 # %% ../../nbs/data/50_collate.ipynb #9ad27067
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class CaptionCollator:
         tok:Tokenizer,        # Cuts captions into tokens
         max_len:int=30,       # Most tokens of a caption (VirTex code)
         substring:bool=False, # VirTex's exchange of left and right inside words
-        pairs:tuple=ENGLISH_SIDES, # Words that a mirror exchanges, see `mirror_pairs`
+        sides:tuple=ENGLISH_SIDES, # Words that a mirror exchanges, see `mirror_pairs`
     ):
         self.tok,self.max_len,self.substring = tok,max_len,substring
-        self.pairs = pairs
+        self.sides = sides
     def check(self,
         source:ImageTextDataset  # What batches will be read from
     )->None:
@@ -48,7 +48,7 @@ class CaptionCollator:
         "The caption of each row"
         c,at = source.captions,self.chosen(source, rows, when, seed)
         out = [c.data[a:b].tobytes().decode() for a,b in zip(c.ends[at], c.ends[at+1])]
-        return [swap_left_right(t, self.substring, self.pairs) if f else t for t,f in zip(out, flip)]
+        return [swap_left_right(t, self.substring, self.sides) if f else t for t,f in zip(out, flip)]
     def all_texts(self, source:ImageTextDataset)->TextBuffer:
         "Everything that can be read of each image"
         return source.captions
@@ -79,7 +79,8 @@ def caption_collator(
     tokenizer:Tokenizer,   # From `caption_tokenizer`
 )->CaptionCollator:
     "A collator that takes one caption of each image"
-    return CaptionCollator(tokenizer, recipe.max_len, pairs=mirror_pairs(getattr(recipe, 'mirror_words', 'auto')))
+    return CaptionCollator(tokenizer, recipe.max_len,
+                           sides=mirror_pairs(getattr(recipe, 'mirror_words', 'auto')))
 
 # %% ../../nbs/data/50_collate.ipynb #df8606bb
 @dataclass
@@ -113,7 +114,9 @@ def count_tokens(
             out.unknown += ids.count(collate.tok.unk)
     return out
 
-def _percent(part, whole): return '0 %' if not part else f'{100*part/whole:.2g} %'
+def _percent(part, whole):
+    share = 100*part/max(whole, 1)
+    return f'{share:.0f} %' if share >= 10 or not part else f'{share:.2g} %'
 
 def _part_line(name, n, max_len, windows):
     "What became of the texts of one part of the data"
@@ -138,7 +141,8 @@ def token_lines(
         line = _part_line(name, n, collate.max_len, windows)
         if n.cut > max_cut*n.seen and not windows:
             enough = sorted(n.lengths)[int(.95*(n.seen-1))]
-            raise ValueError(f'{line}: --max-len {enough} holds 95 % of them, and --max-cut 1 reads only their beginnings')
+            raise ValueError(f'{line}: --max-len {enough} holds 95 % of them, and --max-cut 1 reads only their '
+                             f'beginnings')
         if n.unknown > max_unknown*n.tokens:
             raise ValueError(f'{line}: the tokenizer does not know the letters of these texts, and --max-unknown 1 '
                              f'lets that pass')
@@ -154,16 +158,17 @@ def mirroring_line(
     train:ImageTextDataset,  # What is learned from
 )->str:                      # '' if images can be mirrored
     "Why images are not mirrored: the words for left and right in the captions are not known"
-    if getattr(recipe, 'mirror_words', '') != 'auto' or not recipe.flip_p or not hasattr(collate, 'all_texts'): return ''
-    if not getattr(collate, 'swap_sides', True): return ''      # its captions are never mirrored
+    if getattr(recipe, 'mirror_words', '') != 'auto' or not recipe.flip_p: return ''
+    # some read no captions, or never mirror them
+    if not hasattr(collate, 'all_texts') or not getattr(collate, 'swap_sides', True): return ''
     texts = collate.all_texts(train)
     if texts is None or not len(texts.ends)-1: return ''
     total = len(texts.ends)-1
     at = range(0, total, max(1, -(-total//_SAMPLE)))
     share = english_share(texts.data[texts.ends[i]:texts.ends[i+1]].tobytes().decode() for i in at)
     if share >= .5: return ''
-    return (f'images are not mirrored: only {100*share:.0f} % of the captions look English, and the words for left and right are '
-            f'not known; --mirror-words links=rechts names them (none: there are no such words)')
+    return (f'images are not mirrored: only {100*share:.0f} % of the captions look English, and the words for left and '
+            f'right are not known; --mirror-words links=rechts names them (none: there are no such words)')
 
 # %% ../../nbs/data/50_collate.ipynb #f64424c5
 def _form_line(recipe, collate, train):
@@ -175,7 +180,7 @@ def _form_line(recipe, collate, train):
         return f'normalise=nfkd: the tokens are those of letters without their marks, although {why}'
     return f'normalise={used}: {why}' if used == 'nfkc' and asked == 'auto' else ''
 
-def text_lines(
+def caption_lines(
     recipe:'MethodRecipe',   # Perhaps with the fields of `TextRecipe`
     collate:CaptionCollator, # Of the method; or None
     parts:dict,              # Datasets `train` and `valid`

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from ..core.fields import damage_limit
 from ..core.files import *
+from ..core.scripts import clean_text
 from ..core.seeding import *
 from .records import *
 
@@ -139,7 +140,7 @@ def caption_source(
         caps.setdefault(with_slashes(n, folder), []).extend(said)
     parts = parts and {with_slashes(n, folder): part for n, part in parts.items()}
     at = find_files(folder, caps, about, max_damaged)
-    texts = {n: [' '.join(c.split()) for c in caps[n]] for n in sorted(at)}
+    texts = {n: [' '.join(clean_text(c).split()) for c in caps[n]] for n in sorted(at)}
     empty = sum(not has_text(c) for l in texts.values() for c in l)
     if empty: warnings.warn(f'{about}: {empty} empty captions are left out', stacklevel=3)
     texts = {n: [c for c in l if has_text(c)] for n,l in texts.items()}

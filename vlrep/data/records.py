@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from fastcore.basics import patch
 from ..core.files import *
+from ..core.scripts import clean_text
 
 # %% ../../nbs/data/00_records.ipynb #f473ad8c
 class DamagedImage(ValueError):
@@ -275,6 +276,10 @@ def take(self:TextBuffer,
     return new
 
 # %% ../../nbs/data/00_records.ipynb #abf3b417
+def _clean(lists):
+    "Lists of captions as a buffer, without control characters"
+    return TextBuffer(l if isinstance(l, str) else map(clean_text, l) for l in lists)
+
 class ImageTextDataset:
     "Images with their annotations; `ArrayDataset` and `ImageFileDataset` add the pixels"
     split_by = None          # Of a part of photos: how they were split, such as hash, column or karpathy
@@ -294,7 +299,7 @@ class ImageTextDataset:
     ):
         self.name,self.n,self.size,self.split,self._records,self.narratives = name,n,size,split,records,narratives
         self.names = {k: list(v) for k,v in (names or {}).items()}
-        self.captions = captions if captions is None or isinstance(captions, TextBuffer) else TextBuffer(captions)
+        self.captions = captions if captions is None or isinstance(captions, TextBuffer) else _clean(captions)
         self.labels = {k: np.asarray(v) for k,v in (labels or {}).items()}
         self.ids = ids if ids is not None else [str(i) for i in range(n)]
         self.parts = parts
@@ -328,7 +333,7 @@ def with_captions(self:ImageTextDataset,
 )->ImageTextDataset:         # The same images and labels
     "A copy of this dataset with other captions"
     new = copy.copy(self)
-    new.captions = captions if isinstance(captions, TextBuffer) else TextBuffer(captions)
+    new.captions = captions if isinstance(captions, TextBuffer) else _clean(captions)
     new._fits()
     return new
 

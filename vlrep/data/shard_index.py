@@ -18,6 +18,7 @@ from PIL import Image
 from fastcore.basics import patch
 from ..core.files import *
 from ..core.progress import *
+from ..core.scripts import clean_text
 from .records import *
 from .image_files import has_text, some_of
 from .narratives import Narratives
@@ -150,7 +151,7 @@ def _told(line):
         said = [(str(u['utterance']), float(u['start_time']), float(u['end_time'])) for u in line['timed_caption']]
         strokes = [np.array([[p[c] for c in 'xyt'] for p in s], float).reshape(-1, 3) for s in line['traces']]
         good = all(np.isfinite(s).all() for s in strokes) and all(math.isfinite(t) for u in said for t in u[1:])
-        if good and isinstance(line['caption'], str): return Narrative(line['caption'], said, strokes)
+        if good and isinstance(line['caption'], str): return Narrative(clean_text(line['caption']), said, strokes)
     except (KeyError, TypeError, ValueError, OverflowError): pass
     raise _Unusable('have a narrative that cannot be understood')
 
@@ -162,7 +163,7 @@ def _readable(text):
     if '\0' in said: raise _Unusable('have a text with zero bytes (is it UTF-16 without a byte-order mark?)')
     return said
 
-def _plain(texts): return [c for c in (' '.join(t.split()) for t in texts) if has_text(c)]
+def _plain(texts): return [c for c in (' '.join(clean_text(t).split()) for t in texts) if has_text(c)]
 
 def _captions(side, text, told, caption_key, note):
     "The captions, from the first place that has any; `note` is called if another place says something else"

@@ -14,6 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 from scipy.sparse import csr_matrix
 from ..core.files import *
+from ..core.scripts import clean_text
 from ..core.text_files import text_lines
 from .records import *
 from .image_files import *
@@ -39,7 +40,7 @@ class TaskDataset(ImageTextDataset):
             if v is not None and len(v) != n: raise ValueError(f'{name}: {len(v)} {what} for {n} examples')
         if self.rows.min() < 0 or self.rows.max() >= len(base):
             raise ValueError(f'{name}: rows of images up to {self.rows.max()}, but there are {len(base)} images')
-        texts = TextBuffer([a] if second is None else [a,second[i]] for i,a in enumerate(first))
+        texts = TextBuffer(map(clean_text, [a] if second is None else [a,second[i]]) for i,a in enumerate(first))
         super().__init__(name, n, base.size, split or base.split, texts, ids=ids)
         self.answers = answers if answers is None or isinstance(answers, TextBuffer) else TextBuffer(answers)
         self.kinds,self.pairs,self.classes,self.targets = kinds and list(kinds),second is not None,None,None

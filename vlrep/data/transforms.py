@@ -19,14 +19,17 @@ from ..core.seeding import *
 ENGLISH_SIDES = mirror_pairs('auto')
 
 # Behind these words left and right are sides, whatever follows
-_SIDE_AFTER = re.compile(r"\b(the|an?|his|hers?|its|their|my|your|our|to|on|from|at|of|and|or|far|upper|lower|top|bottom|front|back|"
-                         r"(turn|swerve|veer|look|lean|face|point|head|mov|go)\w*)\W*$", re.IGNORECASE)
+_SIDE_AFTER = re.compile(r'\b(the|an?|his|hers?|its|their|my|your|our|to|on|from|at|of|and|or|far|upper|lower|top|'
+                         r'bottom|front|back|(turn|swerve|veer|look|lean|face|point|head|mov|go)\w*)\W*$',
+                         re.IGNORECASE)
+# Before these words, or behind those, they are none
 _NO_SIDE_BEFORE = dict(
-    left=re.compile(r"\W*(the|an?|his|her|its|their|him|them|it|alone|over|behind|out|open|unattended)\b", re.IGNORECASE),
-    right=re.compile(r"\W*(behind|next|before|after|now|away|beside|there|here|up|above|below|through|past|near|under|underneath|"
-                     r"over|in|into|at|outside|inside|angles?)\b", re.IGNORECASE))
+    left=re.compile(r'\W*(the|an?|his|her|its|their|him|them|it|alone|over|behind|out|open|unattended)\b',
+                    re.IGNORECASE),
+    right=re.compile(r'\W*(behind|next|before|after|now|away|beside|there|here|up|above|below|through|past|near|under|'
+                     r'underneath|over|in|into|at|outside|inside|angles?)\b', re.IGNORECASE))
 _NO_SIDE_AFTER = dict(left=re.compile(r"\b(has|have|had|having|been|being|just|what('s| is| was))\W+$", re.IGNORECASE),
-                      right=re.compile(r"\ball\W+$", re.IGNORECASE))
+                      right=re.compile(r'\ball\W+$', re.IGNORECASE))
 
 def _is_side(word, before, after):
     "Is `word`, left or right, a direction here? `before` and `after` are the text around it"
@@ -40,8 +43,7 @@ def _exchange(pairs):
     other = {a: b for p in pairs for a,b in (p, p[::-1])}
     def pattern(word):
         # left: leftmost, leftward; words of scripts without spaces stand anywhere
-        if (word,) in (p[:1] for p in ENGLISH_SIDES) or (word,) in (p[1:] for p in ENGLISH_SIDES):
-            return rf'\b{word}(?=(?:most|wards?)?\b)'
+        if word in ENGLISH_SIDES[0]: return rf'\b{word}(?=(?:most|wards?)?\b)'
         return re.escape(word) if is_unspaced(word) else rf'(?<!\w){re.escape(word)}(?!\w)'
     words = sorted(other, key=len, reverse=True)
     return re.compile('|'.join(map(pattern, words)) or r'(?!)', re.IGNORECASE),other

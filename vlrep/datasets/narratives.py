@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from ..core.files import *
 from ..core.progress import *
+from ..core.scripts import clean_text
 from ..core.text_files import json_lines
 from ..data.records import annotation_turn, ImageFileDataset, Narrative, Record
 from ..data.image_files import (adding_to, caption_source, files_below, has_text, is_hidden, leave_out, some_of,
@@ -87,7 +88,7 @@ def parse_narrative(
     try: ''.join([name, text, *(u for u,*_ in said)]).encode()
     except UnicodeEncodeError: raise ValueError('half a character (a lone surrogate) in the text') from None
     if not has_text(text): raise ValueError('the caption is empty')
-    return image_file(str(d.get('dataset_id', '')), name),Narrative(text, said, strokes)
+    return image_file(str(d.get('dataset_id', '')), name),Narrative(clean_text(text), [(clean_text(u), a, b) for u,a,b in said], strokes)
 
 # %% ../../nbs/datasets/40_narratives.ipynb #7519b387
 _ends  = '.jsonl','.jsonl.gz'

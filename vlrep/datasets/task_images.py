@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from ..core.files import *
 from ..core.progress import *
+from ..core.scripts import clean_text
 from ..core.seeding import *
 from ..data.image_files import has_text, hold_out
 from ..data.records import ImageTextDataset, Record, TextBuffer
@@ -98,7 +99,7 @@ def image_plots(
     "The posters of MM-IMDB, whose captions are the plots"
     plots,_ = examples.texts(range(len(examples)))
     images,at = _gathered(examples, [i for i,p in enumerate(plots) if has_text(p)], 'plot', log)
-    return images.with_captions([[' '.join(plots[i].split()) for i in rows] for rows in at])
+    return images.with_captions([[' '.join(clean_text(plots[i]).split()) for i in rows] for rows in at])
 
 # %% ../../nbs/datasets/88_task_images.ipynb #d1f36728
 def build_task_images(

@@ -50,6 +50,7 @@ def _elsewhere(n, seed):
 def _judge(writers, person, refs, tail, metric, *, draws, seed):
     "A row for each metric and writer; chance is the `person`'s caption of another image"
     refs,n,rows = References(refs),len(refs),[]
+    metric += refs.unit and ', '+refs.unit
     blind = _measures([person[j] for j in _elsewhere(n, seed)], refs)
     for who,said in writers.items():
         for k,f in _measures(said, refs).items():
@@ -108,7 +109,7 @@ def show_attention(
     for ax,word,m in zip(axs[0], ['', *words], [None, *maps]):
         ax.imshow(a)
         ax.axis('off')
-        ax.set_title(word, fontsize=9)
+        ax.set_title(drawable(word), fontsize=9)
         if m is None: continue
         dark = .8*(1-m/max(m.max(), 1e-12))
         ax.imshow(np.zeros((*m.shape, 3)), alpha=dark, extent=(-.5, w-.5, h-.5, -.5), interpolation='bilinear')

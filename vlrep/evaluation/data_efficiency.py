@@ -111,13 +111,13 @@ def efficiency_curve(
         mine = sorted((r for r in rows if r['backbone'] == who), key=lambda r: r['images'])
         at = [r['images'] for r in mine]
         c = tones[j%len(tones)]
-        ax.semilogx(at, [r['value'] for r in mine], 'o-', color=c, label=who)
+        ax.semilogx(at, [r['value'] for r in mine], 'o-', color=c, label=drawable(who))
         ax.fill_between(at, [r['low'] for r in mine], [r['high'] for r in mine], color=c, alpha=.18, lw=0)
     at = sorted({r['images'] for r in rows})
     ax.axhline(rows[0]['chance'], color=INK['text'], ls=':', lw=1, label='chance')
     ax.set_xticks(at, at)
     ax.minorticks_off()
     ax.set_xlabel('labelled pictures')
-    ax.set_ylabel(f'{rows[0]["question"]} ({rows[0]["metric"]})')
+    ax.set_ylabel(drawable(f'{rows[0]["question"]} ({rows[0]["metric"]})'))
     ax.legend(fontsize=8)
     return fig

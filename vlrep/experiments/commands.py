@@ -19,7 +19,7 @@ from ..core.progress import *
 from ..core.weights import *
 from ..core.fields import *
 from ..data.records import ArrayDataset
-from ..data.collate import text_lines
+from ..data.collate import caption_lines
 from ..data.loader import check_share, loaders, TooManyDamaged
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
 from ..data.tokenizer import Tokenizer
@@ -478,7 +478,7 @@ def _contents(method, recipe, splits):
 
 def _note_texts(run, method, recipe, splits, tok, log):
     "Log what happens to the captions of a run, and keep the lines; a `ValueError` if too much of them is lost"
-    lines = text_lines(recipe, method.collator(recipe, tok), splits)
+    lines = caption_lines(recipe, method.collator(recipe, tok), splits)
     for line in lines: log(line)
     if lines: run.change(dict(notes=[*(run.info.get('notes') or []), *lines]))
 

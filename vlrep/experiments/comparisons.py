@@ -292,6 +292,7 @@ def show_claims(
         ax.plot(r['diff'], y, 'o', color=c, ms=7)
     ax.axvline(0, color=INK['text'], lw=1)
     ax.set(ylim=(len(rows)-.5, -.5), xlabel='difference in percentage points, 95 % interval over seeds and scenes')
-    ax.set_yticks(range(len(rows)), [f'{r["name"]}  {_sides(r)}: {r["question"]}' for r in rows], fontsize=8)
+    ax.set_yticks(range(len(rows)), [drawable(f'{r["name"]}  {_sides(r)}: {r["question"]}') for r in rows],
+                  fontsize=8)
     fig.tight_layout()
     return fig

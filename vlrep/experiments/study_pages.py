@@ -81,9 +81,9 @@ def show_learning(
         for a,ls in groups.items():
             if ls[0]['method'] != m: continue
             steps,loss = _bands(ls)
-            line, = ax.plot(steps, loss.mean(0), label=a)
+            line, = ax.plot(steps, loss.mean(0), label=drawable(a))
             ax.fill_between(steps, loss.min(0), loss.max(0), color=line.get_color(), alpha=.2, lw=0)
-        ax.set(title=m, xlabel='steps', ylabel='held-out loss')
+        ax.set(title=drawable(m), xlabel='steps', ylabel='held-out loss')
         ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(.5,-.33), ncol=2)   # below: curves are anywhere
     fig.tight_layout()
     plt.close(fig)                                                  # a notebook shows what is returned, once

@@ -214,7 +214,7 @@ def show_contrasts(
         if r['size'] or not r['sign']: ax.plot(r['sign']*r['size'], y, 'x', color=INK['text'], ms=6)
     ax.axvline(0, color=INK['text'], lw=1)
     ax.set(ylim=(len(rows)-.5, -.5), xlabel='percentage points, 95 % interval; grey: the margin; cross: the paper')
-    ax.set_yticks(range(len(rows)), [f'{r["id"]}  {d["difference"]}: {r["question"]}'
+    ax.set_yticks(range(len(rows)), [drawable(f'{r["id"]}  {d["difference"]}: {r["question"]}')
                                      for r,d in zip(rows, contrast_rows(rows))], fontsize=8)
     plt.close(fig)                                                  # a notebook shows what is returned, once
     return fig

@@ -171,7 +171,7 @@ class FusionCollator(CaptionCollator):
         recipe:FusionInput,    # Which source, which regions
         tokenizer:'Tokenizer', # From `fusion_tokenizer`
     ):
-        super().__init__(tokenizer, recipe.max_len, pairs=mirror_pairs(recipe.mirror_words))
+        super().__init__(tokenizer, recipe.max_len, sides=mirror_pairs(recipe.mirror_words))
         self.recipe,self._known,self._cached = recipe,[],[]
         if recipe.regions == 'files' and not recipe.region_files:
             raise ValueError('regions=files: --set region_files=FOLDER says where the store of features is; without '

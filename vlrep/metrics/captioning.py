@@ -10,11 +10,12 @@ import re, unicodedata
 from typing import Callable
 import numpy as np
 from fastcore.basics import patch
+from ..core.scripts import is_unspaced, space_characters
 
 # %% ../../nbs/metrics/20_captioning.ipynb #e4c5618b
 _clitic = r"(?:s|re|ve|ll|d|m)\b"                                                     # what may follow an apostrophe
 _split  = re.compile(rf"(?<=\w)(n't\b|'{_clitic})")
-_drop   = re.compile(rf"""[?!;"`()\[\]{{}}…«»¿¡。、，？！–—]|--+|(?<!\d)[.,:]|[.,:](?!\d)|(?<!\w)-|-(?!\w)"""
+_drop   = re.compile(rf"""[?!;"`()\[\]{{}}…«»¿¡。、，？！–—：；「」『』（）《》【】・।]|--+|(?<!\d)[.,:]|[.,:](?!\d)|(?<!\w)-|-(?!\w)"""
                      rf"""|(?<!\w)'(?!{_clitic})|'(?!\w)""")
 
 def caption_words(
@@ -22,7 +23,7 @@ def caption_words(
 )->list:      # Its words
     "Lower-case words, near to what Stanford's PTB tokenizer gives after punctuation is dropped (COCO caption code)"
     text = unicodedata.normalize('NFC', text).lower().translate({0x2018: "'", 0x2019: "'", 0x201c: '"', 0x201d: '"'})
-    return _drop.sub(' ', _split.sub(r' \1', text)).split()
+    return space_characters(_drop.sub(' ', _split.sub(r' \1', text))).split()
 
 # %% ../../nbs/metrics/20_captioning.ipynb #98ad0835
 _low = 2**32-1 # the lower half of a key: the n-gram; the upper: whose
@@ -59,6 +60,8 @@ class References:
             if isinstance(r, str):
                 raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is expected')
             if not row: raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
+            odd = [c for c in row if not isinstance(c, str)]
+            if odd: raise ValueError(f'refs: image {i} has {odd[0]!r} in place of a caption; leave it out')
         if not rows: raise ValueError('refs: there are no images')
         self.n,self.tokens,self._number,self.tables = len(rows),tokens,{},[]
         self.many  = np.array([len(r) for r in rows])
@@ -66,7 +69,13 @@ class References:
         self.first = self.many.cumsum()-self.many
         self.word,self.lens = self._cut([s for r in rows for s in r], self._number)
         self.counts = _ngrams(self.word, self.lens, self.tables)
+        lone = np.array([len(w) == 1 and is_unspaced(w) for w in self._number], bool)
+        self.characters = float(lone[self.word].mean()) if len(self.word) else 0. # share of the words that are characters
         self._weigh()
+    @property
+    def unit(self)->str:
+        "A note for tables: '' if all words are words"
+        return '' if self.characters < .01 else 'by characters' if self.characters > .5 else 'some by characters'
     def __len__(self): return self.n
     def __repr__(self): return f'References({self.n} images, {len(self.owner)} captions, {len(self._number)} words)'
     def _cut(self, texts, new):
@@ -101,8 +110,8 @@ def _prepare(said, refs):
     refs = refs if isinstance(refs, References) else References(refs)
     said = list(said)
     if len(said) != len(refs): raise ValueError(f'{len(said)} captions for {len(refs)} images')
-    odd = next((c for c in said if not isinstance(c, str)), None)
-    if odd is not None: raise ValueError(f'a caption is one string for each image, not {odd!r}')
+    odd = next((c for c in said if not isinstance(c, str)), said[0])
+    if not isinstance(odd, str): raise ValueError(f'a caption is one string for each image, not {odd!r}')
     word,lens = refs._cut(said, {})
     return refs,word,lens
 
@@ -114,6 +123,9 @@ def cider_d(
 )->np.ndarray:            # Of each image (n,), from 0 to 10; the mean is the score of the set
     "CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
     refs,word,lens = _prepare(said, refs)
+    if len(refs) < 2:
+        raise ValueError('refs: CIDEr-D weighs words by how few of the images have them, and of one image it is always '
+                         '0; at least 2 are needed')
     total = np.zeros(len(refs.owner))
     for n,(key,times) in enumerate(_ngrams(word, lens, refs.tables)):
         who,gram = key >> 32,key & _low
@@ -150,6 +162,8 @@ def bleu(
 )->np.ndarray:         # BLEU-1 to BLEU-4 (...,4)
     "BLEU of these counts (Papineni et al. 2002, sec. 2.3); never quite 0 without hits, as in the COCO caption code"
     c = np.asarray(counts, float)
+    if not c.ndim or c.shape[-1] != 10 or not np.isfinite(c).all():
+        raise ValueError(f'counts {c.shape}: ten finite numbers of `bleu_counts` are expected')
     n = np.arange(1, 5)
     ratio = (c[...,8]+1e-15)/(c[...,9]+1e-9)
     short = np.exp(np.minimum(0, 1-1/ratio))[...,None]

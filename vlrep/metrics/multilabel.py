@@ -15,7 +15,7 @@ def _both(pred, true):
     pred,true = np.asarray(pred),np.asarray(true)
     if pred.shape != true.shape or pred.ndim != 2:
         raise ValueError(f'predictions {pred.shape} and labels {true.shape} must both be (n,k)')
-    if not len(pred): raise ValueError('predictions: not a single one')
+    if not pred.size: raise ValueError('predictions: not a single one')
     for name,a in (('predictions',pred), ('labels',true)):
         if not np.isin(a, (0,1)).all(): raise ValueError(f'{name}: must be 0 or 1: apply a threshold')
     return pred.astype(bool),true.astype(bool)

@@ -45,10 +45,11 @@ def average_precision(
     scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
     if scores.shape != labels.shape or scores.ndim not in (1,2):
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
-    if not len(scores): raise ValueError('scores: empty')
+    if not scores.size: raise ValueError('scores: empty')
     if not np.isin(labels, (0,1)).all(): raise ValueError('labels: must be 0 or 1')
     w = np.ones((1,len(scores))) if weights is None else np.atleast_2d(_array(weights, 'weights'))
     if w.shape[1] != len(scores): raise ValueError(f'weights: {w.shape[1]} for {len(scores)} items')
+    if (w < 0).any(): raise ValueError('weights: an item counts at least 0 times')
     s,y = scores.reshape(len(scores), -1),labels.reshape(len(scores), -1)
     ap = np.stack([_ap(s[:,j], y[:,j], w) for j in range(s.shape[1])], 1)
     if scores.ndim == 1: ap = ap[:,0]
@@ -59,8 +60,8 @@ def mean_ap(
     scores:'np.ndarray|torch.Tensor|list',       # (n,k)
     labels:'np.ndarray|torch.Tensor|list',       # 1 or 0 (n,k)
     weights:'np.ndarray|torch.Tensor|list'=None, # As in `average_precision`
-)->tuple:                                        # Mean over the classes that have a positive, and their number; arrays
-                                                 # if there are many countings
+)->tuple:                                        # Mean over the classes that have a positive (NaN if none has), and
+                                                 # their number; arrays if there are many countings
     "Mean average precision over the classes that occur, and their number"
     ap = average_precision(scores, labels, weights)
     n = (~np.isnan(ap)).sum(-1)
@@ -76,6 +77,7 @@ def correct(
     scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
+    if not scores.size: raise ValueError('scores: empty')
     return (scores.argmax(1) == labels).astype(float)
 
 def top1(
@@ -90,15 +92,20 @@ def chance_ap(
     labels:'np.ndarray|torch.Tensor|list', # 1 or 0 (n,) or (n,k)
 )->np.ndarray:                             # () or (k,)
     "Average precision if every item gets the same score: the share of positives"
-    return _array(labels, 'labels').mean(0)
+    labels = _array(labels, 'labels')
+    if not len(labels): raise ValueError('labels: empty')
+    return labels.mean(0)
 
 def chance_top1(
     train:'np.ndarray|torch.Tensor|list', # Classes in training (n,)
     test:'np.ndarray|torch.Tensor|list',  # Target classes (m,)
 )->float:                                 # Share answered right
     "Accuracy of always predicting the most frequent class of training"
-    seen,n = np.unique(_array(train, 'train'), return_counts=True)
-    return float((_array(test, 'test') == seen[n.argmax()]).mean())
+    train,test = _array(train, 'train'),_array(test, 'test')
+    for name,labels in (('train', train), ('test', test)):
+        if not len(labels): raise ValueError(f'{name}: empty')
+    seen,n = np.unique(train, return_counts=True)
+    return float((test == seen[n.argmax()]).mean())
 
 # %% ../../nbs/metrics/10_ranking.ipynb #2ab45858
 def draw_counts(
@@ -107,6 +114,7 @@ def draw_counts(
     seed:int=0,    # The same seed gives the same draws
 )->np.ndarray:     # How often each item was drawn (draws,n); every row sums to n
     "Bootstrap: resample the test items with replacement, as many as there are"
+    if n < 1 or draws < 1: raise ValueError(f'n={n}, draws={draws}: at least 1 item and 1 draw are needed')
     return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1/n), size=draws).astype(float)
 
 def bootstrap(
@@ -116,14 +124,16 @@ def bootstrap(
     draws:int=500,   # Number of bootstrap resamples
     seed:int=0,      # The same seed gives the same draws, so that two models can be compared on each
     level:float=.95, # Share of the draws between the two ends
-)->tuple:            # Lower and upper end
+)->tuple:            # Lower and upper end; NaN if the metric is NaN on every draw
     "Percentile interval of a metric over test items"
     if not callable(stat):
         values = _array(stat, 'stat')
         n = len(values)
         stat = lambda w: w@values / n
     if not n: raise ValueError('n: how many items are there? At least 1 is needed')
-    low,high = np.nanquantile(stat(draw_counts(n, draws, seed)), [(1-level)/2, (1+level)/2])
+    drawn = np.asarray(stat(draw_counts(n, draws, seed)))
+    if np.isnan(drawn).all(): return float('nan'),float('nan')
+    low,high = np.nanquantile(drawn, [(1-level)/2, (1+level)/2])
     return float(low), float(high)
 
 # %% ../../nbs/metrics/10_ranking.ipynb #c304aa20

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np, torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor
+from ..core.registry import did_you_mean
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #a44f1bf9
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def recall(self:Ranks,
     "R@k: the share of the queries that have a right candidate among the first `k`"
     n = self.image.max()+1
     w = np.ones((1,n)) if weights is None else np.atleast_2d(weights)[:,:n]
+    if not (w.sum(1) > 0).all(): raise ValueError('weights: in a row of them no image counts')
     got = w@np.bincount(self.image, self.hits(k), n) / (w@np.bincount(self.image, minlength=n))
     return got if weights is not None else got[0]
 
@@ -125,13 +127,21 @@ def median(self:Ranks,
     return np.array([one(w) for w in np.atleast_2d(weights)])
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #5c7c9e76
+def _check_right(right, n):
+    "`right` as an array; a `ValueError` if it is empty, or no number of right ones among `n`"
+    right = np.asarray(right)
+    if not len(right): raise ValueError('right: not a single query')
+    if right.min() < 1 or right.max() > n:
+        raise ValueError(f'right: from 1 to {n} of the n={n} candidates are right, not {right.min()} to {right.max()}')
+    return right
+
 def chance_recall(
     right:np.ndarray, # Right candidates of each query (q,)
     n:int,            # Candidates
     k:int,            # How many are looked at
 )->float:             # From 0 to 1
     "R@k of candidates in random order"
-    right = np.asarray(right)
+    right = _check_right(right, n)
     none = Ranks(np.zeros(len(right), int), n-right, right, np.arange(len(right)), n)
     return float(none.hits(k).mean())
 
@@ -140,7 +150,7 @@ def chance_median(
     n:int,            # Candidates
 )->int:               # At least 1
     "Med r of candidates in random order"
-    kinds,times = np.unique(np.asarray(right), return_counts=True)
+    kinds,times = np.unique(_check_right(right, n), return_counts=True)
     r = np.arange(n)
     beyond = np.zeros(n)                    # the share of queries whose first right candidate is behind place r
     for c,share in zip(kinds, times/times.sum()):
@@ -157,6 +167,7 @@ def retrieval_folds(
     protocol:str='all', # all; 1k or 5k: the first so many; 1k-folds: as many folds of 1000 as there are
 )->list:                # Rows of the images of each fold
     "The images that are ranked among each other; a `ValueError` if there are too few"
+    if protocol not in PROTOCOLS: raise did_you_mean('protocol', protocol, PROTOCOLS)
     size,folds = PROTOCOLS[protocol]
     if n < max(size, 2): raise ValueError(f'protocol {protocol}: {n} images, at least {max(size, 2)} are needed')
     size = size or n

@@ -25,6 +25,7 @@ def normalise_answer(
     text:str, # An answer as written
 )->str:       # The same in the one spelling in which answers are compared; it may be empty
     "Lower case, digits, no articles, no punctuation but apostrophes and colons"
+    if not isinstance(text, str): raise ValueError(f'an answer is text, not {text!r}: is a cell of a table empty?')
     text = ' '.join(text.lower().replace('’', "'").split())
     text = re.sub(r'(?<=\d),(?=\d)', '', text)
     text = re.sub(r'(?<!\d)\.|\.(?!\d)', '', text)
@@ -61,6 +62,7 @@ def by_image(
     images:np.ndarray, # The picture of each question (n,)
 )->tuple:              # Sums of each picture (m,) or (m,k), and its number of questions (m,)
     "Sums over the questions of each picture"
+    if len(images) != len(values): raise ValueError(f'images: {len(images)} for {len(values)} values')
     _,at,count = np.unique(np.asarray(images), return_inverse=True, return_counts=True)
     out = np.zeros((len(count), *np.shape(values)[1:]))
     np.add.at(out, at, np.asarray(values, dtype=np.float64))
@@ -75,6 +77,7 @@ def mean_interval(
     "Accuracy with its interval"
     scores = np.asarray(scores, dtype=np.float64)
     if not len(scores): raise ValueError('scores: not a single question')
+    if np.isnan(scores).any(): raise ValueError('scores: holds NaN')
     images = np.arange(len(scores)) if images is None else np.asarray(images)
     if len(images) != len(scores): raise ValueError(f'images: {len(images)} for {len(scores)} scores')
     total,count = by_image(scores, images)

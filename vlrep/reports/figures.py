@@ -10,6 +10,7 @@ __all__ = ['COLOUR', 'ASKS', 'data_uri', 'render_template', 'render_macro', 'fac
 # %% ../../nbs/reports/20_figures.ipynb #f94e7417
 import base64,io,math,re
 from functools import cache
+from itertools import cycle
 import numpy as np
 from PIL import Image
 from ..core.files import *
@@ -120,7 +121,7 @@ def curves_svg(
     px = lambda v: box['left']+(v-x0)/(x1-x0)*(box['right']-box['left'])
     py = lambda v: box['bottom']-(v-y0)/(y1-y0)*(box['bottom']-box['top'])
     drawn = [dict(name=k, color=c, dot=(px(v[0][0]), py(v[0][1])) if len(v) == 1 else None,
-                  points=' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for (k,v),c in zip(pts.items(), COLOUR*9)]
+                  points=' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for (k,v),c in zip(pts.items(), cycle(COLOUR))]
     color = {d['name']: d['color'] for d in drawn}
     areas = [(color[k], ' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for k,v in areas.items()]
     return render_macro('curves', dict(box, x=x, y=y, lines=drawn, areas=areas,
@@ -145,7 +146,7 @@ def bars_html(
 )->str:        # One block for each question
     "A block of bars for each question, the backbones in the order in which they first occur"
     name = shown_names(rows)
-    color = dict(zip(name, COLOUR*9)) | dict(random='#a3abb5', centre='#a3abb5')
+    color = dict(zip(name, cycle(COLOUR))) | dict(random='#a3abb5', centre='#a3abb5')
     percent = lambda v: min(max(float(v), 0), 100)
     bar = lambda r: dict(name=name[r['backbone']], color=color[r['backbone']],
                          **{k: percent(r[k]) for k in ('value','low','high','chance')})

@@ -8,6 +8,7 @@ __all__ = ['attention_matrices', 'weight_drift', 'layer_drift', 'drift_rows', 'd
 # %% ../../nbs/reports/15_weight_drift.ipynb #67150004
 import math,re
 import matplotlib.pyplot as plt, numpy as np
+from ..core.plotting import drawable
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #67150007
 _NAMES = {'in_proj_weight': 'QKV', 'q_proj_weight': 'Q', 'k_proj_weight': 'K', 'v_proj_weight': 'V',
@@ -112,7 +113,7 @@ def drift_figure(
     for name,rows in drifts.items():
         layers = layer_drift(rows)
         for ax,k in zip(axes, ('l1','angle')):
-            ax.plot(range(1, len(layers)+1), [r[k] for r in layers], 'o-', label=name, color=(colors or {}).get(name))
+            ax.plot(range(1, len(layers)+1), [r[k] for r in layers], 'o-', label=drawable(name), color=(colors or {}).get(name))
     for ax,label in zip(axes, ('L1: mean |change of a weight|','angle, as a part of half a turn')):
         ax.set_xlabel('layer')
         ax.set_ylabel(label)

@@ -154,7 +154,8 @@ def masked_word_maps(
     with m.evaluating(native=True):
         img = m.batch([picture])
         views = [img] if other is None else [img,m.batch([other])]
-        tok,lens = (t.to(img.device) for t in pad_tokens(m.tok.encode([split_marks(text, m.tok.normalisation)], m.max_len), m.tok.pad))
+        ids = m.tok.encode([split_marks(text, m.tok.normalisation)], m.max_len)
+        tok,lens = (t.to(img.device) for t in pad_tokens(ids, m.tok.pad))
         maps,out = m.capabilities['attend'](img, tok, lens)[0].float().cpu(),[]
         known = m.capabilities['masked_counts']() > 0
         for j in range(1, int(lens[0])-1):

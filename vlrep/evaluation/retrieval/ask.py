@@ -99,7 +99,7 @@ def _bars(rows):
         bars([r['question'].split()[-1] for r in these], {these[0]['backbone']: [(r['value'], r['low'], r['high'])
                                                                               for r in these]},
              chance=[r['chance'] for r in these], colors={these[0]['backbone']: INK['method']}, ylabel='%', ax=ax)
-        ax.set_title(textwrap.fill(f'{name}: R@k {these[0]["metric"]}', 52), fontsize=9)
+        ax.set_title(drawable(textwrap.fill(f'{name}: R@k {these[0]["metric"]}', 52)), fontsize=9)
     fig.tight_layout()
     return fig
 

@@ -6,7 +6,6 @@
 __all__ = ['retrieval_samples', 'nearest_captions', 'nearest_images', 'similarity_matrix']
 
 # %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #8d2cd267
-import textwrap
 import matplotlib.pyplot as plt, numpy as np
 from torch import Tensor
 from ...core.plotting import *
@@ -55,7 +54,7 @@ def nearest_captions(
         pic.imshow(to_hwc(np.asarray(show(i))))
         for ax in (pic, text): ax.axis('off')
         for l,(j,c,right) in enumerate(near):
-            said = textwrap.shorten(texts[j], 88, placeholder=' …')
+            said = drawable(shortened(texts[j], 88))
             text.text(0, 1-(l+.5)/len(near), f'{c:+.2f}  {"✓ " if right else ""}{said}', va='center', fontsize=9,
                       color=_mark(right), weight='bold' if right else 'normal', transform=text.transAxes)
     fig.tight_layout(pad=.4)
@@ -71,7 +70,7 @@ def nearest_images(
     k = len(rows[0][1])
     fig,axs = plt.subplots(len(rows), k, figsize=(1.6*k,2.1*len(rows)), squeeze=False)
     for line,(j,near) in zip(axs, rows):
-        line[0].set_title(textwrap.shorten(texts[j], 22*k, placeholder=' …'), loc='left', fontsize=9)
+        line[0].set_title(drawable(shortened(texts[j], 22*k)), loc='left', fontsize=9)
         for ax,(i,c,right) in zip(line, near):
             ax.imshow(to_hwc(np.asarray(show(i))))
             ax.set(xticks=[], yticks=[], xlabel=f'{c:+.2f}')

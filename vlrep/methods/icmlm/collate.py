@@ -48,7 +48,7 @@ class TripletCollator:
         self.concepts,self.split,self._cut,self._triplets = None,[],{},[]
         # concepts are in lower case, whatever a published BERT reads
         self.how = 'nfkd' if tokenizer.normalisation == 'nfkd' else 'nfkc'
-        self.pairs = mirror_pairs(recipe.mirror_words)
+        self.sides = mirror_pairs(recipe.mirror_words)
         self.tags = ConceptCollator(self._targets)
     def ids(self, text:str)->list: # Without [CLS] and [SEP]
         "The tokens of a caption, word by word"
@@ -86,7 +86,7 @@ class TripletCollator:
             cure = f'raise vocab={r.vocab}' if r.bert == 'small' else f'choose another BERT than bert={r.bert}'
             raise ValueError(f'{train.name}: the vocabulary splits or lacks all {len(words)} concepts, such as '
                              f'{words[0]!r}: none can be masked; {cure}')
-        self.concepts = ConceptSet(whole, self.how, self.pairs)
+        self.concepts = ConceptSet(whole, self.how, self.sides)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #a864175d
 @patch
@@ -134,7 +134,7 @@ def _masked(self:TripletCollator, triplets, j, which, flip):
     text = triplets.text(j) if j >= 0 else ''
     ids,places = self.ids(text),self.places(text) if j >= 0 else []
     if flip:
-        other = self.ids(swap_left_right(split_marks(text, self.how), pairs=self.pairs))
+        other = self.ids(swap_left_right(split_marks(text, self.how), pairs=self.sides))
         ids,places = other,places if len(other) == len(ids) else []   # mirrored, a word may be more tokens
     ids = [self.tok.sos, *ids[:self.max_len-2], self.tok.eos]
     if not places: return ids,0,self.tok.mask

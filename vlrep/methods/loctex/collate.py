@@ -142,14 +142,14 @@ class NarrativeCollator:
         time_pad:float=0.,    # Seconds added to the time of each token, at both ends
         all_narratives:bool=False, # Any narrative of an image, drawn anew in every epoch? Else always its first
         substring:bool=False, # Exchange left and right inside words too, as VirTex's code does
-        pairs:tuple=ENGLISH_SIDES, # As for `CaptionCollator`
+        sides:tuple=ENGLISH_SIDES, # As for `CaptionCollator`
     ):
         if max_len < 1: raise ValueError(f'max_len={max_len}: at least 1')
         if not 0 <= time_pad < 1e6: raise ValueError(f'time_pad={time_pad}: seconds, not below 0')
         self.tok,self.max_len,self.time_pad = tok,max_len,time_pad
         self.all_narratives,self.substring = all_narratives,substring
-        self.pairs = pairs
-        self._captions = CaptionCollator(tok, max_len, substring, pairs)
+        self.sides = sides
+        self._captions = CaptionCollator(tok, max_len, substring, sides)
     def check(self,
         source:ImageTextDataset  # What will be read
     )->None:
@@ -215,7 +215,7 @@ def _texts(self:NarrativeCollator, source, rows, when, seed, flip):
     if (told.rows[rows+1] == told.rows[rows]).any(): self.check(source)
     at = self.which(told, rows, when, seed)
     texts = [told.cols['text'][k].tobytes().decode() for k in at]
-    texts = [swap_left_right(t, self.substring, self.pairs) if f else t for t,f in zip(texts, flip)]
+    texts = [swap_left_right(t, self.substring, self.sides) if f else t for t,f in zip(texts, flip)]
     return texts,told.cols['words'].take(at)[0],at
 
 @patch

@@ -51,7 +51,8 @@ def narrative_collator(
 )->NarrativeCollator:
     "A narrative of each image, with traces or with the true outlines of things"
     kind = OracleMaskCollator if recipe.oracle_masks else NarrativeCollator
-    return kind(tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives, pairs=mirror_pairs(recipe.mirror_words))
+    return kind(tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives,
+                sides=mirror_pairs(recipe.mirror_words))
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #591013d0
 def thing_masks(

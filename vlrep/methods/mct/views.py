@@ -90,9 +90,9 @@ class PairCollator(CaptionCollator):
         *, swap_sides:bool=False,    # Exchange left and right where the image is mirrored?
         nouns:int=0,                 # Nouns of the first dataset used as tags: `words` (b,nouns) marks those that
                                      # the image's captions have
-        pairs:tuple=ENGLISH_SIDES,   # As for `CaptionCollator`
+        sides:tuple=ENGLISH_SIDES,   # As for `CaptionCollator`
     ):
-        super().__init__(tok, max_len, pairs=pairs)
+        super().__init__(tok, max_len, sides=sides)
         self.views,self.include_original,self.swap_sides = views,include_original,swap_sides
         self.others = read_paraphrases(paraphrases) if paraphrases else None
         self.nouns,self.place,self._own = nouns,{},[]
@@ -148,7 +148,7 @@ def __call__(self:PairCollator,
     turned = flip if self.swap_sides else np.zeros_like(flip)
     out = {}
     for end,texts in zip(('','2'), self.pair(source, rows, when, seed)):
-        texts = [swap_left_right(t, pairs=self.pairs) if f else t for t,f in zip(texts, turned)]
+        texts = [swap_left_right(t, pairs=self.sides) if f else t for t,f in zip(texts, turned)]
         out['tok'+end],out['lens'+end] = pad_tokens(self.tok.encode(texts, self.max_len), self.tok.pad)
     out['told'] = torch.from_numpy(source.captions.rows[np.asarray(rows)+1] > source.captions.rows[np.asarray(rows)])
     return {**out, 'words': self.tags(source, rows)} if self.nouns else out
@@ -172,7 +172,7 @@ def mct_collator(
     named = r.tag and r.tags_from == 'words'
     if tokenizer is None or not r.needs_captions: return None
     return PairCollator(tokenizer, r.max_len, r.text_views, r.paraphrases, r.include_original, swap_sides=r.swap_sides,
-                        nouns=r.tag_words if named else 0, pairs=mirror_pairs(r.mirror_words))
+                        nouns=r.tag_words if named else 0, sides=mirror_pairs(r.mirror_words))
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #50bdb0be
 def _drops(r):

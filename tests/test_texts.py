@@ -1,0 +1,163 @@
+"""Captions of any language, whatever the method
+
+Letters as they were written, sides that a mirror exchanges, texts that are cut or unknown, characters that are none.
+"""
+import json, random, warnings
+from dataclasses import replace
+import numpy as np, pytest
+from vlrep.core.scripts import mirror_pairs
+from vlrep.data.collate import caption_lines
+from vlrep.data.image_files import caption_source
+from vlrep.data.records import ArrayDataset, ImageTextDataset, TextBuffer
+from vlrep.data.shard_index import read_sidecar
+from vlrep.data.tasks import TaskDataset
+from vlrep.data.tokenizer import NORMALISATIONS, Tokenizer, normalise
+from vlrep.data.transforms import swap_left_right
+from vlrep.datasets.narratives import parse_narrative
+from vlrep.methods.base import METHODS
+
+READS = sorted(m for m, d in METHODS.items() if d.collate and 'captions' in d.needs(d.recipes['world']))
+CUTS = [m for m in READS if METHODS[m].tokenizer]
+SAID = dict(
+    english=['A dog is left of a red house.', 'Two men stand on a bridge to the right.', 'A cat and the dog on a boat'],
+    japanese=['海辺で青いかごが見えます。', '赤いバスがあります。', 'パンダが二ついます。'],
+    vietnamese=['Một cái hộp xanh trên bãi cỏ.', 'Một con diều đỏ trên bãi cỏ.', 'Hai người đàn ông'],
+    hindi=['एक लाल क्षमा घर', 'दो हरी कुर्सियाँ', 'बाएँ एक कुत्ता'],
+    german=['Der Hund liegt links von der Brücke.', 'Zwei größere Häuser rechts', 'Ein rotes Auto über dem Fluß'])
+
+def photos(captions, times=4):
+    captions = captions*times
+    pixels = np.zeros((len(captions), 16, 16, 3), np.uint8)
+    return ArrayDataset(pixels, 'photos', captions=[[c] for c in captions])
+
+def recipe_of(method, **changes):
+    r = METHODS[method].recipes['world']
+    small = dict(vocab=400, bert='small', aux_scenes=0, regions='grid', region_model='given', mim='off', min_count=1,
+                 min_tokens=1, max_len=40)
+    own = {k: v for k, v in small.items() if hasattr(r, k)}
+    return replace(r, **own, **changes)
+
+def reads(method, dataset, **changes):
+    "The recipe of a method, its tokenizer and its collator for some photos"
+    recipe = recipe_of(method, **changes)
+    tok = METHODS[method].train_tokenizer(recipe, dataset)
+    return recipe, tok, METHODS[method].collator(recipe, tok)
+
+# ---------------------------------------------------------------- letters
+
+@pytest.mark.parametrize('method', CUTS)
+@pytest.mark.parametrize('language', SAID)
+def test_letters_stay(method, language):
+    "Marks are dropped in English alone, and a line says so where they are not"
+    data = photos(SAID[language])
+    recipe, tok, collate = reads(method, data)
+    best = 'nfkd' if language == 'english' else 'nfkc'
+    assert tok.normalisation == best
+    read = [tok.decode(ids).replace(' ', '') for ids in collate.uncut(SAID[language])]
+    assert read == [normalise(t, best).replace(' ', '') for t in SAID[language]]
+    lines = caption_lines(recipe, collate, dict(train=data, valid=data))
+    assert any(l.startswith('normalise=nfkc: ') for l in lines) == (best == 'nfkc')
+    assert sum('of the tokens are unknown' in l for l in lines) == 2
+
+@pytest.mark.parametrize('method', CUTS)
+def test_normalise_is_followed(method):
+    data = photos(SAID['japanese'])
+    recipe, tok, collate = reads(method, data, normalise='nfkd')
+    assert tok.normalisation == 'nfkd'
+    lines = caption_lines(recipe, collate, dict(train=data, valid=data))
+    assert 'normalise=nfkd: the tokens are those of letters without their marks' in lines[0]
+
+def test_tokenizers_of_random_text():
+    "What goes in comes out, in the form of the tokenizer; NUL is a space"
+    draw = random.Random(1)
+    pool = [chr(c) for c in range(0x3000) if not 0xd800 <= c < 0xe000]
+    texts = [''.join(draw.choices([*pool, ' ', '\0'], k=20)) for _ in range(100)]
+    for how in NORMALISATIONS:
+        tok = Tokenizer.train(texts, 3000, how=how)
+        for t in texts:
+            ids = tok.encode(t, 999)
+            assert tok.decode(ids) == normalise(t, how) and tok.unk not in ids
+
+# ---------------------------------------------------------------- mirrors
+
+@pytest.mark.parametrize('method', READS)
+def test_mirrors_know_the_language(method):
+    "Images of German captions are not mirrored, unless the words are given"
+    swaps = dict(swap_sides=True) if hasattr(recipe_of(method), 'swap_sides') else {}
+    for language, words, off in (('german', 'auto', True), ('german', 'links=rechts', False), ('english', 'auto', False)):
+        data = photos(SAID[language])
+        recipe, _, collate = reads(method, data, mirror_words=words, flip_p=.5, **swaps)
+        lines = caption_lines(recipe, collate, dict(train=data, valid=data))
+        assert any('images are not mirrored' in l for l in lines) == off, (language, words)
+
+@pytest.mark.parametrize('method', READS)
+def test_given_words_are_exchanged(method):
+    "A mirrored batch has the tokens, or the tags, of the exchanged captions"
+    plain = ['Der Hund liegt links von der Katze', 'Das Haus rechts von dem Auto']
+    other = ['Der Hund liegt rechts von der Katze', 'Das Haus links von dem Auto']
+    swaps = dict(swap_sides=True, text_views='same', dropout=.1) if hasattr(recipe_of(method), 'swap_sides') else {}
+    recipe, _, collate = reads(method, photos([*plain, *other]), mirror_words='links=rechts', **swaps)
+    a, b = photos([*plain, *other]), photos([*other, *plain])
+    rows = np.arange(len(a))
+    if hasattr(collate, 'check'):
+        for d in (a, b): collate.check(d)
+    got = collate(a, rows, 0, 0, np.ones(len(a), bool))
+    want = collate(b, rows, 0, 0, np.zeros(len(a), bool))
+    names = [k for k in ('tok', 'tok2', 'concepts', 'answer') if k in got]
+    assert names
+    for k in names: assert (got[k] == want[k]).all(), k
+
+def test_exchange_of_random_text():
+    "Of texts without the words nothing changes; with them, only they do"
+    draw = random.Random(2)
+    for pairs in (mirror_pairs('auto'), mirror_pairs('links=rechts,左=右')):
+        a, b = pairs[-1]
+        for _ in range(300):
+            noise = ''.join(draw.choices([chr(c) for c in range(0x250)], k=12))
+            if a in noise or b in noise: continue
+            assert swap_left_right(noise, pairs=pairs) == noise
+            assert swap_left_right(f'{noise}. {a} .', pairs=pairs) == f'{noise}. {b} .'
+
+# ---------------------------------------------------------------- what is lost
+
+@pytest.mark.parametrize('method', CUTS)
+def test_lost_texts_are_said_and_refused(method):
+    "Cut texts and unknown tokens: counted for both parts, and refused above what the recipe allows"
+    short = photos(SAID['english'])
+    long = photos([' and '.join(SAID['english']*8)])
+    foreign = photos(['犬猫鳥馬'])
+    recipe, _, collate = reads(method, short)
+    ask = lambda r, part: caption_lines(r, collate, dict(train=short, valid=part))
+    if getattr(collate, 'windows', False): assert '100 % of 4 texts' in ask(recipe, long)[-1]
+    else:
+        with pytest.raises(ValueError, match='valid: 100 % of 4 texts .*--max-len .*--max-cut'): ask(recipe, long)
+    assert '100 % of 4 texts' in ask(replace(recipe, max_cut=1.), long)[-1]
+    with pytest.raises(ValueError, match='50 % of the tokens are unknown.*--max-unknown'): ask(recipe, foreign)
+    assert '50 % of the tokens are unknown' in ask(replace(recipe, max_unknown=1.), foreign)[-1]
+    missing = photos(['A dog', 'nan', 'None', 'A cat'], 1)
+    assert '2 are "nan", "none" or "null"' in ask(replace(recipe, max_unknown=1.), missing)[-1]
+
+# ---------------------------------------------------------------- characters that are none
+
+def _narrative(text):
+    line = dict(dataset_id='x', image_id='1', caption=text, timed_caption=[], traces=[])
+    return parse_narrative(json.dumps(line))[1].text
+
+def _sources(folder):
+    "Reader -> what it makes of a text"
+    image = folder/'a.png'
+    base = photos(['a dog'], 1)
+    from PIL import Image
+    Image.new('RGB', (8, 8)).save(image)
+    return dict(
+        lists=lambda t: ArrayDataset(base.pixels, captions=[[t]]).captions[0][0],
+        with_captions=lambda t: base.with_captions([[t]]).captions[0][0],
+        files=lambda t: caption_source({'a.png': [t]}, folder, folder/'captions.csv').captions[0][0],
+        shards=lambda t: read_sidecar('a', json.dumps(dict(captions=[t])).encode(), None)[1][0],
+        text_of_shards=lambda t: read_sidecar('a', None, t.encode())[1][0],
+        narratives=_narrative,
+        tasks=lambda t: TaskDataset(base, [0], [t], answers=[['yes']]).captions[0][0])
+
+@pytest.mark.parametrize('reader', ['lists', 'with_captions', 'files', 'shards', 'text_of_shards', 'narratives', 'tasks'])
+def test_no_control_characters_enter(tmp_path, reader):
+    assert _sources(tmp_path)[reader]('a\0dog on\x07a hill') == 'a dog on a hill'
