@@ -102,14 +102,15 @@ def test_a_column_is_followed_and_recorded(tmp_path):
     said = []
     out = pretrain(data='csv', root=root, changes=TINY, out=tmp_path/'run', threads=1, log=said.append)
     line = next(l for l in said if l.startswith('split: '))
-    assert line.startswith('split: from the column split of photos.csv: 16 train, 4 valid, 5 test; 3 photos that it puts '
-                           'into no part are left out: images/train-000025.jpg')
+    assert line.startswith('split: from the column split of photos.csv: 16 train, 4 valid, 5 test; 3 photos that it '
+                           'puts into no part are left out: images/train-000025.jpg')
     run = load(out)
     assert [name[-6:-4] for name,_ in read_test_photos(run)] == ['20', '21', '22', '23', '24']
     assert run.info['data']['split'] == 'column'
     # another column makes training photos of test photos: refused
-    root.write_text(root.read_text().replace(',test\n', ',x\n').replace(',train\n', ',test\n').replace(',x\n', ',train\n'))
-    with pytest.raises(ValueError, match=r'of the 5 test photos of the run 5 are gone \(5 are in train or valid by now'):
+    swapped = root.read_text().replace(',test\n', ',x\n').replace(',train\n', ',test\n').replace(',x\n', ',train\n')
+    root.write_text(swapped)
+    with pytest.raises(ValueError, match=r'test photos of the run 5 are gone \(5 are in train or valid by now'):
         evaluate(out, 'captions', log=str)
 
 def test_words_of_a_split_that_mean_nothing_are_refused(tmp_path):

@@ -92,7 +92,7 @@ def split_photos(
     else:
         parts = _listed_parts(dataset, found[name], options.valid, log)
         if shares != tuple(getattr(builder.options, k) for k in ('train','valid','test')):
-            log('split: the data has its own, the shares train, valid and test are not used; --split hash uses them')
+            log('split: the data has its own; --split hash would follow the shares train, valid and test instead')
     for part in parts: part.split_by = name
     return parts
 

@@ -193,7 +193,8 @@ def unless_begun(
     except BaseException as e:
         begun = bool(run.saved()) or (run/'best').is_dir()
         if fresh and not begun:
-            for p in ('recipe.json','tokenizer.model',TEST_PHOTOS,'log.csv','skipped.jsonl'): (run/p).unlink(missing_ok=True)
+            for p in ('recipe.json','tokenizer.model',TEST_PHOTOS,'log.csv','skipped.jsonl'):
+                (run/p).unlink(missing_ok=True)
             if {p.name for p in run.path.iterdir()} <= {'.lock','steps'}: shutil.rmtree(run.path)
         elif begun and isinstance(e, OSError):
             log(f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run.path}')
@@ -588,8 +589,9 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
     facts['images'] = {k: fingerprint(v) for k,v in splits.items()}
     _agree(dist, facts)
     log(_first_line(asked, recipe, splits, facts, method))
+    found = dict(split_found=True) if getattr(options, 'split', None) == 'auto' else {}
     run = _folder(asked, facts, out, resume_run, dist, notes=notes, workers=workers, save_every=save_every,
-                  max_damaged=max_damaged)
+                  max_damaged=max_damaged, **found)
     with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
         if dist.is_main and DATASETS[data].audit: keep_test_photos(run, splits['test'])
         learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=requested,

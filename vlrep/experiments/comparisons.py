@@ -82,8 +82,8 @@ def changes_of(
     now = {**recipe_dict(get_recipe(info['method'], name)), **recipe_dict(DATASETS[info['data']['name']].options)}
     had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
     def text(v): return f'{v:g}' if isinstance(v, float) and float(f'{v:g}') == v else v
-    usual = 'split','hash'                             # what data without a split of its own comes to
-    return [f'{k}={text(v)}' for k,v in had.items() if (k not in now or v != now[k]) and (k,v) != usual]
+    if info.get('split_found'): had.pop('split', None)                  # chosen by what the data comes with
+    return [f'{k}={text(v)}' for k,v in had.items() if k not in now or v != now[k]]
 
 def gather(
     runs:FilePath, # A folder of run folders

@@ -83,8 +83,8 @@ def as_tested(
     rows,gone,changed = find_test_photos(splits['test'], listed)
     more = len(splits['test'])-len(rows)
     if gone or changed or not more: return splits
-    log(f'the data has changed: exactly the {len(rows):,} test photos of the run are used, and {more:,} others that would '
-        f'be test photos by now are left out')
+    log(f'the data has changed: exactly the {len(rows):,} test photos of the run are used, and {more:,} others that '
+        f'would be test photos by now are left out')
     return {**splits, 'test': splits['test'].subset(rows)}
 
 def without_tested(
@@ -101,8 +101,8 @@ def without_tested(
     moved = sum(len(splits[part])-len(mine) for part,mine in kept.items())
     if len(rows) == len(splits['test']) and not moved: return splits
     if len(rows) < 2 or not all(kept.values()):
-        raise ValueError(f'of the {len(listed):,} test photos of the run {gone:,} are gone and {changed:,} have changed: '
-                         f'too few are left to go on with; put the data back, or begin another run')
-    log(f'the data has changed: {len(rows):,} of the {len(listed):,} test photos of the run are used; no other photo is '
-        f'tested on, and {moved:,} of them that would be trained on by now are left out')
+        raise ValueError(f'of the {len(listed):,} test photos of the run {gone:,} are gone and {changed:,} have '
+                         f'changed: too few are left to go on with; put the data back, or begin another run')
+    log(f'the data has changed: {len(rows):,} of the {len(listed):,} test photos of the run are used; no other photo '
+        f'is tested on, and {moved:,} of them that would be trained on by now are left out')
     return {**{part: splits[part].subset(mine) for part,mine in kept.items()}, 'test': splits['test'].subset(rows)}
