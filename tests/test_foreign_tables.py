@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tools import refused
+from tools import NET, refused, sets, vlrep
 from vlrep.data.box_files import BoxFile
 from vlrep.data.image_files import is_hidden
 from vlrep.data.paraphrases import read_paraphrases
@@ -615,3 +615,24 @@ def test_lists_of_cub(tmp_path):
     with pytest.warns(UserWarning, match='1 of 9 images named in images.txt are missing: b/1.jpg'): got = read_cub(root, 16)
     assert got.label.tolist() == [0, 0, 0, 1, 1, 2, 2, 2] and got.images[3].tags == ['b']
     with pytest.raises(ValueError, match='1 of 9 images'): read_cub(root, 16, max_damaged=0)
+
+# ---------------------------------------------------------------- a run goes on with the photos that it began with
+
+def test_a_photo_lost_between_start_and_resume(copy, tmp_path, capsys):
+    "Left out at the start, a photo is a line in the log; gone later, the run is refused; evaluations keep the run's limit"
+    root = copy('csv')
+    first, second, *_ = sorted((root/'images').iterdir())
+    first.unlink()
+    small = [*NET, 'bs=4', 'steps=4', 'vocab=80', 'size=32', 'train=.5', 'valid=.25', 'test=.25']
+    run = tmp_path/'run'
+    start = ['pretrain', '--data', 'csv', '--root', root/'photos.csv', '--out', run, '--max-damaged', 1]
+    said, again, scores, changed = vlrep(tmp_path, [*start, *sets(small)],
+                                         ['pretrain', '--resume', run], ['evaluate', run, '--on', 'captions'],
+                                         ['evaluate', run, '--on', 'captions', '--max-damaged', 0], codes=[0, 0, 0, 2])
+    assert f'1 of {N} images named in photos.csv are missing' in said and 'missing' in scores
+    assert 'complete' in again and 'max_damaged=0 allows 0' in changed
+    shutil.rmtree(run/'best', ignore_errors=True)
+    (run/'result.jsonl').unlink()
+    second.unlink()
+    said, = vlrep(tmp_path, ['pretrain', '--resume', run, '--max-damaged', 5], codes=[2])
+    assert 'images' in said and 'would not be the same run' in said
