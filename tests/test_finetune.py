@@ -1,5 +1,5 @@
 "Fine-tuning of finished runs: four tasks, about the world and in their own files; frozen bodies; stops and goes on"
-import hashlib, html, json, os, signal
+import hashlib, html, json, os, re, signal
 from dataclasses import replace
 from pathlib import Path
 import numpy as np, pytest, torch
@@ -209,9 +209,12 @@ def test_missing_photos_and_answers_are_counted(body, tmp_path):
     scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
     for split in ('train','valid'): write_vqa(scenes, tmp_path/'root', split)
     (tmp_path/'root/train2014/COCO_train2014_000000000002.jpg').unlink()
-    with pytest.raises(ValueError, match='1 of 4 images named in .* are missing: COCO_train2014_000000000002.jpg'):
-        finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', log=quiet)
+    said, lost = [], '1 of 4 images named in .* are missing: COCO_train2014_000000000002.jpg'
+    with pytest.raises(ValueError, match=lost):
+        finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', max_damaged=0, log=quiet)
     assert not (tmp_path/'out').exists()
+    finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', log=said.append)
+    assert any(re.search(lost, line) and line.endswith('they are left out') for line in said)
 
 def test_labels_of_another_data_set(body, tmp_path):
     (tmp_path/'labels.txt').write_text('entailment\nneutral\n')

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tools import refused
+from tools import NET, refused, sets, vlrep
 from vlrep.data.box_files import BoxFile
 from vlrep.data.image_files import is_hidden
 from vlrep.data.paraphrases import read_paraphrases
@@ -55,9 +55,10 @@ LAYOUTS = dict(
     flickr8k=Layout(write_flickr8k, lambda d, **kw: read_flickr8k(d, 32, **kw), ('captions.txt',), 'Images/*', 'table'),
     flickr30k=Layout(write_flickr30k, lambda d, **kw: read_flickr30k(d, size=32, **kw), ('*.token',),
                      'flickr30k-images/*', 'lines'),
-    results=Layout(lambda r, d: write_flickr30k(r, d, table='results.csv'), lambda d, **kw: read_flickr30k(d, size=32, **kw),
-                   ('results.csv',), 'flickr30k-images/*', 'lines'),
-    narratives=Layout(write_localized, lambda d, **kw: read_localized(d, size=32, **kw), ('*.jsonl',), 'images/*', 'lines'),
+    results=Layout(lambda r, d: write_flickr30k(r, d, table='results.csv'),
+                   lambda d, **kw: read_flickr30k(d, size=32, **kw), ('results.csv',), 'flickr30k-images/*', 'lines'),
+    narratives=Layout(write_localized, lambda d, **kw: read_localized(d, size=32, **kw), ('*.jsonl',), 'images/*',
+                      'lines'),
     coco=Layout(write_coco, _both_coco, ('annotations/*.json',), 'train2017/*', 'json'),
     voc=Layout(write_voc, _voc, ('ImageSets/Main/*.txt',), 'JPEGImages/*', 'lines'),
     vqa=Layout(write_vqa, _silent(read_vqa), ('*.json',), 'train2014/*', 'json'),
@@ -200,7 +201,8 @@ LINES = {
     'labels': ('l.txt', ['yes', 'no', 'two words'], read_labels),
     'written': ('w.jsonl', [dict(image='a', caption='a\u2028cat'), dict(image='b', caption='a dog')], read_written),
     'boxes': ('b.jsonl', [dict(image='a', boxes=[[0, 0, .5, 1]]), dict(image='b', boxes=[])], _boxes),
-    'paraphrases': ('p.jsonl', [dict(image=c, caption_index=0, caption=c, paraphrases=[dict(via='fr', text=f'{c}\u2028!')])
+    'paraphrases': ('p.jsonl', [dict(image=c, caption_index=0, caption=c,
+                                     paraphrases=[dict(via='fr', text=f'{c}\u2028!')])
                                 for c in ('a cat', 'a dog')], _said),
     'csv': ('metadata.jsonl', [dict(file_name=f'{i}.jpg', text=f'a\u2028{i}') for i in range(3)],
             lambda p: contents(read_csv(p, size=16)))}
@@ -303,7 +305,8 @@ def test_missing_photos(name, copy):
         layout.read(root, max_damaged=1)
     for path in sorted(root.glob(layout.photos))[1:]:
         if path.suffix in ('.jpg', '.jpeg'): path.unlink()
-    with pytest.raises(ValueError, match=f'{N-1} of {N} images .* are missing.* the default allows 3'): layout.read(root)
+    with pytest.raises(ValueError, match=f'{N-1} of {N} images .* are missing.* the default allows 3'):
+        layout.read(root)
 
 def _spoil_csv(lines): lines[2] = 'a,b,c,d'
 def _spoil_token(lines): lines[2] = 'no number'
@@ -326,8 +329,9 @@ def _spoil_json(table, **values):
         lines[:] = [json.dumps(data)]
     return spoil
 
-SPOILT = {'csv': ('csv', 0, _spoil_csv), 'flickr8k': ('flickr8k', 0, _spoil_csv), 'flickr30k': ('flickr30k', 0, _spoil_token),
-          'results': ('results', 0, _spoil_token), 'narratives-traces': ('narratives', 0, _spoil_narrative),
+SPOILT = {'csv': ('csv', 0, _spoil_csv), 'flickr8k': ('flickr8k', 0, _spoil_csv),
+          'flickr30k': ('flickr30k', 0, _spoil_token), 'results': ('results', 0, _spoil_token),
+          'narratives-traces': ('narratives', 0, _spoil_narrative),
           'narratives-times': ('narratives', 0, _spoil_times), 'snli_ve-json': ('snli_ve', 0, _spoil_line),
           'snli_ve-label': ('snli_ve', 0, _spoil_label),
           'coco-caption': ('coco', 0, _spoil_json('annotations', caption=None)),
@@ -609,9 +613,32 @@ def test_lists_of_cub(tmp_path):
     texts = {'classes.txt': '1 a\n2 b\n3 c\n', 'images.txt': ''.join(f'{i} {n}\n' for i, n in enumerate(names, 1)),
              'image_class_labels.txt': ''.join(f'{i} {1+"abc".index(n[0])}\n' for i, n in enumerate(names, 1)),
              'testclasses.txt': 'c\n', 'attributes/class_attribute_labels_continuous.txt': '1 0\n0 1\n1 1\n'}
-    for k, (name, text) in enumerate(texts.items()): (root/name).write_text(text, encoding=('utf-8-sig', 'utf-16')[k % 2])
+    for k, (name, text) in enumerate(texts.items()):
+        (root/name).write_text(text, encoding=('utf-8-sig', 'utf-16')[k % 2])
     assert len(read_cub(root, 16).images) == 9
     (root/'images'/names[4]).unlink()
-    with pytest.warns(UserWarning, match='1 of 9 images named in images.txt are missing: b/1.jpg'): got = read_cub(root, 16)
+    with pytest.warns(UserWarning, match='1 of 9 images named in images.txt are missing: b/1.jpg'):
+        got = read_cub(root, 16)
     assert got.label.tolist() == [0, 0, 0, 1, 1, 2, 2, 2] and got.images[3].tags == ['b']
     with pytest.raises(ValueError, match='1 of 9 images'): read_cub(root, 16, max_damaged=0)
+
+# ---------------------------------------------------------------- a run goes on with the photos that it began with
+
+def test_a_photo_lost_between_start_and_resume(copy, tmp_path, capsys):
+    "Missing at the start, a photo is a line in the log; gone later, the run is refused; evaluations keep its limit"
+    root = copy('csv')
+    first, second, *_ = sorted((root/'images').iterdir())
+    first.unlink()
+    small = [*NET, 'bs=4', 'steps=4', 'vocab=80', 'size=32', 'train=.5', 'valid=.25', 'test=.25']
+    run = tmp_path/'run'
+    start = ['pretrain', '--data', 'csv', '--root', root/'photos.csv', '--out', run, '--max-damaged', 1]
+    said, again, scores, changed = vlrep(tmp_path, [*start, *sets(small)],
+                                         ['pretrain', '--resume', run], ['evaluate', run, '--on', 'captions'],
+                                         ['evaluate', run, '--on', 'captions', '--max-damaged', 0], codes=[0, 0, 0, 2])
+    assert f'1 of {N} images named in photos.csv are missing' in said and 'missing' in scores
+    assert 'complete' in again and 'max_damaged=0 allows 0' in changed
+    shutil.rmtree(run/'best', ignore_errors=True)
+    (run/'result.jsonl').unlink()
+    second.unlink()
+    said, = vlrep(tmp_path, ['pretrain', '--resume', run, '--max-damaged', 5], codes=[2])
+    assert 'images' in said and 'would not be the same run' in said

@@ -77,7 +77,7 @@ WRONG = [('awa2', 'classes.txt', '1 antelope\n3 bat\n', 'classes.txt, line 2: be
          ('awa2', 'predicate-matrix-continuous.txt', '0 0 0\n'*4, 'no attribute in row 1, 2, 3 and 1 more'),
          ('awa2', 'testclasses.txt', 'bat\nantelope\n', 'antelope must be in one of trainclasses.txt and testclasses'),
          ('awa2', 'testclasses.txt', 'wolf\n', 'testclasses.txt, line 1: wolf is no class of classes.txt'),
-         ('awa2', 'trainclasses.txt', None, 'trainclasses.txt: missing or no text'),
+         ('awa2', 'trainclasses.txt', None, 'trainclasses.txt: no such file'),
          ('awa2', 'JPEGImages/bat', None, 'no image of bat'),
          ('cub', 'image_class_labels.txt', '1 1\n99 1\n', 'image_class_labels.txt, line 2: 99 1: expected an image'),
          ('cub', 'attributes/class_attribute_labels_continuous.txt', '1 2\n', '1 lines for 3 classes'),
