@@ -69,12 +69,13 @@ class ShardsBuilder(DatasetBuilder):
         root:FilePath, # A folder, a tar file, or names with braces or `*`
         size:int=64,   # As for `open`
         options:object=None, # Which file of a sample is the photo, how many may be damaged; by default its own
+        max_damaged:int|float|str=None, # Samples that may be unreadable
     )->'ImageTextDataset': # None if the shards come with their own split
         "All images in one dataset, with captions, narratives and labels"
         options = options or self.options
         if len(shard_parts(root, options.damaged)) > 1: return None
         how = {k: getattr(options, k) for k in ('damaged', 'image_extension', 'caption_key')}
-        return self.read(root, size=size, labels=True, **how)
+        return self.read(root, size=size, labels=True, max_damaged=max_damaged, **how)
 
 _reader = 'vlrep.datasets.webdataset.reader:'
 
