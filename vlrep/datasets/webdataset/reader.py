@@ -27,7 +27,7 @@ def _counted(counts, end):
     return [f'{n:,} {what}{end}: {", ".join(some[:3])}' + (f' and {n-3:,} more' if n > 3 else '')
             for what, (n, some) in counts.items()]
 
-def _check_index(index, name, max_damaged):
+def _check_index(index, name, damaged, max_damaged):
     "Warn of what is left out of the index of some shards, for each reason; a `ValueError` if it is too much"
     def warn(text): warnings.warn(f'{name}: {text}', stacklevel=4)
     shards = len(index.shards)
@@ -43,7 +43,7 @@ def _check_index(index, name, max_damaged):
     if not len(index):
         raise ValueError(f'{index.shards[0][0]}: not a single image with a caption in {shards} shards '
                          f'({lost:,} samples are left out: {why})')
-    limit = damage_limit(total, max_damaged)
+    limit = damage_limit(total, (damaged or None) if max_damaged is None else max_damaged)
     if index.damaged > limit:
         raise ValueError(f'{name}: {index.damaged:,} of {total:,} samples cannot be read, at most {limit:,} may be so '
                          f'({why}); repair them, or allow more: --damaged SHARE')
@@ -61,7 +61,7 @@ def read_webdataset(
     paths = find_shards(root, damaged)
     index = ShardIndex(paths, damaged, image_extension, caption_key)
     name = paths[0].resolve().parent.name
-    _check_index(index, name, max_damaged or damaged or None)
+    _check_index(index, name, damaged, max_damaged)
     return ShardDataset(index, size, name, **kw)
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20006
@@ -89,7 +89,7 @@ def build_webdataset(
         got = {}
         for k, index in indexes.items():
             name = found[k][0].resolve().parent.name
-            _check_index(index, name, max_damaged or options.damaged or None)
+            _check_index(index, name, options.damaged, max_damaged)
             got[k] = ShardDataset(index, size, name, split=k or None, **kw)
     if by == 'hash':
         parts = split_photos(got[''], builder, options, root, log)
