@@ -14,6 +14,7 @@ import numpy as np
 from fastcore.basics import patch
 from scipy.sparse import csr_matrix
 from ..core.files import *
+from ..core.text_files import *
 from .records import *
 from .image_files import *
 
@@ -135,7 +136,7 @@ def read_labels(
     path = Path(path)
     if not path.is_file(): raise ValueError(f'{option} {path}: no such file')
     if path.suffix.lower() == '.json': got = _ordered(read_json(path), f'{option} {path}')
-    else: got = [l.strip() for l in path.read_text(encoding='utf-8').splitlines() if l.strip()]
+    else: got = [l for _,l in text_lines(path)]
     if len(got) < 2: raise ValueError(f'{option} {path}: at least 2 labels, one a line, or a list in JSON')
     if twice := [l for l,k in Counter(got).items() if k > 1]:
         raise ValueError(f'{option} {path}: {len(twice)} labels are there twice: {some_of(twice)}')
@@ -150,7 +151,7 @@ def _ordered(got, where):
             raise ValueError(f'{where}: a row without `id` and `name`, expected those of every label')
         got = [r['name'] for r in sorted(got, key=lambda r: r['id'])]
     elif isinstance(got, dict):
-        if got and all(k.isdigit() and isinstance(v, str) for k,v in got.items()):
+        if got and all(k.isdecimal() and isinstance(v, str) for k,v in got.items()):
             at = {int(k): v for k,v in got.items()}
         elif got and all(map(whole, got.values())): at = {v: k for k,v in got.items()}
         else: raise ValueError(f'{where}: expected labels with their numbers')

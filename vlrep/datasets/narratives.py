@@ -48,8 +48,8 @@ def image_file(
     "Name of an image's file: COCO's twelve digits, ADE20k's eight and a word, else the id as it is, and .jpg"
     d = dataset_id.lower()
     if image_id.lower().endswith(IMAGES): return image_id
-    if image_id.isdigit() and 'coco' in d: return f'{image_id:0>12}.jpg'
-    if image_id.isdigit() and d.startswith('ade'): return f'ADE_{"val" if "val" in d else "train"}_{image_id:0>8}.jpg'
+    if image_id.isdecimal() and 'coco' in d: return f'{image_id:0>12}.jpg'
+    if image_id.isdecimal() and d.startswith('ade'): return f'ADE_{"val" if "val" in d else "train"}_{image_id:0>8}.jpg'
     return f'{image_id}.jpg'
 
 # %% ../../nbs/datasets/40_narratives.ipynb #75cbef54
@@ -208,7 +208,7 @@ def _write_lines(pairs, path, dataset_id, shards):
         files = [s.enter_context((gzip.open if end == _ends[1] else open)(f, 'wt', encoding='utf-8')) for f in to]
         for i,(name,told) in enumerate(pairs):
             name = Path(str(name)).stem
-            if name.isdigit() and 'coco' in dataset_id.lower(): name = str(int(name))
+            if name.isdecimal() and 'coco' in dataset_id.lower(): name = str(int(name))
             for k,x in enumerate(told):
                 x = Narrative(x.text, x.utterances, [np.round(np.asarray(p, float), 4) for p in x.strokes])
                 files[i % shards].write(json.dumps(x.line(name, dataset_id, k))+'\n')

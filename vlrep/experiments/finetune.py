@@ -471,7 +471,7 @@ def _begun_with(info, recipe, tok):
     "The weights of the body before fine-tuning; a `ValueError` if the run they are from is gone or has changed"
     ft = info['finetune']
     source = load(ft['run'])
-    which = int(ft['which']) if str(ft['which']).isdigit() else ft['which']
+    which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
     body,alone = _first_body(source, recipe, tok, which)
     if alone: body = GridAndText(body, tok, **_GRID, seed=info['seed'])
     state = body.state_dict()

@@ -18,6 +18,7 @@ from fastcore.basics import patch
 from ..core.files import *
 from ..core.registry import *
 from ..core.seeding import *
+from ..core.text_files import *
 from ..core.weights import *
 from ..data.box_files import BoxFile
 from ..data.collate import CaptionCollator
@@ -54,13 +55,10 @@ def read_written(
     "Captions from a file; a `ValueError` names file and line of what is wrong"
     path,said = Path(path),{}
     if not path.is_file(): raise ValueError(f'{path}: no such file of captions')
-    for n,line in enumerate(path.read_bytes().splitlines(), 1):
-        if not line.strip(): continue
-        try: got = parse_json(line)
-        except ValueError as e: raise ValueError(f'{path}:{n}: {e}') from None
+    for n,got in json_lines(path):
         said_by = [got.get(k) for k in ('image','caption')] if isinstance(got, dict) else [None]
         if not all(isinstance(t, str) and t.strip() for t in said_by):
-            raise ValueError(f'{path}:{n}: expected {{"image": id, "caption": text}}')
+            raise ValueError(f'{path}, line {n}: expected {{"image": id, "caption": text}}')
         said.setdefault(got['image'], []).append(got['caption'])
     if not said: raise ValueError(f'{path}: holds not a single caption')
     return said
