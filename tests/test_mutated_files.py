@@ -45,11 +45,13 @@ def folder_of_bert(tmp):
     return tmp/'config.json', json.loads((tmp/'config.json').read_text())
 
 LINES = [dict(image='a.jpg', width=20, height=10, boxes=[[0, 0, 5, 5], [1, 1, 4, 4]]), dict(image='b.jpg', boxes=[])]
-COCO = dict(images=[dict(id=1, file_name='a.jpg', width=20, height=10), dict(id=2, file_name='b.jpg', width=9, height=9)],
+COCO = dict(images=[dict(id=1, file_name='a.jpg', width=20, height=10),
+                    dict(id=2, file_name='b.jpg', width=9, height=9)],
             annotations=[dict(image_id=1, bbox=[0, 0, 5, 5]), dict(image_id=2, bbox=[0, 0, 5, 5])])
 JSON = {'boxes.jsonl': (LINES, box_lines, BoxFile), 'instances.json': (COCO, text, BoxFile),
         'labels.json': (['cat', 'dog'], text, read_labels),
-        'numbers.json': ({'cat': 0, 'dog': 1}, text, read_labels), 'names.json': ({'0': 'cat', '1': 'dog'}, text, read_labels),
+        'numbers.json': ({'cat': 0, 'dog': 1}, text, read_labels),
+        'names.json': ({'0': 'cat', '1': 'dog'}, text, read_labels),
         'categories.json': (dict(categories=[dict(id=3, name='cat'), dict(id=5, name='dog')]), text, read_labels),
         'captions.jsonl': ([dict(image='a', caption='a dog'), dict(image='b', caption='x')], box_lines, read_written)}
 
@@ -88,7 +90,8 @@ def test_key_of_a_number_map(tmp_path):
 
 def test_no_module_asks_for_digits():
     "`str.isdigit` is true for '²', which `int` refuses; `str.isdecimal` is not"
-    assert not [p for p in (Path(__file__).parents[1]/'vlrep').rglob('*.py') if '.isdigit(' in p.read_text(encoding='utf-8')]
+    modules = (Path(__file__).parents[1]/'vlrep').rglob('*.py')
+    assert not [p for p in modules if '.isdigit(' in p.read_text(encoding='utf-8')]
 
 def test_a_byte_order_mark_is_no_label(tmp_path):
     for encoding in ('utf-8-sig', 'utf-16'):
@@ -185,8 +188,9 @@ def deep(n=200):
     for _ in range(n): x = [x]
     return x
 
-WRONG = [None, -1, 1e400, 'x', b'x', '²', [], {}, deep(), float('nan'), True, 10**30, 2.5, np.array(['a', 'b']), np.ones((2, 2, 2)),
-         np.array([None, {}], object), np.ones(3)*1j, np.zeros((0, 4)), np.full((2, 4), np.nan), np.array(-1), (1, 2), 3, 1, 0]
+WRONG = [None, -1, 1e400, 'x', b'x', '²', [], {}, deep(), float('nan'), True, 10**30, 2.5,
+         np.array(['a', 'b']), np.ones((2, 2, 2)), np.array([None, {}], object), np.ones(3)*1j, np.zeros((0, 4)),
+         np.full((2, 4), np.nan), np.array(-1), (1, 2), 3, 1, 0]
 
 @pytest.mark.parametrize('how', ['npy', 'lmdb'])
 def test_region_items(how, tmp_path):
@@ -199,7 +203,8 @@ def test_region_items(how, tmp_path):
             source.mkdir()
             if how == 'npy': np.save(source/'a.npy', np.array(data, object), allow_pickle=True)
             else:
-                with lmdb.open(str(source), map_size=2**20) as env, env.begin(write=True) as t: t.put(b'a', pickle.dumps(data))
+                with lmdb.open(str(source), map_size=2**20) as env, env.begin(write=True) as t:
+                    t.put(b'a', pickle.dumps(data))
             try: got = convert_regions(source, tmp_path/'out', classes=2, log=None)
             except ValueError as e:
                 assert str(source) in str(e) and len(str(e)) < 1000, (k, wrong, e)
@@ -221,7 +226,8 @@ def test_counts_that_contradict(num, tmp_path):
 
 def test_arrays_that_claim_more_than_they_have(tmp_path):
     "Shapes in headers and pickles: refused before memory is taken"
-    big = b"\x93NUMPY\x01\x00\x76\x00" + "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 1000), }".ljust(117).encode() + b'\n'
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 1000), }"
+    big = b'\x93NUMPY\x01\x00\x76\x00' + header.ljust(117).encode() + b'\n'
     array = pickle.dumps(np.ones((2, 4), object), protocol=2)
     for data in (big+bytes(32), big.replace(b'<f4', b'|O ')+array.replace(b'K\x02K\x04', b'J\x00\x00\x00\x7fK\x04'),
                  big.replace(b'<f4', b'|O ')+b'cnumpy\nndarray\n(J\x00\x00\x00\x7ftR.',

@@ -175,7 +175,8 @@ def _begun(self:RegionWriter):
     for n,line in enumerate(lines[1:], 2):
         try: self._note(*_entry(line))
         except (ValueError, TypeError, IndexError, KeyError):
-            raise ValueError(f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}') from None
+            raise ValueError(f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove '
+                             f'{self.partial}') from None
 
 def _entry(line):
     "Name of an image, how many regions, their checksum, what it looks like; or name, None, and why it is left out"

@@ -18,7 +18,7 @@ from ..core.fields import *
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
-from ..core.weights import check_weights
+from ..core.weights import fill_model
 from ..data.regions import RegionReader
 from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer
