@@ -150,9 +150,9 @@ def test_pretrains_on_boxes_of_a_file(photos, tmp_path):
 
 @pytest.mark.parametrize('change,says', [
     (lambda l: l[:-1], 'images have no boxes in .*boxes.jsonl: '),
-    (lambda l: [dict(l[0], boxes=[[.5,0,.1,1]]), *l[1:]], r'boxes.jsonl:1: image .*, box 0: .* is reversed'),
+    (lambda l: [dict(l[0], boxes=[[.5,0,.1,1]]), *l[1:]], r'boxes.jsonl, line 1: image .*, box 0: .* is reversed'),
     (lambda l: [*l[:2], dict(l[2], boxes=[[0,0,1,1],[0,0,20,30]]), *l[3:]],
-     r'boxes.jsonl:3: image .*, box 1: .* lies outside the image .*pixels need the width'),
+     r'boxes.jsonl, line 3: image .*, box 1: .* lies outside the image .*pixels need the width'),
     (lambda l: [dict(l[0], width=48, height=48, boxes=[[0,0,60,48]]), *l[1:]],
      r'outside the image \(48 x 48 pixels\)')])
 def test_bad_boxes_are_named(photos, tmp_path, change, says):

@@ -80,7 +80,7 @@ def remove_leftovers(
     path = Path(path)
     for p in path.parent.glob(f'.{glob.escape(path.name)}.*.tmp'):
         pid = p.name[len(path.name)+2:-len('.tmp')]
-        if not (pid.isascii() and pid.isdigit()) or _alive(int(pid)):
+        if not pid.isdecimal() or _alive(int(pid)):
             continue
         if p.is_dir():
             shutil.rmtree(p, ignore_errors=True)

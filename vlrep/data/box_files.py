@@ -21,7 +21,7 @@ _ROUNDED = 2 # Pixels by which a box may be beyond the edge of its image
 def _box_array(boxes, size, here):
     "Boxes of an image as parts of its sides (k,4), and how many had no area; `size`: width and height, or None"
     try: b = np.array(boxes, np.float64).reshape(len(boxes), -1) if len(boxes) else np.zeros((0,4))
-    except (TypeError, ValueError): b = None
+    except (TypeError, ValueError, OverflowError): b = None
     if b is None or b.shape[1] != 4:
         raise ValueError(f'{here}: boxes are {brief(boxes)}, expected a list of four numbers each: left, top, right, '
                          f'bottom')
@@ -43,10 +43,10 @@ def _box_lines(path):
     "(image, boxes, size or None, where it stands) for each line"
     for n,r in json_lines(path):
         if not isinstance(r, dict) or not isinstance(r.get('image'), str) or not isinstance(r.get('boxes'), list):
-            raise ValueError(f'{path}:{n}: {brief(r)}, expected {{"image": name, "boxes": [[left, top, right, bottom], '
-                             f'...]}}')
+            raise ValueError(f'{path}, line {n}: {brief(r)}, expected {{"image": name, "boxes": [[left, top, right, '
+                             f'bottom], ...]}}')
         size = [r.get(k) for k in ('width','height')]
-        yield r['image'],r['boxes'],None if size == [None,None] else size,f'{path}:{n}: image {r["image"]}'
+        yield r['image'],r['boxes'],None if size == [None,None] else size,f'{path}, line {n}: image {r["image"]}'
 
 def _box_instances(path):
     "The same of a file of COCO's instances"
@@ -55,15 +55,22 @@ def _box_instances(path):
     if not all(isinstance(t, list) for t in tables):
         raise ValueError(f'{path}: has no lists images and annotations: neither JSON lines (.jsonl) nor instances of '
                          f'COCO')
-    own = {}
+    own,seen = {},set()
     for i,a in enumerate(tables[1]):
         box = a.get('bbox') if isinstance(a, dict) else None
         if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, (int,float)) for v in box):
             raise ValueError(f'{path}: annotations[{i}]: bbox is {brief(box)}, expected x, y, width, height')
-        own.setdefault(a.get('image_id'), []).append([box[0], box[1], box[0]+box[2], box[1]+box[3]])
+        if not isinstance(a.get('image_id'), (int,float,str)):
+            raise ValueError(f'{path}: annotations[{i}]: image_id is {brief(a.get("image_id"))}, expected that of an '
+                             f'image')
+        own.setdefault(a['image_id'], []).append([box[0], box[1], box[0]+box[2], box[1]+box[3]])
     for i,r in enumerate(tables[0]):
         lost = [k for k in ('id','file_name','width','height') if not isinstance(r, dict) or k not in r]
         if lost: raise ValueError(f'{path}: images[{i}] has no {", ".join(lost)}')
+        for k,kinds in dict(id=(int,float,str), file_name=str).items():
+            if not isinstance(r[k], kinds): raise ValueError(f'{path}: images[{i}]: {k} is {brief(r[k])}')
+        if r['id'] in seen: raise ValueError(f'{path}: images[{i}]: the id {brief(r["id"])} is there twice')
+        seen.add(r['id'])
         yield r['file_name'],own.pop(r['id'], []),[r['width'],r['height']],f'{path}: image {r["file_name"]}'
     if own: raise ValueError(f'{path}: {len(own)} images of its annotations are not in its images: {some_of(own)}')
 
@@ -88,7 +95,7 @@ class BoxFile:
         self.sizes = []  # Width and height of each image, or None
         for image,got,size,here in (_box_instances if path.suffix == '.json' else _box_lines)(path):
             if image in seen: raise ValueError(f'{here}: is there twice')
-            if size and not all(isinstance(v, (int,float)) and 0 < v < 1e6 for v in size):
+            if size and not all(type(v) in (int,float) and 0 < v < 1e6 for v in size):
                 raise ValueError(f'{here}: width and height are {brief(size)}, expected two numbers of pixels')
             b,flat = _box_array(got, size, here)
             seen[image] = len(self.ids)

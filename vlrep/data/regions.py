@@ -167,12 +167,26 @@ def _begun(self:RegionWriter):
     "Read the journal of a process that was killed, or begin one"
     head = json.dumps(self.facts)+'\n'
     data = self._journal.read_bytes() if self._journal.exists() else b''
-    lines = data[:data.rfind(b'\n')+1].decode().splitlines(keepends=True)             # a torn last line is none
+    text = data[:data.rfind(b'\n')+1].decode(errors='replace')                        # a torn last line is none
+    lines = io.StringIO(text).readlines()
     if lines and lines[0] != head:
         raise ValueError(f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
                          'or choose a new folder')
     with atomic_file(self._journal) as new: new.write_text(''.join(lines or [head]), encoding='utf-8')
-    for entry in map(json.loads, lines[1:]): self._note(*entry)
+    for n,line in enumerate(lines[1:], 2):
+        try: self._note(*_entry(line))
+        except (ValueError, TypeError, IndexError, KeyError):
+            raise ValueError(f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove '
+                             f'{self.partial}') from None
+
+def _entry(line):
+    "Name of an image, how many regions, their checksum, what it looks like; or name, None, and why it is left out"
+    name,count,x,*look = parse_json(line)
+    whole = [type(v) is int and v >= 0 for v in (count, x, *(look[0][:2] if look else ()))]
+    fits = all(whole) and len(look) < 2 if count is not None else isinstance(x, str) and not look
+    if not isinstance(name, str) or not fits: raise ValueError
+    if look and len(bytes.fromhex(look[0][2])) not in (0, 3*_POINTS**2): raise ValueError
+    return name,count,x,*look
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e16
 @patch
@@ -601,7 +615,7 @@ def _whole(x, low, what):
     try:
         value = np.asarray(x).item()
         n = int(value)
-        if n < low or not isinstance(value, str) and n != value: raise ValueError
+        if not low <= n < 2**31 or not isinstance(value, str) and n != value: raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f'{what} is {brief(x)}, expected a whole number, {low} or more') from None
     return n

@@ -200,7 +200,7 @@ def _write_lines(pairs, path, dataset_id, shards):
         files = [s.enter_context((gzip.open if end == _ends[1] else open)(f, 'wt', encoding='utf-8')) for f in to]
         for i,(name,told) in enumerate(pairs):
             name = Path(str(name)).stem
-            if name.isdigit() and 'coco' in dataset_id.lower(): name = str(int(name))
+            if name.isdecimal() and 'coco' in dataset_id.lower(): name = str(int(name))
             for k,x in enumerate(told):
                 x = Narrative(x.text, x.utterances, [np.round(np.asarray(p, float), 4) for p in x.strokes])
                 files[i % shards].write(json.dumps(x.line(name, dataset_id, k))+'\n')

@@ -18,7 +18,7 @@ from ..core.fields import *
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
-from ..core.weights import check_weights
+from ..core.weights import fill_model
 from ..data.loader import check_share
 from ..data.regions import RegionReader
 from ..data.tasks import read_labels
@@ -492,7 +492,7 @@ def _begun_with(info, recipe, tok):
     "The weights of the body before fine-tuning; a `ValueError` if the run they are from is gone or has changed"
     ft = info['finetune']
     source = load(ft['run'])
-    which = int(ft['which']) if str(ft['which']).isdigit() else ft['which']
+    which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
     body,alone = _first_body(source, recipe, tok, which)
     if alone: body = GridAndText(body, tok, **_GRID, seed=info['seed'])
     state = body.state_dict()

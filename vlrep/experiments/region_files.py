@@ -107,7 +107,7 @@ def _class_names(given, n, known, who):
     `given`: how many there are, or a file of their names; a `ValueError` if that does not fit
     """
     if given is None: return known
-    if str(given).isdigit():
+    if str(given).isdecimal():
         if int(given) != n: raise ValueError(f'--classes {given}: {who} has {n} classes, the background included')
         return known
     labels = read_labels(given, '--classes')
@@ -153,7 +153,7 @@ def tensors_digest(
 # %% ../../nbs/experiments/72_region_files.ipynb #67720013
 def _converted(folder, out, classes, max_damaged, **kw):
     "A published store, converted; `classes` are counted or named"
-    names = [] if classes is None or str(classes).isdigit() else read_labels(classes, '--classes')
+    names = [] if classes is None or str(classes).isdecimal() else read_labels(classes, '--classes')
     n = len(names) or int(classes or 0)
     most = 0. if max_damaged is None else lambda n: damage_limit(n, max_damaged)
     return convert_regions(folder, out, classes=n, names=names, damaged=most, **kw)

@@ -130,7 +130,8 @@ def load_bert(
     new = [k for k in bert.load_state_dict(own, strict=False).missing_keys]
     used = {n for k in own for n in _theirs(k)} | {'cls.predictions.decoder.weight','cls.predictions.decoder.bias'}
     if log and new: log(f'{source}: not in the file, and begin at random: {_some(new)}')
-    if log and (rest := state.keys()-used | {k for k in more if not k.startswith(head)}): log(f'{source}: not used are {_some(rest)}')
+    rest = state.keys()-used | {k for k in more if not k.startswith(head)}
+    if log and rest: log(f'{source}: not used are {_some(rest)}')
     return bert.eval()
 
 # %% ../../nbs/models/58_bert.ipynb #08f8779f

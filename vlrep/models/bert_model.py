@@ -36,13 +36,17 @@ class BertConfig:
     def __post_init__(self):
         for k in ('vocab','width','depth','heads','max_len','segments'):
             n = getattr(self, k)
-            if not isinstance(n, int) or n < 1: raise ValueError(f'{k}={n!r}: a whole number above 0 is expected')
-        if self.ffn < 0: raise ValueError(f'ffn={self.ffn}: a width, or 0 for four times that of the model')
+            if type(n) is not int or not 1 <= n < 2**31:
+                raise ValueError(f'{k}={n!r}: a whole number above 0 is expected')
+        if type(self.ffn) is not int or not 0 <= self.ffn < 2**31:
+            raise ValueError(f'ffn={self.ffn}: a width, or 0 for four times that of the model')
         if self.width % self.heads:
             raise ValueError(f'heads: a width of {self.width} cannot be split into {self.heads} heads')
-        if not 0 <= self.pad < self.vocab: raise ValueError(f'pad={self.pad}: not one of the {self.vocab} tokens')
+        if type(self.pad) is not int or not 0 <= self.pad < self.vocab:
+            raise ValueError(f'pad={self.pad}: not one of the {self.vocab} tokens')
         for k in ('dropout','attention_dropout'):
             if not 0 <= getattr(self, k) < 1: raise ValueError(f'{k}={getattr(self, k)}: a probability in [0,1)')
+        if not 0 < self.eps < 1: raise ValueError(f'eps={self.eps}: a small number above 0')
     @property
     def hidden(self)->int:
         "Hidden width of the feed-forward part"

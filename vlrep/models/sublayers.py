@@ -101,7 +101,7 @@ def _options(text, atom):
     out = {}
     for word in text.replace(',', ' ').split():
         name,eq,value = word.partition('=')
-        ok = word == 'shared' or name in ('width','heads') and value.isdigit() and 0 < int(value) <= 16384
+        ok = word == 'shared' or name in ('width','heads') and value.isdecimal() and 0 < int(value) <= 16384
         if not ok or name in out:
             raise ValueError(f'{atom}[{text}]: shared, width=N and heads=N may stand in brackets, each once')
         out[name] = int(value) if eq else True

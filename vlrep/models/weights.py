@@ -89,9 +89,11 @@ def _same(a, b):
 def network_weights(
     source:FilePath|dict,     # A file, or a dict with tensors and dicts of them
     names:tuple[str,...],     # As for `network_prefix`
-)->tuple:                     # The network's name -> tensor, if it is there; the rest; the prefix, or None; for messages
+    name:FilePath=None,       # What to call a dict in messages
+)->tuple:                     # Name -> tensor of the network; those of the rest; the prefix, or None; name for messages
     "Take a network out of a file"
-    state, name = _opened(source)
+    state, called = _opened(source)
+    name = name or called
     if not isinstance(state, dict): raise ValueError(f'{name}: holds no weights but a {type(state).__name__}')
     flat = _flat(state, name)
     if not flat: raise ValueError(f'{name}: holds not a single tensor: not the weights of a model')

@@ -229,7 +229,7 @@ def reopen(cls:Run,
 def saved(self:Run)->list: # Ascending
     "The steps of which there are checkpoints"
     d = self/'steps'
-    return sorted(int(p.name) for p in d.iterdir() if p.name.isdigit()) if d.is_dir() else []
+    return sorted(int(p.name) for p in d.iterdir() if p.name.isdecimal()) if d.is_dir() else []
 
 @patch
 def discard(self:Run)->None:
@@ -268,7 +268,7 @@ def checkpoint(self:Run,
     elif which == 'last':
         if not there: raise ValueError(f'{self/"steps"}: holds no checkpoint' + self._instead(which))
         folder = self/f'steps/{there[-1]:06d}'
-    elif str(which).isdigit(): folder = self/f'steps/{int(which):06d}'
+    elif str(which).isdecimal(): folder = self/f'steps/{int(which):06d}'
     else: raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {there}')
     others = [s for s in there if f'{s:06d}' != folder.name]
     try: return check_folder(folder)
@@ -293,7 +293,7 @@ def start(self:Run,
     if str(which) == '0' or which == 'last' and not best and not self.saved(): return None
     try:
         if alone and which == 'last': return self.checkpoint('best')
-        if alone and str(which).isdigit() and self.state('best')['step'] == int(which): return self.checkpoint('best')
+        if alone and str(which).isdecimal() and self.state('best')['step'] == int(which): return self.checkpoint('best')
     except ValueError as e:
         anew = ('remove the folder and begin again' if 'finetune' in self.info else
                 '--resume-at 0 begins the run anew')

@@ -120,7 +120,7 @@ def load_virtex(
                           # `MultiLabelClassificationModel`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
     whole,name = _opened(source)
-    state,_,before,_ = network_weights(whole, ('textual.output.bias',))
+    state,_,before,_ = network_weights(whole, ('textual.output.bias',), name)
     if before is None:
         raise ValueError(f'{name}: the weights do not fit VirTex; missing: textual.output.bias')
     check_weights(state, name)
