@@ -18,6 +18,7 @@ from ..core.fields import *
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
+from ..core.run_facts import has_type, type_words
 from ..core.weights import check_weights
 from ..data.regions import RegionReader
 from ..data.tasks import read_labels
@@ -113,12 +114,16 @@ def _model(body, plan, task, labels, seed):
 
 def _told(run):
     "The task, plan and labels of a fine-tuned run; a `ValueError` names the file"
-    ft,path = run.info['finetune'],run/'recipe.json'
+    ft, path = run.info['finetune'], run/'recipe.json'
+    one_of(f'task in {path}', ft['task'], TASKS)
     try:
-        if ft['task'] not in TASKS: raise did_you_mean('task', ft['task'], TASKS)
         plan = check_fields(recipe_from_dict(FinetunePlan, ft['plan']))
-        return TASKS[ft['task']],plan,read_json(run.part('labels.json'))
-    except (KeyError, TypeError, AttributeError) as e: raise ValueError(f'{path}: damaged, finetune: {e}') from None
+    except (ValueError, TypeError, AttributeError) as e:
+        raise ValueError(f'{path}: damaged, finetune: {e}') from None
+    labels = read_json(run.part('labels.json'))
+    if not has_type(labels, list[str]):
+        raise ValueError(f'{run/"labels.json"}: {brief(labels)}: expected {type_words(list[str])}')
+    return TASKS[ft['task']], plan, labels
 
 def open_finetuned(
     run:Run,                       # From `load`
@@ -131,7 +136,10 @@ def open_finetuned(
     body,can = _same_body(run, recipe, tok, weights, name)
     model = _model(body, plan, task, labels, run.info['seed'])
     check_weights(weights, name, model.state_dict())
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as e:
+        raise ValueError(f'{name}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from None
     view = EvalTransform(recipe.size, whole=True)
     pictures = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tok=tok))
     collate = TaskCollator(tok, ft['max_len'])
@@ -324,6 +332,8 @@ def _asked_for(run, given, was):
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
 def _finetune(run, given, changes, was, *, out, log, dist):
     "`finetune`, with `run` opened"
+    if was:
+        _told(run)
     task,plan,options,asked = plan_finetune(_asked_for(run, given, was), list(changes), was)
     if asked['threads']: torch.set_num_threads(asked['threads'])
     keep_memory()
