@@ -98,7 +98,7 @@ def gather(
     if not folders: raise ValueError(f'{runs}: holds no run folders')
     for f in folders:
         if not (f/'result.jsonl').is_file(): raise ValueError(f'{f}: has not finished')
-        line = last_result(f)
+        line = last_result(f, ('numbers',))
         for r in _redrawn(line): r['draws'] = _pack(r['draws'])
         lines.append(json.dumps(line | dict(changes=changes_of(upgraded(read_json(f/'recipe.json')))),
                                 separators=(',',':')))

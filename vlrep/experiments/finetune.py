@@ -75,7 +75,10 @@ def _same_body(run, recipe, tok, weights, name):
         visual = initial_backbone(recipe, run.info.get('backbone'))
         return GridAndText(visual, tok, **_GRID, seed=run.info['seed']),dict(backbone=visual)
     own = {k.removeprefix('body.'): v for k,v in weights.items() if k.startswith('body.')}
-    learn = _blank_learner(run.info, recipe, tok, own, name)
+    try:
+        learn = _blank_learner(run.info, recipe, tok, own, name)
+    except RuntimeError as e:
+        raise ValueError(f'{name}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from None
     return learn.model,learn.capabilities(learn.model)
 
 def _regions(recipe, folder=None, width=None):
@@ -118,6 +121,8 @@ def _told(run):
     one_of(f'task in {path}', ft['task'], TASKS)
     try:
         plan = check_fields(recipe_from_dict(FinetunePlan, ft['plan']))
+        if options := TASKS[ft['task']].source(ft['data']).options:
+            check_fields(recipe_from_dict(type(options), ft.get('sizes')))
     except (ValueError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, finetune: {e}') from None
     labels = read_json(run.part('labels.json'))

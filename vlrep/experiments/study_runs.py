@@ -401,6 +401,8 @@ def check_line(
     if line['arm'] not in names:
         raise ValueError(f'{at}{did_you_mean("arm", line["arm"], names)}; choose another --out')
     trial = line['kind'] == 'trial'
+    needed = ('values', 'spec', 'facts') + (('steps', 'seed') if trial else ()) + (('base',) if 'task' in line else ())
+    check_types(line, {}, f'{at}{_who(line)}', needed)
     if trial and not study.tune: raise ValueError(f'{at}{_who(line)}: {study.file} has no [tune] any more; choose '
                                                   f'another --out')
     if 'task' in line: spec = _checked_task(study, line, at)
