@@ -451,8 +451,8 @@ def test_odd_facts_in_recipe_json(built, tmp_path):
         Run(built)._write({**whole, 'recipe': odd})
         with pytest.raises(ValueError): open_run(built)
     for text, why in (('['*100_000, 'nested too deeply'), ('9'*5000, 'not valid JSON'),
-                      ('{"a":'*950+'1'+'}'*950, 'recipe.json'), ('\x00', 'not valid JSON'), ('null', 'missing'),
-                      ('[]', 'missing')):
+                      ('{"a":'*950+'1'+'}'*950, 'recipe.json'), ('\x00', 'not valid JSON'),
+                      ('null', 'no set of fields'), ('[]', 'no set of fields')):
         (built/'recipe.json').write_text(text)
         for ask in (open_run, write_report):
             if ask is write_report: (built/'result.jsonl').write_text('{"numbers": {}, "seconds": {}}\n')

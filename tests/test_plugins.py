@@ -81,14 +81,15 @@ def test_a_method_from_a_file(folder):
           codes=[143])
     code = (folder/'match_stopping.py').read_text()
     (folder/'match_stopping.py').write_text(code.replace("'match')", "'another seed')"))
-    changed,field = vlrep(folder, ['pretrain', '--resume', 'halves'], ['pretrain', '--resume', 'halves', '--depth', 2],
-                          codes=[2, 2])
+    resume = ['pretrain', '--resume', 'halves', '--plugin', 'match_stopping.py']
+    unasked,changed,field = vlrep(folder, resume[:3], resume, [*resume, '--depth', 2], codes=[2, 2, 2])
+    assert 'match_stopping.py, which was not run, since it is not trusted' in unasked
     assert "plugin_code: was 'match_stopping.py" in changed and 'not to --method match' in field
     (folder/'match_stopping.py').write_text(code)
-    again, = vlrep(folder, ['pretrain', '--resume', 'halves'])
+    again, = vlrep(folder, resume)
     mean = ['evaluate', '--plugin', 'mean.py', 'whole', '--on', 'mean', '--scenes']
     table,own,*_,nothing,other,poem = vlrep(
-        folder, ['evaluate', 'whole', '--on', 'world'], [*mean, 3], ['report', 'whole'],
+        folder, ['evaluate', '--plugin', 'match.py', '--plugin', 'mean.py', 'whole', '--on', 'world'], [*mean, 3], ['report', 'whole'],
         ['report', 'whole', 'halves', '--out', 'both.html'], ['caption', 'whole', 'none.png'],
         ['evaluate', 'whole', '--on', 'world', '--scenes', 2], ['evaluate', 'whole', '--on', 'poem'],
         codes=[0, 0, 0, 0, 2, 2, 2])

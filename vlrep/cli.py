@@ -177,9 +177,15 @@ def _begun(run):
         return {}
     info = read_run_facts(run)
     check_plugins(run, info.get('plugins', []))
-    for kind, name, there in (('method', info['method'], METHODS), ('data', info['data']['name'], DATASETS)):
-        one_of(f'{kind} in {Path(run)/"recipe.json"}', name, there)
-    return dict(method=info['method'], recipe=info.get('name'), data=info['data']['name'])
+    path = Path(run)/'recipe.json'
+    data = info['data']['name'] if isinstance(info['data'], dict) else info['data']
+    one_of(f'method in {path}', info['method'], METHODS)
+    one_of(f'data in {path}', data, DATASETS)
+    try:
+        name = recipe_name(info['method'], info.get('name'), data)
+    except ValueError as e:
+        raise ValueError(f'{path}: {e}') from None
+    return dict(method=info['method'], recipe=name, data=data)
 
 def _as_options(argv, names, taken, here):
     "Rewrite `--set FIELD=VALUE` as `--FIELD=VALUE`; separately, the pairs whose field has a name in `taken`"

@@ -146,22 +146,24 @@ _NUMBERS = dict(images=_COUNT, steps=_COUNT, views=Int(0, 10**15), images_per_se
 def check_result(
     result:object, # A line of `result.jsonl`
     path:FilePath, # The file
+    needed:tuple[str,...]=('numbers', 'seconds'), # What must be there
 )->dict:           # The same
     "A `ValueError` names the file and what is missing from a result or of another type"
-    check_types(result, _RESULT, path, ('numbers', 'seconds'))
+    check_types(result, _RESULT, path, needed)
     check_types(result['numbers'], _NUMBERS, f'{path}, numbers')
     return result
 
 def last_result(
-    run:FilePath # A run folder
-)->dict:         # `numbers`, `seconds` and others
+    run:FilePath, # A run folder
+    needed:tuple[str,...]=('numbers', 'seconds'), # What must be there
+)->dict:          # `numbers`, `seconds` and others
     "The newest result of a run; a `ValueError` names the file if there is none, or it is damaged"
     path = Path(run)/'result.jsonl'
     if not path.is_file():
         raise ValueError(f'{path}: no such file: the run has not finished')
     lines = [line for line in raw_lines(path) if line.strip()]
     try:
-        return check_result(parse_json(lines[-1]), path)
+        return check_result(parse_json(lines[-1]), path, needed)
     except IndexError:
         raise ValueError(f'{path}: damaged (it is empty)') from None
     except ValueError as e:

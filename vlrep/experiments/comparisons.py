@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from scipy import stats
 from ..core.files import *
+from ..core.run_facts import *
 from ..core.plotting import *
 from ..reports.instability import dagger, shown_names, warning_notes
 from ..reports.figures import ask_name
@@ -98,7 +99,7 @@ def gather(
     if not folders: raise ValueError(f'{runs}: holds no run folders')
     for f in folders:
         if not (f/'result.jsonl').is_file(): raise ValueError(f'{f}: has not finished')
-        line = json.loads((f/'result.jsonl').read_text(encoding='utf-8').strip().splitlines()[-1])
+        line = last_result(f, ('numbers',))
         for r in _redrawn(line): r['draws'] = _pack(r['draws'])
         lines.append(json.dumps(line | dict(changes=changes_of(upgraded(read_json(f/'recipe.json')))),
                                 separators=(',',':')))

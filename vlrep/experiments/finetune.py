@@ -18,6 +18,7 @@ from ..core.fields import *
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
+from ..core.run_facts import has_type, type_words
 from ..core.weights import fill_model
 from ..data.loader import check_share
 from ..data.regions import RegionReader
@@ -75,7 +76,10 @@ def _same_body(run, recipe, tok, weights, name):
         visual = initial_backbone(recipe, run.info.get('backbone'))
         return GridAndText(visual, tok, **_GRID, seed=run.info['seed']),dict(backbone=visual)
     own = {k.removeprefix('body.'): v for k,v in weights.items() if k.startswith('body.')}
-    learn = _blank_learner(run.info, recipe, tok, own, name)
+    try:
+        learn = _blank_learner(run.info, recipe, tok, own, name)
+    except RuntimeError as e:
+        raise ValueError(f'{name}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from None
     return learn.model,learn.capabilities(learn.model)
 
 def _regions(recipe, folder=None, width=None):
@@ -114,12 +118,18 @@ def _model(body, plan, task, labels, seed):
 
 def _told(run):
     "The task, plan and labels of a fine-tuned run; a `ValueError` names the file"
-    ft,path = run.info['finetune'],run/'recipe.json'
+    ft, path = run.info['finetune'], run/'recipe.json'
+    one_of(f'task in {path}', ft['task'], TASKS)
     try:
-        if ft['task'] not in TASKS: raise did_you_mean('task', ft['task'], TASKS)
         plan = check_fields(recipe_from_dict(FinetunePlan, ft['plan']))
-        return TASKS[ft['task']],plan,read_json(run.part('labels.json'))
-    except (KeyError, TypeError, AttributeError) as e: raise ValueError(f'{path}: damaged, finetune: {e}') from None
+        if options := TASKS[ft['task']].source(ft['data']).options:
+            check_fields(recipe_from_dict(type(options), ft.get('sizes')))
+    except (ValueError, TypeError, AttributeError) as e:
+        raise ValueError(f'{path}: damaged, finetune: {e}') from None
+    labels = read_json(run.part('labels.json'))
+    if not has_type(labels, list[str]):
+        raise ValueError(f'{run/"labels.json"}: {brief(labels)}: expected {type_words(list[str])}')
+    return TASKS[ft['task']], plan, labels
 
 def open_finetuned(
     run:Run,                       # From `load`
@@ -325,6 +335,7 @@ def _asked_for(run, given, was):
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
 def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
     "`finetune`, with `run` opened; `was`: how the run began that is resumed, `planned`: one that begins anew"
+    if was: _told(run)
     if was and run.start() is None: return _anew(run, given, changes, was, log=log, dist=dist)
     task,plan,options,asked = plan_finetune(_asked_for(run, given, was), list(changes), was or planned)
     if asked['threads']: torch.set_num_threads(asked['threads'])

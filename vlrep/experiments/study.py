@@ -176,6 +176,8 @@ def _made(cls, table, at, **more):
     for k,f in names.items():
         if k not in got and f.default is MISSING and f.default_factory is MISSING:
             raise ValueError(f'{at}{k} is missing')
+        if k in table and table[k] is None:
+            raise ValueError(f'{at}{k} is null: leave it out')
         v,kind = got.get(k),getattr(f.type, '__name__', '')
         if k in got and kind in _WANTED and v is not None and type(v).__name__ != kind:
             raise ValueError(f'{at}{k}={brief(v)}: expected {_WANTED[kind]}')

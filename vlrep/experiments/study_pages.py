@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
 from ..core.plotting import *
+from ..core.text_files import read_toml
 from ..reports.instability import dagger
 from ..datasets.base import DATASETS
 from .comparisons import read_lines,variant

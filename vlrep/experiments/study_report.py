@@ -16,7 +16,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
 from ..core.plotting import *
+from ..core.text_files import read_toml
 from ..reports.instability import dagger
+from ..reports.page import shown_files
 from ..evaluation.base import EVALUATIONS
 from ..reports.figures import ask_name,curves_svg,facts_html,figures_html,page_html,table_html
 from .comparisons import t975
@@ -359,6 +361,8 @@ def write_study_report(
     study,lines = read_study_lines(path)
     study = with_file(study, study_head(path))
     out = Path(out or (path if Path(path).is_dir() else Path(path).parent))
-    for name,text in (('report.html', study_html(study, lines)), ('report.md', study_markdown(study, lines))):
+    with shown_files(path):
+        pages = {'report.html': study_html(study, lines), 'report.md': study_markdown(study, lines)}
+    for name,text in pages.items():
         with atomic_file(out/name) as new: new.write_text(text, encoding='utf-8')
     return out/'report.html'

@@ -18,6 +18,8 @@ from ..core.files import *
 from ..core.processes import end_processes, start_python
 from ..core.progress import *
 from ..core.registry import *
+from ..core.run_facts import *
+from ..core.text_files import read_toml
 from ..training.callbacks import TrainingDiverged
 from ..training.interrupts import TrainingInterrupted,signals
 from ..training.logging import read_log
@@ -154,14 +156,22 @@ def task_code(
     return code_hash(sorted(own | {'vlrep.experiments.finetune'}))
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #f3725330
+def _asked(folder):
+    "What `ask_run` has found so far: name of an evaluation -> rows and seconds"
+    path = Path(folder)/'asked.json'
+    got = read_json(path) if path.exists() else {}
+    names = dict.fromkeys(got, dict) if isinstance(got, dict) else {}
+    for name, part in check_types(got, names, path).items():
+        check_types(part, dict(rows=list[dict], seconds=float), f'{path}, {name}', ('rows', 'seconds'))
+    return got
+
 def ask_run(
     study:Study,     # Its `ask` counts
     folder:FilePath, # A finished run
     log:callable=print, # Called with lines about the progress
 )->None:
     "Run the evaluations of `[ask]`; asked.json holds the rows. Those that the run does not support are left out"
-    path = Path(folder)/'asked.json'
-    got = read_json(path) if path.exists() else {}
+    path, got = Path(folder)/'asked.json', _asked(folder)
     for name,options in study.ask.items():
         if name in got: continue
         begun,lacks = time.time(),EVALUATIONS[name].missing(open_run(folder).capabilities)
@@ -292,7 +302,9 @@ class StudyFolder:
         self.path,self.study,self.mix,self.root = Path(path),with_root(study_of(table, file), root),mix,root
         self.head = dict(kind='study', file=str(file), table=json.loads(json.dumps(table)))
         self.lines = []
-        if (self.path/'study.jsonl').exists():
+        if not (self.path/'study.jsonl').exists():
+            self._expect_nothing()
+        else:
             was,self.lines = read_study_lines(self.path)
             head = study_head(self.path)
             first = head.get('first', head['table'])
@@ -303,6 +315,13 @@ class StudyFolder:
         self.facts = {a.name: run_facts(self.study, a) for a in self.study.arms}
         for l in self.lines: self.check(l)
         self.write()
+    def _expect_nothing(self):
+        "A `ValueError` if there are runs, but not the lines that say what they are"
+        there = [p for part in ('runs','tasks','trials') for p in sorted((self.path/part).glob('*/*.json'))]
+        if there:
+            raise ValueError(f'{self.path}: holds {there[0].parent.relative_to(self.path)} and others, but no '
+                             f'study.jsonl, which says what was trained there: put it back, or choose another --out; '
+                             f'nothing was changed')
     def write(self)->None:
         "Write all lines, whole or not at all"
         with atomic_file(self.path/'study.jsonl') as new:
@@ -383,6 +402,8 @@ def check_line(
     if line['arm'] not in names:
         raise ValueError(f'{at}{did_you_mean("arm", line["arm"], names)}; choose another --out')
     trial = line['kind'] == 'trial'
+    needed = ('values', 'spec', 'facts') + (('steps', 'seed') if trial else ()) + (('base',) if 'task' in line else ())
+    check_types(line, {}, f'{at}{_who(line)}', needed)
     if trial and not study.tune: raise ValueError(f'{at}{_who(line)}: {study.file} has no [tune] any more; choose '
                                                   f'another --out')
     if 'task' in line: spec = _checked_task(study, line, at)
@@ -500,11 +521,11 @@ def _run_line(job):
     "The result of a run, and its losses"
     run = load(job['folder'])
     rows = read_log(run/'log.csv')
-    got = run.results()[-1]
+    got = last_result(run.path)
     best = [r.get('valid_words') for r in rows if r['step'] == got['numbers']['best_step']
             and r.get('valid_words') is not None]
     if best: got['numbers']['held_words'] = best[-1]
-    asked = read_json(run/'asked.json') if (run/'asked.json').exists() else {}
+    asked = _asked(run.path)
     got['numbers'] |= {k: v['rows'] for k,v in asked.items() if v['rows']}
     got['seconds'] |= {k: v['seconds'] for k,v in asked.items()}
     curve = [[r['step'], r['train_loss'], r['valid_loss']] for r in rows if r.get('valid_loss') is not None]
@@ -514,7 +535,10 @@ def _begin(folder, line, job):
     "Note that a run, or a fine-tuning, has begun, unless it had"
     keys = {k: line[k] for k in ('arm','seed','task','mode') if k in line}
     if folder.find(kind='begun', **{'task': None, **keys}): return
-    shutil.rmtree(job['folder'], ignore_errors=True)
+    if (Path(job['folder'])/'recipe.json').exists():
+        raise ValueError(f'{job["folder"]}: holds a run of which {folder.path/"study.jsonl"} has no line: were some '
+                         f'removed? Put them back, move the run away, or choose another --out')
+    shutil.rmtree(job['folder'], ignore_errors=True)                    # what was left is no run
     folder.lines.append(dict(kind='begun', **line, facts=folder.facts_of(line)))
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #9245ecf2
@@ -639,9 +663,10 @@ def recorded_speed(
     "Mean times of finished runs; a `ValueError` if there are none"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
-        l = load(f.parent).results()[-1]
+        load(f.parent)
+        l = last_result(f.parent, ('numbers', 'seconds', 'method'))
         if 'task' in l: continue                                               # see `recorded_tasks`
-        n = l['numbers']
+        n = check_types(l['numbers'], {}, f, ('views', 'images_per_second'))
         train = n['views']/max(n['images_per_second'], 1e-9)
         got.setdefault(l['method'], []).append((train/max(n['views'], 1), max(sum(l['seconds'].values())-train, 0)))
     if not got: raise ValueError(f'--recorded {folder}: holds no finished runs')
@@ -679,9 +704,10 @@ def recorded_tasks(
     "Mean times of finished fine-tunings"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
-        l = load(f.parent).results()[-1]
+        load(f.parent)
+        l = last_result(f.parent, ('numbers', 'seconds', 'method'))
         if 'task' not in l: continue
-        p = l['plan']
+        p = check_types(l.get('plan'), dict(frozen=bool, blind=bool), f, ('frozen', 'blind'))
         got.setdefault((l['method'], l['task'], p['frozen'], p['blind']), []).append(sum(l['seconds'].values()))
     return {k: sum(v)/len(v) for k,v in got.items()}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import noop
 from ..core.files import *
+from ..core.run_facts import *
 from ..reports.weight_drift import weight_drift
 from ..training.callbacks import TrainingDiverged
 from ..training.logging import read_log
@@ -63,7 +64,7 @@ def train_task_trial(
     try: _finetune(study, job, study.finetune.steps, log)
     except TrainingDiverged as e: out['error'] = ' '.join(str(e).split())
     else:
-        scores = [v for *_,v in load(folder).results()[-1]['numbers']['history'] if v is not None]
+        scores = [v for *_,v in last_result(folder)['numbers']['history'] if v is not None]
         out |= dict(score=round(100*max(scores), 3), unstable=_log_trouble(folder))
     for p in folder.glob('*'):
         if p.name != 'log.csv': shutil.rmtree(p) if p.is_dir() else p.unlink()
@@ -90,7 +91,7 @@ def task_line(
 )->dict:         # `method`, `numbers`: mode and drift -> rows, `seconds`, `unstable`, `curve`
     "The result of a fine-tuning, from its run folder and that of the pretrained run"
     run = load(job['folder'])
-    line,(task,mode) = run.results()[-1],(job['task'], job['mode'])
+    line,(task,mode) = last_result(run.path),(job['task'], job['mode'])
     rows = [r for row in line['numbers']['table'] if (r := _question(row, task))]
     # a blind model, and a frozen one, are called by their method as all others are
     names = {f'{line["method"]}{extra}': line['method'] for extra in (', frozen', ', blind', '')}
@@ -111,7 +112,7 @@ def _task_seconds(study, source, task, mode, folder):
     finetune(source, task, [*changes, *change_texts(few)], study.data, out=folder, precision=study.precision, threads=1,
              log=noop)
     step = plan.bs/max(r['images_s'] for r in read_log(Path(folder)/'log.csv'))
-    said = load(folder).results()[-1]['seconds']['answers']/(2*(few['valid']+few['test']))   # also without the image
+    said = last_result(folder)['seconds']['answers']/(2*(few['valid']+few['test']))   # also without the image
     looks = -(-plan.steps//plan.every)
     return plan.steps*step + said*(looks*sizes.valid + 2*(sizes.valid+sizes.test)),step
 

@@ -13,7 +13,9 @@ from dataclasses import MISSING,fields,replace
 from pathlib import Path
 import numpy as np
 from scipy import optimize,stats
+from ..core.fields import Int
 from ..core.files import *
+from ..core.run_facts import *
 from ..reports.page import read_results
 from .study import *
 from .study_tuning import unstable_text
@@ -74,12 +76,21 @@ def needed_seeds(
     return int(s[np.argmax(half < size)]) if (half < size).any() else math.inf
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #50f03af7
-_FIELDS = dict(run=('arm','seed','method','numbers','facts','seconds','curve'),
-               task=('arm','seed','task','mode','method','numbers','facts','seconds','unstable'),
-               diverged=('arm','seed','error','facts'),
-               task_trial=('arm','task','mode','trial','values','score','unstable','error','facts'),
-               task_choice=('arm','task','mode','values'),
-               trial=('arm','round','trial','values','score','unstable','error','facts'), choice=('arm','values'))
+_SEED = Int(0, 2**31-1)
+_TRIAL = Int(0, 10**6)
+_TASK = dict(arm=str, task=str, mode=str)
+_SAID = dict(score=float|None, unstable=str, error=str)
+_LINES = dict(                                        # What the lines of a study must hold, by their kind
+    run=dict(arm=str, seed=_SEED, method=str, numbers=dict, facts=dict, seconds=dict[str,float], curve=list[list]),
+    task=dict(**_TASK, seed=_SEED, method=str, numbers=dict, facts=dict, seconds=dict[str,float], unstable=str),
+    diverged=dict(arm=str, seed=_SEED, error=str, facts=dict),
+    begun=dict(arm=str, seed=_SEED, facts=dict, spec=dict),
+    task_trial=dict(**_TASK, **_SAID, trial=_TRIAL, values=dict, facts=dict, seconds=float),
+    task_choice=dict(**_TASK, trial=_TRIAL, values=dict),
+    trial=dict(**_SAID, arm=str, round=_TRIAL, trial=_TRIAL, values=dict, facts=dict, seconds=float),
+    choice=dict(arm=str, trial=_TRIAL, values=dict))
+_ALSO = dict(spec=dict, steps=_TRIAL, values=dict, base=dict, views=int)  # What they may hold, too
+_HEAD = dict(kind=str, file=str, table=dict, first=dict)
 
 def read_study_lines(
     path:FilePath, # The folder of a study, or its study.jsonl
@@ -89,7 +100,11 @@ def read_study_lines(
     head,*lines = read_lines_of(path)
     check_head(head, path)
     study = study_of(head['table'], head.get('file', str(path)), ran=True)
-    return replace(study, changed=file_changes(head.get('first', head['table']), head['table'])),lines
+    try:
+        changed = file_changes(head.get('first', head['table']), head['table'])
+    except (AttributeError, LookupError, TypeError) as e:
+        raise ValueError(f'{path}, line 1: damaged ({type(e).__name__}: {e})') from None
+    return replace(study, changed=changed), lines
 
 def _lines_path(path):
     "The file of lines that is meant"
@@ -105,6 +120,7 @@ def check_head(
     "A `ValueError` if it holds no study"
     if head.get('kind') != 'study' or not isinstance(head.get('table'), dict):
         raise ValueError(f'{path}, line 1: holds no study')
+    check_types(head, _HEAD, f'{path}, line 1')
 
 def study_head(
     path:FilePath, # The folder of a study, or its study.jsonl
@@ -112,7 +128,7 @@ def study_head(
     "The first line of the results of a study, which records its file"
     path = _lines_path(path)
     with path.open(encoding='utf-8') as f: line = f.readline()
-    try: head = json.loads(line)
+    try: head = parse_json(line)
     except ValueError: raise ValueError(f'{path}, line 1: damaged') from None
     check_head(head if isinstance(head, dict) else {}, path)
     return head
@@ -124,10 +140,19 @@ def read_lines_of(
     lines = read_results(path)
     if not lines: raise ValueError(f'{path}: is empty')
     for i,l in enumerate(lines, 1):
-        if not isinstance(l, dict) or 'kind' not in l: raise ValueError(f'{path}, line {i}: has no kind')
-        if gone := [k for k in _FIELDS.get(l['kind'], ()) if k not in l]:
-            raise ValueError(f'{path}, line {i}: no field {gone[0]!r}')
-        if l['kind'] in ('run','task'): unpacked(l)
+        at = f'{path}, line {i}'
+        if not isinstance(l, dict) or 'kind' not in l: raise ValueError(f'{at}: has no kind')
+        check_types(l, dict(kind=str), at)
+        kinds = _LINES.get(l['kind'], {})
+        if gone := [k for k in kinds if k not in l]:
+            raise ValueError(f'{at}: no field {gone[0]!r}')
+        check_types(l, _ALSO | kinds, at)
+        if l['kind'] in ('run','task'):
+            check_result(l, at)
+            try:
+                unpacked(l)
+            except (AttributeError, LookupError, TypeError, ValueError) as e:
+                raise ValueError(f'{at}: damaged ({type(e).__name__}: {e})') from None
     return lines
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #9284ef0c

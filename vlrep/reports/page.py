@@ -13,6 +13,7 @@ from pathlib import Path
 from ..core.fields import current_changes
 from ..core.files import *
 from ..core.run_facts import *
+from ..core.text_files import json_lines
 from .instability import *
 from .figures import *
 from .traces import *
@@ -236,9 +237,7 @@ def read_results(
     files = [f for p in paths for f in of(Path(p))]
     out = []
     for f in files:
-        for i,l in enumerate(f.read_text(encoding='utf-8').splitlines(), 1):
-            try: out += [parse_json(l)] if l.strip() else []
-            except ValueError as e: raise ValueError(f'{f}, line {i}: damaged ({e})') from e
+        out += [line for _, line in json_lines(f)]
     for r in out:
         if isinstance(r, dict) and r.get('changes') and 'format' not in r: r['changes'] = current_changes(r['changes'])
     return out
