@@ -6,7 +6,7 @@
 __all__ = ['TooManyDamaged', 'StatefulLoader', 'check_share', 'loaders']
 
 # %% ../../nbs/data/60_loader.ipynb #5825aceb
-import errno,multiprocessing,os,sys,textwrap,time
+import errno,multiprocessing,os,pickle,sys,textwrap,time
 import numpy as np, torch
 from torch.utils.data import DataLoader as TorchLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
@@ -274,6 +274,11 @@ def _begun(self:StatefulLoader):
         number = getattr(e, 'errno', errno.EAGAIN)          # a thread that cannot be started has no number
         raise OSError(number, f'{self.source.name}: {self.workers} workers cannot be started ({os.strerror(number)}): '
                               f'{limits.get(number, "")}--workers 0') from e
+    except (AttributeError,TypeError,pickle.PicklingError) as e:
+        if _start_method() == 'fork': raise
+        self._reader = None
+        raise ValueError(f'{self.source.name}: what is read cannot be sent to a worker, which is no fork of this '
+                         f'process here ({e}): --workers 0') from e
 
 @patch
 def _next(self:StatefulLoader, read):

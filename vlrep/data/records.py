@@ -444,6 +444,9 @@ class ImageFileDataset(ImageTextDataset):
         n = self.n
         fits = n*size*size*3 <= keep
         self._kept,self._hw = (_shared(n,size,size,3),_shared(n,16).view(np.int64)) if fits else (None,None)
+    def __getstate__(self):
+        "What a process that is not forked gets: pages that are shared by forks alone stay here, and it decodes anew"
+        return {**self.__dict__, '_kept': None, '_hw': None}
     def path(self, i:int)->str:
         "The file of row `i`"
         return self._paths[i][0]

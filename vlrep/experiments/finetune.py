@@ -335,8 +335,8 @@ def _asked_for(run, given, was):
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
 def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
     "`finetune`, with `run` opened; `was`: how the run began that is resumed, `planned`: one that begins anew"
-    if was: _told(run)
     if was and run.start() is None: return _anew(run, given, changes, was, log=log, dist=dist)
+    if was: _told(run)
     task,plan,options,asked = plan_finetune(_asked_for(run, given, was), list(changes), was or planned)
     if asked['threads']: torch.set_num_threads(asked['threads'])
     keep_memory()
