@@ -9,6 +9,8 @@ __all__ = ['PROBES', 'ask_captions', 'ask_voc07', 'ask_folder', 'ask_world', 'as
 import itertools
 from pathlib import Path
 import torch
+from ..core.progress import logged_warnings
+from ..data.subsets import readable
 from ..datasets.base import DATASETS
 from ..datasets.image_folder import read_folder
 from ..datasets.voc07 import read_voc
