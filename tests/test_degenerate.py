@@ -24,45 +24,80 @@ one = torch.tensor([0])
 
 # (function, arguments) -> the argument that the message names, or the value, as documented
 METRICS = [
-    (captioning.caption_words, ('',), []), (captioning.cider_d, (['a dog'], [['a dog']]), 'refs: CIDEr-D .* of one image'),
-    (captioning.cider_d, ([], []), 'refs'), (captioning.cider_d, ([nan, 'a'], [['a'], ['b']]), 'a caption is one string'),
+    (captioning.caption_words, ('',), []),
+    (captioning.cider_d, (['a dog'], [['a dog']]), 'refs: CIDEr-D .* of one image'),
+    (captioning.cider_d, ([], []), 'refs'),
+    (captioning.cider_d, ([nan, 'a'], [['a'], ['b']]), 'a caption is one string'),
     (captioning.cider_d, ([None, 'a'], [['a'], ['b']]), 'a caption is one string'),
-    (captioning.cider_d, (['', ''], [['a'], ['']]), [0, 0]), (captioning.References, ([[nan], ['a']],), 'refs: image 0 has nan'),
-    (captioning.References, ([[]],), 'refs: image 0 has no references'), (captioning.References, ([],), 'refs'),
-    (captioning.bleu_counts, ([], []), 'refs'), (captioning.bleu, (none(10),), [0]*4), (captioning.bleu, (none(3),), 'counts'),
-    (captioning.bleu, ([nan]*10,), 'counts'), (captioning.rouge_l, (['', ''], [['a'], ['b']]), [0, 0]),
-    (captioning.rouge_l, (['a'], [['a']]), [1]), (captioning.judge_captions, (['a'], [['a']]), 'refs'),
-    (ranking.average_precision, ([], []), 'scores: empty'), (ranking.average_precision, ([.1], [1]), 1),
-    (ranking.average_precision, ([.5]*3, [1, 0, 0]), 1/3), (ranking.average_precision, ([nan, 1], [1, 0]), 'scores: holds NaN'),
-    (ranking.average_precision, ([.2, 1], [0, 0]), nan), (ranking.average_precision, ([.2, 1], [1, 0], [-1, 0]), 'weights'),
-    (ranking.mean_ap, ([[.2], [1]], [[0], [0]]), (nan, 0)), (ranking.mean_ap, (none((2, 0)), none((2, 0))), 'scores: empty'),
-    (ranking.correct, (none((0, 3)), none(0)), 'scores: empty'), (ranking.correct, ([[nan, 1]], [0]), 'scores: holds NaN'),
-    (ranking.correct, (none((2, 0)), [0, 0]), 'scores: empty'), (ranking.correct, ([[1.]], [0]), [1]),
-    (ranking.top1, (none((0, 3)), none(0)), 'scores: empty'), (ranking.top1, ([[1, 1.]], [0]), 1),
-    (ranking.chance_ap, ([],), 'labels: empty'), (ranking.chance_top1, ([], []), 'train: empty'),
-    (ranking.chance_top1, ([1], []), 'test: empty'), (ranking.draw_counts, (0,), 'n=0'), (ranking.draw_counts, (3, 0), 'draws=0'),
-    (ranking.bootstrap, ([1.],), (1, 1)), (ranking.bootstrap, ([],), 'n: '), (ranking.bootstrap, ([nan],), 'stat: holds NaN'),
-    (ranking.bootstrap, (lambda w: w.sum(1)*nan, 3), (nan, nan)),
+    (captioning.cider_d, (['', ''], [['a'], ['']]), [0, 0]),
+    (captioning.References, ([[nan], ['a']],), 'refs: image 0 has nan'),
+    (captioning.References, ([[]],), 'refs: image 0 has no references'),
+    (captioning.References, ([],), 'refs'),
+    (captioning.bleu_counts, ([], []), 'refs'),
+    (captioning.bleu, (none(10),), [0] * 4),
+    (captioning.bleu, (none(3),), 'counts'),
+    (captioning.bleu, ([nan] * 10,), 'counts'),
+    (captioning.rouge_l, (['', ''], [['a'], ['b']]), [0, 0]),
+    (captioning.rouge_l, (['a'], [['a']]), [1]),
+    (captioning.judge_captions, (['a'], [['a']]), 'refs'),
+    (ranking.average_precision, ([], []), 'scores: empty'),
+    (ranking.average_precision, ([0.1], [1]), 1),
+    (ranking.average_precision, ([0.5] * 3, [1, 0, 0]), 1 / 3),
+    (ranking.average_precision, ([nan, 1], [1, 0]), 'scores: holds NaN'),
+    (ranking.average_precision, ([0.2, 1], [0, 0]), nan),
+    (ranking.average_precision, ([0.2, 1], [1, 0], [-1, 0]), 'weights'),
+    (ranking.mean_ap, ([[0.2], [1]], [[0], [0]]), (nan, 0)),
+    (ranking.mean_ap, (none((2, 0)), none((2, 0))), 'scores: empty'),
+    (ranking.correct, (none((0, 3)), none(0)), 'scores: empty'),
+    (ranking.correct, ([[nan, 1]], [0]), 'scores: holds NaN'),
+    (ranking.correct, (none((2, 0)), [0, 0]), 'scores: empty'),
+    (ranking.correct, ([[1.0]], [0]), [1]),
+    (ranking.top1, (none((0, 3)), none(0)), 'scores: empty'),
+    (ranking.top1, ([[1, 1.0]], [0]), 1),
+    (ranking.chance_ap, ([],), 'labels: empty'),
+    (ranking.chance_top1, ([], []), 'train: empty'),
+    (ranking.chance_top1, ([1], []), 'test: empty'),
+    (ranking.draw_counts, (0,), 'n=0'),
+    (ranking.draw_counts, (3, 0), 'draws=0'),
+    (ranking.bootstrap, ([1.0],), (1, 1)),
+    (ranking.bootstrap, ([],), 'n: '),
+    (ranking.bootstrap, ([nan],), 'stat: holds NaN'),
+    (ranking.bootstrap, (lambda w: w.sum(1) * nan, 3), (nan, nan)),
     (ranking.caption_nouns, ([], []), dict(precision=0, recall=0, both=0, said=0, there=0, n=0)),
     (retrieval.retrieval_ranks, (torch.ones(1, 2), torch.ones(1, 2), one), 'images: 1 of them'),
-    (retrieval.retrieval_ranks, (torch.full((2, 2), nan), torch.ones(2, 2), torch.tensor([0, 1])), 'images: hold values'),
-    (retrieval.chance_recall, ([], 3, 1), 'right: not a single'), (retrieval.chance_recall, ([5], 3, 1), 'right: from 1 to 3'),
-    (retrieval.chance_recall, ([1], 3, 9), 'k=9'), (retrieval.chance_median, ([], 3), 'right: not a single'),
-    (retrieval.chance_median, ([0], 3), 'right: from 1 to 3'), (retrieval.chance_median, ([1], 1), 1),
-    (retrieval.retrieval_folds, (1,), '1 images'), (retrieval.retrieval_folds, (10, 'x'), 'protocol'),
-    (vqa.normalise_answer, (nan,), 'an answer is text'), (vqa.normalise_answer, ('',), ''), (vqa.soft_scores, ([],), {}),
-    (vqa.soft_scores, ([nan],), 'an answer is text'), (vqa.answer_vocabulary, ([],), 'answers'),
-    (vqa.by_image, ([1, 2], [0]), 'images: 1 for 2'), (vqa.mean_interval, ([],), 'scores'), (vqa.mean_interval, ([1.],), (1, 1, 1)),
-    (vqa.mean_interval, ([nan, 1],), 'scores: holds NaN'), (multilabel.f1_scores, (none((0, 2)), none((0, 2))), 'predictions'),
-    (multilabel.f1_scores, (none((2, 0)), none((2, 0))), 'predictions'), (multilabel.f1_scores, ([[0]], [[0]]), dict(micro=0, macro=0)),
-    (multilabel.f1_scores, ([[nan]], [[1]]), 'predictions'), (multilabel.f1_interval, ([[1]], [[1]]), (1, 1, 1)),
-    (pointing_game.cell_cover, (torch.zeros(1, 0, 0), 2), 'mask'), (pointing_game.pointing_hits, (torch.ones(1, 2, 2), torch.ones(1, 4, 4)), [1]),
+    (retrieval.retrieval_ranks, (torch.full((2, 2), nan), torch.ones(2, 2), torch.arange(2)), 'images: hold values'),
+    (retrieval.chance_recall, ([], 3, 1), 'right: not a single'),
+    (retrieval.chance_recall, ([5], 3, 1), 'right: from 1 to 3'),
+    (retrieval.chance_recall, ([1], 3, 9), 'k=9'),
+    (retrieval.chance_median, ([], 3), 'right: not a single'),
+    (retrieval.chance_median, ([0], 3), 'right: from 1 to 3'),
+    (retrieval.chance_median, ([1], 1), 1),
+    (retrieval.retrieval_folds, (1,), '1 images'),
+    (retrieval.retrieval_folds, (10, 'x'), 'protocol'),
+    (vqa.normalise_answer, (nan,), 'an answer is text'),
+    (vqa.normalise_answer, ('',), ''),
+    (vqa.soft_scores, ([],), {}),
+    (vqa.soft_scores, ([nan],), 'an answer is text'),
+    (vqa.answer_vocabulary, ([],), 'answers'),
+    (vqa.by_image, ([1, 2], [0]), 'images: 1 for 2'),
+    (vqa.mean_interval, ([],), 'scores'),
+    (vqa.mean_interval, ([1.0],), (1, 1, 1)),
+    (vqa.mean_interval, ([nan, 1],), 'scores: holds NaN'),
+    (multilabel.f1_scores, (none((0, 2)), none((0, 2))), 'predictions'),
+    (multilabel.f1_scores, (none((2, 0)), none((2, 0))), 'predictions'),
+    (multilabel.f1_scores, ([[0]], [[0]]), dict(micro=0, macro=0)),
+    (multilabel.f1_scores, ([[nan]], [[1]]), 'predictions'),
+    (multilabel.f1_interval, ([[1]], [[1]]), (1, 1, 1)),
+    (pointing_game.cell_cover, (torch.zeros(1, 0, 0), 2), 'mask'),
+    (pointing_game.pointing_hits, (torch.ones(1, 2, 2), torch.ones(1, 4, 4)), [1]),
     (pointing_game.pointing_hits, (torch.full((1, 2, 2), nan), torch.zeros(1, 3, 3)), 'maps'),
     (pointing_game.pointing_hits, (torch.zeros(1, 0, 0), torch.zeros(1, 3, 3)), 'maps'),
     (pointing_game.mass_inside, (torch.zeros(1, 2, 2), torch.zeros(1, 3, 3)), 'maps'),
-    (pointing_game.mass_inside, (torch.full((1, 2, 2), .25), torch.zeros(1, 0, 0)), 'masks')]
+    (pointing_game.mass_inside, (torch.full((1, 2, 2), 0.25), torch.zeros(1, 0, 0)), 'masks'),]
 
-@pytest.mark.parametrize('function,args,want', METRICS, ids=[f'{f.__name__}-{i}' for i, (f, _, _) in enumerate(METRICS)])
+IDS = [f'{f.__name__}-{i}' for i, (f, *_) in enumerate(METRICS)]
+
+@pytest.mark.parametrize('function,args,want', METRICS, ids=IDS)
 def test_metrics_of_nothing(function, args, want):
     "An error that names the argument, or the documented value; no warning of NumPy"
     with warnings.catch_warnings():
@@ -91,13 +126,15 @@ def _claims(name):
     return show_claims([row | dict(left=name, right=name, a=name, b=name)])
 
 def _contrasts(name):
-    return show_contrasts([dict(id=name, text=name, a=name, b=name, question=name, p=.01, holm=.02, diff=1., half=.5, margin=1.,
-                                each={0: 1.}, sign=1, size=2., verdict='replicates', unstable={})])
+    names = dict.fromkeys(('id', 'text', 'a', 'b', 'question'), name)
+    numbers = dict(p=.01, holm=.02, diff=1., half=.5, margin=1., each={0: 1.}, sign=1, size=2.)
+    return show_contrasts([dict(verdict='replicates', unstable={}, **names, **numbers)])
 
 def _drift(name):
     return drift_figure({name: [dict(layer=k, l1=1., angle=.1, n=1, matrix='query') for k in (0, 1)]})
 
-def _row(name, images): return dict(question=name, metric=name, backbone=name, images=images, value=1, low=0, high=2, chance=1)
+def _row(name, images):
+    return dict(question=name, metric=name, backbone=name, images=images, value=1, low=0, high=2, chance=1)
 
 FIGURES = dict(
     show_images=lambda t: show_images([SQUARE], [t]),
@@ -105,7 +142,8 @@ FIGURES = dict(
     show_attention=lambda t: show_attention(SQUARE, [t], np.ones((1, 4))),
     efficiency_curve=lambda t: efficiency_curve([_row(t, 10), _row(t, 20)]),
     nearest_captions=lambda t: nearest_captions(dict(images=[(0, [(0, .5, True)])]), [t], lambda i: SQUARE),
-    nearest_images=lambda t: nearest_images(dict(captions=[(0, [(0, .5, True), (1, .1, False)])]), [t], lambda i: SQUARE),
+    nearest_images=lambda t: nearest_images(dict(captions=[(0, [(0, .5, True), (1, .1, False)])]), [t],
+                                            lambda i: SQUARE),
     show_claims=_claims, show_contrasts=_contrasts, drift_figure=_drift)
 
 @pytest.fixture
@@ -175,7 +213,7 @@ def test_page_of_many_runs():
     "More runs than colours: every one of them is on the page"
     files = facts('a run')
     info, res = files['recipe.json'], files['result.jsonl']
-    log = [dict(step='3', train_loss='2.5', valid_loss='2.', lr0='.1'), dict(step='6', train_loss='2.', valid_loss='1.', lr0='.1')]
+    log = [dict(step=str(k), train_loss='2.5', valid_loss='2.', lr0='.1') for k in (3, 6)]
     runs = []
     for seed in range(75):
         own, result = copy.deepcopy(info), copy.deepcopy(res)

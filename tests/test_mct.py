@@ -143,15 +143,16 @@ def test_the_report_says_which_text_views(tmp_path):
     def shown(run):
         notes = load(run).info['notes']
         page = (run/'report.html').read_text(encoding='utf-8')
-        assert len(notes) == 2 and all(f'<p>{n}.</p>' in page for n in notes), notes
+        assert len(notes) == 4 and all(f'<p>{n}.</p>' in page for n in notes), notes
         return notes
     said = []
     run = tiny(tmp_path/'run', log=said.append, width=16, heads=2, vocab=200, bn_group=4)
-    first,queue = shown(run)
+    first,queue,train,valid = shown(run)
+    assert train.startswith('train: 0 % of ') and valid.startswith('valid: 0 % of ')
     assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in said
     for f in ('result.jsonl','report.html'): (run/f).unlink()
     pretrain(resume_run=run, threads=1, log=str)
-    assert shown(run) == [first,queue]
+    assert shown(run) == [first,queue,train,valid]
 
 def test_the_report_says_where_paraphrases_are_from(tmp_path, told):
     "Their file, or the data itself, and how many captions have one"

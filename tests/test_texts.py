@@ -71,9 +71,9 @@ def test_tokenizers_of_random_text():
     "What goes in comes out, in the form of the tokenizer; NUL is a space"
     draw = random.Random(1)
     pool = [chr(c) for c in range(0x3000) if not 0xd800 <= c < 0xe000]
-    texts = [''.join(draw.choices([*pool, ' ', '\0'], k=20)) for _ in range(100)]
+    texts = [''.join(draw.choices([*pool, *[' ', '\0']*500], k=20)) for _ in range(100)]
     for how in NORMALISATIONS:
-        tok = Tokenizer.train(texts, 3000, how=how)
+        tok = Tokenizer.train([t.replace('\0', ' ') for t in texts], 3000, how=how)
         for t in texts:
             ids = tok.encode(t, 999)
             assert tok.decode(ids) == normalise(t, how) and tok.unk not in ids
@@ -84,7 +84,8 @@ def test_tokenizers_of_random_text():
 def test_mirrors_know_the_language(method):
     "Images of German captions are not mirrored, unless the words are given"
     swaps = dict(swap_sides=True) if hasattr(recipe_of(method), 'swap_sides') else {}
-    for language, words, off in (('german', 'auto', True), ('german', 'links=rechts', False), ('english', 'auto', False)):
+    cases = ('german', 'auto', True), ('german', 'links=rechts', False), ('english', 'auto', False)
+    for language, words, off in cases:
         data = photos(SAID[language])
         recipe, _, collate = reads(method, data, mirror_words=words, flip_p=.5, **swaps)
         lines = caption_lines(recipe, collate, dict(train=data, valid=data))
@@ -129,9 +130,9 @@ def test_lost_texts_are_said_and_refused(method):
     recipe, _, collate = reads(method, short)
     ask = lambda r, part: caption_lines(r, collate, dict(train=short, valid=part))
     if getattr(collate, 'windows', False): assert '100 % of 4 texts' in ask(recipe, long)[-1]
-    else:
+    elif method != 'icmlm':                                       # it leaves long captions out, and says so
         with pytest.raises(ValueError, match='valid: 100 % of 4 texts .*--max-len .*--max-cut'): ask(recipe, long)
-    assert '100 % of 4 texts' in ask(replace(recipe, max_cut=1.), long)[-1]
+    if method != 'icmlm': assert '100 % of 4 texts' in ask(replace(recipe, max_cut=1.), long)[-1]
     with pytest.raises(ValueError, match='50 % of the tokens are unknown.*--max-unknown'): ask(recipe, foreign)
     assert '50 % of the tokens are unknown' in ask(replace(recipe, max_unknown=1.), foreign)[-1]
     missing = photos(['A dog', 'nan', 'None', 'A cat'], 1)
@@ -158,6 +159,8 @@ def _sources(folder):
         narratives=_narrative,
         tasks=lambda t: TaskDataset(base, [0], [t], answers=[['yes']]).captions[0][0])
 
-@pytest.mark.parametrize('reader', ['lists', 'with_captions', 'files', 'shards', 'text_of_shards', 'narratives', 'tasks'])
+READERS = 'lists', 'with_captions', 'files', 'shards', 'text_of_shards', 'narratives', 'tasks'
+
+@pytest.mark.parametrize('reader', READERS)
 def test_no_control_characters_enter(tmp_path, reader):
     assert _sources(tmp_path)[reader]('a\0dog on\x07a hill') == 'a dog on a hill'

@@ -89,6 +89,7 @@ class TokenCounts:
     texts:int       # How many there are
     seen:int        # How many of them were counted
     cut:int         # Of these, how many are longer than `max_len`
+    lost:int        # Tokens that they lose by that
     tokens:int      # Their tokens, the special ones left out
     unknown:int     # Tokens that are `<unk>`
     missing:int     # Texts that say nan, none or null
@@ -103,13 +104,14 @@ def count_tokens(
     texts = collate.all_texts(source)
     total = len(texts.ends)-1
     at = range(0, total, max(1, -(-total//most)))
-    out = TokenCounts(total, len(at), 0, 0, 0, 0, [])
+    out = TokenCounts(total, len(at), 0, 0, 0, 0, 0, [])
     for k in range(0, len(at), 1000):
         some = [texts.data[texts.ends[i]:texts.ends[i+1]].tobytes().decode() for i in at[k:k+1000]]
         out.missing += sum(t.strip().lower() in ('nan', 'none', 'null', '<na>') for t in some)
         for ids in collate.uncut(some):
             out.lengths.append(len(ids))
             out.cut += len(ids) > collate.max_len
+            out.lost += max(0, len(ids)-collate.max_len)
             out.tokens += len(ids)-2
             out.unknown += ids.count(collate.tok.unk)
     return out
@@ -121,6 +123,7 @@ def _percent(part, whole):
 def _part_line(name, n, max_len, windows):
     "What became of the texts of one part of the data"
     says = 'and a window of each is read' if windows else 'and are cut'
+    if n.cut and not windows: says += f' ({_percent(n.lost, n.tokens)} of all tokens are lost)'
     line = (f'{name}: {_percent(n.cut, n.seen)} of {n.texts:,} texts are longer than max_len={max_len} tokens {says}, '
             f'{_percent(n.unknown, n.tokens)} of the tokens are unknown')
     if n.seen < n.texts: line += f' (counted on {n.seen:,})'
@@ -130,7 +133,7 @@ def _part_line(name, n, max_len, windows):
 def token_lines(
     collate:CaptionCollator, # Of the method
     parts:dict,              # Name -> dataset; the first is learned from
-    max_cut:float=1.,        # Share of the texts that may be cut
+    max_cut:float=1.,        # Share of the tokens that may be lost because texts are cut
     max_unknown:float=1.,    # Share of the tokens that may be unknown
 )->list:                     # A line for each part
     "Log lines on cut texts and unknown tokens; a `ValueError` if there are more than allowed"
@@ -139,7 +142,7 @@ def token_lines(
     for name,source in parts.items():
         n = count_tokens(collate, source)
         line = _part_line(name, n, collate.max_len, windows)
-        if n.cut > max_cut*n.seen and not windows:
+        if n.lost > max_cut*n.tokens and not windows:
             enough = sorted(n.lengths)[int(.95*(n.seen-1))]
             raise ValueError(f'{line}: --max-len {enough} holds 95 % of them, and --max-cut 1 reads only their '
                              f'beginnings')

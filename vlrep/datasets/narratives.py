@@ -88,7 +88,8 @@ def parse_narrative(
     try: ''.join([name, text, *(u for u,*_ in said)]).encode()
     except UnicodeEncodeError: raise ValueError('half a character (a lone surrogate) in the text') from None
     if not has_text(text): raise ValueError('the caption is empty')
-    return image_file(str(d.get('dataset_id', '')), name),Narrative(clean_text(text), [(clean_text(u), a, b) for u,a,b in said], strokes)
+    said = [(clean_text(u), a, b) for u,a,b in said]
+    return image_file(str(d.get('dataset_id', '')), name),Narrative(clean_text(text), said, strokes)
 
 # %% ../../nbs/datasets/40_narratives.ipynb #7519b387
 _ends  = '.jsonl','.jsonl.gz'

@@ -138,7 +138,7 @@ class TextRecipe(MethodRecipe):
     "Options of methods that read captions"
     normalise:TextForm='auto'     # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
     mirror_words:SideWords='auto' # Words a mirror exchanges; auto: left=right, and no mirroring if not English
-    max_cut:AtMost=.5             # Share of the texts that may be longer than max_len, before the run is refused
+    max_cut:AtMost=.5             # Share of the tokens that may be cut off by max_len, before the run is refused
     max_unknown:AtMost=.05        # Share of the tokens that may be unknown, before the run is refused
 
 # %% ../../nbs/methods/00_recipe.ipynb #053382ff

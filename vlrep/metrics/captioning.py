@@ -70,7 +70,8 @@ class References:
         self.word,self.lens = self._cut([s for r in rows for s in r], self._number)
         self.counts = _ngrams(self.word, self.lens, self.tables)
         lone = np.array([len(w) == 1 and is_unspaced(w) for w in self._number], bool)
-        self.characters = float(lone[self.word].mean()) if len(self.word) else 0. # share of the words that are characters
+        # share of the words that are characters
+        self.characters = float(lone[self.word].mean()) if len(self.word) else 0.
         self._weigh()
     @property
     def unit(self)->str:

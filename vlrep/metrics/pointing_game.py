@@ -33,7 +33,8 @@ def _checked(maps, masks):
     if maps.ndim != 3 or masks.ndim != 3 or len(maps) != len(masks):
         raise ValueError(f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must be (n,h,w) and (n,H,W)')
     if not all((*maps.shape[1:], *masks.shape[1:])):
-        raise ValueError(f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must have at least 1 cell and 1 pixel')
+        raise ValueError(f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must have at least 1 cell and 1 '
+                         f'pixel')
     if not maps.isfinite().all(): raise ValueError('maps: must be finite')
     return maps.float()
 

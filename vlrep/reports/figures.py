@@ -121,7 +121,8 @@ def curves_svg(
     px = lambda v: box['left']+(v-x0)/(x1-x0)*(box['right']-box['left'])
     py = lambda v: box['bottom']-(v-y0)/(y1-y0)*(box['bottom']-box['top'])
     drawn = [dict(name=k, color=c, dot=(px(v[0][0]), py(v[0][1])) if len(v) == 1 else None,
-                  points=' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for (k,v),c in zip(pts.items(), cycle(COLOUR))]
+                  points=' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) 
+             for (k,v),c in zip(pts.items(), cycle(COLOUR))]
     color = {d['name']: d['color'] for d in drawn}
     areas = [(color[k], ' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for k,v in areas.items()]
     return render_macro('curves', dict(box, x=x, y=y, lines=drawn, areas=areas,

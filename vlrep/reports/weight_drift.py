@@ -113,7 +113,8 @@ def drift_figure(
     for name,rows in drifts.items():
         layers = layer_drift(rows)
         for ax,k in zip(axes, ('l1','angle')):
-            ax.plot(range(1, len(layers)+1), [r[k] for r in layers], 'o-', label=drawable(name), color=(colors or {}).get(name))
+            ax.plot(range(1, len(layers)+1), [r[k] for r in layers], 'o-', label=drawable(name),
+                    color=(colors or {}).get(name))
     for ax,label in zip(axes, ('L1: mean |change of a weight|','angle, as a part of half a turn')):
         ax.set_xlabel('layer')
         ax.set_ylabel(label)

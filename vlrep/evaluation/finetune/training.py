@@ -59,12 +59,20 @@ def cut_line(
     collate:TaskCollator, # With tokenizer and limit
     source:TaskDataset,   # Examples
     most:int=20_000,      # How many are checked, spread over all
-)->str:                   # '' if none is cut
-    "A line for the log with the number of texts that are longer than the limit"
+)->str:                   # '' if none is cut, and no token unknown
+    "A line for the log with the number of texts that are longer than the limit, and the share of unknown tokens"
     rows = np.arange(0, len(source), -(-len(source)//most))
-    cut = sum(int((collate.texts(source, rows[i:i+1000])['cut'] > 0).sum()) for i in range(0, len(rows), 1000))
-    if not cut: return ''
-    return f'{source.split}: {cut:,} of {len(rows):,} texts are longer than {collate.max_len} tokens, and are cut'
+    cut = unknown = tokens = 0
+    for i in range(0, len(rows), 1000):
+        got = collate.texts(source, rows[i:i+1000])
+        real = torch.arange(got['tok'].shape[1]) < got['lens'][:,None]
+        cut += int((got['cut'] > 0).sum())
+        unknown += int(((got['tok'] == collate.tok.unk) & real).sum())
+        tokens += int(real.sum())
+    says = []
+    if cut: says.append(f'{cut:,} of {len(rows):,} texts are longer than {collate.max_len} tokens, and are cut')
+    if unknown: says.append(f'{100*unknown/tokens:.2g} % of the tokens are unknown to the tokenizer of the run')
+    return f'{source.split}: {"; ".join(says)}' if says else ''
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #821a5ec8
 class Rounds:

@@ -54,8 +54,9 @@ class TripletCollator:
         "The tokens of a caption, word by word"
         return [i for w in split_marks(text, self.how).split() for i in self._word(w)]
     def all_texts(self, source:ImageTextDataset)->TextBuffer:
-        "As `CaptionCollator.all_texts`"
-        return source.captions
+        "The captions that are read: as long as they may be, and no other one's double"
+        read,rows = self.usable(source),source.captions.rows
+        return source.captions.take(np.flatnonzero(read), np.diff(np.append(0, read.cumsum())[rows]))
     def uncut(self, texts:list)->list:
         "As `CaptionCollator.uncut`"
         return [[self.tok.sos, *self.ids(t), self.tok.eos] for t in texts]
