@@ -18,6 +18,7 @@ from ..core.files import *
 from ..core.processes import end_processes, start_python
 from ..core.progress import *
 from ..core.registry import *
+from ..core.text_files import read_toml
 from ..training.callbacks import TrainingDiverged
 from ..training.interrupts import TrainingInterrupted,signals
 from ..training.logging import read_log
