@@ -166,6 +166,8 @@ dataset.world('train', 1600, size=16)
                                           (SCENES, 2, 0), (SCENES, 2, .5)])
 def test_children_end_with_a_killed_parent(code, n, after, tmp_path):
     "Workers, jobs of a study, processes that draw: at once, or some seconds after they began"
+    # a job would end by itself: it has no contents
+    (tmp_path/'torch.py').write_text('import time; time.sleep(600)')
     p = forked.Program(code, [tmp_path], tmp_path, {**os.environ, 'VLREP_CACHE': str(tmp_path)})
     try:
         until = time.monotonic()+60

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
+from ..core.text_files import read_toml
 from ..core.plotting import *
 from ..core.text_files import read_toml
 from ..reports.instability import dagger
