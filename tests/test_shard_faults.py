@@ -124,9 +124,10 @@ def test_second_photos_with_texts_of_their_own_are_refused(tmp_path, capsys):
         data,_ = read(tmp_path/'000.tar', image_extension=extension)
         got = told(data)
         assert got == {f'p{k}': [f'photo number {first+k}'] for k in range(20)}
-        main(['shards', '--data', 'webdataset', '--root', str(tmp_path/'000.tar'), '--out', str(tmp_path/f'from {extension}'),
+        out = tmp_path/f'from {extension}'
+        main(['shards', '--data', 'webdataset', '--root', str(tmp_path/'000.tar'), '--out', str(out),
               '--image-extension', extension])
-        assert captions(ShardIndex([tmp_path/f'from {extension}'/'000000.tar'])) == got
+        assert captions(ShardIndex([out/'000000.tar'])) == got
         for i,name in enumerate(data.ids): assert data.image_bytes(i)[1] == picture(first+int(name[1:]), 'JPEG')
 
 def test_further_images_and_captions_are_said(tmp_path):
@@ -564,7 +565,8 @@ def signed(data, draw):
     a,b = FIELDS[draw.choice(['size', *FIELDS])]
     for _ in range(draw.choice((1, 2, 12))):
         data[at+draw.randrange(a, b)] = draw.choice((*b'\0 -0179LKxgSV12345./\n', draw.randrange(256), 0x80, 0xff))
-    if draw.random() < .2: data[at+124:at+136] = draw.choice((b'\xff'*12, b'\xff'*10+b'\xfe\0', b'\x80'+bytes(10)+b'\1'))
+    if draw.random() < .2:
+        data[at+124:at+136] = draw.choice((b'\xff'*12, b'\xff'*10+b'\xfe\0', b'\x80'+bytes(10)+b'\1'))
     data[at+148:at+156] = b' '*8
     data[at+148:at+156] = f'{sum(data[at:at+512]):06o}\0 '.encode()
 
