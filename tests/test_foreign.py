@@ -332,6 +332,19 @@ def reseal(run, change):
     change(d)
     Run(run)._write(d)
 
+@pytest.mark.parametrize('method', ['tags', 'virtex'])
+def test_scalars_in_place_of_weights(method, tmp_path):
+    "Every kind of tensor of a run as a number without dimensions: one error that names the run, never a traceback"
+    run = build(tmp_path/'run', method)
+    f = run/'best'/'model.safetensors'
+    w = load_file(f)
+    names = {k.rpartition('.')[0].rpartition('.')[2]+k.rpartition('.')[2]: k for k in w if w[k].ndim}
+    assert method != 'tags' or 'head.bias' in names.values()
+    for name in names.values():
+        with safe(f) as notes: save_file({**w, name: w[name].flatten()[0].clone()}, f, metadata=notes)
+        resign(run/'best')
+        with pytest.raises(ValueError, match=str(run)): open_run(run)
+
 def test_made_by_a_newer_vlrep(built, capsys, tmp_path):
     open_run(built)
     Image.new('RGB', (8, 8)).save(tmp_path/'x.png')
