@@ -1,4 +1,4 @@
-"""A process that is killed at each of its writes, one after the other; then the run is resumed, and ends in the same bits
+"""A process is killed at each of its writes, one after the other; then the run is resumed, and ends in the same bits
 
 What ends a write is a file or a folder that gets its name: `os.replace`. The process is killed before each, and behind.
 """

@@ -188,7 +188,8 @@ def test_what_cannot_be_sent_to_a_worker():
     "Where it is no fork: one line"
     out,err = did('import torch.multiprocessing as mp; mp.set_start_method("spawn")' + EPOCH
                   + 'source.own = lambda: 3\nepoch()')
-    assert not err and out[0].startswith('refused: photos: what is read cannot be sent') and '--workers 0' in out[0], out
+    assert not err and out[0].startswith('refused: photos: what is read cannot be sent'), out
+    assert '--workers 0' in out[0], out
 
 def test_photos_can_be_sent_to_a_worker(tmp_path):
     "Pages that forks share are not sent, and the images are those of the files"

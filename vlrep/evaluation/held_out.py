@@ -47,7 +47,8 @@ def _open_held_out(context, data, split, wanted, shown, train):
     if getattr(options, 'shown', shown) < shown: options = replace(options, shown=shown)
     if split != 'auto': options = with_split(options, split, builder.name)
     side = context.model.side
-    if builder.build_test and not train: return dict(test=builder.open_test(options, root, side, log, context.max_damaged))
+    if builder.build_test and not train:
+        return dict(test=builder.open_test(options, root, side, log, context.max_damaged))
     parts = builder.open(whole_data(options), root, side, wanted, log, context.max_damaged)
     test = _test_photos(parts, context, builder, root) if mine and context.run else None
     known = test is not None

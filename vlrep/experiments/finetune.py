@@ -467,7 +467,8 @@ def _trained(job, run, goes_on):
         if goes_on:
             alone = not run.saved()
             step = resume_training(learn, run)
-            job.log(f'resuming from step {step}' + (', that of the best checkpoint: there is no other' if alone else ''))
+            only = ', that of the best checkpoint: there is no other' if alone else ''
+            job.log(f'resuming from step {step}{only}')
         try:
             fit_task(learn, job.plan)
             if note.got: raise TrainingInterrupted(note.got, learn.train_state.step)
