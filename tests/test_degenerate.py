@@ -118,7 +118,7 @@ def test_metrics_of_nothing_are_all_there():
 
 # ---------------------------------------------------------------- figures
 
-ODD = [r'$\foo{$', '$', r'\$x$ and $', '海辺で青い', 'a\x07b', '\U000f0000']
+ODD = [r'$\foo{$', '$', r'\$x$ and $', '海辺の青い', 'a\x07b', '\U000f0000']
 SQUARE = np.zeros((8, 8, 3), np.uint8)
 
 def _claims(name):
@@ -162,9 +162,8 @@ def test_figures_of_odd_names(name, text, fonts):
     assert [str(w.message)[:8] for w in said] in ([], ['figures:']), [str(w.message) for w in said]
 
 def test_letters_come_from_a_font_that_has_them(fonts):
-    usual = set(map(chr, plotting._letters(plotting._current_fonts()[0])))
-    stix = next(f for f in plotting.font_manager.fontManager.ttflist if f.name == 'STIXGeneral' and f.style == 'normal')
-    rare = sorted(set(map(chr, plotting._letters(stix.fname)))-usual)[-1]
+    letters = [chr(c) for c in range(0x20, 0x3000)]
+    rare = max(plotting._in_fonts(letters, ['STIXGeneral'])-plotting._in_fonts(letters, plt.rcParams['font.family']))
     assert drawable(f'a {rare}') == f'a {rare}' and len(plt.rcParams['font.family']) == 2
     assert drawable('a \U000f0000\U000f0001b') == 'a \u25a1b'
 

@@ -32,27 +32,29 @@ def _letters(path):
     try: return np.array(sorted(ft2font.FT2Font(path).get_charmap()), np.uint32)
     except (OSError, RuntimeError): return np.array([], np.uint32)
 
-def _in_fonts(chars, paths):
-    "Those of `chars` that one of the fonts has"
+@cache
+def _faces(family):
+    "The files of a family in which text is drawn: plain, and bold"
+    ask = [font_manager.FontProperties(family=[family], weight=w) for w in ('normal', 'bold')]
+    return {font_manager.findfont(a) for a in ask}
+
+def _in_fonts(chars, families):
+    "Those of `chars` that one of the families has, plain and bold"
     codes = np.array([ord(c) for c in chars], np.uint32)
     known = np.zeros(len(codes), bool)
-    for p in paths: known |= np.isin(codes, _letters(p))
+    for f in families: known |= np.all([np.isin(codes, _letters(p)) for p in _faces(f)], axis=0)
     return {c for c,k in zip(chars, known) if k}
-
-def _current_fonts():
-    family = plt.rcParams['font.family']
-    return [font_manager.findfont(font_manager.FontProperties(family=[f])) for f in family]
 
 _NO_FONT = set() # Characters that no installed font has
 
 def _find_fonts(missing):
     "Add fonts that have these characters to the ones that are used; returns those that no font has"
-    plain = [f for f in font_manager.fontManager.ttflist if f.style == 'normal' and 'Last Resort' not in f.name]
-    while missing and plain:
-        best = max(plain, key=lambda f: (len(_in_fonts(missing, [f.fname])), f.weight == 400))
-        found = _in_fonts(missing, [best.fname])
+    families = sorted({f.name for f in font_manager.fontManager.ttflist if 'Last Resort' not in f.name})
+    while missing and families:
+        best = max(families, key=lambda f: len(_in_fonts(missing, [f])))
+        found = _in_fonts(missing, [best])
         if not found: break
-        plt.rcParams['font.family'] = [*plt.rcParams['font.family'], best.name]
+        plt.rcParams['font.family'] = [*plt.rcParams['font.family'], best]
         missing = [c for c in missing if c not in found]
     return set(missing)
 
@@ -63,7 +65,8 @@ def drawable(
     text = str(text).replace('$', r'\$')
     if text.isascii() and text.replace('\n', '').isprintable(): return text
     chars = sorted({c for c in text if not c.isspace()}-_NO_FONT)
-    missing = [c for c in chars if c not in _in_fonts(chars, _current_fonts())]
+    known = _in_fonts(chars, plt.rcParams['font.family'])
+    missing = [c for c in chars if c not in known]
     if missing and (none := _find_fonts(missing)):
         if not _NO_FONT:
             some = ''.join(sorted(none)[:5])
