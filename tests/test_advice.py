@@ -50,8 +50,8 @@ def texts(path):
             yield node.lineno, node.value
 
 def unknown(path, there):
-    return [f'{path.relative_to(HOME)}:{line}: {option}' for line, text in texts(path) for option in OPTION.findall(text)
-            if option.replace('_', '-') not in there]
+    named = [(line, option) for line, text in texts(path) for option in OPTION.findall(text)]
+    return [f'{path.relative_to(HOME)}:{line}: {o}' for line, o in named if o.replace('_', '-') not in there]
 
 def test_every_option_in_a_message_exists():
     there = options()
@@ -63,5 +63,6 @@ def test_every_option_in_a_message_exists():
 
 def test_the_walk_sees_a_wrong_one(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), 'HOME', tmp_path)
-    (tmp_path/'a.py').write_text('''"--not-shown"\ndef f(x): raise ValueError(f'{x}: add --resume_inexact or --no-such-thing')\n''')
+    code = '"--not-shown"\ndef f(x): raise ValueError(f"{x}: add --resume_inexact or --no-such-thing")\n'
+    (tmp_path/'a.py').write_text(code)
     assert unknown(tmp_path/'a.py', options()) == ['a.py:2: --no-such-thing']

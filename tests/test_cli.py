@@ -153,7 +153,7 @@ def test_wrong_files(capsys, on_world, on_photos, tmp_path):
     photo = next((PHOTOS/'Images').iterdir())
     cut.write_bytes(photo.read_bytes()[:900])
     out = on_world[1]
-    assert 'cut.jpg' in refused(capsys, 'caption', out, good, cut)
+    assert 'cut.jpg' in refused(capsys, 'caption', out, good, cut, code=1)
     assert 'none.png' in refused(capsys, 'caption', out, tmp_path/'none.png')
     assert 'IMAGE' in refused(capsys, 'caption', out)
     assert 'holds a run' in refused(capsys, 'pretrain', '--out', out)

@@ -3,7 +3,7 @@
 The commands are those of `COMMANDS`: a new one is asked, too. What each of them says of wrong words and files stands in
 test_cli.py, test_options.py and test_foreign.py.
 """
-import json, re
+import json, re, tempfile
 from pathlib import Path
 import pytest
 from PIL import Image
@@ -24,7 +24,7 @@ ODD = {'TypeError: one\ntwo': TypeError('one\ntwo'), "KeyError: 'numbers'": KeyE
 @pytest.fixture
 def odd(monkeypatch, tmp_path):
     "The commands fail in a way that nobody foresaw"
-    monkeypatch.setattr(cli.tempfile, 'tempdir', str(tmp_path))
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     def fail_with(error):
         def fail(argv): raise error
         for name in COMMANDS: monkeypatch.setitem(COMMANDS, name, fail)
@@ -55,7 +55,7 @@ def test_debug_belongs_to_every_command(capsys):
 
 def test_no_room_for_the_traceback(odd, monkeypatch, capsys):
     odd(TypeError('odd'))
-    monkeypatch.setattr(cli.tempfile, 'tempdir', '/nowhere')
+    monkeypatch.setattr(tempfile, 'tempdir', '/nowhere')
     assert refused(capsys, 'caption', code=1) == 'vlrep-caption: TypeError: odd; --debug shows where\n'
 
 @pytest.mark.parametrize('name', COMMANDS)

@@ -89,7 +89,7 @@ def test_a_method_from_a_file(folder):
     again, = vlrep(folder, resume)
     mean = ['evaluate', '--plugin', 'mean.py', 'whole', '--on', 'mean', '--scenes']
     table,own,*_,nothing,other,poem = vlrep(
-        folder, ['evaluate', '--plugin', 'match.py', '--plugin', 'mean.py', 'whole', '--on', 'world'], [*mean, 3], ['report', 'whole'],
+        folder, [*mean[:1], '--plugin', 'match.py', *mean[1:4], '--on', 'world'], [*mean, 3], ['report', 'whole'],
         ['report', 'whole', 'halves', '--out', 'both.html'], ['caption', 'whole', 'none.png'],
         ['evaluate', 'whole', '--on', 'world', '--scenes', 2], ['evaluate', 'whole', '--on', 'poem'],
         codes=[0, 0, 0, 0, 2, 2, 2])

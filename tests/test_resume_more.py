@@ -83,7 +83,10 @@ def test_an_unfinished_run_is_another_with_more_steps(trained, run, capsys):
     err = refused(capsys, 'pretrain', '--resume', run, '--root', trained/'moved', '--steps', 9)
     assert 'would not be the same run (steps: was 6, now 9)' in err and '--resume-inexact' in err
 
-def test_the_data_of_the_run_is_asked_not_the_default(tmp_path, capsys):
+def test_the_data_of_the_run_is_asked_not_the_default(trained, run, tmp_path, capsys):
+    said = []
+    pretrain(resume_run=run, root=trained/'moved', log=said.append)
+    assert 'complete' in said[-1]
     build(tmp_path/'world')
     err = refused(capsys, 'pretrain', '--resume', tmp_path/'world', '--root', tmp_path)
     assert 'world needs no files' in err
@@ -138,19 +141,21 @@ import sys
 from vlrep.experiments import commands
 class Quick:
     def check(self, root, **kw): return kw
-    def ask(self, context, **kw): return [dict(question='q', metric='m', backbone='b', n=1, chance=0., value=1., low=1., high=1.)]
+    def ask(self, context, **kw):
+        return [dict(question='q', metric='m', backbone='b', n=1, chance=0., value=1., low=1., high=1.)]
 commands.EVALUATIONS['quick'] = Quick()
-for _ in range(4): commands.evaluate(sys.argv[1], 'quick', log=str)
+commands.open_run = lambda run, which, **kw: None
+for _ in range(20): commands.evaluate(sys.argv[1], 'quick', log=str)
 """
 
 def test_evaluations_at_once(plain, tmp_path):
-    "Six processes, four evaluations each: no line is lost"
+    "Six processes, twenty evaluations each: no line is lost"
     run = shutil.copytree(plain, tmp_path/'run')
     programs = [forked.Program(EVALUATE, [run], tmp_path) for _ in range(6)]
     ends = [p.communicate() for p in programs]
     assert [p.returncode for p in programs] == [0]*6, ends
     lines = (run/'evaluations.jsonl').read_text().splitlines()
-    assert len(lines) == 24 and all(json.loads(l)['on'] == 'quick' for l in lines)
+    assert len(lines) == 120 and all(json.loads(l)['on'] == 'quick' for l in lines)
 
 # ---------------------------------------------------------------- a study whose lines are gone
 

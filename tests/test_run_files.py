@@ -71,7 +71,8 @@ def test_facts_of_a_run(whole, tmp_path, capsys):
             put_facts(run, {**plain, name: odd})
             asked = [['pretrain', '--resume', run, '--bs', 0]]
             if odd in (-1, 'x', []): asked.append(['report', run])
-            if odd in (-1, {}): asked += [['caption', run, whole/'x.png'], ['finetune', run, '--task', 'vqa', '--steps', 0]]
+            if odd in (-1, {}):
+                asked += [['caption', run, whole/'x.png'], ['finetune', run, '--task', 'vqa', '--steps', 0]]
             for words in asked:
                 count += 1
                 refusals += held(words, [run, '--bs', 'steps=0'], capsys, (name, odd, words[0]))
@@ -87,7 +88,9 @@ def test_facts_of_a_fine_tuning(whole, tmp_path, capsys):
     for name in FINE:
         for odd in ODD:
             put_facts(run, {**plain, 'finetune': {**FINE, name: odd}})
-            for words in (['report', run], ['finetune', run, '--resume'], ['caption', run, whole/'x.png'])[:3 if odd == {} else 2]:
+            asked = [['report', run], ['finetune', run, '--resume']]
+            if odd == {}: asked.append(['caption', run, whole/'x.png'])
+            for words in asked:
                 held(words, [run, 'recipe.json', 'finetune'], capsys, (name, odd, words))
 
 def nested(x, path=()):
@@ -124,9 +127,10 @@ def test_results_and_samples(whole, name, tmp_path, capsys):
                 except ValueError as e: assert str(run) in str(e), (path, odd, e)
     assert count > 150
 
-DEEP = ['['*100_000, '{"a":'*100_000, '['*900+']'*900, '\ufeff{}', '\x00', '9'*5000, '', '[', '{}', '[]', 'null', '"x"', '3',
-        '\ud800'.encode('utf-8', 'surrogatepass').decode('latin-1')]
-FILES = 'recipe.json', 'result.jsonl', 'samples.json', 'log.csv', 'skipped.jsonl', 'evaluations.jsonl', 'tokenizer.model'
+DEEP = ['['*100_000, '{"a":'*100_000, '['*900+']'*900, '\ufeff{}', '\x00', '9'*5000, '', '[', '{}', '[]', 'null', '"x"',
+        '3', '\ud800'.encode('utf-8', 'surrogatepass').decode('latin-1')]
+FILES = ('recipe.json', 'result.jsonl', 'samples.json', 'log.csv', 'skipped.jsonl', 'evaluations.jsonl',
+         'tokenizer.model')
 
 @pytest.mark.parametrize('name', FILES)
 def test_whole_files(whole, name, tmp_path, capsys):

@@ -186,5 +186,5 @@ def test_bad_quick_is_one_line(tmp_path, capsys, old, new, says):
 
 def test_bad_bytes_are_one_line(tmp_path, capsys):
     (tmp_path/'s.toml').write_bytes(b"name = '\xff'")
-    assert 'not valid TOML' in refused(capsys, 'study', 'plan', tmp_path/'s.toml')
+    assert 'not UTF-8 text' in refused(capsys, 'study', 'plan', tmp_path/'s.toml')
     assert 'no such file' in refused(capsys, 'study', 'plan', tmp_path)
