@@ -103,7 +103,7 @@ _RUN = dict(
     threads=Int(1, 10**5), precision=str, accumulate=Int(1, 10**6), workers=_COUNT, save_every=_COUNT,
     world_size=_COUNT, max_damaged=int|float|str|None, root=str|None, backbone=str|None, weights=str|None,
     weights_file=str|None, plugins=list[str], plugin_code=str|None, processor=str, commit=str, contents=dict|None,
-    images=dict[str,str], parts=dict[str,str], text_sizes=dict[str,_COUNT|None], notes=list[str], inexact=list[str],
+    images=dict[str,str], parts=dict[str,str], text_sizes=dict[str,float|str|None], notes=list[str], inexact=list[str],
     finetune=dict, sha256=str)
 
 def read_run_facts(
