@@ -305,7 +305,7 @@ def _learn(bert, ids, tokenizer, plan, seed):
 # %% ../../nbs/models/58_bert.ipynb #80e80bbb
 def _key(dataset, tokenizer, config, plan, seed):
     "Cache key of a small BERT; the number in it rises when this code changes the result"
-    h = hashlib.sha256(json.dumps([2, asdict(config), asdict(plan), seed]).encode())
+    h = hashlib.sha256(json.dumps([3, asdict(config), asdict(plan), seed]).encode())
     h.update(tokenizer.model)
     for t in dataset.captions.flat(): h.update(t.encode('utf-8', 'surrogatepass')+b'\0')
     h.update(dataset.captions.rows.tobytes())

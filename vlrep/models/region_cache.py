@@ -71,7 +71,7 @@ def _key(frozen, mirrored):
     "Cache key of the regions; the number in it rises when this code changes the result"
     e,d,reader = frozen.encoder,frozen.dataset,frozen.reader
     device = next(e.parameters()).device.type
-    facts = [2, e.how, frozen.size, mirrored, reader.most, len(d), d.size, device, list(map(str, d.ids))]
+    facts = [3, e.how, frozen.size, mirrored, reader.most, len(d), d.size, device, list(map(str, d.ids))]
     h = hashlib.sha256(json.dumps(facts).encode())
     for k,v in e.state_dict().items(): h.update(k.encode() + v.cpu().contiguous().numpy().tobytes())
     for v in reader(d, range(len(d))).values(): h.update(v.numpy().tobytes())

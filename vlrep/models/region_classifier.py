@@ -165,7 +165,7 @@ def _readable(dataset, row):
 # %% ../../nbs/models/63_region_classifier.ipynb #39049a46
 def _key(dataset, known, plan, seed):
     "Cache key of a classifier; the number in it rises when this code changes the result"
-    h = hashlib.sha256(json.dumps([1, asdict(plan), seed, known.names, len(dataset), dataset.size]).encode())
+    h = hashlib.sha256(json.dumps([2, asdict(plan), seed, known.names, len(dataset), dataset.size]).encode())
     for a in (known.boxes, known.counts, *known.words.values()): h.update(a.numpy().tobytes())
     hash_images(h, dataset)
     return h.hexdigest()[:16]
