@@ -6,7 +6,7 @@
 __all__ = ['INK', 'style', 'drawable', 'to_hwc', 'shortened', 'show_images', 'bars', 'png_uri']
 
 # %% ../../nbs/core/20_plotting.ipynb #644dba2f
-import base64, io, re, textwrap, warnings
+import base64, io, logging, re, textwrap, warnings
 from functools import cache
 import matplotlib.pyplot as plt, numpy as np, torch
 from matplotlib import font_manager, ft2font
@@ -36,7 +36,13 @@ def _letters(path):
 def _faces(family):
     "The files of a family in which text is drawn: plain, and bold"
     ask = [font_manager.FontProperties(family=[family], weight=w) for w in ('normal', 'bold')]
-    return {font_manager.findfont(a) for a in ask}
+    log = logging.getLogger('matplotlib.font_manager')
+    level = log.level
+    log.setLevel(logging.ERROR)                        # a family that has no bold face is nothing to warn of
+    try:
+        return {font_manager.findfont(a) for a in ask}
+    finally:
+        log.setLevel(level)
 
 def _in_fonts(chars, families):
     "Those of `chars` that one of the families has, plain and bold"
