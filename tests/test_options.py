@@ -126,7 +126,7 @@ def test_the_walk_sees_a_field_without_bounds():
     for R in {m.recipe for m in METHODS.values()} | jobs:
         for n,h in typing.get_type_hints(R, include_extras=True).items():
             kind, rule = rule_of(h)
-            assert kind is bool or rule, f'{R.__name__}.{n} has no bounds'
+            assert kind in (bool, str) or rule, f'{R.__name__}.{n} has no bounds'
 
 def test_smallest_job(tmp_path):
     "The lower bounds of the world's job are enough for every question that is asked of it"
@@ -182,10 +182,10 @@ def few_photos(folder, n):
     (folder/'few.csv').write_text('\n'.join(['path,caption', *rows])+'\n')
     return folder/'few.csv'
 
-@pytest.mark.parametrize('n', [1, 3, 10, 14])
+@pytest.mark.parametrize('n', [1, 3, 10])
 def test_too_few_photos_are_refused_before_training(n, tmp_path, capsys):
     said = refused(capsys, 'pretrain', '--data', 'csv', '--root', few_photos(tmp_path, n), '--out', tmp_path/'run')
-    assert 'too few' in said or 'at least' in said and '--set test=' in said
+    assert 'raise the share' in said or 'at least' in said and '--set test=' in said
     assert not (tmp_path/'run').exists()
 
 # ---------------------------------------------------------------- how long it takes to say so
