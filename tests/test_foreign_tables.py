@@ -629,7 +629,7 @@ def test_a_photo_lost_between_start_and_resume(copy, tmp_path, capsys):
     root = copy('csv')
     first, second, *_ = sorted((root/'images').iterdir())
     first.unlink()
-    small = [*NET, 'bs=4', 'steps=4', 'vocab=80', 'size=32', 'train=.5', 'valid=.25', 'test=.25']
+    small = [*NET, 'bs=4', 'steps=4', 'vocab=80', 'max_unknown=1', 'size=32', 'train=.5', 'valid=.25', 'test=.25']
     run = tmp_path/'run'
     start = ['pretrain', '--data', 'csv', '--root', root/'photos.csv', '--out', run, '--max-damaged', 1]
     said, again, scores, changed = vlrep(tmp_path, [*start, *sets(small)],

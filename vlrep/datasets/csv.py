@@ -94,7 +94,7 @@ def read_csv(
         if not name:
             bad.append(f'{path}, line {line}: no path')
         elif parts.setdefault(name, part) != part:
-            bad.append(f'{path}, line {line}: {name} is in {part}, and before in {parts[name]}')
+            raise ValueError(f'{path}, line {line}: {name} is in {part!r}, and in {parts[name]!r}, too')
         else:
             n += 1
             caps.setdefault(name, []).append(row['caption'])
