@@ -104,8 +104,8 @@ def test_photos_are_judged(done):
         n = l['numbers']
         assert 'table' not in n and {r['backbone'] for r in n['tagging']} == {'contrast', 'random'}
         for r in (*n['retrieval'], *n['tagging']): assert len(r['draws']) == 30
-        assert {r['n'] for r in n['tagging']} == {12} and {r['candidates'] for r in n['retrieval'] if 'to image' in
-                                                          r['question']} == {12}
+        assert {r['n'] for r in n['tagging']} == {14} and {r['candidates'] for r in n['retrieval'] if 'to image' in
+                                                          r['question']} == {14}
     rows = judge_study(study, lines)
     assert all('p' in r and len(r['each']) == 2 for r in rows), [r['verdict'] for r in rows]
     assert any(r['s_scene'] > 0 for r in rows)
