@@ -13,6 +13,7 @@ HOME = Path(vlrep.__file__).parent
 OPTION = re.compile(r'(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*')
 OTHERS = {'--help', '--debug',
           '--nproc-per-node', '--nnodes', '--standalone',  # torchrun's
+          '--shm-size', '--sparse',                       # of docker and of tar
           '--porcelain', '--short', '--error-unmatch'}     # git's
 
 def options():
