@@ -152,7 +152,7 @@ def _ordered(got, where):
             raise ValueError(f'{where}: a row without `id` and `name`, expected those of every label')
         got = [r['name'] for r in sorted(got, key=lambda r: r['id'])]
     elif isinstance(got, dict):
-        if got and all(k.isascii() and k.isdigit() and isinstance(v, str) for k,v in got.items()):
+        if got and all(k.isascii() and k.isdecimal() and isinstance(v, str) for k,v in got.items()):
             at = {int(k): v for k,v in got.items()}
         elif got and all(map(whole, got.values())): at = {v: k for k,v in got.items()}
         else: raise ValueError(f'{where}: expected labels with their numbers')

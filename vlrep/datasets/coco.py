@@ -32,7 +32,7 @@ def _encodes(s):
 
 def _number_in(text):
     "The whole number that a text is, or the text: '042' and '1e3' are names"
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 and str(int(text)) == text else text
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 and str(int(text)) == text else text
 
 def _of_kind(value, kind):
     "`value` as one of type `kind`, for numbers also from 42.0 and '42'; None if it is of another type"

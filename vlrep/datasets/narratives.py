@@ -51,7 +51,7 @@ def image_file(
     "Name of an image's file: COCO's twelve digits, ADE20k's eight and a word, else the id as it is, and .jpg"
     d = dataset_id.lower()
     if image_id.lower().endswith(IMAGES): return image_id
-    number = image_id.isascii() and image_id.isdigit()
+    number = image_id.isascii() and image_id.isdecimal()
     if number and 'coco' in d: return f'{image_id:0>12}.jpg'
     if number and d.startswith('ade'): return f'ADE_{"val" if "val" in d else "train"}_{image_id:0>8}.jpg'
     return f'{image_id}.jpg'

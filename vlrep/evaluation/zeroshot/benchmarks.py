@@ -73,7 +73,7 @@ def _rows(path, width=None):
     if not out: raise ValueError(f'{path}: is empty')
     return out
 
-def _is_number(word): return word.isascii() and word.isdigit()
+def _is_number(word): return word.isascii() and word.isdecimal()
 
 def _by_number(path):
     "The names of a list whose lines are a number, from 1 on, and a name"
