@@ -110,7 +110,7 @@ def test_a_column_is_followed_and_recorded(tmp_path):
     # another column makes training photos of test photos: refused
     swapped = root.read_text().replace(',test\n', ',x\n').replace(',train\n', ',test\n').replace(',x\n', ',train\n')
     root.write_text(swapped)
-    with pytest.raises(ValueError, match=r'test photos of the run 5 are gone \(5 are in train or valid by now'):
+    with pytest.raises(ValueError, match=r'test photos of the run, 5 are missing \(5 are in train or valid now'):
         evaluate(out, 'captions', log=str)
 
 def test_words_of_a_split_that_mean_nothing_are_refused(tmp_path):
@@ -185,14 +185,14 @@ def test_the_same_numbers_when_a_photo_whose_name_sorts_first_is_added(tmp_path,
     root.write_text('\n'.join([lines[0], *(f'{name},a photo that came later' for name in new), *lines[1:]])+'\n')
     said = []
     assert evaluate(out, 'captions', log=said.append) == before
-    assert any(f'exactly the {len(tested)} test photos of the run are used, and 1 others' in l for l in said)
+    assert any(f'exactly the {len(tested)} test photos of the run are used; 1 photos' in l for l in said)
     parts = DATASETS['csv'].open(root=root, size=48, log=str)
     assert new[0] in parts['test'].ids and set(tested) < set(parts['test'].ids)
     # a caption of a test photo is changed, another test photo is gone
     kept = [l for l in lines if not l.startswith(tested[0])]
     root.write_text('\n'.join(l + ' and more' if l.startswith(tested[1]) else l for l in kept)+'\n')
     said = refused(capsys, 'evaluate', out, '--on', 'captions')
-    assert f'of the {len(tested)} test photos of the run 1 are gone and 1 have other captions or another file' in said
+    assert f'of the {len(tested)} test photos of the run, 1 are missing and 1 have changed' in said
     # what is left of them, on demand
     asked = []
     rows = evaluate(out, 'captions', root, log=asked.append)
@@ -212,7 +212,7 @@ def test_a_stopped_run_goes_on_with_its_test_photos(tmp_path):
     said = []
     pretrain(resume_run=out, log=said.append)
     assert load(out).results()[-1]['numbers']['right'] == was
-    assert any('exactly the' in l and '1 others' in l for l in said)
+    assert any('exactly the' in l and '1 photos that were added' in l for l in said)
     new = first_names(.2, False)[0]
     shutil.copy(tmp_path/lines[1].split(',')[0], tmp_path/new)
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]])+'\n')

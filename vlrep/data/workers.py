@@ -85,7 +85,7 @@ def begin_worker(
     "Prepare a worker: it ends with its parent, or by a signal from there, or when it cannot hand over batches"
     stops = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
     if hasattr(signal, 'pthread_sigmask'):
-        signal.pthread_sigmask(signal.SIG_BLOCK, stops)                 # before any thread begins, which takes this over
+        signal.pthread_sigmask(signal.SIG_BLOCK, stops)                 # before the first thread, which inherits it
     end_with_parent()
     Queue._on_queue_feeder_error = _not_handed_over                     # in this process alone
     usual = sys.excepthook
