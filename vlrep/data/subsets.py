@@ -76,8 +76,8 @@ def readable(
             bad.append(str(e))
     limit = damage_limit(len(dataset), max_damaged)
     if len(bad) > limit:
-        raise ValueError(f'{dataset.name}: {len(bad):,} of {len(dataset):,} images cannot be read, at most {limit:,} may '
-                         f'be so: {bad[0]}; repair them, or add --max-damaged {len(bad)}')
+        raise ValueError(f'{dataset.name}: {len(bad):,} of {len(dataset):,} images cannot be read, at most {limit:,} '
+                         f'may be so: {bad[0]}; repair them, or add --max-damaged {len(bad)}')
     for why in bad:
         log(f'left out: {why}')
     return dataset.subset(keep) if bad else dataset
