@@ -229,3 +229,14 @@ def test_no_evaluation_opens_the_data_of_a_run_by_itself():
                 if node.func.attr == 'open_test' or (node.func.attr in ('open', 'whole', 'read') and on == 'builder'):
                     calls.append(path.name)
     assert set(calls) == {'held_out.py'}
+
+def test_shards_are_written_from_one_reading(tmp_path):
+    "What is left out is said once; shards that are in parts stay in parts"
+    root = table(tmp_path/'photos', ['train']*8 + ['valid']*4 + ['test']*4)
+    (root.parent/'images'/'train-000003.jpg').unlink()
+    said = []
+    make_shards('csv', root, tmp_path/'shards', log=said.append)
+    assert sum('1 of 16 images' in line for line in said) == 1 and sum(line.startswith('split: ') for line in said) == 1
+    assert sorted(p.parent.name for p in (tmp_path/'shards').rglob('*.tar')) == ['test', 'train', 'valid']
+    with pytest.raises(ValueError, match='--split hash: webdataset comes in parts'):
+        make_shards('webdataset', tmp_path/'shards', tmp_path/'again', split='hash')
