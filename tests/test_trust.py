@@ -74,7 +74,8 @@ ASK = dict(
 
 @pytest.mark.parametrize('name', ASK)
 def test_no_function_runs_it(name, folder):
-    with pytest.raises(ValueError, match='not trusted: read it, then add --plugin .*odd_helper.py.*plugins='):
+    says = 'not trusted and was not imported: inspect it, then add --plugin .*odd_helper.py.*plugins='
+    with pytest.raises(ValueError, match=says):
         ASK[name](folder)
     assert not (folder/'mark').exists() and 'odd_helper' not in sys.modules
 

@@ -405,8 +405,7 @@ def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     "A `ValueError` names what is invalid"
     data = given.get('data')
     if data is None and resume_run is not None:
-        check_run(resume_run)
-        data = _data_of(load(resume_run))
+        data = _data_of(_opened(resume_run))
     check_options(data or 'world', given.get('root'), out, resume_run, given.get('precision', 'auto'),
                   resuming=resume_run is not None, exact=exact, weights=given.get('weights_file'), **numbers)
     if tracker: check_tracker(tracker)
@@ -519,9 +518,9 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
         if dist.is_main: cbs = [logger, Checkpointer(run, save_every), *cbs]
         if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
         try:
-            told = None if resume_run or not dist.is_main else log
+            backbone_log = None if resume_run or not dist.is_main else log
             first = _first_weights(asked, run, at, resume_run)
-            method = with_backbone(method, asked['backbone'], first, told)
+            method = with_backbone(method, asked['backbone'], first, backbone_log)
             learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,
                              cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers,
                              begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),
