@@ -10,7 +10,7 @@ from vlrep.cli import main
 from vlrep.data.image_files import adding_to
 from vlrep.data.records import ArrayDataset
 from vlrep.data.shard_index import ShardDataset, ShardIndex
-from vlrep.data.shards import expand_braces, find_shards, IMAGE_SUFFIXES, shard_members, shard_samples, write_shard
+from vlrep.data.shards import expand_braces, IMAGE_SUFFIXES, shard_members, shard_samples, write_shard
 from vlrep.data.shards import write_shards
 from vlrep.datasets.base import DATASETS
 from vlrep.datasets.webdataset.reader import make_shards, read_webdataset

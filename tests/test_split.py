@@ -4,7 +4,6 @@ Photos come and go in every layout that is split; splits that come with data are
 """
 import ast, json, shutil
 from dataclasses import replace
-from pathlib import Path
 import pytest
 from vlrep.core.seeding import rng, uniform_by_name
 from vlrep.data.image_files import caption_source
