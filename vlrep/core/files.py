@@ -5,13 +5,15 @@
 # %% auto #0
 __all__ = ['FilePath', 'write_error', 'remove_leftovers', 'atomic_file', 'settled', 'atomic_folder', 'write_json',
            'text_encoding', 'parse_json', 'brief', 'read_json', 'file_sha256', 'write_index', 'read_index',
-           'folder_damage', 'read_at', 'write_at', 'ArrayFile', 'locked', 'append_line', 'cache_dir', 'cached_folder']
+           'folder_damage', 'read_at', 'write_at', 'npy_header', 'ArrayFile', 'locked', 'append_line', 'cache_dir',
+           'cached_folder']
 
 # %% ../../nbs/core/10_files.ipynb #3ab11623
-import codecs,errno,glob,hashlib,json,operator,os,shutil,threading,weakref,zlib
+import codecs,errno,glob,hashlib,json,operator,os,shutil,threading,tokenize,weakref,zlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 import numpy as np
 from fastcore.basics import patch
 from filelock import FileLock, Timeout
@@ -298,6 +300,17 @@ def _reserve(fd, start, end):
     for at in range(start, end, 1 << 20): write_at(fd, bytes(min(1 << 20, end-at)), at)
 
 # %% ../../nbs/core/10_files.ipynb #443600d4
+def npy_header(
+    file:BinaryIO, # A file at its beginning; afterwards at the first byte of the array
+    path:FilePath, # Its name, for the message
+)->tuple:          # Shape, is it in Fortran's order?, type
+    "Read the header of a `.npy` file; a `ValueError` names a file with another one"
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        return readers[np.lib.format.read_magic(file)](file)
+    except (ValueError, KeyError, SyntaxError, tokenize.TokenError) as e:  # numpy reads the header as Python
+        raise ValueError(f'{path}: damaged, not a .npy file ({e})') from e
+
 class ArrayFile:
     """An array of bytes in a `.npy` file
 
@@ -311,10 +324,7 @@ class ArrayFile:
     ):
         self.path,self.hint,self._how = Path(path),hint,(str(path), write, hint)
         with open(path, 'rb') as f:
-            try:
-                np.lib.format.read_magic(f)
-                self.shape,fortran,dtype = np.lib.format.read_array_header_1_0(f)
-            except ValueError as e: raise ValueError(f'{path}: damaged, not a .npy file ({e})') from e
+            self.shape, fortran, dtype = npy_header(f, path)
             if dtype != self.dtype or fortran: raise ValueError(f'{path}: bytes in rows are expected, not {dtype}')
             self._start = f.tell()
         self._row = int(np.prod(self.shape[1:]))

@@ -399,7 +399,10 @@ class RegionStore:
     def _map(self, name, types):
         path = self.folder/name
         if path.suffix != '.npy' or path.stem not in types: raise ValueError(f'{path}: no file of stored regions')
-        try: a = np.load(path, mmap_mode='r', allow_pickle=False)
+        try:
+            with open(path, 'rb') as file:
+                npy_header(file, path)
+            a = np.load(path, mmap_mode='r', allow_pickle=False)
         except (ValueError, OSError, EOFError) as e: raise ValueError(f'{path}: damaged ({e})') from None
         if a.dtype.str != types[path.stem]: raise ValueError(f'{path}: damaged, holds {a.dtype}')
         return a
@@ -590,15 +593,13 @@ def unpickle_arrays(
 def _load_npy(path):
     "What a .npy file holds: an array, or the object in it"
     with open(path, 'rb') as f:
+        shape, _, dtype = npy_header(f, path)
         try:
-            version = np.lib.format.read_magic(f)
-            read = {(1,0): np.lib.format.read_array_header_1_0, (2,0): np.lib.format.read_array_header_2_0}
-            shape,_,dtype = read[version](f)
             size,there = math.prod(shape)*dtype.itemsize,path.stat().st_size-f.tell()
             if not dtype.hasobject:
                 if size > there: raise ValueError(f'{there:,} bytes instead of {size:,}')
                 return np.load(path, allow_pickle=False)
-        except (ValueError, KeyError, EOFError, OSError) as e:
+        except (ValueError, EOFError, OSError) as e:
             raise ValueError(f'{path}: damaged, not a .npy file ({e})') from None
         got = unpickle_arrays(f, path)
     return got.item() if isinstance(got, np.ndarray) and got.size == 1 else got
