@@ -38,18 +38,24 @@ def space_characters(
     return text if text.isascii() else _CHARACTER.sub(r' \g<0> ', text.replace('\u0f0b', ' '))
 
 # %% ../../nbs/core/14_scripts.ipynb #4ad93919
-_SMALL_WORDS = frozenset('a and are at by for from her his in is of on that the their this to with while'.split())
+# Small words that no neighbouring language writes with these letters
+_ENGLISH = frozenset('the and with from his their this that while into through there two wearing'.split())
+# Small words of others, and their left and right, that are no English words
+_FOREIGN = frozenset(
+    'der die das dem ein eine einem einen einer und ist mit auf im links rechts een het de en op aan un una uno '
+    'il lo la le les los las el gli des du et est dans sur avec con del della nel um uma com na da dos das '
+    'ett och på av som er og ved gauche droite sinistra destra esquerda direita izquierda derecha vänster höger'.split())
 
 def english_share(
     texts:Iterable[str], # Captions
 )->float:                # From 0 to 1; 0 if there are none
-    "Compute the share of captions that are English: at least 15 % of their words are small English ones"
+    "Compute the share of captions with a small word of English, and none of another language"
     n = 0
     english = 0
     for text in texts:
-        words = re.findall(r'\w+', text.lower())
+        words = set(re.findall(r'\w+', unicodedata.normalize('NFC', text).lower()))
         n += 1
-        english += sum(w in _SMALL_WORDS for w in words) >= max(1, .15*len(words))
+        english += not _ENGLISH.isdisjoint(words) and _FOREIGN.isdisjoint(words)
     return english/max(n, 1)
 
 # %% ../../nbs/core/14_scripts.ipynb #9fc995f1
