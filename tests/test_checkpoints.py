@@ -9,17 +9,15 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from vlrep.core.weights import read_pickle
-from vlrep.data.regions import convert_regions
 from vlrep.methods.virtex.models import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
 from vlrep.models.bert import load_bert, save_bert
 from vlrep.models.bert_model import Bert, BertConfig
-from vlrep.models.named import NamedBackbone, initial_backbone, named_backbone
+from vlrep.models.named import NamedBackbone, named_backbone
 from vlrep.models.region_sources import load_detector
 from vlrep.models.weights import load_backbone, read_state
 from vlrep.training.run_folder import load_state, load_weights
-from tools import refused
 
 IMG = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
@@ -230,7 +228,7 @@ def peak(do):
     r, w = os.pipe()
     pid = os.fork()
     if not pid:
-        status = lambda k: next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(k))*1024
+        def status(k): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(k))*1024
         Path('/proc/self/clear_refs').write_text('5')
         base = status('VmRSS')
         try: said = f'opened {type(do()).__name__}'

@@ -106,8 +106,7 @@ def test_metrics_of_nothing(function, args, want):
             with pytest.raises(ValueError, match=want): function(*args)
             return
         got = function(*args)
-    if isinstance(want, dict): assert got == want
-    elif isinstance(want, str): assert got == want
+    if isinstance(want, (dict, str)): assert got == want
     else: assert np.array_equal(np.asarray(got, float), np.asarray(want, float), equal_nan=True), got
 
 def test_metrics_of_nothing_are_all_there():

@@ -216,6 +216,20 @@ def test_missing_photos_and_answers_are_counted(body, tmp_path):
     finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', log=said.append)
     assert any(re.search(lost, line) and line.endswith('they are left out') for line in said)
 
+def test_unreadable_photos_of_the_validation_set(body, tmp_path):
+    "Their examples are left out and counted before the training, not met after it; --max-damaged limits them"
+    scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
+    for split in ('train','valid'): write_vqa(scenes, tmp_path/'root', split)
+    (tmp_path/'root/val2014/COCO_val2014_000000000002.jpg').write_bytes(b'no photo')
+    with pytest.raises(ValueError, match='1 of 4 images cannot be read, at most 0 may be so'):
+        finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', max_damaged=0, log=quiet)
+    said = []
+    run = finetune(body, 'vqa', PLAN, root=tmp_path/'root', out=tmp_path/'out', log=said.append)
+    n = len(scenes[1].questions)
+    assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in said), said
+    rows = load(run).results()[-1]['numbers']['table']
+    assert max(r['n'] for r in rows) == sum(len(s.questions) for s in scenes)-n
+
 def test_labels_of_another_data_set(body, tmp_path):
     (tmp_path/'labels.txt').write_text('entailment\nneutral\n')
     with pytest.raises(ValueError, match='labels of another data set'):

@@ -1,7 +1,6 @@
 "Tables, photos and boxes of other programs: every reader takes the same files, and leaves out and refuses alike"
 import gzip, json, shutil, warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
@@ -230,11 +229,6 @@ def test_lines_nested_too_deeply(name, tmp_path):
     file, values, read = LINES[name]
     (tmp_path/file).write_text('\n'.join([json.dumps(v) for v in values]) + '\n' + '['*100_000)
     with pytest.raises(ValueError, match=f'{file}, line {len(values)+1}: .*nested too deeply'): read(tmp_path/file)
-
-def test_numbers_in_names_are_ascii(tmp_path):
-    "`str.isdigit` is true of ², which `int` does not read"
-    (tmp_path/'l.json').write_text(json.dumps({'²': 'a', '1': 'b'}))
-    with pytest.raises(ValueError, match='l.json'): read_labels(tmp_path/'l.json')
 
 # ---------------------------------------------------------------- numbers as text and as floats, ids that repeat
 

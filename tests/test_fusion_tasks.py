@@ -107,7 +107,8 @@ def test_other_questions_are_another_run(roots, tmp_path):
     data['annotations'][0]['answers'] = []
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match='question 1000: answers is'):
-        pretrain('visualbert', None, SMALL, 'vqa', tmp_path/'vqa', out=tmp_path/'other', log=quiet, max_damaged=0, **HOW)
+        pretrain('visualbert', None, SMALL, 'vqa', tmp_path/'vqa', out=tmp_path/'other', log=quiet,
+                 max_damaged=0, **HOW)
 
 # ---------------------------------------------------------------- boxes of one's own images
 

@@ -307,7 +307,7 @@ def test_images_cut_while_a_run_reads_them(tmp_path, monkeypatch, whole, quick):
 
 def test_test_photos_gone(tmp_path, monkeypatch):
     "Said in one line; the training is kept, and asked once the photos are back"
-    write_flickr8k((scene('valid', i, size=48) for i in range(40)), tmp_path/'photos')
+    write_flickr8k((scene('valid', i, size=48) for i in range(60)), tmp_path/'photos')
     away = tmp_path/'away'
     train = vlrep.experiments.commands.train_on
     moved = []
@@ -325,9 +325,9 @@ def test_test_photos_gone(tmp_path, monkeypatch):
     with pytest.raises(ValueError) as e:
         pretrain('masked_lm', data='flickr8k', root=tmp_path/'photos', changes=changes, out=run, log=said.append)
     n = len(moved)
-    assert (n == 8 and str(e.value).startswith(f'{n} of {n} test photos cannot be read, and at least 2 must be: ')
+    assert (n > 5 and str(e.value).startswith(f'{n} of {n} test photos cannot be read, and at least 2 must be: ')
             and f'vlrep-pretrain --resume {run}' in str(e.value))
-    assert 'left out: 3 more' in said and str(moved[0]) in str(e.value) and not (run/'result.jsonl').exists()
+    assert f'left out: {n-5} more' in said and str(moved[0]) in str(e.value) and not (run/'result.jsonl').exists()
     monkeypatch.undo()
     for p in moved: shutil.move(away/p.name, p)
     again(run)

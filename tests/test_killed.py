@@ -54,7 +54,7 @@ def test_finetune(body, tmp_path):
 
 def test_pretrain(quick, tmp_path):
     "The same for pretraining"
-    def begin(out): return pretrain('tags', changes=[*JOB, 'scenes=100', 'steps=8'], threads=1, out=out, log=quiet)
+    def begin(out): return pretrain('tags', changes=[*JOB, 'scenes=100', 'steps=4'], threads=1, out=out, log=quiet)
     whole = begin(tmp_path/'whole')
     k,said = 0,[]
     while killed_at(k := k+1, lambda: begin(tmp_path/f'run{k}')):

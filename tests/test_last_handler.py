@@ -36,8 +36,8 @@ def test_one_line_and_a_file(name, says, odd, tmp_path, capsys):
     odd(ODD[says])
     err = refused(capsys, name, 'RUN', code=1)
     shown = ' '.join(says.split()).replace('\x1b', '\\x1b')
-    assert err.startswith(f'vlrep-{name}: {shown}; where it happened is in {tmp_path}/vlrep-{name}-'), err
-    kept = Path(re.search(rf'in ({tmp_path}/\S+\.txt),', err)[1]).read_text()
+    assert err.startswith(f'vlrep-{name}: {shown}; the traceback is in {tmp_path}/vlrep-{name}-'), err
+    kept = Path(re.search(rf'in ({tmp_path}/\S+\.txt) ', err)[1]).read_text()
     assert 'Traceback' in kept and 'in fail' in kept and says.split(':')[0] in kept
 
 @pytest.mark.parametrize('name', COMMANDS)

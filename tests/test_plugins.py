@@ -82,8 +82,7 @@ def test_a_method_from_a_file(folder):
     code = (folder/'match_stopping.py').read_text()
     (folder/'match_stopping.py').write_text(code.replace("'match')", "'another seed')"))
     resume = ['pretrain', '--resume', 'halves', '--plugin', 'match_stopping.py']
-    unasked,changed,field = vlrep(folder, resume[:3], resume, [*resume, '--depth', 2], codes=[2, 2, 2])
-    assert 'match_stopping.py, which was not run, since it is not trusted' in unasked
+    changed,field = vlrep(folder, resume, [*resume, '--depth', 2], codes=[2, 2])
     assert "plugin_code: was 'match_stopping.py" in changed and 'not to --method match' in field
     (folder/'match_stopping.py').write_text(code)
     again, = vlrep(folder, resume)

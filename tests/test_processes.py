@@ -66,7 +66,7 @@ def test_no_shared_memory():
     out,err = did(EPOCH + FULL + 'epoch()')
     assert out == ['the same'] and len(err) == 1 and 'not shared' in err[0]
 
-@pytest.mark.parametrize('n', [12, 14, 16, 20, 24, 32, 48, 64, 256])
+@pytest.mark.parametrize('n', [12, 16, 24, 32, 64])
 def test_few_open_files(n):
     "Whatever the limit: the batches, or one line that names it, and nothing else; within seconds"
     out,err = did(EPOCH + f'import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({n}, {n}))\nepoch()')
@@ -162,7 +162,7 @@ dataset._HELPER = 'import time; time.sleep(600)'
 dataset.world('train', 1600, size=16)
 '''
 
-@pytest.mark.parametrize('code,n,after', [(WORKERS, 2, 0), (WORKERS, 2, 1), (JOB, 1, 0), (JOB, 1, .1), (JOB, 1, 1.),
+@pytest.mark.parametrize('code,n,after', [(WORKERS, 2, 0), (WORKERS, 2, 1), (JOB, 1, 0), (JOB, 1, 1.),
                                           (SCENES, 2, 0), (SCENES, 2, .5)])
 def test_children_end_with_a_killed_parent(code, n, after, tmp_path):
     "Workers, jobs of a study, processes that draw: at once, or some seconds after they began"

@@ -1,7 +1,5 @@
 "Properties that hold for all inputs: hypothesis looks for one that breaks them, with the same draws in every run"
-import codecs, csv, io, json
-from pathlib import Path
-import pytest
+import csv, io, json
 from hypothesis import HealthCheck, given, settings, strategies as st
 from vlrep.core.fields import damage_limit
 from vlrep.core.files import parse_json, text_encoding

@@ -22,7 +22,7 @@ for name in ('result.jsonl', 'report.html'): Path({!r}, name).unlink()
 
 def jobs(cwd):
     "The runs of `forked_ranks.py`, in this order"
-    new = lambda name, *more: [*FEW, '--out', str(cwd/name), *more]
+    def new(name, *more): return [*FEW, '--out', str(cwd/name), *more]
     run = str(cwd/'run')
     got = dict(
         first = dict(words=[new('a', '--no-such-option', '1'), new('a'), new('a')]),

@@ -7,9 +7,7 @@ import forked, pytest
 from PIL import Image
 import vlrep
 from vlrep.cli import main
-from vlrep.core.files import append_line
 from vlrep.experiments.commands import caption, evaluate, pretrain
-
 from vlrep.training.run_folder import load
 from test_foreign import build
 from test_study import STUDY

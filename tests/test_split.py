@@ -4,7 +4,6 @@ Photos come and go in every layout that is split; splits that come with data are
 """
 import ast, json, shutil
 from dataclasses import replace
-from pathlib import Path
 import pytest
 from vlrep.core.seeding import rng, uniform_by_name
 from vlrep.data.image_files import caption_source
@@ -110,7 +109,7 @@ def test_a_column_is_followed_and_recorded(tmp_path):
     # another column makes training photos of test photos: refused
     swapped = root.read_text().replace(',test\n', ',x\n').replace(',train\n', ',test\n').replace(',x\n', ',train\n')
     root.write_text(swapped)
-    with pytest.raises(ValueError, match=r'test photos of the run 5 are gone \(5 are in train or valid by now'):
+    with pytest.raises(ValueError, match=r'test photos of the run, 5 are missing \(5 are in train or valid now'):
         evaluate(out, 'captions', log=str)
 
 def test_words_of_a_split_that_mean_nothing_are_refused(tmp_path):
@@ -185,14 +184,14 @@ def test_the_same_numbers_when_a_photo_whose_name_sorts_first_is_added(tmp_path,
     root.write_text('\n'.join([lines[0], *(f'{name},a photo that came later' for name in new), *lines[1:]])+'\n')
     said = []
     assert evaluate(out, 'captions', log=said.append) == before
-    assert any(f'exactly the {len(tested)} test photos of the run are used, and 1 others' in l for l in said)
+    assert any(f'exactly the {len(tested)} test photos of the run are used; 1 photos' in l for l in said)
     parts = DATASETS['csv'].open(root=root, size=48, log=str)
     assert new[0] in parts['test'].ids and set(tested) < set(parts['test'].ids)
     # a caption of a test photo is changed, another test photo is gone
     kept = [l for l in lines if not l.startswith(tested[0])]
     root.write_text('\n'.join(l + ' and more' if l.startswith(tested[1]) else l for l in kept)+'\n')
     said = refused(capsys, 'evaluate', out, '--on', 'captions')
-    assert f'of the {len(tested)} test photos of the run 1 are gone and 1 have other captions or another file' in said
+    assert f'of the {len(tested)} test photos of the run, 1 are missing and 1 have changed' in said
     # what is left of them, on demand
     asked = []
     rows = evaluate(out, 'captions', root, log=asked.append)
@@ -212,7 +211,7 @@ def test_a_stopped_run_goes_on_with_its_test_photos(tmp_path):
     said = []
     pretrain(resume_run=out, log=said.append)
     assert load(out).results()[-1]['numbers']['right'] == was
-    assert any('exactly the' in l and '1 others' in l for l in said)
+    assert any('exactly the' in l and '1 photos that were added' in l for l in said)
     new = first_names(.2, False)[0]
     shutil.copy(tmp_path/lines[1].split(',')[0], tmp_path/new)
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]])+'\n')
@@ -229,3 +228,14 @@ def test_no_evaluation_opens_the_data_of_a_run_by_itself():
                 if node.func.attr == 'open_test' or (node.func.attr in ('open', 'whole', 'read') and on == 'builder'):
                     calls.append(path.name)
     assert set(calls) == {'held_out.py'}
+
+def test_shards_are_written_from_one_reading(tmp_path):
+    "What is left out is said once; shards that are in parts stay in parts"
+    root = table(tmp_path/'photos', ['train']*8 + ['valid']*4 + ['test']*4)
+    (root.parent/'images'/'train-000003.jpg').unlink()
+    said = []
+    make_shards('csv', root, tmp_path/'shards', log=said.append)
+    assert sum('1 of 16 images' in line for line in said) == 1 and sum(line.startswith('split: ') for line in said) == 1
+    assert sorted(p.parent.name for p in (tmp_path/'shards').rglob('*.tar')) == ['test', 'train', 'valid']
+    with pytest.raises(ValueError, match='--split hash: webdataset comes in parts'):
+        make_shards('webdataset', tmp_path/'shards', tmp_path/'again', split='hash')

@@ -1,4 +1,5 @@
 "Zero-shot recognition: CUB and AWA2 as they are handed out, what is wrong with a folder, and who is recognised"
+from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np, pytest, torch
 from PIL import Image
@@ -119,3 +120,9 @@ def test_any_model_is_asked(awa2):
     assert [r['n'] for r in rows[:4]] == [5, 5, 3, 8] and [r['chance'] for r in rows[:4]] == [25., 100., 25., 25.]
     assert rows == ask_zeroshot(about, 'awa2', 'classes')                                   # the same numbers again
     assert all(torch.equal(v, kept[k]) for k,v in m.backbone.state_dict().items())
+    lost, said = sorted(awa2.rglob('*.jpg'))[0], []
+    lost.write_bytes(b'no photo')
+    EVALUATIONS['zeroshot'].ask(replace(about, log=said.append), benchmark='awa2')
+    assert sum(line.startswith('left out: ') and lost.name in line for line in said) == 1
+    with pytest.raises(ValueError, match='at most 0 may be so'):
+        EVALUATIONS['zeroshot'].ask(replace(about, max_damaged=0), benchmark='awa2')

@@ -518,7 +518,9 @@ def _task_source(words):
     was = {}
     if words['resume']:
         for p in (p for p in words['rest'] if (Path(p)/'recipe.json').is_file()):
-            was = read_run_facts(p).get('finetune', {})
+            facts = read_run_facts(p)
+            check_plugins(p, facts.get('plugins', []))
+            was = facts.get('finetune', {})
     task = words['task'] or was.get('task')
     if task is None: return None,None
     one_of('--task', task, TASKS)
@@ -642,7 +644,7 @@ def _one_line(text):
     return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in ' '.join(text.split()))
 
 def _unexpected(error, name):
-    "What is said of an error that nobody foresaw; its traceback is kept in a file"
+    "The line for an unexpected error; its traceback is written to a file"
     said = f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
     about = ''.join(traceback.format_exception(error))
     try:
@@ -651,7 +653,7 @@ def _unexpected(error, name):
             file.write(about)
     except OSError:                                   # no room for it
         return f'{said}; --debug shows where'
-    return f'{said}; where it happened is in {file.name}, and --debug shows it: please report it'
+    return f'{said}; the traceback is in {file.name} (--debug prints it): please report this bug'
 
 def _problem(error, name, argv):
     "Exit code and line for an error that ends a command"
@@ -764,9 +766,9 @@ def main(
     argv:list=None, # Command and options; by default those of the process
 )->None:
     "Parse the arguments, call the function, turn errors into one line and an exit code"
-    name, *argv = list(sys.argv[1:] if argv is None else argv) or ['--help']
-    debug = '--debug' in argv or bool(os.environ.get('VLREP_DEBUG'))
-    argv = [w for w in argv if w != '--debug']
+    words = sys.argv[1:] if argv is None else argv
+    debug = '--debug' in words or bool(os.environ.get('VLREP_DEBUG'))
+    name, *argv = [w for w in words if w != '--debug'] or ['--help']
     with _outputs(name) as out:
         if name in ('-h','--help'):
             print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; '

@@ -149,5 +149,5 @@ def check_plugins(
     there = {Path(p).name for p in plugin_files()}
     if lost := [str(p) for p in named if Path(p).name not in there]:
         options = ' '.join(f'--plugin {shlex.quote(p)}' for p in lost)
-        raise ValueError(f'{run}: needs the code in {", ".join(lost)}, which was not run, since it is not trusted: '
-                         f'read it, then add {options} (in Python: plugins={lost})')
+        raise ValueError(f'{run}: needs the code in {", ".join(lost)}, which is not trusted and was not imported: '
+                         f'inspect it, then add {options} (in Python: plugins={lost})')

@@ -8,6 +8,7 @@ __all__ = ['take_part', 'limit_captions', 'subsample', 'readable']
 # %% ../../nbs/data/15_subsets.ipynb #0fd6aed5
 import hashlib
 import numpy as np
+from ..core.fields import damage_limit
 from ..core.progress import *
 from ..core.seeding import *
 from .records import *
@@ -60,14 +61,23 @@ def subsample(
 def readable(
     dataset:ImageTextDataset, # Photos to be reported on
     log:callable=print,       # Called with each photo that is left out
+    max_damaged:int|float|str='100%', # How many may be unreadable, see `damage_limit`; by default the caller decides
 )->ImageTextDataset:          # Those that can be read
-    "The images that can be read: in a test set, a damaged one is left out and logged, never replaced"
-    def good(i):
+    """Leave out and log the images of a test set that cannot be read: none is replaced by another
+
+    A `ValueError` counts them if they are more than `max_damaged` allows
+    """
+    keep, bad = [], []
+    for i in progress(range(len(dataset)), label='photos read'):
         try:
             dataset.images([i])
-            return True
+            keep.append(i)
         except DamagedImage as e:
-            log(f'left out: {e}')
-            return False
-    keep = [i for i in progress(range(len(dataset)), label='photos read') if good(i)]
-    return dataset if len(keep) == len(dataset) else dataset.subset(keep)
+            bad.append(str(e))
+    limit = damage_limit(len(dataset), max_damaged)
+    if len(bad) > limit:
+        raise ValueError(f'{dataset.name}: {len(bad):,} of {len(dataset):,} images cannot be read, at most {limit:,} '
+                         f'may be so: {bad[0]}; repair them, or add --max-damaged {len(bad)}')
+    for why in bad:
+        log(f'left out: {why}')
+    return dataset.subset(keep) if bad else dataset

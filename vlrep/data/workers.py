@@ -83,6 +83,9 @@ def begin_worker(
     number:int # Of the worker; not used
 )->None:
     "Prepare a worker: it ends with its parent, or by a signal from there, or when it cannot hand over batches"
+    stops = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    if hasattr(signal, 'pthread_sigmask'):
+        signal.pthread_sigmask(signal.SIG_BLOCK, stops)                 # before the first thread, which inherits it
     end_with_parent()
     Queue._on_queue_feeder_error = _not_handed_over                     # in this process alone
     usual = sys.excepthook
@@ -95,8 +98,6 @@ def begin_worker(
     if not hasattr(signal, 'sigwaitinfo'):
         return
     parent = os.getppid()
-    stops = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     def mind():
         while signal.sigwaitinfo(stops).si_pid != parent: pass
         os._exit(0)

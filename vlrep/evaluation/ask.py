@@ -52,7 +52,7 @@ def ask_voc07(
     m = context.model
     with logged_warnings(context.log):
         trainval,test = (readable(read_voc(context.root, split, size=2*m.view.size, max_damaged=context.max_damaged),
-                                  context.log) for split in ('trainval','test'))
+                                  context.log, context.max_damaged) for split in ('trainval','test'))
     return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.info['method'])
 
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)
@@ -65,7 +65,7 @@ def ask_folder(
     m,root,who = context.model,Path(context.root),context.info['method']
     train = read_folder(root/'train', size=2*m.view.size, split='train')
     test = read_folder(root/'val', 2*m.view.size, 'test', classes=train.names['label'])
-    train, test = readable(train, context.log), readable(test, context.log)
+    train, test = (readable(d, context.log, context.max_damaged) for d in (train, test))
     return [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], size=m.view.size, name=who),
             *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
 

@@ -25,7 +25,7 @@ class EvaluationContext:
     options:object        # Sizes of the run's dataset
     root:FilePath=None    # Where the files of the evaluation are
     log:Callable=print    # Called with lines for the screen
-    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
+    max_damaged:int|float|str=None # How many photos and rows may be missing or unusable, see `damage_limit`
     run:'Run'=None        # Its folder, which names its test photos
     # right after a training, None later:
     learn:'BatchLearner'=None # The learner, at its best checkpoint

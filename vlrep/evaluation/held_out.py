@@ -17,23 +17,28 @@ from .base import EvaluationContext
 def _test_photos(parts, context, builder, root):
     "The test photos of the run among the data; None if the data is not that of the run"
     listed = read_test_photos(context.run)
-    test,log = parts['test'],context.log
-    if listed is None: return test
-    rows,gone,changed = find_test_photos(test, listed)
-    names = {name for name,_ in listed}
-    moved = sum(str(name) in names for part in ('train','valid') if part in parts for name in parts[part].ids)
-    said = f'of the {len(listed):,} test photos of the run {gone:,} are gone'
-    if moved: said += f' ({moved:,} are in train or valid by now)'
-    said += f' and {changed:,} have other captions or another file'
+    test = parts['test']
+    if listed is None:
+        return test
+    rows, gone, changed = find_test_photos(test, listed)
+    names = {name for name, _ in listed}
+    moved = sum(str(name) in names for part in ('train', 'valid') if part in parts for name in parts[part].ids)
+    problem = f'of the {len(listed):,} test photos of the run, {gone:,} are missing'
+    if moved:
+        problem += f' ({moved:,} are in train or valid now)'
+    problem += f' and {changed:,} have changed (captions or file)'
     if not (gone or changed):
         if more := len(test)-len(rows):
-            log(f'{builder.name}: exactly the {len(rows):,} test photos of the run are used, and {more:,} others that '
-                f'would be test photos by now are left out')
+            context.log(f'{builder.name}: exactly the {len(rows):,} test photos of the run are used; {more:,} photos '
+                        f'that were added to the test split since then are ignored')
         return test.subset(rows)
     if context.root is None:
-        raise ValueError(f'{root}: {said}; put them back, or evaluate what is left of them: --root {root}')
-    if len(rows) < 2: return None
-    log(f'{builder.name}: {said}; the other {len(rows):,} are used')
+        raise ValueError(f'{root}: {problem}; restore them, or evaluate the remaining ones with --root {root}')
+    if not rows and not changed and not moved:
+        return None                                                     # other data, with other photos
+    if len(rows) < 2:
+        raise ValueError(f'{root}: {problem}; {len(rows)} remain, and at least 2 are needed')
+    context.log(f'{builder.name}: {problem}; the other {len(rows):,} are used')
     return test.subset(rows)
 
 def _open_held_out(context, data, split, wanted, shown, train):
@@ -45,7 +50,12 @@ def _open_held_out(context, data, split, wanted, shown, train):
     root = context.root or (info.get('root') if builder.root_help else None)
     options = context.options if mine else builder.options
     if getattr(options, 'shown', shown) < shown: options = replace(options, shown=shown)
-    if split != 'auto': options = with_split(options, split, builder.name)
+    if split != 'auto':
+        trained = info['data'].get('split')
+        if mine and context.root is None and trained not in (None, 'auto', split):
+            raise ValueError(f'--split {split}: the run was trained with --split {trained}, which its test photos are '
+                             f'from')
+        options = with_split(options, split, builder.name)
     side = context.model.side
     if builder.build_test and not train:
         return dict(test=builder.open_test(options, root, side, log, context.max_damaged))
@@ -54,7 +64,8 @@ def _open_held_out(context, data, split, wanted, shown, train):
     known = test is not None
     if known: parts['test'] = test
     if builder.audit:
-        parts = {part: readable(parts[part], log) for part in (('train','test') if train else ('test',))}
+        parts = {part: readable(parts[part], log, context.max_damaged)
+                 for part in (('train','test') if train else ('test',))}
     if not known and (not mine or context.root is not None):
         log(f'{len(parts["test"])} images of {builder.name}; this run may have been trained on some of them')
     return parts
@@ -65,7 +76,7 @@ def open_held_out(
     split:str='auto',          # As for `PhotoOptions`: where data comes with several splits
     *, shown:int=0,            # Scenes of the world, at the least
 )->ImageTextDataset:           # Photos that cannot be read are left out
-    "Open the photos that a run is evaluated on; a `ValueError` if its own test photos are gone or have changed"
+    "Open the photos that a run is evaluated on; a `ValueError` if its own test photos are missing or have changed"
     return _open_held_out(context, data, split, (), shown, False)['test']
 
 def open_probe_sets(

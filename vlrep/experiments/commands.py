@@ -37,8 +37,8 @@ from ..training.trackers import check_tracker, tracker as make_tracker
 from ..training.run_folder import FORMAT, load, Run
 from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
 from ..training.resume import differences, fingerprint, resume
-from ..training.test_photos import (as_tested, keep_test_photos, read_test_photos, TEST_PHOTOS,
-                                        without_tested)
+from ..training.test_photos import (restore_test_split, write_test_photos, read_test_photos, TEST_PHOTOS,
+                                        exclude_test_photos)
 from ..methods.recipe import MethodRecipe
 from ..methods.base import METHODS
 from ..evaluation.base import EvaluationContext, EVALUATIONS
@@ -405,8 +405,7 @@ def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     "A `ValueError` names what is invalid"
     data = given.get('data')
     if data is None and resume_run is not None:
-        check_run(resume_run)
-        data = _data_of(load(resume_run))
+        data = _data_of(_opened(resume_run))
     check_options(data or 'world', given.get('root'), out, resume_run, given.get('precision', 'auto'),
                   resuming=resume_run is not None, exact=exact, weights=given.get('weights_file'), **numbers)
     if tracker: check_tracker(tracker)
@@ -519,9 +518,9 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
         if dist.is_main: cbs = [logger, Checkpointer(run, save_every), *cbs]
         if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
         try:
-            told = None if resume_run or not dist.is_main else log
+            backbone_log = None if resume_run or not dist.is_main else log
             first = _first_weights(asked, run, at, resume_run)
-            method = with_backbone(method, asked['backbone'], first, told)
+            method = with_backbone(method, asked['backbone'], first, backbone_log)
             learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,
                              cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers,
                              begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),
@@ -580,7 +579,7 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
         splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log, max_damaged=max_damaged)
     if resume_run:
-        splits = (without_tested if inexact else as_tested)(splits, read_test_photos(old), log)
+        splits = (exclude_test_photos if inexact else restore_test_split)(splits, read_test_photos(old), log)
     if by := splits['test'].split_by:
         facts['data'] = {**facts['data'], 'split': by}                # what auto has come to, so that it stays
     facts |= _contents(method, recipe, splits)
@@ -593,7 +592,7 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
     run = _folder(asked, facts, out, resume_run, dist, notes=notes, workers=workers, save_every=save_every,
                   max_damaged=max_damaged, **found)
     with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
-        if dist.is_main and DATASETS[data].audit: keep_test_photos(run, splits['test'])
+        if dist.is_main and DATASETS[data].audit: write_test_photos(run, splits['test'])
         learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=requested,
                        facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,
                        save_every=save_every, max_damaged=max_damaged, stages=stages)

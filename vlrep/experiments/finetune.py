@@ -20,8 +20,9 @@ from ..core.progress import *
 from ..core.registry import *
 from ..core.run_facts import has_type, type_words
 from ..core.weights import fill_model
-from ..data.loader import check_share
+from ..data.loader import check_share, TooManyDamaged
 from ..data.regions import RegionReader
+from ..data.subsets import readable
 from ..data.tasks import read_labels
 from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform
@@ -191,13 +192,26 @@ def plan_finetune(
     return task,check_fields(override(base, rest)),options,{**asked, 'data': data}
 
 # %% ../../nbs/experiments/75_finetune.ipynb #c4e89439
+def _with_images(examples, log, max_damaged):
+    "Leave out the examples of a validation or test set whose image cannot be read: none is replaced by another"
+    images = readable(examples.base, log, max_damaged)
+    if images is examples.base:
+        return examples
+    names = set(images.ids)
+    rows = [i for i, row in enumerate(examples.rows) if examples.base.ids[row] in names]
+    log(f'{examples.name}, {examples.split}: {len(examples)-len(rows):,} of {len(examples):,} examples are about '
+        f'images that cannot be read, and are left out')
+    return examples.subset(rows)
+
 def _examples(task, asked, options, side, log):
     "Training, validation and test examples, as far as they are there"
     source = task.source(asked['data'])
     def part(split):
         if options is not None: return source.read(split, size=side, options=options, log=log)
         with logged_warnings(log):
-            return source.read(asked['root'], split, side, log=log, max_damaged=asked['max_damaged'])
+            examples = source.read(asked['root'], split, side, log=log, max_damaged=asked['max_damaged'])
+        if examples is None or split == 'train': return examples
+        return _with_images(examples, log, asked['max_damaged'])
     return {s: d for s in ('train','valid','test') if (d := part(s)) is not None}
 
 def _labels(task, asked, plan, train):
@@ -256,11 +270,12 @@ def _same_run(run, facts):
 def _whole(run, fresh):
     "If the body fails before the first checkpoint, leave no run behind"
     try: yield
-    except BaseException:
+    except BaseException as e:
         if fresh and not run.saved() and not (run/'best').is_dir():
             for p in ('recipe.json','tokenizer.model','labels.json','log.csv','skipped.jsonl'):
                 (run/p).unlink(missing_ok=True)
             if {p.name for p in run.path.iterdir()} <= {'.lock','steps'}: shutil.rmtree(run.path)
+        if isinstance(e, TooManyDamaged): raise TooManyDamaged(f'{e}; --max-damaged NUMBER lets more pass') from None
         raise
 
 # %% ../../nbs/experiments/75_finetune.ipynb #41b8ae5a
@@ -422,6 +437,8 @@ def _folder(job, source, was, out):
         run = Run.reopen(source.path) if was else _new_run(job, source, out)
         if was and was['root'] != job.asked['root']:
             run.change(dict(finetune={**was, 'root': job.asked['root']}))
+        if was and run.info.get('max_damaged') != job.asked['max_damaged']:
+            run.change(dict(max_damaged=job.asked['max_damaged']))
     path = job.dist.objects(run and str(run.path.resolve()))[0]
     return run or load(path)
 

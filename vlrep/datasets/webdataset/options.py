@@ -20,8 +20,8 @@ class WebdatasetOptions(PhotoOptions):
     "How shards are read and split"
     window:Int(0, 10**6)=10 # Shards whose samples are shuffled together; 0: all of them
     bucket:Int(0, 10**6)=0  # Batches that are sorted by length of caption together; 0: not sorted
-    damaged:Share=0.        # Part of the shards that may be missing or cut off, and of samples that may be unreadable
-    image_extension:str=''  # What stands behind the first dot in the name of a photo (default: jpg, jpeg, png, ...)
+    damaged:Share=0.        # Share of the shards that may be missing or cut off
+    image_extension:str=''  # File extension of the photos, after the first dot of the name (default: jpg, jpeg, ...)
     caption_key:str=''      # Key of the captions in JSON files (default: .txt files, else captions, caption, text)
 
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10007

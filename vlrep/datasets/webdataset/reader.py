@@ -13,7 +13,7 @@ from pathlib import Path
 from ...core.files import *
 from ...core.fields import damage_limit
 from ...core.progress import *
-from ...data.image_files import some_of
+from ...data.image_files import PART_WORDS, some_of
 from ...data.shards import find_shards, write_shards
 from ...data.shard_index import ShardDataset, ShardIndex
 from ...data.subsets import subsample
@@ -27,7 +27,7 @@ def _counted(counts, end):
     return [f'{n:,} {what}{end}: {", ".join(some[:3])}' + (f' and {n-3:,} more' if n > 3 else '')
             for what, (n, some) in counts.items()]
 
-def _check_index(index, name, damaged, max_damaged):
+def _check_index(index, name, max_damaged):
     "Warn of what is left out of the index of some shards, for each reason; a `ValueError` if it is too much"
     def warn(text): warnings.warn(f'{name}: {text}', stacklevel=4)
     shards = len(index.shards)
@@ -43,10 +43,10 @@ def _check_index(index, name, damaged, max_damaged):
     if not len(index):
         raise ValueError(f'{index.shards[0][0]}: not a single image with a caption in {shards} shards '
                          f'({lost:,} samples are left out: {why})')
-    limit = damage_limit(total, (damaged or None) if max_damaged is None else max_damaged)
+    limit = damage_limit(total, max_damaged)
     if index.damaged > limit:
         raise ValueError(f'{name}: {index.damaged:,} of {total:,} samples cannot be read, at most {limit:,} may be so '
-                         f'({why}); repair them, or allow more: --damaged SHARE')
+                         f'({why}); repair them, or add --max-damaged {index.damaged}')
 
 def read_webdataset(
     root:FilePath,          # A folder, a tar file, or names with braces or `*`
@@ -61,7 +61,7 @@ def read_webdataset(
     paths = find_shards(root, damaged)
     index = ShardIndex(paths, damaged, image_extension, caption_key)
     name = paths[0].resolve().parent.name
-    _check_index(index, name, damaged, max_damaged)
+    _check_index(index, name, max_damaged)
     return ShardDataset(index, size, name, **kw)
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20006
@@ -79,7 +79,9 @@ def build_webdataset(
     with logged_warnings(log):
         found = shard_parts(root, options.damaged)
         folders = {k: paths for k, paths in found.items() if k}
-        own = dict(folders=OwnSplit(', '.join(f'{k}/' for k in folders))) if folders else {}
+        by_name = any(PART_WORDS.get(p.parent.name.lower()) != k for k, paths in folders.items() for p in paths)
+        where = 'the names of the shards' if by_name else f'the folders {", ".join(f"{k}/" for k in folders)}'
+        own = dict(folders=OwnSplit(where)) if folders else {}
         by = choose_split(options.split, own, root)
         if by == 'hash': found = {'': [p for paths in found.values() for p in paths]}
         indexes = {k: ShardIndex(v, options.damaged, options.image_extension, options.caption_key)
@@ -89,13 +91,13 @@ def build_webdataset(
         got = {}
         for k, index in indexes.items():
             name = found[k][0].resolve().parent.name
-            _check_index(index, name, options.damaged, max_damaged)
+            _check_index(index, name, max_damaged)
             got[k] = ShardDataset(index, size, name, split=k or None, **kw)
     if by == 'hash':
         parts = split_photos(got[''], builder, options, root, log)
     else:
         parts, done = complete_split(got, f'{root}', options.valid)
-        log_split(f'from the folders {own[by].where}', parts, log, done)
+        log_split(f'from {own[by].where}', parts, log, done)
         for part in parts: part.split_by = by
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])
@@ -127,7 +129,12 @@ def make_shards(
     with logged_warnings(log): dataset = builder.whole(root, size, options, max_damaged)
     if dataset is not None and choose_split(split, own_splits(dataset, builder, root), root) == 'hash':
         return write_shards(dataset, out, per_shard, seed, log)
-    parts = builder.open(options, root, size, ('captions','narratives','labels'), log, max_damaged)
+    if dataset is not None:
+        parts = dict(zip(('train', 'valid', 'test'), split_photos(dataset, builder, options, root, log)))
+    elif split == 'hash':
+        raise ValueError(f'--split hash: {data} comes in parts, which shards keep; leave --split out')
+    else:
+        parts = builder.open(options, root, size, ('captions','narratives','labels'), log, max_damaged)
     paths = []
     with atomic_folder(out) as new:
         for k, part in parts.items():

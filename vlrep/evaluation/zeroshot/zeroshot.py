@@ -6,11 +6,13 @@
 __all__ = ['fit_attributes', 'unit_features', 'zeroshot_hits', 'zeroshot_rows', 'ask_zeroshot', 'measure_zeroshot']
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #c9746d4a
+from dataclasses import replace
 import numpy as np, torch
 from torch import nn, Tensor
 from torch.nn import functional as F
 from ...core.progress import *
 from ...core.seeding import *
+from ...data.subsets import readable
 from ..base import *
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
 from .benchmarks import read_awa2, read_cub, world_zeroshot, ZeroShotBenchmark
@@ -138,6 +140,10 @@ def ask_zeroshot(
     with logged_warnings(context.log):
         bench = _BENCHMARKS[benchmark](context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500,
                                        context.max_damaged)
+    images = readable(bench.images, context.log, context.max_damaged)
+    if images is not bench.images:
+        label = dict(zip(bench.images.ids, bench.label))
+        bench = replace(bench, images=images, label=np.array([label[i] for i in images.ids]))
     sizes = {k: len(v) for k,v in bench.parts().items()}
     context.log(f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
                 f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} training images, '
