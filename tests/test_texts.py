@@ -106,8 +106,8 @@ PLAIN = dict(
     italian=['Un uomo a cavallo', 'Due cani corrono in un prato', 'Bambino a sinistra in acqua', 'A destra in auto',
              'Una ragazza in piscina', 'Cane a riva', 'Uomini in barca a vela', 'Donna a casa in cucina',
              'Uccello in volo', 'Gatto a letto'],
-    portuguese=['A menina a correr', 'A mulher e a filha', 'Um homem a cavalo', 'A bola está a esquerda', 'A casa a direita',
-                'A praia', 'Menino a nadar', 'A rua a noite', 'Uma ave a voar', 'A porta a abrir'],
+    portuguese=['A menina a correr', 'A mulher e a filha', 'Um homem a cavalo', 'A bola está a esquerda',
+                'A casa a direita', 'A praia', 'Menino a nadar', 'A rua a noite', 'Uma ave a voar', 'A porta a abrir'],
     spanish=['Un hombre a caballo', 'La niña va a la playa', 'Perro a la izquierda', 'Mujer a pie', 'Niño va a casa',
              'Ave a la derecha', 'Gente a bordo', 'El gato a oscuras', 'A lo lejos', 'Los perros a correr'],
     french=['On a un chien', 'Un homme a cheval', 'On voit a gauche un chat', 'Il y a des enfants', 'Elle a une balle',
@@ -116,8 +116,8 @@ PLAIN = dict(
             'En kat for to', 'Drengen at by', 'To her', 'By at by'],
     polish=['To pies', 'To dom', 'Pies to kot', 'To jest kobieta', 'Dwa psy by biec', 'To plaża', 'By on biegł',
             'On to ma', 'To on', 'Kobieta to on'],
-    vietnamese=['Một thế giới', 'Con chó to', 'Anh to', 'Thể thao', 'Trẻ em to', 'Ô tô', 'Một cái hộp', 'Is to', 'Con mèo',
-                'Người on to'])
+    vietnamese=['Một thế giới', 'Con chó to', 'Anh to', 'Thể thao', 'Trẻ em to', 'Ô tô', 'Một cái hộp', 'Is to',
+                'Con mèo', 'Người on to'])
 
 @pytest.mark.parametrize('form', ['NFC', 'NFD'])
 @pytest.mark.parametrize('language', PLAIN)
