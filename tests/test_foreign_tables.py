@@ -421,6 +421,16 @@ def test_annotations_about_unknown_images(which, copy):
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match='annotations cannot be used.* there is no image 99'): _both_coco(root)
 
+def test_answers_to_unknown_questions(copy):
+    "Counted: a list of questions may be a part of the published one, and its answers may be those of another"
+    root = copy('vqa')
+    questions = found(root, LAYOUTS['vqa'])[0]
+    data = json.loads(questions.read_text())
+    del data['questions'][:2]
+    questions.write_text(json.dumps(data))
+    with pytest.warns(UserWarning, match=r'2 of \d+ annotations answer no question that is used'):
+        assert len(LAYOUTS['vqa'].read(root, max_damaged=0)) == len(data['questions'])
+
 # ---------------------------------------------------------------- one photo by two names
 
 PHOTO = 'images/\xe9.jpg'  # an accent, that some systems write as a sign of its own
