@@ -1,5 +1,5 @@
 "Tables, photos and boxes of other programs: every reader takes the same files, and leaves out and refuses alike"
-import gzip, json, shutil, warnings
+import gzip, json, shutil, unicodedata, warnings
 from dataclasses import dataclass, replace
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ from vlrep.data.paraphrases import read_paraphrases
 from vlrep.data.records import Record
 from vlrep.data.regions import RegionReader
 from vlrep.data.tasks import read_labels
+from vlrep.data.wordpiece import WordPieceTokenizer
 from vlrep.datasets.base import DATASETS
-from vlrep.datasets.coco import read_coco, write_coco
+from vlrep.datasets.coco import photo_objects, read_coco, write_coco
 from vlrep.datasets.csv import read_csv, write_csv
 from vlrep.datasets.flickr8k import read_flickr8k, write_flickr8k
 from vlrep.datasets.flickr30k import read_flickr30k, write_flickr30k
@@ -24,9 +25,12 @@ from vlrep.datasets.vizwiz import read_vizwiz, write_vizwiz
 from vlrep.datasets.voc07 import read_voc, write_voc
 from vlrep.datasets.vqa import read_vqa, write_vqa
 from vlrep.datasets.world.dataset import scene, world
+from vlrep.datasets.world.drawing import CATEGORIES
 from vlrep.evaluation.zeroshot.benchmarks import read_cub
 from vlrep.experiments.region_files import find_photos
+from vlrep.experiments.study_verdicts import study_head
 from vlrep.methods.fusion_collate import read_written
+from vlrep.training.resume import _cut_lines
 
 N = 12
 
@@ -97,6 +101,8 @@ def contents(dataset):
         out.append([[(n.text, n.utterances) for n in dataset.narratives[i]] for i in range(len(dataset))])
     return out
 
+def captions_of(dataset): return [dataset.captions[i] for i in range(len(dataset))]
+
 def found(root, layout): return sorted(p for pattern in layout.tables for p in root.glob(pattern))
 
 def change(root, layout, how):
@@ -109,12 +115,13 @@ SPELLINGS = dict(
     utf16=lambda text: text.encode('utf-16'),
     utf16_big=lambda text: b'\xfe\xff' + text.encode('utf-16-be'),
     windows_lines=lambda text: text.replace('\n', '\r\n').encode(),
+    mac_lines=lambda text: text.replace('\n', '\r').encode(),
     blank_lines=lambda text: (text + '\n\n').encode())
 
 @pytest.mark.parametrize('spelling', SPELLINGS)
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_encodings(name, spelling, written, copy):
-    "Byte-order marks, UTF-16, line breaks of Windows: the same data"
+    "Byte-order marks, UTF-16, line breaks of Windows and of old Macs: the same data"
     layout = LAYOUTS[name]
     root = copy(name)
     change(root, layout, SPELLINGS[spelling])
@@ -196,7 +203,11 @@ def _said(path):
     got = read_paraphrases(path)
     return {c: got.texts(c) for c in ('a cat', 'a dog')}
 
+def _vocabulary(path): return WordPieceTokenizer(path).vocab
+
 LINES = {
+    'vocabulary': ('vocab.txt', ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a\u2028b'], _vocabulary),
+    'study': ('study.jsonl', [dict(kind='study', file='a\u2028b', table={})], study_head),
     'labels': ('l.txt', ['yes', 'no', 'two words'], read_labels),
     'written': ('w.jsonl', [dict(image='a', caption='a\u2028cat'), dict(image='b', caption='a dog')], read_written),
     'boxes': ('b.jsonl', [dict(image='a', boxes=[[0, 0, .5, 1]]), dict(image='b', boxes=[])], _boxes),
@@ -211,6 +222,7 @@ LINES = {
 def test_files_of_lines(name, spelling, tmp_path):
     "One value a line: read alike, however the file was saved"
     file, values, read = LINES[name]
+    if name == 'vocabulary' and spelling == 'blank_lines': pytest.skip('each line is a token')
     for i in range(3): Image.new('RGB', (8, 8)).save(tmp_path/f'{i}.jpg')
     lines = [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
     text = '\n'.join(lines) + '\n'
@@ -224,11 +236,21 @@ def test_files_of_lines(name, spelling, tmp_path):
         path.write_bytes(SPELLINGS[spelling](text))
     assert read(path) == want
 
-@pytest.mark.parametrize('name', [n for n in LINES if n != 'labels'])
+@pytest.mark.parametrize('name', [n for n in LINES if n not in ('labels', 'vocabulary', 'study')])
 def test_lines_nested_too_deeply(name, tmp_path):
     file, values, read = LINES[name]
     (tmp_path/file).write_text('\n'.join([json.dumps(v) for v in values]) + '\n' + '['*100_000)
     with pytest.raises(ValueError, match=f'{file}, line {len(values)+1}: .*nested too deeply'): read(tmp_path/file)
+
+def test_a_log_of_skipped_steps_is_cut(tmp_path):
+    "Lines that are torn off or nested too deeply are dropped, and the rest is kept to the letter"
+    path = tmp_path/'skipped.jsonl'
+    kept = [json.dumps(dict(step=i, why=f'a\u2028{i}'), ensure_ascii=False) + '\n' for i in (1, 2)]
+    path.write_text(''.join(kept) + '{"step": 9}\n' + '['*100_000 + '\n{"ste')
+    _cut_lines(path, 5)
+    assert path.read_text() == ''.join(kept)
+    path.write_bytes(b'{"step": 1, "why": "\xe9"}\n')
+    with pytest.raises(ValueError, match='skipped.jsonl, line 1: not UTF-8'): _cut_lines(path, 5)
 
 # ---------------------------------------------------------------- numbers as text and as floats, ids that repeat
 
@@ -250,6 +272,30 @@ def test_numbers_as_text_and_floats(name, how, written, copy):
         return json.dumps(data).encode()
     change(root, layout, changed)
     assert contents(layout.read(root)) == contents(layout.read(written/name))
+
+@pytest.mark.parametrize('given', ['7', 7, 7.])
+def test_ids_that_name_photos(given, copy):
+    "An id is the name of a photo's file, with the same rule as elsewhere"
+    root = copy('snli_ve')
+    (root/'flickr30k_images'/'train000000.jpg').rename(root/'flickr30k_images'/'7.jpg')
+    path = root/'snli_ve_train.jsonl'
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row['Flickr30K_ID'] == 'train000000': row['Flickr30K_ID'] = given
+    path.write_text(''.join(json.dumps(r) + '\n' for r in rows))
+    assert '7' in LAYOUTS['snli_ve'].read(root, max_damaged=0).base.ids
+
+@pytest.mark.parametrize('how', [_as_text, _as_floats])
+@pytest.mark.parametrize('table', ['images', 'annotations'])
+def test_numbers_of_box_files(table, how, written, copy):
+    path = copy('coco')/'annotations'/'instances_train2017.json'
+    want = BoxFile(path).boxes.tolist()
+    data = json.loads(path.read_text())
+    data[table] = [how(r, [*IDS, 'width', 'height']) for r in data[table]]
+    if how is _as_text and table == 'annotations':
+        for row in data[table]: row['bbox'] = [str(v) for v in row['bbox']]
+    path.write_text(json.dumps(data))
+    assert np.allclose(BoxFile(path).boxes, want)
 
 @pytest.mark.parametrize('value', [True, float('nan'), None, 7.5, [1]])
 def test_what_is_no_number(value, copy):
@@ -313,7 +359,9 @@ def _spoil_times(lines):
     row['timed_caption'][1].update(start_time=5, end_time=2)
     lines[2] = json.dumps(row)
 def _spoil_line(lines): lines[2] = '{"Flickr30K_ID": "x"'
-def _spoil_label(lines): lines[2] = json.dumps(json.loads(lines[2]) | dict(gold_label='maybe'))
+def _spoil_values(**values):
+    def spoil(lines): lines[2] = json.dumps(json.loads(lines[2]) | values)
+    return spoil
 
 def _spoil_json(table, **values):
     def spoil(lines):
@@ -327,7 +375,10 @@ SPOILT = {'csv': ('csv', 0, _spoil_csv), 'flickr8k': ('flickr8k', 0, _spoil_csv)
           'flickr30k': ('flickr30k', 0, _spoil_token), 'results': ('results', 0, _spoil_token),
           'narratives-traces': ('narratives', 0, _spoil_narrative),
           'narratives-times': ('narratives', 0, _spoil_times), 'snli_ve-json': ('snli_ve', 0, _spoil_line),
-          'snli_ve-label': ('snli_ve', 0, _spoil_label),
+          'snli_ve-label': ('snli_ve', 0, _spoil_values(gold_label='maybe')),
+          'snli_ve-sentence': ('snli_ve', 0, _spoil_values(sentence2=None)),
+          'snli_ve-list': ('snli_ve', 0, _spoil_values(sentence2=['a', 'b'])),
+          'snli_ve-id': ('snli_ve', 0, _spoil_values(Flickr30K_ID=7.5)),
           'coco-caption': ('coco', 0, _spoil_json('annotations', caption=None)),
           'coco-image': ('coco', 0, _spoil_json('annotations', image_id=99)),
           'coco-box': ('coco', 1, _spoil_json('annotations', bbox=[1, 2])),
@@ -353,6 +404,141 @@ def test_unusable_rows(spoilt, copy):
     assert 0 < len(got) <= len(before)
     with pytest.raises(ValueError, match=r'1 of [\d,]+ .*max_damaged=0 allows 0, --max-damaged 1 lets them pass'):
         layout.read(root, max_damaged=0)
+
+@pytest.mark.parametrize('which', [0, 1])
+def test_annotations_about_unknown_images(which, copy):
+    "Those about an image that is left out are counted; those about no image are refused, also beside one left out"
+    root = copy('coco')
+    path = found(root, LAYOUTS['coco'])[which]
+    data = json.loads(path.read_text())
+    lost = data['images'][2]['id']
+    data['images'][2]['file_name'] = 3
+    path.write_text(json.dumps(data))
+    n = sum(a['image_id'] == lost for a in data['annotations'])
+    with pytest.warns(UserWarning, match=f'{n} annotations are about images that are left out'):
+        assert len(_both_coco(root)) == N-1
+    for row in data['annotations'][N:]: row['image_id'] = 99
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match='annotations cannot be used.* there is no image 99'): _both_coco(root)
+
+def test_answers_to_unknown_questions(copy):
+    "Counted: a list of questions may be a part of the published one, and its answers may be those of another"
+    root = copy('vqa')
+    questions = found(root, LAYOUTS['vqa'])[0]
+    data = json.loads(questions.read_text())
+    del data['questions'][:2]
+    questions.write_text(json.dumps(data))
+    with pytest.warns(UserWarning, match=r'2 of \d+ annotations answer no question that is used'):
+        assert len(LAYOUTS['vqa'].read(root, max_damaged=0)) == len(data['questions'])
+
+# ---------------------------------------------------------------- one photo by two names
+
+PHOTO = 'images/\xe9.jpg'  # an accent, that some systems write as a sign of its own
+
+def _csv_twice(root, name):
+    (root/'photos.csv').write_text(f'path,caption\n{PHOTO},a\n{name},b\n')
+    return read_csv(root/'photos.csv', size=16)
+
+def _json_twice(root, name):
+    rows = [dict(path=PHOTO, caption='a'), dict(path=name, caption='b')]
+    (root/'photos.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in rows))
+    return read_csv(root/'photos.jsonl', size=16)
+
+def _token_twice(root, name):
+    (root/'results.token').write_text(f'{PHOTO}#0\ta\n{name}#0\tb\n')
+    return read_flickr30k(root, 'results.token', '.', size=16)
+
+def _vizwiz_twice(root, name):
+    rows = [dict(image=n, question=t, answers=[dict(answer='yes')]) for n, t in ((PHOTO, 'a'), (name, 'b'))]
+    (root/'train.json').write_text(json.dumps(rows))
+    (root/'train').symlink_to('.')
+    return read_vizwiz(root, size=16, log=str)
+
+TWICE = dict(csv=_csv_twice, jsonl=_json_twice, flickr30k=_token_twice, vizwiz=_vizwiz_twice)
+
+@pytest.fixture
+def one_photo(tmp_path):
+    (tmp_path/'images').mkdir()
+    Image.new('RGB', (8, 8)).save(tmp_path/PHOTO)
+    return tmp_path
+
+@pytest.mark.parametrize('name', [f'./{PHOTO}', PHOTO.replace('/', '//'), PHOTO.replace('/', '\\')])
+@pytest.mark.parametrize('reader', TWICE)
+def test_two_names_of_a_photo(reader, name, one_photo):
+    "Another way to write its path makes no second photo, which would be dealt to another part of the split"
+    got = TWICE[reader](one_photo, name)
+    assert len(getattr(got, 'base', got)) == 1
+    assert sum(captions_of(got), []) == ['a', 'b']
+
+@pytest.mark.parametrize('absolute', [True, False])
+@pytest.mark.parametrize('reader', TWICE)
+def test_a_photo_by_names_that_are_not_joined(reader, absolute, one_photo):
+    "Absolute and relative, composed and decomposed letters: refused, with both names"
+    name = str(one_photo/PHOTO) if absolute else unicodedata.normalize('NFD', PHOTO)
+    if reader == 'vizwiz' and absolute: name = str(one_photo/'train'/PHOTO)
+    with pytest.raises(ValueError, match='are the same photo; call it by one name'): TWICE[reader](one_photo, name)
+
+@pytest.mark.parametrize('name', [f'./{PHOTO}', PHOTO.replace('/', '\\')])
+@pytest.mark.parametrize('form', ['csv', 'jsonl'])
+def test_one_part_for_all_names_of_a_photo(form, name, one_photo):
+    rows = [dict(path=PHOTO, caption='a', split='train'), dict(path=name, caption='b', split='test')]
+    path = one_photo/f'photos.{form}'
+    lines = [json.dumps(r) for r in rows] if form == 'jsonl' else [
+        'path,caption,split', *(','.join(r.values()) for r in rows)]
+    path.write_text('\n'.join(lines) + '\n')
+    with pytest.raises(ValueError, match=f"{PHOTO} is in 'test', and in 'train', too"): read_csv(path, size=16)
+
+@pytest.mark.parametrize('which', [0, 1])
+def test_files_of_coco_that_are_there_twice(which, copy):
+    root = copy('coco')
+    path = found(root, LAYOUTS['coco'])[which]
+    data = json.loads(path.read_text())
+    data['images'][1]['file_name'] = './' + data['images'][0]['file_name']
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match='the file train-000000.jpg is there twice'): _both_coco(root)
+
+# ---------------------------------------------------------------- rows of JSON lines, texts beside photos
+
+def test_columns_of_json_lines(tmp_path):
+    "The rules of tables: the usual name counts, else a name must be the only one; null is nothing"
+    Image.new('RGB', (8, 8)).save(tmp_path/'a.jpg')
+    path = tmp_path/'m.jsonl'
+    def read(**row):
+        path.write_text(json.dumps(row) + '\n')
+        return read_csv(path, size=16, max_damaged=0)
+    assert read(path='a.jpg', caption='a', split=None).parts is None
+    assert read(path='a.jpg', image='b.jpg', caption='a').ids == ['a.jpg']
+    with pytest.raises(ValueError, match='line 1: the path may be in file_name or image; name them: --columns path='):
+        read(file_name='a.jpg', image='b.jpg', caption='a')
+    for wrong in dict(path=None), dict(caption=None), dict(caption=['a', None]):
+        with pytest.raises(ValueError, match='line 1: expected an object with path and caption'):
+            read(**dict(path='a.jpg', caption='a') | wrong)
+
+@pytest.mark.parametrize('photos,texts,problem', [
+    (['a.jpg', 'a.png'], ['a.txt'], '1 of 2 texts cannot be used: a.jpg and a.png have one text'),
+    (['a.jpg'], ['a.txt', 'a.caption'], '2 of 3 texts cannot be used: a.caption is one of several texts of a.jpg'),
+    ([], ['a.txt'], '1 of 2 texts cannot be used: a.txt has no photo')])
+def test_texts_that_belong_to_no_single_photo(photos, texts, problem, tmp_path):
+    "What is said to be left out is left out"
+    for name in *photos, 'b.jpg': Image.new('RGB', (8, 8)).save(tmp_path/name)
+    for name in *texts, 'b.txt': (tmp_path/name).write_text(f'the text {name}')
+    with pytest.warns(UserWarning, match=problem): got = read_csv(tmp_path, size=16, max_damaged=2)
+    assert got.ids == ['b.jpg'] and captions_of(got) == [['the text b.txt']]
+
+@pytest.mark.parametrize('name', ['flickr8k', 'flickr30k', 'results', 'texts'])
+def test_photos_without_captions_are_counted(name, written, copy):
+    if name == 'texts':
+        root = copy('csv')
+        for line in (root/'photos.csv').read_text().splitlines()[1:]:
+            (root/line.split(',')[0]).with_suffix('.txt').write_text('a b')
+        (root/'photos.csv').unlink()
+        folder, read = root/'images', lambda d: read_csv(d, size=32)
+    else:
+        root, read = copy(name), LAYOUTS[name].read
+        folder = next(root.glob(LAYOUTS[name].photos)).parent
+    Image.new('RGB', (8, 8)).save(folder/'extra.jpg')
+    with pytest.warns(UserWarning, match=f'1 of {N+1} images have no caption and are left out: .*extra.jpg'):
+        assert len(read(root)) == N
 
 @pytest.mark.parametrize('text', ['<annotation>', '<?xml version="1.0" encoding="klingon"?><a/>', None,
                                   '<?xml version="1.0" encoding="shift_jis"?><a/>', '\xff\xfe<'])
@@ -413,7 +599,6 @@ def test_limits_of_commands(copy, capsys, tmp_path):
 
 # ---------------------------------------------------------------- layouts in use elsewhere
 
-def captions_of(dataset): return [dataset.captions[i] for i in range(len(dataset))]
 
 def test_flickr8k_as_two_archives(written, tmp_path):
     want = LAYOUTS['flickr30k'].read(written/'flickr30k')
@@ -441,6 +626,21 @@ def test_coco_of_2014(folders, tables, tmp_path):
     parts = builder.open(replace(builder.options, train=.5, valid=.5), tmp_path, 32, log=lambda line: None)
     assert sum(map(len, parts.values())) == 8 and all('val2014' in i for i in parts['test'].ids)
 
+@pytest.mark.parametrize('tables', ['annotations', '.'])
+def test_objects_of_coco(tables, tmp_path):
+    "The labels of Karpathy's split are found where the captions are"
+    for split in ('train', 'valid'):
+        name = split.replace('valid', 'val') + '2017'
+        write_coco([scene(split, i, size=32) for i in range(2)], tmp_path, name, classes=CATEGORIES)
+        path = tmp_path/'annotations'/f'instances_{name}.json'
+        data = json.loads(path.read_text())
+        for row in data['images']: row['id'] += 10*(split == 'valid')
+        for row in data['annotations']: row['image_id'] += 10*(split == 'valid')
+        path.unlink()
+        (tmp_path/tables/path.name).write_text(json.dumps(data))
+    objects, names, _ = photo_objects(tmp_path)
+    assert sorted(objects) == [1, 2, 11, 12] and names == list(CATEGORIES)
+
 @pytest.mark.parametrize('tables', ['{kind}', 'v2_{kind}_Train_mscoco', 'annotations'])
 @pytest.mark.parametrize('photos', ['Images/mscoco/train2014', 'images/train2014', 'train2014'])
 def test_folders_of_vqa(tables, photos, written, copy):
@@ -464,6 +664,16 @@ def test_columns_of_the_command(copy, capsys, tmp_path):
     main([*map(str, words), '--columns', 'path=url,caption=alt'])
     assert '12' in capsys.readouterr().out
     assert '--columns path' in refused(capsys, 'pretrain', '--data', 'csv', '--root', root, '--columns', 'path')
+
+@pytest.mark.parametrize('name', ['csv', 'flickr8k', 'results'])
+def test_advice_for_columns(name, copy, capsys, tmp_path):
+    "What a message advises is an option of the command that prints it"
+    root = copy(name)
+    if name == 'results': change(root, LAYOUTS[name], lambda text: b'image_name,number,words\na.jpg,0,b\n')
+    else: change(root, LAYOUTS[name], lambda text: ('url,alt\n' + text.partition('\n')[2]).encode())
+    data = 'flickr30k' if name == 'results' else name
+    said = refused(capsys, 'shards', '--data', data, '--root', root, '--out', tmp_path/'s')
+    assert ('--data csv --columns' in said) == (name != 'csv') and '--columns path=NAME,caption=NAME' in said
 
 # ---------------------------------------------------------------- entries that are none
 

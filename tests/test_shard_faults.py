@@ -151,15 +151,17 @@ def test_further_images_and_captions_are_said(tmp_path):
 
 def test_names_that_fit_no_rule_are_said(tmp_path):
     "Files that are no part of a sample, keys that come back, ids that come back: counted and named"
-    odd = [('._0000.jpg', b'x'), ('__MACOSX/._0000.jpg', b'x'), ('in/.hidden', b'x'), ('README', b'x'),
-           ('__note__', b'x')]
-    tar_of(tmp_path/'000.tar', odd[:3]+plain(20)+odd[3:]+plain(1))
+    odd = [('._0000.jpg', b'x'), ('__MACOSX/._0000.jpg', b'x'), ('in/.hidden', b'x'), ('Thumbs.db', b'x'),
+           ('.git/0.jpg', b'x'), ('./in/desktop.ini', b'x'), ('README', b'x'), ('__note__', b'x')]
+    tar_of(tmp_path/'000.tar', odd[:6]+plain(20)+odd[6:]+plain(1))
     tar_of(tmp_path/'001.tar', plain(3, 18))
     data,said = read(tmp_path)
-    assert '3 files are hidden and are left out: 000.tar ._0000.jpg' in said and '1 files have no extension' in said
+    assert '6 files are hidden and are left out: 000.tar ._0000.jpg' in said and '1 files have no extension' in said
     assert '__note__' not in said and len(data) == 24
     assert '1 of 24 samples have a key that came before in their shard' in said and '000.tar 0000' in said
     assert '3 of 24 samples have an id that another sample has, too: 000.tar 0000, 001.tar 0018, 001.tar 0019' in said
+    tar_of(tmp_path/'dots.tar', [(f'./{name}', data) for name, data in plain(2)])
+    assert len(list(shard_samples(tmp_path/'dots.tar'))) == 2
     apart = tmp_path/'apart'
     apart.mkdir()
     tar_of(apart/'000.tar', sorted(plain(20), key=lambda f: f[0][-3:]))             # first all images, then all texts

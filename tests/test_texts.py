@@ -2,12 +2,12 @@
 
 Letters as they were written, sides that a mirror exchanges, texts that are cut or unknown, characters that are none.
 """
-import json, random
+import json, random, unicodedata
 from dataclasses import replace
 import numpy as np, pytest
 from PIL import Image
 from vlrep.core.scripts import mirror_pairs
-from vlrep.data.collate import caption_lines
+from vlrep.data.collate import caption_lines, mirroring_line
 from vlrep.data.image_files import caption_source
 from vlrep.data.records import ArrayDataset
 from vlrep.data.shard_index import read_sidecar
@@ -91,6 +91,41 @@ def test_mirrors_know_the_language(method):
         recipe, _, collate = reads(method, data, mirror_words=words, flip_p=.5, **swaps)
         lines = caption_lines(recipe, collate, dict(train=data, valid=data))
         assert any('images are not mirrored' in l for l in lines) == off, (language, words)
+
+PLAIN = dict(
+    english=['A man in a red shirt is on a horse', 'Two dogs run in the snow', 'A child with a ball is on a beach',
+             'A girl in a pool', 'A boy and a dog are in a boat', 'The man on the left is in a car',
+             'People walk through a park', 'A woman is on a bike while a dog runs', 'A bird is on a roof',
+             'Three men wearing hats'],
+    dutch=['Een man in een rood shirt', 'Twee honden rennen in de sneeuw', 'Dit is a van links', 'Het kind is in bad',
+           'Een meisje of een jongen', 'Zij is in water', 'De hond is rechts van de boot', 'Hond is in bos',
+           'Een fiets in een park', 'Dit is of was een huis'],
+    german=['Ein Mann in einem roten Hemd', 'Zwei Hunde in Schnee', 'Das Kind ist in Wasser', 'Hund links in Garten',
+            'A und B in Berlin', 'Junge an Bord in Eile', 'Der Mann rechts ist in Rom', 'Auto in Fahrt',
+            'Frau an Tisch in Raum', 'Vogel in Baum'],
+    italian=['Un uomo a cavallo', 'Due cani corrono in un prato', 'Bambino a sinistra in acqua', 'A destra in auto',
+             'Una ragazza in piscina', 'Cane a riva', 'Uomini in barca a vela', 'Donna a casa in cucina',
+             'Uccello in volo', 'Gatto a letto'],
+    portuguese=['A menina a correr', 'A mulher e a filha', 'Um homem a cavalo', 'A bola está a esquerda',
+                'A casa a direita', 'A praia', 'Menino a nadar', 'A rua a noite', 'Uma ave a voar', 'A porta a abrir'],
+    spanish=['Un hombre a caballo', 'La niña va a la playa', 'Perro a la izquierda', 'Mujer a pie', 'Niño va a casa',
+             'Ave a la derecha', 'Gente a bordo', 'El gato a oscuras', 'A lo lejos', 'Los perros a correr'],
+    french=['On a un chien', 'Un homme a cheval', 'On voit a gauche un chat', 'Il y a des enfants', 'Elle a une balle',
+            'On court', 'La fille a un chapeau', 'On nage a droite', 'Chien a terre', 'On a soif'],
+    danish=['To hunde', 'Her er en mand', 'To piger er i parken', 'En by i sne', 'Manden for by', 'Her er to heste',
+            'En kat for to', 'Drengen at by', 'To her', 'By at by'],
+    polish=['To pies', 'To dom', 'Pies to kot', 'To jest kobieta', 'Dwa psy by biec', 'To plaża', 'By on biegł',
+            'On to ma', 'To on', 'Kobieta to on'],
+    vietnamese=['Một thế giới', 'Con chó to', 'Anh to', 'Thể thao', 'Trẻ em to', 'Ô tô', 'Một cái hộp', 'Is to',
+                'Con mèo', 'Người on to'])
+
+@pytest.mark.parametrize('form', ['NFC', 'NFD'])
+@pytest.mark.parametrize('language', PLAIN)
+def test_small_words_that_languages_share(language, form):
+    "in, is, a, on, of, to, her, by stand in captions of many languages: images of English ones alone are mirrored"
+    data = photos([unicodedata.normalize(form, c) for c in PLAIN[language]], 1)
+    recipe, _, collate = reads('virtex', data, flip_p=.5)
+    assert bool(mirroring_line(recipe, collate, data)) == (language != 'english')
 
 @pytest.mark.parametrize('method', READS)
 def test_given_words_are_exchanged(method):

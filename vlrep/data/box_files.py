@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np, torch
 from fastcore.basics import patch
 from ..core.files import *
-from ..core.text_files import json_lines
+from ..core.text_files import ID, coco_table, json_lines, real_number
 from .image_files import some_of
 
 # %% ../../nbs/data/56_box_files.ipynb #40684cbb
@@ -32,7 +32,7 @@ def _box_array(boxes, size, here):
         if not bad.any(): continue
         k = int(np.flatnonzero(bad)[0])
         hint = '' if size or why != 'lies outside the image' else ': pixels need the width and height of the image'
-        whole = f'{size[0]} x {size[1]} pixels' if size else 'parts of the sides, from 0 to 1'
+        whole = f'{size[0]:g} x {size[1]:g} pixels' if size else 'parts of the sides, from 0 to 1'
         raise ValueError(f'{here}, box {k}: {[round(v, 3) for v in b[k].tolist()]} {why} ({whole}){hint}')
     b = (b/wide).clip(0, 1).astype(np.float32)
     real = (b[:,:2] < b[:,2:]).all(1)
@@ -51,28 +51,23 @@ def _box_lines(path):
 def _box_instances(path):
     "The same of a file of COCO's instances"
     data = read_json(path)
-    tables = [data.get(k) if isinstance(data, dict) else None for k in ('images','annotations')]
-    if not all(isinstance(t, list) for t in tables):
-        raise ValueError(f'{path}: has no lists images and annotations: neither JSON lines (.jsonl) nor instances of '
-                         f'COCO')
-    own,seen = {},set()
-    for i,a in enumerate(tables[1]):
-        box = a.get('bbox') if isinstance(a, dict) else None
-        if not isinstance(box, list) or len(box) != 4 or not all(isinstance(v, (int,float)) for v in box):
-            raise ValueError(f'{path}: annotations[{i}]: bbox is {brief(box)}, expected x, y, width, height')
-        if not isinstance(a.get('image_id'), (int,float,str)):
-            raise ValueError(f'{path}: annotations[{i}]: image_id is {brief(a.get("image_id"))}, expected that of an '
-                             f'image')
-        own.setdefault(a['image_id'], []).append([box[0], box[1], box[0]+box[2], box[1]+box[3]])
-    for i,r in enumerate(tables[0]):
-        lost = [k for k in ('id','file_name','width','height') if not isinstance(r, dict) or k not in r]
-        if lost: raise ValueError(f'{path}: images[{i}] has no {", ".join(lost)}')
-        for k,kinds in dict(id=(int,float,str), file_name=str).items():
-            if not isinstance(r[k], kinds): raise ValueError(f'{path}: images[{i}]: {k} is {brief(r[k])}')
-        if r['id'] in seen: raise ValueError(f'{path}: images[{i}]: the id {brief(r["id"])} is there twice')
-        seen.add(r['id'])
-        yield r['file_name'],own.pop(r['id'], []),[r['width'],r['height']],f'{path}: image {r["file_name"]}'
-    if own: raise ValueError(f'{path}: {len(own)} images of its annotations are not in its images: {some_of(own)}')
+    images = coco_table(data, path, 'images', dict(id=ID, file_name=str), 'id')
+    boxes = {r['id']: [] for r in images}
+    lost = []
+    for i,r in enumerate(coco_table(data, path, 'annotations', dict(image_id=ID, bbox=list))):
+        box = [real_number(v) for v in r['bbox']]
+        if len(box) != 4 or None in box:
+            raise ValueError(f'{path}, annotations[{i}]: bbox is {brief(r["bbox"])}, expected x, y, width, height')
+        if r['image_id'] not in boxes:
+            lost.append(r['image_id'])
+            continue
+        left, top, width, height = box
+        boxes[r['image_id']].append([left, top, left+width, top+height])
+    if lost:
+        raise ValueError(f'{path}: {len(lost)} of its annotations are about images that it does not list: '
+                         f'{some_of(lost)}')
+    for r in images:
+        yield r['file_name'],boxes[r['id']],[r.get('width'),r.get('height')],f'{path}: image {r["file_name"]}'
 
 # %% ../../nbs/data/56_box_files.ipynb #99f0fab1
 _COCO_NAME = re.compile(r'(?:COCO_\w+?_)?(\d{12})|[1-9]\d{0,11}')
@@ -95,8 +90,10 @@ class BoxFile:
         self.sizes = []  # Width and height of each image, or None
         for image,got,size,here in (_box_instances if path.suffix == '.json' else _box_lines)(path):
             if image in seen: raise ValueError(f'{here}: is there twice')
-            if size and not all(type(v) in (int,float) and 0 < v < 1e6 for v in size):
-                raise ValueError(f'{here}: width and height are {brief(size)}, expected two numbers of pixels')
+            given = size
+            size = size and [real_number(v) for v in size]
+            if size and not all(v and 0 < v < 1e6 for v in size):
+                raise ValueError(f'{here}: width and height are {brief(given)}, expected two numbers of pixels')
             b,flat = _box_array(got, size, here)
             seen[image] = len(self.ids)
             self.ids.append(image)

@@ -18,7 +18,7 @@ from PIL import Image
 from fastcore.basics import patch
 from ..core.files import *
 from ..core.progress import *
-from ..core.scripts import clean_text
+from ..core.scripts import clean_text, one_line
 from .records import *
 from .image_files import has_text, some_of
 from .narratives import Narratives
@@ -163,7 +163,7 @@ def _readable(text):
     if '\0' in said: raise _Unusable('have a text with zero bytes (is it UTF-16 without a byte-order mark?)')
     return said
 
-def _plain(texts): return [c for c in (' '.join(clean_text(t).split()) for t in texts) if has_text(c)]
+def _plain(texts): return [c for c in map(one_line, texts) if has_text(c)]
 
 def _captions(side, text, told, caption_key, note):
     "The captions, from the first place that has any; `note` is called if another place says something else"

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from ..core.files import *
 from ..core.seeding import *
+from .image_files import is_hidden, some_of
 
 # %% ../../nbs/data/70_shards.ipynb #5a700006
 def _alternatives(inside):
@@ -39,15 +40,13 @@ def expand_braces(
     return [''.join(texts) for texts in itertools.product(*choices)]
 
 # %% ../../nbs/data/70_shards.ipynb #5a700008
-def _few(paths): return ', '.join(map(str, paths[:3])) + (f' and {len(paths)-3} more' if len(paths) > 3 else '')
-
 _TARS = re.compile(r'\.(tar|tgz|tar\.\w+)$', re.I)
 
 def _in_folder(folder):
     "The shards in a folder; a warning counts hidden files, which other systems leave beside them"
     names = sorted(p for p in folder.iterdir() if _TARS.search(p.name) and p.is_file())
-    hidden = [p for p in names if p.name.startswith('.')]
-    if hidden: warnings.warn(f'{folder}: {len(hidden)} hidden files are no shards: {_few(hidden)}', stacklevel=3)
+    hidden = [p for p in names if is_hidden(p.name)]
+    if hidden: warnings.warn(f'{folder}: {len(hidden)} hidden files are no shards: {some_of(hidden)}', stacklevel=3)
     return [p for p in names if p not in hidden]
 
 def _named(pattern):
@@ -69,7 +68,7 @@ def find_shards(
     if not found: raise ValueError(f'{root}: no .tar files here')
     lost = [p for p in found if not p.is_file()]
     if lost:
-        what = f'{len(lost)} of {len(found)} shards are missing: {_few(lost)}'
+        what = f'{len(lost)} of {len(found)} shards are missing: {some_of(lost)}'
         if len(lost) > missing*len(found) or len(lost) == len(found):
             raise ValueError(f'{root}: {what}; copy them, or name those that are there')
         warnings.warn(f'{root}: {what}; they are left out', stacklevel=2)
@@ -197,6 +196,10 @@ IMAGE_SUFFIXES = 'jpg','jpeg','png','webp','bmp','gif','tif','tiff','ppm'
 _NO_SAMPLE = dict(link='are links or devices',
                   sparse='are stored sparse (write the shard without --sparse)')
 
+def _in_hidden(name):
+    "Is a file of a shard hidden, or in a hidden folder?"
+    return any(is_hidden(p) for p in name.split('/') if p not in ('.', '..'))
+
 def shard_samples(
     path:FilePath,                         # A tar file
     skipped:Callable[[str,str],None]=None, # Called for each file that belongs to no sample: why, and its name
@@ -210,7 +213,7 @@ def shard_samples(
         why = _NO_SAMPLE.get(what, '')
         if what == 'joined': new_key = None
         elif what == 'folder' or re.match(r'__[^/]*__($|/)', name): continue    # also webdataset's notes on a shard
-        elif not why and (not stem or '__MACOSX' in folder.split('/')): why = 'are hidden'
+        elif not why and _in_hidden(name): why = 'are hidden'
         elif not why and not dot: why = 'have no extension'
         if why:
             if skipped: skipped(why, _shown(name))

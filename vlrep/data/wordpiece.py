@@ -10,6 +10,7 @@ import json,os
 from pathlib import Path
 from fastcore.basics import patch
 from ..core.files import *
+from ..core.text_files import raw_lines
 
 # %% ../../nbs/data/22_wordpiece.ipynb #14983080
 _SPECIAL = dict(unk='[UNK]', cls='[CLS]', sep='[SEP]', mask='[MASK]', pad='[PAD]')
@@ -17,8 +18,7 @@ _SPECIAL = dict(unk='[UNK]', cls='[CLS]', sep='[SEP]', mask='[MASK]', pad='[PAD]
 def _lines(path):
     "The tokens in a `vocab.txt`: only a line feed ends a line, for some tokens are odd kinds of space"
     if not path.is_file(): raise ValueError(f'{path}: no such vocabulary')
-    try: return path.read_bytes().decode().replace('\r\n', '\n').removesuffix('\n').split('\n')
-    except UnicodeDecodeError as e: raise ValueError(f'{path}: not a vocabulary, it is no UTF-8 text ({e})') from None
+    return [line.removesuffix('\n').removesuffix('\r') for line in raw_lines(path)]
 
 def _backend(vocab, lower, accents, chinese):
     "The tokenizer of the package `tokenizers`"

@@ -9,23 +9,23 @@ __all__ = ['read_csv', 'write_csv']
 import csv,os
 from pathlib import Path
 from ..core.files import *
-from ..core.text_files import json_lines, table_rows, text_lines
+from ..core.text_files import find_columns, json_lines, table_rows, text_lines
 from ..data.records import ImageFileDataset
-from ..data.image_files import adding_to, caption_source, files_below, is_hidden, leave_out, some_of, write_images
+from ..data.image_files import (adding_to, caption_source, files_below, is_hidden, leave_out, photo_name, some_of,
+                                    write_images)
 from .flickr8k import IMAGES
 from .options import table_columns
 
 # %% ../../nbs/datasets/30_csv.ipynb #f59ed0a6
 _TABLES = '.csv', '.tsv', '.jsonl', '.csv.gz', '.tsv.gz', '.jsonl.gz'
 
+_HINT = '; name them: --columns path=NAME,caption=NAME'
+
 def _json_rows(path, columns, bad):
     "As `table_rows`, of a file of JSON lines; a caption may be a list of texts"
     for line, row in json_lines(path, bad):
-        found = {}
-        for what, names in columns.items():
-            key = next((n for n in names if isinstance(row, dict) and n in row), None)
-            if key is not None:
-                found[what] = row[key]
+        names = find_columns(columns, row, f'{path}, line {line}', _HINT) if isinstance(row, dict) else {}
+        found = {what: row[name] for what, name in names.items() if row[name] is not None}
         said = found.get('caption')
         texts = said if isinstance(said, list) else [said]
         if not isinstance(found.get('path'), str) or not all(isinstance(t, str) for t in texts):
@@ -45,27 +45,32 @@ def _table_in(folder):
 
 def _texts_beside(folder, max_damaged):
     "Name of each photo below a folder -> the text of the file beside it, in a list; and photos without one"
-    photos, texts, bad = {}, {}, []
+    photos, texts = {}, {}
     for f in files_below(folder):
-        stem, end = os.path.splitext(f)
-        name = Path(os.path.relpath(f, folder)).as_posix()
+        stem, end = os.path.splitext(Path(os.path.relpath(f, folder)).as_posix())
         if end.lower() in ('.txt', '.caption'):
-            texts[stem] = f
-        elif end.lower() in IMAGES and photos.setdefault(stem, name) != name:
-            bad.append(f'{photos[stem]} and {name} have one text')
-    for stem in [s for s in texts if s not in photos]:
-        bad.append(f'{os.path.relpath(texts.pop(stem), folder)} has no photo')
-    caps = {}
-    for stem, f in texts.items():
-        try:
-            caps[photos[stem]] = [' '.join(line for _, line in text_lines(f))]
-        except ValueError as e:
-            bad.append(f'{e}'.removeprefix(f'{folder}/'))
-    if not caps:
+            texts.setdefault(stem, []).append(stem+end)
+        elif end.lower() in IMAGES:
+            photos.setdefault(stem, []).append(stem+end)
+    if not texts.keys() & photos.keys():
         raise ValueError(f'{folder}: holds neither a table of captions ({", ".join(_TABLES[:3])}) nor photos with a '
                          f'.txt file of the same name beside them')
+    caps, bad = {}, []
+    for stem, names in texts.items():
+        mine = photos.get(stem, [])
+        if not mine:
+            bad += [f'{name} has no photo' for name in names]
+        elif len(names) > 1:
+            bad += [f'{name} is one of several texts of {mine[0]}' for name in names]
+        elif len(mine) > 1:
+            bad.append(f'{" and ".join(mine)} have one text')
+        else:
+            try:
+                caps[mine[0]] = [' '.join(line for _, line in text_lines(folder/names[0]))]
+            except ValueError as e:
+                bad.append(f'{e}'.removeprefix(f'{folder}/'))
     leave_out(folder, 'texts cannot be used', bad, len(caps)+len(bad), max_damaged)
-    return caps, [name for name in photos.values() if name not in caps]
+    return caps, [name for names in photos.values() for name in names if name not in caps]
 
 def read_csv(
     path:FilePath,      # A table whose first line names its columns, `path` and `caption` among them; a file of JSON
@@ -84,23 +89,24 @@ def read_csv(
             return caption_source(caps, folder, folder, size, split, keep=keep, max_damaged=max_damaged, extra=mute,
                                   name=folder.resolve().name)
         path = table
+    root = path.parent if root is None else root
     names, bad, n = table_columns(columns), [], 0
     caps, parts = {}, {}
     json = path.name.removesuffix('.gz').endswith(('.jsonl', '.ndjson'))
-    rows = _json_rows(path, names, bad.append) if json else table_rows(path, names, ('split',), bad.append)
+    rows = _json_rows(path, names, bad.append) if json else table_rows(path, names, ('split',), bad.append, _HINT)
     for line, row in rows:
-        name = row['path'].strip()
         part = row.get('split', '').strip()
-        if not name:
+        if not row['path'].strip():
             bad.append(f'{path}, line {line}: no path')
-        elif parts.setdefault(name, part) != part:
+            continue
+        name = photo_name(row['path'].strip(), root)
+        if parts.setdefault(name, part) != part:
             raise ValueError(f'{path}, line {line}: {name} is in {part!r}, and in {parts[name]!r}, too')
-        else:
-            n += 1
-            caps.setdefault(name, []).append(row['caption'])
+        n += 1
+        caps.setdefault(name, []).append(row['caption'])
     leave_out(path, 'rows cannot be used', bad, n+len(bad), max_damaged)
-    return caption_source(caps, path.parent if root is None else root, path, size, split, keep=keep,
-                          max_damaged=max_damaged, parts=parts if any(parts.values()) else None)
+    return caption_source(caps, root, path, size, split, keep=keep, max_damaged=max_damaged,
+                          parts=parts if any(parts.values()) else None)
 
 # %% ../../nbs/datasets/30_csv.ipynb #607dff05
 def write_csv(

@@ -12,6 +12,7 @@ from ..core.files import *
 from ..core.text_files import raw_lines, table_rows, text_lines
 from ..data.records import ImageFileDataset
 from ..data.image_files import adding_to, caption_source, leave_out, some_of, write_images
+from .flickr8k import _other_tables, mute_photos
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #79574858
 _token   = re.compile(r'(?P<name>[^\t]+)#(?P<k>\d+)\t(?P<text>.*)')
@@ -23,12 +24,11 @@ def _numbered(path, bad):
     lines = raw_lines(path)
     first = next(lines, '').strip()
     if first.startswith('image_name') and '|' not in first:
-        rows = ((line, r['name'], r['k'], r['text']) for line, r in table_rows(path, _results_columns, bad=bad.append))
-        for line, name, k, text in rows:
-            if k.strip().isdecimal():
-                yield line, name.strip(), int(k), text.strip()
+        for line, row in table_rows(path, _results_columns, bad=bad.append, hint=_other_tables):
+            if row['k'].strip().isdecimal():
+                yield line, row['name'].strip(), int(row['k']), row['text'].strip()
             else:
-                bad.append(f'{path}, line {line}: the comment_number is {k[:20]!r}')
+                bad.append(f'{path}, line {line}: the comment_number is {row["k"][:20]!r}')
         return
     bars = path.name.removesuffix('.gz').endswith('.csv')
     form, like = (_results, 'name.jpg| 0| caption') if bars else (_token, 'name.jpg#0, a tab, caption')
@@ -82,12 +82,13 @@ def read_flickr30k(
     table = first([table] if table else _tables, 'table')
     folder = first([images] if images else _folders, 'folder of images')
     caps = read_tokens(table, max_damaged)
+    extra = mute_photos(folder, caps)
     if only:
         want = [name for _, line in text_lines(root/only) for name in line.split()] if (root/only).is_file() else []
         lost = [n for n in want if n not in caps]
         if lost or not want: raise ValueError(f'{root/only}: {some_of(lost) or "no names"}: not in {table.name}')
         caps = {n: caps[n] for n in want}
-    return caption_source(caps, folder, table, size, split, keep=keep, max_damaged=max_damaged)
+    return caption_source(caps, folder, table, size, split, keep=keep, max_damaged=max_damaged, extra=extra)
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #7a899ba7
 def write_flickr30k(

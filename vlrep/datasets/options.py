@@ -29,20 +29,12 @@ def table_columns(
         out[what] = (name,)
     return out
 
-class _ColumnNames:
-    "The rule of a text that names columns"
-    def __str__(self): return 'path=NAME,caption=NAME'
-    def problem(self, name, value):
-        try:
-            table_columns(value)
-        except ValueError as e:
-            return str(e)
-        return ''
+_ColumnNames = Annotated[str, Parsed(table_columns, 'path=NAME,caption=NAME')]
 
 @dataclass(frozen=True)
 class CsvOptions(PhotoOptions):
     "How photos with a table are split, and which columns of the table are read"
-    columns:Added(Annotated[str, _ColumnNames()])='' # Names of columns that are called otherwise
+    columns:Added(_ColumnNames)='' # Names of columns that are called otherwise
 
 class CocoOptions(PhotoOptions):
     "COCO comes with its own split: `valid` is taken from its training images, its validation images are the test set"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
-from ..core.text_files import json_lines
+from ..core.text_files import ID, json_lines, row_problem
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
 from .task_files import *
@@ -21,12 +21,11 @@ _PARTS = dict(train='train', valid='dev', test='test')
 
 def _problem(row):
     "What is wrong with a line, or ''"
-    lost = [k for k in ('Flickr30K_ID','sentence2','gold_label') if not isinstance(row, dict) or k not in row]
-    if lost:
-        return f'has no {", ".join(lost)}: {brief(row, 80)}'
+    if problem := row_problem(row, dict(Flickr30K_ID=ID, sentence2=str, gold_label=str)):
+        return problem
     if row['gold_label'] not in (*ENTAILMENT, '-'):
-        return (f'the label {brief(row["gold_label"])} is none of {", ".join(ENTAILMENT)}: the labels of another data '
-                f'set?')
+        return (f': the label {brief(row["gold_label"])} is none of {", ".join(ENTAILMENT)}: the labels of another '
+                f'data set?')
     return ''
 
 def read_snli_ve(
@@ -43,11 +42,11 @@ def read_snli_ve(
     out, bad, undecided = [], [], 0
     for line, r in json_lines(path, bad.append):
         if why := _problem(r):
-            bad.append(f'{path}, line {line}: {why}')
+            bad.append(f'{path}, line {line}{why}')
         elif r['gold_label'] == '-':
             undecided += 1
         else:
-            out.append(dict(image=f'{r["Flickr30K_ID"]}.jpg', first=str(r['sentence2']), answers=[r['gold_label']],
+            out.append(dict(image=f'{r["Flickr30K_ID"]}.jpg', first=r['sentence2'], answers=[r['gold_label']],
                             id=str(r.get('pairID', line))))
     leave_out(path, 'lines cannot be used', bad, len(out)+len(bad)+undecided, max_damaged)
     if undecided: log(f'{path}: {undecided:,} of {undecided+len(out):,} statements have no label (-) and are left out')

@@ -9,7 +9,7 @@ __all__ = ['read_lists', 'read_karpathy_parts', 'flickr_splits']
 from pathlib import Path
 from ..core.files import *
 from ..core.text_files import text_lines
-from ..data.image_files import part_name
+from ..data.image_files import is_hidden, part_name
 from .base import OwnSplit
 
 # %% ../../nbs/datasets/09_split_files.ipynb #4cb0ca38
@@ -54,7 +54,7 @@ def flickr_splits(
 )->dict:          # Name, lists or karpathy -> `OwnSplit`
     "Find the splits that lie in a folder of photos, or in a folder of it"
     root = Path(root)
-    folders = [root, *sorted(p for p in root.iterdir() if p.is_dir() and p.name[0] not in '._')]
+    folders = [root, *sorted(p for p in root.iterdir() if p.is_dir() and not is_hidden(p.name))]
     found = {}
     for folder in folders:
         for names in _LISTS:

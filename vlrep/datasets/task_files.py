@@ -12,9 +12,8 @@ from pathlib import Path
 from ..core.files import *
 from ..core.registry import did_you_mean
 from ..data.records import ImageFileDataset
-from ..data.image_files import find_files, some_of, with_slashes
+from ..data.image_files import find_files, photo_name, some_of
 from ..data.tasks import TaskDataset
-from .coco import coco_table
 
 # %% ../../nbs/datasets/78_task_files.ipynb #4f1c102c
 def find_place(
@@ -53,11 +52,12 @@ def photo_examples(
     max_damaged:int|float|str=None, # How many photos may be missing, see `damage_limit`
 )->TaskDataset:
     "Examples about photos, each photo once; a `ValueError` counts and names photos that are missing"
+    examples = [e | dict(image=photo_name(e['image'], folder)) for e in examples]
     at = find_files(folder, sorted({e['image'] for e in examples}), about, max_damaged)
     names = list(at)
     examples = [e for e in examples if e['image'] in at]
     if not examples: raise ValueError(f'{about}: not a single example')
-    ids = [os.path.splitext(with_slashes(n, folder))[0] for n in names]
+    ids = [os.path.splitext(n)[0] for n in names]
     photos = ImageFileDataset([at[n] for n in names], size, about.stem, split=split, ids=ids)
     row = {n: i for i,n in enumerate(names)}
     more = {to: [e[k] for e in examples] for to,k in

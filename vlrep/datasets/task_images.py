@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from ..core.files import *
 from ..core.progress import *
-from ..core.scripts import clean_text
+from ..core.scripts import one_line
 from ..core.seeding import *
-from ..data.image_files import has_text, hold_out
+from ..data.image_files import has_text
 from ..data.records import ImageTextDataset, Record, TextBuffer
 from ..data.subsets import subsample
 from ..data.tasks import TaskDataset
@@ -99,7 +99,7 @@ def image_plots(
     "The posters of MM-IMDB, whose captions are the plots"
     plots,_ = examples.texts(range(len(examples)))
     images,at = _gathered(examples, [i for i,p in enumerate(plots) if has_text(p)], 'plot', log)
-    return images.with_captions([[' '.join(clean_text(plots[i]).split()) for i in rows] for rows in at])
+    return images.with_captions([[one_line(plots[i]) for i in rows] for rows in at])
 
 # %% ../../nbs/datasets/88_task_images.ipynb #d1f36728
 def build_task_images(
@@ -119,12 +119,8 @@ def build_task_images(
         if got is None:
             raise ValueError(f'--root {root}: has no test set; {builder.name} expects {builder.root_help}')
         return builder.texts(got, log=log)
-    train,valid = part('train'),part('valid')
-    if not builder.secret: parts = [train,valid,part('test')]
-    else:
-        parts = [*hold_out(train, options.valid), valid.subset(range(len(valid)), split='test')]
-    drawn = f'its validation images are the test set; valid is drawn from its training images by a hash of their ids, '\
-            f'a share of {options.valid:g}'
-    log_split(f'that of {builder.name}', parts, log, drawn if builder.secret else '')
+    own = {split: part(split) for split in ('train', 'valid') + ('test',)*(not builder.secret)}
+    parts, done = complete_split(own, builder.name, options.valid)
+    log_split(f'that of {builder.name}', parts, log, done)
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])

@@ -9,9 +9,9 @@ __all__ = ['read_vizwiz', 'write_vizwiz']
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
+from ..core.text_files import coco_table
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
-from .coco import coco_table
 from .task_files import *
 
 # %% ../../nbs/datasets/82_vizwiz.ipynb #7c6677dc

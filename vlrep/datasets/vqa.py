@@ -6,12 +6,13 @@
 __all__ = ['read_vqa', 'write_vqa']
 
 # %% ../../nbs/datasets/80_vqa.ipynb #8e04dc72
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from ..core.files import *
+from ..core.text_files import coco_table
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
-from .coco import coco_table
 from .task_files import *
 
 # %% ../../nbs/datasets/80_vqa.ipynb #4844c30d
@@ -31,6 +32,10 @@ def _answered(path, questions, max_damaged):
     table = coco_table(read_json(path), path, 'annotations', keys, 'question_id', bad.append)
     leave_out(path, 'annotations cannot be used', bad, len(table)+len(bad), max_damaged)
     rows = {r['question_id']: r for r in table}
+    unasked = rows.keys() - {q['question_id'] for q in questions}
+    if unasked:
+        warnings.warn(f'{path}: {len(unasked):,} of {len(rows):,} annotations answer no question that is used, and are '
+                      f'left out', stacklevel=3)
     lost = [q['question_id'] for q in questions if q['question_id'] not in rows]
     leave_out(path, 'questions have no answers', lost, len(questions), max_damaged)
     there = [(q, rows[q['question_id']]) for q in questions if q['question_id'] in rows]

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
-from ..core.text_files import read_toml
 from ..core.plotting import *
-from ..core.text_files import read_toml
+from ..core.text_files import raw_lines,read_toml
 from ..reports.instability import dagger
 from ..datasets.base import DATASETS
 from .comparisons import read_lines,variant
@@ -27,7 +26,7 @@ def kept_study(
     folder:FilePath='data',  # That holds both
 )->tuple:                    # The study as it was run, else as it is planned; its lines, none if it was not run
     "A study and what is kept of it: contrasts and margin of NAME.toml as it is today; what was changed since is noted"
-    def has_study(p): return p.exists() and '"study"' in p.open(encoding='utf-8').readline()[:40]
+    def has_study(p): return p.exists() and '"study"' in next(raw_lines(p), '')[:40]
     path = next(filter(has_study, (Path(folder)/k/f'{name}.jsonl' for k in ('studies','results'))), None)
     file = Path(folder)/'studies'/f'{name}.toml'
     if not path: return read_study(file),[]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import noop
 from ..core.files import *
+from ..core.text_files import raw_lines
 from ..core.run_facts import *
 from ..reports.weight_drift import weight_drift
 from ..training.callbacks import TrainingDiverged
@@ -48,7 +49,7 @@ def _finetune(study, job, steps=0, log=print):
 def _log_trouble(folder):
     "`task_trouble` of a run folder"
     skipped = Path(folder)/'skipped.jsonl'
-    n = len(skipped.read_text().splitlines()) if skipped.exists() else 0
+    n = sum(1 for _ in raw_lines(skipped)) if skipped.exists() else 0
     return task_trouble(read_log(Path(folder)/'log.csv'), n)
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #c4fa89cc

@@ -16,6 +16,7 @@ from scipy import optimize,stats
 from ..core.fields import Int
 from ..core.files import *
 from ..core.run_facts import *
+from ..core.text_files import raw_lines
 from ..reports.page import read_results
 from .study import *
 from .study_tuning import unstable_text
@@ -127,8 +128,7 @@ def study_head(
 )->dict:           # `file`, `table`: what the file said at the last start, `first`: at the first result, if it differs
     "The first line of the results of a study, which records its file"
     path = _lines_path(path)
-    with path.open(encoding='utf-8') as f: line = f.readline()
-    try: head = parse_json(line)
+    try: head = parse_json(next(raw_lines(path), ''))
     except ValueError: raise ValueError(f'{path}, line 1: damaged') from None
     check_head(head if isinstance(head, dict) else {}, path)
     return head

@@ -122,16 +122,8 @@ def network(self:MethodRecipe)->tuple: # Its name; (depth, width), or None if it
     return f'ResNet-{self.visual_depth}, width {self.visual_width}',(self.visual_depth,self.visual_width)
 
 # %% ../../nbs/methods/00_recipe.ipynb #4c76a1da
-@dataclass(frozen=True)
-class _SidePairs:
-    "auto, none, or pairs of words"
-    def __str__(self): return 'auto, none, or pairs of words such as links=rechts,left=right'
-    def problem(self, name:str, value:str)->str:
-        try: mirror_pairs(value)
-        except ValueError as e: return str(e)
-        return ''
-
-SideWords = Added(Annotated[str, _SidePairs()])
+_pairs = Parsed(mirror_pairs, 'auto, none, or pairs of words such as links=rechts,left=right')
+SideWords = Added(Annotated[str, _pairs])
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe(MethodRecipe):

@@ -6,9 +6,10 @@
 __all__ = ['resume', 'fingerprint', 'differences']
 
 # %% ../../nbs/training/60_resume.ipynb #e451281e
-import hashlib,json,os,shutil
+import hashlib,os,shutil
 import numpy as np, torch
 from ..core.files import *
+from ..core.text_files import raw_lines
 from ..data.records import ImageTextDataset
 from .checkpoint import *
 from .distributed import *
@@ -20,11 +21,10 @@ from .run_folder import *
 def _cut_lines(path, step):
     "Keep the lines of JSON up to `step`"
     if not path.is_file(): return
-    lines = path.read_text(encoding='utf-8').splitlines(True)
     def early(line):
-        try: return json.loads(line)['step'] <= step
-        except (json.JSONDecodeError, KeyError, TypeError): return False        # torn off when the process was killed
-    keep = [l for l in lines if early(l)]
+        try: return parse_json(line)['step'] <= step
+        except (ValueError, KeyError, TypeError): return False                  # torn off when the process was killed
+    keep = [l for l in raw_lines(path) if early(l)]
     with atomic_file(path) as new: new.write_text(''.join(keep), encoding='utf-8')
 
 def _rewind(run, step):
