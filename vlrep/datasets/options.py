@@ -42,7 +42,7 @@ class _ColumnNames:
 @dataclass(frozen=True)
 class CsvOptions(PhotoOptions):
     "How photos with a table are split, and which columns of the table are read"
-    columns:Added(Annotated[str, _ColumnNames()])='' # Names of columns that are called otherwise
+    columns:Annotated[str, _ColumnNames()]='' # Names of columns that are called otherwise
 
 class CocoOptions(PhotoOptions):
     "COCO comes with its own split: `valid` is taken from its training images, its validation images are the test set"

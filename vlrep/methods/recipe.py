@@ -62,15 +62,15 @@ Direction   = Choice('i2t', 'symmetric')
 LocNorm     = Choice('row', 'tensor', 'tensor_l1')
 LocScale    = Choice('none', 'sqrt')
 Render      = Choice('polyline', 'points', 'bbox', 'hull')
-Chunk       = Added(Int(0, 10**9))
-Averaging   = Added(Float(0, .999999))
-FrozenStages = Added(Int(0, 5))
-StageDecay  = Added(Fraction)
-OnOff       = Added(bool)
-MemoryOrder = Added(Choice('auto', 'channels_last', 'contiguous'))
-Compiled    = Added(Choice('none', 'backbone', 'model'))
-TextForm    = Added(Choice('auto', 'nfkd', 'nfkc', 'none'))
-AtMost      = Added(Share)
+Chunk       = Int(0, 10**9)
+Averaging   = Float(0, .999999)
+FrozenStages = Int(0, 5)
+StageDecay  = Fraction
+OnOff       = bool
+MemoryOrder = Choice('auto', 'channels_last', 'contiguous')
+Compiled    = Choice('none', 'backbone', 'model')
+TextForm    = Choice('auto', 'nfkd', 'nfkc', 'none')
+AtMost      = Share
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class _SidePairs:
         except ValueError as e: return str(e)
         return ''
 
-SideWords = Added(Annotated[str, _SidePairs()])
+SideWords = Annotated[str, _SidePairs()]
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe(MethodRecipe):
