@@ -11,16 +11,16 @@ A margin of 1 is what `make test` asks for, MARGIN is asked here.
     THREADS="N ..."     only with these numbers of threads
     RESULTS=FILE        where results are kept (runs/robust.jsonl)
 
-What stands in that file, or in data/robust.jsonl, and was found with the same cells or functions, is not run again:
-the layout of the code, comments, docstrings, messages and titles of figures do not count. A change elsewhere in the
-library is not noticed: remove both files after one that may change how a training goes.
+An interrupted `make robust` goes on where it was: results of the same commit in that file are not run again. Run it
+before a release; it then writes data/robust.csv, a line for each check: the smallest margin, where that was, the
+number of runs, and the commit.
 """
-import ast, hashlib, json, os, re, subprocess, sys, time
+import csv, json, os, re, subprocess, sys, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MARGIN = 1.25
-KEPT = ROOT/'data'/'robust.jsonl'
+TABLE = ROOT/'data'/'robust.csv'
 ISAS = ('default', 'SSE41', 'AVX2', 'AVX512_CORE')
 
 def matrix(isa, seeds, precisions=('fp32','bf16')):
@@ -57,46 +57,6 @@ def functions():
     "Names of the public functions of tests/learning.py"
     p = ROOT/'tests'/'learning.py'
     return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
-
-SAY = 'print','log','Markdown','did_you_mean','expect_fail'                   # what is told a reader, no more
-DRAW = 'title','xlabel','ylabel','label','suptitle'
-
-def told(n):
-    "The parts of a node of the tree that are words for a reader"
-    if isinstance(n, ast.Raise): return [n]
-    if isinstance(n, ast.Assert): return [n.msg] if n.msg else []
-    if not isinstance(n, ast.Call): return []
-    said = isinstance(n.func, ast.Name) and n.func.id in SAY                  # not np.log
-    drawn = isinstance(n.func, ast.Attribute)                                 # ax.set(title=...)
-    return [*(n.args if said else []), *(k.value for k in n.keywords if drawn and k.arg in DRAW)]
-
-def blank(n, top=True):
-    "Take the words out of an expression, not what is computed in it: arguments of other functions and keys stay"
-    if isinstance(n, ast.Constant) and isinstance(n.value, str): n.value = ''
-    if isinstance(n, ast.JoinedStr): n.values = [v for v in n.values if isinstance(v, ast.FormattedValue)]
-    if isinstance(n, (ast.Call, ast.Subscript, ast.Raise)) and not (top and isinstance(n, ast.Raise)): return
-    if isinstance(n, ast.Raise): parts = getattr(n.exc, 'args', [])           # of ValueError('...')
-    elif isinstance(n, ast.FormattedValue): parts = [n.value]
-    else: parts = ast.iter_child_nodes(n)
-    for m in parts: blank(m, False)
-
-def fingerprint(path):
-    """Eight characters that change with the code that is run, but not with layout, comments, docstrings and messages
-
-    Of a notebook the cells up to the last that learns count.
-    """
-    if path.suffix == '.ipynb':
-        from IPython.core.inputtransformer2 import TransformerManager
-        all_ = cells(path)
-        last = max(i for i,s in enumerate(all_) if learns(s))
-        src = '\n'.join(TransformerManager().transform_cell(s) for s in all_[:last+1])
-    else: src = path.read_text(encoding='utf-8')
-    tree = ast.parse(src)
-    for n in ast.walk(tree):
-        if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(n) is not None:
-            n.body[:1] = [] if len(n.body) > 1 else [ast.Pass()]
-        for said in told(n): blank(said)
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:8]
 
 # ---------------------------------------------------------------- in a process of its own, for its instruction set
 
@@ -168,32 +128,43 @@ def start(name, isa, todo):
     cmd = [sys.executable, '-W', 'ignore', __file__, 'work', name, json.dumps(todo)]
     return subprocess.Popen(cmd, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
-def known(*paths):
-    "What was run before: key -> result; a torn last line is not"
-    lines = [l for p in paths if p.is_file() for l in p.read_text(encoding='utf-8').splitlines()]
+def known(path, commit):
+    "What was run before at this commit: key -> result; a torn last line is not"
     out = {}
-    for l in lines:
-        try: r = json.loads(l)
+    for line in path.read_text(encoding='utf-8').splitlines() if path.is_file() else []:
+        try: result = json.loads(line)
         except json.JSONDecodeError: continue
-        out[key(r)] = r
+        if result.get('commit') == commit: out[key(result)] = result
     return out
 
-def key(r): return r['name'], r['code'], r['isa'], r['seed'], r['threads'], r['precision']
+def key(r): return r['name'], r['isa'], r['seed'], r['threads'], r['precision']
 
-def table(results):
-    "Lines: for each check the smallest margin, where it was, and how many runs"
-    by = {}
+def git_commit():
+    "The short hash of the commit, with + if tracked files were changed since"
+    def git(*words): return subprocess.run(['git', *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return git('rev-parse', '--short', 'HEAD') + ('+' if git('status', '--porcelain', '-uno') else '')
+
+def rows_of(results):
+    "A row for each check: its name, the smallest margin, where that was, and how many runs"
+    checks = {}
     for r in results:
         where = f'{r["isa"]}, seed {r["seed"]}, {r["threads"]} threads, {r["precision"]}'
-        for what,m in r['margins']: by.setdefault(what, []).append((m if m == m else 0., where))
-    wide = max(map(len, by), default=0)
-    for what,ms in sorted(by.items(), key=lambda kv: min(kv[1])):
-        low,where = min(ms)
-        yield (f'  {"ok  " if low >= MARGIN else "FAIL"} {what:{wide}}  {low:6.2f}  in {len(ms)} runs; {where}',
-               low >= MARGIN)
+        for check, margin in r['margins']:
+            margin = 0. if margin != margin else margin
+            checks.setdefault(check, []).append((margin, where, r['commit']))
+    for check, found in sorted(checks.items(), key=lambda item: min(item[1])):
+        margin, where, commit = min(found)
+        yield dict(check=check, margin=round(margin, 2), where=where, runs=len(found), commit=commit)
+
+def write_table(rows):
+    with open(TABLE, 'w', encoding='utf-8', newline='') as file:
+        writer = csv.DictWriter(file, ['check', 'margin', 'where', 'runs', 'commit'], lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda r: r['check']))
 
 def main():
     there = sources()
+    whole = not any(os.environ.get(name) for name in ('ONLY', 'ISA', 'SEEDS', 'THREADS'))
     only = os.environ.get('ONLY', '').split() or list(there)
     isas = os.environ.get('ISA', '').split() or ISAS
     seeds = int(os.environ.get('SEEDS') or 20)
@@ -204,18 +175,19 @@ def main():
         if i not in ISAS: sys.exit(f'ISA: {i} is not one of {" ".join(ISAS)}')
     path = Path(os.environ.get('RESULTS') or ROOT/'runs'/'robust.jsonl')
     path.parent.mkdir(parents=True, exist_ok=True)
-    old,wanted,code = known(KEPT, path),[],{n: fingerprint(there[n]) for n in only}
+    commit = git_commit()
+    old, wanted = known(path, commit), []
     with open(path, 'a', encoding='utf-8') as f:
         for isa in isas:
             for name in only:
                 ways = [w for w in matrix(isa, seeds, precisions(there[name])) if str(w[1]) in threads]
-                wanted += [(name, code[name], isa, *w) for w in ways]
-                todo = [w for w in ways if (name, code[name], isa, *w) not in old]
+                wanted += [(name, isa, *w) for w in ways]
+                todo = [w for w in ways if (name, isa, *w) not in old]
                 if not todo: continue
                 p = start(name, isa, todo)
                 try:
                     for line in p.stdout:
-                        r = dict(name=name, code=code[name], isa=isa, **json.loads(line))
+                        r = dict(name=name, commit=commit, isa=isa, **json.loads(line))
                         old[key(r)] = r
                         f.write(json.dumps(r)+'\n')
                         f.flush()
@@ -226,14 +198,17 @@ def main():
                     p.kill()
                     p.wait()
     got = [old[k] for k in wanted if k in old]
-    lines = list(table(got))
-    print('\n'.join(l for l,_ in lines))
+    rows = list(rows_of(got))
+    for r in rows:
+        mark = 'ok  ' if r['margin'] >= MARGIN else 'FAIL'
+        print(f'  {mark} {r["check"]}: {r["margin"]} in {r["runs"]} runs; {r["where"]}')
     broken = [r for r in got if r['trouble']]
     for r in broken: print(f'  FAIL {" ".join(map(str, key(r)))}: {r["trouble"]}')
     if missing := len(wanted)-len(got): print(f'  FAIL {missing} runs gave no result')
-    print(f'{len(got)} of {len(wanted)} runs; {sum(not ok for _,ok in lines)} of {len(lines)} checks have a margin '
-          f'below {MARGIN}')
-    sys.exit(bool(missing or broken or not got or not all(ok for _,ok in lines)))
+    low = sum(r['margin'] < MARGIN for r in rows)
+    print(f'{len(got)} of {len(wanted)} runs; {low} of {len(rows)} checks have a margin below {MARGIN}')
+    if whole: write_table(rows)
+    sys.exit(bool(missing or broken or not got or low))
 
 if __name__ == '__main__':
     sys.path.pop(0)             # this folder

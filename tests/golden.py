@@ -4,14 +4,13 @@
                                           tiny runs of every method (or of those named) with the code as it is, kept in
                                           DIR with golden.json
     python tests/golden.py compare DIR [NAME ...]
-                                          the runs of DIR again (or those named), compared with DIR/golden.json; the
-                                          runs in DIR that were stopped half-way go on with today's code, and must end
-                                          alike
+                                          the runs of DIR again (or those named), whole, and stopped and resumed,
+                                          compared with DIR/golden.json
 
 One thread, fp32. A run is compared by the SHA-256 of its weights, by its log without times, by its result's numbers and
 by the fingerprints of its images. Runs differ between processors: a golden.json means nothing on another machine.
 """
-import csv, hashlib, json, os, shutil, signal, subprocess, sys, tempfile, time
+import csv, hashlib, json, os, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,22 +75,17 @@ def lines(was, now, at=''):
         for i,(a,b) in enumerate(zip(was, now)): yield from lines(a, b, f'{at}[{i}]')
     elif was != now: yield f'{at}: {str(was)[:60]} was, {str(now)[:60]} is'
 
-def today(facts):
-    "Facts of a run with the names that fields have now"
-    from vlrep.core.fields import current_fields
-    return {**facts, **{k: current_fields(facts[k]) for k in ('images','recipe')}}
-
-def as_logged(now, then):
-    "`now` without the columns of the log that came after `then`"
+def as_known(now, then):
+    "`now` without the columns of the log and the fields of the recipe that came after `then`"
     known = then['log'][0] if then['log'] else {}
-    return {**now, 'log': [{k: v for k,v in r.items() if k in known} for r in now['log']]}
+    recipe = {k: v for k, v in now['recipe'].items() if k in then['recipe']}
+    return {**now, 'recipe': recipe, 'log': [{k: v for k, v in r.items() if k in known} for r in now['log']]}
 
 def freeze(folder, names):
     folder.mkdir(parents=True)
     golden = {}
     for name in names or RUNS:
         call(*start_words(name, folder/name))
-        stopped(name, folder/f'{name}-stopped')
         golden[name] = without_times(facts(folder/name))
         print(name, *(w[:12] for w in golden[name]['weights'].values()), flush=True)
     (folder/'golden.json').write_text(json.dumps(golden, indent=1))
@@ -105,11 +99,11 @@ def compare(folder, names):
         for name in names:
             whole,half = Path(tmp)/name,Path(tmp)/f'{name}-stopped'
             call(*start_words(name, whole))
-            shutil.copytree(folder/half.name, half)
+            stopped(name, half)
             call('--resume', half)
             for what,run in (('again', whole), ('resumed', half)):
                 now = json.loads(json.dumps(without_times(facts(run))))
-                diffs = list(lines(today(golden[name]), today(as_logged(now, golden[name]))))
+                diffs = list(lines(golden[name], as_known(now, golden[name])))
                 bad += bool(diffs)
                 print(f'{"FAIL" if diffs else "ok  "} {name:12} {what:8}', *diffs[:5],
                       sep='\n       ' if diffs else ' ', flush=True)

@@ -140,57 +140,23 @@ def test_every_check_on_learning_is_in_the_matrix(ci):
     calls = [(p.stem, c) for p in books for c in robust.cells(p) if re.search(r'^ *learned\(', c, re.M)]
     assert calls and not [(name, c[:80]) for name,c in calls if not robust.learns(c) and 'expect_fail' not in c]
 
-def notebook(path, *cells):
-    path.write_text(json.dumps(dict(cells=[dict(cell_type='code', source=c.splitlines(True)) for c in cells])))
-    return path
+def test_the_table_has_the_smallest_margin_of_each_check(ci, tmp_path, monkeypatch):
+    robust = ci('robust')
+    monkeypatch.setattr(robust, 'TABLE', tmp_path/'robust.csv')
+    def run(seed, *margins):
+        return dict(isa='AVX2', seed=seed, threads=1, precision='fp32', commit='abc', margins=margins)
+    runs = [run(0, ['loss', 3.], ['gain', 2.]), run(1, ['loss', 1.5]), run(2, ['gain', float('nan')])]
+    rows = list(robust.rows_of(runs))
+    assert [(r['check'], r['margin'], r['runs']) for r in rows] == [('gain', 0, 2), ('loss', 1.5, 2)]
+    robust.write_table(rows)
+    assert (tmp_path/'robust.csv').read_text().splitlines()[2] == 'loss,1.5,"AVX2, seed 1, 1 threads, fp32",2,abc'
 
-@pytest.mark.parametrize('same,cell', [
-    (True, '#| learns\nlearned("loss",\n        1., 2.)   # a comment'),
-    (True, '#| learns\n#| slow\nlearned("loss", 1., 2.)'),
-    (False, '#| learns\nlearned("loss", 1., 2.5)'),
-    (False, '#| learns\nlearned("gain", 1., 2.)'),
-    (False, '#| learns\nlearned("loss", 1., 2.); steps = 1'),
-])
-def test_fingerprint_of_a_notebook(ci, tmp_path, same, cell):
-    "Layout, comments and directives do not count; a number, a word or a statement do; nor what follows the last cell"
-    of = ci('robust').fingerprint
-    before = '%matplotlib inline\ndef f(x):\n    "Twice x"\n    return 2*x'
-    was = of(notebook(tmp_path/'a.ipynb', before, '#| learns\nlearned("loss", 1., 2.)', 'f(1)'))
-    assert (of(notebook(tmp_path/'b.ipynb', before, cell, 'f(2)')) == was) == same
-    assert of(notebook(tmp_path/'c.ipynb', before.replace('2*x', '3*x'), '#| learns\nlearned("loss", 1., 2.)')) != was
-
-@pytest.mark.parametrize('same,one,other', [
-    (True, 'print(f"{a:.2f} nats")', 'print(f"a loss of {a:.2f} nats")'),
-    (True, 'raise ValueError("no")', 'raise ValueError("not there")'),
-    (True, 'ax.set(title="Loss", ylim=(0,1))', 'ax.set(title="Loss by step", ylim=(0,1))'),
-    (True, 'assert a, "why"', 'assert a, "the reason"'),
-    (False, 'ax.set(title="Loss", ylim=(0,1))', 'ax.set(title="Loss", ylim=(0,2))'),
-    (False, 'learned("loss", a, b)', 'learned("loss", a, .5*b)'),
-    (False, 'print(f"{a:.2f} nats")', 'print(f"{b:.2f} nats")'),
-    (False, 'assert a, "why"', 'assert b, "why"'),
-    (False, 'f("a dog")', 'f("a cat")'),
-    (False, 'print(learn("sgd"))', 'print(learn("adam"))'),
-    (False, 'print(f"{y[\'a\']}")', 'print(f"{y[\'b\']}")'),
-    (False, 'np.log(d["tags"])', 'np.log(d["objects"])'),
-    (False, 'f(label=y["a"])', 'f(label=y["b"])'),
-])
-def test_messages_do_not_count(ci, tmp_path, same, one, other):
-    "What is only told a reader may be reworded without running a check on learning again"
-    for name,text in (('a',one), ('b',other)): (tmp_path/f'{name}.py').write_text(text)
-    of = ci('robust').fingerprint
-    assert (of(tmp_path/'a.py') == of(tmp_path/'b.py')) == same
-
-@pytest.mark.parametrize('same,text', [
-    (True, '"""Another docstring"""\ndef f(x):\n    "Double"\n    return (2 *\n            x)   # of x\n'),
-    (True, 'def f(x): return 2*x\n'),
-    (False, '"Module"\ndef f(x):\n    "Twice x"\n    return 3*x\n'),
-    (False, '"Module"\ndef f(x):\n    "Twice x"\n    return "2*x"\n'),
-])
-def test_fingerprint_of_a_file(ci, tmp_path, same, text):
-    of = ci('robust').fingerprint
-    (tmp_path/'a.py').write_text('"Module"\ndef f(x):\n    "Twice x"\n    return 2*x\n')
-    (tmp_path/'b.py').write_text(text)
-    assert (of(tmp_path/'a.py') == of(tmp_path/'b.py')) == same
+def test_runs_of_another_commit_do_not_count(ci, tmp_path):
+    robust = ci('robust')
+    found = dict(name='a', isa='AVX2', seed=0, threads=1, precision='fp32', margins=[])
+    (tmp_path/'r.jsonl').write_text(''.join(json.dumps({**found, 'seed': i, 'commit': c})+'\n'
+                                            for i, c in enumerate(('old', 'new'))) + '{"name":')
+    assert [k[2] for k in robust.known(tmp_path/'r.jsonl', 'new')] == [1]
 
 # ---------------------------------------------------------------- tests/golden.py
 

@@ -6,7 +6,7 @@ import forked, numpy as np, pytest, torch
 from PIL import Image
 import vlrep, vlrep.experiments.commands as commands
 from vlrep.cli import main, _pretrain_options
-from vlrep.core.fields import current_changes, field_rows
+from vlrep.core.fields import field_rows
 from vlrep.experiments.commands import pretrain
 from vlrep.experiments.options import plan
 from vlrep.datasets.csv import read_csv, write_csv
@@ -311,8 +311,7 @@ def stored():
     "Method, dataset and changes of every result that is committed"
     for p in sorted((ROOT/'data'/'results').glob('*.jsonl')):
         for line in map(json.loads, p.read_text().splitlines()):
-            changes = line['changes'] if 'format' in line else current_changes(line['changes'])
-            yield line['method'], line['data'], line['recipe'], tuple(changes)
+            yield line['method'], line['data'], line['recipe'], tuple(line['changes'])
 
 def test_stored_changes_still_run():
     "What results say was changed, given at the shell in either spelling, is what was changed"

@@ -395,7 +395,7 @@ def lines_of(name): return [json.loads(l) for l in read(ROOT/'data'/'results'/na
 def test_results_name_their_commit():
     "Every run that a table shows; lines of trials, choices and fine-tuned tasks belong to the runs of their study"
     found = []
-    for p in sorted(p for p in (ROOT/'data').rglob('*.jsonl') if p.name != 'robust.jsonl'):
+    for p in sorted((ROOT/'data').rglob('*.jsonl')):
         lines = [json.loads(l) for l in read(p).splitlines()]
         runs = [l for l in lines if l.get('kind') not in ('study','trial','choice','task_trial','task_choice','task')]
         found += [f'{p.relative_to(ROOT)}: a line of {l.get("method", "?")} names no commit' for l in runs

@@ -9,7 +9,7 @@ from vlrep.experiments.comparisons import Difference
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.study import arm_recipe, read_study, read_toml, study_of, task_plan
 from vlrep.experiments.study_report import write_study_report
-from vlrep.experiments.study_runs import code_modules, plan_study, run_study, StudyFolder
+from vlrep.experiments.study_runs import plan_study, run_study, StudyFolder
 from vlrep.experiments.study_tuning import tuning_rounds
 from vlrep.experiments.study_verdicts import (from_start, holm, judge_study, needed_seeds, p_value, read_study_lines,
                                               study_verdict)
@@ -173,28 +173,16 @@ def test_other_facts_are_not_mixed_in(done, capsys):
     path = done['out']/'study.jsonl'
     was = path.read_bytes()
     lines = [json.loads(l) for l in was.decode().splitlines()]
-    next(l for l in lines if l['kind'] == 'run')['facts']['shared'] = 'older'
+    next(l for l in lines if l['kind'] == 'run')['facts']['commit'] = 'older'
     path.write_text('\n'.join(map(json.dumps, lines))+'\n')
     try:
         said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
-        assert "made under other conditions (shared: was 'older'" in said and '--mix' in said
+        assert "made under other conditions (commit: was 'older'" in said and '--mix' in said
         run_study(done['file'], done['out'], mix=True, log=str)
-        assert 'lines of different shared: ' in (done['out']/'report.md').read_text()
+        assert 'lines of different commit: ' in (done['out']/'report.md').read_text()
     finally: path.write_bytes(was)
     write_study_report(done['out'])
     assert 'lines of different' not in (done['out']/'report.md').read_text()
-
-def test_facts_of_an_arm_are_its_own(tmp_path):
-    "What an arm's method brings is hashed wherever it stands; an arm that is added changes nothing for the others"
-    file = ROOT/'data'/'studies'/'loctex.toml'
-    table = read_toml(file)
-    few,more = StudyFolder(tmp_path/'few', table, file),StudyFolder(tmp_path/'more', table | dict(
-        arms=[*table['arms'], dict(name='mct', method='mct')]), file)
-    assert {a: more.facts[a] for a in few.facts} == few.facts and set(more.facts)-set(few.facts) == {'mct'}
-    assert len({f['shared'] for f in more.facts.values()}) == 1
-    assert len({more.facts[a]['method'] for a in ('both','caption','mct')}) == 3
-    own = set(code_modules('loctex', 'world')[0])
-    assert {'vlrep.losses.contrastive', 'vlrep.losses.localization', 'vlrep.models.text_encoder'} <= own
 
 def test_what_was_changed_after_the_first_result_is_said(done, tmp_path):
     "A sign, the margin and a contrast of today are judged, and named on the page, whoever writes it, and from then on"
@@ -316,7 +304,7 @@ def test_an_arm_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
         if l.get('arm') == 'sets' and l['kind'] == 'run': l['numbers']['views'] += 1
     assert 'measured views=' in judge_study(study, lines)[0]['verdict']
     after = next(l for l in lines if l.get('arm') == 'after' and l['kind'] == 'run')
-    assert after['spec']['weights'] == '@sets' and 'start' in after['facts']
+    assert after['spec']['weights'] == '@sets'
     shutil.rmtree(out/'runs'/'sets-0')
     kept = [l for l in lines if l.get('arm') != 'after']
     head = (out/'study.jsonl').read_text().splitlines()[0]

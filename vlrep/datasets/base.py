@@ -16,7 +16,7 @@ from ..core.registry import *
 from ..core.fields import *
 
 # %% ../../nbs/datasets/05_base.ipynb #9dea39c9
-PartSeed = Added(Int(-1, 2**31-1))
+PartSeed = Int(-1, 2**31-1)
 SPLITS = 'auto','hash','column','lists','karpathy','folders'
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class PhotoOptions:
     valid:Fraction=.1       # Part that chooses the checkpoint
     test:Share=.1           # Part that is reported
     shuffles:Int(1, 1000)=3 # How often each test photo is paired with another photo's captions
-    draws:Added(Int(0, 10**5))=0 # Bootstrap resamples of the test photos to keep scores of, to compare runs in pairs
+    draws:Int(0, 10**5)=0 # Bootstrap resamples of the test photos to keep scores of, to compare runs in pairs
     part:Fraction=1.        # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
     captions:Int(0, 1000)=0 # Captions of each that are used; 0 means all
     part_seed:PartSeed=0    # Which part, and which captions; -1: each run takes its own, by its seed
-    split:Added(Choice(*SPLITS))='auto' # The split to follow; auto: that of the data if it has one, else a hash of ids
+    split:Choice(*SPLITS)='auto' # The split to follow; auto: that of the data if it has one, else a hash of ids
     def check(self)->None:
         "Check that the three parts do not exceed the whole"
         if self.train+self.valid+self.test > 1+1e-9:

@@ -34,7 +34,7 @@ _ColumnNames = Annotated[str, Parsed(table_columns, 'path=NAME,caption=NAME')]
 @dataclass(frozen=True)
 class CsvOptions(PhotoOptions):
     "How photos with a table are split, and which columns of the table are read"
-    columns:Added(_ColumnNames)='' # Names of columns that are called otherwise
+    columns:_ColumnNames='' # Names of columns that are called otherwise
 
 class CocoOptions(PhotoOptions):
     "COCO comes with its own split: `valid` is taken from its training images, its validation images are the test set"

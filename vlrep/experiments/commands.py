@@ -252,9 +252,6 @@ def _compare(run, facts, inexact):
     "How the facts differ from those in the folder; a `ValueError` if that is not excused"
     was = {k: run.info.get(k) for k in facts}
     was['world_size'] = was['world_size'] or 1
-    was['recipe'] = recipe_dict(recipe_of(run))                        # fields that came later have their defaults
-    was['name'] = recipe_name(was['method'], was['name'], was['data']['name'])
-    if was.get('contents', 0) is None: was['contents'] = facts['contents']    # the run is older than this record
     diffs = differences(was, facts)
     bad = [d for d in diffs if not (d.startswith('steps: ') and _longer(run, facts))]
     if bad and not inexact and not run.unfinished():

@@ -19,7 +19,6 @@ from ..core.plotting import *
 from ..reports.instability import dagger, shown_names, warning_notes
 from ..reports.figures import ask_name
 from ..reports.page import read_results
-from ..training.run_folder import upgraded
 from ..datasets.base import DATASETS
 from .config import *
 from .options import *
@@ -101,7 +100,7 @@ def gather(
         if not (f/'result.jsonl').is_file(): raise ValueError(f'{f}: has not finished')
         line = last_result(f, ('numbers',))
         for r in _redrawn(line): r['draws'] = _pack(r['draws'])
-        lines.append(json.dumps(line | dict(changes=changes_of(upgraded(read_json(f/'recipe.json')))),
+        lines.append(json.dumps(line | dict(changes=changes_of(read_json(f/'recipe.json'))),
                                 separators=(',',':')))
     with atomic_file(path) as new: new.write_text('\n'.join(lines)+'\n', encoding='utf-8')
     return len(lines)

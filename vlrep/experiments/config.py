@@ -8,7 +8,6 @@ __all__ = ['read_value', 'override_all', 'override', 'recipe_dict', 'recipe_from
 # %% ../../nbs/experiments/10_config.ipynb #535ba817
 import types,typing
 from dataclasses import MISSING,asdict,fields,replace
-from ..core.fields import written_fields
 from ..core.registry import *
 from ..methods.recipe import MethodRecipe
 from ..methods.base import METHODS
@@ -77,9 +76,8 @@ def override(
 def recipe_dict(
     recipe:object, # A dataclass of plain values
 )->dict:           # What JSON can hold
-    "The `written_fields` of `recipe` as plain values, tuples as lists"
-    told = written_fields(recipe)
-    return {k: list(v) if isinstance(v, tuple) else v for k,v in asdict(recipe).items() if k in told}
+    "The fields of `recipe` as plain values, tuples as lists"
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
 
 def recipe_from_dict(
     cls:type,  # The dataclass

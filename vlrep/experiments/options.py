@@ -29,13 +29,13 @@ def one_of(
 # %% ../../nbs/experiments/20_options.ipynb #0aea3f26
 def recipe_name(
     method:str, # One of `METHODS`
-    name:str,   # A recipe's name; a layout of photos (older runs recorded it) or None stand for the default
+    name:str,   # A recipe's name; None stands for the default
     data:str,   # One of `DATASETS`
 )->str:         # One of `METHODS[method].recipes`
     "The name of the recipe to use"
     there = METHODS[method].recipes
     if name in there: return name
-    if name is not None and name not in DATASETS: raise did_you_mean(f'--recipe of {method}', name, there)
+    if name is not None: raise did_you_mean(f'--recipe of {method}', name, there)
     return next((n for n in (data, DATASETS[data].recipe) if n in there), 'world')
 
 # %% ../../nbs/experiments/20_options.ipynb #a7c2533f

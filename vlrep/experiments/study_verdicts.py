@@ -247,9 +247,7 @@ def mixed_facts(
     for l in lines:
         if 'facts' not in l or l['kind'] == 'begun': continue
         who = l['arm'] + (f' on {l["task"]}, {l["mode"]}' if l['kind'].startswith('task') else '')
-        for k,v in l['facts'].items():
-            own = dict(method='code', start='start', writer='writer').get(k)    # each arm's own
-            k = f'{own} of {l["arm"]}' if own else k
+        for k, v in l['facts'].items():
             _,which = by.setdefault(k, {}).setdefault(json.dumps(v, sort_keys=True), (v, {}))
             which.setdefault(who, set()).add('trials' if 'trial' in l else l['seed'])
     def said(v):

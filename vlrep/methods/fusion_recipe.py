@@ -34,12 +34,12 @@ class _Sublayers:
         except ValueError as e: return f'{e}; {name} is {self}'
         return ''
 
-_Layers  = Added(Annotated[str, _Sublayers()])
+_Layers  = Annotated[str, _Sublayers()]
 _Source  = Choice('captions','questions','web','generated')
 _Written = Annotated[str, _Place('the folder of a run that writes captions, or a JSONL file of captions')]
 _Regions = Choice('grid','boxes','files')
 _Store   = Annotated[str, _Place('the folder of a store of regions, or a file of boxes')]
-_Feats   = Added(Int(0, 100_000))
+_Feats   = Int(0, 100_000)
 _Network = Choice('given','small')
 _Most    = Int(1, 10_000)
 _Bert    = Annotated[str, BertName()]

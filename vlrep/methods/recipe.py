@@ -62,15 +62,15 @@ Direction   = Choice('i2t', 'symmetric')
 LocNorm     = Choice('row', 'tensor', 'tensor_l1')
 LocScale    = Choice('none', 'sqrt')
 Render      = Choice('polyline', 'points', 'bbox', 'hull')
-Chunk       = Added(Int(0, 10**9))
-Averaging   = Added(Float(0, .999999))
-FrozenStages = Added(Int(0, 5))
-StageDecay  = Added(Fraction)
-OnOff       = Added(bool)
-MemoryOrder = Added(Choice('auto', 'channels_last', 'contiguous'))
-Compiled    = Added(Choice('none', 'backbone', 'model'))
-TextForm    = Added(Choice('auto', 'nfkd', 'nfkc', 'none'))
-AtMost      = Added(Share)
+Chunk       = Int(0, 10**9)
+Averaging   = Float(0, .999999)
+FrozenStages = Int(0, 5)
+StageDecay  = Fraction
+OnOff       = bool
+MemoryOrder = Choice('auto', 'channels_last', 'contiguous')
+Compiled    = Choice('none', 'backbone', 'model')
+TextForm    = Choice('auto', 'nfkd', 'nfkc', 'none')
+AtMost      = Share
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def network(self:MethodRecipe)->tuple: # Its name; (depth, width), or None if it
 
 # %% ../../nbs/methods/00_recipe.ipynb #4c76a1da
 _pairs = Parsed(mirror_pairs, 'auto, none, or pairs of words such as links=rechts,left=right')
-SideWords = Added(Annotated[str, _pairs])
+SideWords = Annotated[str, _pairs]
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe(MethodRecipe):

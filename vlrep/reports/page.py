@@ -10,7 +10,6 @@ __all__ = ['pick', 'jpeg_uri', 'object_map', 'report_html', 'shown_files', 'writ
 import base64,io,json,math
 from contextlib import contextmanager
 from pathlib import Path
-from ..core.fields import current_changes
 from ..core.files import *
 from ..core.run_facts import *
 from ..core.text_files import json_lines
@@ -238,8 +237,6 @@ def read_results(
     out = []
     for f in files:
         out += [line for _, line in json_lines(f)]
-    for r in out:
-        if isinstance(r, dict) and r.get('changes') and 'format' not in r: r['changes'] = current_changes(r['changes'])
     return out
 
 def over_seeds(

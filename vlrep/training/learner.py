@@ -252,9 +252,6 @@ class TrainState(StatefulCallback):
         self.sums,self.mark = torch.zeros(1, 2, dtype=torch.float64),torch.zeros(1, 2, dtype=torch.float64)
         self.total,self.before,self.since,self.speed,self.begun = 0,{},None,0.,None
     def state_dict(self)->dict: return {**super().state_dict(), 'seconds': self.elapsed}
-    def load_state_dict(self, state:dict)->None:
-        "Go on from what was saved; old checkpoints have a single row of sums"
-        super().load_state_dict({**state, **{k: state[k].reshape(-1, 2) for k in ('sums','mark')}})
     @property
     def epoch(self)->int: return self.batch//len(self.dls.train)
     @property
@@ -627,16 +624,6 @@ def training_state(
                 damaged=damaged)
 
 # %% ../../nbs/training/30_learner.ipynb #1ba3d2e5
-def _current(callbacks):
-    "States of callbacks in today's format; older checkpoints have four entries in place of `train_state`"
-    if 'steps' not in callbacks: return callbacks
-    new = {k: dict(v) for k,v in callbacks.items()}
-    s,t,best,bad = (new.get(k, {}) for k in ('steps','tally','save_run','finite'))
-    new['train_state'] = dict(step=s['done'], batch=s['batches'], validated=s['watched'], samples=t['images'],
-                              seconds=t['seconds'], sums=t['sums'], mark=t['mark'], skipped=bad.pop('skipped', 0),
-                              best_loss=best.pop('best', math.inf), best_step=best.pop('best_step', 0))
-    return {k: v for k,v in new.items() if k not in ('steps','tally')}
-
 def load_training_state(
     learn:Learner, # Made in the same way as the one that was saved
     state:dict,    # What `training_state` gave
@@ -648,7 +635,7 @@ def load_training_state(
     lost = {'optimiser','moved','callbacks','grads'}-set(state)
     if lost: raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
     here = {cb.name: cb for cb in learn.cbs if isinstance(cb, StatefulCallback)}
-    callbacks = _current(state['callbacks'])
+    callbacks = state['callbacks']
     if not learn.dist.is_main: callbacks = {k: v for k,v in callbacks.items() if k in here}     # it writes nothing
     if set(here) != set(callbacks):
         raise ValueError(f'the state belongs to the callbacks {sorted(callbacks)}, '

@@ -84,10 +84,6 @@ class CSVLogger(StatefulCallback):
         every:int=50, # Steps between rows within an epoch; 0 for none
         log=print,    # Called when rows cannot be written
     ): self.path,self.every,self.log,self.last,self.at,self.wait,self.norm = Path(path),every,log,None,0,[],None
-    def load_state_dict(self, state:dict)->None:
-        "Go on from what was saved; old checkpoints have no norm, and a single row of sums"
-        last = state['last']
-        super().load_state_dict({'norm': None, **state, 'last': last if last is None else last.reshape(-1, 2)})
     def before_fit(self)->None:
         self.run = training(self.learn)
         if not self.run: return
@@ -170,7 +166,7 @@ def _open(self:CSVLogger):
     later = [k for k in added if k not in old.split(',')]
     self.begun = text.count(b'\n') > 1
     if not old: f.write(head.encode()+b'\n')
-    elif old.split(',') == [k for k in self.names if k not in later]: self.names = old.split(',')   # begun before those
+    elif old.split(',') == [k for k in self.names if k not in later]: self.names = old.split(',')
     elif old != head:
         f.close()
         raise ValueError(f'{self.path}: its columns are {old}, this run writes {head}: log to another file')

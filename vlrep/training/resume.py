@@ -87,9 +87,7 @@ def fingerprint(
 )->str:                       # 16 hexadecimal digits
     """A hash of the names, captions, narratives and labels of all images, and of the pixels (or sizes of the files) of
     images spread over the dataset"""
-    name = type(dataset).__name__
-    kind = dict(ArrayDataset='ArraySource', ImageFileDataset='FileSource').get(name, name)      # as in old runs
-    h = hashlib.sha256(f'{kind} {len(dataset)} {dataset.size}'.encode())
+    h = hashlib.sha256(f'{type(dataset).__name__} {len(dataset)} {dataset.size}'.encode())
     for i,name in enumerate(dataset.ids): h.update(('\n'*bool(i) + str(name)).encode())
     if dataset.captions is not None:
         for k in ('data','ends','rows'): h.update(np.ascontiguousarray(getattr(dataset.captions, k)))

@@ -27,10 +27,10 @@ class WorldOptions:
     narrated:bool=False           # Are the captions of a scene what its narrative says? LocTex's words for captions
     draws:Int(0, 10**5)=0         # Keep each score under so many draws of the test scenes, to compare runs in pairs
     baselines:bool=True           # Show the supervised baseline, and measure random features?
-    train_supervised:Added(bool)=False # Train that baseline even where a kept run of the same recipe can be shown?
-    zeroshot:Added(Int(0, 10**6))=0 # Shifted scenes, most of one thing, for unseen categories by attributes; 0 for none
-    density:Added(Float(.2, 4))=1. # How much the captions to learn from say: `density` of `Difficulty`
-    coarse:Added(bool)=False      # Are the labels to learn from groups (animal, vehicle, ...) instead of categories?
+    train_supervised:bool=False # Train that baseline even where a kept run of the same recipe can be shown?
+    zeroshot:Int(0, 10**6)=0 # Shifted scenes, most of one thing, for unseen categories by attributes; 0 for none
+    density:Float(.2, 4)=1. # How much the captions to learn from say: `density` of `Difficulty`
+    coarse:bool=False      # Are the labels to learn from groups (animal, vehicle, ...) instead of categories?
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
 def _as_drawn(view): return view

@@ -30,10 +30,10 @@ class FinetunePlan:
     answers:Int(0, 10**6)=0      # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)
     genres:Int(23, 24)=23        # Of MM-IMDB: 24 has one for all others (the paper says 23, its code has 24)
     blind:bool=False             # Train and evaluate without the image: the baseline of the text alone
-    decay_steps:Added(Int(0, 10**8))=0 # The linear schedule ends at 0 after these steps, which may be more than are
+    decay_steps:Int(0, 10**8)=0 # The linear schedule ends at 0 after these steps, which may be more than are
                                        # made (released configuration for MM-IMDB: 88,000); 0: with the last step
-    report:Added(Choice('both','valid','test'))='both' # The sets in the table, whose rows name them
-    draws:Added(Int(0, 10**5))=0 # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
+    report:Choice('both','valid','test')='both' # The sets in the table, whose rows name them
+    draws:Int(0, 10**5)=0 # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
     def check(self)->None:
         "Check that warm-up is shorter than training, and training no longer than the schedule"
         if 0 < self.decay_steps < self.steps:

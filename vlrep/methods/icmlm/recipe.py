@@ -31,7 +31,7 @@ class ICMLMRecipe(ConceptRecipe):
     width:Width=128              # Its hidden size; a published one has its own
     depth:Layers=3               # Its layers
     bert_steps:_Steps=1500       # Steps of its pretraining on captions, fewer if there are few captions
-    bert_part:Added(Fraction)=1. # Share of the images whose captions a small BERT is trained on (not in the paper)
+    bert_part:Fraction=1. # Share of the images whose captions a small BERT is trained on (not in the paper)
     max_len:Length=30            # Longest caption in tokens, [CLS] and [SEP] included
     layers:Layers=1              # Layers of tfm; hidden layers of attfc's fc (tab. 5: 1 or 2)
     heads:_Heads=1               # Attention heads: 1 (sec. 4.3), 12 (sec. 4), 8 (app. E)
@@ -42,7 +42,7 @@ class ICMLMRecipe(ConceptRecipe):
     fc_final_linear:OnOff=True   # A last linear layer in attfc's fc, or ReLU to the word vectors (literal)
     att_mask_specials:OnOff=False # Leave [CLS] and [SEP] out of attfc's attention, too, as padding is (eq. 4)
     tag_weight:Weight=.1         # Lambda, weight of tag prediction (eq. 8: 1 for VGG16, 0.1 for ResNet)
-    length_unit:Added(_Unit)='pieces' # Of min_tokens and max_tokens: BERT's word pieces, or words (not said)
+    length_unit:_Unit='pieces' # Of min_tokens and max_tokens: BERT's word pieces, or words (not said)
     sampling:_Sampling='triplets' # Each triplet counts the same (app. F.1), or each caption (eq. 7)
     frozen_start:Share=0.        # Share of the steps in which only the heads are trained (.25 for attfc with VGG16)
 

@@ -18,7 +18,7 @@ class LocTexLosses(TextRecipe):
     "The two losses of LocTex, and the traces that supervise the second"
     contrast:Weight=1.          # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
     localise:Weight=1.          # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
-    word_weight:Added(Weight)=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
+    word_weight:Weight=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
     scales:Grids=2              # Grids whose attention the trace supervises, each twice as fine (sec. 3.4; tab. 5)
     temperature:Temperature=.1  # Temperature of the contrastive loss (sec. 3.3)
     direction:Direction='i2t'   # i2t: image to text (eq. 1); symmetric: text to image, too

@@ -41,7 +41,7 @@ class MCTLosses(TextRecipe):
     tag:Weight=0.               # Weight of the contrast with images that share tags; 1 with tags, else 0 (sec. 3.1)
     ic:Weight=1e-4              # Weight of images against captions; 0 leaves it out (sec. 3.2)
     ci:Weight=1e-4              # Weight of captions against images (sec. 3.2)
-    word_weight:Added(Weight)=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
+    word_weight:Weight=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
     inter_loss:InterLoss='hinge' # Between images and captions: a margin (sec. 3.2), or nce: as the other losses
     hinge_reduction:Reduction='sum' # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter queues
     margin:Share=.2             # Of the hinge (sec. 4.1)

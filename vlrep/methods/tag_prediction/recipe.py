@@ -23,7 +23,7 @@ class TagPredictionRecipe(ConceptRecipe):
     "TP_Postag of the ICMLM paper with ResNet-50: the 5000 most frequent nouns, adjectives and verbs"
     concepts:_Concepts='postag' # Tags: words (postag), clusters or topics (lda) of captions, or categories (label)
     vectors:_Vectors='tfidf'    # Captions for clusters: tfidf, or bert's state at [CLS] (sec. 3.1)
-    bert:Added(_Bert)='small'   # Whose states: small (trained on the captions), a folder, or a name
+    bert:_Bert='small'   # Whose states: small (trained on the captions), a folder, or a name
     def problems(self)->'Iterator[str]':
         "Reject clusters and topics without a number, and a BERT that is not read or not pretrained"
         yield from super().problems()

@@ -13,8 +13,8 @@ from ..base import *
 from ..recipe import *
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #6279e631
-WordHead = Added(Weight)
-Parallel = Added(Share)
+WordHead = Weight
+Parallel = Share
 
 @dataclass(frozen=True)
 class VirTexRecipe(TextRecipe):
