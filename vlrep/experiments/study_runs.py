@@ -176,21 +176,22 @@ def ask_run(
         if name in got: continue
         begun,lacks = time.time(),EVALUATIONS[name].missing(open_run(folder).capabilities)
         if lacks: log(f'{name}: skipped, {folder.name} has no {", ".join(lacks)}')
-        rows = [] if lacks else evaluate(folder, name, log=log, **options)
+        rows = [] if lacks else evaluate(folder, name, max_damaged=study.max_damaged, log=log, **options)
         got[name] = dict(rows=rows, seconds=round(time.time()-begun, 2))
         write_json(path, got)
 
 def _run_job(study, job, log):
     "An ordinary run, new or resumed"
     arm,folder = study.arm(job['arm']),Path(job['folder'])
-    if (folder/'recipe.json').exists(): pretrain(resume_run=folder, inexact=job['mix'], threads=1, log=log)
+    if (folder/'recipe.json').exists():
+        pretrain(resume_run=folder, inexact=job['mix'], threads=1, max_damaged=study.max_damaged, log=log)
     else:
         changes = change_texts({**study.options, **arm.changes, **job['values'],
                                 **source_changes(study, arm, folder.parent.parent, job['seed'])})
         start = source_run(study, arm, folder.parent.parent, job['seed']) if arm.weights else None
         pretrain(arm.method, arm.recipe or None, changes, study.data, study.root or None, out=folder,
                  seed=job['seed'], precision=study.precision, threads=1, backbone=arm.backbone or None,
-                 weights_file=start, log=log)
+                 weights_file=start, max_damaged=study.max_damaged, log=log)
     ask_run(study, folder, log)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #84d0eff6
@@ -685,10 +686,11 @@ def measured_speed(
     method,threads = with_backbone(METHODS[arm.method], arm.backbone or None),torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        splits = open_splits(method, recipe, few, study.data, study.root or None, log=noop)
+        splits = open_splits(method, recipe, few, study.data, study.root or None, log=noop,
+                             max_damaged=study.max_damaged)
         tok = method.train_tokenizer(recipe, splits['train'])
         got = dry_run(method, recipe, few, splits, study.data, tok=tok, precision=study.precision, log=noop,
-                      steps=steps, warm=2)
+                      steps=steps, warm=2, max_damaged=study.max_damaged)
     finally: torch.set_num_threads(threads)
     looks = -(-recipe.steps*recipe.bs//_images(options))*got['look']
     return (got['step']*recipe.steps + looks)/got['views'],0.
