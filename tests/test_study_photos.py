@@ -228,7 +228,10 @@ def test_damaged_photos_are_limited(photos, tmp_path, capsys, tuned):
         image.unlink()
     words = 'study', 'run', file, '--out', out, '--root', root
     file.write_text(DAMAGED + tuned)
-    assert '11 of 60 images named in captions.txt are missing' in refused(capsys, *words)
+    lost = '11 of 60 images named in captions.txt are missing'
+    advice = f'max_damaged = 11 in [data] of {file} lets them pass'
+    for said in (refused(capsys, *words), refused(capsys, 'study', 'plan', file, '--root', root)):
+        assert lost in said and advice in said and '--max-damaged' not in said
     file.write_text(DAMAGED.replace('draws = 10', "draws = 10\nmax_damaged = '20%'") + tuned)
     main([str(w) for w in words])
     study, lines = read_study_lines(out)

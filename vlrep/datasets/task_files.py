@@ -12,9 +12,8 @@ from pathlib import Path
 from ..core.files import *
 from ..core.registry import did_you_mean
 from ..data.records import ImageFileDataset
-from ..data.image_files import find_files, some_of, with_slashes
+from ..data.image_files import find_files, with_slashes
 from ..data.tasks import TaskDataset
-from .coco import coco_table
 
 # %% ../../nbs/datasets/78_task_files.ipynb #4f1c102c
 def find_place(

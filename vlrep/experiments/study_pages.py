@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
-from ..core.text_files import read_toml
 from ..core.plotting import *
 from ..core.text_files import read_toml
 from ..reports.instability import dagger
 from ..datasets.base import DATASETS
-from .comparisons import read_lines,variant
+from .comparisons import variant
 from .study import *
 from .study_report import *
 from .study_verdicts import *

@@ -15,7 +15,6 @@ from operator import add
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np
 from ..core.files import *
-from ..core.text_files import read_toml
 from ..core.plotting import *
 from ..core.text_files import read_toml
 from ..reports.instability import dagger

@@ -8,7 +8,8 @@ __all__ = ['code_modules', 'code_hash', 'files_hash', 'run_facts', 'task_code', 
            'recorded_speed', 'measured_speed', 'recorded_tasks', 'plan_study']
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #55773d03
-import ast,hashlib,importlib.util,json,os,pkgutil,shutil,sys,time
+import ast, hashlib, importlib.util, json, os, pkgutil, re, shutil, sys, time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,6 @@ from ..core.run_facts import *
 from ..core.text_files import read_toml
 from ..training.callbacks import TrainingDiverged
 from ..training.interrupts import TrainingInterrupted,signals
-from ..training.logging import read_log
 from ..training.resume import differences
 from ..training.run_folder import load
 from ..methods.base import METHODS
@@ -195,6 +195,27 @@ def _run_job(study, job, log):
     ask_run(study, folder, log)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #84d0eff6
+def _do(study, job, folder, log):
+    "`do_job`, with the study read"
+    if job['kind'] == 'run': return _run_job(study, job, log)
+    if job['kind'] == 'task': return train_task(study, job, log)
+    if job['kind'] == 'task_trial': got = train_task_trial(study, job, log)
+    else: got = train_trial(study, study.arm(job['arm']), job['values'], job['steps'], folder, log=log)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder/'trial.json', got)
+
+@contextmanager
+def _advice_for(study):
+    "Name `max_damaged` of a study's file where a message names the option of `vlrep-pretrain`"
+    try:
+        yield
+    except TrainingDiverged:
+        raise
+    except ValueError as e:
+        said = re.sub(r'(vlrep-pretrain --resume \S+ )?--max-damaged (\w+)',
+                      lambda m: f'max_damaged = {m[2]} in [data] of {study.file}', str(e))
+        raise ValueError(said) from e
+
 def do_job(
     job:dict,           # From `run_study`: kind, arm, folder, values, seed, steps, task, mode, table and file
     log:callable=print, # Called with lines about the progress
@@ -205,13 +226,7 @@ def do_job(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        if job['kind'] == 'run': _run_job(study, job, log)
-        elif job['kind'] == 'task': train_task(study, job, log)
-        else:
-            if job['kind'] == 'task_trial': got = train_task_trial(study, job, log)
-            else: got = train_trial(study, study.arm(job['arm']), job['values'], job['steps'], folder, log=log)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder/'trial.json', got)
+        with _advice_for(study): _do(study, job, folder, log)
     except TrainingDiverged as e:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder/'diverged.json', dict(error=' '.join(str(e).split())))
@@ -750,8 +765,9 @@ def plan_study(
     study = with_root(study, root)
     known = recorded_speed(recorded) if recorded else {}
     alike = {a.name: _alike(study, a) for a in study.arms}                       # as fast as each other
-    timed = {k: measured_speed(study, a) for k,a in {alike[a.name]: a for a in study.arms
-                                                     if a.method not in known}.items()}
+    with _advice_for(study):
+        timed = {k: measured_speed(study, a) for k,a in {alike[a.name]: a for a in study.arms
+                                                         if a.method not in known}.items()}
     speed = {a.name: known.get(a.method) or timed[alike[a.name]] for a in study.arms}
     out,rows = dict(runs=0, trials=0, views=0, hours=0., tasks=0, task_trials=0),[]
     for a in study.arms:

@@ -6,7 +6,7 @@
 __all__ = ['task_trouble', 'train_task_trial', 'train_task', 'task_line', 'measured_task_speed']
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #3719a00d
-import json,shutil,tempfile,time
+import shutil, tempfile, time
 from pathlib import Path
 import numpy as np
 from fastcore.basics import noop
@@ -14,7 +14,6 @@ from ..core.files import *
 from ..core.run_facts import *
 from ..reports.weight_drift import weight_drift
 from ..training.callbacks import TrainingDiverged
-from ..training.logging import read_log
 from ..training.run_folder import load
 from .config import *
 from .commands import pretrain
