@@ -17,7 +17,7 @@ from vlrep.models.bert_model import Bert, BertConfig
 from vlrep.models.named import NamedBackbone, named_backbone
 from vlrep.models.region_sources import load_detector
 from vlrep.models.weights import load_backbone, read_state
-from vlrep.training.run_folder import load_state, load_weights
+from vlrep.training.run_folder import load_weights
 
 IMG = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
@@ -221,7 +221,7 @@ HOSTILE = {f'{m}.{n}': (m, n, a) for m,n,a in (
 
 OPENERS = dict(backbone=lambda p: load_backbone(p, None), virtex=lambda p: load_virtex(p, log=None),
                detector=lambda p: load_detector('fasterrcnn_mobilenet_v3_large_320_fpn', p), timm=open_timm,
-               bert=open_bert, state=load_state, pickle=read_pickle)
+               bert=open_bert, pickle=read_pickle)
 
 def peak(do):
     "Bytes by which a forked process grows, and what it raised as text; a signal is an error"

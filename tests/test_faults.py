@@ -7,7 +7,7 @@ import errno, hashlib, io, json, math, os, pickle, resource, shutil, signal, sys
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
-from vlrep.training.logging import read_log
+from vlrep.core.run_facts import read_log
 from vlrep.experiments.commands import METHODS, pretrain
 from vlrep.core.files import write_json
 from vlrep.data.workers import begin_worker

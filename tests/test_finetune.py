@@ -7,6 +7,7 @@ import vlrep
 from PIL import Image
 from vlrep.cli import main
 from vlrep.core.fields import check_fields
+from vlrep.data.collate import caption_lines
 from vlrep.data.loader import loaders
 from vlrep.data.records import ArrayDataset
 from vlrep.data.regions import RegionStore, RegionWriter
@@ -18,7 +19,9 @@ from vlrep.datasets.snli_ve import write_snli_ve
 from vlrep.datasets.vizwiz import write_vizwiz
 from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import world
-from vlrep.evaluation.finetune.plan import FinetuneTask, TASKS, TaskSource
+from vlrep.datasets.world.task_options import WorldTaskOptions
+from vlrep.evaluation.finetune.plan import FinetuneTask, PLANS, TASKS, TaskSource
+from vlrep.evaluation.finetune.training import TaskCollator
 from vlrep.experiments.commands import pretrain, report
 from vlrep.experiments.config import recipe_dict
 from vlrep.experiments.finetune import finetune, plan_finetune
@@ -28,6 +31,7 @@ from vlrep.training.run_folder import load, Run
 
 TINY   = dict(visual_depth=10, visual_width=8, width=16, depth=1, heads=2, size=32, vocab=200)
 SCENES = ['scenes=12', 'valid=6', 'test=6']
+PARTS  = 'train', 'valid', 'test'
 PLAN   = ['steps=6', 'bs=8', 'every=3', 'warmup=2', 'lr=0.01']
 
 def quiet(line): pass
@@ -237,11 +241,37 @@ def test_labels_of_another_data_set(body, tmp_path):
     with pytest.raises(ValueError, match='answers are none of the 2 labels'):
         finetune(body, 'snli_ve', [*PLAN, *SCENES], labels=tmp_path/'labels.txt', out=tmp_path/'out', log=quiet)
 
+@pytest.mark.parametrize('part', PARTS)
+@pytest.mark.parametrize('task', ['vqa', 'vizwiz', 'snli_ve', 'mm_imdb'])
+def test_lost_texts_are_said_and_refused(task, part):
+    "Cut texts and unknown tokens: counted in all three parts, and refused above what the plan allows"
+    whole = TASKS[task].source('world').read('train', options=WorldTaskOptions(scenes=12))
+    words = list(whole.captions.flat())
+    collate = TaskCollator(Tokenizer.train(words, 300), max(len(t) for t in words) + 5)
+    def ask(text, **limits):
+        odd = TaskDataset(whole.base, whole.rows, [text]*len(whole), second=[text]*len(whole) if whole.pairs else None)
+        plan = replace(PLANS['world'], **limits)
+        return caption_lines(plan, collate, dict(train=whole, valid=whole, test=whole) | {part: odd}, PARTS)
+    plain = ask(words[0])
+    assert [line.partition(':')[0] for line in plain[-3:]] == [*PARTS] and all('0 % of' in line for line in plain[-3:])
+    long = ' and '.join(words*9)
+    with pytest.raises(ValueError, match=f'^{part}: 100 % of {len(whole)} texts .*--max-len .*--max-cut'): ask(long)
+    assert f'{part}: 100 % of {len(whole)} texts' in '\n'.join(ask(long, max_cut=1.))
+    with pytest.raises(ValueError, match=f'^{part}: .* [0-9]+ % of the tokens are unknown.*--max-unknown'):
+        ask('犬 猫 鳥 馬')
+    assert '% of the tokens are unknown' in '\n'.join(ask('犬 猫 鳥 馬', max_unknown=1.))
+
 def test_long_texts_are_counted(body, tmp_path):
+    "Beginnings of plots are read only if that is asked for; nothing is left of a run that is refused"
+    short = ['steps=1', 'bs=4', 'every=1', 'warmup=0', 'max_len=6', *SCENES]
+    with pytest.raises(ValueError, match='train: 100 % of 12 texts are longer than max_len=6 .*--max-len .*--max-cut'):
+        finetune(body, 'mm_imdb', short, out=tmp_path/'out', log=quiet)
+    assert not (tmp_path/'out').exists()
     said = []
-    finetune(body, 'mm_imdb', ['steps=1','bs=4','every=1','warmup=0','max_len=6', *SCENES], out=tmp_path/'out',
-             log=said.append)
-    assert any('12 of 12 texts are longer than 6 tokens' in s for s in said)
+    finetune(body, 'mm_imdb', [*short, 'max_cut=1'], out=tmp_path/'out', log=said.append)
+    counted = [line for line in said if 'of the tokens are unknown' in line]
+    assert [line.partition(' texts')[0] for line in counted] == [
+        'train: 100 % of 12', 'valid: 100 % of 6', 'test: 100 % of 6']
 
 def test_a_fifth_task_is_one_add(body, tmp_path):
     "Two classes, made of the texts' lengths, with the functions of another task"

@@ -137,6 +137,19 @@ def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
     a, b = (load(p).weights('best') for p in (tmp_path/'run', tmp_path/'strict'))
     assert all(torch.equal(a[k], b[k]) for k in a)
 
+@pytest.mark.parametrize('what', ['dry-run', 'overfit'])
+def test_a_trial_has_the_limit_of_the_run(photos, capsys, what):
+    "A photo that cannot be read stops what tries a run out, unless --max-damaged lets it pass"
+    for name in trained_on(photos)[1].ids[:2]:
+        (photos/'Images'/name).write_bytes(b'')
+    words = ['pretrain', '--method', 'token_cls', '--data', 'flickr8k', '--root', photos, f'--{what}', *sets(TINY)]
+    says = refused(capsys, *words, '--max-damaged', '0')
+    assert 'images cannot be read, and max_damaged=0 allows 0' in says
+    try:
+        vlrep.cli.main([*map(str, words), '--max-damaged', '5'])
+    except SystemExit:
+        assert what == 'overfit' and 'failed to overfit' in capsys.readouterr().out
+
 def test_mostly_damaged_stops(photos, tmp_path, capsys):
     "... and the folder that was named stays"
     for p in sorted((photos/'Images').iterdir())[::2]: p.write_bytes(b'')

@@ -13,7 +13,7 @@ from vlrep.methods.virtex.models import CaptioningModel
 from vlrep.reports.page import report_html
 from vlrep.reports.reference import compare_curve, curve_bands, curve_verdict, reference_curve
 from vlrep.training.learner import StopAtStep
-from vlrep.training.logging import CSVLogger, read_log
+from vlrep.training.logging import CSVLogger
 from tools import ROOT
 
 FOLDER = ROOT/'vlrep'/'reports'/'curves'

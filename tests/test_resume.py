@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 from fastai.callback.core import Callback
+from vlrep.core.run_facts import read_log
 from vlrep.training.checkpoint import Checkpointer
-from vlrep.training.logging import CSVLogger, read_log
+from vlrep.training.logging import CSVLogger
 from vlrep.experiments.commands import METHODS
 from vlrep.data.loader import loaders
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback, StopAtStep

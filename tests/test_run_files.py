@@ -7,11 +7,14 @@ import pytest
 from PIL import Image
 from vlrep.cli import main
 from vlrep.core.files import read_json, write_json
-from vlrep.core.run_facts import facts_seal
+from vlrep.core.run_facts import facts_seal, log_rows, read_log
 from vlrep.core.text_files import read_toml
 from vlrep.experiments.study_runs import recorded_speed, recorded_tasks
+from vlrep.reports.reference import compare_curve
+from vlrep.training.run_folder import load
 from test_foreign import build, facts
 from test_study import STUDY
+from tools import refused
 
 OBJECT = {'a': {'b': []}}
 ODD = [None, -1, float('inf'), 'x', [], OBJECT, True]
@@ -145,6 +148,22 @@ def test_whole_files(whole, name, tmp_path, capsys):
         if name == 'recipe.json': asked.append(['pretrain', '--resume', run, '--bs', 0])
         for words in asked:
             held(words, [run, '--bs'], capsys, (name, content[:20], words[0]))
+
+@pytest.mark.parametrize('row', ['3,x,,.1,.2', '3,2.5', '3,2.5,,.1,.2,7', '3 2.5'])
+def test_all_readers_of_a_log_name_its_damaged_line(whole, row, tmp_path, capsys):
+    "A word for a number, a row that is too short or too long: the same words by each reader; a torn last row is none"
+    run = tmp_path/'run'
+    shutil.copytree(whole/'run', run)
+    good = (run/'log.csv').read_text()
+    (run/'log.csv').write_text(f'{good}{row}\n3,2.5,,.1,.2\n')
+    damage = f'{run/"log.csv"}: line 4 is damaged: {row!r}'
+    for read in (load(run).log, lambda: read_log(run/'log.csv'), lambda: log_rows(run), lambda: compare_curve(run)):
+        with pytest.raises(ValueError) as e: read()
+        assert str(e.value) == damage
+    assert damage in refused(capsys, 'report', run)
+    (run/'log.csv').write_text(good + '3,2.')
+    assert load(run).log() == log_rows(run) == read_log(run/'log.csv') and len(log_rows(run)) == 2
+    main(['report', str(run)])
 
 # ---------------------------------------------------------------- a study
 

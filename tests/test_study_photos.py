@@ -1,7 +1,7 @@
 "vlrep-study on a folder of photos: planned, run, resumed, judged by evaluations that keep redraws of the test photos"
-import json, shutil
+import ast, json, shutil
 import pytest
-from tools import refused
+from tools import refused, ROOT
 from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene
@@ -193,3 +193,63 @@ def test_part_and_captions_are_for_pretraining_alone(photos, tmp_path, capsys):
         counted.append(next(l for l in capsys.readouterr().out.splitlines() if 'words of captions, ' in l))
         main(['evaluate', str(tmp_path/name), '--on', 'retrieval'])
     assert counted[0] == counted[1]
+
+# ---------------------------------------------------------------- damaged photos
+
+DAMAGED = f"""
+name = 'damaged'
+seeds = [0]
+precision = 'fp32'
+
+[data]
+name = 'flickr8k'
+draws = 10
+train = 0.6
+valid = 0.2
+test = 0.2
+
+[[arms]]
+name = 'soft'
+method = 'contrast'
+changes = {{{NET}, max_unknown = 1}}
+
+[ask]
+tagging = {{tags = 30, k = 3, epochs = 1}}
+"""
+TUNED = "\n[tune]\nsteps = 4\nscore = 'held_loss'\ngrid = [{cnn_lr = 0.2}]\n"
+
+@pytest.mark.parametrize('tuned', ['', TUNED], ids=['plain', 'tuned'])
+def test_damaged_photos_are_limited(photos, tmp_path, capsys, tuned):
+    "Missing photos stop a study; `max_damaged` of [data] lets runs, trials and evaluations pass, in the same folder"
+    root, file, out = tmp_path/'photos', tmp_path/'s.toml', tmp_path/'out'
+    shutil.copytree(photos, root)
+    images = sorted((root/'Images').iterdir())
+    for image in images[:11]:
+        image.unlink()
+    words = 'study', 'run', file, '--out', out, '--root', root
+    file.write_text(DAMAGED + tuned)
+    lost = '11 of 60 images named in captions.txt are missing'
+    advice = f'max_damaged = 11 in [data] of {file} lets them pass'
+    for said in (refused(capsys, *words), refused(capsys, 'study', 'plan', file, '--root', root)):
+        assert lost in said and advice in said and '--max-damaged' not in said
+    file.write_text(DAMAGED.replace('draws = 10', "draws = 10\nmax_damaged = '20%'") + tuned)
+    main([str(w) for w in words])
+    study, lines = read_study_lines(out)
+    assert study.max_damaged == '20%' and load(out/'runs'/'soft-0').info['max_damaged'] == '20%'
+    run, = [l for l in lines if l['kind'] == 'run']
+    assert run['numbers']['tagging'] and all(l['score'] is not None for l in lines if l['kind'] == 'trial')
+    plan_study(study, log=str, root=root)
+    for odd in ("'many'", 'true', '[3]', '-1'):
+        file.write_text(DAMAGED.replace('draws = 10', f'draws = 10\nmax_damaged = {odd}'))
+        assert 's.toml: data.max_damaged=' in refused(capsys, *words)
+
+LIMITED = 'pretrain', 'finetune', 'evaluate', 'open_splits', 'train_on', 'dry_run' # They read data, up to a limit
+
+def test_all_that_a_study_starts_has_its_limit():
+    "Every call that reads data is given `max_damaged`, in runs that are resumed and in estimates of the cost, too"
+    calls = [(file.name, call) for file in sorted((ROOT/'vlrep'/'experiments').glob('study*.py'))
+             for call in ast.walk(ast.parse(file.read_text(encoding='utf-8')))
+             if isinstance(call, ast.Call) and getattr(call.func, 'id', '') in LIMITED]
+    assert {call.func.id for _, call in calls} == {*LIMITED}
+    without = [(name, call.lineno) for name, call in calls if 'max_damaged' not in {k.arg for k in call.keywords}]
+    assert not without

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'has_type', 'type_words', 'check_types', 'check_format', 'facts_seal', 'read_run_facts', 'check_result',
-           'last_result', 'log_rows']
+           'last_result', 'read_log', 'log_rows']
 
 # %% ../../nbs/core/32_run_facts.ipynb #bb4cdff6
-import csv, hashlib, json, typing
+import hashlib, json, typing
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Union
-from .fields import Between, Int
+from .fields import Int
 from .files import FilePath, brief, parse_json, read_json
 from .text_files import raw_lines
 
@@ -170,17 +170,28 @@ def last_result(
         said = str(e)
         raise ValueError(said if said.startswith(str(path)) else f'{path}: damaged ({said})') from None
 
+def read_log(
+    path:FilePath # `log.csv` of a run
+)->list:          # A dict for each row, numbers as floats, what is not known as None
+    "The rows of a log; a last row torn off in mid-write is left out; a `ValueError` names a damaged line"
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f'{path}: no such log')
+    lines = [line.rstrip('\r\n') for line in raw_lines(path) if line.endswith('\n')]
+    if not lines:
+        raise ValueError(f'{path}: the log is empty')
+    names = lines[0].split(',')
+    rows = []
+    for i, line in enumerate(lines[1:], 2):
+        try:
+            rows.append({n: float(v) if v else None for n, v in zip(names, line.split(','), strict=True)})
+        except ValueError:
+            raise ValueError(f'{path}: line {i} is damaged: {line[:60]!r}') from None
+    return rows
+
 def log_rows(
     run:FilePath # A run folder
-)->list:         # Name of a column -> its text, for each row
-    "The rows of a run's `log.csv`, if it has one; a last row that was torn off is left out"
+)->list:         # As from `read_log`
+    "The rows of a run's `log.csv`, if it has one"
     path = Path(run)/'log.csv'
-    if not path.is_file():
-        return []
-    lines = list(raw_lines(path))
-    if lines and not lines[-1].endswith('\n'):
-        lines.pop()
-    try:
-        return list(csv.DictReader(lines))
-    except csv.Error as e:
-        raise ValueError(f'{path}: damaged ({e})') from None
+    return read_log(path) if path.is_file() else []

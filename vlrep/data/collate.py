@@ -181,17 +181,18 @@ def _form_line(recipe, collate, train):
     used = collate.tok.normalisation if collate.tok is not None else asked.replace('auto', best)
     if used == 'nfkd' and best != used:
         return f'normalise=nfkd: the tokens are those of letters without their marks, although {why}'
-    return f'normalise={used}: {why}' if used == 'nfkc' and asked == 'auto' else ''
+    return f'normalise={used}: {why}' if used == best == 'nfkc' and asked == 'auto' else ''
 
 def caption_lines(
     recipe:'MethodRecipe',   # Perhaps with the fields of `TextRecipe`
     collate:CaptionCollator, # Of the method; or None
-    parts:dict,              # Datasets `train` and `valid`
+    parts:dict,              # Datasets `train`, `valid` and perhaps others
+    counted:tuple=('train', 'valid'), # Those whose texts are counted
 )->list:                     # Lines
-    "Log lines on what happens to the captions of a run; a `ValueError` if more of them is lost than the recipe allows"
+    "Log lines on what happens to the texts of a run; a `ValueError` if more of them is lost than the recipe allows"
     if not hasattr(collate, 'all_texts') or collate.all_texts(parts['train']) is None: return []
     lines = [_form_line(recipe, collate, parts['train']), mirroring_line(recipe, collate, parts['train'])]
     if collate.tok is not None and hasattr(collate, 'uncut'):
-        lines += token_lines(collate, {k: parts[k] for k in ('train', 'valid')}, getattr(recipe, 'max_cut', 1.),
+        lines += token_lines(collate, {k: parts[k] for k in counted}, getattr(recipe, 'max_cut', 1.),
                              getattr(recipe, 'max_unknown', 1.))
     return [l for l in lines if l]

@@ -9,7 +9,7 @@ __all__ = ['READ_HOWS', 'check_boxes', 'thumbnail', 'RegionWriter', 'RegionStore
 # %% ../../nbs/data/57_regions.ipynb #67570004
 import base64,hashlib,io,json,math,os,pickle,re,shutil,weakref,zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -24,7 +24,7 @@ from .box_files import BoxFile
 from .image_files import some_of
 from .lmdb_files import lmdb_items
 from .masking import sequence_mask
-from .records import (annotation_turn, DamagedImage, ImageFileDataset, ImageTextDataset, open_image,
+from .records import (annotation_turn, DamagedImage, ImageFileDataset, ImageTextDataset,
                                 turn_boxes)
 
 # %% ../../nbs/data/57_regions.ipynb #67570007

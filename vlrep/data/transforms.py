@@ -9,7 +9,7 @@ __all__ = ['ENGLISH_SIDES', 'IMAGENET', 'swap_left_right', 'resize_crop', 'crop_
 # %% ../../nbs/data/35_transforms.ipynb #d371c687
 import math, re
 from functools import lru_cache
-import numpy as np, torch
+import torch
 from fastcore.basics import patch
 from torch import Tensor
 from ..core.scripts import is_unspaced, mirror_pairs
@@ -24,8 +24,9 @@ _SIDE_AFTER = re.compile(r'\b(the|an?|his|hers?|its|their|my|your|our|to|on|from
                          re.IGNORECASE)
 # Before these words, or behind those, they are none
 _NO_SIDE_BEFORE = dict(
-    left=re.compile(r'\W*(the|an?|his|her|its|their|him|them|it|alone|over|behind|out|open|unattended)\b',
-                    re.IGNORECASE),
+    # a bus left at noon, quickly, or to pick up somebody; not left, in a hat, and not left to right
+    left=re.compile(r'\W*(the|an?|his|her|its|their|him|them|it|alone|over|behind|out|open|unattended)\b'
+                    r'|\s+(at|on|in|for|with|from|to(?!\s+right)|\w+ly)\b', re.IGNORECASE),
     right=re.compile(r'\W*(behind|next|before|after|now|away|beside|there|here|up|above|below|through|past|near|under|'
                      r'underneath|over|in|into|at|outside|inside|angles?)\b', re.IGNORECASE))
 _NO_SIDE_AFTER = dict(left=re.compile(r"\b(has|have|had|having|been|being|just|what('s| is| was))\W+$", re.IGNORECASE),

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..core.files import *
 from ..core.registry import did_you_mean
 from ..data.records import ImageFileDataset
-from ..data.image_files import find_files, photo_name, some_of
+from ..data.image_files import find_files, photo_name
 from ..data.tasks import TaskDataset
 
 # %% ../../nbs/datasets/78_task_files.ipynb #4f1c102c

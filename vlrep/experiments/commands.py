@@ -318,7 +318,7 @@ def run_checks(
     _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
     if what == 'overfit': return overfit(method, recipe, splits, asked['data'], tok, seed=asked['seed'],
-                                         precision=asked['precision'], log=log)
+                                         precision=asked['precision'], log=log, max_damaged=max_damaged)
     dry_run(method, recipe, options, splits, asked['data'], tok=tok, seed=asked['seed'], precision=asked['precision'],
             accumulate=asked['accumulate'], workers=workers or 0, log=log, max_damaged=max_damaged)
     return True

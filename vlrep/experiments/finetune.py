@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 import torch
-from torch import nn
 from ..core.fields import *
 from ..core.files import *
 from ..core.progress import *
 from ..core.registry import *
 from ..core.run_facts import has_type, type_words
 from ..core.weights import fill_model
+from ..data.collate import caption_lines
 from ..data.loader import check_share, TooManyDamaged
 from ..data.regions import RegionReader
 from ..data.subsets import readable
@@ -28,10 +28,10 @@ from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform
 from ..datasets.base import margin
 from ..evaluation.finetune.model import FinetuneModel, GridAndText
-from ..evaluation.finetune.plan import FinetunePlan, PLANS, FinetuneTask, TASKS
+from ..evaluation.finetune.plan import FinetunePlan, PLANS, TASKS
 from ..evaluation.finetune.report import told_examples, write_task_report
 from ..evaluation.finetune.results import Answerer, decide_all, task_rows
-from ..evaluation.finetune.training import cut_line, finetune_learner, fit_task, TaskCollator, text_limit
+from ..evaluation.finetune.training import finetune_learner, fit_task, TaskCollator, text_limit
 from ..evaluation.transfer import table_text
 from ..methods.base import METHODS
 from ..models.named import initial_backbone
@@ -385,8 +385,8 @@ def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
     _agree(dist, facts)
     check_share(plan.bs, dist.world_size)
     collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts, dist))
-    for s in ('train','valid'):
-        if line := cut_line(collate, parts[s]): log(line)
+    for line in caption_lines(plan, collate, parts, tuple(parts)):
+        log(line)
     job = SimpleNamespace(task=task, plan=plan, parts=parts, labels=labels, collate=collate, recipe=recipe, facts=facts,
                           asked=asked, stages=stages, log=log, dist=dist,
                           precision=learner_precision(chosen, device, asked['precision'] != 'auto' and not was),

@@ -206,13 +206,14 @@ class _Until(BaseCallback):
         self.losses.append(float(self.learn.loss.detach()))
         if len(self.losses) >= 5 and self.now() < self.goal(): stop_fit(self.learn, _Enough())
 
-def _same_view(method, recipe, splits, n, tok, *, data, steps):
+def _same_view(method, recipe, splits, n, tok, *, data, steps, max_damaged):
     "Recipe and loaders of one fixed batch; the validation set is a single image"
     few = splits['train'].subset(np.arange(min(n, len(splits['train']))))
     if few.captions is not None: few = limit_captions(few, 1, 0)
     calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items()
             if hasattr(recipe, k)}
-    kw = dict(collate=method.collator(recipe, tok), aug=EvalTransform(recipe.size), bs=len(few))
+    kw = dict(collate=method.collator(recipe, tok), aug=EvalTransform(recipe.size), bs=len(few),
+              max_damaged=max_damaged)
     return replace(recipe, **calm),DataLoaders(StatefulLoader(few, train=True, shuffle=False, flip_p=0., **kw),
                                             StatefulLoader(few.subset([0]), **kw))
 
@@ -235,9 +236,10 @@ def overfit(
     n:int=16,              # Images
     steps:int=600,         # Steps at the most
     part:float=.02,        # What may remain of the distance between the first loss and the lowest possible
+    max_damaged:int|float|str=None, # How many of the `n` images may be unreadable, see `damage_limit`
 )->bool:                   # Was the batch learned?
     "Overfit one batch; False, and a line with advice, if that fails"
-    calm,dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps)
+    calm,dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps, max_damaged=max_damaged)
     learn = method.learner(calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
     with torch.no_grad(): out = learn.model.eval()(batch)

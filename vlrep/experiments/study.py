@@ -110,6 +110,7 @@ class Study:
     title:str=''                         # Of its page
     data:str='world'                     # One of `DATASETS`
     root:str=''                          # Folder of its files
+    max_damaged:int|float|str=None       # How many photos and rows may be missing or unusable, see `damage_limit`
     options:dict=field(default_factory=dict) # Field of the data -> value
     equal:tuple=('views','images','captions','steps','backbone') # What must be the same for all arms
     precision:Choice('auto','fp32','bf16','fp16')='auto'         # As for `pretrain`
@@ -160,7 +161,8 @@ def _source_of(weights, changes):
 # %% ../../nbs/experiments/82_study.ipynb #9ed27b6d
 _WANTED = dict(str='text', tuple='a list', dict='a table', Tuning='a table', FineTuning='a table')
 _ENTRY = dict(seeds=(int, 'whole numbers'), grid=(dict, 'tables of fields')) # What a list holds, if not words
-_INNER = 'file','root','options','changed'                                  # Fields of `Study` that no file sets
+_INNER = 'file', 'root', 'max_damaged', 'options', 'changed' # Fields of `Study` that are not at the top of a file
+_OF_DATA = dict(name='data', root='root', max_damaged='max_damaged') # What `[data]` says besides options -> field
 
 def _table(x, at):
     "`x`, if it is a table"
@@ -226,10 +228,13 @@ def study_of(
     there = {f.name for f in fields(Study)} - {*_INNER} | {'quick'}
     if bad := next((k for k in table if k not in there), None):
         raise ValueError(f'{file}: {did_you_mean("field", bad, there)}')
-    known = {k: data.pop(k) for k in ('name','root') if k in data}
-    study = _made(Study, dict(table, **({'data': known['name']} if 'name' in known else {}),
-                              **({'root': known['root']} if 'root' in known else {})), f'{file}: ', file=str(file),
-                  arms=arms, contrasts=contrasts, tune=tune, finetune=finetune, options=data, changed=())
+    known = {new: data.pop(k) for k, new in _OF_DATA.items() if k in data}
+    try:
+        damage_limit(1, known.get('max_damaged'))
+    except ValueError as e:
+        raise ValueError(f'{file}: data.{e}') from None
+    study = _made(Study, table | known, f'{file}: ', file=str(file), arms=arms, contrasts=contrasts, tune=tune,
+                  finetune=finetune, options=data, changed=())
     check_study(study, ran)
     return study
 

@@ -15,7 +15,7 @@ from ..core.plotting import *
 from ..core.text_files import raw_lines,read_toml
 from ..reports.instability import dagger
 from ..datasets.base import DATASETS
-from .comparisons import read_lines,variant
+from .comparisons import variant
 from .study import *
 from .study_report import *
 from .study_verdicts import *

@@ -8,7 +8,8 @@ __all__ = ['files_hash', 'run_facts', 'ask_run', 'do_job', 'job_main', 'run_jobs
            'plan_study']
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #55773d03
-import hashlib,json,os,shutil,sys,time
+import hashlib, json, os, re, shutil, sys, time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,6 @@ from ..core.run_facts import *
 from ..core.text_files import read_toml
 from ..training.callbacks import TrainingDiverged
 from ..training.interrupts import TrainingInterrupted,signals
-from ..training.logging import read_log
 from ..training.resume import differences
 from ..training.run_folder import load
 from ..methods.base import METHODS
@@ -86,24 +86,46 @@ def ask_run(
         if name in got: continue
         begun,lacks = time.time(),EVALUATIONS[name].missing(open_run(folder).capabilities)
         if lacks: log(f'{name}: skipped, {folder.name} has no {", ".join(lacks)}')
-        rows = [] if lacks else evaluate(folder, name, log=log, **options)
+        rows = [] if lacks else evaluate(folder, name, max_damaged=study.max_damaged, log=log, **options)
         got[name] = dict(rows=rows, seconds=round(time.time()-begun, 2))
         write_json(path, got)
 
 def _run_job(study, job, log):
     "An ordinary run, new or resumed"
     arm,folder = study.arm(job['arm']),Path(job['folder'])
-    if (folder/'recipe.json').exists(): pretrain(resume_run=folder, inexact=job['mix'], threads=1, log=log)
+    if (folder/'recipe.json').exists():
+        pretrain(resume_run=folder, inexact=job['mix'], threads=1, max_damaged=study.max_damaged, log=log)
     else:
         changes = change_texts({**study.options, **arm.changes, **job['values'],
                                 **source_changes(study, arm, folder.parent.parent, job['seed'])})
         start = source_run(study, arm, folder.parent.parent, job['seed']) if arm.weights else None
         pretrain(arm.method, arm.recipe or None, changes, study.data, study.root or None, out=folder,
                  seed=job['seed'], precision=study.precision, threads=1, backbone=arm.backbone or None,
-                 weights_file=start, log=log)
+                 weights_file=start, max_damaged=study.max_damaged, log=log)
     ask_run(study, folder, log)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #84d0eff6
+def _do(study, job, folder, log):
+    "`do_job`, with the study read"
+    if job['kind'] == 'run': return _run_job(study, job, log)
+    if job['kind'] == 'task': return train_task(study, job, log)
+    if job['kind'] == 'task_trial': got = train_task_trial(study, job, log)
+    else: got = train_trial(study, study.arm(job['arm']), job['values'], job['steps'], folder, log=log)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder/'trial.json', got)
+
+@contextmanager
+def _advice_for(study):
+    "Name `max_damaged` of a study's file where a message names the option of `vlrep-pretrain`"
+    try:
+        yield
+    except TrainingDiverged:
+        raise
+    except ValueError as e:
+        said = re.sub(r'(vlrep-pretrain --resume \S+ )?--max-damaged (\w+)',
+                      lambda m: f'max_damaged = {m[2]} in [data] of {study.file}', str(e))
+        raise ValueError(said) from e
+
 def do_job(
     job:dict,           # From `run_study`: kind, arm, folder, values, seed, steps, task, mode, table and file
     log:callable=print, # Called with lines about the progress
@@ -114,13 +136,7 @@ def do_job(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        if job['kind'] == 'run': _run_job(study, job, log)
-        elif job['kind'] == 'task': train_task(study, job, log)
-        else:
-            if job['kind'] == 'task_trial': got = train_task_trial(study, job, log)
-            else: got = train_trial(study, study.arm(job['arm']), job['values'], job['steps'], folder, log=log)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder/'trial.json', got)
+        with _advice_for(study): _do(study, job, folder, log)
     except TrainingDiverged as e:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder/'diverged.json', dict(error=' '.join(str(e).split())))
@@ -586,10 +602,11 @@ def measured_speed(
     method,threads = with_backbone(METHODS[arm.method], arm.backbone or None),torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        splits = open_splits(method, recipe, few, study.data, study.root or None, log=noop)
+        splits = open_splits(method, recipe, few, study.data, study.root or None, log=noop,
+                             max_damaged=study.max_damaged)
         tok = method.train_tokenizer(recipe, splits['train'])
         got = dry_run(method, recipe, few, splits, study.data, tok=tok, precision=study.precision, log=noop,
-                      steps=steps, warm=2)
+                      steps=steps, warm=2, max_damaged=study.max_damaged)
     finally: torch.set_num_threads(threads)
     looks = -(-recipe.steps*recipe.bs//_images(options))*got['look']
     return (got['step']*recipe.steps + looks)/got['views'],0.
@@ -649,8 +666,9 @@ def plan_study(
     study = with_root(study, root)
     known = recorded_speed(recorded) if recorded else {}
     alike = {a.name: _alike(study, a) for a in study.arms}                       # as fast as each other
-    timed = {k: measured_speed(study, a) for k,a in {alike[a.name]: a for a in study.arms
-                                                     if a.method not in known}.items()}
+    with _advice_for(study):
+        timed = {k: measured_speed(study, a) for k,a in {alike[a.name]: a for a in study.arms
+                                                         if a.method not in known}.items()}
     speed = {a.name: known.get(a.method) or timed[alike[a.name]] for a in study.arms}
     out,rows = dict(runs=0, trials=0, views=0, hours=0., tasks=0, task_trials=0),[]
     for a in study.arms:

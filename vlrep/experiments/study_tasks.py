@@ -6,7 +6,7 @@
 __all__ = ['task_trouble', 'train_task_trial', 'train_task', 'task_line', 'measured_task_speed']
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #3719a00d
-import json,shutil,tempfile,time
+import shutil, tempfile, time
 from pathlib import Path
 import numpy as np
 from fastcore.basics import noop
@@ -15,7 +15,6 @@ from ..core.text_files import raw_lines
 from ..core.run_facts import *
 from ..reports.weight_drift import weight_drift
 from ..training.callbacks import TrainingDiverged
-from ..training.logging import read_log
 from ..training.run_folder import load
 from .config import *
 from .commands import pretrain
@@ -37,14 +36,15 @@ def task_trouble(
 def _finetune(study, job, steps=0, log=print):
     "A fine-tuning, new or resumed"
     folder,arm = Path(job['folder']),study.arm(job['arm'])
-    if any((folder/'steps').glob('*')) or (folder/'best').is_dir(): return finetune(folder, resume=True, log=log)
+    if any((folder/'steps').glob('*')) or (folder/'best').is_dir():
+        return finetune(folder, resume=True, max_damaged=study.max_damaged, log=log)
     shutil.rmtree(folder, ignore_errors=True)                           # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
     source = Path(job['out'])/'runs'/f'{arm.name}-{study.seeds[0] if trial else job["seed"]}'
     draws = 0 if trial else arm_recipe(study, arm)[1].draws
     changes = task_plan(study, job['task'], job['mode'], job['values'], steps=steps, draws=draws)[2]
     finetune(source, job['task'], changes, study.data, out=folder, seed=job['seed'], precision=study.precision,
-             threads=1, log=log)
+             threads=1, max_damaged=study.max_damaged, log=log)
 
 def _log_trouble(folder):
     "`task_trouble` of a run folder"
@@ -111,7 +111,7 @@ def _task_seconds(study, source, task, mode, folder):
     plan,sizes,changes = task_plan(study, task, mode)
     few = dict(steps=6, warmup=1, every=3, scenes=40, valid=20, test=20)
     finetune(source, task, [*changes, *change_texts(few)], study.data, out=folder, precision=study.precision, threads=1,
-             log=noop)
+             max_damaged=study.max_damaged, log=noop)
     step = plan.bs/max(r['images_s'] for r in read_log(Path(folder)/'log.csv'))
     said = last_result(folder)['seconds']['answers']/(2*(few['valid']+few['test']))   # also without the image
     looks = -(-plan.steps//plan.every)
@@ -131,5 +131,5 @@ def measured_task_speed(
     texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:
         pretrain(arm.method, arm.recipe or None, texts, study.data, out=Path(tmp)/'run', threads=1,
-                 precision=study.precision, backbone=arm.backbone or None, log=noop)
+                 precision=study.precision, backbone=arm.backbone or None, max_damaged=study.max_damaged, log=noop)
         return {(t,m): _task_seconds(study, Path(tmp)/'run', t, m, Path(tmp)/f'{t}-{m}') for t,m in study.jobs(arm)}

@@ -10,6 +10,7 @@ import math,shutil,time
 from pathlib import Path
 import numpy as np, torch
 from ..core.files import *
+from ..data.loader import TooManyDamaged
 from ..reports.instability import learning_warning
 from ..datasets.world.dataset import world
 from ..training.checkpoint import Checkpointer
@@ -74,14 +75,14 @@ def _method(study, arm, out):
     file,name,_ = run_backbone(at, arm.backbone or None) if at else (None,arm.backbone or None,[])
     return with_backbone(METHODS[arm.method], name, file)
 
-def _trained(study, method, recipe, options, *, folder, log):
+def _trained(study, method, recipe, options, splits, *, folder, log):
     "A learner with the weights of its best checkpoint"
-    splits = open_splits(method, recipe, options, study.data, study.root or None, seed=study.tune.seed, log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
     with Run.create(folder, recipe_dict(recipe), method.name, dict(recipe_dict(options), name=study.data),
                     study.tune.seed, precision=study_precision(study)) as run:
         learn = train_on(method, recipe, splits, study.data, tok, seed=study.tune.seed, precision=study.precision,
-                         cbs=[CSVLogger(run/'log.csv', log=log), Checkpointer(run)], log=log)
+                         cbs=[CSVLogger(run/'log.csv', log=log), Checkpointer(run)], log=log,
+                         max_damaged=study.max_damaged)
         if not math.isfinite(learn.train_state.best_loss):
             raise ValueError('the held-out loss was never a finite number')
         learn.model.load_state_dict(run.weights('best'))
@@ -102,7 +103,12 @@ def train_trial(
     recipe,options = arm_recipe(study, arm, trial | source_changes(study, arm, folder.parent.parent, study.seeds[0]))
     recipe,method = shorter(recipe, steps),_method(study, arm, folder.parent.parent)   # no trial without its start
     out = dict(score=None, unstable='', error='', views=0)
-    try: learn,run = _trained(study, method, recipe, options, folder=folder, log=log)
+    # what is wrong with the data is no fault of the trial
+    splits = open_splits(method, recipe, options, study.data, study.root or None, seed=study.tune.seed, log=log,
+                         max_damaged=study.max_damaged)
+    try: learn,run = _trained(study, method, recipe, options, splits, folder=folder, log=log)
+    except TooManyDamaged:
+        raise
     except ValueError as e: out['error'] = ' '.join(str(e).split())
     else:
         state = learn.train_state

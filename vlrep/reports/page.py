@@ -7,7 +7,7 @@ __all__ = ['pick', 'jpeg_uri', 'object_map', 'report_html', 'shown_files', 'writ
            'comparison_html', 'write_comparison']
 
 # %% ../../nbs/reports/40_page.ipynb #93aeff88
-import base64,io,json,math
+import base64, io, json
 from contextlib import contextmanager
 from pathlib import Path
 from ..core.files import *
@@ -314,7 +314,8 @@ def _curves(runs):
     for m in methods:
         lines,late = {},[]
         for n,r in runs.items():
-            rows = ([(float(l['step']), float(l['valid_loss'])) for l in r['log'] if l.get('valid_loss')]
+            rows = ([(float(l['step']), float(l['valid_loss'])) for l in r['log']
+                     if l.get('valid_loss') is not None]
                     if r['info']['method'] == m else [])
             if rows:
                 lines[n] = tuple(zip(*rows))

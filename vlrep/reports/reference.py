@@ -7,7 +7,7 @@ __all__ = ['loss_curves', 'gather_curves', 'usual_range', 'reference_curve', 'cu
            'overfit_verdict']
 
 # %% ../../nbs/reports/25_reference.ipynb #fecf7b06
-import copy,csv,math
+import copy
 from functools import cache
 from importlib.resources import files
 from pathlib import Path

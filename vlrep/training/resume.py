@@ -10,6 +10,7 @@ import hashlib,os,shutil
 import numpy as np, torch
 from ..core.files import *
 from ..core.text_files import raw_lines
+from ..core.weights import read_pickle
 from ..data.records import ImageTextDataset
 from .checkpoint import *
 from .distributed import *
@@ -63,7 +64,7 @@ def _resume(learn, run, which, regroup):
         _rewind(run, 0)
         shutil.rmtree(run/'best', ignore_errors=True)
         return 0
-    w,state = load_weights(folder/'model.safetensors'),load_state(folder/'state.pt')
+    w,state = load_weights(folder/'model.safetensors'),read_pickle(folder/'state.pt')
     if not isinstance(state, dict) or 'training' not in state:
         raise ValueError(f'{folder/"state.pt"}: holds no state of a training')
     try: learn.model.load_state_dict(w)

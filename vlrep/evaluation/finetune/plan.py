@@ -7,7 +7,7 @@ __all__ = ['PLANS', 'TASKS', 'FinetunePlan', 'TaskSource', 'FinetuneTask']
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #b65c87ac
 from collections.abc import Callable
-from dataclasses import dataclass,field
+from dataclasses import dataclass
 from ...core.fields import *
 from ...core.registry import *
 
@@ -34,6 +34,8 @@ class FinetunePlan:
                                        # made (released configuration for MM-IMDB: 88,000); 0: with the last step
     report:Choice('both','valid','test')='both' # The sets in the table, whose rows name them
     draws:Int(0, 10**5)=0 # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
+    max_cut:Share=.5      # Share of the tokens that may be cut off by max_len, before the run is refused
+    max_unknown:Share=.25 # Share of the tokens that may be unknown (such as ?), before the run is refused
     def check(self)->None:
         "Check that warm-up is shorter than training, and training no longer than the schedule"
         if 0 < self.decay_steps < self.steps:

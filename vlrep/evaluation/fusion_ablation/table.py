@@ -19,7 +19,6 @@ from ...datasets.base import DATASETS
 from ..base import *
 from ..held_out import *
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
-from ...models.features import plain_batches
 from ...models.pretrained import Pretrained
 from ...reports.instability import mark_warned
 
