@@ -92,11 +92,11 @@ SERVER = Server()
 
 class Program:
     "`code` in a process of its own, with the attributes and methods of `subprocess.Popen` that tests use"
-    def __init__(self, code, argv=(), cwd=None, env=None, input='', error=None):
+    def __init__(self, code, argv=(), cwd=None, env=None, input='', output=None):
         self.folder = tempfile.TemporaryDirectory()
         self.files = [str(Path(self.folder.name)/n) for n in ('input', 'output', 'error')]
         for path,text in zip(self.files, (input, '', '')): Path(path).write_text(text)
-        if error: self.files[2] = error
+        if output: self.files[1:] = [output, output]
         env = dict(os.environ if env is None else env)
         self.returncode = None
         self.pid = SERVER.ask('begin', code=code, argv=list(map(str, argv)), cwd=str(cwd or os.getcwd()), env=env,

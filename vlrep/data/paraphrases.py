@@ -139,13 +139,13 @@ def write_paraphrases(
         total = sum(int(d.captions.counts().sum()) for d in datasets)
         total = total if limit is None else min(limit, total)
         if done: log(f'{path}: {done} of {total} captions are there, continuing')
-        live = Live()
+        live = LiveBar()
         with open(path, 'ab') as f:
             while part := list(itertools.islice(todo, 8*batch)):
                 said = {via: back_translate([t for *_,t in part], *way, batch) for via,way in ways.items()}
                 _append(f, [_line(*c, {via: s[i] for via,s in said.items()}) for i,c in enumerate(part)], path)
                 done += len(part)
-                live(done, total, f'{done} of {total} captions')
+                live(done, total, 'captions')
         live.clear()
     log(f'{path}: {done} captions in other words, {done-begun} of them new')
     return path

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import numpy as np, torch, torch.nn.functional as F
 from torch import Tensor
-from ..core.progress import Live
+from ..core.progress import LiveBar
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #6c2ced33
 L2S = tuple(10**(e/2) for e in range(-8, 1)) # Strengths that are tried: 1e-4 ... 1, two a decade
@@ -133,7 +133,7 @@ class _Steps:
 def _minimise(ask, x, iters):
     "L-BFGS from `x` (n,); `ask` gives loss and gradient at a place"
     f,g = ask(x)
-    known,live,seen = _Steps(len(x)),Live(),1
+    known,live,seen = _Steps(len(x)),LiveBar(),1
     def at(t):
         f,g = ask(x+t*d)
         return t,f,float(g@d),g
@@ -147,7 +147,7 @@ def _minimise(ask, x, iters):
             t,new,_,h = _line_search(lambda t: asked.append(t) or at(t), (0.,f,slope,g), first,
                                      1e-9/float(d.abs().max()))
             seen += len(asked)
-            live(seen, iters, f'fitting probes, step {seen} of about {iters} at the most')
+            live(seen, iters, 'fitting probes')
             step,change,f = t*d,abs(new-f),new
             if i and (change < 1e-9 or step.abs().max() <= 1e-9): return x+step
             known.add(step, h-g)

@@ -179,16 +179,13 @@ class ProgressLogger(BaseCallback):
     ): self.out,self.every = out,every
     def before_fit(self)->None:
         self.run = training(self.learn)
-        if self.run: self.live,self.since = Live(),(time.perf_counter(),self.learn.train_state.batch)
+        if self.run: self.live,self.first = LiveBar(),self.learn.train_state.batch
     def after_batch(self)->None:
         if not self.live or not self.live.kind: return
         s,total = self.learn.train_state,self.learn.train_state.total
-        at = s.batch
-        t0,b0 = self.since
         steps = s.step + round((total-s.batch)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
-        left = time_left((time.perf_counter()-t0)/(at-b0)*(total-at)) if at > b0 else ''
-        self.live(at, total, f'step {s.step}/{steps}, {what}, {left}')
+        self.live(s.batch-self.first, total-self.first, f'step {s.step}/{steps}, {what}')
     def after_epoch(self)->None:
         s = self.learn.train_state
         v = self.recorder.loss.value
