@@ -4,7 +4,6 @@ Every layout of data with every method that can read it, stopped and resumed.
 """
 from dataclasses import replace
 import pytest
-import vlrep.experiments.commands as commands
 from vlrep.cli import main
 from vlrep.datasets.csv import write_csv
 from vlrep.datasets.flickr8k import write_flickr8k
@@ -118,16 +117,3 @@ def test_as_printed(data, roots, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(['pretrain', '--data', data, '--root', str(roots[data])])
     finished(tmp_path/'runs'/f'{data}-virtex-1', data)
-
-def test_a_run_that_recorded_the_data_as_its_recipe(roots, tmp_path, monkeypatch):
-    "Older runs wrote down `csv` where they meant the recipe `flickr8k`: they go on, and are finished"
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as m:
-        m.setattr(commands, 'recipe_name', lambda method, name, data: name or data)
-        m.setitem(METHODS, 'virtex', leaving(METHODS['virtex']))
-        with pytest.raises(SystemExit): main(['pretrain', '--data', 'csv', '--root', str(roots['csv'])])
-    run = tmp_path/'runs'/'csv-virtex-1'
-    assert load(run).info['name'] == 'csv'
-    main(['pretrain', '--resume', str(run)])
-    res = load(run).results()[0]
-    assert res['recipe'] == 'flickr8k' and not res['changes'] and (run/'report.html').is_file()

@@ -322,7 +322,7 @@ def test_presets_are_the_methods(method, name):
     first,*others = (l.model.state_dict() for l in runs)
     for o in others: assert o.keys() == first.keys() and all(torch.equal(o[k], first[k]) for k in first)
     plain,named = (replace(METHODS[method].recipes['world'], sublayers=s) for s in ('',name))
-    assert 'sublayers' not in recipe_dict(plain) and recipe_dict(named)['sublayers'] == name
+    assert recipe_dict(plain)['sublayers'] == '' and recipe_dict(named)['sublayers'] == name
 
 BETWEEN = dict(visualbert='tt, 2*ti+it[width=12 heads=3], tt+ti+it+ii[shared]', vilbert='tt, ii, tt+ti, it+ii[heads=4]')
 

@@ -7,15 +7,16 @@ __all__ = ['did_you_mean', 'resolve', 'Lazy', 'Registry', 'load_plugins', 'load_
 
 # %% ../../nbs/core/05_registry.ipynb #23191dd4
 import difflib,importlib,importlib.metadata,importlib.util,pkgutil,shlex,sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from fastcore.basics import patch
 
 # %% ../../nbs/core/05_registry.ipynb #1241abbb
 def did_you_mean(
     kind:str,                # The kind of name, e.g. "recipe"
     name:str,                # The unknown name
-    options:'Iterable[str]', # The names there are
+    options:Iterable[str], # The names there are
 )->ValueError:               # To be raised by the caller
     "An error that names the nearest of `options`"
     options = sorted(map(str, options))
@@ -87,12 +88,12 @@ class Registry(dict):
     def __missing__(self, name):
         if not self.found and name in self.find(): return self[name]
         raise did_you_mean(self.kind, name, list(self))
-    def __iter__(self)->'Iterator[str]': return dict.__iter__(self.find())
+    def __iter__(self)->Iterator[str]: return dict.__iter__(self.find())
     def __len__(self)->int: return dict.__len__(self.find())
     def __contains__(self, name:str)->bool: return dict.__contains__(self.find(), name)
-    def keys(self)->'Iterable': return dict.keys(self.find())
-    def items(self)->'Iterable': return dict.items(self.find())
-    def values(self)->'Iterable': return dict.values(self.find())
+    def keys(self)->Iterable: return dict.keys(self.find())
+    def items(self)->Iterable: return dict.items(self.find())
+    def values(self)->Iterable: return dict.values(self.find())
     def get(self, name:str, default:object=None)->object: return dict.get(self.find(), name, default)
 
 # %% ../../nbs/core/05_registry.ipynb #5e61f1d0
@@ -116,7 +117,7 @@ def load_plugins()->None:
 
 def load_plugin(
     path:'str|Path', # A Python file that registers something
-)->'ModuleType':     # The module; its name is that of the file
+)->ModuleType:       # The module; its name is that of the file
     "Import a file, once; a `ValueError` names it if that is impossible"
     path = Path(path).resolve()
     if path in _plugins: return _plugins[path]

@@ -7,6 +7,7 @@ __all__ = ['seed_of', 'rng', 'torch_rng', 'chances', 'uniform_by_name']
 
 # %% ../../nbs/core/00_seeding.ipynb #d971a4b2
 import hashlib
+from collections.abc import Iterable
 import numpy as np
 
 # %% ../../nbs/core/00_seeding.ipynb #3ea11b1a
@@ -52,7 +53,7 @@ def chances(
 
 # %% ../../nbs/core/00_seeding.ipynb #e0de3275
 def uniform_by_name(
-    names:'Iterable[str]', # Such as the ids of a dataset (n,)
+    names:Iterable[str], # Such as the ids of a dataset (n,)
     *key,                  # What the numbers are for, e.g. (seed, 'split')
 )->np.ndarray:             # A number in [0,1) for each name (n,), float64
     "A random number for each name that depends on the name and the key alone"

@@ -6,6 +6,7 @@
 __all__ = ['MARGINS', 'test_tensor', 'expect_fail', 'test_eq', 'learned']
 
 # %% ../../nbs/core/25_testing.ipynb #af428761
+from collections.abc import Iterator
 from contextlib import contextmanager
 import numpy as np, torch
 
@@ -29,7 +30,7 @@ def test_tensor(
 def expect_fail(
     exc:type|tuple=Exception, # The type of error that must be raised
     contains:str='',          # Words its message must hold
-)->'Iterator[None]':
+)->Iterator[None]:
     "The body must raise `exc` with `contains` in its message; anything else is an `AssertionError`"
     try: yield
     except exc as e:

@@ -36,7 +36,7 @@ def for_letters(
     while luminance(c := tuple(round(k*v) for v in rgb)) > .183: k *= .97
     return c
 
-def _hex(rgb): return '#%02x%02x%02x' % tuple(rgb)
+def _hex(rgb): return f'#{bytes(rgb).hex()}'
 
 # %% ../../nbs/reports/30_traces.ipynb #178bbe9f
 def _path(strokes, end, shades=32):
