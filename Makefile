@@ -9,6 +9,7 @@ help:
 	@echo 'make lab          JupyterLab on the notebooks'
 	@echo 'make blank        the chapters of the course without their solutions, in _course/'
 	@echo 'make notebooks    run all notebooks anew, slow cells too, and rewrite their outputs (ONLY="NAME ...")'
+	@echo 'make format       lay out notebooks, tests and scripts (ruff)'
 	@echo 'make export       write vlrep/, the contents and the links from the notebooks as they are, and clean them'
 	@echo 'make readme       write README.md from nbs/index.ipynb'
 	@echo 'make curves       train the runs anew that others are compared with (METHOD="NAME ..." RECIPE=tiny SEEDS=5 RUNS=FOLDER)'
@@ -38,6 +39,10 @@ notebooks: venv
 	@$(BIN)/python .ci/notebooks.py run $(ONLY)
 	@$(MAKE) --no-print-directory export readme
 
+format: venv
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format --quiet .
+
 export: venv
 	@$(BIN)/python .ci/contents.py
 	@$(BIN)/nbdev_clean
@@ -56,5 +61,5 @@ clean:
 	rm -rf .venv .venv-newest .venv-docs build dist _docs _proc *.egg-info .pytest_cache
 	find vlrep nbs tests .ci \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-.PHONY: help venv pretrain test robust lab blank notebooks export readme curves docs clean
+.PHONY: help venv pretrain test robust lab blank notebooks format export readme curves docs clean
 .NOTPARALLEL:

@@ -2,18 +2,20 @@
 
 nbdev writes a pyproject.toml that declares these fields dynamic, hence each of them has to be set here.
 """
+
 from configparser import ConfigParser
 from pathlib import Path
+
 import setuptools
 
 root = Path(__file__).parent
 ini = ConfigParser(delimiters=['='])
-ini.read(root/'settings.ini', encoding='utf-8')
+ini.read(root / 'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 
 licenses = {'apache2': 'Apache-2.0'}
 statuses = {'3': '3 - Alpha', '4': '4 - Beta', '5': '5 - Production/Stable'}
-readme = root/'README.md'
+readme = root / 'README.md'
 
 setuptools.setup(
     name=cfg['lib_name'],
@@ -28,22 +30,25 @@ setuptools.setup(
     url=cfg['git_url'],
     project_urls={'Source': cfg['git_url'], 'Documentation': cfg['doc_host'] + cfg['doc_baseurl'] + '/'},
     classifiers=[
-        f"Development Status :: {statuses[cfg['status']]}",
-        f"Intended Audience :: {cfg['audience']}",
+        f'Development Status :: {statuses[cfg["status"]]}',
+        f'Intended Audience :: {cfg["audience"]}',
         'Intended Audience :: Science/Research',
         'Intended Audience :: Education',
-        f"Natural Language :: {cfg['language']}",
+        f'Natural Language :: {cfg["language"]}',
         'Programming Language :: Python :: 3',
         *[f'Programming Language :: Python :: {v}' for v in cfg['python_versions'].split()],
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
-        'Topic :: Scientific/Engineering :: Image Recognition'],
+        'Topic :: Scientific/Engineering :: Image Recognition',
+    ],
     packages=setuptools.find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
     include_package_data=False,
     package_data={cfg['lib_path']: ['py.typed', 'reports/templates/*.j2', 'reports/*/*.json']},
     zip_safe=False,
     python_requires='>=' + cfg['min_python'],
     install_requires=cfg['requirements'].split(),
-    extras_require={**{k: cfg[f'{k}_requirements'].split() for k in ('bert','docs')},
-                    'dev': ' '.join(cfg[f'{k}_requirements'] for k in ('dev','bert')).split()},
+    extras_require={
+        **{k: cfg[f'{k}_requirements'].split() for k in ('bert', 'docs')},
+        'dev': ' '.join(cfg[f'{k}_requirements'] for k in ('dev', 'bert')).split(),
+    },
     entry_points={'console_scripts': cfg['console_scripts'].split()},
 )

@@ -5,13 +5,17 @@ order in which packages import each other, come the page nbs/course/00_contents.
 nbs/index.ipynb, and one cell of links in every notebook: up to its chapter, back and on within it.
 `contents.py` writes, `contents.py --check` only says what would change.
 """
-import json, os, re, sys
+
+import json
+import os
+import re
+import sys
 from pathlib import Path
 
-ROOT     = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 CONTENTS = 'course/00_contents.ipynb'
-LINKS    = '6e617669'    # id of the cell of links, the same in every notebook
-TABLE    = '636f7572'    # id of the cell of nbs/index.ipynb that holds the chapters
+LINKS = '6e617669'  # id of the cell of links, the same in every notebook
+TABLE = '636f7572'  # id of the cell of nbs/index.ipynb that holds the chapters
 
 # The outline. A chapter that has a notebook, nbs/course/NN_name.ipynb, takes title and line from there instead
 CHAPTERS = {
@@ -25,36 +29,51 @@ CHAPTERS = {
     8: ('Contrast: InfoNCE, queues, momentum, MCT', 'The caption that belongs to the image, among many that do not'),
     9: ('Grounding: LocTex, ICMLM', 'Where in the image a word is, learned from mouse traces or masked tokens'),
     10: ('Fusion, fine-tuning: VisualBERT, ViLBERT', 'Image and text in one Transformer, then tasks that need both'),
-    11: ('Your own method, compared fairly', 'What a method must define, and how it is compared with the others')}
+    11: ('Your own method, compared fairly', 'What a method must define, and how it is compared with the others'),
+}
 
 # ---------------------------------------------------------------- reading the notebooks
 
-def text(x): return ''.join(x) if isinstance(x, list) else x
+
+def text(x):
+    return ''.join(x) if isinstance(x, list) else x
+
 
 def read(root):
     "Path below nbs/ -> notebook, of all that do not lie in a hidden folder"
-    paths = sorted((p.relative_to(root/'nbs').as_posix(), p) for p in (root/'nbs').rglob('*.ipynb'))
-    return {name: json.loads(p.read_text(encoding='utf-8')) for name,p in paths
-            if not any(part[0] in '._' for part in name.split('/'))}
+    paths = sorted((p.relative_to(root / 'nbs').as_posix(), p) for p in (root / 'nbs').rglob('*.ipynb'))
+    return {
+        name: json.loads(p.read_text(encoding='utf-8'))
+        for name, p in paths
+        if not any(part[0] in '._' for part in name.split('/'))
+    }
+
 
 def headline(nb):
     "Title and line of a notebook"
     src = text(nb['cells'][0]['source'])
     return tuple(m[1].strip() if (m := re.search(p, src, re.M)) else '' for p in (r'^# (.*)$', r'^> (.*)$'))
 
+
 def chapter(nb):
     "What the title cell says after `- chapter:`, or None"
     m = re.search(r'^- chapter: *(.*?) *$', text(nb['cells'][0]['source']), re.M)
     return m and m[1]
 
-def package(name): return name.split('/')[0]
+
+def package(name):
+    return name.split('/')[0]
+
 
 def imported(nb):
     "The packages that a notebook's exported cells import"
     src = '\n'.join(text(c['source']) for c in nb['cells'] if re.match(r'#\| *export\b', text(c['source'])))
     return set(re.findall(r'^ *(?:from|import) vlrep\.(\w+)', src, re.M))
 
-def exports(nb): return any(re.search(r'^#\| *default_exp ', text(c['source']), re.M) for c in nb['cells'])
+
+def exports(nb):
+    return any(re.search(r'^#\| *default_exp ', text(c['source']), re.M) for c in nb['cells'])
+
 
 def levels(nbs):
     """Package -> how many packages stand below it, one on the other
@@ -62,13 +81,18 @@ def levels(nbs):
     Notebooks that lie in no package come after all packages, folders that export nothing come last.
     """
     needs = {}
-    for name,nb in nbs.items():
-        if exports(nb) and '/' in name: needs.setdefault(package(name), set()).update(imported(nb) - {package(name)})
+    for name, nb in nbs.items():
+        if exports(nb) and '/' in name:
+            needs.setdefault(package(name), set()).update(imported(nb) - {package(name)})
+
     def level(p, above=()):
-        if p in above: raise ValueError(f'the packages {", ".join((*above, p))} import each other in a circle')
+        if p in above:
+            raise ValueError(f'the packages {", ".join((*above, p))} import each other in a circle')
         return 1 + max((level(q, (*above, p)) for q in needs.get(p, ())), default=0)
+
     found = {p: level(p) for p in needs}
     return {package(n): found.get(package(n), len(needs) + 1 + ('/' in n)) for n in nbs}
+
 
 def outline(nbs):
     """Number of a chapter -> (its notebook's path or None, title, line, paths of its sources in order of dependency)
@@ -77,63 +101,90 @@ def outline(nbs):
     """
     sources = [n for n in nbs if n != 'index.ipynb' and not n.startswith('course/')]
     bad = [f'nbs/{n}' for n in sources if chapter(nbs[n]) not in map(str, CHAPTERS)]
-    if bad: raise ValueError(f'no chapter: write a last line `- chapter: N`, N from 1 to {len(CHAPTERS)}, into the '
-                             f'first cell of {", ".join(bad)}')
+    if bad:
+        raise ValueError(
+            f'no chapter: write a last line `- chapter: N`, N from 1 to {len(CHAPTERS)}, into the '
+            f'first cell of {", ".join(bad)}'
+        )
     height = levels({n: nbs[n] for n in sources})
     sources.sort(key=lambda n: (height[package(n)], n))
     own = {int(m[1]): n for n in nbs if (m := re.match(r'course/(\d\d)_', n)) and n != CONTENTS}
     if wrong := sorted(own[k] for k in own.keys() - CHAPTERS.keys()):
         raise ValueError(f'chapters are numbered from 01 to {len(CHAPTERS)}: rename nbs/{", nbs/".join(wrong)}')
-    return {k: (own.get(k), *(headline(nbs[own[k]]) if k in own else CHAPTERS[k]),
-                [n for n in sources if chapter(nbs[n]) == str(k)]) for k in CHAPTERS}
+    return {
+        k: (
+            own.get(k),
+            *(headline(nbs[own[k]]) if k in own else CHAPTERS[k]),
+            [n for n in sources if chapter(nbs[n]) == str(k)],
+        )
+        for k in CHAPTERS
+    }
+
 
 # ---------------------------------------------------------------- writing
 
-def link(frm, to, words): return f'[{words}]({Path(os.path.relpath(to, Path(frm).parent)).as_posix()})'
+
+def link(frm, to, words):
+    return f'[{words}]({Path(os.path.relpath(to, Path(frm).parent)).as_posix()})'
+
 
 def around(name, row, nbs):
     "Links from `name` to what stands before and after it in `row`"
     i = row.index(name)
-    near = [(w, row[j]) for w,j in (('previous', i-1), ('next', i+1)) if 0 <= j < len(row)]
-    return [f'{w}: {link(name, to, headline(nbs[to])[0])}' for w,to in near]
+    near = [(w, row[j]) for w, j in (('previous', i - 1), ('next', i + 1)) if 0 <= j < len(row)]
+    return [f'{w}: {link(name, to, headline(nbs[to])[0])}' for w, to in near]
+
 
 def lines_of_links(nbs, course):
     "Path -> the line of links of each notebook that has one"
     out = {}
-    chapters = [page for page,*_ in course.values() if page]
-    for k,(page,title,_,sources) in course.items():
+    chapters = [page for page, *_ in course.values() if page]
+    for k, (page, title, _, sources) in course.items():
         for n in sources:
             up = link(n, page or CONTENTS, f'chapter {k}, {title}')
             out[n] = ' · '.join([f'Up: {up}', *around(n, sources, nbs)])
         if page:
             out[page] = ' · '.join([f'Up: {link(page, CONTENTS, "contents")}', *around(page, chapters, nbs)])
             found = ' · '.join(link(page, n, headline(nbs[n])[0]) for n in sources)
-            out[page] += f'\n\nThe library\'s notebooks of this chapter: {found}'
+            out[page] += f"\n\nThe library's notebooks of this chapter: {found}"
     return out
+
 
 def contents_page(nbs, course):
     "The page of contents, a notebook without code"
-    def cell(i, src): return dict(cell_type='markdown', id=f'c0173{i:03x}', metadata={}, source=lines(src))
+
+    def cell(i, src):
+        return dict(cell_type='markdown', id=f'c0173{i:03x}', metadata={}, source=lines(src))
+
     def part(k, page, title, line, sources):
         own = '' if page else ' The chapter itself is still to be written; its notebooks are there.'
         head = f'## {k} · {link(CONTENTS, page, title) if page else title}\n\n{line}.{own}\n\n'
         return head + '\n'.join(f'- {link(CONTENTS, n, headline(nbs[n])[0])}: {headline(nbs[n])[1]}' for n in sources)
-    first = ('# Contents\n\n> The chapters of the course, and the notebooks of the library that belong to each\n\n'
-             'A chapter explains one topic, builds the naive version by hand and has exercises. The code of the '
-             'library and its tests are in the notebooks listed below it.\n\n'
-             '`make blank` writes the chapters without their solutions into `_course/`, for solving the exercises.\n\n'
-             'This page is written by `make export` from the line `- chapter: N` in the first cell of each notebook.')
-    cells = [cell(0, first), *(cell(k, part(k, *v)) for k,v in course.items())]
+
+    first = (
+        '# Contents\n\n> The chapters of the course, and the notebooks of the library that belong to each\n\n'
+        'A chapter explains one topic, builds the naive version by hand and has exercises. The code of the '
+        'library and its tests are in the notebooks listed below it.\n\n'
+        '`make blank` writes the chapters without their solutions into `_course/`, for solving the exercises.\n\n'
+        'This page is written by `make export` from the line `- chapter: N` in the first cell of each notebook.'
+    )
+    cells = [cell(0, first), *(cell(k, part(k, *v)) for k, v in course.items())]
     kernel = dict(display_name='python3', language='python', name='python3')
     return dict(cells=cells, metadata=dict(kernelspec=kernel), nbformat=4, nbformat_minor=5)
 
+
 def table(course):
     "The chapters for nbs/index.ipynb"
-    rows = [f'| {k} | {link("index.ipynb", page, title) if page else title} | {line} |'
-            for k,(page,title,line,_) in course.items()]
+    rows = [
+        f'| {k} | {link("index.ipynb", page, title) if page else title} | {line} |'
+        for k, (page, title, line, _) in course.items()
+    ]
     return '\n'.join(['| | chapter | |', '|---|---|---|', *rows])
 
-def lines(src): return src.splitlines(keepends=True)
+
+def lines(src):
+    return src.splitlines(keepends=True)
+
 
 def with_links(nb, src):
     "`nb` with the line of links below its title, in place of the one that it had"
@@ -141,31 +192,44 @@ def with_links(nb, src):
     cells.insert(1, dict(cell_type='markdown', id=LINKS, metadata={}, source=lines(src)))
     return {**nb, 'cells': cells}
 
+
 def written(root):
     "Path below nbs/ -> text of every notebook that holds something generated, as it should be"
     nbs = read(root)
     course = outline(nbs)
-    new = {n: with_links(nbs[n], src) for n,src in lines_of_links(nbs, course).items()}
+    new = {n: with_links(nbs[n], src) for n, src in lines_of_links(nbs, course).items()}
     new[CONTENTS] = contents_page(nbs, course)
     index = nbs['index.ipynb']
     if not any(c.get('id') == TABLE for c in index['cells']):
         raise ValueError(f'nbs/index.ipynb: the cell {TABLE}, which holds the chapters, is missing')
-    new['index.ipynb'] = {**index, 'cells': [{**c, 'source': lines(table(course))} if c.get('id') == TABLE else c
-                                             for c in index['cells']]}
-    return {n: json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n' for n,nb in new.items()}
+    new['index.ipynb'] = {
+        **index,
+        'cells': [{**c, 'source': lines(table(course))} if c.get('id') == TABLE else c for c in index['cells']],
+    }
+    return {n: json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n' for n, nb in new.items()}
+
 
 def changes(root=ROOT):
     "What `make export` would write, by path below nbs/"
-    def now(p): return p.read_text(encoding='utf-8') if p.exists() else None
-    return {n: s for n,s in written(root).items() if s != now(root/'nbs'/n)}
+
+    def now(p):
+        return p.read_text(encoding='utf-8') if p.exists() else None
+
+    return {n: s for n, s in written(root).items() if s != now(root / 'nbs' / n)}
+
 
 def main(check=False, root=ROOT):
-    try: todo = changes(root)
-    except ValueError as e: sys.exit(f'contents: {e}')
-    if check: return sys.exit(f"not up to date, run `make export`: {', '.join(todo)}" if todo else 0)
-    for n,s in todo.items():
-        (root/'nbs'/n).parent.mkdir(exist_ok=True)
-        (root/'nbs'/n).write_text(s, encoding='utf-8')
-    print('contents: ' + (f"wrote {', '.join(todo)}" if todo else 'up to date'))
+    try:
+        todo = changes(root)
+    except ValueError as e:
+        sys.exit(f'contents: {e}')
+    if check:
+        return sys.exit(f'not up to date, run `make export`: {", ".join(todo)}' if todo else 0)
+    for n, s in todo.items():
+        (root / 'nbs' / n).parent.mkdir(exist_ok=True)
+        (root / 'nbs' / n).write_text(s, encoding='utf-8')
+    print('contents: ' + (f'wrote {", ".join(todo)}' if todo else 'up to date'))
 
-if __name__ == '__main__': main('--check' in sys.argv[1:])
+
+if __name__ == '__main__':
+    main('--check' in sys.argv[1:])

@@ -4,150 +4,216 @@
 `notebooks.py run [NAME]`  run all (or those named: models/10_backbones) from top to bottom, slow cells too, and rewrite
                            their outputs
 """
-import json, os, re, signal, socket, sys, tempfile, time
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
 from functools import partial
 from pathlib import Path
+
 import blank
 
 ROOT = Path(__file__).resolve().parents[1]
-NBS  = ROOT/'nbs'
-WORKERS, LIMIT = 3, 600    # processes at a time, one more than cores: some wait for files or others; seconds for one
+NBS = ROOT / 'nbs'
+# processes at a time, one more than cores: some wait for files or others; seconds for one
+WORKERS = 3
+LIMIT = 600
+
 
 def notebooks(names=()):
     "Paths of the notebooks that nbdev sees, in reading order; only those in `names` if given"
     from nbdev.doclinks import nbglob
+
     fns = sorted(p.absolute() for p in nbglob(NBS, as_path=True))
     known = {p.relative_to(NBS).with_suffix('').as_posix(): p for p in fns}
     names = [n.removesuffix('.ipynb') for n in names]
     for n in names:
-        if n not in known: sys.exit(f'no notebook {n}; there are: {" ".join(known)}')
+        if n not in known:
+            sys.exit(f'no notebook {n}; there are: {" ".join(known)}')
     return [known[n] for n in names] or fns
+
 
 def no_network():
     "From now on a connection to another machine is an error, in this process and those it forks"
     connect = socket.socket.connect
+
     def local(self, address):
         if self.family != socket.AF_UNIX and address[0] not in ('127.0.0.1', '::1', 'localhost'):
             raise OSError(f'checks run without a network, and this one asked for {address[0]}')
         return connect(self, address)
+
     socket.socket.connect = local
+
 
 def preload():
     "What most notebooks import, the library too: done once here, and every forked check starts with it"
-    import torch, torchvision, fastai.basics, fastai.callback.all, matplotlib.pyplot, sklearn.linear_model
+    import fastai.basics
+    import fastai.callback.all
+    import IPython.core.history
+    import IPython.core.magics
+    import IPython.core.oinspect
+    import jinja2
+    import matplotlib.pyplot
+    import matplotlib_inline.backend_inline
     import nbdev.showdoc
-    import jinja2, sentencepiece, sklearn.svm, timm, torchvision.models.detection, tyro
-    import IPython.core.history, IPython.core.magics, IPython.core.oinspect, matplotlib_inline.backend_inline
+    import sentencepiece
+    import sklearn.linear_model
+    import sklearn.svm
+    import timm
+    import torch
+    import torchvision
+    import torchvision.models.detection
+    import tyro
+
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT))
     try:
-        import vlrep.evaluation.options     # before those of its folders, as most notebooks import them
-        import vlrep.all, vlrep.cli
-    except Exception: pass      # a notebook that imports what is broken says so, and only such a one fails
-    finally: sys.path.remove(str(ROOT))
+        import vlrep.all
+        import vlrep.cli
+        import vlrep.evaluation.options  # before those of its folders, as most notebooks import them
+    except Exception:
+        pass  # a notebook that imports what is broken says so, and only such a one fails
+    finally:
+        sys.path.remove(str(ROOT))
+
 
 def check_stubs():
     "From now on the stubs of a chapter run, too, before their solutions: their checks must refuse them"
     import nbdev.test
+
     class Processor(nbdev.test.NBProcessor):
         def __init__(self, *args, **kw):
             super().__init__(*args, **kw)
             blank.with_stubs(self.nb)
+
     nbdev.test.NBProcessor = Processor
+
 
 def fork(fn, skip):
     "Start the check of notebook `fn` in a process of its own; returns its id and the file it prints to"
     import nbdev.test
     from execnb.shell import CaptureShell
-    nbdev.test.CaptureShell = partial(CaptureShell, mpl_format='png')     # figures are drawn, at half the resolution
+
+    nbdev.test.CaptureShell = partial(CaptureShell, mpl_format='png')  # figures are drawn, at half the resolution
     test_nb = nbdev.test.test_nb
     log = tempfile.TemporaryFile('w+', errors='replace')
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
-    if pid: return pid, log
+    if pid:
+        return pid, log
     code = 1
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        if fn.parent == blank.COURSE: check_stubs()
+        if fn.parent == blank.COURSE:
+            check_stubs()
         code = 0 if test_nb(fn, skip_flags=skip, basepath=ROOT)[0] else 1
         sys.stdout.flush()
         sys.stderr.flush()
-    finally: os._exit(code)
+    finally:
+        os._exit(code)
+
 
 def report(fn, status, cpu, wall, log):
     "One line for a finished notebook, and what it printed if it failed; True if it passed"
     ok = status == 0
     print(f'  {"ok  " if ok else "FAIL"} {wall:6.1f} s, CPU {cpu:6.1f} s   {fn.relative_to(NBS)}', flush=True)
-    if ok: return True
+    if ok:
+        return True
     log.seek(0)
     print(re.sub(r'\x1b\[[0-9;]*m', '', log.read())[-6000:], flush=True)
-    if os.WIFSIGNALED(status): print(f'  ended by signal {os.WTERMSIG(status)} (the limit is {LIMIT} s)', flush=True)
+    if os.WIFSIGNALED(status):
+        print(f'  ended by signal {os.WTERMSIG(status)} (the limit is {LIMIT} s)', flush=True)
+
 
 def test(results=None):
     "Check all notebooks; `results` is a file to write {name: [passed, CPU seconds]} to. Exit code 1 if one failed"
     from nbdev.config import get_config
+
     os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1')
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # so that `finally` below ends what we started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below ends what we started
     os.chdir(NBS)
     preload()
     no_network()
     os.fsync = lambda fd: None  # what checks write need not survive a power failure
-    todo = notebooks()          # the last ones train, so they start first: no long one is left over at the end
-    skip,running,passed = get_config().tst_flags.split(), {}, {}
+    todo = notebooks()  # the last ones train, so they start first: no long one is left over at the end
+    skip = get_config().tst_flags.split()
+    running = {}
+    passed = {}
     try:
         while todo or running:
             while todo and len(running) < WORKERS:
                 fn = todo.pop()
-                pid,log = fork(fn, skip)
+                pid, log = fork(fn, skip)
                 running[pid] = fn, log, time.time()
             time.sleep(0.05)
-            for pid,(fn,log,start) in list(running.items()):
-                done,status,use = os.wait4(pid, os.WNOHANG)
+            for pid, (fn, log, start) in list(running.items()):
+                done, status, use = os.wait4(pid, os.WNOHANG)
                 if done:
                     del running[pid]
-                    cpu,wall = use.ru_utime+use.ru_stime,time.time()-start
-                    passed[str(fn.relative_to(NBS))] = bool(report(fn, status, cpu, wall, log)),round(cpu, 1)
-                elif time.time()-start > LIMIT: os.killpg(pid, signal.SIGKILL)
+                    cpu = use.ru_utime + use.ru_stime
+                    wall = time.time() - start
+                    passed[str(fn.relative_to(NBS))] = bool(report(fn, status, cpu, wall, log)), round(cpu, 1)
+                elif time.time() - start > LIMIT:
+                    os.killpg(pid, signal.SIGKILL)
     finally:
-        for pid in running: os.killpg(pid, signal.SIGKILL)
-    if results: Path(results).write_text(json.dumps(passed))
-    sys.exit(0 if all(ok for ok,_ in passed.values()) else 1)
+        for pid in running:
+            os.killpg(pid, signal.SIGKILL)
+    if results:
+        Path(results).write_text(json.dumps(passed))
+    sys.exit(0 if all(ok for ok, _ in passed.values()) else 1)
+
 
 def left_alone(src, cuda):
     "A cell that `run` cannot run here: it needs a GPU or a download. It keeps its outputs"
     flags = set(re.findall(r'^#\|\s*(\w+)\s*$', src, re.M))
     return 'data' in flags or ('cuda' in flags and not cuda) or bool(re.search(r'^#\|\s*eval:\s*false', src, re.M))
 
+
 def run(names):
     "Run notebooks, each in a fresh kernel, and keep the outputs; one that fails stays as it was: exit code 1"
-    import nbformat, torch
+    import nbformat
+    import torch
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
-    os.environ['PYTHONWARNINGS'] = 'ignore::FutureWarning:torch.jit._script'      # fastai uses torch.jit.script
+
+    os.environ['PYTHONWARNINGS'] = 'ignore::FutureWarning:torch.jit._script'  # fastai uses torch.jit.script
     failed = []
     for fn in notebooks(names):
-        nb,t = nbformat.read(fn, 4), time.time()
+        nb = nbformat.read(fn, 4)
+        t = time.time()
         cuda = torch.cuda.is_available()
         skipped = [c for c in nb.cells if c.cell_type == 'code' and left_alone(c.source, cuda)]
-        for c in skipped: c.metadata['tags'] = ['skip-execution']
+        for c in skipped:
+            c.metadata['tags'] = ['skip-execution']
         place = {'metadata': {'path': str(fn.parent)}}
-        try: NotebookClient(nb, timeout=None, kernel_name='python3', resources=place).execute()
+        try:
+            NotebookClient(nb, timeout=None, kernel_name='python3', resources=place).execute()
         except CellExecutionError as e:
             failed.append(str(fn.relative_to(NBS)))
             print(f'  FAIL {failed[-1]}\n{e}', flush=True)
             continue
-        for c in skipped: del c.metadata['tags']
+        for c in skipped:
+            del c.metadata['tags']
         nbformat.write(nb, fn)
-        print(f'  {time.time()-t:6.1f} s, {fn.stat().st_size/1000:4.0f} kB   {fn.relative_to(NBS)}', flush=True)
-    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+        print(f'  {time.time() - t:6.1f} s, {fn.stat().st_size / 1000:4.0f} kB   {fn.relative_to(NBS)}', flush=True)
+    sys.exit(f'failed: {", ".join(failed)}' if failed else 0)
+
 
 if __name__ == '__main__':
-    sys.path.pop(0)             # this folder: nothing in a notebook should come from here
-    what,*rest = sys.argv[1:] or ['']
-    if what == 'test': test(*rest)
-    elif what == 'run': run(rest)
-    else: sys.exit(__doc__)
+    sys.path.pop(0)  # this folder: nothing in a notebook should come from here
+    what, *rest = sys.argv[1:] or ['']
+    if what == 'test':
+        test(*rest)
+    elif what == 'run':
+        run(rest)
+    else:
+        sys.exit(__doc__)

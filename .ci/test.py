@@ -2,49 +2,77 @@
 
 A notebook, a test of pytest and a check of this file count as one each.
 """
-import filecmp, json, os, shutil, signal, subprocess, sys, tempfile, time
+
+import filecmp
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 import xml.etree.ElementTree as xml
 from pathlib import Path
+
 sys.path.insert(0, str(Path(__file__).parent))
-import environment, readme
+import environment
+import readme
 from environment import ROOT, Failed, quiet
 
-BIN = environment.VENV/'bin'
+BIN = environment.VENV / 'bin'
 # in vlrep/, from no notebook: folder -> ending
 KEPT = {'reports/templates': '.j2', 'reports/curves': '.json', 'reports/baselines': '.json'}
 passed = failed = 0
-costs = dict(notebooks={}, tests={})     # CPU seconds of each notebook and of each test of pytest
+costs = dict(notebooks={}, tests={})  # CPU seconds of each notebook and of each test of pytest
+
 
 def count(name, problem=None):
     "One check is done: `problem` is what went wrong"
     global passed, failed
-    if problem: failed += 1
-    else: passed += 1
-    if name: print(f'  FAIL {name}\n{problem}' if problem else f'  ok   {name}', flush=True)
+    if problem:
+        failed += 1
+    else:
+        passed += 1
+    if name:
+        print(f'  FAIL {name}\n{problem}' if problem else f'  ok   {name}', flush=True)
+
 
 def step(name, f):
     "Run one step and say how long it took; a step that raises is a failed check"
     print(f'== {name}', flush=True)
     t = time.time()
-    try: f()
-    except Exception as e: count(name, str(e) if isinstance(e, Failed) else f'{type(e).__name__}: {e}')
-    print(f'== {name}: {time.time()-t:.0f} s', flush=True)
+    try:
+        f()
+    except Exception as e:
+        count(name, str(e) if isinstance(e, Failed) else f'{type(e).__name__}: {e}')
+    print(f'== {name}: {time.time() - t:.0f} s', flush=True)
+
 
 def files(folder):
     "Relative paths of what belongs to `folder`, byte code apart"
-    def ours(p): return p.is_file() and not {'__pycache__', '.ipynb_checkpoints'} & set(p.parts)
+
+    def ours(p):
+        return p.is_file() and not {'__pycache__', '.ipynb_checkpoints'} & set(p.parts)
+
     return {p.relative_to(folder) for p in folder.rglob('*') if ours(p)}
+
 
 def differences(old, new):
     "What differs between two folders, as lines"
-    a,b = files(old),files(new)
-    yield from (f'    not made by any notebook: {old.name}/{p}' for p in sorted(a-b))
-    yield from (f'    missing: {old.name}/{p}' for p in sorted(b-a))
-    yield from (f'    differs: {old.name}/{p}' for p in sorted(a&b) if not filecmp.cmp(old/p, new/p, shallow=False))
+    a = files(old)
+    b = files(new)
+    yield from (f'    not made by any notebook: {old.name}/{p}' for p in sorted(a - b))
+    yield from (f'    missing: {old.name}/{p}' for p in sorted(b - a))
+    yield from (
+        f'    differs: {old.name}/{p}' for p in sorted(a & b) if not filecmp.cmp(old / p, new / p, shallow=False)
+    )
+
 
 def compare(what, hint, old, new):
     lines = list(differences(old, new))
     count(what, '\n'.join(lines + [f'    {hint}']) if lines else None)
+
 
 def copied(folder):
     """A copy of the project with an empty vlrep/
@@ -52,73 +80,113 @@ def copied(folder):
     Only what no notebook exports: its __init__.py, whose version line is all that nbdev writes, py.typed, the templates
     of the report, the reference curves, and kept baselines
     """
-    new = Path(folder)/'copy'
+    new = Path(folder) / 'copy'
     new.mkdir()
-    for f in ('settings.ini', 'setup.py', 'pyproject.toml'): shutil.copy(ROOT/f, new)
-    shutil.copytree(ROOT/'nbs', new/'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
-    (new/'vlrep').mkdir()
-    for f in ('__init__.py', 'py.typed'): shutil.copy(ROOT/'vlrep'/f, new/'vlrep')
-    for at,end in KEPT.items():
-        shutil.copytree(ROOT/'vlrep'/at, new/'vlrep'/at,
-                        ignore=lambda _, names, end=end: [n for n in names if not n.endswith(end)])
+    for f in ('settings.ini', 'setup.py', 'pyproject.toml'):
+        shutil.copy(ROOT / f, new)
+    shutil.copytree(ROOT / 'nbs', new / 'nbs', ignore=shutil.ignore_patterns('.ipynb_checkpoints'))
+    (new / 'vlrep').mkdir()
+    for f in ('__init__.py', 'py.typed'):
+        shutil.copy(ROOT / 'vlrep' / f, new / 'vlrep')
+    for at, end in KEPT.items():
+        shutil.copytree(
+            ROOT / 'vlrep' / at,
+            new / 'vlrep' / at,
+            ignore=lambda _, names, end=end: [n for n in names if not n.endswith(end)],
+        )
     return new
+
 
 def exported():
     with tempfile.TemporaryDirectory() as folder:
         new = copied(folder)
-        quiet(BIN/'nbdev_export', cwd=new)
+        quiet(BIN / 'nbdev_export', cwd=new)
         hint = 'edit the notebook, then `make export`'
-        compare('vlrep/ is what the notebooks export', hint, ROOT/'vlrep', new/'vlrep')
-        same = filecmp.cmp(ROOT/'pyproject.toml', new/'pyproject.toml', shallow=False)
+        compare('vlrep/ is what the notebooks export', hint, ROOT / 'vlrep', new / 'vlrep')
+        same = filecmp.cmp(ROOT / 'pyproject.toml', new / 'pyproject.toml', shallow=False)
         count('pyproject.toml agrees with settings.ini', None if same else '    run `make export`')
+
 
 def cleaned():
     with tempfile.TemporaryDirectory() as folder:
         new = copied(folder)
-        quiet(BIN/'nbdev_clean', cwd=new)
-        compare('the notebooks are clean', 'run `make export`', ROOT/'nbs', new/'nbs')
+        quiet(BIN / 'nbdev_clean', cwd=new)
+        compare('the notebooks are clean', 'run `make export`', ROOT / 'nbs', new / 'nbs')
+
+
+def lint():
+    for what, words in (('ruff check', ('check',)), ('ruff format', ('format', '--check'))):
+        run = subprocess.run([BIN / 'ruff', *words, '--quiet', '.'], cwd=ROOT, capture_output=True, text=True)
+        count(what, run.stdout + '    `make format` mends most of it' if run.returncode else None)
+
 
 def readme_built():
     todo = readme.changes()
-    problem = f"    run `make readme`: it would change {', '.join(todo)}" if todo else None
+    problem = f'    run `make readme`: it would change {", ".join(todo)}' if todo else None
     count('README.md is what nbs/index.ipynb says', problem)
+
 
 def call(*cmd):
     "Run `cmd` with its output going straight through; returns its exit code. If we are stopped, it is told to stop too"
     p = subprocess.Popen([str(c) for c in cmd], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-    try: return p.wait()
+    try:
+        return p.wait()
     except BaseException:
         p.terminate()
         p.wait()
         raise
 
+
 def notebooks():
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)/'results.json'
-        code = call(BIN/'python', '-W', 'ignore', '.ci/notebooks.py', 'test', out)
+        out = Path(folder) / 'results.json'
+        code = call(BIN / 'python', '-W', 'ignore', '.ci/notebooks.py', 'test', out)
         res = json.loads(out.read_text()) if out.exists() else {}
-        if not res: raise Failed(f'no notebook was checked (exit code {code})')
-        costs['notebooks'].update({name: cpu for name,(_,cpu) in res.items()})
-        for ok,_ in res.values(): count(None, not ok)
+        if not res:
+            raise Failed(f'no notebook was checked (exit code {code})')
+        costs['notebooks'].update({name: cpu for name, (_, cpu) in res.items()})
+        for ok, _ in res.values():
+            count(None, not ok)
+
 
 def pytest_costs(suite):
     "Test -> CPU seconds, which tests/conftest.py has written into the results"
-    return {f'{case.get("classname")}::{case.get("name")}': float(p.get('value')) for case in suite.iter('testcase')
-            for p in case.iter('property') if p.get('name') == 'cpu'}
+    return {
+        f'{case.get("classname")}::{case.get("name")}': float(p.get('value'))
+        for case in suite.iter('testcase')
+        for p in case.iter('property')
+        if p.get('name') == 'cpu'
+    }
+
 
 def pytest():
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)/'results.xml'
+        out = Path(folder) / 'results.xml'
         # each process has whole files: what the tests of a file share is made once; a third one, since some wait
-        code = call(BIN/'python', '-m', 'pytest', '-q', '--tb=short', '-n', '3', '--dist', 'loadfile',
-                    '--no-loadscope-reorder', f'--junitxml={out}', 'tests')
+        code = call(
+            BIN / 'python',
+            '-m',
+            'pytest',
+            '-q',
+            '--tb=short',
+            '-n',
+            '3',
+            '--dist',
+            'loadfile',
+            '--no-loadscope-reorder',
+            f'--junitxml={out}',
+            'tests',
+        )
         suite = xml.parse(out).getroot().find('testsuite') if out.exists() else xml.Element('testsuite')
         costs['tests'].update(pytest_costs(suite))
         n = suite.attrib
-        tests,failures,errors,skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
+        tests, failures, errors, skipped = (int(n.get(k, 0)) for k in ('tests', 'failures', 'errors', 'skipped'))
         bad = failures + errors
-        if tests == 0 or (code and not bad): raise Failed(f'pytest ran {tests} tests, exit code {code}')
-        for i in range(tests - skipped): count(None, i < bad)
+        if tests == 0 or (code and not bad):
+            raise Failed(f'pytest ran {tests} tests, exit code {code}')
+        for i in range(tests - skipped):
+            count(None, i < bad)
+
 
 DRAW = """
 import os
@@ -133,36 +201,52 @@ if not other: os._exit(0)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 
+
 def world():
     "Draw the scenes that most checks look at, once: a smaller set is cut from a larger one in the cache"
-    quiet(BIN/'python', '-W', 'ignore', '-c', DRAW)
+    quiet(BIN / 'python', '-W', 'ignore', '-c', DRAW)
     count('the world is drawn')
+
 
 def dearest(n=25):
     "Lines: what notebooks and tests take in all, and the checks that take most CPU time"
-    sums = ', '.join(f'{len(c)} {what} {sum(c.values()):.0f}' for what,c in costs.items())
-    each = {name: seconds for c in costs.values() for name,seconds in c.items()}
+    sums = ', '.join(f'{len(c)} {what} {sum(c.values()):.0f}' for what, c in costs.items())
+    each = {name: seconds for c in costs.values() for name, seconds in c.items()}
     yield f'CPU seconds: {sums}, together {sum(each.values()):.0f}; the dearest are'
-    yield from (f'  {seconds:6.1f} s  {name}' for name,seconds in sorted(each.items(), key=lambda kv: -kv[1])[:n])
+    yield from (f'  {seconds:6.1f} s  {name}' for name, seconds in sorted(each.items(), key=lambda kv: -kv[1])[:n])
+
 
 class Background:
     "A script of checks that runs beside the other steps; its lines `ok` and `FAIL` are counted when it is waited for"
+
     def __init__(self, *cmd):
         self.out = tempfile.TemporaryFile('w+', errors='replace')
-        self.process = subprocess.Popen([str(c) for c in cmd], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self.out,
-                                        stderr=subprocess.STDOUT, start_new_session=True)
+        self.process = subprocess.Popen(
+            [str(c) for c in cmd],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self.out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
     def stop(self):
         "End the script and what it has started"
-        if self.process.poll() is None: os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def results(self):
         "Wait; print what it printed, and count"
         code = self.process.wait()
         self.out.seek(0)
         text = self.out.read()
         print(text, end='', flush=True)
-        oks,fails = (sum(l.startswith(f'  {w}') for l in text.splitlines()) for w in ('ok ', 'FAIL '))
-        for i in range(oks+fails): count(None, i < fails)
-        if bool(code) != bool(fails) or not oks+fails: raise Failed(f'{oks+fails} checks, exit code {code}')
+        oks, fails = (sum(l.startswith(f'  {w}') for l in text.splitlines()) for w in ('ok ', 'FAIL '))
+        for i in range(oks + fails):
+            count(None, i < fails)
+        if bool(code) != bool(fails) or not oks + fails:
+            raise Failed(f'{oks + fails} checks, exit code {code}')
+
 
 def main():
     start = time.time()
@@ -171,21 +255,26 @@ def main():
     with tempfile.TemporaryDirectory() as cache:
         os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', PYTHONUNBUFFERED='1')
         os.environ.setdefault('VLREP_CACHE', cache)
-        for v in ('PYTHONPATH', 'IN_TEST', 'VIRTUAL_ENV', 'PYTHONDONTWRITEBYTECODE'): os.environ.pop(v, None)
+        for v in ('PYTHONPATH', 'IN_TEST', 'VIRTUAL_ENV', 'PYTHONDONTWRITEBYTECODE'):
+            os.environ.pop(v, None)
         if not failed:
-            newest = Background(sys.executable, '.ci/newest.py')     # most of its time goes into an installation
+            newest = Background(sys.executable, '.ci/newest.py')  # most of its time goes into an installation
             try:
                 step('export', exported)
                 step('clean', cleaned)
+                step('lint', lint)
                 step('readme', readme_built)
                 step('world', world)
                 step('notebooks', notebooks)
                 step('pytest', pytest)
                 step('newest requirements', newest.results)
-            finally: newest.stop()
+            finally:
+                newest.stop()
     print('\n'.join(dearest()))
-    print(f'{time.time()-start:.0f} s in all')
+    print(f'{time.time() - start:.0f} s in all')
     print(f'{passed} passed, {failed} failed', flush=True)
     sys.exit(failed > 0)
 
-if __name__ == '__main__': main()
+
+if __name__ == '__main__':
+    main()

@@ -2,62 +2,80 @@
 
 The results record the CPU seconds of each test, its fixtures and its processes; the dearest files begin first.
 """
-import os, resource, socket
+
+import os
+import resource
+import socket
+
 os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', MPLBACKEND='Agg')
 
-import forked, pytest
+import forked
+import pytest
 
 os.fsync = forked.no_sync
+
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     "A connection to another machine is an error"
     connect = socket.socket.connect
+
     def local(self, address):
         if self.family != socket.AF_UNIX and address[0] not in ('127.0.0.1', '::1', 'localhost'):
             raise OSError(f'tests run without a network, and this one asked for {address[0]}')
         return connect(self, address)
+
     monkeypatch.setattr(socket.socket, 'connect', local)
+
 
 @pytest.fixture(scope='session', autouse=True)
 def cache(tmp_path_factory):
     "One cache for all tests, in whichever process they run (of `make test`, that of its notebooks), and one thread"
     import torch
+
     place = tmp_path_factory.getbasetemp()
     place = place.parent if 'PYTEST_XDIST_WORKER' in os.environ else place
     old = os.environ.get('VLREP_CACHE'), torch.get_num_threads()
-    os.environ['VLREP_CACHE'] = old[0] or str(place/'cache')
+    os.environ['VLREP_CACHE'] = old[0] or str(place / 'cache')
     torch.set_num_threads(1)
     yield
     os.environ.pop('VLREP_CACHE') if old[0] is None else os.environ.update(VLREP_CACHE=old[0])
     torch.set_num_threads(old[1])
 
+
 # ---------------------------------------------------------------- what a test costs
 
 DEAR = 'contract distributed every_data resume cli study resume_processes faults icmlm interrupted mct'.split()
 
+
 def pytest_collection_modifyitems(items):
     "A file is the work of one process, so that what its tests share is made once: the dearest ones are not left over"
-    dear = {f'test_{name}': i for i,name in enumerate(DEAR)}
+    dear = {f'test_{name}': i for i, name in enumerate(DEAR)}
     items.sort(key=lambda item: dear.get(item.path.stem, len(dear)))
+
 
 def cpu():
     "CPU seconds of this process and of those it has waited for"
     use = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime+u.ru_stime for u in use) + forked.SERVER.cpu
+    return sum(u.ru_utime + u.ru_stime for u in use) + forked.SERVER.cpu
+
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
     item.stash['begun'] = cpu()
     yield
 
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item, call):
-    if call.when == 'teardown': item.user_properties.append(('cpu', round(cpu()-item.stash['begun'], 2)))
+    if call.when == 'teardown':
+        item.user_properties.append(('cpu', round(cpu() - item.stash['begun'], 2)))
+
 
 def pytest_terminal_summary(terminalreporter):
     "The ten dearest tests"
     reports = [r for group in terminalreporter.stats.values() for r in group if getattr(r, 'when', '') == 'teardown']
     cost = sorted(((dict(r.user_properties).get('cpu', 0), r.nodeid) for r in reports), reverse=True)
-    terminalreporter.section(f'CPU seconds: {sum(c for c,_ in cost):.0f}')
-    for seconds,name in cost[:10]: terminalreporter.write_line(f'{seconds:7.1f} s  {name}')
+    terminalreporter.section(f'CPU seconds: {sum(c for c, _ in cost):.0f}')
+    for seconds, name in cost[:10]:
+        terminalreporter.write_line(f'{seconds:7.1f} s  {name}')

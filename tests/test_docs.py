@@ -2,18 +2,26 @@
 
 The site itself is built by `make docs`, which checks all of its links.
 """
-import importlib, json, re, sys
+
+import importlib
+import json
+import re
+import sys
 from pathlib import Path
+
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
+
 @pytest.fixture
 def ci(monkeypatch):
     "Import a script of .ci"
-    monkeypatch.syspath_prepend(str(ROOT/'.ci'))
+    monkeypatch.syspath_prepend(str(ROOT / '.ci'))
     yield importlib.import_module
-    for m in ('contents', 'docs', 'docs_check', 'docs_reference', 'environment'): sys.modules.pop(m, None)
+    for m in ('contents', 'docs', 'docs_check', 'docs_reference', 'environment'):
+        sys.modules.pop(m, None)
+
 
 # ---------------------------------------------------------------- the reference
 
@@ -77,189 +85,281 @@ def after_step(self:C): "An event"
 def elsewhere(self:Other): "For a class of another module"
 '''
 
+
 def test_reference_reads_docments(ci):
     ref = ci('docs_reference')
     m = ref.module('vlrep.data.x', SOURCE)
     assert (m.doc, m.notebook) == ('What it is for', 'data/10_x.ipynb')
-    assert [(e.kind, e.name, e.cell[0]) for e in m.entries if not e.owner] == \
-        [('data','ONE','0'), ('function','f','1'), ('class','C','2'), ('class','R','2')]
-    one,f,c,r = [e for e in m.entries if not e.owner]
+    assert [(e.kind, e.name, e.cell[0]) for e in m.entries if not e.owner] == [
+        ('data', 'ONE', '0'),
+        ('function', 'f', '1'),
+        ('class', 'C', '2'),
+        ('class', 'R', '2'),
+    ]
+    one, f, c, r = [e for e in m.entries if not e.owner]
     assert (one.doc, one.signature) == ('A table', '{}')
     assert f.signature == '(x: Tensor, a, b=(1, 2), *, t: float = 0.07, quiet=False) -> list[str]'
-    assert f.params == [(['x'], 'Values (b,d), see `g`'), (['b'], 'Two at once; the default ends here'),
-                        (['t'], 'Temperature of the softmax')]
+    assert f.params == [
+        (['x'], 'Values (b,d), see `g`'),
+        (['b'], 'Two at once; the default ends here'),
+        (['t'], 'Temperature of the softmax'),
+    ]
     assert (f.returns, f.doc) == ('A * for each', 'Do `it` <at> once')
     assert (c.signature, c.params) == ('(n: int)', [(['n'], 'How many')])
-    assert [(e.kind, e.name) for e in c.members] == [('method','go'), ('property','size')]
+    assert [(e.kind, e.name) for e in c.members] == [('method', 'go'), ('property', 'size')]
     assert r.fields == [('lr', 'float', '0.1', 'Step size')]
-    assert [(e.owner, e.kind, e.name) for e in m.entries if e.owner] == \
-        [('C','method','more'), ('C','classmethod','make'), ('Other','method','elsewhere')]
+    assert [(e.owner, e.kind, e.name) for e in m.entries if e.owner] == [
+        ('C', 'method', 'more'),
+        ('C', 'classmethod', 'make'),
+        ('Other', 'method', 'elsewhere'),
+    ]
+
 
 def test_reference_puts_patched_methods_with_their_class(ci, tmp_path):
     ref = ci('docs_reference')
-    (tmp_path/'vlrep'/'data').mkdir(parents=True)
-    (tmp_path/'vlrep'/'data'/'x.py').write_text(SOURCE)
-    (tmp_path/'vlrep'/'data'/'_private.py').write_text('1')
+    (tmp_path / 'vlrep' / 'data').mkdir(parents=True)
+    (tmp_path / 'vlrep' / 'data' / 'x.py').write_text(SOURCE)
+    (tmp_path / 'vlrep' / 'data' / '_private.py').write_text('1')
     mods = ref.modules(tmp_path)
     m = mods['vlrep.data.x']
     assert list(mods) == ['vlrep.data.x'] and [e.name for e in m.entries] == ['ONE', 'f', 'C', 'R', 'elsewhere']
     assert [e.name for e in m.entries[2].members] == ['go', 'size', 'more', 'make']
     assert ref.names(mods)['C'] == ('reference/vlrep.data.x', 'vlrep.data.x.C') and 'elsewhere' not in ref.names(mods)
     text = ref.page(m)
-    for line in ('.. py:function:: f(x: Tensor, a, b=(1, 2), *, t: float = 0.07, quiet=False) -> list[str]',
-                 '   :param x: Values (b,d), see \\ ``g``', r'   Do \ ``it``\  \<at\> once',
-                 r'   :returns: A \* for each',
-                 '   .. py:method:: more(k: int = 3) -> int', '      :classmethod:', '      :type: int',
-                 '   :param lr: ``float = 0.1`` Step size', '.. py:method:: Other.elsewhere()', '   :value: {}'):
+    for line in (
+        '.. py:function:: f(x: Tensor, a, b=(1, 2), *, t: float = 0.07, quiet=False) -> list[str]',
+        '   :param x: Values (b,d), see \\ ``g``',
+        r'   Do \ ``it``\  \<at\> once',
+        r'   :returns: A \* for each',
+        '   .. py:method:: more(k: int = 3) -> int',
+        '      :classmethod:',
+        '      :type: int',
+        '   :param lr: ``float = 0.1`` Step size',
+        '.. py:method:: Other.elsewhere()',
+        '   :value: {}',
+    ):
         assert line in text.splitlines(), f'{line}\n--\n{text}'
     assert ':doc:`/data/10_x`' in text
+
 
 def test_reference_has_every_public_name(ci):
     "Of a real package of the library, against its `__all__`"
     ref = ci('docs_reference')
-    for p in sorted((ROOT/'vlrep'/'losses').glob('[a-z]*.py')):
+    for p in sorted((ROOT / 'vlrep' / 'losses').glob('[a-z]*.py')):
         src = p.read_text(encoding='utf-8')
         m = ref.module(f'vlrep.losses.{p.stem}', src)
         public = re.findall(r"'(\w+)'", re.search(r'__all__ = \[(.*?)\]', src, re.S)[1])
         assert public and {e.name for e in m.entries if not e.owner} == set(public)
         assert all(e.doc for e in m.entries) and any(e.params for e in m.entries)
 
+
 # ---------------------------------------------------------------- links
+
 
 def relink(ci, md, here='data/10_x.ipynb', **kw):
     known = {'data/20_y.ipynb', 'core/10_files.ipynb', 'methods/virtex/index.md', 'index.ipynb', 'project/changelog.md'}
     files = {'CHANGELOG.md': 'project/changelog.md', 'README.md': 'index.ipynb'}
     return ci('docs').relink(md, here, known, files, 'https://x.org/blob/main', **kw)
 
-LINKS = [('[a](20_y.ipynb)', '[a](20_y.ipynb)'), ('[a](../core/10_files.ipynb#part "t")',) * 2,
-         ('[a](../methods/virtex)', '[a](../methods/virtex/index.md)'),
-         ('[a](../../CHANGELOG.md)', '[a](../project/changelog.md)'), ('[a](../../README.md)', '[a](../index.ipynb)'),
-         ('[a](../../tests/test_docs.py)', '[a](https://x.org/blob/main/tests/test_docs.py)'),
-         ('[![test](https://y.org/b.svg)](https://y.org/c) ![d](//y.org/e.png)', ' d'),
-         ('[a](20_y.ipynb#2.-Left,-and-right) [b](#1.-A)', '[a](20_y.ipynb#2-left-and-right) [b](#1-a)'),
-         ('[a](https://y.org/z.ipynb) [b](#here)',) * 2, ('see `[a](gone.ipynb)` and ``x`[a](gone.ipynb)``',) * 2,
-         ('a\n```\n[a](gone.ipynb)\n```\nb [a](../methods/virtex)',
-          'a\n```\n[a](gone.ipynb)\n```\nb [a](../methods/virtex/index.md)'),
-         ('<a href="20_y.ipynb#p">y</a>', '<a href="20_y.html#p">y</a>')]
+
+LINKS = [
+    ('[a](20_y.ipynb)', '[a](20_y.ipynb)'),
+    ('[a](../core/10_files.ipynb#part "t")',) * 2,
+    ('[a](../methods/virtex)', '[a](../methods/virtex/index.md)'),
+    ('[a](../../CHANGELOG.md)', '[a](../project/changelog.md)'),
+    ('[a](../../README.md)', '[a](../index.ipynb)'),
+    ('[a](../../tests/test_docs.py)', '[a](https://x.org/blob/main/tests/test_docs.py)'),
+    ('[![test](https://y.org/b.svg)](https://y.org/c) ![d](//y.org/e.png)', ' d'),
+    ('[a](20_y.ipynb#2.-Left,-and-right) [b](#1.-A)', '[a](20_y.ipynb#2-left-and-right) [b](#1-a)'),
+    ('[a](https://y.org/z.ipynb) [b](#here)',) * 2,
+    ('see `[a](gone.ipynb)` and ``x`[a](gone.ipynb)``',) * 2,
+    (
+        'a\n```\n[a](gone.ipynb)\n```\nb [a](../methods/virtex)',
+        'a\n```\n[a](gone.ipynb)\n```\nb [a](../methods/virtex/index.md)',
+    ),
+    ('<a href="20_y.ipynb#p">y</a>', '<a href="20_y.html#p">y</a>'),
+]
+
 
 @pytest.mark.parametrize('md,want', LINKS)
-def test_links_are_those_of_the_site(ci, md, want): assert relink(ci, md) == want
+def test_links_are_those_of_the_site(ci, md, want):
+    assert relink(ci, md) == want
+
 
 def test_links_of_a_file_of_the_project(ci):
     "A page that stands elsewhere in the site than its file in the project"
     got = relink(ci, '[a](../nbs/data/20_y.ipynb)', '../data/README.md', page='project/data.md')
     assert got == '[a](../data/20_y.ipynb)'
 
+
 def test_links_that_lead_nowhere_are_named(ci):
     for link in ('gone.ipynb', '../../../outside.md'):
         with pytest.raises(ValueError, match=f'data/10_x.ipynb: the link {link} leads nowhere'):
             relink(ci, f'[a]({link})')
 
+
 # ---------------------------------------------------------------- cells
+
 
 def code(src, hidden=False, outputs=()):
     meta = dict(jupyter=dict(source_hidden=True)) if hidden else {}
     return dict(cell_type='code', id='a', metadata=meta, source=src.splitlines(True), outputs=list(outputs))
 
+
 PRINTED = dict(output_type='stream', name='stdout', text='hi')
 
-@pytest.mark.parametrize('cell,want', [
-    (code('#| hide\nx = 1', outputs=[PRINTED]), None), (code('#| default_exp data.x'), None),
-    (code('#| include: false\nx = 1'), None), (code('x = 1'), ('x = 1', [])),
-    (code('#| export\n#| learns\ndef f(): pass'), ('def f(): pass', ['exported'])),
-    (code('#| echo: false\nshow()', outputs=[PRINTED]), ('show()', ['remove-input'])),
-    (code('#| eval: false\nx = "#| hide"'), ('x = "#| hide"', [])),
-    (code('answer = 42', hidden=True), ('answer = 42', ['hide-input']))])
+
+@pytest.mark.parametrize(
+    'cell,want',
+    [
+        (code('#| hide\nx = 1', outputs=[PRINTED]), None),
+        (code('#| default_exp data.x'), None),
+        (code('#| include: false\nx = 1'), None),
+        (code('x = 1'), ('x = 1', [])),
+        (code('#| export\n#| learns\ndef f(): pass'), ('def f(): pass', ['exported'])),
+        (code('#| echo: false\nshow()', outputs=[PRINTED]), ('show()', ['remove-input'])),
+        (code('#| eval: false\nx = "#| hide"'), ('x = "#| hide"', [])),
+        (code('answer = 42', hidden=True), ('answer = 42', ['hide-input'])),
+    ],
+)
 def test_cells_as_a_reader_sees_them(ci, cell, want):
     got = ci('docs').code_cell(cell)
     assert (got and (got['source'], got['metadata']['tags'])) == want
 
+
 def test_folds_say_what_they_hold(ci):
     cell = ci('docs').code_cell
-    assert cell(code('# Solution of exercise 1\nx = 1', hidden=True))['metadata']['mystnb']['code_prompt_show'] \
+    assert (
+        cell(code('# Solution of exercise 1\nx = 1', hidden=True))['metadata']['mystnb']['code_prompt_show']
         == 'Show the solution'
-    assert cell(code('test_eq(1, 1)\n'*3, hidden=True))['metadata']['mystnb']['code_prompt_hide'] == 'Hide the checks'
+    )
+    assert cell(code('test_eq(1, 1)\n' * 3, hidden=True))['metadata']['mystnb']['code_prompt_hide'] == 'Hide the checks'
     assert 'mystnb' not in cell(code('x = 1', hidden=True))['metadata']
+
 
 def test_cells_keep_their_outputs(ci):
     docs = ci('docs')
     assert docs.code_cell(code('#| output: false\nx', outputs=[PRINTED]))['outputs'] == []
     assert docs.code_cell(code('x', outputs=[PRINTED, dict(PRINTED, name='stderr')]))['outputs'] == [PRINTED]
     styled = dict(output_type='display_data', data={'text/html': ['<style>svg{width:9px}</style>', '<p>a']})
-    got, = docs.code_cell(code('x', outputs=[styled]))['outputs']
+    (got,) = docs.code_cell(code('x', outputs=[styled]))['outputs']
     assert got['data']['text/html'].startswith('<div><template shadowrootmode="open"><style>svg{width:9px}</style><p>a')
+
 
 def test_title_has_no_front_matter(ci):
     title = ci('docs').title_cell
     assert title('# T\n\n> line\n\n- chapter: 5\n- skip_exec: true\n') == '# T\n\n> line'
     assert title('# T\n\n> line\n\n- left: a side') == '# T\n\n> line\n\n- left: a side'
 
+
 def test_folds_hold_markdown(ci):
     folds = ci('docs').folds
-    assert folds('a\n<details><summary>Is `x` 2?</summary>No, $x$ is `1`.</details>\n<details>') == \
-        'a\n<details><summary>Is <code>x</code> 2?</summary>\n\nNo, $x$ is `1`.\n\n</details>\n<details>'
+    assert (
+        folds('a\n<details><summary>Is `x` 2?</summary>No, $x$ is `1`.</details>\n<details>')
+        == 'a\n<details><summary>Is <code>x</code> 2?</summary>\n\nNo, $x$ is `1`.\n\n</details>\n<details>'
+    )
     sound = '<details>\n<summary>a</summary>\n\nb\n\n</details>\n'
     assert folds(sound) == sound and folds('no fold') == 'no fold'
 
+
 def test_a_notebook_can_be_downloaded_and_leads_to_its_module(ci):
     docs = ci('docs')
-    table = dict(output_type='display_data', data={'text/markdown': ['[a]','(b)']})
-    nb = dict(metadata={}, cells=[dict(cell_type='markdown', id='t', metadata={}, source='# T\n\n> l\n\n- chapter: 5'),
-                                  code('#| default_exp data.x'), code('#| export\nx = 1', outputs=[table])])
-    title,below,shown = docs.notebook(nb, 'data/10_x.ipynb', 'vlrep.data.x', str.upper)['cells']
+    table = dict(output_type='display_data', data={'text/markdown': ['[a]', '(b)']})
+    nb = dict(
+        metadata={},
+        cells=[
+            dict(cell_type='markdown', id='t', metadata={}, source='# T\n\n> l\n\n- chapter: 5'),
+            code('#| default_exp data.x'),
+            code('#| export\nx = 1', outputs=[table]),
+        ],
+    )
+    title, below, shown = docs.notebook(nb, 'data/10_x.ipynb', 'vlrep.data.x', str.upper)['cells']
     assert title['source'] == '# T\n\n> L' and shown['source'] == 'x = 1'
-    assert shown['outputs'][0]['data']['text/markdown'] == '[A](B)'            # the links of outputs are mended, too
+    assert shown['outputs'][0]['data']['text/markdown'] == '[A](B)'  # the links of outputs are mended, too
     assert '{download}`Download this notebook </notebooks/data/10_x.ipynb>`' in below['source']
     assert '[`vlrep.data.x`](/reference/vlrep.data.x.rst)' in below['source']
 
+
 def test_sidebar_and_folders_hold_every_notebook(ci):
-    docs,contents = ci('docs'),ci('contents')
+    docs = ci('docs')
+    contents = ci('contents')
     nbs = contents.read(ROOT)
     reading = docs.reading_order(nbs)
     packages = docs.package_pages(nbs, reading)
     listed = docs.home(nbs, reading) + '\n'.join(packages.values())
-    for n in nbs.keys() - {'index.ipynb'}: assert n in listed or f'{n.split("/")[-1]}' in listed, n
-    assert reading.index('core/00_seeding.ipynb') < reading.index('data/25_tokenizer.ipynb') \
-        < reading.index('methods/virtex/30_method.ipynb') < reading.index('90_cli.ipynb')
+    for n in nbs.keys() - {'index.ipynb'}:
+        assert n in listed or f'{n.split("/")[-1]}' in listed, n
+    assert (
+        reading.index('core/00_seeding.ipynb')
+        < reading.index('data/25_tokenizer.ipynb')
+        < reading.index('methods/virtex/30_method.ipynb')
+        < reading.index('90_cli.ipynb')
+    )
     assert 'virtex/index' in packages['methods/index.md'] and '](00_recipe.ipynb): ' in packages['methods/index.md']
+
 
 def test_results_are_means_over_seeds(ci, tmp_path):
     def run(seed, value, changes=()):
         mine = dict(question='objects', metric='mAP', backbone='m', n=9, chance=6.7, value=value)
-        return dict(method='m', recipe='r', data='world', seed=seed, changes=list(changes),
-                    numbers=dict(table=[mine, dict(mine, backbone='random', value=99.)]))
-    runs = [run(0, 5., ['a=1']), run(0, 10., ['draws=200']), run(1, 20.)]
-    (tmp_path/'m.jsonl').write_text('\n'.join(map(json.dumps, runs)))
+        return dict(
+            method='m',
+            recipe='r',
+            data='world',
+            seed=seed,
+            changes=list(changes),
+            numbers=dict(table=[mine, dict(mine, backbone='random', value=99.0)]),
+        )
+
+    runs = [run(0, 5.0, ['a=1']), run(0, 10.0, ['draws=200']), run(1, 20.0)]
+    (tmp_path / 'm.jsonl').write_text('\n'.join(map(json.dumps, runs)))
     lines = ci('docs').results_page(tmp_path).splitlines()
     table = [l for l in lines if l.startswith('|')]
-    assert table == ['| linear probes on frozen features | objects (mAP) |', '|---|---|', '| chance | 6.7 |',
-                     '| `m` r, 2 seeds | 15.0 (10.0 to 20.0) |', '| `m` r, a=1, 1 seed | 5.0 |']
+    assert table == [
+        '| linear probes on frozen features | objects (mAP) |',
+        '|---|---|',
+        '| chance | 6.7 |',
+        '| `m` r, 2 seeds | 15.0 (10.0 to 20.0) |',
+        '| `m` r, a=1, 1 seed | 5.0 |',
+    ]
+
 
 # ---------------------------------------------------------------- the check of the built pages
 
-GOOD = ('<html><head><link rel="stylesheet" href="a.css"><link rel="canonical" href="https://x.org/"></head>'
-        '<body id="top"><a href="b.html#p">b</a> <a href="https://x.org">x</a> <a href="#top">t</a>'
-        '<img src="data:image/png;base64,aaa"><script src="a.js"></script>'
-        '<script>const s = "<a href=\'gone\'>"; const w3 = "http://www.w3.org/2000/svg"</script>'
-        '<iframe srcdoc="&lt;a href=&quot;#q&quot;&gt;"></iframe></body></html>')
+GOOD = (
+    '<html><head><link rel="stylesheet" href="a.css"><link rel="canonical" href="https://x.org/"></head>'
+    '<body id="top"><a href="b.html#p">b</a> <a href="https://x.org">x</a> <a href="#top">t</a>'
+    '<img src="data:image/png;base64,aaa"><script src="a.js"></script>'
+    '<script>const s = "<a href=\'gone\'>"; const w3 = "http://www.w3.org/2000/svg"</script>'
+    '<iframe srcdoc="&lt;a href=&quot;#q&quot;&gt;"></iframe></body></html>'
+)
+
 
 def site(folder, page=GOOD, css='a{background:url(a.js)}'):
     files = {'a.html': page, 'b.html': '<p id="p">b <a href="./">up</a>', 'index.html': '<p>', 'a.css': css, 'a.js': ''}
-    for name,text in files.items(): (folder/name).write_text(text)
+    for name, text in files.items():
+        (folder / name).write_text(text)
     return folder
 
-def test_check_passes_a_sound_site(ci, tmp_path): assert list(ci('docs_check').problems(site(tmp_path))) == []
 
-BAD = [('b.html#p', 'b.html#q', 'no such part'), ('b.html#p', 'gone.html', 'no such file'),
-       ('#top"', '#bottom"', 'no such part'), ('b.html#p', '../b.html', 'no such file'),
-       ('href="a.css"', 'href="//x.org/a.css"', 'asks the network for //x.org/a.css'),
-       ('"a.js"', '"https://x.org/a.js"', 'asks the network for https://x.org/a.js'),
-       ('"a.js"', '"b.js"', 'b.js: no such file'),
-       ('data:image/png;base64,aaa', 'https://x.org/a.png', 'asks the network'),
-       ('<img src=', '<img srcset="a.js 1x, https://x.org/b.png 2x" src=', 'network for https://x.org/b.png'),
-       ('const s =', 'fetch("https://x.org/d.json"); const s =', 'https://x.org/d.json'),
-       ('<body', '<body style="background:url(https://x.org/c.png)"', 'https://x.org/c.png'),
-       ('&lt;a href', '&lt;img src=https://x.org/e.png&gt;&lt;a href', 'https://x.org/e.png')]
+def test_check_passes_a_sound_site(ci, tmp_path):
+    assert list(ci('docs_check').problems(site(tmp_path))) == []
+
+
+BAD = [
+    ('b.html#p', 'b.html#q', 'no such part'),
+    ('b.html#p', 'gone.html', 'no such file'),
+    ('#top"', '#bottom"', 'no such part'),
+    ('b.html#p', '../b.html', 'no such file'),
+    ('href="a.css"', 'href="//x.org/a.css"', 'asks the network for //x.org/a.css'),
+    ('"a.js"', '"https://x.org/a.js"', 'asks the network for https://x.org/a.js'),
+    ('"a.js"', '"b.js"', 'b.js: no such file'),
+    ('data:image/png;base64,aaa', 'https://x.org/a.png', 'asks the network'),
+    ('<img src=', '<img srcset="a.js 1x, https://x.org/b.png 2x" src=', 'network for https://x.org/b.png'),
+    ('const s =', 'fetch("https://x.org/d.json"); const s =', 'https://x.org/d.json'),
+    ('<body', '<body style="background:url(https://x.org/c.png)"', 'https://x.org/c.png'),
+    ('&lt;a href', '&lt;img src=https://x.org/e.png&gt;&lt;a href', 'https://x.org/e.png'),
+]
+
 
 @pytest.mark.parametrize('old,new,want', BAD)
 def test_check_sees_what_is_wrong(ci, tmp_path, old, new, want):
@@ -267,10 +367,11 @@ def test_check_sees_what_is_wrong(ci, tmp_path, old, new, want):
     lines = list(ci('docs_check').problems(site(tmp_path, GOOD.replace(old, new))))
     assert len(lines) == 1 and want in lines[0] and lines[0].startswith('a.html')
 
+
 def test_check_sees_style_sheets_and_empty_sites(ci, tmp_path):
     check = ci('docs_check')
     for css in ('@import "https://x.org/f.css";', 'a{src:url( "//x.org/f.woff")}'):
-        line, = check.problems(site(tmp_path, css=css))
+        (line,) = check.problems(site(tmp_path, css=css))
         assert 'a.css asks the network' in line
-    (tmp_path/'empty').mkdir()
-    assert 'no pages' in next(check.problems(tmp_path/'empty'))
+    (tmp_path / 'empty').mkdir()
+    assert 'no pages' in next(check.problems(tmp_path / 'empty'))

@@ -1,4 +1,5 @@
 "vlrep-study: a bad study file is one line that names file and field, before anything is drawn or trained"
+
 import pytest
 from test_study import STUDY
 from tools import refused
@@ -45,7 +46,7 @@ BAD = [
     # wrong types, of tables and of what they hold
     ("name = 'tiny'", "name = ''", "name='': letters, digits"),
     ("name = 'tiny'", "name = 'ti/ny'", "name='ti/ny': letters, digits"),
-    ("name = 'tiny'", "name = 2024-01-01", '2024-01-01: dates and times are no values'),
+    ("name = 'tiny'", 'name = 2024-01-01', '2024-01-01: dates and times are no values'),
     ("name = 'tiny'\n", '', 'name is missing'),
     ("name = 'tiny'", "name = 'tiny'\ntitle = ['a']", "title=('a',): expected text"),
     ("name = 'tiny'", "name = 'tiny'\nequal = 'views'", "equal='views': expected a list"),
@@ -83,7 +84,7 @@ BAD = [
     ("name = 'sets'", "name = 'chance'", 'arms[chance].name: letters'),
     ("method = 'token_cls'", 'method = 3', 'arms[sets].method=3: expected text'),
     ("method = 'token_cls'", "method = 'token_cls'\nrecipe = 'big'", "arms[sets].recipe: unknown recipe 'big'"),
-    ("method = 'token_cls'", "method = 'token_cls'\nbackbone = 'resnet19'", "arms[sets].changes: "),
+    ("method = 'token_cls'", "method = 'token_cls'\nbackbone = 'resnet19'", 'arms[sets].changes: '),
     ("method = 'token_cls'", "method = 'token_cls'\ntasks = [1]", 'arms[sets].tasks: 1: expected a list of words'),
     ("method = 'token_cls'", "method = 'token_cls'\nmodes = []", 'arms[sets].modes: is empty'),
     ("method = 'token_cls'", "method = 'token_cls'\ngrid = []", 'arms[sets].grid: is empty'),
@@ -100,18 +101,27 @@ BAD = [
     ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = []', 'tune.grid: is empty'),
     ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = 3', 'tune.grid=3: expected a list'),
     ('grid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]', 'grid = [3]', 'tune.grid: 3: expected a list of tables of fields'),
-    ('{cnn_lr = 0.5}]\n\n[[arms]]\nname = \'sets\'', "{cnn_lr = nan}]\n\n[[arms]]\nname = 'sets'",
-     'arms[sets].changes, with tune.grid[1]: cnn_lr'),
+    (
+        "{cnn_lr = 0.5}]\n\n[[arms]]\nname = 'sets'",
+        "{cnn_lr = nan}]\n\n[[arms]]\nname = 'sets'",
+        'arms[sets].changes, with tune.grid[1]: cnn_lr',
+    ),
     ('grid = [{cnn_lr = 0.2}', 'grid = [{cnn_lrr = 0.2}', "with tune.grid[0]: unknown field 'cnn_lrr'"),
     ('grid = [{cnn_lr = 0.2}', 'grid = [{scenes = 80}', 'tune.grid[0]: scenes is a field of the data'),
-    ('grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]', 'grid = [{cnn_lr = 0.5}, {queue = 300}]',
-     "arms[labels].grid: unknown field 'queue'"),
-    ('[tune]\nsteps = 8\nrounds = 2\nscenes = 40\ngrid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]\n', '',
-     'arms[labels].grid: the study has no [tune]'),
+    (
+        'grid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]',
+        'grid = [{cnn_lr = 0.5}, {queue = 300}]',
+        "arms[labels].grid: unknown field 'queue'",
+    ),
+    (
+        '[tune]\nsteps = 8\nrounds = 2\nscenes = 40\ngrid = [{cnn_lr = 0.2}, {cnn_lr = 0.5}]\n',
+        '',
+        'arms[labels].grid: the study has no [tune]',
+    ),
     ('[tune]', '[[tune]]', 'tune=[{'),
     # contrasts
     ("id = 'X'\n", "id = ''\n", 'contrasts[].id: is empty'),
-    ("id = 'X'\n", "id = 3\n", 'contrasts[3].id=3: expected text'),
+    ("id = 'X'\n", 'id = 3\n', 'contrasts[3].id=3: expected text'),
     ("id = 'X'\n", "id = 'X'\nsize = nan\n", 'contrasts[X].size=nan: must be from 0 to 100'),
     ("id = 'X'\n", "id = 'X'\nsize = -2\n", 'contrasts[X].size=-2: must be from 0'),
     ("id = 'X'\n", "id = 'X'\nsize = '2'\n", "contrasts[X].size='2': must be a number"),
@@ -125,29 +135,41 @@ BAD = [
     ("b = 'labels'", "b = '@randm'", "contrasts[X].b: unknown row '@randm': did you mean '@random'"),
     ("b = 'labels'", "b = '@supervised'", "contrasts[X].b='@supervised': needs baselines = true"),
     ("b = 'labels'", "b = '@random'\ntable = 'where'\nquestion = 'pointing'", "unknown row '@random'"),
-    ("b = 'labels'", "b = '@random'\ntable = 'retrieval'\nquestion = 'image to text: R@1'",
-     'has the row of the model alone'),
-    ("b = 'labels'", "b = '@text'\ntable = 'masked_words'\nquestion = 'masked word'",
-     "unknown row '@text': did you mean '@text alone'"),
+    (
+        "b = 'labels'",
+        "b = '@random'\ntable = 'retrieval'\nquestion = 'image to text: R@1'",
+        'has the row of the model alone',
+    ),
+    (
+        "b = 'labels'",
+        "b = '@text'\ntable = 'masked_words'\nquestion = 'masked word'",
+        "unknown row '@text': did you mean '@text alone'",
+    ),
     ("[[contrasts]]\nid = 'X'", "[contrasts]\nid = 'X'", 'write each as [[contrasts]]'),
     # evaluations
-    ("name = 'tiny'", "name = 'tiny'\nask = {vsepp = {epochs = 'two'}}",
-     "ask.vsepp.epochs='two': expected a whole number"),
+    (
+        "name = 'tiny'",
+        "name = 'tiny'\nask = {vsepp = {epochs = 'two'}}",
+        "ask.vsepp.epochs='two': expected a whole number",
+    ),
     ("name = 'tiny'", "name = 'tiny'\nask = {vsepp = {epochs = 0}}", 'ask.vsepp: epochs 0: must be from 1'),
     ("name = 'tiny'", "name = 'tiny'\nask = {vsepp = {data = 'flickr8k'}}", "ask.vsepp.data='flickr8k': needs files"),
     ("name = 'tiny'", "name = 'tiny'\nask = {world = {}}", "ask: unknown evaluation 'world'"),
 ]
 
+
 def said(tmp_path, capsys, text, *more):
-    (tmp_path/'s.toml').write_text(text)
-    err = refused(capsys, 'study', 'plan', tmp_path/'s.toml', *more)
-    assert err.startswith(f'vlrep-study: {tmp_path/"s.toml"}: '), err
+    (tmp_path / 's.toml').write_text(text)
+    err = refused(capsys, 'study', 'plan', tmp_path / 's.toml', *more)
+    assert err.startswith(f'vlrep-study: {tmp_path / "s.toml"}: '), err
     return err
 
-@pytest.mark.parametrize('old,new,says', BAD, ids=[f'{i}-{b[2][:40]}' for i,b in enumerate(BAD)])
+
+@pytest.mark.parametrize('old,new,says', BAD, ids=[f'{i}-{b[2][:40]}' for i, b in enumerate(BAD)])
 def test_bad_file_is_one_line(tmp_path, capsys, old, new, says):
     assert old in STUDY
     assert says in said(tmp_path, capsys, STUDY.replace(old, new, 1))
+
 
 BAD_TASKS = [
     ("tasks = ['mm_imdb']", 'tasks = []', 'finetune: tasks, modes and grid need at least one entry'),
@@ -159,12 +181,15 @@ BAD_TASKS = [
     ('{lr = 0.002}', '{lr = -1}', 'finetune.changes, with grid[1]: lr'),
     ('{lr = 0.002}', '3', 'finetune.grid: 3: expected a list of tables'),
     ('steps = 300', 'steps = 0.5', 'finetune.steps=0.5: must be a whole number'),
-    ("modes = ['full', 'blind']", "modes = ['full', 'full']", "arms[some].modes: 'full' occurs twice")]
+    ("modes = ['full', 'blind']", "modes = ['full', 'full']", "arms[some].modes: 'full' occurs twice"),
+]
+
 
 @pytest.mark.parametrize('old,new,says', BAD_TASKS, ids=[b[2][:40] for b in BAD_TASKS])
 def test_bad_fine_tuning_is_one_line(tmp_path, capsys, old, new, says):
     assert old in TASKS
     assert says in said(tmp_path, capsys, TASKS.replace(old, new, 1))
+
 
 BAD_QUICK = [
     ("keep = ['none', 'some']", "keep = ['non']", "quick.keep: unknown arm 'non'"),
@@ -177,14 +202,18 @@ BAD_QUICK = [
     ('own = {some = {steps = 4, warmup = 1}}', 'seeds = []', 'seeds: is empty'),
     ('own = {some = {steps = 4, warmup = 1}}', 'seeds = [1.5]', 'seeds: 1.5: expected a list of whole numbers'),
     ('own = {some = {steps = 4, warmup = 1}}', 'data = {scenes = 3}', 'data: scenes=3'),
-    ('a = \'some\'\n', '', 'contrasts[P].a is missing'), ("name = 'some'\n", '', 'arms[1].name is missing')]
+    ("a = 'some'\n", '', 'contrasts[P].a is missing'),
+    ("name = 'some'\n", '', 'arms[1].name is missing'),
+]
+
 
 @pytest.mark.parametrize('old,new,says', BAD_QUICK, ids=[b[2][:40] for b in BAD_QUICK])
 def test_bad_quick_is_one_line(tmp_path, capsys, old, new, says):
     assert old in TASKS
     assert says in said(tmp_path, capsys, TASKS.replace(old, new, 1), '--quick')
 
+
 def test_bad_bytes_are_one_line(tmp_path, capsys):
-    (tmp_path/'s.toml').write_bytes(b"name = '\xff'")
-    assert 'not UTF-8 text' in refused(capsys, 'study', 'plan', tmp_path/'s.toml')
+    (tmp_path / 's.toml').write_bytes(b"name = '\xff'")
+    assert 'not UTF-8 text' in refused(capsys, 'study', 'plan', tmp_path / 's.toml')
     assert 'no such file' in refused(capsys, 'study', 'plan', tmp_path)

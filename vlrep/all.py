@@ -10,19 +10,26 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-import matplotlib.pyplot as plt, numpy as np, torch, torch.nn.functional as F
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
 # %% ../nbs/95_all.ipynb #ab806090
-import importlib as _importlib, pkgutil as _pkgutil
+import importlib as _importlib
+import pkgutil as _pkgutil
+
 import vlrep as _vlrep
 
 _apart = 'vlrep.all', 'vlrep.cli', 'vlrep.core.docs'
 for _found in _pkgutil.walk_packages(_vlrep.__path__, 'vlrep.'):
-    if _found.name in _apart or _found.name.endswith('._modidx'): continue
+    if _found.name in _apart or _found.name.endswith('._modidx'):
+        continue
     _module = _importlib.import_module(_found.name)
     globals().update({name: getattr(_module, name) for name in getattr(_module, '__all__', ())})
 
 # %% ../nbs/95_all.ipynb #62ef3d6f
-__all__ = [name for name in globals() if name[0] != '_']    # nothing is defined here: all of it is imported
+__all__ = [name for name in globals() if name[0] != '_']  # nothing is defined here: all of it is imported

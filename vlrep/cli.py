@@ -7,33 +7,48 @@ __all__ = ['COMMANDS', 'regions_main', 'main', 'pretrain_main', 'caption_main', 
            'shards_main', 'paraphrase_main', 'benchmark_main', 'study_main', 'finetune_main']
 
 # %% ../nbs/90_cli.ipynb #6df84a84
-import contextlib,difflib,errno,io,os,re,sys,tempfile,traceback
+import contextlib
+import difflib
+import errno
+import io
+import os
+import re
+import sys
+import tempfile
+import traceback
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
+
 import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
+
+from .core.fields import check_fields, field_lines, field_rows
+from .core.progress import plain_output
 from .core.registry import check_plugins, did_you_mean, load_plugin
 from .core.run_facts import read_run_facts
-from .core.progress import plain_output
-from .core.fields import *
 from .datasets.base import DATASETS, SPLITS
-from .methods.base import METHODS
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
-from .experiments.options import check_damage, check_options, check_run, LAYOUT_NAMES, one_of, plan, recipe_name
+from .experiments.options import LAYOUT_NAMES, check_damage, check_options, check_run, one_of, plan, recipe_name
+from .methods.base import METHODS
 from .training.trackers import check_tracker
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 def _option(word, help=None, kind=str):
     "The type of an option that may be left out: one text, or one `kind`, called `word` in the help"
+
     def read(words):
-        try: return kind(words[0])
-        except ValueError: raise ValueError(f'{words[0]!r} is not {"a whole number" if kind is int else "a number"}')
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f'{words[0]!r} is not {"a whole number" if kind is int else "a number"}')
+
     spec = PrimitiveConstructorSpec(1, word, read, lambda v: v is None or isinstance(v, kind), lambda v: [str(v)])
-    return Annotated[Optional[kind], spec, arg(metavar=word, help=help, help_behavior_hint='')]
+    return Annotated[kind | None, spec, arg(metavar=word, help=help, help_behavior_hint='')]
+
 
 def _made(name, rows, about=None):
     "A dataclass of `rows`, declared as built-in: else tyro would look for comments in the source of a module"
@@ -41,40 +56,59 @@ def _made(name, rows, about=None):
     cls.__module__ = 'builtins'
     return cls
 
-_NAME,_FILE,_DIR = map(_option, ('NAME','FILE','DIR'))
+
+_NAME, _FILE, _DIR = map(_option, ('NAME', 'FILE', 'DIR'))
 _N = _option('N', kind=int)
 _FLAG = Annotated[bool, arg(help_behavior_hint='')]
 
+
 def _sentence(box):
     "What tyro's box says above its first rule, without frame and colours"
-    _,text,*_ = re.split(r'^.*[─-]{5}.*$', re.sub(r'\x1b\[[\d;]*m', '', box), flags=re.M) + ['']
+    _, text, *_ = re.split(r'^.*[─-]{5}.*$', re.sub(r'\x1b\[[\d;]*m', '', box), flags=re.M) + ['']
     text = ' '.join(text.replace('│', ' ').split()).removeprefix('Error parsing ')
     text = re.sub(r"^Missing value for argument '(\S+)'.*", r'\1: a value is missing', text)
     return re.sub(r'^Missing from vlrep-[\w -]+:', 'missing:', text)
+
 
 def _tyro(name, argv, config, **kw):
     "Arguments as an instance of the dataclass `config`, and the unknown ones; a `ValueError` for invalid ones"
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(config, prog=f'vlrep-{name}', args=argv, return_unknown_args=True,
-                            config=(DisallowNone, FlagCreatePairsOff, OmitArgPrefixes), **kw)
+            return tyro.cli(
+                config,
+                prog=f'vlrep-{name}',
+                args=argv,
+                return_unknown_args=True,
+                config=(DisallowNone, FlagCreatePairsOff, OmitArgPrefixes),
+                **kw,
+            )
     except SystemExit as e:
-        if not e.code: raise                                     # help was asked for
+        if not e.code:
+            raise  # help was asked for
         raise ValueError(_sentence(said.getvalue()) or f'these arguments cannot be parsed: {" ".join(argv)}') from None
 
 # %% ../nbs/90_cli.ipynb #5b7c90a1
 def _names(config):
     "The options of `config` and of the dataclasses in it, as the help shows them"
     for f in fields(config):
-        if is_dataclass(f.type): yield from _names(f.type)
-        elif Positional not in getattr(f.type, '__metadata__', ()): yield f'--{f.name}'.replace('_', '-')
+        if is_dataclass(f.type):
+            yield from _names(f.type)
+        elif Positional not in getattr(f.type, '__metadata__', ()):
+            yield f'--{f.name}'.replace('_', '-')
+
 
 def _elsewhere(name, option, here):
     "An error if the field `name` is one of other methods or datasets than those of the words `here`, else None"
-    there = [f'{o} {k}' for o,d in (('--method', {k: m.recipe for k,m in METHODS.items()}),
-                                    ('--data', {k: d.options for k,d in DATASETS.items()}))
-             for k,part in d.items() if name in [f.name for f in fields(part)]]
+    there = [
+        f'{o} {k}'
+        for o, d in (
+            ('--method', {k: m.recipe for k, m in METHODS.items()}),
+            ('--data', {k: d.options for k, d in DATASETS.items()}),
+        )
+        for k, part in d.items()
+        if name in [f.name for f in fields(part)]
+    ]
     return ValueError(f'{option}: belongs to {", ".join(there)}, not to {here}') if there else None
 
 # %% ../nbs/90_cli.ipynb #66a51645
@@ -82,92 +116,120 @@ def _empty_paths(got):
     "A `ValueError` if an option that names a file, a folder or one of several things was given no name"
     for f in fields(got):
         value = getattr(got, f.name)
-        if is_dataclass(value): _empty_paths(value)
+        if is_dataclass(value):
+            _empty_paths(value)
         words = [getattr(m, 'metavar', '') for m in getattr(f.type, '__metadata__', ())]
-        what = 'name' if 'NAME' in words else 'path' if {'DIR','FILE','PATH'} & set(words) else ''
+        what = 'name' if 'NAME' in words else 'path' if {'DIR', 'FILE', 'PATH'} & set(words) else ''
         if what and isinstance(value, str) and not value.strip():
             raise ValueError(f'--{f.name.replace("_", "-")} {value!r}: a {what} is missing')
+
 
 def _parse(name, argv, config, own=(), here=None):
     "The options in `argv`; the first unknown word is an error. `own`: those that are fields of what `here` names"
     general = ['--help', *(n for n in _names(config) if n not in own)]
-    for w in argv[:argv.index('--')] if '--' in argv else argv:
+    for w in argv[: argv.index('--')] if '--' in argv else argv:
         o = w.partition('=')[0].replace('_', '-')
-        if not o.startswith('--') or o in general or o in own: continue
-        if here and (problem := _elsewhere(o[2:].replace('-', '_'), o, here)): raise problem
-        near = difflib.get_close_matches(o, [*general, *own], 1, .5)
+        if not o.startswith('--') or o in general or o in own:
+            continue
+        if here and (problem := _elsewhere(o[2:].replace('-', '_'), o, here)):
+            raise problem
+        near = difflib.get_close_matches(o, [*general, *own], 1, 0.5)
         raise did_you_mean('option', w.partition('=')[0], own if near and near[0] in own else general)
-    got,rest = _tyro(name, argv, config)
-    if rest and rest[0].startswith('-'): raise did_you_mean('option', rest[0], general)
-    if rest: raise ValueError(f'{rest[0]!r}: unexpected argument')
+    got, rest = _tyro(name, argv, config)
+    if rest and rest[0].startswith('-'):
+        raise did_you_mean('option', rest[0], general)
+    if rest:
+        raise ValueError(f'{rest[0]!r}: unexpected argument')
     _empty_paths(got)
     return vars(got)
 
+
 def _load_plugins(words):
     "Import the files that follow `--plugin`, before anything else is read: they may add methods and datasets"
-    for i,w in enumerate(words):
-        option,sep,path = w.partition('=')
-        if option != '--plugin': continue
-        if not sep and i+1 == len(words): raise ValueError('--plugin: a file is missing')
-        load_plugin(path if sep else words[i+1])
+    for i, w in enumerate(words):
+        option, sep, path = w.partition('=')
+        if option != '--plugin':
+            continue
+        if not sep and i + 1 == len(words):
+            raise ValueError('--plugin: a file is missing')
+        load_plugin(path if sep else words[i + 1])
 
 # %% ../nbs/90_cli.ipynb #e02a8393
-_MAX_DAMAGED = _option('N', 'Stop when more photos than this are missing or cannot be read, or more rows of a table '
-                            'cannot be used: a number (20) or a share (5%) (default: 10, a quarter of a smaller set, '
-                            '1 % of a larger)')
+_MAX_DAMAGED = _option(
+    'N',
+    'Stop when more photos than this are missing or cannot be read, or more rows of a table '
+    'cannot be used: a number (20) or a share (5%) (default: 10, a quarter of a smaller set, '
+    '1 % of a larger)',
+)
+
 
 @dataclass(frozen=True)
 class _Job:
     "Folder, checkpoints, precision, processes"
-    root:_DIR=None       # For photos: the folder in the layout of --data, or the CSV file
-    out:_DIR=None        # Folder of the run (default: the next free one in runs/)
-    seed:_N=None         # Random seed (default: 0)
-    precision:_NAME=None # auto, fp32, bf16 or fp16 (default: auto)
-    threads:_N=None      # CPU threads (default: what PyTorch chooses)
-    accumulate:_N=None   # Cut each batch into N parts to save memory (default: 1)
-    workers:_N=None      # Processes that load images in advance (default: 0)
-    save_every:_N=None   # Also save every N steps within an epoch (default: only at its end)
-    timeout:_N=None      # With torchrun: seconds that a process waits for the others (default: 600)
-    tracker:_NAME=None   # Send losses to tensorboard or wandb, too
-    max_damaged:_MAX_DAMAGED=None
+
+    root: _DIR = None  # For photos: the folder in the layout of --data, or the CSV file
+    out: _DIR = None  # Folder of the run (default: the next free one in runs/)
+    seed: _N = None  # Random seed (default: 0)
+    precision: _NAME = None  # auto, fp32, bf16 or fp16 (default: auto)
+    threads: _N = None  # CPU threads (default: what PyTorch chooses)
+    accumulate: _N = None  # Cut each batch into N parts to save memory (default: 1)
+    workers: _N = None  # Processes that load images in advance (default: 0)
+    save_every: _N = None  # Also save every N steps within an epoch (default: only at its end)
+    timeout: _N = None  # With torchrun: seconds that a process waits for the others (default: 600)
+    tracker: _NAME = None  # Send losses to tensorboard or wandb, too
+    max_damaged: _MAX_DAMAGED = None
+
 
 @dataclass(frozen=True)
 class _Backbone:
     "The backbone and its initial weights"
-    backbone:_NAME=None # Another network than the recipe's: resnet50, timm/NAME, torchvision/mobilenet_v3_small
-    weights:_FILE=None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
+
+    backbone: _NAME = None  # Another network than the recipe's: resnet50, timm/NAME, torchvision/mobilenet_v3_small
+    weights: _FILE = None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
+
 
 _STEP = Annotated[str, arg(metavar='STEP')]
+
 
 @dataclass(frozen=True)
 class _Trial:
     "List, try out, resume"
-    fields:_FLAG=False         # List the options of the recipe and the data with their values, and end
-    recipes:_FLAG=False        # List the recipes, one line each, and end
-    tiny:_FLAG=False           # A job of some twenty seconds, which learns next to nothing
-    dry_run:_FLAG=False        # The plan only: parameters, steps, memory and time, from 20 timed steps
-    overfit:_FLAG=False        # Overfit one batch, or say that it failed (code 1)
-    resume_at:_STEP='last'     # From which checkpoint: a step, best, or 0, the beginning; later ones are removed
-    resume_inexact:_FLAG=False # Continue although something differs
+
+    fields: _FLAG = False  # List the options of the recipe and the data with their values, and end
+    recipes: _FLAG = False  # List the recipes, one line each, and end
+    tiny: _FLAG = False  # A job of some twenty seconds, which learns next to nothing
+    dry_run: _FLAG = False  # The plan only: parameters, steps, memory and time, from 20 timed steps
+    overfit: _FLAG = False  # Overfit one batch, or say that it failed (code 1)
+    resume_at: _STEP = 'last'  # From which checkpoint: a step, best, or 0, the beginning; later ones are removed
+    resume_inexact: _FLAG = False  # Continue although something differs
 
 # %% ../nbs/90_cli.ipynb #c040f946
 _PLUGIN = _option('FILE', 'A Python file that registers a method, a dataset or an evaluation; may be repeated')
 
+
 def _main_options():
     "Method and data: the names are those that are registered"
-    about = dict(method=('NAME', f'One of: {", ".join(METHODS)} (default: virtex)'),
-                 data=('NAME', f'One of: {", ".join(DATASETS)} (default: world)'),
-                 recipe=('NAME', 'A recipe of the method (default: the one called like the data)'),
-                 set=('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data'),
-                 resume=('RUN', 'Resume a run that was stopped; its options need not be repeated'))
-    return _made('_Main', [*((k, _option(*v), None) for k,v in about.items()), ('plugin', _PLUGIN, None)])
+    about = dict(
+        method=('NAME', f'One of: {", ".join(METHODS)} (default: virtex)'),
+        data=('NAME', f'One of: {", ".join(DATASETS)} (default: world)'),
+        recipe=('NAME', 'A recipe of the method (default: the one called like the data)'),
+        set=('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data'),
+        resume=('RUN', 'Resume a run that was stopped; its options need not be repeated'),
+    )
+    return _made('_Main', [*((k, _option(*v), None) for k, v in about.items()), ('plugin', _PLUGIN, None)])
+
 
 def _field_options(part, about, taken, only=None):
     "The fields of a recipe, or of a dataset's sizes, as options of a dataclass that keeps their texts"
-    whole = lambda text: re.sub(r'(?<=\d),(?=\d{3})', '_', text)   # 1_000: tyro breaks lines at commas
-    rows = [(name, _option(getattr(kind, '__name__', str(kind)).upper(), f'{whole(help)} (default: {value})'), None)
-            for name,kind,value,help in field_rows(part) if f'--{name}'.replace('_', '-') not in taken
-            and (only is None or name in only)]
+
+    def whole(text):
+        return re.sub(r'(?<=\d),(?=\d{3})', '_', text)  # 1_000: tyro breaks lines at commas
+
+    rows = [
+        (name, _option(getattr(kind, '__name__', str(kind)).upper(), f'{whole(help)} (default: {value})'), None)
+        for name, kind, value, help in field_rows(part)
+        if f'--{name}'.replace('_', '-') not in taken and (only is None or name in only)
+    ]
     return _made(type(part).__name__, rows, about)
 
 # %% ../nbs/90_cli.ipynb #5b7c90a2
@@ -177,7 +239,7 @@ def _begun(run):
         return {}
     info = read_run_facts(run)
     check_plugins(run, info.get('plugins', []))
-    path = Path(run)/'recipe.json'
+    path = Path(run) / 'recipe.json'
     data = info['data']['name'] if isinstance(info['data'], dict) else info['data']
     one_of(f'method in {path}', info['method'], METHODS)
     one_of(f'data in {path}', data, DATASETS)
@@ -187,56 +249,70 @@ def _begun(run):
         raise ValueError(f'{path}: {e}') from None
     return dict(method=info['method'], recipe=name, data=data)
 
+
 def _as_options(argv, names, taken, here):
     "Rewrite `--set FIELD=VALUE` as `--FIELD=VALUE`; separately, the pairs whose field has a name in `taken`"
-    words,out,pairs = iter(argv),[],[]
+    words = iter(argv)
+    out = []
+    pairs = []
     for w in words:
-        option,sep,pair = w.partition('=')
+        option, sep, pair = w.partition('=')
         if option != '--set':
             out.append(w)
             continue
-        if not sep: pair = next(words, '')
-        name,sep,text = pair.partition('=')
+        if not sep:
+            pair = next(words, '')
+        name, sep, text = pair.partition('=')
         name = name.strip()
-        if not sep: raise ValueError(f'--set: {pair!r}: write field=value')
+        if not sep:
+            raise ValueError(f'--set: {pair!r}: write field=value')
         if name not in names:
             raise ValueError(f'--set: {_elsewhere(name, name, here) or did_you_mean("field", name, names)}')
-        if f'--{name}'.replace('_', '-') in taken: pairs.append(pair)
-        else: out.append(f'--{name}={text}')
-    return out,pairs
+        if f'--{name}'.replace('_', '-') in taken:
+            pairs.append(pair)
+        else:
+            out.append(f'--{name}={text}')
+    return out, pairs
 
 # %% ../nbs/90_cli.ipynb #5b7c90a3
-_ARGUMENTS = dict(recipe='name', weights='weights_file', tiny='small', resume='resume_run', resume_at='at',
-                  resume_inexact='inexact')
-_ABOUT = '''Pretrain a network on captions and evaluate it: a run folder with report.html
+_ARGUMENTS = dict(
+    recipe='name', weights='weights_file', tiny='small', resume='resume_run', resume_at='at', resume_inexact='inexact'
+)
+_ABOUT = """Pretrain a network on captions and evaluate it: a run folder with report.html
 
 Exit codes: 0 done; 1 a system error (full disk, no permission); 2 a wrong argument, value or file; stopped after a
-checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once.'''
+checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once."""
+
 
 def _pretrain_options(argv):
     "The arguments of `vlrep-pretrain`, by the names that `pretrain` has for them"
     main = _main_options()
     words = vars(_tyro('pretrain', argv, main, add_help=False)[0])
     was = _begun(words['resume'])
-    method,data = (words[k] or was.get(k) or unset for k,unset in (('method','virtex'), ('data','world')))
+    method, data = (words[k] or was.get(k) or unset for k, unset in (('method', 'virtex'), ('data', 'world')))
     one_of('--data', data, DATASETS)
     one_of('--method', method, METHODS)
-    name,here = recipe_name(method, words['recipe'] or was.get('recipe'), data),f'--method {method} --data {data}'
-    recipe,sizes = get_recipe(method, name),DATASETS[data].options
+    name = recipe_name(method, words['recipe'] or was.get('recipe'), data)
+    here = f'--method {method} --data {data}'
+    recipe = get_recipe(method, name)
+    sizes = DATASETS[data].options
     groups = dict(main=main, job=_Job, backbone=_Backbone, trial=_Trial)
     taken = {'--help', *(n for g in groups.values() for n in _names(g))}
-    parts = dict(recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
-                 data=_field_options(sizes, type(sizes).__doc__, taken))
+    parts = dict(
+        recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
+        data=_field_options(sizes, type(sizes).__doc__, taken),
+    )
     names = [f.name for p in (recipe, sizes) for f in fields(p)]
-    if 'init' not in names: argv = [re.sub('^--init(?==|$)', '--weights', w) for w in argv]     # as the field has it
-    argv,changes = _as_options(argv, names, taken, here)
+    if 'init' not in names:
+        argv = [re.sub('^--init(?==|$)', '--weights', w) for w in argv]  # as the field has it
+    argv, changes = _as_options(argv, names, taken, here)
     config = _made('_Pretrain', [*groups.items(), *parts.items()], _ABOUT)
     got = _parse('pretrain', argv, config, [n for p in parts.values() for n in _names(p)], here)
-    changes += [f'{k}={v}' for p in parts for k,v in vars(got[p]).items() if v is not None]
-    told = {k: v for g in groups for k,v in vars(got[g]).items() if k not in ('set','plugin')}
+    changes += [f'{k}={v}' for p in parts for k, v in vars(got[p]).items() if v is not None]
+    told = {k: v for g in groups for k, v in vars(got[g]).items() if k not in ('set', 'plugin')}
     if was and told['root'] is not None:
-        told['data'] = data                       # --root NEW: of the data that the run began with
-    return {**{_ARGUMENTS.get(k, k): v for k,v in told.items()}, 'changes': changes}
+        told['data'] = data  # --root NEW: of the data that the run began with
+    return {**{_ARGUMENTS.get(k, k): v for k, v in told.items()}, 'changes': changes}
 
 # %% ../nbs/90_cli.ipynb #118c413f
 def _pretrain(argv):
@@ -245,37 +321,63 @@ def _pretrain(argv):
         print('\n'.join(recipe_lines(a['method'])))
         return
     if a.pop('fields'):
-        print('\n'.join(field_lines(*plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world',
-                                          backbone=a['backbone']))))
+        print(
+            '\n'.join(
+                field_lines(
+                    *plan(
+                        a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone']
+                    )
+                )
+            )
+        )
         return
-    what = [w for w in ('dry-run','overfit') if a.pop(w.replace('-', '_'))]
-    for k,unset in dict(out=None, save_every=None, resume_run=None, at='last', inexact=False, tracker=None,
-                         timeout=None).items():
+    what = [w for w in ('dry-run', 'overfit') if a.pop(w.replace('-', '_'))]
+    for k, unset in dict(
+        out=None, save_every=None, resume_run=None, at='last', inexact=False, tracker=None, timeout=None
+    ).items():
         if what and a.pop(k) != unset:
-            raise ValueError(f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every, --tracker, '
-                             f'--timeout and --resume out')
+            raise ValueError(
+                f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every, --tracker, '
+                f'--timeout and --resume out'
+            )
     _early(a)
     from vlrep.experiments.commands import pretrain, run_checks
     from vlrep.training.interrupts import TrainingInterrupted
+
     if what:
-        if not all([run_checks(w, **a) for w in what]): sys.exit(1)
+        if not all([run_checks(w, **a) for w in what]):
+            sys.exit(1)
         return
-    try: pretrain(**a)
-    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; resume with: vlrep-pretrain --resume {e.run}') from e
+    try:
+        pretrain(**a)
+    except TrainingInterrupted as e:
+        raise _Exit(e.code, f'{e}; resume with: vlrep-pretrain --resume {e.run}') from e
+
 
 def _early(a):
     "Check all that depends on the arguments alone, before the library is imported"
     fresh = a.get('resume_run') is None
-    if a.get('tracker'): check_tracker(a['tracker'])
+    if a.get('tracker'):
+        check_tracker(a['tracker'])
     if fresh:
         plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
-    check_options(a['data'] or 'world', a['root'], a.get('out'), a.get('resume_run'), a['precision'] or 'auto',
-                  resuming=not fresh, exact=a.get('at', 'last') == 'last' and not a.get('inexact'),
-                  weights=a.get('weights_file'), max_damaged=a.get('max_damaged'),
-                  **{k: a.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
+    check_options(
+        a['data'] or 'world',
+        a['root'],
+        a.get('out'),
+        a.get('resume_run'),
+        a['precision'] or 'auto',
+        resuming=not fresh,
+        exact=a.get('at', 'last') == 'last' and not a.get('inexact'),
+        weights=a.get('weights_file'),
+        max_damaged=a.get('max_damaged'),
+        **{k: a.get(k) for k in ('threads', 'accumulate', 'workers', 'save_every', 'timeout')},
+    )
+
 
 class _Exit(Exception):
     "End with an exit code and a message"
+
     def __init__(self, code, text):
         self.code = code
         super().__init__(text)
@@ -283,59 +385,74 @@ class _Exit(Exception):
 # %% ../nbs/90_cli.ipynb #25d3e1c3
 def _some(word, help):
     "The type of an argument that takes all positional words"
-    return Positional[Annotated[tuple[str,...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
+    return Positional[Annotated[tuple[str, ...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
+
 
 _A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
 _WHICH = Annotated[str, arg(metavar='WHICH', help='Which checkpoint: best, last, or the number of a step')]
 
+
 @dataclass(frozen=True)
 class _Caption:
     "Print one caption for each image"
-    run:_A_RUN
-    images:_some('IMAGE', 'Image files')
-    which:_WHICH='best'
-    plugin:_PLUGIN=None
+
+    run: _A_RUN
+    images: _some('IMAGE', 'Image files')
+    which: _WHICH = 'best'
+    plugin: _PLUGIN = None
+
 
 def _caption(argv):
     a = _parse('caption', argv, _Caption)
-    del a['plugin']                                              # `main` has imported it
-    if not a['images']: raise ValueError('IMAGE is missing: name at least one image file')
+    del a['plugin']  # `main` has imported it
+    if not a['images']:
+        raise ValueError('IMAGE is missing: name at least one image file')
     check_run(a['run'])
     from vlrep.experiments.commands import caption
+
     if None in caption(**a):
-        sys.exit(1)                                   # what is wrong with an image was printed
+        sys.exit(1)  # what is wrong with an image was printed
 
 # %% ../nbs/90_cli.ipynb #5b7c90a4
 def _evaluate_options():
     "The options of all registered evaluations"
-    rows = [('run', _A_RUN), ('on', Annotated[str, arg(metavar='NAME', help=f'One of: {", ".join(EVALUATIONS)}')]),
-            ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
-            ('which', _WHICH, 'best'), ('max_damaged', _MAX_DAMAGED, None)]
-    for k,o in {k: o for e in EVALUATIONS.values() for k,o in e.options.items()}.items():
-        there,kind = o.allowed or o.registry or (),str if o.default is None else type(o.default)
-        help = o.help + f'; one of: {", ".join(there)}'*bool(there) + f' (default: {o.default})'*bool(o.default)
+    rows = [
+        ('run', _A_RUN),
+        ('on', Annotated[str, arg(metavar='NAME', help=f'One of: {", ".join(EVALUATIONS)}')]),
+        ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
+        ('which', _WHICH, 'best'),
+        ('max_damaged', _MAX_DAMAGED, None),
+    ]
+    for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
+        there = o.allowed or o.registry or ()
+        kind = str if o.default is None else type(o.default)
+        help = o.help + f'; one of: {", ".join(there)}' * bool(there) + f' (default: {o.default})' * bool(o.default)
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
     return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, None)], 'Evaluate a trained model')
+
 
 def _evaluate(argv):
     a = _parse('evaluate', argv, _evaluate_options())
     del a['plugin']
     one_of('--on', a['on'], EVALUATIONS)
-    EVALUATIONS[a['on']].check(**{k: v for k,v in a.items() if k not in ('run','on','which','max_damaged')})
+    EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in ('run', 'on', 'which', 'max_damaged')})
     check_damage(a['max_damaged'])
     check_run(a['run'])
     from vlrep.experiments.commands import evaluate
+
     evaluate(**a)
 
 # %% ../nbs/90_cli.ipynb #051606a8
 @dataclass(frozen=True)
 class _Export:
     "Export the backbone for another library, and compare the features that it computes"
-    run:_A_RUN
-    to:Annotated[str, arg(metavar='LAYOUT', help=f'One of: {", ".join(LAYOUT_NAMES)}')]
-    out:_DIR=None # Folder to write to (default: RUN/export-LAYOUT)
-    which:_WHICH='best'
-    plugin:_PLUGIN=None
+
+    run: _A_RUN
+    to: Annotated[str, arg(metavar='LAYOUT', help=f'One of: {", ".join(LAYOUT_NAMES)}')]
+    out: _DIR = None  # Folder to write to (default: RUN/export-LAYOUT)
+    which: _WHICH = 'best'
+    plugin: _PLUGIN = None
+
 
 def _export(argv):
     a = _parse('export', argv, _Export)
@@ -343,114 +460,153 @@ def _export(argv):
     one_of('--to', a['to'], LAYOUT_NAMES)
     check_run(a['run'])
     from vlrep.experiments.commands import export
+
     export(**a)
+
 
 @dataclass(frozen=True)
 class _Report:
     "Write the report of a run, or one report that compares several runs"
-    runs:_some('RUN', 'Run folders')
-    out:_FILE=None # The page of several runs (default: comparison.html)
-    plugin:_PLUGIN=None
+
+    runs: _some('RUN', 'Run folders')
+    out: _FILE = None  # The page of several runs (default: comparison.html)
+    plugin: _PLUGIN = None
+
 
 def _report(argv):
     a = _parse('report', argv, _Report)
-    if not a['runs']: raise ValueError('RUN is missing: name at least one run folder')
-    for run in a['runs']: check_run(run)
+    if not a['runs']:
+        raise ValueError('RUN is missing: name at least one run folder')
+    for run in a['runs']:
+        check_run(run)
     from vlrep.experiments.commands import report
+
     report(a['runs'], a['out'])
 
 # %% ../nbs/90_cli.ipynb #be9c0030
 @dataclass(frozen=True)
 class _Benchmark:
     "Images a second of training steps and of the loader, compared with the limits of the device; at most ten minutes"
-    quick:_FLAG=False  # Small sizes, a minute on a CPU; only to see that everything works
-    device:_NAME=None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
-    batch:_N=None      # Images a step (default: 64; on a CPU 8 of the paper's model)
-    out:_FILE=None     # A file for the numbers, as JSON
-    plugin:_PLUGIN=None
+
+    quick: _FLAG = False  # Small sizes, a minute on a CPU; only to see that everything works
+    device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
+    batch: _N = None  # Images a step (default: 64; on a CPU 8 of the paper's model)
+    out: _FILE = None  # A file for the numbers, as JSON
+    plugin: _PLUGIN = None
+
 
 def _benchmark(argv):
     a = _parse('benchmark', argv, _Benchmark)
     del a['plugin']
-    if a['batch'] is not None and a['batch'] < 1: raise ValueError(f'--batch {a["batch"]}: at least 1 image a step')
+    if a['batch'] is not None and a['batch'] < 1:
+        raise ValueError(f'--batch {a["batch"]}: at least 1 image a step')
     from vlrep.experiments.benchmark import run_benchmark
+
     run_benchmark(**a)
 
 # %% ../nbs/90_cli.ipynb #57d90a01
 _A_STUDY = Positional[Annotated[str, arg(metavar='FILE', help='The study, a TOML file')]]
 
+
 @dataclass(frozen=True)
 class _StudyPlan:
     "The number of trainings and image views of a study, and about how many hours they take"
-    file:_A_STUDY
-    recorded:_DIR=None # Finished run folders to take times from, instead of timing a few steps
-    root:_DIR=None     # Folder of its photos (default: that in the file)
-    jobs:_N=None       # Trainings at a time (default: 1)
-    quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
-    plugin:_PLUGIN=None
+
+    file: _A_STUDY
+    recorded: _DIR = None  # Finished run folders to take times from, instead of timing a few steps
+    root: _DIR = None  # Folder of its photos (default: that in the file)
+    jobs: _N = None  # Trainings at a time (default: 1)
+    quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
+    plugin: _PLUGIN = None
+
 
 @dataclass(frozen=True)
 class _StudyRun:
     "Tune, train and compare; finished jobs are kept, unfinished ones resumed"
-    file:_A_STUDY
-    out:Annotated[str, arg(metavar='DIR', help='Folder of the study')]
-    root:_DIR=None     # Folder of its photos (default: that in the file)
-    jobs:_N=None       # Trainings at a time, each with one thread (default: 1)
-    mix:_FLAG=False    # Continue although lines were made by other code, versions or processors; the page names them
-    quick:_FLAG=False  # In the size of its [quick]: only to see that everything works
-    plugin:_PLUGIN=None
+
+    file: _A_STUDY
+    out: Annotated[str, arg(metavar='DIR', help='Folder of the study')]
+    root: _DIR = None  # Folder of its photos (default: that in the file)
+    jobs: _N = None  # Trainings at a time, each with one thread (default: 1)
+    mix: _FLAG = False  # Continue although lines were made by other code, versions or processors; the page names them
+    quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
+    plugin: _PLUGIN = None
+
 
 @dataclass(frozen=True)
 class _StudyReport:
     "Write the report of a study, with its tables in Markdown"
-    path:Positional[Annotated[str, arg(metavar='PATH', help='The folder of a study, or its study.jsonl')]]
-    out:_DIR=None      # Where to (default: beside the lines)
-    plugin:_PLUGIN=None
+
+    path: Positional[Annotated[str, arg(metavar='PATH', help='The folder of a study, or its study.jsonl')]]
+    out: _DIR = None  # Where to (default: beside the lines)
+    plugin: _PLUGIN = None
 
 # %% ../nbs/90_cli.ipynb #57d90a02
 _STUDY = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
 
+
 def _study_options(argv):
     "The subcommand of `vlrep-study`, and its arguments"
     what = argv[0] if argv else '--help'
-    if what not in _STUDY: raise did_you_mean('word', what, _STUDY)
+    if what not in _STUDY:
+        raise did_you_mean('word', what, _STUDY)
     a = _parse(f'study {what}', argv[1:], _STUDY[what])
     del a['plugin']
-    if a.get('jobs') is not None and a['jobs'] < 1: raise ValueError(f'--jobs {a["jobs"]}: at least 1')
-    if 'jobs' in a: a['jobs'] = a['jobs'] or 1
-    return what,a
+    if a.get('jobs') is not None and a['jobs'] < 1:
+        raise ValueError(f'--jobs {a["jobs"]}: at least 1')
+    if 'jobs' in a:
+        a['jobs'] = a['jobs'] or 1
+    return what, a
+
 
 def _study(argv):
-    if not argv or argv[0] in ('-h','--help'):
-        print('usage: vlrep-study plan FILE, vlrep-study run FILE --out DIR, vlrep-study report PATH; vlrep-study NAME '
-              '--help explains its options')
+    if not argv or argv[0] in ('-h', '--help'):
+        print(
+            'usage: vlrep-study plan FILE, vlrep-study run FILE --out DIR, vlrep-study report PATH; vlrep-study NAME '
+            '--help explains its options'
+        )
         return
-    what,a = _study_options(argv)
+    what, a = _study_options(argv)
     from vlrep.experiments.study import read_study
-    if what != 'report': study = read_study(a['file'], a['quick'])
+
+    if what != 'report':
+        study = read_study(a['file'], a['quick'])
     from vlrep.experiments.study_report import write_study_report
     from vlrep.experiments.study_runs import plan_study, run_study
     from vlrep.training.interrupts import TrainingInterrupted
-    if what == 'report': print(f'report: {write_study_report(**a)}')
-    elif what == 'plan': plan_study(study, a['recorded'], a['jobs'], root=a['root'])
+
+    if what == 'report':
+        print(f'report: {write_study_report(**a)}')
+    elif what == 'plan':
+        plan_study(study, a['recorded'], a['jobs'], root=a['root'])
     else:
-        try: run_study(**a)
+        try:
+            run_study(**a)
         except (TrainingInterrupted, KeyboardInterrupt) as e:
-            raise _Exit(getattr(e, 'code', 130), f'stopped; resume with: vlrep-study run {a["file"]} --out {a["out"]}'
-                        + (f' --root {a["root"]}' if a['root'] else '') + ' --quick'*a['quick']) from e
+            raise _Exit(
+                getattr(e, 'code', 130),
+                f'stopped; resume with: vlrep-study run {a["file"]} --out {a["out"]}'
+                + (f' --root {a["root"]}' if a['root'] else '')
+                + ' --quick' * a['quick'],
+            ) from e
 
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, rows, about):
     "The arguments of a command that reads any dataset: its own options, and `options`, the sizes of generated data"
-    rows = [('data', _option('NAME', f'The dataset; one of: {", ".join(DATASETS)}'), None),
-            ('root', _option('DIR', 'Folder of its files'), None), *rows, ('max_damaged', _MAX_DAMAGED, None),
-            ('plugin', _PLUGIN, None)]
+    rows = [
+        ('data', _option('NAME', f'The dataset; one of: {", ".join(DATASETS)}'), None),
+        ('root', _option('DIR', 'Folder of its files'), None),
+        *rows,
+        ('max_damaged', _MAX_DAMAGED, None),
+        ('plugin', _PLUGIN, None),
+    ]
     main = _made('_Main', rows, about)
     first = _tyro(name, argv, main, add_help=False)[0]
     data = first.data
     if data is not None:
         one_of('--data', data, DATASETS)
-        if not {'-h','--help'} & set(argv): DATASETS[data].check_root(first.root)
+        if not {'-h', '--help'} & set(argv):
+            DATASETS[data].check_root(first.root)
     sized = data is not None and (not DATASETS[data].read or any(k != 'max_damaged' for k in DATASETS[data].reads))
     groups = dict(main=main)
     if sized:
@@ -458,25 +614,34 @@ def _of_data(name, argv, rows, about):
         groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)}, only)
     config = _made(f'_{name.title()}', [*groups.items()], about)
     got = _parse(name, argv, config, _names(groups['sizes']) if sized else (), f'--data {data}')
-    told = {k: v for k,v in vars(got['main']).items() if k != 'plugin' and v is not None}
+    told = {k: v for k, v in vars(got['main']).items() if k != 'plugin' and v is not None}
     check_damage(told.get('max_damaged'))
-    if data is None: raise ValueError(f'--data is missing: one of {", ".join(DATASETS)}')
+    if data is None:
+        raise ValueError(f'--data is missing: one of {", ".join(DATASETS)}')
     if sized:
-        changes = [f'{k}={v}' for k,v in vars(got['sizes']).items() if v is not None]
+        changes = [f'{k}={v}' for k, v in vars(got['sizes']).items() if v is not None]
         told['options'] = check_fields(override(DATASETS[data].options, changes))
         DATASETS[data].check_options(told['options'], {c.partition('=')[0] for c in changes})
     return told
 
+
 def _shards(argv):
-    rows = [('out', _option('DIR', 'A new folder for the shards (default: shards)'), None),
-            ('per_shard', _option('N', 'Images a shard (default: 1000)', int), None),
-            ('seed', _option('N', 'Write the images in an order drawn from this (default: in their own)', int), None),
-            ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None),
-            ('split', _option('NAME', f'The split of the data to keep, of: {", ".join(SPLITS)} (default: auto)'), None)]
-    told = _of_data('shards', argv, rows,
-                    'Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset')
+    rows = [
+        ('out', _option('DIR', 'A new folder for the shards (default: shards)'), None),
+        ('per_shard', _option('N', 'Images a shard (default: 1000)', int), None),
+        ('seed', _option('N', 'Write the images in an order drawn from this (default: in their own)', int), None),
+        ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None),
+        ('split', _option('NAME', f'The split of the data to keep, of: {", ".join(SPLITS)} (default: auto)'), None),
+    ]
+    told = _of_data(
+        'shards',
+        argv,
+        rows,
+        'Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset',
+    )
     one_of('--split', told.get('split', 'auto'), SPLITS)
     from vlrep.datasets.webdataset.reader import make_shards
+
     make_shards(**told)
 
 # %% ../nbs/90_cli.ipynb #f17e0002
@@ -484,176 +649,272 @@ _ABOUT_FINETUNE = """Fine-tune a finished run on a task: a new run folder with a
 
 Exit codes: as those of vlrep-pretrain. Ctrl-C saves a checkpoint; vlrep-finetune NEW_RUN --resume continues."""
 
+
 def _finetune_rows():
     "Options of `vlrep-finetune`, except those of the plan and of the data"
     sources = ', '.join(dict.fromkeys(d for t in TASKS.values() for d in t.sources))
-    texts = dict(task=f'One of: {", ".join(TASKS)}',
-                 data=f'Whose examples; one of: {sources} (default: those of --root, else world)',
-                 root='The folder of the photos and questions',
-                 out='Folder of the new run (default: the next free one in runs/)',
-                 labels='A file of labels, one a line, or JSON (default: the task\'s, or those of the training '
-                        'answers)',
-                 region_files='A store of regions of the task\'s photos (see vlrep-regions); for boxes also a file',
-                 which='Checkpoint to start from: best, last, or the number of a step (default: best)',
-                 precision='auto, fp32, bf16 or fp16 (default: auto)',
-                 max_damaged='Stop when more photos than this are missing or cannot be read: a number (20) or a '
-                             'share (5%)')
+    texts = dict(
+        task=f'One of: {", ".join(TASKS)}',
+        data=f'Whose examples; one of: {sources} (default: those of --root, else world)',
+        root='The folder of the photos and questions',
+        out='Folder of the new run (default: the next free one in runs/)',
+        labels="A file of labels, one a line, or JSON (default: the task's, or those of the training answers)",
+        region_files="A store of regions of the task's photos (see vlrep-regions); for boxes also a file",
+        which='Checkpoint to start from: best, last, or the number of a step (default: best)',
+        precision='auto, fp32, bf16 or fp16 (default: auto)',
+        max_damaged='Stop when more photos than this are missing or cannot be read: a number (20) or a share (5%)',
+    )
     words = dict(root='DIR', out='DIR', labels='FILE', region_files='PATH')
-    numbers = dict(seed='Of head, order and dropout (default: 0)',
-                   threads='CPU threads (default: what PyTorch chooses)',
-                   accumulate='Cut each batch into N parts to save memory (default: 1)',
-                   workers='Processes that load images in advance (default: 0)',
-                   save_every='Also save every N steps between evaluations (default: 0, never)',
-                   timeout='With torchrun: seconds after which a process gives up waiting for the others '
-                           '(default: 600)')
-    return [*((k, _option(words.get(k, 'NAME'), h), None) for k,h in texts.items()),
-            *((k, _option('N', h, int), None) for k,h in numbers.items()),
-            ('resume', Annotated[bool, arg(help_behavior_hint='', help='Resume RUN, a fine-tuned run that was '
-                                                                       'stopped; its options need not be repeated')],
-             False), ('plugin', _PLUGIN, None)]
+    numbers = dict(
+        seed='Of head, order and dropout (default: 0)',
+        threads='CPU threads (default: what PyTorch chooses)',
+        accumulate='Cut each batch into N parts to save memory (default: 1)',
+        workers='Processes that load images in advance (default: 0)',
+        save_every='Also save every N steps between evaluations (default: 0, never)',
+        timeout='With torchrun: seconds after which a process gives up waiting for the others (default: 600)',
+    )
+    return [
+        *((k, _option(words.get(k, 'NAME'), h), None) for k, h in texts.items()),
+        *((k, _option('N', h, int), None) for k, h in numbers.items()),
+        (
+            'resume',
+            Annotated[
+                bool,
+                arg(
+                    help_behavior_hint='',
+                    help='Resume RUN, a fine-tuned run that was stopped; its options need not be repeated',
+                ),
+            ],
+            False,
+        ),
+        ('plugin', _PLUGIN, None),
+    ]
 
 # %% ../nbs/90_cli.ipynb #f17e0003
 def _task_source(words):
     "Name of the task, and where its examples come from, of the options `words` or of the resumed run"
     was = {}
     if words['resume']:
-        for p in (p for p in words['rest'] if (Path(p)/'recipe.json').is_file()):
+        for p in (p for p in words['rest'] if (Path(p) / 'recipe.json').is_file()):
             facts = read_run_facts(p)
             check_plugins(p, facts.get('plugins', []))
             was = facts.get('finetune', {})
     task = words['task'] or was.get('task')
-    if task is None: return None,None
+    if task is None:
+        return None, None
     one_of('--task', task, TASKS)
-    return task,TASKS[task].source(words['data'] or was.get('data') or TASKS[task].default_data(words['root']))
+    return task, TASKS[task].source(words['data'] or was.get('data') or TASKS[task].default_data(words['root']))
+
 
 def _finetune_options(argv):
     "The arguments of `vlrep-finetune`, by the names that `finetune` has for them"
     rows = _finetune_rows()
-    first,rest = _tyro('finetune', argv, _made('_Main', rows), add_help=False)
+    first, rest = _tyro('finetune', argv, _made('_Main', rows), add_help=False)
     source = _task_source({**vars(first), 'rest': rest})[1]
     main = _made('_Main', [('run', _A_RUN), *rows], 'The job')
     taken = {'--help', *_names(main)}
     plan = PLANS[source.plan if source else 'paper']
     groups = dict(main=main, plan=_field_options(plan, 'How it is trained', taken))
-    if source and source.options: groups['sizes'] = _field_options(source.options, 'Of the data', taken)
+    if source and source.options:
+        groups['sizes'] = _field_options(source.options, 'Of the data', taken)
     config = _made('_Finetune', [*groups.items()], _ABOUT_FINETUNE)
-    argv = [w+'=true' if w in ('--frozen','--blind') and argv[i+1:i+2] not in (['true'],['false']) else w
-            for i,w in enumerate(argv)]
-    got = _parse('finetune', argv, config, [n for k in groups if k != 'main' for n in _names(groups[k])],
-                 f'--task {first.task}' if first.task else None)
-    changes = [f'{k}={v}' for g in groups if g != 'main' for k,v in vars(got[g]).items() if v is not None]
-    return {**{k: v for k,v in vars(got['main']).items() if k != 'plugin'}, 'changes': changes}
+    argv = [
+        w + '=true' if w in ('--frozen', '--blind') and argv[i + 1 : i + 2] not in (['true'], ['false']) else w
+        for i, w in enumerate(argv)
+    ]
+    got = _parse(
+        'finetune',
+        argv,
+        config,
+        [n for k in groups if k != 'main' for n in _names(groups[k])],
+        f'--task {first.task}' if first.task else None,
+    )
+    changes = [f'{k}={v}' for g in groups if g != 'main' for k, v in vars(got[g]).items() if v is not None]
+    return {**{k: v for k, v in vars(got['main']).items() if k != 'plugin'}, 'changes': changes}
 
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
     a = _finetune_options(argv)
-    check_options(precision=a['precision'] or 'auto', max_damaged=a['max_damaged'],
-                  **{k: a[k] for k in ('threads','accumulate','workers','save_every','timeout')})
+    check_options(
+        precision=a['precision'] or 'auto',
+        max_damaged=a['max_damaged'],
+        **{k: a[k] for k in ('threads', 'accumulate', 'workers', 'save_every', 'timeout')},
+    )
     check_run(a['run'])
     from vlrep.experiments.finetune import finetune
     from vlrep.training.interrupts import TrainingInterrupted
-    try: finetune(**a)
-    except TrainingInterrupted as e: raise _Exit(e.code, f'{e}; resume with: vlrep-finetune {e.run} --resume') from e
+
+    try:
+        finetune(**a)
+    except TrainingInterrupted as e:
+        raise _Exit(e.code, f'{e}; resume with: vlrep-finetune {e.run} --resume') from e
     except KeyboardInterrupt:
         raise _Exit(130, 'stopped; resume a run that has a checkpoint with: vlrep-finetune NEW_RUN --resume') from None
 
 # %% ../nbs/90_cli.ipynb #be270012
-_MODEL = ('a Marian model: folder, or name on the Hugging Face hub; {{via}} is the language '
-          '(default: Helsinki-NLP/opus-mt-{})')
+_MODEL = (
+    'a Marian model: folder, or name on the Hugging Face hub; {{via}} is the language '
+    '(default: Helsinki-NLP/opus-mt-{})'
+)
+
 
 def _paraphrase(argv):
-    rows = [('out', _option('FILE', 'One line for each caption; an existing file is continued (default: '
-                                    'paraphrases.jsonl)'), None),
-            ('via', _option('LANGUAGES', 'Languages to go through, separated by commas (default: fr,de)'), None),
-            ('there', _option('MODEL', 'From English into the language, '
-                                       + _MODEL.format('en-{via}')), None),
-            ('back', _option('MODEL', 'From the language into English, '
-                                      + _MODEL.format('{via}-en')), None),
-            *((k, _option('N', f'{help} (default: {n})', int), None)
-              for k,help,n in (('batch','Sentences at a time',32), ('beams','Width of the beam',4),
-                               ('limit','Write at most N captions','all'))),
-            ('device', _option('NAME', 'cpu, cuda, cuda:1 (default: the GPU if there is one)'), None)]
-    told = _of_data('paraphrase', argv, rows, 'Paraphrase captions: into other languages and back, by Marian '
-                                              'models of transformers, as text views of MCT')
-    for k in ('batch','beams','limit'):
-        if told.get(k, 1) < 1: raise ValueError(f'--{k} {told[k]}: at least 1')
-    if 'via' in told: told['via'] = [v.strip() for v in told['via'].split(',') if v.strip()]
-    if told.get('via') == []: raise ValueError('--via: no language given')
-    if Path(told.get('out', '.jsonl')).is_dir(): raise ValueError(f'--out {told["out"]}: is a folder, expected a file')
+    rows = [
+        (
+            'out',
+            _option('FILE', 'One line for each caption; an existing file is continued (default: paraphrases.jsonl)'),
+            None,
+        ),
+        ('via', _option('LANGUAGES', 'Languages to go through, separated by commas (default: fr,de)'), None),
+        ('there', _option('MODEL', 'From English into the language, ' + _MODEL.format('en-{via}')), None),
+        ('back', _option('MODEL', 'From the language into English, ' + _MODEL.format('{via}-en')), None),
+        *(
+            (k, _option('N', f'{help} (default: {n})', int), None)
+            for k, help, n in (
+                ('batch', 'Sentences at a time', 32),
+                ('beams', 'Width of the beam', 4),
+                ('limit', 'Write at most N captions', 'all'),
+            )
+        ),
+        ('device', _option('NAME', 'cpu, cuda, cuda:1 (default: the GPU if there is one)'), None),
+    ]
+    told = _of_data(
+        'paraphrase',
+        argv,
+        rows,
+        'Paraphrase captions: into other languages and back, by Marian models of transformers, as text views of MCT',
+    )
+    for k in ('batch', 'beams', 'limit'):
+        if told.get(k, 1) < 1:
+            raise ValueError(f'--{k} {told[k]}: at least 1')
+    if 'via' in told:
+        told['via'] = [v.strip() for v in told['via'].split(',') if v.strip()]
+    if told.get('via') == []:
+        raise ValueError('--via: no language given')
+    if Path(told.get('out', '.jsonl')).is_dir():
+        raise ValueError(f'--out {told["out"]}: is a folder, expected a file')
     from vlrep.experiments.commands import make_paraphrases
-    try: make_paraphrases(**told)
-    except KeyboardInterrupt: raise _Exit(130, 'stopped; the same command continues where it stopped') from None
+
+    try:
+        make_paraphrases(**told)
+    except KeyboardInterrupt:
+        raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #5e610002
-_WAYS = 'detector','grid','files'
+_WAYS = 'detector', 'grid', 'files'
+
 
 @dataclass(frozen=True)
 class _Regions:
     "Store the regions of a folder of photos, or of files that others publish: features, boxes, class distributions"
-    photos:Positional[Annotated[str, arg(metavar='PHOTOS', help='A folder of photos, in folders of any depth; with '
-                                         '--by files the .npy files or the LMDB of mmf or vilbert-multi-task')]]
-    out:_option('DIR', 'The store; an unfinished one is continued (default: regions)')=None
-    by:_option('WAY', f'One of: {", ".join(_WAYS)}, or a run folder, whose backbone is used (default: detector)')=None
-    model:_option('NAME', 'Detector of torchvision (default: fasterrcnn_resnet50_fpn)')=None
-    backbone:_option('NAME', 'For --by grid: resnet50, timm/NAME, torchvision/NAME (default: resnet50)')=None
-    weights:_option('FILE', 'Weights of the detector or the backbone; of a detector also their name in torchvision '
-                            '(default: DEFAULT, downloaded; a backbone needs a file)')=None
-    most:_option('N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int)=None
-    size:_option('N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)',
-                 int)=None
-    which:_WHICH='best'
-    classes:_option('CLASSES', 'Classes of the detector, or of --by files: how many, the background included, or a '
-                               'file of their names, one a line or JSON; what does not fit the weights is refused')=None
-    max_damaged:_option('N', 'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
-                             '10, a quarter of a smaller folder, 1 % of a larger; none with --by files)')=None
-    half:_FLAG=False   # In float16, half the size
-    device:_NAME=None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
-    plugin:_PLUGIN=None
+
+    photos: Positional[
+        Annotated[
+            str,
+            arg(
+                metavar='PHOTOS',
+                help='A folder of photos, in folders of any depth; with '
+                '--by files the .npy files or the LMDB of mmf or vilbert-multi-task',
+            ),
+        ]
+    ]
+    out: _option('DIR', 'The store; an unfinished one is continued (default: regions)') = None
+    by: _option('WAY', f'One of: {", ".join(_WAYS)}, or a run folder, whose backbone is used (default: detector)') = (
+        None
+    )
+    model: _option('NAME', 'Detector of torchvision (default: fasterrcnn_resnet50_fpn)') = None
+    backbone: _option('NAME', 'For --by grid: resnet50, timm/NAME, torchvision/NAME (default: resnet50)') = None
+    weights: _option(
+        'FILE',
+        'Weights of the detector or the backbone; of a detector also their name in torchvision '
+        '(default: DEFAULT, downloaded; a backbone needs a file)',
+    ) = None
+    most: _option('N', 'Regions of a photo, the most confident first (default: 100 of a detector)', int) = None
+    size: _option(
+        'N', 'Side in pixels that photos are stretched to for cells (default: 224, or that of the run)', int
+    ) = None
+    which: _WHICH = 'best'
+    classes: _option(
+        'CLASSES',
+        'Classes of the detector, or of --by files: how many, the background included, or a '
+        'file of their names, one a line or JSON; what does not fit the weights is refused',
+    ) = None
+    max_damaged: _option(
+        'N',
+        'Stop when more photos than this cannot be read: a number (20) or a share (5%) (default: '
+        '10, a quarter of a smaller folder, 1 % of a larger; none with --by files)',
+    ) = None
+    half: _FLAG = False  # In float16, half the size
+    device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
+    plugin: _PLUGIN = None
+
 
 def _regions(argv):
-    a = {k: v for k,v in _parse('regions', argv, _Regions).items() if k != 'plugin' and v is not None}
+    a = {k: v for k, v in _parse('regions', argv, _Regions).items() if k != 'plugin' and v is not None}
     by = a.get('by', 'detector')
-    if not Path(a['photos']).exists(): raise ValueError(f'{a["photos"]}: no such folder')
-    if by not in _WAYS and not Path(by).is_dir(): one_of('--by', by, _WAYS)
+    if not Path(a['photos']).exists():
+        raise ValueError(f'{a["photos"]}: no such folder')
+    if by not in _WAYS and not Path(by).is_dir():
+        one_of('--by', by, _WAYS)
     if by == 'grid' and 'weights' not in a:
         raise ValueError('--weights is missing: with --by grid a file with the weights of the backbone')
-    for k in ('most','size'):
-        if a.get(k, 1) < 1: raise ValueError(f'--{k} {a[k]}: at least 1')
+    for k in ('most', 'size'):
+        if a.get(k, 1) < 1:
+            raise ValueError(f'--{k} {a[k]}: at least 1')
     check_damage(a.get('max_damaged'))
     from vlrep.experiments.region_files import make_regions
-    try: make_regions(a.pop('photos'), **a)
-    except KeyboardInterrupt: raise _Exit(130, 'stopped; the same command continues where it stopped') from None
+
+    try:
+        make_regions(a.pop('photos'), **a)
+    except KeyboardInterrupt:
+        raise _Exit(130, 'stopped; the same command continues where it stopped') from None
 
 # %% ../nbs/90_cli.ipynb #5e610003
-def regions_main()->None:
+def regions_main() -> None:
     "The command `vlrep-regions`"
     main(['regions', *sys.argv[1:]])
 
-COMMANDS = dict(pretrain=_pretrain, caption=_caption, evaluate=_evaluate, report=_report, export=_export,
-                shards=_shards, paraphrase=_paraphrase, regions=_regions,
-                benchmark=_benchmark, study=_study, finetune=_finetune)
+
+COMMANDS = dict(
+    pretrain=_pretrain,
+    caption=_caption,
+    evaluate=_evaluate,
+    report=_report,
+    export=_export,
+    shards=_shards,
+    paraphrase=_paraphrase,
+    regions=_regions,
+    benchmark=_benchmark,
+    study=_study,
+    finetune=_finetune,
+)
 
 # %% ../nbs/90_cli.ipynb #435958d7
 def _as_written(problem, argv):
     "What is wrong with a field, named as it was written: --lr=-1, not --set lr=-1"
-    if any(w.partition('=')[0] == '--set' for w in argv): return problem
+    if any(w.partition('=')[0] == '--set' for w in argv):
+        return problem
     return re.sub(r'^--set:? (\w+)', lambda m: '--' + m[1].replace('_', '-'), problem)
+
 
 def _one_line(text):
     "A message without line breaks, and without characters that could do something to a terminal"
     return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in ' '.join(text.split()))
+
 
 def _unexpected(error, name):
     "The line for an unexpected error; its traceback is written to a file"
     said = f'{type(error).__name__}: {error}' if str(error) else type(error).__name__
     about = ''.join(traceback.format_exception(error))
     try:
-        with tempfile.NamedTemporaryFile('w', prefix=f'vlrep-{name}-', suffix='.txt', delete=False, encoding='utf-8',
-                                         errors='backslashreplace') as file:
+        with tempfile.NamedTemporaryFile(
+            'w', prefix=f'vlrep-{name}-', suffix='.txt', delete=False, encoding='utf-8', errors='backslashreplace'
+        ) as file:
             file.write(about)
-    except OSError:                                   # no room for it
+    except OSError:  # no room for it
         return f'{said}; --debug shows where'
     return f'{said}; the traceback is in {file.name} (--debug prints it): please report this bug'
+
 
 def _problem(error, name, argv):
     "Exit code and line for an error that ends a command"
@@ -669,32 +930,42 @@ def _problem(error, name, argv):
     return 1, _unexpected(error, name)
 
 # %% ../nbs/90_cli.ipynb #d85561e5
-_PRINTED = 'caption','evaluate','benchmark'  # Commands whose result is what they print
+_PRINTED = 'caption', 'evaluate', 'benchmark'  # Commands whose result is what they print
+
 
 class _Output:
     "A stream that drops what cannot be written, and notes why; with `ends` the first failure is an error"
+
     def __init__(self, stream, ends=False):
-        self._stream, self._ends, self.error = stream, ends, None
+        self._stream = stream
+        self._ends = ends
+        self.error = None
+
     def __getattr__(self, name):
         return getattr(self._stream, name)
+
     def _try(self, do, *args):
         if self.error is None:
             try:
                 return do(*args)
             except OSError as e:
                 self.error = e
-            except ValueError:                        # it was closed
+            except ValueError:  # it was closed
                 self.error = OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self._ends:
             raise self.error
+
     def write(self, text):
         self._try(self._stream.write, text)
         return len(text)
+
     def writelines(self, lines):
         for line in lines:
             self.write(line)
+
     def flush(self):
         self._try(self._stream.flush)
+
 
 def _open_streams():
     "Give the numbers of closed standard streams to the null device; is the standard output closed?"
@@ -704,11 +975,12 @@ def _open_streams():
             os.fstat(number)
         except OSError:
             closed.append(number)
-            os.open(os.devnull, os.O_RDWR)            # the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
     for number, name in ((1, 'stdout'), (2, 'stderr')):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, 'w', encoding='utf-8', closefd=False))
     return 1 in closed
+
 
 @contextlib.contextmanager
 def _outputs(name):
@@ -716,7 +988,8 @@ def _outputs(name):
     closed = _open_streams()
     plain_output()
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Output(streams[0], ends=name == 'caption'), _Output(streams[1])
+    sys.stdout = _Output(streams[0], ends=name == 'caption')
+    sys.stderr = _Output(streams[1])
     if closed:
         sys.stdout.error = OSError(errno.EBADF, 'it is closed')
     try:
@@ -726,9 +999,10 @@ def _outputs(name):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             if stream.error is not None and stream._stream in (sys.__stdout__, sys.__stderr__):
-                with contextlib.suppress(OSError, ValueError):   # else Python tries again as it ends
+                with contextlib.suppress(OSError, ValueError):  # else Python tries again as it ends
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.stdout, sys.stderr = streams
+
 
 def _end_of_output(name, error):
     "End the command if its result could not be printed"
@@ -751,28 +1025,32 @@ def _command(name, argv, debug):
         return 0
     except (Exception, KeyboardInterrupt) as e:
         if e is getattr(sys.stdout, 'error', None):
-            return 0                                  # see `_end_of_output`
+            return 0  # see `_end_of_output`
         code, text = _problem(e, name, argv)
         if debug:
             traceback.print_exc()
     who = f'vlrep-{name}' if name in COMMANDS else 'vlrep'
     print(f'{who}: {_one_line(text)}', file=sys.stderr, flush=True)
-    if name in ('pretrain','finetune') and os.environ.get('WORLD_SIZE', '1') != '1':
+    if name in ('pretrain', 'finetune') and os.environ.get('WORLD_SIZE', '1') != '1':
         from vlrep.training.distributed import tell_others
+
         tell_others(_one_line(text))
     return code
 
+
 def main(
-    argv:list=None, # Command and options; by default those of the process
-)->None:
+    argv: list = None,  # Command and options; by default those of the process
+) -> None:
     "Parse the arguments, call the function, turn errors into one line and an exit code"
     words = sys.argv[1:] if argv is None else argv
     debug = '--debug' in words or bool(os.environ.get('VLREP_DEBUG'))
     name, *argv = [w for w in words if w != '--debug'] or ['--help']
     with _outputs(name) as out:
-        if name in ('-h','--help'):
-            print(f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; '
-                  f'NAME --help explains its options; --debug shows the traceback of an error')
+        if name in ('-h', '--help'):
+            print(
+                f'usage: python -m vlrep.cli NAME ... (or vlrep-NAME ...); NAME is one of: {", ".join(COMMANDS)}; '
+                f'NAME --help explains its options; --debug shows the traceback of an error'
+            )
             return
         code = _command(name, argv, debug)
         out._ends = False
@@ -782,45 +1060,55 @@ def main(
         _end_of_output(name, out.error)
 
 # %% ../nbs/90_cli.ipynb #60511d5c
-def pretrain_main()->None:
+def pretrain_main() -> None:
     "The command `vlrep-pretrain`"
     main(['pretrain', *sys.argv[1:]])
 
-def caption_main()->None:
+
+def caption_main() -> None:
     "The command `vlrep-caption`"
     main(['caption', *sys.argv[1:]])
 
-def evaluate_main()->None:
+
+def evaluate_main() -> None:
     "The command `vlrep-evaluate`"
     main(['evaluate', *sys.argv[1:]])
 
-def report_main()->None:
+
+def report_main() -> None:
     "The command `vlrep-report`"
     main(['report', *sys.argv[1:]])
 
-def export_main()->None:
+
+def export_main() -> None:
     "The command `vlrep-export`"
     main(['export', *sys.argv[1:]])
 
-def shards_main()->None:
+
+def shards_main() -> None:
     "The command `vlrep-shards`"
     main(['shards', *sys.argv[1:]])
 
-def paraphrase_main()->None:
+
+def paraphrase_main() -> None:
     "The command `vlrep-paraphrase`"
     main(['paraphrase', *sys.argv[1:]])
 
-def benchmark_main()->None:
+
+def benchmark_main() -> None:
     "The command `vlrep-benchmark`"
     main(['benchmark', *sys.argv[1:]])
 
-def study_main()->None:
+
+def study_main() -> None:
     "The command `vlrep-study`"
     main(['study', *sys.argv[1:]])
 
 # %% ../nbs/90_cli.ipynb #f17e0005
-def finetune_main()->None:
+def finetune_main() -> None:
     "The command `vlrep-finetune`"
     main(['finetune', *sys.argv[1:]])
 
-if __name__ == '__main__' and __package__ == 'vlrep': main() # not in a notebook
+
+if __name__ == '__main__' and __package__ == 'vlrep':
+    main()  # not in a notebook

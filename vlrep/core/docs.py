@@ -6,75 +6,103 @@
 __all__ = ['explained', 'explain', 'Explaining', 'explain_on_import']
 
 # %% ../../nbs/core/40_docs.ipynb #14445b6f
-import re,sys
+import re
+import sys
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
 # %% ../../nbs/core/40_docs.ipynb #93abaf72
 def _signature(lines, at):
     "Lines of the signature that begins at or after line `at`, or [] if it stands on one line"
-    while lines[at].lstrip()[:1] in '@#' and at < len(lines)-1: at += 1
-    if not lines[at].split('#')[0].rstrip().endswith(('(',',')): return []
-    end = next((i for i in range(at+1, min(at+60, len(lines))) if lines[i].lstrip().startswith(')')
-                or re.search(r'\)\s*(->[^#]*)?:\s*(#|$)', lines[i])), at)
-    while end+1 < len(lines) and re.match(r'\s{8,}# ', lines[end+1]): end += 1      # the last comment goes on
-    return lines[at+1:end+1]
+    while lines[at].lstrip()[:1] in '@#' and at < len(lines) - 1:
+        at += 1
+    if not lines[at].split('#')[0].rstrip().endswith(('(', ',')):
+        return []
+    end = next(
+        (
+            i
+            for i in range(at + 1, min(at + 60, len(lines)))
+            if lines[i].lstrip().startswith(')') or re.search(r'\)\s*(->[^#]*)?:\s*(#|$)', lines[i])
+        ),
+        at,
+    )
+    while end + 1 < len(lines) and re.match(r'\s{8,}# ', lines[end + 1]):
+        end += 1  # the last comment goes on
+    return lines[at + 1 : end + 1]
+
 
 def _arguments(text):
     "'a:int, b=(1,2),' -> [('a', ':int'), ('b', '=(1,2)')]"
-    depth,out = 0,['']
+    depth = 0
+    out = ['']
     for c in text:
         depth += (c in '([{') - (c in ')]}')
-        if c == ',' and depth == 0: out.append('')
-        else: out[-1] += c
+        if c == ',' and depth == 0:
+            out.append('')
+        else:
+            out[-1] += c
     return [m.groups() for m in (re.match(r'\s*(\*{0,2}\w+)\s*(.*?)\s*$', o) for o in out) if m]
+
 
 def _typed(rest):
     "':int=3' -> ': int, default 3'"
-    kind,_,default = rest.partition('=')
+    kind, _, default = rest.partition('=')
     parts = [kind.strip(': ').strip("'"), default and f'default {default.strip()}']
-    return ' : '*bool(kind or default) + ', '.join(filter(None, parts))
+    return ' : ' * bool(kind or default) + ', '.join(filter(None, parts))
 
 # %% ../../nbs/core/40_docs.ipynb #34504b9c
 def explained(
-    lines:list, # A module's source
-    at:int,     # Line where the function begins, from 0
-)->str:         # Sections `Parameters` and `Returns`; '' if its parameters have no comments
+    lines: list,  # A module's source
+    at: int,  # Line where the function begins, from 0
+) -> str:  # Sections `Parameters` and `Returns`; '' if its parameters have no comments
     "The comments beside a function's parameters as docstring sections in NumPy's style"
-    params,returns = [],[]
+    params = []
+    returns = []
     for line in _signature(lines, at):
-        code,_,note = line.partition(' #')
+        code, _, note = line.partition(' #')
         head = code.strip()
         if head.startswith(')'):
-            returns = ([(head[1:].rstrip(': ').removeprefix('->').strip().strip("'") or 'result', note.strip())]
-                       if note else [])
-        elif returns and not head: returns = [(returns[0][0], f'{returns[0][1]} {note.strip()}')]
-        elif params and not head and note: params[-1] = *params[-1][:2],f'{params[-1][2]} {note.strip()}'
-        else: params += [(name, _typed(rest), note.strip()) for name,rest in _arguments(head) if name != 'self']
-    if not returns and not any(note for *_,note in params): return ''
-    rows = [f'{name}{kind}' + f'\n    {note}'*bool(note) for name,kind,note in params]
-    out = ['Parameters\n----------\n' + '\n'.join(rows)]*bool(rows)
-    return '\n\n'.join(out + ['Returns\n-------\n' + '\n'.join(f'{k}\n    {n}' for k,n in returns)]*bool(returns))
+            returns = (
+                [(head[1:].rstrip(': ').removeprefix('->').strip().strip("'") or 'result', note.strip())]
+                if note
+                else []
+            )
+        elif returns and not head:
+            returns = [(returns[0][0], f'{returns[0][1]} {note.strip()}')]
+        elif params and not head and note:
+            params[-1] = *params[-1][:2], f'{params[-1][2]} {note.strip()}'
+        else:
+            params += [(name, _typed(rest), note.strip()) for name, rest in _arguments(head) if name != 'self']
+    if not returns and not any(note for *_, note in params):
+        return ''
+    rows = [f'{name}{kind}' + f'\n    {note}' * bool(note) for name, kind, note in params]
+    out = ['Parameters\n----------\n' + '\n'.join(rows)] * bool(rows)
+    return '\n\n'.join(out + ['Returns\n-------\n' + '\n'.join(f'{k}\n    {n}' for k, n in returns)] * bool(returns))
 
 # %% ../../nbs/core/40_docs.ipynb #6daa72a9
 def _fields(lines, name):
     "The commented fields of the dataclass `name`"
-    at = next((i for i,l in enumerate(lines) if re.match(rf'class {name}\b', l)), None)
+    at = next((i for i, l in enumerate(lines) if re.match(rf'class {name}\b', l)), None)
     rows = []
-    for line in lines[at+1:] if at is not None else ():
-        if line[:1].strip() or re.match(r'    (def|@)', line): break
-        code,_,note = line.partition(' #')
+    for line in lines[at + 1 :] if at is not None else ():
+        if line[:1].strip() or re.match(r'    (def|@)', line):
+            break
+        code, _, note = line.partition(' #')
         m = re.match(r'    (\w+)\s*(:.*)', code)
-        rows += [f'{k}{_typed(r)}' + f'\n    {note.strip()}'*bool(note) for k,r in (_arguments(code) if m else ())]
+        rows += [f'{k}{_typed(r)}' + f'\n    {note.strip()}' * bool(note) for k, r in (_arguments(code) if m else ())]
     return 'Parameters\n----------\n' + '\n'.join(rows) if rows else ''
+
 
 def _function(f, file):
     "The Python function behind decorators, if it was written in `file`"
     f = getattr(f, '__func__', f)
     seen = 0
-    while hasattr(f, '__wrapped__') and seen < 9: f,seen = f.__wrapped__,seen+1
+    while hasattr(f, '__wrapped__') and seen < 9:
+        f = f.__wrapped__
+        seen = seen + 1
     code = getattr(f, '__code__', None)
     return f if code is not None and code.co_filename == file else None
+
 
 def _set(o, text):
     if text and '\nParameters\n---' not in (o.__doc__ or '') and '\nReturns\n---' not in (o.__doc__ or ''):
@@ -82,44 +110,63 @@ def _set(o, text):
 
 # %% ../../nbs/core/40_docs.ipynb #b3726cf7
 def explain(
-    module:'ModuleType', # Imported, with its source beside it
-)->None:
+    module: 'ModuleType',  # Imported, with its source beside it
+) -> None:
     "Write the comments beside parameters into the docstrings of the module's functions, classes and methods"
     file = getattr(module, '__file__', None) or ''
-    try: lines = Path(file).read_text(encoding='utf-8').splitlines()
-    except (OSError, UnicodeDecodeError): return
+    try:
+        lines = Path(file).read_text(encoding='utf-8').splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+
     def write(o):
         f = _function(o, file)
-        if f: _set(getattr(o, '__func__', o), explained(lines, f.__code__.co_firstlineno-1))
-    classes = {getattr(module, c) for c in re.findall(r'^def \w+\(self:(\w+)', '\n'.join(lines), re.M)
-               if isinstance(getattr(module, c, None), type)}
+        if f:
+            _set(getattr(o, '__func__', o), explained(lines, f.__code__.co_firstlineno - 1))
+
+    classes = {
+        getattr(module, c)
+        for c in re.findall(r'^def \w+\(self:(\w+)', '\n'.join(lines), re.M)
+        if isinstance(getattr(module, c, None), type)
+    }
     for o in list(vars(module).values()):
-        if isinstance(o, type) and o.__module__ == module.__name__: classes.add(o)
-        elif callable(o) and getattr(o, '__module__', '') == module.__name__: write(o)
+        if isinstance(o, type) and o.__module__ == module.__name__:
+            classes.add(o)
+        elif callable(o) and getattr(o, '__module__', '') == module.__name__:
+            write(o)
     for c in classes:
-        for k,o in list(vars(c).items()):
+        for k, o in list(vars(c).items()):
             if k != '__init__' and (hasattr(o, '__code__') or hasattr(o, '__func__') or hasattr(o, '__wrapped__')):
                 write(o)
-        if c.__module__ != module.__name__: continue
-        if '__dataclass_fields__' in vars(c): _set(c, _fields(lines, c.__name__))
-        elif (f := _function(vars(c).get('__init__'), file)): _set(c, explained(lines, f.__code__.co_firstlineno-1))
+        if c.__module__ != module.__name__:
+            continue
+        if '__dataclass_fields__' in vars(c):
+            _set(c, _fields(lines, c.__name__))
+        elif f := _function(vars(c).get('__init__'), file):
+            _set(c, explained(lines, f.__code__.co_firstlineno - 1))
 
 # %% ../../nbs/core/40_docs.ipynb #07476f7a
 class _Loader(SourceFileLoader):
     "Python's own loader, and then `explain`"
+
     def exec_module(self, module):
         super().exec_module(module)
         explain(module)
 
+
 class Explaining:
     "An import hook that calls `explain` on each module of the library"
+
     @staticmethod
-    def find_spec(name:str, path:list=None, target:'ModuleType'=None)->'ModuleSpec':
+    def find_spec(name: str, path: list = None, target: 'ModuleType' = None) -> 'ModuleSpec':
         "The spec of a module of the library, with a loader that calls `explain`; `None` for other modules"
         spec = PathFinder.find_spec(name, path, target) if name.startswith('vlrep.') else None
-        if spec and type(spec.loader) is SourceFileLoader: spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        if spec and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
-def explain_on_import()->None:
+
+def explain_on_import() -> None:
     "Install the import hook: each module of the library then gets its comments into its docstrings"
-    if Explaining not in sys.meta_path: sys.meta_path.insert(0, Explaining)
+    if Explaining not in sys.meta_path:
+        sys.meta_path.insert(0, Explaining)

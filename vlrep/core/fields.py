@@ -7,50 +7,71 @@ __all__ = ['Fraction', 'Share', 'Between', 'OneOf', 'Parsed', 'Int', 'Float', 'C
            'field_lines', 'damage_limit']
 
 # %% ../../nbs/core/30_fields.ipynb #e5a9198a
-import inspect,re,typing
+import inspect
+import re
+import typing
 from collections.abc import Callable
-from dataclasses import dataclass,fields,is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated
+
 from .registry import did_you_mean
 
 # %% ../../nbs/core/30_fields.ipynb #c86b62d5
 @dataclass(frozen=True)
 class Between:
     "Finite numbers from `low` to `high`; `above`: without `low` itself"
-    low:float        # Smallest value
-    high:float       # Largest value
-    above:bool=False # Is `low` itself excluded?
-    def __str__(self): return f'{"above" if self.above else "from"} {self.low:,.10g} to {self.high:,.10g}'
-    def problem(self,
-        name:str,        # The field
-        value:int|float, # A number
-    )->str:              # '' if it is allowed
+
+    low: float  # Smallest value
+    high: float  # Largest value
+    above: bool = False  # Is `low` itself excluded?
+
+    def __str__(self):
+        return f'{"above" if self.above else "from"} {self.low:,.10g} to {self.high:,.10g}'
+
+    def problem(
+        self,
+        name: str,  # The field
+        value: int | float,  # A number
+    ) -> str:  # '' if it is allowed
         "What is wrong with `value`"
-        ok = (self.low < value if self.above else self.low <= value) and value <= self.high     # not so for nan
+        ok = (self.low < value if self.above else self.low <= value) and value <= self.high  # not so for nan
         return '' if ok else f'{name}={value}: must be {self}'
+
 
 @dataclass(frozen=True)
 class OneOf:
     "One of some words, or a number written as text"
-    words:tuple           # The words
-    number:Between=None   # Bounds of the number, if one may stand there
-    def __str__(self): return ', '.join(map(str, self.words)) + (f', or a number {self.number}' if self.number else '')
-    def problem(self, name:str, value:str|int)->str:
+
+    words: tuple  # The words
+    number: Between = None  # Bounds of the number, if one may stand there
+
+    def __str__(self):
+        return ', '.join(map(str, self.words)) + (f', or a number {self.number}' if self.number else '')
+
+    def problem(self, name: str, value: str | int) -> str:
         "What is wrong with `value`; '' if it is allowed"
-        if value in self.words: return ''
+        if value in self.words:
+            return ''
         try:
-            if self.number: return self.number.problem(name, float(value))
-        except ValueError: pass
+            if self.number:
+                return self.number.problem(name, float(value))
+        except ValueError:
+            pass
         also = f', or a number {self.number}' if self.number else ''
         return f'{name}={value}: {did_you_mean(name, value, self.words)}{also}'
+
 
 @dataclass(frozen=True)
 class Parsed:
     "A text that a function understands"
-    read:Callable # Called with the text; a `ValueError` says what is wrong with it
-    form:str      # What such a text looks like
-    def __str__(self): return self.form
-    def problem(self, name:str, value:str)->str:
+
+    read: Callable  # Called with the text; a `ValueError` says what is wrong with it
+    form: str  # What such a text looks like
+
+    def __str__(self):
+        return self.form
+
+    def problem(self, name: str, value: str) -> str:
         "What is wrong with `value`; '' if it is allowed"
         try:
             self.read(value)
@@ -60,100 +81,129 @@ class Parsed:
 
 # %% ../../nbs/core/30_fields.ipynb #07444673
 def Int(
-    low:int,  # Smallest value
-    high:int, # Largest value
-)->object:    # An annotation for a field
+    low: int,  # Smallest value
+    high: int,  # Largest value
+) -> object:  # An annotation for a field
     "Whole numbers between two bounds"
     return Annotated[int, Between(low, high)]
 
+
 def Float(
-    low:float,        # Smallest value
-    high:float,       # Largest value
-    above:bool=False, # Is `low` itself excluded?
-)->object:            # An annotation for a field
+    low: float,  # Smallest value
+    high: float,  # Largest value
+    above: bool = False,  # Is `low` itself excluded?
+) -> object:  # An annotation for a field
     "Finite numbers between two bounds"
     return Annotated[float, Between(low, high, above)]
 
+
 def Choice(
-    *words,              # Allowed values, all texts or all whole numbers
-    number:Between=None, # Bounds of a number written as text, if one may stand there, too
-)->object:               # An annotation for a field
+    *words,  # Allowed values, all texts or all whole numbers
+    number: Between = None,  # Bounds of a number written as text, if one may stand there, too
+) -> object:  # An annotation for a field
     "One of some words"
     return Annotated[type(words[0]), OneOf(words, number)]
 
-Fraction = Float(0, 1, above=True) # Some part of a whole, or all of it
-Share    = Float(0, 1)             # Some part of a whole, nothing or all of it
+
+Fraction = Float(0, 1, above=True)  # Some part of a whole, or all of it
+Share = Float(0, 1)  # Some part of a whole, nothing or all of it
 
 # %% ../../nbs/core/30_fields.ipynb #f33fb8b5
 _SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'text', tuple: 'a list of values'}
 
+
 def rule_of(
-    hint:object, # The annotation of a field
-)->tuple:        # Its plain type, and its constraint or None
+    hint: object,  # The annotation of a field
+) -> tuple:  # Its plain type, and its constraint or None
     "Split an annotation into type and constraint"
-    if typing.get_origin(hint) is not Annotated: return hint,None
-    kind,*more = typing.get_args(hint)
-    return kind,next((m for m in more if hasattr(m, 'problem')), None)
+    if typing.get_origin(hint) is not Annotated:
+        return hint, None
+    kind, *more = typing.get_args(hint)
+    return kind, next((m for m in more if hasattr(m, 'problem')), None)
+
 
 def _fits(value, kind):
     "Is `value` of the plain type `kind`? Whole numbers are numbers; true and false are not"
-    if kind is float: return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int: return isinstance(value, int) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)
 
+
 def check_fields(
-    obj:object, # An instance of a dataclass, such as a recipe
-)->object:      # The same
+    obj: object,  # An instance of a dataclass, such as a recipe
+) -> object:  # The same
     "Check that every field of `obj` has an allowed value; a `ValueError` names the first that does not"
     hints = typing.get_type_hints(type(obj), include_extras=True)
     for f in fields(obj):
-        value,(kind,rule) = getattr(obj, f.name),rule_of(hints[f.name])
-        if kind in _SAYS and not _fits(value, kind): raise ValueError(f'{f.name}={value!r}: must be {_SAYS[kind]}')
-        if rule is None and kind is float: rule = Between(-1e30, 1e30)
-        if rule is None and kind is int: rule = Between(-2**53, 2**53)
-        if rule and (problem := rule.problem(f.name, value)): raise ValueError(problem)
-    if hasattr(obj, 'check'): obj.check()
+        value = getattr(obj, f.name)
+        (kind, rule) = rule_of(hints[f.name])
+        if kind in _SAYS and not _fits(value, kind):
+            raise ValueError(f'{f.name}={value!r}: must be {_SAYS[kind]}')
+        if rule is None and kind is float:
+            rule = Between(-1e30, 1e30)
+        if rule is None and kind is int:
+            rule = Between(-(2**53), 2**53)
+        if rule and (problem := rule.problem(f.name, value)):
+            raise ValueError(problem)
+    if hasattr(obj, 'check'):
+        obj.check()
     return obj
 
 # %% ../../nbs/core/30_fields.ipynb #fb01e026
 def field_rows(
-    part:object, # A dataclass, such as a recipe or the sizes of a job
-)->list:         # (name, plain type, value, what it is and what is allowed) of each field
+    part: object,  # A dataclass, such as a recipe or the sizes of a job
+) -> list:  # (name, plain type, value, what it is and what is allowed) of each field
     "What each field is, by the comment behind it, and its bounds"
-    about,hints,rows = {},typing.get_type_hints(type(part), include_extras=True),[]
+    about = {}
+    hints = typing.get_type_hints(type(part), include_extras=True)
+    rows = []
     for cls in reversed(type(part).__mro__[:-1]):
-        try: source = inspect.getsource(cls)
-        except (OSError, TypeError): continue              # defined in a notebook or at the prompt: no comments to read
+        try:
+            source = inspect.getsource(cls)
+        except (OSError, TypeError):
+            continue  # defined in a notebook or at the prompt: no comments to read
         for l in source.splitlines():
-            if m := re.match(r'\s+(\w+):[^#]*#\s*(.*)', l): about[m[1]] = m[2]
+            if m := re.match(r'\s+(\w+):[^#]*#\s*(.*)', l):
+                about[m[1]] = m[2]
     shared = {f.name for c in type(part).__mro__[1:] if is_dataclass(c) for f in fields(c) if f.kw_only}
-    for f in sorted(fields(part), key=lambda f: f.name in shared):         # what all methods have comes last
-        kind,rule = rule_of(hints[f.name])
+    for f in sorted(fields(part), key=lambda f: f.name in shared):  # what all methods have comes last
+        kind, rule = rule_of(hints[f.name])
         rows.append((f.name, kind, getattr(part, f.name), about.get(f.name, '') + (f' [{rule}]' if rule else '')))
     return rows
 
+
 def field_lines(
-    *parts, # Dataclasses, such as a recipe and the sizes of a job
-)->list:    # A line for each field: its value, what it is, and what is allowed
+    *parts,  # Dataclasses, such as a recipe and the sizes of a job
+) -> list:  # A line for each field: its value, what it is, and what is allowed
     "What `vlrep-pretrain --FIELD VALUE` can change"
-    rows = [(f'{name}={value}', about) for p in parts for name,_,value,about in field_rows(p)]
-    wide = max(len(a) for a,_ in rows)
-    return [f'{a:<{wide}}  {b}' for a,b in rows]
+    rows = [(f'{name}={value}', about) for p in parts for name, _, value, about in field_rows(p)]
+    wide = max(len(a) for a, _ in rows)
+    return [f'{a:<{wide}}  {b}' for a, b in rows]
 
 # %% ../../nbs/core/30_fields.ipynb #671cbbe1
 def damage_limit(
-    n:int,                   # Images of a dataset
-    most:int|float|str=None, # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by
-                             # default ten, a quarter of fewer than 40, one in a hundred of more than 1000
-)->int:                      # How many of them may be unreadable
+    n: int,  # Images of a dataset
+    most: int
+    | float
+    | str = None,  # A number of images (20), or a share of them: .05, or as text '20', '0.05', '5%'; by
+    # default ten, a quarter of fewer than 40, one in a hundred of more than 1000
+) -> int:  # How many of them may be unreadable
     "Resolve `max_damaged` for `n` images; a share above 0 allows at least one"
-    if most is None: return max(1, min(10, n//4), n//100)
+    if most is None:
+        return max(1, min(10, n // 4), n // 100)
     value = most
     if isinstance(most, str):
-        try: value = float(most[:-1])/100 if most.endswith('%') else float(most) if set(most) & set('.e') else int(most)
-        except ValueError: value = -1
+        try:
+            value = (
+                float(most[:-1]) / 100 if most.endswith('%') else float(most) if set(most) & set('.e') else int(most)
+            )
+        except ValueError:
+            value = -1
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if whole: return value
+    if whole:
+        return value
     if not (isinstance(value, float) and 0 <= value <= 1):
         raise ValueError(f'max_damaged={most}: a number of images (20) or a share of them (0.05, 5%)')
-    return max(1, int(value*n)) if value else 0
+    return max(1, int(value * n)) if value else 0

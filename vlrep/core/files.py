@@ -9,38 +9,58 @@ __all__ = ['FilePath', 'write_error', 'remove_leftovers', 'atomic_file', 'settle
            'cached_folder']
 
 # %% ../../nbs/core/10_files.ipynb #3ab11623
-import codecs,errno,glob,hashlib,json,operator,os,shutil,threading,tokenize,weakref,zlib
+import codecs
+import errno
+import glob
+import hashlib
+import json
+import operator
+import os
+import shutil
+import threading
+import tokenize
+import weakref
+import zlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
 import numpy as np
 from fastcore.basics import patch
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
 # %% ../../nbs/core/10_files.ipynb #5a7c20e3
-FilePath = str|Path  # What a file or folder may be given as
+FilePath = str | Path  # What a file or folder may be given as
 
 # %% ../../nbs/core/10_files.ipynb #1c4e84da
-_NO_ROOM = {errno.ENOSPC: 'the disk is full', errno.EDQUOT: 'the disk quota is used up',
-            errno.EFBIG: 'the file is larger than this process may write'}
+_NO_ROOM = {
+    errno.ENOSPC: 'the disk is full',
+    errno.EDQUOT: 'the disk quota is used up',
+    errno.EFBIG: 'the file is larger than this process may write',
+}
+
 
 def write_error(
-    error:OSError, # What a write raised
-    path:FilePath, # The file that could not be written, if the error does not name it
-)->OSError:        # Of the same number
+    error: OSError,  # What a write raised
+    path: FilePath,  # The file that could not be written, if the error does not name it
+) -> OSError:  # Of the same number
     "The same error, with the name of the file and, where there is no room, the reason in words"
     why = _NO_ROOM.get(error.errno, '')
     done = error.filename and str(error.strerror).startswith(why)
-    if error.errno is None or done: return error
+    if error.errno is None or done:
+        return error
     said = os.strerror(error.errno)
     return OSError(error.errno, f'{why} ({said})' if why else said, str(error.filename or path))
 
+
 def _named(error, new, path):
     "`error`, with the name under which the file would have stood in the end"
-    if error.filename: error.filename = str(error.filename).replace(str(new), str(path))
+    if error.filename:
+        error.filename = str(error.filename).replace(str(new), str(path))
     return write_error(error, path)
+
 
 def _sync(path):
     "Push `path` (a file or a folder's list of names) to the disk"
@@ -52,7 +72,8 @@ def _sync(path):
             if e.errno not in (errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOTSUP):
                 raise
     else:
-        _push(path, os.O_RDWR)                                # Windows only pushes what may be written
+        _push(path, os.O_RDWR)  # Windows only pushes what may be written
+
 
 def _push(path, how):
     "Open `path`, push it to the disk, and close it"
@@ -75,13 +96,14 @@ def _alive(pid):
         pass
     return True
 
+
 def remove_leftovers(
-    path:FilePath # What `atomic_file` or `atomic_folder` writes
-)->None:
+    path: FilePath,  # What `atomic_file` or `atomic_folder` writes
+) -> None:
     "Remove what killed processes have left beside `path`: temporary files and folders whose process has ended"
     path = Path(path)
     for p in path.parent.glob(f'.{glob.escape(path.name)}.*.tmp'):
-        pid = p.name[len(path.name)+2:-len('.tmp')]
+        pid = p.name[len(path.name) + 2 : -len('.tmp')]
         if not pid.isdecimal() or _alive(int(pid)):
             continue
         if p.is_dir():
@@ -92,8 +114,8 @@ def remove_leftovers(
 # %% ../../nbs/core/10_files.ipynb #f38b3826
 @contextmanager
 def atomic_file(
-    path:FilePath,   # Path of the file
-)->'Iterator[Path]': # Yields the temporary path to write to
+    path: FilePath,  # Path of the file
+) -> 'Iterator[Path]':  # Yields the temporary path to write to
     "Write a file beside its place and rename it when it is complete; on any error the old file stays"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,108 +127,135 @@ def atomic_file(
         os.replace(new, path)
         _sync(path.parent)
     except OSError as e:
-        if (named := _named(e, new, path)) is e: raise
+        if (named := _named(e, new, path)) is e:
+            raise
         raise named from e
-    finally: new.unlink(missing_ok=True)
+    finally:
+        new.unlink(missing_ok=True)
 
 # %% ../../nbs/core/10_files.ipynb #76819665
 def settled(
-    path:FilePath, # A folder that `atomic_folder` writes
-)->Path:           # The same path
+    path: FilePath,  # A folder that `atomic_folder` writes
+) -> Path:  # The same path
     "Undo a replacement that died half-way: if `path` is missing and its old version stands aside, put it back"
     path = Path(path)
     old = path.with_name(f'.{path.name}.old')
-    if old.exists() and not path.exists(): os.replace(old, path)
+    if old.exists() and not path.exists():
+        os.replace(old, path)
     return path
+
 
 @contextmanager
 def atomic_folder(
-    path:FilePath,   # Path of the folder; an existing one is replaced
-)->'Iterator[Path]': # Yields the temporary folder to fill
+    path: FilePath,  # Path of the folder; an existing one is replaced
+) -> 'Iterator[Path]':  # Yields the temporary folder to fill
     "Fill a folder beside its place and rename it when it is complete; on any error the old folder stays"
     path = settled(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
-    new,old = (path.with_name(f'.{path.name}.{e}') for e in (f'{os.getpid()}.tmp', 'old'))
+    new, old = (path.with_name(f'.{path.name}.{e}') for e in (f'{os.getpid()}.tmp', 'old'))
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     try:
         yield new
-        for p in new.rglob('*'): _sync(p)
+        for p in new.rglob('*'):
+            _sync(p)
         shutil.rmtree(old, ignore_errors=True)
-        if path.exists(): os.replace(path, old)
+        if path.exists():
+            os.replace(path, old)
         os.replace(new, path)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as e:
-        if (named := _named(e, new, path)) is e: raise
+        if (named := _named(e, new, path)) is e:
+            raise
         raise named from e
-    finally: shutil.rmtree(new, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 # %% ../../nbs/core/10_files.ipynb #a6725097
 def write_json(
-    path:FilePath, # Where to
-    obj:object,    # What `json` can write
-)->None:
+    path: FilePath,  # Where to
+    obj: object,  # What `json` can write
+) -> None:
     "Write `obj` as readable JSON, whole or not at all"
     text = json.dumps(obj, indent=1, ensure_ascii=False)
-    try: text.encode()
+    try:
+        text.encode()
     except UnicodeEncodeError:
         text = json.dumps(obj, indent=1)  # a file name that is not UTF-8: escaped, it can be written and read
-    with atomic_file(path) as new: new.write_text(text + '\n', encoding='utf-8')
+    with atomic_file(path) as new:
+        new.write_text(text + '\n', encoding='utf-8')
 
-_MARKS = {codecs.BOM_UTF8: 'utf-8', codecs.BOM_UTF32_LE: 'utf-32-le', codecs.BOM_UTF32_BE: 'utf-32-be',
-          codecs.BOM_UTF16_LE: 'utf-16-le', codecs.BOM_UTF16_BE: 'utf-16-be'}
+
+_MARKS = {
+    codecs.BOM_UTF8: 'utf-8',
+    codecs.BOM_UTF32_LE: 'utf-32-le',
+    codecs.BOM_UTF32_BE: 'utf-32-be',
+    codecs.BOM_UTF16_LE: 'utf-16-le',
+    codecs.BOM_UTF16_BE: 'utf-16-be',
+}
+
 
 def text_encoding(
-    data:bytes, # The first bytes of a text file, four or more
-)->tuple:       # Name of the encoding, and the byte-order mark, which may be empty
+    data: bytes,  # The first bytes of a text file, four or more
+) -> tuple:  # Name of the encoding, and the byte-order mark, which may be empty
     "Tell the encoding of a text file by its byte-order mark; without one it is UTF-8"
     for mark, encoding in _MARKS.items():
         if data.startswith(mark):
             return encoding, mark
     return 'utf-8', b''
 
+
 def parse_json(
-    text:str|bytes, # str, or bytes in UTF-8, or in UTF-16 with a byte-order mark
-)->object:
+    text: str | bytes,  # str, or bytes in UTF-8, or in UTF-16 with a byte-order mark
+) -> object:
     "Parse JSON; whatever cannot be parsed is a `ValueError`, nesting that is too deep included"
     try:
         if isinstance(text, bytes):
             encoding, mark = text_encoding(text[:4])
-            text = text[len(mark):].decode(encoding)
+            text = text[len(mark) :].decode(encoding)
         return json.loads(text)
-    except UnicodeDecodeError as e: raise ValueError(f'not UTF-8 text ({e})') from None
+    except UnicodeDecodeError as e:
+        raise ValueError(f'not UTF-8 text ({e})') from None
     except ValueError as e:
         raise ValueError(f'not valid JSON ({e})') from None  # also an integer of 5000 digits
-    except RecursionError: raise ValueError('not valid JSON (nested too deeply)') from None
+    except RecursionError:
+        raise ValueError('not valid JSON (nested too deeply)') from None
+
 
 def brief(
-    x:object,    # Anything
-    most:int=60, # Characters
-)->str:
+    x: object,  # Anything
+    most: int = 60,  # Characters
+) -> str:
     "`repr(x)`, cut off where it is long, for messages"
-    try: text = repr(x)
+    try:
+        text = repr(x)
     except (RecursionError, ValueError):
         text = f'a {type(x).__name__}'  # nested too deeply, too many digits
-    return text if len(text) <= most else text[:most-3]+'...'
+    return text if len(text) <= most else text[: most - 3] + '...'
+
 
 def read_json(
-    path:FilePath, # A JSON file
-)->object:
+    path: FilePath,  # A JSON file
+) -> object:
     "Read JSON; a `ValueError` names the file that is missing or damaged"
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'{path}: no such file')
-    try: return parse_json(path.read_bytes())
-    except ValueError as e: raise ValueError(f'{path}: damaged, {e}') from None
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file')
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as e:
+        raise ValueError(f'{path}: damaged, {e}') from None
 
 # %% ../../nbs/core/10_files.ipynb #5ba256aa
 def file_sha256(
-    path:FilePath # A file
-)->str:           # 64 hexadecimal digits
+    path: FilePath,  # A file
+) -> str:  # 64 hexadecimal digits
     "The SHA-256 of what a file holds, read a megabyte at a time"
     h = hashlib.sha256()
     with open(path, 'rb') as f:
-        while b := f.read(1 << 20): h.update(b)
+        while b := f.read(1 << 20):
+            h.update(b)
     return h.hexdigest()
 
 # %% ../../nbs/core/10_files.ipynb #5ba256ac
@@ -218,35 +267,39 @@ def _crc32(path):
             crc = zlib.crc32(block, crc)
     return crc
 
+
 def write_index(
-    folder:FilePath, # A folder without folders in it, complete but for its index
-    facts:dict,      # What is in it, for whoever opens it; no key `files` or `crc`
-)->None:
+    folder: FilePath,  # A folder without folders in it, complete but for its index
+    facts: dict,  # What is in it, for whoever opens it; no key `files` or `crc`
+) -> None:
     "Write `index.json`: the facts, the size and the checksum of every file, and a checksum of itself"
     folder = Path(folder)
     files = {p.name: [p.stat().st_size, _crc32(p)] for p in sorted(folder.iterdir()) if p.name != 'index.json'}
     index = dict(facts, files=files)
-    write_json(folder/'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
+    write_json(folder / 'index.json', dict(index, crc=zlib.crc32(json.dumps(index).encode())))
+
 
 def read_index(
-    folder:FilePath # With an index from `write_index`
-)->dict:            # The facts; `files`: name -> [size, checksum]
+    folder: FilePath,  # With an index from `write_index`
+) -> dict:  # The facts; `files`: name -> [size, checksum]
     "Read the index of a folder; a `ValueError` if it is missing or has changed"
-    path = Path(folder)/'index.json'
+    path = Path(folder) / 'index.json'
     index = read_json(path)
     if not isinstance(index, dict) or index.pop('crc', None) != zlib.crc32(json.dumps(index).encode()):
         raise ValueError(f'{path}: damaged')
     files = index.get('files')
-    whole = isinstance(files, dict) and all(isinstance(v, list) and [type(x) for x in v] == [int, int]
-                                            and Path(k).name == k for k, v in files.items())
+    whole = isinstance(files, dict) and all(
+        isinstance(v, list) and [type(x) for x in v] == [int, int] and Path(k).name == k for k, v in files.items()
+    )
     if not whole:
         raise ValueError(f'{path}: damaged, files is {brief(files)}')
     return index
 
+
 def folder_damage(
-    folder:FilePath,             # With an index from `write_index`
-    large:tuple[str,...]=(),     # Files whose size alone is compared, since to read them takes too long
-)->str:                          # '' if nothing is wrong
+    folder: FilePath,  # With an index from `write_index`
+    large: tuple[str, ...] = (),  # Files whose size alone is compared, since to read them takes too long
+) -> str:  # '' if nothing is wrong
     "Compare every file of a folder with its index; say which one is missing or has changed"
     folder = Path(folder)
     try:
@@ -254,7 +307,7 @@ def folder_damage(
     except ValueError as e:
         return str(e)
     for name, (size, crc) in index['files'].items():
-        p = folder/name
+        p = folder / name
         if not p.is_file():
             return f'{p}: missing'
         if p.stat().st_size != size:
@@ -266,11 +319,12 @@ def folder_damage(
 # %% ../../nbs/core/10_files.ipynb #95fc603c
 _ONE_SEEK = threading.Lock()
 
+
 def read_at(
-    fd:int,    # An open file
-    count:int, # Bytes, fewer at its end
-    at:int,    # From this byte
-)->bytes:
+    fd: int,  # An open file
+    count: int,  # Bytes, fewer at its end
+    at: int,  # From this byte
+) -> bytes:
     "`os.pread`, also on systems that do not have it (Windows)"
     if hasattr(os, 'pread'):
         return os.pread(fd, count, at)
@@ -278,11 +332,12 @@ def read_at(
         os.lseek(fd, at, os.SEEK_SET)
         return os.read(fd, count)
 
+
 def write_at(
-    fd:int,     # An open file
-    data:bytes, # What to write
-    at:int,     # From this byte
-)->int:         # Bytes that were written
+    fd: int,  # An open file
+    data: bytes,  # What to write
+    at: int,  # From this byte
+) -> int:  # Bytes that were written
     "`os.pwrite`, also on systems that do not have it (Windows)"
     if hasattr(os, 'pwrite'):
         return os.pwrite(fd, data, at)
@@ -290,20 +345,23 @@ def write_at(
         os.lseek(fd, at, os.SEEK_SET)
         return os.write(fd, data)
 
+
 def _reserve(fd, start, end):
     "Give the file `fd` the bytes from `start` to `end`, zeros, with room on the disk"
     if hasattr(os, 'posix_fallocate'):
-        try: return os.posix_fallocate(fd, start, end-start)
+        try:
+            return os.posix_fallocate(fd, start, end - start)
         except OSError as e:
             if e.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise  # else a file system that cannot do it
-    for at in range(start, end, 1 << 20): write_at(fd, bytes(min(1 << 20, end-at)), at)
+    for at in range(start, end, 1 << 20):
+        write_at(fd, bytes(min(1 << 20, end - at)), at)
 
 # %% ../../nbs/core/10_files.ipynb #443600d4
 def npy_header(
-    file:BinaryIO, # A file at its beginning; afterwards at the first byte of the array
-    path:FilePath, # Its name, for the message
-)->tuple:          # Shape, is it in Fortran's order?, type
+    file: BinaryIO,  # A file at its beginning; afterwards at the first byte of the array
+    path: FilePath,  # Its name, for the message
+) -> tuple:  # Shape, is it in Fortran's order?, type
     "Read the header of a `.npy` file; a `ValueError` names a file with another one"
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
@@ -311,36 +369,50 @@ def npy_header(
     except (ValueError, KeyError, SyntaxError, tokenize.TokenError) as e:  # numpy reads the header as Python
         raise ValueError(f'{path}: damaged, not a .npy file ({e})') from e
 
+
 class ArrayFile:
     """An array of bytes in a `.npy` file
 
     Its rows are read and written with calls that fail with an error, never with a signal
     """
+
     dtype = np.dtype(np.uint8)
-    def __init__(self,
-        path,             # The file, from `ArrayFile.create` or `np.save`
-        write:bool=False, # Open it for writing, too?
-        hint:str='',      # What to do if the file is shorter than it was
+
+    def __init__(
+        self,
+        path,  # The file, from `ArrayFile.create` or `np.save`
+        write: bool = False,  # Open it for writing, too?
+        hint: str = '',  # What to do if the file is shorter than it was
     ):
-        self.path,self.hint,self._how = Path(path),hint,(str(path), write, hint)
+        self.path = Path(path)
+        self.hint = hint
+        self._how = (str(path), write, hint)
         with open(path, 'rb') as f:
             self.shape, fortran, dtype = npy_header(f, path)
-            if dtype != self.dtype or fortran: raise ValueError(f'{path}: bytes in rows are expected, not {dtype}')
+            if dtype != self.dtype or fortran:
+                raise ValueError(f'{path}: bytes in rows are expected, not {dtype}')
             self._start = f.tell()
         self._row = int(np.prod(self.shape[1:]))
         self.ndim = len(self.shape)
         self._fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | getattr(os, 'O_BINARY', 0))
         weakref.finalize(self, os.close, self._fd)
-    def __reduce__(self): return type(self),self._how                   # another process opens the file again
-    def __len__(self): return self.shape[0]
-    def __array__(self, dtype=None, copy=None): return np.asarray(self[:], dtype)
+
+    def __reduce__(self):
+        return type(self), self._how  # another process opens the file again
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self[:], dtype)
 
 # %% ../../nbs/core/10_files.ipynb #2cb4e3f6
 @patch(cls_method=True)
-def create(cls:ArrayFile,
-    path:FilePath, # The new file
-    shape:tuple,   # Its rows first
-)->'ArrayFile':    # Zeros, open for writing
+def create(
+    cls: ArrayFile,
+    path: FilePath,  # The new file
+    shape: tuple,  # Its rows first
+) -> 'ArrayFile':  # Zeros, open for writing
     "Make the file with all its space; an `OSError` names it if the disk is too full"
     head = dict(descr='|u1', fortran_order=False, shape=tuple(map(int, shape)))
     try:
@@ -348,35 +420,46 @@ def create(cls:ArrayFile,
             np.lib.format.write_array_header_1_0(f, head)
             f.flush()
             at = f.tell()
-            if n := int(np.prod(shape)): _reserve(f.fileno(), at, at+n)
-    except OSError as e: raise write_error(e, path) from e
+            if n := int(np.prod(shape)):
+                _reserve(f.fileno(), at, at + n)
+    except OSError as e:
+        raise write_error(e, path) from e
     return cls(path, True)
 
 # %% ../../nbs/core/10_files.ipynb #9c089e36
 @patch
-def __getitem__(self:ArrayFile, i):
+def __getitem__(self: ArrayFile, i):
     n = len(self)
     if np.ndim(i) == 0 and not isinstance(i, slice):
         i = operator.index(i)
-        if not -n <= i < n: raise IndexError(f'row {i} of {n}')
-        return self._read(i%n, 1)[0]
+        if not -n <= i < n:
+            raise IndexError(f'row {i} of {n}')
+        return self._read(i % n, 1)[0]
     rows = np.arange(n)[i]
-    out = np.empty((len(rows),*self.shape[1:]), np.uint8)
+    out = np.empty((len(rows), *self.shape[1:]), np.uint8)
     # rows that follow each other are read at once
-    ends = [*(np.flatnonzero(np.diff(rows) != 1)+1), len(rows)] if len(rows) else []
-    for a,b in zip([0,*ends], ends): out[a:b] = self._read(int(rows[a]), int(b-a))
+    ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)] if len(rows) else []
+    for a, b in zip([0, *ends], ends):
+        out[a:b] = self._read(int(rows[a]), int(b - a))
     return out
 
+
 @patch
-def _read(self:ArrayFile, row, n):
+def _read(self: ArrayFile, row, n):
     "Rows `row` to `row+n`"
-    got,want,at = [],n*self._row,self._start + row*self._row
+    got = []
+    want = n * self._row
+    at = self._start + row * self._row
     while want:
-        try: b = read_at(self._fd, min(want, 1 << 30), at)
-        except OSError as e: raise OSError(e.errno, e.strerror, str(self.path)) from e
+        try:
+            b = read_at(self._fd, min(want, 1 << 30), at)
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, str(self.path)) from e
         if not b:
-            raise ValueError(f'{self.path}: truncated after it was opened, row {(at-self._start)//self._row} is gone'
-                             + f'; {self.hint}'*bool(self.hint))
+            raise ValueError(
+                f'{self.path}: truncated after it was opened, row {(at - self._start) // self._row} is gone'
+                + f'; {self.hint}' * bool(self.hint)
+            )
         got.append(b)
         want -= len(b)
         at += len(b)
@@ -384,43 +467,51 @@ def _read(self:ArrayFile, row, n):
 
 # %% ../../nbs/core/10_files.ipynb #ae217578
 @patch
-def write(self:ArrayFile,
-    row:int,      # Which
-    a:np.ndarray, # uint8, of the shape of a row
-)->None:
+def write(
+    self: ArrayFile,
+    row: int,  # Which
+    a: np.ndarray,  # uint8, of the shape of a row
+) -> None:
     "Write one row; an `OSError` names the file if it cannot be done"
     if a.shape != self.shape[1:] or a.dtype != self.dtype:
         raise ValueError(f'{self.path}: a row is uint8 {self.shape[1:]}, not {a.dtype} {a.shape}')
-    data,at = memoryview(np.ascontiguousarray(a)).cast('B'),self._start + range(len(self))[row]*self._row
+    data = memoryview(np.ascontiguousarray(a)).cast('B')
+    at = self._start + range(len(self))[row] * self._row
     try:
         while len(data):
             k = write_at(self._fd, data, at)
-            data,at = data[k:],at+k
-    except OSError as e: raise write_error(e, self.path) from e
+            data = data[k:]
+            at = at + k
+    except OSError as e:
+        raise write_error(e, self.path) from e
 
 # %% ../../nbs/core/10_files.ipynb #a01c2798
 @contextmanager
 def locked(
-    path:FilePath,   # The lock file
-    what:str,        # What is locked, for the message
-    timeout:float=0, # Seconds to wait for the other to finish; -1 = as long as it takes
-)->'Iterator[None]':
+    path: FilePath,  # The lock file
+    what: str,  # What is locked, for the message
+    timeout: float = 0,  # Seconds to wait for the other to finish; -1 = as long as it takes
+) -> 'Iterator[None]':
     "Hold `path` as a lock; a `ValueError` says that `what` is in use"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
-    try: lock.acquire(timeout=timeout)
+    try:
+        lock.acquire(timeout=timeout)
     except Timeout:
         raise ValueError(
-            f'{what} is in use by another process (lock {path}): wait for it, or choose another place') from None
-    try: yield
-    finally: lock.release()
+            f'{what} is in use by another process (lock {path}): wait for it, or choose another place'
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 # %% ../../nbs/core/10_files.ipynb #0a463231
 def append_line(
-    path:FilePath, # A text file; made if it was not there
-    line:str,      # Without its line break
-)->None:
+    path: FilePath,  # A text file; made if it was not there
+    line: str,  # Without its line break
+) -> None:
     "Add a line to a file, whole or not at all, one process at a time; a torn last line is ended first"
     path = Path(path)
     with locked(path.with_name(f'.{path.name}.lock'), path.name, timeout=-1):
@@ -432,29 +523,31 @@ def append_line(
 
 # %% ../../nbs/core/10_files.ipynb #c88a3580
 def cache_dir(
-    *parts, # Folders below the cache
-)->Path:    # Made if it was not there
+    *parts,  # Folders below the cache
+) -> Path:  # Made if it was not there
     "The cache folder: `$VLREP_CACHE`, else vlrep's folder in the user's cache directory"
     root = os.environ.get('VLREP_CACHE') or user_cache_dir('vlrep', appauthor=False)
     path = Path(root).expanduser().joinpath(*parts)
-    try: path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ValueError(
-            f'{path}: cannot make the cache folder ({e.strerror}): set VLREP_CACHE to a folder you may write to') from e
+            f'{path}: cannot make the cache folder ({e.strerror}): set VLREP_CACHE to a folder you may write to'
+        ) from e
     return path
 
 # %% ../../nbs/core/10_files.ipynb #cb78eb39
 def cached_folder(
-    folder:FilePath,     # In the cache
-    what:str,            # What it holds, for messages
-    make:Callable,       # Called with an empty folder, which it fills with files
-    log:Callable=print,  # Called if the folder was there and has changed; None for no message
-)->Path:                 # The folder, with all that `make` has written
+    folder: FilePath,  # In the cache
+    what: str,  # What it holds, for messages
+    make: Callable,  # Called with an empty folder, which it fills with files
+    log: Callable = print,  # Called if the folder was there and has changed; None for no message
+) -> Path:  # The folder, with all that `make` has written
     "Open a folder of the cache, or make it, one process at a time; one that has changed is made anew"
     folder = Path(folder)
     if not folder_damage(folder):
         return folder
-    with locked(folder.with_name(folder.name+'.lock'), f'{what} {folder}', timeout=3600):
+    with locked(folder.with_name(folder.name + '.lock'), f'{what} {folder}', timeout=3600):
         if why := folder_damage(folder):
             if folder.exists() and log:
                 log(f'{what}: {why}; made anew')

@@ -6,31 +6,55 @@
 __all__ = ['INK', 'style', 'drawable', 'to_hwc', 'shortened', 'show_images', 'bars', 'png_uri']
 
 # %% ../../nbs/core/20_plotting.ipynb #644dba2f
-import base64, io, logging, re, textwrap, warnings
+import base64
+import io
+import logging
+import re
+import textwrap
+import warnings
 from functools import cache
-import matplotlib.pyplot as plt, numpy as np, torch
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
 from matplotlib import font_manager, ft2font
 from matplotlib.transforms import offset_copy
+
 from .scripts import is_unspaced
 
 # %% ../../nbs/core/20_plotting.ipynb #669034ae
 INK = dict(method='#2b6cb0', baseline='#dd8b2f', random='#9aa3ad', good='#2f855a', bad='#c53030', text='#2d3748')
 
-def style()->None:
+
+def style() -> None:
     "Set the look of all figures"
-    plt.rcParams.update({'figure.dpi': 70, 'savefig.dpi': 70, 'font.size': 10, 'axes.spines.top': False,
-                         'axes.spines.right': False,
-                         'axes.edgecolor': '#a0aec0', 'axes.labelcolor': INK['text'], 'text.color': INK['text'],
-                         'xtick.color': INK['text'],
-                         'ytick.color': INK['text'], 'legend.frameon': False, 'axes.titlesize': 10,
-                         'image.interpolation': 'nearest'})
+    plt.rcParams.update(
+        {
+            'figure.dpi': 70,
+            'savefig.dpi': 70,
+            'font.size': 10,
+            'axes.spines.top': False,
+            'axes.spines.right': False,
+            'axes.edgecolor': '#a0aec0',
+            'axes.labelcolor': INK['text'],
+            'text.color': INK['text'],
+            'xtick.color': INK['text'],
+            'ytick.color': INK['text'],
+            'legend.frameon': False,
+            'axes.titlesize': 10,
+            'image.interpolation': 'nearest',
+        }
+    )
 
 # %% ../../nbs/core/20_plotting.ipynb #d65b30b9
 @cache
 def _letters(path):
     "The characters of a font file, sorted"
-    try: return np.array(sorted(ft2font.FT2Font(path).get_charmap()), np.uint32)
-    except (OSError, RuntimeError): return np.array([], np.uint32)
+    try:
+        return np.array(sorted(ft2font.FT2Font(path).get_charmap()), np.uint32)
+    except (OSError, RuntimeError):
+        return np.array([], np.uint32)
+
 
 @cache
 def _faces(family):
@@ -38,20 +62,24 @@ def _faces(family):
     ask = [font_manager.FontProperties(family=[family], weight=w) for w in ('normal', 'bold')]
     log = logging.getLogger('matplotlib.font_manager')
     level = log.level
-    log.setLevel(logging.ERROR)                        # a family that has no bold face is nothing to warn of
+    log.setLevel(logging.ERROR)  # a family that has no bold face is nothing to warn of
     try:
         return {font_manager.findfont(a) for a in ask}
     finally:
         log.setLevel(level)
 
+
 def _in_fonts(chars, families):
     "Those of `chars` that one of the families has, plain and bold"
     codes = np.array([ord(c) for c in chars], np.uint32)
     known = np.zeros(len(codes), bool)
-    for f in families: known |= np.all([np.isin(codes, _letters(p)) for p in _faces(f)], axis=0)
-    return {c for c,k in zip(chars, known) if k}
+    for f in families:
+        known |= np.all([np.isin(codes, _letters(p)) for p in _faces(f)], axis=0)
+    return {c for c, k in zip(chars, known) if k}
 
-_NO_FONT = set() # Characters that no installed font has
+
+_NO_FONT = set()  # Characters that no installed font has
+
 
 def _find_fonts(missing):
     "Add fonts that have these characters to the ones that are used; returns those that no font has"
@@ -59,119 +87,155 @@ def _find_fonts(missing):
     while missing and families:
         best = max(families, key=lambda f: len(_in_fonts(missing, [f])))
         found = _in_fonts(missing, [best])
-        if not found: break
+        if not found:
+            break
         plt.rcParams['font.family'] = [*plt.rcParams['font.family'], best]
         missing = [c for c in missing if c not in found]
     return set(missing)
 
+
 def drawable(
-    text:object, # A caption, a name, or what else stands in a figure
-)->str:
+    text: object,  # A caption, a name, or what else stands in a figure
+) -> str:
     "Prepare text for Matplotlib: `$` is no formula, and letters are drawn in an installed font that has them"
     text = str(text).replace('$', r'\$')
-    if text.isascii() and text.replace('\n', '').isprintable(): return text
-    chars = sorted({c for c in text if not c.isspace()}-_NO_FONT)
+    if text.isascii() and text.replace('\n', '').isprintable():
+        return text
+    chars = sorted({c for c in text if not c.isspace()} - _NO_FONT)
     known = _in_fonts(chars, plt.rcParams['font.family'])
     missing = [c for c in chars if c not in known]
     if missing and (none := _find_fonts(missing)):
         if not _NO_FONT:
             some = ''.join(sorted(none)[:5])
-            warnings.warn(f'figures: no installed font has the letters {some!r}, and a box stands for them; '
-                          f'fonts-noto-cjk has those of Chinese, Japanese and Korean')
+            warnings.warn(
+                f'figures: no installed font has the letters {some!r}, and a box stands for them; '
+                f'fonts-noto-cjk has those of Chinese, Japanese and Korean'
+            )
         _NO_FONT.update(none)
-    if _NO_FONT.isdisjoint(text): return text
+    if _NO_FONT.isdisjoint(text):
+        return text
     return re.sub('\u25a1+', '\u25a1', ''.join('\u25a1' if c in _NO_FONT else c for c in text))
 
 # %% ../../nbs/core/20_plotting.ipynb #146eb382
 def to_hwc(
-    img:np.ndarray|torch.Tensor, # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
-)->np.ndarray:                   # uint8 (h,w,3)
+    img: np.ndarray | torch.Tensor,  # uint8 or float in [0,1]; (h,w,3), (3,h,w), an array or a tensor
+) -> np.ndarray:  # uint8 (h,w,3)
     "`img` as an array to draw; a `ValueError` if its shape is not that of an image"
-    a = (img.detach().float().cpu().numpy() if isinstance(img, torch.Tensor) and img.is_floating_point()
-         else np.asarray(img))
+    a = (
+        img.detach().float().cpu().numpy()
+        if isinstance(img, torch.Tensor) and img.is_floating_point()
+        else np.asarray(img)
+    )
     if a.ndim != 3 or 3 not in (a.shape[0], a.shape[-1]):
         raise ValueError(f'not an image: shape {a.shape}, expected (h,w,3) or (3,h,w)')
-    if a.shape[-1] != 3: a = a.transpose(1,2,0)
-    return a if a.dtype == np.uint8 else (np.clip(a,0,1)*255).round().astype(np.uint8)
+    if a.shape[-1] != 3:
+        a = a.transpose(1, 2, 0)
+    return a if a.dtype == np.uint8 else (np.clip(a, 0, 1) * 255).round().astype(np.uint8)
 
 # %% ../../nbs/core/20_plotting.ipynb #60b6014f
 def shortened(
-    text:str,  # A caption
-    width:int, # Most characters; those of scripts without spaces count twice
-)->str:
+    text: str,  # A caption
+    width: int,  # Most characters; those of scripts without spaces count twice
+) -> str:
     "Cut a text at a word, or between characters where there are no spaces"
-    if not is_unspaced(text): return textwrap.shorten(text, width, placeholder=' …')
-    return text if 2*len(text) <= width else text[:width//2-1]+'…'
+    if not is_unspaced(text):
+        return textwrap.shorten(text, width, placeholder=' …')
+    return text if 2 * len(text) <= width else text[: width // 2 - 1] + '…'
+
 
 def _wrapped(text, inches):
     "`text` in lines that fit above an image `inches` wide, in letters of 8 points"
-    width = max(int(inches*15), 8)
+    width = max(int(inches * 15), 8)
     lines = []
     for line in str(text).split('\n'):
         # characters of scripts without spaces are twice as wide, and a line may end behind each
         anywhere = is_unspaced(line)
-        lines.append(textwrap.fill(line, width//2 if anywhere else width, break_long_words=anywhere))
+        lines.append(textwrap.fill(line, width // 2 if anywhere else width, break_long_words=anywhere))
     return drawable('\n'.join(lines))
 
+
 def show_images(
-    imgs:list|np.ndarray|torch.Tensor, # Images, as `to_hwc` takes them
-    titles:list|tuple=None,            # Words above each, wrapped to its width
-    ncol:int=6,                        # Images a row
-    size:float=1.6,                    # Inches an image
-    boxes:list=None,                   # For each image (n,4) corners x0 y0 x1 y1 in [0,1], or None
-)->plt.Figure:                         # The figure
+    imgs: list | np.ndarray | torch.Tensor,  # Images, as `to_hwc` takes them
+    titles: list | tuple = None,  # Words above each, wrapped to its width
+    ncol: int = 6,  # Images a row
+    size: float = 1.6,  # Inches an image
+    boxes: list = None,  # For each image (n,4) corners x0 y0 x1 y1 in [0,1], or None
+) -> plt.Figure:  # The figure
     "Draw images in a grid, with titles and boxes"
     n = len(imgs)
-    ncol = min(ncol, max(n,1))
-    nrow = -(-n//ncol)
+    ncol = min(ncol, max(n, 1))
+    nrow = -(-n // ncol)
     words = [] if titles is None else [_wrapped(titles[i], size) for i in range(n)]
-    gap,above = .06,.1+.135*max(w.count('\n')+1 for w in words) if words else 0              # inches
-    wide,high,side = ncol*size,nrow*(size+above),size-gap
-    fig,axs = plt.subplots(nrow, ncol, figsize=(wide, high), squeeze=False)
-    fig.subplots_adjust(gap/2/wide, gap/2/high, 1-gap/2/wide, 1-(gap/2+above)/high, gap/side, (gap+above)/side)
-    for ax in axs.flat: ax.axis('off')
-    for i,(ax,img) in enumerate(zip(axs.flat, imgs)):
+    # inches
+    gap = 0.06
+    above = 0.1 + 0.135 * max(w.count('\n') + 1 for w in words) if words else 0
+    wide = ncol * size
+    high = nrow * (size + above)
+    side = size - gap
+    fig, axs = plt.subplots(nrow, ncol, figsize=(wide, high), squeeze=False)
+    fig.subplots_adjust(
+        gap / 2 / wide,
+        gap / 2 / high,
+        1 - gap / 2 / wide,
+        1 - (gap / 2 + above) / high,
+        gap / side,
+        (gap + above) / side,
+    )
+    for ax in axs.flat:
+        ax.axis('off')
+    for i, (ax, img) in enumerate(zip(axs.flat, imgs)):
         a = to_hwc(img)
         ax.imshow(a)
-        if words: ax.set_title(words[i], fontsize=8)
-        for x0,y0,x1,y1 in ([] if boxes is None or boxes[i] is None else boxes[i]):
-            h,w = a.shape[:2]
-            corner,width,height = (x0*w-.5, y0*h-.5), (x1-x0)*w, (y1-y0)*h
+        if words:
+            ax.set_title(words[i], fontsize=8)
+        for x0, y0, x1, y1 in [] if boxes is None or boxes[i] is None else boxes[i]:
+            h, w = a.shape[:2]
+            corner = (x0 * w - 0.5, y0 * h - 0.5)
+            width = (x1 - x0) * w
+            height = (y1 - y0) * h
             ax.add_patch(plt.Rectangle(corner, width, height, fill=False, color=INK['baseline'], lw=1.5))
     return fig
 
 # %% ../../nbs/core/20_plotting.ipynb #be149375
 def bars(
-    groups:list,         # Names along the axis
-    series:dict,         # Name of a series -> list of (value, low, high), one a group
-    chance:list=None,    # A value for each group, drawn as a dotted tick
-    colors:dict=None,    # Name of a series -> colour
-    ylabel:str='',       # What the height is
-    *, ax:plt.Axes=None, # Where to draw; a new figure if None
-)->plt.Figure:        # The figure
+    groups: list,  # Names along the axis
+    series: dict,  # Name of a series -> list of (value, low, high), one a group
+    chance: list = None,  # A value for each group, drawn as a dotted tick
+    colors: dict = None,  # Name of a series -> colour
+    ylabel: str = '',  # What the height is
+    *,
+    ax: plt.Axes = None,  # Where to draw; a new figure if None
+) -> plt.Figure:  # The figure
     "Grouped bars with intervals, and chance as a dotted line in each group"
-    fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(1.2+1.3*len(groups), 3))
-    wid = .8/len(series)
+    fig, ax = (ax.figure, ax) if ax is not None else plt.subplots(figsize=(1.2 + 1.3 * len(groups), 3))
+    wid = 0.8 / len(series)
     tones = [INK['random'], INK['baseline'], INK['method'], INK['good'], '#805ad5', '#b7791f']
-    for j,(name,vals) in enumerate(series.items()):
-        v,lo,hi = np.array(vals, float).T
-        pos = np.arange(len(groups))-.4+wid*(j+.5)
-        ax.bar(pos, v, wid*.92, color=(colors or {}).get(name, tones[j % len(tones)]), label=drawable(name))
-        ax.errorbar(pos, v, [np.maximum(v-lo, 0), np.maximum(hi-v, 0)], fmt='none', ecolor=INK['text'], elinewidth=1,
-                    capsize=2)
-    for i,c in enumerate(chance if chance is not None else []):
-        ax.plot([i-.42,i+.42], [c,c], ':', color=INK['text'], lw=1, label='chance' if i == 0 else None)
+    for j, (name, vals) in enumerate(series.items()):
+        v, lo, hi = np.array(vals, float).T
+        pos = np.arange(len(groups)) - 0.4 + wid * (j + 0.5)
+        ax.bar(pos, v, wid * 0.92, color=(colors or {}).get(name, tones[j % len(tones)]), label=drawable(name))
+        ax.errorbar(
+            pos,
+            v,
+            [np.maximum(v - lo, 0), np.maximum(hi - v, 0)],
+            fmt='none',
+            ecolor=INK['text'],
+            elinewidth=1,
+            capsize=2,
+        )
+    for i, c in enumerate(chance if chance is not None else []):
+        ax.plot([i - 0.42, i + 0.42], [c, c], ':', color=INK['text'], lw=1, label='chance' if i == 0 else None)
     ax.set_xticks(range(len(groups)), map(drawable, groups))
     ax.set_ylabel(drawable(ylabel))
-    down = offset_copy(ax.transAxes, fig, y=-9-13*max(str(g).count('\n')+1 for g in groups), units='points')
-    ax.legend(fontsize=8, ncols=4, loc='upper center', bbox_to_anchor=(.5,0), bbox_transform=down, borderpad=0)
+    down = offset_copy(ax.transAxes, fig, y=-9 - 13 * max(str(g).count('\n') + 1 for g in groups), units='points')
+    ax.legend(fontsize=8, ncols=4, loc='upper center', bbox_to_anchor=(0.5, 0), bbox_transform=down, borderpad=0)
     return fig
 
 # %% ../../nbs/core/20_plotting.ipynb #d5f9807c
 def png_uri(
-    pic:plt.Figure|np.ndarray|torch.Tensor, # A figure, or an image as `to_hwc` takes it
-    scale:int=1,                            # Whole-number enlargement of an image
-)->str:                                     # `data:image/png;base64,...`
+    pic: plt.Figure | np.ndarray | torch.Tensor,  # A figure, or an image as `to_hwc` takes it
+    scale: int = 1,  # Whole-number enlargement of an image
+) -> str:  # `data:image/png;base64,...`
     "A picture as a data URI, to stand inside an HTML page"
     buf = io.BytesIO()
     if isinstance(pic, plt.Figure):
@@ -179,5 +243,6 @@ def png_uri(
         plt.close(pic)
     else:
         from PIL import Image
-        Image.fromarray(to_hwc(pic).repeat(scale,0).repeat(scale,1)).save(buf, 'PNG', optimize=True)
+
+        Image.fromarray(to_hwc(pic).repeat(scale, 0).repeat(scale, 1)).save(buf, 'PNG', optimize=True)
     return 'data:image/png;base64,' + base64.b64encode(buf.getvalue()).decode()

@@ -6,7 +6,13 @@
 __all__ = ['start_python', 'end_with_parent', 'end_processes']
 
 # %% ../../nbs/core/13_processes.ipynb #90ee8286
-import multiprocessing, os, signal, subprocess, sys, threading, time
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterable
 from multiprocessing import connection
 
@@ -22,31 +28,34 @@ def _end_with_parent(patience):
 threading.Thread(target=_end_with_parent, args=(%r,), daemon=True).start()
 """
 
+
 def start_python(
-    code:str,          # Its text; it must not read standard input, which tells it when its parent ends
-    *words:str,        # `sys.argv[1:]` of it
-    patience:float=0., # Seconds that it has to end by itself, after SIGTERM; 0: it is ended at once
-    **kw               # As for `subprocess.Popen`
-)->subprocess.Popen:
+    code: str,  # Its text; it must not read standard input, which tells it when its parent ends
+    *words: str,  # `sys.argv[1:]` of it
+    patience: float = 0.0,  # Seconds that it has to end by itself, after SIGTERM; 0: it is ended at once
+    **kw,  # As for `subprocess.Popen`
+) -> subprocess.Popen:
     "Start a Python program that ends when this process ends, however this one does"
     return subprocess.Popen([sys.executable, '-c', _WATCH % patience + code, *words], stdin=subprocess.PIPE, **kw)
 
 # %% ../../nbs/core/13_processes.ipynb #8e47f052
-def end_with_parent()->None:
+def end_with_parent() -> None:
     "Called in a child that `multiprocessing` has started: end it at once when its parent has ended"
     parent = multiprocessing.parent_process()
     if parent is None:
         return
+
     def watch():
         connection.wait([parent.sentinel])
         os._exit(1)
+
     threading.Thread(target=watch, daemon=True).start()
 
 # %% ../../nbs/core/13_processes.ipynb #150ca748
 def end_processes(
-    processes:Iterable,  # What `start_python` gave
-    patience:float=30.,  # Seconds that they have, after SIGTERM, before they are killed
-)->None:
+    processes: Iterable,  # What `start_python` gave
+    patience: float = 30.0,  # Seconds that they have, after SIGTERM, before they are killed
+) -> None:
     "End processes, and wait until they have ended"
     processes = list(processes)
     for p in processes:
@@ -54,7 +63,7 @@ def end_processes(
     until = time.monotonic() + patience
     for p in processes:
         try:
-            p.wait(max(0, until-time.monotonic()))
+            p.wait(max(0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             p.kill()
             p.wait()

@@ -6,50 +6,71 @@
 __all__ = ['plain_output', 'versions', 'Stages', 'logged_warnings', 'keep_memory', 'watcher', 'LiveBar', 'progress']
 
 # %% ../../nbs/core/15_progress.ipynb #9ef540f6
-import ctypes,importlib.metadata,operator,platform,sys,time,warnings
+import ctypes
+import importlib.metadata
+import operator
+import platform
+import sys
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 # %% ../../nbs/core/15_progress.ipynb #7ecf926f
-def plain_output()->None:
+def plain_output() -> None:
     "From now on a character that stdout or stderr cannot encode is written as an escape"
     for f in (sys.stdout, sys.stderr):
-        if hasattr(f, 'reconfigure'): f.reconfigure(errors='backslashreplace')
+        if hasattr(f, 'reconfigure'):
+            f.reconfigure(errors='backslashreplace')
 
 # %% ../../nbs/core/15_progress.ipynb #029aa738
-def versions()->dict: # Name -> version, what a result depends on
+def versions() -> dict:  # Name -> version, what a result depends on
     "The versions that a result depends on"
     names = 'vlrep torch torchvision fastai numpy pillow sentencepiece'.split()
+
     def ver(n):
-        try: return importlib.metadata.version(n)
-        except importlib.metadata.PackageNotFoundError: return 'not installed'
+        try:
+            return importlib.metadata.version(n)
+        except importlib.metadata.PackageNotFoundError:
+            return 'not installed'
+
     return dict(python=platform.python_version(), machine=platform.machine(), **{n: ver(n) for n in names})
 
 # %% ../../nbs/core/15_progress.ipynb #45aa7ba9
 class Stages:
     "Times the stages of a job, and prints a line as each ends"
-    def __init__(self,
-        out=print # Called with each line; None for no output
-    ): self.seconds,self.out = {},out
+
+    def __init__(
+        self,
+        out=print,  # Called with each line; None for no output
+    ):
+        self.seconds = {}
+        self.out = out
+
     @contextmanager
-    def __call__(self,
-        name:str # The stage; the same name again adds up
+    def __call__(
+        self,
+        name: str,  # The stage; the same name again adds up
     ):
         "Time what runs inside"
         t = time.perf_counter()
-        try: yield
+        try:
+            yield
         finally:
-            dt = time.perf_counter()-t
-            self.seconds[name] = self.seconds.get(name, 0)+dt
-            if self.out: self.out(f'[{name}] {dt:.1f} s')
+            dt = time.perf_counter() - t
+            self.seconds[name] = self.seconds.get(name, 0) + dt
+            if self.out:
+                self.out(f'[{name}] {dt:.1f} s')
+
     @property
-    def total(self)->float: return sum(self.seconds.values())
+    def total(self) -> float:
+        return sum(self.seconds.values())
 
 # %% ../../nbs/core/15_progress.ipynb #5d0c61f2
 @contextmanager
 def logged_warnings(
-    log:Callable # Called with the text of each warning
-)->Iterator[None]:
+    log: Callable,  # Called with the text of each warning
+) -> Iterator[None]:
     "Hand the warnings of the body to `log` when it ends, also when it ends in an error"
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always', UserWarning)
@@ -60,44 +81,52 @@ def logged_warnings(
                 log(str(w.message))
 
 # %% ../../nbs/core/15_progress.ipynb #8e42b7de
-def keep_memory()->bool: # Whether it was done; only glibc (Linux) supports it
+def keep_memory() -> bool:  # Whether it was done; only glibc (Linux) supports it
     "Keep freed memory in this process, for the next step to reuse"
-    try: f = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError): return False
-    return bool(f(-1, 2**31-1) and f(-3, 2**30))                      # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+    try:
+        f = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(f(-1, 2**31 - 1) and f(-3, 2**30))  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 # %% ../../nbs/core/15_progress.ipynb #8a883ec4
-def watcher()->str: # terminal, notebook, or '' for any other output
+def watcher() -> str:  # terminal, notebook, or '' for any other output
     "Is standard output a terminal, a notebook, or neither?"
     shell = sys.modules['IPython'].get_ipython() if 'IPython' in sys.modules else None
     if shell is None or not hasattr(shell, 'kernel'):
         return 'terminal' if hasattr(sys.stdout, 'isatty') and sys.stdout.isatty() else ''
     return 'notebook' if getattr(shell.kernel, '_allow_stdin', False) else ''
 
+
 class LiveBar:
     "A progress bar of fastprogress at a terminal or in a notebook, removed at the end; elsewhere nothing"
+
     def __init__(self):
         self.kind = watcher()
         self.bar = None
-    def __call__(self,
-        done:int,    # Amount done
-        total:int,   # Amount in total; 0 if unknown
-        text:str='', # What is being done
+
+    def __call__(
+        self,
+        done: int,  # Amount done
+        total: int,  # Amount in total; 0 if unknown
+        text: str = '',  # What is being done
     ):
         "Draw the bar, unless it was drawn just now"
         if not self.kind:
             return
         if self.bar is None:
             from fastprogress.fastprogress import ConsoleProgressBar, NBProgressBar
+
             make = NBProgressBar if self.kind == 'notebook' else ConsoleProgressBar
             self.bar = make((), total=total or 'noinfer', leave=False)
             self.bar.update(0)
         if self.kind == 'notebook':
             self.bar.comment = text
         else:
-            self.bar.prefix = text[:max(self.bar.cols-45, 10)]
+            self.bar.prefix = text[: max(self.bar.cols - 45, 10)]
         self.bar.update(min(done, total) if total else done)
-    def clear(self)->None:
+
+    def clear(self) -> None:
         "Remove the bar until it is drawn again"
         if self.bar is not None:
             self.bar.prefix = ''
@@ -105,10 +134,10 @@ class LiveBar:
 
 # %% ../../nbs/core/15_progress.ipynb #ae377727
 def progress(
-    it:Iterable,    # What to go through
-    total:int=None, # How many there are; by default `len(it)`
-    label:str='',   # What is being done
-)->Iterator:
+    it: Iterable,  # What to go through
+    total: int = None,  # How many there are; by default `len(it)`
+    label: str = '',  # What is being done
+) -> Iterator:
     "Iterate over `it`, with a progress bar at a terminal or in a notebook"
     bar = LiveBar()
     if not bar.kind:

@@ -6,52 +6,72 @@
 __all__ = ['did_you_mean', 'resolve', 'Lazy', 'Registry', 'load_plugins', 'load_plugin', 'plugin_files', 'check_plugins']
 
 # %% ../../nbs/core/05_registry.ipynb #23191dd4
-import difflib,importlib,importlib.metadata,importlib.util,pkgutil,shlex,sys
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+
 from fastcore.basics import patch
 
 # %% ../../nbs/core/05_registry.ipynb #1241abbb
 def did_you_mean(
-    kind:str,                # The kind of name, e.g. "recipe"
-    name:str,                # The unknown name
-    options:Iterable[str], # The names there are
-)->ValueError:               # To be raised by the caller
+    kind: str,  # The kind of name, e.g. "recipe"
+    name: str,  # The unknown name
+    options: Iterable[str],  # The names there are
+) -> ValueError:  # To be raised by the caller
     "An error that names the nearest of `options`"
     options = sorted(map(str, options))
-    near = difflib.get_close_matches(str(name), options, 1, .5)
-    return ValueError(f'unknown {kind} {str(name)!r}' + (f': did you mean {near[0]!r}?' if near else '')
-                      + f' (there are: {", ".join(options)})')
+    near = difflib.get_close_matches(str(name), options, 1, 0.5)
+    return ValueError(
+        f'unknown {kind} {str(name)!r}'
+        + (f': did you mean {near[0]!r}?' if near else '')
+        + f' (there are: {", ".join(options)})'
+    )
 
 # %% ../../nbs/core/05_registry.ipynb #2528e528
 def resolve(
-    ref:str, # `module:name`
-)->object:   # The object of this name in the module
+    ref: str,  # `module:name`
+) -> object:  # The object of this name in the module
     "Import the object that `ref` names"
-    module,_,name = ref.partition(':')
+    module, _, name = ref.partition(':')
     return getattr(importlib.import_module(module), name)
+
 
 class Lazy:
     """A field of a dataclass that may be given as a reference `'module:name'`
 
     It is imported when the field is first read. Without a default the field is required.
     """
-    def __init__(self, *default): self.default = default
-    def __set_name__(self, owner, name): self.name = f'_{name}'
+
+    def __init__(self, *default):
+        self.default = default
+
+    def __set_name__(self, owner, name):
+        self.name = f'_{name}'
+
     def __get__(self, obj, kind=None):
         if obj is None:
-            if not self.default: raise AttributeError(self.name)       # for dataclass: no default
+            if not self.default:
+                raise AttributeError(self.name)  # for dataclass: no default
             return self.default[0]
         value = obj.__dict__[self.name]
         return resolve(value) if isinstance(value, str) else value
-    def __set__(self, obj, value): obj.__dict__[self.name] = value
+
+    def __set__(self, obj, value):
+        obj.__dict__[self.name] = value
 
 # %% ../../nbs/core/05_registry.ipynb #b90c6995
 def _modules(pattern):
     "Names of the modules that `pattern` stands for, such as `vlrep.methods.*.recipe`; none is imported"
-    base,star,rest = pattern.partition('.*')
-    if not star: return [pattern]
+    base, star, rest = pattern.partition('.*')
+    if not star:
+        return [pattern]
     folders = list(importlib.util.find_spec(base).submodule_search_locations)
     names = [f'{base}.{m.name}{rest}' for m in pkgutil.iter_modules(folders) if m.ispkg == bool(rest)]
     return [n for n in sorted(names) if importlib.util.find_spec(n)]
@@ -63,16 +83,23 @@ class Registry(dict):
     On first use it imports the modules that register something, then what installed packages offer as entry points of
     the group `vlrep.plugins`.
     """
-    def __init__(self,
-        kind:str,     # What is registered, for messages: method
-        *modules:str, # Modules that register something; `*` stands for each folder of a package
+
+    def __init__(
+        self,
+        kind: str,  # What is registered, for messages: method
+        *modules: str,  # Modules that register something; `*` stands for each folder of a package
     ):
         super().__init__()
-        self.kind,self.modules,self.found,self.origin = kind,modules,False,{}
-    def add(self,
-        x:object,     # It has a `name`
-        *aliases:str, # Other names for it
-    )->object:        # `x`
+        self.kind = kind
+        self.modules = modules
+        self.found = False
+        self.origin = {}
+
+    def add(
+        self,
+        x: object,  # It has a `name`
+        *aliases: str,  # Other names for it
+    ) -> object:  # `x`
         """Register `x`; a `ValueError` if another module has taken the name
 
         A cell or module that runs again replaces what it had registered, and so does a module that was written as a
@@ -83,45 +110,67 @@ class Registry(dict):
             other = self.origin.get(name, here)
             if other != here and '__main__' not in (here, other):
                 raise ValueError(f'{self.kind} {name!r}: registered by {other} and by {here}')
-            self[name],self.origin[name] = x,here
+            self[name], self.origin[name] = x, here
         return x
+
     def __missing__(self, name):
-        if not self.found and name in self.find(): return self[name]
+        if not self.found and name in self.find():
+            return self[name]
         raise did_you_mean(self.kind, name, list(self))
-    def __iter__(self)->Iterator[str]: return dict.__iter__(self.find())
-    def __len__(self)->int: return dict.__len__(self.find())
-    def __contains__(self, name:str)->bool: return dict.__contains__(self.find(), name)
-    def keys(self)->Iterable: return dict.keys(self.find())
-    def items(self)->Iterable: return dict.items(self.find())
-    def values(self)->Iterable: return dict.values(self.find())
-    def get(self, name:str, default:object=None)->object: return dict.get(self.find(), name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self.find())
+
+    def __len__(self) -> int:
+        return dict.__len__(self.find())
+
+    def __contains__(self, name: str) -> bool:
+        return dict.__contains__(self.find(), name)
+
+    def keys(self) -> Iterable:
+        return dict.keys(self.find())
+
+    def items(self) -> Iterable:
+        return dict.items(self.find())
+
+    def values(self) -> Iterable:
+        return dict.values(self.find())
+
+    def get(self, name: str, default: object = None) -> object:
+        return dict.get(self.find(), name, default)
 
 # %% ../../nbs/core/05_registry.ipynb #5e61f1d0
 @patch
-def find(self:Registry)->Registry:
+def find(self: Registry) -> Registry:
     "Import the modules that register something, once"
     if not self.found:
         self.found = True
         for m in self.modules:
-            for name in _modules(m): importlib.import_module(name)
+            for name in _modules(m):
+                importlib.import_module(name)
         load_plugins()
     return self
 
 # %% ../../nbs/core/05_registry.ipynb #3e42569c
 _plugins = {}
 
-def load_plugins()->None:
+
+def load_plugins() -> None:
     "Import what installed packages offer as entry points of the group `vlrep.plugins`, once"
     for e in importlib.metadata.entry_points(group='vlrep.plugins'):
-        if e.value not in _plugins: _plugins[e.value] = e.load()
+        if e.value not in _plugins:
+            _plugins[e.value] = e.load()
+
 
 def load_plugin(
-    path:'str|Path', # A Python file that registers something
-)->ModuleType:       # The module; its name is that of the file
+    path: 'str|Path',  # A Python file that registers something
+) -> ModuleType:  # The module; its name is that of the file
     "Import a file, once; a `ValueError` names it if that is impossible"
     path = Path(path).resolve()
-    if path in _plugins: return _plugins[path]
-    if not path.is_file(): raise ValueError(f'--plugin {path}: no such file')
+    if path in _plugins:
+        return _plugins[path]
+    if not path.is_file():
+        raise ValueError(f'--plugin {path}: no such file')
     name = path.stem
     other = importlib.util.find_spec(name) if name.isidentifier() else None
     if not name.isidentifier() or other and Path(other.origin or '').resolve() != path:
@@ -130,25 +179,30 @@ def load_plugin(
         raise ValueError(f'--plugin {path}: its name must end in .py')
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module                           # so that a process that loads images finds its classes
-    try: spec.loader.exec_module(module)
+    sys.modules[name] = module  # so that a process that loads images finds its classes
+    try:
+        spec.loader.exec_module(module)
     except Exception as e:
         del sys.modules[name]
         raise ValueError(f'--plugin {path}: {type(e).__name__}: {e}') from e
     _plugins[path] = module
     return module
 
-def plugin_files()->list: # Paths as text
+
+def plugin_files() -> list:  # Paths as text
     "The files that `load_plugin` has imported"
     return [str(p) for p in _plugins if isinstance(p, Path)]
 
+
 def check_plugins(
-    run:'str|Path',      # A run folder
-    named:Iterable[str], # The plug-in files that it names
-)->None:
+    run: 'str|Path',  # A run folder
+    named: Iterable[str],  # The plug-in files that it names
+) -> None:
     "A `ValueError` if a run needs code that nobody has asked to import: a folder may come from anybody"
     there = {Path(p).name for p in plugin_files()}
     if lost := [str(p) for p in named if Path(p).name not in there]:
         options = ' '.join(f'--plugin {shlex.quote(p)}' for p in lost)
-        raise ValueError(f'{run}: needs the code in {", ".join(lost)}, which is not trusted and was not imported: '
-                         f'inspect it, then add {options} (in Python: plugins={lost})')
+        raise ValueError(
+            f'{run}: needs the code in {", ".join(lost)}, which is not trusted and was not imported: '
+            f'inspect it, then add {options} (in Python: plugins={lost})'
+        )

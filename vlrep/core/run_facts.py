@@ -7,25 +7,37 @@ __all__ = ['FORMAT', 'has_type', 'type_words', 'check_types', 'check_format', 'f
            'last_result', 'read_log', 'log_rows']
 
 # %% ../../nbs/core/32_run_facts.ipynb #bb4cdff6
-import hashlib, json, typing
+import hashlib
+import json
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Union
+
 from .fields import Int
 from .files import FilePath, brief, parse_json, read_json
 from .text_files import raw_lines
 
 # %% ../../nbs/core/32_run_facts.ipynb #0e95a3d7
-_WORDS = {str: 'text', int: 'a whole number', float: 'a finite number', bool: 'true or false', dict: 'a set of fields',
-          list: 'a list', NoneType: 'nothing'}
+_WORDS = {
+    str: 'text',
+    int: 'a whole number',
+    float: 'a finite number',
+    bool: 'true or false',
+    dict: 'a set of fields',
+    list: 'a list',
+    NoneType: 'nothing',
+}
+
 
 def has_type(
-    value:object, # What JSON can hold
-    kind:object,  # A type, such as int, float|None, list[str], dict[str,int], or one of `vlrep.core.fields`
-)->bool:
+    value: object,  # What JSON can hold
+    kind: object,  # A type, such as int, float|None, list[str], dict[str,int], or one of `vlrep.core.fields`
+) -> bool:
     "Is `value` of this type? Whole numbers are numbers, true and false are none, and no number is infinite"
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if origin is Annotated:
         return has_type(value, inner[0]) and not inner[1].problem('', value)
     if origin in (Union, UnionType):
@@ -38,11 +50,13 @@ def has_type(
         return type(value) in (int, float) and abs(value) <= 1e300
     return type(value) is (NoneType if kind is None else kind)
 
+
 def type_words(
-    kind:object # As for `has_type`
-)->str:
+    kind: object,  # As for `has_type`
+) -> str:
     "A type in words, for messages"
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if origin is Annotated:
         return f'{type_words(inner[0])} {inner[1]}'
     if origin in (Union, UnionType):
@@ -53,12 +67,13 @@ def type_words(
         return f'a set of fields, each of them {type_words(inner[1])}'
     return _WORDS[NoneType if kind is None else kind]
 
+
 def check_types(
-    facts:object,                # From a JSON file
-    kinds:Mapping[str,object],   # Name -> type, as for `has_type`; other names may hold anything
-    path:FilePath,               # The file, for messages
-    needed:tuple[str,...]=(),    # Which must be there
-)->dict:                         # `facts`
+    facts: object,  # From a JSON file
+    kinds: Mapping[str, object],  # Name -> type, as for `has_type`; other names may hold anything
+    path: FilePath,  # The file, for messages
+    needed: tuple[str, ...] = (),  # Which must be there
+) -> dict:  # `facts`
     "A `ValueError` names the file and the field that is missing or of another type"
     if not isinstance(facts, dict):
         raise ValueError(f'{path}: damaged, {brief(facts)} is no set of fields')
@@ -70,12 +85,13 @@ def check_types(
     return facts
 
 # %% ../../nbs/core/32_run_facts.ipynb #cfd87cd3
-FORMAT = 2 # Of `recipe.json` and `manifest.json`; to be raised if older versions would misread a new folder
+FORMAT = 2  # Of `recipe.json` and `manifest.json`; to be raised if older versions would misread a new folder
+
 
 def check_format(
-    facts:object,  # What a JSON file of a run holds
-    path:FilePath, # The file
-)->None:
+    facts: object,  # What a JSON file of a run holds
+    path: FilePath,  # The file
+) -> None:
     "A `ValueError` if a newer program wrote it"
     n = facts.get('format', FORMAT) if isinstance(facts, dict) else FORMAT
     if type(n) is not int or n < 1:
@@ -83,9 +99,10 @@ def check_format(
     if n > FORMAT:
         raise ValueError(f'{path}: made by a newer vlrep (format {n}, this one reads up to {FORMAT}): update vlrep')
 
+
 def facts_seal(
-    facts:dict # Of `recipe.json`
-)->str:        # 64 hexadecimal digits
+    facts: dict,  # Of `recipe.json`
+) -> str:  # 64 hexadecimal digits
     "The checksum of all other facts, which stands in `recipe.json` as `sha256`"
     rest = {k: v for k, v in facts.items() if k != 'sha256'}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
@@ -94,27 +111,66 @@ def facts_seal(
 _COUNT = Int(0, 10**9)
 _NEEDED = 'method', 'recipe', 'data', 'seed', 'versions', 'threads', 'precision'
 _FINE_TUNING = dict(
-    task=str, data=str, plan=dict, sizes=dict|None, run=str, which=str, root=str|None, labels_file=str|None,
-    region_files=str|None, region_store=str|None, first_weights=str, grid_and_text=bool, max_len=Int(1, 10**6),
-    side=Int(1, 10**5), classes=Int(1, 10**7), examples=dict[str,str])
+    task=str,
+    data=str,
+    plan=dict,
+    sizes=dict | None,
+    run=str,
+    which=str,
+    root=str | None,
+    labels_file=str | None,
+    region_files=str | None,
+    region_store=str | None,
+    first_weights=str,
+    grid_and_text=bool,
+    max_len=Int(1, 10**6),
+    side=Int(1, 10**5),
+    classes=Int(1, 10**7),
+    examples=dict[str, str],
+)
 _FINE_TUNING_NEEDED = 'task', 'data', 'plan', 'run', 'which', 'root', 'grid_and_text', 'max_len', 'side'
 _RUN = dict(
-    method=str, name=str|None, recipe=dict, data=str|dict, seed=Int(-2**63, 2**63-1), versions=dict[str,str],
-    threads=Int(1, 10**5), precision=str, accumulate=Int(1, 10**6), workers=_COUNT, save_every=_COUNT,
-    world_size=_COUNT, max_damaged=int|float|str|None, root=str|None, backbone=str|None, weights=str|None,
-    weights_file=str|None, plugins=list[str], plugin_code=str|None, processor=str, commit=str, contents=dict|None,
-    images=dict[str,str], parts=dict[str,str], text_sizes=dict[str,float|str|None], notes=list[str], inexact=list[str],
-    finetune=dict, sha256=str)
+    method=str,
+    name=str | None,
+    recipe=dict,
+    data=str | dict,
+    seed=Int(-(2**63), 2**63 - 1),
+    versions=dict[str, str],
+    threads=Int(1, 10**5),
+    precision=str,
+    accumulate=Int(1, 10**6),
+    workers=_COUNT,
+    save_every=_COUNT,
+    world_size=_COUNT,
+    max_damaged=int | float | str | None,
+    root=str | None,
+    backbone=str | None,
+    weights=str | None,
+    weights_file=str | None,
+    plugins=list[str],
+    plugin_code=str | None,
+    processor=str,
+    commit=str,
+    contents=dict | None,
+    images=dict[str, str],
+    parts=dict[str, str],
+    text_sizes=dict[str, float | str | None],
+    notes=list[str],
+    inexact=list[str],
+    finetune=dict,
+    sha256=str,
+)
+
 
 def read_run_facts(
-    run:FilePath,                     # A run folder
-    needed:tuple[str,...]=_NEEDED,    # What must be there: all that is needed to open a run; a page needs less
-)->dict:                              # `method`, `recipe`, `data` and others
+    run: FilePath,  # A run folder
+    needed: tuple[str, ...] = _NEEDED,  # What must be there: all that is needed to open a run; a page needs less
+) -> dict:  # `method`, `recipe`, `data` and others
     "Read `recipe.json` of a run; a `ValueError` says what is missing, damaged or of another type"
     run = Path(run)
     if not run.is_dir():
         raise ValueError(f'{run}: no such run folder')
-    path = run/'recipe.json'
+    path = run / 'recipe.json'
     if not path.is_file():
         raise ValueError(f'{run}: holds no run, recipe.json is missing')
     facts = read_json(path)
@@ -136,29 +192,61 @@ def read_run_facts(
     return facts
 
 # %% ../../nbs/core/32_run_facts.ipynb #b3d42030
-_RESULT = dict(method=str, recipe=str|None, data=str, task=str, seed=int, commit=str, date=str, processor=str,
-               threads=int, precision=str, changes=list[str], plan=dict, seconds=dict[str,float], numbers=dict)
-_NUMBERS = dict(images=_COUNT, steps=_COUNT, views=Int(0, 10**15), images_per_second=float, parameters=Int(0, 10**15),
-                backbone_parameters=Int(0, 10**15), held_loss=float|None, best_step=_COUNT, skipped=_COUNT,
-                table=list[dict], where=list[dict], caption_table=list[dict], history=list[list], drift=list[dict],
-                wrong_each=list[float], damaged=dict, duplicates=dict, warnings=dict[str,dict])
+_RESULT = dict(
+    method=str,
+    recipe=str | None,
+    data=str,
+    task=str,
+    seed=int,
+    commit=str,
+    date=str,
+    processor=str,
+    threads=int,
+    precision=str,
+    changes=list[str],
+    plan=dict,
+    seconds=dict[str, float],
+    numbers=dict,
+)
+_NUMBERS = dict(
+    images=_COUNT,
+    steps=_COUNT,
+    views=Int(0, 10**15),
+    images_per_second=float,
+    parameters=Int(0, 10**15),
+    backbone_parameters=Int(0, 10**15),
+    held_loss=float | None,
+    best_step=_COUNT,
+    skipped=_COUNT,
+    table=list[dict],
+    where=list[dict],
+    caption_table=list[dict],
+    history=list[list],
+    drift=list[dict],
+    wrong_each=list[float],
+    damaged=dict,
+    duplicates=dict,
+    warnings=dict[str, dict],
+)
+
 
 def check_result(
-    result:object, # A line of `result.jsonl`
-    path:FilePath, # The file
-    needed:tuple[str,...]=('numbers', 'seconds'), # What must be there
-)->dict:           # The same
+    result: object,  # A line of `result.jsonl`
+    path: FilePath,  # The file
+    needed: tuple[str, ...] = ('numbers', 'seconds'),  # What must be there
+) -> dict:  # The same
     "A `ValueError` names the file and what is missing from a result or of another type"
     check_types(result, _RESULT, path, needed)
     check_types(result['numbers'], _NUMBERS, f'{path}, numbers')
     return result
 
+
 def last_result(
-    run:FilePath, # A run folder
-    needed:tuple[str,...]=('numbers', 'seconds'), # What must be there
-)->dict:          # `numbers`, `seconds` and others
+    run: FilePath,  # A run folder
+    needed: tuple[str, ...] = ('numbers', 'seconds'),  # What must be there
+) -> dict:  # `numbers`, `seconds` and others
     "The newest result of a run; a `ValueError` names the file if there is none, or it is damaged"
-    path = Path(run)/'result.jsonl'
+    path = Path(run) / 'result.jsonl'
     if not path.is_file():
         raise ValueError(f'{path}: no such file: the run has not finished')
     lines = [line for line in raw_lines(path) if line.strip()]
@@ -170,9 +258,10 @@ def last_result(
         said = str(e)
         raise ValueError(said if said.startswith(str(path)) else f'{path}: damaged ({said})') from None
 
+
 def read_log(
-    path:FilePath # `log.csv` of a run
-)->list:          # A dict for each row, numbers as floats, what is not known as None
+    path: FilePath,  # `log.csv` of a run
+) -> list:  # A dict for each row, numbers as floats, what is not known as None
     "The rows of a log; a last row torn off in mid-write is left out; a `ValueError` names a damaged line"
     path = Path(path)
     if not path.is_file():
@@ -189,9 +278,10 @@ def read_log(
             raise ValueError(f'{path}: line {i} is damaged: {line[:60]!r}') from None
     return rows
 
+
 def log_rows(
-    run:FilePath # A run folder
-)->list:         # As from `read_log`
+    run: FilePath,  # A run folder
+) -> list:  # As from `read_log`
     "The rows of a run's `log.csv`, if it has one"
-    path = Path(run)/'log.csv'
+    path = Path(run) / 'log.csv'
     return read_log(path) if path.is_file() else []

@@ -6,40 +6,47 @@
 __all__ = ['clean_text', 'one_line', 'is_unspaced', 'space_characters', 'english_share', 'mirror_pairs']
 
 # %% ../../nbs/core/14_scripts.ipynb #f3887b24
-import re, unicodedata
+import re
+import unicodedata
 from collections.abc import Iterable
 
 # %% ../../nbs/core/14_scripts.ipynb #8177647a
 _NO_TEXT = re.compile('[\x00-\x1f\x7f-\x9f]')
 
+
 def clean_text(
-    text:str, # Any text
-)->str:       # As many characters
+    text: str,  # Any text
+) -> str:  # As many characters
     "Replace control characters by spaces"
     return text if text.isprintable() else _NO_TEXT.sub(' ', text)
 
+
 def one_line(
-    text:str, # A caption
-)->str:
+    text: str,  # A caption
+) -> str:
     "The words of a text with single spaces between them, without control characters"
     return ' '.join(clean_text(text).split())
 
 # %% ../../nbs/core/14_scripts.ipynb #38f2222e
-_UNSPACED = ('\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u309f'
-             '\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff'
-             '\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U000323af')
-_SIGNS = ''.join(c for c in map(chr, range(0xe00, 0x1800)) if unicodedata.category(c) in ('Mn','Mc'))
+_UNSPACED = (
+    '\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u309f'
+    '\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff'
+    '\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U000323af'
+)
+_SIGNS = ''.join(c for c in map(chr, range(0xE00, 0x1800)) if unicodedata.category(c) in ('Mn', 'Mc'))
 _CHARACTER = re.compile(f'[{_UNSPACED}](?:[{_SIGNS}\u3099\u309a])*')
 
+
 def is_unspaced(
-    text:str, # Any text
-)->bool:
+    text: str,  # Any text
+) -> bool:
     "Does `text` have characters of a script without spaces between words?"
     return not text.isascii() and _CHARACTER.search(text) is not None
 
+
 def space_characters(
-    text:str, # Any text
-)->str:
+    text: str,  # Any text
+) -> str:
     "Put spaces around each character of scripts that have none between words"
     return text if text.isascii() else _CHARACTER.sub(r' \g<0> ', text.replace('\u0f0b', ' '))
 
@@ -51,11 +58,13 @@ _FOREIGN = frozenset(
     'der die das dem ein eine einem einen einer und ist mit auf im links rechts een het de en op aan un una uno '
     'il lo la le les los las el gli des du et est dans sur avec con del della nel um uma com na da dos das '
     'ett och på av som er og ved gauche droite sinistra destra esquerda direita izquierda derecha vänster '
-    'höger'.split())
+    'höger'.split()
+)
+
 
 def english_share(
-    texts:Iterable[str], # Captions
-)->float:                # From 0 to 1; 0 if there are none
+    texts: Iterable[str],  # Captions
+) -> float:  # From 0 to 1; 0 if there are none
     "Compute the share of captions with a small word of English, and none of another language"
     n = 0
     english = 0
@@ -63,19 +72,22 @@ def english_share(
         words = set(re.findall(r'\w+', unicodedata.normalize('NFC', text).lower()))
         n += 1
         english += not _ENGLISH.isdisjoint(words) and _FOREIGN.isdisjoint(words)
-    return english/max(n, 1)
+    return english / max(n, 1)
 
 # %% ../../nbs/core/14_scripts.ipynb #9fc995f1
 def mirror_pairs(
-    text:str, # auto: left and right; none: no words; or pairs such as links=rechts,left=right
-)->tuple:     # Pairs of words in lower case
+    text: str,  # auto: left and right; none: no words; or pairs such as links=rechts,left=right
+) -> tuple:  # Pairs of words in lower case
     "Read which words a mirror exchanges; a `ValueError` says what is wrong"
-    if text == 'auto': return (('left', 'right'),)
-    if text == 'none': return ()
+    if text == 'auto':
+        return (('left', 'right'),)
+    if text == 'none':
+        return ()
     pairs = tuple(tuple(unicodedata.normalize('NFC', w.strip().lower()) for w in p.split('=')) for p in text.split(','))
     words = [w for p in pairs for w in p]
     odd = next((p for p in pairs if len(p) != 2 or any(not w or len(w.split()) > 1 for w in p)), None)
     if odd is not None or len(set(words)) < len(words):
-        raise ValueError(f'mirror_words={text}: must be auto, none, or pairs of different words such as '
-                         f'links=rechts,left=right')
+        raise ValueError(
+            f'mirror_words={text}: must be auto, none, or pairs of different words such as links=rechts,left=right'
+        )
     return pairs

@@ -8,54 +8,60 @@ __all__ = ['seed_of', 'rng', 'torch_rng', 'chances', 'uniform_by_name']
 # %% ../../nbs/core/00_seeding.ipynb #d971a4b2
 import hashlib
 from collections.abc import Iterable
+
 import numpy as np
 
 # %% ../../nbs/core/00_seeding.ipynb #3ea11b1a
 def _plain(k):
     "`k` as plain Python, so that `3` and NumPy's 3 are the same key"
-    if isinstance(k, (tuple,list)): return tuple(map(_plain, k))
-    if isinstance(k, np.generic): k = k.item()
-    if k is None or isinstance(k, (str,int,float)): return k
+    if isinstance(k, (tuple, list)):
+        return tuple(map(_plain, k))
+    if isinstance(k, np.generic):
+        k = k.item()
+    if k is None or isinstance(k, (str, int, float)):
+        return k
     raise ValueError(f'a key is made of strings, numbers and tuples of them, not of {type(k).__name__}: {k!r}')
 
+
 def seed_of(
-    *key, # Whatever names this draw: strings, numbers, tuples of them
-)->int:   # A seed in [0, 2^63)
+    *key,  # Whatever names this draw: strings, numbers, tuples of them
+) -> int:  # A seed in [0, 2^63)
     "A seed that depends on `key` alone"
     return int.from_bytes(hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8).digest(), 'little') >> 1
 
 # %% ../../nbs/core/00_seeding.ipynb #3d02073c
 def rng(
-    *key, # What the numbers are for, e.g. `(seed, 'crop', epoch, sample)`
-)->np.random.Generator: # A fresh NumPy generator
+    *key,  # What the numbers are for, e.g. `(seed, 'crop', epoch, sample)`
+) -> np.random.Generator:  # A fresh NumPy generator
     "NumPy's generator for `key`: the same key, the same numbers"
     return np.random.default_rng(seed_of(*key))
 
 # %% ../../nbs/core/00_seeding.ipynb #e706abb8
 def torch_rng(
-    *key,                            # What the numbers are for
-    device:'str|torch.device'='cpu', # Where the numbers are drawn
-)->'torch.Generator':                # A fresh PyTorch generator
+    *key,  # What the numbers are for
+    device: 'str|torch.device' = 'cpu',  # Where the numbers are drawn
+) -> 'torch.Generator':  # A fresh PyTorch generator
     "PyTorch's generator for `key`: the same key, the same numbers"
-    import torch                     # here, so that processes which only draw scenes start without it
+    import torch  # here, so that processes which only draw scenes start without it
+
     return torch.Generator(device).manual_seed(seed_of(*key))
 
 # %% ../../nbs/core/00_seeding.ipynb #1c12f18f
 def chances(
-    ids:np.ndarray, # Rows of the dataset (b,)
-    *key,           # What the numbers are for, e.g. (seed, 'flip', epoch)
-)->np.ndarray:      # A number in [0,1) for each row (b,), float64
+    ids: np.ndarray,  # Rows of the dataset (b,)
+    *key,  # What the numbers are for, e.g. (seed, 'flip', epoch)
+) -> np.ndarray:  # A number in [0,1) for each row (b,), float64
     "A random number for each row that depends on the row and the key alone (splitmix64)"
-    z = (np.asarray(ids).astype(np.uint64)+np.uint64(1))*np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed_of(*key))
-    z = (z ^ (z >> np.uint64(30)))*np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27)))*np.uint64(0x94D049BB133111EB)
+    z = (np.asarray(ids).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed_of(*key))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
 
 # %% ../../nbs/core/00_seeding.ipynb #e0de3275
 def uniform_by_name(
-    names:Iterable[str], # Such as the ids of a dataset (n,)
-    *key,                  # What the numbers are for, e.g. (seed, 'split')
-)->np.ndarray:             # A number in [0,1) for each name (n,), float64
+    names: Iterable[str],  # Such as the ids of a dataset (n,)
+    *key,  # What the numbers are for, e.g. (seed, 'split')
+) -> np.ndarray:  # A number in [0,1) for each name (n,), float64
     "A random number for each name that depends on the name and the key alone"
     start = hashlib.blake2b(repr(_plain(key)).encode(), digest_size=8)
     bits = bytearray()

@@ -8,31 +8,35 @@ __all__ = ['MARGINS', 'test_tensor', 'expect_fail', 'test_eq', 'learned']
 # %% ../../nbs/core/25_testing.ipynb #af428761
 from collections.abc import Iterator
 from contextlib import contextmanager
-import numpy as np, torch
+
+import numpy as np
+import torch
 
 # %% ../../nbs/core/25_testing.ipynb #fc8697f5
 def test_tensor(
-    a:torch.Tensor|np.ndarray|list|float, # A tensor, an array or nested lists of numbers
-    b:torch.Tensor|np.ndarray|list|float, # What it should be
-    eps:float=1e-5,                       # Largest difference allowed in any place
-)->None:
+    a: torch.Tensor | np.ndarray | list | float,  # A tensor, an array or nested lists of numbers
+    b: torch.Tensor | np.ndarray | list | float,  # What it should be
+    eps: float = 1e-5,  # Largest difference allowed in any place
+) -> None:
     "`a` is `b`: same shape, not empty, finite, within `eps` everywhere; an `AssertionError` says what differs"
-    a,b = (x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x)) for x in (a,b))
+    a, b = (x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x)) for x in (a, b))
     assert tuple(a.shape) == tuple(b.shape), f'shape {tuple(a.shape)} is not {tuple(b.shape)}'
     assert a.numel(), 'empty: nothing was compared'
-    a,b = a.double().cpu(),b.double().cpu()
+    a = a.double().cpu()
+    b = b.double().cpu()
     assert a.isfinite().all() and b.isfinite().all(), 'not finite'
-    d = (a-b).abs().max().item()
+    d = (a - b).abs().max().item()
     assert d <= eps, f'max |a-b| = {d:.3g} > {eps:.3g}'
 
 # %% ../../nbs/core/25_testing.ipynb #b300fbae
 @contextmanager
 def expect_fail(
-    exc:type|tuple=Exception, # The type of error that must be raised
-    contains:str='',          # Words its message must hold
-)->Iterator[None]:
+    exc: type | tuple = Exception,  # The type of error that must be raised
+    contains: str = '',  # Words its message must hold
+) -> Iterator[None]:
     "The body must raise `exc` with `contains` in its message; anything else is an `AssertionError`"
-    try: yield
+    try:
+        yield
     except exc as e:
         assert contains in str(e), f'the message should hold {contains!r}: {e}'
         return
@@ -40,28 +44,34 @@ def expect_fail(
 
 # %% ../../nbs/core/25_testing.ipynb #12b621fe
 def test_eq(
-    a:object, # A value
-    b:object, # What it should be
-)->None:
+    a: object,  # A value
+    b: object,  # What it should be
+) -> None:
     "`a == b` for plain values and containers of them, without broadcasting"
-    assert not any(isinstance(x, (torch.Tensor, np.ndarray)) for x in (a,b)), 'use test_tensor for tensors and arrays'
+    assert not any(isinstance(x, (torch.Tensor, np.ndarray)) for x in (a, b)), 'use test_tensor for tensors and arrays'
+
     def same(a, b):
-        if isinstance(a, dict) and isinstance(b, dict): return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-        if isinstance(a, (list,tuple)) or isinstance(b, (list,tuple)):
+        if isinstance(a, dict) and isinstance(b, dict):
+            return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
             return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
         return a == b
+
     assert same(a, b), f'{a!r}\n is not\n{b!r}'
 
 # %% ../../nbs/core/25_testing.ipynb #0a8311f7
-MARGINS = [] # (what, got/wanted) of every call of `learned`
+MARGINS = []  # (what, got/wanted) of every call of `learned`
+
 
 def learned(
-    what:str,     # What is checked; the same text in every run
-    got:float,    # What the training reached
-    wanted:float, # What it must reach at least, above zero
-)->None:
+    what: str,  # What is checked; the same text in every run
+    got: float,  # What the training reached
+    wanted: float,  # What it must reach at least, above zero
+) -> None:
     "Check that a training run reached `wanted`; an `AssertionError` states what it reached"
-    if not wanted > 0: raise ValueError(f'{what}: wanted={wanted!r} must be above zero: a margin is a share of it')
-    got,wanted = float(got),float(wanted)
-    MARGINS.append((what, got/wanted))
+    if not wanted > 0:
+        raise ValueError(f'{what}: wanted={wanted!r} must be above zero: a margin is a share of it')
+    got = float(got)
+    wanted = float(wanted)
+    MARGINS.append((what, got / wanted))
     assert got >= wanted, f'{what}: came to {got:.3g}, at least {wanted:.3g} is expected'

@@ -7,18 +7,24 @@ __all__ = ['ID', 'raw_lines', 'text_lines', 'json_lines', 'find_columns', 'table
            'real_number', 'read_toml']
 
 # %% ../../nbs/core/12_text_files.ipynb #d78d143f
-import csv, gzip, io, sys, zlib
+import csv
+import gzip
+import io
+import sys
+import zlib
 from collections.abc import Callable, Container, Iterator
 from importlib import import_module
 from pathlib import Path
+
 from .files import FilePath, brief, parse_json, text_encoding
 
 # %% ../../nbs/core/12_text_files.ipynb #857257a3
 _LONGEST_LINE = 1 << 24  # Bytes; a narrative of a thousand words has a tenth of them
 
+
 def raw_lines(
-    path:FilePath, # A text file; if its name ends in .gz, a compressed one
-)->Iterator[str]:  # Each with its line break
+    path: FilePath,  # A text file; if its name ends in .gz, a compressed one
+) -> Iterator[str]:  # Each with its line break
     """Yield the lines of a file in UTF-8, or in UTF-16 with a byte-order mark
 
     Lines end with a line feed; in a file without any, with a carriage return, as old programs of the Mac write it. A
@@ -33,7 +39,7 @@ def raw_lines(
             encoding, mark = text_encoding(file.peek(4)[:4])
             file.read(len(mark))
             lines = file if encoding == 'utf-8' else io.TextIOWrapper(file, encoding, newline='\n')
-            while line := lines.readline(_LONGEST_LINE+1):
+            while line := lines.readline(_LONGEST_LINE + 1):
                 number += 1
                 if len(line) > _LONGEST_LINE:
                     raise ValueError(f'{path}, line {number}: longer than {_LONGEST_LINE >> 20} MB')
@@ -45,14 +51,16 @@ def raw_lines(
                     yield line
     except UnicodeDecodeError as e:
         bad = e.object[e.start]
-        raise ValueError(f'{path}, line {number or 1}: not UTF-8 text (the byte 0x{bad:02x}): '
-                         f'save it as UTF-8') from None
+        raise ValueError(
+            f'{path}, line {number or 1}: not UTF-8 text (the byte 0x{bad:02x}): save it as UTF-8'
+        ) from None
     except (OSError, EOFError, zlib.error) as e:
         raise ValueError(f'{path}, after line {number}: cannot be read ({e})') from e
 
+
 def text_lines(
-    path:FilePath # A text file, as for `raw_lines`
-)->Iterator[tuple]: # Number of the line from 1, and its text
+    path: FilePath,  # A text file, as for `raw_lines`
+) -> Iterator[tuple]:  # Number of the line from 1, and its text
     "Yield the lines that are not blank, without line breaks and spaces around them"
     for number, line in enumerate(raw_lines(path), 1):
         if line := line.strip():
@@ -60,10 +68,12 @@ def text_lines(
 
 # %% ../../nbs/core/12_text_files.ipynb #00506df3
 def json_lines(
-    path:FilePath,              # A file with a JSON value on each line
-    bad:Callable[[str],None]=None, # Called with what is wrong with a line, which is then left out; by default an error.
-                                # A last line that is cut off always is one
-)->Iterator[tuple]:             # Number of the line from 1, and its value
+    path: FilePath,  # A file with a JSON value on each line
+    bad: Callable[
+        [str], None
+    ] = None,  # Called with what is wrong with a line, which is then left out; by default an error.
+    # A last line that is cut off always is one
+) -> Iterator[tuple]:  # Number of the line from 1, and its value
     "Yield the values in a file of JSON lines; a `ValueError` names file and line"
     for number, line in enumerate(raw_lines(path), 1):
         if not line.strip():
@@ -82,12 +92,13 @@ def json_lines(
 # %% ../../nbs/core/12_text_files.ipynb #ebfb6778
 _SEPARATORS = {',': 'commas', '\t': 'tabs', ';': 'semicolons', '|': 'bars'}
 
+
 def find_columns(
-    columns:dict[str,tuple],  # What is wanted -> the names that its column may have, the usual one first
-    there:Container[str],     # The names that a table or a row has
-    here:str,                 # File and line, for messages
-    hint:str='',              # What to do if it is not clear which column is meant
-)->dict:                      # What is wanted -> the name of its column, for those that are there
+    columns: dict[str, tuple],  # What is wanted -> the names that its column may have, the usual one first
+    there: Container[str],  # The names that a table or a row has
+    here: str,  # File and line, for messages
+    hint: str = '',  # What to do if it is not clear which column is meant
+) -> dict:  # What is wanted -> the name of its column, for those that are there
     "Find columns by their names; a `ValueError` if one may be meant by two of them"
     found = {}
     for column, names in columns.items():
@@ -98,6 +109,7 @@ def find_columns(
             found[column] = possible[0]
     return found
 
+
 def _column_places(head, columns, path, hint):
     "Place of each wanted column in the names `head`"
     found = find_columns(columns, head, f'{path}, line 1', hint)
@@ -106,13 +118,16 @@ def _column_places(head, columns, path, hint):
             raise ValueError(f'{path}, line 1: two columns are called {name}')
     return {column: head.index(name) for column, name in found.items()}
 
+
 def table_rows(
-    path:FilePath,                 # A table whose first line names its columns
-    columns:dict[str,tuple],       # What is wanted -> the names that its column may have, the usual one first
-    optional:tuple[str,...]=(),    # Which of the columns may be missing
-    bad:Callable[[str],None]=None, # Called with what is wrong with a row, which is then left out; by default an error
-    hint:str='',                   # What to do if columns are not found, behind that they are not
-)->Iterator[tuple]:                # Number of the line on which a row begins, and column -> its text
+    path: FilePath,  # A table whose first line names its columns
+    columns: dict[str, tuple],  # What is wanted -> the names that its column may have, the usual one first
+    optional: tuple[str, ...] = (),  # Which of the columns may be missing
+    bad: Callable[
+        [str], None
+    ] = None,  # Called with what is wrong with a row, which is then left out; by default an error
+    hint: str = '',  # What to do if columns are not found, behind that they are not
+) -> Iterator[tuple]:  # Number of the line on which a row begins, and column -> its text
     "Yield the rows of a table; a `ValueError` names the file and the line of what cannot be understood"
     path = Path(path)
     lines = raw_lines(path)
@@ -132,12 +147,15 @@ def table_rows(
         rows = csv.reader(lines, delimiter=separator, strict=True)
         begin = 2
         for row in rows:
-            number, begin = begin, rows.line_num+2
+            number = begin
+            begin = rows.line_num + 2
             if not any(c.strip() for c in row):
                 continue
             if len(row) != len(head):
-                problem = (f'{path}, line {number}: {len(head)} fields are expected, found {len(row)} (a text '
-                           f'with {_SEPARATORS[separator]} must stand in double quotes)')
+                problem = (
+                    f'{path}, line {number}: {len(head)} fields are expected, found {len(row)} (a text '
+                    f'with {_SEPARATORS[separator]} must stand in double quotes)'
+                )
                 if bad is None:
                     raise ValueError(problem)
                 bad(problem)
@@ -155,10 +173,12 @@ def _encodes(text):
         return False
     return True
 
+
 def _number_in(text):
     "The whole number that a text is, or the text: '042' and '1e3' are names"
     short = text.isascii() and text.isdecimal() and len(text) < 19
     return int(text) if short and str(int(text)) == text else text
+
 
 def _of_kind(value, kind):
     "`value` as one of type `kind`, for numbers also from 42.0 and '42'; None if it is of another type"
@@ -171,12 +191,14 @@ def _of_kind(value, kind):
             value = _number_in(value)
     return value if isinstance(value, kind) else None
 
+
 ID = (int, str)  # Type of an id, for `row_problem`
 
+
 def row_problem(
-    row:object, # A row of a JSON file; 42 takes the place of '42' and 42.0 where a number is meant
-    keys:dict,  # Keys that it must have -> the type of their values
-)->str:         # To stand behind the place of the row; '' if nothing is wrong
+    row: object,  # A row of a JSON file; 42 takes the place of '42' and 42.0 where a number is meant
+    keys: dict,  # Keys that it must have -> the type of their values
+) -> str:  # To stand behind the place of the row; '' if nothing is wrong
     "Say what is wrong with a row"
     for key, kind in keys.items():
         if not isinstance(row, dict) or key not in row:
@@ -189,25 +211,29 @@ def row_problem(
         row[key] = value
     return ''
 
+
 def coco_table(
-    data:dict,     # What the JSON file holds
-    path:FilePath, # The file, for messages
-    table:str,     # images, annotations or categories
-    keys:dict,     # Keys that each row must have -> the type of their values
-    unique:str='', # The key by which rows are found: two of one value are an error
-    bad:Callable[[str],None]=None, # Called with what is wrong with a row, which is then left out; by default an error
-)->list:           # Its rows, with 42 for '42' and 42.0 where a number is meant
+    data: dict,  # What the JSON file holds
+    path: FilePath,  # The file, for messages
+    table: str,  # images, annotations or categories
+    keys: dict,  # Keys that each row must have -> the type of their values
+    unique: str = '',  # The key by which rows are found: two of one value are an error
+    bad: Callable[
+        [str], None
+    ] = None,  # Called with what is wrong with a row, which is then left out; by default an error
+) -> list:  # Its rows, with 42 for '42' and 42.0 where a number is meant
     "The rows of a table; a `ValueError` names the file and the row that is wrong or has the `unique` key of another"
     rows = data.get(table) if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ValueError(f'{path}: has no list {table!r}: not a file in the layout of COCO')
-    seen, out = set(), []
+    seen = set()
+    out = []
     for i, row in enumerate(rows):
         here = f'{path}, {table}[{i}]'
         if problem := row_problem(row, keys):
             if bad is None:
-                raise ValueError(here+problem)
-            bad(here+problem)
+                raise ValueError(here + problem)
+            bad(here + problem)
             continue
         if unique and row[unique] in seen:
             raise ValueError(f'{here}: the {unique} {row[unique]} is there twice')
@@ -216,9 +242,10 @@ def coco_table(
         out.append(row)
     return out
 
+
 def real_number(
-    value:object, # From a JSON file
-)->float:         # None if it is none
+    value: object,  # From a JSON file
+) -> float:  # None if it is none
     "A finite number, also one that is written as text"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -228,11 +255,10 @@ def real_number(
         return None
     return number if abs(number) < 1e9 else None  # nan is not below
 
-
 # %% ../../nbs/core/12_text_files.ipynb #10d4b205
 def read_toml(
-    path:FilePath # A TOML file in UTF-8
-)->dict:
+    path: FilePath,  # A TOML file in UTF-8
+) -> dict:
     "Read a TOML file; a `ValueError` names one that is missing or damaged"
     toml = import_module('tomllib' if sys.version_info >= (3, 11) else 'tomli')
     text = ''.join(raw_lines(path))

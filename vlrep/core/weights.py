@@ -6,87 +6,122 @@
 __all__ = ['SAVE_WEIGHTS', 'check_weights', 'weights_sha256', 'fill_model', 'stands_in', 'read_pickle']
 
 # %% ../../nbs/core/35_weights.ipynb #7f937cb4
-import builtins, hashlib, pickle, re, zipfile
+import builtins
+import hashlib
+import pickle
+import re
+import zipfile
 from pathlib import Path
+
 import torch
-from .files import *
+
+from .files import FilePath, brief
 
 # %% ../../nbs/core/35_weights.ipynb #9cda1a59
-_FLOATS = 'weight','bias','running_mean','running_var'                # names of tensors that are never whole numbers
+_FLOATS = 'weight', 'bias', 'running_mean', 'running_var'  # names of tensors that are never whole numbers
+
 
 def _fault(name, v, like):
     "What is wrong with tensor `v`, or ''"
-    if not isinstance(v, torch.Tensor): return f'is a {type(v).__name__} and no tensor'
+    if not isinstance(v, torch.Tensor):
+        return f'is a {type(v).__name__} and no tensor'
     if v.layout != torch.strided or v.is_quantized or v.device.type == 'meta' or v.is_nested:
         return 'is no plain tensor (sparse, quantised, nested or without data)'
-    if v.is_complex(): return f'is complex ({v.dtype})'
-    if v.untyped_storage().nbytes() < v.numel()*v.element_size():
+    if v.is_complex():
+        return f'is complex ({v.dtype})'
+    if v.untyped_storage().nbytes() < v.numel() * v.element_size():
         return f'claims the shape {tuple(v.shape)}, for which it has too little data'
     whole = not v.is_floating_point()
     if whole and (like.is_floating_point() if like is not None else name.rpartition('.')[2] in _FLOATS):
         return f'holds whole numbers ({v.dtype}) where floats are expected'
     if not whole and like is not None and not like.is_floating_point():
         return f'holds floats ({v.dtype}) where whole numbers are expected'
-    bad = 0 if whole else v.numel()-int(v.float().isfinite().sum())
+    bad = 0 if whole else v.numel() - int(v.float().isfinite().sum())
     return f'holds {bad:,} of {v.numel():,} values that are not finite (NaN or infinite)' if bad else ''
 
+
 def check_weights(
-    weights:dict,    # Name -> tensor
-    source:FilePath, # The file, for messages
-    like:dict=None,  # Name -> tensor of the model that they are for, if it is known; it decides which ones are floats
-                     # and which are integers
-)->dict:             # `weights`
+    weights: dict,  # Name -> tensor
+    source: FilePath,  # The file, for messages
+    like: dict = None,  # Name -> tensor of the model that they are for, if it is known; it decides which ones are
+    # floats
+    # and which are integers
+) -> dict:  # `weights`
     "Check that all weights are plain, finite tensors; a `ValueError` names the file and the first tensor that is not"
-    if not isinstance(weights, dict): raise ValueError(f'{source}: holds no weights but a {type(weights).__name__}')
-    for k,v in weights.items():
-        if not isinstance(k, str): raise ValueError(f'{source}: {brief(k)} is not the name of a tensor')
+    if not isinstance(weights, dict):
+        raise ValueError(f'{source}: holds no weights but a {type(weights).__name__}')
+    for k, v in weights.items():
+        if not isinstance(k, str):
+            raise ValueError(f'{source}: {brief(k)} is not the name of a tensor')
         why = _fault(k, v, (like or {}).get(k))
-        if why: raise ValueError(f'{source}: the tensor {brief(k)[1:-1]} {why}: not the weights of a trained model')
+        if why:
+            raise ValueError(f'{source}: the tensor {brief(k)[1:-1]} {why}: not the weights of a trained model')
     return weights
 
 # %% ../../nbs/core/35_weights.ipynb #a7c01e02
 def weights_sha256(
-    weights:dict,           # Name -> tensor, on any device
-    *, values:bool=False,   # Hash the values alone, in the order of the names? Else names, dtypes and shapes, too
-)->str:                     # 64 hexadecimal digits
+    weights: dict,  # Name -> tensor, on any device
+    *,
+    values: bool = False,  # Hash the values alone, in the order of the names? Else names, dtypes and shapes, too
+) -> str:  # 64 hexadecimal digits
     "SHA-256 of a dict of weights"
     h = hashlib.sha256()
-    for name,t in sorted(weights.items()):
-        if not values: h.update(f'{name} {t.dtype} {tuple(t.shape)}\n'.encode())
+    for name, t in sorted(weights.items()):
+        if not values:
+            h.update(f'{name} {t.dtype} {tuple(t.shape)}\n'.encode())
         h.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
 
 # %% ../../nbs/core/35_weights.ipynb #99d21d4d
 def fill_model(
-    model:torch.nn.Module, # Gets the weights
-    weights:dict,          # Name -> tensor, for each of its own
-    source:FilePath,       # Where they are from, for messages
-)->None:
+    model: torch.nn.Module,  # Gets the weights
+    weights: dict,  # Name -> tensor, for each of its own
+    source: FilePath,  # Where they are from, for messages
+) -> None:
     "Put weights into a model; a `ValueError` says which do not fit"
     check_weights(weights, source, model.state_dict())
-    try: model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
     except RuntimeError as e:
         raise ValueError(f'{source}: its weights do not fit recipe.json ({" ".join(str(e).split())[:300]})') from None
 
 # %% ../../nbs/core/35_weights.ipynb #62662408
 class _FilledAsDict(type):
     "Classes that are equal to `dict`: PyTorch's reader fills nothing else"
-    def __eq__(cls, other): return cls is other or other is dict
+
+    def __eq__(cls, other):
+        return cls is other or other is dict
+
     __hash__ = type.__hash__
+
 
 def _stand_in(name):
     "An inert class for the objects of a class of somebody else: made and filled with anything, it does nothing"
+
     class StandIn(dict, metaclass=_FilledAsDict):
-        __class__ = property(lambda self: list)                      # nothing else is appended to
-        def __new__(cls, *args, **kw): return dict.__new__(cls)
-        def __init__(self, *args, **kw): pass
-        def __setstate__(self, state): pass
-        def append(self, item): pass
-        def extend(self, items): pass
+        __class__ = property(lambda self: list)  # nothing else is appended to
+
+        def __new__(cls, *args, **kw):
+            return dict.__new__(cls)
+
+        def __init__(self, *args, **kw):
+            pass
+
+        def __setstate__(self, state):
+            pass
+
+        def append(self, item):
+            pass
+
+        def extend(self, items):
+            pass
+
     StandIn.__name__ = name.rpartition('.')[2]
     return StandIn
 
+
 _PROGRAMS = 'os posix nt sys subprocess shutil socket importlib runpy ctypes pty'.split()
+
 
 def _may_run(name):
     "Is this function or class, such as builtins.eval, a sign that a file was made to run a program?"
@@ -95,7 +130,9 @@ def _may_run(name):
         return last != 'getattr' and not isinstance(getattr(builtins, last, None), type)
     return module.split('.')[0] in _PROGRAMS
 
-SAVE_WEIGHTS = 'torch.save(model.state_dict(), FILE)' # What makes a file that can be opened
+
+SAVE_WEIGHTS = 'torch.save(model.state_dict(), FILE)'  # What makes a file that can be opened
+
 
 def _unpickled(path, others):
     "What `torch.save` wrote; `others`: of objects other than tensors and plain data inert ones instead of an error"
@@ -106,23 +143,40 @@ def _unpickled(path, others):
                 return torch.load(path, map_location='cpu', weights_only=True)
         except pickle.UnpicklingError as e:
             asked = re.search(r'GLOBAL (\S+) (?:was not an allowed|whose module)', str(e))
-            if not asked: raise
+            if not asked:
+                raise
             name = asked[1] if '.' in asked[1] else f'builtins.{asked[1]}'
             if not others or _may_run(name) or name in strange:
-                raise ValueError(f'{path}: holds more than data, it asks for {name}, and is not opened; have the '
-                                 f'weights saved alone: {SAVE_WEIGHTS}') from None
+                raise ValueError(
+                    f'{path}: holds more than data, it asks for {name}, and is not opened; have the '
+                    f'weights saved alone: {SAVE_WEIGHTS}'
+                ) from None
             strange[name] = _stand_in(name)
 
+
 def stands_in(
-    x:object # From `read_pickle`
-)->bool:
+    x: object,  # From `read_pickle`
+) -> bool:
     "Is this an inert object in place of one of somebody else's class?"
     return isinstance(type(x), _FilledAsDict)
 
 # %% ../../nbs/core/35_weights.ipynb #8a11803f
-_OTHERS = {'.onnx': 'ONNX', '.pb': 'TensorFlow', '.ckpt.index': 'TensorFlow', '.h5': 'Keras', '.keras': 'Keras',
-           '.hdf5': 'Keras', '.msgpack': 'Flax', '.tflite': 'TensorFlow Lite', '.npz': 'NumPy', '.npy': 'NumPy',
-           '.engine': 'TensorRT', '.mlmodel': 'Core ML', '.gguf': 'llama.cpp'}
+_OTHERS = {
+    '.onnx': 'ONNX',
+    '.pb': 'TensorFlow',
+    '.ckpt.index': 'TensorFlow',
+    '.h5': 'Keras',
+    '.keras': 'Keras',
+    '.hdf5': 'Keras',
+    '.msgpack': 'Flax',
+    '.tflite': 'TensorFlow Lite',
+    '.npz': 'NumPy',
+    '.npy': 'NumPy',
+    '.engine': 'TensorRT',
+    '.mlmodel': 'Core ML',
+    '.gguf': 'llama.cpp',
+}
+
 
 def _contains(file, text):
     "Do the bytes of an open file contain `text`?"
@@ -130,8 +184,9 @@ def _contains(file, text):
     while block := file.read(1 << 20):
         if text in rest + block:
             return True
-        rest = block[-len(text):]
+        rest = block[-len(text) :]
     return False
+
 
 def _archive(path):
     "Check a zip archive before anything in it is unpacked: that it has weights, and no more bytes than the file"
@@ -139,42 +194,55 @@ def _archive(path):
         entries = z.infolist()
         names = [e.filename for e in entries]
         if any(n.endswith('/constants.pkl') for n in names):
-            raise ValueError(f'{path}: a TorchScript program and not its weights; save these: '
-                             f'torch.save(torch.jit.load({path.name!r}).state_dict(), FILE)')
+            raise ValueError(
+                f'{path}: a TorchScript program and not its weights; save these: '
+                f'torch.save(torch.jit.load({path.name!r}).state_dict(), FILE)'
+            )
         if not any(n.endswith('/data.pkl') for n in names):
             raise ValueError(f'{path}: a zip archive without weights of PyTorch; save these: {SAVE_WEIGHTS}')
         _bounded_bytes(path, sum(e.file_size for e in entries))
         for entry in entries:
             if entry.filename.endswith('/data.pkl'):
-                with z.open(entry) as file: _no_bytearray(path, file)
+                with z.open(entry) as file:
+                    _no_bytearray(path, file)
+
 
 def _bounded_bytes(path, claimed):
     there = path.stat().st_size
     if claimed > there:
-        raise ValueError(f'{path}: would unpack to {claimed:,} bytes, and the file has {there:,}: not the weights of a '
-                         f'model')
+        raise ValueError(
+            f'{path}: would unpack to {claimed:,} bytes, and the file has {there:,}: not the weights of a model'
+        )
+
 
 def _no_bytearray(path, file):
     if _contains(file, b'bytearray\n'):
         raise ValueError(f'{path}: asks for a bytearray, of any size: not the weights of a model')
 
+
 def read_pickle(
-    path:FilePath,      # What `torch.save` wrote
-    others:bool=False,  # May it hold objects of classes of somebody else? Inert ones stand for these; else an error
-)->object:              # On the CPU
+    path: FilePath,  # What `torch.save` wrote
+    others: bool = False,  # May it hold objects of classes of somebody else? Inert ones stand for these; else an error
+) -> object:  # On the CPU
     "Read tensors and plain data; a `ValueError` says that a file is damaged, or that it holds more than data"
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'{path}: no such file')
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file')
     try:
         with open(path, 'rb') as file:
-            if file.read(4) == b'PK\x03\x04': _archive(path)
-            else: _no_bytearray(path, file)
+            if file.read(4) == b'PK\x03\x04':
+                _archive(path)
+            else:
+                _no_bytearray(path, file)
         return _unpickled(path, others)
-    except Exception as e:                                          # a damaged pickle raises whatever it likes
-        if isinstance(e, ValueError) and str(e).startswith(str(path)): raise
+    except Exception as e:  # a damaged pickle raises whatever it likes
+        if isinstance(e, ValueError) and str(e).startswith(str(path)):
+            raise
         for end, who in _OTHERS.items():
             if path.name.lower().endswith(end):
-                raise ValueError(f'{path}: a file of {who}; weights are read from .safetensors, or from what PyTorch '
-                                 f'writes: {SAVE_WEIGHTS}') from e
+                raise ValueError(
+                    f'{path}: a file of {who}; weights are read from .safetensors, or from what PyTorch '
+                    f'writes: {SAVE_WEIGHTS}'
+                ) from e
         why = str(e).split('WeightsUnpickler error: ')[-1].strip() or type(e).__name__
         raise ValueError(f'{path}: cannot be read, damaged or not a file of PyTorch ({why.splitlines()[0]})') from e

@@ -6,47 +6,61 @@
 __all__ = ['BoxFile']
 
 # %% ../../nbs/data/56_box_files.ipynb #61c79b13
-import hashlib,re
+import hashlib
+import re
 from collections import Counter
 from pathlib import Path, PurePosixPath
-import numpy as np, torch
+
+import numpy as np
+import torch
 from fastcore.basics import patch
-from ..core.files import *
+
+from ..core.files import FilePath, brief, read_json
 from ..core.text_files import ID, coco_table, json_lines, real_number
 from .image_files import some_of
 
 # %% ../../nbs/data/56_box_files.ipynb #40684cbb
-_ROUNDED = 2 # Pixels by which a box may be beyond the edge of its image
+_ROUNDED = 2  # Pixels by which a box may be beyond the edge of its image
+
 
 def _box_array(boxes, size, here):
     "Boxes of an image as parts of its sides (k,4), and how many had no area; `size`: width and height, or None"
-    try: b = np.array(boxes, np.float64).reshape(len(boxes), -1) if len(boxes) else np.zeros((0,4))
-    except (TypeError, ValueError, OverflowError): b = None
+    try:
+        b = np.array(boxes, np.float64).reshape(len(boxes), -1) if len(boxes) else np.zeros((0, 4))
+    except (TypeError, ValueError, OverflowError):
+        b = None
     if b is None or b.shape[1] != 4:
-        raise ValueError(f'{here}: boxes are {brief(boxes)}, expected a list of four numbers each: left, top, right, '
-                         f'bottom')
-    wide = np.array([*size,*size], float) if size else np.ones(4)
+        raise ValueError(
+            f'{here}: boxes are {brief(boxes)}, expected a list of four numbers each: left, top, right, bottom'
+        )
+    wide = np.array([*size, *size], float) if size else np.ones(4)
     over = _ROUNDED if size else 1e-6
-    for why,bad in (('is not finite', ~np.isfinite(b).all(1)), ('is reversed', (b[:,:2] > b[:,2:]).any(1)),
-                    ('lies outside the image', (b < -over).any(1) | (b > wide+over).any(1))):
-        if not bad.any(): continue
+    for why, bad in (
+        ('is not finite', ~np.isfinite(b).all(1)),
+        ('is reversed', (b[:, :2] > b[:, 2:]).any(1)),
+        ('lies outside the image', (b < -over).any(1) | (b > wide + over).any(1)),
+    ):
+        if not bad.any():
+            continue
         k = int(np.flatnonzero(bad)[0])
         hint = '' if size or why != 'lies outside the image' else ': pixels need the width and height of the image'
         whole = f'{size[0]:g} x {size[1]:g} pixels' if size else 'parts of the sides, from 0 to 1'
         raise ValueError(f'{here}, box {k}: {[round(v, 3) for v in b[k].tolist()]} {why} ({whole}){hint}')
-    b = (b/wide).clip(0, 1).astype(np.float32)
-    real = (b[:,:2] < b[:,2:]).all(1)
-    return b[real],int((~real).sum())
+    b = (b / wide).clip(0, 1).astype(np.float32)
+    real = (b[:, :2] < b[:, 2:]).all(1)
+    return b[real], int((~real).sum())
 
 # %% ../../nbs/data/56_box_files.ipynb #b8797066
 def _box_lines(path):
     "(image, boxes, size or None, where it stands) for each line"
-    for n,r in json_lines(path):
+    for n, r in json_lines(path):
         if not isinstance(r, dict) or not isinstance(r.get('image'), str) or not isinstance(r.get('boxes'), list):
-            raise ValueError(f'{path}, line {n}: {brief(r)}, expected {{"image": name, "boxes": [[left, top, right, '
-                             f'bottom], ...]}}')
-        size = [r.get(k) for k in ('width','height')]
-        yield r['image'],r['boxes'],None if size == [None,None] else size,f'{path}, line {n}: image {r["image"]}'
+            raise ValueError(
+                f'{path}, line {n}: {brief(r)}, expected {{"image": name, "boxes": [[left, top, right, bottom], ...]}}'
+            )
+        size = [r.get(k) for k in ('width', 'height')]
+        yield r['image'], r['boxes'], None if size == [None, None] else size, f'{path}, line {n}: image {r["image"]}'
+
 
 def _box_instances(path):
     "The same of a file of COCO's instances"
@@ -54,7 +68,7 @@ def _box_instances(path):
     images = coco_table(data, path, 'images', dict(id=ID, file_name=str), 'id')
     boxes = {r['id']: [] for r in images}
     lost = []
-    for i,r in enumerate(coco_table(data, path, 'annotations', dict(image_id=ID, bbox=list))):
+    for i, r in enumerate(coco_table(data, path, 'annotations', dict(image_id=ID, bbox=list))):
         box = [real_number(v) for v in r['bbox']]
         if len(box) != 4 or None in box:
             raise ValueError(f'{path}, annotations[{i}]: bbox is {brief(r["bbox"])}, expected x, y, width, height')
@@ -62,112 +76,147 @@ def _box_instances(path):
             lost.append(r['image_id'])
             continue
         left, top, width, height = box
-        boxes[r['image_id']].append([left, top, left+width, top+height])
+        boxes[r['image_id']].append([left, top, left + width, top + height])
     if lost:
-        raise ValueError(f'{path}: {len(lost)} of its annotations are about images that it does not list: '
-                         f'{some_of(lost)}')
+        raise ValueError(
+            f'{path}: {len(lost)} of its annotations are about images that it does not list: {some_of(lost)}'
+        )
     for r in images:
-        yield r['file_name'],boxes[r['id']],[r.get('width'),r.get('height')],f'{path}: image {r["file_name"]}'
+        yield r['file_name'], boxes[r['id']], [r.get('width'), r.get('height')], f'{path}: image {r["file_name"]}'
 
 # %% ../../nbs/data/56_box_files.ipynb #99f0fab1
 _COCO_NAME = re.compile(r'(?:COCO_\w+?_)?(\d{12})|[1-9]\d{0,11}')
+
 
 def _short_names(image):
     "Other names of an image: without its folder, without suffix, and COCO's number"
     name = PurePosixPath(image.replace('\\', '/')).name
     stem = name.rpartition('.')[0] if '.' in name[1:] else name
     number = _COCO_NAME.fullmatch(stem)
-    return {name,stem,*([f'COCO {int(number[1] or stem)}'] if number else [])}
+    return {name, stem, *([f'COCO {int(number[1] or stem)}'] if number else [])}
+
 
 class BoxFile:
     "The boxes of many images, found by their names"
-    def __init__(self,
-        path:FilePath # Lines of JSON, or a .json file of COCO's instances
+
+    def __init__(
+        self,
+        path: FilePath,  # Lines of JSON, or a .json file of COCO's instances
     ):
         self.path = path = Path(path)
-        if not path.is_file(): raise ValueError(f'{path}: no such file of boxes')
-        self.ids,boxes,self.flat,seen = [],[],0,{}
+        if not path.is_file():
+            raise ValueError(f'{path}: no such file of boxes')
+        self.ids = []
+        boxes = []
+        self.flat = 0
+        seen = {}
         self.sizes = []  # Width and height of each image, or None
-        for image,got,size,here in (_box_instances if path.suffix == '.json' else _box_lines)(path):
-            if image in seen: raise ValueError(f'{here}: is there twice')
+        for image, got, size, here in (_box_instances if path.suffix == '.json' else _box_lines)(path):
+            if image in seen:
+                raise ValueError(f'{here}: is there twice')
             given = size
             size = size and [real_number(v) for v in size]
             if size and not all(v and 0 < v < 1e6 for v in size):
                 raise ValueError(f'{here}: width and height are {brief(given)}, expected two numbers of pixels')
-            b,flat = _box_array(got, size, here)
+            b, flat = _box_array(got, size, here)
             seen[image] = len(self.ids)
             self.ids.append(image)
             self.sizes.append(size)
             boxes.append(b)
             self.flat += flat
-        if not self.ids: raise ValueError(f'{path}: not a single image')
-        self.offsets,self.boxes = np.cumsum([0,*map(len, boxes)]),np.concatenate(boxes)
+        if not self.ids:
+            raise ValueError(f'{path}: not a single image')
+        self.offsets = np.cumsum([0, *map(len, boxes)])
+        self.boxes = np.concatenate(boxes)
         names = Counter(n for i in self.ids for n in _short_names(i))
-        short = {n: k for i,k in seen.items() for n in _short_names(i) if names[n] == 1}
-        self._at,self._short = seen,short
-    def __len__(self): return len(self.ids)
-    def __repr__(self): return f'BoxFile({self.path}: {len(self):,} images, {len(self.boxes):,} boxes)'
-    def row(self,
-        image:str # Name of an image; with or without folder and suffix
-    )->int:       # Its row, or -1 if the file does not have it
+        short = {n: k for i, k in seen.items() for n in _short_names(i) if names[n] == 1}
+        self._at = seen
+        self._short = short
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __repr__(self):
+        return f'BoxFile({self.path}: {len(self):,} images, {len(self.boxes):,} boxes)'
+
+    def row(
+        self,
+        image: str,  # Name of an image; with or without folder and suffix
+    ) -> int:  # Its row, or -1 if the file does not have it
         "Where an image is in the file"
-        if (at := self._at.get(image)) is not None: return at
+        if (at := self._at.get(image)) is not None:
+            return at
         return next((self._short[n] for n in _short_names(image) if n in self._short), -1)
 
 # %% ../../nbs/data/56_box_files.ipynb #b2141412
 @patch
-def rows(self:BoxFile,
-    ids:list,               # Of images
-    source_name:str='data', # Where they come from, for messages
-)->np.ndarray:              # (n,) int64
+def rows(
+    self: BoxFile,
+    ids: list,  # Of images
+    source_name: str = 'data',  # Where they come from, for messages
+) -> np.ndarray:  # (n,) int64
     "The rows of images in the file; a `ValueError` names those that are missing, and two that would be the same"
     rows = np.array([self.row(str(i)) for i in ids], np.int64)
     if len(lost := np.flatnonzero(rows < 0)):
-        raise ValueError(f'{source_name}: {len(lost)} of {len(rows)} images have no boxes in {self.path}: '
-                         f'{some_of(ids[int(i)] for i in lost)}; it has those of {len(self):,} images, such as '
-                         f'{self.ids[0]}; a line with "boxes": [] says that an image has none')
-    used,first,counts = np.unique(rows, return_index=True, return_counts=True)
+        raise ValueError(
+            f'{source_name}: {len(lost)} of {len(rows)} images have no boxes in {self.path}: '
+            f'{some_of(ids[int(i)] for i in lost)}; it has those of {len(self):,} images, such as '
+            f'{self.ids[0]}; a line with "boxes": [] says that an image has none'
+        )
+    used, first, counts = np.unique(rows, return_index=True, return_counts=True)
     if len(twice := np.flatnonzero(counts > 1)):
         both = [ids[int(i)] for i in np.flatnonzero(rows == used[twice[0]])[:2]]
-        raise ValueError(f'{source_name}: the images {both[0]} and {both[1]} would both have the boxes of '
-                         f'{self.ids[int(used[twice[0]])]} in {self.path}: write their names with folders')
+        raise ValueError(
+            f'{source_name}: the images {both[0]} and {both[1]} would both have the boxes of '
+            f'{self.ids[int(used[twice[0]])]} in {self.path}: write their names with folders'
+        )
     return rows
 
+
 @patch
-def read(self:BoxFile,
-    rows:np.ndarray|list, # Of the file (b,)
-    most:int=None,        # Most boxes of each, the first ones; by default all
-    boxes:bool=True,      # Not used: there is nothing else
-)->dict:                  # region_boxes (b,n,4), region_counts (b,)
+def read(
+    self: BoxFile,
+    rows: np.ndarray | list,  # Of the file (b,)
+    most: int = None,  # Most boxes of each, the first ones; by default all
+    boxes: bool = True,  # Not used: there is nothing else
+) -> dict:  # region_boxes (b,n,4), region_counts (b,)
     "Boxes of some images, padded with zeros at the end"
     rows = np.asarray(rows, np.int64)
-    first,counts = self.offsets[rows],self.offsets[rows+1]-self.offsets[rows]
-    if most is not None: counts = np.minimum(counts, most)
-    out = np.zeros((len(rows),max(1, int(counts.max(initial=0))),4), np.float32)
-    for i,(a,k) in enumerate(zip(first.tolist(), counts.tolist())): out[i,:k] = self.boxes[a:a+k]
+    first = self.offsets[rows]
+    counts = self.offsets[rows + 1] - self.offsets[rows]
+    if most is not None:
+        counts = np.minimum(counts, most)
+    out = np.zeros((len(rows), max(1, int(counts.max(initial=0))), 4), np.float32)
+    for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
+        out[i, :k] = self.boxes[a : a + k]
     return dict(region_counts=torch.from_numpy(counts), region_boxes=torch.from_numpy(out))
 
 # %% ../../nbs/data/56_box_files.ipynb #9717faf5
 @patch
-def digest(self:BoxFile)->str:
+def digest(self: BoxFile) -> str:
     "12 hexadecimal digits over names and boxes"
     h = hashlib.sha256('\n'.join(self.ids).encode())
-    for a in (self.offsets, self.boxes): h.update(np.ascontiguousarray(a).tobytes())
+    for a in (self.offsets, self.boxes):
+        h.update(np.ascontiguousarray(a).tobytes())
     return h.hexdigest()[:12]
 
+
 @patch
-def lines(self:BoxFile,
-    ids:list,      # Of all images that are learned from or validated on
-    most:int=None, # As for `read`
-)->list:           # Lines
+def lines(
+    self: BoxFile,
+    ids: list,  # Of all images that are learned from or validated on
+    most: int = None,  # As for `read`
+) -> list:  # Lines
     "How many boxes these images have, and what is left out, in words"
     counts = np.diff(self.offsets)[self.rows(ids)]
     out = [f'{self.path}: {int(counts.sum()):,} boxes of {len(ids):,} images']
-    more = len(self)-len(ids)
-    if none := int((counts == 0).sum()): out.append(f'{none:,} of {len(ids):,} images have no box: for these the '
-                                                    f'text alone is used')
-    if self.flat: out.append(f'{self.flat:,} boxes without area are left out')
-    if most and (cut := int((counts-most).clip(0).sum())):
+    more = len(self) - len(ids)
+    if none := int((counts == 0).sum()):
+        out.append(f'{none:,} of {len(ids):,} images have no box: for these the text alone is used')
+    if self.flat:
+        out.append(f'{self.flat:,} boxes without area are left out')
+    if most and (cut := int((counts - most).clip(0).sum())):
         out.append(f'{cut:,} boxes are beyond max_regions={most} of their image and are left out')
-    if more > 0: out.append(f'{more:,} of {len(self):,} images of the file are not in the data')
+    if more > 0:
+        out.append(f'{more:,} of {len(self):,} images of the file are not in the data')
     return out

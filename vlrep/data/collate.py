@@ -8,191 +8,236 @@ __all__ = ['CaptionCollator', 'caption_tokenizer', 'caption_collator', 'TokenCou
 
 # %% ../../nbs/data/50_collate.ipynb #9ad27067
 from dataclasses import dataclass
+
 import numpy as np
-from ..core.scripts import *
-from ..core.seeding import *
-from .records import *
-from .tokenizer import *
-from .transforms import *
+
+from ..core.scripts import english_share, mirror_pairs
+from ..core.seeding import chances
+from .records import ImageTextDataset, TextBuffer
+from .tokenizer import Tokenizer, choose_normalisation, pad_tokens
+from .transforms import ENGLISH_SIDES, swap_left_right
 
 # %% ../../nbs/data/50_collate.ipynb #243f6483
 class CaptionCollator:
     "One caption of each image as tokens, with left and right exchanged where the image is mirrored"
-    def __init__(self,
-        tok:Tokenizer,        # Cuts captions into tokens
-        max_len:int=30,       # Most tokens of a caption (VirTex code)
-        substring:bool=False, # VirTex's exchange of left and right inside words
-        sides:tuple=ENGLISH_SIDES, # Words that a mirror exchanges, see `mirror_pairs`
+
+    def __init__(
+        self,
+        tok: Tokenizer,  # Cuts captions into tokens
+        max_len: int = 30,  # Most tokens of a caption (VirTex code)
+        substring: bool = False,  # VirTex's exchange of left and right inside words
+        sides: tuple = ENGLISH_SIDES,  # Words that a mirror exchanges, see `mirror_pairs`
     ):
-        self.tok,self.max_len,self.substring = tok,max_len,substring
+        self.tok = tok
+        self.max_len = max_len
+        self.substring = substring
         self.sides = sides
-    def check(self,
-        source:ImageTextDataset  # What batches will be read from
-    )->None:
+
+    def check(
+        self,
+        source: ImageTextDataset,  # What batches will be read from
+    ) -> None:
         "A `ValueError` if there is an image without a caption"
-        if source.captions is None: raise ValueError(f'{source.name}: has no captions; use tok=None')
+        if source.captions is None:
+            raise ValueError(f'{source.name}: has no captions; use tok=None')
         mute = np.flatnonzero(source.captions.counts() == 0)
         if len(mute):
-            raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is '
-                             f'{source.ids[mute[0]]}')
-    def chosen(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
+            raise ValueError(
+                f'{source.name}: {len(mute)} of {len(source)} images have no caption, the first is '
+                f'{source.ids[mute[0]]}'
+            )
+
+    def chosen(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
         "Index of the caption drawn for each row, counted through all captions (b,)"
         first = source.captions.rows[rows]
         u = chances(rows, seed, 'caption', when)
-        return first + (u*(source.captions.rows[rows+1]-first)).astype(np.int64)
-    def lengths(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
+        return first + (u * (source.captions.rows[rows + 1] - first)).astype(np.int64)
+
+    def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
         "How long the caption of each row is, in bytes (b,)"
-        at,ends = self.chosen(source, rows, when, seed),source.captions.ends
-        return ends[at+1]-ends[at]
-    def texts(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int, flip:np.ndarray)->list:
+        at = self.chosen(source, rows, when, seed)
+        ends = source.captions.ends
+        return ends[at + 1] - ends[at]
+
+    def texts(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray) -> list:
         "The caption of each row"
-        c,at = source.captions,self.chosen(source, rows, when, seed)
-        out = [c.data[a:b].tobytes().decode() for a,b in zip(c.ends[at], c.ends[at+1])]
-        return [swap_left_right(t, self.substring, self.sides) if f else t for t,f in zip(out, flip)]
-    def all_texts(self, source:ImageTextDataset)->TextBuffer:
+        c = source.captions
+        at = self.chosen(source, rows, when, seed)
+        out = [c.data[a:b].tobytes().decode() for a, b in zip(c.ends[at], c.ends[at + 1])]
+        return [swap_left_right(t, self.substring, self.sides) if f else t for t, f in zip(out, flip)]
+
+    def all_texts(self, source: ImageTextDataset) -> TextBuffer:
         "Everything that can be read of each image"
         return source.captions
-    def uncut(self, texts:list)->list:
+
+    def uncut(self, texts: list) -> list:
         "The tokens of texts, special ones included, however many there are"
         return self.tok.encode(texts, 1 << 30)
-    def __call__(self,
-        source:ImageTextDataset, # Images with captions
-        rows:np.ndarray,         # Which of them (b,)
-        when,                    # Number of the epoch, or 'valid'
-        seed:int,                # Of the run
-        flip:np.ndarray,         # Which are mirrored (b,) bool
-    )->dict:                     # `tok` (b,s) and `lens` (b,), int64
+
+    def __call__(
+        self,
+        source: ImageTextDataset,  # Images with captions
+        rows: np.ndarray,  # Which of them (b,)
+        when,  # Number of the epoch, or 'valid'
+        seed: int,  # Of the run
+        flip: np.ndarray,  # Which are mirrored (b,) bool
+    ) -> dict:  # `tok` (b,s) and `lens` (b,), int64
         "One caption of each image"
-        tok,lens = pad_tokens(self.tok.encode(self.texts(source, rows, when, seed, flip), self.max_len), self.tok.pad)
+        tok, lens = pad_tokens(self.tok.encode(self.texts(source, rows, when, seed, flip), self.max_len), self.tok.pad)
         return dict(tok=tok, lens=lens)
 
 # %% ../../nbs/data/50_collate.ipynb #b01c0a2e
 def caption_tokenizer(
-    recipe:'MethodRecipe',  # With `vocab`
-    train:ImageTextDataset, # With captions
-)->Tokenizer:
+    recipe: 'MethodRecipe',  # With `vocab`
+    train: ImageTextDataset,  # With captions
+) -> Tokenizer:
     "Train a tokenizer on the captions of the training set"
     return Tokenizer.train(train.captions.flat(), recipe.vocab, how=getattr(recipe, 'normalise', 'auto'))
 
+
 def caption_collator(
-    recipe:'MethodRecipe', # With `max_len`
-    tokenizer:Tokenizer,   # From `caption_tokenizer`
-)->CaptionCollator:
+    recipe: 'MethodRecipe',  # With `max_len`
+    tokenizer: Tokenizer,  # From `caption_tokenizer`
+) -> CaptionCollator:
     "A collator that takes one caption of each image"
-    return CaptionCollator(tokenizer, recipe.max_len,
-                           sides=mirror_pairs(getattr(recipe, 'mirror_words', 'auto')))
+    return CaptionCollator(tokenizer, recipe.max_len, sides=mirror_pairs(getattr(recipe, 'mirror_words', 'auto')))
 
 # %% ../../nbs/data/50_collate.ipynb #df8606bb
 @dataclass
 class TokenCounts:
     "How much of some texts a collator passes on"
-    texts:int       # How many there are
-    seen:int        # How many of them were counted
-    cut:int         # Of these, how many are longer than `max_len`
-    lost:int        # Tokens that they lose by that
-    tokens:int      # Their tokens, the special ones left out
-    unknown:int     # Tokens that are `<unk>`
-    missing:int     # Texts that say nan, none or null
-    lengths:list    # Tokens of each, special ones included
+
+    texts: int  # How many there are
+    seen: int  # How many of them were counted
+    cut: int  # Of these, how many are longer than `max_len`
+    lost: int  # Tokens that they lose by that
+    tokens: int  # Their tokens, the special ones left out
+    unknown: int  # Tokens that are `<unk>`
+    missing: int  # Texts that say nan, none or null
+    lengths: list  # Tokens of each, special ones included
+
 
 def count_tokens(
-    collate:CaptionCollator, # With `all_texts`, `uncut` and `max_len`
-    source:ImageTextDataset, # Images
-    most:int=100_000,        # Of more texts, so many are counted, spread over all
-)->TokenCounts:
+    collate: CaptionCollator,  # With `all_texts`, `uncut` and `max_len`
+    source: ImageTextDataset,  # Images
+    most: int = 100_000,  # Of more texts, so many are counted, spread over all
+) -> TokenCounts:
     "Count cut texts and unknown tokens"
     texts = collate.all_texts(source)
-    total = len(texts.ends)-1
-    at = range(0, total, max(1, -(-total//most)))
+    total = len(texts.ends) - 1
+    at = range(0, total, max(1, -(-total // most)))
     out = TokenCounts(total, len(at), 0, 0, 0, 0, 0, [])
     for k in range(0, len(at), 1000):
-        some = [texts.data[texts.ends[i]:texts.ends[i+1]].tobytes().decode() for i in at[k:k+1000]]
+        some = [texts.data[texts.ends[i] : texts.ends[i + 1]].tobytes().decode() for i in at[k : k + 1000]]
         out.missing += sum(t.strip().lower() in ('nan', 'none', 'null', '<na>') for t in some)
         for ids in collate.uncut(some):
             out.lengths.append(len(ids))
             out.cut += len(ids) > collate.max_len
-            out.lost += max(0, len(ids)-collate.max_len)
-            out.tokens += len(ids)-2
+            out.lost += max(0, len(ids) - collate.max_len)
+            out.tokens += len(ids) - 2
             out.unknown += ids.count(collate.tok.unk)
     return out
 
+
 def _percent(part, whole):
-    share = 100*part/max(whole, 1)
+    share = 100 * part / max(whole, 1)
     return f'{share:.0f} %' if share >= 10 or not part else f'{share:.2g} %'
+
 
 def _part_line(name, n, max_len, windows):
     "What became of the texts of one part of the data"
     says = 'and a window of each is read' if windows else 'and are cut'
-    if n.cut and not windows: says += f' ({_percent(n.lost, n.tokens)} of all tokens are lost)'
-    line = (f'{name}: {_percent(n.cut, n.seen)} of {n.texts:,} texts are longer than max_len={max_len} tokens {says}, '
-            f'{_percent(n.unknown, n.tokens)} of the tokens are unknown')
-    if n.seen < n.texts: line += f' (counted on {n.seen:,})'
-    if n.missing: line += f'; {n.missing:,} are "nan", "none" or "null": probably cells of a table without a caption'
+    if n.cut and not windows:
+        says += f' ({_percent(n.lost, n.tokens)} of all tokens are lost)'
+    line = (
+        f'{name}: {_percent(n.cut, n.seen)} of {n.texts:,} texts are longer than max_len={max_len} tokens {says}, '
+        f'{_percent(n.unknown, n.tokens)} of the tokens are unknown'
+    )
+    if n.seen < n.texts:
+        line += f' (counted on {n.seen:,})'
+    if n.missing:
+        line += f'; {n.missing:,} are "nan", "none" or "null": probably cells of a table without a caption'
     return line
 
+
 def token_lines(
-    collate:CaptionCollator, # Of the method
-    parts:dict,              # Name -> dataset; the first is learned from
-    max_cut:float=1.,        # Share of the tokens that may be lost because texts are cut
-    max_unknown:float=1.,    # Share of the tokens that may be unknown
-)->list:                     # A line for each part
+    collate: CaptionCollator,  # Of the method
+    parts: dict,  # Name -> dataset; the first is learned from
+    max_cut: float = 1.0,  # Share of the tokens that may be lost because texts are cut
+    max_unknown: float = 1.0,  # Share of the tokens that may be unknown
+) -> list:  # A line for each part
     "Log lines on cut texts and unknown tokens; a `ValueError` if there are more than allowed"
     windows = getattr(collate, 'windows', False)
     lines = []
-    for name,source in parts.items():
+    for name, source in parts.items():
         n = count_tokens(collate, source)
         line = _part_line(name, n, collate.max_len, windows)
-        if n.lost > max_cut*n.tokens and not windows:
-            enough = sorted(n.lengths)[int(.95*(n.seen-1))]
-            raise ValueError(f'{line}: --max-len {enough} holds 95 % of them, and --max-cut 1 reads only their '
-                             f'beginnings')
-        if n.unknown > max_unknown*n.tokens:
-            raise ValueError(f'{line}: the tokenizer does not know the letters of these texts, and --max-unknown 1 '
-                             f'lets that pass')
+        if n.lost > max_cut * n.tokens and not windows:
+            enough = sorted(n.lengths)[int(0.95 * (n.seen - 1))]
+            raise ValueError(
+                f'{line}: --max-len {enough} holds 95 % of them, and --max-cut 1 reads only their beginnings'
+            )
+        if n.unknown > max_unknown * n.tokens:
+            raise ValueError(
+                f'{line}: the tokenizer does not know the letters of these texts, and --max-unknown 1 lets that pass'
+            )
         lines.append(line)
     return lines
 
 # %% ../../nbs/data/50_collate.ipynb #cc00ba26
-_SAMPLE = 5000 # Captions by which the language is told
+_SAMPLE = 5000  # Captions by which the language is told
+
 
 def mirroring_line(
-    recipe:'MethodRecipe',   # With `mirror_words` and `flip_p`
-    collate:CaptionCollator, # Of the method
-    train:ImageTextDataset,  # What is learned from
-)->str:                      # '' if images can be mirrored
+    recipe: 'MethodRecipe',  # With `mirror_words` and `flip_p`
+    collate: CaptionCollator,  # Of the method
+    train: ImageTextDataset,  # What is learned from
+) -> str:  # '' if images can be mirrored
     "Why images are not mirrored: the words for left and right in the captions are not known"
-    if getattr(recipe, 'mirror_words', '') != 'auto' or not recipe.flip_p: return ''
+    if getattr(recipe, 'mirror_words', '') != 'auto' or not recipe.flip_p:
+        return ''
     # some read no captions, or never mirror them
-    if not hasattr(collate, 'all_texts') or not getattr(collate, 'swap_sides', True): return ''
+    if not hasattr(collate, 'all_texts') or not getattr(collate, 'swap_sides', True):
+        return ''
     texts = collate.all_texts(train)
-    if texts is None or not len(texts.ends)-1: return ''
-    total = len(texts.ends)-1
-    at = range(0, total, max(1, -(-total//_SAMPLE)))
-    share = english_share(texts.data[texts.ends[i]:texts.ends[i+1]].tobytes().decode() for i in at)
-    if share >= .5: return ''
-    return (f'images are not mirrored: only {100*share:.0f} % of the captions look English, and the words for left and '
-            f'right are not known; --mirror-words links=rechts names them (none: there are no such words)')
+    if texts is None or not len(texts.ends) - 1:
+        return ''
+    total = len(texts.ends) - 1
+    at = range(0, total, max(1, -(-total // _SAMPLE)))
+    share = english_share(texts.data[texts.ends[i] : texts.ends[i + 1]].tobytes().decode() for i in at)
+    if share >= 0.5:
+        return ''
+    return (
+        f'images are not mirrored: only {100 * share:.0f} % of the captions look English, and the words for left and '
+        f'right are not known; --mirror-words links=rechts names them (none: there are no such words)'
+    )
 
 # %% ../../nbs/data/50_collate.ipynb #f64424c5
 def _form_line(recipe, collate, train):
     "Which form of letters is read, where that is not the papers'; or what it costs"
-    best,why = choose_normalisation(collate.all_texts(train).flat())
+    best, why = choose_normalisation(collate.all_texts(train).flat())
     asked = getattr(recipe, 'normalise', 'auto')
     used = collate.tok.normalisation if collate.tok is not None else asked.replace('auto', best)
     if used == 'nfkd' and best != used:
         return f'normalise=nfkd: the tokens are those of letters without their marks, although {why}'
     return f'normalise={used}: {why}' if used == best == 'nfkc' and asked == 'auto' else ''
 
+
 def caption_lines(
-    recipe:'MethodRecipe',   # Perhaps with the fields of `TextRecipe`
-    collate:CaptionCollator, # Of the method; or None
-    parts:dict,              # Datasets `train`, `valid` and perhaps others
-    counted:tuple=('train', 'valid'), # Those whose texts are counted
-)->list:                     # Lines
+    recipe: 'MethodRecipe',  # Perhaps with the fields of `TextRecipe`
+    collate: CaptionCollator,  # Of the method; or None
+    parts: dict,  # Datasets `train`, `valid` and perhaps others
+    counted: tuple = ('train', 'valid'),  # Those whose texts are counted
+) -> list:  # Lines
     "Log lines on what happens to the texts of a run; a `ValueError` if more of them is lost than the recipe allows"
-    if not hasattr(collate, 'all_texts') or collate.all_texts(parts['train']) is None: return []
+    if not hasattr(collate, 'all_texts') or collate.all_texts(parts['train']) is None:
+        return []
     lines = [_form_line(recipe, collate, parts['train']), mirroring_line(recipe, collate, parts['train'])]
     if collate.tok is not None and hasattr(collate, 'uncut'):
-        lines += token_lines(collate, {k: parts[k] for k in counted}, getattr(recipe, 'max_cut', 1.),
-                             getattr(recipe, 'max_unknown', 1.))
+        lines += token_lines(
+            collate,
+            {k: parts[k] for k in counted},
+            getattr(recipe, 'max_cut', 1.0),
+            getattr(recipe, 'max_unknown', 1.0),
+        )
     return [l for l in lines if l]

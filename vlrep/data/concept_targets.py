@@ -9,175 +9,245 @@ __all__ = ['TfidfVectors', 'ConceptTargets', 'word_targets', 'cluster_targets', 
 # %% ../../nbs/data/54_concept_targets.ipynb #e7b1487f
 import weakref
 from functools import partial
-import numpy as np, torch
-from ..core.registry import *
-from .concepts import *
+
+import numpy as np
+import torch
+
+from .concepts import ConceptSet, plain_words, usable_captions
 from .records import ImageTextDataset
 
 # %% ../../nbs/data/54_concept_targets.ipynb #a413c126
 class TfidfVectors:
     "Captions as vectors: TF-IDF of their words, projected to the main directions, of length 1"
-    def __init__(self,
-        texts:'Iterable[str]', # Captions that words and directions are fitted to
-        width:int=64,          # Directions; fewer if there are not so many words
-        seed:int=0,            # Of the decomposition
-        how:str='nfkd',        # As for `normalise`
+
+    def __init__(
+        self,
+        texts: 'Iterable[str]',  # Captions that words and directions are fitted to
+        width: int = 64,  # Directions; fewer if there are not so many words
+        seed: int = 0,  # Of the decomposition
+        how: str = 'nfkd',  # As for `normalise`
     ):
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
+
         self.words = TfidfVectorizer(analyzer=partial(plain_words, how=how), dtype=np.float32)
         x = self.words.fit_transform(texts)
-        self.svd = TruncatedSVD(max(1, min(width, x.shape[1]-1)), random_state=seed).fit(x)
-    def __call__(self,
-        texts:'Iterable[str]' # Captions (m)
-    )->np.ndarray:            # (m,d)
+        self.svd = TruncatedSVD(max(1, min(width, x.shape[1] - 1)), random_state=seed).fit(x)
+
+    def __call__(
+        self,
+        texts: 'Iterable[str]',  # Captions (m)
+    ) -> np.ndarray:  # (m,d)
         "The vectors of captions; one without a known word is 0"
         x = self.svd.transform(self.words.transform(texts))
-        return x/np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+        return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #50db6c06
 class ConceptTargets:
     "The tags that images can have, and which of them the images of a dataset have"
-    def __init__(self,
-        names:list,      # Of the tags (k)
-        find:callable,   # Dataset -> a list for each image of (number of a tag, its value)
-        mirror:np.ndarray=None, # Number of each tag in a mirrored image, -1: it has none (k,); None: nothing changes
-        soft:bool=False, # Are the values probabilities? Else all are 1
-    ): self.names,self.find,self.mirror,self.soft,self._found = names,find,mirror,soft,[]
-    def __len__(self): return len(self.names)
-    def table(self,
-        dataset:ImageTextDataset # Any, with what the tags are made of
-    )->tuple:                    # Where each image begins (n+1,), numbers of tags (m,), values (m,)
+
+    def __init__(
+        self,
+        names: list,  # Of the tags (k)
+        find: callable,  # Dataset -> a list for each image of (number of a tag, its value)
+        mirror: np.ndarray = None,  # Number of each tag in a mirrored image, -1: it has none (k,); None: nothing
+        # changes
+        soft: bool = False,  # Are the values probabilities? Else all are 1
+    ):
+        self.names = names
+        self.find = find
+        self.mirror = mirror
+        self.soft = soft
+        self._found = []
+
+    def __len__(self):
+        return len(self.names)
+
+    def table(
+        self,
+        dataset: ImageTextDataset,  # Any, with what the tags are made of
+    ) -> tuple:  # Where each image begins (n+1,), numbers of tags (m,), values (m,)
         "The tags of all images, one after the other; looked for once, as long as the dataset is in use"
-        self._found = [(ref, t) for ref,t in self._found if ref() is not None]
-        for ref,table in self._found:
-            if ref() is dataset: return table
+        self._found = [(ref, t) for ref, t in self._found if ref() is not None]
+        for ref, table in self._found:
+            if ref() is dataset:
+                return table
         lists = self.find(dataset)
         rows = np.cumsum([0, *map(len, lists)])
         flat = [o for l in lists for o in l]
-        table = rows,np.array([k for k,_ in flat], np.int64),np.array([v for _,v in flat], np.float32)
+        table = rows, np.array([k for k, _ in flat], np.int64), np.array([v for _, v in flat], np.float32)
         self._found.append((weakref.ref(dataset), table))
         return table
 
+
 def _read(dataset, low, high, how):
     "For each image the captions that are read"
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions to make tags of')
-    ok,rows = usable_captions(dataset.captions, low, high, how=how),dataset.captions.rows
-    return [[t for t,o in zip(dataset.captions[i], ok[rows[i]:rows[i+1]]) if o] for i in range(len(dataset))]
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions to make tags of')
+    ok = usable_captions(dataset.captions, low, high, how=how)
+    rows = dataset.captions.rows
+    return [[t for t, o in zip(dataset.captions[i], ok[rows[i] : rows[i + 1]]) if o] for i in range(len(dataset))]
+
 
 def word_targets(
-    concepts:ConceptSet, # The words
-    low:int=3,           # Fewest words of a caption that is read
-    high:int=25,         # Most words
-)->ConceptTargets:
+    concepts: ConceptSet,  # The words
+    low: int = 3,  # Fewest words of a caption that is read
+    high: int = 25,  # Most words
+) -> ConceptTargets:
     "TP_Postag: the concepts that an image's captions name (ICMLM sec. 3.1)"
+
     def find(dataset):
-        return [[(k, 1.) for k in concepts.of(texts)] for texts in _read(dataset, low, high, concepts.how)]
+        return [[(k, 1.0) for k in concepts.of(texts)] for texts in _read(dataset, low, high, concepts.how)]
+
     return ConceptTargets(concepts.words, find, concepts.mirror)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #25f9fbe7
 def cluster_targets(
-    dataset:ImageTextDataset, # What the clusters are fitted to
-    k:int,                    # Clusters
-    low:int=3, high:int=25,   # As for `word_targets`
-    *, vectors:callable=None, # Captions -> (m,d); `TfidfVectors` of the dataset's by default
-    seed:int=0,               # Of the first centres
-    how:str='nfkd',           # As for `normalise`
-)->ConceptTargets:
+    dataset: ImageTextDataset,  # What the clusters are fitted to
+    k: int,  # Clusters
+    low: int = 3,
+    high: int = 25,  # As for `word_targets`
+    *,
+    vectors: callable = None,  # Captions -> (m,d); `TfidfVectors` of the dataset's by default
+    seed: int = 0,  # Of the first centres
+    how: str = 'nfkd',  # As for `normalise`
+) -> ConceptTargets:
     "TP_Cluster: the clusters that an image's captions lie in; a `ValueError` if there are fewer captions than clusters"
     from sklearn.cluster import KMeans, MiniBatchKMeans
+
     texts = [t for ts in _read(dataset, low, high, how) for t in ts]
     if not 1 <= k <= len(set(texts)):
-        raise ValueError(f'top_k={k}: the number of clusters must be from 1 to {len(set(texts))}, the number of '
-                         f'different captions')
+        raise ValueError(
+            f'top_k={k}: the number of clusters must be from 1 to {len(set(texts))}, the number of different captions'
+        )
     vectors = vectors or TfidfVectors(texts, seed=seed, how=how)
     x = np.asarray(vectors(texts), np.float32)
-    means = (MiniBatchKMeans(k, n_init=1, random_state=seed, batch_size=4096) if len(x) > 20_000
-             else KMeans(k, n_init=1, random_state=seed)).fit(x)
+    means = (
+        MiniBatchKMeans(k, n_init=1, random_state=seed, batch_size=4096)
+        if len(x) > 20_000
+        else KMeans(k, n_init=1, random_state=seed)
+    ).fit(x)
+
     def find(dataset):
         lists = _read(dataset, low, high, how)
         flat = [t for ts in lists for t in ts]
         got = iter(means.predict(np.asarray(vectors(flat), np.float32)).tolist() if flat else ())
-        return [[(c, 1.) for c in sorted({next(got) for _ in ts})] for ts in lists]
-    names = [texts[i] for i in means.transform(x).argmin(0)] if len(x)*k < 10**7 else [str(c) for c in range(k)]
-    return ConceptTargets(names, find)          # a cluster is called by the caption next to its centre
+        return [[(c, 1.0) for c in sorted({next(got) for _ in ts})] for ts in lists]
+
+    names = [texts[i] for i in means.transform(x).argmin(0)] if len(x) * k < 10**7 else [str(c) for c in range(k)]
+    return ConceptTargets(names, find)  # a cluster is called by the caption next to its centre
 
 # %% ../../nbs/data/54_concept_targets.ipynb #2a485ed3
 def topic_targets(
-    dataset:ImageTextDataset, # What the topics are fitted to
-    k:int=40,                 # Topics (ICMLM sec. 4.5: 40)
-    low:int=3, high:int=25,   # As for `word_targets`
-    *, seed:int=0,            # Of the first topics
-    how:str='nfkd',           # As for `normalise`
-)->ConceptTargets:
+    dataset: ImageTextDataset,  # What the topics are fitted to
+    k: int = 40,  # Topics (ICMLM sec. 4.5: 40)
+    low: int = 3,
+    high: int = 25,  # As for `word_targets`
+    *,
+    seed: int = 0,  # Of the first topics
+    how: str = 'nfkd',  # As for `normalise`
+) -> ConceptTargets:
     "TP_LDA: topics of the captions of an image taken together, without stop words, by latent Dirichlet allocation"
     from sklearn.decomposition import LatentDirichletAllocation
-    from sklearn.feature_extraction.text import CountVectorizer, ENGLISH_STOP_WORDS
-    if k < 1: raise ValueError(f'top_k={k}: the number of topics must be at least 1')
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, CountVectorizer
+
+    if k < 1:
+        raise ValueError(f'top_k={k}: the number of topics must be at least 1')
     counter = CountVectorizer(analyzer=lambda t: [w for w in plain_words(t, how) if w not in ENGLISH_STOP_WORDS])
-    def whole(dataset): return [' '.join(ts) for ts in _read(dataset, low, high, how)]
+
+    def whole(dataset):
+        return [' '.join(ts) for ts in _read(dataset, low, high, how)]
+
     texts = whole(dataset)
-    if not any(texts): raise ValueError(f'{dataset.name}: no caption has {low} to {high} words: there are no topics')
+    if not any(texts):
+        raise ValueError(f'{dataset.name}: no caption has {low} to {high} words: there are no topics')
     lda = LatentDirichletAllocation(k, random_state=seed, learning_method='online' if len(texts) > 5000 else 'batch')
-    try: counts = counter.fit_transform(texts)
-    except ValueError: raise ValueError(f'{dataset.name}: its captions have no word that a topic could have') from None
+    try:
+        counts = counter.fit_transform(texts)
+    except ValueError:
+        raise ValueError(f'{dataset.name}: its captions have no word that a topic could have') from None
     words = counter.get_feature_names_out()
-    if k > len(words): raise ValueError(f'top_k={k}: more topics than the {len(words)} words that the captions have')
+    if k > len(words):
+        raise ValueError(f'top_k={k}: more topics than the {len(words)} words that the captions have')
     lda.fit(counts)
     names = [' '.join(words[c.argsort()[::-1][:4]]) for c in lda.components_]
+
     def find(dataset):
         texts = whole(dataset)
         p = lda.transform(counter.transform(texts)).tolist()
-        return [list(enumerate(row)) if t else [] for row,t in zip(p, texts)]
+        return [list(enumerate(row)) if t else [] for row, t in zip(p, texts)]
+
     return ConceptTargets(names, find, soft=True)
 
+
 def label_targets(
-    dataset:ImageTextDataset # With labels called tags, objects or categories, a column for each
-)->ConceptTargets:
+    dataset: ImageTextDataset,  # With labels called tags, objects or categories, a column for each
+) -> ConceptTargets:
     "TP_Label: the categories that images are labelled with; those that no training image has are left out"
-    key = next((k for k in ('tags','objects','categories') if k in dataset.labels), None)
+    key = next((k for k in ('tags', 'objects', 'categories') if k in dataset.labels), None)
     if key is None:
         raise ValueError(f'{dataset.name}: has no labels called tags or objects, which concepts=label needs')
     shown = np.flatnonzero((dataset.labels[key] > 0).any(0))
     names = dataset.names.get(key, [str(i) for i in range(dataset.labels[key].shape[1])])
-    def find(d): return [[(k, 1.) for k in np.flatnonzero(row)] for row in d.labels[key][:,shown] > 0]
+
+    def find(d):
+        return [[(k, 1.0) for k in np.flatnonzero(row)] for row in d.labels[key][:, shown] > 0]
+
     return ConceptTargets([names[i] for i in shown], find)
 
 # %% ../../nbs/data/54_concept_targets.ipynb #d36611c0
 class ConceptCollator:
     "The tags of each image as a row of numbers"
+
     tok = None
-    def __init__(self,
-        fit:callable # Training set -> `ConceptTargets`
-    ): self.fit,self.targets,self._tables = fit,None,[]
-    def check(self,
-        source:ImageTextDataset # What batches will be read from
-    )->None:
+
+    def __init__(
+        self,
+        fit: callable,  # Training set -> `ConceptTargets`
+    ):
+        self.fit = fit
+        self.targets = None
+        self._tables = []
+
+    def check(
+        self,
+        source: ImageTextDataset,  # What batches will be read from
+    ) -> None:
         "Fit the tags, if this is the first dataset, and find those of its images; a `ValueError` if that is impossible"
         self.table(source)
-    def all_texts(self, source:ImageTextDataset)->'TextBuffer':
+
+    def all_texts(self, source: ImageTextDataset) -> 'TextBuffer':
         "What tags may be made of: the captions"
         return source.captions
-    def table(self, source:ImageTextDataset)->tuple:
+
+    def table(self, source: ImageTextDataset) -> tuple:
         "Where each image begins (n+1,), numbers of tags (m,), values (m,)"
-        if self.targets is None: self.targets = self.fit(source)
-        for known,table in self._tables:
-            if known is source: return table
+        if self.targets is None:
+            self.targets = self.fit(source)
+        for known, table in self._tables:
+            if known is source:
+                return table
         self._tables.append((source, self.targets.table(source)))
         return self._tables[-1][1]
-    def rows(self,
-        source:ImageTextDataset, # Images
-        rows:np.ndarray,         # Which of them (b,)
-        flip:np.ndarray,         # Which are mirrored (b,) bool
-    )->np.ndarray:               # float32 (b,k)
+
+    def rows(
+        self,
+        source: ImageTextDataset,  # Images
+        rows: np.ndarray,  # Which of them (b,)
+        flip: np.ndarray,  # Which are mirrored (b,) bool
+    ) -> np.ndarray:  # float32 (b,k)
         "The tags of some images"
-        first,ids,values = self.table(source)
-        out = np.zeros((len(rows),len(self.targets)+1), np.float32)
-        for i,(r,f) in enumerate(zip(rows, flip)):
-            k = ids[first[r]:first[r+1]]
-            if f and self.targets.mirror is not None: k = self.targets.mirror[k]
-            out[i,k] = values[first[r]:first[r+1]]
-        return out[:,:-1]                                # -1: there is no such word
-    def __call__(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int, flip:np.ndarray)->dict:
+        first, ids, values = self.table(source)
+        out = np.zeros((len(rows), len(self.targets) + 1), np.float32)
+        for i, (r, f) in enumerate(zip(rows, flip)):
+            k = ids[first[r] : first[r + 1]]
+            if f and self.targets.mirror is not None:
+                k = self.targets.mirror[k]
+            out[i, k] = values[first[r] : first[r + 1]]
+        return out[:, :-1]  # -1: there is no such word
+
+    def __call__(
+        self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray
+    ) -> dict:
         "`concepts` (b,k)"
         return dict(concepts=torch.from_numpy(self.rows(source, np.asarray(rows), flip)))

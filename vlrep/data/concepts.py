@@ -7,12 +7,16 @@ __all__ = ['TAGGERS', 'SPEECH_PARTS', 'plain_words', 'split_marks', 'usable_capt
            'concept_words', 'ConceptSet', 'Triplets']
 
 # %% ../../nbs/data/52_concepts.ipynb #82ee8ea0
-import importlib, re, unicodedata
+import importlib
+import re
+import unicodedata
 from collections import Counter
 from functools import lru_cache
+
 import numpy as np
 from fastcore.basics import patch
-from ..core.registry import *
+
+from ..core.registry import did_you_mean
 from .records import TextBuffer
 from .tokenizer import normalise
 from .transforms import ENGLISH_SIDES, swap_left_right
@@ -21,38 +25,47 @@ from .transforms import ENGLISH_SIDES, swap_left_right
 _WORD = re.compile(r'[^\W_]+')
 _MARKS = re.compile(r'[^\W_]+|[^\w\s]|_')
 
-def _in_word(char): return char.isalnum() or unicodedata.category(char)[0] == 'M' or char in '\u200c\u200d'
+
+def _in_word(char):
+    return char.isalnum() or unicodedata.category(char)[0] == 'M' or char in '\u200c\u200d'
+
 
 def _pieces(text):
     "Words, and single signs; marks of letters, which are no letters to `re`, stay in their words"
-    if text.isascii(): return _MARKS.findall(text)
+    if text.isascii():
+        return _MARKS.findall(text)
     apart = ''.join(c if _in_word(c) else f' {c} ' for c in text)
     return apart.split()
 
+
 def plain_words(
-    text:str,       # A caption
-    how:str='nfkd', # As for `normalise`
-)->list:            # Its words, without punctuation; for nfkd in lower case and without accents
+    text: str,  # A caption
+    how: str = 'nfkd',  # As for `normalise`
+) -> list:  # Its words, without punctuation; for nfkd in lower case and without accents
     "The words of a caption, as BERT cuts them before it applies WordPiece"
     text = normalise(text, how)
     return _WORD.findall(text) if text.isascii() else [w for w in _pieces(text) if _in_word(w[0])]
 
+
 def split_marks(
-    text:str,       # A caption
-    how:str='nfkd', # As for `normalise`
-)->str:             # Its words and punctuation marks, with spaces between them
+    text: str,  # A caption
+    how: str = 'nfkd',  # As for `normalise`
+) -> str:  # Its words and punctuation marks, with spaces between them
     "A caption in which punctuation stands apart: the tokens of each word are then its own"
     return ' '.join(_pieces(normalise(text, how)))
 
+
 def usable_captions(
-    captions:TextBuffer, # The captions of all images
-    low:int=3,           # Fewest tokens of a caption (ICMLM sec. 4)
-    high:int=25,         # Most tokens of a caption (ICMLM sec. 4)
-    length:callable=None, # A caption's number of tokens; by default of its words
-    *, how:str='nfkd',   # As for `normalise`: captions that it makes equal are the same
-)->np.ndarray:           # For each caption, counted through all images: is it read? bool (m,)
+    captions: TextBuffer,  # The captions of all images
+    low: int = 3,  # Fewest tokens of a caption (ICMLM sec. 4)
+    high: int = 25,  # Most tokens of a caption (ICMLM sec. 4)
+    length: callable = None,  # A caption's number of tokens; by default of its words
+    *,
+    how: str = 'nfkd',  # As for `normalise`: captions that it makes equal are the same
+) -> np.ndarray:  # For each caption, counted through all images: is it read? bool (m,)
     "Which captions have an allowed length and do not repeat another one of their image, ignoring case"
-    if not 1 <= low <= high: raise ValueError(f'low={low}, high={high}: at least 1 token, and low at most high')
+    if not 1 <= low <= high:
+        raise ValueError(f'low={low}, high={high}: at least 1 token, and low at most high')
     length = length or (lambda text: len(plain_words(text)))
     out = []
     for texts in (captions[i] for i in range(len(captions))):
@@ -64,75 +77,98 @@ def usable_captions(
     return np.array(out, bool)
 
 # %% ../../nbs/data/52_concepts.ipynb #7ef02618
-_PENN = dict(NN='NOUN', JJ='ADJ', VB='VERB')     # what the tags of the Penn Treebank begin with
+_PENN = dict(NN='NOUN', JJ='ADJ', VB='VERB')  # what the tags of the Penn Treebank begin with
+
 
 def _optional(module, package, use):
     "Import a module of a package that need not be installed"
-    try: return importlib.import_module(module)
-    except ImportError: raise ValueError(f'{use}: {package} is not installed (pip install {package})') from None
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(f'{use}: {package} is not installed (pip install {package})') from None
+
 
 def _pattern():
     "textblob's PatternTagger: its lexicon is in the package"
     tagger = _optional('textblob.en.taggers', 'textblob', 'tagger=pattern').PatternTagger()
+
     def tag(words):
         got = tagger.tag(' '.join(words), tokenize=False)
-        return [_PENN.get(t[:2], '') for _,t in got] if len(got) == len(words) else ['']*len(words)
+        return [_PENN.get(t[:2], '') for _, t in got] if len(got) == len(words) else [''] * len(words)
+
     return tag
+
 
 def _spacy(model='en_core_web_sm'):
     "spaCy's small English model; proper nouns are none of its nouns"
     spacy = _optional('spacy', 'spacy', 'tagger=spacy')
-    try: nlp = spacy.load(model, exclude=['parser','ner','lemmatizer'])
-    except OSError: raise ValueError(f'tagger=spacy: its model {model} is not installed (python -m spacy download '
-                                     f'{model}); tagger=pattern needs no model') from None
+    try:
+        nlp = spacy.load(model, exclude=['parser', 'ner', 'lemmatizer'])
+    except OSError:
+        raise ValueError(
+            f'tagger=spacy: its model {model} is not installed (python -m spacy download '
+            f'{model}); tagger=pattern needs no model'
+        ) from None
+
     def tag(words):
         doc = nlp(spacy.tokens.Doc(nlp.vocab, words=words))
         return [t.pos_ if t.pos_ in _PENN.values() else '' for t in doc]
+
     return tag
+
 
 TAGGERS = dict(pattern=_pattern, spacy=_spacy)
 
+
 @lru_cache(8)
 def _opened(name):
-    if name not in TAGGERS: raise did_you_mean('tagger', name, TAGGERS)
+    if name not in TAGGERS:
+        raise did_you_mean('tagger', name, TAGGERS)
     return lru_cache(200_000)(TAGGERS[name]())
 
 # %% ../../nbs/data/52_concepts.ipynb #2b0d86a5
 def tag_words(
-    words:'Iterable[str]',         # The words of a sentence, in lower case
-    tagger:'str|callable'='pattern' # pattern or spacy, or a function of the words
-)->list:                           # NOUN, ADJ, VERB or '' for each word
+    words: 'Iterable[str]',  # The words of a sentence, in lower case
+    tagger: 'str|callable' = 'pattern',  # pattern or spacy, or a function of the words
+) -> list:  # NOUN, ADJ, VERB or '' for each word
     "The part of speech of each word of a sentence; a `ValueError` says what to install if the tagger is missing"
     words = tuple(words)
     return list((tagger if callable(tagger) else _opened(tagger))(words))
 
 # %% ../../nbs/data/52_concepts.ipynb #72f73666
-SPEECH_PARTS = dict(nn=('NOUN',), nn_adj=('NOUN','ADJ'), nn_adj_vb=('NOUN','ADJ','VERB'))
+SPEECH_PARTS = dict(nn=('NOUN',), nn_adj=('NOUN', 'ADJ'), nn_adj_vb=('NOUN', 'ADJ', 'VERB'))
 _AUXILIARY = frozenset('be is are am was were been being have has had having do does did doing s re ve m d ll'.split())
 
+
 def concept_counts(
-    texts:'Iterable[str]', # Captions
-    parts:str='nn_adj_vb', # One of `SPEECH_PARTS`
-    tagger:'str|callable'='pattern', # As for `tag_words`
-    *, how:str='nfkd',     # As for `normalise`
-)->dict:                   # Word -> how often it is tagged as one of these parts; the most frequent first
+    texts: 'Iterable[str]',  # Captions
+    parts: str = 'nn_adj_vb',  # One of `SPEECH_PARTS`
+    tagger: 'str|callable' = 'pattern',  # As for `tag_words`
+    *,
+    how: str = 'nfkd',  # As for `normalise`
+) -> dict:  # Word -> how often it is tagged as one of these parts; the most frequent first
     "Words that are tagged as one of `parts` more often than not; of equally frequent ones, the first in the alphabet"
-    if parts not in SPEECH_PARTS: raise did_you_mean('set of parts of speech', parts, SPEECH_PARTS)
-    wanted,all_of,tagged = SPEECH_PARTS[parts],Counter(),Counter()
+    if parts not in SPEECH_PARTS:
+        raise did_you_mean('set of parts of speech', parts, SPEECH_PARTS)
+    wanted = SPEECH_PARTS[parts]
+    all_of = Counter()
+    tagged = Counter()
     for text in texts:
         words = plain_words(text, how)
         all_of.update(words)
-        tagged.update(w for w,t in zip(words, tag_words(words, tagger)) if t in wanted and w not in _AUXILIARY)
-    return dict(sorted(((w, n) for w,n in tagged.items() if 2*n > all_of[w]), key=lambda o: (-o[1], o[0])))
+        tagged.update(w for w, t in zip(words, tag_words(words, tagger)) if t in wanted and w not in _AUXILIARY)
+    return dict(sorted(((w, n) for w, n in tagged.items() if 2 * n > all_of[w]), key=lambda o: (-o[1], o[0])))
+
 
 def concept_words(
-    counts:dict,     # From `concept_counts`
-    top_k:int=0,     # How many of the most frequent; 0 for all (ICMLM: 1000, 5000 or 10000)
-    min_count:int=1, # How often a word must have been tagged
-)->list:             # Words, the most frequent first
+    counts: dict,  # From `concept_counts`
+    top_k: int = 0,  # How many of the most frequent; 0 for all (ICMLM: 1000, 5000 or 10000)
+    min_count: int = 1,  # How often a word must have been tagged
+) -> list:  # Words, the most frequent first
     "The concepts; a `ValueError` if there are none, or fewer than `top_k`"
-    words = [w for w,n in counts.items() if n >= min_count]
-    if not words: raise ValueError(f'concepts: no word of the captions is left, see parts and min_count={min_count}')
+    words = [w for w, n in counts.items() if n >= min_count]
+    if not words:
+        raise ValueError(f'concepts: no word of the captions is left, see parts and min_count={min_count}')
     if top_k > len(words):
         raise ValueError(f'top_k={top_k}: the captions have only {len(words)} such words; lower top_k, or 0 for all')
     return words[:top_k] if top_k else words
@@ -140,75 +176,97 @@ def concept_words(
 # %% ../../nbs/data/52_concepts.ipynb #a9d22c78
 class ConceptSet:
     "The words that are to be predicted, each with a number"
-    def __init__(self,
-        words:list,                # In the order of their numbers
-        how:str='nfkd',            # As for `normalise`: how captions are read
-        pairs:tuple=ENGLISH_SIDES, # Words that a mirror exchanges, see `mirror_pairs`
+
+    def __init__(
+        self,
+        words: list,  # In the order of their numbers
+        how: str = 'nfkd',  # As for `normalise`: how captions are read
+        pairs: tuple = ENGLISH_SIDES,  # Words that a mirror exchanges, see `mirror_pairs`
     ):
         self.words = list(words)
         self.how = how
-        self.index = {w: k for k,w in enumerate(self.words)}
-        if len(self.index) < len(self.words): raise ValueError('words: one of them is there twice')
+        self.index = {w: k for k, w in enumerate(self.words)}
+        if len(self.index) < len(self.words):
+            raise ValueError('words: one of them is there twice')
         swapped = [self.index.get(swap_left_right(w, pairs=pairs), -1) for w in self.words]
-        self.mirror = np.array(swapped, np.int64)    # the number of each word in a mirrored image; -1: none
-    def __len__(self): return len(self.words)
-    def __repr__(self): return f'ConceptSet({len(self)} words: {", ".join(self.words[:5])} ...)'
-    def of(self,
-        texts:'Iterable[str]' # Captions of one image
-    )->list:                  # Numbers, ascending
+        self.mirror = np.array(swapped, np.int64)  # the number of each word in a mirrored image; -1: none
+
+    def __len__(self):
+        return len(self.words)
+
+    def __repr__(self):
+        return f'ConceptSet({len(self)} words: {", ".join(self.words[:5])} ...)'
+
+    def of(
+        self,
+        texts: 'Iterable[str]',  # Captions of one image
+    ) -> list:  # Numbers, ascending
         "The concepts that are named in at least one of `texts`"
         return sorted({self.index[w] for t in texts for w in plain_words(t, self.how) if w in self.index})
 
 # %% ../../nbs/data/52_concepts.ipynb #408df097
 class Triplets:
     "Every (image, caption, place of a concept), counted and found by its number, but not stored"
-    def __init__(self,
-        captions:TextBuffer, # The captions of all images
-        usable:np.ndarray,   # Which of them are read, see `usable_captions` (m,)
-        places:callable,     # Places of a caption that can be masked: text -> list
+
+    def __init__(
+        self,
+        captions: TextBuffer,  # The captions of all images
+        usable: np.ndarray,  # Which of them are read, see `usable_captions` (m,)
+        places: callable,  # Places of a caption that can be masked: text -> list
     ):
-        self.captions,self.places = captions,places
+        self.captions = captions
+        self.places = places
         flat = captions.flat()
-        self.counts = np.array([len(places(t)) if ok else 0 for t,ok in zip(flat, usable, strict=True)], np.int64)
+        self.counts = np.array([len(places(t)) if ok else 0 for t, ok in zip(flat, usable, strict=True)], np.int64)
         self.ends = np.concatenate([[0], np.cumsum(self.counts)])
-        self.read = np.concatenate([[0], np.cumsum(self.counts > 0)])     # captions that have a triplet, before each
+        self.read = np.concatenate([[0], np.cumsum(self.counts > 0)])  # captions that have a triplet, before each
         self.at = np.flatnonzero(self.counts)
-    def __len__(self): return int(self.ends[-1])
-    def __getitem__(self,
-        t:int  # Number of a triplet
-    )->tuple:  # Row of the image, caption counted through all images, place in it
+
+    def __len__(self):
+        return int(self.ends[-1])
+
+    def __getitem__(
+        self,
+        t: int,  # Number of a triplet
+    ) -> tuple:  # Row of the image, caption counted through all images, place in it
         "Triplet number `t`"
-        if not 0 <= t < len(self): raise IndexError(t)
-        j = int(np.searchsorted(self.ends, t, 'right'))-1
-        row = int(np.searchsorted(self.captions.rows, j, 'right'))-1
-        return row,j,self.places(self.text(j))[t-self.ends[j]]
-    def text(self,
-        j:int # Caption, counted through all images
-    )->str:
+        if not 0 <= t < len(self):
+            raise IndexError(t)
+        j = int(np.searchsorted(self.ends, t, 'right')) - 1
+        row = int(np.searchsorted(self.captions.rows, j, 'right')) - 1
+        return row, j, self.places(self.text(j))[t - self.ends[j]]
+
+    def text(
+        self,
+        j: int,  # Caption, counted through all images
+    ) -> str:
         "Its text"
         ends = self.captions.ends
-        return self.captions.data[ends[j]:ends[j+1]].tobytes().decode()
+        return self.captions.data[ends[j] : ends[j + 1]].tobytes().decode()
 
 # %% ../../nbs/data/52_concepts.ipynb #dbbded2a
 @patch
-def draw(self:Triplets,
-    rows:np.ndarray, # Images (b,)
-    u:np.ndarray,    # A number in [0,1) for each (b,)
-    sampling:str='triplets', # triplets: each counts the same (App. F.1); captions: each caption does (eq. 7)
-)->tuple:            # Caption (b,), which of its places (b,), weight of the sample (b,); caption -1 and weight 0 if the
-                     # image has no triplet
+def draw(
+    self: Triplets,
+    rows: np.ndarray,  # Images (b,)
+    u: np.ndarray,  # A number in [0,1) for each (b,)
+    sampling: str = 'triplets',  # triplets: each counts the same (App. F.1); captions: each caption does (eq. 7)
+) -> tuple:  # Caption (b,), which of its places (b,), weight of the sample (b,); caption -1 and weight 0 if the
+    # image has no triplet
     "A triplet of each image"
-    if sampling not in ('triplets','captions'): raise did_you_mean('sampling', sampling, ('triplets','captions'))
-    first,last = self.captions.rows[rows],self.captions.rows[np.asarray(rows)+1]
+    if sampling not in ('triplets', 'captions'):
+        raise did_you_mean('sampling', sampling, ('triplets', 'captions'))
+    first = self.captions.rows[rows]
+    last = self.captions.rows[np.asarray(rows) + 1]
     through = self.ends if sampling == 'triplets' else self.read
-    n = through[last]-through[first]
-    at = u*n
-    t = through[first] + np.minimum(at.astype(np.int64), np.maximum(n-1, 0))
+    n = through[last] - through[first]
+    at = u * n
+    t = through[first] + np.minimum(at.astype(np.int64), np.maximum(n - 1, 0))
     if sampling == 'triplets':
-        j = np.searchsorted(self.ends, t, 'right')-1
-        which = t-self.ends[np.maximum(j, 0)]
+        j = np.searchsorted(self.ends, t, 'right') - 1
+        which = t - self.ends[np.maximum(j, 0)]
     else:
-        j = self.at[np.minimum(t, len(self.at)-1)] if len(self.at) else t-1
-        which = ((at-np.floor(at))*self.counts[j]).astype(np.int64)
+        j = self.at[np.minimum(t, len(self.at) - 1)] if len(self.at) else t - 1
+        which = ((at - np.floor(at)) * self.counts[j]).astype(np.int64)
     none = n == 0
-    return np.where(none, -1, j),np.where(none, 0, which),n
+    return np.where(none, -1, j), np.where(none, 0, which), n

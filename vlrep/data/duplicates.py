@@ -9,79 +9,101 @@ __all__ = ['thumbnails', 'Duplicates', 'duplicates']
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
+
 import numpy as np
 from PIL import Image
-from ..core.progress import *
-from .records import *
+
+from ..core.progress import progress
+from .records import ImageTextDataset
 
 # %% ../../nbs/data/20_duplicates.ipynb #85e5418c
 def thumbnails(
-    dataset:ImageTextDataset, # Images
-    side:int=12,              # Points along each side
-    chunk:int=256,            # Images at a time
-)->tuple:                 # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
+    dataset: ImageTextDataset,  # Images
+    side: int = 12,  # Points along each side
+    chunk: int = 256,  # Images at a time
+) -> tuple:  # Thumbnails of mean 0 and length 1 (n,side*side*3) float32, and a hash of the pixels of each
     "A thumbnail of each image, for comparison, and a hash of its pixels"
-    out,codes = [],[]
+    out = []
+    codes = []
     for a in progress(range(0, len(dataset), chunk), label='thumbnails'):
-        img,hw = dataset.images(np.arange(a, min(a+chunk, len(dataset))))
-        img = img.permute(0,2,3,1).numpy()
-        for x,(h,w) in zip(img, np.asarray(hw)):
-            x = np.ascontiguousarray(x[:h,:w])
+        img, hw = dataset.images(np.arange(a, min(a + chunk, len(dataset))))
+        img = img.permute(0, 2, 3, 1).numpy()
+        for x, (h, w) in zip(img, np.asarray(hw)):
+            x = np.ascontiguousarray(x[:h, :w])
             out.append(_shrink(x, side))
             codes.append(hashlib.blake2b(x, digest_size=16, person=f'{h} {w}'.encode()).digest())
     t = np.stack(out).reshape(len(out), -1)
     t -= t.mean(1, keepdims=True)
-    return t/np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-6),codes
+    return t / np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-6), codes
+
 
 def _shrink(x, side):
     "Means over the cells of a grid (side,side,3)"
-    return np.asarray(Image.fromarray(x).resize((side,side), Image.BOX), np.float32)
+    return np.asarray(Image.fromarray(x).resize((side, side), Image.BOX), np.float32)
 
-def _plain_words(s): return ' '.join(''.join(c if c.isalnum() else ' ' for c in s.lower()).split())
+
+def _plain_words(s):
+    return ' '.join(''.join(c if c.isalnum() else ' ' for c in s.lower()).split())
 
 # %% ../../nbs/data/20_duplicates.ipynb #be8b9bc1
 @dataclass
 class Duplicates:
     "What two datasets have in common"
-    same:list     # Images with equal pixels: (name in the first, name in the second)
-    near:list     # Images that are nearly equal: (name, name, how alike)
-    said:list     # Captions in both, ignoring case and punctuation: (caption, how often in the first, in the second)
-    sizes:tuple   # Images of the first and of the second, captions of the first and of the second
-    def __len__(self): return len(self.same)+len(self.near)
+
+    same: list  # Images with equal pixels: (name in the first, name in the second)
+    near: list  # Images that are nearly equal: (name, name, how alike)
+    said: list  # Captions in both, ignoring case and punctuation: (caption, how often in the first, in the second)
+    sizes: tuple  # Images of the first and of the second, captions of the first and of the second
+
+    def __len__(self):
+        return len(self.same) + len(self.near)
+
     def __str__(self):
-        n,m,_,k = self.sizes
-        hit = len({b for _,b,*_ in self.same+self.near})
-        many = sum(c for *_,c in self.said)
-        lines = [f'{hit} of {m} images are among the {n} others: {len(self.same)} pairs equal, {len(self.near)} nearly',
-                 *[f'  {a} = {b}' for a,b in self.same[:3]], *[f'  {a} ~ {b} ({s:.4f})' for a,b,s in self.near[:3]]]
-        if k: lines.append(f'{many} of {k} captions are there too')
-        lines += [f'  {c!r} ({x} and {y} times)' for c,x,y in self.said[:3]]
+        n, m, _, k = self.sizes
+        hit = len({b for _, b, *_ in self.same + self.near})
+        many = sum(c for *_, c in self.said)
+        lines = [
+            f'{hit} of {m} images are among the {n} others: {len(self.same)} pairs equal, {len(self.near)} nearly',
+            *[f'  {a} = {b}' for a, b in self.same[:3]],
+            *[f'  {a} ~ {b} ({s:.4f})' for a, b, s in self.near[:3]],
+        ]
+        if k:
+            lines.append(f'{many} of {k} captions are there too')
+        lines += [f'  {c!r} ({x} and {y} times)' for c, x, y in self.said[:3]]
         return '\n'.join(lines)
 
 # %% ../../nbs/data/20_duplicates.ipynb #e66435d7
 def duplicates(
-    train:ImageTextDataset, # Training set
-    test:ImageTextDataset,  # Test set; of the same size in pixels
-    alike:float=.95,        # Least cosine of the thumbnails of nearly equal images, from -1 to 1
-    chunk:int=2048,         # Images at a time
-)->Duplicates:              # `print` it; its length is the number of pairs of images
+    train: ImageTextDataset,  # Training set
+    test: ImageTextDataset,  # Test set; of the same size in pixels
+    alike: float = 0.95,  # Least cosine of the thumbnails of nearly equal images, from -1 to 1
+    chunk: int = 2048,  # Images at a time
+) -> Duplicates:  # `print` it; its length is the number of pairs of images
     "Images and captions that two datasets have in common"
     if train.size != test.size:
         raise ValueError(f'images of {train.size} and {test.size} pixels: read both at the same size')
-    (t,tc),(u,uc) = thumbnails(train),thumbnails(test)
+    (t, tc), (u, uc) = thumbnails(train), thumbnails(test)
     at = defaultdict(list)
-    same,near = [],[]
-    for i,c in enumerate(tc): at[c].append(i)
-    for j,c in enumerate(uc): same += [(train.ids[i], test.ids[j]) for i in at.get(c, ())]
+    same = []
+    near = []
+    for i, c in enumerate(tc):
+        at[c].append(i)
+    for j, c in enumerate(uc):
+        same += [(train.ids[i], test.ids[j]) for i in at.get(c, ())]
     for a in progress(range(0, len(t), chunk), label='pictures alike'):
-        s = t[a:a+chunk] @ u.T
-        for i,j in zip(*np.nonzero(s >= alike)):
-            if tc[a+i] != uc[j]: near.append((train.ids[a+i], test.ids[j], float(s[i,j])))
+        s = t[a : a + chunk] @ u.T
+        for i, j in zip(*np.nonzero(s >= alike)):
+            if tc[a + i] != uc[j]:
+                near.append((train.ids[a + i], test.ids[j], float(s[i, j])))
+
     def count(dataset):
         n = defaultdict(int)
-        for c in (dataset.captions.flat() if dataset.captions is not None else ()): n[_plain_words(c)] += 1
+        for c in dataset.captions.flat() if dataset.captions is not None else ():
+            n[_plain_words(c)] += 1
         return n
-    x,y = count(train),count(test)
-    sizes = len(t),len(u),sum(x.values()),sum(y.values())
-    said = sorted(((c, x[c], k) for c,k in y.items() if c in x), key=lambda o: (-o[2], o[0]))
+
+    x = count(train)
+    y = count(test)
+    sizes = len(t), len(u), sum(x.values()), sum(y.values())
+    said = sorted(((c, x[c], k) for c, k in y.items() if c in x), key=lambda o: (-o[2], o[0]))
     return Duplicates(same, sorted(near, key=lambda o: -o[2]), said, sizes)

@@ -7,33 +7,40 @@ __all__ = ['PART_WORDS', 'some_of', 'leave_out', 'is_hidden', 'files_below', 'ph
            'caption_source', 'write_images', 'adding_to', 'split_source', 'hold_out']
 
 # %% ../../nbs/data/10_image_files.ipynb #b7c156ea
-import os,posixpath,shutil,unicodedata,warnings
+import os
+import posixpath
+import shutil
+import unicodedata
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
 import numpy as np
+
 from ..core.fields import damage_limit
-from ..core.files import *
+from ..core.files import FilePath, brief, remove_leftovers
 from ..core.scripts import one_line
-from ..core.seeding import *
-from .records import *
+from ..core.seeding import uniform_by_name
+from .records import ImageFileDataset, ImageTextDataset, Record, TextBuffer
 
 # %% ../../nbs/data/10_image_files.ipynb #1e7f223c
 def some_of(
-    names:'Iterable[str]', # A list of strings
-    n:int=3,               # How many to show
-)->str:                    # 'a, b, c and 7 more'
+    names: 'Iterable[str]',  # A list of strings
+    n: int = 3,  # How many to show
+) -> str:  # 'a, b, c and 7 more'
     "The first few names, and how many more there are"
     names = list(map(str, names))
-    return ', '.join(names[:n]) + (f' and {len(names)-n} more' if len(names) > n else '')
+    return ', '.join(names[:n]) + (f' and {len(names) - n} more' if len(names) > n else '')
+
 
 def leave_out(
-    about:FilePath, # The file or folder that they are in
-    what:str,       # What is wrong with them, after their number: 'rows cannot be used'
-    lost:list,      # Their names, or a text about each
-    n:int,          # How many there are in all
-    max_damaged:int|float|str=None, # How many may be lost, see `damage_limit`
-)->None:
+    about: FilePath,  # The file or folder that they are in
+    what: str,  # What is wrong with them, after their number: 'rows cannot be used'
+    lost: list,  # Their names, or a text about each
+    n: int,  # How many there are in all
+    max_damaged: int | float | str = None,  # How many may be lost, see `damage_limit`
+) -> None:
     "Warn about what a reader leaves out; a `ValueError` if it is more than `max_damaged` allows"
     if not lost:
         return
@@ -46,15 +53,17 @@ def leave_out(
         raise ValueError(what + hint)
     warnings.warn(f'{what}; they are left out', stacklevel=3)
 
+
 def is_hidden(
-    name:str # Of a file or folder, without those it is in
-)->bool:
+    name: str,  # Of a file or folder, without those it is in
+) -> bool:
     "Is it none of the user's files: `.DS_Store`, `._photo.jpg`, `__MACOSX`, `Thumbs.db`?"
     return name.startswith('.') or name.lower() in ('__macosx', 'thumbs.db', 'desktop.ini')
 
+
 def files_below(
-    folder:FilePath # Where to look, also in the folders below it
-)->Iterator[str]:
+    folder: FilePath,  # Where to look, also in the folders below it
+) -> Iterator[str]:
     "Files below `folder`, in order; hidden ones apart, and each folder once, however many links lead to it"
     seen = set()
     for at, dirs, files in os.walk(folder, followlinks=True):
@@ -68,31 +77,41 @@ def files_below(
             if not is_hidden(f):
                 yield os.path.join(at, f)
 
-def _nfc(s): return unicodedata.normalize('NFC', s)
+
+def _nfc(s):
+    return unicodedata.normalize('NFC', s)
+
 
 def photo_name(
-    name:str,       # Of an image, as a table has it
-    folder:FilePath # What it is relative to
-)->str:
+    name: str,  # Of an image, as a table has it
+    folder: FilePath,  # What it is relative to
+) -> str:
     """One name for each photo: without `./` and `//`; with `/` for `\\`, as Windows writes it, unless there is a file
     of that very name"""
     if '\\' in name and not os.path.exists(os.path.join(folder, name)):
         name = name.replace('\\', '/')
     return posixpath.normpath(name)
 
+
 def find_files(
-    folder:FilePath,       # What the names are relative to
-    names:'Iterable[str]', # Of images, with `/` for folders
-    about:FilePath,        # The file that names them, for messages
-    max_damaged:int|float|str=None, # How many may be absent, see `damage_limit`; they are left out, with a warning
-)->dict:                   # Name -> path, for those that are there
+    folder: FilePath,  # What the names are relative to
+    names: 'Iterable[str]',  # Of images, with `/` for folders
+    about: FilePath,  # The file that names them, for messages
+    max_damaged: int
+    | float
+    | str = None,  # How many may be absent, see `damage_limit`; they are left out, with a warning
+) -> dict:  # Name -> path, for those that are there
     "Look images up; a `ValueError` says how many are absent and names some, or that one image has two names"
     names = list(names)
-    seen,out,named = {},{},{}
+    seen = {}
+    out = {}
+    named = {}
     for n in names:
-        at,last = os.path.split(os.path.join(folder, photo_name(n, folder)))
-        if at not in seen: seen[at] = {_nfc(f): f for f in os.listdir(at)} if os.path.isdir(at) else {}
-        if _nfc(last) not in seen[at]: continue
+        at, last = os.path.split(os.path.join(folder, photo_name(n, folder)))
+        if at not in seen:
+            seen[at] = {_nfc(f): f for f in os.listdir(at)} if os.path.isdir(at) else {}
+        if _nfc(last) not in seen[at]:
+            continue
         out[n] = os.path.join(at, seen[at][_nfc(last)])
         other = named.setdefault(os.path.abspath(out[n]), n)
         if other != n:
@@ -102,13 +121,15 @@ def find_files(
     return out
 
 # %% ../../nbs/data/10_image_files.ipynb #b2c7bfac
-PART_WORDS = dict(train='train', restval='train', val='valid', valid='valid', validation='valid', dev='valid',
-                  test='test')
+PART_WORDS = dict(
+    train='train', restval='train', val='valid', valid='valid', validation='valid', dev='valid', test='test'
+)
+
 
 def part_name(
-    word:str,  # What the data says about an image, such as val
-    where:str, # The file, and the image or the line, for messages
-)->str:        # train, valid or test; '' if it says nothing
+    word: str,  # What the data says about an image, such as val
+    where: str,  # The file, and the image or the line, for messages
+) -> str:  # train, valid or test; '' if it says nothing
     "Translate the name that data has for a part of its split; a `ValueError` if it is none"
     word = word.strip().lower()
     if word and word not in PART_WORDS:
@@ -116,73 +137,90 @@ def part_name(
     return PART_WORDS.get(word, '')
 
 # %% ../../nbs/data/10_image_files.ipynb #0d9cd043
-_BLANK = set('\u115f\u1160\u2800\u3164\uffa0')          # letters and signs by their category that show nothing
+_BLANK = set('\u115f\u1160\u2800\u3164\uffa0')  # letters and signs by their category that show nothing
+
 
 def has_text(
-    s:str, # A caption
-)->bool:
+    s: str,  # A caption
+) -> bool:
     """Is there anything to read? Spaces, zero-width ones too, byte-order marks, control characters and lone accents
     are not"""
-    if s.isascii() and s.isprintable(): return not (s.isspace() or not s)
+    if s.isascii() and s.isprintable():
+        return not (s.isspace() or not s)
     return any(unicodedata.category(c)[0] in 'LNPS' and c not in _BLANK for c in s)
 
+
 def caption_source(
-    caps:dict,           # Name of each image -> its captions
-    folder:FilePath,     # What the names are relative to
-    about:FilePath,      # The file the captions are from, for messages
-    size:int=256,        # Images are fitted into squares of this side
-    split:str=None,      # What they are for: train, valid or test
-    *, keep:float=2e9,   # Keep decoded images if all fit into this many bytes
-    max_damaged:int|float|str=None, # How many images may be absent, see `damage_limit`
-    extra:list|tuple=(), # Names of existing images without a caption
-    name:str=None,       # Of the data; by default that of the folder `about` is in
-    parts:dict=None,     # Name of an image -> the part that the data assigns it to, in its own words, see `part_name`
-)->ImageFileDataset:     # In the order of the names
+    caps: dict,  # Name of each image -> its captions
+    folder: FilePath,  # What the names are relative to
+    about: FilePath,  # The file the captions are from, for messages
+    size: int = 256,  # Images are fitted into squares of this side
+    split: str = None,  # What they are for: train, valid or test
+    *,
+    keep: float = 2e9,  # Keep decoded images if all fit into this many bytes
+    max_damaged: int | float | str = None,  # How many images may be absent, see `damage_limit`
+    extra: list | tuple = (),  # Names of existing images without a caption
+    name: str = None,  # Of the data; by default that of the folder `about` is in
+    parts: dict = None,  # Name of an image -> the part that the data assigns it to, in its own words, see `part_name`
+) -> ImageFileDataset:  # In the order of the names
     "Photos and captions; empty captions and images without any are left out, with a warning that counts them"
     about = Path(about)
-    as_listed, caps = caps, {}
+    as_listed = caps
+    caps = {}
     for n, said in as_listed.items():
         caps.setdefault(photo_name(n, folder), []).extend(said)
     parts = parts and {photo_name(n, folder): part for n, part in parts.items()}
     at = find_files(folder, caps, about, max_damaged)
     texts = {n: [one_line(c) for c in caps[n]] for n in sorted(at)}
     empty = sum(not has_text(c) for l in texts.values() for c in l)
-    if empty: warnings.warn(f'{about}: {empty} empty captions are left out', stacklevel=3)
-    texts = {n: [c for c in l if has_text(c)] for n,l in texts.items()}
-    names = [n for n,l in texts.items() if l]
-    mute = sorted([n for n,l in texts.items() if not l]+list(extra))
-    if not names: raise ValueError(f'{about}: not a single caption ({len(mute)} images without)')
+    if empty:
+        warnings.warn(f'{about}: {empty} empty captions are left out', stacklevel=3)
+    texts = {n: [c for c in l if has_text(c)] for n, l in texts.items()}
+    names = [n for n, l in texts.items() if l]
+    mute = sorted([n for n, l in texts.items() if not l] + list(extra))
+    if not names:
+        raise ValueError(f'{about}: not a single caption ({len(mute)} images without)')
     if mute:
-        what = f'{len(mute)} of {len(mute)+len(names)} images have no caption and are left out'
+        what = f'{len(mute)} of {len(mute) + len(names)} images have no caption and are left out'
         warnings.warn(f'{about.parent}: {what}: {some_of(mute)}', stacklevel=3)
-    return ImageFileDataset([at[n] for n in names], size, name or about.resolve().parent.name, keep, split=split,
-                            ids=names,
-                            captions=TextBuffer(texts[n] for n in names),
-                            parts=[part_name(parts.get(n, ''), f'{about}, {n}') for n in names] if parts else None)
+    return ImageFileDataset(
+        [at[n] for n in names],
+        size,
+        name or about.resolve().parent.name,
+        keep,
+        split=split,
+        ids=names,
+        captions=TextBuffer(texts[n] for n in names),
+        parts=[part_name(parts.get(n, ''), f'{about}, {n}') for n in names] if parts else None,
+    )
 
 # %% ../../nbs/data/10_image_files.ipynb #85020bd3
 def write_images(
-    records:'Iterable[Record]', # Records
-    folder:FilePath,            # Where the files go
-    quality:int=90,             # Of the JPEG files
-    captions:bool=True,         # Must each record have some?
-)->'Iterator[tuple]':           # Yields each record's file name, and the record
+    records: 'Iterable[Record]',  # Records
+    folder: FilePath,  # Where the files go
+    quality: int = 90,  # Of the JPEG files
+    captions: bool = True,  # Must each record have some?
+) -> 'Iterator[tuple]':  # Yields each record's file name, and the record
     "Write the image of each record to `folder`, as a JPEG file"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     name = None
     for r in records:
-        if captions and not r.captions: raise ValueError(f'record {r.id!r} has no captions')
+        if captions and not r.captions:
+            raise ValueError(f'record {r.id!r} has no captions')
         name = Path(str(r.id)).stem + '.jpg'
-        if (folder/name).exists(): raise ValueError(f'record {r.id!r}: two records would be {name}')
-        r.load().save(folder/name, quality=quality)
-        yield name,r
-    if name is None: raise ValueError('no records to write')
+        if (folder / name).exists():
+            raise ValueError(f'record {r.id!r}: two records would be {name}')
+        r.load().save(folder / name, quality=quality)
+        yield name, r
+    if name is None:
+        raise ValueError('no records to write')
+
 
 @contextmanager
 def adding_to(
-    root:FilePath,   # A folder; made if it was not there
-)->'Iterator[Path]': # Yields an empty folder to fill
+    root: FilePath,  # A folder; made if it was not there
+) -> 'Iterator[Path]':  # Yields an empty folder to fill
     "Fill a folder and move its files into `root`, all of them; if one is there already, a `ValueError`, and none"
     root = Path(root)
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -195,41 +233,46 @@ def adding_to(
         yield new
         files = [f.relative_to(new) for f in new.rglob('*') if f.is_file()]
         for f in files:
-            if (root/f).exists(): raise ValueError(f'{root/f}: exists already; give another folder or split')
-        for f in sorted(files, key=lambda f: (f.suffix != '.jpg', f)):                         # images first
-            (root/f).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(new/f, root/f)
-    finally: shutil.rmtree(new, ignore_errors=True)
+            if (root / f).exists():
+                raise ValueError(f'{root / f}: exists already; give another folder or split')
+        for f in sorted(files, key=lambda f: (f.suffix != '.jpg', f)):  # images first
+            (root / f).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(new / f, root / f)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 # %% ../../nbs/data/10_image_files.ipynb #2dece33d
 def split_source(
-    dataset:ImageTextDataset,     # What to split
-    shares:tuple|list=(.8,.1,.1), # Of train, valid, test; they add up to 1 at most
-    seed:int=0,                   # Another seed gives another split
-)->list:                          # Three datasets
+    dataset: ImageTextDataset,  # What to split
+    shares: tuple | list = (0.8, 0.1, 0.1),  # Of train, valid, test; they add up to 1 at most
+    seed: int = 0,  # Another seed gives another split
+) -> list:  # Three datasets
     "Split the images of `dataset` into train, valid and test; the part of an image follows from its id and the seed"
-    train,valid,test = shares
-    if min(shares) < 0 or sum(shares) > 1+1e-9:
+    train, valid, test = shares
+    if min(shares) < 0 or sum(shares) > 1 + 1e-9:
         raise ValueError(f'shares={tuple(shares)}: parts of the whole, their sum is at most 1')
     u = uniform_by_name(dataset.ids, seed, 'held out')
     is_test = u < test
-    is_valid = ~is_test & (u < test+valid)
+    is_valid = ~is_test & (u < test + valid)
     if valid > 0 and not is_valid.any() and not is_test.all():
-        is_valid[np.argmin(np.where(is_test, 1., u))] = True
-    end = 1. if sum(shares) > 1-1e-9 else test+valid+train
+        is_valid[np.argmin(np.where(is_test, 1.0, u))] = True
+    end = 1.0 if sum(shares) > 1 - 1e-9 else test + valid + train
     is_train = ~is_test & ~is_valid & (u < end)
     rows = dict(train=is_train, valid=is_valid, test=is_test)
-    for (part,mine),share in zip(rows.items(), shares):
+    for (part, mine), share in zip(rows.items(), shares):
         if share > 0 and not mine.any():
-            raise ValueError(f'{dataset.name}: {len(u)} images leave none for {part}, a share of {share:g}: the part '
-                             f'of an image follows from its id, so shares are expected sizes; add images or raise '
-                             f'the share')
-    return [dataset.subset(np.flatnonzero(mine), split=part) for part,mine in rows.items()]
+            raise ValueError(
+                f'{dataset.name}: {len(u)} images leave none for {part}, a share of {share:g}: the part '
+                f'of an image follows from its id, so shares are expected sizes; add images or raise '
+                f'the share'
+            )
+    return [dataset.subset(np.flatnonzero(mine), split=part) for part, mine in rows.items()]
+
 
 def hold_out(
-    dataset:ImageTextDataset, # To learn from
-    share:float,              # The expected part of it that is held out
-    seed:int=0,               # Another seed holds out others
-)->list:                      # Two datasets, train and valid
+    dataset: ImageTextDataset,  # To learn from
+    share: float,  # The expected part of it that is held out
+    seed: int = 0,  # Another seed holds out others
+) -> list:  # Two datasets, train and valid
     "Draw validation images from a training set, at least one; as for `split_source`, by their ids"
-    return split_source(dataset, (1-share,share,0.), seed)[:2]
+    return split_source(dataset, (1 - share, share, 0.0), seed)[:2]

@@ -7,15 +7,19 @@ __all__ = ['thing_maps']
 
 # %% ../../nbs/data/48_instance_maps.ipynb #e4934fa0
 import numpy as np
+
 from .records import ImageTextDataset
 
 # %% ../../nbs/data/48_instance_maps.ipynb #d6ad8f93
 def thing_maps(
-    source:ImageTextDataset, # An `ImageTextDataset` whose records have masks
-)->dict:                     # `things` uint8 (n,S,S): 0 for no thing, k+1 for object k; a label for
-                             # `ImageTextDataset.annotate`
+    source: ImageTextDataset,  # An `ImageTextDataset` whose records have masks
+) -> dict:  # `things` uint8 (n,S,S): 0 for no thing, k+1 for object k; a label for
+    # `ImageTextDataset.annotate`
     "Which object each pixel shows; a `ValueError` names an image without masks"
+
     def one(r):
-        if r.masks is None: raise ValueError(f'{source.name}: {r.id} has no masks, which oracle masks are made of')
-        return (np.asarray(r.masks, np.uint8)*np.arange(1, len(r.masks)+1, dtype=np.uint8)[:,None,None]).max(0)
+        if r.masks is None:
+            raise ValueError(f'{source.name}: {r.id} has no masks, which oracle masks are made of')
+        return (np.asarray(r.masks, np.uint8) * np.arange(1, len(r.masks) + 1, dtype=np.uint8)[:, None, None]).max(0)
+
     return dict(things=np.stack([one(r) for r in source]))

@@ -6,28 +6,40 @@
 __all__ = ['lmdb_items']
 
 # %% ../../nbs/data/51_lmdb_files.ipynb #6887f712
-import os, struct
+import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, read_at
 
 # %% ../../nbs/data/51_lmdb_files.ipynb #c3218b26
-_MAGIC, _VERSION = 0xBEEFC0DE, 1
-_HEAD = 16                                      # Bytes before the nodes of a page
-_BRANCH, _LEAF, _OVERFLOW = 1, 2, 4             # Kinds of pages
+_MAGIC = 0xBEEFC0DE
+_VERSION = 1
+_HEAD = 16  # Bytes before the nodes of a page
+# Kinds of pages
+_BRANCH = 1
+_LEAF = 2
+_OVERFLOW = 4
 _META_BYTES = 152
 
-def _is_meta(head): return len(head) == _META_BYTES and struct.unpack_from('<I', head, 16)[0] == _MAGIC
+
+def _is_meta(head):
+    return len(head) == _META_BYTES and struct.unpack_from('<I', head, 16)[0] == _MAGIC
+
 
 class _Lmdb:
     "The pages of an LMDB; whatever cannot be right is a `ValueError` with the name of the file"
+
     def __init__(self, path, fd):
-        self.path, self.fd = path, fd
+        self.path = path
+        self.fd = fd
         size = os.fstat(fd).st_size
         first = read_at(fd, _META_BYTES, 0)
         if not _is_meta(first):
             raise ValueError(f'{path}: not an LMDB')
-        version, self.page_size = struct.unpack_from('<I', first, 20)[0], struct.unpack_from('<I', first, 40)[0]
+        version = struct.unpack_from('<I', first, 20)[0]
+        self.page_size = struct.unpack_from('<I', first, 40)[0]
         if version != _VERSION:
             raise ValueError(f'{path}: an LMDB of version {version}, only version {_VERSION} can be read')
         second = read_at(fd, _META_BYTES, self.page_size)
@@ -36,11 +48,13 @@ class _Lmdb:
         newest = max(first, second, key=lambda m: struct.unpack_from('<Q', m, 144))
         self.flags, self.entries, self.root = struct.unpack_from('<4xH26x2Q', newest, 88)
         self.last = struct.unpack_from('<Q', newest, 136)[0]
-        if not 256 <= self.page_size <= 65536 or self.page_size & (self.page_size-1):
+        if not 256 <= self.page_size <= 65536 or self.page_size & (self.page_size - 1):
             self.damaged('the size of its pages')
-        if (self.last+1)*self.page_size > size:
-            raise ValueError(f'{path}: truncated, {size:,} bytes instead of {(self.last+1)*self.page_size:,} or more: '
-                             f'copy or download it again')
+        if (self.last + 1) * self.page_size > size:
+            raise ValueError(
+                f'{path}: truncated, {size:,} bytes instead of {(self.last + 1) * self.page_size:,} or more: '
+                f'copy or download it again'
+            )
         if self.flags & 4:
             raise ValueError(f'{path}: has several values for a key, which cannot be read')
 
@@ -49,9 +63,9 @@ class _Lmdb:
 
     def read(self, number, count, kinds):
         "Kind and bytes of a page, from its beginning"
-        if not 2 <= number <= self.last or number*self.page_size + count > (self.last+1)*self.page_size:
+        if not 2 <= number <= self.last or number * self.page_size + count > (self.last + 1) * self.page_size:
             self.damaged(f'page {number}')
-        data = read_at(self.fd, count, number*self.page_size)
+        data = read_at(self.fd, count, number * self.page_size)
         if len(data) < count:
             self.damaged(f'page {number} is cut off')
         stored, kind = struct.unpack_from('<Q2xH', data)
@@ -66,14 +80,14 @@ class _Lmdb:
         if not _HEAD <= lower <= upper <= self.page_size:
             self.damaged(f'page {number}')
         out = []
-        for at in struct.unpack_from(f'<{(lower-_HEAD)//2}H', page, _HEAD):
-            key = at+8
-            if not lower <= at <= self.page_size-8:
+        for at in struct.unpack_from(f'<{(lower - _HEAD) // 2}H', page, _HEAD):
+            key = at + 8
+            if not lower <= at <= self.page_size - 8:
                 self.damaged(f'page {number}')
             low, flags, length = struct.unpack_from('<IHH', page, at)
-            if key+length > self.page_size:
+            if key + length > self.page_size:
                 self.damaged(f'page {number}')
-            out.append((low, flags, page[key:key+length], page[key+length:]))
+            out.append((low, flags, page[key : key + length], page[key + length :]))
         return kind, out
 
     def value(self, size, flags, rest):
@@ -83,23 +97,26 @@ class _Lmdb:
         if flags & 1:
             if len(rest) < 8:
                 self.damaged('the place of a value')
-            return self.read(struct.unpack_from('<Q', rest)[0], _HEAD+size, (_OVERFLOW,))[1][_HEAD:]
+            return self.read(struct.unpack_from('<Q', rest)[0], _HEAD + size, (_OVERFLOW,))[1][_HEAD:]
         if size > len(rest):
             self.damaged('the size of a value')
         return rest[:size]
 
+
 def lmdb_items(
-    path:FilePath                     # The file, or the folder in which it is called data.mdb
-)->Iterator[tuple[bytes,bytes]]:
+    path: FilePath,  # The file, or the folder in which it is called data.mdb
+) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of an LMDB in the order of the keys
 
     A `ValueError` says what is wrong with a file that is truncated or damaged, or that fewer entries were found than
     it claims to have.
     """
-    path = Path(path)/'data.mdb' if Path(path).is_dir() else Path(path)
+    path = Path(path) / 'data.mdb' if Path(path).is_dir() else Path(path)
     with open(path, 'rb', buffering=0) as file:
         tree = _Lmdb(path, file.fileno())
-        todo, pages, found = [tree.root] if tree.entries else [], 0, 0
+        todo = [tree.root] if tree.entries else []
+        pages = 0
+        found = 0
         while todo:
             pages += 1
             if pages > tree.last:

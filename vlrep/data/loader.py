@@ -6,55 +6,83 @@
 __all__ = ['TooManyDamaged', 'StatefulLoader', 'check_share', 'loaders']
 
 # %% ../../nbs/data/60_loader.ipynb #5825aceb
-import errno,multiprocessing,os,pickle,sys,textwrap,time
-import numpy as np, torch
-from torch.utils.data import DataLoader as TorchLoader, Dataset
-from torch.utils.data._utils.signal_handling import _remove_worker_pids
+import errno
+import multiprocessing
+import os
+import pickle
+import sys
+import textwrap
+import time
+
+import numpy as np
+import torch
 from fastai.data.core import DataLoaders
 from fastcore.basics import patch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
+
 from ..core.fields import damage_limit
-from ..core.files import *
-from ..core.seeding import *
-from ..core.registry import *
-from ..core.plotting import *
-from .records import *
-from .tokenizer import *
-from .transforms import *
-from .collate import *
+from ..core.files import FilePath
+from ..core.plotting import show_images
+from ..core.registry import did_you_mean
+from ..core.seeding import chances, rng, torch_rng
+from .collate import CaptionCollator
+from .records import DamagedImage, ImageTextDataset
+from .tokenizer import Tokenizer
+from .transforms import EvalTransform, TrainTransform, denormalise
 from .workers import begin_worker, end_of_worker, open_file_limit, pack_batch, unpack_batch
 
 # %% ../../nbs/data/60_loader.ipynb #63ee3187
 class _Jobs(Dataset):
     "What a worker does: (epoch, rows) -> a batch on the CPU, bytes still"
+
     def __init__(self, source, collate, seed, train, flip_p):
-        self.source,self.collate,self.seed,self.train,self.flip_p = source,collate,seed,train,flip_p
-        self.bad = {}                                        # row -> reason: what this process found damaged
-    def __len__(self): return len(self.source)
+        self.source = source
+        self.collate = collate
+        self.seed = seed
+        self.train = train
+        self.flip_p = flip_p
+        self.bad = {}  # row -> reason: what this process found damaged
+
+    def __len__(self):
+        return len(self.source)
+
     def __getitem__(self, job):
-        try: return self.batch(*job)
-        except ValueError as e: return e                     # to be raised where it can be read as one line
+        try:
+            return self.batch(*job)
+        except ValueError as e:
+            return e  # to be raised where it can be read as one line
+
     def batch(self, epoch, rows):
         when = epoch if self.train else 'valid'
-        rows,img,hw,bad = self.pictures(rows, when)
+        rows, img, hw, bad = self.pictures(rows, when)
         flip = chances(rows, self.seed, 'flip', when) < self.flip_p
         b = dict(img=img, hw=torch.as_tensor(hw), id=torch.from_numpy(rows), flip=torch.from_numpy(flip))
         said = {} if self.collate is None else self.collate(self.source, rows, when, self.seed, flip)
-        return {**b, **said, **{k: torch.from_numpy(v[rows]) for k,v in self.source.labels.items()}},bad
+        return {**b, **said, **{k: torch.from_numpy(v[rows]) for k, v in self.source.labels.items()}}, bad
+
     def pictures(self, rows, when):
         "The rows that are read, their images with height and width, and what was damaged"
         if self.bad.keys().isdisjoint(rows.tolist()):
-            try: return rows,*self.source.images(rows),{}
-            except DamagedImage: pass
+            try:
+                return rows, *self.source.images(rows), {}
+            except DamagedImage:
+                pass
         bad = {}
-        got,img,hw = zip(*[self.readable(r, when, bad) for r in rows.tolist()])
-        return np.array(got),torch.cat(img),torch.cat([torch.as_tensor(x) for x in hw]),bad
+        got, img, hw = zip(*[self.readable(r, when, bad) for r in rows.tolist()])
+        return np.array(got), torch.cat(img), torch.cat([torch.as_tensor(x) for x in hw]), bad
+
     def readable(self, row, when, bad):
         "`row`, or the first readable one in the chain of rows that belongs to it; damaged ones are written to `bad`"
-        i,draw = row,rng(self.seed, 'instead', when, row)
+        i = row
+        draw = rng(self.seed, 'instead', when, row)
         for _ in range(100):
             if i not in self.bad:
-                try: return i,*self.source.images([i])
-                except DamagedImage as e: self.bad[i] = str(e)
+                try:
+                    return i, *self.source.images([i])
+                except DamagedImage as e:
+                    self.bad[i] = str(e)
             bad[i] = self.bad[i]
             i = int(draw.integers(len(self.source)))
         raise DamagedImage(f'{self.bad[row]}; and so are all that were drawn in its place')
@@ -66,292 +94,393 @@ class TooManyDamaged(ValueError):
 # %% ../../nbs/data/60_loader.ipynb #99311798
 class StatefulLoader:
     "Batches of a dataset as `(batch, batch)`; each is a function of seed, epoch and step alone"
-    n_inp,parts = 1,1            # `parts`: micro-batches that a batch is cut into afterwards
-    def __init__(self,
-        source:ImageTextDataset, # Images with their annotations
-        bs:int=64,               # Images a batch, of all ranks together
-        tok:Tokenizer=None,      # Makes `tok` and `lens` from a caption of each image; that of `collate` by default
-        aug=None,                # `TrainTransform`, `EvalTransform` or another function of (batch, key), or with
-                                 # `shares` of (batch, key, share); None leaves the bytes as they are
-        seed:int=0,              # Of order, captions, mirroring and views
-        *, train:bool=False,     # Another order, caption and view in every epoch? Else the same in each
-        max_len:int=30,          # Most tokens of a caption
-        flip_p:float=.5,         # Part of the images that are mirrored, where `aug` mirrors
-        workers:int=0,           # Processes that read ahead; 0 = none
-        device=None,             # Where batches go; by default the GPU if there is one
-        rank:int=0,              # Rank of this process
-        world_size:int=1,        # Number of processes
-        shuffle:bool=None,       # Shuffle each epoch? By default only when training
-        substring:bool=False,    # VirTex's exchange of left and right inside words
-        max_damaged=None,        # Stop when more images than this cannot be read: a number (20) or a share (.05), see
-                             # `damage_limit`
-        timeout:float=300,       # Seconds to wait for the workers' next batch before they are given up
-        bucket:int=None,         # Batches that are sorted by length of text together, when shuffled; 0 = not sorted,
-                             # which is the default unless the dataset sets it
-        collate=None,            # What is read beside each image: a function of (source, rows, when, seed, flip); by
-                             # default captions, if there is a `tok`
+
+    # `parts`: micro-batches that a batch is cut into afterwards
+    n_inp = 1
+    parts = 1
+
+    def __init__(
+        self,
+        source: ImageTextDataset,  # Images with their annotations
+        bs: int = 64,  # Images a batch, of all ranks together
+        tok: Tokenizer = None,  # Makes `tok` and `lens` from a caption of each image; that of `collate` by default
+        aug=None,  # `TrainTransform`, `EvalTransform` or another function of (batch, key), or with
+        # `shares` of (batch, key, share); None leaves the bytes as they are
+        seed: int = 0,  # Of order, captions, mirroring and views
+        *,
+        train: bool = False,  # Another order, caption and view in every epoch? Else the same in each
+        max_len: int = 30,  # Most tokens of a caption
+        flip_p: float = 0.5,  # Part of the images that are mirrored, where `aug` mirrors
+        workers: int = 0,  # Processes that read ahead; 0 = none
+        device=None,  # Where batches go; by default the GPU if there is one
+        rank: int = 0,  # Rank of this process
+        world_size: int = 1,  # Number of processes
+        shuffle: bool = None,  # Shuffle each epoch? By default only when training
+        substring: bool = False,  # VirTex's exchange of left and right inside words
+        max_damaged=None,  # Stop when more images than this cannot be read: a number (20) or a share (.05), see
+        # `damage_limit`
+        timeout: float = 300,  # Seconds to wait for the workers' next batch before they are given up
+        bucket: int = None,  # Batches that are sorted by length of text together, when shuffled; 0 = not sorted,
+        # which is the default unless the dataset sets it
+        collate=None,  # What is read beside each image: a function of (source, rows, when, seed, flip); by
+        # default captions, if there is a `tok`
     ):
-        self.source,self.bs,self.tok,self.aug,self.seed,self.train = source,bs,tok or getattr(collate,
-            'tok', None),aug,seed,train
+        self.source = source
+        self.bs = bs
+        self.tok = tok or getattr(collate, 'tok', None)
+        self.aug = aug
+        self.seed = seed
+        self.train = train
         self.collate = collate
-        self.max_len,self.flip_p,self.substring = max_len,flip_p,substring
-        self.workers,self.rank,self.world_size = workers,rank,world_size
-        self.max_damaged,self.timeout,self.damaged = max_damaged,timeout,{}      # damaged: row -> reason
+        self.max_len = max_len
+        self.flip_p = flip_p
+        self.substring = substring
+        self.workers = workers
+        self.rank = rank
+        self.world_size = world_size
+        # damaged: row -> reason
+        self.max_damaged = max_damaged
+        self.timeout = timeout
+        self.damaged = {}
         self.shuffle = train if shuffle is None else shuffle
         self.bucket = getattr(source, 'bucket', 0) if bucket is None else bucket
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-        self.epoch,self.start,self.step,self._reader = 0,0,0,None
-        self._said = False         # that batches are not shared
-        self.waiting = None        # Called with the seconds that the workers' next batch has been waited for
+        self.epoch = 0
+        self.start = 0
+        self.step = 0
+        self._reader = None
+        self._said = False  # that batches are not shared
+        self.waiting = None  # Called with the seconds that the workers' next batch has been waited for
         self._check()
 
 # %% ../../nbs/data/60_loader.ipynb #b77776dc
 def check_share(
-    bs:int,        # Images a batch
-    world_size:int # Processes that train together
-)->None:
+    bs: int,  # Images a batch
+    world_size: int,  # Processes that train together
+) -> None:
     "A `ValueError` if some process would never have an image"
     if bs < world_size:
         raise ValueError(f'bs={bs}: a batch of so many images cannot be shared by {world_size} processes')
 
+
 @patch
-def _check(self:StatefulLoader):
+def _check(self: StatefulLoader):
     s = self.source
     name = s.name
-    if self.train and s.split == 'test': raise ValueError(f'{name}: a test split must not be trained on')
-    if not len(s): raise ValueError(f'{name}: no images')
-    for k,low in dict(bs=1, world_size=1, workers=0, max_len=2, bucket=0).items():
-        if getattr(self, k) < low: raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
+    if self.train and s.split == 'test':
+        raise ValueError(f'{name}: a test split must not be trained on')
+    if not len(s):
+        raise ValueError(f'{name}: no images')
+    for k, low in dict(bs=1, world_size=1, workers=0, max_len=2, bucket=0).items():
+        if getattr(self, k) < low:
+            raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
     damage_limit(len(s), self.max_damaged)
-    if not self.timeout > 0: raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
-    if not 0 <= self.flip_p <= 1: raise ValueError(f'flip_p={self.flip_p}: a part, from 0 to 1')
-    if not 0 <= self.rank < self.world_size: raise ValueError(f'rank={self.rank} of {self.world_size}')
+    if not self.timeout > 0:
+        raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
+    if not 0 <= self.flip_p <= 1:
+        raise ValueError(f'flip_p={self.flip_p}: a part, from 0 to 1')
+    if not 0 <= self.rank < self.world_size:
+        raise ValueError(f'rank={self.rank} of {self.world_size}')
     if len(s) < self.world_size:
         raise ValueError(f'{name}: {len(s)} images cannot be shared by {self.world_size} processes')
     check_share(self.bs, self.world_size)
-    flips,collate = self.train and getattr(self.aug, 'flips', False),self.collate
-    if collate is None and self.tok is not None: collate = CaptionCollator(self.tok, self.max_len, self.substring)
-    if hasattr(collate, 'check'): collate.check(s)
+    flips = self.train and getattr(self.aug, 'flips', False)
+    collate = self.collate
+    if collate is None and self.tok is not None:
+        collate = CaptionCollator(self.tok, self.max_len, self.substring)
+    if hasattr(collate, 'check'):
+        collate.check(s)
     if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
         raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
-    self._jobs = _Jobs(s, collate, self.seed, self.train, self.flip_p if flips else 0.)
+    self._jobs = _Jobs(s, collate, self.seed, self.train, self.flip_p if flips else 0.0)
+
 
 @patch(as_prop=True)
-def dataset(self:StatefulLoader)->ImageTextDataset:
+def dataset(self: StatefulLoader) -> ImageTextDataset:
     "The dataset, under the name that fastai uses"
     return self.source
+
+
 @patch(as_prop=True)
-def n(self:StatefulLoader)->int:
+def n(self: StatefulLoader) -> int:
     "Number of images"
     return len(self.source)
+
+
 @patch
-def __len__(self:StatefulLoader)->int: return -(-len(self.source)//self.bs)
+def __len__(self: StatefulLoader) -> int:
+    return -(-len(self.source) // self.bs)
 
 # %% ../../nbs/data/60_loader.ipynb #a8ad1291
 @patch
-def whole_batches(self:StatefulLoader,
-    epoch:int, # Which epoch
-)->list:       # For each step, the rows of all ranks
+def whole_batches(
+    self: StatefulLoader,
+    epoch: int,  # Which epoch
+) -> list:  # For each step, the rows of all ranks
     "The order of an epoch, cut into steps: no image is left out"
     n = len(self.source)
     order = self._order(epoch) if self.shuffle else np.arange(n)
-    return [order[i:i+self.bs] for i in range(0, n, self.bs)]
+    return [order[i : i + self.bs] for i in range(0, n, self.bs)]
+
 
 @patch
-def own(self:StatefulLoader,
-    n:int       # Rows of a whole batch
-)->np.ndarray:  # The places of those of this rank
+def own(
+    self: StatefulLoader,
+    n: int,  # Rows of a whole batch
+) -> np.ndarray:  # The places of those of this rank
     """Which of `n` rows this rank has: a slice of the batch, or, if it is used in `parts`, a slice of each part
 
     Ranks differ by at most one row of a part, and the first have more
     """
-    return np.concatenate([np.array_split(part, self.world_size)[self.rank]
-                           for part in np.array_split(np.arange(n), self.parts)])
+    return np.concatenate(
+        [np.array_split(part, self.world_size)[self.rank] for part in np.array_split(np.arange(n), self.parts)]
+    )
+
 
 @patch
-def _order(self:StatefulLoader, epoch):
+def _order(self: StatefulLoader, epoch):
     "All rows in the order of `epoch`: the dataset's own or a random one, bucketed by length if `bucket` is set"
     own = getattr(self.source, 'order', None)
     order = own(self.seed, epoch) if own else rng(self.seed, 'order', epoch).permutation(len(self.source))
     return self._bucketed(order, epoch) if self.bucket and self._jobs.collate is not None else order
 
+
 @patch
-def _bucketed(self:StatefulLoader, order, epoch):
+def _bucketed(self: StatefulLoader, order, epoch):
     "The same rows, texts of similar length in the same step: sorted within each `bucket` steps, whose order is drawn"
-    steps = len(order)//self.bs
-    rows,pool = order[:steps*self.bs],np.arange(steps)//self.bucket
+    steps = len(order) // self.bs
+    rows = order[: steps * self.bs]
+    pool = np.arange(steps) // self.bucket
     lens = self._jobs.collate.lengths(self.source, rows, epoch if self.train else 'valid', self.seed)
     rows = rows[np.lexsort((lens, np.repeat(pool, self.bs)))].reshape(steps, self.bs)
     drawn = np.lexsort((rng(self.seed, 'bucket', epoch).random(steps), pool))
-    return np.concatenate([rows[drawn].ravel(), order[steps*self.bs:]])
+    return np.concatenate([rows[drawn].ravel(), order[steps * self.bs :]])
 
 # %% ../../nbs/data/60_loader.ipynb #a8ad1292
 @patch
-def plan(self:StatefulLoader,
-    epoch:int, # Which epoch
-)->list:       # For each step, the rows of this rank (b,)
+def plan(
+    self: StatefulLoader,
+    epoch: int,  # Which epoch
+) -> list:  # For each step, the rows of this rank (b,)
     "Which rows this rank gets in each step"
     return [rows[self.own(len(rows))] for rows in self.whole_batches(epoch)]
 
+
 @patch
-def _job(self:StatefulLoader, epoch, rows):
+def _job(self: StatefulLoader, epoch, rows):
     "What is read of the whole batch `rows`: the own ones; a rank without any reads one, for the form of the tensors"
     own = rows[self.own(len(rows))]
-    return epoch,own if len(own) else rows[:1]
+    return epoch, own if len(own) else rows[:1]
 
 # %% ../../nbs/data/60_loader.ipynb #ff28dbf9
 @patch
-def _ready(self:StatefulLoader, got, epoch, i):
+def _ready(self: StatefulLoader, got, epoch, i):
     "Batch `i` of `epoch`: to the device, and seen through `aug`"
-    b,bad,why = unpack_batch(got)
+    b, bad, why = unpack_batch(got)
     if why and not self._said:
         print(f'{self.source.name}: {why}; it takes longer this way, and --workers 0 needs no sharing', file=sys.stderr)
         self._said = True
-    if bad: self._note(bad)
+    if bad:
+        self._note(bad)
     b['img'] = b['img'].to(self.device, non_blocking=True)
-    step = epoch*len(self)+i if self.train else i
-    n = min(self.bs, len(self.source) - i*self.bs)
+    step = epoch * len(self) + i if self.train else i
+    n = min(self.bs, len(self.source) - i * self.bs)
     own = self.own(n)
-    if not len(own): b = {k: v[:0] for k,v in b.items()}
+    if not len(own):
+        b = {k: v[:0] for k, v in b.items()}
     # `hw` is still on the CPU, for the boxes
-    if self.world_size > 1 and getattr(self.aug, 'shares', False): b = self.aug(b, (self.seed, step, 0), (n, own))
-    elif self.aug is not None: b = self.aug(b, (self.seed, step, self.rank))
-    b = {k: v.to(self.device, non_blocking=True) for k,v in b.items()}
-    return b,b
+    if self.world_size > 1 and getattr(self.aug, 'shares', False):
+        b = self.aug(b, (self.seed, step, 0), (n, own))
+    elif self.aug is not None:
+        b = self.aug(b, (self.seed, step, self.rank))
+    b = {k: v.to(self.device, non_blocking=True) for k, v in b.items()}
+    return b, b
+
 
 @patch
-def _note(self:StatefulLoader, bad):
+def _note(self: StatefulLoader, bad):
     "Write down what was damaged; `TooManyDamaged`, a `ValueError`, if it is too much"
     self.damaged = dict(sorted({**self.damaged, **bad}.items()))
-    k,n = len(self.damaged),len(self.source)
+    k = len(self.damaged)
+    n = len(self.source)
     most = damage_limit(n, self.max_damaged)
-    if k <= most: return
+    if k <= most:
+        return
     some = '; '.join(list(self.damaged.values())[:3])
-    limit = (f'the default allows {most}' if self.max_damaged is None
-             else f'max_damaged={self.max_damaged} allows {most}')
+    limit = (
+        f'the default allows {most}' if self.max_damaged is None else f'max_damaged={self.max_damaged} allows {most}'
+    )
     raise TooManyDamaged(f'{self.source.name}: {k} of {n} images cannot be read, and {limit}: {some}')
 
+
 @patch
-def damage_report(self:StatefulLoader)->str:  # A line for each, after a first line; '' if there was nothing
+def damage_report(self: StatefulLoader) -> str:  # A line for each, after a first line; '' if there was nothing
     "What could not be read so far"
-    if not self.damaged: return ''
+    if not self.damaged:
+        return ''
     first = f'{len(self.damaged)} of {len(self.source)} images could not be read, and others were shown in their place:'
-    return '\n'.join([first, *[f'  {self.source.ids[r]}: {why}' for r,why in self.damaged.items()]])
+    return '\n'.join([first, *[f'  {self.source.ids[r]}: {why}' for r, why in self.damaged.items()]])
 
 # %% ../../nbs/data/60_loader.ipynb #4b90ce90
 @patch
-def _read(self:StatefulLoader, jobs):
+def _read(self: StatefulLoader, jobs):
     "Batches on the CPU, made here or by workers that stay"
-    if not self.workers: return map(self._jobs.__getitem__, jobs)
+    if not self.workers:
+        return map(self._jobs.__getitem__, jobs)
     old = getattr(self._reader, '_iterator', None)
-    if old is not None and not all(w.is_alive() for w in old._workers): self.close()
+    if old is not None and not all(w.is_alive() for w in old._workers):
+        self.close()
     if self._reader is None:
         self._todo = []
         self._reader = TorchLoader(
-            self._jobs, batch_size=None, sampler=self._todo, num_workers=self.workers,
-            timeout=min(self.timeout, .5), persistent_workers=True, generator=torch_rng(self.seed),
-            worker_init_fn=begin_worker, collate_fn=pack_batch, pin_memory=self.device.type == 'cuda',
-            multiprocessing_context=_start_method())
+            self._jobs,
+            batch_size=None,
+            sampler=self._todo,
+            num_workers=self.workers,
+            timeout=min(self.timeout, 0.5),
+            persistent_workers=True,
+            generator=torch_rng(self.seed),
+            worker_init_fn=begin_worker,
+            collate_fn=pack_batch,
+            pin_memory=self.device.type == 'cuda',
+            multiprocessing_context=_start_method(),
+        )
     self._todo[:] = jobs
     return self._begun()
+
 
 def _start_method():
     "How workers are started: as the program has asked for by `multiprocessing.set_start_method`, on Linux by `fork`"
     asked = multiprocessing.get_start_method(allow_none=True)
     return 'fork' if asked is None and sys.platform == 'linux' else None
 
-@patch
-def _begun(self:StatefulLoader):
-    "The workers, which are started if they are not there; an `OSError` says why they cannot be"
-    others = multiprocessing.active_children()
-    try: return iter(self._reader)
-    except (OSError,RuntimeError) as e:
-        for w in multiprocessing.active_children():
-            if w not in others: w.kill()
-        self._reader = None
-        limits = {errno.EMFILE: f'the limit of open files is {open_file_limit()}: ulimit -n 1024, or ',
-                  errno.EAGAIN: 'the limit of processes is reached: ulimit -u, or '}
-        number = getattr(e, 'errno', errno.EAGAIN)          # a thread that cannot be started has no number
-        raise OSError(number, f'{self.source.name}: {self.workers} workers cannot be started ({os.strerror(number)}): '
-                              f'{limits.get(number, "")}--workers 0') from e
-    except (AttributeError,TypeError,pickle.PicklingError) as e:
-        if _start_method() == 'fork': raise
-        self._reader = None
-        raise ValueError(f'{self.source.name}: what is read cannot be sent to a worker, which is no fork of this '
-                         f'process here ({e}): --workers 0') from e
 
 @patch
-def _next(self:StatefulLoader, read):
+def _begun(self: StatefulLoader):
+    "The workers, which are started if they are not there; an `OSError` says why they cannot be"
+    others = multiprocessing.active_children()
+    try:
+        return iter(self._reader)
+    except (OSError, RuntimeError) as e:
+        for w in multiprocessing.active_children():
+            if w not in others:
+                w.kill()
+        self._reader = None
+        limits = {
+            errno.EMFILE: f'the limit of open files is {open_file_limit()}: ulimit -n 1024, or ',
+            errno.EAGAIN: 'the limit of processes is reached: ulimit -u, or ',
+        }
+        number = getattr(e, 'errno', errno.EAGAIN)  # a thread that cannot be started has no number
+        raise OSError(
+            number,
+            f'{self.source.name}: {self.workers} workers cannot be started ({os.strerror(number)}): '
+            f'{limits.get(number, "")}--workers 0',
+        ) from e
+    except (AttributeError, TypeError, pickle.PicklingError) as e:
+        if _start_method() == 'fork':
+            raise
+        self._reader = None
+        raise ValueError(
+            f'{self.source.name}: what is read cannot be sent to a worker, which is no fork of this '
+            f'process here ({e}): --workers 0'
+        ) from e
+
+
+@patch
+def _next(self: StatefulLoader, read):
     "The next batch; while the workers have none, `waiting` is called twice a second"
     begun = time.monotonic()
     while True:
-        try: return next(read)
+        try:
+            return next(read)
         except RuntimeError as e:
-            waited = time.monotonic()-begun
-            if not str(e).startswith('DataLoader timed out') or waited >= self.timeout: raise
-        if self.waiting is not None: self.waiting(waited)
+            waited = time.monotonic() - begun
+            if not str(e).startswith('DataLoader timed out') or waited >= self.timeout:
+                raise
+        if self.waiting is not None:
+            self.waiting(waited)
 
 # %% ../../nbs/data/60_loader.ipynb #485816a0
 @patch
-def __iter__(self:StatefulLoader):
-    epoch,start = self.epoch,self.start
+def __iter__(self: StatefulLoader):
+    epoch = self.epoch
+    start = self.start
     read = None
     rows = self.whole_batches(epoch)[start:]
-    for i in range(start, start+len(rows)):
+    for i in range(start, start + len(rows)):
         try:
-            if read is None: read = self._read([self._job(epoch, r) for r in rows])
+            if read is None:
+                read = self._read([self._job(epoch, r) for r in rows])
             got = self._next(read)
-        except (RuntimeError,OSError,EOFError) as e: raise self._lost(e, f'step {i} of epoch {epoch}') from e
+        except (RuntimeError, OSError, EOFError) as e:
+            raise self._lost(e, f'step {i} of epoch {epoch}') from e
         b = self._ready(got, epoch, i)
-        self.step = epoch*len(self)+i
+        self.step = epoch * len(self) + i
         yield b
-    if (self.epoch,self.start) == (epoch,start): self.seek(epoch + self.train)
+    if (self.epoch, self.start) == (epoch, start):
+        self.seek(epoch + self.train)
 
 # %% ../../nbs/data/60_loader.ipynb #7ff78e19
 @patch
-def seek(self:StatefulLoader,
-    epoch:int,  # The epoch that comes next
-    step:int=0, # The batch to begin with; later epochs begin at 0
-)->StatefulLoader:
+def seek(
+    self: StatefulLoader,
+    epoch: int,  # The epoch that comes next
+    step: int = 0,  # The batch to begin with; later epochs begin at 0
+) -> StatefulLoader:
     "Go to a place in the run, from where everything is as if all batches before it had been read"
     if not 0 <= step <= len(self) or epoch < 0:
         raise ValueError(f'no step {step} of epoch {epoch}: an epoch has {len(self)} steps')
-    self.epoch,self.start = divmod(epoch*len(self)+step, len(self))
+    self.epoch, self.start = divmod(epoch * len(self) + step, len(self))
     return self
 
+
 @patch
-def one_batch(self:StatefulLoader)->tuple:
+def one_batch(self: StatefulLoader) -> tuple:
     "The next batch, without moving on"
     job = self._job(self.epoch, self.whole_batches(self.epoch)[self.start])
     return self._ready(self._jobs[job], self.epoch, self.start)
 
 # %% ../../nbs/data/60_loader.ipynb #32e54f44
-_fields = ('source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring max_damaged '
-           'timeout bucket collate').split()
+_fields = (
+    'source bs tok aug seed train max_len flip_p workers device rank world_size shuffle substring max_damaged '
+    'timeout bucket collate'
+).split()
+
 
 @patch
-def new(self:StatefulLoader,
-    source:ImageTextDataset=None, # Another dataset; the same by default
-    **changes                     # Arguments of `StatefulLoader`; also fastai's `drop_last=False`
-)->StatefulLoader:
+def new(
+    self: StatefulLoader,
+    source: ImageTextDataset = None,  # Another dataset; the same by default
+    **changes,  # Arguments of `StatefulLoader`; also fastai's `drop_last=False`
+) -> StatefulLoader:
     "A loader like this one, with some arguments changed, at the same place"
-    if changes.pop('drop_last', False): raise ValueError('drop_last=True: this loader drops no sample')
+    if changes.pop('drop_last', False):
+        raise ValueError('drop_last=True: this loader drops no sample')
     if source is not None and not hasattr(source, 'images'):
-        raise ValueError(f'source: a dataset of images is expected, not {type(source).__name__}; for single images '
-                         f'there is `predict`')
+        raise ValueError(
+            f'source: a dataset of images is expected, not {type(source).__name__}; for single images '
+            f'there is `predict`'
+        )
     for k in changes:
-        if k not in _fields: raise did_you_mean('loader argument', k, _fields)
+        if k not in _fields:
+            raise did_you_mean('loader argument', k, _fields)
     kw = {k: getattr(self, k) for k in _fields}
-    if 'train' in changes and 'shuffle' not in changes: changes['shuffle'] = None
-    if source is not None: changes['source'] = source
+    if 'train' in changes and 'shuffle' not in changes:
+        changes['shuffle'] = None
+    if source is not None:
+        changes['source'] = source
     res = type(self)(**{**kw, **changes})
-    if len(res) == len(self): res.epoch,res.start = self.epoch,self.start
+    if len(res) == len(self):
+        res.epoch = self.epoch
+        res.start = self.start
     return res
 
+
 @patch
-def to(self:StatefulLoader,
-    device:str|torch.device # Where batches go from now on
-)->StatefulLoader:
+def to(
+    self: StatefulLoader,
+    device: str | torch.device,  # Where batches go from now on
+) -> StatefulLoader:
     "Send batches to `device`"
     self.device = torch.device(device)
     return self
@@ -363,12 +492,14 @@ def _unwatched(it):
         _remove_worker_pids(id(it))
         it._worker_pids_set = False
 
+
 @patch
-def close(self:StatefulLoader)->None:
+def close(self: StatefulLoader) -> None:
     "End the workers; the next epoch starts new ones"
     it = getattr(self._reader, '_iterator', None)
     self._reader = None
-    if it is None: return
+    if it is None:
+        return
     _unwatched(it)
     for w in it._workers:
         w.kill()
@@ -377,104 +508,127 @@ def close(self:StatefulLoader)->None:
 
 # %% ../../nbs/data/60_loader.ipynb #25703eba
 @patch
-def _lost(self:StatefulLoader, e, where):
+def _lost(self: StatefulLoader, e, where):
     "The error to raise for `e`: that of the loader's code, or what became of the workers, which are ended"
     it = getattr(self._reader, '_iterator', None)
-    if not self.workers or it is None: return e
-    if isinstance(e, (OSError,EOFError)):                   # the worker that had made the batch may be still ending
+    if not self.workers or it is None:
+        return e
+    if isinstance(e, (OSError, EOFError)):  # the worker that had made the batch may be still ending
         _unwatched(it)
-        until = time.monotonic()+1
-        while all(w.is_alive() for w in it._workers) and time.monotonic() < until: time.sleep(.01)
-    dead = [f'worker {k} (process {w.pid}) {end_of_worker(w.exitcode)}' for k,w in enumerate(it._workers)
-            if not w.is_alive()]
+        until = time.monotonic() + 1
+        while all(w.is_alive() for w in it._workers) and time.monotonic() < until:
+            time.sleep(0.01)
+    dead = [
+        f'worker {k} (process {w.pid}) {end_of_worker(w.exitcode)}'
+        for k, w in enumerate(it._workers)
+        if not w.is_alive()
+    ]
     due = it._task_info.get(it._rcvd_idx, (None,))[0]
     late = 'timed out' in str(e) and due is not None
     files = 'Too many open files' in str(e)
     pid = it._workers[due].pid if late else None
-    if not dead and not late and not files: return e
+    if not dead and not late and not files:
+        return e
     self.close()
     if files and not dead:
-        return OSError(errno.EMFILE, f'{self.source.name}: too many open files (the limit is {open_file_limit()}), at '
-                                     f'{where}: ulimit -n 1024, or --workers 0')
-    if dead: return ChildProcessError(f'{self.source.name}: {", ".join(dead)}, at {where}')
+        return OSError(
+            errno.EMFILE,
+            f'{self.source.name}: too many open files (the limit is {open_file_limit()}), at '
+            f'{where}: ulimit -n 1024, or --workers 0',
+        )
+    if dead:
+        return ChildProcessError(f'{self.source.name}: {", ".join(dead)}, at {where}')
     silent = f'worker {due} (process {pid}) gave no batch for {self.timeout:g} s'
     return TimeoutError(f'{self.source.name}: {silent}, at {where}')
 
 # %% ../../nbs/data/60_loader.ipynb #c17352c2
 @patch
-def pictures(self:StatefulLoader,
-    batch:dict   # With `img`
-)->torch.Tensor: # uint8 (b,3,h,w)
+def pictures(
+    self: StatefulLoader,
+    batch: dict,  # With `img`
+) -> torch.Tensor:  # uint8 (b,3,h,w)
     "The images of a batch, to look at"
     img = batch['img'].detach().cpu()
-    if img.is_floating_point() and hasattr(self.aug, 'mean'): return denormalise(img, self.aug.mean, self.aug.std)
+    if img.is_floating_point() and hasattr(self.aug, 'mean'):
+        return denormalise(img, self.aug.mean, self.aug.std)
     return img
 
+
 @patch
-def texts(self:StatefulLoader,
-    batch:dict # With `tok`
-)->list:       # A string for each image, or None
+def texts(
+    self: StatefulLoader,
+    batch: dict,  # With `tok`
+) -> list:  # A string for each image, or None
     "The captions of a batch"
     return [self.tok.decode(t) for t in batch['tok'].cpu()] if self.tok is not None and 'tok' in batch else None
 
 # %% ../../nbs/data/60_loader.ipynb #65766adb
-def _fold(text, width): return '\n'.join(textwrap.wrap(text, width)[:4])
+def _fold(text, width):
+    return '\n'.join(textwrap.wrap(text, width)[:4])
+
 
 @patch
-def show_batch(self:StatefulLoader,
-    b:tuple=None,  # What `one_batch` gave; the next one by default
-    max_n:int=9,   # Most images
-    ncol:int=6,    # Images a row
-    size:float=2., # Inches an image
-    **kw           # As for `show_images`
-)->'plt.Figure':   # The figure
+def show_batch(
+    self: StatefulLoader,
+    b: tuple = None,  # What `one_batch` gave; the next one by default
+    max_n: int = 9,  # Most images
+    ncol: int = 6,  # Images a row
+    size: float = 2.0,  # Inches an image
+    **kw,  # As for `show_images`
+) -> 'plt.Figure':  # The figure
     "Draw the images of a batch with their captions"
     b = (b or self.one_batch())[0]
     caps = self.texts(b)
-    titles = caps and [_fold(t, int(size*13)) for t in caps[:max_n]]
+    titles = caps and [_fold(t, int(size * 13)) for t in caps[:max_n]]
     return show_images(list(self.pictures(b)[:max_n]), titles, ncol=ncol, size=size, **kw)
 
+
 @patch
-def show_results(self:StatefulLoader,
-    b:tuple,                # What `one_batch` gave
-    out:dict,               # What the model returned for it
-    max_n:int=9,            # Most images
-    describe:callable=None, # `describe(batch, out)` gives a line for each image; by default the most likely word
-                                     # at each place
-    ncol:int=4, *, size:float=2.6, **kw # As for `show_batch`
-)->'plt.Figure':                     # The figure
+def show_results(
+    self: StatefulLoader,
+    b: tuple,  # What `one_batch` gave
+    out: dict,  # What the model returned for it
+    max_n: int = 9,  # Most images
+    describe: callable = None,  # `describe(batch, out)` gives a line for each image; by default the most likely word
+    # at each place
+    ncol: int = 4,
+    *,
+    size: float = 2.6,
+    **kw,  # As for `show_batch`
+) -> 'plt.Figure':  # The figure
     "Draw the images of a batch with their captions and the model's predictions"
     batch = b[0]
-    caps = self.texts(batch) or ['']*len(batch['img'])
+    caps = self.texts(batch) or [''] * len(batch['img'])
     says = (describe or self._likeliest)(batch, out)
-    wide = int(size*13)
-    titles = [_fold(t, wide)+'\n> '+_fold(s, wide) for t,s in zip(caps[:max_n], says)]
+    wide = int(size * 13)
+    titles = [_fold(t, wide) + '\n> ' + _fold(s, wide) for t, s in zip(caps[:max_n], says)]
     return show_images(list(self.pictures(batch)[:max_n]), titles, ncol=ncol, size=size, **kw)
 
 # %% ../../nbs/data/60_loader.ipynb #4a03573e
 @patch
-def _likeliest(self:StatefulLoader, batch, out):
-    vals = out.values() if isinstance(out, dict) else out if isinstance(out, (list,tuple)) else [out]
+def _likeliest(self: StatefulLoader, batch, out):
+    vals = out.values() if isinstance(out, dict) else out if isinstance(out, (list, tuple)) else [out]
     for o in vals:
         if self.tok is not None and isinstance(o, torch.Tensor) and o.ndim == 3 and o.shape[2] == len(self.tok):
-            best = [t[:n-1] for t,n in zip(o.argmax(2).tolist(), batch['lens'].tolist())]
+            best = [t[: n - 1] for t, n in zip(o.argmax(2).tolist(), batch['lens'].tolist())]
             return [self.tok.decode([i for i in t if i > max(self.tok.mask, self.tok.pad)]) for t in best]
-    return ['']*len(batch['img'])
+    return [''] * len(batch['img'])
 
 # %% ../../nbs/data/60_loader.ipynb #d995d28f
 def loaders(
-    train:ImageTextDataset, # Training set
-    valid:ImageTextDataset, # Validation set
-    tok:Tokenizer=None,     # As for `StatefulLoader`
-    size:int=None,          # Side of the views; that of the datasets by default
-    bs:int=64,              # Images a batch
-    *, valid_bs:int=None,   # The same for `valid`; as `bs` by default
-    aug:callable=None,      # View of a training batch; `TrainTransform(size)` by default
-    plain:callable=None,    # View of a validation batch; `EvalTransform(size)` by default
-    path:FilePath='.',      # Where fastai puts its files
-    **kw                    # As for `StatefulLoader`: seed, max_len, flip_p, workers, device, rank, world_size,
-                            # max_damaged, ...
-)->DataLoaders:
+    train: ImageTextDataset,  # Training set
+    valid: ImageTextDataset,  # Validation set
+    tok: Tokenizer = None,  # As for `StatefulLoader`
+    size: int = None,  # Side of the views; that of the datasets by default
+    bs: int = 64,  # Images a batch
+    *,
+    valid_bs: int = None,  # The same for `valid`; as `bs` by default
+    aug: callable = None,  # View of a training batch; `TrainTransform(size)` by default
+    plain: callable = None,  # View of a validation batch; `EvalTransform(size)` by default
+    path: FilePath = '.',  # Where fastai puts its files
+    **kw,  # As for `StatefulLoader`: seed, max_len, flip_p, workers, device, rank, world_size,
+    # max_damaged, ...
+) -> DataLoaders:
     "A training and a validation loader, as fastai expects them"
     size = size or train.size
     kw['device'] = kw.get('device') or ('cuda' if torch.cuda.is_available() else 'cpu')

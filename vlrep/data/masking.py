@@ -12,67 +12,83 @@ from torch import Tensor
 # %% ../../nbs/data/30_masking.ipynb #f0445ff8
 def _signed(n):
     return n - (n >> 63 << 64)  # the same 64 bits, as PyTorch's int64 reads them
-_step,_one,_two = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
-def _down(z, n): return (z >> n) & ((1 << 64-n)-1)                      # shift, with zeros from above
+
+_step, _one, _two = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _down(z, n):
+    return (z >> n) & ((1 << 64 - n) - 1)  # shift, with zeros from above
+
+
 def _mix(z):
-    z = (z ^ _down(z, 30))*_one
-    z = (z ^ _down(z, 27))*_two
+    z = (z ^ _down(z, 30)) * _one
+    z = (z ^ _down(z, 27)) * _two
     return z ^ _down(z, 31)
+
 
 def _uniform(key, places, n):
     "`n` numbers in [0,1) for each position, from a key for each sample (b,): (n,b,places)"
-    place,which = torch.arange(places, device=key.device),torch.arange(n, device=key.device)[:,None,None] << 20
-    return _down(_mix(key[:,None] + (which + place + 1)*_step), 11).double() * 2.**-53
+    place = torch.arange(places, device=key.device)
+    which = torch.arange(n, device=key.device)[:, None, None] << 20
+    return _down(_mix(key[:, None] + (which + place + 1) * _step), 11).double() * 2.0**-53
+
 
 def sequence_mask(
-    lens:Tensor, # How many positions of each row are real (b,)
-    n:int,       # How many there are, with padding
-)->Tensor:       # (b,n) bool
+    lens: Tensor,  # How many positions of each row are real (b,)
+    n: int,  # How many there are, with padding
+) -> Tensor:  # (b,n) bool
     "Which positions of padded rows are real"
-    return torch.arange(n, device=lens.device) < lens[:,None]
+    return torch.arange(n, device=lens.device) < lens[:, None]
+
 
 def hashed_uniform(
-    tok:Tensor,  # Token ids (b,s)
-    lens:Tensor, # Real tokens in each caption (b,)
-    n:int=1,     # How many numbers for each position
-    salt:int=0,  # Another salt gives other numbers
-)->Tensor:       # In [0,1), float64 (n,b,s)
+    tok: Tensor,  # Token ids (b,s)
+    lens: Tensor,  # Real tokens in each caption (b,)
+    n: int = 1,  # How many numbers for each position
+    salt: int = 0,  # Another salt gives other numbers
+) -> Tensor:  # In [0,1), float64 (n,b,s)
     "Uniform numbers that depend on the caption, the position in it, and `salt` alone (splitmix64)"
     place = torch.arange(tok.shape[1], device=tok.device)
-    words = _mix((tok << 20) + place*_step + _step)*sequence_mask(lens, tok.shape[1])
-    return _uniform(_mix(words.sum(1) + _signed(salt*_step % 2**64)), tok.shape[1], n)
+    words = _mix((tok << 20) + place * _step + _step) * sequence_mask(lens, tok.shape[1])
+    return _uniform(_mix(words.sum(1) + _signed(salt * _step % 2**64)), tok.shape[1], n)
+
 
 def salted_uniform(
-    salt:Tensor, # A number for each sample (b,) int64
-    n:int,       # How many positions each has
-    k:int=1,     # How many numbers for each position
-)->Tensor:       # In [0,1), float64 (k,b,n)
+    salt: Tensor,  # A number for each sample (b,) int64
+    n: int,  # How many positions each has
+    k: int = 1,  # How many numbers for each position
+) -> Tensor:  # In [0,1), float64 (k,b,n)
     "Uniform numbers that depend on a sample's salt and the position alone (splitmix64)"
-    return _uniform(_mix(salt*_step), n, k)
+    return _uniform(_mix(salt * _step), n, k)
 
 # %% ../../nbs/data/30_masking.ipynb #93ce93af
 def mask_tokens(
-    tok:Tensor,         # Token ids, [SOS] first, [EOS] last, then padding (b,s)
-    lens:Tensor,        # Real tokens in each caption (b,)
-    vocab:int,          # Number of tokens
-    first:int=5,        # The first id that is a word: smaller ones are special
-    mask:int=3,         # The id of [MASK]
-    *, share:float=.15, # Part of the words that is chosen, rounded up (virtex code)
-    bert:bool=False,    # BERT's 80/10/10, every chosen word a target? Else VirTex's 85/10/5, [MASK]s only
-    salt:int=0,         # Another salt, other masked tokens
-)->tuple:             # Input tokens (b,s); targets, -100 where there is none (b,s)
+    tok: Tensor,  # Token ids, [SOS] first, [EOS] last, then padding (b,s)
+    lens: Tensor,  # Real tokens in each caption (b,)
+    vocab: int,  # Number of tokens
+    first: int = 5,  # The first id that is a word: smaller ones are special
+    mask: int = 3,  # The id of [MASK]
+    *,
+    share: float = 0.15,  # Part of the words that is chosen, rounded up (virtex code)
+    bert: bool = False,  # BERT's 80/10/10, every chosen word a target? Else VirTex's 85/10/5, [MASK]s only
+    salt: int = 0,  # Another salt, other masked tokens
+) -> tuple:  # Input tokens (b,s); targets, -100 where there is none (b,s)
     "Mask tokens of captions (virtex code; BERT sec. 3.1)"
-    if not first < vocab: raise ValueError(f'vocab={vocab}: no words beside the {first} special ids')
-    if not 0 < share <= 1: raise ValueError(f'share={share}: a part, above 0 and at most 1')
-    which,fate,word = hashed_uniform(tok, lens, 3, salt)
-    place,words = torch.arange(tok.shape[1], device=tok.device),(lens-2).clamp(min=0)[:,None]
+    if not first < vocab:
+        raise ValueError(f'vocab={vocab}: no words beside the {first} special ids')
+    if not 0 < share <= 1:
+        raise ValueError(f'share={share}: a part, above 0 and at most 1')
+    which, fate, word = hashed_uniform(tok, lens, 3, salt)
+    place = torch.arange(tok.shape[1], device=tok.device)
+    words = (lens - 2).clamp(min=0)[:, None]
     inside = (place > 0) & (place <= words)
-    k = (words.double()*share).ceil()
-    chosen = (which.masked_fill(~inside, 2.).argsort(1).argsort(1) < k) & inside
-    hidden = fate < (.8 if bert else .85)
-    if not bert: hidden = hidden | (k == 1)
-    noise = (fate < (.9 if bert else .95)) & ~hidden
-    seen = torch.where(chosen & noise, first + (word*(vocab-first)).long(), tok)
+    k = (words.double() * share).ceil()
+    chosen = (which.masked_fill(~inside, 2.0).argsort(1).argsort(1) < k) & inside
+    hidden = fate < (0.8 if bert else 0.85)
+    if not bert:
+        hidden = hidden | (k == 1)
+    noise = (fate < (0.9 if bert else 0.95)) & ~hidden
+    seen = torch.where(chosen & noise, first + (word * (vocab - first)).long(), tok)
     seen = seen.masked_fill(chosen & hidden, mask)
-    return seen,tok.masked_fill(~(chosen if bert else chosen & hidden), -100)
+    return seen, tok.masked_fill(~(chosen if bert else chosen & hidden), -100)

@@ -6,110 +6,157 @@
 __all__ = ['word_times', 'Column', 'Narratives', 'narratives_of']
 
 # %% ../../nbs/data/40_narratives.ipynb #5f28c2b2
-import copy,re
+import copy
+import re
 from array import array
 from difflib import SequenceMatcher
+
 import numpy as np
 from fastcore.basics import patch
-from .records import *
+
+from .records import ImageTextDataset, Narrative, Record, TextBuffer, rows_at, turn_points
 
 # %% ../../nbs/data/40_narratives.ipynb #7d0391c6
 _not_letters = re.compile(r'[\W_]+')
-def _letters(w): return _not_letters.sub('', w.casefold())
+
+
+def _letters(w):
+    return _not_letters.sub('', w.casefold())
+
 
 def _same_letters(a, b):
     "For each letter of the words `a`, all in a row, its place among the letters of the words `b`, or -1 (n,)"
-    A,B = ''.join(a),''.join(b)
+    A = ''.join(a)
+    B = ''.join(b)
     out = np.full(len(A), -1)
-    if A == B: return np.arange(len(A))
-    ea,eb = (np.cumsum([0]+[len(w) for w in x]) for x in (a,b))
-    for what,i,j,k,l in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():              # whole words first
-        x,y,z = ea[i],eb[k],eb[l]
-        if what == 'equal': out[x:ea[j]] = np.arange(y, z)
-        elif what == 'replace':                                                          # then letters between them
-            for p,q,n in SequenceMatcher(None, A[x:ea[j]], B[y:z], autojunk=False).get_matching_blocks():
-                out[x+p:x+p+n] = np.arange(y+q, y+q+n)
+    if A == B:
+        return np.arange(len(A))
+    ea, eb = (np.cumsum([0] + [len(w) for w in x]) for x in (a, b))
+    for what, i, j, k, l in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():  # whole words first
+        x = ea[i]
+        y = eb[k]
+        z = eb[l]
+        if what == 'equal':
+            out[x : ea[j]] = np.arange(y, z)
+        elif what == 'replace':  # then letters between them
+            for p, q, n in SequenceMatcher(None, A[x : ea[j]], B[y:z], autojunk=False).get_matching_blocks():
+                out[x + p : x + p + n] = np.arange(y + q, y + q + n)
     return out
 
 # %% ../../nbs/data/40_narratives.ipynb #48992c48
 def word_times(
-    n:Narrative, # With `text` and `utterances`
-)->tuple:        # The words of the text (w), and for each start and end in seconds (w,2); 0 and -1 if it has none
+    n: Narrative,  # With `text` and `utterances`
+) -> tuple:  # The words of the text (w), and for each start and end in seconds (w,2); 0 and -1 if it has none
     "When each word was said: during the utterances in which at least half of its letters are found again"
-    words,said = n.text.split(),[(k,l) for k,(u,*_) in enumerate(n.utterances) for x in u.split() if (l := _letters(x))]
+    words = n.text.split()
+    said = [(k, l) for k, (u, *_) in enumerate(n.utterances) for x in u.split() if (l := _letters(x))]
     a = [_letters(w) for w in words]
-    at = _same_letters([w for w in a if w], [l for _,l in said]).tolist()
-    owner = [k for k,l in said for _ in l]
-    when = [(float(s),float(e)) for _,s,e in n.utterances]
-    out,i,last = [],0,(0.,-1.)
+    at = _same_letters([w for w in a if w], [l for _, l in said]).tolist()
+    owner = [k for k, l in said for _ in l]
+    when = [(float(s), float(e)) for _, s, e in n.utterances]
+    out = []
+    i = 0
+    last = (0.0, -1.0)
     for w in a:
-        if w:                                                             # a mark alone goes with the word before it
-            found = [owner[j] for j in at[i:i+len(w)] if j >= 0]
+        if w:  # a mark alone goes with the word before it
+            found = [owner[j] for j in at[i : i + len(w)] if j >= 0]
             i += len(w)
-            mine = when[found[0]:found[-1]+1] if 2*len(found) >= len(w) else []
-            last = (min(s for s,_ in mine),max(e for _,e in mine)) if mine else (0.,-1.)
+            mine = when[found[0] : found[-1] + 1] if 2 * len(found) >= len(w) else []
+            last = (min(s for s, _ in mine), max(e for _, e in mine)) if mine else (0.0, -1.0)
         out.append(last)
-    return words,np.array(out).reshape(-1,2)
+    return words, np.array(out).reshape(-1, 2)
 
 # %% ../../nbs/data/40_narratives.ipynb #65881743
 class Column:
     "Rows of unequal length, end to end in one array"
-    def __init__(self,
+
+    def __init__(
+        self,
         dtype,  # Of the numbers
-        *shape, # What follows the first dimension
-    ): self.dtype,self.shape,self._raw,self._ends = np.dtype(dtype),shape,bytearray(),array('q', [0])
-    def add(self,
-        a:np.ndarray|list # The next row (n,...)
-    )->None:
+        *shape,  # What follows the first dimension
+    ):
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
+        self._raw = bytearray()
+        self._ends = array('q', [0])
+
+    def add(
+        self,
+        a: np.ndarray | list,  # The next row (n,...)
+    ) -> None:
         "Append a row"
         self._raw += np.ascontiguousarray(a, self.dtype).tobytes()
-        self._ends.append(self._ends[-1]+len(a))
-    def close(self)->'Column': # Itself
+        self._ends.append(self._ends[-1] + len(a))
+
+    def close(self) -> 'Column':  # Itself
         "Finish writing, after the last row; from now on rows can be read"
         self.data = np.frombuffer(self._raw, self.dtype).reshape(-1, *self.shape)
         self.ends = np.array(self._ends, np.int64)
-        del self._raw,self._ends
+        del self._raw, self._ends
         return self
-    def __len__(self): return len(self.ends)-1
-    def __getitem__(self, k:int)->np.ndarray: return self.data[self.ends[k]:self.ends[k+1]]
-    def take(self,
-        at:np.ndarray|list # Rows (m,)
-    )->tuple:              # What is in them, end to end, and the length of each (m,)
+
+    def __len__(self):
+        return len(self.ends) - 1
+
+    def __getitem__(self, k: int) -> np.ndarray:
+        return self.data[self.ends[k] : self.ends[k + 1]]
+
+    def take(
+        self,
+        at: np.ndarray | list,  # Rows (m,)
+    ) -> tuple:  # What is in them, end to end, and the length of each (m,)
         "Some of the rows"
         at = np.asarray(at, np.int64)
-        parts = [self.data[a:b] for a,b in zip(self.ends[at], self.ends[at+1])]
-        return np.concatenate(parts) if parts else self.data[:0],self.ends[at+1]-self.ends[at]
+        parts = [self.data[a:b] for a, b in zip(self.ends[at], self.ends[at + 1])]
+        return np.concatenate(parts) if parts else self.data[:0], self.ends[at + 1] - self.ends[at]
 
 # %% ../../nbs/data/40_narratives.ipynb #7af028a6
-_unknown = -9                                                             # it is not known what an utterance is about
-_columns = dict(text=('u1',), said=('u1',), times=('f8',2), about=('i2',), words=('f4',2), xy=('i2',2), t=('f4',),
-                joined=('?',))
+_unknown = -9  # it is not known what an utterance is about
+_columns = dict(
+    text=('u1',), said=('u1',), times=('f8', 2), about=('i2',), words=('f4', 2), xy=('i2', 2), t=('f4',), joined=('?',)
+)
+
 
 class Narratives:
     "The narratives of many images in a few long arrays: nine bytes for a point of the trace"
+
     def __init__(self):
-        self.cols = {k: Column(*v) for k,v in _columns.items()}
-        self.rows,self.at = np.zeros(1, np.int64),np.zeros(0, np.int64)
-    def add(self,
-        n:Narrative # The next one
-    )->None:
+        self.cols = {k: Column(*v) for k, v in _columns.items()}
+        self.rows = np.zeros(1, np.int64)
+        self.at = np.zeros(0, np.int64)
+
+    def add(
+        self,
+        n: Narrative,  # The next one
+    ) -> None:
         "Append a narrative; `close` assigns it to its image"
-        s = [np.asarray(p, float).reshape(-1,3) for p in n.strokes if len(p)]
-        p = np.concatenate(s) if s else np.zeros((0,3))
+        s = [np.asarray(p, float).reshape(-1, 3) for p in n.strokes if len(p)]
+        p = np.concatenate(s) if s else np.zeros((0, 3))
         joined = np.ones(len(p), bool)
-        joined[np.cumsum([0]+[len(x) for x in s[:-1]])[:len(s)]] = False
-        about = n.about if n.about is not None else [_unknown]*len(n.utterances)
-        said = '\0'.join(u.replace('\0', ' ') for u,*_ in n.utterances)
-        row = dict(text=np.frombuffer(n.text.encode(), 'u1'), said=np.frombuffer(said.encode(), 'u1'), about=about,
-                   times=np.array([u[1:] for u in n.utterances], float).reshape(-1,2), words=word_times(n)[1],
-                   xy=np.clip(np.rint(p[:,:2]*1e4), -32767, 32767), t=p[:,2], joined=joined)
-        for k,v in row.items(): self.cols[k].add(v)
-    def close(self,
-        rows:np.ndarray|list, # For each narrative the number of its image (m,)
-        n:int=None,           # Number of images; by default one more than the last that is named
-    )->'Narratives':          # Itself
+        joined[np.cumsum([0] + [len(x) for x in s[:-1]])[: len(s)]] = False
+        about = n.about if n.about is not None else [_unknown] * len(n.utterances)
+        said = '\0'.join(u.replace('\0', ' ') for u, *_ in n.utterances)
+        row = dict(
+            text=np.frombuffer(n.text.encode(), 'u1'),
+            said=np.frombuffer(said.encode(), 'u1'),
+            about=about,
+            times=np.array([u[1:] for u in n.utterances], float).reshape(-1, 2),
+            words=word_times(n)[1],
+            xy=np.clip(np.rint(p[:, :2] * 1e4), -32767, 32767),
+            t=p[:, 2],
+            joined=joined,
+        )
+        for k, v in row.items():
+            self.cols[k].add(v)
+
+    def close(
+        self,
+        rows: np.ndarray | list,  # For each narrative the number of its image (m,)
+        n: int = None,  # Number of images; by default one more than the last that is named
+    ) -> 'Narratives':  # Itself
         "Finish writing, after the last narrative, and assign all of them to the images"
-        for c in self.cols.values(): c.close()
+        for c in self.cols.values():
+            c.close()
         rows = np.asarray(rows, np.int64)
         self.at = np.argsort(rows, kind='stable')
         self.rows = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n or 0))])
@@ -117,85 +164,116 @@ class Narratives:
 
 # %% ../../nbs/data/40_narratives.ipynb #cfb1a7cb
 @patch(cls_method=True)
-def of(cls:Narratives,
-    lists:'Iterable[list]', # For each image a list of `Narrative`
-)->Narratives:
+def of(
+    cls: Narratives,
+    lists: 'Iterable[list]',  # For each image a list of `Narrative`
+) -> Narratives:
     "Make `Narratives` from lists in memory"
-    self,rows,n = cls(),[],0
-    for i,l in enumerate(lists):
+    self = cls()
+    rows = []
+    n = 0
+    for i, l in enumerate(lists):
         for x in l:
             self.add(x)
             rows.append(i)
-        n = i+1
+        n = i + 1
     return self.close(rows, n)
+
+
 @patch
-def __len__(self:Narratives): return len(self.rows)-1
+def __len__(self: Narratives):
+    return len(self.rows) - 1
+
+
 @patch
-def counts(self:Narratives)->np.ndarray: # (n,)
+def counts(self: Narratives) -> np.ndarray:  # (n,)
     "How many narratives each image has"
     return np.diff(self.rows)
+
+
 @patch
-def traced(self:Narratives)->np.ndarray: # One for each narrative, image after image, bool (m,)
+def traced(self: Narratives) -> np.ndarray:  # One for each narrative, image after image, bool (m,)
     "Which narratives have a trace"
     return np.diff(self.cols['t'].ends)[self.at] > 0
+
+
 @patch(as_prop=True)
-def nbytes(self:Narratives)->int:
+def nbytes(self: Narratives) -> int:
     "Bytes in memory, which subsets share"
-    return sum(c.data.nbytes+c.ends.nbytes for c in self.cols.values())
+    return sum(c.data.nbytes + c.ends.nbytes for c in self.cols.values())
+
+
 @patch
-def subset(self:Narratives,
-    idx:np.ndarray|list|range, # Images to keep, in their new order
-)->Narratives:
+def subset(
+    self: Narratives,
+    idx: np.ndarray | list | range,  # Images to keep, in their new order
+) -> Narratives:
     "The narratives of these images; nothing is copied but their numbers"
-    at,n = rows_at(self.rows, idx)
+    at, n = rows_at(self.rows, idx)
     new = copy.copy(self)
-    new.at,new.rows = self.at[at],np.concatenate([[0], np.cumsum(n)]).astype(np.int64)
+    new.at = self.at[at]
+    new.rows = np.concatenate([[0], np.cumsum(n)]).astype(np.int64)
     return new
 
 # %% ../../nbs/data/40_narratives.ipynb #9a7f2481
 @patch
-def one(self:Narratives,
-    k:int # Which of all narratives, an entry of `at`
-)->Narrative:
+def one(
+    self: Narratives,
+    k: int,  # Which of all narratives, an entry of `at`
+) -> Narrative:
     "One narrative, as it was but for the rounding of its trace"
-    c = {n: v[k] for n,v in self.cols.items()}
-    p = np.empty((len(c['t']),3), np.float32)
-    p[:,:2],p[:,2] = c['xy']/np.float32(1e4),c['t']
+    c = {n: v[k] for n, v in self.cols.items()}
+    p = np.empty((len(c['t']), 3), np.float32)
+    p[:, :2], p[:, 2] = c['xy'] / np.float32(1e4), c['t']
     cuts = np.flatnonzero(~c['joined'])[1:]
     said = c['said'].tobytes().decode().split('\0')
     about = c['about'].tolist()
-    return Narrative(c['text'].tobytes().decode(), [(u,*t) for u,t in zip(said, c['times'].tolist())],
-                     np.split(p, cuts) if len(p) else [], about if about and _unknown not in about else None)
+    return Narrative(
+        c['text'].tobytes().decode(),
+        [(u, *t) for u, t in zip(said, c['times'].tolist())],
+        np.split(p, cuts) if len(p) else [],
+        about if about and _unknown not in about else None,
+    )
+
+
 @patch
-def __getitem__(self:Narratives,
-    i:int # Row
-)->list:  # Of `Narrative`
+def __getitem__(
+    self: Narratives,
+    i: int,  # Row
+) -> list:  # Of `Narrative`
     "The narratives of image `i`"
     i = int(i)
-    if not -len(self) <= i < len(self): raise IndexError(i)
+    if not -len(self) <= i < len(self):
+        raise IndexError(i)
     i %= len(self)
-    return [self.one(k) for k in self.at[self.rows[i]:self.rows[i+1]]]
+    return [self.one(k) for k in self.at[self.rows[i] : self.rows[i + 1]]]
+
+
 @patch
-def texts(self:Narratives)->TextBuffer: # A row for each image
+def texts(self: Narratives) -> TextBuffer:  # A row for each image
     "The texts of each image's narratives, as captions"
     out = TextBuffer()
-    out.data,n = self.cols['text'].take(self.at)
-    out.ends,out.rows = np.concatenate([[0], np.cumsum(n)]).astype(np.int64),self.rows
+    out.data, n = self.cols['text'].take(self.at)
+    out.ends = np.concatenate([[0], np.cumsum(n)]).astype(np.int64)
+    out.rows = self.rows
     return out
+
+
 @patch
-def turn_traces(self:Narratives,
-    i:int,    # Row
-    turn:int, # From `vlrep.data.records.annotation_turn`
-)->None:
+def turn_traces(
+    self: Narratives,
+    i: int,  # Row
+    turn: int,  # From `vlrep.data.records.annotation_turn`
+) -> None:
     "Turn the traces of image `i` as its EXIF header turns the image"
-    for k in self.at[self.rows[i]:self.rows[i+1]]:
+    for k in self.at[self.rows[i] : self.rows[i + 1]]:
         xy = self.cols['xy'][k]
-        xy[:] = np.clip(np.rint(turn_points(xy/1e4, turn)*1e4), -32767, 32767)
+        xy[:] = np.clip(np.rint(turn_points(xy / 1e4, turn) * 1e4), -32767, 32767)
 
 # %% ../../nbs/data/40_narratives.ipynb #65bafa38
 def narratives_of(
-    source:'ImageTextDataset|Iterable[Record]', # An `ImageTextDataset`, or records
-)->Narratives:                                  # A row for each image
+    source: 'ImageTextDataset|Iterable[Record]',  # An `ImageTextDataset`, or records
+) -> Narratives:  # A row for each image
     "The narratives of a dataset or, if it has none, those of its records"
     had = getattr(source, 'narratives', None)
     return Narratives.of([r.narrative] if r.narrative is not None else [] for r in source) if had is None else had

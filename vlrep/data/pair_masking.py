@@ -8,36 +8,40 @@ __all__ = ['mask_words', 'mask_regions']
 # %% ../../nbs/data/32_pair_masking.ipynb #f2f20f75
 import torch
 from torch import Tensor
+
 from .masking import salted_uniform, sequence_mask
 
 # %% ../../nbs/data/32_pair_masking.ipynb #aef83550
 def mask_words(
-    tok:Tensor,      # Token ids (b,s)
-    lens:Tensor,     # Real tokens in each row (b,)
-    salt:Tensor,     # Of each sample (b,) int64
-    tokenizer:'Tokenizer', # Has `sos`, `eos`, `pad`, `mask`, and a length
-    share:float=.15, # Probability that a word is chosen
-)->tuple:            # Input tokens (b,s); targets, -1 where there is none (b,s)
+    tok: Tensor,  # Token ids (b,s)
+    lens: Tensor,  # Real tokens in each row (b,)
+    salt: Tensor,  # Of each sample (b,) int64
+    tokenizer: 'Tokenizer',  # Has `sos`, `eos`, `pad`, `mask`, and a length
+    share: float = 0.15,  # Probability that a word is chosen
+) -> tuple:  # Input tokens (b,s); targets, -1 where there is none (b,s)
     "Mask words as BERT does, each independently: 80 % [MASK], 10 % any token, 10 % as they are"
-    if not 0 <= share <= 1: raise ValueError(f'share={share}: a chance, from 0 to 1')
-    which,fate,word = salted_uniform(salt, tok.shape[1], 3)
-    special = torch.tensor([tokenizer.sos,tokenizer.eos,tokenizer.pad], device=tok.device)
+    if not 0 <= share <= 1:
+        raise ValueError(f'share={share}: a chance, from 0 to 1')
+    which, fate, word = salted_uniform(salt, tok.shape[1], 3)
+    special = torch.tensor([tokenizer.sos, tokenizer.eos, tokenizer.pad], device=tok.device)
     inside = sequence_mask(lens, tok.shape[1]) & ~torch.isin(tok, special)
     chosen = (which < share) & inside
-    other = (word*len(tokenizer)).long()
-    seen = torch.where(chosen & (fate < .9), torch.where(fate < .8, tokenizer.mask, other), tok)
-    return seen,tok.masked_fill(~chosen, -1)
+    other = (word * len(tokenizer)).long()
+    seen = torch.where(chosen & (fate < 0.9), torch.where(fate < 0.8, tokenizer.mask, other), tok)
+    return seen, tok.masked_fill(~chosen, -1)
+
 
 def mask_regions(
-    feats:Tensor,    # Features of regions (b,n,d); they stay as they are
-    counts:Tensor,   # How many are real (b,)
-    salt:Tensor,     # Of each sample (b,) int64
-    share:float=.15, # Probability that a region is chosen
-    zeroed:float=.9, # Part of the chosen ones whose features become zero
-)->tuple:            # New features (b,n,d); which regions are masked (b,n) bool
+    feats: Tensor,  # Features of regions (b,n,d); they stay as they are
+    counts: Tensor,  # How many are real (b,)
+    salt: Tensor,  # Of each sample (b,) int64
+    share: float = 0.15,  # Probability that a region is chosen
+    zeroed: float = 0.9,  # Part of the chosen ones whose features become zero
+) -> tuple:  # New features (b,n,d); which regions are masked (b,n) bool
     "Mask regions in a copy of their features"
-    for k,v in dict(share=share, zeroed=zeroed).items():
-        if not 0 <= v <= 1: raise ValueError(f'{k}={v}: a chance, from 0 to 1')
-    which,fate = salted_uniform(salt ^ 0x5265676F, feats.shape[1], 2)   # others than those of the words
+    for k, v in dict(share=share, zeroed=zeroed).items():
+        if not 0 <= v <= 1:
+            raise ValueError(f'{k}={v}: a chance, from 0 to 1')
+    which, fate = salted_uniform(salt ^ 0x5265676F, feats.shape[1], 2)  # others than those of the words
     chosen = (which < share) & sequence_mask(counts, feats.shape[1])
-    return feats.masked_fill((chosen & (fate < zeroed))[...,None], 0.),chosen
+    return feats.masked_fill((chosen & (fate < zeroed))[..., None], 0.0), chosen

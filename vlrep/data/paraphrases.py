@@ -6,48 +6,65 @@
 __all__ = ['MARIAN', 'MarianTranslator', 'back_translate', 'write_paraphrases', 'Paraphrases', 'read_paraphrases']
 
 # %% ../../nbs/data/55_paraphrases.ipynb #204bf9bf
-import itertools,json,os
+import itertools
+import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import FilePath, brief, locked, write_error
+from ..core.progress import LiveBar
 from ..core.text_files import json_lines
 from .records import ImageTextDataset
 
 # %% ../../nbs/data/55_paraphrases.ipynb #e6648dfb
-MARIAN = 'Helsinki-NLP/opus-mt-en-{via}','Helsinki-NLP/opus-mt-{via}-en'  # there and back
+MARIAN = 'Helsinki-NLP/opus-mt-en-{via}', 'Helsinki-NLP/opus-mt-{via}-en'  # there and back
+
 
 class MarianTranslator:
     "Translate with a Marian model; a `ValueError` if it cannot be opened"
-    def __init__(self,
-        name:str,           # A folder, or a name on the Hugging Face hub
-        device:str=None,    # cpu, cuda; by default the GPU if there is one
-        *, beams:int=4,     # Width of the beam
-        max_len:int=128,    # Longest translation in tokens
+
+    def __init__(
+        self,
+        name: str,  # A folder, or a name on the Hugging Face hub
+        device: str = None,  # cpu, cuda; by default the GPU if there is one
+        *,
+        beams: int = 4,  # Width of the beam
+        max_len: int = 128,  # Longest translation in tokens
     ):
         try:
             import torch
-            from huggingface_hub import hf_hub_download, logging as hub_logging
+            from huggingface_hub import hf_hub_download
+            from huggingface_hub import logging as hub_logging
             from transformers import MarianMTModel, MarianTokenizer
             from transformers.utils import logging
         except ImportError:
-            raise ValueError('translation: the package transformers is not installed (pip install "vlrep[bert]")'
-                             ) from None
-        for log in (logging, hub_logging): log.set_verbosity_error()
+            raise ValueError(
+                'translation: the package transformers is not installed (pip install "vlrep[bert]")'
+            ) from None
+        for log in (logging, hub_logging):
+            log.set_verbosity_error()
         logging.disable_progress_bar()
-        self.name,self.beams,self.max_len = str(name),beams,max_len
+        self.name = str(name)
+        self.beams = beams
+        self.max_len = max_len
         self.device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
         try:
-            if not Path(self.name).is_dir(): hf_hub_download(self.name, 'config.json') # one file alone is retried
+            if not Path(self.name).is_dir():
+                hf_hub_download(self.name, 'config.json')  # one file alone is retried
             self.tok = MarianTokenizer.from_pretrained(self.name)
             self.model = MarianMTModel.from_pretrained(self.name).eval().to(self.device)
-        except Exception as e:                                          # whatever these libraries raise
+        except Exception as e:  # whatever these libraries raise
             why = ' '.join(str(e).split())[:160] or type(e).__name__
-            raise ValueError(f'{name}: no Marian model that can be opened ({why}): give a folder or a name on the '
-                             f'Hugging Face hub, such as {MARIAN[0].format(via="fr")}') from e
-    def __call__(self,
-        texts:list # Sentences
-    )->list:       # Their translations
+            raise ValueError(
+                f'{name}: no Marian model that can be opened ({why}): give a folder or a name on the '
+                f'Hugging Face hub, such as {MARIAN[0].format(via="fr")}'
+            ) from e
+
+    def __call__(
+        self,
+        texts: list,  # Sentences
+    ) -> list:  # Their translations
         "Translate a batch"
         words = self.tok(list(texts), return_tensors='pt', padding=True, truncation=True).to(self.device)
         out = self.model.generate(**words, num_beams=self.beams, do_sample=False, max_new_tokens=self.max_len)
@@ -55,115 +72,141 @@ class MarianTranslator:
 
 # %% ../../nbs/data/55_paraphrases.ipynb #8aec8252
 def back_translate(
-    texts:list,      # Sentences
-    there:Callable,  # A translator: list of sentences -> list of sentences
-    back:Callable,   # The other way
-    batch:int=32,    # Sentences at a time
-)->list:             # A paraphrase of each
+    texts: list,  # Sentences
+    there: Callable,  # A translator: list of sentences -> list of sentences
+    back: Callable,  # The other way
+    batch: int = 32,  # Sentences at a time
+) -> list:  # A paraphrase of each
     "Translate into another language and back; each sentence once, those of similar length together"
-    order,out = sorted({t for t in texts if t.strip()}, key=lambda t: (len(t), t)),{}
+    order = sorted({t for t in texts if t.strip()}, key=lambda t: (len(t), t))
+    out = {}
     for i in range(0, len(order), batch):
-        part = order[i:i+batch]
+        part = order[i : i + batch]
         got = back(there(part))
         if len(got) != len(part):
             raise ValueError(f'the translators gave {len(got)} sentences for {len(part)}: one for each is expected')
-        out |= {a: ' '.join(b.split()) for a,b in zip(part, got)}
+        out |= {a: ' '.join(b.split()) for a, b in zip(part, got)}
     return [out.get(t, '') for t in texts]
 
 # %% ../../nbs/data/55_paraphrases.ipynb #7be747ef
 def _captions(datasets, limit):
     "(image, number of the caption, caption) of some datasets, at most `limit`"
-    every = ((str(d.ids[i]), k, t) for d in datasets for i in range(len(d)) for k,t in enumerate(d.captions[i]))
+    every = ((str(d.ids[i]), k, t) for d in datasets for i in range(len(d)) for k, t in enumerate(d.captions[i]))
     return itertools.islice(every, limit)
+
 
 def _whole_lines(path, log):
     "Cut a torn last line off"
-    if not path.exists(): return
+    if not path.exists():
+        return
     with open(path, 'r+b') as f:
         size = end = f.seek(0, 2)
-        while end:                                                      # back to the last line feed
+        while end:  # back to the last line feed
             start = max(0, end - (1 << 16))
             f.seek(start)
-            at = f.read(end-start).rfind(b'\n')
-            end = start+at+1 if at >= 0 else start
-            if at >= 0: break
-        if end == size: return
+            at = f.read(end - start).rfind(b'\n')
+            end = start + at + 1 if at >= 0 else start
+            if at >= 0:
+                break
+        if end == size:
+            return
         f.truncate(end)
     log(f'{path}: the last line was torn, and is written again')
+
 
 def _done(path, todo, ways):
     "How many lines are there already; a `ValueError` names one that would not be written there now"
     n = 0
-    if not path.exists(): return n
-    for n,line in _lines(path):
+    if not path.exists():
+        return n
+    for n, line in _lines(path):
         want = next(todo, None)
-        if want is None: raise ValueError(f'{path}:{n}: more lines than there are captions; give a new --out')
+        if want is None:
+            raise ValueError(f'{path}:{n}: more lines than there are captions; give a new --out')
         vias = {p['via'] for p in line['paraphrases']}
         if (line['image'], line['caption_index'], line['caption']) != want or not vias <= set(ways):
-            raise ValueError(f'{path}:{n}: is of other captions or languages ({brief(line["caption"])}, '
-                             f'{", ".join(sorted(vias))}); give a new --out')
+            raise ValueError(
+                f'{path}:{n}: is of other captions or languages ({brief(line["caption"])}, '
+                f'{", ".join(sorted(vias))}); give a new --out'
+            )
     return n
 
 # %% ../../nbs/data/55_paraphrases.ipynb #4bcbb19f
 def _line(image, k, caption, said):
-    return dict(image=image, caption_index=k, caption=caption,
-                paraphrases=[dict(via=v, text=t) for v,t in said.items() if t])
+    return dict(
+        image=image, caption_index=k, caption=caption, paraphrases=[dict(via=v, text=t) for v, t in said.items() if t]
+    )
+
 
 def _append(f, lines, path):
     "Write lines, and push them to the disk"
     try:
-        f.write(''.join(json.dumps(l, ensure_ascii=False)+'\n' for l in lines).encode('utf-8', 'backslashreplace'))
+        f.write(''.join(json.dumps(l, ensure_ascii=False) + '\n' for l in lines).encode('utf-8', 'backslashreplace'))
         f.flush()
         os.fsync(f.fileno())
-    except OSError as e: raise write_error(e, path) from e
+    except OSError as e:
+        raise write_error(e, path) from e
 
 # %% ../../nbs/data/55_paraphrases.ipynb #96d7627f
 def write_paraphrases(
-    datasets:Iterable[ImageTextDataset], # With captions, one or several
-    path:FilePath,       # The file; an existing one is continued
-    ways:dict,           # Language -> (translator there, translator back)
-    batch:int=32,        # Sentences at a time
-    *, limit:int=None,   # Most captions to write in all
-    log:Callable=print,  # Called with progress messages
-)->Path:                 # The file
+    datasets: Iterable[ImageTextDataset],  # With captions, one or several
+    path: FilePath,  # The file; an existing one is continued
+    ways: dict,  # Language -> (translator there, translator back)
+    batch: int = 32,  # Sentences at a time
+    *,
+    limit: int = None,  # Most captions to write in all
+    log: Callable = print,  # Called with progress messages
+) -> Path:  # The file
     "Write paraphrases of every caption, one line each; a `ValueError` names a file of other captions or languages"
-    path,datasets = Path(path),list(datasets)
+    path = Path(path)
+    datasets = list(datasets)
     for d in datasets:
-        if d.captions is None: raise ValueError(f'{d.name}: has no captions to paraphrase')
-    if not ways: raise ValueError('ways: not a single language to translate into')
-    if batch < 1: raise ValueError(f'batch={batch}: at least 1 sentence at a time')
+        if d.captions is None:
+            raise ValueError(f'{d.name}: has no captions to paraphrase')
+    if not ways:
+        raise ValueError('ways: not a single language to translate into')
+    if batch < 1:
+        raise ValueError(f'batch={batch}: at least 1 sentence at a time')
     with locked(path.with_name(f'.{path.name}.lock'), str(path)):
         _whole_lines(path, log)
         todo = _captions(datasets, limit)
         done = begun = _done(path, todo, ways)
         total = sum(int(d.captions.counts().sum()) for d in datasets)
         total = total if limit is None else min(limit, total)
-        if done: log(f'{path}: {done} of {total} captions are there, continuing')
+        if done:
+            log(f'{path}: {done} of {total} captions are there, continuing')
         live = LiveBar()
         with open(path, 'ab') as f:
-            while part := list(itertools.islice(todo, 8*batch)):
-                said = {via: back_translate([t for *_,t in part], *way, batch) for via,way in ways.items()}
-                _append(f, [_line(*c, {via: s[i] for via,s in said.items()}) for i,c in enumerate(part)], path)
+            while part := list(itertools.islice(todo, 8 * batch)):
+                said = {via: back_translate([t for *_, t in part], *way, batch) for via, way in ways.items()}
+                _append(f, [_line(*c, {via: s[i] for via, s in said.items()}) for i, c in enumerate(part)], path)
                 done += len(part)
                 live(done, total, 'captions')
         live.clear()
-    log(f'{path}: {done} captions in other words, {done-begun} of them new')
+    log(f'{path}: {done} captions in other words, {done - begun} of them new')
     return path
 
 # %% ../../nbs/data/55_paraphrases.ipynb #b003bece
 def _problem(line):
     "What is wrong with a line, or ''"
-    if not isinstance(line, dict): return 'not an object'
-    if not isinstance(line.get('caption'), str): return 'its "caption" is no text'
+    if not isinstance(line, dict):
+        return 'not an object'
+    if not isinstance(line.get('caption'), str):
+        return 'its "caption" is no text'
     image = line.setdefault('image', line.get('id'))
-    if not isinstance(image, str): return 'has neither "image" nor "id"'
-    k,said = line.get('caption_index'),line.get('paraphrases')
-    if not isinstance(k, int) or isinstance(k, bool) or k < 0: return '"caption_index" is no number from 0 on'
-    if not isinstance(said, list): return '"paraphrases" is no list'
+    if not isinstance(image, str):
+        return 'has neither "image" nor "id"'
+    k = line.get('caption_index')
+    said = line.get('paraphrases')
+    if not isinstance(k, int) or isinstance(k, bool) or k < 0:
+        return '"caption_index" is no number from 0 on'
+    if not isinstance(said, list):
+        return '"paraphrases" is no list'
     for p in said:
-        if not isinstance(p, dict) or not all(isinstance(p.get(n), str) and p[n].strip() for n in ('via','text')):
+        if not isinstance(p, dict) or not all(isinstance(p.get(n), str) and p[n].strip() for n in ('via', 'text')):
             return f'{brief(p)} is no paraphrase with "via" and "text"'
     return ''
+
 
 def _lines(path):
     "Number and object of each line of a file of paraphrases, checked"
@@ -179,36 +222,54 @@ def _lines(path):
 # %% ../../nbs/data/55_paraphrases.ipynb #2558ad35
 class Paraphrases:
     "Paraphrases of captions"
-    def __init__(self,
-        said:dict,                # Caption -> dict of language -> text
-        name:str='paraphrases',   # Where they come from, for messages
-    ): self.said,self.name = said,name
-    def __len__(self): return len(self.said)
-    def __contains__(self, caption:str): return caption in self.said
-    def __repr__(self): return f'Paraphrases({len(self)} captions, via {", ".join(self.vias())}, from {self.name})'
-    def vias(self)->list:
+
+    def __init__(
+        self,
+        said: dict,  # Caption -> dict of language -> text
+        name: str = 'paraphrases',  # Where they come from, for messages
+    ):
+        self.said = said
+        self.name = name
+
+    def __len__(self):
+        return len(self.said)
+
+    def __contains__(self, caption: str):
+        return caption in self.said
+
+    def __repr__(self):
+        return f'Paraphrases({len(self)} captions, via {", ".join(self.vias())}, from {self.name})'
+
+    def vias(self) -> list:
         "The languages, sorted"
         return sorted({v for s in self.said.values() for v in s})
-    def texts(self,
-        caption:str # As it stands in the dataset
-    )->list:        # Texts; empty for a caption that is not in the file
+
+    def texts(
+        self,
+        caption: str,  # As it stands in the dataset
+    ) -> list:  # Texts; empty for a caption that is not in the file
         "The paraphrases of a caption"
         return list(self.said.get(caption, {}).values())
-    def coverage(self,
-        captions:Iterable # Of a dataset
-    )->tuple:             # How many of them have paraphrases, and how many there are
+
+    def coverage(
+        self,
+        captions: Iterable,  # Of a dataset
+    ) -> tuple:  # How many of them have paraphrases, and how many there are
         "How many captions have a paraphrase"
         has = [bool(self.said.get(c)) for c in captions]
-        return sum(has),len(has)
+        return sum(has), len(has)
+
 
 def read_paraphrases(
-    path:FilePath # What `vlrep-paraphrase` wrote
-)->Paraphrases:
+    path: FilePath,  # What `vlrep-paraphrase` wrote
+) -> Paraphrases:
     "The paraphrases in a file; a `ValueError` names the file and the line of what is wrong"
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'{path}: no such file with paraphrases; vlrep-paraphrase writes one')
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file with paraphrases; vlrep-paraphrase writes one')
     said = {}
     for _, line in _lines(path):
         said.setdefault(line['caption'], {}).update({p['via']: p['text'] for p in line['paraphrases']})
-    if not said: raise ValueError(f'{path}: holds not a single caption')
+    if not said:
+        raise ValueError(f'{path}: holds not a single caption')
     return Paraphrases(said, str(path))

@@ -7,27 +7,34 @@ __all__ = ['FORMATS', 'DamagedImage', 'open_image', 'annotation_turn', 'turn_poi
            'rows_at', 'TextBuffer', 'ImageTextDataset', 'ArrayDataset', 'fit_square', 'ImageFileDataset']
 
 # %% ../../nbs/data/00_records.ipynb #cc362fd3
-import copy,mmap,warnings
+import copy
+import mmap
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
 from fastcore.basics import patch
-from ..core.files import *
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from ..core.files import FilePath
 from ..core.scripts import clean_text
 
 # %% ../../nbs/data/00_records.ipynb #f473ad8c
 class DamagedImage(ValueError):
     "An image file that is missing, or that cannot be decoded"
 
-FORMATS = 'JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF', 'PPM' # What is decoded, whatever a file is called
+
+FORMATS = 'JPEG', 'PNG', 'WEBP', 'BMP', 'GIF', 'TIFF', 'PPM'  # What is decoded, whatever a file is called
+
 
 def _bands(img):
     "Boxes that cover an image, about a million pixels each"
-    w,h = img.size
-    rows = max(1, 2**20//w)
-    return [(0,y,w,min(y+rows, h)) for y in range(0, h, rows)]
+    w, h = img.size
+    rows = max(1, 2**20 // w)
+    return [(0, y, w, min(y + rows, h)) for y in range(0, h, rows)]
+
 
 def _on_white(img):
     "An image with transparent parts on a white background"
@@ -35,22 +42,29 @@ def _on_white(img):
     white = Image.new('RGBA', img.size, 'white')
     return Image.alpha_composite(white, img).convert('RGB')
 
+
 def _deep(img):
     "An image with 16 bits or more a pixel, in 8 bits: 65535 becomes 255; floats are scaled by their largest"
-    numbers = lambda box: np.nan_to_num(np.asarray(img.crop(box), np.float32), posinf=0., neginf=0.)
+
+    def numbers(box):
+        return np.nan_to_num(np.asarray(img.crop(box), np.float32), posinf=0.0, neginf=0.0)
+
     most = max(numbers(box).max() for box in _bands(img))
     top = 65535 if img.mode != 'F' and most <= 65535 else max(most, 1e-9)
     out = Image.new('RGB', img.size)
     for box in _bands(img):
-        grey = (numbers(box).clip(0)/top*255).round().astype(np.uint8)
+        grey = (numbers(box).clip(0) / top * 255).round().astype(np.uint8)
         out.paste(Image.fromarray(grey).convert('RGB'), box)
     return out
 
+
 def _clear(img):
     "A picture without transparent parts; one band at a time, so that copies of the whole are not made"
-    if not ('A' in img.getbands() or 'a' in img.getbands() or 'transparency' in img.info): return img.convert('RGB')
+    if not ('A' in img.getbands() or 'a' in img.getbands() or 'transparency' in img.info):
+        return img.convert('RGB')
     out = Image.new('RGB', img.size)
-    for box in _bands(img): out.paste(_on_white(img.crop(box)), box)
+    for box in _bands(img):
+        out.paste(_on_white(img.crop(box)), box)
     return out
 
 # %% ../../nbs/data/00_records.ipynb #1cfdf07f
@@ -58,33 +72,39 @@ def _decode(path, size, most):
     "RGB and upright; an error if that would take too much memory"
     with Image.open(path, formats=FORMATS) as img:
         whole = img.size
-        if size: img.draft('RGB', (size,size))
-        for (w,h),limit in ((img.size, most), (whole, 2*most)):
-            if w*h > limit: raise ValueError(f'{w} x {h} pixels, more than {limit/1e6:.0f} million')
+        if size:
+            img.draft('RGB', (size, size))
+        for (w, h), limit in ((img.size, most), (whole, 2 * most)):
+            if w * h > limit:
+                raise ValueError(f'{w} x {h} pixels, more than {limit / 1e6:.0f} million')
         ImageOps.exif_transpose(img, in_place=True)
-        return _deep(img) if img.mode.startswith('I;16') or img.mode in ('I','F') else _clear(img)
+        return _deep(img) if img.mode.startswith('I;16') or img.mode in ('I', 'F') else _clear(img)
+
 
 def open_image(
-    path:FilePath,      # An image file
-    size:int=None,      # If given, files that can be decoded at lower resolution are, down to `size` at the least
-    most:float=64e6,    # A file that would be decoded to more pixels is taken for damaged
-    file:BinaryIO=None, # Its bytes, if they are not in a file of their own; `path` is a name for messages then
-)->Image.Image:         # RGB, turned upright
+    path: FilePath,  # An image file
+    size: int = None,  # If given, files that can be decoded at lower resolution are, down to `size` at the least
+    most: float = 64e6,  # A file that would be decoded to more pixels is taken for damaged
+    file: BinaryIO = None,  # Its bytes, if they are not in a file of their own; `path` is a name for messages then
+) -> Image.Image:  # RGB, turned upright
     "Decode an image file; a `DamagedImage`, which is a `ValueError`, names a file that is missing or damaged"
     path = Path(path)
-    if file is None and not path.is_file(): raise DamagedImage(f'{path}: no such image file')
+    if file is None and not path.is_file():
+        raise DamagedImage(f'{path}: no such image file')
     try:
-        with warnings.catch_warnings():                      # Pillow's own, about many pixels and odd headers
+        with warnings.catch_warnings():  # Pillow's own, about many pixels and odd headers
             warnings.simplefilter('ignore')
             return _decode(file or path, size, most)
     except UnidentifiedImageError:
         there = file.seek(0, 2) if file else path.stat().st_size
         why = f'not {", ".join(FORMATS[:-1])} or {FORMATS[-1]}' if there else 'the file is empty'
-    except Exception as e: why = ' '.join(str(e).split()) or type(e).__name__      # decoders raise whatever they like
+    except Exception as e:
+        why = ' '.join(str(e).split()) or type(e).__name__  # decoders raise whatever they like
     raise DamagedImage(f'{path}: damaged or not an image ({why})')
 
 # %% ../../nbs/data/00_records.ipynb #1cfdf080
 _ORIENTATION = 274  # The tag of EXIF, and of TIFF
+
 
 def _stored(path):
     "Width and height of an image file as its pixels are stored, and its EXIF orientation; of an unreadable one 1"
@@ -99,10 +119,11 @@ def _stored(path):
         return (1, 1), 1
     return tuple(size), turn if turn in range(1, 9) else 1
 
+
 def annotation_turn(
-    path:FilePath,     # An image file
-    size:tuple=None,   # Width and height of the image, as they are stated with its annotation
-)->int:                # An orientation of EXIF, 1 to 8; 1: not at all
+    path: FilePath,  # An image file
+    size: tuple = None,  # Width and height of the image, as they are stated with its annotation
+) -> int:  # An orientation of EXIF, 1 to 8; 1: not at all
     """How boxes and points that were given for an image file are to be turned, to fit what `open_image` returns
 
     They are taken as given for the pixels as they are stored, unless the stated size has the shape of the image turned
@@ -111,101 +132,135 @@ def annotation_turn(
     (width, height), turn = _stored(path)
     if turn < 5 or size is None or min(size) <= 0:
         return turn
-    stated, stored = np.log(size[0]/size[1]), np.log(width/height)
-    return 1 if abs(stated+stored) < abs(stated-stored) else turn
+    stated = np.log(size[0] / size[1])
+    stored = np.log(width / height)
+    return 1 if abs(stated + stored) < abs(stated - stored) else turn
+
 
 def turn_points(
-    points:np.ndarray, # x and y as parts of width and height of the stored image (...,2)
-    turn:int,          # From `annotation_turn`
-)->np.ndarray:         # The same points on the upright image (...,2)
+    points: np.ndarray,  # x and y as parts of width and height of the stored image (...,2)
+    turn: int,  # From `annotation_turn`
+) -> np.ndarray:  # The same points on the upright image (...,2)
     "Turn points together with their image"
-    x, y = points[..., 0], points[..., 1]
-    places = {1: (x, y), 2: (1-x, y), 3: (1-x, 1-y), 4: (x, 1-y), 5: (y, x), 6: (1-y, x), 7: (1-y, 1-x), 8: (y, 1-x)}
+    x = points[..., 0]
+    y = points[..., 1]
+    places = {
+        1: (x, y),
+        2: (1 - x, y),
+        3: (1 - x, 1 - y),
+        4: (x, 1 - y),
+        5: (y, x),
+        6: (1 - y, x),
+        7: (1 - y, 1 - x),
+        8: (y, 1 - x),
+    }
     return np.stack(places[turn], -1)
 
+
 def turn_boxes(
-    boxes:np.ndarray, # Corners x0 y0 x1 y1 as parts of width and height of the stored image (n,4)
-    turn:int,         # From `annotation_turn`
-)->np.ndarray:        # The same boxes on the upright image (n,4)
+    boxes: np.ndarray,  # Corners x0 y0 x1 y1 as parts of width and height of the stored image (n,4)
+    turn: int,  # From `annotation_turn`
+) -> np.ndarray:  # The same boxes on the upright image (n,4)
     "Turn boxes together with their image"
-    a, b = turn_points(boxes[:, :2], turn), turn_points(boxes[:, 2:], turn)
+    a = turn_points(boxes[:, :2], turn)
+    b = turn_points(boxes[:, 2:], turn)
     return np.concatenate([np.minimum(a, b), np.maximum(a, b)], 1)
 
 # %% ../../nbs/data/00_records.ipynb #8e79d290
 @dataclass
 class Record:
     "One annotated image; what is not known is `None`"
-    id:str                  # Its name in its data set
-    image:np.ndarray=None   # Pixels, uint8 (h,w,3); or
-    path:str=None           # where they are
-    captions:list=None      # Sentences
-    narrative:object=None   # A `Narrative`: a longer text with a mouse trace
-    tags:list=None          # Names of what is there
-    boxes:np.ndarray=None   # (n,4) corners x0 y0 x1 y1, as parts of width and height
-    masks:np.ndarray=None   # (n,h,w) bool
-    questions:list=None     # Questions with their answers
-    objects:list=None       # Dicts: category, colour, ...
-    setting:str=None        # The place
-    split:str=None          # train, valid or test
-    coarse:list=None        # Tags as people give them: kinds and places, some missing, some wrong
-    attributes:list=None    # For each object short phrases: what colour, what size, doing what, where
-    paraphrases:list=None   # Each caption in other words
-    statements:list=None    # Sentences that follow from the image, contradict it, or neither
-    genre:list=None         # Names of genres, any number
-    plot:str=None           # A text that goes with the genres
-    twin:object=None        # A `Record`: the same as it is found in another domain
-    def has(self,
-        *names # Field names
-    )->bool: # Are they all there?
+
+    id: str  # Its name in its data set
+    image: np.ndarray = None  # Pixels, uint8 (h,w,3); or
+    path: str = None  # where they are
+    captions: list = None  # Sentences
+    narrative: object = None  # A `Narrative`: a longer text with a mouse trace
+    tags: list = None  # Names of what is there
+    boxes: np.ndarray = None  # (n,4) corners x0 y0 x1 y1, as parts of width and height
+    masks: np.ndarray = None  # (n,h,w) bool
+    questions: list = None  # Questions with their answers
+    objects: list = None  # Dicts: category, colour, ...
+    setting: str = None  # The place
+    split: str = None  # train, valid or test
+    coarse: list = None  # Tags as people give them: kinds and places, some missing, some wrong
+    attributes: list = None  # For each object short phrases: what colour, what size, doing what, where
+    paraphrases: list = None  # Each caption in other words
+    statements: list = None  # Sentences that follow from the image, contradict it, or neither
+    genre: list = None  # Names of genres, any number
+    plot: str = None  # A text that goes with the genres
+    twin: object = None  # A `Record`: the same as it is found in another domain
+
+    def has(
+        self,
+        *names,  # Field names
+    ) -> bool:  # Are they all there?
         "Is every one of `names` known?"
         return all(getattr(self, n) is not None for n in names)
-    def load(self)->Image.Image:
+
+    def load(self) -> Image.Image:
         "The image, RGB and upright; a `ValueError` if the record has none or its file is damaged"
-        if self.image is not None: return Image.fromarray(self.image)
-        if self.path is None: raise ValueError(f'record {self.id!r} has neither image nor path')
+        if self.image is not None:
+            return Image.fromarray(self.image)
+        if self.path is None:
+            raise ValueError(f'record {self.id!r} has neither image nor path')
         return open_image(self.path)
 
 # %% ../../nbs/data/00_records.ipynb #3e915d22
 @dataclass
 class Narrative:
     "A spoken description with the mouse's path, as in Localized Narratives (Pont-Tuset et al. 2020)"
-    text:str         # All that was said
-    utterances:list  # (words, start, end): a word or a few, and when they were said, in seconds
-    strokes:list     # Arrays (n,3): x and y as parts of width and height, t in seconds
-    about:list=None  # For each utterance: the number of its object, -1 for nothing, -2 for the place; if it is known
-    def during(self,
-        start:float,    # Seconds
-        end:float,      # Seconds
-        pad:float=0.,   # Seconds more at either end
-    )->list:            # Arrays (n,2) of x and y; a stroke that was elsewhere at the time gives none
+
+    text: str  # All that was said
+    utterances: list  # (words, start, end): a word or a few, and when they were said, in seconds
+    strokes: list  # Arrays (n,3): x and y as parts of width and height, t in seconds
+    about: list = None  # For each utterance: the number of its object, -1 for nothing, -2 for the place; if it is known
+
+    def during(
+        self,
+        start: float,  # Seconds
+        end: float,  # Seconds
+        pad: float = 0.0,  # Seconds more at either end
+    ) -> list:  # Arrays (n,2) of x and y; a stroke that was elsewhere at the time gives none
         "The pieces of the strokes between two times, both included"
-        cut = [s[(s[:,2] >= start-pad) & (s[:,2] <= end+pad), :2] for s in self.strokes]
+        cut = [s[(s[:, 2] >= start - pad) & (s[:, 2] <= end + pad), :2] for s in self.strokes]
         return [s for s in cut if len(s)]
-    def line(self,
-        image_id:str,            # Name of the image
-        dataset_id:str='world',  # Name of the data set
-        annotator_id:int=0,      # Who spoke
-    )->dict:                     # One line of the data set's JSONL file
+
+    def line(
+        self,
+        image_id: str,  # Name of the image
+        dataset_id: str = 'world',  # Name of the data set
+        annotator_id: int = 0,  # Who spoke
+    ) -> dict:  # One line of the data set's JSONL file
         "The narrative as Localized Narratives writes it"
-        said = [dict(utterance=u, start_time=a, end_time=b) for u,a,b in self.utterances]
+        said = [dict(utterance=u, start_time=a, end_time=b) for u, a, b in self.utterances]
         traces = [[dict(zip('xyt', map(float, p))) for p in s] for s in self.strokes]
-        return dict(dataset_id=dataset_id, image_id=str(image_id), annotator_id=annotator_id, caption=self.text,
-                    timed_caption=said, traces=traces)
+        return dict(
+            dataset_id=dataset_id,
+            image_id=str(image_id),
+            annotator_id=annotator_id,
+            caption=self.text,
+            timed_caption=said,
+            traces=traces,
+        )
 
 # %% ../../nbs/data/00_records.ipynb #59bf239d
 def rows_at(
-    rows:np.ndarray,           # Where each image's items begin, and where the last one's end (n+1,)
-    idx:np.ndarray|list|range, # Images (m,)
-)->tuple:                      # Indices of the items of these images, image after image, and how many each has (m,)
+    rows: np.ndarray,  # Where each image's items begin, and where the last one's end (n+1,)
+    idx: np.ndarray | list | range,  # Images (m,)
+) -> tuple:  # Indices of the items of these images, image after image, and how many each has (m,)
     "Indices of some images' items in a flat array that holds the items of all images"
-    idx = np.arange(len(rows)-1)[np.asarray(idx, np.int64)]
-    n = rows[idx+1]-rows[idx]
-    return np.repeat(rows[idx]-np.cumsum(n)+n, n) + np.arange(n.sum()),n
+    idx = np.arange(len(rows) - 1)[np.asarray(idx, np.int64)]
+    n = rows[idx + 1] - rows[idx]
+    return np.repeat(rows[idx] - np.cumsum(n) + n, n) + np.arange(n.sum()), n
+
 
 class TextBuffer:
     "Lists of strings, one list an image, in one array of bytes"
-    def __init__(self,
-        lists=(), # Lists of strings
+
+    def __init__(
+        self,
+        lists=(),  # Lists of strings
     ):
         parts = []
         rows = [0]
@@ -215,64 +270,92 @@ class TextBuffer:
             parts += [s.encode() for s in l]
             rows.append(len(parts))
         self.data = np.frombuffer(b''.join(parts), np.uint8)
-        self.ends = np.cumsum([0]+[len(p) for p in parts], dtype=np.int64)
+        self.ends = np.cumsum([0] + [len(p) for p in parts], dtype=np.int64)
         self.rows = np.array(rows, np.int64)
-    def __len__(self): return len(self.rows)-1
-    def __getitem__(self,
-        i:int # Row
-    )->list: # Its strings
+
+    def __len__(self):
+        return len(self.rows) - 1
+
+    def __getitem__(
+        self,
+        i: int,  # Row
+    ) -> list:  # Its strings
         "The strings of row `i`"
         i = int(i)
-        if not -len(self) <= i < len(self): raise IndexError(i)
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
         i %= len(self)
-        return [self.data[self.ends[j]:self.ends[j+1]].tobytes().decode() for j in range(self.rows[i], self.rows[i+1])]
-    def counts(self)->np.ndarray: # How many strings each row has (n,)
+        return [
+            self.data[self.ends[j] : self.ends[j + 1]].tobytes().decode() for j in range(self.rows[i], self.rows[i + 1])
+        ]
+
+    def counts(self) -> np.ndarray:  # How many strings each row has (n,)
         "How many strings each row has"
         return np.diff(self.rows)
-    def flat(self)->'Iterator[str]': # Yields every string
+
+    def flat(self) -> 'Iterator[str]':  # Yields every string
         "Every string, one after the other"
-        for i in range(len(self)): yield from self[i]
+        for i in range(len(self)):
+            yield from self[i]
 
 # %% ../../nbs/data/00_records.ipynb #8ac1693b
 @patch
-def save(self:TextBuffer,
-    path:FilePath, # A file ending in .npz
-)->None:
+def save(
+    self: TextBuffer,
+    path: FilePath,  # A file ending in .npz
+) -> None:
     "Write the buffer to `path`"
     np.savez(path, data=self.data, ends=self.ends, rows=self.rows)
 
+
 @patch(cls_method=True)
-def load(cls:TextBuffer,
-    path:FilePath, # What `save` wrote
-)->TextBuffer:
+def load(
+    cls: TextBuffer,
+    path: FilePath,  # What `save` wrote
+) -> TextBuffer:
     "Read a buffer; a `ValueError` names a file that is damaged"
     self = cls()
     try:
-        with np.load(path, allow_pickle=False) as z: self.data,self.ends,self.rows = z['data'],z['ends'],z['rows']
-        ok = ((np.diff(self.ends) >= 0).all() and (np.diff(self.rows) >= 0).all()
-              and self.ends[-1] == len(self.data) and self.rows[-1] == len(self.ends)-1)
-    except Exception as e: raise ValueError(f'{path}: damaged or missing caption buffer ({e})') from e
-    if not ok: raise ValueError(f'{path}: damaged caption buffer: its offsets do not fit its text')
+        with np.load(path, allow_pickle=False) as z:
+            self.data = z['data']
+            self.ends = z['ends']
+            self.rows = z['rows']
+        ok = (
+            (np.diff(self.ends) >= 0).all()
+            and (np.diff(self.rows) >= 0).all()
+            and self.ends[-1] == len(self.data)
+            and self.rows[-1] == len(self.ends) - 1
+        )
+    except Exception as e:
+        raise ValueError(f'{path}: damaged or missing caption buffer ({e})') from e
+    if not ok:
+        raise ValueError(f'{path}: damaged caption buffer: its offsets do not fit its text')
     return self
 
+
 @patch
-def subset(self:TextBuffer,
-    idx:np.ndarray|list|range, # Rows to keep, in their new order
-)->TextBuffer:
+def subset(
+    self: TextBuffer,
+    idx: np.ndarray | list | range,  # Rows to keep, in their new order
+) -> TextBuffer:
     "The buffer of these rows"
     return self.take(*rows_at(self.rows, idx))
 
+
 @patch
-def take(self:TextBuffer,
-    at:np.ndarray|list,     # Which strings, counted through the whole buffer (m,)
-    counts:np.ndarray|list, # How many of them belong to each row; their sum is m
-)->TextBuffer:
+def take(
+    self: TextBuffer,
+    at: np.ndarray | list,  # Which strings, counted through the whole buffer (m,)
+    counts: np.ndarray | list,  # How many of them belong to each row; their sum is m
+) -> TextBuffer:
     "The buffer of these strings, assigned to rows"
     at = np.asarray(at, np.int64)
-    a,b = self.ends[at],self.ends[at+1]
+    a = self.ends[at]
+    b = self.ends[at + 1]
     new = TextBuffer()
-    new.data = np.frombuffer(b''.join([self.data[i:j] for i,j in zip(a, b)]), np.uint8)
-    new.ends,new.rows = np.cumsum([0,*(b-a)], dtype=np.int64),np.cumsum([0,*counts], dtype=np.int64)
+    new.data = np.frombuffer(b''.join([self.data[i:j] for i, j in zip(a, b)]), np.uint8)
+    new.ends = np.cumsum([0, *(b - a)], dtype=np.int64)
+    new.rows = np.cumsum([0, *counts], dtype=np.int64)
     return new
 
 # %% ../../nbs/data/00_records.ipynb #abf3b417
@@ -280,117 +363,158 @@ def _clean(lists):
     "Lists of captions as a buffer, without control characters"
     return TextBuffer(l if isinstance(l, str) else map(clean_text, l) for l in lists)
 
+
 class ImageTextDataset:
     "Images with their annotations; `ArrayDataset` and `ImageFileDataset` add the pixels"
-    split_by = None          # Of a part of photos: how they were split, such as hash, column or karpathy
 
-    def __init__(self,
-        name:str,            # Of the data, for messages and records
-        n:int,               # Number of images
-        size:int,            # Side of the squares
-        split:str=None,      # train, valid or test
-        captions=None,       # `TextBuffer`, or lists of strings
-        *, labels:dict=None, # Name -> array with `n` rows
-        ids=None,            # Name of each image; their numbers by default
-        records=None,        # Called with a row, returns a `Record` with further annotations
-        names:dict=None,     # Name of a label -> names of its columns, or of its values
-        narratives=None,     # `Narratives`, or another object with a row for each image, and `subset`
-        parts=None,          # Part that the data itself assigns each image to: train, valid, test, or '' for none
+    split_by = None  # Of a part of photos: how they were split, such as hash, column or karpathy
+
+    def __init__(
+        self,
+        name: str,  # Of the data, for messages and records
+        n: int,  # Number of images
+        size: int,  # Side of the squares
+        split: str = None,  # train, valid or test
+        captions=None,  # `TextBuffer`, or lists of strings
+        *,
+        labels: dict = None,  # Name -> array with `n` rows
+        ids=None,  # Name of each image; their numbers by default
+        records=None,  # Called with a row, returns a `Record` with further annotations
+        names: dict = None,  # Name of a label -> names of its columns, or of its values
+        narratives=None,  # `Narratives`, or another object with a row for each image, and `subset`
+        parts=None,  # Part that the data itself assigns each image to: train, valid, test, or '' for none
     ):
-        self.name,self.n,self.size,self.split,self._records,self.narratives = name,n,size,split,records,narratives
-        self.names = {k: list(v) for k,v in (names or {}).items()}
+        self.name = name
+        self.n = n
+        self.size = size
+        self.split = split
+        self._records = records
+        self.narratives = narratives
+        self.names = {k: list(v) for k, v in (names or {}).items()}
         self.captions = captions if captions is None or isinstance(captions, TextBuffer) else _clean(captions)
-        self.labels = {k: np.asarray(v) for k,v in (labels or {}).items()}
+        self.labels = {k: np.asarray(v) for k, v in (labels or {}).items()}
         self.ids = ids if ids is not None else [str(i) for i in range(n)]
         self.parts = parts
         self._fits()
+
     def _fits(self):
-        said = [(k, v) for k,v in (('captions',self.captions), ('narratives',self.narratives)) if v is not None]
-        for what,v in [('ids',self.ids), *self.labels.items(), *said]:
-            if len(v) != self.n: raise ValueError(f'{self.name}: {len(v)} {what} for {self.n} images')
-    def __len__(self): return self.n
-    def __iter__(self): return (self[i] for i in range(len(self)))
-    def images(self, idx:np.ndarray|list|range)->tuple: raise NotImplementedError
+        said = [(k, v) for k, v in (('captions', self.captions), ('narratives', self.narratives)) if v is not None]
+        for what, v in [('ids', self.ids), *self.labels.items(), *said]:
+            if len(v) != self.n:
+                raise ValueError(f'{self.name}: {len(v)} {what} for {self.n} images')
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def images(self, idx: np.ndarray | list | range) -> tuple:
+        raise NotImplementedError
+
     def _rows(self, idx, split):
         "The arguments that make a dataset of the rows `idx`, except for the pixels"
         idx = np.asarray(idx)
-        caps,rec,told = self.captions,self._records,self.narratives
-        return dict(split=split or self.split, names=self.names, ids=[self.ids[i] for i in idx],
-                    captions=None if caps is None else caps.subset(idx), narratives=None if told is None
-                    else told.subset(idx), records=rec and (lambda i: rec(int(idx[i]))),
-                    labels={k: v[idx] for k,v in self.labels.items()},
-                    parts=None if self.parts is None else [self.parts[i] for i in idx])
+        caps = self.captions
+        rec = self._records
+        told = self.narratives
+        return dict(
+            split=split or self.split,
+            names=self.names,
+            ids=[self.ids[i] for i in idx],
+            captions=None if caps is None else caps.subset(idx),
+            narratives=None if told is None else told.subset(idx),
+            records=rec and (lambda i: rec(int(idx[i]))),
+            labels={k: v[idx] for k, v in self.labels.items()},
+            parts=None if self.parts is None else [self.parts[i] for i in idx],
+        )
+
     def _record(self, i):
         r = self._records(i) if self._records else Record(str(self.ids[i]))
-        if self.captions is not None: r.captions = self.captions[i]
+        if self.captions is not None:
+            r.captions = self.captions[i]
         r.split = r.split or self.split
         return r
 
 # %% ../../nbs/data/00_records.ipynb #08a3b7e5
 @patch
-def with_captions(self:ImageTextDataset,
-    captions:TextBuffer|list # `TextBuffer`, or lists of strings, one list an image
-)->ImageTextDataset:         # The same images and labels
+def with_captions(
+    self: ImageTextDataset,
+    captions: TextBuffer | list,  # `TextBuffer`, or lists of strings, one list an image
+) -> ImageTextDataset:  # The same images and labels
     "A copy of this dataset with other captions"
     new = copy.copy(self)
     new.captions = captions if isinstance(captions, TextBuffer) else _clean(captions)
     new._fits()
     return new
 
+
 @patch
-def with_narratives(self:ImageTextDataset,
-    narratives:'Narratives' # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
-)->ImageTextDataset:        # The same images, captions and labels
+def with_narratives(
+    self: ImageTextDataset,
+    narratives: 'Narratives',  # Has a row for each image, and `subset`, such as `vlrep.data.narratives.Narratives`
+) -> ImageTextDataset:  # The same images, captions and labels
     "A copy of this dataset with narratives"
     new = copy.copy(self)
     new.narratives = narratives
     new._fits()
     return new
 
+
 @patch
-def annotate(self:ImageTextDataset,
-    labels:dict,           # Name -> array with a row for each image
-    names:dict=None,       # Name of a label -> names of its columns, or of its values
-    records:callable=None, # As for `ImageTextDataset`
-)->ImageTextDataset:       # The same images and captions
+def annotate(
+    self: ImageTextDataset,
+    labels: dict,  # Name -> array with a row for each image
+    names: dict = None,  # Name of a label -> names of its columns, or of its values
+    records: callable = None,  # As for `ImageTextDataset`
+) -> ImageTextDataset:  # The same images and captions
     "A copy of this dataset with more labels, and with other records if they are given"
     new = copy.copy(self)
     new._records = records or self._records
     new.names = {**self.names, **(names or {})}
-    new.labels = {**self.labels, **{k: np.asarray(v) for k,v in labels.items()}}
+    new.labels = {**self.labels, **{k: np.asarray(v) for k, v in labels.items()}}
     new._fits()
     return new
 
 # %% ../../nbs/data/00_records.ipynb #c392584a
 class ArrayDataset(ImageTextDataset):
     "Images that stand in one array, in memory or mapped from a file"
-    def __init__(self,
-        images,               # uint8 (n,S,S,3)
-        name:str='array',     # For messages
-        hw:np.ndarray=None,   # Height and width of the part of each that is image (n,2); all of it by default
-        **kw                  # As for `ImageTextDataset`
+
+    def __init__(
+        self,
+        images,  # uint8 (n,S,S,3)
+        name: str = 'array',  # For messages
+        hw: np.ndarray = None,  # Height and width of the part of each that is image (n,2); all of it by default
+        **kw,  # As for `ImageTextDataset`
     ):
         if images.ndim != 4 or images.shape[3] != 3 or images.shape[1] != images.shape[2] or images.dtype != np.uint8:
             raise ValueError(f'{name}: images must be uint8 (n,S,S,3), not {images.dtype} {tuple(images.shape)}')
         super().__init__(name, len(images), images.shape[1], **kw)
-        self.pixels,self.hw = images,hw
-    def images(self,
-        idx:np.ndarray|list|range # Rows (b,)
-    )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
+        self.pixels = images
+        self.hw = hw
+
+    def images(
+        self,
+        idx: np.ndarray | list | range,  # Rows (b,)
+    ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`"
         idx = np.asarray(idx)
-        import torch                                  # here: processes that only draw scenes start without it
-        img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0,3,1,2)
-        return img,torch.full((len(idx),2), self.size) if self.hw is None else torch.as_tensor(self.hw[idx])
-    def __getitem__(self, i:int)->Record:
+        import torch  # here: processes that only draw scenes start without it
+
+        img = torch.from_numpy(np.ascontiguousarray(self.pixels[idx])).permute(0, 3, 1, 2)
+        return img, torch.full((len(idx), 2), self.size) if self.hw is None else torch.as_tensor(self.hw[idx])
+
+    def __getitem__(self, i: int) -> Record:
         r = self._record(i)
-        h,w = (self.size, self.size) if self.hw is None else self.hw[i]
-        r.image = np.array(self.pixels[i][:h,:w])
+        h, w = (self.size, self.size) if self.hw is None else self.hw[i]
+        r.image = np.array(self.pixels[i][:h, :w])
         return r
-    def subset(self,
-        idx:np.ndarray|list|range, # Rows to keep, in their new order
-        split:str=None,            # The split they make
-    )->ImageTextDataset:
+
+    def subset(
+        self,
+        idx: np.ndarray | list | range,  # Rows to keep, in their new order
+        split: str = None,  # The split they make
+    ) -> ImageTextDataset:
         "A dataset of these rows"
         idx = np.asarray(idx)
         hw = None if self.hw is None else self.hw[idx]
@@ -398,83 +522,101 @@ class ArrayDataset(ImageTextDataset):
 
 # %% ../../nbs/data/00_records.ipynb #07be5263
 def fit_square(
-    img:Image.Image, # RGB
-    size:int,        # Side of the square
-)->tuple:            # uint8 (size,size,3), and (height, width) of the part that is image
+    img: Image.Image,  # RGB
+    size: int,  # Side of the square
+) -> tuple:  # uint8 (size,size,3), and (height, width) of the part that is image
     "Scale `img` until its longer side is `size`, and put it into the upper left corner of a black square"
-    k = size/max(img.size)
-    w,h = (max(1, round(s*k)) for s in img.size)
-    out = np.zeros((size,size,3), np.uint8)
-    out[:h,:w] = np.asarray(img.resize((w,h), Image.BILINEAR))
-    return out,(h,w)
+    k = size / max(img.size)
+    w, h = (max(1, round(s * k)) for s in img.size)
+    out = np.zeros((size, size, 3), np.uint8)
+    out[:h, :w] = np.asarray(img.resize((w, h), Image.BILINEAR))
+    return out, (h, w)
+
 
 @patch(cls_method=True)
-def from_images(cls:ArrayDataset,
-    images:list,            # Pictures of any size and kind that Pillow opens as `Image`
-    captions:list,          # For each a list of captions
-    size:int=256,           # Longer side of the stored images
-    name:str='images', **kw # As for `ImageTextDataset`: `ids`, `labels`
-)->ArrayDataset:         # Their order is that of `images`
+def from_images(
+    cls: ArrayDataset,
+    images: list,  # Pictures of any size and kind that Pillow opens as `Image`
+    captions: list,  # For each a list of captions
+    size: int = 256,  # Longer side of the stored images
+    name: str = 'images',
+    **kw,  # As for `ImageTextDataset`: `ids`, `labels`
+) -> ArrayDataset:  # Their order is that of `images`
     "A dataset of images in memory, with captions; a `ValueError` if they are not as many"
-    if len(images) != len(captions): raise ValueError(f'{name}: {len(images)} images, {len(captions)} captions')
-    if not len(images): raise ValueError(f'{name}: not a single image')
-    pixels,hw = zip(*(fit_square(_clear(img), size) for img in images))
+    if len(images) != len(captions):
+        raise ValueError(f'{name}: {len(images)} images, {len(captions)} captions')
+    if not len(images):
+        raise ValueError(f'{name}: not a single image')
+    pixels, hw = zip(*(fit_square(_clear(img), size) for img in images))
     texts = [[c] if isinstance(c, str) else list(c) for c in captions]
     return cls(np.stack(pixels), name, np.array(hw), captions=texts, **kw)
 
 # %% ../../nbs/data/00_records.ipynb #aee18a41
 def _shared(*shape):
     "Zeros that processes forked from this one write and read together; pages that were never written take no memory"
-    return np.frombuffer(mmap.mmap(-1, max(1, int(np.prod(shape)))), np.uint8)[:int(np.prod(shape))].reshape(shape)
+    return np.frombuffer(mmap.mmap(-1, max(1, int(np.prod(shape)))), np.uint8)[: int(np.prod(shape))].reshape(shape)
 
 # %% ../../nbs/data/00_records.ipynb #338ce724
 class ImageFileDataset(ImageTextDataset):
     "Images that stand in files, decoded on access and kept while they fit into `keep` bytes"
-    def __init__(self,
-        paths,            # Image files
-        size:int=256,     # Side of the squares they are fitted into
-        name:str='files', # Of the data
-        keep:float=2e9,   # Decoded images are kept if all of them fit into this many bytes
-        **kw              # As for `ImageTextDataset`
+
+    def __init__(
+        self,
+        paths,  # Image files
+        size: int = 256,  # Side of the squares they are fitted into
+        name: str = 'files',  # Of the data
+        keep: float = 2e9,  # Decoded images are kept if all of them fit into this many bytes
+        **kw,  # As for `ImageTextDataset`
     ):
         paths = [str(p) for p in paths]
-        self._paths,self.keep = TextBuffer([p] for p in paths),keep
+        self._paths = TextBuffer([p] for p in paths)
+        self.keep = keep
         kw.setdefault('ids', [Path(p).name for p in paths])
         super().__init__(name, len(paths), size, **kw)
         n = self.n
-        fits = n*size*size*3 <= keep
-        self._kept,self._hw = (_shared(n,size,size,3),_shared(n,16).view(np.int64)) if fits else (None,None)
+        fits = n * size * size * 3 <= keep
+        self._kept, self._hw = (_shared(n, size, size, 3), _shared(n, 16).view(np.int64)) if fits else (None, None)
+
     def __getstate__(self):
         "What a process that is not forked gets: pages that are shared by forks alone stay here, and it decodes anew"
         return {**self.__dict__, '_kept': None, '_hw': None}
-    def path(self, i:int)->str:
+
+    def path(self, i: int) -> str:
         "The file of row `i`"
         return self._paths[i][0]
+
     def _one(self, i):
-        if self._kept is not None and self._hw[i,0]: return self._kept[i],self._hw[i]
-        a,hw = fit_square(open_image(self.path(i), self.size), self.size)
+        if self._kept is not None and self._hw[i, 0]:
+            return self._kept[i], self._hw[i]
+        a, hw = fit_square(open_image(self.path(i), self.size), self.size)
         if self._kept is not None:
             self._kept[i] = a
-            self._hw[i,1],self._hw[i,0] = hw[1],hw[0]  # the height last
-        return a,hw
-    def images(self,
-        idx:np.ndarray|list|range # Rows (b,)
-    )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
+            self._hw[i, 1], self._hw[i, 0] = hw[1], hw[0]  # the height last
+        return a, hw
+
+    def images(
+        self,
+        idx: np.ndarray | list | range,  # Rows (b,)
+    ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`; a `DamagedImage` names a file that is damaged"
         import torch
+
         got = [self._one(int(i)) for i in idx]
-        img,hw = np.stack([a for a,_ in got]),np.array([hw for _,hw in got])
-        return torch.from_numpy(img).permute(0,3,1,2),torch.tensor(hw)
-    def __getitem__(self, i:int)->Record:
+        img = np.stack([a for a, _ in got])
+        hw = np.array([hw for _, hw in got])
+        return torch.from_numpy(img).permute(0, 3, 1, 2), torch.tensor(hw)
+
+    def __getitem__(self, i: int) -> Record:
         r = self._record(i)
         r.path = self.path(i)
         return r
 
 # %% ../../nbs/data/00_records.ipynb #f7e20b7a
 @patch
-def subset(self:ImageFileDataset,
-    idx:np.ndarray|list|range, # Rows to keep, in their new order
-    split:str=None,            # The split they make
-)->ImageTextDataset:
+def subset(
+    self: ImageFileDataset,
+    idx: np.ndarray | list | range,  # Rows to keep, in their new order
+    split: str = None,  # The split they make
+) -> ImageTextDataset:
     "A dataset of these rows"
     return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))

@@ -7,81 +7,128 @@ __all__ = ['READ_HOWS', 'check_boxes', 'thumbnail', 'RegionWriter', 'RegionStore
            'mirror_boxes', 'open_regions', 'RegionReader']
 
 # %% ../../nbs/data/57_regions.ipynb #67570004
-import base64,hashlib,io,json,math,os,pickle,re,shutil,weakref,zlib
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+import weakref
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
-import numpy as np, torch
-from PIL import Image
+
+import numpy as np
+import torch
 from fastcore.basics import patch
+from PIL import Image
 from torch import Tensor
-from ..core.files import *
-from ..core.progress import *
+
+from vlrep.core.files import (
+    FilePath,
+    atomic_file,
+    atomic_folder,
+    brief,
+    folder_damage,
+    locked,
+    npy_header,
+    parse_json,
+    read_index,
+    write_error,
+    write_index,
+)
+from ..core.progress import progress
 from ..core.registry import did_you_mean
 from .box_files import BoxFile
 from .image_files import some_of
 from .lmdb_files import lmdb_items
 from .masking import sequence_mask
-from .records import (annotation_turn, DamagedImage, ImageFileDataset, ImageTextDataset,
-                                turn_boxes)
+from .records import DamagedImage, ImageFileDataset, ImageTextDataset, annotation_turn, turn_boxes
 
 # %% ../../nbs/data/57_regions.ipynb #67570007
 def check_boxes(
-    boxes:Tensor,  # x0 y0 x1 y1 as parts of width and height (b,n,4)
-    counts:Tensor, # How many of the n are real (b,); what the others hold does not matter
-    name:str='region_boxes', # For messages
-)->None:
+    boxes: Tensor,  # x0 y0 x1 y1 as parts of width and height (b,n,4)
+    counts: Tensor,  # How many of the n are real (b,); what the others hold does not matter
+    name: str = 'region_boxes',  # For messages
+) -> None:
     "A `ValueError` names the first image and region whose box is empty, inverted, outside the image or not finite"
     if boxes.ndim != 3 or boxes.shape[2] != 4 or tuple(counts.shape) != (len(boxes),):
-        raise ValueError(f'{name}: (b,n,4) boxes and (b,) counts are expected, not {tuple(boxes.shape)} and '
-                         f'{tuple(counts.shape)}')
+        raise ValueError(
+            f'{name}: (b,n,4) boxes and (b,) counts are expected, not {tuple(boxes.shape)} and {tuple(counts.shape)}'
+        )
     n = boxes.shape[1]
     real = sequence_mask(counts.to(boxes.device), n)
-    first,last = boxes.split(2, 2)
-    finite,inside = boxes.isfinite().all(2),((boxes >= -1e-6) & (boxes <= 1+1e-6)).all(2)
+    first, last = boxes.split(2, 2)
+    finite = boxes.isfinite().all(2)
+    inside = ((boxes >= -1e-6) & (boxes <= 1 + 1e-6)).all(2)
     good = finite & inside & (first < last).all(2) | ~real
     whole = (counts >= 0) & (counts <= n)
-    if bool(good.all()) and bool(whole.all()): return
+    if bool(good.all()) and bool(whole.all()):
+        return
     if not whole.all():
         i = int((~whole).nonzero()[0])
         raise ValueError(f'{name}: image {i} has {int(counts[i])} of {n} regions')
-    i,k = (~good).nonzero()[0].tolist()
-    why = ('is not finite' if not finite[i,k] else 'lies outside the image' if not inside[i,k] else
-           'is empty or inverted')
-    raise ValueError(f'{name}: image {i}, region {k}: the box {[round(v, 3) for v in boxes[i,k].tolist()]} {why}; '
-                     'expected x0 y0 x1 y1, x0 < x1 and y0 < y1, as parts of width and height from 0 to 1')
+    i, k = (~good).nonzero()[0].tolist()
+    why = (
+        'is not finite'
+        if not finite[i, k]
+        else 'lies outside the image'
+        if not inside[i, k]
+        else 'is empty or inverted'
+    )
+    raise ValueError(
+        f'{name}: image {i}, region {k}: the box {[round(v, 3) for v in boxes[i, k].tolist()]} {why}; '
+        'expected x0 y0 x1 y1, x0 < x1 and y0 < y1, as parts of width and height from 0 to 1'
+    )
 
 # %% ../../nbs/data/57_regions.ipynb #6757000a
-_HEAD = 128 # Bytes of the header
+_HEAD = 128  # Bytes of the header
+
 
 def _header(rows, shape, dtype):
     "The header of a .npy file, always of the same length"
-    text = repr(dict(descr=dtype.str, fortran_order=False, shape=(rows,*shape)))
-    return b'\x93NUMPY\x01\x00' + (_HEAD-10).to_bytes(2, 'little') + text.ljust(_HEAD-11).encode() + b'\n'
+    text = repr(dict(descr=dtype.str, fortran_order=False, shape=(rows, *shape)))
+    return b'\x93NUMPY\x01\x00' + (_HEAD - 10).to_bytes(2, 'little') + text.ljust(_HEAD - 11).encode() + b'\n'
+
 
 class _Column:
     "A .npy file that rows are appended to; one with at least `rows` is continued after these"
+
     def __init__(self, path, shape, dtype, rows=0):
-        self.path,self.shape,self.dtype,self.rows = path,shape,np.dtype(dtype),rows
-        self.bytes = int(np.prod(shape))*self.dtype.itemsize                          # of a row
+        self.path = path
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.rows = rows
+        self.bytes = int(np.prod(shape)) * self.dtype.itemsize  # of a row
         size = path.stat().st_size if path.exists() else 0
-        if rows and size < _HEAD + rows*self.bytes:
+        if rows and size < _HEAD + rows * self.bytes:
             raise ValueError(f'{path}: damaged, {size:,} bytes where {rows} rows were written; remove {path.parent}')
         self.file = open(path, 'r+b' if rows else 'w+b')
-        if not rows: self.file.write(_header(0, shape, self.dtype))
-        self.file.truncate(_HEAD + rows*self.bytes)
+        if not rows:
+            self.file.write(_header(0, shape, self.dtype))
+        self.file.truncate(_HEAD + rows * self.bytes)
         self.file.seek(0, 2)
+
     def add(self, data, rows):
-        try: self.file.write(data)
-        except OSError as e: raise write_error(e, self.path) from e
+        try:
+            self.file.write(data)
+        except OSError as e:
+            raise write_error(e, self.path) from e
         self.rows += rows
+
     def sync(self):
         try:
             self.file.flush()
             os.fsync(self.file.fileno())
-        except OSError as e: raise write_error(e, self.path) from e
+        except OSError as e:
+            raise write_error(e, self.path) from e
+
     def close(self):
         self.sync()
         self.file.seek(0)
@@ -89,180 +136,239 @@ class _Column:
         self.file.close()
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e11
-_POINTS = 8 # Along each side of a thumbnail
-_FAR    = 32 # Of 255: two thumbnails that differ by this much in a value are of different images
+_POINTS = 8  # Along each side of a thumbnail
+_FAR = 32  # Of 255: two thumbnails that differ by this much in a value are of different images
+
 
 def thumbnail(
-    image:np.ndarray|Image.Image # uint8 (h,w,3), or RGB
-)->np.ndarray:                   # uint8 (192,)
+    image: np.ndarray | Image.Image,  # uint8 (h,w,3), or RGB
+) -> np.ndarray:  # uint8 (192,)
     "The mean colours of 8 x 8 cells"
     img = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    return np.asarray(img.convert('RGB').resize((_POINTS,_POINTS), Image.BOX)).reshape(-1)
+    return np.asarray(img.convert('RGB').resize((_POINTS, _POINTS), Image.BOX)).reshape(-1)
+
 
 def _same_sides(a, b):
     "Do images of these sizes (w,h) have the same aspect ratio, up to rounding?"
-    (w,h),(v,g) = a,b
-    return abs(np.log(w*g/(h*v))) < .02 + .5/min(w, h) + .5/min(v, g)
+    (w, h), (v, g) = a, b
+    return abs(np.log(w * g / (h * v))) < 0.02 + 0.5 / min(w, h) + 0.5 / min(v, g)
+
 
 def _alike(side, look, image):
     "Does `image`, uint8 (h,w,3), match the size and the thumbnail that the store has kept?"
-    if side is not None and side.all() and not _same_sides(side.tolist(), image.shape[1::-1]): return False
-    if look is None or not look.any(): return True
-    return int(np.abs(look.astype(np.int16)-thumbnail(image)).max()) < _FAR
+    if side is not None and side.all() and not _same_sides(side.tolist(), image.shape[1::-1]):
+        return False
+    if look is None or not look.any():
+        return True
+    return int(np.abs(look.astype(np.int16) - thumbnail(image)).max()) < _FAR
 
 # %% ../../nbs/data/57_regions.ipynb #6757000d
 _VERSION = 2
 
+
 def _sums(data):
     "One CRC-32 of several pieces of data"
     crc = 0
-    for piece in data: crc = zlib.crc32(piece, crc)
+    for piece in data:
+        crc = zlib.crc32(piece, crc)
     return crc
+
 
 class RegionWriter:
     "Write a store of regions, image by image, as a context: the store is there when the context ends without an error"
-    def __init__(self,
-        folder:FilePath,   # The store; an older store is replaced, another folder refused
-        width:int,         # Of the features d
-        classes:int=0,     # Of the distributions c; 0: there are none
-        *, half:bool=False, # Features and distributions in float16, half the size?
-        names:list=(),     # Of the classes, if they are known
-        about:dict=None,   # What made the features: anything JSON can hold
-        resume:bool=False, # Go on where a process was killed that wrote the same
+
+    def __init__(
+        self,
+        folder: FilePath,  # The store; an older store is replaced, another folder refused
+        width: int,  # Of the features d
+        classes: int = 0,  # Of the distributions c; 0: there are none
+        *,
+        half: bool = False,  # Features and distributions in float16, half the size?
+        names: list = (),  # Of the classes, if they are known
+        about: dict = None,  # What made the features: anything JSON can hold
+        resume: bool = False,  # Go on where a process was killed that wrote the same
     ):
-        if width < 1 or classes < 0: raise ValueError(f'width={width}, classes={classes}: widths are expected')
-        if len(names) not in (0, classes): raise ValueError(f'names: {len(names)} for {classes} classes')
-        self.folder,self.resume = Path(folder),resume
-        if self.folder.exists() and not (self.folder/'index.json').is_file() and any(self.folder.iterdir()):
+        if width < 1 or classes < 0:
+            raise ValueError(f'width={width}, classes={classes}: widths are expected')
+        if len(names) not in (0, classes):
+            raise ValueError(f'names: {len(names)} for {classes} classes')
+        self.folder = Path(folder)
+        self.resume = resume
+        if self.folder.exists() and not (self.folder / 'index.json').is_file() and any(self.folder.iterdir()):
             raise ValueError(f'{folder}: holds something else than stored regions; choose a new folder')
-        self.facts = dict(version=_VERSION, width=width, classes=classes, dtype='<f2' if half else '<f4',
-                          names=list(names), about=about or {})
+        self.facts = dict(
+            version=_VERSION,
+            width=width,
+            classes=classes,
+            dtype='<f2' if half else '<f4',
+            names=list(names),
+            about=about or {},
+        )
         self.partial = self.folder.with_name(f'.{self.folder.name}.partial')
-        self.ids,self.counts,self.sums,self.looks,self.left_out,self._new = [],[],[],[],{},[]
+        self.ids = []
+        self.counts = []
+        self.sums = []
+        self.looks = []
+        self.left_out = {}
+        self._new = []
         self._seen = set()
-    def __contains__(self, image_id): return image_id in self._seen or image_id in self.left_out
-    def __len__(self): return len(self.ids)
+
+    def __contains__(self, image_id):
+        return image_id in self._seen or image_id in self.left_out
+
+    def __len__(self):
+        return len(self.ids)
 
 # %% ../../nbs/data/57_regions.ipynb #6757000e
 @patch
-def __enter__(self:RegionWriter)->RegionWriter:
+def __enter__(self: RegionWriter) -> RegionWriter:
     self._stack = ExitStack()
     self._stack.enter_context(locked(self.folder.with_name(f'.{self.folder.name}.lock'), str(self.folder)))
     try:
-        if not self.resume: shutil.rmtree(self.partial, ignore_errors=True)
+        if not self.resume:
+            shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir(parents=True, exist_ok=True)
-        self._journal = self.partial/'journal'
+        self._journal = self.partial / 'journal'
         self._begun()
-        f,rows = self.facts,sum(self.counts)
+        f = self.facts
+        rows = sum(self.counts)
         shapes = dict(features=((f['width'],), f['dtype']), boxes=((4,), '<f4'), probs=((f['classes'],), f['dtype']))
-        if not f['classes']: del shapes['probs']
-        self.cols = {k: _Column(self.partial/f'{k}.npy', *how, rows=rows) for k,how in shapes.items()}
+        if not f['classes']:
+            del shapes['probs']
+        self.cols = {k: _Column(self.partial / f'{k}.npy', *how, rows=rows) for k, how in shapes.items()}
     except BaseException:
         self._stack.close()
         raise
     return self
 
+
 @patch
-def _begun(self:RegionWriter):
+def _begun(self: RegionWriter):
     "Read the journal of a process that was killed, or begin one"
-    head = json.dumps(self.facts)+'\n'
+    head = json.dumps(self.facts) + '\n'
     data = self._journal.read_bytes() if self._journal.exists() else b''
-    text = data[:data.rfind(b'\n')+1].decode(errors='replace')                        # a torn last line is none
+    text = data[: data.rfind(b'\n') + 1].decode(errors='replace')  # a torn last line is none
     lines = io.StringIO(text).readlines()
     if lines and lines[0] != head:
-        raise ValueError(f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
-                         'or choose a new folder')
-    with atomic_file(self._journal) as new: new.write_text(''.join(lines or [head]), encoding='utf-8')
-    for n,line in enumerate(lines[1:], 2):
-        try: self._note(*_entry(line))
+        raise ValueError(
+            f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
+            'or choose a new folder'
+        )
+    with atomic_file(self._journal) as new:
+        new.write_text(''.join(lines or [head]), encoding='utf-8')
+    for n, line in enumerate(lines[1:], 2):
+        try:
+            self._note(*_entry(line))
         except (ValueError, TypeError, IndexError, KeyError):
-            raise ValueError(f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove '
-                             f'{self.partial}') from None
+            raise ValueError(
+                f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}'
+            ) from None
+
 
 def _entry(line):
     "Name of an image, how many regions, their checksum, what it looks like; or name, None, and why it is left out"
-    name,count,x,*look = parse_json(line)
+    name, count, x, *look = parse_json(line)
     whole = [type(v) is int and v >= 0 for v in (count, x, *(look[0][:2] if look else ()))]
     fits = all(whole) and len(look) < 2 if count is not None else isinstance(x, str) and not look
-    if not isinstance(name, str) or not fits: raise ValueError
-    if look and len(bytes.fromhex(look[0][2])) not in (0, 3*_POINTS**2): raise ValueError
-    return name,count,x,*look
+    if not isinstance(name, str) or not fits:
+        raise ValueError
+    if look and len(bytes.fromhex(look[0][2])) not in (0, 3 * _POINTS**2):
+        raise ValueError
+    return name, count, x, *look
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e16
 @patch
-def _note(self:RegionWriter, image_id, count, x, look=None):
+def _note(self: RegionWriter, image_id, count, x, look=None):
     """Remember an image with so many regions, their checksum `x`, and what it looks like (width, height, thumbnail in
     hexadecimal digits); or, without any, why it is left out"""
-    if count is None: self.left_out[image_id] = x
+    if count is None:
+        self.left_out[image_id] = x
     else:
-        self.left_out.pop(image_id, None)                                    # it has been restored
+        self.left_out.pop(image_id, None)  # it has been restored
         self.ids.append(image_id)
         self.counts.append(count)
         self.sums.append(x)
-        self.looks.append(look or (0,0,''))
+        self.looks.append(look or (0, 0, ''))
         self._seen.add(image_id)
 
 # %% ../../nbs/data/57_regions.ipynb #6757000f
 def _region_arrays(image_id, feats, boxes, probs, facts):
     "What is added for an image, as arrays of its store; a `ValueError` says what is wrong with it"
-    dtype,n = facts['dtype'],len(boxes)
-    wants = dict(features=(feats, facts['width'], dtype), boxes=(boxes, 4, '<f4'),
-                 probs=(probs, facts['classes'], dtype))
-    if not facts['classes'] and probs is None: del wants['probs']
+    dtype = facts['dtype']
+    n = len(boxes)
+    wants = dict(
+        features=(feats, facts['width'], dtype), boxes=(boxes, 4, '<f4'), probs=(probs, facts['classes'], dtype)
+    )
+    if not facts['classes'] and probs is None:
+        del wants['probs']
     out = {}
-    for k,(x,d,t) in wants.items():
-        if x is None: raise ValueError(f'{image_id}: has no {k}, the store expects {d} numbers for each region')
-        with np.errstate(over='ignore'): a = np.ascontiguousarray(x, t)
-        if a.shape != (n,d): raise ValueError(f'{image_id}: {k} are {a.shape}, expected {(n,d)}')
+    for k, (x, d, t) in wants.items():
+        if x is None:
+            raise ValueError(f'{image_id}: has no {k}, the store expects {d} numbers for each region')
+        with np.errstate(over='ignore'):
+            a = np.ascontiguousarray(x, t)
+        if a.shape != (n, d):
+            raise ValueError(f'{image_id}: {k} are {a.shape}, expected {(n, d)}')
         if not np.isfinite(a).all():
             big = np.isfinite(np.asarray(x)).all()
-            raise ValueError(f'{image_id}: {k} are not finite' + bool(big)*' in float16: write float32 (half=False)')
+            raise ValueError(f'{image_id}: {k} are not finite' + bool(big) * ' in float16: write float32 (half=False)')
         out[k] = a
     check_boxes(torch.from_numpy(out['boxes'])[None], torch.tensor([n]), f'{image_id}')
     if 'probs' in out and n:
-        off = np.abs(out['probs'].sum(1, dtype=np.float64)-1).max()
-        if (out['probs'] < 0).any() or off > .01:
+        off = np.abs(out['probs'].sum(1, dtype=np.float64) - 1).max()
+        if (out['probs'] < 0).any() or off > 0.01:
             raise ValueError(f'{image_id}: probs are no distributions (a sum is off by {off:.2g}, or some are below 0)')
     return out
 
 # %% ../../nbs/data/57_regions.ipynb #67570010
 @patch
-def add(self:RegionWriter,
-    image_id:str,           # Each once
-    feats:np.ndarray,       # Features (k,d)
-    boxes:np.ndarray,       # x0 y0 x1 y1 as parts of width and height (k,4)
-    probs:np.ndarray=None,  # Distributions over classes (k,c), where the store has them
-    *, image:Image.Image=None, # The image itself, RGB, so that the store is not taken for other images of its name
-    sides:tuple=None,       # Or at least its width and height
-)->None:
+def add(
+    self: RegionWriter,
+    image_id: str,  # Each once
+    feats: np.ndarray,  # Features (k,d)
+    boxes: np.ndarray,  # x0 y0 x1 y1 as parts of width and height (k,4)
+    probs: np.ndarray = None,  # Distributions over classes (k,c), where the store has them
+    *,
+    image: Image.Image = None,  # The image itself, RGB, so that the store is not taken for other images of its name
+    sides: tuple = None,  # Or at least its width and height
+) -> None:
     "Add the regions of an image; a `ValueError` names image and what is wrong"
-    if image_id in self._seen: raise ValueError(f'{image_id}: is in the store already')
+    if image_id in self._seen:
+        raise ValueError(f'{image_id}: is in the store already')
     data = [a.tobytes() for a in _region_arrays(image_id, feats, boxes, probs, self.facts).values()]
-    for c,b in zip(self.cols.values(), data): c.add(b, len(boxes))
-    if image is not None: sides = image.size
+    for c, b in zip(self.cols.values(), data):
+        c.add(b, len(boxes))
+    if image is not None:
+        sides = image.size
     look = [] if sides is None else [[*map(int, sides), '' if image is None else thumbnail(image).tobytes().hex()]]
     self._log(image_id, len(boxes), _sums(data), *look)
 
+
 @patch
-def leave_out(self:RegionWriter,
-    image_id:str, # Each once
-    why:str,      # What is wrong with it
-)->None:
+def leave_out(
+    self: RegionWriter,
+    image_id: str,  # Each once
+    why: str,  # What is wrong with it
+) -> None:
     "Note that an image has no regions because it cannot be read"
-    if image_id in self: raise ValueError(f'{image_id}: is in the store already')
+    if image_id in self:
+        raise ValueError(f'{image_id}: is in the store already')
     self._log(image_id, None, why)
 
 # %% ../../nbs/data/57_regions.ipynb #67570011
 @patch
-def _log(self:RegionWriter, *entry):
+def _log(self: RegionWriter, *entry):
     self._note(*entry)
-    self._new.append(json.dumps(entry)+'\n')
-    if self.resume and len(self._new) >= 32: self._commit()
+    self._new.append(json.dumps(entry) + '\n')
+    if self.resume and len(self._new) >= 32:
+        self._commit()
+
 
 @patch
-def _commit(self:RegionWriter):
+def _commit(self: RegionWriter):
     "Push the data to the disk, then write to the journal that it is there"
-    for c in self.cols.values(): c.sync()
+    for c in self.cols.values():
+        c.sync()
     with open(self._journal, 'a', encoding='utf-8') as f:
         f.writelines(self._new)
         f.flush()
@@ -272,413 +378,588 @@ def _commit(self:RegionWriter):
 # %% ../../nbs/data/57_regions.ipynb #67570013
 _COCO = re.compile(r'(?:COCO_(\w+?)_)?(\d{12})')
 
+
 def _spellings(image_id):
     "Under which ids an image may be stored: as it is, without folder and suffix, and COCO's numbers"
     stem = PurePosixPath(image_id).name
-    if '.' in stem[1:]: stem = stem.rpartition('.')[0]
+    if '.' in stem[1:]:
+        stem = stem.rpartition('.')[0]
     number = _COCO.fullmatch(stem)
     return dict.fromkeys([image_id, stem, *([str(int(number[2]))] if number else [])])
+
 
 def _other_part(a, b):
     "Are these ids of two images of COCO in different parts, such as train2014 and val2014?"
     parts = [m[1] if (m := _COCO.search(PurePosixPath(i).name)) else None for i in (a, b)]
     return None not in parts and parts[0] != parts[1]
 
-def _hash(image_id): return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest(), 'little')
+
+def _hash(image_id):
+    return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest(), 'little')
+
 
 @patch
-def _finish(self:RegionWriter, new):
+def _finish(self: RegionWriter, new):
     "Fill the folder of the store"
-    for k,c in self.cols.items():
+    for k, c in self.cols.items():
         c.close()
-        try: os.link(c.path, new/c.path.name)
-        except OSError: shutil.copyfile(c.path, new/c.path.name)                # a file system without links
+        try:
+            os.link(c.path, new / c.path.name)
+        except OSError:
+            shutil.copyfile(c.path, new / c.path.name)  # a file system without links
     raw = [i.encode() for i in self.ids]
     names = Counter(n for i in self.ids for n in _spellings(i))
-    found = [(_hash(n), k) for k,i in enumerate(self.ids) for n in _spellings(i) if n == i or names[n] == 1]
-    hashes,at = (np.array(a, t) for a,t in zip(zip(*found) if found else ((),()), (np.uint64,np.int64)))
+    found = [(_hash(n), k) for k, i in enumerate(self.ids) for n in _spellings(i) if n == i or names[n] == 1]
+    hashes, at = (np.array(a, t) for a, t in zip(zip(*found) if found else ((), ()), (np.uint64, np.int64)))
     order = np.argsort(hashes, kind='stable')
-    arrays = dict(offsets=np.cumsum([0,*self.counts], dtype=np.int64), sums=np.array(self.sums, np.uint32),
-                  ids=np.frombuffer(b''.join(raw), np.uint8), id_ends=np.cumsum([0,*map(len, raw)], dtype=np.int64),
-                  hashes=hashes[order], hash_rows=at[order])
-    if any(w for w,*_ in self.looks): arrays['sides'] = np.array([l[:2] for l in self.looks], np.int32)
-    if any(t for *_,t in self.looks):
-        arrays['looks'] = np.array([np.frombuffer(bytes.fromhex(t) or bytes(3*_POINTS**2), np.uint8)
-                                    for *_,t in self.looks])
-    for k,a in arrays.items(): np.save(new/f'{k}.npy', a)
+    arrays = dict(
+        offsets=np.cumsum([0, *self.counts], dtype=np.int64),
+        sums=np.array(self.sums, np.uint32),
+        ids=np.frombuffer(b''.join(raw), np.uint8),
+        id_ends=np.cumsum([0, *map(len, raw)], dtype=np.int64),
+        hashes=hashes[order],
+        hash_rows=at[order],
+    )
+    if any(w for w, *_ in self.looks):
+        arrays['sides'] = np.array([l[:2] for l in self.looks], np.int32)
+    if any(t for *_, t in self.looks):
+        arrays['looks'] = np.array(
+            [np.frombuffer(bytes.fromhex(t) or bytes(3 * _POINTS**2), np.uint8) for *_, t in self.looks]
+        )
+    for k, a in arrays.items():
+        np.save(new / f'{k}.npy', a)
     write_index(new, dict(self.facts, n=len(self.ids), regions=sum(self.counts), left_out=self.left_out))
 
 # %% ../../nbs/data/57_regions.ipynb #67570014
 @patch
-def __exit__(self:RegionWriter, kind, error, trace)->None:
+def __exit__(self: RegionWriter, kind, error, trace) -> None:
     with self._stack:
         try:
             if kind is None:
-                with atomic_folder(self.folder) as new: self._finish(new)
+                with atomic_folder(self.folder) as new:
+                    self._finish(new)
                 shutil.rmtree(self.partial, ignore_errors=True)
-            elif self.resume: self._commit()
+            elif self.resume:
+                self._commit()
         finally:
-            for c in self.cols.values(): c.file.close()
-            if not self.resume: shutil.rmtree(self.partial, ignore_errors=True)
+            for c in self.cols.values():
+                c.file.close()
+            if not self.resume:
+                shutil.rmtree(self.partial, ignore_errors=True)
 
 # %% ../../nbs/data/57_regions.ipynb #67570016
 class _Ids:
     "The ids of a store as a list has them, decoded on access"
-    def __init__(self, data, ends): self.data,self.ends = data,ends
-    def __len__(self): return len(self.ends)-1
+
+    def __init__(self, data, ends):
+        self.data = data
+        self.ends = ends
+
+    def __len__(self):
+        return len(self.ends) - 1
+
     def __getitem__(self, i):
         i = range(len(self))[int(i)]
-        return self.data[self.ends[i]:self.ends[i+1]].tobytes().decode(errors='replace')
-    def __iter__(self): return (self[i] for i in range(len(self)))
+        return self.data[self.ends[i] : self.ends[i + 1]].tobytes().decode(errors='replace')
 
-_TYPES = dict(boxes='<f4', offsets='<i8', sums='<u4', ids='|u1', id_ends='<i8', hashes='<u8', hash_rows='<i8',
-              sides='<i4', looks='|u1')
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
 
-_LARGE = 'features.npy','probs.npy' # Too large to be read as a whole: each image is checked when it is first read
+
+_TYPES = dict(
+    boxes='<f4',
+    offsets='<i8',
+    sums='<u4',
+    ids='|u1',
+    id_ends='<i8',
+    hashes='<u8',
+    hash_rows='<i8',
+    sides='<i4',
+    looks='|u1',
+)
+
+_LARGE = 'features.npy', 'probs.npy'  # Too large to be read as a whole: each image is checked when it is first read
+
 
 def _wrong_fact(index):
     "Name of the first fact in the index of a store that cannot be right, or None"
-    whole = lambda v, low: type(v) is int and v >= low
-    texts = lambda v: all(isinstance(x, str) for x in v)
+
+    def whole(v, low):
+        return type(v) is int and v >= low
+
+    def texts(v):
+        return all(isinstance(x, str) for x in v)
+
     right = dict(
-        version=lambda v: whole(v, 1), width=lambda v: whole(v, 1), classes=lambda v: whole(v, 0),
-        dtype=lambda v: v in ('<f2','<f4'), about=lambda v: isinstance(v, dict),
+        version=lambda v: whole(v, 1),
+        width=lambda v: whole(v, 1),
+        classes=lambda v: whole(v, 0),
+        dtype=lambda v: v in ('<f2', '<f4'),
+        about=lambda v: isinstance(v, dict),
         names=lambda v: isinstance(v, list) and texts(v) and len(v) in (0, index['classes']),
         left_out=lambda v: isinstance(v, dict) and texts(v.values()),
-        n=lambda v: whole(v, 0), regions=lambda v: whole(v, 0))
+        n=lambda v: whole(v, 0),
+        regions=lambda v: whole(v, 0),
+    )
     return next((k for k, good in right.items() if not good(index.get(k))), None)
+
 
 def _index(folder, checked):
     "Read the index of a store and compare the files with it"
-    if not (folder/'index.json').is_file():
-        raise ValueError(f'{folder}: no stored regions there (index.json is missing); vlrep-regions '
-                         'or convert_regions writes them')
+    if not (folder / 'index.json').is_file():
+        raise ValueError(
+            f'{folder}: no stored regions there (index.json is missing); vlrep-regions or convert_regions writes them'
+        )
     if not checked and (why := folder_damage(folder, _LARGE)):
         raise ValueError(f'{why}; restore the store, or write it anew')
     index = read_index(folder)
-    if (wrong := _wrong_fact(index)):
-        raise ValueError(f'{folder/"index.json"}: damaged, {wrong} is {brief(index.get(wrong))}')
+    if wrong := _wrong_fact(index):
+        raise ValueError(f'{folder / "index.json"}: damaged, {wrong} is {brief(index.get(wrong))}')
     if index['version'] != _VERSION:
-        raise ValueError(f'{folder/"index.json"}: of version {index["version"]}, {_VERSION} is expected: write the '
-                         f'store anew')
+        raise ValueError(
+            f'{folder / "index.json"}: of version {index["version"]}, {_VERSION} is expected: write the store anew'
+        )
     return index
-
 
 # %% ../../nbs/data/57_regions.ipynb #67570017
 def _wrong_column(cols, index):
     "Name of the first column of a store whose shape or numbers cannot be right, or None"
-    n,regions = index['n'],index['regions']
-    shapes = dict(offsets=(n+1,), id_ends=(n+1,), sums=(n,), ids=None, hashes=None, hash_rows=None,
-                  features=(regions,index['width']), boxes=(regions,4))
-    if index['classes']: shapes['probs'] = (regions,index['classes'])
-    shapes |= {k: s for k,s in dict(sides=(n,2), looks=(n,3*_POINTS**2)).items() if k in cols}
-    if extra := cols.keys()-shapes.keys(): return min(extra)
-    for k,shape in shapes.items():
-        if k not in cols or cols[k].shape != (shape or (len(cols[k]),)): return k
-    for k,end in dict(offsets=regions, id_ends=len(cols['ids'])).items():
-        if cols[k][0] != 0 or cols[k][-1] != end or (np.diff(cols[k]) < 0).any(): return k
+    n = index['n']
+    regions = index['regions']
+    shapes = dict(
+        offsets=(n + 1,),
+        id_ends=(n + 1,),
+        sums=(n,),
+        ids=None,
+        hashes=None,
+        hash_rows=None,
+        features=(regions, index['width']),
+        boxes=(regions, 4),
+    )
+    if index['classes']:
+        shapes['probs'] = (regions, index['classes'])
+    shapes |= {k: s for k, s in dict(sides=(n, 2), looks=(n, 3 * _POINTS**2)).items() if k in cols}
+    if extra := cols.keys() - shapes.keys():
+        return min(extra)
+    for k, shape in shapes.items():
+        if k not in cols or cols[k].shape != (shape or (len(cols[k]),)):
+            return k
+    for k, end in dict(offsets=regions, id_ends=len(cols['ids'])).items():
+        if cols[k][0] != 0 or cols[k][-1] != end or (np.diff(cols[k]) < 0).any():
+            return k
     rows = cols['hash_rows']
-    if len(rows) != len(cols['hashes']) or len(rows) and not 0 <= rows.min() <= rows.max() < n: return 'hash_rows'
+    if len(rows) != len(cols['hashes']) or len(rows) and not 0 <= rows.min() <= rows.max() < n:
+        return 'hash_rows'
+
 
 class RegionStore:
     "The regions of many images, found by their ids, in files that are mapped"
-    def __init__(self,
-        folder:FilePath,    # What `RegionWriter` wrote
-        checked:bool=False, # Were its files compared with their checksums a moment ago?
+
+    def __init__(
+        self,
+        folder: FilePath,  # What `RegionWriter` wrote
+        checked: bool = False,  # Were its files compared with their checksums a moment ago?
     ):
         self.folder = Path(folder)
         self.index = _index(self.folder, checked)
-        self.width,self.classes,self.names,self.about,self.left_out = (
-            self.index[k] for k in ('width','classes','names','about','left_out'))
+        self.width, self.classes, self.names, self.about, self.left_out = (
+            self.index[k] for k in ('width', 'classes', 'names', 'about', 'left_out')
+        )
         types = dict(_TYPES, features=self.index['dtype'], probs=self.index['dtype'])
         self.cols = {Path(k).stem: self._map(k, types) for k in self.index['files']}
         if wrong := _wrong_column(self.cols, self.index):
-            raise ValueError(f'{self.folder/f"{wrong}.npy"}: damaged, it does not fit the other files')
-        self.ids,self.offsets = _Ids(self.cols['ids'], self.cols['id_ends']),self.cols['offsets']
-        self._sound = np.zeros(len(self), bool)                         # images whose checksum has been compared
+            raise ValueError(f'{self.folder / f"{wrong}.npy"}: damaged, it does not fit the other files')
+        self.ids = _Ids(self.cols['ids'], self.cols['id_ends'])
+        self.offsets = self.cols['offsets']
+        self._sound = np.zeros(len(self), bool)  # images whose checksum has been compared
+
     def _map(self, name, types):
-        path = self.folder/name
-        if path.suffix != '.npy' or path.stem not in types: raise ValueError(f'{path}: no file of stored regions')
+        path = self.folder / name
+        if path.suffix != '.npy' or path.stem not in types:
+            raise ValueError(f'{path}: no file of stored regions')
         try:
             with open(path, 'rb') as file:
                 npy_header(file, path)
             a = np.load(path, mmap_mode='r', allow_pickle=False)
-        except (ValueError, OSError, EOFError) as e: raise ValueError(f'{path}: damaged ({e})') from None
-        if a.dtype.str != types[path.stem]: raise ValueError(f'{path}: damaged, holds {a.dtype}')
+        except (ValueError, OSError, EOFError) as e:
+            raise ValueError(f'{path}: damaged ({e})') from None
+        if a.dtype.str != types[path.stem]:
+            raise ValueError(f'{path}: damaged, holds {a.dtype}')
         return a
-    def __reduce__(self): return type(self),(self.folder,True)          # another process opens the files again
-    def __len__(self): return len(self.ids)
+
+    def __reduce__(self):
+        return type(self), (self.folder, True)  # another process opens the files again
+
+    def __len__(self):
+        return len(self.ids)
+
     def __repr__(self):
-        return (f'RegionStore({self.folder}: {len(self):,} images, {self.index["regions"]:,} regions, '
-                f'width {self.width}, {self.classes} classes)')
+        return (
+            f'RegionStore({self.folder}: {len(self):,} images, {self.index["regions"]:,} regions, '
+            f'width {self.width}, {self.classes} classes)'
+        )
 
 # %% ../../nbs/data/57_regions.ipynb #67570d16
 @patch
-def digest(self:RegionStore)->str:
+def digest(self: RegionStore) -> str:
     "A hash of the store's index and of the checksums of its images, 12 hexadecimal digits"
     return hashlib.sha256(json.dumps(self.index).encode() + np.asarray(self.cols['sums']).tobytes()).hexdigest()[:12]
 
 # %% ../../nbs/data/57_regions.ipynb #67570018
 @patch
-def row(self:RegionStore,
-    image_id:str # Of an image; with or without folder and suffix
-)->int:          # Its row, or -1 if the store does not have it
+def row(
+    self: RegionStore,
+    image_id: str,  # Of an image; with or without folder and suffix
+) -> int:  # Its row, or -1 if the store does not have it
     "Where an image is in the store"
     for name in _spellings(str(image_id)):
         row = self._named(name, str(image_id))
-        if row >= 0: return row
-        if name in self.left_out: return -1                                  # it is known, and could not be read
+        if row >= 0:
+            return row
+        if name in self.left_out:
+            return -1  # it is known, and could not be read
     return -1
 
+
 @patch
-def _named(self:RegionStore, name, image_id):
+def _named(self: RegionStore, name, image_id):
     "The row of an image that is called `name`, which is one of the spellings of `image_id`; -1 if there is none"
-    hashes,h = self.cols['hashes'],np.uint64(_hash(name))
+    hashes = self.cols['hashes']
+    h = np.uint64(_hash(name))
     at = int(np.searchsorted(hashes, h))
     while at < len(hashes) and hashes[at] == h:
         row = int(self.cols['hash_rows'][at])
-        if name in _spellings(stored := self.ids[row]) and not _other_part(image_id, stored): return row
+        if name in _spellings(stored := self.ids[row]) and not _other_part(image_id, stored):
+            return row
         at += 1
     return -1
 
+
 @patch
-def _in_folder(self:RegionStore, path):
+def _in_folder(self: RegionStore, path):
     "The row of an image that is called like the end of its path, with one folder or two; -1 if there is none"
     parts = PurePosixPath(path).parts
-    rows = [self._named(n, n) for n in ('/'.join(parts[-k:]) for k in (2,3) if len(parts) > k)]
+    rows = [self._named(n, n) for n in ('/'.join(parts[-k:]) for k in (2, 3) if len(parts) > k)]
     return max([*rows, -1])
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e14
 @patch
-def rows(self:RegionStore,
-    ids:list,               # Of images
-    source_name:str='data', # Where they come from, for messages
-    paths:list=None,        # The files of these images: where an id fits several images, the folder decides
-)->np.ndarray:              # (n,) int64
+def rows(
+    self: RegionStore,
+    ids: list,  # Of images
+    source_name: str = 'data',  # Where they come from, for messages
+    paths: list = None,  # The files of these images: where an id fits several images, the folder decides
+) -> np.ndarray:  # (n,) int64
     "The rows of images in the store; a `ValueError` names the first that are missing, and says how many are"
     rows = np.array([self.row(i) for i in ids], np.int64)
-    for i in np.flatnonzero(rows < 0).tolist() if paths is not None else (): rows[i] = self._in_folder(paths[i])
+    for i in np.flatnonzero(rows < 0).tolist() if paths is not None else ():
+        rows[i] = self._in_folder(paths[i])
     if len(lost := np.flatnonzero(rows < 0)):
         names = [str(ids[int(i)]) for i in lost]
-        why = [f'{n} ({self.left_out[s]})' if (s := next((s for s in _spellings(n) if s in self.left_out), None)) else n
-               for n in names[:3]] + names[3:]
+        why = [
+            f'{n} ({self.left_out[s]})' if (s := next((s for s in _spellings(n) if s in self.left_out), None)) else n
+            for n in names[:3]
+        ] + names[3:]
         there = f'such as {self.ids[0]}' if len(self) else 'none'
         own = set(_spellings(names[0]))
         several = [i for i in self.ids if own & set(_spellings(i))]
-        if several: there = f'and {names[0]} might be {some_of(several)}'
-        raise ValueError(f'{source_name}: {len(lost)} of {len(rows)} images have no regions in {self.folder}: '
-                         f'{some_of(why)}; it has those of {len(self):,} images, {there}')
+        if several:
+            there = f'and {names[0]} might be {some_of(several)}'
+        raise ValueError(
+            f'{source_name}: {len(lost)} of {len(rows)} images have no regions in {self.folder}: '
+            f'{some_of(why)}; it has those of {len(self):,} images, {there}'
+        )
     return rows
 
 # %% ../../nbs/data/57_regions.ipynb #67570019
 @patch
-def check_pictures(self:RegionStore,
-    rows:np.ndarray,   # Of the store, one for each image of a dataset (n,)
-    picture:Callable,  # Number of an image -> uint8 (h,w,3)
-    name:Callable,     # Number of an image -> what it is called
-    source_name:str,   # The dataset and its folder, for messages
-    most:int=32,       # Number of images that are compared
-)->None:
+def check_pictures(
+    self: RegionStore,
+    rows: np.ndarray,  # Of the store, one for each image of a dataset (n,)
+    picture: Callable,  # Number of an image -> uint8 (h,w,3)
+    name: Callable,  # Number of an image -> what it is called
+    source_name: str,  # The dataset and its folder, for messages
+    most: int = 32,  # Number of images that are compared
+) -> None:
     """A `ValueError` if more than a tenth of the compared images differ from those that the store was made from
 
     A store that has kept neither sizes nor thumbnails passes
     """
-    side,look = self.cols.get('sides'),self.cols.get('looks')
-    if side is None and look is None or not len(rows): return
-    odd,n = [],0
-    for i in np.unique(np.linspace(0, len(rows)-1, min(most, len(rows))).round().astype(int)).tolist():
-        try: img = picture(i)
-        except DamagedImage: continue
-        k,n = int(rows[i]),n+1
-        if not _alike(None if side is None else side[k], None if look is None else look[k], img): odd.append(name(i))
-    if 10*len(odd) > n:
-        raise ValueError(f'{self.folder}: holds the regions of other images than those of {source_name}: their names '
-                         f'are the same, but {len(odd)} of {n} images that were compared are not, such as '
-                         f'{some_of(odd)}; store the regions of this folder (vlrep-regions), or name the store '
-                         f'that was made from it')
+    side = self.cols.get('sides')
+    look = self.cols.get('looks')
+    if side is None and look is None or not len(rows):
+        return
+    odd = []
+    n = 0
+    for i in np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)).tolist():
+        try:
+            img = picture(i)
+        except DamagedImage:
+            continue
+        k = int(rows[i])
+        n = n + 1
+        if not _alike(None if side is None else side[k], None if look is None else look[k], img):
+            odd.append(name(i))
+    if 10 * len(odd) > n:
+        raise ValueError(
+            f'{self.folder}: holds the regions of other images than those of {source_name}: their names '
+            f'are the same, but {len(odd)} of {n} images that were compared are not, such as '
+            f'{some_of(odd)}; store the regions of this folder (vlrep-regions), or name the store '
+            f'that was made from it'
+        )
+
 
 @patch
-def expect_width(self:RegionStore,
-    width:int, # Of the features that are expected
-    who:str,   # Who expects them, for messages
-    hint:str,  # What can be done, for messages
-)->None:
+def expect_width(
+    self: RegionStore,
+    width: int,  # Of the features that are expected
+    who: str,  # Who expects them, for messages
+    hint: str,  # What can be done, for messages
+) -> None:
     "A `ValueError` if the features have another width"
     if self.width != width:
         raise ValueError(f'{self.folder}: has features of width {self.width}, and {who} asks for width {width}; {hint}')
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e13
 @patch
-def read(self:RegionStore,
-    rows:np.ndarray|list, # Of the store (b,)
-    most:int=None,        # Most regions of each, the first ones; by default all
-    boxes:bool=False,     # Boxes and counts alone?
-)->dict: # region_boxes (b,n,4), region_counts (b,), region_feats (b,n,d), and region_probs (b,n,c) if it has them
+def read(
+    self: RegionStore,
+    rows: np.ndarray | list,  # Of the store (b,)
+    most: int = None,  # Most regions of each, the first ones; by default all
+    boxes: bool = False,  # Boxes and counts alone?
+) -> dict:  # region_boxes (b,n,4), region_counts (b,), region_feats (b,n,d), and region_probs (b,n,c) if it has them
     "Regions of some images, as float32 copies padded with zeros at the end"
     rows = np.asarray(rows, np.int64)
-    if most is not None and most < 1: raise ValueError(f'most={most}: at least one region')
+    if most is not None and most < 1:
+        raise ValueError(f'most={most}: at least one region')
     if len(rows) and not (0 <= rows.min() and rows.max() < len(self)):
         raise IndexError(f'{self.folder}: rows {rows.min()} to {rows.max()} of {len(self)} images')
     first = self.offsets[rows]
-    counts = self.offsets[rows+1]-first
-    if most is not None: counts = np.minimum(counts, most)
-    shape = len(rows),max(1, int(counts.max(initial=0)))
+    counts = self.offsets[rows + 1] - first
+    if most is not None:
+        counts = np.minimum(counts, most)
+    shape = len(rows), max(1, int(counts.max(initial=0)))
     names = dict(boxes='region_boxes') | ({} if boxes else dict(features='region_feats', probs='region_probs'))
-    if not boxes: self._compare(rows)
-    out = {v: np.zeros((*shape, self.cols[k].shape[1]), np.float32) for k,v in names.items() if k in self.cols}
-    for i,(a,k) in enumerate(zip(first.tolist(), counts.tolist())):
-        for c,v in names.items():
-            if v in out: out[v][i,:k] = self.cols[c][a:a+k]
-    if 'region_probs' in out and self.index['dtype'] == '<f2':             # rounded: they add up to 1 only nearly
+    if not boxes:
+        self._compare(rows)
+    out = {v: np.zeros((*shape, self.cols[k].shape[1]), np.float32) for k, v in names.items() if k in self.cols}
+    for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
+        for c, v in names.items():
+            if v in out:
+                out[v][i, :k] = self.cols[c][a : a + k]
+    if 'region_probs' in out and self.index['dtype'] == '<f2':  # rounded: they add up to 1 only nearly
         out['region_probs'] /= out['region_probs'].sum(2, keepdims=True).clip(1e-9)
-    return dict(region_counts=torch.from_numpy(counts), **{k: torch.from_numpy(a) for k,a in out.items()})
+    return dict(region_counts=torch.from_numpy(counts), **{k: torch.from_numpy(a) for k, a in out.items()})
+
 
 @patch
-def check(self:RegionStore)->None:
+def check(self: RegionStore) -> None:
     "Read everything and compare checksums; a `ValueError` names the first image whose regions have changed"
     self._sound[:] = False
-    for i in progress(range(len(self)), label='images checked'): self._compare([i])
+    for i in progress(range(len(self)), label='images checked'):
+        self._compare([i])
+
 
 @patch
-def _compare(self:RegionStore, rows):
+def _compare(self: RegionStore, rows):
     "Compare the checksums of images that were not read before; a `ValueError` names one whose regions have changed"
     for i in np.unique(rows).tolist() if len(rows) else ():
-        if self._sound[i]: continue
-        a,b = self.offsets[i:i+2]
-        data = [self.cols[k][a:b].tobytes() for k in ('features','boxes','probs') if k in self.cols]
+        if self._sound[i]:
+            continue
+        a, b = self.offsets[i : i + 2]
+        data = [self.cols[k][a:b].tobytes() for k in ('features', 'boxes', 'probs') if k in self.cols]
         if _sums(data) != self.cols['sums'][i]:
-            raise ValueError(f'{self.folder}: damaged, the regions of {self.ids[i]} have changed; restore the store, '
-                             f'or write it anew')
+            raise ValueError(
+                f'{self.folder}: damaged, the regions of {self.ids[i]} have changed; restore the store, '
+                f'or write it anew'
+            )
         self._sound[i] = True
 
 # %% ../../nbs/data/57_regions.ipynb #6757002c
 class _Pickled(np.ndarray):
     "An array that is being unpickled: its shape must not claim more values than there are"
+
     def __setstate__(self, state):
-        *_,shape,dtype,_,data = state
+        *_, shape, dtype, _, data = state
         if dtype.subdtype is not None or math.prod(shape) > len(data):
             raise pickle.UnpicklingError(f'an array claims the shape {shape}, for which it has too little data')
         super().__setstate__(state)
 
-_KIND = 'numpy.ndarray' # Stands for the class in a pickle: nothing can be made of it
 
-def _empty(*_): return np.ndarray(0, np.uint8).view(_Pickled)
+_KIND = 'numpy.ndarray'  # Stands for the class in a pickle: nothing can be made of it
+
+
+def _empty(*_):
+    return np.ndarray(0, np.uint8).view(_Pickled)
+
 
 def _latin1(text, encoding):
-    if encoding != 'latin1': raise pickle.UnpicklingError(f'asks for the encoding {brief(encoding)}')
+    if encoding != 'latin1':
+        raise pickle.UnpicklingError(f'asks for the encoding {brief(encoding)}')
     return text.encode('latin1')
 
-_SAFE = {'multiarray._reconstruct': _empty, 'multiarray.scalar': np._core.multiarray.scalar,
-         'numeric._frombuffer': np._core.numeric._frombuffer}
-_SAFE = {f'{p}.{k}': v for p in ('numpy.core','numpy._core') for k,v in _SAFE.items()} | {
-         'numpy.ndarray': _KIND, 'numpy.dtype': np.dtype, '_codecs.encode': _latin1,
-         'collections.OrderedDict': OrderedDict}
+
+_SAFE = {
+    'multiarray._reconstruct': _empty,
+    'multiarray.scalar': np._core.multiarray.scalar,
+    'numeric._frombuffer': np._core.numeric._frombuffer,
+}
+_SAFE = {f'{p}.{k}': v for p in ('numpy.core', 'numpy._core') for k, v in _SAFE.items()} | {
+    'numpy.ndarray': _KIND,
+    'numpy.dtype': np.dtype,
+    '_codecs.encode': _latin1,
+    'collections.OrderedDict': OrderedDict,
+}
+
 
 class _ArrayUnpickler(pickle.Unpickler):
     "Opens pickles of numpy arrays and plain values, and nothing that could run code"
+
     def find_class(self, module, name):
-        if (got := _SAFE.get(f'{module}.{name}')) is not None: return got
-        raise pickle.UnpicklingError(f'asks for {module}.{name}; only arrays and plain values are opened, as a pickle '
-                                     'may run code')
+        if (got := _SAFE.get(f'{module}.{name}')) is not None:
+            return got
+        raise pickle.UnpicklingError(
+            f'asks for {module}.{name}; only arrays and plain values are opened, as a pickle may run code'
+        )
+
 
 def unpickle_arrays(
-    file:BinaryIO,   # At the beginning of a pickle
-    name:FilePath,   # For messages
-)->object:
+    file: BinaryIO,  # At the beginning of a pickle
+    name: FilePath,  # For messages
+) -> object:
     "Open a pickle that holds arrays and plain values; a `ValueError` names a file that is damaged or asks for more"
-    try: return _ArrayUnpickler(file, encoding='latin1').load()
-    except Exception as e:                                              # damaged pickles raise whatever they like
+    try:
+        return _ArrayUnpickler(file, encoding='latin1').load()
+    except Exception as e:  # damaged pickles raise whatever they like
         raise ValueError(f'{name}: not a pickle of arrays ({" ".join(str(e).split()) or type(e).__name__})') from None
+
 
 def _load_npy(path):
     "What a .npy file holds: an array, or the object in it"
     with open(path, 'rb') as f:
         shape, _, dtype = npy_header(f, path)
         try:
-            size,there = math.prod(shape)*dtype.itemsize,path.stat().st_size-f.tell()
+            size = math.prod(shape) * dtype.itemsize
+            there = path.stat().st_size - f.tell()
             if not dtype.hasobject:
-                if size > there: raise ValueError(f'{there:,} bytes instead of {size:,}')
+                if size > there:
+                    raise ValueError(f'{there:,} bytes instead of {size:,}')
                 return np.load(path, allow_pickle=False)
         except (ValueError, EOFError, OSError) as e:
             raise ValueError(f'{path}: damaged, not a .npy file ({e})') from None
         got = unpickle_arrays(f, path)
     return got.item() if isinstance(got, np.ndarray) and got.size == 1 else got
 
-
 # %% ../../nbs/data/57_regions.ipynb #6757002f
-_FIELDS = dict(features=('features','feature'), boxes=('boxes','bbox'), h=('image_h','image_height'),
-               w=('image_w','image_width'), num=('num_boxes',), probs=('cls_prob',), objects=('objects',))
+_FIELDS = dict(
+    features=('features', 'feature'),
+    boxes=('boxes', 'bbox'),
+    h=('image_h', 'image_height'),
+    w=('image_w', 'image_width'),
+    num=('num_boxes',),
+    probs=('cls_prob',),
+    objects=('objects',),
+)
 
-def _field(item, name): return next((item[k] for k in _FIELDS[name] if item.get(k) is not None), None)
+
+def _field(item, name):
+    return next((item[k] for k in _FIELDS[name] if item.get(k) is not None), None)
+
 
 def _whole(x, low, what):
     "A whole number from what a published file has as one: a number, an array of one, text"
     try:
         value = np.asarray(x).item()
         n = int(value)
-        if not low <= n < 2**31 or not isinstance(value, str) and n != value: raise ValueError
+        if not low <= n < 2**31 or not isinstance(value, str) and n != value:
+            raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f'{what} is {brief(x)}, expected a whole number, {low} or more') from None
     return n
+
 
 def _numbers(x, k, what, padded=False):
     """float32 (k,...) from an array, the bytes of one, or these in base64
 
     padded: further rows may follow, which are not real; else a `ValueError` unless they are zeros
     """
-    if isinstance(x, (bytes,str)):
+    if isinstance(x, (bytes, str)):
         raw = x.encode('latin1', 'replace') if isinstance(x, str) else x
-        try: raw = base64.b64decode(raw, validate=True)
-        except ValueError: pass                                               # then they are the bytes themselves
-        if not k or len(raw) % (4*k): raise ValueError(f'{what}: {len(raw)} bytes are no {k} rows of float32')
+        try:
+            raw = base64.b64decode(raw, validate=True)
+        except ValueError:
+            pass  # then they are the bytes themselves
+        if not k or len(raw) % (4 * k):
+            raise ValueError(f'{what}: {len(raw)} bytes are no {k} rows of float32')
         x = np.frombuffer(raw, '<f4').reshape(k, -1)
     try:
-        with np.errstate(over='ignore'): a = np.asarray(x).astype(np.float32, casting='same_kind')
-    except (TypeError, ValueError): raise ValueError(f'{what} is {brief(x)}, expected an array of numbers') from None
-    if a.ndim != 2 or len(a) < k: raise ValueError(f'{what}: {a.shape} for {k} regions')
-    if not padded and a[k:].any(): raise ValueError(f'{what}: {len(a)} rows, but num_boxes is {k}')
+        with np.errstate(over='ignore'):
+            a = np.asarray(x).astype(np.float32, casting='same_kind')
+    except (TypeError, ValueError):
+        raise ValueError(f'{what} is {brief(x)}, expected an array of numbers') from None
+    if a.ndim != 2 or len(a) < k:
+        raise ValueError(f'{what}: {a.shape} for {k} regions')
+    if not padded and a[k:].any():
+        raise ValueError(f'{what}: {len(a)} rows, but num_boxes is {k}')
     return a[:k]
+
 
 def _parts(boxes, w, h):
     "Boxes in pixels as parts of an image of `w` x `h` pixels"
-    size = np.array([w,h,w,h], np.float32)
-    if not np.isfinite(boxes).all(): raise ValueError('boxes: not all numbers are finite')
-    if not (boxes >= -2).all() or not (boxes <= size+2).all():
-        far = boxes[~((boxes >= -2) & (boxes <= size+2)).all(1)][0]
-        raise ValueError(f'the box {far.round(1).tolist()} lies outside the image of {w} x {h} pixels (files that mmf '
-                         'has taken out of an LMDB hold the width as the height)')
-    return (boxes/size).clip(0, 1)
+    size = np.array([w, h, w, h], np.float32)
+    if not np.isfinite(boxes).all():
+        raise ValueError('boxes: not all numbers are finite')
+    if not (boxes >= -2).all() or not (boxes <= size + 2).all():
+        far = boxes[~((boxes >= -2) & (boxes <= size + 2)).all(1)][0]
+        raise ValueError(
+            f'the box {far.round(1).tolist()} lies outside the image of {w} x {h} pixels (files that mmf '
+            'has taken out of an LMDB hold the width as the height)'
+        )
+    return (boxes / size).clip(0, 1)
 
 # %% ../../nbs/data/57_regions.ipynb #67570030
 def _regions_of(item, classes=0):
     """Features, boxes and distributions (or None) of one image; how many regions were empty; whether sums were not 1;
     width and height"""
-    if not isinstance(item, dict): raise ValueError(f'holds a {type(item).__name__}, no features with their boxes')
-    feats,boxes,h,w = (_field(item, k) for k in ('features','boxes','h','w'))
-    for k,v in dict(features=feats, boxes=boxes, image_h=h, image_w=w).items():
-        if v is None: raise ValueError(f'has no {k}, only {", ".join(map(str, item))}')
-    w,h,k = _whole(w, 1, 'image_w'),_whole(h, 1, 'image_h'),_field(item, 'num')
+    if not isinstance(item, dict):
+        raise ValueError(f'holds a {type(item).__name__}, no features with their boxes')
+    feats, boxes, h, w = (_field(item, k) for k in ('features', 'boxes', 'h', 'w'))
+    for k, v in dict(features=feats, boxes=boxes, image_h=h, image_w=w).items():
+        if v is None:
+            raise ValueError(f'has no {k}, only {", ".join(map(str, item))}')
+    w = _whole(w, 1, 'image_w')
+    h = _whole(h, 1, 'image_h')
+    k = _field(item, 'num')
     if k is None:
-        if isinstance(feats, (bytes,str)): raise ValueError('has no num_boxes')
+        if isinstance(feats, (bytes, str)):
+            raise ValueError('has no num_boxes')
         k = len(_numbers(feats, 0, 'features', padded=True))
     k = _whole(k, 0, 'num_boxes')
-    feats,boxes = _numbers(feats, k, 'features', padded=True),_numbers(boxes, k, 'boxes')
-    if boxes.shape[1] != 4: raise ValueError(f'boxes: {boxes.shape}, four numbers each are expected')
-    boxes,probs,objects,scaled = _parts(boxes, w, h),_field(item, 'probs'),_field(item, 'objects'),False
+    feats = _numbers(feats, k, 'features', padded=True)
+    boxes = _numbers(boxes, k, 'boxes')
+    if boxes.shape[1] != 4:
+        raise ValueError(f'boxes: {boxes.shape}, four numbers each are expected')
+    boxes = _parts(boxes, w, h)
+    probs = _field(item, 'probs')
+    objects = _field(item, 'objects')
+    scaled = False
     if probs is not None:
         probs = _numbers(probs, k, 'cls_prob')
         total = probs.sum(1, keepdims=True)
-        if (probs < 0).any() or not (total > 0).all(): raise ValueError('cls_prob: no distributions')
-        scaled = bool((np.abs(total-1) > 1e-3).any())
-        probs = probs/total
+        if (probs < 0).any() or not (total > 0).all():
+            raise ValueError('cls_prob: no distributions')
+        scaled = bool((np.abs(total - 1) > 1e-3).any())
+        probs = probs / total
     elif objects is not None and classes:
-        try: own = np.asarray(objects).ravel().astype(np.int64, casting='same_kind')
-        except (TypeError, ValueError): own = np.empty(0)
+        try:
+            own = np.asarray(objects).ravel().astype(np.int64, casting='same_kind')
+        except (TypeError, ValueError):
+            own = np.empty(0)
         if len(own) < k or own[k:].any() or own.min(initial=0) < 0 or own.max(initial=0) >= classes:
             raise ValueError(f'objects: {brief(objects)} are no {k} numbers of {classes} classes')
         probs = np.eye(classes, dtype=np.float32)[own[:k]]
-    keep = (boxes[:,:2] < boxes[:,2:]).all(1)
-    return [a if a is None else a[keep] for a in (feats, boxes, probs)],int((~keep).sum()),scaled,(w,h)
+    keep = (boxes[:, :2] < boxes[:, 2:]).all(1)
+    return [a if a is None else a[keep] for a in (feats, boxes, probs)], int((~keep).sum()), scaled, (w, h)
 
 # %% ../../nbs/data/57_regions.ipynb #67570031
 def _npy_items(folder):
@@ -686,53 +967,76 @@ def _npy_items(folder):
     infos = {p for p in folder.rglob('*_info.npy')}
     for path in sorted(p for p in folder.rglob('*.npy') if p not in infos):
         info = path.with_name(f'{path.stem}_info.npy')
+
         def item(path=path, info=info if info in infos else None):
             got = _load_npy(path)
-            if info is None: return got
+            if info is None:
+                return got
             more = _load_npy(info)
-            if not isinstance(more, dict): raise ValueError(f'{info}: holds no dictionary')
+            if not isinstance(more, dict):
+                raise ValueError(f'{info}: holds no dictionary')
             return dict(more, features=got)
-        yield path.stem,path,item
+
+        yield path.stem, path, item
+
 
 def _lmdb_items(path):
     "(name of the image, file and key, function that reads it) of an LMDB"
-    for key,value in lmdb_items(path):
-        if key == b'keys': continue                                             # the list of all keys
+    for key, value in lmdb_items(path):
+        if key == b'keys':
+            continue  # the list of all keys
         name = key.decode(errors='replace')
-        def item(data=value, name=name): return unpickle_arrays(io.BytesIO(data), f'{path}, key {name}')
-        yield PurePosixPath(name).name,f'{path}, key {name}',item
+
+        def item(data=value, name=name):
+            return unpickle_arrays(io.BytesIO(data), f'{path}, key {name}')
+
+        yield PurePosixPath(name).name, f'{path}, key {name}', item
+
 
 def _published(source):
     "The images of a published store"
     source = Path(source)
-    if not source.exists(): raise ValueError(f'{source}: no such file or folder')
-    if source.is_file() or (source/'data.mdb').is_file(): return _lmdb_items(source)
+    if not source.exists():
+        raise ValueError(f'{source}: no such file or folder')
+    if source.is_file() or (source / 'data.mdb').is_file():
+        return _lmdb_items(source)
     return _npy_items(source)
 
 # %% ../../nbs/data/57_regions.ipynb #67570032
 def convert_regions(
-    source:FilePath,     # A folder of .npy files as mmf writes them, or an LMDB of mmf or vilbert-multi-task
-    folder:FilePath,     # The new store
-    *, half:bool=False,  # In float16?
-    most:int=None,       # Most regions of each image, the first ones
-    classes:int=0,       # How many there are, if it is known; where a region has a class number alone, it must be
-    names:list=(),       # Of the classes
-    damaged:float|Callable=0., # Part of the images, or (images) -> how many, that may be unreadable and left out
-    log:Callable=print,  # Called with what was written; None for no message
-)->RegionStore:
+    source: FilePath,  # A folder of .npy files as mmf writes them, or an LMDB of mmf or vilbert-multi-task
+    folder: FilePath,  # The new store
+    *,
+    half: bool = False,  # In float16?
+    most: int = None,  # Most regions of each image, the first ones
+    classes: int = 0,  # How many there are, if it is known; where a region has a class number alone, it must be
+    names: list = (),  # Of the classes
+    damaged: float | Callable = 0.0,  # Part of the images, or (images) -> how many, that may be unreadable and left out
+    log: Callable = print,  # Called with what was written; None for no message
+) -> RegionStore:
     "Write stored regions from published ones; a `ValueError` names the file that is damaged or of another width"
-    facts,lost,n,empty,scaled,writer = dict(by=f'converted from {Path(source).name}'),{},0,0,0,None
+    facts = dict(by=f'converted from {Path(source).name}')
+    lost = {}
+    n = 0
+    empty = 0
+    scaled = 0
+    writer = None
+
     def regions(item, where):
-        try: got = _regions_of(item(), classes)
+        try:
+            got = _regions_of(item(), classes)
         except ValueError as e:
             raise ValueError(str(e) if str(e).startswith(str(source)) else f'{where}: {e}') from None
-        return [a if a is None else a[:most] for a in got[0]],*got[1:]
+        return [a if a is None else a[:most] for a in got[0]], *got[1:]
+
     with ExitStack() as stack:
-        for name,where,item in progress(_published(source), label='images converted'):
+        for name, where, item in progress(_published(source), label='images converted'):
             n += 1
-            try: (feats,boxes,probs),gone,off,sides = regions(item, where)
+            try:
+                (feats, boxes, probs), gone, off, sides = regions(item, where)
             except ValueError as e:
-                if not damaged: raise
+                if not damaged:
+                    raise
                 lost[name] = str(e)
                 continue
             if writer is None:
@@ -741,80 +1045,114 @@ def convert_regions(
                     raise ValueError(f'{where}: has distributions over {c} classes, and {classes} are expected')
                 how = dict(half=half, names=names if c else [], about=facts)
                 writer = stack.enter_context(RegionWriter(folder, feats.shape[1], c, **how))
-            try: writer.add(name, feats, boxes, probs, sides=sides)
-            except ValueError as e: raise ValueError(f'{where}: {e}') from None
-            empty,scaled = empty+gone,scaled+off
-        if len(lost) > (damaged(n) if callable(damaged) else damaged*n):
+            try:
+                writer.add(name, feats, boxes, probs, sides=sides)
+            except ValueError as e:
+                raise ValueError(f'{where}: {e}') from None
+            empty = empty + gone
+            scaled = scaled + off
+        if len(lost) > (damaged(n) if callable(damaged) else damaged * n):
             raise ValueError(f'{len(lost)} of {n} images are damaged: {next(iter(lost.values()))}')
-        if writer is None: raise ValueError(f'{source}: not a single image with regions')
-        for k,v in lost.items(): writer.leave_out(k, v)
+        if writer is None:
+            raise ValueError(f'{source}: not a single image with regions')
+        for k, v in lost.items():
+            writer.leave_out(k, v)
         facts.update(empty_regions=empty, images_scaled=scaled)
     return _told(RegionStore(folder), log)
 
 # %% ../../nbs/data/57_regions.ipynb #67570033
 def _told(store, log):
     "Log the contents of a store"
-    about,left = store.about,store.left_out
+    about = store.about
+    left = store.left_out
     if log:
         log(str(store))
-        if about.get('empty_regions'): log(f'{about["empty_regions"]} regions with an empty box are left out')
+        if about.get('empty_regions'):
+            log(f'{about["empty_regions"]} regions with an empty box are left out')
         if about.get('images_scaled'):
-            log(f'{about["images_scaled"]} images had class probabilities that did not add up to 1: divided by their '
-                'sum')
-        if left: log(f'{len(left)} images could not be read: {some_of(f"{k} ({v})" for k,v in left.items())}')
+            log(
+                f'{about["images_scaled"]} images had class probabilities that did not add up to 1: divided by their '
+                'sum'
+            )
+        if left:
+            log(f'{len(left)} images could not be read: {some_of(f"{k} ({v})" for k, v in left.items())}')
     return store
 
 # %% ../../nbs/data/57_regions.ipynb #6757003c
-READ_HOWS = 'grid','boxes','files' # How regions are made
+READ_HOWS = 'grid', 'boxes', 'files'  # How regions are made
+
 
 def mirror_boxes(
-    boxes:Tensor,       # x0 y0 x1 y1 as parts of width and height (b,n,4)
-    flip:Tensor,        # Which images are mirrored (b,) bool
-    counts:Tensor=None, # How many boxes of each are real (b,); the others stay as they are. By default all are
-)->Tensor:              # New boxes (b,n,4)
+    boxes: Tensor,  # x0 y0 x1 y1 as parts of width and height (b,n,4)
+    flip: Tensor,  # Which images are mirrored (b,) bool
+    counts: Tensor = None,  # How many boxes of each are real (b,); the others stay as they are. By default all are
+) -> Tensor:  # New boxes (b,n,4)
     "Mirror the boxes of the images in `flip`"
-    other = torch.stack([1-boxes[...,2], boxes[...,1], 1-boxes[...,0], boxes[...,3]], -1)
-    turn = torch.as_tensor(flip, device=boxes.device)[:,None]
-    if counts is not None: turn = turn & sequence_mask(counts.to(boxes.device), boxes.shape[1])
-    return torch.where(turn[...,None], other, boxes)
+    other = torch.stack([1 - boxes[..., 2], boxes[..., 1], 1 - boxes[..., 0], boxes[..., 3]], -1)
+    turn = torch.as_tensor(flip, device=boxes.device)[:, None]
+    if counts is not None:
+        turn = turn & sequence_mask(counts.to(boxes.device), boxes.shape[1])
+    return torch.where(turn[..., None], other, boxes)
 
 # %% ../../nbs/data/57_regions.ipynb #21e518fa
 def open_regions(
-    path:FilePath,     # The folder of a store; with boxes also a file of boxes, see `BoxFile`
-    how:str='files',   # files: features are wanted; boxes: boxes are enough
-)->'RegionStore|BoxFile':
+    path: FilePath,  # The folder of a store; with boxes also a file of boxes, see `BoxFile`
+    how: str = 'files',  # files: features are wanted; boxes: boxes are enough
+) -> 'RegionStore|BoxFile':
     "Open a store or a file of boxes; a `ValueError` if a file of boxes is to give features"
-    if not Path(path).is_file(): return RegionStore(path)
+    if not Path(path).is_file():
+        return RegionStore(path)
     if how != 'boxes':
-        raise ValueError(f'{path}: is a file, and features are read from the folder of a store; regions=boxes takes '
-                         f'the boxes of a file')
+        raise ValueError(
+            f'{path}: is a file, and features are read from the folder of a store; regions=boxes takes '
+            f'the boxes of a file'
+        )
     return BoxFile(path)
+
 
 class RegionReader:
     "Read the regions of a batch: (dataset, rows) -> tensors"
-    def __init__(self,
-        how:str='grid',       # 'grid': nothing; 'boxes': the boxes of the records; 'files': what a store has
-        folder:FilePath=None, # The store, for files; with boxes, a store or `BoxFile` whose boxes are taken
-        most:int=36,          # Regions of an image; further ones are left out
+
+    def __init__(
+        self,
+        how: str = 'grid',  # 'grid': nothing; 'boxes': the boxes of the records; 'files': what a store has
+        folder: FilePath = None,  # The store, for files; with boxes, a store or `BoxFile` whose boxes are taken
+        most: int = 36,  # Regions of an image; further ones are left out
     ):
-        if how not in READ_HOWS: raise did_you_mean('how', how, READ_HOWS)
+        if how not in READ_HOWS:
+            raise did_you_mean('how', how, READ_HOWS)
         if how == 'files' and folder is None or how == 'grid' and folder is not None:
-            raise ValueError(f'folder={folder}: ' + ('files are read from a folder, none is given' if folder is None
-                                                     else f'regions from {how} need no folder'))
-        if most < 1: raise ValueError(f'most={most}: at least one region')
-        self.how,self.folder,self.most = how,folder,most
+            raise ValueError(
+                f'folder={folder}: '
+                + (
+                    'files are read from a folder, none is given'
+                    if folder is None
+                    else f'regions from {how} need no folder'
+                )
+            )
+        if most < 1:
+            raise ValueError(f'most={most}: at least one region')
+        self.how = how
+        self.folder = folder
+        self.most = most
         self.store = None if folder is None else open_regions(folder, how)
         self.__setstate__({})
-    def __getstate__(self): return {k: v for k,v in self.__dict__.items() if k not in ('_known','_turns')}
+
+    def __getstate__(self):
+        return {k: v for k, v in self.__dict__.items() if k not in ('_known', '_turns')}
+
     def __setstate__(self, state):
         # `_turns`: row of a dataset -> how the boxes of a file are turned, as the EXIF header turns the image
         self.__dict__.update(state, _known=weakref.WeakKeyDictionary(), _turns=weakref.WeakKeyDictionary())
-    def __call__(self,
-        source:ImageTextDataset, # Of images
-        rows:np.ndarray|list,    # Of the dataset (b,)
-    )->dict: # 'grid': {}; 'boxes': region_boxes (b,n,4), region_counts (b,); 'files': as `RegionStore.read`
+
+    def __call__(
+        self,
+        source: ImageTextDataset,  # Of images
+        rows: np.ndarray | list,  # Of the dataset (b,)
+    ) -> dict:  # 'grid': {}; 'boxes': region_boxes (b,n,4), region_counts (b,); 'files': as `RegionStore.read`
         "The regions of some images; a `ValueError` names an image that has none"
-        if self.how == 'grid': return {}
+        if self.how == 'grid':
+            return {}
         if source not in self._known:
             self._turns[source] = {}
             self._known[source] = self._all(source)
@@ -824,15 +1162,15 @@ class RegionReader:
             for i, row in enumerate(rows.tolist()):
                 if turn := self._turns[source].get(row):
                     k = int(got['region_counts'][i])
-                    got['region_boxes'][i,:k] = torch.from_numpy(turn_boxes(got['region_boxes'][i,:k].numpy(), turn))
+                    got['region_boxes'][i, :k] = torch.from_numpy(turn_boxes(got['region_boxes'][i, :k].numpy(), turn))
             return got
-        boxes,counts = (a[np.asarray(rows, np.int64)] for a in self._known[source])
+        boxes, counts = (a[np.asarray(rows, np.int64)] for a in self._known[source])
         n = max(1, int(counts.max(initial=0)))
-        return dict(region_boxes=torch.from_numpy(boxes[:,:n]), region_counts=torch.from_numpy(counts))
+        return dict(region_boxes=torch.from_numpy(boxes[:, :n]), region_counts=torch.from_numpy(counts))
 
 # %% ../../nbs/data/57_regions.ipynb #6757003d
 @patch
-def _stored(self:RegionReader, source):
+def _stored(self: RegionReader, source):
     "The rows of a dataset's images in the store, which must have been made from these images"
     files = isinstance(source, ImageFileDataset)
     if isinstance(self.store, BoxFile):
@@ -843,33 +1181,39 @@ def _stored(self:RegionReader, source):
     paths = [source.path(i) for i in range(len(source))] if files else None
     rows = self.store.rows(source.ids, source.name, paths)
     where = f'{source.name} ({Path(paths[0]).parent})' if files and len(source) else source.name
+
     def picture(i):
-        img,hw = source.images([i])
-        h,w = np.asarray(hw)[0].tolist()
-        return img[0,:,:h,:w].permute(1,2,0).contiguous().numpy()
+        img, hw = source.images([i])
+        h, w = np.asarray(hw)[0].tolist()
+        return img[0, :, :h, :w].permute(1, 2, 0).contiguous().numpy()
+
     self.store.check_pictures(rows, picture, lambda i: source.ids[i], where)
     return rows
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e15
 @patch
-def _all(self:RegionReader, source):
+def _all(self: RegionReader, source):
     "What is looked up once for a dataset: rows of the store, or the boxes of all records"
-    if self.store is not None: return self._stored(source)
-    boxes = np.zeros((len(source),self.most,4), np.float32)
+    if self.store is not None:
+        return self._stored(source)
+    boxes = np.zeros((len(source), self.most, 4), np.float32)
     counts = np.zeros(len(source), np.int64)
-    for i,r in enumerate(source):
+    for i, r in enumerate(source):
         if r.boxes is None:
             raise ValueError(f'{source.name}: image {r.id} has no boxes; regions from the grid need none')
-        b = np.asarray(r.boxes, np.float32).reshape(-1, 4)[:self.most]
-        boxes[i,:len(b)],counts[i] = b,len(b)
-        check_boxes(torch.from_numpy(boxes[i:i+1]), torch.tensor([len(b)]), f'{source.name}, image {r.id}')
-    return boxes,counts
+        b = np.asarray(r.boxes, np.float32).reshape(-1, 4)[: self.most]
+        boxes[i, : len(b)], counts[i] = b, len(b)
+        check_boxes(torch.from_numpy(boxes[i : i + 1]), torch.tensor([len(b)]), f'{source.name}, image {r.id}')
+    return boxes, counts
+
 
 @patch
-def mirror(self:RegionReader,
-    batch:dict,  # With `region_boxes` (b,n,4) and `region_counts`, or without
-    flip:Tensor, # Which images are mirrored (b,) bool
-)->dict:         # The same batch with boxes where the regions are then
+def mirror(
+    self: RegionReader,
+    batch: dict,  # With `region_boxes` (b,n,4) and `region_counts`, or without
+    flip: Tensor,  # Which images are mirrored (b,) bool
+) -> dict:  # The same batch with boxes where the regions are then
     "Mirror the boxes of mirrored images. Features from files stay those of the image as it was"
-    if 'region_boxes' not in batch: return batch
+    if 'region_boxes' not in batch:
+        return batch
     return batch | dict(region_boxes=mirror_boxes(batch['region_boxes'], flip, batch['region_counts']))

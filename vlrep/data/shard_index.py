@@ -7,143 +7,231 @@ __all__ = ['map_array', 'GrowingArray', 'MappedText', 'MappedNames', 'choose_fil
            'ShardDataset']
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750002
-import copy, hashlib, io, math, mmap, os, shutil, tempfile, warnings, weakref
+import copy
+import hashlib
+import io
+import math
+import mmap
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-import numpy as np, torch
-from PIL import Image
+
+import numpy as np
+import torch
 from fastcore.basics import patch
-from ..core.files import *
-from ..core.progress import *
+from PIL import Image
+
+from vlrep.core.files import (
+    FilePath,
+    atomic_folder,
+    brief,
+    cache_dir,
+    folder_damage,
+    locked,
+    parse_json,
+    read_at,
+    read_json,
+    remove_leftovers,
+    settled,
+    text_encoding,
+    write_error,
+    write_index,
+)
+from ..core.progress import progress
 from ..core.scripts import clean_text, one_line
-from .records import *
 from .image_files import has_text, some_of
 from .narratives import Narratives
-from .shards import *
+from vlrep.data.records import (
+    DamagedImage,
+    ImageTextDataset,
+    Narrative,
+    Record,
+    TextBuffer,
+    fit_square,
+    open_image,
+    rows_at,
+)
+from .shards import IMAGE_SUFFIXES, shard_order, shard_samples
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750006
 def map_array(
-    file:BinaryIO,   # An open file
-    dtype:str,       # Of the numbers in it
-    *shape:int,      # What follows the first dimension
-)->np.ndarray:       # Read-only (n,*shape)
+    file: BinaryIO,  # An open file
+    dtype: str,  # Of the numbers in it
+    *shape: int,  # What follows the first dimension
+) -> np.ndarray:  # Read-only (n,*shape)
     "A file as an array, mapped: its pages are read when they are touched, and are no memory of this process"
     size = os.fstat(file.fileno()).st_size
-    if not size: return np.zeros((0,*shape), dtype)
+    if not size:
+        return np.zeros((0, *shape), dtype)
     return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), dtype).reshape(-1, *shape)
+
 
 class GrowingArray:
     "An array that is written row after row to a file, and then mapped from it"
-    def __init__(self,
-        dtype:str,          # Of its numbers
-        *shape:int,         # What follows the first dimension
-        path:FilePath=None, # The file; by default one without a name in the cache, gone when nothing maps it
+
+    def __init__(
+        self,
+        dtype: str,  # Of its numbers
+        *shape: int,  # What follows the first dimension
+        path: FilePath = None,  # The file; by default one without a name in the cache, gone when nothing maps it
     ):
-        self.dtype,self.shape,self.path = np.dtype(dtype),shape,path or cache_dir('shards')
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
+        self.path = path or cache_dir('shards')
         self._file = open(path, 'wb+') if path else tempfile.TemporaryFile(dir=self.path)
-    def add(self,
-        rows:np.ndarray|list|bytes # (m,*shape)
-    )->None:
+
+    def add(
+        self,
+        rows: np.ndarray | list | bytes,  # (m,*shape)
+    ) -> None:
         "Write rows at the end; an `OSError` names the file if the disk is full"
-        if not isinstance(rows, bytes): rows = np.ascontiguousarray(rows, self.dtype).tobytes()
-        try: self._file.write(rows)
-        except OSError as e: raise write_error(e, self.path) from e
-    def close(self)->np.ndarray: # Read-only (n,*shape)
+        if not isinstance(rows, bytes):
+            rows = np.ascontiguousarray(rows, self.dtype).tobytes()
+        try:
+            self._file.write(rows)
+        except OSError as e:
+            raise write_error(e, self.path) from e
+
+    def close(self) -> np.ndarray:  # Read-only (n,*shape)
         "After the last row: the array"
-        try: self._file.flush()
-        except OSError as e: raise write_error(e, self.path) from e
-        with self._file as f: return map_array(f, self.dtype, *self.shape)
+        try:
+            self._file.flush()
+        except OSError as e:
+            raise write_error(e, self.path) from e
+        with self._file as f:
+            return map_array(f, self.dtype, *self.shape)
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750009
 class MappedText(TextBuffer):
     "A `TextBuffer` whose arrays are mapped from files, and so are those of its parts"
-    def __init__(self,
-        data:np.ndarray, # The bytes of all strings, uint8
-        ends:np.ndarray, # Where each string ends, after a 0
-        rows:np.ndarray, # How many strings there are up to the end of each row, after a 0
-    ): self.data,self.ends,self.rows = data,ends,rows
-    def subset(self,
-        idx:np.ndarray|list|range, # Rows to keep, in their new order
-    )->'MappedText':
+
+    def __init__(
+        self,
+        data: np.ndarray,  # The bytes of all strings, uint8
+        ends: np.ndarray,  # Where each string ends, after a 0
+        rows: np.ndarray,  # How many strings there are up to the end of each row, after a 0
+    ):
+        self.data = data
+        self.ends = ends
+        self.rows = rows
+
+    def subset(
+        self,
+        idx: np.ndarray | list | range,  # Rows to keep, in their new order
+    ) -> 'MappedText':
         "The buffer of these rows, in files of its own"
-        return self._copy(rows_at(self.rows, idx[i:i+_PIECE]) for i in range(0, len(idx), _PIECE))
-    def take(self,
-        at:np.ndarray|list,     # Which strings, counted through the whole buffer (m,)
-        counts:np.ndarray|list, # How many of them belong to each row; their sum is m
-    )->'MappedText':
+        return self._copy(rows_at(self.rows, idx[i : i + _PIECE]) for i in range(0, len(idx), _PIECE))
+
+    def take(
+        self,
+        at: np.ndarray | list,  # Which strings, counted through the whole buffer (m,)
+        counts: np.ndarray | list,  # How many of them belong to each row; their sum is m
+    ) -> 'MappedText':
         "The buffer of these strings, assigned to rows, in files of its own"
-        return self._copy((at[i:i+_PIECE], () if i else counts) for i in range(0, max(1, len(at)), _PIECE))
+        return self._copy((at[i : i + _PIECE], () if i else counts) for i in range(0, max(1, len(at)), _PIECE))
+
     def _copy(self, pieces):
-        new,n,end = [GrowingArray(t) for t in ('u1','i8','i8')],0,0
-        for a in new[1:]: a.add([0])
+        new = [GrowingArray(t) for t in ('u1', 'i8', 'i8')]
+        n = 0
+        end = 0
+        for a in new[1:]:
+            a.add([0])
         all_ = memoryview(self.data)
-        for at,counts in pieces:
+        for at, counts in pieces:
             at = np.asarray(at, np.int64)
-            a,b = self.ends[at],self.ends[at+1]
-            new[0].add(b''.join([all_[i:j] for i,j in zip(a.tolist(), b.tolist())]))
-            new[1].add(end+np.cumsum(b-a))
-            new[2].add(n+np.cumsum(counts, dtype=np.int64))
-            end,n = end+int((b-a).sum()),n+int(np.sum(counts, dtype=np.int64))
+            a = self.ends[at]
+            b = self.ends[at + 1]
+            new[0].add(b''.join([all_[i:j] for i, j in zip(a.tolist(), b.tolist())]))
+            new[1].add(end + np.cumsum(b - a))
+            new[2].add(n + np.cumsum(counts, dtype=np.int64))
+            end = end + int((b - a).sum())
+            n = n + int(np.sum(counts, dtype=np.int64))
         return MappedText(*(a.close() for a in new))
 
-_PIECE = 1 << 9 # Rows that are copied at a time
+
+_PIECE = 1 << 9  # Rows that are copied at a time
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75000a
 class MappedNames:
     "One string for each row, as a list has them; in memory are the numbers of the rows"
-    def __init__(self,
-        data:np.ndarray, # The bytes of all strings, uint8
-        ends:np.ndarray, # Where each string ends, after a 0
-        at:np.ndarray,   # Which of them (n,)
-    ): self.data,self.ends,self.at = data,ends,at
-    def __len__(self): return len(self.at)
-    def __getitem__(self, i:int)->str:
+
+    def __init__(
+        self,
+        data: np.ndarray,  # The bytes of all strings, uint8
+        ends: np.ndarray,  # Where each string ends, after a 0
+        at: np.ndarray,  # Which of them (n,)
+    ):
+        self.data = data
+        self.ends = ends
+        self.at = at
+
+    def __len__(self):
+        return len(self.at)
+
+    def __getitem__(self, i: int) -> str:
         k = self.at[i]
-        return self.data[self.ends[k]:self.ends[k+1]].tobytes().decode()
-    def __iter__(self): return (self[i] for i in range(len(self)))
+        return self.data[self.ends[k] : self.ends[k + 1]].tobytes().decode()
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75000d
 class _Unusable(ValueError):
     "Why a sample is left out; `damaged`: what it has cannot be read, it does not just lack something"
+
     def __init__(self, why, damaged=True):
         super().__init__(why)
         self.damaged = damaged
 
+
 def _with_own_text(parts):
     "The extensions of images that have a text of their own, such as 2.jpg beside 2.txt"
     split = [(e, *e.rpartition('.')) for e in parts if '.' in e]
-    return [e for e, words, dot, last in split
-            if last in IMAGE_SUFFIXES and {f'{words}.txt', f'{words}.json'} & parts.keys()]
+    return [
+        e
+        for e, words, dot, last in split
+        if last in IMAGE_SUFFIXES and {f'{words}.txt', f'{words}.json'} & parts.keys()
+    ]
+
 
 def choose_files(
-    parts:dict,             # Extension -> anything, of the files of a sample
-    image_extension:str='', # That of the photo, or several between commas: the first that is there; '': the usual ones
-)->tuple:                   # Extensions of the photo, of its text and JSON files (or None), and of further images
+    parts: dict,  # Extension -> anything, of the files of a sample
+    image_extension: str = '',  # That of the photo, or several between commas: the first that is there; '': the usual
+    # ones
+) -> tuple:  # Extensions of the photo, of its text and JSON files (or None), and of further images
     "Tell which file of a sample is the photo, and which are its texts"
     wanted = [e.strip().lstrip('.').lower() for e in image_extension.split(',')] if image_extension else IMAGE_SUFFIXES
     image = next((e for e in wanted if e in parts), None)
     if image is None:
         raise _Unusable('have no image' if image_extension else 'have no image with a usual extension', damaged=False)
     words, dot, _ = image.rpartition('.')
-    own = [words+dot+e for e in ('txt', 'json')]
-    if not parts.keys() & set(own): own = ['txt', 'json']
+    own = [words + dot + e for e in ('txt', 'json')]
+    if not parts.keys() & set(own):
+        own = ['txt', 'json']
     others = [] if image_extension else [e for e in parts if e != image and e.rpartition('.')[2] in IMAGE_SUFFIXES]
     return image, *(e if e in parts else None for e in own), others
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750010
-_CAPTION_KEYS = 'captions','caption','text'
+_CAPTION_KEYS = 'captions', 'caption', 'text'
 _LONGEST_TEXT = 1 << 24  # Bytes of a text or a sidecar
-_LARGEST_IMAGE = 1 << 30 # Bytes of an image file
+_LARGEST_IMAGE = 1 << 30  # Bytes of an image file
+
 
 def _strings(side, key):
     "The list of strings under `key`"
     v = side.get(key)
     v = [] if v is None else [v] if isinstance(v, str) else v
-    if isinstance(v, list) and all(isinstance(s, str) for s in v): return v
+    if isinstance(v, list) and all(isinstance(s, str) for s in v):
+        return v
     raise _Unusable(f'have {key} that are no text')
+
 
 def _told(line):
     "A narrative from its line"
@@ -151,160 +239,231 @@ def _told(line):
         said = [(str(u['utterance']), float(u['start_time']), float(u['end_time'])) for u in line['timed_caption']]
         strokes = [np.array([[p[c] for c in 'xyt'] for p in s], float).reshape(-1, 3) for s in line['traces']]
         good = all(np.isfinite(s).all() for s in strokes) and all(math.isfinite(t) for u in said for t in u[1:])
-        if good and isinstance(line['caption'], str): return Narrative(clean_text(line['caption']), said, strokes)
-    except (KeyError, TypeError, ValueError, OverflowError): pass
+        if good and isinstance(line['caption'], str):
+            return Narrative(clean_text(line['caption']), said, strokes)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
     raise _Unusable('have a narrative that cannot be understood')
+
 
 def _readable(text):
     "What a text file holds"
     encoding, mark = text_encoding(text[:4])
-    try: said = text[len(mark):].decode(encoding)
-    except UnicodeDecodeError: raise _Unusable('have a text that is not UTF-8') from None
-    if '\0' in said: raise _Unusable('have a text with zero bytes (is it UTF-16 without a byte-order mark?)')
+    try:
+        said = text[len(mark) :].decode(encoding)
+    except UnicodeDecodeError:
+        raise _Unusable('have a text that is not UTF-8') from None
+    if '\0' in said:
+        raise _Unusable('have a text with zero bytes (is it UTF-16 without a byte-order mark?)')
     return said
 
-def _plain(texts): return [c for c in map(one_line, texts) if has_text(c)]
+
+def _plain(texts):
+    return [c for c in map(one_line, texts) if has_text(c)]
+
 
 def _captions(side, text, told, caption_key, note):
     "The captions, from the first place that has any; `note` is called if another place says something else"
     if caption_key:
         caps = _plain(_strings(side, caption_key))
-        if not caps: raise _Unusable(f'have no text under {caption_key}', damaged=False)
+        if not caps:
+            raise _Unusable(f'have no text under {caption_key}', damaged=False)
         return caps
-    caps, place = [] if text is None else _plain([_readable(text)]), 'txt'
+    caps = [] if text is None else _plain([_readable(text)])
+    place = 'txt'
     for key in _CAPTION_KEYS:
         if not caps:
-            caps, place = _plain(_strings(side, key)), key
+            caps = _plain(_strings(side, key))
+            place = key
             continue
-        try: others = _plain(_strings(side, key))
-        except _Unusable: continue                           # something else under this name, and not needed
-        if set(others)-set(caps):
+        try:
+            others = _plain(_strings(side, key))
+        except _Unusable:
+            continue  # something else under this name, and not needed
+        if set(others) - set(caps):
             note(f'have other captions under {key} than in {place}, which is taken (--caption-key chooses)')
             break
     return caps or _plain(n.text for n in told)
 
+
 def read_sidecar(
-    key:str,            # Of the sample
-    data:bytes,         # Of its JSON file, or None
-    text:bytes,         # Of its text file, or None
-    caption_key:str='', # Where in the JSON file the captions are; by default in the text file, or under a usual key
-    note:Callable[[str],None]=lambda what: None, # Called with what could be meant otherwise
-)->tuple:               # Its id, captions, tags, narratives; an error says why it cannot be used
+    key: str,  # Of the sample
+    data: bytes,  # Of its JSON file, or None
+    text: bytes,  # Of its text file, or None
+    caption_key: str = '',  # Where in the JSON file the captions are; by default in the text file, or under a usual key
+    note: Callable[[str], None] = lambda what: None,  # Called with what could be meant otherwise
+) -> tuple:  # Its id, captions, tags, narratives; an error says why it cannot be used
     "Read the annotations of an image"
-    try: side = {} if data is None else parse_json(data)
+    try:
+        side = {} if data is None else parse_json(data)
     except ValueError as e:
         form = 'UTF-8' if 'not UTF-8' in str(e) else 'valid JSON'
         raise _Unusable(f'have a sidecar that is not {form}') from None
-    if not isinstance(side, dict): raise _Unusable('have a sidecar that is not an object')
+    if not isinstance(side, dict):
+        raise _Unusable('have a sidecar that is not an object')
     lines = side.get('narratives') or []
-    if not isinstance(lines, list): raise _Unusable('have narratives that are no list')
+    if not isinstance(lines, list):
+        raise _Unusable('have narratives that are no list')
     told = [_told(d) for d in lines]
     caps = _captions(side, text, told, caption_key, note)
-    if not caps: raise _Unusable('have no caption', damaged=False)
+    if not caps:
+        raise _Unusable('have no caption', damaged=False)
     name = key if side.get('id') in (None, '') else side['id']
     if isinstance(name, bool) or not isinstance(name, (str, int, float)):
         raise _Unusable('have an id that is neither text nor a number')
     out = str(name), caps, sorted(set(_strings(side, 'tags')))
-    try: '\0'.join([out[0], *caps, *out[2], *(n.text for n in told)]).encode()
-    except UnicodeEncodeError: raise _Unusable('have half a character in their text') from None
+    try:
+        '\0'.join([out[0], *caps, *out[2], *(n.text for n in told)]).encode()
+    except UnicodeEncodeError:
+        raise _Unusable('have half a character in their text') from None
     return *out, told
 
 # %% ../../nbs/data/75_shard_index.ipynb #7d637519
 _VERSION = 2
-_TOLD = {k: (c.dtype.str, c.shape) for k,c in Narratives().cols.items()}
-_PLAIN = dict(shard='i4', at='i8', size='i8', kind='u1', id='u1', id_ends='i8', text='u1', text_ends='i8',
-              text_rows='i8', tag='i4', tag_rows='i8', told_rows='i8')
-_COLUMNS = dict(**{k: (t,()) for k,t in _PLAIN.items()},
-                **{f'told_{k}': v for k,v in _TOLD.items()}, **{f'told_{k}_ends': ('i8',()) for k in _TOLD})
+_TOLD = {k: (c.dtype.str, c.shape) for k, c in Narratives().cols.items()}
+_PLAIN = dict(
+    shard='i4',
+    at='i8',
+    size='i8',
+    kind='u1',
+    id='u1',
+    id_ends='i8',
+    text='u1',
+    text_ends='i8',
+    text_rows='i8',
+    tag='i4',
+    tag_rows='i8',
+    told_rows='i8',
+)
+_COLUMNS = dict(
+    **{k: (t, ()) for k, t in _PLAIN.items()},
+    **{f'told_{k}': v for k, v in _TOLD.items()},
+    **{f'told_{k}_ends': ('i8', ()) for k in _TOLD},
+)
+
 
 def _count(counts, what, where):
     "Count `what`, with the names of the first few"
     n, some = counts.get(what, (0, []))
-    counts[what] = n+1, some if len(some) == 5 else [*some, where]
+    counts[what] = n + 1, some if len(some) == 5 else [*some, where]
+
 
 class _IndexWriter:
     "The columns of an index, in files that grow; sums of lengths are columns that begin with a 0"
+
     def __init__(self, folder):
-        self.cols = {k: GrowingArray(t, *s, path=folder/k) for k,(t,s) in _COLUMNS.items()}
-        self.sums = {k: 0 for k in _COLUMNS if k.endswith(('_ends','_rows'))}
-        for k in self.sums: self.cols[k].add([0])
-        self.tags, self.left, self.notes, self.skipped, self.pairs = {}, {}, {}, {}, {}
+        self.cols = {k: GrowingArray(t, *s, path=folder / k) for k, (t, s) in _COLUMNS.items()}
+        self.sums = {k: 0 for k in _COLUMNS if k.endswith(('_ends', '_rows'))}
+        for k in self.sums:
+            self.cols[k].add([0])
+        self.tags = {}
+        self.left = {}
+        self.notes = {}
+        self.skipped = {}
+        self.pairs = {}
         self.n = self.damaged = 0
         self.id_hashes = []
+
     def count(self, name, lens):
-        self.cols[name].add(self.sums[name]+np.cumsum(lens, dtype=np.int64))
+        self.cols[name].add(self.sums[name] + np.cumsum(lens, dtype=np.int64))
         self.sums[name] += int(np.sum(lens, dtype=np.int64))
+
     def strings(self, data, ends, texts):
         raw = [t.encode() for t in texts]
         self.cols[data].add(b''.join(raw))
         self.count(ends, [len(r) for r in raw])
+
     def add(self, number, rows):
         "Write samples of a shard: (byte, size, kind, id, captions, tags, narratives) of each"
-        at,size,kind,ids,caps,tags,told = zip(*rows) if rows else [()]*7
-        for k,v in dict(shard=[number]*len(rows), at=at, size=size, kind=kind).items(): self.cols[k].add(v)
+        at, size, kind, ids, caps, tags, told = zip(*rows) if rows else [()] * 7
+        for k, v in dict(shard=[number] * len(rows), at=at, size=size, kind=kind).items():
+            self.cols[k].add(v)
         self.strings('id', 'id_ends', ids)
         self.strings('text', 'text_ends', [c for l in caps for c in l])
         self.count('text_rows', [len(l) for l in caps])
         self.cols['tag'].add([self.tags.setdefault(t, len(self.tags)) for l in tags for t in l])
-        for k,v in dict(tag_rows=tags, told_rows=told).items(): self.count(k, [len(l) for l in v])
+        for k, v in dict(tag_rows=tags, told_rows=told).items():
+            self.count(k, [len(l) for l in v])
         new = Narratives()
         for l in told:
-            for n in l: new.add(n)
-        for k,c in new.close([], 0).cols.items():
+            for n in l:
+                new.add(n)
+        for k, c in new.close([], 0).cols.items():
             self.cols[f'told_{k}'].add(c.data)
             self.count(f'told_{k}_ends', np.diff(c.ends))
         self.id_hashes.append(np.array([hash(i) for i in ids], np.int64))
         self.n += len(rows)
 
 # %% ../../nbs/data/75_shard_index.ipynb #1e7e663f
-_ROWS = 1000 # Samples that are kept in memory
+_ROWS = 1000  # Samples that are kept in memory
+
 
 def _row(key, parts, file, how, note):
     "What the index holds of a sample: place and kind of its image, and its annotations"
     image_extension, caption_key = how
     image, text, side, others = choose_files(parts, image_extension)
-    if others: note(f'have other images than {image}, which is taken (--image-extension chooses)', ', '.join(others))
+    if others:
+        note(f'have other images than {image}, which is taken (--image-extension chooses)', ', '.join(others))
     at, size = parts[image]
-    if size > _LARGEST_IMAGE: raise _Unusable('have an image of more than 1 GB')
+    if size > _LARGEST_IMAGE:
+        raise _Unusable('have an image of more than 1 GB')
+
     def content(extension):
-        if extension is None: return None
+        if extension is None:
+            return None
         begin, count = parts[extension]
-        if count > _LONGEST_TEXT: raise _Unusable('have a text of more than 16 MB')
+        if count > _LONGEST_TEXT:
+            raise _Unusable('have a text of more than 16 MB')
         return read_at(file.fileno(), count, begin)
+
     said = read_sidecar(key, content(side), content(text), caption_key, note)
     last = image.rpartition('.')[2]
     return at, size, IMAGE_SUFFIXES.index(last) if last in IMAGE_SUFFIXES else 0, *said
 
+
 def _scan(path, number, how, out):
     "Put the samples of a shard into the index; the reason if the shard is cut off or damaged"
-    rows, keys, why = [], set(), ''
+    rows = []
+    keys = set()
+    why = ''
     shard = Path(path).name
     with open(path, 'rb') as file:
         try:
             for key, parts in shard_samples(path, lambda why, name: _count(out.skipped, why, f'{shard} {name}')):
                 where = f'{shard} {brief(key, 200)[1:-1]}'
-                if hash(key) in keys: _count(out.notes, 'have a key that came before in their shard: files of a sample '
-                                             'must follow each other', where)
+                if hash(key) in keys:
+                    _count(
+                        out.notes,
+                        'have a key that came before in their shard: files of a sample must follow each other',
+                        where,
+                    )
                 keys.add(hash(key))
                 if not how[0] and (pairs := _with_own_text(parts)):
                     _count(out.pairs, 'pairs', f'{where} ({some_of(pairs)})')
                     continue
-                def note(what, more=''): _count(out.notes, what, f'{where} ({more})' if more else where)
-                try: rows.append(_row(key, parts, file, how, note))
+
+                def note(what, more=''):
+                    _count(out.notes, what, f'{where} ({more})' if more else where)
+
+                try:
+                    rows.append(_row(key, parts, file, how, note))
                 except _Unusable as e:
                     _count(out.left, str(e), f'{where} ({some_of(parts)})')
                     out.damaged += e.damaged
                 if len(rows) == _ROWS:
                     out.add(number, rows)
                     rows = []
-        except ValueError as e: why = str(e)
+        except ValueError as e:
+            why = str(e)
     out.add(number, rows)
     return why
+
 
 def _facts(paths):
     "Path, size and date of each shard, to detect that one was replaced"
     stats = [os.stat(p) for p in paths]
-    return [[str(p), s.st_size, s.st_mtime_ns] for p,s in zip(paths, stats)]
+    return [[str(p), s.st_size, s.st_mtime_ns] for p, s in zip(paths, stats)]
+
 
 def _repeated(hashes):
     "The rows whose id came before"
@@ -312,247 +471,355 @@ def _repeated(hashes):
     order = np.argsort(hashes, kind='stable')
     return np.sort(order[1:][np.diff(hashes[order]) == 0])
 
+
 def _build(folder, shards, how):
     "Write the index of some shards to a new folder"
     out = _IndexWriter(folder)
     cut = []
     for k, (path, *_) in enumerate(progress(shards, label='shards indexed')):
-        if why := _scan(path, k, how, out): cut.append(why)
+        if why := _scan(path, k, how, out):
+            cut.append(why)
     cols = {k: c.close() for k, c in out.cols.items()}
     if len(again := _repeated(out.id_hashes)):
         names = MappedNames(cols['id'], cols['id_ends'], again)
         some = [f'{Path(shards[cols["shard"][k]][0]).name} {name}' for k, name in zip(again[:5], names)]
         out.notes['have an id that another sample has, too'] = len(again), some
-    write_index(folder, dict(version=_VERSION, shards=shards, n=out.n, tags=list(out.tags), left_out=out.left,
-                             damaged=out.damaged, notes=out.notes, skipped=out.skipped, pairs=out.pairs, cut=cut))
+    write_index(
+        folder,
+        dict(
+            version=_VERSION,
+            shards=shards,
+            n=out.n,
+            tags=list(out.tags),
+            left_out=out.left,
+            damaged=out.damaged,
+            notes=out.notes,
+            skipped=out.skipped,
+            pairs=out.pairs,
+            cut=cut,
+        ),
+    )
+
 
 def _current(folder, shards):
     "The head of the index in `folder` if it is made from these shards, else None; and what is damaged in it"
-    if not (folder/'index.json').is_file(): return None, ''
-    try: head = read_json(folder/'index.json')
-    except ValueError as e: return None, str(e)
-    if isinstance(head, dict) and (head.get('version'), head.get('shards')) != (_VERSION, shards): return None, ''
+    if not (folder / 'index.json').is_file():
+        return None, ''
+    try:
+        head = read_json(folder / 'index.json')
+    except ValueError as e:
+        return None, str(e)
+    if isinstance(head, dict) and (head.get('version'), head.get('shards')) != (_VERSION, shards):
+        return None, ''
     damage = folder_damage(folder)
     return None if damage else head, damage
+
 
 def _remove_killed(place):
     "Remove what killed builds of any index have left in the cache"
     for name in {p.name.split('.')[1] for end in ('tmp', 'old') for p in place.glob(f'.*.{end}')}:
         try:
-            with locked(place/f'{name}.lock', name):
-                remove_leftovers(place/name)
-                if settled(place/name).exists(): shutil.rmtree(place/f'.{name}.old', ignore_errors=True)
-        except ValueError: pass                                       # it is being built
+            with locked(place / f'{name}.lock', name):
+                remove_leftovers(place / name)
+                if settled(place / name).exists():
+                    shutil.rmtree(place / f'.{name}.old', ignore_errors=True)
+        except ValueError:
+            pass  # it is being built
+
 
 def _made(folder, shards, how):
     "The head of the index, which is built if it is not there, or not whole"
     head, _ = _current(folder, shards)
-    if head: return head
+    if head:
+        return head
     _remove_killed(folder.parent)
     with locked(folder.with_name(f'{folder.name}.lock'), f'the index {folder}', timeout=-1):
         head, damage = _current(folder, shards)
-        if head: return head
-        if damage: warnings.warn(f'the index of the shards was damaged and is made again ({damage})', stacklevel=4)
-        with atomic_folder(folder) as new: _build(new, shards, how)
+        if head:
+            return head
+        if damage:
+            warnings.warn(f'the index of the shards was damaged and is made again ({damage})', stacklevel=4)
+        with atomic_folder(folder) as new:
+            _build(new, shards, how)
         head, damage = _current(folder, shards)
-        if damage: raise ValueError(f'{damage}, just after it was written: is the disk damaged?')
-        if not head: raise ValueError(f'{folder}: the index cannot be read')
+        if damage:
+            raise ValueError(f'{damage}, just after it was written: is the disk damaged?')
+        if not head:
+            raise ValueError(f'{folder}: the index cannot be read')
         return head
 
 # %% ../../nbs/data/75_shard_index.ipynb #6b4c4fb3
 class ShardIndex:
     "The location and the annotations of each sample of some shards, in memory-mapped arrays"
-    def __init__(self,
-        paths:list,             # Shards, as `find_shards` gives them
-        damaged:float=0.,       # Fraction of them that may be cut off or damaged; their complete samples are used
-        image_extension:str='', # As for `choose_files`
-        caption_key:str='',     # As for `read_sidecar`
+
+    def __init__(
+        self,
+        paths: list,  # Shards, as `find_shards` gives them
+        damaged: float = 0.0,  # Fraction of them that may be cut off or damaged; their complete samples are used
+        image_extension: str = '',  # As for `choose_files`
+        caption_key: str = '',  # As for `read_sidecar`
     ):
         paths = [Path(p).resolve() for p in paths]
         self._how = paths, damaged, image_extension, caption_key
-        self.shards, self._fds = _facts(paths), {}
-        weakref.finalize(self, _close, self._fds).atexit = False        # then the system closes them
+        self.shards = _facts(paths)
+        self._fds = {}
+        weakref.finalize(self, _close, self._fds).atexit = False  # then the system closes them
         how = [image_extension, caption_key]
         name = hashlib.sha256('\0'.join([*map(str, paths), *how]).encode(errors='surrogateescape')).hexdigest()[:16]
-        folder = cache_dir('shards')/name
+        folder = cache_dir('shards') / name
         head = _made(folder, self.shards, how)
         self.n, self.tags, self.cut, self.damaged = (head[k] for k in ('n', 'tags', 'cut', 'damaged'))
         self.left_out, self.notes, self.skipped = (head[k] for k in ('left_out', 'notes', 'skipped'))
         if head['pairs']:
             n, some = head['pairs']['pairs']
-            raise ValueError(f'{n} samples hold an image with a text of its own and two dots in its name: '
-                             f'{", ".join(some[:3])}. A key ends at the first dot: rename the files, or name the one '
-                             f'image that is meant (--image-extension jpg)')
-        if len(self.cut) > damaged*len(paths):
+            raise ValueError(
+                f'{n} samples hold an image with a text of its own and two dots in its name: '
+                f'{", ".join(some[:3])}. A key ends at the first dot: rename the files, or name the one '
+                f'image that is meant (--image-extension jpg)'
+            )
+        if len(self.cut) > damaged * len(paths):
             raise ValueError(f'{len(self.cut)} of {len(paths)} shards are damaged: {some_of(self.cut, 2)}')
         with ExitStack() as s:
-            files = {k: s.enter_context(open(folder/k, 'rb')) for k in _COLUMNS}
-            self.cols = {k: map_array(files[k], t, *shape) for k,(t,shape) in _COLUMNS.items()}
-    def __reduce__(self): return type(self),self._how                   # another process opens the files again
-    def __len__(self): return self.n
+            files = {k: s.enter_context(open(folder / k, 'rb')) for k in _COLUMNS}
+            self.cols = {k: map_array(files[k], t, *shape) for k, (t, shape) in _COLUMNS.items()}
+
+    def __reduce__(self):
+        return type(self), self._how  # another process opens the files again
+
+    def __len__(self):
+        return self.n
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750013
 @patch
-def captions(self:ShardIndex)->MappedText:
+def captions(self: ShardIndex) -> MappedText:
     "The captions of all samples"
-    return MappedText(*(self.cols[k] for k in ('text','text_ends','text_rows')))
+    return MappedText(*(self.cols[k] for k in ('text', 'text_ends', 'text_rows')))
+
 
 @patch
-def ids(self:ShardIndex,
-    at:np.ndarray, # Samples (n,)
-)->MappedNames:
+def ids(
+    self: ShardIndex,
+    at: np.ndarray,  # Samples (n,)
+) -> MappedNames:
     "The ids of samples"
     return MappedNames(self.cols['id'], self.cols['id_ends'], at)
 
-@patch
-def narratives(self:ShardIndex)->Narratives: # None if no sample has any
-    "The narratives of all samples, their arrays mapped"
-    rows = self.cols['told_rows']
-    if not rows[-1]: return None
-    out = Narratives()
-    for k,c in out.cols.items(): c.data,c.ends = self.cols[f'told_{k}'],self.cols[f'told_{k}_ends']
-    out.at,out.rows = np.arange(rows[-1]),rows
-    return out
 
 @patch
-def tag_labels(self:ShardIndex,
-    at:np.ndarray, # Samples (n,)
-    names:list=(), # Of the columns, if they are more than the tags that are met here
-)->tuple:          # float32 (n,k), mapped from a file; and the names of the columns, sorted
+def narratives(self: ShardIndex) -> Narratives:  # None if no sample has any
+    "The narratives of all samples, their arrays mapped"
+    rows = self.cols['told_rows']
+    if not rows[-1]:
+        return None
+    out = Narratives()
+    for k, c in out.cols.items():
+        c.data = self.cols[f'told_{k}']
+        c.ends = self.cols[f'told_{k}_ends']
+    out.at = np.arange(rows[-1])
+    out.rows = rows
+    return out
+
+
+@patch
+def tag_labels(
+    self: ShardIndex,
+    at: np.ndarray,  # Samples (n,)
+    names: list = (),  # Of the columns, if they are more than the tags that are met here
+) -> tuple:  # float32 (n,k), mapped from a file; and the names of the columns, sorted
     "Which tags each sample has; a `ValueError` if there are more than ten thousand"
     names = sorted({*self.tags, *names})
-    if len(names) > 10_000: raise ValueError(f'{len(names):,} different tags: at most 10,000 can be labels')
-    column,rows = np.array([names.index(t) for t in self.tags], np.int64),self.cols['tag_rows']
+    if len(names) > 10_000:
+        raise ValueError(f'{len(names):,} different tags: at most 10,000 can be labels')
+    column = np.array([names.index(t) for t in self.tags], np.int64)
+    rows = self.cols['tag_rows']
     out = GrowingArray('f4', len(names))
     for i in range(0, len(at), 1024):
-        which,n = rows_at(rows, at[i:i+1024])
-        hot = np.zeros((len(n),len(names)), np.float32)
-        hot[np.repeat(np.arange(len(n)), n),column[self.cols['tag'][which]]] = 1
+        which, n = rows_at(rows, at[i : i + 1024])
+        hot = np.zeros((len(n), len(names)), np.float32)
+        hot[np.repeat(np.arange(len(n)), n), column[self.cols['tag'][which]]] = 1
         out.add(hot)
-    return out.close(),names
+    return out.close(), names
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750014
 @patch
-def where(self:ShardIndex,
-    k:int # Sample
-)->tuple: # Path of its shard; byte and size of its image
+def where(
+    self: ShardIndex,
+    k: int,  # Sample
+) -> tuple:  # Path of its shard; byte and size of its image
     "The place of a sample"
-    return self.shards[self.cols['shard'][k]][0],int(self.cols['at'][k]),int(self.cols['size'][k])
+    return self.shards[self.cols['shard'][k]][0], int(self.cols['at'][k]), int(self.cols['size'][k])
+
 
 @patch
-def read(self:ShardIndex,
-    k:int # Sample
-)->bytes: # Of its image file
+def read(
+    self: ShardIndex,
+    k: int,  # Sample
+) -> bytes:  # Of its image file
     "Read the image file of a sample; a `DamagedImage` if the shard is gone, a `ValueError` if it was replaced"
     s = int(self.cols['shard'][k])
-    path,at,size = self.where(k)
+    path, at, size = self.where(k)
     fd = self._fds.pop(s, None)
-    if fd is None: fd = _opened(*self.shards[s])
-    self._fds[s] = fd                                                   # the last of them was used last
-    if len(self._fds) > _OPEN: os.close(self._fds.pop(next(iter(self._fds))))
-    try: data = read_at(fd, size, at)
-    except OSError as e: raise DamagedImage(f'{path}: cannot be read at byte {at:,} ({e.strerror})') from e
-    if len(data) < size: raise ValueError(f'{path}: the shard was cut off while it was in use; put it back')
+    if fd is None:
+        fd = _opened(*self.shards[s])
+    self._fds[s] = fd  # the last of them was used last
+    if len(self._fds) > _OPEN:
+        os.close(self._fds.pop(next(iter(self._fds))))
+    try:
+        data = read_at(fd, size, at)
+    except OSError as e:
+        raise DamagedImage(f'{path}: cannot be read at byte {at:,} ({e.strerror})') from e
+    if len(data) < size:
+        raise ValueError(f'{path}: the shard was cut off while it was in use; put it back')
     return data
 
-_OPEN = 64 # Shards that a process keeps open
+
+_OPEN = 64  # Shards that a process keeps open
+
 
 def _opened(path, size, date):
-    try: fd = os.open(path, os.O_RDONLY | getattr(os, 'O_BINARY', 0))
-    except OSError as e: raise DamagedImage(f'{path}: the shard cannot be opened ({e.strerror})') from e
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, 'O_BINARY', 0))
+    except OSError as e:
+        raise DamagedImage(f'{path}: the shard cannot be opened ({e.strerror})') from e
     s = os.fstat(fd)
-    if (s.st_size, s.st_mtime_ns) == (size, date): return fd
+    if (s.st_size, s.st_mtime_ns) == (size, date):
+        return fd
     os.close(fd)
-    raise ValueError(f'{path}: the shard was changed or cut off after its index was made ({s.st_size:,} bytes instead '
-                     f'of {size:,}); put it back, or begin again')
+    raise ValueError(
+        f'{path}: the shard was changed or cut off after its index was made ({s.st_size:,} bytes instead '
+        f'of {size:,}); put it back, or begin again'
+    )
+
 
 def _close(fds, close=os.close):
-    for fd in fds.values(): close(fd)
+    for fd in fds.values():
+        close(fd)
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750019
 @dataclass
 class ShardRecord(Record):
     "A record whose image is in a shard, and is decoded by `load`"
-    opened:callable=None # Gives the image
-    def load(self)->Image.Image:
+
+    opened: callable = None  # Gives the image
+
+    def load(self) -> Image.Image:
         "The image, RGB and upright; a `ValueError` if it is damaged"
         return self.opened()
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75001a
 class ShardDataset(ImageTextDataset):
     "Images in shards; eight bytes of memory for each, annotations stay on the disk"
-    def __init__(self,
-        index:ShardIndex,   # Of the shards
-        size:int=256,       # Side of the squares that images are fitted into
-        name:str='shards',  # Of the data
-        *, labels:bool|set=False, # Read the tags as label `tags` (n,k)? A set: names of all tags, of other parts too
-        narratives:bool=True, # Read the narratives, if there are any?
-        window:int=10,      # Shards whose samples are mixed, see `shard_order`; 0: all of them
-        bucket:int=0,       # For the loader: batches that are sorted by length together
-        split:str=None,     # What they are for: train, valid or test
+
+    def __init__(
+        self,
+        index: ShardIndex,  # Of the shards
+        size: int = 256,  # Side of the squares that images are fitted into
+        name: str = 'shards',  # Of the data
+        *,
+        labels: bool | set = False,  # Read the tags as label `tags` (n,k)? A set: names of all tags, of other parts too
+        narratives: bool = True,  # Read the narratives, if there are any?
+        window: int = 10,  # Shards whose samples are mixed, see `shard_order`; 0: all of them
+        bucket: int = 0,  # For the loader: batches that are sorted by length together
+        split: str = None,  # What they are for: train, valid or test
     ):
-        self.index,self.at,self.window,self.bucket = index,np.arange(len(index)),window,bucket
+        self.index = index
+        self.at = np.arange(len(index))
+        self.window = window
+        self.bucket = bucket
         known = index.tags if isinstance(labels, bool) else labels
-        tags,names = index.tag_labels(self.at, known) if labels and known else (None, None)
-        super().__init__(name, len(index), size, split, index.captions(), ids=index.ids(self.at),
-                         labels={} if tags is None else dict(tags=tags), names={} if tags is None else dict(tags=names),
-                         narratives=index.narratives() if narratives else None)
-    def images(self,
-        idx:np.ndarray|list|range # Rows (b,)
-    )->tuple:                     # uint8 (b,3,S,S), and height and width of each (b,2)
+        tags, names = index.tag_labels(self.at, known) if labels and known else (None, None)
+        super().__init__(
+            name,
+            len(index),
+            size,
+            split,
+            index.captions(),
+            ids=index.ids(self.at),
+            labels={} if tags is None else dict(tags=tags),
+            names={} if tags is None else dict(tags=names),
+            narratives=index.narratives() if narratives else None,
+        )
+
+    def images(
+        self,
+        idx: np.ndarray | list | range,  # Rows (b,)
+    ) -> tuple:  # uint8 (b,3,S,S), and height and width of each (b,2)
         "The images of rows `idx`; a `DamagedImage` names shard and sample of one that is damaged"
         got = [fit_square(self._open(int(i), self.size), self.size) for i in idx]
-        img,hw = np.stack([a for a,_ in got]),np.array([hw for _,hw in got])
-        return torch.from_numpy(img).permute(0,3,1,2),torch.tensor(hw)
+        img = np.stack([a for a, _ in got])
+        hw = np.array([hw for _, hw in got])
+        return torch.from_numpy(img).permute(0, 3, 1, 2), torch.tensor(hw)
+
     def _open(self, i, size=None):
-        path,at,_ = self.index.where(self.at[i])
+        path, at, _ = self.index.where(self.at[i])
         data = io.BytesIO(self.index.read(self.at[i]))
         return open_image(f'{path}, sample {self.ids[i]} at byte {at:,}', size, file=data)
-    def __getitem__(self, i:int)->Record:
+
+    def __getitem__(self, i: int) -> Record:
         told = self.narratives[i] if self.narratives is not None else []
         hot = self.labels.get('tags')
         tags = None if hot is None else [self.names['tags'][k] for k in np.flatnonzero(hot[i])]
-        return ShardRecord(self.ids[i], captions=self.captions[i], narrative=told[0] if told else None, tags=tags,
-                           split=self.split, opened=lambda: self._open(i))
+        return ShardRecord(
+            self.ids[i],
+            captions=self.captions[i],
+            narrative=told[0] if told else None,
+            tags=tags,
+            split=self.split,
+            opened=lambda: self._open(i),
+        )
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a75001b
 @patch
-def subset(self:ShardDataset,
-    idx:np.ndarray|list|range, # Rows to keep, in their new order
-    split:str=None,            # The split they make
-)->ShardDataset:
+def subset(
+    self: ShardDataset,
+    idx: np.ndarray | list | range,  # Rows to keep, in their new order
+    split: str = None,  # The split they make
+) -> ShardDataset:
     "A dataset of these rows; captions and labels of it lie in files of their own"
-    idx,new = np.asarray(idx, np.int64),copy.copy(self)
-    new.at,new.n,new.split = self.at[idx],len(idx),split or self.split
+    idx = np.asarray(idx, np.int64)
+    new = copy.copy(self)
+    new.at = self.at[idx]
+    new.n = len(idx)
+    new.split = split or self.split
     new.ids = self.index.ids(new.at)
-    new.captions,new.labels = self.captions.subset(idx),{k: _rows_of(v, idx) for k,v in self.labels.items()}
-    if self.narratives is not None: new.narratives = self.narratives.subset(idx)
+    new.captions = self.captions.subset(idx)
+    new.labels = {k: _rows_of(v, idx) for k, v in self.labels.items()}
+    if self.narratives is not None:
+        new.narratives = self.narratives.subset(idx)
     return new
+
 
 def _rows_of(a, idx):
     "Some rows of an array, mapped from a file"
     out = GrowingArray(a.dtype, *a.shape[1:])
-    for i in range(0, len(idx), 1024): out.add(a[idx[i:i+1024]])
+    for i in range(0, len(idx), 1024):
+        out.add(a[idx[i : i + 1024]])
     return out.close()
 
-@patch
-def image_bytes(self:ShardDataset,
-    i:int # Row
-)->tuple: # Suffix of the file's name, and its bytes
-    "The image of a row as it stands in the shard"
-    return IMAGE_SUFFIXES[self.index.cols['kind'][self.at[i]]],self.index.read(self.at[i])
 
 @patch
-def image_size(self:ShardDataset,
-    i:int # Row
-)->int:
+def image_bytes(
+    self: ShardDataset,
+    i: int,  # Row
+) -> tuple:  # Suffix of the file's name, and its bytes
+    "The image of a row as it stands in the shard"
+    return IMAGE_SUFFIXES[self.index.cols['kind'][self.at[i]]], self.index.read(self.at[i])
+
+
+@patch
+def image_size(
+    self: ShardDataset,
+    i: int,  # Row
+) -> int:
     "Bytes of the image file of a row"
     return self.index.where(self.at[i])[2]
 
+
 @patch
-def order(self:ShardDataset,
-    seed:int,  # Of the run
-    epoch:int, # Its number
-)->np.ndarray: # Every row once (n,)
+def order(
+    self: ShardDataset,
+    seed: int,  # Of the run
+    epoch: int,  # Its number
+) -> np.ndarray:  # Every row once (n,)
     "In which order an epoch reads the rows; without a window, that of any other dataset"
     return shard_order(self.index.cols['shard'][self.at], self.window, seed, 'order', epoch)

@@ -7,12 +7,22 @@ __all__ = ['IMAGE_SUFFIXES', 'expand_braces', 'find_shards', 'shard_members', 's
            'write_shards', 'shard_order']
 
 # %% ../../nbs/data/70_shards.ipynb #5a700002
-import glob, io, itertools, json, math, os, re, tarfile, warnings
+import glob
+import io
+import itertools
+import json
+import math
+import os
+import re
+import tarfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
 import numpy as np
-from ..core.files import *
-from ..core.seeding import *
+
+from ..core.files import FilePath, atomic_file, atomic_folder, brief
+from ..core.seeding import rng
 from .image_files import is_hidden, some_of
 
 # %% ../../nbs/data/70_shards.ipynb #5a700006
@@ -25,13 +35,14 @@ def _alternatives(inside):
     first, last = map(int, ends.groups())
     step = 1 if first <= last else -1
     wide = max(map(len, ends.groups())) if any(e[0] == '0' for e in ends.groups()) else 1
-    return abs(last-first)+1, lambda: [f'{i:0{wide}}' for i in range(first, last+step, step)]
+    return abs(last - first) + 1, lambda: [f'{i:0{wide}}' for i in range(first, last + step, step)]
+
 
 def expand_braces(
-    pattern:str, # Such as `train/{000..127}.tar` or `{a,b}.tar`
-)->list:         # Strings, in the order of the pattern
+    pattern: str,  # Such as `train/{000..127}.tar` or `{a,b}.tar`
+) -> list:  # Strings, in the order of the pattern
     "What a shell makes of braces; a `ValueError` if that is more than a million names, before any is made"
-    pieces = re.split(r'\{([^{}]*)\}', pattern)               # text, what is in braces, text, ...
+    pieces = re.split(r'\{([^{}]*)\}', pattern)  # text, what is in braces, text, ...
     braces = [_alternatives(inside) for inside in pieces[1::2]]
     if math.prod(count for count, _ in braces) > 10**6:
         raise ValueError(f'{brief(pattern)}: more than a million names')
@@ -42,39 +53,49 @@ def expand_braces(
 # %% ../../nbs/data/70_shards.ipynb #5a700008
 _TARS = re.compile(r'\.(tar|tgz|tar\.\w+)$', re.I)
 
+
 def _in_folder(folder):
     "The shards in a folder; a warning counts hidden files, which other systems leave beside them"
     names = sorted(p for p in folder.iterdir() if _TARS.search(p.name) and p.is_file())
     hidden = [p for p in names if is_hidden(p.name)]
-    if hidden: warnings.warn(f'{folder}: {len(hidden)} hidden files are no shards: {some_of(hidden)}', stacklevel=3)
+    if hidden:
+        warnings.warn(f'{folder}: {len(hidden)} hidden files are no shards: {some_of(hidden)}', stacklevel=3)
     return [p for p in names if p not in hidden]
+
 
 def _named(pattern):
     "The shards that a pattern names, whether they are there or not"
     for name in expand_braces(pattern):
         stars = set('*?[') & set(name) and not os.path.exists(name)
         for path in sorted(glob.glob(name)) if stars else [name]:
-            if '__MACOSX' not in Path(path).parts: yield Path(path)
+            if '__MACOSX' not in Path(path).parts:
+                yield Path(path)
+
 
 def find_shards(
-    root:FilePath,    # A folder, a tar file, or names with braces or `*`
-    missing:float=0., # Fraction of the shards that may be absent; those are left out, with a warning
-)->list:              # Paths, in their order
+    root: FilePath,  # A folder, a tar file, or names with braces or `*`
+    missing: float = 0.0,  # Fraction of the shards that may be absent; those are left out, with a warning
+) -> list:  # Paths, in their order
     "The shards that `root` names; a `ValueError` names those that are not there, or that have no byte offsets"
     root = Path(root)
-    if root.is_dir(): found = _in_folder(root)
-    elif root.is_file(): found = [root]
-    else: found = list(_named(str(root)))
-    if not found: raise ValueError(f'{root}: no .tar files here')
+    if root.is_dir():
+        found = _in_folder(root)
+    elif root.is_file():
+        found = [root]
+    else:
+        found = list(_named(str(root)))
+    if not found:
+        raise ValueError(f'{root}: no .tar files here')
     lost = [p for p in found if not p.is_file()]
     if lost:
         what = f'{len(lost)} of {len(found)} shards are missing: {some_of(lost)}'
-        if len(lost) > missing*len(found) or len(lost) == len(found):
+        if len(lost) > missing * len(found) or len(lost) == len(found):
             raise ValueError(f'{root}: {what}; copy them, or name those that are there')
         warnings.warn(f'{root}: {what}; they are left out', stacklevel=2)
     seen = set()
     for path in found:
-        if path.resolve() in seen: raise ValueError(f'{path}: named twice')
+        if path.resolve() in seen:
+            raise ValueError(f'{path}: named twice')
         seen.add(path.resolve())
         if path.suffix.lower() in ('.gz', '.tgz', '.bz2', '.xz', '.zst'):
             raise ValueError(f'{path}: a compressed shard can only be read from its beginning; decompress it')
@@ -82,238 +103,310 @@ def find_shards(
     return [p for p in found if p not in gone]
 
 # %% ../../nbs/data/70_shards.ipynb #5a70000a
-_LONGEST_HEADER = 1 << 20 # Bytes of a header that stands in front of another one
-_MOST_HEADERS = 16        # That stand in front of one file
+_LONGEST_HEADER = 1 << 20  # Bytes of a header that stands in front of another one
+_MOST_HEADERS = 16  # That stand in front of one file
 _COMPRESSED = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ': 'xz', b'(\xb5/\xfd': 'zstd'}
+
 
 def _shown(name):
     "A name for messages, without control characters"
     return repr(name)[1:-1][:200]
 
+
 def _pax_facts(data):
     "Keyword -> value of a header of the format `pax`: lines of length, keyword and value"
-    facts, at = {}, 0
+    facts = {}
+    at = 0
     while at < len(data) and data[at]:
         line = re.compile(rb'([0-9]{1,9}) ([^=]+)=').match(data, at)
-        end = at+int(line[1]) if line else 0
-        if not line or not line.end() < end <= len(data) or data[end-1:end] != b'\n':
+        end = at + int(line[1]) if line else 0
+        if not line or not line.end() < end <= len(data) or data[end - 1 : end] != b'\n':
             raise ValueError('not a line of length, keyword and value')
-        keyword, value = (b.decode(errors='surrogateescape') for b in (line[2], data[line.end():end-1]))
+        keyword, value = (b.decode(errors='surrogateescape') for b in (line[2], data[line.end() : end - 1]))
         facts[keyword] = value
         at = end
     return facts
 
+
 def _facts_of(kind, data):
     "What an extended header says about the file behind it"
-    if kind == tarfile.GNUTYPE_LONGLINK: return {}
-    if kind == tarfile.GNUTYPE_LONGNAME: return dict(path=data.split(b'\0')[0].decode(errors='surrogateescape'))
+    if kind == tarfile.GNUTYPE_LONGLINK:
+        return {}
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return dict(path=data.split(b'\0')[0].decode(errors='surrogateescape'))
     return _pax_facts(data)
+
 
 def _behind_zeros(file, at):
     "The first block that is not all zeros, or the end of the file; `at` is where it is read"
     while piece := file.read(1 << 20):
-        if rest := piece.lstrip(b'\0'): return at+(len(piece)-len(rest))//512*512
+        if rest := piece.lstrip(b'\0'):
+            return at + (len(piece) - len(rest)) // 512 * 512
         at += len(piece)
     return at
+
 
 def _behind_sparse_map(file, block, at):
     "The byte behind the blocks that go on with the map of a sparse file"
     more = block[482]
     while more:
         block = file.read(512)
-        if len(block) < 512: break
+        if len(block) < 512:
+            break
         more = block[504]
         at += 512
     return at
 
-_DATA = tarfile.REGULAR_TYPES                                          # a sparse file is one of them
+
+_DATA = tarfile.REGULAR_TYPES  # a sparse file is one of them
 _NO_DATA = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
-_EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE,
-             tarfile.SOLARIS_XHDTYPE)
+_EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
 
 def _members(path):
     "(name, byte of its content, bytes, what it is) of each member; where joined tar files meet, ('', 0, 0, 'joined')"
     size = os.path.getsize(path)
     at = headers = 0
     zeros = False
-    shared, own = {}, {}
-    def damaged(what): return ValueError(f'{path}: damaged at byte {at:,}, {what}; copy the shard again')
+    shared = {}
+    own = {}
+
+    def damaged(what):
+        return ValueError(f'{path}: damaged at byte {at:,}, {what}; copy the shard again')
+
     with open(path, 'rb') as file:
         while True:
             file.seek(at)
             block = file.read(512)
             if len(block) == 512 and not any(block) and not headers:
                 zeros = True
-                at = _behind_zeros(file, at+512)
+                at = _behind_zeros(file, at + 512)
                 continue
-            if zeros and not block: return
+            if zeros and not block:
+                return
             if len(block) < 512 and at and not zeros:
                 raise ValueError(f'{path}: cut off at byte {size:,}, it has no end; copy the shard again')
-            try: info = tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
+            try:
+                info = tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
             except tarfile.TarError as e:
-                if at: raise damaged('where a header is expected') from e
-                how = next((f', it is compressed with {v}: decompress it' for k,v in _COMPRESSED.items()
-                            if block.startswith(k)), f', or damaged ({e})')
+                if at:
+                    raise damaged('where a header is expected') from e
+                how = next(
+                    (
+                        f', it is compressed with {v}: decompress it'
+                        for k, v in _COMPRESSED.items()
+                        if block.startswith(k)
+                    ),
+                    f', or damaged ({e})',
+                )
                 raise ValueError(f'{path}: not a tar file{how}') from e
-            if zeros: yield '', 0, 0, 'joined'
+            if zeros:
+                yield '', 0, 0, 'joined'
             zeros = False
-            begin = at+512
+            begin = at + 512
             extended = info.type in _EXTENDED
             facts = {} if extended else shared | own
-            if info.type == tarfile.GNUTYPE_SPARSE: begin = _behind_sparse_map(file, block, begin)
+            if info.type == tarfile.GNUTYPE_SPARSE:
+                begin = _behind_sparse_map(file, block, begin)
             name = facts.get('GNU.sparse.name') or facts.get('path') or info.name
             told = facts.get('size', str(info.size))
-            if not re.fullmatch('[0-9]{1,18}', told): raise damaged(f'{_shown(name)} has a size of {_shown(told)[:30]}')
+            if not re.fullmatch('[0-9]{1,18}', told):
+                raise damaged(f'{_shown(name)} has a size of {_shown(told)[:30]}')
             count = 0 if info.type in _NO_DATA else int(told)
-            if begin+count > size:
+            if begin + count > size:
                 raise ValueError(f'{path}: cut off at byte {size:,}, within {_shown(name)}; copy the shard again')
             if extended:
                 headers += 1
-                if headers > _MOST_HEADERS: raise damaged(f'more than {_MOST_HEADERS} headers for one file')
-                if count > _LONGEST_HEADER: raise damaged(f'a header of {count:,} bytes')
-                try: new = _facts_of(info.type, file.read(count))
-                except ValueError as e: raise damaged(f'a header that cannot be understood ({e})') from e
-                if info.type == tarfile.XGLTYPE: shared |= new
-                else: own = new | own                                  # the first of several counts
+                if headers > _MOST_HEADERS:
+                    raise damaged(f'more than {_MOST_HEADERS} headers for one file')
+                if count > _LONGEST_HEADER:
+                    raise damaged(f'a header of {count:,} bytes')
+                try:
+                    new = _facts_of(info.type, file.read(count))
+                except ValueError as e:
+                    raise damaged(f'a header that cannot be understood ({e})') from e
+                if info.type == tarfile.XGLTYPE:
+                    shared |= new
+                else:
+                    own = new | own  # the first of several counts
             else:
                 what = 'file' if info.type in _DATA else 'folder' if info.isdir() else 'link'
                 if info.type == tarfile.GNUTYPE_SPARSE or any(k.startswith('GNU.sparse.') for k in facts):
                     what = 'sparse'
                 yield name.rstrip('/'), begin, count, what
-                own, headers = {}, 0
-            at = begin+-(-count//512)*512
+                own = {}
+                headers = 0
+            at = begin + -(-count // 512) * 512
+
 
 def shard_members(
-    path:FilePath, # A tar file
-)->Iterator[tuple]: # Name, byte at which the content begins, and bytes of each file in it
+    path: FilePath,  # A tar file
+) -> Iterator[tuple]:  # Name, byte at which the content begins, and bytes of each file in it
     "What a tar file holds, by its headers alone; a `ValueError` names the byte at which it is cut off or damaged"
     for name, at, size, what in _members(path):
-        if what == 'file': yield name, at, size
+        if what == 'file':
+            yield name, at, size
 
 # %% ../../nbs/data/70_shards.ipynb #5a70000c
-IMAGE_SUFFIXES = 'jpg','jpeg','png','webp','bmp','gif','tif','tiff','ppm'
+IMAGE_SUFFIXES = 'jpg', 'jpeg', 'png', 'webp', 'bmp', 'gif', 'tif', 'tiff', 'ppm'
 
-_NO_SAMPLE = dict(link='are links or devices',
-                  sparse='are stored sparse (write the shard without --sparse)')
+_NO_SAMPLE = dict(link='are links or devices', sparse='are stored sparse (write the shard without --sparse)')
+
 
 def _in_hidden(name):
     "Is a file of a shard hidden, or in a hidden folder?"
     return any(is_hidden(p) for p in name.split('/') if p not in ('.', '..'))
 
+
 def shard_samples(
-    path:FilePath,                         # A tar file
-    skipped:Callable[[str,str],None]=None, # Called for each file that belongs to no sample: why, and its name
-)->Iterator[tuple]:                        # Key of each sample, and extension -> (byte, size) of its files
+    path: FilePath,  # A tar file
+    skipped: Callable[[str, str], None] = None,  # Called for each file that belongs to no sample: why, and its name
+) -> Iterator[tuple]:  # Key of each sample, and extension -> (byte, size) of its files
     "The samples of a shard: files that follow each other and have their path in common up to the first dot of the name"
-    key, parts = None, {}
+    key = None
+    parts = {}
     for name, at, size, what in _members(path):
         folder, slash, file = name.rpartition('/')
         stem, dot, suffix = file.partition('.')
-        new_key = folder+slash+stem
+        new_key = folder + slash + stem
         why = _NO_SAMPLE.get(what, '')
-        if what == 'joined': new_key = None
-        elif what == 'folder' or re.match(r'__[^/]*__($|/)', name): continue    # also webdataset's notes on a shard
-        elif not why and _in_hidden(name): why = 'are hidden'
-        elif not why and not dot: why = 'have no extension'
+        if what == 'joined':
+            new_key = None
+        elif what == 'folder' or re.match(r'__[^/]*__($|/)', name):
+            continue  # also webdataset's notes on a shard
+        elif not why and _in_hidden(name):
+            why = 'are hidden'
+        elif not why and not dot:
+            why = 'have no extension'
         if why:
-            if skipped: skipped(why, _shown(name))
+            if skipped:
+                skipped(why, _shown(name))
             continue
         if new_key != key:
-            if parts: yield key, parts
-            key, parts = new_key, {}
-        if what == 'joined': continue
+            if parts:
+                yield key, parts
+            key = new_key
+            parts = {}
+        if what == 'joined':
+            continue
         if suffix.lower() in parts:
             raise ValueError(f'{path}: {_shown(name)} is there twice, the second at byte {at:,}')
         parts[suffix.lower()] = at, size
-    if parts: yield key, parts
+    if parts:
+        yield key, parts
 
 # %% ../../nbs/data/70_shards.ipynb #5a70000e
 def write_shard(
-    path:FilePath,            # The tar file
-    samples:'Iterable[tuple]', # Key, and suffix -> bytes, of each sample
-)->int:                       # How many were written
+    path: FilePath,  # The tar file
+    samples: 'Iterable[tuple]',  # Key, and suffix -> bytes, of each sample
+) -> int:  # How many were written
     "Write a tar file, whole or not at all; the same samples give the same bytes"
     n = 0
+
     def plain(key):
-        if re.fullmatch(r'(.*/)?[^./][^.]*', key, re.S): return key
+        if re.fullmatch(r'(.*/)?[^./][^.]*', key, re.S):
+            return key
         raise ValueError(f'{path}: the key {key!r} must end in a name without a dot, where readers would end it')
+
     with atomic_file(path) as new, tarfile.open(new, 'w', format=tarfile.GNU_FORMAT) as tar:
-        for n,(key,parts) in enumerate(samples, 1):
-            for suffix,data in parts.items():
-                info = tarfile.TarInfo(f'{plain(key)}.{suffix}')         # time 0, no owner
+        for n, (key, parts) in enumerate(samples, 1):
+            for suffix, data in parts.items():
+                info = tarfile.TarInfo(f'{plain(key)}.{suffix}')  # time 0, no owner
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-            tar.members = []                                             # else it keeps them all
+            tar.members = []  # else it keeps them all
     return n
 
 # %% ../../nbs/data/70_shards.ipynb #5a700014
 def _image_of(dataset, i, r):
     "Suffix and bytes of an image: those of its file, or else PNG"
-    if hasattr(dataset, 'image_bytes'): return dataset.image_bytes(i)
+    if hasattr(dataset, 'image_bytes'):
+        return dataset.image_bytes(i)
     if r.image is None and r.path is not None:
         suffix = Path(r.path).suffix[1:].lower()
-        return suffix if suffix in IMAGE_SUFFIXES else IMAGE_SUFFIXES[0],Path(r.path).read_bytes()
+        return suffix if suffix in IMAGE_SUFFIXES else IMAGE_SUFFIXES[0], Path(r.path).read_bytes()
     out = io.BytesIO()
     r.load().save(out, 'PNG')
-    return 'png',out.getvalue()
+    return 'png', out.getvalue()
+
 
 def _lines_of(dataset, i, r):
     "The narratives of an image, as Localized Narratives writes them; traces to a ten-thousandth of the image"
     told = dataset.narratives[i] if dataset.narratives is not None else [r.narrative] if r.narrative else []
+
     def line(k, x):
         d = x.line(r.id, dataset.name, k)
-        return {**d, 'traces': [[{c: round(v, 4) for c,v in p.items()} for p in s] for s in d['traces']]}
-    return [line(k, x) for k,x in enumerate(told)]
+        return {**d, 'traces': [[{c: round(v, 4) for c, v in p.items()} for p in s] for s in d['traces']]}
+
+    return [line(k, x) for k, x in enumerate(told)]
+
 
 def shard_sample(
-    dataset:'ImageTextDataset', # Any
-    i:int,                      # Row
-)->dict:                        # Suffix -> bytes: of the image, and of its sidecar
+    dataset: 'ImageTextDataset',  # Any
+    i: int,  # Row
+) -> dict:  # Suffix -> bytes: of the image, and of its sidecar
     "An image as the files of a sample; a `ValueError` names one that cannot be opened"
     r = dataset[i]
-    try: suffix,data = _image_of(dataset, i, r)
-    except OSError as e: raise ValueError(f'{r.path}: cannot be read ({e.strerror})') from e
+    try:
+        suffix, data = _image_of(dataset, i, r)
+    except OSError as e:
+        raise ValueError(f'{r.path}: cannot be read ({e.strerror})') from e
     side = dict(id=str(r.id), captions=list(r.captions or []))
     if 'tags' in dataset.names and 'tags' in dataset.labels:
         side['tags'] = [dataset.names['tags'][k] for k in np.flatnonzero(dataset.labels['tags'][i])]
-    elif r.tags is not None: side['tags'] = sorted(set(map(str, r.tags)))
-    if lines := _lines_of(dataset, i, r): side['narratives'] = lines
-    try: return {suffix: data, 'json': json.dumps(side, ensure_ascii=False).encode()}
+    elif r.tags is not None:
+        side['tags'] = sorted(set(map(str, r.tags)))
+    if lines := _lines_of(dataset, i, r):
+        side['narratives'] = lines
+    try:
+        return {suffix: data, 'json': json.dumps(side, ensure_ascii=False).encode()}
     except UnicodeEncodeError:
         raise ValueError(f'{r.id!r}: its name or its text is not UTF-8; rename the file') from None
 
 # %% ../../nbs/data/70_shards.ipynb #5a700015
 def write_shards(
-    dataset:'ImageTextDataset', # Any
-    folder:FilePath,            # A new folder
-    per_shard:int=1000,         # Images a shard; the last one has what is left
-    seed:int=None,              # Write the images in an order drawn from this; by default in their own
-    log:callable=None,          # Called with each shard
-)->list:                        # Paths of the shards
+    dataset: 'ImageTextDataset',  # Any
+    folder: FilePath,  # A new folder
+    per_shard: int = 1000,  # Images a shard; the last one has what is left
+    seed: int = None,  # Write the images in an order drawn from this; by default in their own
+    log: callable = None,  # Called with each shard
+) -> list:  # Paths of the shards
     "Write `dataset` as `000000.tar`, `000001.tar`, ...: all of them or nothing. The same dataset gives the same bytes"
-    folder,n = Path(folder),len(dataset)
-    if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
-    if not n: raise ValueError(f'{dataset.name}: no images to write')
+    folder = Path(folder)
+    n = len(dataset)
+    if per_shard < 1:
+        raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
+    if not n:
+        raise ValueError(f'{dataset.name}: no images to write')
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f'{folder}: exists already; give a folder that is new or empty')
     order = np.arange(n) if seed is None else rng(seed, 'shards').permutation(n)
-    names = [f'{k:06}.tar' for k in range(-(-n//per_shard))]
+    names = [f'{k:06}.tar' for k in range(-(-n // per_shard))]
     with atomic_folder(folder) as new:
-        for k,name in enumerate(names):
-            at = range(k*per_shard, min(n, (k+1)*per_shard))
-            write_shard(new/name, ((f'{j:09}', shard_sample(dataset, int(order[j]))) for j in at))
-            if log: log(f'{folder/name}: {len(at):,} images')
-    return [folder/n for n in names]
+        for k, name in enumerate(names):
+            at = range(k * per_shard, min(n, (k + 1) * per_shard))
+            write_shard(new / name, ((f'{j:09}', shard_sample(dataset, int(order[j]))) for j in at))
+            if log:
+                log(f'{folder / name}: {len(at):,} images')
+    return [folder / n for n in names]
 
 # %% ../../nbs/data/70_shards.ipynb #5a700019
 def shard_order(
-    shard:np.ndarray, # The shard of each sample (n,), numbers from 0
-    window:int,       # Shards whose samples are mixed; 0: all of them
-    *key,             # What the order is for: (seed, epoch)
-)->np.ndarray:        # Every sample once (n,)
+    shard: np.ndarray,  # The shard of each sample (n,), numbers from 0
+    window: int,  # Shards whose samples are mixed; 0: all of them
+    *key,  # What the order is for: (seed, epoch)
+) -> np.ndarray:  # Every sample once (n,)
     "Permute the shards, and the samples within each `window` of them"
-    draw,n = rng(*key),len(shard)
-    if not window: return draw.permutation(n)
-    place = draw.permutation(int(shard.max(initial=-1))+1).astype(np.int32)
+    draw = rng(*key)
+    n = len(shard)
+    if not window:
+        return draw.permutation(n)
+    place = draw.permutation(int(shard.max(initial=-1)) + 1).astype(np.int32)
     order = draw.permutation(n)
-    return order[np.argsort(place[shard[order]]//window, kind='stable')]
+    return order[np.argsort(place[shard[order]] // window, kind='stable')]

@@ -7,37 +7,47 @@ __all__ = ['take_part', 'limit_captions', 'subsample', 'readable']
 
 # %% ../../nbs/data/15_subsets.ipynb #0fd6aed5
 import hashlib
+
 import numpy as np
+
 from ..core.fields import damage_limit
-from ..core.progress import *
-from ..core.seeding import *
-from .records import *
+from ..core.progress import progress
+from ..core.seeding import rng, uniform_by_name
+from .records import DamagedImage, ImageTextDataset
 
 # %% ../../nbs/data/15_subsets.ipynb #ebfbf3b2
 def take_part(
-    dataset:ImageTextDataset, # What to take from
-    part:float,               # How much, more than 0 and at most 1
-    seed:int=0,               # Another seed gives another part; with one seed, smaller parts lie within larger ones
-)->ImageTextDataset:          # In the order of `dataset`
+    dataset: ImageTextDataset,  # What to take from
+    part: float,  # How much, more than 0 and at most 1
+    seed: int = 0,  # Another seed gives another part; with one seed, smaller parts lie within larger ones
+) -> ImageTextDataset:  # In the order of `dataset`
     "A random part of the images (VirTex sec. 4.2), by their ids: another image changes it by one image at most"
-    if not 0 < part <= 1: raise ValueError(f'part={part}: more than 0 and at most 1')
+    if not 0 < part <= 1:
+        raise ValueError(f'part={part}: more than 0 and at most 1')
     order = np.argsort(uniform_by_name(dataset.ids, seed, 'part'), kind='stable')
-    return dataset.subset(np.sort(order[:max(1, round(part*len(dataset)))]))
+    return dataset.subset(np.sort(order[: max(1, round(part * len(dataset)))]))
+
 
 def limit_captions(
-    dataset:ImageTextDataset, # With captions
-    n:int=1,                  # How many an image keeps at the most
-    seed:int=0,               # Another seed, other captions; of one seed, those of a smaller `n` are among those of a
-                              # larger
-)->ImageTextDataset:          # Captions in their old order
+    dataset: ImageTextDataset,  # With captions
+    n: int = 1,  # How many an image keeps at the most
+    seed: int = 0,  # Another seed, other captions; of one seed, those of a smaller `n` are among those of a
+    # larger
+) -> ImageTextDataset:  # Captions in their old order
     "The same images with at most `n` captions each, chosen once and for all"
-    if n < 1: raise ValueError(f'n={n}: at least 1 caption')
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions')
+    if n < 1:
+        raise ValueError(f'n={n}: at least 1 caption')
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions')
     c = dataset.captions
     few = np.minimum(c.counts(), n)
-    first = lambda i, m: np.sort(np.argsort(_ranks(seed, i, m), kind='stable')[:n]) if m > n else np.arange(m)
-    at = np.concatenate([a+first(i, b-a) for i,a,b in zip(dataset.ids, c.rows, c.rows[1:])])
+
+    def first(i, m):
+        return np.sort(np.argsort(_ranks(seed, i, m), kind='stable')[:n]) if m > n else np.arange(m)
+
+    at = np.concatenate([a + first(i, b - a) for i, a, b in zip(dataset.ids, c.rows, c.rows[1:])])
     return dataset.with_captions(c.take(at, few))
+
 
 def _ranks(seed, name, m):
     "A number for each of `m` captions of the image `name`"
@@ -46,28 +56,33 @@ def _ranks(seed, name, m):
 
 # %% ../../nbs/data/15_subsets.ipynb #d72e0113
 def subsample(
-    dataset:ImageTextDataset, # To learn from
-    options:object,           # With `part`, a share above 0, `captions`, 0 for all of them, and perhaps `part_seed`
-)->ImageTextDataset:
+    dataset: ImageTextDataset,  # To learn from
+    options: object,  # With `part`, a share above 0, `captions`, 0 for all of them, and perhaps `part_seed`
+) -> ImageTextDataset:
     "Part of the images, some of their captions (VirTex sec. 4.2)"
     seed = getattr(options, 'part_seed', 0)
     if seed < 0 and (options.part < 1 or options.captions):
-        raise ValueError('part_seed=-1: it is the run whose seed decides; open the data with '
-                         'open_splits(..., seed=...)')
-    if options.part < 1: dataset = take_part(dataset, options.part, seed)
+        raise ValueError(
+            'part_seed=-1: it is the run whose seed decides; open the data with open_splits(..., seed=...)'
+        )
+    if options.part < 1:
+        dataset = take_part(dataset, options.part, seed)
     return limit_captions(dataset, options.captions, seed) if options.captions else dataset
 
 # %% ../../nbs/data/15_subsets.ipynb #f56e7fd1
 def readable(
-    dataset:ImageTextDataset, # Photos to be reported on
-    log:callable=print,       # Called with each photo that is left out
-    max_damaged:int|float|str='100%', # How many may be unreadable, see `damage_limit`; by default the caller decides
-)->ImageTextDataset:          # Those that can be read
+    dataset: ImageTextDataset,  # Photos to be reported on
+    log: callable = print,  # Called with each photo that is left out
+    max_damaged: int
+    | float
+    | str = '100%',  # How many may be unreadable, see `damage_limit`; by default the caller decides
+) -> ImageTextDataset:  # Those that can be read
     """Leave out and log the images of a test set that cannot be read: none is replaced by another
 
     A `ValueError` counts them if they are more than `max_damaged` allows
     """
-    keep, bad = [], []
+    keep = []
+    bad = []
     for i in progress(range(len(dataset)), label='photos read'):
         try:
             dataset.images([i])
@@ -76,8 +91,10 @@ def readable(
             bad.append(str(e))
     limit = damage_limit(len(dataset), max_damaged)
     if len(bad) > limit:
-        raise ValueError(f'{dataset.name}: {len(bad):,} of {len(dataset):,} images cannot be read, at most {limit:,} '
-                         f'may be so: {bad[0]}; repair them, or add --max-damaged {len(bad)}')
+        raise ValueError(
+            f'{dataset.name}: {len(bad):,} of {len(dataset):,} images cannot be read, at most {limit:,} '
+            f'may be so: {bad[0]}; repair them, or add --max-damaged {len(bad)}'
+        )
     for why in bad:
         log(f'left out: {why}')
     return dataset.subset(keep) if bad else dataset

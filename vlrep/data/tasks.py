@@ -6,158 +6,217 @@
 __all__ = ['TaskDataset', 'read_labels']
 
 # %% ../../nbs/data/58_tasks.ipynb #cc89540d
-import copy,hashlib
+import copy
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+
 import numpy as np
 from fastcore.basics import patch
 from scipy.sparse import csr_matrix
-from ..core.files import *
+
+from ..core.files import FilePath, read_json
 from ..core.scripts import clean_text
 from ..core.text_files import text_lines
-from .records import *
-from .image_files import *
+from .image_files import some_of
+from .records import ImageTextDataset, Record, TextBuffer
 
 # %% ../../nbs/data/58_tasks.ipynb #7658f937
 class TaskDataset(ImageTextDataset):
     "Examples about images: for each the row of its image, a text, perhaps a second one, and what was answered"
-    def __init__(self,
-        base:ImageTextDataset, # The images, each once
-        rows:list,             # For each example the row of its image (n,)
-        first:list,            # Its text: a question, a statement, a plot (n,)
-        *, second:list=None,   # Its second text (n,)
-        answers:list=None,     # The answers, a list of strings for each; None where they are not public
-        ids:list=None,         # Name of each example; their numbers by default
-        kinds:list=None,       # What kind of example each is, such as yes/no, number, other; reported apart
-        name:str=None,         # For messages; that of the images by default
-        split:str=None,        # train, valid or test; that of the images by default
+
+    def __init__(
+        self,
+        base: ImageTextDataset,  # The images, each once
+        rows: list,  # For each example the row of its image (n,)
+        first: list,  # Its text: a question, a statement, a plot (n,)
+        *,
+        second: list = None,  # Its second text (n,)
+        answers: list = None,  # The answers, a list of strings for each; None where they are not public
+        ids: list = None,  # Name of each example; their numbers by default
+        kinds: list = None,  # What kind of example each is, such as yes/no, number, other; reported apart
+        name: str = None,  # For messages; that of the images by default
+        split: str = None,  # train, valid or test; that of the images by default
     ):
-        self.base,self.rows = base,np.asarray(rows, np.int64)
-        n,name = len(self.rows),name or base.name
-        if not n: raise ValueError(f'{name}: not a single example')
-        for what,v in dict(texts=first, second=second, answers=answers, kinds=kinds).items():
-            if v is not None and len(v) != n: raise ValueError(f'{name}: {len(v)} {what} for {n} examples')
+        self.base = base
+        self.rows = np.asarray(rows, np.int64)
+        n = len(self.rows)
+        name = name or base.name
+        if not n:
+            raise ValueError(f'{name}: not a single example')
+        for what, v in dict(texts=first, second=second, answers=answers, kinds=kinds).items():
+            if v is not None and len(v) != n:
+                raise ValueError(f'{name}: {len(v)} {what} for {n} examples')
         if self.rows.min() < 0 or self.rows.max() >= len(base):
             raise ValueError(f'{name}: rows of images up to {self.rows.max()}, but there are {len(base)} images')
-        texts = TextBuffer(map(clean_text, [a] if second is None else [a,second[i]]) for i,a in enumerate(first))
+        texts = TextBuffer(map(clean_text, [a] if second is None else [a, second[i]]) for i, a in enumerate(first))
         super().__init__(name, n, base.size, split or base.split, texts, ids=ids)
         self.answers = answers if answers is None or isinstance(answers, TextBuffer) else TextBuffer(answers)
-        self.kinds,self.pairs,self.classes,self.targets = kinds and list(kinds),second is not None,None,None
-    def __repr__(self): return f'{self.name}, {self.split}: {len(self):,} examples about {len(self.base):,} images'
-    def images(self,
-        idx:np.ndarray|list|range # Examples (b,)
-    )->tuple:                     # As the images' own dataset gives them
+        self.kinds = kinds and list(kinds)
+        self.pairs = second is not None
+        self.classes = None
+        self.targets = None
+
+    def __repr__(self):
+        return f'{self.name}, {self.split}: {len(self):,} examples about {len(self.base):,} images'
+
+    def images(
+        self,
+        idx: np.ndarray | list | range,  # Examples (b,)
+    ) -> tuple:  # As the images' own dataset gives them
         "The images of examples `idx`"
         return self.base.images(self.rows[np.asarray(idx)])
-    def __getitem__(self, i:int)->Record:
+
+    def __getitem__(self, i: int) -> Record:
         r = copy.copy(self.base[int(self.rows[i])])
         r.captions = self.captions[i]
         return r
-    def texts(self,
-        idx:np.ndarray|list|range # Examples (b,)
-    )->tuple:                     # First texts (b,), and second ones (b,) or None
+
+    def texts(
+        self,
+        idx: np.ndarray | list | range,  # Examples (b,)
+    ) -> tuple:  # First texts (b,), and second ones (b,) or None
         "The text of an example"
         both = [self.captions[i] for i in idx]
-        return [t[0] for t in both],[t[1] for t in both] if self.pairs else None
+        return [t[0] for t in both], [t[1] for t in both] if self.pairs else None
 
 # %% ../../nbs/data/58_tasks.ipynb #0201a38c
 @patch
-def subset(self:TaskDataset,
-    idx:np.ndarray|list|range, # Examples to keep, in their new order
-    split:str=None,            # The split they make
-)->TaskDataset:
+def subset(
+    self: TaskDataset,
+    idx: np.ndarray | list | range,  # Examples to keep, in their new order
+    split: str = None,  # The split they make
+) -> TaskDataset:
     "These examples, with the images that they are about"
     idx = np.arange(len(self))[np.asarray(idx)]
-    used,rows = np.unique(self.rows[idx], return_inverse=True)
-    first,second = self.texts(idx)
-    new = TaskDataset(self.base.subset(used, split), rows, first, second=second, ids=[self.ids[i] for i in idx],
-                      answers=None if self.answers is None else self.answers.subset(idx), name=self.name,
-                      kinds=self.kinds and [self.kinds[i] for i in idx], split=split or self.split)
-    new.classes,new.targets = self.classes,None if self.targets is None else self.targets[idx]
+    used, rows = np.unique(self.rows[idx], return_inverse=True)
+    first, second = self.texts(idx)
+    new = TaskDataset(
+        self.base.subset(used, split),
+        rows,
+        first,
+        second=second,
+        ids=[self.ids[i] for i in idx],
+        answers=None if self.answers is None else self.answers.subset(idx),
+        name=self.name,
+        kinds=self.kinds and [self.kinds[i] for i in idx],
+        split=split or self.split,
+    )
+    new.classes = self.classes
+    new.targets = None if self.targets is None else self.targets[idx]
     return new
 
+
 @patch
-def digest(self:TaskDataset)->str: # 16 hexadecimal digits
+def digest(self: TaskDataset) -> str:  # 16 hexadecimal digits
     "A hash of names, texts, targets and rows; that of the pixels is `vlrep.training.resume.fingerprint` of `base`"
     h = hashlib.sha256(repr((len(self), list(self.ids), self.classes)).encode())
     for b in (self.captions, self.answers):
-        for k in ('data','ends','rows') if b is not None else ():
+        for k in ('data', 'ends', 'rows') if b is not None else ():
             h.update(np.ascontiguousarray(getattr(b, k)).tobytes())
     h.update(self.rows.tobytes())
     return h.hexdigest()[:16]
 
 # %% ../../nbs/data/58_tasks.ipynb #c63fa73a
-_UNKNOWN = '<unk>' # The label that stands for all answers that are none of the others
+_UNKNOWN = '<unk>'  # The label that stands for all answers that are none of the others
+
 
 @patch
-def with_targets(self:TaskDataset,
-    classes:list,        # The labels, in the order of the network's outputs
-    score:Callable,      # (answers of an example) -> {label: score}
-    closed:bool=False,   # Is an answer outside `classes` an error?
-)->TaskDataset:          # The same examples with `classes`, and sparse `targets` (n,k) unless answers are secret
+def with_targets(
+    self: TaskDataset,
+    classes: list,  # The labels, in the order of the network's outputs
+    score: Callable,  # (answers of an example) -> {label: score}
+    closed: bool = False,  # Is an answer outside `classes` an error?
+) -> TaskDataset:  # The same examples with `classes`, and sparse `targets` (n,k) unless answers are secret
     "Scores of labels for each example; a `ValueError` if the labels are those of another data set"
-    new,at = copy.copy(self),{c: k for k,c in enumerate(classes)}
+    new = copy.copy(self)
+    at = {c: k for k, c in enumerate(classes)}
     new.classes = list(classes)
-    if len(at) < len(classes): raise ValueError(f'labels: {len(classes)-len(at)} of {len(classes)} are there twice')
-    if self.answers is None: return new
-    ends,cols,vals,out,whole,unknown = [0],[],[],{},0,0
+    if len(at) < len(classes):
+        raise ValueError(f'labels: {len(classes) - len(at)} of {len(classes)} are there twice')
+    if self.answers is None:
+        return new
+    ends = [0]
+    cols = []
+    vals = []
+    out = {}
+    whole = 0
+    unknown = 0
     for i in range(len(self)):
-        for a,s in score(self.answers[i]).items():
+        for a, s in score(self.answers[i]).items():
             whole += 1
             unknown += a == _UNKNOWN
             if a in at:
                 cols.append(at[a])
                 vals.append(s)
-            else: out[a] = out.get(a, 0)+1
+            else:
+                out[a] = out.get(a, 0) + 1
         ends.append(len(cols))
     new.lost = lost = sum(out.values())
-    if (lost and closed) or 10*(whole-lost-unknown) < whole:
+    if (lost and closed) or 10 * (whole - lost - unknown) < whole:
         met = sorted(out, key=out.get, reverse=True) or [a for i in range(len(self)) for a in self.answers[i]]
-        raise ValueError(f'{self.name}, {self.split}: {lost+unknown} of {whole} answers are none of the {len(classes)} '
-                         f'labels ({some_of(classes)}), such as {some_of(met)}: the labels of another data set?')
-    new.targets = csr_matrix((np.array(vals, np.float32), cols, ends), (len(self),len(classes)))
+        raise ValueError(
+            f'{self.name}, {self.split}: {lost + unknown} of {whole} answers are none of the {len(classes)} '
+            f'labels ({some_of(classes)}), such as {some_of(met)}: the labels of another data set?'
+        )
+    new.targets = csr_matrix((np.array(vals, np.float32), cols, ends), (len(self), len(classes)))
     return new
 
+
 @patch
-def lost_line(self:TaskDataset)->str: # '' if nothing is lost
+def lost_line(self: TaskDataset) -> str:  # '' if nothing is lost
     "How many answers are outside the labels, in words"
-    if not getattr(self, 'lost', 0): return ''
+    if not getattr(self, 'lost', 0):
+        return ''
     mute = int((np.diff(self.targets.indptr) == 0).sum())
-    return (f'{self.split}: {self.lost:,} answers are none of the {len(self.classes):,} labels; {mute:,} of '
-            f'{len(self):,} examples have no other')
+    return (
+        f'{self.split}: {self.lost:,} answers are none of the {len(self.classes):,} labels; {mute:,} of '
+        f'{len(self):,} examples have no other'
+    )
 
 # %% ../../nbs/data/58_tasks.ipynb #a7c01e40
 def read_labels(
-    path:FilePath,         # Text, one label a line; or .json: a list of labels, {label: number}, {number: label}, or
-                           # rows with `id` and `name`, such as the `categories` of COCO
-    option:str='--labels', # The option that names the file, for messages
-)->list:                   # At least two, none twice, in the order of their numbers
+    path: FilePath,  # Text, one label a line; or .json: a list of labels, {label: number}, {number: label}, or
+    # rows with `id` and `name`, such as the `categories` of COCO
+    option: str = '--labels',  # The option that names the file, for messages
+) -> list:  # At least two, none twice, in the order of their numbers
     "A label map from a file; a `ValueError` names it and what is wrong"
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'{option} {path}: no such file')
-    if path.suffix.lower() == '.json': got = _ordered(read_json(path), f'{option} {path}')
-    else: got = [label for _, label in text_lines(path)]
-    if len(got) < 2: raise ValueError(f'{option} {path}: at least 2 labels, one a line, or a list in JSON')
-    if twice := [l for l,k in Counter(got).items() if k > 1]:
+    if not path.is_file():
+        raise ValueError(f'{option} {path}: no such file')
+    if path.suffix.lower() == '.json':
+        got = _ordered(read_json(path), f'{option} {path}')
+    else:
+        got = [label for _, label in text_lines(path)]
+    if len(got) < 2:
+        raise ValueError(f'{option} {path}: at least 2 labels, one a line, or a list in JSON')
+    if twice := [l for l, k in Counter(got).items() if k > 1]:
         raise ValueError(f'{option} {path}: {len(twice)} labels are there twice: {some_of(twice)}')
     return got
 
+
 def _ordered(got, where):
     "The labels that a JSON file holds, in the order of their numbers"
-    if isinstance(got, dict) and isinstance(got.get('categories'), list): got = got['categories']
-    whole = lambda v: isinstance(v, int) and not isinstance(v, bool)
+    if isinstance(got, dict) and isinstance(got.get('categories'), list):
+        got = got['categories']
+
+    def whole(v):
+        return isinstance(v, int) and not isinstance(v, bool)
+
     if isinstance(got, list) and got and all(isinstance(r, dict) for r in got):
         if not all(whole(r.get('id')) and isinstance(r.get('name'), str) for r in got):
             raise ValueError(f'{where}: a row without `id` and `name`, expected those of every label')
         got = [r['name'] for r in sorted(got, key=lambda r: r['id'])]
     elif isinstance(got, dict):
-        if got and all(k.isascii() and k.isdecimal() and isinstance(v, str) for k,v in got.items()):
-            at = {int(k): v for k,v in got.items()}
-        elif got and all(map(whole, got.values())): at = {v: k for k,v in got.items()}
-        else: raise ValueError(f'{where}: expected labels with their numbers')
+        if got and all(k.isascii() and k.isdecimal() and isinstance(v, str) for k, v in got.items()):
+            at = {int(k): v for k, v in got.items()}
+        elif got and all(map(whole, got.values())):
+            at = {v: k for k, v in got.items()}
+        else:
+            raise ValueError(f'{where}: expected labels with their numbers')
         if sorted(at) != list(range(len(got))):
-            raise ValueError(f'{where}: the numbers of {len(got)} labels are 0 to {len(got)-1}, each once')
+            raise ValueError(f'{where}: the numbers of {len(got)} labels are 0 to {len(got) - 1}, each once')
         got = [at[i] for i in range(len(at))]
     if not (isinstance(got, list) and all(isinstance(l, str) and l.strip() for l in got)):
         raise ValueError(f'{where}: expected a list of labels, or labels with their numbers')

@@ -7,44 +7,57 @@ __all__ = ['MARK', 'encode_pairs', 'uncut_pairs']
 
 # %% ../../nbs/data/53_text_pairs.ipynb #a1ccb1e1
 import torch
-from .tokenizer import *
+
+from .tokenizer import Tokenizer, pad_tokens
 
 # %% ../../nbs/data/53_text_pairs.ipynb #108a802a
 def _shortened(a, b, room):
     "Both lists, cut to `room` tokens together: the longer one loses its last, of equal ones the second"
-    over = max(0, len(a)+len(b)-room)
-    apart = min(over, abs(len(a)-len(b)))                    # until both are equally long
-    from_a = apart*(len(a) > len(b)) + (over-apart)//2
-    return a[:len(a)-from_a],b[:len(b)-(over-from_a)]
+    over = max(0, len(a) + len(b) - room)
+    apart = min(over, abs(len(a) - len(b)))  # until both are equally long
+    from_a = apart * (len(a) > len(b)) + (over - apart) // 2
+    return a[: len(a) - from_a], b[: len(b) - (over - from_a)]
 
-MARK = '\ufdd1' # Stands between the first and the second text of a pair; no character of any text
+
+MARK = '\ufdd1'  # Stands between the first and the second text of a pair; no character of any text
+
 
 def encode_pairs(
-    tokenizer:'Tokenizer', # Cuts texts into tokens; has `sos`, `eos`, `pad`
-    first:list,            # Texts
-    second:list=None,      # For each a second text, or None for a row that has none; None: no row has one
-    max_len:int=128,       # Most tokens of a row, the special ones included (VisualBERT code)
-)->dict:                   # `tok`, `segments` (b,s), `lens`, and `cut`, the tokens that were left out (b,); int64
+    tokenizer: 'Tokenizer',  # Cuts texts into tokens; has `sos`, `eos`, `pad`
+    first: list,  # Texts
+    second: list = None,  # For each a second text, or None for a row that has none; None: no row has one
+    max_len: int = 128,  # Most tokens of a row, the special ones included (VisualBERT code)
+) -> dict:  # `tok`, `segments` (b,s), `lens`, and `cut`, the tokens that were left out (b,); int64
     "Texts, or pairs of texts, as tokens with segments; a `ValueError` if there is not a second text for each first one"
-    if max_len < 5: raise ValueError(f'max_len={max_len}: a pair needs at least 5 places, 3 of them for special tokens')
-    if isinstance(first, str): raise ValueError('first: a list of texts is expected, not one string')
-    seconds = [None]*len(first) if second is None else list(second)
-    if len(seconds) != len(first): raise ValueError(f'second: {len(seconds)} texts for {len(first)} first ones')
-    ids = lambda texts: [t[1:-1] for t in tokenizer.encode(texts, 1 << 30)]
-    a,b = ids(list(first)),ids([t or '' for t in seconds])
-    rows,kinds,cut = [],[],[]
-    for x,y,t in zip(a, b, seconds):
-        p,q = _shortened(x, y, max_len-2-(t is not None))
+    if max_len < 5:
+        raise ValueError(f'max_len={max_len}: a pair needs at least 5 places, 3 of them for special tokens')
+    if isinstance(first, str):
+        raise ValueError('first: a list of texts is expected, not one string')
+    seconds = [None] * len(first) if second is None else list(second)
+    if len(seconds) != len(first):
+        raise ValueError(f'second: {len(seconds)} texts for {len(first)} first ones')
+
+    def ids(texts):
+        return [t[1:-1] for t in tokenizer.encode(texts, 1 << 30)]
+
+    a = ids(list(first))
+    b = ids([t or '' for t in seconds])
+    rows = []
+    kinds = []
+    cut = []
+    for x, y, t in zip(a, b, seconds):
+        p, q = _shortened(x, y, max_len - 2 - (t is not None))
         rows.append([tokenizer.sos, *p, tokenizer.eos, *([*q, tokenizer.eos] if t is not None else [])])
-        kinds.append([0]*(len(p)+2) + [1]*(len(rows[-1])-len(p)-2))
-        cut.append(len(x)+len(y)-len(p)-len(q))
-    (tok,lens),(segments,_) = pad_tokens(rows, tokenizer.pad),pad_tokens(kinds, 0)
+        kinds.append([0] * (len(p) + 2) + [1] * (len(rows[-1]) - len(p) - 2))
+        cut.append(len(x) + len(y) - len(p) - len(q))
+    (tok, lens), (segments, _) = pad_tokens(rows, tokenizer.pad), pad_tokens(kinds, 0)
     return dict(tok=tok, lens=lens, segments=segments, cut=torch.tensor(cut, dtype=torch.int64))
 
+
 def uncut_pairs(
-    tokenizer:'Tokenizer', # As for `encode_pairs`
-    texts:list,            # Texts, or pairs with `MARK` between
-)->list:                   # For each text a list of tokens
+    tokenizer: 'Tokenizer',  # As for `encode_pairs`
+    texts: list,  # Texts, or pairs with `MARK` between
+) -> list:  # For each text a list of tokens
     "The tokens of texts, special ones included, however many there are"
     first, marks, second = zip(*(t.partition(MARK) for t in texts))
     got = encode_pairs(tokenizer, list(first), [b if m else None for b, m in zip(second, marks)], 1 << 30)

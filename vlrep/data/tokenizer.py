@@ -6,73 +6,93 @@
 __all__ = ['NORMALISATIONS', 'normalise', 'choose_normalisation', 'Tokenizer', 'pad_tokens']
 
 # %% ../../nbs/data/25_tokenizer.ipynb #b5b4a1ea
-import io, unicodedata
+import io
+import unicodedata
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path
-import numpy as np, sentencepiece as spm, torch
+
+import numpy as np
+import sentencepiece as spm
+import torch
 from fastcore.basics import patch
-from ..core.files import *
+
+from ..core.files import FilePath, atomic_file
 from ..core.registry import did_you_mean
 from ..core.scripts import clean_text
-from .wordpiece import *
+from .wordpiece import WordPieceTokenizer
 
 # %% ../../nbs/data/25_tokenizer.ipynb #9d9ec7fd
 NORMALISATIONS = 'nfkd', 'nfkc', 'none'
 
+
 def _decomposed(text):
     return ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c)).lower()
+
 
 def _composed(text):
     # a second time, since a few letters are composed in lower case alone
     return unicodedata.normalize('NFKC', unicodedata.normalize('NFKC', text).lower())
 
+
 _FORMS = dict(nfkd=_decomposed, nfkc=_composed, none=partial(unicodedata.normalize, 'NFC'))
 
+
 def normalise(
-    text:str,        # Any text
-    how:str='nfkd',  # nfkd: marks dropped, lower case (VirTex code); nfkc: lower case, marks kept; none: as written
-)->str:              # Single spaces
+    text: str,  # Any text
+    how: str = 'nfkd',  # nfkd: marks dropped, lower case (VirTex code); nfkc: lower case, marks kept; none: as written
+) -> str:  # Single spaces
     "Bring text into the form that a tokenizer reads: one form for each letter, single spaces, no control characters"
     text = clean_text(text)
-    if text.isascii(): text = text if how == 'none' else text.lower()
+    if text.isascii():
+        text = text if how == 'none' else text.lower()
     # U+2581 is SentencePiece's own sign for a space
-    else: text = _FORMS[how](text).replace('\u2581', ' ')
+    else:
+        text = _FORMS[how](text).replace('\u2581', ' ')
     return ' '.join(text.split())
 
 # %% ../../nbs/data/25_tokenizer.ipynb #ad95cdd5
-_MOST_MARKED = .01 # Share of the text in words that would lose a mark
+_MOST_MARKED = 0.01  # Share of the text in words that would lose a mark
+
 
 @cache
-def _is_foreign(char): return char.isalpha() and 'LATIN' not in unicodedata.name(char, '')
+def _is_foreign(char):
+    return char.isalpha() and 'LATIN' not in unicodedata.name(char, '')
+
 
 def choose_normalisation(
-    texts:'Iterable[str]', # Captions
-)->tuple:                  # nfkd or nfkc, and why
+    texts: 'Iterable[str]',  # Captions
+) -> tuple:  # nfkd or nfkc, and why
     "Choose `nfkd` for captions in Latin letters with few marks (English), else `nfkc`"
     size = 0
     words = Counter()
     for t in texts:
-        if t.isascii(): size += len(t)-t.count(' ')
-        else: words.update(t.split())
-    size += sum(n*len(w) for w,n in words.items())
-    foreign = sum(n*sum(map(_is_foreign, w)) for w,n in words.items())
-    if foreign > size/2: return 'nfkc','the captions are not written in Latin letters'
+        if t.isascii():
+            size += len(t) - t.count(' ')
+        else:
+            words.update(t.split())
+    size += sum(n * len(w) for w, n in words.items())
+    foreign = sum(n * sum(map(_is_foreign, w)) for w, n in words.items())
+    if foreign > size / 2:
+        return 'nfkc', 'the captions are not written in Latin letters'
     marked = [w for w in words if any(map(unicodedata.combining, unicodedata.normalize('NFKD', w)))]
-    share = sum(words[w]*len(w) for w in marked)/max(size, 1)
-    if share <= _MOST_MARKED: return 'nfkd','the captions have Latin letters with few marks'
+    share = sum(words[w] * len(w) for w in marked) / max(size, 1)
+    if share <= _MOST_MARKED:
+        return 'nfkd', 'the captions have Latin letters with few marks'
     usual = max(marked, key=lambda w: (words[w], w))
-    return 'nfkc',f'{100*share:.0f} % of the captions is in words with marks, such as {usual}'
+    return 'nfkc', f'{100 * share:.0f} % of the captions is in words with marks, such as {usual}'
 
 # %% ../../nbs/data/25_tokenizer.ipynb #779aae4b
 _special = ['<unk>', '[SOS]', '[EOS]', '[MASK]', '[PAD]']
 
-_OWN = 200 # Number of the field in which a model file says how texts are normalised; absent for nfkd
+_OWN = 200  # Number of the field in which a model file says how texts are normalised; absent for nfkd
+
 
 def _fields(data):
     "Number -> bytes of the last such field of a SentencePiece file; None if the file is cut off or something else"
     pos = 0
     found = {}
+
     def varint():
         nonlocal pos
         n = shift = 0
@@ -80,43 +100,61 @@ def _fields(data):
             n |= (data[pos] & 127) << shift
             shift += 7
             pos += 1
-            if data[pos-1] < 128: return n
+            if data[pos - 1] < 128:
+                return n
+
     try:
         while pos < len(data):
             key = varint()
             size = varint()
-            if key & 7 != 2: return None
-            found[key >> 3] = data[pos:pos+size]
+            if key & 7 != 2:
+                return None
+            found[key >> 3] = data[pos : pos + size]
             pos += size
-    except IndexError: return None
+    except IndexError:
+        return None
     # pieces, training settings, normaliser
     return found if pos == len(data) and {1, 2, 3} <= found.keys() else None
 
+
 def _marked(model, how):
     "The bytes of a model, with a field in front that names its normalisation"
-    return model if how == 'nfkd' else bytes([_OWN << 3 & 127 | 128 | 2, _OWN >> 4, len(how)])+how.encode()+model
+    return model if how == 'nfkd' else bytes([_OWN << 3 & 127 | 128 | 2, _OWN >> 4, len(how)]) + how.encode() + model
 
 # %% ../../nbs/data/25_tokenizer.ipynb #86d9c009
 class _Words(dict):
     "Word -> its token ids; a word is always cut in the same way, so each is cut once"
-    def __init__(self, sp, how, limit=200_000): self.sp,self.how,self.limit = sp,how,limit
+
+    def __init__(self, sp, how, limit=200_000):
+        self.sp = sp
+        self.how = how
+        self.limit = limit
+
     def __missing__(self, word):
         ids = self.sp.encode(normalise(word, self.how))
-        if len(self) < self.limit: self[word] = ids
+        if len(self) < self.limit:
+            self[word] = ids
         return ids
+
 
 class Tokenizer:
     "Captions to lists of token ids and back"
-    unk,sos,eos,mask = range(4)
-    def __init__(self,
-        model:bytes,          # A SentencePiece model, as `train` makes and `save` writes it
-        name:str='tokenizer', # Where it comes from, for messages
+
+    unk, sos, eos, mask = range(4)
+
+    def __init__(
+        self,
+        model: bytes,  # A SentencePiece model, as `train` makes and `save` writes it
+        name: str = 'tokenizer',  # Where it comes from, for messages
     ):
         self.model = bytes(model)
         fields = _fields(self.model)
-        try: self.sp = spm.SentencePieceProcessor(model_proto=self.model) if fields else None
-        except RuntimeError: self.sp = None
-        if self.sp is None: raise ValueError(f'{name}: damaged, not a complete SentencePiece model')
+        try:
+            self.sp = spm.SentencePieceProcessor(model_proto=self.model) if fields else None
+        except RuntimeError:
+            self.sp = None
+        if self.sp is None:
+            raise ValueError(f'{name}: damaged, not a complete SentencePiece model')
         if [self.sp.id_to_piece(i) for i in range(min(4, len(self.sp)))] != _special[:4]:
             raise ValueError(f'{name}: its first tokens are not {", ".join(_special[:4])}: not a tokenizer of captions')
         self.pad = 4 if len(self.sp) > 4 and self.sp.id_to_piece(4) == _special[4] else self.unk
@@ -124,44 +162,73 @@ class Tokenizer:
         if self.normalisation not in NORMALISATIONS:
             raise ValueError(f'{name}: normalises by {self.normalisation!r}, and known are {", ".join(NORMALISATIONS)}')
         self._words = _Words(self.sp, self.normalisation)
-    def __len__(self): return len(self.sp)
-    def __reduce__(self): return Tokenizer, (self.model,)
-    def __repr__(self): return f'Tokenizer({len(self)} tokens, pad={self.pad})'
+
+    def __len__(self):
+        return len(self.sp)
+
+    def __reduce__(self):
+        return Tokenizer, (self.model,)
+
+    def __repr__(self):
+        return f'Tokenizer({len(self)} tokens, pad={self.pad})'
 
 # %% ../../nbs/data/25_tokenizer.ipynb #d06b68e2
 def _check_size(texts, vocab, special):
     "A `ValueError` if there are more different characters than tokens"
-    characters = len(set().union(*texts)-{' '})
+    characters = len(set().union(*texts) - {' '})
     # one more for the space
-    least = characters+1+len(special)
-    if vocab >= least: return
-    raise ValueError(f'vocab={vocab}: the {len(texts):,} captions have {characters:,} different characters, '
-                     f'and each needs a token of its own: --vocab {least} at least, and more for frequent words')
+    least = characters + 1 + len(special)
+    if vocab >= least:
+        return
+    raise ValueError(
+        f'vocab={vocab}: the {len(texts):,} captions have {characters:,} different characters, '
+        f'and each needs a token of its own: --vocab {least} at least, and more for frequent words'
+    )
+
 
 @patch(cls_method=True)
-def train(cls:Tokenizer,
-    texts:'Iterable[str]', # Captions; any iterable of strings
-    vocab:int=10000,       # Most tokens, the special ones included (VirTex sec. 3)
-    pad_is_unk:bool=False, # Pad with the id of unknown tokens, as VirTex's code does
-    how:str='auto',        # As for `normalise`; auto: see `choose_normalisation`
-)->Tokenizer:
+def train(
+    cls: Tokenizer,
+    texts: 'Iterable[str]',  # Captions; any iterable of strings
+    vocab: int = 10000,  # Most tokens, the special ones included (VirTex sec. 3)
+    pad_is_unk: bool = False,  # Pad with the id of unknown tokens, as VirTex's code does
+    how: str = 'auto',  # As for `normalise`; auto: see `choose_normalisation`
+) -> Tokenizer:
     "Train a tokenizer on `texts`; the same texts give the same bytes"
-    if isinstance(texts, str): raise ValueError('texts: an iterable of captions is expected, not one string')
+    if isinstance(texts, str):
+        raise ValueError('texts: an iterable of captions is expected, not one string')
     texts = list(texts)
-    if how == 'auto': how = choose_normalisation(texts)[0]
-    if how not in NORMALISATIONS: raise did_you_mean('normalise', how, ('auto', *NORMALISATIONS))
+    if how == 'auto':
+        how = choose_normalisation(texts)[0]
+    if how not in NORMALISATIONS:
+        raise did_you_mean('normalise', how, ('auto', *NORMALISATIONS))
     texts = [t for t in (normalise(t, how) for t in texts) if t]
-    if not texts: raise ValueError('texts: no captions to learn tokens from')
+    if not texts:
+        raise ValueError('texts: no captions to learn tokens from')
     special = _special[:4] if pad_is_unk else _special
     _check_size(texts, vocab, special)
     # longer texts than this would be left out without a word
     longest = max(len(t.encode()) for t in texts)
     room = dict(max_sentence_length=longest) if longest > 4192 else {}
     out = io.BytesIO()
-    try: spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=out, vocab_size=vocab, model_type='bpe', character_coverage=1.0,
-        unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, control_symbols=special[1:],
-        normalization_rule_name='identity', hard_vocab_limit=False, num_threads=1, minloglevel=2, **room)
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=out,
+            vocab_size=vocab,
+            model_type='bpe',
+            character_coverage=1.0,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            control_symbols=special[1:],
+            normalization_rule_name='identity',
+            hard_vocab_limit=False,
+            num_threads=1,
+            minloglevel=2,
+            **room,
+        )
     except RuntimeError as e:
         why = str(e).split('] ')[-1].strip() or e
         raise ValueError(f'vocab={vocab}: cannot learn tokens from {len(texts)} captions: {why}') from e
@@ -169,58 +236,69 @@ def train(cls:Tokenizer,
 
 # %% ../../nbs/data/25_tokenizer.ipynb #d9398254
 @patch
-def encode(self:Tokenizer,
-    texts:str|list,     # A caption or a list of captions
-    max_len:int=30,     # Most ids, [SOS] and [EOS] included (VirTex code)
-    keep_eos:bool=True, # Keep [EOS] when a caption is cut; False is what VirTex's code does
-)->list:                # A list of ids for each caption; for a single caption, its list
+def encode(
+    self: Tokenizer,
+    texts: str | list,  # A caption or a list of captions
+    max_len: int = 30,  # Most ids, [SOS] and [EOS] included (VirTex code)
+    keep_eos: bool = True,  # Keep [EOS] when a caption is cut; False is what VirTex's code does
+) -> list:  # A list of ids for each caption; for a single caption, its list
     "Captions to ids, from [SOS] to [EOS]"
-    if isinstance(texts, str): return self.encode([texts], max_len, keep_eos)[0]
-    if max_len < 2: raise ValueError(f'max_len={max_len}: needs room for [SOS] and [EOS]')
+    if isinstance(texts, str):
+        return self.encode([texts], max_len, keep_eos)[0]
+    if max_len < 2:
+        raise ValueError(f'max_len={max_len}: needs room for [SOS] and [EOS]')
     out = []
     for t in texts:
         ids = [self.sos]
-        for w in t.split(): ids += self._words[w]
-        out.append(ids[:max_len-1] + [self.eos] if keep_eos else (ids + [self.eos])[:max_len])
+        for w in t.split():
+            ids += self._words[w]
+        out.append(ids[: max_len - 1] + [self.eos] if keep_eos else (ids + [self.eos])[:max_len])
     return out
 
 # %% ../../nbs/data/25_tokenizer.ipynb #9092b9d3
 @patch
-def decode(self:Tokenizer,
-    ids:list|torch.Tensor, # Ids (s,): a list or a tensor; what follows [EOS] is ignored
-)->str:                    # Their text
+def decode(
+    self: Tokenizer,
+    ids: list | torch.Tensor,  # Ids (s,): a list or a tensor; what follows [EOS] is ignored
+) -> str:  # Their text
     "Ids back to text, without the special tokens"
     ids = [int(i) for i in ids]
-    if self.eos in ids: ids = ids[:ids.index(self.eos)]
+    if self.eos in ids:
+        ids = ids[: ids.index(self.eos)]
     if ids and not 0 <= min(ids) <= max(ids) < len(self):
-        raise ValueError(f'ids outside 0..{len(self)-1}: {min(ids)}..{max(ids)}')
+        raise ValueError(f'ids outside 0..{len(self) - 1}: {min(ids)}..{max(ids)}')
     return self.sp.decode([i for i in ids if i not in (self.sos, self.mask, self.pad)])
 
 # %% ../../nbs/data/25_tokenizer.ipynb #f52f71c4
 def pad_tokens(
-    lists:list, # Lists of ids
-    pad:int,    # Id of the padding
-)->tuple:       # Ids (b,s) and lengths (b,), int64, s = longest list
+    lists: list,  # Lists of ids
+    pad: int,  # Id of the padding
+) -> tuple:  # Ids (b,s) and lengths (b,), int64, s = longest list
     "Pad lists of unequal length to one tensor"
     lens = np.array([len(l) for l in lists], np.int64)
     tok = np.full((len(lists), max(lens, default=0)), pad, np.int64)
-    tok[np.arange(tok.shape[1]) < lens[:,None]] = [i for l in lists for i in l]
-    return torch.from_numpy(tok),torch.from_numpy(lens)
+    tok[np.arange(tok.shape[1]) < lens[:, None]] = [i for l in lists for i in l]
+    return torch.from_numpy(tok), torch.from_numpy(lens)
 
 # %% ../../nbs/data/25_tokenizer.ipynb #e5e9a559
 @patch
-def save(self:Tokenizer,
-    path:FilePath, # Where to
-)->None:
+def save(
+    self: Tokenizer,
+    path: FilePath,  # Where to
+) -> None:
     "Write the tokenizer, whole or not at all"
-    with atomic_file(path) as new: new.write_bytes(self.model)
+    with atomic_file(path) as new:
+        new.write_bytes(self.model)
+
 
 @patch(cls_method=True)
-def load(cls:Tokenizer,
-    path:FilePath, # What `save` of any tokenizer wrote, or the SentencePiece model of a VirTex run
-)->'Tokenizer|WordPieceTokenizer': # The kind that was written
+def load(
+    cls: Tokenizer,
+    path: FilePath,  # What `save` of any tokenizer wrote, or the SentencePiece model of a VirTex run
+) -> 'Tokenizer|WordPieceTokenizer':  # The kind that was written
     "Read a tokenizer; a `ValueError` names a file that is missing or damaged"
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'{path}: no such tokenizer file')
+    if not path.is_file():
+        raise ValueError(f'{path}: no such tokenizer file')
     data = path.read_bytes()
     return (WordPieceTokenizer.from_bytes if data[:1] == b'{' else cls)(data, str(path))

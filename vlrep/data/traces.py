@@ -8,153 +8,184 @@ __all__ = ['HOW', 'render_traces']
 # %% ../../nbs/data/45_traces.ipynb #92d063bd
 import torch
 from torch import Tensor
-from ..core.registry import *
+
+from ..core.registry import did_you_mean
 
 # %% ../../nbs/data/45_traces.ipynb #f8824368
 def _expand(n):
     "For counts `n` (k,): the number of the one counted, and which of its items this is, for every item"
     who = torch.repeat_interleave(torch.arange(len(n), device=n.device), n)
-    return who,torch.arange(len(who), device=n.device) - (n.cumsum(0)-n)[who]
+    return who, torch.arange(len(who), device=n.device) - (n.cumsum(0) - n)[who]
+
 
 def _groups(span):
     "The group of each token (b,s), or the number of groups if it has no time; row and column of a token of each group"
-    live = span[...,1] >= span[...,0]
+    live = span[..., 1] >= span[..., 0]
     new = live.clone()
-    new[:,1:] &= (span[:,1:] != span[:,:-1]).any(-1)
-    which = new.flatten().cumsum(0).view(new.shape)-1
-    row,col = new.nonzero(as_tuple=True)
-    return which.masked_fill(~live, len(row)),row,col
+    new[:, 1:] &= (span[:, 1:] != span[:, :-1]).any(-1)
+    which = new.flatten().cumsum(0).view(new.shape) - 1
+    row, col = new.nonzero(as_tuple=True)
+    return which.masked_fill(~live, len(row)), row, col
+
 
 def _members(t, span, row, col):
     "Points at times `t` (b,n) that belong to each group, both ends of its times included: pairs (group, point)"
-    n,order = t.shape[1],None
+    n = t.shape[1]
+    order = None
     t = t.masked_fill(t <= -1e6, torch.inf)  # padding comes last
-    if (t[:,1:] < t[:,:-1]).any(): t,order = t.sort(1)
-    first = torch.searchsorted(t, span[...,0].contiguous())[row,col]
-    g,k = _expand(torch.searchsorted(t, span[...,1].contiguous(), right=True)[row,col]-first)
-    r,k = row[g],k+first[g]
-    return g,r*n + (k if order is None else order[r,k])
+    if (t[:, 1:] < t[:, :-1]).any():
+        t, order = t.sort(1)
+    first = torch.searchsorted(t, span[..., 0].contiguous())[row, col]
+    g, k = _expand(torch.searchsorted(t, span[..., 1].contiguous(), right=True)[row, col] - first)
+    r = row[g]
+    k = k + first[g]
+    return g, r * n + (k if order is None else order[r, k])
 
 # %% ../../nbs/data/45_traces.ipynb #5ab612fc
-_unit,_far = 2**18,16               # points are rounded to 1/_unit of the view, and taken to be within _far views
+# points are rounded to 1/_unit of the view, and taken to be within _far views
+_unit = 2**18
+_far = 16
+
 
 def _runs(p, q, h, w):
     "Lines p-q, int64 (k,2) in 1/_unit of a cell: who, row, first and last column of the cells they meet in each row"
-    up = (p[:,1] <= q[:,1])[:,None]
-    p,q = torch.where(up, p, q),torch.where(up, q, p)
-    j0,j1 = ((v[:,1]//_unit).clamp(0, h-1) for v in (p,q))
-    who,j = _expand((j1-j0+1)*((q[:,1] >= 0) & (p[:,1] <= h*_unit)))
-    j = j+j0[who]
-    (x0,y0),(x1,y1) = p[who].unbind(1),q[who].unbind(1)
-    dx,dy = x1-x0,y1-y0
-    leaves = (y1 >= (j+1)*_unit) & (j < h-1)                        # where it leaves belongs to the next row
-    flat,dy = dy == 0,dy.clamp(min=1)
-    cell = dy*_unit
-    a = x0*dy + (j*_unit-y0).clamp(min=0)*dx                        # x where it enters the row, times dy
-    b = torch.where(flat, x1, x0*dy + (torch.minimum(y1, (j+1)*_unit)-y0)*dx)
-    lo,hi = torch.minimum(a, b),torch.maximum(a, b)
-    c0 = lo//cell - ((lo == w*cell) & ((dx >= 0) | ~leaves)).long() # the last column has its border
-    c1 = (hi - (leaves & (dx > 0)).long())//cell
-    return who,j,c0.clamp(min=0),c1.clamp(max=w-1)
+    up = (p[:, 1] <= q[:, 1])[:, None]
+    p, q = torch.where(up, p, q), torch.where(up, q, p)
+    j0, j1 = ((v[:, 1] // _unit).clamp(0, h - 1) for v in (p, q))
+    who, j = _expand((j1 - j0 + 1) * ((q[:, 1] >= 0) & (p[:, 1] <= h * _unit)))
+    j = j + j0[who]
+    (x0, y0), (x1, y1) = p[who].unbind(1), q[who].unbind(1)
+    dx = x1 - x0
+    dy = y1 - y0
+    leaves = (y1 >= (j + 1) * _unit) & (j < h - 1)  # where it leaves belongs to the next row
+    flat = dy == 0
+    dy = dy.clamp(min=1)
+    cell = dy * _unit
+    a = x0 * dy + (j * _unit - y0).clamp(min=0) * dx  # x where it enters the row, times dy
+    b = torch.where(flat, x1, x0 * dy + (torch.minimum(y1, (j + 1) * _unit) - y0) * dx)
+    lo = torch.minimum(a, b)
+    hi = torch.maximum(a, b)
+    c0 = lo // cell - ((lo == w * cell) & ((dx >= 0) | ~leaves)).long()  # the last column has its border
+    c1 = (hi - (leaves & (dx > 0)).long()) // cell
+    return who, j, c0.clamp(min=0), c1.clamp(max=w - 1)
+
 
 def _cells(p, q, h, w):
     "Which line meets which cell: who, in order, and the cell's number"
-    who,j,c0,c1 = _runs(p, q, h, w)
-    run,k = _expand((c1-c0+1).clamp(min=0))
-    return who[run],(j*w+c0)[run]+k
+    who, j, c0, c1 = _runs(p, q, h, w)
+    run, k = _expand((c1 - c0 + 1).clamp(min=0))
+    return who[run], (j * w + c0)[run] + k
 
 # %% ../../nbs/data/45_traces.ipynb #77ef3194
 def _clip(p, q):
     "The parts of the lines p-q (k,2) within the view: their ends, to the nearest 1/_unit, and which there are"
-    d = (q-p).double()
-    a,b = -p/d,(_unit-p)/d
+    d = (q - p).double()
+    a = -p / d
+    b = (_unit - p) / d
     still = d == 0
     out = still & ((p < 0) | (p > _unit))
-    t0 = torch.minimum(a, b).masked_fill(still, 0).masked_fill(out, 2).amax(1).clamp(min=0)[:,None]
-    t1 = torch.maximum(a, b).masked_fill(still, 1).amin(1).clamp(max=1)[:,None]
-    ends = ((p+t*d).round().clamp(0, _unit).long() for t in (t0,t1))
-    return *ends,(t0 <= t1)[:,0]
+    t0 = torch.minimum(a, b).masked_fill(still, 0).masked_fill(out, 2).amax(1).clamp(min=0)[:, None]
+    t1 = torch.maximum(a, b).masked_fill(still, 1).amin(1).clamp(max=1)[:, None]
+    ends = ((p + t * d).round().clamp(0, _unit).long() for t in (t0, t1))
+    return *ends, (t0 <= t1)[:, 0]
+
 
 def _chain(v):
     "The edges of the left side of the hull of points v (g,m,2), inf where there is none: groups, ends"
-    g,out = torch.arange(len(v), device=v.device),[]
-    low = v[...,1] == v[...,1].amin(1, keepdim=True)
-    now = v[g,v[...,0].where(low, torch.inf).argmin(1)]
+    g = torch.arange(len(v), device=v.device)
+    out = []
+    low = v[..., 1] == v[..., 1].amin(1, keepdim=True)
+    now = v[g, v[..., 0].where(low, torch.inf).argmin(1)]
     while len(g):
-        dx,dy = (v-now[:,None]).unbind(-1)
-        s,k = torch.where((dy > 0) & (dy < torch.inf), dx/dy, torch.inf).min(1)
+        dx, dy = (v - now[:, None]).unbind(-1)
+        s, k = torch.where((dy > 0) & (dy < torch.inf), dx / dy, torch.inf).min(1)
         on = s < torch.inf
-        v,g,k,now = v[on],g[on],k[on],now[on]
-        new = v[torch.arange(len(g), device=g.device),k]
-        out.append((g,now.long(),new.long()))
+        v = v[on]
+        g = g[on]
+        k = k[on]
+        now = now[on]
+        new = v[torch.arange(len(g), device=g.device), k]
+        out.append((g, now.long(), new.long()))
         now = new
     return [torch.cat(c) for c in zip(*out)]
 
 # %% ../../nbs/data/45_traces.ipynb #7309f9c7
 def _hulls(g, p, q, n, h, *, w):
     "Cells that meet the convex hull of the lines p-q of each of n groups: bool (n,h,w)"
-    p,q,seen = _clip(p, q)
-    g,o = g[seen].repeat(2).sort(stable=True)
+    p, q, seen = _clip(p, q)
+    g, o = g[seen].repeat(2).sort(stable=True)
     v = torch.cat([p[seen], q[seen]])[o]
-    left,right = (torch.full((n*h,), c, device=g.device) for c in (w,-1))
+    left, right = (torch.full((n * h,), c, device=g.device) for c in (w, -1))
     if len(g):
-        some,who,count = g.unique_consecutive(return_inverse=True, return_counts=True)
+        some, who, count = g.unique_consecutive(return_inverse=True, return_counts=True)
         k = _expand(count)[1]
-        pad = torch.full((len(some),int(count.max()),2), torch.inf, dtype=torch.float64, device=g.device)
-        scale = v.new_tensor([w,h])
-        x,y = (v*scale//_unit).minimum(scale-1).unbind(1)
-        for side,sign in (left,1),(right,-1):
-            turn = v.new_tensor([sign,1])
-            pad[who,k] = (v*turn).double()
-            e,a,b = _chain(pad)
-            r,j,*c = _runs(a*turn*scale, b*turn*scale, h, w)
-            at,c = torch.cat([some[e][r]*h+j, g*h+y]),torch.cat([c[sign < 0], x])
+        pad = torch.full((len(some), int(count.max()), 2), torch.inf, dtype=torch.float64, device=g.device)
+        scale = v.new_tensor([w, h])
+        x, y = (v * scale // _unit).minimum(scale - 1).unbind(1)
+        for side, sign in (left, 1), (right, -1):
+            turn = v.new_tensor([sign, 1])
+            pad[who, k] = (v * turn).double()
+            e, a, b = _chain(pad)
+            r, j, *c = _runs(a * turn * scale, b * turn * scale, h, w)
+            at = torch.cat([some[e][r] * h + j, g * h + y])
+            c = torch.cat([c[sign < 0], x])
             side.scatter_reduce_(0, at, c, 'amin' if sign > 0 else 'amax')
     c = torch.arange(w, device=g.device)
-    return ((c >= left[:,None]) & (c <= right[:,None])).view(n, h, w)
+    return ((c >= left[:, None]) & (c <= right[:, None])).view(n, h, w)
 
 # %% ../../nbs/data/45_traces.ipynb #d79b8788
-HOW = 'points','polyline','bbox','hull'                              # what a trace may cover
+HOW = 'points', 'polyline', 'bbox', 'hull'  # what a trace may cover
+
 
 def _lines(trace, g, i, start, end, *, draw):
     "The line to each point i of group g: from the point before it if the pen drew it meanwhile, or else from itself"
     points = trace.flatten(0, 1)
-    p,q = points[i-1],points[i]
-    a,b = start[g],end[g]
-    near = (q[:,3] > 0) & (i % trace.shape[1] > 0) & (p[:,2] >= a) & (p[:,2] <= b) & draw
-    p,q = ((v[:,:2].double().clamp_(-_far, _far)*_unit).round_().long() for v in (p,q))
-    return torch.where(near[:,None], p, q),q
+    p = points[i - 1]
+    q = points[i]
+    a = start[g]
+    b = end[g]
+    near = (q[:, 3] > 0) & (i % trace.shape[1] > 0) & (p[:, 2] >= a) & (p[:, 2] <= b) & draw
+    p, q = ((v[:, :2].double().clamp_(-_far, _far) * _unit).round_().long() for v in (p, q))
+    return torch.where(near[:, None], p, q), q
 
-def _filled(x, dim): return (x.cumsum(dim) > 0) & (x.flip(dim).cumsum(dim).flip(dim) > 0)  # first to last
+
+def _filled(x, dim):
+    return (x.cumsum(dim) > 0) & (x.flip(dim).cumsum(dim).flip(dim) > 0)  # first to last
+
 
 def _sides(trace, span, grid, how):
     "Height and width of the grid; a `ValueError` if anything does not fit"
-    if how not in HOW: raise did_you_mean('how', how, HOW)
+    if how not in HOW:
+        raise did_you_mean('how', how, HOW)
     if trace.dim() != 3 or trace.shape[2] != 4 or span.dim() != 3 or span.shape[2] != 2 or len(trace) != len(span):
-        raise ValueError(f'trace (b,n,4) and span (b,s,2) are expected, '
-                         f'not {tuple(trace.shape)} and {tuple(span.shape)}')
-    h,w = grid if isinstance(grid, (tuple,list)) else (grid,grid)
-    if not 1 <= min(h, w) <= max(h, w) <= 256: raise ValueError(f'grid={grid}: 1 to 256 cells a side are expected')
-    return h,w
+        raise ValueError(
+            f'trace (b,n,4) and span (b,s,2) are expected, not {tuple(trace.shape)} and {tuple(span.shape)}'
+        )
+    h, w = grid if isinstance(grid, (tuple, list)) else (grid, grid)
+    if not 1 <= min(h, w) <= max(h, w) <= 256:
+        raise ValueError(f'grid={grid}: 1 to 256 cells a side are expected')
+    return h, w
 
 # %% ../../nbs/data/45_traces.ipynb #e23c82da
 def render_traces(
-    trace:Tensor,         # x, y as parts of the view, t in seconds, 1. if the pen drew from the point before (b,n,4)
-    span:Tensor,          # When each token was said, start and end in seconds; start > end: at no time (b,s,2)
-    grid:int|tuple,       # Cells a side, or (h,w), at most 256
-    how:str='polyline',   # What a trace covers, one of `HOW`
-)->Tensor:                # Which cells each token's part of the trace covers, bool (b,s,h,w)
+    trace: Tensor,  # x, y as parts of the view, t in seconds, 1. if the pen drew from the point before (b,n,4)
+    span: Tensor,  # When each token was said, start and end in seconds; start > end: at no time (b,s,2)
+    grid: int | tuple,  # Cells a side, or (h,w), at most 256
+    how: str = 'polyline',  # What a trace covers, one of `HOW`
+) -> Tensor:  # Which cells each token's part of the trace covers, bool (b,s,h,w)
     "The part of the trace that belongs to each token, as a mask (LocTex sec. 3.4); t <= -1e6 is padding"
-    h,w = _sides(trace, span, grid, how)
+    h, w = _sides(trace, span, grid, how)
     span = span.to(trace.device)
-    which,row,col = _groups(span)
+    which, row, col = _groups(span)
     n = len(row)
-    g,i = _members(trace[...,2], span, row, col)
-    p,q = _lines(trace, g, i, *span[row,col].unbind(1), draw=how != 'points')
-    scale = p.new_tensor([w,h])
-    who,cell = _cells(p*scale, q*scale, h, w)
-    mask = torch.zeros(n+1, h, w, dtype=torch.bool, device=trace.device)                     # the last one stays dark
-    mask.view(-1)[g[who]*(h*w) + cell] = True
-    if how == 'bbox': mask = _filled(mask.any(2), 1)[:,:,None] & _filled(mask.any(1), 1)[:,None]
-    if how == 'hull': mask |= _hulls(g, p, q, n+1, h, w=w)
+    g, i = _members(trace[..., 2], span, row, col)
+    p, q = _lines(trace, g, i, *span[row, col].unbind(1), draw=how != 'points')
+    scale = p.new_tensor([w, h])
+    who, cell = _cells(p * scale, q * scale, h, w)
+    mask = torch.zeros(n + 1, h, w, dtype=torch.bool, device=trace.device)  # the last one stays dark
+    mask.view(-1)[g[who] * (h * w) + cell] = True
+    if how == 'bbox':
+        mask = _filled(mask.any(2), 1)[:, :, None] & _filled(mask.any(1), 1)[:, None]
+    if how == 'hull':
+        mask |= _hulls(g, p, q, n + 1, h, w=w)
     return mask[which]

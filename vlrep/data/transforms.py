@@ -7,256 +7,329 @@ __all__ = ['ENGLISH_SIDES', 'IMAGENET', 'swap_left_right', 'resize_crop', 'crop_
            'crop_labels', 'denormalise', 'TrainTransform', 'grey', 'gaussian_blur', 'EvalTransform']
 
 # %% ../../nbs/data/35_transforms.ipynb #d371c687
-import math, re
+import math
+import re
 from functools import lru_cache
+
 import torch
 from fastcore.basics import patch
 from torch import Tensor
+
 from ..core.scripts import is_unspaced, mirror_pairs
-from ..core.seeding import *
+from ..core.seeding import torch_rng
 
 # %% ../../nbs/data/35_transforms.ipynb #4f7bf552
 ENGLISH_SIDES = mirror_pairs('auto')
 
 # Behind these words left and right are sides, whatever follows
-_SIDE_AFTER = re.compile(r'\b(the|an?|his|hers?|its|their|my|your|our|to|on|from|at|of|and|or|far|upper|lower|top|'
-                         r'bottom|front|back|(turn|swerve|veer|look|lean|face|point|head|mov|go)\w*)\W*$',
-                         re.IGNORECASE)
+_SIDE_AFTER = re.compile(
+    r'\b(the|an?|his|hers?|its|their|my|your|our|to|on|from|at|of|and|or|far|upper|lower|top|'
+    r'bottom|front|back|(turn|swerve|veer|look|lean|face|point|head|mov|go)\w*)\W*$',
+    re.IGNORECASE,
+)
 # Before these words, or behind those, they are none
 _NO_SIDE_BEFORE = dict(
     # a bus left at noon, quickly, or to pick up somebody; not left, in a hat, and not left to right
-    left=re.compile(r'\W*(the|an?|his|her|its|their|him|them|it|alone|over|behind|out|open|unattended)\b'
-                    r'|\s+(at|on|in|for|with|from|to(?!\s+right)|\w+ly)\b', re.IGNORECASE),
-    right=re.compile(r'\W*(behind|next|before|after|now|away|beside|there|here|up|above|below|through|past|near|under|'
-                     r'underneath|over|in|into|at|outside|inside|angles?)\b', re.IGNORECASE))
-_NO_SIDE_AFTER = dict(left=re.compile(r"\b(has|have|had|having|been|being|just|what('s| is| was))\W+$", re.IGNORECASE),
-                      right=re.compile(r'\ball\W+$', re.IGNORECASE))
+    left=re.compile(
+        r'\W*(the|an?|his|her|its|their|him|them|it|alone|over|behind|out|open|unattended)\b'
+        r'|\s+(at|on|in|for|with|from|to(?!\s+right)|\w+ly)\b',
+        re.IGNORECASE,
+    ),
+    right=re.compile(
+        r'\W*(behind|next|before|after|now|away|beside|there|here|up|above|below|through|past|near|under|'
+        r'underneath|over|in|into|at|outside|inside|angles?)\b',
+        re.IGNORECASE,
+    ),
+)
+_NO_SIDE_AFTER = dict(
+    left=re.compile(r"\b(has|have|had|having|been|being|just|what('s| is| was))\W+$", re.IGNORECASE),
+    right=re.compile(r'\ball\W+$', re.IGNORECASE),
+)
+
 
 def _is_side(word, before, after):
     "Is `word`, left or right, a direction here? `before` and `after` are the text around it"
-    if word not in _NO_SIDE_BEFORE: return True
-    if _NO_SIDE_AFTER[word].search(before): return False
+    if word not in _NO_SIDE_BEFORE:
+        return True
+    if _NO_SIDE_AFTER[word].search(before):
+        return False
     return bool(_SIDE_AFTER.search(before) or not _NO_SIDE_BEFORE[word].match(after))
+
 
 @lru_cache(32)
 def _exchange(pairs):
     "A pattern of the words in `pairs`, and the other word of each"
-    other = {a: b for p in pairs for a,b in (p, p[::-1])}
+    other = {a: b for p in pairs for a, b in (p, p[::-1])}
+
     def pattern(word):
         # left: leftmost, leftward; words of scripts without spaces stand anywhere
-        if word in ENGLISH_SIDES[0]: return rf'\b{word}(?=(?:most|wards?)?\b)'
+        if word in ENGLISH_SIDES[0]:
+            return rf'\b{word}(?=(?:most|wards?)?\b)'
         return re.escape(word) if is_unspaced(word) else rf'(?<!\w){re.escape(word)}(?!\w)'
+
     words = sorted(other, key=len, reverse=True)
-    return re.compile('|'.join(map(pattern, words)) or r'(?!)', re.IGNORECASE),other
+    return re.compile('|'.join(map(pattern, words)) or r'(?!)', re.IGNORECASE), other
+
 
 def swap_left_right(
-    text:str,             # A caption
-    substring:bool=False, # Exchange the letters even inside other words, as VirTex's code does
-    pairs:tuple=ENGLISH_SIDES, # Words that are exchanged, from `mirror_pairs`
-)->str:                   # The caption of the mirrored image
+    text: str,  # A caption
+    substring: bool = False,  # Exchange the letters even inside other words, as VirTex's code does
+    pairs: tuple = ENGLISH_SIDES,  # Words that are exchanged, from `mirror_pairs`
+) -> str:  # The caption of the mirrored image
     "Exchange the words left and right where they are sides, keeping their case"
-    if substring: return re.sub('left|right', lambda m: 'right' if m[0] == 'left' else 'left', text)
-    words,others = _exchange(pairs)
+    if substring:
+        return re.sub('left|right', lambda m: 'right' if m[0] == 'left' else 'left', text)
+    words, others = _exchange(pairs)
+
     def other(m):
         word = m[0]
         new = others.get(word.lower())
-        if new is None or not _is_side(word.lower(), text[:m.start()][-40:], text[m.end():][:40]): return word
-        if word.isupper(): return new.upper()
+        if new is None or not _is_side(word.lower(), text[: m.start()][-40:], text[m.end() :][:40]):
+            return word
+        if word.isupper():
+            return new.upper()
         return new.capitalize() if word[0].isupper() else new
+
     return words.sub(other, text)
 
 # %% ../../nbs/data/35_transforms.ipynb #c3313228
 def _weights(lo, size, first, last, n, *, out, flip=None):
     "Matrices (b,out,n) that resize the interval of `size` pixels from `lo`; pixels outside [first,last) have no weight"
-    lo,size,first,last = (v[:,None].to(torch.float32) for v in (lo,size,first,last))
-    step = size/out
-    at = lo + (torch.arange(out, device=lo.device)+.5)*step                  # where each point comes from (b,out)
-    if flip is not None: at = torch.where(flip[:,None], 2*lo+size-at, at)
-    pix = torch.arange(n, device=lo.device)+.5
-    w = (1 - (pix-at[...,None]).abs()/step.clamp(min=1)[...,None]).clamp_(min=0)
-    w = w * ((pix > first) & (pix < last))[:,None]
+    lo, size, first, last = (v[:, None].to(torch.float32) for v in (lo, size, first, last))
+    step = size / out
+    at = lo + (torch.arange(out, device=lo.device) + 0.5) * step  # where each point comes from (b,out)
+    if flip is not None:
+        at = torch.where(flip[:, None], 2 * lo + size - at, at)
+    pix = torch.arange(n, device=lo.device) + 0.5
+    w = (1 - (pix - at[..., None]).abs() / step.clamp(min=1)[..., None]).clamp_(min=0)
+    w = w * ((pix > first) & (pix < last))[:, None]
     return w / w.sum(-1, keepdim=True).clamp_(min=1e-9)
 
 # %% ../../nbs/data/35_transforms.ipynb #14241649
 def resize_crop(
-    img:Tensor,         # Images (b,3,h,w), uint8 or float
-    boxes:Tensor,       # Part of each to keep: top, left, height, width in pixels (b,4)
-    size:int,           # Side of the result
-    flip:Tensor=None,   # Mirror these (b,) bool
-    within:Tensor=None, # Boxes whose pixels may be read (b,4); by default the crop itself
-)->Tensor:           # Float, in the range of the input (b,3,size,size)
+    img: Tensor,  # Images (b,3,h,w), uint8 or float
+    boxes: Tensor,  # Part of each to keep: top, left, height, width in pixels (b,4)
+    size: int,  # Side of the result
+    flip: Tensor = None,  # Mirror these (b,) bool
+    within: Tensor = None,  # Boxes whose pixels may be read (b,4); by default the crop itself
+) -> Tensor:  # Float, in the range of the input (b,3,size,size)
     "Cut a box out of each image and resize it, bilinear with antialiasing: torchvision's `resized_crop`, for a batch"
-    b,c,h,w = img.shape
-    y,x,bh,bw = boxes.unbind(1)
-    fy,fx,fh,fw = (boxes if within is None else within).unbind(1)
-    ay = _weights(y, bh, fy, fy+fh, h, out=size)
-    ax = _weights(x, bw, fx, fx+fw, w, out=size, flip=flip)
-    cols = img.permute(0,2,3,1).float().reshape(b,h,w*c).mT @ ay.mT          # (b,w*c,size)
-    return (cols.view(b,w,c*size).mT @ ax.mT).view(b,c,size,size)
+    b, c, h, w = img.shape
+    y, x, bh, bw = boxes.unbind(1)
+    fy, fx, fh, fw = (boxes if within is None else within).unbind(1)
+    ay = _weights(y, bh, fy, fy + fh, h, out=size)
+    ax = _weights(x, bw, fx, fx + fw, w, out=size, flip=flip)
+    cols = img.permute(0, 2, 3, 1).float().reshape(b, h, w * c).mT @ ay.mT  # (b,w*c,size)
+    return (cols.view(b, w, c * size).mT @ ax.mT).view(b, c, size, size)
 
 # %% ../../nbs/data/35_transforms.ipynb #84fd3c1d
 def crop_boxes(
-    hw:Tensor,             # Height and width of each image (b,2)
-    gen:torch.Generator,   # Where the numbers come from, on the CPU
-    scale:tuple=(.2,1.),   # Area of the crop, as part of the image (VirTex sec. 3)
-    ratio:tuple=(3/4,4/3), # Width over height (VirTex code)
-    tries:int=10,          # Boxes drawn for each image
-    *, share:tuple=None,   # As for `TrainTransform`
-)->Tensor:                 # top, left, height, width (b,4) int64, on the CPU
+    hw: Tensor,  # Height and width of each image (b,2)
+    gen: torch.Generator,  # Where the numbers come from, on the CPU
+    scale: tuple = (0.2, 1.0),  # Area of the crop, as part of the image (VirTex sec. 3)
+    ratio: tuple = (3 / 4, 4 / 3),  # Width over height (VirTex code)
+    tries: int = 10,  # Boxes drawn for each image
+    *,
+    share: tuple = None,  # As for `TrainTransform`
+) -> Tensor:  # top, left, height, width (b,4) int64, on the CPU
     "Random boxes as torchvision's `RandomResizedCrop` draws them"
-    h,w = hw.cpu().double()[:,None].unbind(-1)
-    n,own = share or (len(hw), slice(None))
+    h, w = hw.cpu().double()[:, None].unbind(-1)
+    n, own = share or (len(hw), slice(None))
     u = torch.rand(n, tries, 4, generator=gen, dtype=torch.float64)[own]
-    area = h*w*(scale[0] + u[...,0]*(scale[1]-scale[0]))
-    r = (math.log(ratio[0]) + u[...,1]*math.log(ratio[1]/ratio[0])).exp()
-    bw,bh = (area*r).sqrt().round(),(area/r).sqrt().round()
+    area = h * w * (scale[0] + u[..., 0] * (scale[1] - scale[0]))
+    r = (math.log(ratio[0]) + u[..., 1] * math.log(ratio[1] / ratio[0])).exp()
+    bw = (area * r).sqrt().round()
+    bh = (area / r).sqrt().round()
     fits = (bw > 0) & (bh > 0) & (bw <= w) & (bh <= h)
-    box = torch.stack([((h-bh+1)*u[...,2]).floor(), ((w-bw+1)*u[...,3]).floor(), bh, bw], -1)
-    lw,lh = torch.minimum(w, (h*ratio[1]).round())[:,0],torch.minimum(h, (w/ratio[0]).round())[:,0]
-    last = torch.stack([((h[:,0]-lh)/2).floor(), ((w[:,0]-lw)/2).floor(), lh, lw], 1)
+    box = torch.stack([((h - bh + 1) * u[..., 2]).floor(), ((w - bw + 1) * u[..., 3]).floor(), bh, bw], -1)
+    lw = torch.minimum(w, (h * ratio[1]).round())[:, 0]
+    lh = torch.minimum(h, (w / ratio[0]).round())[:, 0]
+    last = torch.stack([((h[:, 0] - lh) / 2).floor(), ((w[:, 0] - lw) / 2).floor(), lh, lw], 1)
     first = fits.int().argmax(1)
-    return torch.where(fits.any(1)[:,None], box[torch.arange(len(hw)),first], last).long()
+    return torch.where(fits.any(1)[:, None], box[torch.arange(len(hw)), first], last).long()
 
 # %% ../../nbs/data/35_transforms.ipynb #50a8db56
-def _all_of(hw): return torch.cat([torch.zeros_like(hw), hw], 1)                # the box of a whole image
-def _at_least(a, b): return torch.ge(a, b, out=torch.empty_like(a))          # 1. where a >= b, else 0.
+def _all_of(hw):
+    return torch.cat([torch.zeros_like(hw), hw], 1)  # the box of a whole image
+
+
+def _at_least(a, b):
+    return torch.ge(a, b, out=torch.empty_like(a))  # 1. where a >= b, else 0.
+
 
 def turn_hue(
-    x:Tensor,    # Colours in [0,1] (b,3,h,w)
-    turn:Tensor, # Part of the circle to turn each image by, in [-.5,.5] (b,)
-)->Tensor:       # (b,3,h,w)
+    x: Tensor,  # Colours in [0,1] (b,3,h,w)
+    turn: Tensor,  # Part of the circle to turn each image by, in [-.5,.5] (b,)
+) -> Tensor:  # (b,3,h,w)
     "Turn the hue of each image: torchvision's `adjust_hue`, without branches"
-    r,g,b = x.unbind(1)
-    low,high = torch.minimum(g, b),torch.maximum(g, b)
+    r, g, b = x.unbind(1)
+    low = torch.minimum(g, b)
+    high = torch.maximum(g, b)
     red = _at_least(r, high)
     green = _at_least(g, b)
     green.addcmul_(green, red, value=-1)
-    blue = (1-red).sub_(green)
+    blue = (1 - red).sub_(green)
     low = torch.minimum(low, r)
     d = torch.maximum(high, r).sub_(low)
-    a = (g-b).mul_(red).addcmul_(green, b-r).addcmul_(blue, r-g).div_(d.clamp(min=1e-9))
-    a.add_(green, alpha=2).add_(blue, alpha=4).add_(6*turn[:,None,None])
-    a.sub_(torch.floor(a/6), alpha=6)
+    a = (g - b).mul_(red).addcmul_(green, b - r).addcmul_(blue, r - g).div_(d.clamp(min=1e-9))
+    a.add_(green, alpha=2).add_(blue, alpha=4).add_(6 * turn[:, None, None])
+    a.sub_(torch.floor(a / 6), alpha=6)
     out = torch.empty_like(x)
-    base = low-d
+    base = low - d
     top = low.add_(d, alpha=2)
-    torch.addcmul(base, d, (a-3).abs_().clamp_(1,2), out=out[:,0])
-    torch.addcmul(top,  d, (a-2).abs_().clamp_(1,2), value=-1, out=out[:,1])
-    torch.addcmul(top,  d, (a-4).abs_().clamp_(1,2), value=-1, out=out[:,2])
+    torch.addcmul(base, d, (a - 3).abs_().clamp_(1, 2), out=out[:, 0])
+    torch.addcmul(top, d, (a - 2).abs_().clamp_(1, 2), value=-1, out=out[:, 1])
+    torch.addcmul(top, d, (a - 4).abs_().clamp_(1, 2), value=-1, out=out[:, 2])
     return out
 
 # %% ../../nbs/data/35_transforms.ipynb #2f717d44
-_grey = .2989,.587,.114                                                   # torchvision's weights of R, G, B
+_grey = 0.2989, 0.587, 0.114  # torchvision's weights of R, G, B
+
 
 def jitter(
-    x:Tensor,       # Colours in [0,1] (b,3,h,w), changed in place
-    factors:Tensor, # Brightness, contrast, saturation (1 = as it is) and hue (0 = as it is) for each image (b,4)
-    order:tuple|list=(0,1,2,3), # In which order the four are done
-)->Tensor:          # (b,3,h,w)
+    x: Tensor,  # Colours in [0,1] (b,3,h,w), changed in place
+    factors: Tensor,  # Brightness, contrast, saturation (1 = as it is) and hue (0 = as it is) for each image (b,4)
+    order: tuple | list = (0, 1, 2, 3),  # In which order the four are done
+) -> Tensor:  # (b,3,h,w)
     "Change the colours of each image by its own factors: torchvision's four `adjust_...` functions"
-    r,g,b = _grey
+    r, g, b = _grey
     for k in order:
         if k == 3:
-            x = turn_hue(x, factors[:,3])
+            x = turn_hue(x, factors[:, 3])
             continue
-        f = factors[:,k,None,None,None]
-        if k == 0: x.mul_(f)
+        f = factors[:, k, None, None, None]
+        if k == 0:
+            x.mul_(f)
         else:
-            m = (x[:,:1]*r).add_(x[:,1:2], alpha=g).add_(x[:,2:], alpha=b)
-            if k == 1: m = m.mean((2,3), keepdim=True)
-            x.mul_(f).add_(m.mul_(1-f))
+            m = (x[:, :1] * r).add_(x[:, 1:2], alpha=g).add_(x[:, 2:], alpha=b)
+            if k == 1:
+                m = m.mean((2, 3), keepdim=True)
+            x.mul_(f).add_(m.mul_(1 - f))
         x.clamp_(0, 1)
     return x
 
 # %% ../../nbs/data/35_transforms.ipynb #b51f901b
 def move_points(
-    xy:Tensor,        # Points as parts of the image's width and height (b,n,2)
-    boxes:Tensor,     # The part of each image that is kept: top, left, height, width in pixels (b,4)
-    hw:Tensor,        # Height and width of each image in pixels (b,2)
-    flip:Tensor=None, # Mirror these (b,) bool
-)->Tensor:            # The same points as parts of the view; outside [0,1] are those it does not show (b,n,2)
+    xy: Tensor,  # Points as parts of the image's width and height (b,n,2)
+    boxes: Tensor,  # The part of each image that is kept: top, left, height, width in pixels (b,4)
+    hw: Tensor,  # Height and width of each image in pixels (b,2)
+    flip: Tensor = None,  # Mirror these (b,) bool
+) -> Tensor:  # The same points as parts of the view; outside [0,1] are those it does not show (b,n,2)
     "Where points of an image are in its crop"
-    boxes,hw = (v.to(xy.device, torch.float64)[:,None] for v in (boxes,hw))
-    new = (xy*hw.flip(-1) - boxes[...,[1,0]])/boxes[...,[3,2]]
-    if flip is not None: new[...,0] = torch.where(flip.to(xy.device)[:,None], 1-new[...,0], new[...,0])
+    boxes, hw = (v.to(xy.device, torch.float64)[:, None] for v in (boxes, hw))
+    new = (xy * hw.flip(-1) - boxes[..., [1, 0]]) / boxes[..., [3, 2]]
+    if flip is not None:
+        new[..., 0] = torch.where(flip.to(xy.device)[:, None], 1 - new[..., 0], new[..., 0])
     return new.to(xy.dtype)
 
+
 def crop_labels(
-    labels:Tensor,    # A number for each pixel, such as that of the thing it shows (b,h,w)
-    boxes:Tensor,     # As for `resize_crop` (b,4)
-    size:int,         # Side of the result
-    flip:Tensor=None, # Mirror these (b,) bool
-)->Tensor:            # (b,size,size)
+    labels: Tensor,  # A number for each pixel, such as that of the thing it shows (b,h,w)
+    boxes: Tensor,  # As for `resize_crop` (b,4)
+    size: int,  # Side of the result
+    flip: Tensor = None,  # Mirror these (b,) bool
+) -> Tensor:  # (b,size,size)
     "Cut a box out of each map; each pixel takes the number that stands under its middle, numbers are not mixed"
-    b,h,w = labels.shape
-    at = (torch.arange(size, device=labels.device)+.5)/size
-    y,x,bh,bw = boxes.double().unbind(1)
-    rows,cols = ((o[:,None] + at*s[:,None]).long().clamp(0, n-1) for o,s,n in ((y,bh,h), (x,bw,w)))
-    if flip is not None: cols = torch.where(flip[:,None], cols.flip(1), cols)
-    return labels[torch.arange(b, device=labels.device)[:,None,None],rows[:,:,None],cols[:,None]]
+    b, h, w = labels.shape
+    at = (torch.arange(size, device=labels.device) + 0.5) / size
+    y, x, bh, bw = boxes.double().unbind(1)
+    rows, cols = ((o[:, None] + at * s[:, None]).long().clamp(0, n - 1) for o, s, n in ((y, bh, h), (x, bw, w)))
+    if flip is not None:
+        cols = torch.where(flip[:, None], cols.flip(1), cols)
+    return labels[torch.arange(b, device=labels.device)[:, None, None], rows[:, :, None], cols[:, None]]
+
 
 def _moved(batch, boxes, size, flip=None):
     "The batch's trace and things in the crop, on the device of its images; nothing if it has none"
-    here = lambda k: batch[k].to(batch['img'].device, non_blocking=True)
+
+    def here(k):
+        return batch[k].to(batch['img'].device, non_blocking=True)
+
     out = {}
     if 'trace' in batch:
         t = here('trace')
-        out['trace'] = torch.cat([move_points(t[...,:2], boxes, batch['hw'], flip), t[...,2:]], -1)
-    if 'things' in batch: out['things'] = crop_labels(here('things'), boxes, size, flip)
+        out['trace'] = torch.cat([move_points(t[..., :2], boxes, batch['hw'], flip), t[..., 2:]], -1)
+    if 'things' in batch:
+        out['things'] = crop_labels(here('things'), boxes, size, flip)
     return out
 
 # %% ../../nbs/data/35_transforms.ipynb #35403fa0
-IMAGENET = (.485,.456,.406),(.229,.224,.225)                 # mean (VirTex sec. 3) and standard deviation (code)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean (VirTex sec. 3) and standard deviation (code)
+
 
 def _finish(x, mean, std):
     "Normalise (b,3,h,w) in place, and lay it out channels last"
-    for c,(m,s) in enumerate(zip(mean, std)): x[:,c].sub_(m).div_(s)
+    for c, (m, s) in enumerate(zip(mean, std)):
+        x[:, c].sub_(m).div_(s)
     return x.contiguous(memory_format=torch.channels_last)
 
+
 def denormalise(
-    img:Tensor, # Normalised images (b,3,h,w)
-    mean:tuple=IMAGENET[0], std:tuple=IMAGENET[1], # As in the transform
-)->Tensor:      # uint8 (b,3,h,w)
+    img: Tensor,  # Normalised images (b,3,h,w)
+    mean: tuple = IMAGENET[0],
+    std: tuple = IMAGENET[1],  # As in the transform
+) -> Tensor:  # uint8 (b,3,h,w)
     "Undo the normalisation, for display"
-    m,s = (torch.tensor(v, device=img.device).view(3,1,1) for v in (mean,std))
-    return ((img.float()*s+m)*255).round().clamp(0,255).byte()
+    m, s = (torch.tensor(v, device=img.device).view(3, 1, 1) for v in (mean, std))
+    return ((img.float() * s + m) * 255).round().clamp(0, 255).byte()
 
 # %% ../../nbs/data/35_transforms.ipynb #b1e465d9
 class TrainTransform:
     "A random view of every image of a batch"
-    flips = True                      # it mirrors where `batch['flip']` says so
-    shares = True                     # it can draw for a batch of which it is given a part
-    def __init__(self,
-        size:int,             # Side of the views
-        scale=(.2,1.),        # Area of the crop (VirTex sec. 3)
-        ratio=(3/4,4/3),      # Width over height (VirTex code)
-        jitter=(.4,.4,.4,.1), # Most change of brightness, contrast, saturation, hue (VirTex code)
-        jitter_p:float=.8,    # Part of the images whose colours change (VirTex code)
-        *, mean=IMAGENET[0], std=IMAGENET[1], # Normalisation
-        grey_p:float=0.,      # Part of the images that lose their colours
-        blur_p:float=0.,      # Part of the images that are blurred
-        blur=(.1,2.),         # Standard deviation of the blur in pixels of the view, from and to (MoCo v2's code)
-        whole:bool=False,     # No crop: all of each image, stretched into the square?
+
+    flips = True  # it mirrors where `batch['flip']` says so
+    shares = True  # it can draw for a batch of which it is given a part
+
+    def __init__(
+        self,
+        size: int,  # Side of the views
+        scale=(0.2, 1.0),  # Area of the crop (VirTex sec. 3)
+        ratio=(3 / 4, 4 / 3),  # Width over height (VirTex code)
+        jitter=(0.4, 0.4, 0.4, 0.1),  # Most change of brightness, contrast, saturation, hue (VirTex code)
+        jitter_p: float = 0.8,  # Part of the images whose colours change (VirTex code)
+        *,
+        mean=IMAGENET[0],
+        std=IMAGENET[1],  # Normalisation
+        grey_p: float = 0.0,  # Part of the images that lose their colours
+        blur_p: float = 0.0,  # Part of the images that are blurred
+        blur=(0.1, 2.0),  # Standard deviation of the blur in pixels of the view, from and to (MoCo v2's code)
+        whole: bool = False,  # No crop: all of each image, stretched into the square?
     ):
-        self.size,self.scale,self.ratio,self.jitter = size,tuple(scale),tuple(ratio),tuple(jitter)
-        self.jitter_p,self.mean,self.std = jitter_p,tuple(mean),tuple(std)
-        self.grey_p,self.blur_p,self.blur,self.whole = grey_p,blur_p,tuple(blur),whole
+        self.size = size
+        self.scale = tuple(scale)
+        self.ratio = tuple(ratio)
+        self.jitter = tuple(jitter)
+        self.jitter_p = jitter_p
+        self.mean = tuple(mean)
+        self.std = tuple(std)
+        self.grey_p = grey_p
+        self.blur_p = blur_p
+        self.blur = tuple(blur)
+        self.whole = whole
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f'scale={scale}: parts of the area, 0 < low <= high <= 1')
-        if not 0 < self.ratio[0] <= 1 <= self.ratio[1]: raise ValueError(f'ratio={ratio}: low <= 1 <= high')
-        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > .5:
+        if not 0 < self.ratio[0] <= 1 <= self.ratio[1]:
+            raise ValueError(f'ratio={ratio}: low <= 1 <= high')
+        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
             raise ValueError(f'jitter={jitter}: four, not below 0, hue at most .5')
-    def __call__(self,
-        batch:dict, # With `img` uint8 (b,3,h,w), `hw`, and `flip` if anything is mirrored; perhaps `trace` (b,n,4)
-        key,        # As for `draw`
-        share=None, # None, or (n, own): `batch` has the rows `own` of a batch of `n` rows, whose other rows are with
-                    # other processes; its views are those that it would have in the whole batch
-    )->dict:        # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
+
+    def __call__(
+        self,
+        batch: dict,  # With `img` uint8 (b,3,h,w), `hw`, and `flip` if anything is mirrored; perhaps `trace` (b,n,4)
+        key,  # As for `draw`
+        share=None,  # None, or (n, own): `batch` has the rows `own` of a batch of `n` rows, whose other rows are with
+        # other processes; its views are those that it would have in the whole batch
+    ) -> dict:  # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
         "The view of `batch` that belongs to `key`"
         img = batch['img']
-        boxes,fac,order = self.draw(batch['hw'], key, share)
-        move = lambda t: None if t is None else t.to(img.device, non_blocking=True)
-        boxes,fac,flip = move(boxes),move(fac),move(batch.get('flip'))
+        boxes, fac, order = self.draw(batch['hw'], key, share)
+
+        def move(t):
+            return None if t is None else t.to(img.device, non_blocking=True)
+
+        boxes = move(boxes)
+        fac = move(fac)
+        flip = move(batch.get('flip'))
         x = resize_crop(img, boxes, self.size, flip).div_(255)
         order = [k for k in order if self.jitter[k] and self.jitter_p]
         x = self._softened(jitter(x, fac, order), key, share)
@@ -264,78 +337,99 @@ class TrainTransform:
 
 # %% ../../nbs/data/35_transforms.ipynb #08f31c8b
 @patch
-def draw(self:TrainTransform,
-    hw:Tensor, # Height and width of each image (b,2)
-    key:tuple, # What the draw depends on, e.g. (seed, step)
-    share:tuple=None, # As for `TrainTransform`
-)->tuple:      # Boxes (b,4), colour factors (b,4), order of the colour changes
+def draw(
+    self: TrainTransform,
+    hw: Tensor,  # Height and width of each image (b,2)
+    key: tuple,  # What the draw depends on, e.g. (seed, step)
+    share: tuple = None,  # As for `TrainTransform`
+) -> tuple:  # Boxes (b,4), colour factors (b,4), order of the colour changes
     "Draw the crops and colour changes of a batch"
     gen = torch_rng('augment', *key)
-    n,own = share or (len(hw), slice(None))
+    n, own = share or (len(hw), slice(None))
     boxes = crop_boxes(hw, gen, self.scale, self.ratio, share=share)
-    if self.whole: boxes = _all_of(hw.cpu())
+    if self.whole:
+        boxes = _all_of(hw.cpu())
     amount = torch.tensor(self.jitter)
-    mid = torch.tensor([1.,1,1,0])
-    low = torch.where(mid > 0, (mid-amount).clamp(min=0), -amount)
+    mid = torch.tensor([1.0, 1, 1, 0])
+    low = torch.where(mid > 0, (mid - amount).clamp(min=0), -amount)
     on = torch.rand(n, 1, generator=gen)[own] < self.jitter_p
-    fac = low + torch.rand(n, 4, generator=gen)[own]*(mid+amount-low)
-    return boxes,torch.where(on, fac, mid),torch.randperm(4, generator=gen).tolist()
+    fac = low + torch.rand(n, 4, generator=gen)[own] * (mid + amount - low)
+    return boxes, torch.where(on, fac, mid), torch.randperm(4, generator=gen).tolist()
 
 # %% ../../nbs/data/35_transforms.ipynb #b7c1d2e1
 def grey(
-    x:Tensor, # Colours in [0,1] (b,3,h,w)
-)->Tensor:    # (b,3,h,w)
+    x: Tensor,  # Colours in [0,1] (b,3,h,w)
+) -> Tensor:  # (b,3,h,w)
     "Images without their colours: torchvision's `rgb_to_grayscale`"
-    return torch.einsum('bchw,c->bhw', x, x.new_tensor(_grey))[:,None].expand_as(x)
+    return torch.einsum('bchw,c->bhw', x, x.new_tensor(_grey))[:, None].expand_as(x)
+
 
 def gaussian_blur(
-    x:Tensor,     # (b,c,h,w)
-    sigma:Tensor, # Standard deviation for each image, in pixels (b,)
-)->Tensor:        # (b,c,h,w)
+    x: Tensor,  # (b,c,h,w)
+    sigma: Tensor,  # Standard deviation for each image, in pixels (b,)
+) -> Tensor:  # (b,c,h,w)
     "Blur each image by its own amount; at the edges the mean is over what is in the image"
+
     def weights(n):
         at = torch.arange(n, device=x.device)
-        w = (-((at[:,None]-at)/sigma.to(x)[:,None,None]).square()/2).exp()
-        return (w/w.sum(2, keepdim=True))[:,None]                                        # (b,1,n,n)
+        w = (-((at[:, None] - at) / sigma.to(x)[:, None, None]).square() / 2).exp()
+        return (w / w.sum(2, keepdim=True))[:, None]  # (b,1,n,n)
+
     return weights(x.shape[2]) @ x @ weights(x.shape[3]).mT
 
-@patch
-def _softened(self:TrainTransform, x, key, share):
-    "Some images grey, some blurred; `x` (b,3,h,w)"
-    if not (self.grey_p or self.blur_p): return x
-    n,own = share or (len(x), slice(None))
-    gen = torch_rng('soften', *key)
-    u,amount = (torch.rand(*s, generator=gen)[own] for s in ((n,2), (n,)))
-    lost,soft = (u < torch.tensor([self.grey_p,self.blur_p])).T.to(x.device)
-    if self.grey_p: x = torch.where(lost[:,None,None,None], grey(x), x)
-    if not self.blur_p: return x
-    low,high = self.blur
-    return torch.where(soft[:,None,None,None], gaussian_blur(x, (low+(high-low)*amount).to(x.device)), x)
 
+@patch
+def _softened(self: TrainTransform, x, key, share):
+    "Some images grey, some blurred; `x` (b,3,h,w)"
+    if not (self.grey_p or self.blur_p):
+        return x
+    n, own = share or (len(x), slice(None))
+    gen = torch_rng('soften', *key)
+    u, amount = (torch.rand(*s, generator=gen)[own] for s in ((n, 2), (n,)))
+    lost, soft = (u < torch.tensor([self.grey_p, self.blur_p])).T.to(x.device)
+    if self.grey_p:
+        x = torch.where(lost[:, None, None, None], grey(x), x)
+    if not self.blur_p:
+        return x
+    low, high = self.blur
+    return torch.where(soft[:, None, None, None], gaussian_blur(x, (low + (high - low) * amount).to(x.device)), x)
 
 # %% ../../nbs/data/35_transforms.ipynb #1873e1a3
 class EvalTransform:
     "The middle of every image, or all of it"
+
     flips = False
-    def __init__(self,
-        size:int,        # Side of the view
-        resize:int=None, # Length of the shorter side before the cut; `size` by default
-        mean=IMAGENET[0], std=IMAGENET[1], # Normalisation
-        *, whole:bool=False, # No cut: all of each image, stretched into the square?
+
+    def __init__(
+        self,
+        size: int,  # Side of the view
+        resize: int = None,  # Length of the shorter side before the cut; `size` by default
+        mean=IMAGENET[0],
+        std=IMAGENET[1],  # Normalisation
+        *,
+        whole: bool = False,  # No cut: all of each image, stretched into the square?
     ):
-        self.size,self.resize,self.mean,self.std,self.whole = size,resize or size,tuple(mean),tuple(std),whole
-        if self.resize < size: raise ValueError(f'resize={resize} is smaller than the view of {size}')
-    def __call__(self,
-        batch:dict,  # With `img` uint8 (b,3,h,w) and `hw`; perhaps `trace` (b,n,4)
-        key=None,    # Not used: nothing is random here
-    )->dict:         # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
+        self.size = size
+        self.resize = resize or size
+        self.mean = tuple(mean)
+        self.std = tuple(std)
+        self.whole = whole
+        if self.resize < size:
+            raise ValueError(f'resize={resize} is smaller than the view of {size}')
+
+    def __call__(
+        self,
+        batch: dict,  # With `img` uint8 (b,3,h,w) and `hw`; perhaps `trace` (b,n,4)
+        key=None,  # Not used: nothing is random here
+    ) -> dict:  # The same, `img` float (b,3,size,size), normalised, channels last; the trace in the view
         "The central view, or the whole one"
-        img,hw = batch['img'],batch['hw'].to(batch['img'].device)
+        img, hw = batch['img'], batch['hw'].to(batch['img'].device)
         box = _all_of(hw) if self.whole else self._middle(hw)
         x = resize_crop(img, box, self.size, within=_all_of(hw)).div_(255)
         return {**batch, **_moved(batch, box, self.size), 'img': _finish(x, self.mean, self.std)}
+
     def _middle(self, hw):
         short = hw.amin(1, keepdim=True)
-        new = (self.resize*hw/short + 1e-6).floor().clamp(min=self.resize)                  # size after resizing
-        step = hw/new                                                                       # old pixels to a new one
-        return torch.cat([((new-self.size)/2).round()*step, self.size*step], 1)
+        new = (self.resize * hw / short + 1e-6).floor().clamp(min=self.resize)  # size after resizing
+        step = hw / new  # old pixels to a new one
+        return torch.cat([((new - self.size) / 2).round() * step, self.size * step], 1)

@@ -6,103 +6,138 @@
 __all__ = ['WordPieceTokenizer']
 
 # %% ../../nbs/data/22_wordpiece.ipynb #e36f2626
-import json,os
+import json
+import os
 from pathlib import Path
+
 from fastcore.basics import patch
-from ..core.files import *
+
+from ..core.files import FilePath, atomic_file, brief, parse_json, read_json, write_json
 from ..core.text_files import raw_lines
 
 # %% ../../nbs/data/22_wordpiece.ipynb #14983080
 _SPECIAL = dict(unk='[UNK]', cls='[CLS]', sep='[SEP]', mask='[MASK]', pad='[PAD]')
 
+
 def _lines(path):
     "The tokens in a `vocab.txt`: only a line feed ends a line, for some tokens are odd kinds of space"
-    if not path.is_file(): raise ValueError(f'{path}: no such vocabulary')
+    if not path.is_file():
+        raise ValueError(f'{path}: no such vocabulary')
     return [line.removesuffix('\n').removesuffix('\r') for line in raw_lines(path)]
+
 
 def _backend(vocab, lower, accents, chinese):
     "The tokenizer of the package `tokenizers`"
-    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')            # its threads do not survive a fork
-    try: from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')  # its threads do not survive a fork
+    try:
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     except ImportError:
-        raise ValueError('tokens of BERT: the package tokenizers is not installed (pip install "vlrep[bert]")'
-                         ) from None
+        raise ValueError(
+            'tokens of BERT: the package tokenizers is not installed (pip install "vlrep[bert]")'
+        ) from None
     out = Tokenizer(models.WordPiece(vocab, unk_token='[UNK]', max_input_chars_per_word=100))
-    out.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=chinese, strip_accents=accents,
-                                                lowercase=lower)
-    out.pre_tokenizer,out.decoder = pre_tokenizers.BertPreTokenizer(),decoders.WordPiece('##', True)
+    out.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=accents, lowercase=lower
+    )
+    out.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    out.decoder = decoders.WordPiece('##', True)
     return out
 
 # %% ../../nbs/data/22_wordpiece.ipynb #d535fc22
 class WordPieceTokenizer:
     "Captions to lists of token ids of a BERT and back; a `ValueError` names a file that is no vocabulary"
-    def __init__(self,
-        vocab:FilePath|list, # A `vocab.txt`, or its lines
-        lower:bool=True,     # Lower case? BERT's uncased models
-        *, strip_accents:bool=None, # Accents off? By default with `lower`
-        chinese:bool=True,   # Each Chinese character a word of its own?
-        name:str=None,       # Where it comes from, for messages
+
+    def __init__(
+        self,
+        vocab: FilePath | list,  # A `vocab.txt`, or its lines
+        lower: bool = True,  # Lower case? BERT's uncased models
+        *,
+        strip_accents: bool = None,  # Accents off? By default with `lower`
+        chinese: bool = True,  # Each Chinese character a word of its own?
+        name: str = None,  # Where it comes from, for messages
     ):
-        self.vocab = _lines(Path(vocab)) if isinstance(vocab, (str,Path)) else list(vocab)
-        name = name or (str(vocab) if isinstance(vocab, (str,Path)) else 'vocabulary')
-        ids = {t: i for i,t in enumerate(self.vocab)}
+        self.vocab = _lines(Path(vocab)) if isinstance(vocab, (str, Path)) else list(vocab)
+        name = name or (str(vocab) if isinstance(vocab, (str, Path)) else 'vocabulary')
+        ids = {t: i for i, t in enumerate(self.vocab)}
         if lost := [t for t in _SPECIAL.values() if t not in ids]:
             raise ValueError(f'{name}: not the vocabulary of a BERT, {", ".join(lost)} is missing')
         if len(ids) < len(self.vocab):
-            i = next(i for i,t in enumerate(self.vocab) if ids[t] != i)
-            raise ValueError(f'{name}: line {ids[self.vocab[i]]+1} repeats line {i+1}, {brief(self.vocab[i])}')
-        for k,t in _SPECIAL.items(): setattr(self, k, ids[t])
-        self.sos,self.eos = self.cls,self.sep
+            i = next(i for i, t in enumerate(self.vocab) if ids[t] != i)
+            raise ValueError(f'{name}: line {ids[self.vocab[i]] + 1} repeats line {i + 1}, {brief(self.vocab[i])}')
+        for k, t in _SPECIAL.items():
+            setattr(self, k, ids[t])
+        self.sos = self.cls
+        self.eos = self.sep
         self._how = dict(lower=lower, strip_accents=strip_accents, chinese=chinese)
         self._backend = _backend(ids, lower, strip_accents, chinese)
-    def __len__(self): return len(self.vocab)
-    def __reduce__(self): return _unpickled,(self.vocab,self._how)
-    def __repr__(self): return f'WordPieceTokenizer({len(self)} tokens, pad={self.pad})'
+
+    def __len__(self):
+        return len(self.vocab)
+
+    def __reduce__(self):
+        return _unpickled, (self.vocab, self._how)
+
+    def __repr__(self):
+        return f'WordPieceTokenizer({len(self)} tokens, pad={self.pad})'
+
     @property
-    def model(self)->bytes:
+    def model(self) -> bytes:
         "The whole tokenizer as bytes, as `save` writes it"
         return json.dumps(dict(wordpiece=self.vocab, **self._how), ensure_ascii=False).encode()
+
     @property
-    def lower(self)->bool: return self._how['lower']
+    def lower(self) -> bool:
+        return self._how['lower']
+
     @property
-    def normalisation(self)->str:
+    def normalisation(self) -> str:
         "What it does to a text, as `normalise` of the other tokenizer names it: nfkd, nfkc or none"
         strips = self._how['strip_accents']
-        if self.lower if strips is None else strips: return 'nfkd'
+        if self.lower if strips is None else strips:
+            return 'nfkd'
         return 'nfkc' if self.lower else 'none'
+
     @property
-    def first(self)->int:
+    def first(self) -> int:
         "The first id that is a word, if the special tokens come first; else 0"
         top = max(getattr(self, k) for k in _SPECIAL)
-        return top+1 if top < 5 else 0
+        return top + 1 if top < 5 else 0
 
-def _unpickled(vocab, how): return WordPieceTokenizer(vocab, **how)
+
+def _unpickled(vocab, how):
+    return WordPieceTokenizer(vocab, **how)
 
 # %% ../../nbs/data/22_wordpiece.ipynb #91d695dd
 @patch
-def encode(self:WordPieceTokenizer,
-    texts:str|list,     # A caption or a list of captions
-    max_len:int=30,     # Most ids, [CLS] and [SEP] included
-    keep_eos:bool=True, # Keep [SEP] when a caption is cut?
-)->list:                # A list of ids for each caption; for a single caption, its list
+def encode(
+    self: WordPieceTokenizer,
+    texts: str | list,  # A caption or a list of captions
+    max_len: int = 30,  # Most ids, [CLS] and [SEP] included
+    keep_eos: bool = True,  # Keep [SEP] when a caption is cut?
+) -> list:  # A list of ids for each caption; for a single caption, its list
     "Captions to ids, from [CLS] to [SEP]"
-    if isinstance(texts, str): return self.encode([texts], max_len, keep_eos)[0]
-    if max_len < 2: raise ValueError(f'max_len={max_len}: needs room for [CLS] and [SEP]')
+    if isinstance(texts, str):
+        return self.encode([texts], max_len, keep_eos)[0]
+    if max_len < 2:
+        raise ValueError(f'max_len={max_len}: needs room for [CLS] and [SEP]')
     out = []
     for e in self._backend.encode_batch(list(texts), add_special_tokens=False):
         ids = [self.cls, *e.ids]
-        out.append(ids[:max_len-1] + [self.sep] if keep_eos else (ids + [self.sep])[:max_len])
+        out.append(ids[: max_len - 1] + [self.sep] if keep_eos else (ids + [self.sep])[:max_len])
     return out
 
+
 @patch
-def decode(self:WordPieceTokenizer,
-    ids:list, # Ids (s,): a list or a tensor; what follows [SEP] is ignored
-)->str:       # Their text
+def decode(
+    self: WordPieceTokenizer,
+    ids: list,  # Ids (s,): a list or a tensor; what follows [SEP] is ignored
+) -> str:  # Their text
     "Ids back to text, without the special tokens"
     ids = [int(i) for i in ids]
-    if self.eos in ids: ids = ids[:ids.index(self.eos)]
+    if self.eos in ids:
+        ids = ids[: ids.index(self.eos)]
     if ids and not 0 <= min(ids) <= max(ids) < len(self):
-        raise ValueError(f'ids outside 0..{len(self)-1}: {min(ids)}..{max(ids)}')
+        raise ValueError(f'ids outside 0..{len(self) - 1}: {min(ids)}..{max(ids)}')
     words = [i for i in ids if i not in (self.cls, self.mask, self.pad)]
     return self._backend.decode(words, skip_special_tokens=False).replace(" ' ", "'")
 
@@ -110,25 +145,31 @@ def decode(self:WordPieceTokenizer,
 _READS = dict(lower='do_lower_case', strip_accents='strip_accents', chinese='tokenize_chinese_chars')
 _FAST = dict(lower='lowercase', strip_accents='strip_accents', chinese='handle_chinese_chars')
 
+
 def _settings(folder):
     "What the files of a folder say about capitals, accents and Chinese characters"
-    path = folder/'tokenizer.json'
+    path = folder / 'tokenizer.json'
     config = read_json(path) if path.is_file() else {}
     fast = config.get('normalizer') if isinstance(config, dict) else None
-    path = folder/'tokenizer_config.json'
+    path = folder / 'tokenizer_config.json'
     config = read_json(path) if path.is_file() else {}
     how = {}
-    for said,names in ((fast, _FAST), (config, _READS)):
-        if isinstance(said, dict): how |= {k: said[v] for k,v in names.items() if isinstance(said.get(v), bool)}
+    for said, names in ((fast, _FAST), (config, _READS)):
+        if isinstance(said, dict):
+            how |= {k: said[v] for k, v in names.items() if isinstance(said.get(v), bool)}
     return how
 
-def _cased(vocab): return any(t != t.lower() for t in vocab if not t.startswith('['))
+
+def _cased(vocab):
+    return any(t != t.lower() for t in vocab if not t.startswith('['))
+
 
 def _vocabulary(folder):
     "Tokens and settings in the files of a folder"
     how = _settings(folder)
-    if (path := folder/'vocab.txt').is_file(): return _lines(path),how,path
-    path = folder/'tokenizer.json'
+    if (path := folder / 'vocab.txt').is_file():
+        return _lines(path), how, path
+    path = folder / 'tokenizer.json'
     if not path.is_file():
         raise ValueError(f'{folder}: has no vocabulary: neither vocab.txt nor tokenizer.json is there')
     model = read_json(path)
@@ -136,45 +177,60 @@ def _vocabulary(folder):
     vocab = model.get('vocab') if isinstance(model, dict) and model.get('type') == 'WordPiece' else None
     if not isinstance(vocab, dict) or sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
         raise ValueError(f'{path}: not the WordPiece vocabulary of a BERT')
-    return sorted(vocab, key=vocab.get),how,path
+    return sorted(vocab, key=vocab.get), how, path
+
 
 @patch(cls_method=True)
-def from_folder(cls:WordPieceTokenizer,
-    folder:FilePath, # With `vocab.txt` or `tokenizer.json`, and perhaps `tokenizer_config.json`
-)->WordPieceTokenizer:
+def from_folder(
+    cls: WordPieceTokenizer,
+    folder: FilePath,  # With `vocab.txt` or `tokenizer.json`, and perhaps `tokenizer_config.json`
+) -> WordPieceTokenizer:
     "The tokenizer of a pretrained BERT; a `ValueError` names a folder or file in which there is none"
     folder = Path(folder)
-    if not folder.is_dir(): raise ValueError(f'{folder}: no such folder')
-    vocab,how,path = _vocabulary(folder)
+    if not folder.is_dir():
+        raise ValueError(f'{folder}: no such folder')
+    vocab, how, path = _vocabulary(folder)
     how = dict(lower=not _cased(vocab)) | how
     return cls(vocab, **how, name=str(path))
 
+
 @patch
-def save_vocabulary(self:WordPieceTokenizer,
-    folder:FilePath # Where to
-)->None:
+def save_vocabulary(
+    self: WordPieceTokenizer,
+    folder: FilePath,  # Where to
+) -> None:
     "Write `vocab.txt` and `tokenizer_config.json`, as transformers reads them"
-    with atomic_file(Path(folder)/'vocab.txt') as new: new.write_bytes(''.join(t+'\n' for t in self.vocab).encode())
-    write_json(Path(folder)/'tokenizer_config.json',
-               dict(tokenizer_class='BertTokenizer', **{_READS[k]: v for k,v in self._how.items()}))
+    with atomic_file(Path(folder) / 'vocab.txt') as new:
+        new.write_bytes(''.join(t + '\n' for t in self.vocab).encode())
+    write_json(
+        Path(folder) / 'tokenizer_config.json',
+        dict(tokenizer_class='BertTokenizer', **{_READS[k]: v for k, v in self._how.items()}),
+    )
 
 # %% ../../nbs/data/22_wordpiece.ipynb #ff3663bd
 @patch
-def save(self:WordPieceTokenizer,
-    path:FilePath, # Where to
-)->None:
+def save(
+    self: WordPieceTokenizer,
+    path: FilePath,  # Where to
+) -> None:
     "Write the tokenizer into one file, whole or not at all"
-    with atomic_file(path) as new: new.write_bytes(self.model)
+    with atomic_file(path) as new:
+        new.write_bytes(self.model)
+
 
 @patch(cls_method=True)
-def from_bytes(cls:WordPieceTokenizer,
-    data:bytes,           # What `save` wrote
-    name:str='tokenizer', # Where it comes from, for messages
-)->WordPieceTokenizer:
+def from_bytes(
+    cls: WordPieceTokenizer,
+    data: bytes,  # What `save` wrote
+    name: str = 'tokenizer',  # Where it comes from, for messages
+) -> WordPieceTokenizer:
     "The tokenizer in one file"
-    try: got = parse_json(data)
-    except ValueError as e: raise ValueError(f'{name}: damaged, {e}') from None
+    try:
+        got = parse_json(data)
+    except ValueError as e:
+        raise ValueError(f'{name}: damaged, {e}') from None
     vocab = got.pop('wordpiece', None) if isinstance(got, dict) else None
     fits = isinstance(vocab, list) and all(isinstance(t, str) for t in vocab) and got.keys() == _READS.keys()
-    if not fits: raise ValueError(f'{name}: damaged, not a tokenizer of captions')
+    if not fits:
+        raise ValueError(f'{name}: damaged, not a tokenizer of captions')
     return cls(vocab, **got, name=name)

@@ -6,25 +6,38 @@
 __all__ = ['open_file_limit', 'pack_batch', 'unpack_batch', 'begin_worker', 'end_of_worker']
 
 # %% ../../nbs/data/59_workers.ipynb #475d06e9
-import errno, importlib.util, multiprocessing, os, shutil, signal, sys, threading, traceback
+import errno
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
 from multiprocessing.queues import Queue
+
 import numpy as np
 import torch
+
 from ..core.processes import end_with_parent
 
 # %% ../../nbs/data/59_workers.ipynb #f7426cc6
-_LARGE = 2**20 # Tensors of so many bytes are worth a file in shared memory
+_LARGE = 2**20  # Tensors of so many bytes are worth a file in shared memory
+
 
 def _of_few_files(error):
     "Is it the error of a process that has too many open files?"
     return getattr(error, 'errno', None) in (errno.EMFILE, errno.ENFILE) or 'Too many open files' in str(error)
 
-def open_file_limit()->int: # 0 where it is not known
+
+def open_file_limit() -> int:  # 0 where it is not known
     "How many files this process may have open at a time"
     if importlib.util.find_spec('resource') is None:
         return 0
     import resource
+
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
 
 def _no_room(error):
     "Why something could not be shared, and what helps"
@@ -33,13 +46,15 @@ def _no_room(error):
     if not os.path.isdir('/dev/shm'):
         return str(error)
     disk = shutil.disk_usage('/dev/shm')
-    return (f'/dev/shm has no room for it ({disk.free/1e6:.1f} of {disk.total/1e6:.1f} MB are free; docker run '
-            f'--shm-size=8g gives more)')
+    return (
+        f'/dev/shm has no room for it ({disk.free / 1e6:.1f} of {disk.total / 1e6:.1f} MB are free; docker run '
+        f'--shm-size=8g gives more)'
+    )
 
 # %% ../../nbs/data/59_workers.ipynb #697c433a
 def pack_batch(
-    got:tuple|Exception # A batch (name -> tensor) and what was damaged, or the error that there is instead
-)->tuple|Exception:     # A batch of arrays and shared tensors, what was damaged, and why nothing was shared, or ''
+    got: tuple | Exception,  # A batch (name -> tensor) and what was damaged, or the error that there is instead
+) -> tuple | Exception:  # A batch of arrays and shared tensors, what was damaged, and why nothing was shared, or ''
     "A batch as a worker hands it over: large tensors in shared memory if it has room, all else as arrays"
     if isinstance(got, Exception):
         return got
@@ -51,64 +66,76 @@ def pack_batch(
         try:
             tensor.share_memory_()
         except RuntimeError as e:
-            why = f'{tensor.nbytes/1e6:.1f} MB of a batch are not shared: {_no_room(e)}'
-    return {k: t if t.is_shared() else t.numpy() for k,t in batch.items()}, bad, why
+            why = f'{tensor.nbytes / 1e6:.1f} MB of a batch are not shared: {_no_room(e)}'
+    return {k: t if t.is_shared() else t.numpy() for k, t in batch.items()}, bad, why
+
 
 def unpack_batch(
-    got:tuple|Exception # From `pack_batch`, or a batch and what was damaged, which has not been packed
-)->tuple:               # Name -> tensor, what was damaged, and why nothing was shared, or ''
+    got: tuple | Exception,  # From `pack_batch`, or a batch and what was damaged, which has not been packed
+) -> tuple:  # Name -> tensor, what was damaged, and why nothing was shared, or ''
     "A batch as it was before it was packed"
     if isinstance(got, Exception):
         raise got
     if len(got) == 2:
         return *got, ''
     batch, bad, why = got
-    return {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k,v in batch.items()}, bad, why
+    return {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in batch.items()}, bad, why
 
 # %% ../../nbs/data/59_workers.ipynb #6cdb0e86
-_FEW_FILES = 124 # Exit code of a worker that may open no more files
+_FEW_FILES = 124  # Exit code of a worker that may open no more files
+
 
 def _not_handed_over(queue, error, item):
     "Called in a worker when its thread could not send `item`: send it without shared memory, or else end"
     number, got = item if isinstance(item, tuple) and len(item) == 2 else (None, None)
     if isinstance(got, tuple) and any(isinstance(v, torch.Tensor) for v in got[0].values()):
         batch, bad, _ = got
-        plain = {k: v.numpy() if isinstance(v, torch.Tensor) else v for k,v in batch.items()}
+        plain = {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
         queue.put((number, (plain, bad, f'a batch is not shared: {_no_room(error)}')))
         return
     traceback.print_exception(error)
     os._exit(1)
 
+
 def begin_worker(
-    number:int # Of the worker; not used
-)->None:
+    number: int,  # Of the worker; not used
+) -> None:
     "Prepare a worker: it ends with its parent, or by a signal from there, or when it cannot hand over batches"
     stops = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
     if hasattr(signal, 'pthread_sigmask'):
-        signal.pthread_sigmask(signal.SIG_BLOCK, stops)                 # before the first thread, which inherits it
+        signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # before the first thread, which inherits it
     end_with_parent()
-    Queue._on_queue_feeder_error = _not_handed_over                     # in this process alone
+    Queue._on_queue_feeder_error = _not_handed_over  # in this process alone
     usual = sys.excepthook
+
     def hook(kind, error, trace):
         if _of_few_files(error):
-            os._exit(_FEW_FILES)                                        # the thread would try again without end
+            os._exit(_FEW_FILES)  # the thread would try again without end
         if not issubclass(kind, (ConnectionError, EOFError)):
             usual(kind, error, trace)
+
     sys.excepthook = hook
     if not hasattr(signal, 'sigwaitinfo'):
         return
     parent = os.getppid()
+
     def mind():
-        while signal.sigwaitinfo(stops).si_pid != parent: pass
+        while signal.sigwaitinfo(stops).si_pid != parent:
+            pass
         os._exit(0)
+
     threading.Thread(target=mind, daemon=True).start()
 
-_KILLED = {'SIGKILL': ' (often because memory ran out)',
-           'SIGBUS': ' (often because /dev/shm is full: docker run --shm-size=8g, or --workers 0)'}
+
+_KILLED = {
+    'SIGKILL': ' (often because memory ran out)',
+    'SIGBUS': ' (often because /dev/shm is full: docker run --shm-size=8g, or --workers 0)',
+}
+
 
 def end_of_worker(
-    code:int # Exit code of a worker
-)->str:
+    code: int,  # Exit code of a worker
+) -> str:
     "How a worker ended, in words"
     if code == _FEW_FILES:
         return f'ended with too many open files (the limit is {open_file_limit()}): ulimit -n 1024, or --workers 0'

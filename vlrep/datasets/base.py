@@ -10,113 +10,133 @@ __all__ = ['PartSeed', 'SPLITS', 'DATASETS', 'PhotoOptions', 'margin', 'DatasetB
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+
 from fastcore.basics import patch
-from ..core.files import *
-from ..core.registry import *
-from ..core.fields import *
+
+from ..core.fields import Choice, Fraction, Int, Share
+from ..core.files import FilePath
+from ..core.registry import Lazy, Registry
 
 # %% ../../nbs/datasets/05_base.ipynb #9dea39c9
-PartSeed = Int(-1, 2**31-1)
-SPLITS = 'auto','hash','column','lists','karpathy','folders'
+PartSeed = Int(-1, 2**31 - 1)
+SPLITS = 'auto', 'hash', 'column', 'lists', 'karpathy', 'folders'
+
 
 @dataclass(frozen=True)
 class PhotoOptions:
     "How a folder of photos is split"
-    train:Fraction=.8       # Part of the photos to learn from
-    valid:Fraction=.1       # Part that chooses the checkpoint
-    test:Share=.1           # Part that is reported
-    shuffles:Int(1, 1000)=3 # How often each test photo is paired with another photo's captions
-    draws:Int(0, 10**5)=0 # Bootstrap resamples of the test photos to keep scores of, to compare runs in pairs
-    part:Fraction=1.        # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
-    captions:Int(0, 1000)=0 # Captions of each that are used; 0 means all
-    part_seed:PartSeed=0    # Which part, and which captions; -1: each run takes its own, by its seed
-    split:Choice(*SPLITS)='auto' # The split to follow; auto: that of the data if it has one, else a hash of ids
-    def check(self)->None:
+
+    train: Fraction = 0.8  # Part of the photos to learn from
+    valid: Fraction = 0.1  # Part that chooses the checkpoint
+    test: Share = 0.1  # Part that is reported
+    shuffles: Int(1, 1000) = 3  # How often each test photo is paired with another photo's captions
+    draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test photos to keep scores of, to compare runs in pairs
+    part: Fraction = 1.0  # Part of the training photos that is used (VirTex sec. 4.2: a tenth to all)
+    captions: Int(0, 1000) = 0  # Captions of each that are used; 0 means all
+    part_seed: PartSeed = 0  # Which part, and which captions; -1: each run takes its own, by its seed
+    split: Choice(*SPLITS) = 'auto'  # The split to follow; auto: that of the data if it has one, else a hash of ids
+
+    def check(self) -> None:
         "Check that the three parts do not exceed the whole"
-        if self.train+self.valid+self.test > 1+1e-9:
-            raise ValueError(f'train={self.train}, valid={self.valid}, test={self.test}: parts of the whole, their sum '
-                             f'must be at most 1')
+        if self.train + self.valid + self.test > 1 + 1e-9:
+            raise ValueError(
+                f'train={self.train}, valid={self.valid}, test={self.test}: parts of the whole, their sum '
+                f'must be at most 1'
+            )
 
 # %% ../../nbs/datasets/05_base.ipynb #5da5f46c
 def margin(
-    view:int # Side of the network's input
-)->int:      # Longer side of the stored image
+    view: int,  # Side of the network's input
+) -> int:  # Longer side of the stored image
     "Photos are stored with their shorter side near the size of the view"
-    return 4*view//3
+    return 4 * view // 3
 
 # %% ../../nbs/datasets/05_base.ipynb #39619a42
 @dataclass(frozen=True, eq=False, repr=False)
 class DatasetBuilder:
     "A dataset that methods can learn from; every field that is a function may be given as `'module:name'`"
-    name:str                       # On the command line: --data
-    provides:frozenset             # What its images come with: captions, narratives, labels, categories, masks
-    options:object=PhotoOptions()  # A frozen dataclass: sizes or shares, with their defaults
-    read:Callable=Lazy(None)       # (root, size) -> dataset that is split into three parts
-    reads:tuple=()                 # What `read` takes besides: `max_damaged`, how many photos and rows may be missing
-                                   # or unusable, and fields of `options`
-    build:Callable=Lazy('vlrep.datasets.split:read_and_split') # (builder, options, root, size=, wanted=, log=,
-                                                               # max_damaged=) -> dict of the parts
-    build_test:Callable=Lazy(None) # (options, size) -> the test set alone, if that is much less work
-    root_help:str=''               # What --root must hold; '' for a dataset that needs no files
-    recipe:str='flickr8k'          # Which recipe of a method is the default, if none is called like the dataset
-    splits:Callable=Lazy(None)     # (root) -> splits that come with the data in files: name -> `OwnSplit`
-    stored_size:Callable=margin    # Side of the view -> longer side of the stored images
-    redraw:Callable=Lazy(None)     # (row of the test set, pixels) -> record drawn larger than it is stored
-    answers:frozenset=frozenset()  # What its test set has for evaluations: objects, domain_shift
-    fixed:dict=None                # Fields of `options` that cannot be set, and why
-    audit:bool=True                # Look for damaged images in the test set, and for images that are in training, too?
 
-    def __repr__(self): return f'DatasetBuilder({self.name!r})'
-    def can_set(self,
-        field:str # One of `options`
-    )->bool:      # Can it be changed?
+    name: str  # On the command line: --data
+    provides: frozenset  # What its images come with: captions, narratives, labels, categories, masks
+    options: object = PhotoOptions()  # A frozen dataclass: sizes or shares, with their defaults
+    read: Callable = Lazy(None)  # (root, size) -> dataset that is split into three parts
+    reads: tuple = ()  # What `read` takes besides: `max_damaged`, how many photos and rows may be missing
+    # or unusable, and fields of `options`
+    build: Callable = Lazy('vlrep.datasets.split:read_and_split')  # (builder, options, root, size=, wanted=, log=,
+    # max_damaged=) -> dict of the parts
+    build_test: Callable = Lazy(None)  # (options, size) -> the test set alone, if that is much less work
+    root_help: str = ''  # What --root must hold; '' for a dataset that needs no files
+    recipe: str = 'flickr8k'  # Which recipe of a method is the default, if none is called like the dataset
+    splits: Callable = Lazy(None)  # (root) -> splits that come with the data in files: name -> `OwnSplit`
+    stored_size: Callable = margin  # Side of the view -> longer side of the stored images
+    redraw: Callable = Lazy(None)  # (row of the test set, pixels) -> record drawn larger than it is stored
+    answers: frozenset = frozenset()  # What its test set has for evaluations: objects, domain_shift
+    fixed: dict = None  # Fields of `options` that cannot be set, and why
+    audit: bool = True  # Look for damaged images in the test set, and for images that are in training, too?
+
+    def __repr__(self):
+        return f'DatasetBuilder({self.name!r})'
+
+    def can_set(
+        self,
+        field: str,  # One of `options`
+    ) -> bool:  # Can it be changed?
         "Is `field` one of those that a job may change?"
         return field not in (self.fixed or {})
 
 # %% ../../nbs/datasets/05_base.ipynb #007a8b8b
 @patch
-def check_root(self:DatasetBuilder,
-    root:FilePath # A folder or file, or None
-)->None:
+def check_root(
+    self: DatasetBuilder,
+    root: FilePath,  # A folder or file, or None
+) -> None:
     "A `ValueError` if files are needed and no folder is given, or it does not exist"
-    if not self.root_help: return
-    if root is None: raise ValueError(f'--root is missing: {self.root_help}')
+    if not self.root_help:
+        return
+    if root is None:
+        raise ValueError(f'--root is missing: {self.root_help}')
     if not Path(root).exists():
         raise ValueError(f'--root {root}: no such file or folder; expected {self.root_help}')
 
+
 @patch
-def check_options(self:DatasetBuilder,
-    options:object,          # As changed
-    changed:set=frozenset(), # Names of the fields that were changed
-)->None:
+def check_options(
+    self: DatasetBuilder,
+    options: object,  # As changed
+    changed: set = frozenset(),  # Names of the fields that were changed
+) -> None:
     "Raise a `ValueError` if a field was changed that is fixed, or no test images would be left"
-    for k,why in (self.fixed or {}).items():
-        if k in changed: raise ValueError(f'{k}: {why}')
+    for k, why in (self.fixed or {}).items():
+        if k in changed:
+            raise ValueError(f'{k}: {why}')
     if getattr(options, 'test', 1) == 0 and self.can_set('test'):
         raise ValueError('test=0: must be above 0, so that there are test photos')
 
 # %% ../../nbs/datasets/05_base.ipynb #79884d78
 @patch
-def open(self:DatasetBuilder,
-    options:object=None,       # Sizes; the builder's own by default
-    root:FilePath=None,        # Where the files are
-    size:int=64,               # Longer side of the stored images in pixels
-    wanted:'Iterable[str]'=(), # Annotations that the method reads; what the dataset lacks is left out
-    log:Callable=print,        # Called with what is left out
-    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
-)->dict:                 # Datasets `train`, `valid`, `test`
+def open(
+    self: DatasetBuilder,
+    options: object = None,  # Sizes; the builder's own by default
+    root: FilePath = None,  # Where the files are
+    size: int = 64,  # Longer side of the stored images in pixels
+    wanted: 'Iterable[str]' = (),  # Annotations that the method reads; what the dataset lacks is left out
+    log: Callable = print,  # Called with what is left out
+    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+) -> dict:  # Datasets `train`, `valid`, `test`
     "Training, validation and test images"
     self.check_root(root)
     wanted = frozenset(wanted) & self.provides
     return self.build(self, options or self.options, root, size=size, wanted=wanted, log=log, max_damaged=max_damaged)
 
+
 @patch
-def whole(self:DatasetBuilder,
-    root:FilePath,       # Where the files are
-    size:int=64,         # As for `open`
-    options:object=None, # As for `open`
-    max_damaged:int|float|str=None, # As for `open`
-)->'ImageTextDataset':   # None if it comes in parts, see `open`
+def whole(
+    self: DatasetBuilder,
+    root: FilePath,  # Where the files are
+    size: int = 64,  # As for `open`
+    options: object = None,  # As for `open`
+    max_damaged: int | float | str = None,  # As for `open`
+) -> 'ImageTextDataset':  # None if it comes in parts, see `open`
     "All images in one dataset, with whatever is read of them"
     if not self.read:
         return None
@@ -125,21 +145,29 @@ def whole(self:DatasetBuilder,
     limit = dict(max_damaged=max_damaged) if 'max_damaged' in self.reads else {}
     return self.read(root, size=size, **own, **limit)
 
+
 def whole_data(
-    options:object, # Of a dataset, such as `PhotoOptions`
-)->object:          # The same without `part` and `captions`
+    options: object,  # Of a dataset, such as `PhotoOptions`
+) -> object:  # The same without `part` and `captions`
     "Options for evaluations, which use the whole training set, whatever part of it the run used"
-    left_out = dict(part=1., captions=0)
+    left_out = dict(part=1.0, captions=0)
     return replace(options, **{f.name: left_out[f.name] for f in fields(options) if f.name in left_out})
 
+
 @patch
-def open_test(self:DatasetBuilder,
-    options:object=None, root:FilePath=None, size:int=64, log:Callable=print, # As for `open`
-    max_damaged:int|float|str=None, # As for `open`
-)->'ImageTextDataset':
+def open_test(
+    self: DatasetBuilder,
+    options: object = None,
+    root: FilePath = None,
+    size: int = 64,
+    log: Callable = print,  # As for `open`
+    max_damaged: int | float | str = None,  # As for `open`
+) -> 'ImageTextDataset':
     "The test set alone"
-    if self.build_test: return self.build_test(options or self.options, size)
+    if self.build_test:
+        return self.build_test(options or self.options, size)
     return self.open(whole_data(options or self.options), root, size, log=log, max_damaged=max_damaged)['test']
+
 
 DATASETS = Registry('dataset', 'vlrep.datasets.*.options', 'vlrep.datasets.options')
 
@@ -147,16 +175,18 @@ DATASETS = Registry('dataset', 'vlrep.datasets.*.options', 'vlrep.datasets.optio
 @dataclass(frozen=True)
 class OwnSplit:
     "A split that comes with data"
-    where:str           # Its files, or its column, for messages
-    read:Callable=None  # () -> name of each photo, or its stem -> train, valid or test; '' for no part
+
+    where: str  # Its files, or its column, for messages
+    read: Callable = None  # () -> name of each photo, or its stem -> train, valid or test; '' for no part
+
 
 def choose_split(
-    wanted:str,    # One of `SPLITS`
-    found:dict,    # Name -> `OwnSplit`: those that come with the data
-    root:FilePath, # Where the data is, for messages
-)->str:            # A name in `found`, or hash
+    wanted: str,  # One of `SPLITS`
+    found: dict,  # Name -> `OwnSplit`: those that come with the data
+    root: FilePath,  # Where the data is, for messages
+) -> str:  # A name in `found`, or hash
     "Choose the split to follow; a `ValueError` if it is not there, or if it is not clear which one is meant"
-    there = ', '.join(f'{name}: {own.where}' for name,own in found.items())
+    there = ', '.join(f'{name}: {own.where}' for name, own in found.items())
     if wanted == 'auto' and len(found) > 1:
         ways = ', '.join(f'--split {name}' for name in (*found, 'hash'))
         raise ValueError(f'{root}: comes with several splits ({there}); choose one: {ways}')
@@ -167,11 +197,13 @@ def choose_split(
         raise ValueError(f'--split {wanted}: {root} {known}; --split hash draws one from the ids of the photos')
     return wanted
 
+
 def with_split(
-    options:object, # Of a dataset
-    split:str,      # One of `SPLITS`
-    data:str,       # Name of the dataset, for messages
-)->object:          # The same, with this split
+    options: object,  # Of a dataset
+    split: str,  # One of `SPLITS`
+    data: str,  # Name of the dataset, for messages
+) -> object:  # The same, with this split
     "Options with another split; a `ValueError` for data that has no others"
-    if not hasattr(options, 'split'): raise ValueError(f'--split {split}: {data} has one split alone')
+    if not hasattr(options, 'split'):
+        raise ValueError(f'--split {split}: {data} has one split alone')
     return replace(options, split=split)

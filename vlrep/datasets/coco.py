@@ -6,22 +6,32 @@
 __all__ = ['SPLIT_FILE', 'read_coco', 'write_coco', 'split_file', 'photo_objects', 'read_karpathy', 'coco_splits', 'build_coco']
 
 # %% ../../nbs/datasets/60_coco.ipynb #f0bb67e9
-import os, warnings
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+
 import numpy as np
-from ..core.files import *
-from ..core.progress import *
-from ..core.registry import *
-from ..core.seeding import *
+
+from ..core.files import FilePath, brief, read_json, write_json
+from ..core.progress import logged_warnings
+from ..core.registry import did_you_mean
 from ..core.text_files import ID, coco_table, real_number, row_problem
+from vlrep.data.image_files import (
+    adding_to,
+    caption_source,
+    find_files,
+    hold_out,
+    leave_out,
+    part_name,
+    photo_name,
+    some_of,
+    write_images,
+)
 from ..data.records import ImageFileDataset
-from ..data.image_files import (adding_to, caption_source, find_files, hold_out, leave_out, part_name, photo_name,
-                                    some_of, write_images)
 from ..data.subsets import subsample
-from .base import *
-from .options import *
-from .split import *
+from .base import DatasetBuilder, OwnSplit, PhotoOptions, choose_split
+from .split import check_parts, log_split
 from .voc07 import ObjectTable
 
 # %% ../../nbs/datasets/60_coco.ipynb #254455bc
@@ -29,7 +39,7 @@ def _images(data, path, folder, max_damaged):
     "Rows of `images`, by their id; and the ids of those that are left out"
     bad = []
     rows = coco_table(data, path, 'images', dict(id=ID, file_name=str), 'id', bad.append)
-    leave_out(path, 'images cannot be used', bad, len(rows)+len(bad), max_damaged)
+    leave_out(path, 'images cannot be used', bad, len(rows) + len(bad), max_damaged)
     names = set()
     for row in rows:
         name = row['file_name'] = photo_name(row['file_name'], folder)
@@ -40,14 +50,16 @@ def _images(data, path, folder, max_damaged):
     lost = {r['id'] for r in data['images'] if not row_problem(r, dict(id=ID))} - images.keys()
     return images, lost
 
+
 def _about_lost(path, rows, lost):
     "Rows about images that are not left out; a warning counts the others"
     kept = [r for r in rows if r['image_id'] not in lost]
     if len(kept) < len(rows):
-        warnings.warn(f'{path}: {len(rows)-len(kept):,} annotations are about images that are left out, and left out, '
-                      f'too', stacklevel=3)
+        warnings.warn(
+            f'{path}: {len(rows) - len(kept):,} annotations are about images that are left out, and left out, too',
+            stacklevel=3,
+        )
     return kept
-
 
 # %% ../../nbs/datasets/60_coco.ipynb #22e6c88b
 def _captions(data, path, folder, max_damaged):
@@ -64,22 +76,30 @@ def _captions(data, path, folder, max_damaged):
     leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_damaged)
     return caps
 
+
 def _positive(value):
     "A number of pixels as float, or None"
     value = real_number(value)
     return value if value is not None and value > 0 else None
 
+
 def _object_of(row, images, at):
     "File name, corners, number of the category and crowd? of an annotation; a `ValueError` says what is wrong"
     img = images.get(row['image_id'])
-    if img is None: raise ValueError(f'there is no image {row["image_id"]}')
-    if row['category_id'] not in at: raise ValueError(f'there is no category {row["category_id"]}')
-    w, h = _positive(img.get('width')), _positive(img.get('height'))
-    if not w or not h: raise ValueError(f'image {row["image_id"]} has no width and height')
+    if img is None:
+        raise ValueError(f'there is no image {row["image_id"]}')
+    if row['category_id'] not in at:
+        raise ValueError(f'there is no category {row["category_id"]}')
+    w = _positive(img.get('width'))
+    h = _positive(img.get('height'))
+    if not w or not h:
+        raise ValueError(f'image {row["image_id"]} has no width and height')
     b = [real_number(v) for v in row['bbox']]
-    if len(b) != 4 or None in b or min(b[2:]) < 0: raise ValueError(f'bbox is {brief(row["bbox"])}')
-    box = [min(max(v, 0.), 1.) for v in (b[0]/w, b[1]/h, (b[0]+b[2])/w, (b[1]+b[3])/h)]
+    if len(b) != 4 or None in b or min(b[2:]) < 0:
+        raise ValueError(f'bbox is {brief(row["bbox"])}')
+    box = [min(max(v, 0.0), 1.0) for v in (b[0] / w, b[1] / h, (b[0] + b[2]) / w, (b[1] + b[3]) / h)]
     return img['file_name'], (*box, at[row['category_id']], bool(real_number(row.get('iscrowd', 0))))
+
 
 def _objects(data, path, folder, max_damaged=None):
     """File name of each image -> (corners, number of the category, crowd?); the names of the categories; file name ->
@@ -89,9 +109,10 @@ def _objects(data, path, folder, max_damaged=None):
     out = {r['file_name']: [] for r in images.values()}
     kinds = coco_table(data, path, 'categories', dict(id=ID, name=str), 'id')
     kinds.sort(key=lambda r: (isinstance(r['id'], str), r['id']))
-    at = {r['id']: j for j,r in enumerate(kinds)}
-    twice = [r['name'] for j,r in enumerate(kinds) if r['name'] in {o['name'] for o in kinds[:j]}]
-    if twice: raise ValueError(f'{path}: categories: the name {twice[0]!r} is there twice')
+    at = {r['id']: j for j, r in enumerate(kinds)}
+    twice = [r['name'] for j, r in enumerate(kinds) if r['name'] in {o['name'] for o in kinds[:j]}]
+    if twice:
+        raise ValueError(f'{path}: categories: the name {twice[0]!r} is there twice')
     keys = dict(image_id=ID, category_id=ID, bbox=list)
     rows = coco_table(data, path, 'annotations', keys, bad=wrong.append)
     for r in _about_lost(path, rows, lost):
@@ -102,95 +123,123 @@ def _objects(data, path, folder, max_damaged=None):
             wrong.append(f'{path}, annotation {r.get("id")}: {e}')
     leave_out(path, 'annotations cannot be used', wrong, len(data['annotations']), max_damaged)
     sizes = {r['file_name']: (_positive(r.get('width')) or 1, _positive(r.get('height')) or 1) for r in images.values()}
-    return out,[r['name'] for r in kinds],sizes
+    return out, [r['name'] for r in kinds], sizes
 
 # %% ../../nbs/datasets/60_coco.ipynb #f85fe463
 def read_coco(
-    root:FilePath,          # The folder that holds `annotations/` and the folders of images
-    captions:str='annotations/captions_train2017.json', # Where the captions are; None = without
-    instances:str=None,     # Where the objects are, e.g. annotations/instances_train2017.json; None = without
-    images:str='train2017', # The folder of images
-    size:int=256,           # Images are fitted into squares of this side
-    *, split:str=None,      # What they are for: train, valid or test
-    keep:float=2e9,         # Keep decoded images if all fit into so many bytes
-    max_damaged:int|float|str=None, # How many images may be absent and rows unusable, see `damage_limit`
-)->ImageFileDataset:        # In the order of file names; with instances, label `objects` (n,k) float32
+    root: FilePath,  # The folder that holds `annotations/` and the folders of images
+    captions: str = 'annotations/captions_train2017.json',  # Where the captions are; None = without
+    instances: str = None,  # Where the objects are, e.g. annotations/instances_train2017.json; None = without
+    images: str = 'train2017',  # The folder of images
+    size: int = 256,  # Images are fitted into squares of this side
+    *,
+    split: str = None,  # What they are for: train, valid or test
+    keep: float = 2e9,  # Keep decoded images if all fit into so many bytes
+    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+) -> ImageFileDataset:  # In the order of file names; with instances, label `objects` (n,k) float32
     "Photos in COCO's layout; a `ValueError` names file and row of what is wrong"
     root = Path(root)
-    folder = root/images
-    if not root.is_dir(): raise ValueError(f'{root}: no such folder')
-    if not folder.is_dir(): raise ValueError(f'{root}: has no folder {images}')
-    if not captions and not instances: raise ValueError('captions and instances are both None: nothing to read')
+    folder = root / images
+    if not root.is_dir():
+        raise ValueError(f'{root}: no such folder')
+    if not folder.is_dir():
+        raise ValueError(f'{root}: has no folder {images}')
+    if not captions and not instances:
+        raise ValueError('captions and instances are both None: nothing to read')
     if captions:
-        caps = _captions(read_json(root/captions), root/captions, folder, max_damaged)
-        dataset = caption_source(caps, folder, root/captions, size, split, keep=keep, max_damaged=max_damaged,
-                                 name=images)
-        if not instances: return dataset
-    objects,names,sizes = _objects(read_json(root/instances), root/instances, folder, max_damaged)
+        caps = _captions(read_json(root / captions), root / captions, folder, max_damaged)
+        dataset = caption_source(
+            caps, folder, root / captions, size, split, keep=keep, max_damaged=max_damaged, name=images
+        )
+        if not instances:
+            return dataset
+    objects, names, sizes = _objects(read_json(root / instances), root / instances, folder, max_damaged)
     if not captions:
-        at = find_files(folder, objects, root/instances, max_damaged)
+        at = find_files(folder, objects, root / instances, max_damaged)
         ids = sorted(at)
         dataset = ImageFileDataset([at[i] for i in ids], size, images, keep, split=split, ids=ids)
     lost = [i for i in dataset.ids if i not in objects]
-    leave_out(root/instances, f'images of {captions} are not listed', lost, len(dataset), max_damaged)
-    if lost: dataset = dataset.subset([k for k,i in enumerate(dataset.ids) if i in objects])
+    leave_out(root / instances, f'images of {captions} are not listed', lost, len(dataset), max_damaged)
+    if lost:
+        dataset = dataset.subset([k for k, i in enumerate(dataset.ids) if i in objects])
     table = _object_table(dataset, objects, names, sizes)
     return dataset.annotate(dict(objects=table.hot().astype(np.float32)), dict(objects=names), table)
+
 
 def _object_table(dataset, objects, names, sizes):
     "The objects of a dataset's images, which turn with them"
     paths = [dataset.path(i) for i in range(len(dataset))]
-    return ObjectTable(dataset.ids, [objects[i] for i in dataset.ids], names, 'crowd', paths,
-                       [sizes[i] for i in dataset.ids])
+    return ObjectTable(
+        dataset.ids, [objects[i] for i in dataset.ids], names, 'crowd', paths, [sizes[i] for i in dataset.ids]
+    )
 
 # %% ../../nbs/datasets/60_coco.ipynb #eba6c064
 def write_coco(
-    records:'Iterable[Record]', # Records with captions, objects, or both
-    root:FilePath,              # A folder; it may hold other splits
-    split:str='train2017',      # Name of the folder of images, and end of the names of the annotations
-    classes:list=None,          # Names of the categories, in their order; by default those that are met, sorted
-    quality:int=90,             # Of the JPEG files
-)->int:                         # How many were written
+    records: 'Iterable[Record]',  # Records with captions, objects, or both
+    root: FilePath,  # A folder; it may hold other splits
+    split: str = 'train2017',  # Name of the folder of images, and end of the names of the annotations
+    classes: list = None,  # Names of the categories, in their order; by default those that are met, sorted
+    quality: int = 90,  # Of the JPEG files
+) -> int:  # How many were written
     "Write records in COCO's layout"
-    images,said,things = [],[],[]
+    images = []
+    said = []
+    things = []
     with adding_to(root) as new:
-        for n,(name,r) in enumerate(write_images(records, new/split, quality, captions=False), 1):
-            w,h = r.load().size
+        for n, (name, r) in enumerate(write_images(records, new / split, quality, captions=False), 1):
+            w, h = r.load().size
             images.append(dict(id=n, file_name=name, width=w, height=h))
-            said += [dict(id=len(said)+k, image_id=n, caption=c) for k,c in enumerate(r.captions or [], 1)]
+            said += [dict(id=len(said) + k, image_id=n, caption=c) for k, c in enumerate(r.captions or [], 1)]
             for o in r.objects or []:
-                x0,y0,x1,y1 = o['box']
-                box = [round(v, 2) for v in (x0*w, y0*h, (x1-x0)*w, (y1-y0)*h)]
-                things.append(dict(id=len(things)+1, image_id=n, category_id=o['category'], bbox=box,
-                                   area=round(box[2]*box[3], 2), iscrowd=int(o.get('crowd', False))))
+                x0, y0, x1, y1 = o['box']
+                box = [round(v, 2) for v in (x0 * w, y0 * h, (x1 - x0) * w, (y1 - y0) * h)]
+                things.append(
+                    dict(
+                        id=len(things) + 1,
+                        image_id=n,
+                        category_id=o['category'],
+                        bbox=box,
+                        area=round(box[2] * box[3], 2),
+                        iscrowd=int(o.get('crowd', False)),
+                    )
+                )
         met = {t['category_id'] for t in things}
         names = list(classes or sorted(met))
-        if met - set(names): raise ValueError(f'classes: {some_of(sorted(met-set(names)))} met, and not among them')
-        for t in things: t['category_id'] = names.index(t['category_id'])+1
-        at = new/'annotations'
+        if met - set(names):
+            raise ValueError(f'classes: {some_of(sorted(met - set(names)))} met, and not among them')
+        for t in things:
+            t['category_id'] = names.index(t['category_id']) + 1
+        at = new / 'annotations'
         at.mkdir()
-        kinds = [dict(id=j, name=c) for j,c in enumerate(names, 1)]
+        kinds = [dict(id=j, name=c) for j, c in enumerate(names, 1)]
         objects = dict(images=images, annotations=things, categories=kinds)
-        if said: write_json(at/f'captions_{split}.json', dict(images=images, annotations=said))
-        if things or classes: write_json(at/f'instances_{split}.json', objects)
+        if said:
+            write_json(at / f'captions_{split}.json', dict(images=images, annotations=said))
+        if things or classes:
+            write_json(at / f'instances_{split}.json', objects)
     return len(images)
 
 # %% ../../nbs/datasets/60_coco.ipynb #d0280023
 def _first(root, *places):
     "The first of some paths below `root` that exists, or None"
-    return next((p for p in places if (Path(root)/p).exists()), None)
+    return next((p for p in places if (Path(root) / p).exists()), None)
+
 
 def _table(root, kind, split, year):
     name = f'{kind}_{split}{year}.json'
     return _first(root, f'annotations/{name}', name)
 
+
 def _year(root):
     "Of which year the files are; a `ValueError` names what is looked for"
-    year = next((y for y in (2017,2014) if _table(root, 'captions', 'train', y)), None)
+    year = next((y for y in (2017, 2014) if _table(root, 'captions', 'train', y)), None)
     if year is None:
-        raise ValueError(f'{root}: has no captions: looked for annotations/captions_train2017.json and '
-                         f'annotations/captions_train2014.json')
+        raise ValueError(
+            f'{root}: has no captions: looked for annotations/captions_train2017.json and '
+            f'annotations/captions_train2014.json'
+        )
     return year
+
 
 def _split(root, split, size, use, year, max_damaged):
     "Captions, and objects as `tags` if there are any"
@@ -198,35 +247,45 @@ def _split(root, split, size, use, year, max_damaged):
     folder = _first(root, f'{split}{year}', f'images/{split}{year}') or f'{split}{year}'
     captions = _table(root, 'captions', split, year) or f'annotations/captions_{split}{year}.json'
     dataset = read_coco(root, captions, there, folder, size, split=use, max_damaged=max_damaged)
-    if there: dataset.labels['tags'],dataset.names['tags'] = dataset.labels.pop('objects'),dataset.names.pop('objects')
+    if there:
+        dataset.labels['tags'], dataset.names['tags'] = dataset.labels.pop('objects'), dataset.names.pop('objects')
     return dataset
 
 # %% ../../nbs/datasets/60_coco.ipynb #6b748953
 def _same_categories(a, b, root, year=2017):
     "A `ValueError` if category k is something else in the validation images: `a` are the names in train, `b` in val"
-    if not a or not b or a == b: return
-    only = [f'{split} alone has {some_of(more)}'
-            for split,more in (('train', [n for n in a if n not in b]), ('val', [n for n in b if n not in a])) if more]
+    if not a or not b or a == b:
+        return
+    only = [
+        f'{split} alone has {some_of(more)}'
+        for split, more in (('train', [n for n in a if n not in b]), ('val', [n for n in b if n not in a]))
+        if more
+    ]
     why = '; '.join(only)
     if not why:
-        x,y = next((x, y) for x,y in zip(a, b) if x != y)
+        x, y = next((x, y) for x, y in zip(a, b) if x != y)
         why = f'the same names in another order, {x} and {y} at the same place'
-    raise ValueError(f'{Path(root)/"annotations"}: the categories of instances_train{year}.json and '
-                     f'instances_val{year}.json differ: {why}')
+    raise ValueError(
+        f'{Path(root) / "annotations"}: the categories of instances_train{year}.json and '
+        f'instances_val{year}.json differ: {why}'
+    )
 
 # %% ../../nbs/datasets/60_coco.ipynb #6b748954
 SPLIT_FILE = 'dataset_coco.json'
 
+
 def split_file(
-    root:FilePath # The folder of COCO
-)->Path:          # None if there is none
+    root: FilePath,  # The folder of COCO
+) -> Path:  # None if there is none
     "Karpathy's file, in `root` or in `root/annotations`"
-    return next((p for p in (Path(root)/SPLIT_FILE, Path(root)/'annotations'/SPLIT_FILE) if p.is_file()), None)
+    return next((p for p in (Path(root) / SPLIT_FILE, Path(root) / 'annotations' / SPLIT_FILE) if p.is_file()), None)
+
 
 def _listed(path, parts, max_damaged):
     "Rows of the split file that belong to one of `parts` (train, valid, test), with a number, a name and captions each"
     keys = dict(filepath=str, filename=str, cocoid=int, split=str, sentences=list)
-    bad, out = [], []
+    bad = []
+    out = []
     data = read_json(path)
     rows = coco_table(data, path, 'images', keys, 'cocoid', bad.append)
     for r in rows:
@@ -242,62 +301,74 @@ def _listed(path, parts, max_damaged):
     leave_out(path, 'images cannot be used', bad, len(data['images']), max_damaged)
     return out
 
-
 # %% ../../nbs/datasets/60_coco.ipynb #6b74895a
 def photo_objects(
-    root:FilePath, # The folder of COCO
-    max_damaged:int|float|str=None, # How many rows may be unusable, see `damage_limit`
-)->tuple:          # Number of each photo -> its objects, as `ObjectTable` takes them; names of the categories; number
-                   # of each photo -> its width and height
+    root: FilePath,  # The folder of COCO
+    max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
+) -> tuple:  # Number of each photo -> its objects, as `ObjectTable` takes them; names of the categories; number
+    # of each photo -> its width and height
     "Objects of COCO's training and validation photos, of 2017 or else of 2014; a `ValueError` names a missing file"
     root = Path(root)
     tables = {year: {s: _table(root, 'instances', s, year) for s in ('train', 'val')} for year in (2017, 2014)}
     lacking = {year: [f'instances_{s}{year}.json' for s, p in found.items() if not p] for year, found in tables.items()}
     year = min(tables, key=lambda y: len(lacking[y]))
     if lacking[year]:
-        raise ValueError(f'{root/"annotations"}: has no {" and no ".join(lacking[year])}, where the labels of the '
-                         f'photos of {SPLIT_FILE} are')
-    out,names,sizes = {},[],{}
-    for path in (root/p for p in tables[year].values()):
+        raise ValueError(
+            f'{root / "annotations"}: has no {" and no ".join(lacking[year])}, where the labels of the '
+            f'photos of {SPLIT_FILE} are'
+        )
+    out = {}
+    names = []
+    sizes = {}
+    for path in (root / p for p in tables[year].values()):
         data = read_json(path)
-        objects,kinds,size_of = _objects(data, path, root, max_damaged)
+        objects, kinds, size_of = _objects(data, path, root, max_damaged)
         number = {r['id']: r['file_name'] for r in data['images'] if not row_problem(r, dict(id=ID, file_name=str))}
         if twice := sorted(number.keys() & out.keys()):
             raise ValueError(f'{path}: photo {twice[0]} is also in {Path(tables[year]["train"]).name}')
-        out |= {n: objects[name] for n,name in number.items()}
-        sizes |= {n: size_of[name] for n,name in number.items()}
+        out |= {n: objects[name] for n, name in number.items()}
+        sizes |= {n: size_of[name] for n, name in number.items()}
         names.append(kinds)
     _same_categories(*names, root, year)
-    return out,names[0],sizes
+    return out, names[0], sizes
 
 # %% ../../nbs/datasets/60_coco.ipynb #6b748955
 def _place(root, rows):
     "Row -> name of its photo below `root`: as the file says, or by its number in the folders of 2017"
-    if all((root/f).is_dir() for f in {r['filepath'] for r in rows}):
+    if all((root / f).is_dir() for f in {r['filepath'] for r in rows}):
         return {r['cocoid']: f'{r["filepath"]}/{r["filename"]}' for r in rows}
-    late = [f for f in ('train2017','val2017') if (root/f).is_dir()]
+    late = [f for f in ('train2017', 'val2017') if (root / f).is_dir()]
     if not late:
         folders = ', '.join(sorted({r['filepath'] for r in rows}))
         raise ValueError(f'{root}: has neither the folders {folders} nor train2017 and val2017')
-    there = {n: f for f in late for n in os.listdir(root/f)}
-    name = lambda r: f'{r["cocoid"]:012d}.jpg'
+    there = {n: f for f in late for n in os.listdir(root / f)}
+
+    def name(r):
+        return f'{r["cocoid"]:012d}.jpg'
+
     return {r['cocoid']: f'{there.get(name(r), late[0])}/{name(r)}' for r in rows}
 
+
 def read_karpathy(
-    root:FilePath,      # The folder that holds `dataset_coco.json`, and the folders of images of 2014 or 2017
-    part:str='test',    # train (with restval), val or test
-    size:int=256,       # Images are fitted into squares of this side
-    *, split:str=None,  # What they are for: train, valid or test
-    keep:float=2e9,     # Keep decoded images if all fit into so many bytes
-    max_damaged:int|float|str=None, # How many images may be absent and rows unusable, see `damage_limit`
-    objects:tuple=None, # From `photo_objects`: then there are labels `tags`
-)->ImageFileDataset:    # In the order of file names
+    root: FilePath,  # The folder that holds `dataset_coco.json`, and the folders of images of 2014 or 2017
+    part: str = 'test',  # train (with restval), val or test
+    size: int = 256,  # Images are fitted into squares of this side
+    *,
+    split: str = None,  # What they are for: train, valid or test
+    keep: float = 2e9,  # Keep decoded images if all fit into so many bytes
+    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+    objects: tuple = None,  # From `photo_objects`: then there are labels `tags`
+) -> ImageFileDataset:  # In the order of file names
     "A part of COCO of the split of Karpathy and Fei-Fei (2015); a `ValueError` names file and row of what is wrong"
-    parts,path = dict(train=('train',), val=('valid',), test=('test',)),split_file(root)
-    if part not in parts: raise did_you_mean('part', part, parts)
-    if path is None: raise ValueError(f'{root}: has no {SPLIT_FILE}')
+    parts = dict(train=('train',), val=('valid',), test=('test',))
+    path = split_file(root)
+    if part not in parts:
+        raise did_you_mean('part', part, parts)
+    if path is None:
+        raise ValueError(f'{root}: has no {SPLIT_FILE}')
     rows = _listed(path, parts[part], max_damaged)
-    if not rows: raise ValueError(f'{path}: no image of the part {part}')
+    if not rows:
+        raise ValueError(f'{path}: no image of the part {part}')
     if objects is not None:
         lost = [r['cocoid'] for r in rows if r['cocoid'] not in objects[0]]
         leave_out(path, f'photos of {part} are not in the files of instances', lost, len(rows), max_damaged)
@@ -305,18 +376,26 @@ def read_karpathy(
     at = _place(Path(root), rows)
     caps = {at[r['cocoid']]: [s['raw'] for s in r['sentences']] for r in rows}
     dataset = caption_source(caps, root, path, size, split, keep=keep, max_damaged=max_damaged, name=f'karpathy {part}')
-    if objects is None: return dataset
-    there,names,sizes = objects
-    table = _object_table(dataset, {at[r['cocoid']]: there[r['cocoid']] for r in rows}, names,
-                          {at[r['cocoid']]: sizes[r['cocoid']] for r in rows})
+    if objects is None:
+        return dataset
+    there, names, sizes = objects
+    table = _object_table(
+        dataset,
+        {at[r['cocoid']]: there[r['cocoid']] for r in rows},
+        names,
+        {at[r['cocoid']]: sizes[r['cocoid']] for r in rows},
+    )
     return dataset.annotate(dict(tags=table.hot().astype(np.float32)), dict(tags=names), table)
 
 # %% ../../nbs/datasets/60_coco.ipynb #7f6f0f9b
 def _by_file(root, size, labels, max_damaged):
     "The parts according to the split file"
     objects = photo_objects(root, max_damaged) if labels else None
-    return [read_karpathy(root, k, size, split=use, objects=objects, max_damaged=max_damaged)
-            for k,use in (('train','train'), ('val','valid'), ('test','test'))]
+    return [
+        read_karpathy(root, k, size, split=use, objects=objects, max_damaged=max_damaged)
+        for k, use in (('train', 'train'), ('val', 'valid'), ('test', 'test'))
+    ]
+
 
 def _by_year(root, size, options, max_damaged):
     "Parts of the images to train on, and those to validate on, of 2017 or 2014"
@@ -326,27 +405,30 @@ def _by_year(root, size, options, max_damaged):
     _same_categories(*(s.names.get('tags', []) for s in (dataset, parts[2])), root, year)
     return parts
 
+
 def coco_splits(
-    root:FilePath # The folder that holds `annotations/`
-)->dict:          # Name, folders or karpathy -> `OwnSplit`
+    root: FilePath,  # The folder that holds `annotations/`
+) -> dict:  # Name, folders or karpathy -> `OwnSplit`
     "Find COCO's own splits: the folders of a year, if their captions are there, and Karpathy's file"
     found = {}
     years = [y for y in (2017, 2014) if all(_table(root, 'captions', part, y) for part in ('train', 'val'))]
     if years:
         found['folders'] = OwnSplit(f'train{years[0]}/ and val{years[0]}/')
-    if path := split_file(root): found['karpathy'] = OwnSplit(str(path.relative_to(root)))
+    if path := split_file(root):
+        found['karpathy'] = OwnSplit(str(path.relative_to(root)))
     return found
 
+
 def build_coco(
-    builder:DatasetBuilder, # That of COCO
-    options:PhotoOptions,   # `split`; `valid`, the share of the training images that chooses the checkpoint
-    root:FilePath,          # The folder that holds annotations/, train2017/ and val2017/
+    builder: DatasetBuilder,  # That of COCO
+    options: PhotoOptions,  # `split`; `valid`, the share of the training images that chooses the checkpoint
+    root: FilePath,  # The folder that holds annotations/, train2017/ and val2017/
     *,
-    size:int,               # Longer side of the stored photos
-    wanted:frozenset,       # Are labels of Karpathy's split to be read? The split itself does not depend on it
-    log:Callable,           # Called with what is left out, and with the split
-    max_damaged:int|float|str=None, # How many images may be absent and rows unusable, see `damage_limit`
-)->dict:                    # Datasets `train`, `valid`, `test`
+    size: int,  # Longer side of the stored photos
+    wanted: frozenset,  # Are labels of Karpathy's split to be read? The split itself does not depend on it
+    log: Callable,  # Called with what is left out, and with the split
+    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+) -> dict:  # Datasets `train`, `valid`, `test`
     "COCO's training images in two parts, and its validation images; or Karpathy's split"
     found = builder.splits(root)
     name = choose_split(options.split, found, root)
@@ -355,7 +437,8 @@ def build_coco(
     with logged_warnings(log):
         if name == 'karpathy':
             parts = _by_file(root, size, 'labels' in wanted, max_damaged)
-            where, done = found[name].where, ''
+            where = found[name].where
+            done = ''
         else:
             name = 'folders'
             parts = _by_year(root, size, options, max_damaged)
@@ -363,6 +446,7 @@ def build_coco(
             where = f'train{year}/ and val{year}/'
             done = f'valid is drawn from train{year}/ by a hash of the ids, a share of {options.valid:g}'
     log_split(f'from {where}', parts, log, done)
-    for part in parts: part.split_by = name
+    for part in parts:
+        part.split_by = name
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])

@@ -6,13 +6,23 @@
 __all__ = ['read_csv', 'write_csv']
 
 # %% ../../nbs/datasets/30_csv.ipynb #23335130
-import csv,os
+import csv
+import os
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, brief
 from ..core.text_files import find_columns, json_lines, table_rows, text_lines
+from vlrep.data.image_files import (
+    adding_to,
+    caption_source,
+    files_below,
+    is_hidden,
+    leave_out,
+    photo_name,
+    some_of,
+    write_images,
+)
 from ..data.records import ImageFileDataset
-from ..data.image_files import (adding_to, caption_source, files_below, is_hidden, leave_out, photo_name, some_of,
-                                    write_images)
 from .flickr8k import IMAGES
 from .options import table_columns
 
@@ -20,6 +30,7 @@ from .options import table_columns
 _TABLES = '.csv', '.tsv', '.jsonl', '.csv.gz', '.tsv.gz', '.jsonl.gz'
 
 _HINT = '; name them: --columns path=NAME,caption=NAME'
+
 
 def _json_rows(path, columns, bad):
     "As `table_rows`, of a file of JSON lines; a caption may be a list of texts"
@@ -35,27 +46,33 @@ def _json_rows(path, columns, bad):
         for text in texts:
             yield line, dict(path=found['path'], caption=text, split=str(found.get('split', '')))
 
+
 def _table_in(folder):
     "The table of captions in a folder, or None; a `ValueError` if there are several"
     there = sorted(p.name for p in folder.iterdir() if p.name.endswith(_TABLES) and not is_hidden(p.name))
     usual = [n for n in there if n.startswith('metadata.')] or there
     if len(usual) > 1:
-        raise ValueError(f'{folder}: holds {some_of(usual)}; name the table: --root {folder/usual[0]}')
-    return folder/usual[0] if usual else None
+        raise ValueError(f'{folder}: holds {some_of(usual)}; name the table: --root {folder / usual[0]}')
+    return folder / usual[0] if usual else None
+
 
 def _texts_beside(folder, max_damaged):
     "Name of each photo below a folder -> the text of the file beside it, in a list; and photos without one"
-    photos, texts = {}, {}
+    photos = {}
+    texts = {}
     for f in files_below(folder):
         stem, end = os.path.splitext(Path(os.path.relpath(f, folder)).as_posix())
         if end.lower() in ('.txt', '.caption'):
-            texts.setdefault(stem, []).append(stem+end)
+            texts.setdefault(stem, []).append(stem + end)
         elif end.lower() in IMAGES:
-            photos.setdefault(stem, []).append(stem+end)
+            photos.setdefault(stem, []).append(stem + end)
     if not texts.keys() & photos.keys():
-        raise ValueError(f'{folder}: holds neither a table of captions ({", ".join(_TABLES[:3])}) nor photos with a '
-                         f'.txt file of the same name beside them')
-    caps, bad = {}, []
+        raise ValueError(
+            f'{folder}: holds neither a table of captions ({", ".join(_TABLES[:3])}) nor photos with a '
+            f'.txt file of the same name beside them'
+        )
+    caps = {}
+    bad = []
     for stem, names in texts.items():
         mine = photos.get(stem, [])
         if not mine:
@@ -66,32 +83,49 @@ def _texts_beside(folder, max_damaged):
             bad.append(f'{" and ".join(mine)} have one text')
         else:
             try:
-                caps[mine[0]] = [' '.join(line for _, line in text_lines(folder/names[0]))]
+                caps[mine[0]] = [' '.join(line for _, line in text_lines(folder / names[0]))]
             except ValueError as e:
                 bad.append(f'{e}'.removeprefix(f'{folder}/'))
-    leave_out(folder, 'texts cannot be used', bad, len(caps)+len(bad), max_damaged)
+    leave_out(folder, 'texts cannot be used', bad, len(caps) + len(bad), max_damaged)
     return caps, [name for names in photos.values() for name in names if name not in caps]
 
+
 def read_csv(
-    path:FilePath,      # A table whose first line names its columns, `path` and `caption` among them; a file of JSON
-                        # lines; the folder of either; or a folder of photos with a text beside each
-    root:FilePath=None, # What paths are relative to; by default the folder of the table
-    size:int=256, split:str=None, keep:float=2e9, *, # As for `caption_source`
-    columns:str='',     # Names of the columns if they are others: `path=url,caption=alt`
-    max_damaged:int|float|str=None, # How many rows may be unusable and photos absent, see `damage_limit`
-)->ImageFileDataset:    # In the order of the paths
+    path: FilePath,  # A table whose first line names its columns, `path` and `caption` among them; a file of JSON
+    # lines; the folder of either; or a folder of photos with a text beside each
+    root: FilePath = None,  # What paths are relative to; by default the folder of the table
+    size: int = 256,
+    split: str = None,
+    keep: float = 2e9,
+    *,  # As for `caption_source`
+    columns: str = '',  # Names of the columns if they are others: `path=url,caption=alt`
+    max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
+) -> ImageFileDataset:  # In the order of the paths
     "Photos and captions listed in a CSV; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
     if path.is_dir():
-        folder, table = path, _table_in(path)
+        folder = path
+        table = _table_in(path)
         if table is None:
             caps, mute = _texts_beside(folder, max_damaged)
-            return caption_source(caps, folder, folder, size, split, keep=keep, max_damaged=max_damaged, extra=mute,
-                                  name=folder.resolve().name)
+            return caption_source(
+                caps,
+                folder,
+                folder,
+                size,
+                split,
+                keep=keep,
+                max_damaged=max_damaged,
+                extra=mute,
+                name=folder.resolve().name,
+            )
         path = table
     root = path.parent if root is None else root
-    names, bad, n = table_columns(columns), [], 0
-    caps, parts = {}, {}
+    names = table_columns(columns)
+    bad = []
+    n = 0
+    caps = {}
+    parts = {}
     json = path.name.removesuffix('.gz').endswith(('.jsonl', '.ndjson'))
     rows = _json_rows(path, names, bad.append) if json else table_rows(path, names, ('split',), bad.append, _HINT)
     for line, row in rows:
@@ -104,23 +138,24 @@ def read_csv(
             raise ValueError(f'{path}, line {line}: {name} is in {part!r}, and in {parts[name]!r}, too')
         n += 1
         caps.setdefault(name, []).append(row['caption'])
-    leave_out(path, 'rows cannot be used', bad, n+len(bad), max_damaged)
-    return caption_source(caps, root, path, size, split, keep=keep, max_damaged=max_damaged,
-                          parts=parts if any(parts.values()) else None)
+    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_damaged)
+    return caption_source(
+        caps, root, path, size, split, keep=keep, max_damaged=max_damaged, parts=parts if any(parts.values()) else None
+    )
 
 # %% ../../nbs/datasets/30_csv.ipynb #607dff05
 def write_csv(
-    records:'Iterable[Record]', # Records with captions
-    path:FilePath,              # Of the CSV; images go beside it
-    folder:str='images',        # The folder for the images
-    quality:int=90,             # Of the JPEG files
-)->int:                         # How many were written
+    records: 'Iterable[Record]',  # Records with captions
+    path: FilePath,  # Of the CSV; images go beside it
+    folder: str = 'images',  # The folder for the images
+    quality: int = 90,  # Of the JPEG files
+) -> int:  # How many were written
     "Write records as JPEG files and a CSV with the columns `path` and `caption`"
     path = Path(path)
     n = 0
-    with adding_to(path.parent) as new, (new/path.name).open('w', encoding='utf-8', newline='') as f:
+    with adding_to(path.parent) as new, (new / path.name).open('w', encoding='utf-8', newline='') as f:
         out = csv.writer(f, lineterminator='\n')
-        out.writerow(['path','caption'])
-        for n,(name,r) in enumerate(write_images(records, new/folder, quality), 1):
+        out.writerow(['path', 'caption'])
+        for n, (name, r) in enumerate(write_images(records, new / folder, quality), 1):
             out.writerows([f'{folder}/{name}', c] for c in r.captions)
     return n

@@ -8,16 +8,18 @@ __all__ = ['read_tokens', 'read_flickr30k', 'write_flickr30k']
 # %% ../../nbs/datasets/20_flickr30k.ipynb #b8432dec
 import re
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath
 from ..core.text_files import raw_lines, table_rows, text_lines
-from ..data.records import ImageFileDataset
 from ..data.image_files import adding_to, caption_source, leave_out, some_of, write_images
+from ..data.records import ImageFileDataset
 from .flickr8k import _other_tables, mute_photos
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #79574858
-_token   = re.compile(r'(?P<name>[^\t]+)#(?P<k>\d+)\t(?P<text>.*)')
+_token = re.compile(r'(?P<name>[^\t]+)#(?P<k>\d+)\t(?P<text>.*)')
 _results = re.compile(r'(?P<name>[^|]+)\|\s*(?P<k>\d+)\s*(?:\||\s)(?P<text>.*)')
 _results_columns = dict(name=('image_name', 'image'), k=('comment_number',), text=('comment', 'caption'))
+
 
 def _numbered(path, bad):
     "(line, image, number, caption) of each row of a table; what is wrong with a row is appended to `bad`"
@@ -41,13 +43,16 @@ def _numbered(path, bad):
         else:
             bad.append(f'{path}, line {line}: expected {like!r}, not {text[:60]!r}')
 
+
 def read_tokens(
-    path:FilePath, # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
-    max_damaged:int|float|str=None, # How many rows may be unusable, see `damage_limit`
-)->dict:           # Image name -> its captions, in the order of their numbers
+    path: FilePath,  # `results_20130124.token`, `Flickr8k.token.txt`, or `results.csv`
+    max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
+) -> dict:  # Image name -> its captions, in the order of their numbers
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
-    out, bad, n = {}, [], 0
+    out = {}
+    bad = []
+    n = 0
     for line, name, k, text in _numbered(path, bad):
         mine = out.setdefault(name, {})
         if k in mine:
@@ -55,51 +60,78 @@ def read_tokens(
             continue
         mine[k] = text
         n += 1
-    leave_out(path, 'rows cannot be used', bad, n+len(bad), max_damaged)
+    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_damaged)
     return {n: [c for _, c in sorted(d.items())] for n, d in out.items()}
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #deb2a602
-_tables  = ('results_20130124.token', 'results.csv', 'Flickr8k.token.txt', 'Flickr8k_text/Flickr8k.token.txt',
-            'flickr30k_images/results.csv', 'flickr30k/results_20130124.token')
-_folders = ('flickr30k-images', 'flickr30k_images/flickr30k_images', 'flickr30k_images',
-            'Flickr8k_Dataset/Flicker8k_Dataset', 'Flicker8k_Dataset', 'Flickr8k_Dataset', 'images', 'Images')
+_tables = (
+    'results_20130124.token',
+    'results.csv',
+    'Flickr8k.token.txt',
+    'Flickr8k_text/Flickr8k.token.txt',
+    'flickr30k_images/results.csv',
+    'flickr30k/results_20130124.token',
+)
+_folders = (
+    'flickr30k-images',
+    'flickr30k_images/flickr30k_images',
+    'flickr30k_images',
+    'Flickr8k_Dataset/Flicker8k_Dataset',
+    'Flicker8k_Dataset',
+    'Flickr8k_Dataset',
+    'images',
+    'Images',
+)
+
 
 def read_flickr30k(
-    root:FilePath,   # The folder that holds the table and the folder of images
-    table:str=None,  # Name of the table; by default the first that is there of those known
-    images:str=None, # Name of the folder of images; by default the first that is there of those known
-    only:str=None,   # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
-    size:int=256, *, split:str=None, keep:float=2e9, # As for `caption_source`
-    max_damaged:int|float|str=None, # How many images may be absent and rows unusable, see `damage_limit`
-)->ImageFileDataset: # In the order of their names
+    root: FilePath,  # The folder that holds the table and the folder of images
+    table: str = None,  # Name of the table; by default the first that is there of those known
+    images: str = None,  # Name of the folder of images; by default the first that is there of those known
+    only: str = None,  # A file with the names of the images to keep, e.g. Flickr_8k.trainImages.txt
+    size: int = 256,
+    *,
+    split: str = None,
+    keep: float = 2e9,  # As for `caption_source`
+    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+) -> ImageFileDataset:  # In the order of their names
     "Photos and captions in the layout of Flickr30k's authors, or Flickr8k's; a `ValueError` names what is missing"
     root = Path(root)
-    if not root.is_dir(): raise ValueError(f'{root}: no such folder')
+    if not root.is_dir():
+        raise ValueError(f'{root}: no such folder')
+
     def first(names, kind):
         for n in names:
-            if (root/n).exists(): return root/n
+            if (root / n).exists():
+                return root / n
         raise ValueError(f'{root}: has no {kind}; known are {", ".join(names)}')
+
     table = first([table] if table else _tables, 'table')
     folder = first([images] if images else _folders, 'folder of images')
     caps = read_tokens(table, max_damaged)
     extra = mute_photos(folder, caps)
     if only:
-        want = [name for _, line in text_lines(root/only) for name in line.split()] if (root/only).is_file() else []
+        want = [name for _, line in text_lines(root / only) for name in line.split()] if (root / only).is_file() else []
         lost = [n for n in want if n not in caps]
-        if lost or not want: raise ValueError(f'{root/only}: {some_of(lost) or "no names"}: not in {table.name}')
+        if lost or not want:
+            raise ValueError(f'{root / only}: {some_of(lost) or "no names"}: not in {table.name}')
         caps = {n: caps[n] for n in want}
     return caption_source(caps, folder, table, size, split, keep=keep, max_damaged=max_damaged, extra=extra)
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #7a899ba7
 def write_flickr30k(
-    records:'Iterable[Record]', root:FilePath, quality:int=90, # As for `write_flickr8k`
-    table:str='results_20130124.token',                        # or results.csv
-)->int:                                                        # How many were written
+    records: 'Iterable[Record]',
+    root: FilePath,
+    quality: int = 90,  # As for `write_flickr8k`
+    table: str = 'results_20130124.token',  # or results.csv
+) -> int:  # How many were written
     "Write records in Flickr30k's layout"
-    n,bar = 0,table.endswith('.csv')
-    with adding_to(root) as new, (new/table).open('w', encoding='utf-8', newline='') as f:
-        if bar: f.write('image_name| comment_number| comment\n')
-        for n,(name,r) in enumerate(write_images(records, new/_folders[0], quality), 1):
-            for k,c in enumerate(' '.join(c.split()) for c in r.captions):
+    n = 0
+    bar = table.endswith('.csv')
+    with adding_to(root) as new, (new / table).open('w', encoding='utf-8', newline='') as f:
+        if bar:
+            f.write('image_name| comment_number| comment\n')
+        for n, (name, r) in enumerate(write_images(records, new / _folders[0], quality), 1):
+            for k, c in enumerate(' '.join(c.split()) for c in r.captions):
                 f.write(f'{name}| {k}| {c}\n' if bar else f'{name}#{k}\t{c}\n')
     return n

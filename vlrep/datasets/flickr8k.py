@@ -6,28 +6,35 @@
 __all__ = ['IMAGES', 'read_table', 'mute_photos', 'read_flickr8k', 'write_flickr8k']
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #2b444ed7
-import csv,os
+import csv
+import os
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, atomic_folder
 from ..core.text_files import table_rows
-from ..data.records import ImageFileDataset
 from ..data.image_files import _nfc, caption_source, is_hidden, leave_out, photo_name, write_images
+from ..data.records import ImageFileDataset
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #10af00b4
-_layout = ("Flickr8k's layout is a folder with Images/ and captions.txt; its authors' two archives, with "
-           "Flickr8k.token.txt, are read by --data flickr30k")
+_layout = (
+    "Flickr8k's layout is a folder with Images/ and captions.txt; its authors' two archives, with "
+    'Flickr8k.token.txt, are read by --data flickr30k'
+)
 _other_tables = '; --data csv --columns path=NAME,caption=NAME reads other tables'
 _table_columns = dict(image=('image', 'image_name', 'file_name', 'filename'), caption=('caption', 'comment', 'text'))
 
+
 def read_table(
-    path:FilePath, # `captions.txt`
-    max_damaged:int|float|str=None, # How many rows may be unusable, see `damage_limit`
-)->dict:           # Image name -> its captions, in the order of the file
+    path: FilePath,  # `captions.txt`
+    max_damaged: int | float | str = None,  # How many rows may be unusable, see `damage_limit`
+) -> dict:  # Image name -> its captions, in the order of the file
     "The captions of each image; a `ValueError` names file and line of what cannot be understood"
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such file; {_layout}')
-    out, bad, n = {}, [], 0
+    out = {}
+    bad = []
+    n = 0
     for line, row in table_rows(path, _table_columns, bad=bad.append, hint=_other_tables):
         name = row['image'].strip()
         if not name or name != Path(name).name or '\\' in name:
@@ -35,50 +42,62 @@ def read_table(
             continue
         n += 1
         out.setdefault(name, []).append(' '.join(row['caption'].split()))
-    leave_out(path, 'rows cannot be used', bad, n+len(bad), max_damaged)
+    leave_out(path, 'rows cannot be used', bad, n + len(bad), max_damaged)
     return out
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #45751a0b
-IMAGES = '.jpg','.jpeg','.png','.webp','.bmp','.gif','.tif','.tiff'       # endings of image files
+IMAGES = '.jpg', '.jpeg', '.png', '.webp', '.bmp', '.gif', '.tif', '.tiff'  # endings of image files
+
 
 def mute_photos(
-    folder:FilePath,       # That of the photos
-    names:'Iterable[str]', # Of those that have captions
-)->list:
+    folder: FilePath,  # That of the photos
+    names: 'Iterable[str]',  # Of those that have captions
+) -> list:
     "Names of the photos in a folder that have no captions"
     captioned = {_nfc(photo_name(n, folder)) for n in names}
     photos = (n for n in os.listdir(folder) if n.lower().endswith(IMAGES) and not is_hidden(n))
     return [n for n in photos if _nfc(n) not in captioned]
 
+
 def read_flickr8k(
-    root:FilePath,      # The folder that holds `Images/` and `captions.txt`
-    size:int=256,       # Images are fitted into squares of this side
-    split:str=None,     # What they are for: train, valid or test
-    keep:float=2e9,     # Keep decoded images if all fit into this number of bytes
-    max_damaged:int|float|str=None, # How many images may be absent and rows unusable, see `damage_limit`
-)->ImageFileDataset:    # In the order of their names
+    root: FilePath,  # The folder that holds `Images/` and `captions.txt`
+    size: int = 256,  # Images are fitted into squares of this side
+    split: str = None,  # What they are for: train, valid or test
+    keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
+    max_damaged: int | float | str = None,  # How many images may be absent and rows unusable, see `damage_limit`
+) -> ImageFileDataset:  # In the order of their names
     "Photos and captions in Flickr8k's layout; a `ValueError` names what is missing"
     root = Path(root)
-    if not root.is_dir(): raise ValueError(f'{root}: no such folder')
-    if not (root/'Images').is_dir(): raise ValueError(f'{root}: has no folder Images/; {_layout}')
-    caps = read_table(root/'captions.txt', max_damaged)
-    return caption_source(caps, root/'Images', root/'captions.txt', size, split, keep=keep,
-                          max_damaged=max_damaged, extra=mute_photos(root/'Images', caps))
+    if not root.is_dir():
+        raise ValueError(f'{root}: no such folder')
+    if not (root / 'Images').is_dir():
+        raise ValueError(f'{root}: has no folder Images/; {_layout}')
+    caps = read_table(root / 'captions.txt', max_damaged)
+    return caption_source(
+        caps,
+        root / 'Images',
+        root / 'captions.txt',
+        size,
+        split,
+        keep=keep,
+        max_damaged=max_damaged,
+        extra=mute_photos(root / 'Images', caps),
+    )
 
 # %% ../../nbs/datasets/10_flickr8k.ipynb #a1ea7286
 def write_flickr8k(
-    records:'Iterable[Record]', # Records with captions
-    root:FilePath,              # A folder that does not exist yet, or is empty
-    quality:int=90,             # Of the JPEG files
-)->int:                         # How many were written
+    records: 'Iterable[Record]',  # Records with captions
+    root: FilePath,  # A folder that does not exist yet, or is empty
+    quality: int = 90,  # Of the JPEG files
+) -> int:  # How many were written
     "Write records in Flickr8k's layout, the whole folder or nothing"
     root = Path(root)
     n = 0
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(f'{root}: exists and is not empty; give another folder')
-    with atomic_folder(root) as new, (new/'captions.txt').open('w', encoding='utf-8', newline='') as f:
+    with atomic_folder(root) as new, (new / 'captions.txt').open('w', encoding='utf-8', newline='') as f:
         out = csv.writer(f, lineterminator='\n')
-        out.writerow(['image','caption'])
-        for n,(name,r) in enumerate(write_images(records, new/'Images', quality), 1):
+        out.writerow(['image', 'caption'])
+        for n, (name, r) in enumerate(write_images(records, new / 'Images', quality), 1):
             out.writerows([name, ' '.join(c.split())] for c in r.captions)
     return n

@@ -6,60 +6,82 @@
 __all__ = ['read_folder', 'write_folder']
 
 # %% ../../nbs/datasets/70_image_folder.ipynb #9ddb5af9
-import os,warnings
+import os
+import warnings
 from pathlib import Path
+
 import numpy as np
-from ..core.files import *
-from ..data.records import ImageFileDataset, Record
+
+from ..core.files import FilePath
 from ..data.image_files import adding_to, files_below, is_hidden, some_of, write_images
-from .flickr8k import *
+from ..data.records import ImageFileDataset, Record
+from .flickr8k import IMAGES
 
 # %% ../../nbs/datasets/70_image_folder.ipynb #557a9e2b
 def read_folder(
-    root:FilePath,     # The folder that holds a folder for each class
-    size:int=256,      # Images are fitted into squares of this side
-    split:str=None,    # What they are for: train, valid or test
-    keep:float=2e9,    # Keep decoded images if all fit into this number of bytes
-    classes:list=None, # Names of the classes, in their order; by default those that are there, sorted
-)->ImageFileDataset:   # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
+    root: FilePath,  # The folder that holds a folder for each class
+    size: int = 256,  # Images are fitted into squares of this side
+    split: str = None,  # What they are for: train, valid or test
+    keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
+    classes: list = None,  # Names of the classes, in their order; by default those that are there, sorted
+) -> ImageFileDataset:  # In the order of their paths; label `label` (n,) int64, `names['label']`: the classes
     "Photos sorted into folders; a `ValueError` names a class without photos"
     root = Path(root)
-    if not root.is_dir(): raise ValueError(f'{root}: no such folder')
+    if not root.is_dir():
+        raise ValueError(f'{root}: no such folder')
     there = sorted(p.name for p in root.iterdir() if p.is_dir() and not is_hidden(p.name))
     names = list(classes or there)
-    if not names: raise ValueError(f'{root}: has no folders; expected one for each class')
-    if more := sorted(set(there)-set(names)): raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
-    paths,label,other = [],[],[]
-    for j,c in enumerate(names):
-        files = list(files_below(root/c))
+    if not names:
+        raise ValueError(f'{root}: has no folders; expected one for each class')
+    if more := sorted(set(there) - set(names)):
+        raise ValueError(f'{root}: folders that are no class: {some_of(more)}')
+    paths = []
+    label = []
+    other = []
+    for j, c in enumerate(names):
+        files = list(files_below(root / c))
         mine = [f for f in files if f.lower().endswith(IMAGES)]
-        if not mine and classes is None: raise ValueError(f'{root/c}: no images')
+        if not mine and classes is None:
+            raise ValueError(f'{root / c}: no images')
         paths += mine
-        label += [j]*len(mine)
+        label += [j] * len(mine)
         other += [f for f in files if not f.lower().endswith(IMAGES)]
-    if not paths: raise ValueError(f'{root}: no images')
+    if not paths:
+        raise ValueError(f'{root}: no images')
     if other:
         some = some_of(os.path.relpath(f, root) for f in other)
         warnings.warn(f'{root}: {len(other)} files are no images by their names and are left out: {some}', stacklevel=2)
     ids = [Path(os.path.relpath(p, root)).as_posix() for p in paths]
-    def record(i): return Record(ids[i], tags=[names[label[i]]])
-    return ImageFileDataset(paths, size, root.name, keep, split=split, ids=ids, records=record,
-                            labels=dict(label=np.array(label)), names=dict(label=names))
+
+    def record(i):
+        return Record(ids[i], tags=[names[label[i]]])
+
+    return ImageFileDataset(
+        paths,
+        size,
+        root.name,
+        keep,
+        split=split,
+        ids=ids,
+        records=record,
+        labels=dict(label=np.array(label)),
+        names=dict(label=names),
+    )
 
 # %% ../../nbs/datasets/70_image_folder.ipynb #d0443a3e
 def write_folder(
-    records:'Iterable[Record]', # Records
-    root:FilePath,              # A folder; it may hold other photos
-    of:callable,                # Called with a record, gives the name of its class
-    quality:int=90,             # Of the JPEG files
-)->int:                         # How many were written
+    records: 'Iterable[Record]',  # Records
+    root: FilePath,  # A folder; it may hold other photos
+    of: callable,  # Called with a record, gives the name of its class
+    quality: int = 90,  # Of the JPEG files
+) -> int:  # How many were written
     "Write records as JPEG files, a folder for each class"
     n = 0
     with adding_to(root) as new:
-        for n,(name,r) in enumerate(write_images(records, new, quality, captions=False), 1):
+        for n, (name, r) in enumerate(write_images(records, new, quality, captions=False), 1):
             c = str(of(r))
-            if c in ('','.','..') or Path(c).name != c:
+            if c in ('', '.', '..') or Path(c).name != c:
                 raise ValueError(f'record {r.id!r}: {c!r} is no name for a folder')
-            (new/c).mkdir(exist_ok=True)
-            os.replace(new/name, new/c/name)
+            (new / c).mkdir(exist_ok=True)
+            os.replace(new / name, new / c / name)
     return n

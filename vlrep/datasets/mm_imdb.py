@@ -8,17 +8,41 @@ __all__ = ['GENRES_23', 'read_mm_imdb', 'write_mm_imdb']
 # %% ../../nbs/datasets/86_mm_imdb.ipynb #a3b86f76
 from collections.abc import Callable
 from pathlib import Path
-from ..core.files import *
-from ..core.registry import *
+
+from ..core.files import FilePath, brief, read_json, write_json
+from ..core.registry import did_you_mean
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
-from .task_files import *
+from .task_files import find_place, photo_examples, save_photo
 
 # %% ../../nbs/datasets/86_mm_imdb.ipynb #f46e00bb
-GENRES_23 = ('Action','Adventure','Animation','Biography','Comedy','Crime','Documentary','Drama','Family','Fantasy',
-             'Film-Noir','History','Horror','Music','Musical','Mystery','Romance','Sci-Fi','Short','Sport','Thriller',
-             'War','Western')
+GENRES_23 = (
+    'Action',
+    'Adventure',
+    'Animation',
+    'Biography',
+    'Comedy',
+    'Crime',
+    'Documentary',
+    'Drama',
+    'Family',
+    'Fantasy',
+    'Film-Noir',
+    'History',
+    'Horror',
+    'Music',
+    'Musical',
+    'Mystery',
+    'Romance',
+    'Sci-Fi',
+    'Short',
+    'Sport',
+    'Thriller',
+    'War',
+    'Western',
+)
 _LISTS = dict(train='train', valid='dev', test='test')
+
 
 def _film(path):
     "Plot and genres of a film; a `ValueError` names its file"
@@ -28,51 +52,60 @@ def _film(path):
     genres = r.get('genres') if isinstance(r, dict) else None
     if not isinstance(genres, list) or not all(isinstance(g, str) for g in genres):
         raise ValueError(f'{path}: genres is {brief(genres, 60)}, expected a list of names')
-    return plot if isinstance(plot, str) else '',genres
+    return plot if isinstance(plot, str) else '', genres
+
 
 def read_mm_imdb(
-    root:FilePath,           # The folder that holds split.json and dataset/
-    split:str='train',       # train, valid or test
-    size:int=256,            # Posters are fitted into squares of this side
-    *, max_damaged:int|float|str=None, # How many films may be unusable and posters absent, see `damage_limit`
-    log:Callable=print,      # Called with how many films have no plot or no genre
-)->TaskDataset:              # None if there is no test set
+    root: FilePath,  # The folder that holds split.json and dataset/
+    split: str = 'train',  # train, valid or test
+    size: int = 256,  # Posters are fitted into squares of this side
+    *,
+    max_damaged: int | float | str = None,  # How many films may be unusable and posters absent, see `damage_limit`
+    log: Callable = print,  # Called with how many films have no plot or no genre
+) -> TaskDataset:  # None if there is no test set
     "A part of MM-IMDB; a `ValueError` names the file in which something is wrong"
     root = Path(root)
-    if split not in _LISTS: raise did_you_mean('split', split, _LISTS)
-    path,folder = find_place(root, ('split.json',), 'split'),find_place(root, ('dataset',), 'films')
+    if split not in _LISTS:
+        raise did_you_mean('split', split, _LISTS)
+    path = find_place(root, ('split.json',), 'split')
+    folder = find_place(root, ('dataset',), 'films')
     lists = read_json(path)
     films = lists.get(_LISTS[split]) if isinstance(lists, dict) else None
-    if films is None and split == 'test': return None
+    if films is None and split == 'test':
+        return None
     if not isinstance(films, list) or not films:
         raise ValueError(f'{path}: has no list {_LISTS[split]!r} of films')
-    out, bad = [], []
+    out = []
+    bad = []
     for film in films:
         try:
-            plot, genres = _film(folder/f'{film}.json')
+            plot, genres = _film(folder / f'{film}.json')
             out.append(dict(image=f'{film}.jpeg', first=plot, answers=genres, id=str(film)))
         except ValueError as e:
             bad.append(str(e).removeprefix(f'{folder}/'))
     leave_out(folder, f'films of {path.name} cannot be used', bad, len(films), max_damaged)
     good = [e for e in out if e['first'].strip() and e['answers']]
     if len(good) < len(out):
-        log(f'{path}, {split}: {len(out)-len(good):,} of {len(out):,} films have no plot or no genre and are left out')
+        log(
+            f'{path}, {split}: {len(out) - len(good):,} of {len(out):,} films have no plot or no genre and are left out'
+        )
     return photo_examples(folder, path, size, split, good, max_damaged)
 
 # %% ../../nbs/datasets/86_mm_imdb.ipynb #dc81d246
 def write_mm_imdb(
-    records:'Iterable[Record]', # With `plot` and `genre`, as the world's
-    root:FilePath,              # A folder; it may hold other parts
-    split:str='train',          # train, valid or test
-    rename:Callable=str.title,  # Genre -> its name in the files
-)->int:                         # How many films were written
+    records: 'Iterable[Record]',  # With `plot` and `genre`, as the world's
+    root: FilePath,  # A folder; it may hold other parts
+    split: str = 'train',  # train, valid or test
+    rename: Callable = str.title,  # Genre -> its name in the files
+) -> int:  # How many films were written
     "Write scenes as films in the layout of MM-IMDB"
-    root,path = Path(root),Path(root)/'split.json'
-    (root/'dataset').mkdir(parents=True, exist_ok=True)
-    lists,own = read_json(path) if path.is_file() else {},[]
-    for i,r in enumerate(records):
+    root, path = Path(root), Path(root) / 'split.json'
+    (root / 'dataset').mkdir(parents=True, exist_ok=True)
+    lists = read_json(path) if path.is_file() else {}
+    own = []
+    for i, r in enumerate(records):
         own.append(f'{list(_LISTS).index(split)}{i:06d}')
-        save_photo(r, root/'dataset'/f'{own[-1]}.jpeg')
-        write_json(root/'dataset'/f'{own[-1]}.json', dict(plot=[r.plot], genres=[rename(g) for g in r.genre]))
+        save_photo(r, root / 'dataset' / f'{own[-1]}.jpeg')
+        write_json(root / 'dataset' / f'{own[-1]}.json', dict(plot=[r.plot], genres=[rename(g) for g in r.genre]))
     write_json(path, {**lists, _LISTS[split]: own})
     return len(own)

@@ -7,65 +7,93 @@ __all__ = ['image_file', 'parse_narrative', 'narrative_files', 'read_narratives'
            'write_localized']
 
 # %% ../../nbs/datasets/40_narratives.ipynb #66655b5d
-import glob,gzip,json,os,re,warnings
+import glob
+import gzip
+import json
+import os
+import re
+import warnings
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
+
 import numpy as np
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import FilePath, atomic_file, brief, parse_json
+from ..core.progress import progress
 from ..core.scripts import clean_text
 from ..core.text_files import json_lines
-from ..data.records import annotation_turn, ImageFileDataset, Narrative, Record
-from ..data.image_files import (adding_to, caption_source, files_below, has_text, is_hidden, leave_out, some_of,
-                                    write_images)
+from vlrep.data.image_files import (
+    adding_to,
+    caption_source,
+    files_below,
+    has_text,
+    is_hidden,
+    leave_out,
+    some_of,
+    write_images,
+)
 from ..data.narratives import Narratives
-from .flickr8k import *
+from ..data.records import ImageFileDataset, Narrative, Record, annotation_turn
+from .flickr8k import IMAGES
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4d459dc0
 _short = brief
 
+
 def _rows_of(items, keys, at, words=0):
     "Of each of a list of dicts the values of `keys`, `words` strings and then numbers; and an array of the numbers"
-    if not isinstance(items, list): raise ValueError(f'{at} is {_short(items)}, expected a list')
+    if not isinstance(items, list):
+        raise ValueError(f'{at} is {_short(items)}, expected a list')
     try:
         rows = list(map(itemgetter(*keys), items))
         a = np.array([r[words:] for r in rows] if words else rows)
-    except (KeyError, TypeError, IndexError, ValueError): a = np.array('')
-    good = not items or (a.dtype.kind in 'fi' and np.abs(a).max() < 1e9)                             # nan is not below
+    except (KeyError, TypeError, IndexError, ValueError):
+        a = np.array('')
+    good = not items or (a.dtype.kind in 'fi' and np.abs(a).max() < 1e9)  # nan is not below
     if good and all(isinstance(r[i], str) for i in range(words) for r in rows):
-        return rows,a.astype(float).reshape(-1, len(keys)-words)
-    for i,d in enumerate(items):
-        for j,k in enumerate(keys):
-            if not isinstance(d, dict) or k not in d: raise ValueError(f'{at}[{i}] has no {k!r}: {_short(d)}')
-            fits = isinstance(d[k], str) if j < words else type(d[k]) in (int,float) and -1e9 < d[k] < 1e9
+        return rows, a.astype(float).reshape(-1, len(keys) - words)
+    for i, d in enumerate(items):
+        for j, k in enumerate(keys):
+            if not isinstance(d, dict) or k not in d:
+                raise ValueError(f'{at}[{i}] has no {k!r}: {_short(d)}')
+            fits = isinstance(d[k], str) if j < words else type(d[k]) in (int, float) and -1e9 < d[k] < 1e9
             what = 'string' if j < words else 'number'
-            if not fits: raise ValueError(f'{at}[{i}]: {k} is {_short(d[k])}, expected a {what}')
+            if not fits:
+                raise ValueError(f'{at}[{i}]: {k} is {_short(d[k])}, expected a {what}')
     raise ValueError(f'{at} cannot be understood: {_short(items)}')
 
 # %% ../../nbs/datasets/40_narratives.ipynb #f493e444
 def image_file(
-    dataset_id:str, # Of the narrative: with coco in it for COCO, beginning with ADE for ADE20k
-    image_id:str,   # Of the narrative
-)->str:             # e.g. 000000137576.jpg
+    dataset_id: str,  # Of the narrative: with coco in it for COCO, beginning with ADE for ADE20k
+    image_id: str,  # Of the narrative
+) -> str:  # e.g. 000000137576.jpg
     "Name of an image's file: COCO's twelve digits, ADE20k's eight and a word, else the id as it is, and .jpg"
     d = dataset_id.lower()
-    if image_id.lower().endswith(IMAGES): return image_id
+    if image_id.lower().endswith(IMAGES):
+        return image_id
     number = image_id.isascii() and image_id.isdecimal()
-    if number and 'coco' in d: return f'{image_id:0>12}.jpg'
-    if number and d.startswith('ade'): return f'ADE_{"val" if "val" in d else "train"}_{image_id:0>8}.jpg'
+    if number and 'coco' in d:
+        return f'{image_id:0>12}.jpg'
+    if number and d.startswith('ade'):
+        return f'ADE_{"val" if "val" in d else "train"}_{image_id:0>8}.jpg'
     return f'{image_id}.jpg'
 
 # %% ../../nbs/datasets/40_narratives.ipynb #75cbef54
-_text,_list = ((str,),'a string'),((list,),'a list')
-_keys = dict(image_id=((str,int,float),'a string'), caption=_text, timed_caption=_list, traces=_list)
+_text = ((str,), 'a string')
+_list = ((list,), 'a list')
+_keys = dict(image_id=((str, int, float), 'a string'), caption=_text, timed_caption=_list, traces=_list)
+
 
 def _checked(d):
     "The object of a line, with the keys of a narrative; a `ValueError` says what is wrong"
-    if not isinstance(d, dict): raise ValueError(f'an object with {", ".join(_keys)} is expected, not {_short(d)}')
-    for k,(t,what) in _keys.items():
-        if k not in d: raise ValueError(f'has no {k!r}' + ' (files of captions alone will not do)'*(list in t))
-        if type(d[k]) not in t: raise ValueError(f'{k} is {_short(d[k])}, expected {what}')
+    if not isinstance(d, dict):
+        raise ValueError(f'an object with {", ".join(_keys)} is expected, not {_short(d)}')
+    for k, (t, what) in _keys.items():
+        if k not in d:
+            raise ValueError(f'has no {k!r}' + ' (files of captions alone will not do)' * (list in t))
+        if type(d[k]) not in t:
+            raise ValueError(f'{k} is {_short(d[k])}, expected {what}')
     if isinstance(d['image_id'], float):
         if not d['image_id'].is_integer():
             raise ValueError(f'image_id is {d["image_id"]}, expected a string')
@@ -74,56 +102,73 @@ def _checked(d):
 
 # %% ../../nbs/datasets/40_narratives.ipynb #c4f4132b
 def parse_narrative(
-    line:str|bytes|dict, # A line of a file, or the object in it
-)->tuple:           # Name of the image's file, and the `Narrative`
+    line: str | bytes | dict,  # A line of a file, or the object in it
+) -> tuple:  # Name of the image's file, and the `Narrative`
     "One line; a `ValueError` says what is wrong with it. Unknown keys are no error"
-    d = _checked(parse_json(line) if isinstance(line, (str,bytes)) else line)
-    name,text = str(d['image_id']),d['caption']
+    d = _checked(parse_json(line) if isinstance(line, (str, bytes)) else line)
+    name = str(d['image_id'])
+    text = d['caption']
     if not name.strip() or name.startswith('.') or '/' in name or '\\' in name:
         raise ValueError(f'image_id is {_short(name)}, not the name of an image')
-    said,_ = _rows_of(d['timed_caption'], ('utterance','start_time','end_time'), 'timed_caption', 1)
-    for i,(u,a,b) in enumerate(said):
-        if b < a: raise ValueError(f'timed_caption[{i}]: {_short(u)} ends at {b:g} s, before it begins at {a:g} s')
-    strokes = [_rows_of(s, 'xyt', f'traces[{j}]')[1] for j,s in enumerate(d['traces'])]
-    try: ''.join([name, text, *(u for u,*_ in said)]).encode()
-    except UnicodeEncodeError: raise ValueError('half a character (a lone surrogate) in the text') from None
-    if not has_text(text): raise ValueError('the caption is empty')
-    said = [(clean_text(u), a, b) for u,a,b in said]
-    return image_file(str(d.get('dataset_id', '')), name),Narrative(clean_text(text), said, strokes)
+    said, _ = _rows_of(d['timed_caption'], ('utterance', 'start_time', 'end_time'), 'timed_caption', 1)
+    for i, (u, a, b) in enumerate(said):
+        if b < a:
+            raise ValueError(f'timed_caption[{i}]: {_short(u)} ends at {b:g} s, before it begins at {a:g} s')
+    strokes = [_rows_of(s, 'xyt', f'traces[{j}]')[1] for j, s in enumerate(d['traces'])]
+    try:
+        ''.join([name, text, *(u for u, *_ in said)]).encode()
+    except UnicodeEncodeError:
+        raise ValueError('half a character (a lone surrogate) in the text') from None
+    if not has_text(text):
+        raise ValueError('the caption is empty')
+    said = [(clean_text(u), a, b) for u, a, b in said]
+    return image_file(str(d.get('dataset_id', '')), name), Narrative(clean_text(text), said, strokes)
 
 # %% ../../nbs/datasets/40_narratives.ipynb #7519b387
-_ends  = '.jsonl','.jsonl.gz'
+_ends = '.jsonl', '.jsonl.gz'
 _shard = re.compile(r'-(\d+)-of-(\d+)\.jsonl(\.gz)?$')
 
+
 def narrative_files(
-    paths:FilePath|list, # A file, a folder, a pattern such as `coco_train_*.jsonl`, or a list of these
-)->list:                 # Of paths
+    paths: FilePath | list,  # A file, a folder, a pattern such as `coco_train_*.jsonl`, or a list of these
+) -> list:  # Of paths
     "The files that are meant; a `ValueError` if there are none or one is there twice, a warning if shards are missing"
-    out,shards = [],{}
-    for p in map(Path, [paths] if isinstance(paths, (str,Path)) else paths):
-        found = [f for f in sorted(p.iterdir()) if f.name.endswith(_ends)
-                 and not is_hidden(f.name)] if p.is_dir() else [p] if p.is_file() else []
+    out = []
+    shards = {}
+    for p in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
+        found = (
+            [f for f in sorted(p.iterdir()) if f.name.endswith(_ends) and not is_hidden(f.name)]
+            if p.is_dir()
+            else [p]
+            if p.is_file()
+            else []
+        )
         found = [f for f in found if 'localized_narratives' in f.name] or found or sorted(map(Path, glob.glob(str(p))))
         if not any(map(Path.is_file, found)):
             raise ValueError(f'{p}: no such file; expected .jsonl or .jsonl.gz files, or their folder')
         out += found
     names = [str(f).removesuffix('.gz') for f in out]
-    twice = [n for i,n in enumerate(names) if n in names[:i]]
-    if twice: raise ValueError(f'{twice[0]}: there are two of this file, one would be read twice')
+    twice = [n for i, n in enumerate(names) if n in names[:i]]
+    if twice:
+        raise ValueError(f'{twice[0]}: there are two of this file, one would be read twice')
     for f in out:
-        if m := _shard.search(f.name): shards.setdefault((f.name[:m.start()],int(m[2])), set()).add(int(m[1]))
-    for (name,n),have in shards.items():
-        lost = sorted(set(range(n))-have)
-        if lost: warnings.warn(f'{name}: {len(lost)} of {n} shards are not there: number {some_of(lost)}', stacklevel=3)
+        if m := _shard.search(f.name):
+            shards.setdefault((f.name[: m.start()], int(m[2])), set()).add(int(m[1]))
+    for (name, n), have in shards.items():
+        lost = sorted(set(range(n)) - have)
+        if lost:
+            warnings.warn(f'{name}: {len(lost)} of {n} shards are not there: number {some_of(lost)}', stacklevel=3)
     return out
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4b76b50a
 def read_narratives(
-    paths:FilePath|list, # As for `narrative_files`
-    max_damaged:int|float|str=None, # How many lines may be unusable, see `damage_limit`; they are left out
-)->tuple:                # Names of the images' files, in the order in which they appear, and their `Narratives`
+    paths: FilePath | list,  # As for `narrative_files`
+    max_damaged: int | float | str = None,  # How many lines may be unusable, see `damage_limit`; they are left out
+) -> tuple:  # Names of the images' files, in the order in which they appear, and their `Narratives`
     "Localized Narratives; a `ValueError` names file and line of what cannot be understood"
-    names, rows, out = {}, [], Narratives()
+    names = {}
+    rows = []
+    out = Narratives()
     bad = []
     files = narrative_files(paths)
     for f in files:
@@ -136,7 +181,7 @@ def read_narratives(
             out.add(narrative)
             rows.append(names.setdefault(name, len(names)))
     about = files[0] if len(files) == 1 else files[0].parent
-    leave_out(about, 'lines cannot be used', bad, len(rows)+len(bad), max_damaged)
+    leave_out(about, 'lines cannot be used', bad, len(rows) + len(bad), max_damaged)
     if not rows:
         raise ValueError(f'{files[0]}: no narratives')
     return list(names), out.close(rows)
@@ -144,97 +189,118 @@ def read_narratives(
 # %% ../../nbs/datasets/40_narratives.ipynb #88294823
 def _locate(folder, names):
     "Where in `folder` and below it the images are: name -> path within it"
-    want,found = {Path(n).stem: n for n in names},{}
+    want = {Path(n).stem: n for n in names}
+    found = {}
     for f in files_below(folder):
         stem, end = os.path.splitext(os.path.basename(f))
         end = end.lower()
         if stem in want and end in IMAGES:
             found.setdefault(want[stem], []).append((end not in ('.jpg', '.jpeg'), os.path.relpath(f, folder)))
-    for n,l in found.items():
+    for n, l in found.items():
         l.sort()
         if len(l) > 1 and l[0][0] == l[1][0]:
             raise ValueError(f'{folder}: is {n} {l[0][1]} or {l[1][1]}? Say in which folder the images are')
-    return {n: l[0][1] for n,l in found.items()}
+    return {n: l[0][1] for n, l in found.items()}
+
 
 def read_localized(
-    root:FilePath,            # The folder that holds the .jsonl files, and the images, in whichever folders below it
-    files:FilePath|list=None, # Names or patterns of the .jsonl files, within `root`; by default all that are in it
-    images:FilePath='.',      # The folder of the images, within `root`
-    size:int=256, split:str=None, *, keep:float=2e9, # As for `caption_source`
-    max_damaged:int|float|str=None, # How many lines may be unusable and images absent, see `damage_limit`
-)->ImageFileDataset:          # With `narratives`, whose texts are the captions; in the order of the images' paths
+    root: FilePath,  # The folder that holds the .jsonl files, and the images, in whichever folders below it
+    files: FilePath
+    | list = None,  # Names or patterns of the .jsonl files, within `root`; by default all that are in it
+    images: FilePath = '.',  # The folder of the images, within `root`
+    size: int = 256,
+    split: str = None,
+    *,
+    keep: float = 2e9,  # As for `caption_source`
+    max_damaged: int | float | str = None,  # How many lines may be unusable and images absent, see `damage_limit`
+) -> ImageFileDataset:  # With `narratives`, whose texts are the captions; in the order of the images' paths
     "Photos with Localized Narratives; a `ValueError` names what is missing, or file and line of what is wrong"
     root = Path(root)
-    folder = root/images
-    if not folder.is_dir(): raise ValueError(f'{folder}: no such folder')
-    files = [files] if isinstance(files, (str,Path)) else files
-    paths = narrative_files(root if files is None else [root/f for f in files])
-    names,told = read_narratives(paths, max_damaged)
+    folder = root / images
+    if not folder.is_dir():
+        raise ValueError(f'{folder}: no such folder')
+    files = [files] if isinstance(files, (str, Path)) else files
+    paths = narrative_files(root if files is None else [root / f for f in files])
+    names, told = read_narratives(paths, max_damaged)
     at = _locate(folder, names)
     names = [at.get(n, n) for n in names]
     texts = told.texts()
-    caps = {n: texts[i] for i,n in enumerate(names)}
-    row = {n: i for i,n in enumerate(names)}
-    dataset = caption_source(caps, folder, paths[0], size, split, keep=keep, max_damaged=max_damaged,
-                             name=root.resolve().name)
+    caps = {n: texts[i] for i, n in enumerate(names)}
+    row = {n: i for i, n in enumerate(names)}
+    dataset = caption_source(
+        caps, folder, paths[0], size, split, keep=keep, max_damaged=max_damaged, name=root.resolve().name
+    )
     told = told.subset([row[n] for n in dataset.ids])
     turns = {i: turn for i in range(len(dataset)) if (turn := annotation_turn(dataset.path(i))) != 1}
     for i, turn in turns.items():
         told.turn_traces(i, turn)
     if turns:
-        warnings.warn(f'{folder}: {len(turns):,} of {len(dataset):,} photos are turned by their EXIF header; their '
-                      f'traces are taken as given for the pixels as they are stored, and are turned with them',
-                      stacklevel=2)
+        warnings.warn(
+            f'{folder}: {len(turns):,} of {len(dataset):,} photos are turned by their EXIF header; their '
+            f'traces are taken as given for the pixels as they are stored, and are turned with them',
+            stacklevel=2,
+        )
     ids = dataset.ids
     return dataset.with_narratives(told).annotate({}, records=lambda i: Record(ids[i], narrative=told[i][0]))
 
 # %% ../../nbs/datasets/40_narratives.ipynb #4fa8526c
 def _write_lines(pairs, path, dataset_id, shards):
     "Write (id of the image, its narratives) as lines, and count these"
-    path,n = Path(path),0
+    path = Path(path)
+    n = 0
     end = next((e for e in _ends if path.name.endswith(e)), None)
-    if end is None: raise ValueError(f'{path}: the name must end in .jsonl or .jsonl.gz')
-    if shards < 1: raise ValueError(f'shards={shards}: at least 1')
+    if end is None:
+        raise ValueError(f'{path}: the name must end in .jsonl or .jsonl.gz')
+    if shards < 1:
+        raise ValueError(f'shards={shards}: at least 1')
     names = [f'-{k:05}-of-{shards:05}' if shards > 1 else '' for k in range(shards)]
     with ExitStack() as s:
-        to = [s.enter_context(atomic_file(path.with_name(path.name.removesuffix(end)+m+end))) for m in names]
+        to = [s.enter_context(atomic_file(path.with_name(path.name.removesuffix(end) + m + end))) for m in names]
         files = [s.enter_context((gzip.open if end == _ends[1] else open)(f, 'wt', encoding='utf-8')) for f in to]
-        for i,(name,told) in enumerate(pairs):
+        for i, (name, told) in enumerate(pairs):
             name = Path(str(name)).stem
-            if name.isdecimal() and 'coco' in dataset_id.lower(): name = str(int(name))
-            for k,x in enumerate(told):
+            if name.isdecimal() and 'coco' in dataset_id.lower():
+                name = str(int(name))
+            for k, x in enumerate(told):
                 x = Narrative(x.text, x.utterances, [np.round(np.asarray(p, float), 4) for p in x.strokes])
-                files[i % shards].write(json.dumps(x.line(name, dataset_id, k))+'\n')
+                files[i % shards].write(json.dumps(x.line(name, dataset_id, k)) + '\n')
                 n += 1
-        if not n: raise ValueError('no narratives to write')
+        if not n:
+            raise ValueError('no narratives to write')
     return n
+
 
 def _told(source, i, r):
     "The narratives of image `i`"
-    if getattr(source, 'narratives', None) is not None: return source.narratives[i]
+    if getattr(source, 'narratives', None) is not None:
+        return source.narratives[i]
     return [] if r.narrative is None else [r.narrative]
 
+
 def write_narratives(
-    records:'ImageTextDataset|Iterable[Record]', # Records, or an `ImageTextDataset`, which may have several narratives
-                                                 # an image
-    path:FilePath,                               # e.g. world_localized_narratives.jsonl, or .jsonl.gz
-    dataset_id:str='world',                      # With coco in it, ids are written without zeros in front
-    shards:int=1,                                # Files; if there are several, each has -00000-of-00004 or the like in
-                                                 # its name
-)->int:                                          # How many were written
+    records: 'ImageTextDataset|Iterable[Record]',  # Records, or an `ImageTextDataset`, which may have several
+    # narratives
+    # an image
+    path: FilePath,  # e.g. world_localized_narratives.jsonl, or .jsonl.gz
+    dataset_id: str = 'world',  # With coco in it, ids are written without zeros in front
+    shards: int = 1,  # Files; if there are several, each has -00000-of-00004 or the like in
+    # its name
+) -> int:  # How many were written
     "Write narratives as Localized Narratives are, whole files or none; images without any are left out"
-    return _write_lines(((r.id,_told(records, i, r)) for i,r in enumerate(records)), path, dataset_id, shards)
+    return _write_lines(((r.id, _told(records, i, r)) for i, r in enumerate(records)), path, dataset_id, shards)
 
 # %% ../../nbs/datasets/40_narratives.ipynb #13ccd27f
 def write_localized(
-    records:'ImageTextDataset|Iterable[Record]', # Records with images and narratives, or an `ImageTextDataset`
-    root:FilePath,       # A folder; it may hold others
-    images:str='images', # Name of the folder of images, e.g. train2017
-    table:str='world_localized_narratives.jsonl', # Name of the file
-    dataset_id:str='world', *, shards:int=1, # As for `write_narratives`
-    quality:int=90,      # Of the JPEG files
-)->int:                                           # How many narratives were written
+    records: 'ImageTextDataset|Iterable[Record]',  # Records with images and narratives, or an `ImageTextDataset`
+    root: FilePath,  # A folder; it may hold others
+    images: str = 'images',  # Name of the folder of images, e.g. train2017
+    table: str = 'world_localized_narratives.jsonl',  # Name of the file
+    dataset_id: str = 'world',
+    *,
+    shards: int = 1,  # As for `write_narratives`
+    quality: int = 90,  # Of the JPEG files
+) -> int:  # How many narratives were written
     "Write images and narratives, so that `read_localized` can read them; all of it or nothing"
     with adding_to(root) as new:
-        each = enumerate(write_images(records, new/images, quality, captions=False))
-        return _write_lines(((name,_told(records, i, r)) for i,(name,r) in each), new/table, dataset_id, shards)
+        each = enumerate(write_images(records, new / images, quality, captions=False))
+        return _write_lines(((name, _told(records, i, r)) for i, (name, r) in each), new / table, dataset_id, shards)

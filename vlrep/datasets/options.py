@@ -9,17 +9,22 @@ __all__ = ['table_columns', 'CsvOptions', 'CocoOptions', 'TaskImageOptions', 'Ta
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
-from ..core.fields import *
-from ..core.registry import *
-from .base import *
+
+from ..core.fields import Parsed
+from ..core.registry import Lazy
+from .base import DATASETS, DatasetBuilder, PhotoOptions
 
 # %% ../../nbs/datasets/07_options.ipynb #6100bfdb
-_COLUMNS = dict(path=('path', 'filepath', 'file_name', 'filename', 'image_path', 'image', 'img', 'file'),
-                caption=('caption', 'title', 'text', 'sentence', 'description'), split=('split',))
+_COLUMNS = dict(
+    path=('path', 'filepath', 'file_name', 'filename', 'image_path', 'image', 'img', 'file'),
+    caption=('caption', 'title', 'text', 'sentence', 'description'),
+    split=('split',),
+)
+
 
 def table_columns(
-    columns:str # '' or such as `path=url,caption=alt`
-)->dict:        # What is wanted -> names that its column may have
+    columns: str,  # '' or such as `path=url,caption=alt`
+) -> dict:  # What is wanted -> names that its column may have
     "The names of the columns, some of them as given; a `ValueError` names what is wrong"
     out = dict(_COLUMNS)
     for part in filter(None, columns.split(',')):
@@ -29,66 +34,141 @@ def table_columns(
         out[what] = (name,)
     return out
 
+
 _ColumnNames = Annotated[str, Parsed(table_columns, 'path=NAME,caption=NAME')]
+
 
 @dataclass(frozen=True)
 class CsvOptions(PhotoOptions):
     "How photos with a table are split, and which columns of the table are read"
-    columns:_ColumnNames='' # Names of columns that are called otherwise
+
+    columns: _ColumnNames = ''  # Names of columns that are called otherwise
+
 
 class CocoOptions(PhotoOptions):
     "COCO comes with its own split: `valid` is taken from its training images, its validation images are the test set"
-    def check(self)->None: "There are no constraints between fields"
+
+    def check(self) -> None:
+        "There are no constraints between fields"
+
 
 _own_split = 'COCO comes with its own split, only valid can be set'
 
-DATASETS.add(DatasetBuilder('flickr8k', {'captions'}, read='vlrep.datasets.flickr8k:read_flickr8k',
-                            splits='vlrep.datasets.split_files:flickr_splits', reads=('max_damaged',),
-                            root_help='the folder that holds Images/ and captions.txt'))
-DATASETS.add(DatasetBuilder('flickr30k', {'captions'}, read='vlrep.datasets.flickr30k:read_flickr30k',
-                            splits='vlrep.datasets.split_files:flickr_splits', reads=('max_damaged',),
-                            root_help='the folder that holds the table of captions and the images'))
-DATASETS.add(DatasetBuilder('csv', {'captions'}, CsvOptions(), read='vlrep.datasets.csv:read_csv',
-                            reads=('max_damaged','columns'),
-                            root_help='a CSV file with the columns path and caption (or its folder), or a folder of '
-                                      'photos with a .txt file beside each'))
-DATASETS.add(DatasetBuilder('narratives', {'captions','narratives'}, read='vlrep.datasets.narratives:read_localized',
-                            reads=('max_damaged',),
-                            root_help='the folder that holds images and Localized Narratives as .jsonl files'))
-DATASETS.add(DatasetBuilder('coco', {'captions','labels'}, CocoOptions(train=.96, valid=.04, test=0.),
-                            build='vlrep.datasets.coco:build_coco', splits='vlrep.datasets.coco:coco_splits',
-                            fixed=dict.fromkeys(('train','test'), _own_split),
-                            root_help='the folder that holds annotations/, train2017/ and val2017/, or those of 2014'))
-
+DATASETS.add(
+    DatasetBuilder(
+        'flickr8k',
+        {'captions'},
+        read='vlrep.datasets.flickr8k:read_flickr8k',
+        splits='vlrep.datasets.split_files:flickr_splits',
+        reads=('max_damaged',),
+        root_help='the folder that holds Images/ and captions.txt',
+    )
+)
+DATASETS.add(
+    DatasetBuilder(
+        'flickr30k',
+        {'captions'},
+        read='vlrep.datasets.flickr30k:read_flickr30k',
+        splits='vlrep.datasets.split_files:flickr_splits',
+        reads=('max_damaged',),
+        root_help='the folder that holds the table of captions and the images',
+    )
+)
+DATASETS.add(
+    DatasetBuilder(
+        'csv',
+        {'captions'},
+        CsvOptions(),
+        read='vlrep.datasets.csv:read_csv',
+        reads=('max_damaged', 'columns'),
+        root_help='a CSV file with the columns path and caption (or its folder), or a folder of '
+        'photos with a .txt file beside each',
+    )
+)
+DATASETS.add(
+    DatasetBuilder(
+        'narratives',
+        {'captions', 'narratives'},
+        read='vlrep.datasets.narratives:read_localized',
+        reads=('max_damaged',),
+        root_help='the folder that holds images and Localized Narratives as .jsonl files',
+    )
+)
+DATASETS.add(
+    DatasetBuilder(
+        'coco',
+        {'captions', 'labels'},
+        CocoOptions(train=0.96, valid=0.04, test=0.0),
+        build='vlrep.datasets.coco:build_coco',
+        splits='vlrep.datasets.coco:coco_splits',
+        fixed=dict.fromkeys(('train', 'test'), _own_split),
+        root_help='the folder that holds annotations/, train2017/ and val2017/, or those of 2014',
+    )
+)
 
 # %% ../../nbs/datasets/07_options.ipynb #cd456939
 class TaskImageOptions(PhotoOptions):
     "A task comes with its own split"
-    def check(self)->None: "There are no constraints between fields"
+
+    def check(self) -> None:
+        "There are no constraints between fields"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskImages(DatasetBuilder):
     "The images of a downstream task, with its texts"
-    examples:Callable=Lazy(None) # (root, split, size, log=, max_damaged=) -> TaskDataset of a part: train, valid
-                                 # or test
-    texts:Callable=Lazy(None)    # (TaskDataset, log=) -> its images, each with all texts about it
-    secret:bool=False            # Are the answers of its test set secret?
+
+    examples: Callable = Lazy(None)  # (root, split, size, log=, max_damaged=) -> TaskDataset of a part: train, valid
+    # or test
+    texts: Callable = Lazy(None)  # (TaskDataset, log=) -> its images, each with all texts about it
+    secret: bool = False  # Are the answers of its test set secret?
+
 
 def _task(name, provides, texts, help, *, secret=False, recipe='flickr8k'):
     "Register the images of a task"
-    kept = dict.fromkeys(('train','test') if secret else ('train','valid','test'), f'{name} comes with its own split'
-                         + ', only valid can be set'*secret)
+    kept = dict.fromkeys(
+        ('train', 'test') if secret else ('train', 'valid', 'test'),
+        f'{name} comes with its own split' + ', only valid can be set' * secret,
+    )
     kept['split'] = f'{name} comes with its own split'
-    if secret: kept['captions'] = f'{name} has questions and no captions'
-    DATASETS.add(TaskImages(name, frozenset(provides), TaskImageOptions(train=.96, valid=.04, test=0.), recipe=recipe,
-                            build='vlrep.datasets.task_images:build_task_images', root_help=help, fixed=kept,
-                            examples=f'vlrep.datasets.{name}:read_{name}', secret=secret,
-                            texts=f'vlrep.datasets.task_images:{texts}'))
+    if secret:
+        kept['captions'] = f'{name} has questions and no captions'
+    DATASETS.add(
+        TaskImages(
+            name,
+            frozenset(provides),
+            TaskImageOptions(train=0.96, valid=0.04, test=0.0),
+            recipe=recipe,
+            build='vlrep.datasets.task_images:build_task_images',
+            root_help=help,
+            fixed=kept,
+            examples=f'vlrep.datasets.{name}:read_{name}',
+            secret=secret,
+            texts=f'vlrep.datasets.task_images:{texts}',
+        )
+    )
 
-_task('vqa', {'questions'}, 'image_questions', 'the folder of VQA 2.0: questions, annotations, train2014/, val2014/',
-      secret=True, recipe='vqa')
-_task('vizwiz', {'questions'}, 'image_questions', 'the folder of VizWiz: train.json, val.json, train/, val/',
-      secret=True, recipe='vqa')
-_task('snli_ve', {'captions','statements'}, 'image_statements',
-      'the folder that holds snli_ve_train.jsonl and flickr30k_images/')
+
+_task(
+    'vqa',
+    {'questions'},
+    'image_questions',
+    'the folder of VQA 2.0: questions, annotations, train2014/, val2014/',
+    secret=True,
+    recipe='vqa',
+)
+_task(
+    'vizwiz',
+    {'questions'},
+    'image_questions',
+    'the folder of VizWiz: train.json, val.json, train/, val/',
+    secret=True,
+    recipe='vqa',
+)
+_task(
+    'snli_ve',
+    {'captions', 'statements'},
+    'image_statements',
+    'the folder that holds snli_ve_train.jsonl and flickr30k_images/',
+)
 _task('mm_imdb', {'captions'}, 'image_plots', 'the folder that holds split.json and dataset/')

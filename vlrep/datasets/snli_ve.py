@@ -9,66 +9,93 @@ __all__ = ['ENTAILMENT', 'read_snli_ve', 'write_snli_ve']
 import json
 from collections.abc import Callable
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, atomic_file, brief
 from ..core.text_files import ID, json_lines, row_problem
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
-from .task_files import *
+from .task_files import find_place, find_table, photo_examples, save_photo
 
 # %% ../../nbs/datasets/84_snli_ve.ipynb #38c13dae
-ENTAILMENT = ('contradiction','entailment','neutral')  # The classes, in the order of a network's outputs
+ENTAILMENT = ('contradiction', 'entailment', 'neutral')  # The classes, in the order of a network's outputs
 _PARTS = dict(train='train', valid='dev', test='test')
+
 
 def _problem(row):
     "What is wrong with a line, or ''"
     if problem := row_problem(row, dict(Flickr30K_ID=ID, sentence2=str, gold_label=str)):
         return problem
     if row['gold_label'] not in (*ENTAILMENT, '-'):
-        return (f': the label {brief(row["gold_label"])} is none of {", ".join(ENTAILMENT)}: the labels of another '
-                f'data set?')
+        return (
+            f': the label {brief(row["gold_label"])} is none of {", ".join(ENTAILMENT)}: the labels of another '
+            f'data set?'
+        )
     return ''
 
+
 def read_snli_ve(
-    root:FilePath,           # The folder that holds the tables and the photos of Flickr30k
-    split:str='train',       # train, valid or test
-    size:int=256,            # Photos are fitted into squares of this side
-    *, max_damaged:int|float|str=None, # How many lines may be unusable and photos absent, see `damage_limit`
-    log:Callable=print,      # Called with how many pairs have no label
-)->TaskDataset:              # None if there is no test set
+    root: FilePath,  # The folder that holds the tables and the photos of Flickr30k
+    split: str = 'train',  # train, valid or test
+    size: int = 256,  # Photos are fitted into squares of this side
+    *,
+    max_damaged: int | float | str = None,  # How many lines may be unusable and photos absent, see `damage_limit`
+    log: Callable = print,  # Called with how many pairs have no label
+) -> TaskDataset:  # None if there is no test set
     "A part of SNLI-VE; a `ValueError` names file and line of what is wrong"
     root = Path(root)
     path, _ = find_table(root, split, _PARTS, lambda s: [f'snli_ve_{s}.jsonl', f'snli_ve_{s}.jsonl.gz'], 'statements')
-    if path is None: return None
-    out, bad, undecided = [], [], 0
+    if path is None:
+        return None
+    out = []
+    bad = []
+    undecided = 0
     for line, r in json_lines(path, bad.append):
         if why := _problem(r):
             bad.append(f'{path}, line {line}{why}')
         elif r['gold_label'] == '-':
             undecided += 1
         else:
-            out.append(dict(image=f'{r["Flickr30K_ID"]}.jpg', first=r['sentence2'], answers=[r['gold_label']],
-                            id=str(r.get('pairID', line))))
-    leave_out(path, 'lines cannot be used', bad, len(out)+len(bad)+undecided, max_damaged)
-    if undecided: log(f'{path}: {undecided:,} of {undecided+len(out):,} statements have no label (-) and are left out')
-    photos = find_place(root, ('flickr30k_images','flickr30k-images','flickr30k_images/flickr30k_images','Images',
-                               'images'), 'photos')
+            out.append(
+                dict(
+                    image=f'{r["Flickr30K_ID"]}.jpg',
+                    first=r['sentence2'],
+                    answers=[r['gold_label']],
+                    id=str(r.get('pairID', line)),
+                )
+            )
+    leave_out(path, 'lines cannot be used', bad, len(out) + len(bad) + undecided, max_damaged)
+    if undecided:
+        log(f'{path}: {undecided:,} of {undecided + len(out):,} statements have no label (-) and are left out')
+    photos = find_place(
+        root,
+        ('flickr30k_images', 'flickr30k-images', 'flickr30k_images/flickr30k_images', 'Images', 'images'),
+        'photos',
+    )
     return photo_examples(photos, path, size, split, out, max_damaged)
 
 # %% ../../nbs/datasets/84_snli_ve.ipynb #68f3581a
 def write_snli_ve(
-    records:'Iterable[Record]', # With `statements`, as the world's
-    root:FilePath,              # A folder; it may hold other parts
-    split:str='train',          # train, valid or test
-)->int:                         # How many statements were written
+    records: 'Iterable[Record]',  # With `statements`, as the world's
+    root: FilePath,  # A folder; it may hold other parts
+    split: str = 'train',  # train, valid or test
+) -> int:  # How many statements were written
     "Write scenes and statements about them in the layout of SNLI-VE; the first statement of the first scene undecided"
-    root,lines = Path(root),[]
-    (root/'flickr30k_images').mkdir(parents=True, exist_ok=True)
-    for i,r in enumerate(records):
+    root = Path(root)
+    lines = []
+    (root / 'flickr30k_images').mkdir(parents=True, exist_ok=True)
+    for i, r in enumerate(records):
         name = f'{split}{i:06d}'
-        save_photo(r, root/'flickr30k_images'/f'{name}.jpg')
-        for k,s in enumerate(r.statements):
-            lines.append(dict(Flickr30K_ID=name, pairID=f'{name}.jpg#{k}', sentence1='', sentence2=s['text'],
-                              gold_label='-' if i == k == 0 else s['label']))
-    with atomic_file(root/f'snli_ve_{_PARTS[split]}.jsonl') as new:
-        new.write_text(''.join(json.dumps(l)+'\n' for l in lines), encoding='utf-8')
+        save_photo(r, root / 'flickr30k_images' / f'{name}.jpg')
+        for k, s in enumerate(r.statements):
+            lines.append(
+                dict(
+                    Flickr30K_ID=name,
+                    pairID=f'{name}.jpg#{k}',
+                    sentence1='',
+                    sentence2=s['text'],
+                    gold_label='-' if i == k == 0 else s['label'],
+                )
+            )
+    with atomic_file(root / f'snli_ve_{_PARTS[split]}.jsonl') as new:
+        new.write_text(''.join(json.dumps(l) + '\n' for l in lines), encoding='utf-8')
     return len(lines)

@@ -8,119 +8,143 @@ __all__ = ['check_parts', 'log_split', 'complete_split', 'own_splits', 'split_ph
 # %% ../../nbs/datasets/08_split.ipynb #e7f3a8e1
 from collections.abc import Callable
 from pathlib import Path
+
 import numpy as np
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import FilePath
+from ..core.progress import logged_warnings
 from ..data.image_files import hold_out, some_of, split_source
 from ..data.records import ImageTextDataset
 from ..data.subsets import subsample
-from .base import *
+from .base import DatasetBuilder, OwnSplit, PhotoOptions, choose_split
 
 # %% ../../nbs/datasets/08_split.ipynb #f1c91c15
 def check_parts(
-    parts:list,             # Training, validation and test dataset
-    builder:DatasetBuilder, # Whose they are
-)->None:
+    parts: list,  # Training, validation and test dataset
+    builder: DatasetBuilder,  # Whose they are
+) -> None:
     "Raise a `ValueError` if a part is too small for its purpose, before anything is computed"
-    for dataset,k,least,what in zip(parts, ('train','valid','test'), (2,1,2),
-                                ('learn from','choose the checkpoint by','report on')):
+    for dataset, k, least, what in zip(
+        parts, ('train', 'valid', 'test'), (2, 1, 2), ('learn from', 'choose the checkpoint by', 'report on')
+    ):
         if len(dataset) < least:
             more = 'add photos'
             if builder.can_set(k) and dataset.split_by in (None, 'hash'):
-                more = (f'add photos, or give this part more (--set {k}=...); a share is an expected size, since each '
-                        f'photo is put into a part by its id')
-            raise ValueError(f'--data {builder.name}: {sum(map(len, parts))} photos leave {len(dataset)} to {what}, at '
-                             f'least {least} are needed: {more}')
+                more = (
+                    f'add photos, or give this part more (--set {k}=...); a share is an expected size, since each '
+                    f'photo is put into a part by its id'
+                )
+            raise ValueError(
+                f'--data {builder.name}: {sum(map(len, parts))} photos leave {len(dataset)} to {what}, at '
+                f'least {least} are needed: {more}'
+            )
 
 # %% ../../nbs/datasets/08_split.ipynb #4a1b8236
 def log_split(
-    where:str,    # From what, such as a file
-    parts:list,   # Training, validation and test dataset
-    log:Callable, # Called with a line
-    *more:str,    # What else is to be said; empty ones are left out
-)->None:
+    where: str,  # From what, such as a file
+    parts: list,  # Training, validation and test dataset
+    log: Callable,  # Called with a line
+    *more: str,  # What else is to be said; empty ones are left out
+) -> None:
     "Say where a split is from, and how large its parts are"
-    sizes = ', '.join(f'{len(dataset):,} {part}' for dataset,part in zip(parts, ('train','valid','test')))
+    sizes = ', '.join(f'{len(dataset):,} {part}' for dataset, part in zip(parts, ('train', 'valid', 'test')))
     log('; '.join([f'split: {where}: {sizes}', *filter(None, more)]))
 
+
 def complete_split(
-    own:dict,     # Part -> dataset, as the data has them; those that are empty or missing are found elsewhere
-    where:str,    # What says so, for messages
-    share:float,  # Of the training images: drawn as validation images where there are none
-)->tuple:         # Training, validation and test dataset; what was done, in words
+    own: dict,  # Part -> dataset, as the data has them; those that are empty or missing are found elsewhere
+    where: str,  # What says so, for messages
+    share: float,  # Of the training images: drawn as validation images where there are none
+) -> tuple:  # Training, validation and test dataset; what was done, in words
     "Three parts from two: validation images stand in for a missing test set, and are drawn from the training images"
-    own = {part: dataset for part,dataset in own.items() if len(dataset)}
+    own = {part: dataset for part, dataset in own.items() if len(dataset)}
     if 'train' not in own or len(own) == 1:
-        raise ValueError(f'{where}: has {" and ".join(own) or "no"} images alone, and those of train, and of test or '
-                         f'valid, are needed; --split hash draws the parts from the ids of the photos')
+        raise ValueError(
+            f'{where}: has {" and ".join(own) or "no"} images alone, and those of train, and of test or '
+            f'valid, are needed; --split hash draws the parts from the ids of the photos'
+        )
     done = []
     if 'test' not in own:
         valid = own.pop('valid')
         own['test'] = valid.subset(range(len(valid)), split='test')
         done.append('its validation images are the test set')
     if 'valid' not in own:
-        own['train'],own['valid'] = hold_out(own['train'], share)
+        own['train'], own['valid'] = hold_out(own['train'], share)
         done.append(f'valid is drawn from its training images by a hash of their ids, a share of {share:g}')
-    return [own[part] for part in ('train','valid','test')], '; '.join(done)
+    return [own[part] for part in ('train', 'valid', 'test')], '; '.join(done)
+
 
 def own_splits(
-    dataset:ImageTextDataset, # All photos
-    builder:DatasetBuilder,   # Whose they are
-    root:FilePath,            # Where the photos are
-)->dict:                      # Name -> `OwnSplit`
+    dataset: ImageTextDataset,  # All photos
+    builder: DatasetBuilder,  # Whose they are
+    root: FilePath,  # Where the photos are
+) -> dict:  # Name -> `OwnSplit`
     "The splits that come with photos: those in files, and the one that the reader has found in a column"
     found = builder.splits(root) if builder.splits else {}
     if any(dataset.parts or ()):
-        found['column'] = OwnSplit(f'the column split of {Path(root).name}',
-                                   lambda: dict(zip(dataset.ids, dataset.parts)))
+        found['column'] = OwnSplit(
+            f'the column split of {Path(root).name}', lambda: dict(zip(dataset.ids, dataset.parts))
+        )
     return found
 
+
 def split_photos(
-    dataset:ImageTextDataset, # All photos
-    builder:DatasetBuilder,   # Whose they are
-    options:PhotoOptions,     # `split`, and shares
-    root:FilePath,            # Where the photos are
-    log:Callable,             # Called with the split that is followed
-)->list:                      # Training, validation and test dataset
+    dataset: ImageTextDataset,  # All photos
+    builder: DatasetBuilder,  # Whose they are
+    options: PhotoOptions,  # `split`, and shares
+    root: FilePath,  # Where the photos are
+    log: Callable,  # Called with the split that is followed
+) -> list:  # Training, validation and test dataset
     "Split photos as the data says, or by the ids of the photos"
     found = own_splits(dataset, builder, root)
     name = choose_split(options.split, found, root)
-    shares = options.train,options.valid,options.test
+    shares = options.train, options.valid, options.test
     if name == 'hash':
         parts = split_source(dataset, shares)
         log_split('by a hash of the id of each photo', parts, log)
     else:
         parts = _listed_parts(dataset, found[name], options.valid, log)
-        if shares != tuple(getattr(builder.options, k) for k in ('train','valid','test')):
+        if shares != tuple(getattr(builder.options, k) for k in ('train', 'valid', 'test')):
             log('split: the data has its own; --split hash would follow the shares train, valid and test instead')
-    for part in parts: part.split_by = name
+    for part in parts:
+        part.split_by = name
     return parts
+
 
 def _listed_parts(dataset, own, share, log):
     "The parts that a split lists; what is in one of photos and list alone is counted"
-    listed,where = own.read(),f'from {own.where}'
+    listed = own.read()
+    where = f'from {own.where}'
     key = [i if i in listed else Path(i).stem for i in dataset.ids]
     assigned = np.array([listed.get(k, '') for k in key])
-    parts,done = complete_split({p: dataset.subset(np.flatnonzero(assigned == p), split=p)
-                                 for p in ('train','valid','test')}, own.where, share)
-    aside = [i for i,part in zip(dataset.ids, assigned) if not part]
+    parts, done = complete_split(
+        {p: dataset.subset(np.flatnonzero(assigned == p), split=p) for p in ('train', 'valid', 'test')},
+        own.where,
+        share,
+    )
+    aside = [i for i, part in zip(dataset.ids, assigned) if not part]
     lost = sorted(listed.keys() - set(key))
-    log_split(where, parts, log, done,
-              f'{len(aside):,} photos that it puts into no part are left out: {some_of(aside)}' if aside else '',
-              f'{len(lost):,} photos that it lists are not in the data: {some_of(lost)}' if lost else '')
+    log_split(
+        where,
+        parts,
+        log,
+        done,
+        f'{len(aside):,} photos that it puts into no part are left out: {some_of(aside)}' if aside else '',
+        f'{len(lost):,} photos that it lists are not in the data: {some_of(lost)}' if lost else '',
+    )
     return parts
 
 # %% ../../nbs/datasets/08_split.ipynb #16a88a86
 def read_and_split(
-    builder:DatasetBuilder, # Its `read` is called
-    options:PhotoOptions,   # Shares of the parts
-    root:FilePath,          # Where the photos are
+    builder: DatasetBuilder,  # Its `read` is called
+    options: PhotoOptions,  # Shares of the parts
+    root: FilePath,  # Where the photos are
     *,
-    size:int,               # Longer side of the stored photos
-    wanted:frozenset,       # Not used: a reader reads all that there is
-    log:Callable,           # Called with what is left out
-    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
-)->dict:                    # Datasets `train`, `valid`, `test`
+    size: int,  # Longer side of the stored photos
+    wanted: frozenset,  # Not used: a reader reads all that there is
+    log: Callable,  # Called with what is left out
+    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+) -> dict:  # Datasets `train`, `valid`, `test`
     "Read photos, and split them"
     with logged_warnings(log):
         dataset = builder.whole(root, size, options, max_damaged)

@@ -7,63 +7,69 @@ __all__ = ['read_lists', 'read_karpathy_parts', 'flickr_splits']
 
 # %% ../../nbs/datasets/09_split_files.ipynb #e5f58f06
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, brief, read_json
 from ..core.text_files import text_lines
 from ..data.image_files import is_hidden, part_name
 from .base import OwnSplit
 
 # %% ../../nbs/datasets/09_split_files.ipynb #4cb0ca38
-_LISTS = (dict(train='Flickr_8k.trainImages.txt', valid='Flickr_8k.devImages.txt', test='Flickr_8k.testImages.txt'),
-          dict(train='train.txt', valid='val.txt', test='test.txt'))
+_LISTS = (
+    dict(train='Flickr_8k.trainImages.txt', valid='Flickr_8k.devImages.txt', test='Flickr_8k.testImages.txt'),
+    dict(train='train.txt', valid='val.txt', test='test.txt'),
+)
 _KARPATHY = 'dataset_flickr8k.json', 'dataset_flickr30k.json'
+
 
 def _assign(assigned, name, part, where):
     "Put a photo into a part; a `ValueError` if it is in another one already"
     if assigned.setdefault(name, part) != part:
         raise ValueError(f'{where}: {brief(name)} is in {part}, and in {assigned[name]}, too')
 
+
 def read_lists(
-    paths:dict[str,FilePath], # Part -> a text file with the name of a photo on each line
-)->dict:                      # Name of each photo -> its part
+    paths: dict[str, FilePath],  # Part -> a text file with the name of a photo on each line
+) -> dict:  # Name of each photo -> its part
     "Read the lists of images of a split; a `ValueError` names file and line of a photo that is in two parts"
     assigned = {}
-    for part,path in paths.items():
-        for number,name in text_lines(path):
+    for part, path in paths.items():
+        for number, name in text_lines(path):
             _assign(assigned, Path(name.replace('\\', '/')).name, part, f'{path}, line {number}')
     return assigned
 
+
 def read_karpathy_parts(
-    path:FilePath # `dataset_flickr8k.json` or `dataset_flickr30k.json`
-)->dict:          # Name of each photo -> its part; restval is train
+    path: FilePath,  # `dataset_flickr8k.json` or `dataset_flickr30k.json`
+) -> dict:  # Name of each photo -> its part; restval is train
     "Read whose part each photo is; a `ValueError` names file and row of what is wrong"
     data = read_json(path)
     rows = data.get('images') if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ValueError(f"{path}: has no list 'images': not a file of Karpathy and Fei-Fei")
     assigned = {}
-    for i,row in enumerate(rows):
+    for i, row in enumerate(rows):
         here = f'{path}: images[{i}]'
-        if not isinstance(row, dict) or not all(isinstance(row.get(k), str) for k in ('filename','split')):
+        if not isinstance(row, dict) or not all(isinstance(row.get(k), str) for k in ('filename', 'split')):
             raise ValueError(f'{here} has no filename and split: {brief(row, 80)}')
         _assign(assigned, row['filename'], part_name(row['split'], here), here)
     return assigned
 
 # %% ../../nbs/datasets/09_split_files.ipynb #74d6da8c
 def flickr_splits(
-    root:FilePath # The folder of Flickr8k or Flickr30k
-)->dict:          # Name, lists or karpathy -> `OwnSplit`
+    root: FilePath,  # The folder of Flickr8k or Flickr30k
+) -> dict:  # Name, lists or karpathy -> `OwnSplit`
     "Find the splits that lie in a folder of photos, or in a folder of it"
     root = Path(root)
     folders = [root, *sorted(p for p in root.iterdir() if p.is_dir() and not is_hidden(p.name))]
     found = {}
     for folder in folders:
         for names in _LISTS:
-            paths = {part: folder/name for part,name in names.items() if (folder/name).is_file()}
+            paths = {part: folder / name for part, name in names.items() if (folder / name).is_file()}
             if len(paths) > 1 and 'lists' not in found:
                 where = ', '.join(str(p.relative_to(root)) for p in paths.values())
                 found['lists'] = OwnSplit(where, lambda paths=paths: read_lists(paths))
         for name in _KARPATHY:
-            path = folder/name
+            path = folder / name
             if path.is_file() and 'karpathy' not in found:
                 found['karpathy'] = OwnSplit(str(path.relative_to(root)), lambda path=path: read_karpathy_parts(path))
     return found

@@ -9,75 +9,86 @@ __all__ = ['find_place', 'find_table', 'photo_examples', 'answers_of', 'save_pho
 import os
 from collections.abc import Callable
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, brief
 from ..core.registry import did_you_mean
-from ..data.records import ImageFileDataset
 from ..data.image_files import find_files, photo_name
+from ..data.records import ImageFileDataset
 from ..data.tasks import TaskDataset
 
 # %% ../../nbs/datasets/78_task_files.ipynb #4f1c102c
 def find_place(
-    root:Path,    # Where to look
-    places:tuple, # Paths below it, the usual one first
-    what:str,     # What is looked for, for messages
-    must:bool=True, # Is it an error if there is none?
-)->Path:          # The first that exists; None if none does and none must
+    root: Path,  # Where to look
+    places: tuple,  # Paths below it, the usual one first
+    what: str,  # What is looked for, for messages
+    must: bool = True,  # Is it an error if there is none?
+) -> Path:  # The first that exists; None if none does and none must
     "A file or folder at one of its usual places; a `ValueError` names them"
-    if not Path(root).is_dir(): raise ValueError(f'--root {root}: no such folder')
-    got = next((Path(root)/p for p in places if (Path(root)/p).exists()), None)
-    if got is None and must: raise ValueError(f'{root}: has no {what}: looked for {" and ".join(places)}')
+    if not Path(root).is_dir():
+        raise ValueError(f'--root {root}: no such folder')
+    got = next((Path(root) / p for p in places if (Path(root) / p).exists()), None)
+    if got is None and must:
+        raise ValueError(f'{root}: has no {what}: looked for {" and ".join(places)}')
     return got
 
+
 def find_table(
-    root:Path,    # Where to look
-    split:str,    # train, valid or test
-    parts:dict,   # Split -> what the files call it: a name, or several, the usual one first
-    places:Callable, # (such a name) -> paths below `root`, the usual one first
-    what:str,     # What is looked for, for messages
-)->tuple:         # The file and the name in it; (None, '') if there is no test set
+    root: Path,  # Where to look
+    split: str,  # train, valid or test
+    parts: dict,  # Split -> what the files call it: a name, or several, the usual one first
+    places: Callable,  # (such a name) -> paths below `root`, the usual one first
+    what: str,  # What is looked for, for messages
+) -> tuple:  # The file and the name in it; (None, '') if there is no test set
     "The table of a part at one of its usual places; a `ValueError` names the nearest part, or the places"
-    if split not in parts: raise did_you_mean('split', split, parts)
+    if split not in parts:
+        raise did_you_mean('split', split, parts)
     names = [parts[split]] if isinstance(parts[split], str) else parts[split]
     at = {p: n for n in names for p in places(n)}
     path = find_place(root, tuple(at), what, must=split != 'test')
-    return (None,'') if path is None else (path,at[path.relative_to(root).as_posix()])
+    return (None, '') if path is None else (path, at[path.relative_to(root).as_posix()])
 
 # %% ../../nbs/datasets/78_task_files.ipynb #9b424e4e
 def photo_examples(
-    folder:Path,    # That of the photos
-    about:Path,     # The file that names them, for messages
-    size:int,       # Photos are fitted into squares of this side
-    split:str,      # train, valid or test
-    examples:list,  # Dicts with `image` (a file name), `first`, and perhaps `second`, `answers`, `id`, `kind`
-    max_damaged:int|float|str=None, # How many photos may be missing, see `damage_limit`
-)->TaskDataset:
+    folder: Path,  # That of the photos
+    about: Path,  # The file that names them, for messages
+    size: int,  # Photos are fitted into squares of this side
+    split: str,  # train, valid or test
+    examples: list,  # Dicts with `image` (a file name), `first`, and perhaps `second`, `answers`, `id`, `kind`
+    max_damaged: int | float | str = None,  # How many photos may be missing, see `damage_limit`
+) -> TaskDataset:
     "Examples about photos, each photo once; a `ValueError` counts and names photos that are missing"
     examples = [e | dict(image=photo_name(e['image'], folder)) for e in examples]
     at = find_files(folder, sorted({e['image'] for e in examples}), about, max_damaged)
     names = list(at)
     examples = [e for e in examples if e['image'] in at]
-    if not examples: raise ValueError(f'{about}: not a single example')
+    if not examples:
+        raise ValueError(f'{about}: not a single example')
     ids = [os.path.splitext(n)[0] for n in names]
     photos = ImageFileDataset([at[n] for n in names], size, about.stem, split=split, ids=ids)
-    row = {n: i for i,n in enumerate(names)}
-    more = {to: [e[k] for e in examples] for to,k in
-            dict(second='second', answers='answers', ids='id', kinds='kind').items() if k in examples[0]}
+    row = {n: i for i, n in enumerate(names)}
+    more = {
+        to: [e[k] for e in examples]
+        for to, k in dict(second='second', answers='answers', ids='id', kinds='kind').items()
+        if k in examples[0]
+    }
     return TaskDataset(photos, [row[e['image']] for e in examples], [e['first'] for e in examples], **more)
 
+
 def answers_of(
-    row:dict, # With `answers`, dicts that have `answer`, and perhaps `answer_type`
-    here:str, # Where it stands, for messages
-)->dict:      # `answers`, strings, and their `kind`
+    row: dict,  # With `answers`, dicts that have `answer`, and perhaps `answer_type`
+    here: str,  # Where it stands, for messages
+) -> dict:  # `answers`, strings, and their `kind`
     "The human answers to a question"
     got = [a.get('answer') if isinstance(a, dict) else None for a in row['answers']]
     if not got or not all(isinstance(a, str) for a in got):
         raise ValueError(f'{here}: answers is {brief(row["answers"], 80)}, expected a list of rows with an answer')
     return dict(answers=got, kind=row.get('answer_type'))
 
+
 def save_photo(
-    record:'Record', # Of the world
-    path:FilePath,   # A JPEG file
-)->Path:             # The same
+    record: 'Record',  # Of the world
+    path: FilePath,  # A JPEG file
+) -> Path:  # The same
     "Write the image of a record as a JPEG file, as in the published data"
     record.load().save(path, 'JPEG', quality=95)
     return Path(path)

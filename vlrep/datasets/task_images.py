@@ -8,118 +8,150 @@ __all__ = ['image_questions', 'image_statements', 'image_plots', 'build_task_ima
 # %% ../../nbs/datasets/88_task_images.ipynb #e2ca9531
 import hashlib
 from collections.abc import Callable
+
 import numpy as np
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import FilePath
+from ..core.progress import logged_warnings
 from ..core.scripts import one_line
-from ..core.seeding import *
 from ..data.image_files import has_text
 from ..data.records import ImageTextDataset, Record, TextBuffer
 from ..data.subsets import subsample
 from ..data.tasks import TaskDataset
-from .base import *
-from .split import *
+from .base import PhotoOptions
+from .split import check_parts, complete_split, log_split
 
 # %% ../../nbs/datasets/88_task_images.ipynb #3a4ebcae
 class _Questions:
     "Row of an image -> its record with questions; the texts stand in two buffers"
-    def __init__(self, ids, asked, answers): self.ids,self.asked,self.answers = ids,asked,answers
+
+    def __init__(self, ids, asked, answers):
+        self.ids = ids
+        self.asked = asked
+        self.answers = answers
+
     def __call__(self, i):
         first = int(self.asked.rows[i])
-        return Record(str(self.ids[i]), questions=[dict(question=q, answers=self.answers[first+k])
-                                                   for k,q in enumerate(self.asked[i])])
+        return Record(
+            str(self.ids[i]),
+            questions=[dict(question=q, answers=self.answers[first + k]) for k, q in enumerate(self.asked[i])],
+        )
+
     def digests(self):
         "A number for the questions and answers of each image (n,), so that a change is noticed"
         texts = ('\0'.join([q['question'], *q['answers']]) for i in range(len(self.ids)) for q in self(i).questions)
-        each = np.array([int.from_bytes(hashlib.blake2b(t.encode(), digest_size=7).digest(), 'little') for t in texts],
-                        np.int64)
-        return np.bitwise_xor.reduceat(each*np.arange(1, len(each)+1), self.asked.rows[:-1])
+        each = np.array(
+            [int.from_bytes(hashlib.blake2b(t.encode(), digest_size=7).digest(), 'little') for t in texts], np.int64
+        )
+        return np.bitwise_xor.reduceat(each * np.arange(1, len(each) + 1), self.asked.rows[:-1])
+
 
 class _Statements:
     "Row of an image -> its record with statements and their labels"
-    def __init__(self, ids, said, labels): self.ids,self.said,self.labels = ids,said,labels
+
+    def __init__(self, ids, said, labels):
+        self.ids = ids
+        self.said = said
+        self.labels = labels
+
     def __call__(self, i):
-        return Record(str(self.ids[i]), statements=[dict(text=t, label=l)
-                                                    for t,l in zip(self.said[i], self.labels[i])])
+        return Record(
+            str(self.ids[i]), statements=[dict(text=t, label=l) for t, l in zip(self.said[i], self.labels[i])]
+        )
+
 
 def _gathered(examples, keep, what, log):
     "Images that have some of the examples `keep`, and for each the rows of its own; what is left out is logged"
     keep = np.asarray(keep, np.int64)
-    if not len(keep): raise ValueError(f'{examples.name}, {examples.split}: not a single {what} has a text')
-    used,image = np.unique(examples.rows[keep], return_inverse=True)
-    if lost := len(examples.base)-len(used):
-        log(f'{examples.name}, {examples.split}: {lost:,} of {len(examples.base):,} images have no {what} and are left '
-            f'out')
+    if not len(keep):
+        raise ValueError(f'{examples.name}, {examples.split}: not a single {what} has a text')
+    used, image = np.unique(examples.rows[keep], return_inverse=True)
+    if lost := len(examples.base) - len(used):
+        log(
+            f'{examples.name}, {examples.split}: {lost:,} of {len(examples.base):,} images have no {what} and are left '
+            f'out'
+        )
     order = np.argsort(image, kind='stable')
-    ends = np.searchsorted(image[order], np.arange(len(used)+1))
-    return examples.base.subset(used),[keep[order[a:b]] for a,b in zip(ends, ends[1:])]
+    ends = np.searchsorted(image[order], np.arange(len(used) + 1))
+    return examples.base.subset(used), [keep[order[a:b]] for a, b in zip(ends, ends[1:])]
 
 # %% ../../nbs/datasets/88_task_images.ipynb #1efe7e5b
 def image_questions(
-    examples:TaskDataset,  # A part of VQA 2.0 or VizWiz, with answers
-    log:Callable=print,    # Called with how many questions and answers have no text
-)->ImageTextDataset:       # The images; their records have `questions`
+    examples: TaskDataset,  # A part of VQA 2.0 or VizWiz, with answers
+    log: Callable = print,  # Called with how many questions and answers have no text
+) -> ImageTextDataset:  # The images; their records have `questions`
     "The images of a task, each with all questions about it and their human answers"
-    where,n = f'{examples.name}, {examples.split}',len(examples)
-    if examples.answers is None: raise ValueError(f'{where}: has no answers, which pretraining on questions reads')
-    asked,_ = examples.texts(range(n))
+    where = f'{examples.name}, {examples.split}'
+    n = len(examples)
+    if examples.answers is None:
+        raise ValueError(f'{where}: has no answers, which pretraining on questions reads')
+    asked, _ = examples.texts(range(n))
     said = [[a for a in examples.answers[i] if has_text(a)] for i in range(n)]
-    if blank := int(examples.answers.counts().sum())-sum(map(len, said)):
+    if blank := int(examples.answers.counts().sum()) - sum(map(len, said)):
         log(f'{where}: {blank:,} answers have no text and are left out')
     keep = [i for i in range(n) if has_text(asked[i]) and said[i]]
-    if len(keep) < n: log(f'{where}: {n-len(keep):,} of {n:,} questions have no text, or no answer, and are left out')
-    images,at = _gathered(examples, keep, 'question', log)
-    record = _Questions(images.ids, TextBuffer([asked[i] for i in rows] for rows in at),
-                        TextBuffer(said[i] for rows in at for i in rows))
+    if len(keep) < n:
+        log(f'{where}: {n - len(keep):,} of {n:,} questions have no text, or no answer, and are left out')
+    images, at = _gathered(examples, keep, 'question', log)
+    record = _Questions(
+        images.ids,
+        TextBuffer([asked[i] for i in rows] for rows in at),
+        TextBuffer(said[i] for rows in at for i in rows),
+    )
     return images.annotate({'digest of questions': record.digests()}, records=record)
 
 # %% ../../nbs/datasets/88_task_images.ipynb #2ebaa96b
 def image_statements(
-    examples:TaskDataset,  # A part of SNLI-VE
-    log:Callable=print,    # Called with how many statements have no text, and how many images have no caption
-)->ImageTextDataset:       # The images; their records have `statements`
+    examples: TaskDataset,  # A part of SNLI-VE
+    log: Callable = print,  # Called with how many statements have no text, and how many images have no caption
+) -> ImageTextDataset:  # The images; their records have `statements`
     "The images of SNLI-VE, whose captions are the statements that follow from them"
-    said,_ = examples.texts(range(len(examples)))
+    said, _ = examples.texts(range(len(examples)))
     labels = [examples.answers[i][0] for i in range(len(examples))]
-    follows = [i for i,l in enumerate(labels) if l == 'entailment' and has_text(said[i])]
-    images,at = _gathered(examples, follows, 'statement that follows from it', log)
+    follows = [i for i, l in enumerate(labels) if l == 'entailment' and has_text(said[i])]
+    images, at = _gathered(examples, follows, 'statement that follows from it', log)
     caps = [[said[i] for i in rows] for rows in at]
-    row = {n: k for k,n in enumerate(images.ids)}
+    row = {n: k for k, n in enumerate(images.ids)}
     mine = [[] for _ in row]
-    for i,r in enumerate(examples.rows):
-        if (k := row.get(examples.base.ids[r])) is not None and has_text(said[i]): mine[k].append(i)
-    record = _Statements(images.ids, TextBuffer([said[i] for i in l] for l in mine),
-                         TextBuffer([labels[i] for i in l] for l in mine))
+    for i, r in enumerate(examples.rows):
+        if (k := row.get(examples.base.ids[r])) is not None and has_text(said[i]):
+            mine[k].append(i)
+    record = _Statements(
+        images.ids, TextBuffer([said[i] for i in l] for l in mine), TextBuffer([labels[i] for i in l] for l in mine)
+    )
     return images.with_captions(caps).annotate({}, records=record)
 
+
 def image_plots(
-    examples:TaskDataset,  # A part of MM-IMDB
-    log:Callable=print,    # Called with how many films have no plot
-)->ImageTextDataset:       # The posters
+    examples: TaskDataset,  # A part of MM-IMDB
+    log: Callable = print,  # Called with how many films have no plot
+) -> ImageTextDataset:  # The posters
     "The posters of MM-IMDB, whose captions are the plots"
-    plots,_ = examples.texts(range(len(examples)))
-    images,at = _gathered(examples, [i for i,p in enumerate(plots) if has_text(p)], 'plot', log)
+    plots, _ = examples.texts(range(len(examples)))
+    images, at = _gathered(examples, [i for i, p in enumerate(plots) if has_text(p)], 'plot', log)
     return images.with_captions([[one_line(plots[i]) for i in rows] for rows in at])
 
 # %% ../../nbs/datasets/88_task_images.ipynb #d1f36728
 def build_task_images(
-    builder:'TaskImages',  # Its `examples` and `texts` are called
-    options:PhotoOptions,  # `part` of the training images; `valid` of them, if the test answers are secret
-    root:FilePath,         # Where the task's files are
+    builder: 'TaskImages',  # Its `examples` and `texts` are called
+    options: PhotoOptions,  # `part` of the training images; `valid` of them, if the test answers are secret
+    root: FilePath,  # Where the task's files are
     *,
-    size:int,              # Longer side of the stored photos
-    wanted:frozenset,      # Not used: a reader reads all that there is
-    log:Callable,          # Called with what is left out
-    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
-)->dict:                   # Datasets `train`, `valid`, `test`
+    size: int,  # Longer side of the stored photos
+    wanted: frozenset,  # Not used: a reader reads all that there is
+    log: Callable,  # Called with what is left out
+    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+) -> dict:  # Datasets `train`, `valid`, `test`
     "The images of a task in three parts; a `ValueError` names the part that is missing"
+
     def part(split):
         with logged_warnings(log):
             got = builder.examples(root, split, size, log=log, max_damaged=max_damaged)
         if got is None:
             raise ValueError(f'--root {root}: has no test set; {builder.name} expects {builder.root_help}')
         return builder.texts(got, log=log)
-    own = {split: part(split) for split in ('train', 'valid') + ('test',)*(not builder.secret)}
+
+    own = {split: part(split) for split in ('train', 'valid') + ('test',) * (not builder.secret)}
     parts, done = complete_split(own, builder.name, options.valid)
     log_split(f'that of {builder.name}', parts, log, done)
     check_parts(parts, builder)

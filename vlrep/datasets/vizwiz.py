@@ -8,28 +8,36 @@ __all__ = ['read_vizwiz', 'write_vizwiz']
 # %% ../../nbs/datasets/82_vizwiz.ipynb #2a5af373
 from collections.abc import Callable
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, read_json, write_json
 from ..core.text_files import coco_table
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
-from .task_files import *
+from .task_files import answers_of, find_place, find_table, photo_examples, save_photo
 
 # %% ../../nbs/datasets/82_vizwiz.ipynb #7c6677dc
 _FILES = dict(train='train', valid='val', test='test')
 
+
 def read_vizwiz(
-    root:FilePath,           # The folder that holds the tables and folders of photos
-    split:str='train',       # train, valid or test
-    size:int=256,            # Photos are fitted into squares of this side
-    *, max_damaged:int|float|str=None, # How many rows may be unusable and photos absent, see `damage_limit`
-    log:Callable=print,      # Not used: what is left out is a warning
-)->TaskDataset:              # None if there is no test set
+    root: FilePath,  # The folder that holds the tables and folders of photos
+    split: str = 'train',  # train, valid or test
+    size: int = 256,  # Photos are fitted into squares of this side
+    *,
+    max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
+    log: Callable = print,  # Not used: what is left out is a warning
+) -> TaskDataset:  # None if there is no test set
     "A part of VizWiz; a `ValueError` names file and row of what is wrong"
     root = Path(root)
-    def named(s): return [f'{folder}{s}.json' for folder in ('', 'Annotations/', 'annotations/')]
+
+    def named(s):
+        return [f'{folder}{s}.json' for folder in ('', 'Annotations/', 'annotations/')]
+
     path, name = find_table(root, split, _FILES, named, 'questions')
-    if path is None: return None
-    out, bad = [], []
+    if path is None:
+        return None
+    out = []
+    bad = []
     keys = dict(image=str, question=str) | ({} if split == 'test' else dict(answers=list))
     for r in coco_table(dict(questions=read_json(path)), path, 'questions', keys, bad=bad.append):
         example = dict(image=r['image'], first=r['question'], id=r['image'])
@@ -37,27 +45,31 @@ def read_vizwiz(
             out.append(example if split == 'test' else example | answers_of(r, f'{path}, {r["image"]}'))
         except ValueError as e:
             bad.append(str(e))
-    leave_out(path, 'questions cannot be used', bad, len(out)+len(bad), max_damaged)
+    leave_out(path, 'questions cannot be used', bad, len(out) + len(bad), max_damaged)
     folder = find_place(root, (name, f'images/{name}', f'Images/{name}'), 'photos')
     return photo_examples(folder, path, size, split, out, max_damaged)
 
 # %% ../../nbs/datasets/82_vizwiz.ipynb #f31c7351
 def write_vizwiz(
-    records:'Iterable[Record]', # With `questions`, as the world's
-    root:FilePath,              # A folder; it may hold other parts
-    split:str='train',          # train, valid or test
-)->int:                         # How many questions were written
+    records: 'Iterable[Record]',  # With `questions`, as the world's
+    root: FilePath,  # A folder; it may hold other parts
+    split: str = 'train',  # train, valid or test
+) -> int:  # How many questions were written
     "Write scenes in the layout of VizWiz: one question for each photo, by turns one that it does not answer"
-    root,name = Path(root),_FILES[split]
-    (root/name).mkdir(parents=True)
+    root = Path(root)
+    name = _FILES[split]
+    (root / name).mkdir(parents=True)
     rows = []
-    for i,r in enumerate(records):
-        q = sorted(r.questions, key=lambda q: q['answerable'] == bool(i%2))[0]
-        photo = save_photo(r, root/name/f'VizWiz_{name}_{i:08d}.jpg')
+    for i, r in enumerate(records):
+        q = sorted(r.questions, key=lambda q: q['answerable'] == bool(i % 2))[0]
+        photo = save_photo(r, root / name / f'VizWiz_{name}_{i:08d}.jpg')
         row = dict(image=photo.name, question=q['question'])
         if split != 'test':
-            row |= dict(answers=[dict(answer=a, answer_confidence='yes') for a in q['answers']], answer_type=q['type'],
-                        answerable=int(q['answerable']))
+            row |= dict(
+                answers=[dict(answer=a, answer_confidence='yes') for a in q['answers']],
+                answer_type=q['type'],
+                answerable=int(q['answerable']),
+            )
         rows.append(row)
-    write_json(root/f'{name}.json', rows)
+    write_json(root / f'{name}.json', rows)
     return len(rows)

@@ -8,103 +8,135 @@ __all__ = ['ObjectTable', 'read_voc_xml', 'read_voc', 'write_voc']
 # %% ../../nbs/datasets/50_voc07.ipynb #14a3b06e
 from pathlib import Path
 from xml.etree import ElementTree
+
 import numpy as np
-from ..core.files import *
+
+from ..core.files import FilePath
 from ..core.text_files import text_lines
-from ..data.records import annotation_turn, ImageFileDataset, Record, turn_boxes
 from ..data.image_files import adding_to, find_files, is_hidden, leave_out, some_of, write_images
+from ..data.records import ImageFileDataset, Record, annotation_turn, turn_boxes
 
 # %% ../../nbs/datasets/50_voc07.ipynb #93a1edce
 class ObjectTable:
     "The objects of many images, in arrays: what a dataset calls for its records"
-    def __init__(self,
-        ids,      # Name of each image (n)
+
+    def __init__(
+        self,
+        ids,  # Name of each image (n)
         objects,  # For each image a list of (x0, y0, x1, y1, number of the category, flag); corners in [0,1]
-        names,    # Of the categories
-        flag:str, # Name of the flag, e.g. difficult
-        paths=None, # Image files (n), whose EXIF header may turn them and their boxes, see `annotation_turn`
-        sizes=None, # Width and height of each image as stated with its objects (n,2)
+        names,  # Of the categories
+        flag: str,  # Name of the flag, e.g. difficult
+        paths=None,  # Image files (n), whose EXIF header may turn them and their boxes, see `annotation_turn`
+        sizes=None,  # Width and height of each image as stated with its objects (n,2)
     ):
-        self.ids,self.names,self.flag = list(ids),list(names),flag
-        self.paths, self.sizes = paths, sizes
+        self.ids = list(ids)
+        self.names = list(names)
+        self.flag = flag
+        self.paths = paths
+        self.sizes = sizes
         per = [len(l) for l in objects]
-        a = np.array([o for l in objects for o in l], np.float32).reshape(-1,6)
-        self.boxes,self.cats,self.flags,self.rows = a[:,:4],a[:,4].astype(np.int32),a[:,5] > 0,np.cumsum([0,*per])
-        if len(self.ids) != len(per): raise ValueError(f'{len(self.ids)} ids for the objects of {len(per)} images')
-    def __call__(self, i:int)->Record:
+        a = np.array([o for l in objects for o in l], np.float32).reshape(-1, 6)
+        self.boxes = a[:, :4]
+        self.cats = a[:, 4].astype(np.int32)
+        self.flags = a[:, 5] > 0
+        self.rows = np.cumsum([0, *per])
+        if len(self.ids) != len(per):
+            raise ValueError(f'{len(self.ids)} ids for the objects of {len(per)} images')
+
+    def __call__(self, i: int) -> Record:
         "The record of row `i`: boxes, tags and objects"
-        s = slice(self.rows[i], self.rows[i+1])
+        s = slice(self.rows[i], self.rows[i + 1])
         names = [self.names[c] for c in self.cats[s]]
         boxes = self.boxes[s].copy()
         if self.paths is not None and len(boxes):
             boxes = turn_boxes(boxes, annotation_turn(self.paths[i], self.sizes[i])).astype(np.float32)
         each = zip(names, boxes.tolist(), self.flags[s].tolist())
-        objects = [dict(category=n, box=tuple(b), **{self.flag: f}) for n,b,f in each]
+        objects = [dict(category=n, box=tuple(b), **{self.flag: f}) for n, b, f in each]
         return Record(self.ids[i], tags=sorted(set(names)), boxes=boxes, objects=objects)
-    def hot(self,
-        flagged:bool=None # Only objects whose flag has this value; None = all
-    )->np.ndarray:        # (n,k) bool
+
+    def hot(
+        self,
+        flagged: bool = None,  # Only objects whose flag has this value; None = all
+    ) -> np.ndarray:  # (n,k) bool
         "Which categories each image has"
         use = np.ones(len(self.cats), bool) if flagged is None else self.flags == flagged
-        out = np.zeros((len(self.ids),len(self.names)), bool)
+        out = np.zeros((len(self.ids), len(self.names)), bool)
         row = np.repeat(np.arange(len(self.ids)), np.diff(self.rows))
-        out[row[use],self.cats[use]] = True
+        out[row[use], self.cats[use]] = True
         return out
 
 # %% ../../nbs/datasets/50_voc07.ipynb #f4af35ad
 def read_voc_xml(
-    path:FilePath, # A file of `Annotations`
-)->tuple:          # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult); width and height
+    path: FilePath,  # A file of `Annotations`
+) -> tuple:  # Tuples (name of the category, corners x0 y0 x1 y1 in [0,1], difficult); width and height
     "The objects of one photo; a `ValueError` names a file that cannot be understood"
-    try: top = ElementTree.parse(path).getroot()
-    except (ElementTree.ParseError, OSError, LookupError, ValueError) as e: # such as an encoding that is not known
+    try:
+        top = ElementTree.parse(path).getroot()
+    except (ElementTree.ParseError, OSError, LookupError, ValueError) as e:  # such as an encoding that is not known
         raise ValueError(f'{path}: damaged or missing ({e})') from e
+
     def number(node, name):
-        try: v = float(node.find(name).text)
-        except (AttributeError, TypeError, ValueError): v = np.nan
-        if not np.isfinite(v): raise ValueError(f'{path}: no number <{name}> where one is expected')
+        try:
+            v = float(node.find(name).text)
+        except (AttributeError, TypeError, ValueError):
+            v = np.nan
+        if not np.isfinite(v):
+            raise ValueError(f'{path}: no number <{name}> where one is expected')
         return v
-    w,h = number(top, 'size/width'),number(top, 'size/height')
+
+    w = number(top, 'size/width')
+    h = number(top, 'size/height')
     out = []
-    if w < 1 or h < 1: raise ValueError(f'{path}: an image of {w:g} x {h:g} pixels')
+    if w < 1 or h < 1:
+        raise ValueError(f'{path}: an image of {w:g} x {h:g} pixels')
     for o in top.findall('object'):
-        x0,y0,x1,y1 = (number(o, f'bndbox/{k}') for k in ('xmin','ymin','xmax','ymax'))
-        box = np.clip([(x0-1)/w, (y0-1)/h, x1/w, y1/h], 0, 1)
+        x0, y0, x1, y1 = (number(o, f'bndbox/{k}') for k in ('xmin', 'ymin', 'xmax', 'ymax'))
+        box = np.clip([(x0 - 1) / w, (y0 - 1) / h, x1 / w, y1 / h], 0, 1)
         if x1 < x0 or y1 < y0:
             raise ValueError(f'{path}: a box ends before it begins ({x0:g} to {x1:g}, {y0:g} to {y1:g})')
         name = (o.findtext('name') or '').strip()
         hard = (o.findtext('difficult') or '0').strip()
-        if not name or hard not in ('0','1'): raise ValueError(f'{path}: an object called {name!r}, difficult={hard!r}')
+        if not name or hard not in ('0', '1'):
+            raise ValueError(f'{path}: an object called {name!r}, difficult={hard!r}')
         out.append((name, tuple(box.tolist()), hard == '1'))
-    return out,(w,h)
+    return out, (w, h)
 
 # %% ../../nbs/datasets/50_voc07.ipynb #90c76a49
 def _lines(path):
     "The words of each line of a list; a `ValueError` names a missing file"
     return [(i, line.split()) for i, line in text_lines(path)]
 
+
 def _ids(path):
     "The photos of a split"
     ids = {}
-    for i,words in _lines(path):
-        if words[0] in ids: raise ValueError(f'{path}, line {i}: {words[0]} is there twice')
+    for i, words in _lines(path):
+        if words[0] in ids:
+            raise ValueError(f'{path}, line {i}: {words[0]} is there twice')
         ids[words[0]] = len(ids)
-    if not ids: raise ValueError(f'{path}: names no images')
+    if not ids:
+        raise ValueError(f'{path}: names no images')
     return ids
+
 
 def _answers(path, ids):
     "1, 0 or -1 for each photo of `ids`, from the list of one class (n,)"
     out = np.full(len(ids), 9, np.int8)
-    for i,words in _lines(path):
-        n,*rest = words
+    for i, words in _lines(path):
+        n, *rest = words
         bad = None
-        if rest not in (['1'],['0'],['-1']): bad = f'expected an image and 1, 0 or -1, not {" ".join(words)[:60]!r}'
-        elif n not in ids: bad = f'{n} is not in the list of the split'
-        elif out[ids[n]] != 9: bad = f'{n} is there twice'
-        if bad: raise ValueError(f'{path}, line {i}: {bad}')
+        if rest not in (['1'], ['0'], ['-1']):
+            bad = f'expected an image and 1, 0 or -1, not {" ".join(words)[:60]!r}'
+        elif n not in ids:
+            bad = f'{n} is not in the list of the split'
+        elif out[ids[n]] != 9:
+            bad = f'{n} is there twice'
+        if bad:
+            raise ValueError(f'{path}, line {i}: {bad}')
         out[ids[n]] = int(rest[0])
-    lost = [n for n,j in ids.items() if out[j] == 9]
-    if lost: raise ValueError(f'{path}: has no label for {some_of(lost)}')
+    lost = [n for n, j in ids.items() if out[j] == 9]
+    if lost:
+        raise ValueError(f'{path}: has no label for {some_of(lost)}')
     return out
 
 # %% ../../nbs/datasets/50_voc07.ipynb #7c7fac01
@@ -113,12 +145,12 @@ def _boxes(folder, ids, names, bad):
 
     Photos whose file is missing or wrong are appended to `bad`.
     """
-    if not any((folder/f'{n}.xml').is_file() for n in ids):
+    if not any((folder / f'{n}.xml').is_file() for n in ids):
         return None, {}
     found = {}
     for n in ids:
         try:
-            found[n] = read_voc_xml(folder/f'{n}.xml')
+            found[n] = read_voc_xml(folder / f'{n}.xml')
         except ValueError as e:
             bad[n] = str(e).removeprefix(f'{folder}/')
     met = sorted({name for objects, _ in found.values() for name, *_ in objects})
@@ -132,26 +164,29 @@ def _boxes(folder, ids, names, bad):
 
 # %% ../../nbs/datasets/50_voc07.ipynb #4f2d7212
 def read_voc(
-    root:FilePath='VOCdevkit/VOC2007', # The folder that holds JPEGImages, ImageSets/Main and mostly Annotations
-    split:str='trainval', # trainval, train, val or test
-    size:int=256,         # Images are fitted into squares of this side
-    keep:float=2e9,       # Keep decoded images if all fit into this number of bytes
-    max_damaged:int|float|str=None, # How many images may be absent or have a damaged annotation, see `damage_limit`
-)->ImageFileDataset:      # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
+    root: FilePath = 'VOCdevkit/VOC2007',  # The folder that holds JPEGImages, ImageSets/Main and mostly Annotations
+    split: str = 'trainval',  # trainval, train, val or test
+    size: int = 256,  # Images are fitted into squares of this side
+    keep: float = 2e9,  # Keep decoded images if all fit into this number of bytes
+    max_damaged: int
+    | float
+    | str = None,  # How many images may be absent or have a damaged annotation, see `damage_limit`
+) -> ImageFileDataset:  # Label `present` (n,k) int8: 1, 0 = only difficult, -1 = none; names['present']: the classes
     "A split of a VOC folder; a `ValueError` names what is missing or wrong"
     root = Path(root)
-    lists = root/'ImageSets'/'Main'
-    if not lists.is_dir(): raise ValueError(f'{root}: has no folder ImageSets/Main, as VOCdevkit/VOC2007 has')
-    ids = _ids(lists/f'{split}.txt')
+    lists = root / 'ImageSets' / 'Main'
+    if not lists.is_dir():
+        raise ValueError(f'{root}: has no folder ImageSets/Main, as VOCdevkit/VOC2007 has')
+    ids = _ids(lists / f'{split}.txt')
     end = f'_{split}.txt'
     lists_of = [f for f in lists.glob(f'*{end}') if not is_hidden(f.name)]
     names = sorted(f.name.removesuffix(end) for f in lists_of)
     bad = {}
-    classes, found = _boxes(root/'Annotations', ids, names, bad)
+    classes, found = _boxes(root / 'Annotations', ids, names, bad)
     if not names and classes is None:
         raise ValueError(f'{root}: neither lists of classes (Main/*{end}) nor Annotations')
-    leave_out(root/'Annotations', 'files cannot be used', list(bad.values()), len(ids), max_damaged)
-    there = find_files(root/'JPEGImages', [f'{n}.jpg' for n in ids], lists/f'{split}.txt', max_damaged)
+    leave_out(root / 'Annotations', 'files cannot be used', list(bad.values()), len(ids), max_damaged)
+    there = find_files(root / 'JPEGImages', [f'{n}.jpg' for n in ids], lists / f'{split}.txt', max_damaged)
     kept = [n for n in ids if n not in bad and f'{n}.jpg' in there]
     paths = [there[f'{n}.jpg'] for n in kept]
     table = None
@@ -161,64 +196,92 @@ def read_voc(
         table = ObjectTable(kept, objects, classes, 'difficult', paths, [found[n][1] for n in kept])
     if names:
         rows = [ids[n] for n in kept]
-        present = np.stack([_answers(lists/f'{n}{end}', ids) for n in names], 1)[rows]
+        present = np.stack([_answers(lists / f'{n}{end}', ids) for n in names], 1)[rows]
     else:
         names = table.names
         present = np.where(table.hot(False), 1, np.where(table.hot(), 0, -1)).astype(np.int8)
     role = dict(trainval='train', train='train', val='valid', test='test').get(split)
-    return ImageFileDataset(paths, size, root.name, keep, split=role, ids=kept, records=table,
-                            labels=dict(present=present), names=dict(present=names))
+    return ImageFileDataset(
+        paths,
+        size,
+        root.name,
+        keep,
+        split=role,
+        ids=kept,
+        records=table,
+        labels=dict(present=present),
+        names=dict(present=names),
+    )
 
 # %% ../../nbs/datasets/50_voc07.ipynb #59fa0cf8
 def _voc_xml(name, img, objects):
     "The XML text of one photo; `objects`: (category, box, difficult)"
     top = ElementTree.Element('annotation')
-    w,h = img.size
+    w, h = img.size
+
     def add(node, tag, text=None):
         e = ElementTree.SubElement(node, tag)
         e.text = None if text is None else str(text)
         return e
-    add(top, 'filename', name+'.jpg')
+
+    add(top, 'filename', name + '.jpg')
     size = add(top, 'size')
-    for k,v in dict(width=w, height=h, depth=3).items(): add(size, k, v)
-    for cat,(x0,y0,x1,y1),hard in objects:
+    for k, v in dict(width=w, height=h, depth=3).items():
+        add(size, k, v)
+    for cat, (x0, y0, x1, y1), hard in objects:
         o = add(top, 'object')
         add(o, 'name', cat)
         add(o, 'difficult', int(hard))
         b = add(o, 'bndbox')
-        left,upper = min(round(x0*w), w-1)+1,min(round(y0*h), h-1)+1
-        corners = dict(xmin=left, ymin=upper, xmax=max(round(x1*w), left), ymax=max(round(y1*h), upper))
-        for k,v in corners.items(): add(b, k, v)
+        left = min(round(x0 * w), w - 1) + 1
+        upper = min(round(y0 * h), h - 1) + 1
+        corners = dict(xmin=left, ymin=upper, xmax=max(round(x1 * w), left), ymax=max(round(y1 * h), upper))
+        for k, v in corners.items():
+            add(b, k, v)
     ElementTree.indent(top)
     return ElementTree.tostring(top, encoding='unicode') + '\n'
 
 # %% ../../nbs/datasets/50_voc07.ipynb #ed1d5e70
 def write_voc(
-    records:'Iterable[Record]', # Records with objects: dicts with `category`, `box`, and `difficult` if known
-    root:FilePath,              # A folder, e.g. VOCdevkit/VOC2007; it may hold other splits
-    split:str='trainval',       # trainval, train, val or test
-    classes:list=None,          # Names of all classes; by default those that are met
-    small:float=.06,            # An object that covers less of the picture is difficult, if its record does not say
-    *, quality:int=90,          # Of the JPEG files
-)->int:                         # How many were written
+    records: 'Iterable[Record]',  # Records with objects: dicts with `category`, `box`, and `difficult` if known
+    root: FilePath,  # A folder, e.g. VOCdevkit/VOC2007; it may hold other splits
+    split: str = 'trainval',  # trainval, train, val or test
+    classes: list = None,  # Names of all classes; by default those that are met
+    small: float = 0.06,  # An object that covers less of the picture is difficult, if its record does not say
+    *,
+    quality: int = 90,  # Of the JPEG files
+) -> int:  # How many were written
     "Write records as a split of a VOC folder"
     seen = {}
+
     def hard(o):
-        x0,y0,x1,y1 = o['box']
-        return bool(o.get('difficult', (x1-x0)*(y1-y0) < small))
-    def put(path, text): path.write_text(text, encoding='utf-8')
+        x0, y0, x1, y1 = o['box']
+        return bool(o.get('difficult', (x1 - x0) * (y1 - y0) < small))
+
+    def put(path, text):
+        path.write_text(text, encoding='utf-8')
+
     with adding_to(root) as new:
-        for d in 'Annotations','ImageSets/Main': (new/d).mkdir(parents=True)
-        for name,r in write_images(records, new/'JPEGImages', quality, captions=False):
-            if r.objects is None: raise ValueError(f'record {r.id!r} has no objects')
+        for d in 'Annotations', 'ImageSets/Main':
+            (new / d).mkdir(parents=True)
+        for name, r in write_images(records, new / 'JPEGImages', quality, captions=False):
+            if r.objects is None:
+                raise ValueError(f'record {r.id!r} has no objects')
             n = Path(name).stem
             seen[n] = [(o['category'], o['box'], hard(o)) for o in r.objects]
-            put(new/'Annotations'/f'{n}.xml', _voc_xml(n, r.load(), seen[n]))
-        met = {c for l in seen.values() for c,_,_ in l}
+            put(new / 'Annotations' / f'{n}.xml', _voc_xml(n, r.load(), seen[n]))
+        met = {c for l in seen.values() for c, _, _ in l}
         names = sorted(classes or met)
-        if met - set(names): raise ValueError(f'classes: {some_of(sorted(met-set(names)))} met, and not among them')
+        if met - set(names):
+            raise ValueError(f'classes: {some_of(sorted(met - set(names)))} met, and not among them')
         for c in names:
-            answer = lambda l: max((int(not h) for n,_,h in l if n == c), default=-1)
-            put(new/'ImageSets'/'Main'/f'{c}_{split}.txt', ''.join(f'{n} {answer(l):2d}\n' for n,l in seen.items()))
-        put(new/'ImageSets'/'Main'/f'{split}.txt', ''.join(f'{n}\n' for n in seen))
+
+            def answer(l):
+                return max((int(not h) for n, _, h in l if n == c), default=-1)
+
+            put(
+                new / 'ImageSets' / 'Main' / f'{c}_{split}.txt',
+                ''.join(f'{n} {answer(l):2d}\n' for n, l in seen.items()),
+            )
+        put(new / 'ImageSets' / 'Main' / f'{split}.txt', ''.join(f'{n}\n' for n in seen))
     return len(seen)

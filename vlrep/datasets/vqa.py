@@ -9,33 +9,40 @@ __all__ = ['read_vqa', 'write_vqa']
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from ..core.files import *
+
+from ..core.files import FilePath, read_json, write_json
 from ..core.text_files import coco_table
 from ..data.image_files import leave_out
 from ..data.tasks import TaskDataset
-from .task_files import *
+from .task_files import answers_of, find_place, find_table, photo_examples, save_photo
 
 # %% ../../nbs/datasets/80_vqa.ipynb #4844c30d
-_SETS = dict(train=('train2014',), valid=('val2014',), test=('test2015','test-dev2015'))
+_SETS = dict(train=('train2014',), valid=('val2014',), test=('test2015', 'test-dev2015'))
+
 
 def _places(name, kind, part):
     "Where a table may be: in the folder, in one for its kind, in that of its archive"
     archive = f'v2_{kind}_{part}_mscoco'
     return name, f'annotations/{name}', f'questions/{name}', f'{kind}/{name}', f'{archive}/{name}'
 
-def _photo_places(folder): return folder, f'images/{folder}', f'Images/{folder}', f'Images/mscoco/{folder}'
+
+def _photo_places(folder):
+    return folder, f'images/{folder}', f'Images/{folder}', f'Images/mscoco/{folder}'
+
 
 def _answered(path, questions, max_damaged):
     "Each question that has answers, with its annotation"
     bad = []
     keys = dict(question_id=int, image_id=int, answers=list)
     table = coco_table(read_json(path), path, 'annotations', keys, 'question_id', bad.append)
-    leave_out(path, 'annotations cannot be used', bad, len(table)+len(bad), max_damaged)
+    leave_out(path, 'annotations cannot be used', bad, len(table) + len(bad), max_damaged)
     rows = {r['question_id']: r for r in table}
     unasked = rows.keys() - {q['question_id'] for q in questions}
     if unasked:
-        warnings.warn(f'{path}: {len(unasked):,} of {len(rows):,} annotations answer no question that is used, and are '
-                      f'left out', stacklevel=3)
+        warnings.warn(
+            f'{path}: {len(unasked):,} of {len(rows):,} annotations answer no question that is used, and are left out',
+            stacklevel=3,
+        )
     lost = [q['question_id'] for q in questions if q['question_id'] not in rows]
     leave_out(path, 'questions have no answers', lost, len(questions), max_damaged)
     there = [(q, rows[q['question_id']]) for q in questions if q['question_id'] in rows]
@@ -45,57 +52,75 @@ def _answered(path, questions, max_damaged):
 
 # %% ../../nbs/datasets/80_vqa.ipynb #87c1f28b
 def read_vqa(
-    root:FilePath,           # The folder that holds questions, annotations and folders of photos
-    split:str='train',       # train, valid or test
-    size:int=256,            # Photos are fitted into squares of this side
-    *, max_damaged:int|float|str=None, # How many rows may be unusable and photos absent, see `damage_limit`
-    log:Callable=print,      # Not used: what is left out is a warning
-)->TaskDataset:              # None if there is no test set
+    root: FilePath,  # The folder that holds questions, annotations and folders of photos
+    split: str = 'train',  # train, valid or test
+    size: int = 256,  # Photos are fitted into squares of this side
+    *,
+    max_damaged: int | float | str = None,  # How many rows may be unusable and photos absent, see `damage_limit`
+    log: Callable = print,  # Not used: what is left out is a warning
+) -> TaskDataset:  # None if there is no test set
     "A part of VQA 2.0; a `ValueError` names file and row of what is wrong"
     root = Path(root)
     part = dict(train='Train', valid='Val').get(split, 'Test')
-    def named(subset): return _places(f'v2_OpenEnded_mscoco_{subset}_questions.json', 'Questions', part)
+
+    def named(subset):
+        return _places(f'v2_OpenEnded_mscoco_{subset}_questions.json', 'Questions', part)
+
     path, subset = find_table(root, split, _SETS, named, 'questions')
-    if path is None: return None
+    if path is None:
+        return None
     bad = []
     keys = dict(question_id=int, image_id=int, question=str)
     questions = coco_table(read_json(path), path, 'questions', keys, 'question_id', bad.append)
-    leave_out(path, 'questions cannot be used', bad, len(questions)+len(bad), max_damaged)
+    leave_out(path, 'questions cannot be used', bad, len(questions) + len(bad), max_damaged)
     folder = subset.replace('-dev', '')
+
     def example(q):
         return dict(image=f'COCO_{folder}_{q["image_id"]:012d}.jpg', first=q['question'], id=q['question_id'])
+
     if split == 'test':
         out = [example(q) for q in questions]
     else:
         about = find_place(root, _places(f'v2_mscoco_{subset}_annotations.json', 'Annotations', part), 'answers')
-        out, bad = [], []
+        out = []
+        bad = []
         for q, r in _answered(about, questions, max_damaged):
             try:
                 out.append(example(q) | answers_of(r, f'{about}, question {r["question_id"]}'))
             except ValueError as e:
                 bad.append(str(e))
-        leave_out(about, 'annotations cannot be used', bad, len(out)+len(bad), max_damaged)
+        leave_out(about, 'annotations cannot be used', bad, len(out) + len(bad), max_damaged)
     return photo_examples(find_place(root, _photo_places(folder), 'photos'), path, size, split, out, max_damaged)
 
 # %% ../../nbs/datasets/80_vqa.ipynb #99763a63
 def write_vqa(
-    records:'Iterable[Record]', # With `questions`, as the world's
-    root:FilePath,              # A folder; it may hold other parts
-    split:str='train',          # train, valid or test
-)->int:                         # How many questions were written
+    records: 'Iterable[Record]',  # With `questions`, as the world's
+    root: FilePath,  # A folder; it may hold other parts
+    split: str = 'train',  # train, valid or test
+) -> int:  # How many questions were written
     "Write scenes and their questions in the layout of VQA 2.0"
-    root,name = Path(root),_SETS[split][0]
-    (root/name).mkdir(parents=True)
-    asked,said = [],[]
-    for i,r in enumerate(records, 1):
-        save_photo(r, root/name/f'COCO_{name}_{i:012d}.jpg')
-        for k,q in enumerate(r.questions):
-            key = dict(image_id=i, question_id=1000*i+k)
+    root = Path(root)
+    name = _SETS[split][0]
+    (root / name).mkdir(parents=True)
+    asked = []
+    said = []
+    for i, r in enumerate(records, 1):
+        save_photo(r, root / name / f'COCO_{name}_{i:012d}.jpg')
+        for k, q in enumerate(r.questions):
+            key = dict(image_id=i, question_id=1000 * i + k)
             asked.append(dict(key, question=q['question']))
-            answers = [dict(answer=a, answer_confidence='yes', answer_id=n) for n,a in enumerate(q['answers'], 1)]
-            said.append(dict(key, question_type=q['kind'], answer_type=q['type'], answers=answers,
-                             multiple_choice_answer=q['answer']))
+            answers = [dict(answer=a, answer_confidence='yes', answer_id=n) for n, a in enumerate(q['answers'], 1)]
+            said.append(
+                dict(
+                    key,
+                    question_type=q['kind'],
+                    answer_type=q['type'],
+                    answers=answers,
+                    multiple_choice_answer=q['answer'],
+                )
+            )
     about = dict(data_type='mscoco', data_subtype=name)
-    write_json(root/f'v2_OpenEnded_mscoco_{name}_questions.json', dict(about, questions=asked))
-    if split != 'test': write_json(root/f'v2_mscoco_{name}_annotations.json', dict(about, annotations=said))
+    write_json(root / f'v2_OpenEnded_mscoco_{name}_questions.json', dict(about, questions=asked))
+    if split != 'test':
+        write_json(root / f'v2_mscoco_{name}_annotations.json', dict(about, annotations=said))
     return len(asked)

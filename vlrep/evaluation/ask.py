@@ -8,66 +8,83 @@ __all__ = ['PROBES', 'ask_captions', 'ask_voc07', 'ask_folder', 'ask_world', 'as
 # %% ../../nbs/evaluation/70_ask.ipynb #fb703892
 import itertools
 from pathlib import Path
+
 import torch
+
 from ..core.progress import logged_warnings
 from ..data.subsets import readable
 from ..datasets.base import DATASETS
 from ..datasets.image_folder import read_folder
 from ..datasets.voc07 import read_voc
 from ..datasets.world.dataset import world
+from .base import EvaluationContext
+from .captioning import caption_scores
+from .grounding import grounding_table, localizer
+from .held_out import open_held_out
+from .knn import knn_probe
+from .softmax_probe import MCT_PROBE, MOCO_PROBE, VIRTEX2_PROBE, VIRTEX_PROBE, softmax_probe
+from .transfer import world_table
+from .voc07 import voc07
 from ..models.features import bn_statistics
 from ..models.named import initial_backbone
-from .base import *
-from .captioning import *
-from .grounding import *
-from .held_out import *
-from .knn import *
-from .softmax_probe import *
-from .transfer import *
-from .voc07 import *
 
 # %% ../../nbs/evaluation/70_ask.ipynb #30de29bd
 def ask_captions(
-    context:EvaluationContext, # The model, and the run that it is from
-    data:str=None,             # One of `DATASETS`; by default what the run was trained on
-    how:str='greedy',          # greedy, beam or nucleus
-    split:str='auto',          # Where the data comes with several splits
-)->list:                       # Rows
+    context: EvaluationContext,  # The model, and the run that it is from
+    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    how: str = 'greedy',  # greedy, beam or nucleus
+    split: str = 'auto',  # Where the data comes with several splits
+) -> list:  # Rows
     "Similarity of the captions to human references"
-    m,info = context.model,context.info
+    m = context.model
+    info = context.info
     dataset = open_held_out(context, data, split)
     at = itertools.count()
+
     def write(images):
         ids = dict(ids=torch.tensor([next(at) for _ in images])) if how == 'nucleus' else {}
         return m.caption(images, how=how, **ids)
+
     return caption_scores(write, dataset, who=info['method'])
 
 # %% ../../nbs/evaluation/70_ask.ipynb #33caee04
 def ask_voc07(
-    context:EvaluationContext, # The model; `root` is VOCdevkit/VOC2007
-    spec:str='v2',             # v1, v2, loctex or icmlm, see `VOC_SPECS`
-    ap:str='sklearn',          # sklearn or interpolated
-)->list:                       # Rows
+    context: EvaluationContext,  # The model; `root` is VOCdevkit/VOC2007
+    spec: str = 'v2',  # v1, v2, loctex or icmlm, see `VOC_SPECS`
+    ap: str = 'sklearn',  # sklearn or interpolated
+) -> list:  # Rows
     "VOC07 mAP of support vector machines on frozen features"
     m = context.model
     with logged_warnings(context.log):
-        trainval,test = (readable(read_voc(context.root, split, size=2*m.view.size, max_damaged=context.max_damaged),
-                                  context.log, context.max_damaged) for split in ('trainval','test'))
+        trainval, test = (
+            readable(
+                read_voc(context.root, split, size=2 * m.view.size, max_damaged=context.max_damaged),
+                context.log,
+                context.max_damaged,
+            )
+            for split in ('trainval', 'test')
+        )
     return voc07(m.backbone, trainval, test, spec, m.view.size, ap=ap, name=context.info['method'])
+
 
 PROBES = dict(virtex=VIRTEX_PROBE, virtex2=VIRTEX2_PROBE, moco=MOCO_PROBE, mct=MCT_PROBE)
 
+
 def ask_folder(
-    context:EvaluationContext, # The model; `root` holds train/ and val/
-    probe:str='virtex2',       # One of `PROBES`
-)->list:                       # Rows
+    context: EvaluationContext,  # The model; `root` holds train/ and val/
+    probe: str = 'virtex2',  # One of `PROBES`
+) -> list:  # Rows
     "Top-1 of a softmax probe trained as in a paper, and of nearest neighbours"
-    m,root,who = context.model,Path(context.root),context.info['method']
-    train = read_folder(root/'train', size=2*m.view.size, split='train')
-    test = read_folder(root/'val', 2*m.view.size, 'test', classes=train.names['label'])
+    m = context.model
+    root = Path(context.root)
+    who = context.info['method']
+    train = read_folder(root / 'train', size=2 * m.view.size, split='train')
+    test = read_folder(root / 'val', 2 * m.view.size, 'test', classes=train.names['label'])
     train, test = (readable(d, context.log, context.max_damaged) for d in (train, test))
-    return [softmax_probe(m.backbone, train, test, 'label', PROBES[probe], size=m.view.size, name=who),
-            *knn_probe(m.backbone, train, test, 'label', (1,20), size=m.view.size, name=who)]
+    return [
+        softmax_probe(m.backbone, train, test, 'label', PROBES[probe], size=m.view.size, name=who),
+        *knn_probe(m.backbone, train, test, 'label', (1, 20), size=m.view.size, name=who),
+    ]
 
 # %% ../../nbs/evaluation/70_ask.ipynb #d62f8091
 def _sizes(context):
@@ -75,23 +92,36 @@ def _sizes(context):
     options = DATASETS['world'].options
     return context.options if isinstance(context.options, type(options)) else options
 
+
 def ask_world(
-    context:EvaluationContext, # The model
-)->list:                       # Rows
+    context: EvaluationContext,  # The model
+) -> list:  # Rows
     "The transfer table of the synthetic scenes, beside random features; of as many scenes as the run's own table"
-    info,recipe,options = context.info,context.recipe,_sizes(context)
-    random = bn_statistics(initial_backbone(recipe, info.get('backbone'), seed=info['seed']),
-                           world('train', 500, size=recipe.size), recipe.size)
-    return world_table({info['method']: context.model.backbone, 'random': random}, world, recipe.size, info['seed'],
-                       (options.probe, options.probe_held, options.test))
+    info = context.info
+    recipe = context.recipe
+    options = _sizes(context)
+    random = bn_statistics(
+        initial_backbone(recipe, info.get('backbone'), seed=info['seed']),
+        world('train', 500, size=recipe.size),
+        recipe.size,
+    )
+    return world_table(
+        {info['method']: context.model.backbone, 'random': random},
+        world,
+        recipe.size,
+        info['seed'],
+        (options.probe, options.probe_held, options.test),
+    )
+
 
 def ask_grounding(
-    context:EvaluationContext, # The model
-)->list:                       # Rows
+    context: EvaluationContext,  # The model
+) -> list:  # Rows
     "The pointing game on named objects in scenes, beside the centre baseline; a `ValueError` without tokenizer"
-    m,info = context.model,context.info
+    m = context.model
+    info = context.info
     points = localizer(m)
-    if points is None: raise ValueError(f'{m.name}: {info["method"]} has no tokenizer, so names cannot be encoded')
+    if points is None:
+        raise ValueError(f'{m.name}: {info["method"]} has no tokenizer, so names cannot be encoded')
     n = _sizes(context).point or DATASETS['world'].options.point
     return grounding_table({info['method']: points}, context.recipe.size, n, info['seed'])
-

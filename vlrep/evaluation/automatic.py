@@ -7,129 +7,177 @@ __all__ = ['measure_transfer', 'measure_grounding', 'measure_captions', 'sample_
            'show_traces']
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #7dd8e91a
-from ..core.seeding import *
+from ..core.seeding import rng
 from ..data.records import ImageTextDataset
 from ..datasets.base import DATASETS
 from ..datasets.world.dataset import world
+from .base import EvaluationContext
+from .captioning import caption_scores
+from .content import noun_scores, photo_samples
+from .grounding import grounding_table, localizer, trace_samples
+from .samples import word_samples
+from .transfer import table_text, world_table
 from ..models.pretrained import Pretrained
 from ..reports.instability import mark_warned
 from ..reports.kept import kept_text, with_kept
 from ..reports.page import jpeg_uri, pick
-from .base import *
-from .captioning import *
-from .content import *
-from .grounding import *
-from .samples import *
-from .transfer import *
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #a00b1c4d
 def measure_transfer(
-    context:EvaluationContext, # Right after a training
-)->tuple:                      # Numbers: `table`, and `supervised`, what that row is; no samples
+    context: EvaluationContext,  # Right after a training
+) -> tuple:  # Numbers: `table`, and `supervised`, what that row is; no samples
     "The transfer table of the synthetic scenes, beside the baselines"
-    info,options,nets = context.info,context.options,context.baselines()
-    sizes = options.probe,options.probe_held,options.test
+    info = context.info
+    options = context.options
+    nets = context.baselines()
+    sizes = options.probe, options.probe_held, options.test
     with context.stages('transfer'):
-        rows = world_table({info['method']: context.model.backbone, **nets}, world, context.recipe.size, info['seed'],
-                           sizes, keep=options.draws)
-        for run in context.kept.values(): rows = with_kept(rows, run)
+        rows = world_table(
+            {info['method']: context.model.backbone, **nets},
+            world,
+            context.recipe.size,
+            info['seed'],
+            sizes,
+            keep=options.draws,
+        )
+        for run in context.kept.values():
+            rows = with_kept(rows, run)
         rows = mark_warned(rows, context.warnings)
     context.log(table_text(rows))
-    said = {name: dict(steps=run['steps'], text=kept_text(name, run)) for name,run in context.kept.items()}
+    said = {name: dict(steps=run['steps'], text=kept_text(name, run)) for name, run in context.kept.items()}
     if 'supervised' in nets:
         text = f'supervised: as many steps as {info["method"]}, with true categories'
         said['supervised'] = dict(steps=context.recipe.steps, text=text)
-    for s in said.values(): context.log(s['text'])
-    return dict(table=rows, **said),[]
+    for s in said.values():
+        context.log(s['text'])
+    return dict(table=rows, **said), []
+
 
 def measure_grounding(
-    context:EvaluationContext, # Right after a training
-)->tuple:                      # Numbers: `where`, none if `point` is 0 or the model has no tokenizer; no samples
+    context: EvaluationContext,  # Right after a training
+) -> tuple:  # Numbers: `where`, none if `point` is 0 or the model has no tokenizer; no samples
     "The pointing game on named objects"
-    info,options,points = context.info,context.options,localizer(context.model)
-    if points is None or not options.point: return {},[]
+    info = context.info
+    options = context.options
+    points = localizer(context.model)
+    if points is None or not options.point:
+        return {}, []
     with context.stages('where'):
-        rows = grounding_table({info['method']: points}, context.recipe.size, options.point, info['seed'],
-                               options.draws)
+        rows = grounding_table(
+            {info['method']: points}, context.recipe.size, options.point, info['seed'], options.draws
+        )
         rows = mark_warned(rows, context.warnings)
     context.log(table_text(rows))
-    return dict(where=rows),[]
+    return dict(where=rows), []
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #c22d3e6f
-_NOUNS = ('nouns of held-out captions: precision {noun_precision:.0f} %, recall {noun_recall:.0f} % '
-          '(one person: {person_noun_precision:.0f}, {person_noun_recall:.0f})')
-_NATS = ('nats per word: {right:.3f} given the right photo, {wrong:.3f} given another '
-         '(per token: {right_piece:.3f}, {wrong_piece:.3f}); the photo is worth {worth[0]:.3f} '
-         '[{worth[1]:.3f}, {worth[2]:.3f}] a word (95 % over photos)')
+_NOUNS = (
+    'nouns of held-out captions: precision {noun_precision:.0f} %, recall {noun_recall:.0f} % '
+    '(one person: {person_noun_precision:.0f}, {person_noun_recall:.0f})'
+)
+_NATS = (
+    'nats per word: {right:.3f} given the right photo, {wrong:.3f} given another '
+    '(per token: {right_piece:.3f}, {wrong_piece:.3f}); the photo is worth {worth[0]:.3f} '
+    '[{worth[1]:.3f}, {worth[2]:.3f}] a word (95 % over photos)'
+)
+
 
 def measure_captions(
-    context:EvaluationContext, # Right after a training
-)->tuple:                      # Numbers: those of `noun_scores` or `photo_samples`, and `caption_table`; samples
+    context: EvaluationContext,  # Right after a training
+) -> tuple:  # Numbers: those of `noun_scores` or `photo_samples`, and `caption_table`; samples
     "Content of the captions of the test set, and their similarity to human references"
-    info,test,learn = context.info,context.splits['test'],context.learn
+    info = context.info
+    test = context.splits['test']
+    learn = context.learn
     tags = 'objects' in DATASETS[info['data']['name']].answers
     with context.stages('captions'):
-        if tags: num,samples = noun_scores(context.model, test)
-        else: num,samples = photo_samples(learn.model, learn.loss_func.counted, context.model, test,
-                                          context.options.shuffles, max_len=context.recipe.max_len)
+        if tags:
+            num, samples = noun_scores(context.model, test)
+        else:
+            num, samples = photo_samples(
+                learn.model,
+                learn.loss_func.counted,
+                context.model,
+                test,
+                context.options.shuffles,
+                max_len=context.recipe.max_len,
+            )
         rows = caption_scores([s['caption'] for s in samples], test, who=info['method'], seed=info['seed'])
         rows = mark_warned(rows, context.warnings)
     context.log(table_text(rows))
     context.log((_NOUNS if tags else _NATS).format(**num))
-    for s in samples[:2]: context.log(f'  {s["id"]}: {s["caption"]}')
-    return dict(num, caption_table=rows),samples
+    for s in samples[:2]:
+        context.log(f'  {s["id"]}: {s["caption"]}')
+    return dict(num, caption_table=rows), samples
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #99fa0b3c
 def sample_images(
-    samples:list,             # As `noun_scores` or `photo_samples` gives them
-    dataset:ImageTextDataset, # Where they are from
-    data:str,                 # One of `DATASETS`
-)->list:                      # The best, the typical and the worst, with images to show
+    samples: list,  # As `noun_scores` or `photo_samples` gives them
+    dataset: ImageTextDataset,  # Where they are from
+    data: str,  # One of `DATASETS`
+) -> list:  # The best, the typical and the worst, with images to show
     "Keep what the report shows, drawn larger than the network's input"
-    out,draw = [],DATASETS[data].redraw
+    out = []
+    draw = DATASETS[data].redraw
     for s in [s for v in pick(samples).values() for s in v]:
         img = draw(s['row'], 192).load() if draw else dataset[s['row']].load()
-        out.append({k: v for k,v in s.items() if k != 'row'} | dict(image=jpeg_uri(img)))
+        out.append({k: v for k, v in s.items() if k != 'row'} | dict(image=jpeg_uri(img)))
     return out
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #3c6c0df2
 def trace_figures(
-    m:Pretrained,          # Trained
-    recipe:'MethodRecipe', # Its recipe
-    splits:dict,           # Datasets `train` and `test`
-    data:str,              # One of `DATASETS`
-    seed:int=0,            # Which pictures
-    *, n:int=6,            # How many
-)->list:                   # As `trace_samples`; none if training had no narratives
+    m: Pretrained,  # Trained
+    recipe: 'MethodRecipe',  # Its recipe
+    splits: dict,  # Datasets `train` and `test`
+    data: str,  # One of `DATASETS`
+    seed: int = 0,  # Which pictures
+    *,
+    n: int = 6,  # How many
+) -> list:  # As `trace_samples`; none if training had no narratives
     "Held-out pictures drawn at random, with their narratives, and the model's attention maps of the words"
-    if splits['train'].narratives is None: return []
+    if splits['train'].narratives is None:
+        return []
     rows = [int(r) for r in rng(seed, 'told').permutation(len(splits['test']))[:n]]
     big = None
     if draw := DATASETS[data].redraw:
-        recs,big = ([draw(r, s, with_='narrative') for r in rows] for s in (recipe.size,336))
+        recs, big = ([draw(r, s, with_='narrative') for r in rows] for s in (recipe.size, 336))
         big = [r.load() for r in big]
-    else: recs = splits['test'].subset(rows)
-    return trace_samples(m, recs, big, max_len=recipe.max_len, time_pad=getattr(recipe, 'time_pad', 0.),
-                         render=getattr(recipe, 'render', 'polyline'))
+    else:
+        recs = splits['test'].subset(rows)
+    return trace_samples(
+        m,
+        recs,
+        big,
+        max_len=recipe.max_len,
+        time_pad=getattr(recipe, 'time_pad', 0.0),
+        render=getattr(recipe, 'render', 'polyline'),
+    )
 
 # %% ../../nbs/evaluation/75_automatic.ipynb #f11a0b03
 def show_captions(
-    context:EvaluationContext, # Right after a training
-    samples:list,              # Those of `measure_captions`
-)->dict:                       # `captions`, and `words` if the model can `attend`
+    context: EvaluationContext,  # Right after a training
+    samples: list,  # Those of `measure_captions`
+) -> dict:  # `captions`, and `words` if the model can `attend`
     "Captions of held-out pictures, and the attention map of each word"
-    if not samples: return {}
-    data,test = context.info['data']['name'],context.splits['test']
+    if not samples:
+        return {}
+    data = context.info['data']['name']
+    test = context.splits['test']
     rows = [s['row'] for v in pick(samples).values() for s in v[:2]]
     draw = DATASETS[data].redraw
-    def sharp(r): return draw(r, 192).load() if draw else test[r].load()
+
+    def sharp(r):
+        return draw(r, 192).load() if draw else test[r].load()
+
     return dict(captions=sample_images(samples, test, data), **word_samples(context.model, test, rows, show=sharp))
 
+
 def show_traces(
-    context:EvaluationContext, # Right after a training
-    samples:list=(),           # None are needed
-)->dict:                       # `traces`, if narratives were trained on
+    context: EvaluationContext,  # Right after a training
+    samples: list = (),  # None are needed
+) -> dict:  # `traces`, if narratives were trained on
     "Mouse traces of narratives, and the attention of the model for their words"
-    told = trace_figures(context.model, context.recipe, context.splits, context.info['data']['name'],
-                         context.info['seed'])
+    told = trace_figures(
+        context.model, context.recipe, context.splits, context.info['data']['name'], context.info['seed']
+    )
     return dict(traces=told) if told else {}

@@ -9,89 +9,107 @@ __all__ = ['EVALUATIONS', 'EvaluationContext', 'Option', 'Evaluation']
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
 from fastcore.basics import patch
-from ..core.fields import *
-from ..core.files import *
-from ..core.registry import *
+
+from ..core.fields import Between
+from ..core.files import FilePath
+from ..core.registry import Lazy, Registry, did_you_mean
 from ..datasets.base import DATASETS
 
 # %% ../../nbs/evaluation/05_base.ipynb #74118389
 @dataclass(frozen=True)
 class EvaluationContext:
     "The input of an evaluation: the model, and the run that it is from"
-    model:'Pretrained'    # The trained model
-    recipe:'MethodRecipe' # Its recipe
-    info:dict             # The run's `recipe.json`: method, seed, data and more
-    options:object        # Sizes of the run's dataset
-    root:FilePath=None    # Where the files of the evaluation are
-    log:Callable=print    # Called with lines for the screen
-    max_damaged:int|float|str=None # How many photos and rows may be missing or unusable, see `damage_limit`
-    run:'Run'=None        # Its folder, which names its test photos
+
+    model: 'Pretrained'  # The trained model
+    recipe: 'MethodRecipe'  # Its recipe
+    info: dict  # The run's `recipe.json`: method, seed, data and more
+    options: object  # Sizes of the run's dataset
+    root: FilePath = None  # Where the files of the evaluation are
+    log: Callable = print  # Called with lines for the screen
+    max_damaged: int | float | str = None  # How many photos and rows may be missing or unusable, see `damage_limit`
+    run: 'Run' = None  # Its folder, which names its test photos
     # right after a training, None later:
-    learn:'BatchLearner'=None # The learner, at its best checkpoint
-    splits:dict=None          # Datasets `train`, `valid`, `test`
-    stages:'Stages'=None      # Times what is done: `with stages('captions'): ...`
-    warnings:dict=None        # Name of a network -> warnings about its training
-    baselines:Callable=dict   # () -> {name: backbone}, trained at the first call; {} without baselines
-    kept:dict=field(default_factory=dict) # Name of a baseline -> its run from `kept_run`, shown and not trained
+    learn: 'BatchLearner' = None  # The learner, at its best checkpoint
+    splits: dict = None  # Datasets `train`, `valid`, `test`
+    stages: 'Stages' = None  # Times what is done: `with stages('captions'): ...`
+    warnings: dict = None  # Name of a network -> warnings about its training
+    baselines: Callable = dict  # () -> {name: backbone}, trained at the first call; {} without baselines
+    kept: dict = field(default_factory=dict)  # Name of a baseline -> its run from `kept_run`, shown and not trained
+
 
 @dataclass(frozen=True)
 class Option:
     "An option of an evaluation"
-    default:object         # Its value if it is left out
-    help:str               # One line
-    allowed:tuple=None     # Its values; None if there is no list
-    registry:Registry=None # A registry whose names are its values
-    bounds:Between=None    # Those of a number
 
-    def check(self,
-        name:str,     # Such as --how
-        value:object, # Its value
-    )->None:
+    default: object  # Its value if it is left out
+    help: str  # One line
+    allowed: tuple = None  # Its values; None if there is no list
+    registry: Registry = None  # A registry whose names are its values
+    bounds: Between = None  # Those of a number
+
+    def check(
+        self,
+        name: str,  # Such as --how
+        value: object,  # Its value
+    ) -> None:
         "Raise a `ValueError` that names the closest allowed value, or the bounds, if `value` is invalid"
-        if self.bounds and self.bounds.problem(name, value): raise ValueError(f'{name} {value}: must be {self.bounds}')
+        if self.bounds and self.bounds.problem(name, value):
+            raise ValueError(f'{name} {value}: must be {self.bounds}')
         there = self.registry if self.registry is not None else self.allowed
-        if there is not None and value != self.default and value not in there: raise did_you_mean(name, value, there)
+        if there is not None and value != self.default and value not in there:
+            raise did_you_mean(name, value, there)
 
 # %% ../../nbs/evaluation/05_base.ipynb #f22c3e0b
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     "An evaluation of a trained model: `vlrep-evaluate RUN --on NAME`"
-    name:str                                 # On the command line: --on
-    explain:str                              # One line, for help
-    run:Callable=Lazy()                      # (EvaluationContext, **options) -> rows; may be given as `'module:name'`
-    options:dict=field(default_factory=dict) # Name -> `Option`
-    root_help:str=''                         # What --root must hold; '' if it may be left out
-    uses_root:bool=False                     # Does --root mean anything?
-    needs:frozenset=frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
-    measure:Callable=Lazy(None)              # (EvaluationContext) -> numbers and samples, at the end of each training
-    asks:frozenset=frozenset()               # What `measure` needs of the dataset, of `DatasetBuilder.answers`
-    scores:tuple=()                          # Questions whose rows keep bootstrap resamples, which a study may compare
-    beside:tuple=()                          # Names of rows beside the model's, such as random, for such comparisons
-    figures:Callable=Lazy(None)              # (EvaluationContext, samples of `measure`) -> {part of the report: what
-                                             # it shows}, see `vlrep.reports.page.report_html`
 
-    def __repr__(self): return f'Evaluation({self.name!r})'
-    def missing(self,
-        capabilities:'Iterable[str]' # Of a model
-    )->list:                         # Those of `needs` that it lacks
+    name: str  # On the command line: --on
+    explain: str  # One line, for help
+    run: Callable = Lazy()  # (EvaluationContext, **options) -> rows; may be given as `'module:name'`
+    options: dict = field(default_factory=dict)  # Name -> `Option`
+    root_help: str = ''  # What --root must hold; '' if it may be left out
+    uses_root: bool = False  # Does --root mean anything?
+    needs: frozenset = frozenset({'backbone'})  # Capabilities of the model; `'attend or attribute'` if either will do
+    measure: Callable = Lazy(None)  # (EvaluationContext) -> numbers and samples, at the end of each training
+    asks: frozenset = frozenset()  # What `measure` needs of the dataset, of `DatasetBuilder.answers`
+    scores: tuple = ()  # Questions whose rows keep bootstrap resamples, which a study may compare
+    beside: tuple = ()  # Names of rows beside the model's, such as random, for such comparisons
+    figures: Callable = Lazy(None)  # (EvaluationContext, samples of `measure`) -> {part of the report: what
+    # it shows}, see `vlrep.reports.page.report_html`
+
+    def __repr__(self):
+        return f'Evaluation({self.name!r})'
+
+    def missing(
+        self,
+        capabilities: 'Iterable[str]',  # Of a model
+    ) -> list:  # Those of `needs` that it lacks
         "Capabilities of `needs` that the model lacks"
         return sorted(n for n in self.needs if not set(n.split(' or ')) & set(capabilities))
-    def ask(self,
-        context:EvaluationContext, # The model, and the run that it is from
-        **options                  # As `check` returns them
-    )->list:                       # Rows
+
+    def ask(
+        self,
+        context: EvaluationContext,  # The model, and the run that it is from
+        **options,  # As `check` returns them
+    ) -> list:  # Rows
         "Run the evaluation; a `ValueError` names the capabilities that the model lacks, and evaluations that fit it"
         can = context.model.capabilities
         if lacks := self.missing(can):
             fit = ', '.join(e.name for e in EVALUATIONS.values() if not e.missing(can))
-            raise ValueError(f'{context.model.name}: {context.info["method"]} has no capability {", ".join(lacks)}, '
-                             f'which --on {self.name} needs; available: {fit}')
+            raise ValueError(
+                f'{context.model.name}: {context.info["method"]} has no capability {", ".join(lacks)}, '
+                f'which --on {self.name} needs; available: {fit}'
+            )
         return self.run(context, **options)
-    def automatic(self,
-        capabilities:'Iterable[str]', # Of a model
-        answers:'Iterable[str]'       # Of its dataset
-    )->bool:
+
+    def automatic(
+        self,
+        capabilities: 'Iterable[str]',  # Of a model
+        answers: 'Iterable[str]',  # Of its dataset
+    ) -> bool:
         "Does it run at the end of the training of such a model?"
         return self.measure is not None and not self.missing(capabilities) and self.asks <= set(answers)
 
@@ -100,25 +118,31 @@ EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.*.options', 'vlrep.evalua
 
 # %% ../../nbs/evaluation/05_base.ipynb #5c1f0b7e
 @patch
-def check(self:Evaluation,
-    root:FilePath=None, # Where the files are
-    **options           # Those of all evaluations; None or the default if they were left out
-)->dict:                # Its own options, with defaults
+def check(
+    self: Evaluation,
+    root: FilePath = None,  # Where the files are
+    **options,  # Those of all evaluations; None or the default if they were left out
+) -> dict:  # Its own options, with defaults
     "Check the options; a `ValueError` names one that is invalid, or that belongs to another evaluation"
     for e in EVALUATIONS.values():
-        for k,o in e.options.items():
+        for k, o in e.options.items():
             v = options.get(k, o.default)
-            if v is None or k in self.options: continue
+            if v is None or k in self.options:
+                continue
             o.check(f'--{k}', v)
-            if v != o.default: raise ValueError(f'--{k} {v}: belongs to --on {e.name}, not to --on {self.name}')
-    got = {k: o.default if options.get(k) is None else options[k] for k,o in self.options.items()}
-    for k,o in self.options.items(): o.check(f'--{k}', got[k])
+            if v != o.default:
+                raise ValueError(f'--{k} {v}: belongs to --on {e.name}, not to --on {self.name}')
+    got = {k: o.default if options.get(k) is None else options[k] for k, o in self.options.items()}
+    for k, o in self.options.items():
+        o.check(f'--{k}', got[k])
     if unknown := set(options) - {k for e in EVALUATIONS.values() for k in e.options}:
         raise did_you_mean('option', min(unknown), self.options)
-    if self.root_help and root is None: raise ValueError(f'--root is missing: {self.root_help}')
+    if self.root_help and root is None:
+        raise ValueError(f'--root is missing: {self.root_help}')
     if root is not None and not (self.root_help or self.uses_root):
         raise ValueError(f'--root {root}: --on {self.name} needs no files')
-    if root is not None and got.get('data'): DATASETS[got['data']].check_root(root)
+    if root is not None and got.get('data'):
+        DATASETS[got['data']].check_root(root)
     elif root is not None and 'data' not in self.options and not Path(root).exists():
         raise ValueError(f'--root {root}: no such file or folder')
     return got

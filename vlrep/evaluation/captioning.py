@@ -6,112 +6,143 @@
 __all__ = ['write_captions', 'caption_scores', 'show_attention']
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #a9146c8d
-from typing import Callable
-import matplotlib.pyplot as plt, numpy as np, torch
-from ..core.seeding import *
-from ..core.progress import *
-from ..core.plotting import *
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from ..core.plotting import drawable, to_hwc
+from ..core.progress import progress
+from ..core.seeding import rng
 from ..data.records import ImageTextDataset
-from ..metrics.captioning import bleu, bleu_counts, cider_d, References, rouge_l
-from .transfer import *
+from .transfer import bootstrap_interval
+from ..metrics.captioning import References, bleu, bleu_counts, cider_d, rouge_l
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #5f716e4f
 def write_captions(
-    write:'Callable|Pretrained|list|tuple', # Images (PIL) -> captions, lists; or an object whose method `caption` does
-                                            # that, like `Pretrained`; or the captions
-    source:ImageTextDataset,                # Images
-    bs:int=64,                              # Images at a time
-)->list:                     # A caption for each image
+    write: 'Callable|Pretrained|list|tuple',  # Images (PIL) -> captions, lists; or an object whose method `caption`
+    # does
+    # that, like `Pretrained`; or the captions
+    source: ImageTextDataset,  # Images
+    bs: int = 64,  # Images at a time
+) -> list:  # A caption for each image
     "Caption every image of `source`"
-    if isinstance(write, (list,tuple)): said = list(write)
+    if isinstance(write, (list, tuple)):
+        said = list(write)
     else:
-        f,said = getattr(write, 'caption', write),[]
+        f = getattr(write, 'caption', write)
+        said = []
         if not callable(f):
-            raise ValueError(f'write: a function, an object with `caption`, or a list of captions is expected, not '
-                             f'{type(write).__name__}')
+            raise ValueError(
+                f'write: a function, an object with `caption`, or a list of captions is expected, not '
+                f'{type(write).__name__}'
+            )
         for part in progress(np.array_split(range(len(source)), range(bs, len(source), bs)), label='captions'):
             said += list(f([source[int(j)].load() for j in part]))
-    if len(said) != len(source): raise ValueError(f'{len(said)} captions for the {len(source)} images of {source.name}')
+    if len(said) != len(source):
+        raise ValueError(f'{len(said)} captions for the {len(source)} images of {source.name}')
     return said
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #3580bc8f
 def _measures(said, refs):
     "Metric -> its value under many weightings of the images"
-    counts,mean = bleu_counts(said, refs),lambda v: lambda w: w@v/w.sum(1)
-    cider,rouge = mean(cider_d(said, refs)),mean(rouge_l(said, refs))
-    return {'CIDEr-D': cider, 'BLEU-4': lambda w: bleu(w@counts)[:,3], 'ROUGE-L': rouge}
+    counts = bleu_counts(said, refs)
+
+    def mean(v):
+        return lambda w: w @ v / w.sum(1)
+
+    cider = mean(cider_d(said, refs))
+    rouge = mean(rouge_l(said, refs))
+    return {'CIDEr-D': cider, 'BLEU-4': lambda w: bleu(w @ counts)[:, 3], 'ROUGE-L': rouge}
+
 
 def _elsewhere(n, seed):
     "For each of `n` images another one"
-    order,out = rng(seed, 'another image').permutation(n),np.empty(n, int)
+    order = rng(seed, 'another image').permutation(n)
+    out = np.empty(n, int)
     out[order] = np.roll(order, 1)
     return out
 
+
 def _judge(writers, person, refs, tail, metric, *, draws, seed):
     "A row for each metric and writer; chance is the `person`'s caption of another image"
-    refs,n,rows = References(refs),len(refs),[]
-    metric += refs.unit and ', '+refs.unit
+    refs, n, rows = References(refs), len(refs), []
+    metric += refs.unit and ', ' + refs.unit
     blind = _measures([person[j] for j in _elsewhere(n, seed)], refs)
-    for who,said in writers.items():
-        for k,f in _measures(said, refs).items():
-            got = dict(zip(('chance','value','low','high'),
-                           (blind[k](np.ones((1,n)))[0], *bootstrap_interval(f, n, draws, seed))))
-            got = {name: round(100*float(v), 3) for name,v in got.items()}
-            rows.append(dict(question=k+tail, metric=metric, backbone=who, n=n, **got))
+    for who, said in writers.items():
+        for k, f in _measures(said, refs).items():
+            got = dict(
+                zip(
+                    ('chance', 'value', 'low', 'high'),
+                    (blind[k](np.ones((1, n)))[0], *bootstrap_interval(f, n, draws, seed)),
+                )
+            )
+            got = {name: round(100 * float(v), 3) for name, v in got.items()}
+            rows.append(dict(question=k + tail, metric=metric, backbone=who, n=n, **got))
     return rows
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #f22645e4
 def caption_scores(
-    write:'Callable|Pretrained|list|tuple', # As for `write_captions`
-    source:ImageTextDataset, # Held-out images with captions
-    who:str='this run',      # Name of the writer in the table
-    seed:int=0,              # Of the bootstrap, and of which caption plays the person
-    draws:int=500,           # Number of bootstrap resamples of the images
-    *, bs:int=64,            # Images at a time
-)->list:                     # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
-                             # in percent
+    write: 'Callable|Pretrained|list|tuple',  # As for `write_captions`
+    source: ImageTextDataset,  # Held-out images with captions
+    who: str = 'this run',  # Name of the writer in the table
+    seed: int = 0,  # Of the bootstrap, and of which caption plays the person
+    draws: int = 500,  # Number of bootstrap resamples of the images
+    *,
+    bs: int = 64,  # Images at a time
+) -> list:  # Dicts like `transfer_table`'s: `question, metric, backbone, n, chance, value, low, high`,
+    # in percent
     "CIDEr-D, BLEU-4 and ROUGE-L of a writer, of a human caption, and of a human caption of another image"
     caps = [source.captions[i] for i in range(len(source))] if source.captions is not None else []
-    keep = [i for i,c in enumerate(caps) if c]
-    if len(keep) < 2: raise ValueError(f'{source.name}: {len(keep)} images with captions; at least 2 are needed')
+    keep = [i for i, c in enumerate(caps) if c]
+    if len(keep) < 2:
+        raise ValueError(f'{source.name}: {len(keep)} images with captions; at least 2 are needed')
     if len(keep) < len(source):
-        if isinstance(write, (list,tuple)): write = [write[i] for i in keep] if len(write) == len(source) else write
+        if isinstance(write, (list, tuple)):
+            write = [write[i] for i in keep] if len(write) == len(source) else write
         source = source.subset(keep)
-    said,refs = write_captions(write, source, bs),[caps[i] for i in keep]
-    pick = [int(rng(seed, 'person', i).integers(len(r))) for i,r in enumerate(refs)]
-    person = [r[j] for r,j in zip(refs, pick)]
+    said = write_captions(write, source, bs)
+    refs = [caps[i] for i in keep]
+    pick = [int(rng(seed, 'person', i).integers(len(r))) for i, r in enumerate(refs)]
+    person = [r[j] for r, j in zip(refs, pick)]
     rows = _judge({who: said}, person, refs, '', 'all references', draws=draws, seed=seed)
-    two = [i for i,r in enumerate(refs) if len(r) > 1]
-    if len(two) < 2: return rows
-    less = [[c for j,c in enumerate(refs[i]) if j != pick[i]] for i in two]
+    two = [i for i, r in enumerate(refs) if len(r) > 1]
+    if len(two) < 2:
+        return rows
+    less = [[c for j, c in enumerate(refs[i]) if j != pick[i]] for i in two]
     writers = {who: [said[i] for i in two], 'a person': [person[i] for i in two]}
-    return rows + _judge(writers, writers['a person'], less, ' beside a person', 'one reference less', draws=draws,
-                         seed=seed)
+    return rows + _judge(
+        writers, writers['a person'], less, ' beside a person', 'one reference less', draws=draws, seed=seed
+    )
 
 # %% ../../nbs/evaluation/40_captioning.ipynb #c2a8a17e
 def show_attention(
-    img:np.ndarray|torch.Tensor,  # The picture, as `to_hwc` takes it
-    words:list,                   # What was written, s words or tokens
-    maps:np.ndarray|torch.Tensor, # A weight for each word and cell: (s,n) with a square grid, or (s,h,w)
-    size:float=1.5,               # Inches a picture
-)->plt.Figure:                    # The figure
+    img: np.ndarray | torch.Tensor,  # The picture, as `to_hwc` takes it
+    words: list,  # What was written, s words or tokens
+    maps: np.ndarray | torch.Tensor,  # A weight for each word and cell: (s,n) with a square grid, or (s,h,w)
+    size: float = 1.5,  # Inches a picture
+) -> plt.Figure:  # The figure
     "Draw a picture, and the attention map of each word of its caption"
     maps = maps.detach().float().cpu().numpy() if isinstance(maps, torch.Tensor) else np.asarray(maps)
-    side = round(maps.shape[-1]**.5)
+    side = round(maps.shape[-1] ** 0.5)
     if maps.ndim == 2:
-        if side**2 != maps.shape[1]: raise ValueError(f'maps: {maps.shape[1]} cells make no square grid; give (s,h,w)')
+        if side**2 != maps.shape[1]:
+            raise ValueError(f'maps: {maps.shape[1]} cells make no square grid; give (s,h,w)')
         maps = maps.reshape(-1, side, side)
-    if len(maps) != len(words): raise ValueError(f'{len(words)} words, but maps for {len(maps)}')
+    if len(maps) != len(words):
+        raise ValueError(f'{len(words)} words, but maps for {len(maps)}')
     a = to_hwc(img)
-    h,w = a.shape[:2]
-    k = len(words)+1
-    fig,axs = plt.subplots(1, k, figsize=(k*size, size*1.2*h/w), squeeze=False)
-    for ax,word,m in zip(axs[0], ['', *words], [None, *maps]):
+    h, w = a.shape[:2]
+    k = len(words) + 1
+    fig, axs = plt.subplots(1, k, figsize=(k * size, size * 1.2 * h / w), squeeze=False)
+    for ax, word, m in zip(axs[0], ['', *words], [None, *maps]):
         ax.imshow(a)
         ax.axis('off')
         ax.set_title(drawable(word), fontsize=9)
-        if m is None: continue
-        dark = .8*(1-m/max(m.max(), 1e-12))
-        ax.imshow(np.zeros((*m.shape, 3)), alpha=dark, extent=(-.5, w-.5, h-.5, -.5), interpolation='bilinear')
-    fig.tight_layout(pad=.3)
+        if m is None:
+            continue
+        dark = 0.8 * (1 - m / max(m.max(), 1e-12))
+        ax.imshow(np.zeros((*m.shape, 3)), alpha=dark, extent=(-0.5, w - 0.5, h - 0.5, -0.5), interpolation='bilinear')
+    fig.tight_layout(pad=0.3)
     return fig

@@ -6,40 +6,49 @@
 __all__ = ['noun_scores', 'derangement', 'caption_nll', 'photo_samples']
 
 # %% ../../nbs/evaluation/42_content.ipynb #c33e2f70
-import numpy as np, torch
-from ..core.seeding import *
-from ..core.progress import *
+import numpy as np
+import torch
+
+from ..core.progress import progress
+from ..core.seeding import rng
 from ..data.records import ImageTextDataset
 from ..data.tokenizer import pad_tokens
 from ..datasets.world.captions import caption_categories
+from .transfer import bootstrap_interval
 from ..metrics.ranking import caption_nouns
 from ..models.pretrained import Pretrained
-from .transfer import bootstrap_interval
 
 # %% ../../nbs/evaluation/42_content.ipynb #d62a55f1
 def noun_scores(
-    m:Pretrained,             # Writes the captions
-    dataset:ImageTextDataset, # Held-out scenes
-)->tuple:                     # Numbers, and one dict a scene as `cards_html` takes them, without images
+    m: Pretrained,  # Writes the captions
+    dataset: ImageTextDataset,  # Held-out scenes
+) -> tuple:  # Numbers, and one dict a scene as `cards_html` takes them, without images
     "Precision and recall of nouns, and every caption with what was right, wrong and missed"
     recs = [dataset[i] for i in range(len(dataset))]
     says = m.caption([r.image for r in recs])
-    pred,true = [caption_categories(s) for s in says],[set(r.tags) for r in recs]
-    ours,people = caption_nouns(pred, true),caption_nouns([caption_categories(r.captions[0]) for r in recs], true)
-    num = {f'{w}noun_{k}': 100*n[k] for w,n in (('',ours), ('person_',people)) for k in ('precision','recall')}
-    f1 = lambda p, t: 2*len(p&t)/max(len(p)+len(t), 1)
+    pred = [caption_categories(s) for s in says]
+    true = [set(r.tags) for r in recs]
+    ours = caption_nouns(pred, true)
+    people = caption_nouns([caption_categories(r.captions[0]) for r in recs], true)
+    num = {f'{w}noun_{k}': 100 * n[k] for w, n in (('', ours), ('person_', people)) for k in ('precision', 'recall')}
+
+    def f1(p, t):
+        return 2 * len(p & t) / max(len(p) + len(t), 1)
+
     def sample(i, r, s, p, t):
-        nouns = dict(right=sorted(p&t), wrong=sorted(p-t), missed=sorted(t-p))
-        return dict(id=r.id, row=i, caption=s, said=r.captions[0], **nouns, score=f1(p, t), tie=len(p-t)-len(p&t))
-    return num,[sample(i, *o) for i,o in enumerate(zip(recs, says, pred, true))]
+        nouns = dict(right=sorted(p & t), wrong=sorted(p - t), missed=sorted(t - p))
+        return dict(id=r.id, row=i, caption=s, said=r.captions[0], **nouns, score=f1(p, t), tie=len(p - t) - len(p & t))
+
+    return num, [sample(i, *o) for i, o in enumerate(zip(recs, says, pred, true))]
 
 # %% ../../nbs/evaluation/42_content.ipynb #a79a20dc
 def derangement(
-    n:int,     # How many
-    *key,      # What the draw is for
-)->np.ndarray: # A permutation (n,)
+    n: int,  # How many
+    *key,  # What the draw is for
+) -> np.ndarray:  # A permutation (n,)
     "A random permutation without fixed points: one circle through all rows"
-    if n < 2: raise ValueError(f'{n} photos: at least 2 are needed, so that each can be given another one')
+    if n < 2:
+        raise ValueError(f'{n} photos: at least 2 are needed, so that each can be given another one')
     p = rng('others', n, *key).permutation(n)
     out = np.empty(n, np.int64)
     out[p] = np.roll(p, 1)
@@ -48,48 +57,63 @@ def derangement(
 # %% ../../nbs/evaluation/42_content.ipynb #40e713a2
 @torch.no_grad()
 def caption_nll(
-    model:torch.nn.Module,    # Batch -> output for the loss
-    loss:callable,            # (output, batch) -> (total nats, words)
-    m:Pretrained,             # The same model, for views and tokenizer
-    dataset:ImageTextDataset, # Photos with captions
-    shown:np.ndarray|range,   # Row of the photo that is given with each one's captions (n,)
-    *, max_len:int=30,        # Most tokens of a caption
-)->np.ndarray:                # Nats, words and tokens of each photo's captions, over all decoding directions
-                              # (n,3); [EOS] is a word, too
+    model: torch.nn.Module,  # Batch -> output for the loss
+    loss: callable,  # (output, batch) -> (total nats, words)
+    m: Pretrained,  # The same model, for views and tokenizer
+    dataset: ImageTextDataset,  # Photos with captions
+    shown: np.ndarray | range,  # Row of the photo that is given with each one's captions (n,)
+    *,
+    max_len: int = 30,  # Most tokens of a caption
+) -> np.ndarray:  # Nats, words and tokens of each photo's captions, over all decoding directions
+    # (n,3); [EOS] is a word, too
     "The loss of each photo's captions, given the photo `shown`"
     out = []
-    for i,j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
-        words = sum(len(c.split())+1 for c in dataset.captions[i])
-        tok,lens = pad_tokens(m.tok.encode(dataset.captions[i], max_len), m.tok.pad)
-        img,hw = dataset.images([j])
+    for i, j in enumerate(progress(shown, len(shown), 'photos, the loss of their captions')):
+        words = sum(len(c.split()) + 1 for c in dataset.captions[i])
+        tok, lens = pad_tokens(m.tok.encode(dataset.captions[i], max_len), m.tok.pad)
+        img, hw = dataset.images([j])
         b = dict(m.view(dict(img=img, hw=hw)), tok=tok, lens=lens)
         b['img'] = b['img'].expand(len(tok), -1, -1, -1)
-        b = {k: v.to(next(model.parameters()).device) for k,v in b.items()}
+        b = {k: v.to(next(model.parameters()).device) for k, v in b.items()}
         o = model(b)
-        total,n = loss(o, b)
-        ways = sum(k.startswith(('logits','nats')) for k in o)
-        out.append([float(total), words*ways, float(n)*ways])
+        total, n = loss(o, b)
+        ways = sum(k.startswith(('logits', 'nats')) for k in o)
+        out.append([float(total), words * ways, float(n) * ways])
     return np.array(out)
 
 # %% ../../nbs/evaluation/42_content.ipynb #682c4f61
 def photo_samples(
-    model:torch.nn.Module, loss:callable, m:Pretrained, dataset:ImageTextDataset, # As for `caption_nll`
-    shuffles:int=3,    # How often each photo is given another one's captions
-    *, max_len:int=30, # Most tokens of a caption
-)->tuple:            # Numbers, and a dict for each photo, as the report takes them
+    model: torch.nn.Module,
+    loss: callable,
+    m: Pretrained,
+    dataset: ImageTextDataset,  # As for `caption_nll`
+    shuffles: int = 3,  # How often each photo is given another one's captions
+    *,
+    max_len: int = 30,  # Most tokens of a caption
+) -> tuple:  # Numbers, and a dict for each photo, as the report takes them
     "Loss given the right photo and given others, and every caption with its photo's own loss"
-    each_of = lambda a: (a[:,0].sum()/a[:,1:].sum(0).T).tolist()               # nats a word, nats a token
+
+    def each_of(a):
+        return (a[:, 0].sum() / a[:, 1:].sum(0).T).tolist()  # nats a word, nats a token
+
     right = caption_nll(model, loss, m, dataset, range(len(dataset)), max_len=max_len)
     dealt = [derangement(len(dataset), k) for k in range(shuffles)]
     others = [caption_nll(model, loss, m, dataset, d, max_len=max_len) for d in dealt]
     wrong = np.array([each_of(o) for o in others])
-    saved = np.mean([o[:,0] for o in others], 0)-right[:,0]                    # nats, of the captions of each photo
-    worth = bootstrap_interval(lambda w: w@saved/(w@right[:,1]), len(saved))
-    (word,piece),(other,other_piece) = each_of(right),wrong.mean(0).tolist()
-    num = dict(right=word, wrong=other, wrong_each=wrong[:,0].tolist(), right_piece=piece, wrong_piece=other_piece,
-               worth=[float(v) for v in worth])
+    saved = np.mean([o[:, 0] for o in others], 0) - right[:, 0]  # nats, of the captions of each photo
+    worth = bootstrap_interval(lambda w: w @ saved / (w @ right[:, 1]), len(saved))
+    (word, piece), (other, other_piece) = each_of(right), wrong.mean(0).tolist()
+    num = dict(
+        right=word,
+        wrong=other,
+        wrong_each=wrong[:, 0].tolist(),
+        right_piece=piece,
+        wrong_piece=other_piece,
+        worth=[float(v) for v in worth],
+    )
     says = m.caption([dataset[i].load() for i in range(len(dataset))])
-    each = right[:,0]/right[:,1]
-    return num,[dict(id=dataset.ids[i], row=i, caption=s, said=dataset.captions[i][0], score=-l,
-                     note=f'{l:.2f} nats a word')
-                for i,(s,l) in enumerate(zip(says, each.tolist()))]
+    each = right[:, 0] / right[:, 1]
+    return num, [
+        dict(id=dataset.ids[i], row=i, caption=s, said=dataset.captions[i][0], score=-l, note=f'{l:.2f} nats a word')
+        for i, (s, l) in enumerate(zip(says, each.tolist()))
+    ]

@@ -6,113 +6,143 @@
 __all__ = ['part_rows', 'efficiency', 'efficiency_curve']
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #2d0faa15
-import matplotlib.pyplot as plt, numpy as np, torch
-from ..core.seeding import *
-from ..core.registry import *
-from ..core.plotting import *
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from ..core.plotting import INK, drawable
+from ..core.registry import did_you_mean
+from ..core.seeding import rng
 from ..data.records import ImageTextDataset
+from .linear_probe import L2S, fit_linear
 from ..metrics.ranking import bootstrap, chance_ap, chance_top1, correct, mean_ap, top1
 from ..models.features import features
-from .linear_probe import *
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7991e2e3
 def part_rows(
-    n:int,      # Rows there are
-    part:float, # Share of them that is used
-    seed:int=0, # The order depends on this alone
-)->np.ndarray:  # Row numbers in random order: a smaller part is a prefix of a larger one
+    n: int,  # Rows there are
+    part: float,  # Share of them that is used
+    seed: int = 0,  # The order depends on this alone
+) -> np.ndarray:  # Row numbers in random order: a smaller part is a prefix of a larger one
     "A random part; parts of one seed are nested"
-    if not 0 < part <= 1: raise ValueError(f'part={part}: a share above 0, up to 1, is expected')
-    return rng(seed, 'part', n).permutation(n)[:max(1, round(part*n))]
+    if not 0 < part <= 1:
+        raise ValueError(f'part={part}: a share above 0, up to 1, is expected')
+    return rng(seed, 'part', n).permutation(n)[: max(1, round(part * n))]
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #234b6c17
 def _probe(x, y, l2s, classes, folds):
     "The linear probe of a part, its strength chosen by folds (rows alternate between them)"
     many = y.ndim == 2
-    fit = lambda x, y, l: fit_linear(x, y, l, classes=None if many else classes)
-    fold = np.arange(len(x))%folds
-    got = np.zeros((folds,len(l2s)))
-    for f in range(folds if len(x) >= 2*folds and len(l2s) > 1 else 0):
+
+    def fit(x, y, l):
+        return fit_linear(x, y, l, classes=None if many else classes)
+
+    fold = np.arange(len(x)) % folds
+    got = np.zeros((folds, len(l2s)))
+    for f in range(folds if len(x) >= 2 * folds and len(l2s) > 1 else 0):
         out = fold == f
         s = fit(x[~out], y[~out], l2s)(x[out])
         score = (lambda a: mean_ap(a, y[out])[0]) if many else (lambda a: top1(a, y[out]))
-        if not many or y[out].any(): got[f] = [score(a) for a in s]
+        if not many or y[out].any():
+            got[f] = [score(a) for a in s]
     return fit(x, y, (l2s[int(np.flatnonzero(got.mean(0) == got.mean(0).max())[-1])],))
+
 
 def _score(s, y):
     "A function of weights (draws,n) that gives the score under each (draws,)"
-    if y.ndim == 2: return lambda w: mean_ap(s, y, w)[0]
+    if y.ndim == 2:
+        return lambda w: mean_ap(s, y, w)[0]
     right = correct(s, y)
-    return lambda w: w@right/w.sum(1)
+    return lambda w: w @ right / w.sum(1)
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #7c968b36
 def efficiency(
-    backbones:dict,         # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
-    train:ImageTextDataset, # The labelled images, of which the parts are taken
-    test:ImageTextDataset,  # The test images
-    label:str='tags',       # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
-    parts:tuple|list=(.01,.03,.1,.3,1.), # Shares of `train`
-    *, seeds:tuple|list|range=(0,1,2), # Each puts the images into another order
-    size:int=None,          # Side of the views in pixels; those of the datasets by default
-    l2s:tuple|list=L2S,     # Strengths to choose from
-    folds:int=3,            # For that choice
-    draws:int=200,          # Number of bootstrap resamples of test images and seeds
-)->list:                                 # Dicts `question, metric, backbone, part, images, seeds, n, chance, value,
-                                         # low, high, each` (in percent; a seed each)
+    backbones: dict,  # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w); they stay as they are
+    train: ImageTextDataset,  # The labelled images, of which the parts are taken
+    test: ImageTextDataset,  # The test images
+    label: str = 'tags',  # An integer label, scored by top-1, or one with 0/1 columns, scored by mAP
+    parts: tuple | list = (0.01, 0.03, 0.1, 0.3, 1.0),  # Shares of `train`
+    *,
+    seeds: tuple | list | range = (0, 1, 2),  # Each puts the images into another order
+    size: int = None,  # Side of the views in pixels; those of the datasets by default
+    l2s: tuple | list = L2S,  # Strengths to choose from
+    folds: int = 3,  # For that choice
+    draws: int = 200,  # Number of bootstrap resamples of test images and seeds
+) -> list:  # Dicts `question, metric, backbone, part, images, seeds, n, chance, value,
+    # low, high, each` (in percent; a seed each)
     "Score against the share of labelled images, for every backbone on the same nested parts"
     seeds = list(seeds)
-    if not backbones or not seeds: raise ValueError('backbones, seeds: at least one of each is expected')
-    for s in (train,test):
-        if label not in s.labels: raise did_you_mean('label', label, s.labels)
-    y,yt = (np.asarray(s.labels[label]) for s in (train,test))
+    if not backbones or not seeds:
+        raise ValueError('backbones, seeds: at least one of each is expected')
+    for s in (train, test):
+        if label not in s.labels:
+            raise did_you_mean('label', label, s.labels)
+    y, yt = (np.asarray(s.labels[label]) for s in (train, test))
     many = y.ndim == 2
     rows = []
-    if many: y,yt = ((v > 0).astype(np.float32) for v in (y,yt))
-    classes = None if many else 1+int(max(y.max(), yt.max()))
-    w = np.ones((1,len(yt)))
+    if many:
+        y, yt = ((v > 0).astype(np.float32) for v in (y, yt))
+    classes = None if many else 1 + int(max(y.max(), yt.max()))
+    w = np.ones((1, len(yt)))
     chance = np.nanmean(chance_ap(yt)[yt.any(0)]) if many else chance_top1(y, yt)
-    for who,net in backbones.items():
-        x,xt = (features(net, s, size)['avg'] for s in (train,test))
+    for who, net in backbones.items():
+        x, xt = (features(net, s, size)['avg'] for s in (train, test))
         for part in sorted(parts):
             sets = [part_rows(len(y), part, s) for s in seeds]
-            fits = [_probe(x[i], torch.as_tensor(y[i]), tuple(sorted(l2s)), classes, folds)
-                    for i in map(torch.from_numpy, sets)]
+            fits = [
+                _probe(x[i], torch.as_tensor(y[i]), tuple(sorted(l2s)), classes, folds)
+                for i in map(torch.from_numpy, sets)
+            ]
             stats = [_score(p(xt)[0].numpy(), yt) for p in fits]
             each = [float(f(w)[0]) for f in stats]
             value = float(np.mean(each))
-            low,high = _ends(stats, value, len(yt), draws)
-            got = {k: round(100*float(v), 3) for k,v in dict(chance=chance, value=value, low=low, high=high).items()}
-            rows.append(dict(question=label, metric='mAP' if many else 'top-1', backbone=who, part=part,
-                             images=len(sets[0]), seeds=len(seeds), n=len(yt), **got,
-                             each=[round(100*e, 3) for e in each]))
+            low, high = _ends(stats, value, len(yt), draws)
+            got = {k: round(100 * float(v), 3) for k, v in dict(chance=chance, value=value, low=low, high=high).items()}
+            rows.append(
+                dict(
+                    question=label,
+                    metric='mAP' if many else 'top-1',
+                    backbone=who,
+                    part=part,
+                    images=len(sets[0]),
+                    seeds=len(seeds),
+                    n=len(yt),
+                    **got,
+                    each=[round(100 * e, 3) for e in each],
+                )
+            )
     return rows
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #d5f551d6
 def _ends(stats, value, n, draws):
     "Interval of the mean over seeds: test images and seeds are resampled together"
     # (draws,seeds)
-    pick = rng(0, 'seeds', len(stats), draws).multinomial(len(stats), np.full(len(stats), 1/len(stats)),
-                                                          size=draws)/len(stats)
+    pick = rng(0, 'seeds', len(stats), draws).multinomial(
+        len(stats), np.full(len(stats), 1 / len(stats)), size=draws
+    ) / len(stats)
+
     def stat(w):
-        s = (pick*np.stack([f(w) for f in stats], 1)).sum(1)
+        s = (pick * np.stack([f(w) for f in stats], 1)).sum(1)
         return s - s.mean() + value
+
     return bootstrap(stat, n, draws)
 
 # %% ../../nbs/evaluation/45_data_efficiency.ipynb #a0846964
 def efficiency_curve(
-    rows:list,        # From `efficiency`
-    ax:plt.Axes=None, # Where to draw; a new figure if None
-)->plt.Figure:        # The figure
+    rows: list,  # From `efficiency`
+    ax: plt.Axes = None,  # Where to draw; a new figure if None
+) -> plt.Figure:  # The figure
     "A curve for each backbone, with its interval; chance is dotted"
-    if not rows: raise ValueError('rows: there are none to draw')
-    fig,ax = (ax.figure,ax) if ax is not None else plt.subplots(figsize=(5,3))
+    if not rows:
+        raise ValueError('rows: there are none to draw')
+    fig, ax = (ax.figure, ax) if ax is not None else plt.subplots(figsize=(5, 3))
     tones = [INK['method'], INK['baseline'], INK['good'], INK['random'], '#805ad5', '#b7791f']
-    for j,who in enumerate(dict.fromkeys(r['backbone'] for r in rows)):
+    for j, who in enumerate(dict.fromkeys(r['backbone'] for r in rows)):
         mine = sorted((r for r in rows if r['backbone'] == who), key=lambda r: r['images'])
         at = [r['images'] for r in mine]
-        c = tones[j%len(tones)]
+        c = tones[j % len(tones)]
         ax.semilogx(at, [r['value'] for r in mine], 'o-', color=c, label=drawable(who))
-        ax.fill_between(at, [r['low'] for r in mine], [r['high'] for r in mine], color=c, alpha=.18, lw=0)
+        ax.fill_between(at, [r['low'] for r in mine], [r['high'] for r in mine], color=c, alpha=0.18, lw=0)
     at = sorted({r['images'] for r in rows})
     ax.axhline(rows[0]['chance'], color=INK['text'], ls=':', lw=1, label='chance')
     ax.set_xticks(at, at)

@@ -7,170 +7,210 @@ __all__ = ['localizer', 'grounding_table', 'thin_stroke', 'told_words', 'trace_s
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #19aec9f7
 import math
-import numpy as np, torch
-from ..data.records import fit_square, ImageTextDataset, Narrative
+
+import numpy as np
+import torch
+
 from ..data.narratives import narratives_of, word_times
+from ..data.records import ImageTextDataset, Narrative, fit_square
 from ..data.tokenizer import pad_tokens
 from ..data.traces import render_traces
-from ..reports.page import jpeg_uri
-from ..datasets.world.drawing import SEEN
 from ..datasets.world.dataset import world
+from ..datasets.world.drawing import SEEN
+from .pointing import centre_map, pointing_table
+from .samples import seen
 from ..models.pretrained import Pretrained, to_image
-from .pointing import *
-from .samples import *
+from ..reports.page import jpeg_uri
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #ec79cb78
 def localizer(
-    m:Pretrained, # A trained model
-)->callable:      # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model has
-                  # neither `attribute` nor `attend`, or no tokenizer
+    m: Pretrained,  # A trained model
+) -> callable:  # Normalised pictures (b,3,S,S) and as many names -> maps that sum to 1 (b,h,w); None if the model has
+    # neither `attribute` nor `attend`, or no tokenizer
     """A function that localises a named thing with a model
 
     By gradient attribution of the name (`attribute`), or by the attention of its tokens (`attend`)
     """
-    attribute,attend = (m.capabilities.get(k) for k in ('attribute','attend'))
-    if m.tok is None or not (attribute or attend): return None
+    attribute, attend = (m.capabilities.get(k) for k in ('attribute', 'attend'))
+    if m.tok is None or not (attribute or attend):
+        return None
     # after [SOS] and a
-    first = len(m.tok.encode('a', 1 << 30))-1
+    first = len(m.tok.encode('a', 1 << 30)) - 1
+
     def points(img, names):
-        tok,lens = pad_tokens(m.tok.encode([f'a {n}' for n in names], min(30, m.max_len)), m.tok.pad)
+        tok, lens = pad_tokens(m.tok.encode([f'a {n}' for n in names], min(30, m.max_len)), m.tok.pad)
         at = torch.arange(tok.shape[1])
-        own = ((at >= first) & (at < lens[:,None]-1)).float()
-        tok,lens,own = (t.to(img.device) for t in (tok,lens,own))
+        own = ((at >= first) & (at < lens[:, None] - 1)).float()
+        tok, lens, own = (t.to(img.device) for t in (tok, lens, own))
         with m.evaluating(native=True):
-            p = attribute(img, tok, own) if attribute else (attend(img, tok, lens)*own[:,:,None,None]).sum(1)
-        return p/p.sum((1,2), keepdim=True)
+            p = attribute(img, tok, own) if attribute else (attend(img, tok, lens) * own[:, :, None, None]).sum(1)
+        return p / p.sum((1, 2), keepdim=True)
+
     return points
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #6328e7b3
 def grounding_table(
-    maps:dict,  # Name -> function, as for `pointing_table`
-    size:int,   # Side of the scenes in pixels
-    n:int=500,  # Scenes of the world, and as many under domain shift
-    seed:int=0, # Of the bootstrap
-    keep:int=0, # As for `pointing_table`
-)->list:        # Rows `question` (pointing, overlap, and both under domain shift), `metric`, `backbone`, ...
+    maps: dict,  # Name -> function, as for `pointing_table`
+    size: int,  # Side of the scenes in pixels
+    n: int = 500,  # Scenes of the world, and as many under domain shift
+    seed: int = 0,  # Of the bootstrap
+    keep: int = 0,  # As for `pointing_table`
+) -> list:  # Rows `question` (pointing, overlap, and both under domain shift), `metric`, `backbone`, ...
     "Pointing and overlap on held-out scenes, without and with domain shift; only categories seen in training"
     out = []
     for shifted in (False, True):
         dataset = world('test', n, size=size, shifted=shifted, with_='masks')
         rows = pointing_table(dict(maps, centre=centre_map), dataset, size, SEEN, seed, keep=keep)
-        out += [r | dict(question=r['question'] + ', shifted'*shifted) for r in rows]
+        out += [r | dict(question=r['question'] + ', shifted' * shifted) for r in rows]
     return out
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #a5a721d2
 def thin_stroke(
-    s:np.ndarray,   # x, y, t of a stroke (n,3)
-    far:float=.006, # Points nearer than this to the last that was kept are left out
-)->np.ndarray:      # (k,3)
+    s: np.ndarray,  # x, y, t of a stroke (n,3)
+    far: float = 0.006,  # Points nearer than this to the last that was kept are left out
+) -> np.ndarray:  # (k,3)
     "Fewer points that draw nearly the same line; its ends stay"
     keep = [0]
-    for i in range(1, len(s)-1):
-        if np.hypot(*(s[i,:2]-s[keep[-1],:2])) >= far: keep.append(i)
-    return s[keep+[len(s)-1]*(len(s) > 1)]
+    for i in range(1, len(s) - 1):
+        if np.hypot(*(s[i, :2] - s[keep[-1], :2])) >= far:
+            keep.append(i)
+    return s[keep + [len(s) - 1] * (len(s) > 1)]
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #e0bb6b03
-_small = set(('a an and are as at be but by can for from has have having he her here his i in into is it its like of '
-              'on one or our out she so some than that the their '
-    'them then there these they this to too two um uh up very was we well were what where which while who whose will '
-    'with you also another back being behind beside besides bottom front image inside kind looks maybe near next now '
-    'okay over photo picture probably right left see '
-    'seen seems show shows side something think top under').split())
+_small = set(
+    (
+        'a an and are as at be but by can for from has have having he her here his i in into is it its like of '
+        'on one or our out she so some than that the their '
+        'them then there these they this to too two um uh up very was we well were what where which while who '
+        'whose will '
+        'with you also another back being behind beside besides bottom front image inside kind looks maybe '
+        'near next now '
+        'okay over photo picture probably right left see '
+        'seen seems show shows side something think top under'
+    ).split()
+)
 
-def _plain(w): return ''.join(c for c in w.casefold() if c.isalnum())
+
+def _plain(w):
+    return ''.join(c for c in w.casefold() if c.isalnum())
+
 
 def told_words(
-    n:Narrative,      # Said about a picture
-    words:list,       # Its words (w)
-    times:np.ndarray, # When each was said (w,2)
-    lit:list,         # Which have a part of the trace in the view (w,)
-    most:int=18,      # How many at most: the longest
-)->list:              # Numbers of words, in the order of speech
+    n: Narrative,  # Said about a picture
+    words: list,  # Its words (w)
+    times: np.ndarray,  # When each was said (w,2)
+    lit: list,  # Which have a part of the trace in the view (w,)
+    most: int = 18,  # How many at most: the longest
+) -> list:  # Numbers of words, in the order of speech
     "Words that name what the mouse points at: no stop words, none without an object (if that is annotated)"
-    about = {(round(a, 3),round(b, 3)): k for (_,a,b),k in zip(n.utterances, n.about or [])}
-    thing = lambda k: about.get(tuple(round(float(t), 3) for t in times[k])) != -1
-    ok = [k for k,w in enumerate(words) if lit[k] and len(_plain(w)) > 1 and _plain(w) not in _small and thing(k)]
+    about = {(round(a, 3), round(b, 3)): k for (_, a, b), k in zip(n.utterances, n.about or [])}
+
+    def thing(k):
+        return about.get(tuple(round(float(t), 3) for t in times[k])) != -1
+
+    ok = [k for k, w in enumerate(words) if lit[k] and len(_plain(w)) > 1 and _plain(w) not in _small and thing(k)]
     return sorted(sorted(ok, key=lambda k: -len(_plain(words[k])))[:most])
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #9712dc2a
 def _in_view(n, m, img):
     "The network's input for a picture (1,3,S,S), and the mouse trace in its coordinates (1,n,4)"
-    s = [np.asarray(p, float).reshape(-1,3) for p in n.strokes if len(p)] or [np.array([[0,0,-1e6]])]
-    first = np.cumsum([0]+[len(x) for x in s[:-1]])
+    s = [np.asarray(p, float).reshape(-1, 3) for p in n.strokes if len(p)] or [np.array([[0, 0, -1e6]])]
+    first = np.cumsum([0] + [len(x) for x in s[:-1]])
     p = np.concatenate(s)
-    joined = np.ones((len(p),1))
+    joined = np.ones((len(p), 1))
     joined[first] = 0
-    a,hw = fit_square(to_image(img, m.side), m.side)
+    a, hw = fit_square(to_image(img, m.side), m.side)
     dev = next(m.backbone.parameters()).device
-    b = dict(img=torch.from_numpy(a).permute(2,0,1)[None], hw=torch.tensor([hw]),
-             trace=torch.tensor(np.concatenate([p,joined], 1)).float()[None])
-    b = m.view({k: v.to(dev) for k,v in b.items()}, ('use',))
-    return b['img'],b['trace'].cpu()
+    b = dict(
+        img=torch.from_numpy(a).permute(2, 0, 1)[None],
+        hw=torch.tensor([hw]),
+        trace=torch.tensor(np.concatenate([p, joined], 1)).float()[None],
+    )
+    b = m.view({k: v.to(dev) for k, v in b.items()}, ('use',))
+    return b['img'], b['trace'].cpu()
+
 
 def _windows(attend, img, ids, max_len):
     """The maps of the tokens `ids` (n,h,w), read in windows of `max_len` at most, each beginning with the last
     token of the one before"""
-    parts = math.ceil((len(ids)-1)/(max_len-1))
-    step = math.ceil((len(ids)-1)/parts)
+    parts = math.ceil((len(ids) - 1) / (max_len - 1))
+    step = math.ceil((len(ids) - 1) / parts)
     out = []
-    for s in range(0, len(ids)-1, step):
-        tok = torch.tensor([ids[s:s+step+1]], device=img.device)
+    for s in range(0, len(ids) - 1, step):
+        tok = torch.tensor([ids[s : s + step + 1]], device=img.device)
         p = attend(img, tok, torch.full((1,), tok.shape[1], device=img.device))
-        out.append(p[0].cpu()[int(s > 0):])
+        out.append(p[0].cpu()[int(s > 0) :])
     return torch.cat(out)
+
 
 def _drawn(n, trace):
     "The strokes in the view, and when the narrative ends"
     t = trace[0].double().numpy()
-    parts = np.split(t[:,:3], np.flatnonzero(t[:,3] == 0)[1:])
-    strokes = [np.round(thin_stroke(s), 3).tolist() for s in parts if s[0,2] > -1e6]
-    return strokes,round(max([float(b) for *_,b in n.utterances]+[s[-1][2] for s in strokes], default=0.), 2)
+    parts = np.split(t[:, :3], np.flatnonzero(t[:, 3] == 0)[1:])
+    strokes = [np.round(thin_stroke(s), 3).tolist() for s in parts if s[0, 2] > -1e6]
+    return strokes, round(max([float(b) for *_, b in n.utterances] + [s[-1][2] for s in strokes], default=0.0), 2)
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #7885213a
 def _one(n, attend, how, m, img, *, most, max_len, pad):
     "The dict of one narrative, but for its picture"
-    words,times = word_times(n)
-    x,trace = _in_view(n, m, img)
+    words, times = word_times(n)
+    x, trace = _in_view(n, m, img)
     cut = [c[1:-1] for c in m.tok.encode(words, 1 << 30)]
     who = torch.repeat_interleave(torch.tensor([len(c) for c in cut]))
-    real = times[:,1] >= times[:,0]  # the word of each token
+    real = times[:, 1] >= times[:, 0]  # the word of each token
     maps = _windows(attend, x, [m.tok.sos, *(i for c in cut for i in c), m.tok.eos], max_len)[1:-1]
-    span = torch.tensor(np.where(real[:,None], times+[-pad,pad], [0.,-1.])).float()[None]
+    span = torch.tensor(np.where(real[:, None], times + [-pad, pad], [0.0, -1.0])).float()[None]
     mask = render_traces(trace, span, tuple(maps.shape[1:]), how)[0]
-    lit = [bool(k.any() and c) for k,c in zip(mask, cut)]
+    lit = [bool(k.any() and c) for k, c in zip(mask, cut)]
+
     def word(k):
         p = maps[who == k].mean(0)
-        p = p/p.sum()
-        return dict(at=k, mask=mask[k].int().tolist(), map=(100*p/p.max()).round().int().tolist(),
-                    inside=round(100*float(p[mask[k]].sum()), 1), area=round(100*float(mask[k].float().mean()), 1))
-    strokes,end = _drawn(n, trace)
-    said = [[w, round(float(t.mean()), 2) if r else None] for w,t,r in zip(words, times, real)]
+        p = p / p.sum()
+        return dict(
+            at=k,
+            mask=mask[k].int().tolist(),
+            map=(100 * p / p.max()).round().int().tolist(),
+            inside=round(100 * float(p[mask[k]].sum()), 1),
+            area=round(100 * float(mask[k].float().mean()), 1),
+        )
+
+    strokes, end = _drawn(n, trace)
+    said = [[w, round(float(t.mean()), 2) if r else None] for w, t, r in zip(words, times, real)]
     return dict(end=end, strokes=strokes, said=said, words=[word(k) for k in told_words(n, words, times, lit, most)])
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #c07633f5
 @torch.no_grad()
 def trace_samples(
-    m:Pretrained,                  # Trained
-    records:ImageTextDataset|list, # An `ImageTextDataset` with narratives, or records with a narrative each
-    big:list=None,                 # The same pictures with more pixels, to show
-    most:int=18,                   # Words of a narrative that are shown
-    max_len:int=60,                # Most tokens that the model reads at once
-    *, time_pad:float=0.,          # Seconds by which the time of each word is widened, as in training
-    render:str='polyline',         # What a trace covers, as for `render_traces`
-)->list:                           # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes
-                                   # them; records without a narrative are left out, and all if `m` cannot `attend`
+    m: Pretrained,  # Trained
+    records: ImageTextDataset | list,  # An `ImageTextDataset` with narratives, or records with a narrative each
+    big: list = None,  # The same pictures with more pixels, to show
+    most: int = 18,  # Words of a narrative that are shown
+    max_len: int = 60,  # Most tokens that the model reads at once
+    *,
+    time_pad: float = 0.0,  # Seconds by which the time of each word is widened, as in training
+    render: str = 'polyline',  # What a trace covers, as for `render_traces`
+) -> list:  # Dicts `id`, `image`, `end`, `strokes`, `said`, `words`, as `traces_html` takes
+    # them; records without a narrative are left out, and all if `m` cannot `attend`
     """Pictures with the first narrative of each
 
     The mouse trace, and for words that name an object the mask of their part of it, and their attention map
     """
-    attend,out = m.eval().capabilities.get('attend'),[]
-    if m.tok is None or attend is None: return out
-    sharper = math.ceil(320/m.view.size)
-    for i,told in enumerate(narratives_of(records)):
-        if not told or not told[0].text.split(): continue
+    attend = m.eval().capabilities.get('attend')
+    out = []
+    if m.tok is None or attend is None:
+        return out
+    sharper = math.ceil(320 / m.view.size)
+    for i, told in enumerate(narratives_of(records)):
+        if not told or not told[0].text.split():
+            continue
         r = records[i]
         pic = r.load()
-        shown, = seen(m, [pic if big is None else big[i]], sharper)
-        out.append(dict(id=str(r.id), image=jpeg_uri(shown, 320),
-                        **_one(told[0], attend, render, m, pic, most=most, max_len=max_len, pad=time_pad)))
+        (shown,) = seen(m, [pic if big is None else big[i]], sharper)
+        out.append(
+            dict(
+                id=str(r.id),
+                image=jpeg_uri(shown, 320),
+                **_one(told[0], attend, render, m, pic, most=most, max_len=max_len, pad=time_pad),
+            )
+        )
     return out

@@ -7,11 +7,12 @@ __all__ = ['open_held_out', 'open_probe_sets']
 
 # %% ../../nbs/evaluation/06_held_out.ipynb #5a43bc7f
 from dataclasses import replace
+
 from ..data.records import ImageTextDataset
 from ..data.subsets import readable
 from ..datasets.base import DATASETS, whole_data, with_split
-from ..training.test_photos import find_test_photos, read_test_photos
 from .base import EvaluationContext
+from ..training.test_photos import find_test_photos, read_test_photos
 
 # %% ../../nbs/evaluation/06_held_out.ipynb #89ff063e
 def _test_photos(parts, context, builder, root):
@@ -28,33 +29,39 @@ def _test_photos(parts, context, builder, root):
         problem += f' ({moved:,} are in train or valid now)'
     problem += f' and {changed:,} have changed (captions or file)'
     if not (gone or changed):
-        if more := len(test)-len(rows):
-            context.log(f'{builder.name}: exactly the {len(rows):,} test photos of the run are used; {more:,} photos '
-                        f'that were added to the test split since then are ignored')
+        if more := len(test) - len(rows):
+            context.log(
+                f'{builder.name}: exactly the {len(rows):,} test photos of the run are used; {more:,} photos '
+                f'that were added to the test split since then are ignored'
+            )
         return test.subset(rows)
     if context.root is None:
         raise ValueError(f'{root}: {problem}; restore them, or evaluate the remaining ones with --root {root}')
     if not rows and not changed and not moved:
-        return None                                                     # other data, with other photos
+        return None  # other data, with other photos
     if len(rows) < 2:
         raise ValueError(f'{root}: {problem}; {len(rows)} remain, and at least 2 are needed')
     context.log(f'{builder.name}: {problem}; the other {len(rows):,} are used')
     return test.subset(rows)
 
+
 def _open_held_out(context, data, split, wanted, shown, train):
     "The parts that an evaluation needs"
-    info,log = context.info,context.log
+    info = context.info
+    log = context.log
     own = info['data']['name']
     builder = DATASETS[data or own]
     mine = builder.name == own
     root = context.root or (info.get('root') if builder.root_help else None)
     options = context.options if mine else builder.options
-    if getattr(options, 'shown', shown) < shown: options = replace(options, shown=shown)
+    if getattr(options, 'shown', shown) < shown:
+        options = replace(options, shown=shown)
     if split != 'auto':
         trained = info['data'].get('split')
         if mine and context.root is None and trained not in (None, 'auto', split):
-            raise ValueError(f'--split {split}: the run was trained with --split {trained}, which its test photos are '
-                             f'from')
+            raise ValueError(
+                f'--split {split}: the run was trained with --split {trained}, which its test photos are from'
+            )
         options = with_split(options, split, builder.name)
     side = context.model.side
     if builder.build_test and not train:
@@ -62,29 +69,35 @@ def _open_held_out(context, data, split, wanted, shown, train):
     parts = builder.open(whole_data(options), root, side, wanted, log, context.max_damaged)
     test = _test_photos(parts, context, builder, root) if mine and context.run else None
     known = test is not None
-    if known: parts['test'] = test
+    if known:
+        parts['test'] = test
     if builder.audit:
-        parts = {part: readable(parts[part], log, context.max_damaged)
-                 for part in (('train','test') if train else ('test',))}
+        parts = {
+            part: readable(parts[part], log, context.max_damaged)
+            for part in (('train', 'test') if train else ('test',))
+        }
     if not known and (not mine or context.root is not None):
         log(f'{len(parts["test"])} images of {builder.name}; this run may have been trained on some of them')
     return parts
 
+
 def open_held_out(
-    context:EvaluationContext, # The model, and the run that it is from
-    data:str=None,             # One of `DATASETS`; by default what the run was trained on
-    split:str='auto',          # As for `PhotoOptions`: where data comes with several splits
-    *, shown:int=0,            # Scenes of the world, at the least
-)->ImageTextDataset:           # Photos that cannot be read are left out
+    context: EvaluationContext,  # The model, and the run that it is from
+    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    split: str = 'auto',  # As for `PhotoOptions`: where data comes with several splits
+    *,
+    shown: int = 0,  # Scenes of the world, at the least
+) -> ImageTextDataset:  # Photos that cannot be read are left out
     "Open the photos that a run is evaluated on; a `ValueError` if its own test photos are missing or have changed"
     return _open_held_out(context, data, split, (), shown, False)['test']
 
+
 def open_probe_sets(
-    context:EvaluationContext, # The model, and the run that it is from
-    data:str=None,             # One of `DATASETS`; by default what the run was trained on
-    split:str='auto',          # As for `open_held_out`
-    wanted:tuple=(),           # Annotations that are read
-)->tuple:                      # Training and test set
+    context: EvaluationContext,  # The model, and the run that it is from
+    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    split: str = 'auto',  # As for `open_held_out`
+    wanted: tuple = (),  # Annotations that are read
+) -> tuple:  # Training and test set
     "Open the photos that something is trained on with frozen features, and those that it is tested on"
     parts = _open_held_out(context, data, split, wanted, 0, True)
-    return parts['train'],parts['test']
+    return parts['train'], parts['test']

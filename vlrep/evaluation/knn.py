@@ -6,10 +6,13 @@
 __all__ = ['neighbours', 'knn_classes', 'knn_probe']
 
 # %% ../../nbs/evaluation/25_knn.ipynb #4cc255d0
-import numpy as np, torch, torch.nn.functional as F
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core.registry import *
-from ..core.progress import *
+
+from ..core.progress import progress
+from ..core.registry import did_you_mean
 from ..data.records import ImageTextDataset
 from ..metrics.ranking import bootstrap, chance_top1
 from ..models.features import features
@@ -17,56 +20,68 @@ from ..models.features import features
 # %% ../../nbs/evaluation/25_knn.ipynb #1d31c766
 def _largest(s, k):
     "Columns of the `k` largest of each row of `s`, in any order (c,k)"
-    if s.device.type != 'cpu' or 300*k <= s.shape[1]: return s.topk(k, dim=1, sorted=False)[1]
+    if s.device.type != 'cpu' or 300 * k <= s.shape[1]:
+        return s.topk(k, dim=1, sorted=False)[1]
     # few rows at a time, which stay in the cache
-    a,lo = s.numpy(),s.shape[1]-k
-    return torch.from_numpy(np.concatenate([np.argpartition(a[r:r+32], lo, axis=1)[:,lo:]
-                                            for r in range(0, len(a), 32)]))
+    a = s.numpy()
+    lo = s.shape[1] - k
+    return torch.from_numpy(
+        np.concatenate([np.argpartition(a[r : r + 32], lo, axis=1)[:, lo:] for r in range(0, len(a), 32)])
+    )
+
 
 def _nearest(s, k):
     "The `k` largest of each row and their columns, in order; of equals the first (c,k)"
     if k == 1 and s.device.type == 'cpu':
-        i = torch.from_numpy(s.numpy().argmax(1))[:,None]
-        return s.gather(1, i),i  # the first of equals
-    i = _largest(s, min(k+1, s.shape[1])).sort(1)[0]
-    top,order = s.gather(1, i).sort(dim=1, descending=True, stable=True)
+        i = torch.from_numpy(s.numpy().argmax(1))[:, None]
+        return s.gather(1, i), i  # the first of equals
+    i = _largest(s, min(k + 1, s.shape[1])).sort(1)[0]
+    top, order = s.gather(1, i).sort(dim=1, descending=True, stable=True)
     i = i.gather(1, order)
-    tie = top[:,k-1] == top[:,k] if top.shape[1] > k else torch.zeros(0, dtype=torch.bool)
-    if tie.any(): i[tie,:k] = s[tie].sort(dim=1, descending=True, stable=True)[1][:,:k]
-    return top[:,:k],i[:,:k]
+    tie = top[:, k - 1] == top[:, k] if top.shape[1] > k else torch.zeros(0, dtype=torch.bool)
+    if tie.any():
+        i[tie, :k] = s[tie].sort(dim=1, descending=True, stable=True)[1][:, :k]
+    return top[:, :k], i[:, :k]
+
 
 def _pairs(b, chunk):
     "The nearest other row of every row of `b`: yields rows, their neighbours and cosines (c,1)"
-    best,who = b.new_full((len(b),), -torch.inf),torch.zeros(len(b), dtype=torch.long)
-    room = b.new_empty(min(chunk, len(b))*len(b))
+    best = b.new_full((len(b),), -torch.inf)
+    who = torch.zeros(len(b), dtype=torch.long)
+    room = b.new_empty(min(chunk, len(b)) * len(b))
+
     # an earlier picture keeps its place against an equal one
     def tell(rows, s, axis, first):
         i = torch.from_numpy(s.numpy().argmax(axis))
         top = s.gather(axis, i.unsqueeze(axis)).squeeze(axis)
         new = top > best[rows]
-        best[rows],who[rows] = torch.where(new, top, best[rows]),torch.where(new, i+first, who[rows])
+        best[rows], who[rows] = torch.where(new, top, best[rows]), torch.where(new, i + first, who[rows])
+
     for lo in progress(range(0, len(b), chunk), label='neighbours'):
-        x = b[lo:lo+chunk]
-        c,n = len(x),len(b)-lo
-        s = torch.mm(x, b[lo:].T, out=room[:c*n].view(c, n))
+        x = b[lo : lo + chunk]
+        c = len(x)
+        n = len(b) - lo
+        s = torch.mm(x, b[lo:].T, out=room[: c * n].view(c, n))
         s.fill_diagonal_(-torch.inf)
-        tell(slice(lo, lo+c), s, 1, lo)
-        if n > c: tell(slice(lo+c, None), s[:,c:], 0, lo)
-        yield torch.arange(lo, lo+c),who[lo:lo+c,None].clone(),best[lo:lo+c,None].clone()
+        tell(slice(lo, lo + c), s, 1, lo)
+        if n > c:
+            tell(slice(lo + c, None), s[:, c:], 0, lo)
+        yield torch.arange(lo, lo + c), who[lo : lo + c, None].clone(), best[lo : lo + c, None].clone()
 
 # %% ../../nbs/evaluation/25_knn.ipynb #97459a6e
 def neighbours(
-    bank:Tensor,       # Features of the labelled images (n,d)
-    query:Tensor=None, # Features of the query images (q,d); by default the bank itself, each row without itself
-    k:int=200,         # How many neighbours
-    chunk:int=256,     # Query rows at a time
-)->'Iterator[tuple]':  # Yields query rows, their neighbours, nearest first, and cosines (c,k) for each chunk
+    bank: Tensor,  # Features of the labelled images (n,d)
+    query: Tensor = None,  # Features of the query images (q,d); by default the bank itself, each row without itself
+    k: int = 200,  # How many neighbours
+    chunk: int = 256,  # Query rows at a time
+) -> 'Iterator[tuple]':  # Yields query rows, their neighbours, nearest first, and cosines (c,k) for each chunk
     "The `k` rows of the bank with the largest cosine, a chunk at a time; of equals the first"
     alone = query is None
     query = bank if alone else query
     if bank.ndim != 2 or query.ndim != 2 or bank.shape[1] != query.shape[1]:
         raise ValueError(f'features {tuple(bank.shape)} and {tuple(query.shape)} do not fit: wanted (n,d) and (q,d)')
-    if not 1 <= k <= len(bank)-alone: raise ValueError(f'k={k}: the bank has {len(bank)-alone} images to choose from')
+    if not 1 <= k <= len(bank) - alone:
+        raise ValueError(f'k={k}: the bank has {len(bank) - alone} images to choose from')
     b = F.normalize(bank.detach().float(), dim=1)
     q = b if alone else F.normalize(query.detach().float(), dim=1)
     if not (b.isfinite().all() and q.isfinite().all()):
@@ -76,66 +91,78 @@ def neighbours(
         return
     room = b.new_empty(min(chunk, len(q)), len(b))
     for lo in progress(range(0, len(q), chunk), label='neighbours'):
-        rows = torch.arange(lo, min(lo+chunk, len(q)), device=b.device)
-        s = torch.mm(q[lo:lo+chunk], b.T, out=room[:len(rows)])
+        rows = torch.arange(lo, min(lo + chunk, len(q)), device=b.device)
+        s = torch.mm(q[lo : lo + chunk], b.T, out=room[: len(rows)])
         if alone:
-            s[rows-lo,rows] = -torch.inf  # by its place, not by being the nearest
-        top,i = _nearest(s, k)
-        yield rows,i,top
+            s[rows - lo, rows] = -torch.inf  # by its place, not by being the nearest
+        top, i = _nearest(s, k)
+        yield rows, i, top
 
 # %% ../../nbs/evaluation/25_knn.ipynb #aba526a2
 def knn_classes(
-    bank:Tensor,                # Features of the labelled images (n,d)
-    y:Tensor,                   # Their classes (n,)
-    query:Tensor=None,          # Features of the query images; by default the bank, each without itself
-    ks:tuple|list=(1,5,20,200), # Numbers of neighbours
-    t:float=.07,                # Temperature of the votes (Wu et al. 2018 sec. 3.4); None = one neighbour, one vote
-    *, classes:int=None,        # Number of classes; by default the largest of `y`, plus 1
-    chunk:int=256,              # Query rows at a time
-)->Tensor:                      # The class that wins, for each of `ks` (m,q)
+    bank: Tensor,  # Features of the labelled images (n,d)
+    y: Tensor,  # Their classes (n,)
+    query: Tensor = None,  # Features of the query images; by default the bank, each without itself
+    ks: tuple | list = (1, 5, 20, 200),  # Numbers of neighbours
+    t: float = 0.07,  # Temperature of the votes (Wu et al. 2018 sec. 3.4); None = one neighbour, one vote
+    *,
+    classes: int = None,  # Number of classes; by default the largest of `y`, plus 1
+    chunk: int = 256,  # Query rows at a time
+) -> Tensor:  # The class that wins, for each of `ks` (m,q)
     "The neighbours' votes, for all `ks` in one pass over them"
     ks = list(ks)
     y = torch.as_tensor(y).to(bank.device).long()
     n = len(bank) if query is None else len(query)
-    if len(y) != len(bank): raise ValueError(f'{len(bank)} rows of features, {len(y)} labels')
+    if len(y) != len(bank):
+        raise ValueError(f'{len(bank)} rows of features, {len(y)} labels')
     if not ks or sorted(set(ks)) != ks or ks[0] < 1:
         raise ValueError(f'ks={ks}: expected numbers of neighbours, ascending')
-    if t is not None and t <= 0: raise ValueError(f't={t}: a temperature above 0 is expected, or None')
+    if t is not None and t <= 0:
+        raise ValueError(f't={t}: a temperature above 0 is expected, or None')
     out = torch.empty(len(ks), n, dtype=torch.long, device=bank.device)
-    for rows,i,s in neighbours(bank, query, ks[-1], chunk):
-        vote = torch.ones_like(s) if t is None else ((s-1)/t).exp()
-        got = vote.new_zeros(len(rows), classes or int(y.max())+1)
-        for m,(a,b) in enumerate(zip([0,*ks], ks)):
-            out[m,rows] = got.scatter_add_(1, y[i[:,a:b]], vote[:,a:b]).argmax(1)
+    for rows, i, s in neighbours(bank, query, ks[-1], chunk):
+        vote = torch.ones_like(s) if t is None else ((s - 1) / t).exp()
+        got = vote.new_zeros(len(rows), classes or int(y.max()) + 1)
+        for m, (a, b) in enumerate(zip([0, *ks], ks)):
+            out[m, rows] = got.scatter_add_(1, y[i[:, a:b]], vote[:, a:b]).argmax(1)
     return out
 
 # %% ../../nbs/evaluation/25_knn.ipynb #ee2d3fff
 def knn_probe(
-    backbone:nn.Module,         # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:ImageTextDataset,     # The labelled images
-    test:ImageTextDataset,      # Test images; None: leave-one-out on `train`
-    label:str,                  # The name of an integer label of both
-    ks:tuple|list=(1,5,20,200), # Numbers of neighbours; those larger than `train` are left out
-    *, t:float=.07,             # Temperature of the votes; None = one neighbour, one vote
-    size:int=None,              # Side of the views in pixels; those of the datasets by default
-    name:str='backbone',        # Of the backbone, in the rows
-    seed:int=0,                 # Of the bootstrap
-    draws:int=500,              # Number of bootstrap resamples of the images
-)->list:                        # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `k`
+    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    train: ImageTextDataset,  # The labelled images
+    test: ImageTextDataset,  # Test images; None: leave-one-out on `train`
+    label: str,  # The name of an integer label of both
+    ks: tuple | list = (1, 5, 20, 200),  # Numbers of neighbours; those larger than `train` are left out
+    *,
+    t: float = 0.07,  # Temperature of the votes; None = one neighbour, one vote
+    size: int = None,  # Side of the views in pixels; those of the datasets by default
+    name: str = 'backbone',  # Of the backbone, in the rows
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 500,  # Number of bootstrap resamples of the images
+) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `k`
     "Top-1 of the nearest neighbours' vote (Wu et al. 2018 sec. 3.4)"
-    for s in (train,test or train):
+    for s in (train, test or train):
         if label not in s.labels or s.labels[label].ndim != 1:
-            raise did_you_mean('label', label, [k for k,v in s.labels.items() if v.ndim == 1])
+            raise did_you_mean('label', label, [k for k, v in s.labels.items() if v.ndim == 1])
     y = torch.from_numpy(train.labels[label].astype(np.int64))
     yt = y.numpy() if test is None else test.labels[label]
     rows = []
-    ks = [k for k in ks if k <= len(train)-(test is None)]
+    ks = [k for k in ks if k <= len(train) - (test is None)]
     f = features(backbone, train, size)['avg']
     ft = None if test is None else features(backbone, test, size)['avg']
-    for k,said in zip(ks, knn_classes(f, y, ft, ks, t)):
+    for k, said in zip(ks, knn_classes(f, y, ft, ks, t)):
         right = (said.numpy() == yt).astype(float)
-        low,high = bootstrap(right, draws=draws, seed=seed)
+        low, high = bootstrap(right, draws=draws, seed=seed)
         got = dict(chance=chance_top1(y, yt), value=right.mean(), low=low, high=high)
-        rows.append(dict(question=f'{label}, {k} nearest', metric='top-1', backbone=name, n=len(yt),
-                         **{c: round(100*float(v), 3) for c,v in got.items()}, k=k))
+        rows.append(
+            dict(
+                question=f'{label}, {k} nearest',
+                metric='top-1',
+                backbone=name,
+                n=len(yt),
+                **{c: round(100 * float(v), 3) for c, v in got.items()},
+                k=k,
+            )
+        )
     return rows

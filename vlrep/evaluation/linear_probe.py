@@ -8,33 +8,43 @@ __all__ = ['L2S', 'NAMED_L2S', 'Probe', 'fit_linear', 'best_strength', 'fit_name
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #c9907026
 from contextlib import contextmanager
 from dataclasses import dataclass
-import numpy as np, torch, torch.nn.functional as F
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
 from ..core.progress import LiveBar
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #6c2ced33
-L2S = tuple(10**(e/2) for e in range(-8, 1)) # Strengths that are tried: 1e-4 ... 1, two a decade
+L2S = tuple(10 ** (e / 2) for e in range(-8, 1))  # Strengths that are tried: 1e-4 ... 1, two a decade
+
 
 @dataclass
 class Probe:
     "Linear maps of standardised features, one for each strength"
-    mean:Tensor # Of the training features (d,)
-    std:Tensor  # Of the training features (d,)
-    w:Tensor    # `m` strengths (m,d,...)
-    b:Tensor    # (m,...)
-    l2s:tuple   # The strengths
-    def __call__(self,
-        x:Tensor, # Features (n,d)
-    )->Tensor:    # Scores (m,n,...)
+
+    mean: Tensor  # Of the training features (d,)
+    std: Tensor  # Of the training features (d,)
+    w: Tensor  # `m` strengths (m,d,...)
+    b: Tensor  # (m,...)
+    l2s: tuple  # The strengths
+
+    def __call__(
+        self,
+        x: Tensor,  # Features (n,d)
+    ) -> Tensor:  # Scores (m,n,...)
         "The scores that each strength gives to each row of `x`"
-        z = ((x-self.mean)/self.std) @ self.w.flatten(2)
-        return z.unflatten(2, self.w.shape[2:]) + self.b[:,None]
-    def __getitem__(self,
-        i:int, # Which strength
-    ):         # A probe with only that one
+        z = ((x - self.mean) / self.std) @ self.w.flatten(2)
+        return z.unflatten(2, self.w.shape[2:]) + self.b[:, None]
+
+    def __getitem__(
+        self,
+        i: int,  # Which strength
+    ):  # A probe with only that one
         "The probe of strength `i` alone"
         i = range(len(self.l2s))[i]
-        return Probe(self.mean, self.std, self.w[i:i+1], self.b[i:i+1], self.l2s[i:i+1])
+        return Probe(self.mean, self.std, self.w[i : i + 1], self.b[i : i + 1], self.l2s[i : i + 1])
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #d2517f97
 def _rotate(x):
@@ -42,228 +52,300 @@ def _rotate(x):
 
     Mean, std, coordinates (n,r), axes (d,r), mean squares along them (r,)
     """
-    if x.ndim != 2 or not len(x): raise ValueError(f'features must be (n,d) with n > 0, not {tuple(x.shape)}')
-    if not x.isfinite().all(): raise ValueError('the features hold values that are not finite: did training diverge?')
+    if x.ndim != 2 or not len(x):
+        raise ValueError(f'features must be (n,d) with n > 0, not {tuple(x.shape)}')
+    if not x.isfinite().all():
+        raise ValueError('the features hold values that are not finite: did training diverge?')
     x = x.double()
-    mean,std = x.mean(0),x.std(0, correction=0)
-    std = torch.where(std > 1e-6*(1+mean.abs()), std, 1.)
-    x = (x-mean)/std
-    n,d = x.shape
-    if d <= n: e,v = torch.linalg.eigh(x.T@x/n)
+    mean = x.mean(0)
+    std = x.std(0, correction=0)
+    std = torch.where(std > 1e-6 * (1 + mean.abs()), std, 1.0)
+    x = (x - mean) / std
+    n, d = x.shape
+    if d <= n:
+        e, v = torch.linalg.eigh(x.T @ x / n)
     else:
-        e,u = torch.linalg.eigh(x@x.T/n)
-        keep = e > 1e-9*e[-1].clamp(min=1e-9)
-        e,v = e[keep],x.T@(u[:,keep]/(n*e[keep]).sqrt())
-    return [o.float() for o in (mean, std, x@v, v, e.clamp(min=0))]
+        e, u = torch.linalg.eigh(x @ x.T / n)
+        keep = e > 1e-9 * e[-1].clamp(min=1e-9)
+        e, v = e[keep], x.T @ (u[:, keep] / (n * e[keep]).sqrt())
+    return [o.float() for o in (mean, std, x @ v, v, e.clamp(min=0))]
+
 
 @contextmanager
 def _threads(x):
     "One thread for small problems: several mostly wait for each other, and the last bits depend on how many there are"
     n = torch.get_num_threads()
     try:
-        if x.numel() < 4e6: torch.set_num_threads(1)
+        if x.numel() < 4e6:
+            torch.set_num_threads(1)
         yield
-    finally: torch.set_num_threads(n)
+    finally:
+        torch.set_num_threads(n)
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #3fc420d0
 def _cubic(a, b, lo, hi):
     "The minimiser in [`lo`, `hi`] of the cubic through two points (step, loss, slope, ...) with their slopes"
-    (x,f,p,*_),(y,g,q,*_) = sorted((a,b), key=lambda o: o[0])
-    m = p+q-3*(f-g)/(x-y)
-    if m*m < p*q: return (lo+hi)/2
-    r = (m*m-p*q)**.5
-    return min(max(y-(y-x)*(q+r-m)/(q-p+2*r or 1e-30), lo), hi)
+    (x, f, p, *_), (y, g, q, *_) = sorted((a, b), key=lambda o: o[0])
+    m = p + q - 3 * (f - g) / (x - y)
+    if m * m < p * q:
+        return (lo + hi) / 2
+    r = (m * m - p * q) ** 0.5
+    return min(max(y - (y - x) * (q + r - m) / (q - p + 2 * r or 1e-30), lo), hi)
+
 
 def _line_search(at, begin, t, least, most=25):
     """A step that meets the strong Wolfe conditions, as in PyTorch's L-BFGS: (step, loss, slope, gradient)
 
     `at` returns these four for a step; `begin` is its value at step 0, and `t` the first step to try
     """
-    _,f,slope,_ = old = begin
-    poor = lambda o: o[1] > f+1e-4*o[0]*slope
+    _, f, slope, _ = old = begin
+
+    def poor(o):
+        return o[1] > f + 1e-4 * o[0] * slope
+
     for i in range(most):
         new = at(t)
-        flat = abs(new[2]) <= -.9*slope
-        if poor(new) or (i > 1 and new[1] >= old[1]) or (new[2] >= 0 and not flat): break
-        if flat: return new
-        t,old = _cubic(old, new, t+.01*(t-old[0]), 10*t),new
-    low,high = sorted((old,new), key=lambda o: o[1])
-    near = False                                # was the last step already close to an end?
-    for _ in range(most-1-i):
-        a,b = sorted((low[0],high[0]))
-        if b-a < least: break
-        t,edge = _cubic(low, high, a, b),.1*(b-a)
-        close = min(b-t, t-a) < edge
-        if close and (near or not a < t < b): t,close = (b-edge if b-t < t-a else a+edge),False
-        near,new = close,at(t)
-        if poor(new) or new[1] >= low[1]: low,high = sorted((low,new), key=lambda o: o[1])
+        flat = abs(new[2]) <= -0.9 * slope
+        if poor(new) or (i > 1 and new[1] >= old[1]) or (new[2] >= 0 and not flat):
+            break
+        if flat:
+            return new
+        t = _cubic(old, new, t + 0.01 * (t - old[0]), 10 * t)
+        old = new
+    low, high = sorted((old, new), key=lambda o: o[1])
+    near = False  # was the last step already close to an end?
+    for _ in range(most - 1 - i):
+        a, b = sorted((low[0], high[0]))
+        if b - a < least:
+            break
+        t = _cubic(low, high, a, b)
+        edge = 0.1 * (b - a)
+        close = min(b - t, t - a) < edge
+        if close and (near or not a < t < b):
+            t = b - edge if b - t < t - a else a + edge
+            close = False
+        near = close
+        new = at(t)
+        if poor(new) or new[1] >= low[1]:
+            low, high = sorted((low, new), key=lambda o: o[1])
         else:
-            if abs(new[2]) <= -.9*slope: return new
-            low,high = new,(low if new[2]*(high[0]-low[0]) >= 0 else high)
+            if abs(new[2]) <= -0.9 * slope:
+                return new
+            low, high = new, (low if new[2] * (high[0] - low[0]) >= 0 else high)
     return low
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #6b523748
 class _Steps:
     "The last `most` steps and the changes of the gradient along them, as rows of one matrix, and their dot products"
+
     def __init__(self, n, most=10):
-        self.rows,self.dots,self.most,self.seen,self.unit = torch.empty(2*most, n),np.zeros((2*most,2*most)),most,0,1.
+        self.rows = torch.empty(2 * most, n)
+        self.dots = np.zeros((2 * most, 2 * most))
+        self.most = most
+        self.seen = 0
+        self.unit = 1.0
+
     def add(self, s, y):
         "Add a step `s` and the change `y` of the gradient, unless the curvature along it is too small to measure"
-        if float(s@y) <= 1e-10: return
-        i = 2*(self.seen%self.most)
-        self.rows[i],self.rows[i+1] = s,y
+        if float(s @ y) <= 1e-10:
+            return
+        i = 2 * (self.seen % self.most)
+        self.rows[i], self.rows[i + 1] = s, y
         self.seen += 1
-        n = 2*min(self.seen, self.most)
-        self.dots[:n,i+1] = self.dots[i+1,:n] = (self.rows[:n]@y).numpy()    # two older steps never meet
-        self.unit = self.dots[i,i+1]/self.dots[i+1,i+1]
+        n = 2 * min(self.seen, self.most)
+        self.dots[:n, i + 1] = self.dots[i + 1, :n] = (self.rows[:n] @ y).numpy()  # two older steps never meet
+        self.unit = self.dots[i, i + 1] / self.dots[i + 1, i + 1]
+
     def direction(self, g):
         "Minus the approximate inverse Hessian times the gradient `g`"
-        n,D = 2*min(self.seen, self.most),self.dots
-        if not n: return -g
-        order = [2*(j%self.most) for j in range(self.seen-n//2, self.seen)]
-        p,c,a = (self.rows[:n]@g).double().numpy(),np.zeros(n),{}
+        n = 2 * min(self.seen, self.most)
+        D = self.dots
+        if not n:
+            return -g
+        order = [2 * (j % self.most) for j in range(self.seen - n // 2, self.seen)]
+        p = (self.rows[:n] @ g).double().numpy()
+        c = np.zeros(n)
+        a = {}
         for i in reversed(order):
-            a[i] = (p[i]+D[i,:n]@c)/D[i,i+1]
-            c[i+1] -= a[i]
+            a[i] = (p[i] + D[i, :n] @ c) / D[i, i + 1]
+            c[i + 1] -= a[i]
         c *= self.unit
-        for i in order: c[i] += a[i]-(self.unit*p[i+1]+D[i+1,:n]@c)/D[i,i+1]
+        for i in order:
+            c[i] += a[i] - (self.unit * p[i + 1] + D[i + 1, :n] @ c) / D[i, i + 1]
         return torch.addmv(g, self.rows[:n].T, torch.from_numpy(-c).to(g.dtype), beta=-self.unit)
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #b88394b1
 def _minimise(ask, x, iters):
     "L-BFGS from `x` (n,); `ask` gives loss and gradient at a place"
-    f,g = ask(x)
-    known,live,seen = _Steps(len(x)),LiveBar(),1
+    f, g = ask(x)
+    known = _Steps(len(x))
+    live = LiveBar()
+    seen = 1
+
     def at(t):
-        f,g = ask(x+t*d)
-        return t,f,float(g@d),g
+        f, g = ask(x + t * d)
+        return t, f, float(g @ d), g
+
     try:
         for i in range(iters):
-            if g.abs().max() <= 1e-5 or seen >= iters*5//4: break
+            if g.abs().max() <= 1e-5 or seen >= iters * 5 // 4:
+                break
             d = known.direction(g)
-            if not (slope := float(g@d)) < -1e-9: break
-            first = min(1., 1/float(g.abs().sum())) if i == 0 else 1.
+            if not (slope := float(g @ d)) < -1e-9:
+                break
+            first = min(1.0, 1 / float(g.abs().sum())) if i == 0 else 1.0
             asked = []
-            t,new,_,h = _line_search(lambda t: asked.append(t) or at(t), (0.,f,slope,g), first,
-                                     1e-9/float(d.abs().max()))
+            t, new, _, h = _line_search(
+                lambda t: asked.append(t) or at(t), (0.0, f, slope, g), first, 1e-9 / float(d.abs().max())
+            )
             seen += len(asked)
             live(seen, iters, 'fitting probes')
-            step,change,f = t*d,abs(new-f),new
-            if i and (change < 1e-9 or step.abs().max() <= 1e-9): return x+step
-            known.add(step, h-g)
-            x,g = x+step,h
-    finally: live.clear()
+            step = t * d
+            change = abs(new - f)
+            f = new
+            if i and (change < 1e-9 or step.abs().max() <= 1e-9):
+                return x + step
+            known.add(step, h - g)
+            x = x + step
+            g = h
+    finally:
+        live.clear()
     return x
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #ceec1fb1
 def fit_linear(
-    x:Tensor,           # Training features (n,d)
-    y:Tensor,           # Float 0/1 (n,k): each column yes or no; or int64 (n,): one of the classes
-    l2s:tuple|list=L2S, # Strengths of the L2 penalty, in units of the mean loss
-    iters:int=60,       # At most so many steps
-    classes:int=None,   # Number of classes; by default the largest of `y`, plus 1
-)->Probe:               # Its scores are (m,n,k)
+    x: Tensor,  # Training features (n,d)
+    y: Tensor,  # Float 0/1 (n,k): each column yes or no; or int64 (n,): one of the classes
+    l2s: tuple | list = L2S,  # Strengths of the L2 penalty, in units of the mean loss
+    iters: int = 60,  # At most so many steps
+    classes: int = None,  # Number of classes; by default the largest of `y`, plus 1
+) -> Probe:  # Its scores are (m,n,k)
     "Logistic regression, for all strengths and all answers at once"
     y = torch.as_tensor(y)
     many = y.ndim == 2
-    if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
+    if len(y) != len(x):
+        raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
     t = y.float() if many else F.one_hot(y.long(), classes or -1).float()
-    with _threads(x): return _fit_linear(x, t, many, tuple(l2s), iters)
+    with _threads(x):
+        return _fit_linear(x, t, many, tuple(l2s), iters)
+
 
 def _linear_loss(z, t, scale, l2, *, many):
     "Loss and gradient as a function of `u` (k,m,r) and intercepts (k,m), all in one row; `scale` (m,r), `l2` (m,1)"
-    (n,r),m,k,zt = z.shape,len(l2),t.shape[1],z.T.contiguous()
-    yes,shares = (t.T@z/n)[:,None],t.mean(0)[:,None]
+    (n, r), m, k, zt = z.shape, len(l2), t.shape[1], z.T.contiguous()
+    yes = (t.T @ z / n)[:, None]
+    shares = t.mean(0)[:, None]
+
     def ask(x):
-        u,b,out = x[:k*m*r].view(k,m,r),x[k*m*r:].view(k,m),torch.empty_like(x)
-        w = scale*u
-        s = torch.addmm(b.view(-1,1), w.flatten(0, 1), zt)
-        if many: l = s.relu().sum() + s.abs().neg_().exp_().log1p_().sum()
-        else: l = s.view(k,m*n).logsumexp(0).sum()
-        loss = float(l)/n - float((w*yes).sum()) - float((b*shares).sum()) + float((l2*w*w).sum())/2
-        p = s.sigmoid_() if many else s.view(k,-1).softmax(0).view(k*m,n)
-        g = (p@z).view(k,m,r).div_(n).sub_(yes).add_(w.mul_(l2))
-        torch.mul(g, scale, out=out[:k*m*r].view(k,m,r))
-        out[k*m*r:] = (p.mean(1).view(k,m)-shares).flatten()
-        return loss,out
+        u = x[: k * m * r].view(k, m, r)
+        b = x[k * m * r :].view(k, m)
+        out = torch.empty_like(x)
+        w = scale * u
+        s = torch.addmm(b.view(-1, 1), w.flatten(0, 1), zt)
+        if many:
+            l = s.relu().sum() + s.abs().neg_().exp_().log1p_().sum()
+        else:
+            l = s.view(k, m * n).logsumexp(0).sum()
+        loss = float(l) / n - float((w * yes).sum()) - float((b * shares).sum()) + float((l2 * w * w).sum()) / 2
+        p = s.sigmoid_() if many else s.view(k, -1).softmax(0).view(k * m, n)
+        g = (p @ z).view(k, m, r).div_(n).sub_(yes).add_(w.mul_(l2))
+        torch.mul(g, scale, out=out[: k * m * r].view(k, m, r))
+        out[k * m * r :] = (p.mean(1).view(k, m) - shares).flatten()
+        return loss, out
+
     return ask
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #47ca5f4e
 def _fit_linear(x, t, many, l2s, iters):
-    mean,std,z,v,e = _rotate(x)
-    n,r,m,k = *z.shape,len(l2s),t.shape[1]
-    l2 = torch.tensor(l2s, dtype=torch.float32)[:,None]
-    scale = ((.25 if many else .5)*e + l2).rsqrt()                                # (m,r)
-    p = t.mean(0).clamp(.5/n, 1-.5/n)
-    start = torch.cat([torch.zeros(k*m*r), (p.logit() if many else p.log()).repeat_interleave(m)])
+    mean, std, z, v, e = _rotate(x)
+    n, r, m, k = *z.shape, len(l2s), t.shape[1]
+    l2 = torch.tensor(l2s, dtype=torch.float32)[:, None]
+    scale = ((0.25 if many else 0.5) * e + l2).rsqrt()  # (m,r)
+    p = t.mean(0).clamp(0.5 / n, 1 - 0.5 / n)
+    start = torch.cat([torch.zeros(k * m * r), (p.logit() if many else p.log()).repeat_interleave(m)])
     got = _minimise(_linear_loss(z, t, scale, l2, many=many), start, iters)
-    w = (scale*got[:k*m*r].view(k,m,r))@v.T
-    return Probe(mean, std, w.permute(1,2,0).contiguous(), got[k*m*r:].view(k,m).T.contiguous(), l2s)
+    w = (scale * got[: k * m * r].view(k, m, r)) @ v.T
+    return Probe(mean, std, w.permute(1, 2, 0).contiguous(), got[k * m * r :].view(k, m).T.contiguous(), l2s)
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #0977ac32
 def best_strength(
-    probe:Probe,    # With several strengths, ascending
-    x:Tensor,       # Validation features (n,d)
-    score:callable, # Called with the scores of one strength (n,...); higher is better
-)->Probe:           # The probe of the best strength
+    probe: Probe,  # With several strengths, ascending
+    x: Tensor,  # Validation features (n,d)
+    score: callable,  # Called with the scores of one strength (n,...); higher is better
+) -> Probe:  # The probe of the best strength
     "Choose the strength on validation rows; of equals the last"
     got = np.array([float(score(s)) for s in probe(x)])
     return probe[int(np.flatnonzero(got == got.max())[-1])]
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #5e3538b1
 # Strengths (in common, of its own) that are tried
-NAMED_L2S = tuple((a,b) for a in (.05,.3) for b in (3.,15.,100.)) + ((3.,300.),)
+NAMED_L2S = tuple((a, b) for a in (0.05, 0.3) for b in (3.0, 15.0, 100.0)) + ((3.0, 300.0),)
+
 
 def fit_named(
-    x:Tensor,                 # Training features (n,d)
-    y:Tensor,                 # For each row and name the label, -1 where the name is no target (n,k)
-    classes:int,              # Number of possible answers
-    l2s:tuple|list=NAMED_L2S, # Pairs of strengths: on what the names have in common, on each name's own part
-    iters:int=30,             # At most so many steps
-)->Probe:                     # Its scores are (m,n,k,classes)
+    x: Tensor,  # Training features (n,d)
+    y: Tensor,  # For each row and name the label, -1 where the name is no target (n,k)
+    classes: int,  # Number of possible answers
+    l2s: tuple | list = NAMED_L2S,  # Pairs of strengths: on what the names have in common, on each name's own part
+    iters: int = 30,  # At most so many steps
+) -> Probe:  # Its scores are (m,n,k,classes)
     "One softmax regression for each name, all shrunk towards a common one"
     y = torch.as_tensor(y)
-    q,k,m = int((y >= 0).sum()),y.shape[1],len(l2s)
-    if len(y) != len(x): raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
-    if not q: raise ValueError('no training row has a target: every label is -1')
-    with _threads(x): return _fit_named(x, y, q, k, m, classes=classes, l2s=tuple(l2s), iters=iters)
+    q = int((y >= 0).sum())
+    k = y.shape[1]
+    m = len(l2s)
+    if len(y) != len(x):
+        raise ValueError(f'{len(x)} rows of features, {len(y)} labels')
+    if not q:
+        raise ValueError('no training row has a target: every label is -1')
+    with _threads(x):
+        return _fit_named(x, y, q, k, m, classes=classes, l2s=tuple(l2s), iters=iters)
+
 
 def _named_loss(zk, t, s0, s1, l0, *, l1):
     """Loss and gradient as a function of common weights (c,m,r), own ones (k,c,m,r) and intercepts (k,c,m), in one row
 
     Features `zk` (k,most,r), one-hot targets `t` (k,c,1,most), 0 in rows without one
     """
-    (k,most,r),m,c,on,q,zt = zk.shape,len(l0),t.shape[1],t.sum(1, keepdim=True),t.sum(),zk.mT.contiguous()
-    sizes,shapes = [c*m*r, k*c*m*r, k*c*m],[(c,m,r),(k,c,m,r),(k,c,m)]
+    (k, most, r), m, c, on, q, zt = zk.shape, len(l0), t.shape[1], t.sum(1, keepdim=True), t.sum(), zk.mT.contiguous()
+    sizes = [c * m * r, k * c * m * r, k * c * m]
+    shapes = [(c, m, r), (k, c, m, r), (k, c, m)]
+
     def ask(x):
         out = torch.empty_like(x)
-        (u0,u1,b),(g0,g1,gb) = ([v.view(s) for v,s in zip(o.split(sizes), shapes)] for o in (x,out))
-        w0,w1 = s0*u0,s1*u1
-        s = torch.baddbmm(b.view(k,-1,1), (w0+w1).flatten(1, 2), zt).view(k,c,m,most).log_softmax(1)
-        loss = -float((s*t).sum()/q) + float((l0*w0*w0).sum())/2 + float((l1*w1*w1).sum())/(2*k)
+        (u0, u1, b), (g0, g1, gb) = ([v.view(s) for v, s in zip(o.split(sizes), shapes)] for o in (x, out))
+        w0 = s0 * u0
+        w1 = s1 * u1
+        s = torch.baddbmm(b.view(k, -1, 1), (w0 + w1).flatten(1, 2), zt).view(k, c, m, most).log_softmax(1)
+        loss = -float((s * t).sum() / q) + float((l0 * w0 * w0).sum()) / 2 + float((l1 * w1 * w1).sum()) / (2 * k)
         p = s.exp_().mul_(on).sub_(t).div_(q)
         torch.sum(p, -1, out=gb)
-        gw = (p.flatten(1, 2)@zk).view(k,c,m,r)
+        gw = (p.flatten(1, 2) @ zk).view(k, c, m, r)
         torch.mul(gw.sum(0).add_(w0.mul_(l0)), s0, out=g0)
-        torch.mul(gw.add_(w1.mul_(l1/k)), s1, out=g1)
-        return loss,out
+        torch.mul(gw.add_(w1.mul_(l1 / k)), s1, out=g1)
+        return loss, out
+
     return ask
 
 # %% ../../nbs/evaluation/10_linear_probe.ipynb #7e3933c4
 def _fit_named(x, y, q, k, m, *, classes, l2s, iters):
-    mean,std,z,v,e = _rotate(x)
+    mean, std, z, v, e = _rotate(x)
     r = z.shape[1]
-    asks = [(y[:,j] >= 0).nonzero()[:,0] for j in range(k)]
+    asks = [(y[:, j] >= 0).nonzero()[:, 0] for j in range(k)]
     most = max(map(len, asks))
-    zk = torch.stack([F.pad(z[a], (0,0,0,most-len(a))) for a in asks])                                      # (k,most,r)
-    t = torch.stack([F.pad(F.one_hot(y[a,j], classes).T, (0,most-len(a))) for j,a in enumerate(asks)]).float()
-    l0,l1 = (torch.tensor(l).float()[:,None] for l in zip(*l2s))                                            # (m,1)
-    s0,s1 = (.5*e+l0).rsqrt(),k**.5*(.5*e+l1).rsqrt()                                                       # (m,r)
-    usual = t.sum(2)+1
-    b = (usual/usual.sum(1, keepdim=True)).log()[...,None].repeat(1,1,m)                                    # (k,c,m)
-    n0,n1 = classes*m*r,k*classes*m*r
-    start = torch.cat([torch.zeros(n0+n1), b.flatten()])
-    got = _minimise(_named_loss(zk, t[:,:,None], s0, s1, l0, l1=l1), start, iters)
-    w = s0*got[:n0].view(classes,m,r) + s1*got[n0:n0+n1].view(k,classes,m,r)
-    w,b = (w@v.T).permute(2,3,0,1),got[n0+n1:].view(k,classes,m).permute(2,0,1)
+    zk = torch.stack([F.pad(z[a], (0, 0, 0, most - len(a))) for a in asks])  # (k,most,r)
+    t = torch.stack([F.pad(F.one_hot(y[a, j], classes).T, (0, most - len(a))) for j, a in enumerate(asks)]).float()
+    l0, l1 = (torch.tensor(l).float()[:, None] for l in zip(*l2s))  # (m,1)
+    # (m,r)
+    s0 = (0.5 * e + l0).rsqrt()
+    s1 = k**0.5 * (0.5 * e + l1).rsqrt()
+    usual = t.sum(2) + 1
+    b = (usual / usual.sum(1, keepdim=True)).log()[..., None].repeat(1, 1, m)  # (k,c,m)
+    n0 = classes * m * r
+    n1 = k * classes * m * r
+    start = torch.cat([torch.zeros(n0 + n1), b.flatten()])
+    got = _minimise(_named_loss(zk, t[:, :, None], s0, s1, l0, l1=l1), start, iters)
+    w = s0 * got[:n0].view(classes, m, r) + s1 * got[n0 : n0 + n1].view(k, classes, m, r)
+    w = (w @ v.T).permute(2, 3, 0, 1)
+    b = got[n0 + n1 :].view(k, classes, m).permute(2, 0, 1)
     return Probe(mean, std, w.contiguous(), b.contiguous(), l2s)

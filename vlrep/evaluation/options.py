@@ -7,28 +7,67 @@ __all__ = []
 
 # %% ../../nbs/evaluation/07_options.ipynb #4c1f50d6
 from ..datasets.base import DATASETS, SPLITS
-from .base import *
+from .base import EVALUATIONS, Evaluation, Option
 
 # %% ../../nbs/evaluation/07_options.ipynb #bbddbf44
-_ask,_measure = 'vlrep.evaluation.ask:','vlrep.evaluation.automatic:'
+_ask = 'vlrep.evaluation.ask:'
+_measure = 'vlrep.evaluation.automatic:'
 _shift = frozenset({'domain_shift'})
 
-EVALUATIONS.add(Evaluation('world', 'the transfer table of the synthetic scenes', _ask+'ask_world',
-    measure=_measure+'measure_transfer', asks=_shift))
-EVALUATIONS.add(Evaluation('grounding', 'pointing game for named objects in the synthetic scenes', _ask+'ask_grounding',
-    needs=frozenset({'attend or attribute'}), measure=_measure+'measure_grounding', asks=_shift,
-    figures=_measure+'show_traces'))
-EVALUATIONS.add(Evaluation('captions', 'similarity of its captions to human references', _ask+'ask_captions',
-    dict(data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
-         how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy','beam','nucleus')),
-         split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS)), uses_root=True,
-    needs=frozenset({'caption'}), measure=_measure+'measure_captions', figures=_measure+'show_captions'))
-EVALUATIONS.add(Evaluation('voc07', 'support vector machines on VOC07', _ask+'ask_voc07',
-    dict(spec=Option('v2', 'for voc07: the protocol of a paper', ('v1','v2','loctex','icmlm')),
-         ap=Option('sklearn', 'for voc07: how precision is averaged', ('sklearn','interpolated'))),
-    root_help='the folder VOCdevkit/VOC2007'))
-EVALUATIONS.add(Evaluation('folder', 'a softmax probe and nearest neighbours on a folder for each class',
-    _ask+'ask_folder',
-    dict(probe=Option('virtex2', 'for folder: the softmax probe of a paper', ('virtex','virtex2','moco','mct'))),
-    root_help='a folder that holds train/ and val/, with a folder of images for each class'))
-
+EVALUATIONS.add(
+    Evaluation(
+        'world',
+        'the transfer table of the synthetic scenes',
+        _ask + 'ask_world',
+        measure=_measure + 'measure_transfer',
+        asks=_shift,
+    )
+)
+EVALUATIONS.add(
+    Evaluation(
+        'grounding',
+        'pointing game for named objects in the synthetic scenes',
+        _ask + 'ask_grounding',
+        needs=frozenset({'attend or attribute'}),
+        measure=_measure + 'measure_grounding',
+        asks=_shift,
+        figures=_measure + 'show_traces',
+    )
+)
+EVALUATIONS.add(
+    Evaluation(
+        'captions',
+        'similarity of its captions to human references',
+        _ask + 'ask_captions',
+        dict(
+            data=Option(None, 'for captions: a dataset (default: what the run was trained on)', registry=DATASETS),
+            how=Option('greedy', 'for captions: greedy, beam or nucleus', ('greedy', 'beam', 'nucleus')),
+            split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS),
+        ),
+        uses_root=True,
+        needs=frozenset({'caption'}),
+        measure=_measure + 'measure_captions',
+        figures=_measure + 'show_captions',
+    )
+)
+EVALUATIONS.add(
+    Evaluation(
+        'voc07',
+        'support vector machines on VOC07',
+        _ask + 'ask_voc07',
+        dict(
+            spec=Option('v2', 'for voc07: the protocol of a paper', ('v1', 'v2', 'loctex', 'icmlm')),
+            ap=Option('sklearn', 'for voc07: how precision is averaged', ('sklearn', 'interpolated')),
+        ),
+        root_help='the folder VOCdevkit/VOC2007',
+    )
+)
+EVALUATIONS.add(
+    Evaluation(
+        'folder',
+        'a softmax probe and nearest neighbours on a folder for each class',
+        _ask + 'ask_folder',
+        dict(probe=Option('virtex2', 'for folder: the softmax probe of a paper', ('virtex', 'virtex2', 'moco', 'mct'))),
+        root_help='a folder that holds train/ and val/, with a folder of images for each class',
+    )
+)

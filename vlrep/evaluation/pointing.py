@@ -6,94 +6,119 @@
 __all__ = ['named_things', 'centre_map', 'pointing_table']
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #e2cb5e0c
-import numpy as np, torch
+import numpy as np
+import torch
 from torch import Tensor
+
 from ..core.progress import progress
 from ..data.records import ImageTextDataset
+from .transfer import bootstrap_interval, bootstrap_scores
 from ..metrics.pointing_game import mass_inside, pointing_hits
 from ..models.features import plain_batches
-from .transfer import *
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #490d683f
 def _view(mask):
     "The centre crop of a mask (h,w), as in the evaluation view of its image"
-    h,w = mask.shape
+    h, w = mask.shape
     s = min(h, w)
-    y,x = round((h-s)/2),round((w-s)/2)
-    return mask[y:y+s,x:x+s]
+    y = round((h - s) / 2)
+    x = round((w - s) / 2)
+    return mask[y : y + s, x : x + s]
+
 
 def named_things(
-    dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
-    known:'Iterable[str]'=None, # Names to evaluate; all by default
-)->list:                        # (row, name, mask bool (H,W)) for each question, scene by scene
+    dataset: ImageTextDataset,  # Scenes whose records have `masks` and `objects`
+    known: 'Iterable[str]' = None,  # Names to evaluate; all by default
+) -> list:  # (row, name, mask bool (H,W)) for each question, scene by scene
     "Every visible object that is the only one of its category in its scene"
     out = []
     known = None if known is None else set(known)
-    for row,r in enumerate(progress(dataset, len(dataset), 'masks')):
-        if not r.has('masks','objects'):
+    for row, r in enumerate(progress(dataset, len(dataset), 'masks')):
+        if not r.has('masks', 'objects'):
             raise ValueError(f"{dataset.name}: {r.id} has no masks and objects; world(..., with_='masks') does")
         names = [o['category'] for o in r.objects]
-        for name,mask in zip(names, r.masks):
-            if names.count(name) > 1 or (known is not None and name not in known): continue
-            if (mask := _view(np.asarray(mask, bool))).any(): out.append((row, name, mask))
-    if not out: raise ValueError(f'{dataset.name}: no targets, no known category occurs exactly once in a scene')
+        for name, mask in zip(names, r.masks):
+            if names.count(name) > 1 or (known is not None and name not in known):
+                continue
+            if (mask := _view(np.asarray(mask, bool))).any():
+                out.append((row, name, mask))
+    if not out:
+        raise ValueError(f'{dataset.name}: no targets, no known category occurs exactly once in a scene')
     return out
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #6a1f101d
 def centre_map(
-    img:Tensor, # Pictures (b,3,S,S)
-    names:list, # Names (b,); not used
-    grid:int=6, # Cells a side
-)->Tensor:      # Maps (b,grid,grid)
+    img: Tensor,  # Pictures (b,3,S,S)
+    names: list,  # Names (b,); not used
+    grid: int = 6,  # Cells a side
+) -> Tensor:  # Maps (b,grid,grid)
     "A baseline that always points at the middle of the picture"
     i = torch.arange(grid, device=img.device)
-    line = ((2*i+1-grid).abs() <= 1).float()
-    m = line[:,None]*line
-    return (m/m.sum()).expand(len(img), -1, -1)
+    line = ((2 * i + 1 - grid).abs() <= 1).float()
+    m = line[:, None] * line
+    return (m / m.sum()).expand(len(img), -1, -1)
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #8bf8af62
 def _answers(f, dataset, asked, size, bs):
     "Hit and mass of every question (n,2)"
     out = []
     for k in progress(range(0, len(asked), bs), label='pointing'):
-        rows,names,masks = zip(*asked[k:k+bs])
-        img, = plain_batches(dataset.subset(np.array(rows)), size, bs)
-        with torch.no_grad(): maps = f(img, list(names)).float().cpu()
+        rows, names, masks = zip(*asked[k : k + bs])
+        (img,) = plain_batches(dataset.subset(np.array(rows)), size, bs)
+        with torch.no_grad():
+            maps = f(img, list(names)).float().cpu()
         if maps.ndim != 3 or len(maps) != len(rows):
             raise ValueError(f'maps {tuple(maps.shape)} for {len(rows)} questions: (b,h,w) is expected')
-        ms = [torch.from_numpy(m)[None] for m in masks]                   # photos differ in size, so one at a time
-        out += [torch.stack([pointing_hits(p[None], m)[0], mass_inside(p[None], m)[0]]) for p,m in zip(maps, ms)]
+        ms = [torch.from_numpy(m)[None] for m in masks]  # photos differ in size, so one at a time
+        out += [torch.stack([pointing_hits(p[None], m)[0], mass_inside(p[None], m)[0]]) for p, m in zip(maps, ms)]
     return torch.stack(out).double().numpy()
 
 # %% ../../nbs/evaluation/50_pointing.ipynb #57b1db32
 def pointing_table(
-    maps:dict,                  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b ->
-                                # maps that sum to 1 (b,h,w)
-    dataset:ImageTextDataset,   # Scenes whose records have `masks` and `objects`
-    size:int=None,              # Side of the views in pixels; the dataset's own by default
-    known:'Iterable[str]'=None, # Names to evaluate; all by default
-    seed:int=0,                 # Of the bootstrap
-    *, draws:int=500,           # Number of bootstrap resamples of the scenes
-    bs:int=128,                 # Questions at a time
-    keep:int=0,                 # Number of resamples, shared by all runs, whose scores are kept as `draws`
-)->list:                        # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`
-                                # (metric mass), in percent
+    maps: dict,  # Name -> function: normalised pictures (b,3,S,S) and the names asked for, list of b ->
+    # maps that sum to 1 (b,h,w)
+    dataset: ImageTextDataset,  # Scenes whose records have `masks` and `objects`
+    size: int = None,  # Side of the views in pixels; the dataset's own by default
+    known: 'Iterable[str]' = None,  # Names to evaluate; all by default
+    seed: int = 0,  # Of the bootstrap
+    *,
+    draws: int = 500,  # Number of bootstrap resamples of the scenes
+    bs: int = 128,  # Questions at a time
+    keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
+) -> list:  # Dicts as those of `transfer_table`: questions `pointing` (metric hit) and `overlap`
+    # (metric mass), in percent
     "Pointing game and attention mass for every target of `named_things`; chance is the area of the object"
-    if not maps: raise ValueError('maps: none were given')
+    if not maps:
+        raise ValueError('maps: none were given')
     asked = named_things(dataset, known)
-    at = np.array([row for row,*_ in asked])
+    at = np.array([row for row, *_ in asked])
     rows = []
-    sums = lambda v: np.bincount(at, v, minlength=len(dataset))
+
+    def sums(v):
+        return np.bincount(at, v, minlength=len(dataset))
+
     n = sums(np.ones(len(at)))
-    chance = float(np.mean([m.mean() for *_,m in asked]))
-    got = {who: _answers(f, dataset, asked, size, bs) for who,f in maps.items()}
-    for j,(q,metric) in enumerate((('pointing','hit'), ('overlap','mass'))):
+    chance = float(np.mean([m.mean() for *_, m in asked]))
+    got = {who: _answers(f, dataset, asked, size, bs) for who, f in maps.items()}
+    for j, (q, metric) in enumerate((('pointing', 'hit'), ('overlap', 'mass'))):
         for who in maps:
-            right = sums(got[who][:,j])
-            stat = lambda w: w@right / np.maximum(w@n, 1)
-            v = dict(zip(('chance','value','low','high'),
-                         (chance, *bootstrap_interval(stat, len(dataset), draws, seed))))
-            rows.append(dict(question=q, metric=metric, backbone=who, n=len(asked),
-                             **{k: round(100*x, 3) for k,x in v.items()}, l2=[],
-                             **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {})))
+            right = sums(got[who][:, j])
+
+            def stat(w):
+                return w @ right / np.maximum(w @ n, 1)
+
+            v = dict(
+                zip(('chance', 'value', 'low', 'high'), (chance, *bootstrap_interval(stat, len(dataset), draws, seed)))
+            )
+            rows.append(
+                dict(
+                    question=q,
+                    metric=metric,
+                    backbone=who,
+                    n=len(asked),
+                    **{k: round(100 * x, 3) for k, x in v.items()},
+                    l2=[],
+                    **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {}),
+                )
+            )
     return rows

@@ -6,112 +6,131 @@
 __all__ = ['join_pieces', 'seen', 'word_maps', 'shared_part', 'near_samples', 'word_samples']
 
 # %% ../../nbs/evaluation/55_samples.ipynb #f84da1ee
-import numpy as np, torch
+import numpy as np
+import torch
 from PIL import Image
-from ..core.seeding import *
+
+from ..core.seeding import rng
 from ..data.records import ImageTextDataset
 from ..data.transforms import EvalTransform
-from ..reports.page import jpeg_uri
+from .knn import neighbours
 from ..models.features import features
 from ..models.pretrained import Pretrained
-from .knn import *
+from ..reports.page import jpeg_uri
 
 # %% ../../nbs/evaluation/55_samples.ipynb #f56cc1d4
 def join_pieces(
-    pieces:list,          # Texts of the tokens, `▁` at the beginning of a word
-    maps:np.ndarray|list, # A map for each (s,h,w)
-)->list:                  # Dicts `word, map`
+    pieces: list,  # Texts of the tokens, `▁` at the beginning of a word
+    maps: np.ndarray | list,  # A map for each (s,h,w)
+) -> list:  # Dicts `word, map`
     "Tokens to words, and the mean of their maps"
     out = []
-    for p,m in zip(pieces, np.asarray(maps, float)):
-        if p.startswith('▁') or not out: out.append([p.lstrip('▁'), [m]])
+    for p, m in zip(pieces, np.asarray(maps, float)):
+        if p.startswith('▁') or not out:
+            out.append([p.lstrip('▁'), [m]])
         else:
             out[-1][0] += p
             out[-1][1].append(m)
-    return [dict(word=w, map=np.mean(m, 0).round(4).tolist()) for w,m in out if w]
+    return [dict(word=w, map=np.mean(m, 0).round(4).tolist()) for w, m in out if w]
 
 # %% ../../nbs/evaluation/55_samples.ipynb #262df767
 def seen(
-    m:Pretrained,  # Its view is used
-    imgs:list,     # Pictures, as `to_image` takes them
-    sharper:int=4, # Times as many pixels along a side
-)->list:           # PIL images, square
+    m: Pretrained,  # Its view is used
+    imgs: list,  # Pictures, as `to_image` takes them
+    sharper: int = 4,  # Times as many pixels along a side
+) -> list:  # PIL images, square
     "The network's input at a higher resolution"
     v = m.view
-    view = EvalTransform(sharper*v.size, sharper*v.resize, v.mean, v.std)
-    x = Pretrained(m.backbone, view, sharper*m.side).batch(imgs).cpu()
-    x = x*torch.tensor(v.std)[:,None,None] + torch.tensor(v.mean)[:,None,None]
-    return [Image.fromarray(a) for a in (x.clamp(0, 1)*255).round().byte().permute(0,2,3,1).contiguous().numpy()]
+    view = EvalTransform(sharper * v.size, sharper * v.resize, v.mean, v.std)
+    x = Pretrained(m.backbone, view, sharper * m.side).batch(imgs).cpu()
+    x = x * torch.tensor(v.std)[:, None, None] + torch.tensor(v.mean)[:, None, None]
+    return [Image.fromarray(a) for a in (x.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()]
+
 
 @torch.no_grad()
 def word_maps(
-    m:Pretrained,  # Has the capabilities `caption` and `attend`
-    imgs:list,     # Pictures
-    most:int=16,   # Words of a caption that are kept
-    big:list=None, # The same pictures with more pixels, to show
-)->list:           # Dicts `image`, `words`, as `words_html` takes them
+    m: Pretrained,  # Has the capabilities `caption` and `attend`
+    imgs: list,  # Pictures
+    most: int = 16,  # Words of a caption that are kept
+    big: list = None,  # The same pictures with more pixels, to show
+) -> list:  # Dicts `image`, `words`, as `words_html` takes them
     "The caption of each picture, and the attention map of each word, averaged over layers and heads"
     x = m.eval().batch(imgs)
     tok = m.capabilities['caption'](x)
-    maps = m.capabilities['attend'](x, tok, (tok != m.tok.pad).sum(1))[:,1:].cpu().numpy()   # [SOS] is not written
+    maps = m.capabilities['attend'](x, tok, (tok != m.tok.pad).sum(1))[:, 1:].cpu().numpy()  # [SOS] is not written
     out = []
-    for t,a,p in zip(tok.tolist(), maps, seen(m, imgs if big is None else big)):
-        ids = t[1:t.index(m.tok.eos)] if m.tok.eos in t else t[1:]
-        words = join_pieces([m.tok.sp.id_to_piece(i) for i in ids], a[:len(ids)])
+    for t, a, p in zip(tok.tolist(), maps, seen(m, imgs if big is None else big)):
+        ids = t[1 : t.index(m.tok.eos)] if m.tok.eos in t else t[1:]
+        words = join_pieces([m.tok.sp.id_to_piece(i) for i in ids], a[: len(ids)])
         out.append(dict(image=jpeg_uri(p, 192), words=words[:most]))
     return out
 
 # %% ../../nbs/evaluation/55_samples.ipynb #e7cd4208
 def shared_part(
-    tags:np.ndarray, # Things in each picture (n,k), 0 or 1
-    near:np.ndarray, # Rows of the neighbours of each picture (n,m)
-)->float:            # Percent
+    tags: np.ndarray,  # Things in each picture (n,k), 0 or 1
+    near: np.ndarray,  # Rows of the neighbours of each picture (n,m)
+) -> float:  # Percent
     "How often a picture and its neighbour have something in common; pictures without any thing are left out"
     t = np.asarray(tags, bool)
     some = t.any(1)
-    both = (t[:,None] & t[near]).any(2)
-    return float(100*both[some].mean()) if some.any() else float('nan')
+    both = (t[:, None] & t[near]).any(2)
+    return float(100 * both[some].mean()) if some.any() else float('nan')
+
 
 def near_samples(
-    nets:dict,                # Name -> backbone, such as `before` and `after`
-    dataset:ImageTextDataset, # Pictures; labels `tags` where there are any
-    size:int=None,            # Side of the views in pixels
-    asks:int=5,               # Number of query pictures
-    k:int=4,                  # Neighbours
-    *, seed:int=0,            # Of the choice of queries
-    show:callable=None,       # Row -> PIL image to show; by default the dataset's own
-)->dict:                      # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
+    nets: dict,  # Name -> backbone, such as `before` and `after`
+    dataset: ImageTextDataset,  # Pictures; labels `tags` where there are any
+    size: int = None,  # Side of the views in pixels
+    asks: int = 5,  # Number of query pictures
+    k: int = 4,  # Neighbours
+    *,
+    seed: int = 0,  # Of the choice of queries
+    show: callable = None,  # Row -> PIL image to show; by default the dataset's own
+) -> dict:  # `n`, `k`, `asks`, `pics` as `near_html` takes them, and `share` in percent
     "The nearest neighbours of some pictures in the features of each network"
     n = len(dataset)
-    k = min(k, n-1)
-    if k < 1: raise ValueError(f'{dataset.name}: {n} pictures have no neighbours, at least 2 are needed')
-    near = {w: [np.concatenate([np.asarray(c) for c in cols])
-                for cols in zip(*[(i, s) for _,i,s in neighbours(features(f, dataset, size)['avg'], k=k)])]
-                for w,f in nets.items()}
+    k = min(k, n - 1)
+    if k < 1:
+        raise ValueError(f'{dataset.name}: {n} pictures have no neighbours, at least 2 are needed')
+    near = {
+        w: [
+            np.concatenate([np.asarray(c) for c in cols])
+            for cols in zip(*[(i, s) for _, i, s in neighbours(features(f, dataset, size)['avg'], k=k)])
+        ]
+        for w, f in nets.items()
+    }
     rows = np.sort(rng(seed, 'asks').permutation(n)[:asks])
-    name = lambda r: str(dataset.ids[r])
-    got = [dict(id=name(r),
-                **{w: [[name(j), round(float(c), 4)] for j,c in zip(i[r], s[r])] for w,(i,s) in near.items()})
-                for r in rows]
-    want = {int(r) for r in rows} | {int(j) for i,_ in near.values() for r in rows for j in i[r]}
+
+    def name(r):
+        return str(dataset.ids[r])
+
+    got = [
+        dict(
+            id=name(r), **{w: [[name(j), round(float(c), 4)] for j, c in zip(i[r], s[r])] for w, (i, s) in near.items()}
+        )
+        for r in rows
+    ]
+    want = {int(r) for r in rows} | {int(j) for i, _ in near.values() for r in rows for j in i[r]}
     pics = {name(r): jpeg_uri(show(r) if show else dataset[r].load(), 120) for r in sorted(want)}
     out = dict(n=n, k=k, asks=got, pics=pics)
     tags = dataset.labels.get('tags')
     if tags is not None and tags.any():
-        other = (np.arange(n)[:,None] + 1 + rng(seed, 'any two').integers(n-1, size=(n,20)))%n
-        out['share'] = {**{w: shared_part(tags, i) for w,(i,_) in near.items()}, 'any two': shared_part(tags, other)}
+        other = (np.arange(n)[:, None] + 1 + rng(seed, 'any two').integers(n - 1, size=(n, 20))) % n
+        out['share'] = {**{w: shared_part(tags, i) for w, (i, _) in near.items()}, 'any two': shared_part(tags, other)}
     return out
 
 # %% ../../nbs/evaluation/55_samples.ipynb #a9f24fcd
 def word_samples(
-    m:Pretrained,             # Trained
-    dataset:ImageTextDataset, # Held-out pictures
-    rows:list,                # Those that are shown, such as the first of the best, typical and worst captions
-    *, show:callable=None,    # Row -> PIL image with more pixels, to show; by default the dataset's own
-)->dict:                      # `words`, for samples.json; nothing if the model lacks `caption` or `attend`
+    m: Pretrained,  # Trained
+    dataset: ImageTextDataset,  # Held-out pictures
+    rows: list,  # Those that are shown, such as the first of the best, typical and worst captions
+    *,
+    show: callable = None,  # Row -> PIL image with more pixels, to show; by default the dataset's own
+) -> dict:  # `words`, for samples.json; nothing if the model lacks `caption` or `attend`
     "The attention maps of the words of some captions, and a human caption of each picture"
-    if not ({'caption','attend'} <= set(m.capabilities) and len(rows)): return {}
+    if not ({'caption', 'attend'} <= set(m.capabilities) and len(rows)):
+        return {}
     show = show or (lambda r: dataset[r].load())
     words = word_maps(m, [dataset[int(r)].load() for r in rows], big=[show(int(r)) for r in rows])
     said = [dataset[int(r)].captions for r in rows]
-    return dict(words=[w | (dict(said=c[0]) if c else {}) for w,c in zip(words, said)])
+    return dict(words=[w | (dict(said=c[0]) if c else {}) for w, c in zip(words, said)])

@@ -7,13 +7,17 @@ __all__ = ['VIRTEX_PROBE', 'VIRTEX2_PROBE', 'MOCO_PROBE', 'MCT_PROBE', 'SoftmaxR
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #4451930e
 import math
-from dataclasses import dataclass,replace
-import numpy as np, torch, torch.nn.functional as F
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
-from ..core.seeding import *
-from ..core.registry import *
-from ..core.progress import *
+
+from ..core.progress import progress
+from ..core.registry import did_you_mean
+from ..core.seeding import rng, torch_rng
 from ..data.records import ImageTextDataset
 from ..data.transforms import TrainTransform
 from ..metrics.ranking import bootstrap, chance_top1
@@ -23,75 +27,94 @@ from ..models.features import features, frozen, pool_grid
 @dataclass(frozen=True)
 class SoftmaxRecipe:
     "How the softmax layer is trained; the values are VirTex's, first version (sec. 4.1, code v0.9)"
-    epochs:int=100           # Epochs of training
-    bs:int=256               # Pictures a step
-    lrs:tuple=tuple(round(a*10.**e, 2) for e in (-2,-1,0,1) for a in (1,2,3)) # Learning rates that are tried
-    wds:tuple=(0.,)          # Weight decays that are tried, each with each rate
-    momentum:float=.9        # Of the gradients
-    drops:tuple=(60,80)      # Epochs at which the rate drops
-    factor:float=.1          # The rate is multiplied by this at each drop
-    cosine:bool=False        # Cosine decay to 0 instead of drops
-    scale:tuple=(.2,1.)      # Area of the random crop, with random flips; None = centre crop, as in the test
-    def rate(self,
-        at:float, # Epochs done
-    )->float:     # The learning rate, as part of the first
+
+    epochs: int = 100  # Epochs of training
+    bs: int = 256  # Pictures a step
+    lrs: tuple = tuple(
+        round(a * 10.0**e, 2) for e in (-2, -1, 0, 1) for a in (1, 2, 3)
+    )  # Learning rates that are tried
+    wds: tuple = (0.0,)  # Weight decays that are tried, each with each rate
+    momentum: float = 0.9  # Of the gradients
+    drops: tuple = (60, 80)  # Epochs at which the rate drops
+    factor: float = 0.1  # The rate is multiplied by this at each drop
+    cosine: bool = False  # Cosine decay to 0 instead of drops
+    scale: tuple = (0.2, 1.0)  # Area of the random crop, with random flips; None = centre crop, as in the test
+
+    def rate(
+        self,
+        at: float,  # Epochs done
+    ) -> float:  # The learning rate, as part of the first
         "The schedule of the learning rate"
-        return (1+math.cos(math.pi*at/self.epochs))/2 if self.cosine else self.factor**sum(at >= d for d in self.drops)
-    def short(self,
-        epochs:int, # Instead of the recipe's
-    )->'SoftmaxRecipe':
+        return (
+            (1 + math.cos(math.pi * at / self.epochs)) / 2
+            if self.cosine
+            else self.factor ** sum(at >= d for d in self.drops)
+        )
+
+    def short(
+        self,
+        epochs: int,  # Instead of the recipe's
+    ) -> 'SoftmaxRecipe':
         "The same in fewer epochs, the drops in proportion"
-        return replace(self, epochs=epochs, drops=tuple(d*epochs/self.epochs for d in self.drops))
+        return replace(self, epochs=epochs, drops=tuple(d * epochs / self.epochs for d in self.drops))
+
 
 VIRTEX_PROBE = SoftmaxRecipe()
 # VirTex, second version (code)
-VIRTEX2_PROBE = SoftmaxRecipe(cosine=True, scale=(.08,1.))
-MOCO_PROBE = SoftmaxRecipe(lrs=(30.,), scale=(.08,1.))                                       # MoCo sec. 4.1, code
+VIRTEX2_PROBE = SoftmaxRecipe(cosine=True, scale=(0.08, 1.0))
+MOCO_PROBE = SoftmaxRecipe(lrs=(30.0,), scale=(0.08, 1.0))  # MoCo sec. 4.1, code
 # Multimodal contrastive training sec. 4.2
-MCT_PROBE = SoftmaxRecipe(epochs=60, lrs=(30.,), drops=(30,40,50), factor=.2, scale=None)
+MCT_PROBE = SoftmaxRecipe(epochs=60, lrs=(30.0,), drops=(30, 40, 50), factor=0.2, scale=None)
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #921f98e8
 class Heads:
     "Softmax layers on the same features, one for each pair of learning rate and weight decay"
-    def __init__(self,
-        d:int,             # Features
-        classes:int,       # Answers
-        lrs,               # Learning rates
-        wds=(0.,),         # Weight decays
-        momentum:float=.9, # Of the gradients
-        *, seed:int=0,     # The initial weights, the same in all heads, depend on this alone
-        device='cpu',      # Where the heads are
+
+    def __init__(
+        self,
+        d: int,  # Features
+        classes: int,  # Answers
+        lrs,  # Learning rates
+        wds=(0.0,),  # Weight decays
+        momentum: float = 0.9,  # Of the gradients
+        *,
+        seed: int = 0,  # The initial weights, the same in all heads, depend on this alone
+        device='cpu',  # Where the heads are
     ):
-        self.grid = [(lr,wd) for lr in lrs for wd in wds]
+        self.grid = [(lr, wd) for lr in lrs for wd in wds]
         m = len(self.grid)
-        self.shape = m,classes
+        self.shape = m, classes
         self.momentum = momentum
         if not m or min(min(g) for g in self.grid) < 0:
             raise ValueError(f'lrs={lrs}, wds={wds}: numbers not below 0 are expected')
-        w = torch.randn(d, classes, generator=torch_rng(seed, 'softmax probe'))*.01
-        self.w = F.pad(w, (0,0,0,1)).repeat(1, m).to(device)
+        w = torch.randn(d, classes, generator=torch_rng(seed, 'softmax probe')) * 0.01
+        self.w = F.pad(w, (0, 0, 0, 1)).repeat(1, m).to(device)
         self.v = torch.zeros_like(self.w)  # the last row is the intercept
-        self.lr,self.wd = (torch.tensor(v, dtype=torch.float32, device=device).repeat_interleave(classes)
-                           for v in zip(*self.grid))
-    def __call__(self,
-        x:Tensor, # Features (b,d)
-    )->Tensor:    # Scores (b,m,classes)
+        self.lr, self.wd = (
+            torch.tensor(v, dtype=torch.float32, device=device).repeat_interleave(classes) for v in zip(*self.grid)
+        )
+
+    def __call__(
+        self,
+        x: Tensor,  # Features (b,d)
+    ) -> Tensor:  # Scores (b,m,classes)
         "The scores of every head for every row"
         return torch.addmm(self.w[-1], x, self.w[:-1]).unflatten(1, self.shape)
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #e6d1fa69
 @patch
-def step(self:Heads,
-    x:Tensor,        # Features (b,d)
-    y:Tensor,        # Right classes (b,)
-    rate:float=1.,   # Part of each head's learning rate
-)->Tensor:           # Each head's mean cross-entropy before the step (m,)
+def step(
+    self: Heads,
+    x: Tensor,  # Features (b,d)
+    y: Tensor,  # Right classes (b,)
+    rate: float = 1.0,  # Part of each head's learning rate
+) -> Tensor:  # Each head's mean cross-entropy before the step (m,)
     "One step of SGD in every head"
     logp = self(x).log_softmax(-1)
     rows = torch.arange(len(y), device=x.device)
-    loss = -logp[rows,:,y].mean(0)
+    loss = -logp[rows, :, y].mean(0)
     g = logp.exp_()
-    g[rows,:,y] -= 1
+    g[rows, :, y] -= 1
     g = g.flatten(1).div_(len(y))
     self.v.mul_(self.momentum).addcmul_(self.w, self.wd)
     self.v[:-1].addmm_(x.mT, g)
@@ -99,85 +122,112 @@ def step(self:Heads,
     self.w.addcmul_(self.v, self.lr, value=-rate)
     return loss
 
+
 @patch
-def right(self:Heads,
-    x:Tensor,      # Features (n,d)
-    y:Tensor,      # Right classes (n,)
-    bs:int=1024,   # Rows at a time
-)->np.ndarray:     # 1. where a head's highest score is the right class, 0. elsewhere and in heads that diverged
-                   # (n,m)
+def right(
+    self: Heads,
+    x: Tensor,  # Features (n,d)
+    y: Tensor,  # Right classes (n,)
+    bs: int = 1024,  # Rows at a time
+) -> np.ndarray:  # 1. where a head's highest score is the right class, 0. elsewhere and in heads that diverged
+    # (n,m)
     "Which rows each head classifies correctly"
     ok = self.w.isfinite().all(0).view(self.shape).all(1)
-    return torch.cat([(self(a).argmax(-1) == b[:,None]) & ok
-                      for a,b in zip(x.split(bs), y.split(bs))]).float().cpu().numpy()
+    return (
+        torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
+        .float()
+        .cpu()
+        .numpy()
+    )
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
 def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):
     "Yields epoch, features and rows of every batch of training"
-    def order(e): return rng(seed, 'softmax order', e).permutation(len(rows))
+
+    def order(e):
+        return rng(seed, 'softmax order', e).permutation(len(rows))
+
     if recipe.scale is None:
         f = features(backbone, dataset.subset(rows), size)['avg'].to(p.device)
         for e in range(recipe.epochs):
             for i in np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs)):
-                yield e,f[torch.from_numpy(i).to(p.device)],rows[i]
+                yield e, f[torch.from_numpy(i).to(p.device)], rows[i]
         return
-    aug = TrainTransform(size or dataset.size, recipe.scale, jitter=(0,0,0,0), jitter_p=0)
+    aug = TrainTransform(size or dataset.size, recipe.scale, jitter=(0, 0, 0, 0), jitter_p=0)
     for e in range(recipe.epochs):
-        for k,i in enumerate(np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs))):
-            img,hw = dataset.images(rows[i])
-            flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < .5)
-            view = aug(dict(img=img.to(p.device), hw=hw, flip=flip), (seed,'softmax',e,k))['img']
-            with frozen(backbone): yield e,pool_grid(backbone(view.to(p.dtype)).float())['avg'],rows[i]
+        for k, i in enumerate(np.array_split(order(e), range(recipe.bs, len(rows), recipe.bs))):
+            img, hw = dataset.images(rows[i])
+            flip = torch.from_numpy(rng(seed, 'softmax flip', e, k).random(len(i)) < 0.5)
+            view = aug(dict(img=img.to(p.device), hw=hw, flip=flip), (seed, 'softmax', e, k))['img']
+            with frozen(backbone):
+                yield e, pool_grid(backbone(view.to(p.dtype)).float())['avg'], rows[i]
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51d
 def _train_heads(backbone, train, rows, y, classes, *, recipe, size, seed):
     "Heads for all rates, trained on `rows`, and the mean loss of each in the last epoch"
     p = next(backbone.parameters(), torch.zeros(()))
     heads = None
-    loss,steps = [],-(-len(rows)//recipe.bs)
-    for k,(e,f,i) in enumerate(progress(_epochs(backbone, train, rows, recipe, size, seed=seed, p=p),
-                                        steps*recipe.epochs, 'softmax probe, step')):
+    loss = []
+    steps = -(-len(rows) // recipe.bs)
+    for k, (e, f, i) in enumerate(
+        progress(
+            _epochs(backbone, train, rows, recipe, size, seed=seed, p=p), steps * recipe.epochs, 'softmax probe, step'
+        )
+    ):
         if heads is None:
             heads = Heads(f.shape[1], classes, recipe.lrs, recipe.wds, recipe.momentum, seed=seed, device=p.device)
-        l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k%steps/steps if recipe.cosine else 0)))
-        loss = (loss if k%steps else [])+[l.cpu()]
-    return heads,torch.stack(loss).mean(0)
+        l = heads.step(f, y[i].to(p.device), recipe.rate(e + (k % steps / steps if recipe.cosine else 0)))
+        loss = (loss if k % steps else []) + [l.cpu()]
+    return heads, torch.stack(loss).mean(0)
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #615ca51e
 def softmax_probe(
-    backbone:nn.Module,     # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:ImageTextDataset, # Pictures to train on, and to choose the rate
-    test:ImageTextDataset,  # Test pictures
-    label:str,              # The name of an integer label of both
-    recipe:SoftmaxRecipe=VIRTEX_PROBE, # How it is trained
-    *, size:int=None,       # Side of the views in pixels; those of the datasets by default
-    held:float=.1,          # Part of `train` that chooses the rate
-    name:str='backbone',    # Of the backbone, in the row
-    seed:int=0,             # Held-out part, order, views and initial weights depend on this alone
-    draws:int=500,          # Number of bootstrap resamples of the test images
-)->dict:                               # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
-                                       # `wd`, and `tried`, a dict for each head
+    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    train: ImageTextDataset,  # Pictures to train on, and to choose the rate
+    test: ImageTextDataset,  # Test pictures
+    label: str,  # The name of an integer label of both
+    recipe: SoftmaxRecipe = VIRTEX_PROBE,  # How it is trained
+    *,
+    size: int = None,  # Side of the views in pixels; those of the datasets by default
+    held: float = 0.1,  # Part of `train` that chooses the rate
+    name: str = 'backbone',  # Of the backbone, in the row
+    seed: int = 0,  # Held-out part, order, views and initial weights depend on this alone
+    draws: int = 500,  # Number of bootstrap resamples of the test images
+) -> dict:  # `question, metric, backbone, n, chance, value, low, high` (in percent), `lr`,
+    # `wd`, and `tried`, a dict for each head
     "Train a softmax layer on frozen features with all rates at once; top-1 on `test` (VirTex sec. 4.1)"
-    for s in (train,test):
+    for s in (train, test):
         if label not in s.labels or s.labels[label].ndim != 1:
-            raise did_you_mean('label', label, [k for k,v in s.labels.items() if v.ndim == 1])
-    if not 0 < held < 1 or int(held*len(train)) < 1:
+            raise did_you_mean('label', label, [k for k, v in s.labels.items() if v.ndim == 1])
+    if not 0 < held < 1 or int(held * len(train)) < 1:
         raise ValueError(f'held={held}: leaves no training or no held-out pictures of {len(train)}')
-    y,yt = (torch.from_numpy(s.labels[label].astype(np.int64)) for s in (train,test))
+    y, yt = (torch.from_numpy(s.labels[label].astype(np.int64)) for s in (train, test))
     perm = rng(seed, 'held out').permutation(len(train))
-    cut = int(held*len(train))
-    valid,rows = np.sort(perm[:cut]),np.sort(perm[cut:])
-    classes = 1+int(max(y.max(), yt.max()))
-    heads,loss = _train_heads(backbone, train, rows, y, classes, recipe=recipe, size=size, seed=seed)
+    cut = int(held * len(train))
+    valid = np.sort(perm[:cut])
+    rows = np.sort(perm[cut:])
+    classes = 1 + int(max(y.max(), yt.max()))
+    heads, loss = _train_heads(backbone, train, rows, y, classes, recipe=recipe, size=size, seed=seed)
     device = next(backbone.parameters(), torch.zeros(())).device
-    def asked(s, y): return heads.right(features(backbone, s, size)['avg'].to(device), y.to(device))
+
+    def asked(s, y):
+        return heads.right(features(backbone, s, size)['avg'].to(device), y.to(device))
+
     chose = asked(train.subset(valid), y[valid]).mean(0)
     best = int(chose.argmax())
-    right = asked(test, yt)[:,best].astype(float)
-    low,high = bootstrap(right, draws=draws, seed=seed)
-    tried = [dict(lr=lr, wd=wd, loss=float(l), chosen_by=100*float(c))
-             for (lr,wd),l,c in zip(heads.grid, loss, chose)]
+    right = asked(test, yt)[:, best].astype(float)
+    low, high = bootstrap(right, draws=draws, seed=seed)
+    tried = [
+        dict(lr=lr, wd=wd, loss=float(l), chosen_by=100 * float(c)) for (lr, wd), l, c in zip(heads.grid, loss, chose)
+    ]
     num = dict(chance=chance_top1(y[rows], yt), value=right.mean(), low=low, high=high)
-    return dict(question=label, metric='top-1', backbone=name, n=len(test),
-                **{k: round(100*float(v), 3) for k,v in num.items()},
-                lr=heads.grid[best][0], wd=heads.grid[best][1], tried=tried)
+    return dict(
+        question=label,
+        metric='top-1',
+        backbone=name,
+        n=len(test),
+        **{k: round(100 * float(v), 3) for k, v in num.items()},
+        lr=heads.grid[best][0],
+        wd=heads.grid[best][1],
+        tried=tried,
+    )

@@ -8,29 +8,33 @@ __all__ = ['COSTS', 'FAIR_COSTS', 'svm_axes', 'solve_svms', 'Svms', 'folds_of', 
 # %% ../../nbs/evaluation/15_svm.ipynb #18773fa2
 import warnings
 from dataclasses import dataclass
-import numpy as np, torch
+
+import numpy as np
+import torch
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
+
 from ..core.progress import progress
 from ..metrics.ranking import average_precision
 
 # %% ../../nbs/evaluation/15_svm.ipynb #c1f15006
 def svm_axes(
-    x:Tensor,   # Features (n,d)
-)->tuple:       # Coordinates (n,r), axes (d+1,r), sums of squares along them (r,)
+    x: Tensor,  # Features (n,d)
+) -> tuple:  # Coordinates (n,r), axes (d+1,r), sums of squares along them (r,)
     "Add the feature that is always 1, and turn `x` to its principal axes"
     x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-    n,d = x.shape
+    n, d = x.shape
     if d <= n:
-        e,v = torch.linalg.eigh(x.mT@x)
-        z = x@v
+        e, v = torch.linalg.eigh(x.mT @ x)
+        z = x @ v
     else:
         big = x.double()
-        e,u = torch.linalg.eigh(big@big.mT)
-        keep = e > 1e-10*e[-1]
-        e,u = e[keep],u[:,keep]
-        z,v = (o.to(x.dtype) for o in (u*e.sqrt(), big.mT@(u/e.sqrt())))
-    return z,v,e.clamp(min=0).to(x.dtype)
+        e, u = torch.linalg.eigh(big @ big.mT)
+        keep = e > 1e-10 * e[-1]
+        e = e[keep]
+        u = u[:, keep]
+        z, v = (o.to(x.dtype) for o in (u * e.sqrt(), big.mT @ (u / e.sqrt())))
+    return z, v, e.clamp(min=0).to(x.dtype)
 
 # %% ../../nbs/evaluation/15_svm.ipynb #6e3e0263
 def _line(m, yq, c2, wd, dd, *, most=5):
@@ -38,134 +42,177 @@ def _line(m, yq, c2, wd, dd, *, most=5):
 
     Margin violations `m` (n,p), `y` times scores of the direction `yq`
     """
-    t,lo,hi = torch.zeros_like(wd),torch.zeros_like(wd),torch.full_like(wd, torch.inf)
-    cq = c2*yq
+    t = torch.zeros_like(wd)
+    lo = torch.zeros_like(wd)
+    hi = torch.full_like(wd, torch.inf)
+    cq = c2 * yq
     for i in range(most):
         left = torch.addcmul(m, t.expand_as(yq), yq, value=-1).clamp_(min=0)
-        slope,curve = wd + t*dd - (cq*left).sum(0), dd + ((left > 0)*cq*yq).sum(0)
-        if i == 0: first = slope.abs()
-        elif (slope.abs() <= .02*first).all(): break
-        lo,hi = torch.where(slope < 0, t, lo),torch.where(slope < 0, hi, t)
-        new = t - slope/curve.clamp(min=1e-30)
-        t = torch.where((new < lo) | (new > hi), (lo+hi)/2, new)
+        slope = wd + t * dd - (cq * left).sum(0)
+        curve = dd + ((left > 0) * cq * yq).sum(0)
+        if i == 0:
+            first = slope.abs()
+        elif (slope.abs() <= 0.02 * first).all():
+            break
+        lo = torch.where(slope < 0, t, lo)
+        hi = torch.where(slope < 0, hi, t)
+        new = t - slope / curve.clamp(min=1e-30)
+        t = torch.where((new < lo) | (new > hi), (lo + hi) / 2, new)
     return t
 
 # %% ../../nbs/evaluation/15_svm.ipynb #afd76ffd
 def solve_svms(
-    z:Tensor,          # Coordinates of the images, one of them from the constant feature (n,r)
-    e:Tensor,          # Sums of squares of the coordinates (r,)
-    y:Tensor,          # 1. or -1. in each problem (n,p)
-    c:Tensor,          # Cost of a squared margin violation; 0 = takes no part (n,p)
-    w:Tensor=None,     # Where to start (r,p); at 0 by default
-    *, tol:float=1e-6, # Duality gap at which a problem stops, relative to its objective
-    iters:int=500,     # At most so many steps
-    flat:bool=False,   # Leave the gradient as it is? Only to see what the scaling is good for
-)->tuple:             # Weights (r,p), relative duality gaps (p,), steps
+    z: Tensor,  # Coordinates of the images, one of them from the constant feature (n,r)
+    e: Tensor,  # Sums of squares of the coordinates (r,)
+    y: Tensor,  # 1. or -1. in each problem (n,p)
+    c: Tensor,  # Cost of a squared margin violation; 0 = takes no part (n,p)
+    w: Tensor = None,  # Where to start (r,p); at 0 by default
+    *,
+    tol: float = 1e-6,  # Duality gap at which a problem stops, relative to its objective
+    iters: int = 500,  # At most so many steps
+    flat: bool = False,  # Leave the gradient as it is? Only to see what the scaling is good for
+) -> tuple:  # Weights (r,p), relative duality gaps (p,), steps
     "Minimise all `p` problems together; each ends for itself"
     out = z.new_zeros(z.shape[1], y.shape[1]) if w is None else w.clone()
-    gap,cols,w,d = z.new_full((y.shape[1],), torch.inf),torch.arange(y.shape[1], device=z.device),out.clone(),None
-    s = z@w
-    for step in progress(range(iters+1), label='support vector machines, step'):
-        m = 1-y*s
-        a = c*m.clamp(min=0)
-        g = w - 2*(z.mT@(a*y))
-        far = (g*g).sum(0)/((w*w).sum(0) + 2*(a*m).sum(0)).clamp(min=1e-30)
-        out[:,cols],gap[cols] = w,far
+    gap = z.new_full((y.shape[1],), torch.inf)
+    cols = torch.arange(y.shape[1], device=z.device)
+    w = out.clone()
+    d = None
+    s = z @ w
+    for step in progress(range(iters + 1), label='support vector machines, step'):
+        m = 1 - y * s
+        a = c * m.clamp(min=0)
+        g = w - 2 * (z.mT @ (a * y))
+        far = (g * g).sum(0) / ((w * w).sum(0) + 2 * (a * m).sum(0)).clamp(min=1e-30)
+        out[:, cols], gap[cols] = w, far
         live = far > tol
-        if step == iters or not live.any(): break
-        if step%6 == 0: h = 1 + (not flat)*e[:,None]*(2*(c*(m > 0)).sum(0)/len(z))
-        if live.float().mean() < .75:
-            i = live.nonzero()[:,0]
-            w,s,y,c,m,g,h = (o[:,i] for o in (w,s,y,c,m,g,h))
+        if step == iters or not live.any():
+            break
+        if step % 6 == 0:
+            h = 1 + (not flat) * e[:, None] * (2 * (c * (m > 0)).sum(0) / len(z))
+        if live.float().mean() < 0.75:
+            i = live.nonzero()[:, 0]
+            w, s, y, c, m, g, h = (o[:, i] for o in (w, s, y, c, m, g, h))
             cols = cols[i]
-            if d is not None: d,g0,gu0 = d[:,i],g0[:,i],gu0[i]
-        u = g/h
-        gu = (g*u).sum(0)
-        d = -u if d is None else ((gu-(g0*u).sum(0))/gu0.clamp(min=1e-30)).clamp(min=0)*d - u
-        q = z@d
-        t = _line(m, y*q, 2*c, (w*d).sum(0), (d*d).sum(0))
-        w,s,g0,gu0 = w+t*d,s+t*q,g,gu
-    return out,gap,step
+            if d is not None:
+                d = d[:, i]
+                g0 = g0[:, i]
+                gu0 = gu0[i]
+        u = g / h
+        gu = (g * u).sum(0)
+        d = -u if d is None else ((gu - (g0 * u).sum(0)) / gu0.clamp(min=1e-30)).clamp(min=0) * d - u
+        q = z @ d
+        t = _line(m, y * q, 2 * c, (w * d).sum(0), (d * d).sum(0))
+        w = w + t * d
+        s = s + t * q
+        g0 = g
+        gu0 = gu
+    return out, gap, step
 
 # %% ../../nbs/evaluation/15_svm.ipynb #d5d3445b
-COSTS = (.01, .1, 1., 10.)                                    # VirTex sec. 4.1, code
-FAIR_COSTS = tuple(sorted((.01, .1, *(.5**k for k in range(4, 20))))) # FAIR's self-supervision benchmark, code
+COSTS = (0.01, 0.1, 1.0, 10.0)  # VirTex sec. 4.1, code
+FAIR_COSTS = tuple(sorted((0.01, 0.1, *(0.5**k for k in range(4, 20)))))  # FAIR's self-supervision benchmark, code
+
 
 @dataclass
 class Svms:
     "A linear support vector machine for each class, each with the cost it chose"
-    w:Tensor          # Weights (d,k)
-    b:Tensor          # Intercepts (k,)
-    cost:np.ndarray   # Chosen (k,)
-    costs:tuple       # To choose from, ascending
-    aps:np.ndarray    # Average precision in each fold (k,costs,folds)
-    gap:float         # The largest duality gap, relative to the objective
-    steps:int         # Of all solutions together
-    def __call__(self,
-        x:Tensor, # Features (n,d)
-    )->Tensor:    # On the CPU (n,k)
+
+    w: Tensor  # Weights (d,k)
+    b: Tensor  # Intercepts (k,)
+    cost: np.ndarray  # Chosen (k,)
+    costs: tuple  # To choose from, ascending
+    aps: np.ndarray  # Average precision in each fold (k,costs,folds)
+    gap: float  # The largest duality gap, relative to the objective
+    steps: int  # Of all solutions together
+
+    def __call__(
+        self,
+        x: Tensor,  # Features (n,d)
+    ) -> Tensor:  # On the CPU (n,k)
         "The scores of `x`"
         return (x.to(self.w) @ self.w + self.b).cpu()
 
 # %% ../../nbs/evaluation/15_svm.ipynb #b221b27e
 def folds_of(
-    y:np.ndarray|Tensor, # 1 where the thing is there (n,k)
-    folds:int=3,         # How many
-)->np.ndarray:           # In which fold each image is held out, for each class (n,k)
+    y: np.ndarray | Tensor,  # 1 where the thing is there (n,k)
+    folds: int = 3,  # How many
+) -> np.ndarray:  # In which fold each image is held out, for each class (n,k)
     "scikit-learn's stratified folds of every class; a `ValueError` names a class with too few positives"
     there = np.asarray(y) > 0
     out = np.zeros(there.shape, int)
-    for j,col in enumerate(there.T):
-        if not folds <= col.sum() <= len(col)-folds:
-            raise ValueError(f'class {j}: {col.sum()} of {len(col)} training images show it, but {folds} folds need '
-                             f'{folds} that do and {folds} that do not')
-        for f,(_,held) in enumerate(StratifiedKFold(folds).split(col, np.where(col, 1, -1))): out[held,j] = f
+    for j, col in enumerate(there.T):
+        if not folds <= col.sum() <= len(col) - folds:
+            raise ValueError(
+                f'class {j}: {col.sum()} of {len(col)} training images show it, but {folds} folds need '
+                f'{folds} that do and {folds} that do not'
+            )
+        for f, (_, held) in enumerate(StratifiedKFold(folds).split(col, np.where(col, 1, -1))):
+            out[held, j] = f
     return out
+
 
 def _fold_aps(s, there, fold, folds):
     "Average precision in each fold: scores (n,costs,k,folds) -> (k,costs,folds)"
-    at = lambda j, f: (s[fold[:,j] == f,:,j,f], there[fold[:,j] == f,j])
-    ap = lambda s, t: average_precision(s, np.broadcast_to(t[:,None], s.shape))
+
+    def at(j, f):
+        return (s[fold[:, j] == f, :, j, f], there[fold[:, j] == f, j])
+
+    def ap(s, t):
+        return average_precision(s, np.broadcast_to(t[:, None], s.shape))
+
     return np.stack([np.stack([ap(*at(j, f)) for f in range(folds)], 1) for j in range(there.shape[1])])
 
 # %% ../../nbs/evaluation/15_svm.ipynb #274c63ad
 def fit_svms(
-    x:Tensor,               # Features, as the protocol scales them (n,d)
-    y:np.ndarray|Tensor,    # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
-    costs:tuple|list=COSTS, # To choose from
-    folds:int=3,            # For the choice
-    tol:float=1e-6,         # Duality gap of each solution, relative to its objective
-    *, device:str|torch.device=None, # Where to compute; where `x` is by default
-    dtype:torch.dtype=torch.float32, # Precision
-    iters:int=500,          # At most so many steps a solution
-)->Svms:
+    x: Tensor,  # Features, as the protocol scales them (n,d)
+    y: np.ndarray | Tensor,  # 1 = there, -1 = not, 0 = only difficult, which counts as not (n,k)
+    costs: tuple | list = COSTS,  # To choose from
+    folds: int = 3,  # For the choice
+    tol: float = 1e-6,  # Duality gap of each solution, relative to its objective
+    *,
+    device: str | torch.device = None,  # Where to compute; where `x` is by default
+    dtype: torch.dtype = torch.float32,  # Precision
+    iters: int = 500,  # At most so many steps a solution
+) -> Svms:
     "Choose the cost of every class by its folds, and fit it to all images"
-    x,there,costs = torch.as_tensor(x),np.asarray(y) > 0,tuple(sorted(costs))
+    x = torch.as_tensor(x)
+    there = np.asarray(y) > 0
+    costs = tuple(sorted(costs))
     if there.ndim != 2 or len(there) != len(x):
         raise ValueError(f'{tuple(x.shape)} features do not fit labels {there.shape}: expected (n,d) and (n,k)')
-    if not x.isfinite().all(): raise ValueError('the features hold values that are not finite: did training diverge?')
-    if not costs or costs[0] <= 0: raise ValueError(f'costs={costs}: positive numbers are expected')
-    fold,k = folds_of(there, folds),there.shape[1]
-    z,v,e = svm_axes(x.to(device or x.device, dtype))
+    if not x.isfinite().all():
+        raise ValueError('the features hold values that are not finite: did training diverge?')
+    if not costs or costs[0] <= 0:
+        raise ValueError(f'costs={costs}: positive numbers are expected')
+    fold = folds_of(there, folds)
+    k = there.shape[1]
+    z, v, e = svm_axes(x.to(device or x.device, dtype))
     t = torch.from_numpy(there).to(z.device)
-    sign,weight = t.to(dtype)*2-1,t.to(dtype)+1
-    in_ = (torch.from_numpy(fold).to(z.device)[:,:,None] != torch.arange(folds, device=z.device)).to(dtype)
-    ys,cs = sign[:,:,None].expand_as(in_).flatten(1),(weight[:,:,None]*in_).flatten(1)
-    us,gaps,steps = [],[],0
+    sign = t.to(dtype) * 2 - 1
+    weight = t.to(dtype) + 1
+    in_ = (torch.from_numpy(fold).to(z.device)[:, :, None] != torch.arange(folds, device=z.device)).to(dtype)
+    ys = sign[:, :, None].expand_as(in_).flatten(1)
+    cs = (weight[:, :, None] * in_).flatten(1)
+    us = []
+    gaps = []
+    steps = 0
     for C in progress(costs, label='support vector machines, cost'):
-        u,gap,i = solve_svms(z, e, ys, C*cs, us[-1] if us else None, tol=tol, iters=iters)
+        u, gap, i = solve_svms(z, e, ys, C * cs, us[-1] if us else None, tol=tol, iters=iters)
         us.append(u)
         gaps.append(gap)
         steps += i
-    s = torch.stack([(z@u).unflatten(1, (k,folds)) for u in us], 1).cpu().numpy()
+    s = torch.stack([(z @ u).unflatten(1, (k, folds)) for u in us], 1).cpu().numpy()
     aps = _fold_aps(s, there, fold, folds)
     best = aps.mean(2).argmax(1)
-    start = torch.stack([us[b].unflatten(1, (k,folds))[:,j].mean(1) for j,b in enumerate(best)], 1)
+    start = torch.stack([us[b].unflatten(1, (k, folds))[:, j].mean(1) for j, b in enumerate(best)], 1)
     cost = np.array(costs)[best]
-    u,gap,i = solve_svms(z, e, sign, weight*torch.tensor(cost).to(z), start, tol=tol, iters=iters)
+    u, gap, i = solve_svms(z, e, sign, weight * torch.tensor(cost).to(z), start, tol=tol, iters=iters)
     gap = max(g.max().item() for g in (*gaps, gap))
     if gap > tol:
-        warnings.warn(f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum, not '
-                      f'{tol:.0e}: give more `iters`')
-    w = v@u
-    return Svms(w[:-1], w[-1], cost, costs, aps, gap, steps+i)
+        warnings.warn(
+            f'after {iters} steps a solution is proven only to within {gap:.1e} of its minimum, not '
+            f'{tol:.0e}: give more `iters`'
+        )
+    w = v @ u
+    return Svms(w[:-1], w[-1], cost, costs, aps, gap, steps + i)

@@ -7,142 +7,186 @@ __all__ = ['probe_multilabel', 'probe_class', 'probe_named_cell', 'ask_all', 'bo
            'transfer_table', 'world_table', 'table_text', 'table_markdown']
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #f3081a54
-import numpy as np, torch
-from ..core.progress import *
+import numpy as np
+import torch
+
+from ..core.progress import progress
 from ..data.records import ImageTextDataset
-from ..metrics.ranking import (average_precision, bootstrap, chance_ap, chance_top1, correct, draw_counts, mean_ap,
-                                   top1)
-from ..reports.instability import shown_names
+from .linear_probe import L2S, NAMED_L2S, best_strength, fit_linear, fit_named
+from vlrep.metrics.ranking import (
+    average_precision,
+    bootstrap,
+    chance_ap,
+    chance_top1,
+    correct,
+    draw_counts,
+    mean_ap,
+    top1,
+)
 from ..models.features import features
-from .linear_probe import *
+from ..reports.instability import shown_names
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #7f0ec99c
 def probe_multilabel(
-    f:dict,             # Split -> features (n,d)
-    y:dict,             # Split -> tags (n,k), 1 = present
-    columns:dict,       # Question -> columns that are averaged
-    l2s:tuple|list=L2S, # Strengths to choose from
-)->tuple:               # {question: (statistic, chance)} and the chosen strength
+    f: dict,  # Split -> features (n,d)
+    y: dict,  # Split -> tags (n,k), 1 = present
+    columns: dict,  # Question -> columns that are averaged
+    l2s: tuple | list = L2S,  # Strengths to choose from
+) -> tuple:  # {question: (statistic, chance)} and the chosen strength
     "Mean average precision of a binary linear probe for each tag"
-    probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'],
-                          lambda s: mean_ap(s, y['valid'])[0])
-    s,t = probe(f['test'])[0],np.asarray(y['test'])
+    probe = best_strength(
+        fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'], lambda s: mean_ap(s, y['valid'])[0]
+    )
+    s = probe(f['test'])[0]
+    t = np.asarray(y['test'])
     kept = {}
+
     def ap(w):
         "Of each tag; cached, because the tasks share their resamples"
         if w.shape not in kept or not np.array_equal(kept[w.shape][0], w):
-            kept[w.shape] = w,np.atleast_2d(average_precision(s, t, w))
+            kept[w.shape] = w, np.atleast_2d(average_precision(s, t, w))
         return kept[w.shape][1]
+
     def stat(cols):
         def mean(w):
-            got = ap(w)[:,cols]
+            got = ap(w)[:, cols]
             known = ~np.isnan(got)
             return np.where(known, got, 0).sum(1) / np.maximum(known.sum(1), 1)
+
         return mean
-    return {q: (stat(list(c)), float(chance_ap(t[:,list(c)]).mean())) for q,c in columns.items()}, probe.l2s[0]
+
+    return {q: (stat(list(c)), float(chance_ap(t[:, list(c)]).mean())) for q, c in columns.items()}, probe.l2s[0]
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #41bbb6dc
 def probe_class(
-    f:dict,             # Split -> features (n,d)
-    y:dict,             # Split -> classes (n,)
-    l2s:tuple|list=L2S, # Strengths to choose from
-)->tuple:               # Statistic, chance, chosen strength
+    f: dict,  # Split -> features (n,d)
+    y: dict,  # Split -> classes (n,)
+    l2s: tuple | list = L2S,  # Strengths to choose from
+) -> tuple:  # Statistic, chance, chosen strength
     "Top-1 of a softmax probe"
-    y = {k: np.asarray(v) for k,v in y.items()}
-    k = 1+max(v.max() for v in y.values())
-    probe = best_strength(fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'],
-                          lambda s: top1(s, y['valid']))
+    y = {k: np.asarray(v) for k, v in y.items()}
+    k = 1 + max(v.max() for v in y.values())
+    probe = best_strength(
+        fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'], lambda s: top1(s, y['valid'])
+    )
     right = correct(probe(f['test'])[0], y['test'])
-    return (lambda w: w@right/w.sum(1)), chance_top1(y['train'], y['test']), probe.l2s[0]
+    return (lambda w: w @ right / w.sum(1)), chance_top1(y['train'], y['test']), probe.l2s[0]
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #eff26908
 def probe_named_cell(
-    f:dict,                   # Split -> features (n,d) that keep spatial information
-    y:dict,                   # Split -> cell of each tag (n,k), -1 = no target
-    classes:int=9,            # Number of cells
-    l2s:tuple|list=NAMED_L2S, # Strengths to choose from
-)->tuple:                     # Statistic, chance, chosen strengths, number of questions
+    f: dict,  # Split -> features (n,d) that keep spatial information
+    y: dict,  # Split -> cell of each tag (n,k), -1 = no target
+    classes: int = 9,  # Number of cells
+    l2s: tuple | list = NAMED_L2S,  # Strengths to choose from
+) -> tuple:  # Statistic, chance, chosen strengths, number of questions
     """Top-1, over all questions, of softmax probes of the cell of a named object
 
     One probe for each name, all shrunk towards a common one
     """
-    y = {k: np.asarray(v) for k,v in y.items()}
-    hit = lambda s, c: (np.asarray(s.argmax(-1)) == c) & (c >= 0)
-    probe = best_strength(fit_named(f['train'], y['train'], classes, l2s), f['valid'],
-                          lambda s: hit(s, y['valid']).sum())
-    right,asked = hit(probe(f['test'])[0], y['test']).sum(1),(y['test'] >= 0).sum(1)
+    y = {k: np.asarray(v) for k, v in y.items()}
+
+    def hit(s, c):
+        return (np.asarray(s.argmax(-1)) == c) & (c >= 0)
+
+    probe = best_strength(
+        fit_named(f['train'], y['train'], classes, l2s), f['valid'], lambda s: hit(s, y['valid']).sum()
+    )
+    right = hit(probe(f['test'])[0], y['test']).sum(1)
+    asked = (y['test'] >= 0).sum(1)
     usual = np.stack([(y['train'] == c).sum(0) for c in range(classes)]).argmax(0)
-    return (lambda w: w@right/np.maximum(w@asked, 1)), float((usual == y['test']).sum()/max(asked.sum(),
-        1)), probe.l2s[0], int(asked.sum())
+    return (
+        (lambda w: w @ right / np.maximum(w @ asked, 1)),
+        float((usual == y['test']).sum() / max(asked.sum(), 1)),
+        probe.l2s[0],
+        int(asked.sum()),
+    )
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #d0d1dedd
 def ask_all(
-    f:dict,           # Split -> features, `avg` and `grid2`
-    y:dict,           # Split -> labels
-    seen:int=24,      # The first `seen` tags are categories that occur in pretraining
-)->'Iterator[tuple]': # Yields question, metric, n, chance, statistic, strength
+    f: dict,  # Split -> features, `avg` and `grid2`
+    y: dict,  # Split -> labels
+    seen: int = 24,  # The first `seen` tags are categories that occur in pretraining
+) -> 'Iterator[tuple]':  # Yields question, metric, n, chance, statistic, strength
     "All questions that the labels allow, in the order of the table"
-    has = lambda k: all(k in v for v in y.values())
-    pick = lambda d, k: {s: v[k] for s,v in d.items()}
-    avg,n = pick(f, 'avg'),len(f['test']['avg'])
+
+    def has(k):
+        return all(k in v for v in y.values())
+
+    def pick(d, k):
+        return {s: v[k] for s, v in d.items()}
+
+    avg, n = pick(f, 'avg'), len(f['test']['avg'])
     if has('tags'):
         k = y['test']['tags'].shape[1]
         cols = {'objects': range(k), 'seen objects': range(min(seen, k)), 'unseen objects': range(seen, k)}
-        got,l2 = probe_multilabel(avg, pick(y, 'tags'), {q: c for q,c in cols.items() if len(c)})
-        for q,(stat,chance) in got.items(): yield q,'mAP',n,chance,stat,l2
+        got, l2 = probe_multilabel(avg, pick(y, 'tags'), {q: c for q, c in cols.items() if len(c)})
+        for q, (stat, chance) in got.items():
+            yield q, 'mAP', n, chance, stat, l2
     for k in ('color', 'setting', 'number'):
         if has(k):
-            stat,chance,l2 = probe_class(avg, pick(y, k))
-            yield k,'top-1',n,chance,stat,l2
+            stat, chance, l2 = probe_class(avg, pick(y, k))
+            yield k, 'top-1', n, chance, stat, l2
     if has('cell'):
-        stat,chance,l2,asked = probe_named_cell(pick(f, 'grid2'), pick(y, 'cell'))
-        yield 'cell','top-1',asked,chance,stat,l2
+        stat, chance, l2, asked = probe_named_cell(pick(f, 'grid2'), pick(y, 'cell'))
+        yield 'cell', 'top-1', asked, chance, stat, l2
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #1f55263e
 def bootstrap_interval(
-    stat:callable, # Takes counts of the scenes (draws,n), gives scores (draws,)
-    n:int,         # Number of scenes
-    draws:int=500, # Number of bootstrap resamples
-    seed:int=0,    # Same seed, same draws
-)->tuple:          # Score, lower and upper end of its 95 % interval
+    stat: callable,  # Takes counts of the scenes (draws,n), gives scores (draws,)
+    n: int,  # Number of scenes
+    draws: int = 500,  # Number of bootstrap resamples
+    seed: int = 0,  # Same seed, same draws
+) -> tuple:  # Score, lower and upper end of its 95 % interval
     "The score on all scenes, and its bootstrap interval over scenes"
-    value = float(stat(np.ones((1,n)))[0])
-    return value,*bootstrap(lambda w: (s := stat(w)) - s.mean() + value, n, draws, seed=seed)
+    value = float(stat(np.ones((1, n)))[0])
+    return value, *bootstrap(lambda w: (s := stat(w)) - s.mean() + value, n, draws, seed=seed)
+
 
 def bootstrap_scores(
-    stat:callable, # As for `bootstrap_interval`
-    n:int,         # Number of scenes
-    keep:int,      # Number of bootstrap resamples
-)->list:           # Percent, two digits (keep)
+    stat: callable,  # As for `bootstrap_interval`
+    n: int,  # Number of scenes
+    keep: int,  # Number of bootstrap resamples
+) -> list:  # Percent, two digits (keep)
     "The score under draws that are the same for every run, so that two runs can be compared on each of them"
-    return np.round(100*stat(draw_counts(n, keep)), 2).tolist()
+    return np.round(100 * stat(draw_counts(n, keep)), 2).tolist()
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #f3ff9c38
 def transfer_table(
-    backbones:dict,         # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w)
-    train:ImageTextDataset, # Scenes that the probes are fitted to
-    valid:ImageTextDataset, # Scenes that choose the strengths
-    test:ImageTextDataset,  # Test scenes
-    seed:int=0,             # Of the bootstrap
-    *, size:int=None,       # Side of the images in pixels; those of the datasets by default
-    seen:int=24,            # The first `seen` tags are categories that occur in pretraining
-    draws:int=500,          # Number of bootstrap resamples of the test scenes
-    keep:int=0,             # Number of resamples, shared by all runs, whose scores are kept as `draws`
-)->list:                    # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `l2`, the
-                            # chosen strength
+    backbones: dict,  # Name -> backbone: `backbone(img)` gives a grid (b,c,h,w)
+    train: ImageTextDataset,  # Scenes that the probes are fitted to
+    valid: ImageTextDataset,  # Scenes that choose the strengths
+    test: ImageTextDataset,  # Test scenes
+    seed: int = 0,  # Of the bootstrap
+    *,
+    size: int = None,  # Side of the images in pixels; those of the datasets by default
+    seen: int = 24,  # The first `seen` tags are categories that occur in pretraining
+    draws: int = 500,  # Number of bootstrap resamples of the test scenes
+    keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
+) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent) and `l2`, the
+    # chosen strength
     "Evaluate every backbone on every task; intervals over test scenes, with the same resamples for all"
     data = dict(train=train, valid=valid, test=test)
-    y = {k: s.labels for k,s in data.items()}
+    y = {k: s.labels for k, s in data.items()}
     rows = []
-    if not backbones: raise ValueError('backbones: none were given')
-    for who,net in backbones.items():
-        f = {k: features(net, s, size) for k,s in data.items()}
-        for q,metric,n,chance,stat,l2 in progress(ask_all(f, y, seen), label=f'{who}: question'):
-            got = dict(zip(('chance','value','low','high'),
-                           (chance, *bootstrap_interval(stat, len(test), draws, seed))))
-            rows.append(dict(question=q, metric=metric, backbone=who, n=n,
-                             **{k: round(100*v, 3) for k,v in got.items()}, l2=np.atleast_1d(l2).tolist(),
-                             **(dict(draws=bootstrap_scores(stat, len(test), keep)) if keep else {})))
+    if not backbones:
+        raise ValueError('backbones: none were given')
+    for who, net in backbones.items():
+        f = {k: features(net, s, size) for k, s in data.items()}
+        for q, metric, n, chance, stat, l2 in progress(ask_all(f, y, seen), label=f'{who}: question'):
+            got = dict(
+                zip(('chance', 'value', 'low', 'high'), (chance, *bootstrap_interval(stat, len(test), draws, seed)))
+            )
+            rows.append(
+                dict(
+                    question=q,
+                    metric=metric,
+                    backbone=who,
+                    n=n,
+                    **{k: round(100 * v, 3) for k, v in got.items()},
+                    l2=np.atleast_1d(l2).tolist(),
+                    **(dict(draws=bootstrap_scores(stat, len(test), keep)) if keep else {}),
+                )
+            )
     if not rows:
         raise ValueError('the datasets share no labels to evaluate: expected tags, color, setting, number or cell')
     order = list(dict.fromkeys(r['question'] for r in rows))
@@ -150,45 +194,61 @@ def transfer_table(
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #d69b35cd
 def world_table(
-    backbones:dict,               # Name -> backbone
-    world:callable,               # `vlrep.datasets.world.dataset.world`
-    size:int=48,                  # Side of the images in pixels
-    seed:int=0,                   # Of the bootstrap
-    n:tuple|list=(1500,500,2000), # Scenes for fitting, validation and test
-    *, keep:int=0,                # As for `transfer_table`
-    **kw                          # For `world`, such as `workers`
-)->list:                          # Rows, as `transfer_table` gives them
+    backbones: dict,  # Name -> backbone
+    world: callable,  # `vlrep.datasets.world.dataset.world`
+    size: int = 48,  # Side of the images in pixels
+    seed: int = 0,  # Of the bootstrap
+    n: tuple | list = (1500, 500, 2000),  # Scenes for fitting, validation and test
+    *,
+    keep: int = 0,  # As for `transfer_table`
+    **kw,  # For `world`, such as `workers`
+) -> list:  # Rows, as `transfer_table` gives them
     "The transfer table: scenes under domain shift"
-    return transfer_table(backbones,
-                          *(world(s, k, size=size, shifted=True, **kw) for s,k in zip(('train','valid','test'), n)),
-                          seed=seed, keep=keep)
+    return transfer_table(
+        backbones,
+        *(world(s, k, size=size, shifted=True, **kw) for s, k in zip(('train', 'valid', 'test'), n)),
+        seed=seed,
+        keep=keep,
+    )
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #3f32f990
 def _grid(rows, cell):
     "Head and body of the table with one line a question and one column a backbone, as lists of strings"
     who = list(dict.fromkeys(r['backbone'] for r in rows))
-    at = {(r['question'],r['backbone']): r for r in rows}
+    at = {(r['question'], r['backbone']): r for r in rows}
     body = []
     for q in dict.fromkeys(r['question'] for r in rows):
-        mine = [at[q,w] for w in who if (q,w) in at]
-        body.append([f'{q} ({mine[0]["metric"]})', str(mine[0]['n']), f'{mine[0]["chance"]:.1f}',
-                     *(cell(at[q,w]) if (q,w) in at else '' for w in who)])
-    return ['question', 'n', 'chance', *shown_names(rows).values()],body
+        mine = [at[q, w] for w in who if (q, w) in at]
+        body.append(
+            [
+                f'{q} ({mine[0]["metric"]})',
+                str(mine[0]['n']),
+                f'{mine[0]["chance"]:.1f}',
+                *(cell(at[q, w]) if (q, w) in at else '' for w in who),
+            ]
+        )
+    return ['question', 'n', 'chance', *shown_names(rows).values()], body
+
 
 def table_text(
-    rows:list, # From `transfer_table`
-)->str:        # Lines of fixed width
+    rows: list,  # From `transfer_table`
+) -> str:  # Lines of fixed width
     "The table for a terminal: value and 95 % interval"
-    head,body = _grid(rows, lambda r: f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]')
-    lines = [head,*body]
+    head, body = _grid(rows, lambda r: f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]')
+    lines = [head, *body]
     wide = [max(len(l[i]) for l in lines) for i in range(len(lines[0]))]
-    return '\n'.join('  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i,(c,w) in enumerate(zip(l, wide))).rstrip()
-                     for l in lines)
+    return '\n'.join(
+        '  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(l, wide))).rstrip() for l in lines
+    )
+
 
 def table_markdown(
-    rows:list, # From `transfer_table`
-)->str:        # A table in Markdown
+    rows: list,  # From `transfer_table`
+) -> str:  # A table in Markdown
     "The table for a notebook or a README"
-    head,body = _grid(rows, lambda r: f'**{r["value"]:.1f}** [{r["low"]:.1f}, {r["high"]:.1f}]')
-    line = lambda cells: '| ' + ' | '.join(cells) + ' |'
-    return '\n'.join([line(head), '|---|' + '---:|'*(len(head)-1), *map(line, body)])
+    head, body = _grid(rows, lambda r: f'**{r["value"]:.1f}** [{r["low"]:.1f}, {r["high"]:.1f}]')
+
+    def line(cells):
+        return '| ' + ' | '.join(cells) + ' |'
+
+    return '\n'.join([line(head), '|---|' + '---:|' * (len(head) - 1), *map(line, body)])

@@ -6,79 +6,96 @@
 __all__ = ['VOC_SPECS', 'VocSpec', 'squash', 'voc_views', 'interpolated_ap', 'voc07']
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #57f229ec
-from dataclasses import dataclass,replace
-import numpy as np, torch, torch.nn.functional as F
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import nn
-from ..core.registry import *
+
+from ..core.registry import did_you_mean
 from ..data.records import ImageTextDataset
-from ..data.transforms import EvalTransform, IMAGENET, resize_crop
+from ..data.transforms import IMAGENET, EvalTransform, resize_crop
+from .svm import COSTS, fit_svms
 from ..metrics.ranking import average_precision, bootstrap
 from ..models.features import features
-from .svm import *
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #01663b54
 @dataclass(frozen=True)
 class VocSpec:
     "How the features of a photo are computed"
-    view:str='centre' # `centre`: a centre crop; `squash`: the whole photo, resized to a square
-    size:int=224      # Side of the network's input, in pixels
-    resize:int=256    # For `centre`: length of the photo's shorter side before the crop
-    pool:str='avg'    # `avg`: mean over the grid; `grid2`: over its quarters, four times as many
-    def at(self,
-        size:int, # Side in pixels
-    )->'VocSpec':
-        "The same for a network trained on views of `size`"
-        return replace(self, size=size, resize=max(size, round(self.resize*size/self.size)))
 
-VOC_SPECS = dict(v1=VocSpec('squash', 224, 224, 'grid2'),  # VirTex, first version: code v0.9
-                 v2=VocSpec(),                             # VirTex, second version: code v1
-                 loctex=VocSpec('squash', 224, 224),       # LocTex sec. 4
-                 icmlm=VocSpec(resize=224, pool='grid2'))  # ICMLM appendix; its costs were found by another search
+    view: str = 'centre'  # `centre`: a centre crop; `squash`: the whole photo, resized to a square
+    size: int = 224  # Side of the network's input, in pixels
+    resize: int = 256  # For `centre`: length of the photo's shorter side before the crop
+    pool: str = 'avg'  # `avg`: mean over the grid; `grid2`: over its quarters, four times as many
+
+    def at(
+        self,
+        size: int,  # Side in pixels
+    ) -> 'VocSpec':
+        "The same for a network trained on views of `size`"
+        return replace(self, size=size, resize=max(size, round(self.resize * size / self.size)))
+
+
+VOC_SPECS = dict(
+    v1=VocSpec('squash', 224, 224, 'grid2'),  # VirTex, first version: code v0.9
+    v2=VocSpec(),  # VirTex, second version: code v1
+    loctex=VocSpec('squash', 224, 224),  # LocTex sec. 4
+    icmlm=VocSpec(resize=224, pool='grid2'),
+)  # ICMLM appendix; its costs were found by another search
+
 
 def squash(
-    batch:dict, # With `img` uint8 (b,3,h,w) and `hw`
-    size:int,   # Side of the view in pixels
-)->dict:        # The same, `img` float (b,3,size,size), normalised
+    batch: dict,  # With `img` uint8 (b,3,h,w) and `hw`
+    size: int,  # Side of the view in pixels
+) -> dict:  # The same, `img` float (b,3,size,size), normalised
     "Each whole image, resized to a square whatever its aspect ratio"
     hw = batch['hw'].to(batch['img'].device)
     x = resize_crop(batch['img'], torch.cat([torch.zeros_like(hw), hw], 1), size).div_(255)
-    mean,std = (torch.tensor(v, device=x.device).view(3,1,1) for v in IMAGENET)
-    return {**batch, 'img': ((x-mean)/std).contiguous(memory_format=torch.channels_last)}
+    mean, std = (torch.tensor(v, device=x.device).view(3, 1, 1) for v in IMAGENET)
+    return {**batch, 'img': ((x - mean) / std).contiguous(memory_format=torch.channels_last)}
+
 
 def voc_views(
-    source:ImageTextDataset,       # The photos
-    spec:VocSpec,                  # How they are transformed
-    bs:int=256,                    # Images at a time
-    device:str|torch.device='cpu', # Where they are computed
-)->'Iterator[dict]':               # Yields dicts with `img` float (b,3,size,size)
+    source: ImageTextDataset,  # The photos
+    spec: VocSpec,  # How they are transformed
+    bs: int = 256,  # Images at a time
+    device: str | torch.device = 'cpu',  # Where they are computed
+) -> 'Iterator[dict]':  # Yields dicts with `img` float (b,3,size,size)
     "The views of the photos of `source` according to `spec`, in order"
-    if spec.view not in ('centre','squash'): raise did_you_mean('view', spec.view, ('centre','squash'))
+    if spec.view not in ('centre', 'squash'):
+        raise did_you_mean('view', spec.view, ('centre', 'squash'))
     plain = EvalTransform(spec.size, spec.resize) if spec.view == 'centre' else lambda b: squash(b, spec.size)
     for idx in torch.arange(len(source)).split(bs):
-        img,hw = (t.to(device) for t in source.images(idx.numpy()))
+        img, hw = (t.to(device) for t in source.images(idx.numpy()))
         yield plain(dict(img=img, hw=hw, id=idx, flip=torch.zeros(len(idx), dtype=torch.bool, device=device)))
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #07a2bfbc
 def interpolated_ap(
-    scores:np.ndarray|list,       # Higher means more likely (n,)
-    labels:np.ndarray|list,       # 1 or 0 (n,)
-    weights:np.ndarray|list=None, # How often each item counts: (n,), or (draws,n) for many weightings at once
-)->float|np.ndarray:              # A number, or (draws,); NaN where nothing is positive
+    scores: np.ndarray | list,  # Higher means more likely (n,)
+    labels: np.ndarray | list,  # 1 or 0 (n,)
+    weights: np.ndarray | list = None,  # How often each item counts: (n,), or (draws,n) for many weightings at once
+) -> float | np.ndarray:  # A number, or (draws,); NaN where nothing is positive
     """Average precision with interpolated precision, which never rises with recall
 
     Items of equal score are ranked together (FAIR's self-supervision benchmark, code)
     """
-    scores,labels = np.asarray(scores, np.float64),np.asarray(labels, np.float64)
+    scores = np.asarray(scores, np.float64)
+    labels = np.asarray(labels, np.float64)
     if scores.ndim != 1 or scores.shape != labels.shape or not len(scores):
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
-    if np.isnan(scores).any(): raise ValueError('scores: holds NaN, which cannot be ranked')
-    w = np.ones((1,len(scores))) if weights is None else np.atleast_2d(np.asarray(weights, np.float64))
+    if np.isnan(scores).any():
+        raise ValueError('scores: holds NaN, which cannot be ranked')
+    w = np.ones((1, len(scores))) if weights is None else np.atleast_2d(np.asarray(weights, np.float64))
     order = np.argsort(-scores, kind='stable')
-    w = w[:,order]
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores)-1)
-    seen,found = np.cumsum(w, 1)[:,ends],np.cumsum(w*labels[order], 1)[:,ends]
-    precision = np.maximum.accumulate((found/np.maximum(seen, 1e-12))[:,::-1], 1)[:,::-1]
-    with np.errstate(invalid='ignore'): ap = (precision*np.diff(found, axis=1, prepend=0)).sum(1)/found[:,-1]
+    w = w[:, order]
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    seen = np.cumsum(w, 1)[:, ends]
+    found = np.cumsum(w * labels[order], 1)[:, ends]
+    precision = np.maximum.accumulate((found / np.maximum(seen, 1e-12))[:, ::-1], 1)[:, ::-1]
+    with np.errstate(invalid='ignore'):
+        ap = (precision * np.diff(found, axis=1, prepend=0)).sum(1) / found[:, -1]
     return ap if np.ndim(weights) == 2 else float(ap[0])
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #3a47e13b
@@ -87,60 +104,86 @@ def _class_aps(s, y, ap, w):
     score = dict(sklearn=average_precision, interpolated=interpolated_ap)[ap]
     out = []
     for j in range(y.shape[1]):
-        asked = y[:,j] != 0
-        out.append(score(s[asked,j], (y[asked,j] > 0).astype(float), w[:,asked]))
+        asked = y[:, j] != 0
+        out.append(score(s[asked, j], (y[asked, j] > 0).astype(float), w[:, asked]))
     return np.stack(out, 1)
+
 
 def _rows(s, y, names, ap, seed, *, draws):
     "Question, number of images, chance, value and both ends of the interval, for the mean and for each class"
     kept = {}
+
     def aps(w):
-        if w.shape not in kept: kept[w.shape] = _class_aps(s, y, ap, w)
+        if w.shape not in kept:
+            kept[w.shape] = _class_aps(s, y, ap, w)
         return kept[w.shape]
-    ones = _class_aps(s, y, ap, np.ones((1,len(y))))[0]
+
+    ones = _class_aps(s, y, ap, np.ones((1, len(y))))[0]
     asked = (y != 0).sum(0)
-    chance = (y > 0).sum(0)/asked
-    def ends(stat, value): return bootstrap(lambda w: (v := stat(aps(w))) - np.nanmean(v) + value, len(y), draws, seed)
-    yield f'mean of {len(names)} classes','mAP',len(y),chance.mean(),ones.mean(),*ends(lambda a: np.nanmean(a, 1),
-                                                                                       ones.mean())
-    for j,n in enumerate(names): yield n,'AP',int(asked[j]),chance[j],ones[j],*ends(lambda a: a[:,j], ones[j])
+    chance = (y > 0).sum(0) / asked
+
+    def ends(stat, value):
+        return bootstrap(lambda w: (v := stat(aps(w))) - np.nanmean(v) + value, len(y), draws, seed)
+
+    yield (
+        f'mean of {len(names)} classes',
+        'mAP',
+        len(y),
+        chance.mean(),
+        ones.mean(),
+        *ends(lambda a: np.nanmean(a, 1), ones.mean()),
+    )
+    for j, n in enumerate(names):
+        yield n, 'AP', int(asked[j]), chance[j], ones[j], *ends(lambda a: a[:, j], ones[j])
 
 # %% ../../nbs/evaluation/35_voc07.ipynb #a12c2a92
 def voc07(
-    backbone:nn.Module,           # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
-    train:ImageTextDataset,       # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
-    test:ImageTextDataset,        # The same for the test photos
-    spec:str|VocSpec='v2',        # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
-    size:int=None,                # Side of the views, for networks trained at a size other than 224 pixels
-    *, costs:tuple|list=COSTS,    # To choose from
-    ap:str='sklearn',             # Average precision that is reported: `sklearn` or `interpolated`
-    name:str='backbone',          # Of the backbone, in the rows
-    seed:int=0,                   # Of the bootstrap
-    draws:int=500,                # Number of bootstrap resamples of the test photos
-    device:str|torch.device=None, # Where the machines are fitted; the CPU by default
-)->list:                          # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent),
-                                  # `cost`, `spec`, `ap`
+    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w); it stays as it is
+    train: ImageTextDataset,  # With the label `present`: 1, 0 = only difficult, -1 (n,k); `read_voc` gives it
+    test: ImageTextDataset,  # The same for the test photos
+    spec: str | VocSpec = 'v2',  # `v1`, `v2`, `loctex`, `icmlm`, or a `VocSpec`
+    size: int = None,  # Side of the views, for networks trained at a size other than 224 pixels
+    *,
+    costs: tuple | list = COSTS,  # To choose from
+    ap: str = 'sklearn',  # Average precision that is reported: `sklearn` or `interpolated`
+    name: str = 'backbone',  # Of the backbone, in the rows
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 500,  # Number of bootstrap resamples of the test photos
+    device: str | torch.device = None,  # Where the machines are fitted; the CPU by default
+) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high` (in percent),
+    # `cost`, `spec`, `ap`
     "The VOC07 protocol (VirTex sec. 4.1): costs are chosen on folds of `train`, and `test` is only ranked"
     if isinstance(spec, str):
-        if spec not in VOC_SPECS: raise did_you_mean('VOC07 spec', spec, VOC_SPECS)
+        if spec not in VOC_SPECS:
+            raise did_you_mean('VOC07 spec', spec, VOC_SPECS)
         spec = VOC_SPECS[spec]
-    if ap not in ('sklearn','interpolated'): raise did_you_mean('average precision', ap, ('sklearn','interpolated'))
-    for s in (train,test):
+    if ap not in ('sklearn', 'interpolated'):
+        raise did_you_mean('average precision', ap, ('sklearn', 'interpolated'))
+    for s in (train, test):
         if 'present' not in s.labels or s.labels['present'].ndim != 2:
             raise ValueError(f'{s.name}: has no label `present` (n,k) with 1, 0 and -1, as `read_voc` gives')
-    y,yt = train.labels['present'],test.labels['present']
+    y = train.labels['present']
+    yt = test.labels['present']
     names = train.names.get('present') or [f'class {j}' for j in range(y.shape[1])]
     if (test.names.get('present') or names) != names or yt.shape[1] != y.shape[1]:
         raise ValueError(f'{train.name} and {test.name} do not have the same classes')
     ask = np.flatnonzero(((y > 0).sum(0) >= 3) & ((y <= 0).sum(0) >= 3) & ((yt > 0).sum(0) > 0))
-    if not len(ask): raise ValueError(f'{train.name}: no class is shown three times in training and once in the test')
+    if not len(ask):
+        raise ValueError(f'{train.name}: no class is shown three times in training and once in the test')
     spec = spec.at(size) if size else spec
     dev = next(backbone.parameters(), torch.zeros(())).device
-    f,ft = (F.normalize(features(backbone, voc_views(s, spec, device=dev))[spec.pool], dim=1) for s in (train,test))
-    svms = fit_svms(f, y[:,ask], costs, device=device)
+    f, ft = (F.normalize(features(backbone, voc_views(s, spec, device=dev))[spec.pool], dim=1) for s in (train, test))
+    svms = fit_svms(f, y[:, ask], costs, device=device)
     s = svms(ft).double().numpy()
-    rows = [dict(question=q, metric=m, backbone=name, n=n,
-                 **{k: round(100*float(v), 3) for k,v in zip(('chance','value','low','high'), rest)})
-            for q,m,n,*rest in _rows(s, yt[:,ask], [names[j] for j in ask], ap, seed, draws=draws)]
+    rows = [
+        dict(
+            question=q,
+            metric=m,
+            backbone=name,
+            n=n,
+            **{k: round(100 * float(v), 3) for k, v in zip(('chance', 'value', 'low', 'high'), rest)},
+        )
+        for q, m, n, *rest in _rows(s, yt[:, ask], [names[j] for j in ask], ap, seed, draws=draws)
+    ]
     chosen = [float(c) for c in svms.cost]
-    return [dict(r, cost=c, spec=spec.__dict__, ap=ap) for r,c in zip(rows, [chosen, *chosen])]
+    return [dict(r, cost=c, spec=spec.__dict__, ap=ap) for r, c in zip(rows, [chosen, *chosen])]

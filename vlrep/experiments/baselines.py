@@ -7,88 +7,113 @@ __all__ = ['train_on', 'supervised_recipe', 'train_baselines']
 
 # %% ../../nbs/experiments/38_baselines.ipynb #117283b4
 from dataclasses import fields, replace
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import FilePath
+from ..core.progress import Stages
 from ..data.collate import mirroring_line
 from ..data.loader import loaders
 from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform, TrainTransform
-from ..methods.base import Method, METHODS
+from .config import get_recipe
+from .start import with_backbone
+from ..methods.base import METHODS, Method
 from ..methods.recipe import MethodRecipe
 from ..methods.supervised.recipe import TagsRecipe
 from ..models.features import bn_statistics
 from ..models.named import initial_backbone
 from ..reports.instability import learning_warning
 from ..training.distributed import current_dist
-from ..training.logging import EpochLosses, ProgressLogger
-from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader, StopAtStep
 from ..training.interrupts import memory_advice, out_of_memory
-from .config import *
-from .start import *
+from ..training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader, StopAtStep
+from ..training.logging import EpochLosses, ProgressLogger
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c6
 def _shared(dist):
     "Arguments of the loaders for data-parallel training"
-    if dist.world_size == 1: return {}
+    if dist.world_size == 1:
+        return {}
     return dict(rank=dist.rank, world_size=dist.world_size, device=dist.device)
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c5
 def _explained(e, learn, recipe, accumulate):
     "An exception with advice on the error `e` of a training; None if there is none"
-    if out_of_memory(e): return ValueError(memory_advice(recipe.bs, accumulate))
+    if out_of_memory(e):
+        return ValueError(memory_advice(recipe.bs, accumulate))
     line = str(e).splitlines() or ['']
     # raised by a signal handler, anywhere in a step
     if isinstance(e, RuntimeError) and 'DataLoader worker' in str(e):
         safe = getattr(learn, 'save_run', None)
         where = safe.where() if safe else ''
         return ChildProcessError(f'a process that reads images has ended ({line[-1].strip()}){where}')
-    if recipe.compile != 'none' and type(e).__module__.startswith(('torch._inductor','torch._dynamo')):
-        return ValueError(f'compile={recipe.compile}: cannot compile ({line[0].strip()}): leave it out, or install the '
-                          f'C++ compiler that torch.compile needs')
+    if recipe.compile != 'none' and type(e).__module__.startswith(('torch._inductor', 'torch._dynamo')):
+        return ValueError(
+            f'compile={recipe.compile}: cannot compile ({line[0].strip()}): leave it out, or install the '
+            f'C++ compiler that torch.compile needs'
+        )
 
 # %% ../../nbs/experiments/38_baselines.ipynb #316533c7
 def train_on(
-    method:Method,                  # Recipe, model, loss and learner
-    recipe:MethodRecipe,            # Its recipe
-    splits:dict,                    # Datasets `train` and `valid`
-    data:str,                       # One of `DATASETS`
-    tok:Tokenizer=None,             # Tokenizer, for methods that read captions
-    *, seed:int=0,                  # Of weights, order, views, dropout
-    precision:str='auto',           # auto, fp32, bf16 or fp16
-    cbs:list|tuple=(),              # More callbacks
-    log:callable=print,             # Called with lines about the progress
-    accumulate:int=1,               # Parts into which each batch is cut to save memory
-    workers:int=0,                  # Processes that read images ahead
-    begin:callable=None,            # Called with the learner before it trains, such as to `resume`
-    max_damaged:int|float|str=None, # Images that may be unreadable, see `damage_limit`
-)->BatchLearner:                    # The fastai Learner, trained
+    method: Method,  # Recipe, model, loss and learner
+    recipe: MethodRecipe,  # Its recipe
+    splits: dict,  # Datasets `train` and `valid`
+    data: str,  # One of `DATASETS`
+    tok: Tokenizer = None,  # Tokenizer, for methods that read captions
+    *,
+    seed: int = 0,  # Of weights, order, views, dropout
+    precision: str = 'auto',  # auto, fp32, bf16 or fp16
+    cbs: list | tuple = (),  # More callbacks
+    log: callable = print,  # Called with lines about the progress
+    accumulate: int = 1,  # Parts into which each batch is cut to save memory
+    workers: int = 0,  # Processes that read images ahead
+    begin: callable = None,  # Called with the learner before it trains, such as to `resume`
+    max_damaged: int | float | str = None,  # Images that may be unreadable, see `damage_limit`
+) -> BatchLearner:  # The fastai Learner, trained
     "Train `method` on `splits`; a `ValueError` with advice if the memory is too small"
-    j,dist = recipe.jitter,current_dist()
+    j = recipe.jitter
+    dist = current_dist()
     collate = method.collator(recipe, tok)
-    if mirroring_line(recipe, collate, splits['train']): recipe = replace(recipe, flip_p=0.)
-    aug = TrainTransform(recipe.size, (recipe.scale_min,1.), jitter=(j,j,j,j/4), jitter_p=recipe.jitter_p)
-    dls = loaders(splits['train'], splits['valid'], collate=collate, size=recipe.size,
-                  bs=recipe.bs, aug=aug, plain=EvalTransform(recipe.size), seed=seed, flip_p=recipe.flip_p,
-                  workers=workers, max_damaged=max_damaged, **_shared(dist))
-    every = max(1, round(recipe.steps/len(dls.train)/8))
+    if mirroring_line(recipe, collate, splits['train']):
+        recipe = replace(recipe, flip_p=0.0)
+    aug = TrainTransform(recipe.size, (recipe.scale_min, 1.0), jitter=(j, j, j, j / 4), jitter_p=recipe.jitter_p)
+    dls = loaders(
+        splits['train'],
+        splits['valid'],
+        collate=collate,
+        size=recipe.size,
+        bs=recipe.bs,
+        aug=aug,
+        plain=EvalTransform(recipe.size),
+        seed=seed,
+        flip_p=recipe.flip_p,
+        workers=workers,
+        max_damaged=max_damaged,
+        **_shared(dist),
+    )
+    every = max(1, round(recipe.steps / len(dls.train) / 8))
     dls.loaders[0] = MicroBatchLoader(dls.train, accumulate)
-    if dist.is_main: cbs = [*cbs, ProgressLogger(log, every)]
+    if dist.is_main:
+        cbs = [*cbs, ProgressLogger(log, every)]
     learn = method.learner(recipe, dls, seed=seed, precision=precision, cbs=[GradientAccumulation(accumulate), *cbs])
-    if begin: begin(learn)
+    if begin:
+        begin(learn)
     try:
-        if recipe.steps: learn.fit_steps(recipe.steps)
-        else: learn.fit(1, cbs=[StopAtStep(0)])                      # the initial weights are validated, and kept
+        if recipe.steps:
+            learn.fit_steps(recipe.steps)
+        else:
+            learn.fit(1, cbs=[StopAtStep(0)])  # the initial weights are validated, and kept
     except Exception as e:
-        if why := _explained(e, learn, recipe, accumulate): raise why from e
+        if why := _explained(e, learn, recipe, accumulate):
+            raise why from e
         raise
     finally:
-        for dl in learn.dls.loaders: dl.close()
+        for dl in learn.dls.loaders:
+            dl.close()
     return learn
 
 # %% ../../nbs/experiments/38_baselines.ipynb #b64878c0
 def supervised_recipe(
-    recipe:MethodRecipe, # Recipe of the method that it is a baseline of
-)->TagsRecipe:           # A recipe of the method `tags`
+    recipe: MethodRecipe,  # Recipe of the method that it is a baseline of
+) -> TagsRecipe:  # A recipe of the method `tags`
     "The supervised recipe with the backbone, views, batch size, switches and number of steps of `recipe`"
     same = {k: getattr(recipe, k) for k in 'visual_depth visual_width size scale_min jitter jitter_p flip_p bs'.split()}
     same |= {f.name: getattr(recipe, f.name) for f in fields(MethodRecipe)}
@@ -96,25 +121,39 @@ def supervised_recipe(
 
 # %% ../../nbs/experiments/38_baselines.ipynb #e53f3cf5
 def train_baselines(
-    recipe:MethodRecipe,  # Recipe of the method that they are baselines of
-    splits:dict,          # Datasets `train` and `valid`
-    stages:Stages,        # Times them
-    seed:int=0,           # The same initial weights as the method's
-    precision:str='auto', # As for the method
-    *, accumulate:int=1,  # As for the method
-    log:callable=print,   # Called with lines about the progress
-    warnings:dict=None,   # A dict that gets warnings about the training of a baseline
-    backbone:str=None, weights:FilePath=None, # As for `initial_backbone`
-    supervised:bool=True,                     # False: it is not trained, since a kept run is shown
-)->dict:                                      # Name -> backbone
+    recipe: MethodRecipe,  # Recipe of the method that they are baselines of
+    splits: dict,  # Datasets `train` and `valid`
+    stages: Stages,  # Times them
+    seed: int = 0,  # The same initial weights as the method's
+    precision: str = 'auto',  # As for the method
+    *,
+    accumulate: int = 1,  # As for the method
+    log: callable = print,  # Called with lines about the progress
+    warnings: dict = None,  # A dict that gets warnings about the training of a baseline
+    backbone: str = None,
+    weights: FilePath = None,  # As for `initial_backbone`
+    supervised: bool = True,  # False: it is not trained, since a kept run is shown
+) -> dict:  # Name -> backbone
     "Backbones to compare with: random, initial weights that came from a file, and trained with category labels"
     with stages('random'):
         nets = dict(random=bn_statistics(initial_backbone(recipe, backbone, seed=seed), splits['train'], recipe.size))
-    if weights: nets['initial'] = initial_backbone(recipe, backbone, weights)
-    if type(recipe) is TagsRecipe or not supervised: return nets
+    if weights:
+        nets['initial'] = initial_backbone(recipe, backbone, weights)
+    if type(recipe) is TagsRecipe or not supervised:
+        return nets
     with stages('supervised'):
         tags = with_backbone(METHODS['tags'], backbone, weights)
-        learn = train_on(tags, supervised_recipe(recipe), splits, 'world', seed=seed, precision=precision,
-                         cbs=[seen := EpochLosses()], log=log, accumulate=accumulate)
-    if warnings is not None and (w := learning_warning(seen.rows)): warnings['supervised'] = w
+        learn = train_on(
+            tags,
+            supervised_recipe(recipe),
+            splits,
+            'world',
+            seed=seed,
+            precision=precision,
+            cbs=[seen := EpochLosses()],
+            log=log,
+            accumulate=accumulate,
+        )
+    if warnings is not None and (w := learning_warning(seen.rows)):
+        warnings['supervised'] = w
     return dict(supervised=learn.model.visual, **nets)

@@ -7,158 +7,224 @@ __all__ = ['BenchmarkPlan', 'benchmark_plan', 'mode_problem', 'step_flops', 'mat
            'write_jpegs', 'measure_loader', 'measure_operations', 'benchmark', 'benchmark_text', 'run_benchmark']
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0004
-import gc,math,os,sys,tempfile,time
+import gc
+import math
+import os
+import sys
+import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-import numpy as np, torch
+
+import numpy as np
+import torch
 from PIL import Image
-from torch.profiler import profile, ProfilerActivity
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
-from ..core.files import *
-from ..core.progress import *
-from ..core.seeding import *
-from ..data.loader import loaders, StatefulLoader
+
+from ..core.files import FilePath, write_json
+from ..core.progress import Stages, keep_memory, versions
+from ..core.seeding import rng
+from ..data.loader import StatefulLoader, loaders
 from ..data.records import ImageFileDataset
 from ..data.transforms import EvalTransform, TrainTransform
 from ..datasets.base import margin
 from ..datasets.world.dataset import world
-from ..methods.base import METHODS
-from ..training.precision import choose_precision
-from ..training.learner import BaseCallback, BatchLearner
 from .commands import processor
-from .config import *
+from .config import get_recipe
+from ..methods.base import METHODS
+from ..training.learner import BaseCallback, BatchLearner
+from ..training.precision import choose_precision
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0008
 @dataclass(frozen=True)
 class BenchmarkPlan:
     "How much `benchmark` measures"
-    models:tuple                # Pairs of a name and a recipe of VirTex, whose `bs` is the batch
-    rounds:int=5                # Rounds: how often each kind of step is timed
-    steps:int=4                 # Steps each time
-    factors:tuple=(.5,1,2)      # Sizes of the batch that are tried, as multiples
-    jpegs:int=512               # Files that the loader reads
-    picture:tuple=(640,480)     # Their width and height
-    view:int=224                # Side of the view that is made of them
-    workers:tuple=(0,1,2,4,8,16) # Numbers of worker processes
-    matrix:int=8192             # Side of the matrices whose product is the limit
+
+    models: tuple  # Pairs of a name and a recipe of VirTex, whose `bs` is the batch
+    rounds: int = 5  # Rounds: how often each kind of step is timed
+    steps: int = 4  # Steps each time
+    factors: tuple = (0.5, 1, 2)  # Sizes of the batch that are tried, as multiples
+    jpegs: int = 512  # Files that the loader reads
+    picture: tuple = (640, 480)  # Their width and height
+    view: int = 224  # Side of the view that is made of them
+    workers: tuple = (0, 1, 2, 4, 8, 16)  # Numbers of worker processes
+    matrix: int = 8192  # Side of the matrices whose product is the limit
+
 
 def benchmark_plan(
-    device:str|torch.device, # Where
-    quick:bool=False,        # Small sizes?
-    batch:int=None,          # Images a step; by default 64, and 8 of the large model on a CPU
-)->BenchmarkPlan:
+    device: str | torch.device,  # Where
+    quick: bool = False,  # Small sizes?
+    batch: int = None,  # Images a step; by default 64, and 8 of the large model on a CPU
+) -> BenchmarkPlan:
     "The paper's base model and the world's, at sizes that suit the device"
-    if batch is not None and batch < 1: raise ValueError(f'batch={batch}: at least 1 image a step')
+    if batch is not None and batch < 1:
+        raise ValueError(f'batch={batch}: at least 1 image a step')
     cpu = torch.device(device).type == 'cpu'
-    large,small = get_recipe('virtex', 'virtex_r50_l1_h1024'),get_recipe('virtex', 'world')
-    if quick: large,small = replace(large, size=64, width=256),replace(small, size=32)
-    large,small = replace(large, bs=batch or (8 if cpu else 64)),replace(small, bs=batch or 64)
-    models = ('virtex_r50_l1_h1024', large),('world', small)
-    if quick: return BenchmarkPlan(models, 2, 2, (1,), 32, (160,120), 64, (0,1), 512)
-    if cpu: return BenchmarkPlan(models, 3, 2, (.5,1), jpegs=256, matrix=2048)
-    return BenchmarkPlan(models, 5, 8, (.5,1,2,4))
+    large = get_recipe('virtex', 'virtex_r50_l1_h1024')
+    small = get_recipe('virtex', 'world')
+    if quick:
+        large = replace(large, size=64, width=256)
+        small = replace(small, size=32)
+    large = replace(large, bs=batch or (8 if cpu else 64))
+    small = replace(small, bs=batch or 64)
+    models = ('virtex_r50_l1_h1024', large), ('world', small)
+    if quick:
+        return BenchmarkPlan(models, 2, 2, (1,), 32, (160, 120), 64, (0, 1), 512)
+    if cpu:
+        return BenchmarkPlan(models, 3, 2, (0.5, 1), jpegs=256, matrix=2048)
+    return BenchmarkPlan(models, 5, 8, (0.5, 1, 2, 4))
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c000b
 _MODES = 'fp32 tf32 bf16 fp16 compiled'.split()
 
+
 def mode_problem(
-    mode:str,                # fp32, tf32, bf16, fp16 or compiled
-    device:str|torch.device, # Where
-)->str:                      # '' if it does
+    mode: str,  # fp32, tf32, bf16, fp16 or compiled
+    device: str | torch.device,  # Where
+) -> str:  # '' if it does
     "Why the device does not support this kind of step"
     device = torch.device(device)
-    if mode not in _MODES: raise ValueError(f'mode {mode!r}: one of {", ".join(_MODES)}')
+    if mode not in _MODES:
+        raise ValueError(f'mode {mode!r}: one of {", ".join(_MODES)}')
     if device.type == 'cpu':
-        if mode in ('tf32','fp16'): return f'{mode} is for GPUs'
-        if mode == 'bf16' and choose_precision(device) != 'bf16': return 'this CPU has no bf16 instructions'
+        if mode in ('tf32', 'fp16'):
+            return f'{mode} is for GPUs'
+        if mode == 'bf16' and choose_precision(device) != 'bf16':
+            return 'this CPU has no bf16 instructions'
         return 'on a CPU the first compiled step takes minutes' if mode == 'compiled' else ''
-    if device.type != 'cuda': return '' if mode == 'fp32' else f'only fp32 on {device.type}'
-    if mode == 'tf32' and torch.cuda.get_device_capability(device) < (8,0): return 'tf32 needs compute capability 8'
-    if mode == 'bf16' and not torch.cuda.is_bf16_supported(including_emulation=False): return 'this GPU has no bf16'
+    if device.type != 'cuda':
+        return '' if mode == 'fp32' else f'only fp32 on {device.type}'
+    if mode == 'tf32' and torch.cuda.get_device_capability(device) < (8, 0):
+        return 'tf32 needs compute capability 8'
+    if mode == 'bf16' and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return 'this GPU has no bf16'
     return ''
+
 
 def _precision(mode, device):
     "Arguments of the learner"
-    if mode == 'compiled': return choose_precision(device)
+    if mode == 'compiled':
+        return choose_precision(device)
     return 'fp32' if mode == 'tf32' else mode
+
 
 @contextmanager
 def _products(tf32):
     "Products of fp32 numbers in tf32, or in full; afterwards as before"
-    parts = torch.backends.cuda.matmul,torch.backends.cudnn.conv
+    parts = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = [p.fp32_precision for p in parts]
     try:
-        for p in parts: p.fp32_precision = 'tf32' if tf32 else 'ieee'
+        for p in parts:
+            p.fp32_precision = 'tf32' if tf32 else 'ieee'
         yield
     finally:
-        for p,old in zip(parts, before): p.fp32_precision = old
+        for p, old in zip(parts, before):
+            p.fp32_precision = old
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c000e
 def _wait(device):
-    if torch.device(device).type == 'cuda': torch.cuda.synchronize(device)
+    if torch.device(device).type == 'cuda':
+        torch.cuda.synchronize(device)
+
 
 class _StepTimes(BaseCallback):
     "Seconds of each training step, from the batch at hand to the moved weights"
-    order,run_valid = -10,False
-    def __init__(self, device): self.device,self.seconds = device,[]
+
+    order = -10
+    run_valid = False
+
+    def __init__(self, device):
+        self.device = device
+        self.seconds = []
+
     def before_batch(self):
         _wait(self.device)
         self.since = time.perf_counter()
+
     def after_batch(self):
         _wait(self.device)
-        self.seconds.append(time.perf_counter()-self.since)
+        self.seconds.append(time.perf_counter() - self.since)
+
 
 class _Steps:
     "A learner of one kind of step, which makes some steps at a time"
+
     def __init__(self, recipe, mode, device):
-        self.mode,self.device,self.times = mode,device,_StepTimes(device)
-        method,r = METHODS['virtex'],recipe
-        train,valid = world('train', max(16, 2*r.bs), size=r.size),world('valid', 4, size=r.size)
+        self.mode = mode
+        self.device = device
+        self.times = _StepTimes(device)
+        method = METHODS['virtex']
+        r = recipe
+        train = world('train', max(16, 2 * r.bs), size=r.size)
+        valid = world('valid', 4, size=r.size)
         tok = method.train_tokenizer(r, train)
-        aug = TrainTransform(r.size, (r.scale_min,1.), jitter=(r.jitter,)*3+(r.jitter/4,), jitter_p=r.jitter_p)
-        dls = loaders(train, valid, collate=method.collator(r, tok), size=r.size, bs=r.bs, aug=aug,
-                      plain=EvalTransform(r.size), flip_p=r.flip_p, device=str(device))
+        aug = TrainTransform(r.size, (r.scale_min, 1.0), jitter=(r.jitter,) * 3 + (r.jitter / 4,), jitter_p=r.jitter_p)
+        dls = loaders(
+            train,
+            valid,
+            collate=method.collator(r, tok),
+            size=r.size,
+            bs=r.bs,
+            aug=aug,
+            plain=EvalTransform(r.size),
+            flip_p=r.flip_p,
+            device=str(device),
+        )
         self.bs = r.bs
         self.learn = method.learner(r, dls, precision=_precision(mode, device), cbs=[self.times])
-        if mode == 'compiled': self.learn.model.visual.compile()
+        if mode == 'compiled':
+            self.learn.model.visual.compile()
+
     def run(self, n):
         "Seconds of `n` more steps (n,)"
         self.times.seconds.clear()
-        with _products(self.mode == 'tf32'): self.learn.fit_steps(self.learn.train_state.step+n)
+        with _products(self.mode == 'tf32'):
+            self.learn.fit_steps(self.learn.train_state.step + n)
         return np.array(self.times.seconds)
+
     def held(self):
         "Bytes of weights and of what the optimiser keeps"
-        model,opt = self.learn.model,self.learn.opt.opt
+        model = self.learn.model
+        opt = self.learn.opt.opt
         kept = [v for s in opt.state.values() for v in s.values()] + list(getattr(opt, 'slow', None) or [])
-        return sum(t.numel()*t.element_size() for t in [*model.parameters(), *model.buffers(), *kept]
-                   if torch.is_tensor(t))
+        return sum(
+            t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers(), *kept] if torch.is_tensor(t)
+        )
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c000f
 def _memory(device, reset=False):
     "The most bytes held since the last `reset`, and those held now: by tensors on a GPU, by the process on a CPU"
     if torch.device(device).type == 'cuda':
-        if reset: torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.max_memory_allocated(device),torch.cuda.memory_allocated(device)
+        if reset:
+            torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
     try:
-        if reset: Path('/proc/self/clear_refs').write_text('5')
+        if reset:
+            Path('/proc/self/clear_refs').write_text('5')
         lines = dict(l.split(':', 1) for l in Path('/proc/self/status').read_text().splitlines())
-        return tuple(int(lines[k].split()[0])*1024 for k in ('VmHWM','VmRSS'))
+        return tuple(int(lines[k].split()[0]) * 1024 for k in ('VmHWM', 'VmRSS'))
     except (OSError, KeyError):
-        import resource                                                    # not on Windows
+        import resource  # not on Windows
+
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-        return most,most
+        return most, most
+
 
 def _step_memory(steps, n):
     "Seconds of `n` steps, and the most bytes that one of them took, its weights included"
     now = _memory(steps.device, reset=True)[1]
     seconds = steps.run(n)
     most = _memory(steps.device)[0]
-    return seconds,most-now+steps.held() if torch.device(steps.device).type == 'cuda' else most
+    return seconds, most - now + steps.held() if torch.device(steps.device).type == 'cuda' else most
+
 
 def _free(device):
     gc.collect()
-    if torch.device(device).type == 'cuda': torch.cuda.empty_cache()
+    if torch.device(device).type == 'cuda':
+        torch.cuda.empty_cache()
+
 
 def _reason(e):
     "An error in a few words"
@@ -166,111 +232,121 @@ def _reason(e):
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0011
 def step_flops(
-    learn:BatchLearner # Of any method
-)->float:              # For one image
+    learn: BatchLearner,  # Of any method
+) -> float:  # For one image
     "Floating-point operations of the products and convolutions of a training step, forward and backward"
-    batch,model = learn.dls.train.one_batch()[0],learn.model
+    batch = learn.dls.train.one_batch()[0]
+    model = learn.model
     training = model.training
     model.train()
     with FlopCounterMode(display=False) as counter:
-        total,count = learn.loss_func.counted(model(batch), batch)
-        (total/count).backward()
+        total, count = learn.loss_func.counted(model(batch), batch)
+        (total / count).backward()
     model.zero_grad(set_to_none=True)
     model.train(training)
-    return counter.get_total_flops()/len(batch['img'])
+    return counter.get_total_flops() / len(batch['img'])
+
 
 def matrix_rate(
-    mode:str,                # fp32, tf32, bf16 or fp16
-    device:str|torch.device, # Where
-    n:int=2048,              # Side of the matrices
-    repeats:int=5,           # Repetitions; the best one counts
-)->float:                    # Floating-point operations a second
+    mode: str,  # fp32, tf32, bf16 or fp16
+    device: str | torch.device,  # Where
+    n: int = 2048,  # Side of the matrices
+    repeats: int = 5,  # Repetitions; the best one counts
+) -> float:  # Floating-point operations a second
     "What the device does in a large matrix product: 2 n^3 operations over the shortest time"
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(mode, torch.float32)
-    a,b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
     best = math.inf
     with _products(mode == 'tf32'):
-        for _ in range(repeats+2):
+        for _ in range(repeats + 2):
             _wait(device)
             t = time.perf_counter()
-            a@b
+            a @ b
             _wait(device)
-            best = min(best, time.perf_counter()-t)
-    return 2*n**3/best
+            best = min(best, time.perf_counter() - t)
+    return 2 * n**3 / best
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0015
 def measure_steps(
-    recipe:object,           # Of VirTex, with its batch size
-    device:str|torch.device, # Where
-    plan:BenchmarkPlan,      # How much
-    rates:dict,              # Kind of step -> operations a second of a matrix product, as `matrix_rate` gives
-    modes:list|tuple=_MODES, # Kinds of steps, fp32 first
-)->tuple:                    # A dict for each kind, and operations an image
+    recipe: object,  # Of VirTex, with its batch size
+    device: str | torch.device,  # Where
+    plan: BenchmarkPlan,  # How much
+    rates: dict,  # Kind of step -> operations a second of a matrix product, as `matrix_rate` gives
+    modes: list | tuple = _MODES,  # Kinds of steps, fp32 first
+) -> tuple:  # A dict for each kind, and operations an image
     "Images a second in each precision, alternating; a kind that fails is listed with the reason"
     rows = {m: dict(mode=m, skipped=mode_problem(m, device)) for m in modes}
-    kinds,seconds,flops = {},{},None
+    kinds = {}
+    seconds = {}
+    flops = None
     for m in [m for m in modes if not rows[m]['skipped']]:
         try:
             kinds[m] = _Steps(recipe, m, device)
-            if flops is None: flops = step_flops(kinds[m].learn)
+            if flops is None:
+                flops = step_flops(kinds[m].learn)
             kinds[m].run(2)
             rows[m]['memory'] = _step_memory(kinds[m], 2)[1]
             seconds[m] = []
-        except RuntimeError as e:                                        # no memory, or no compiler
+        except RuntimeError as e:  # no memory, or no compiler
             rows[m]['skipped'] = _reason(e)
             kinds.pop(m, None)
             _free(device)
     for _ in range(plan.rounds):
-        for m,k in kinds.items(): seconds[m].append(float(np.median(k.run(plan.steps))))
+        for m, k in kinds.items():
+            seconds[m].append(float(np.median(k.run(plan.steps))))
     for m in kinds:
-        speed = recipe.bs/float(np.median(seconds[m]))
+        speed = recipe.bs / float(np.median(seconds[m]))
         rate = rates.get(kinds[m].learn.precision.chosen if m == 'compiled' else m)
-        rows[m] |= dict(images_s=speed, of_limit=speed*flops/rate if rate and flops else None)
-        if modes[0] not in kinds: continue
-        r = np.array(seconds[modes[0]])/np.array(seconds[m])
+        rows[m] |= dict(images_s=speed, of_limit=speed * flops / rate if rate and flops else None)
+        if modes[0] not in kinds:
+            continue
+        r = np.array(seconds[modes[0]]) / np.array(seconds[m])
         rows[m] |= dict(ratio=float(np.median(r)), low=float(r.min()), high=float(r.max()))
-    return list(rows.values()),flops
+    return list(rows.values()), flops
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0028
 def measure_batches(
-    recipe:object,           # Of VirTex
-    device:str|torch.device, # Where
-    plan:BenchmarkPlan,      # Which sizes
-    mode:str='fp32',         # Kind of step
-)->list:                     # A dict for each size
+    recipe: object,  # Of VirTex
+    device: str | torch.device,  # Where
+    plan: BenchmarkPlan,  # Which sizes
+    mode: str = 'fp32',  # Kind of step
+) -> list:  # A dict for each size
     "Images a second and memory of several sizes of the batch, each alone"
     rows = []
-    for bs in [max(2, round(f*recipe.bs)) for f in plan.factors]:
+    for bs in [max(2, round(f * recipe.bs)) for f in plan.factors]:
         try:
             steps = _Steps(replace(recipe, bs=bs), mode, device)
             steps.run(1)
-            seconds,memory = _step_memory(steps, plan.steps)
-            rows.append(dict(batch=bs, images_s=bs/float(np.median(seconds)), memory=memory))
-        except RuntimeError as e: rows.append(dict(batch=bs, skipped=_reason(e)))
+            seconds, memory = _step_memory(steps, plan.steps)
+            rows.append(dict(batch=bs, images_s=bs / float(np.median(seconds)), memory=memory))
+        except RuntimeError as e:
+            rows.append(dict(batch=bs, skipped=_reason(e)))
         steps = None
         _free(device)
     return rows
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0017
 def write_jpegs(
-    folder:FilePath,          # Where to
-    n:int,                    # How many
-    picture:tuple=(640,480),  # Width and height
-)->list:                      # Their paths
+    folder: FilePath,  # Where to
+    n: int,  # How many
+    picture: tuple = (640, 480),  # Width and height
+) -> list:  # Their paths
     "JPEG files of soft noise"
-    w,h = picture
-    paths = [Path(folder)/f'{i:05d}.jpg' for i in range(n)]
-    for i,p in enumerate(paths):
-        noise = rng('benchmark', i).integers(0, 256, (max(2, h//8), max(2, w//8), 3), dtype=np.uint8)
-        Image.fromarray(noise).resize((w,h), Image.Resampling.BICUBIC).save(p, quality=90)
+    w, h = picture
+    paths = [Path(folder) / f'{i:05d}.jpg' for i in range(n)]
+    for i, p in enumerate(paths):
+        noise = rng('benchmark', i).integers(0, 256, (max(2, h // 8), max(2, w // 8), 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((w, h), Image.Resampling.BICUBIC).save(p, quality=90)
     return paths
 
+
 def measure_loader(
-    device:str|torch.device, # Where the batches go
-    plan:BenchmarkPlan,      # How many files, which numbers of workers
-)->list:                     # A dict for each number of workers
+    device: str | torch.device,  # Where the batches go
+    plan: BenchmarkPlan,  # How many files, which numbers of workers
+) -> list:  # A dict for each number of workers
     "Images a second of the loader, read from JPEG files, without and with the view that is made on the device"
-    rows,cores = [],os.cpu_count() or 1
+    rows = []
+    cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder:
         files = ImageFileDataset(write_jpegs(folder, plan.jpegs, plan.picture), margin(plan.view), 'benchmark', keep=0)
         for workers in plan.workers:
@@ -279,131 +355,193 @@ def measure_loader(
             if workers > cores:
                 row['skipped'] = f'this machine has {cores} cores'
                 continue
-            for name,aug in dict(read=None, view=TrainTransform(plan.view)).items():
-                dl = StatefulLoader(files, min(64, plan.jpegs//2), aug=aug, train=True, workers=workers,
-                                    device=str(device))
+            for name, aug in dict(read=None, view=TrainTransform(plan.view)).items():
+                dl = StatefulLoader(
+                    files, min(64, plan.jpegs // 2), aug=aug, train=True, workers=workers, device=str(device)
+                )
                 try:
                     for _ in range(2):
                         _wait(device)
                         t = time.perf_counter()
-                        for _ in dl: pass
+                        for _ in dl:
+                            pass
                         _wait(device)
-                        row[name] = plan.jpegs/(time.perf_counter()-t)
-                finally: dl.close()
+                        row[name] = plan.jpegs / (time.perf_counter() - t)
+                finally:
+                    dl.close()
     return rows
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0019
 _ARITHMETIC = 'conv mm gemm linear dot_product'.split()
 
+
 def measure_operations(
-    recipe:object,           # Of VirTex
-    device:str|torch.device, # Where
-    mode:str='fp32',         # Kind of step
-    steps:int=3,             # Steps that are watched
-    most:int=8,              # Operations that are listed
-)->list:                     # A dict for each: share of all time, milliseconds a step, calls a step
+    recipe: object,  # Of VirTex
+    device: str | torch.device,  # Where
+    mode: str = 'fp32',  # Kind of step
+    steps: int = 3,  # Steps that are watched
+    most: int = 8,  # Operations that are listed
+) -> list:  # A dict for each: share of all time, milliseconds a step, calls a step
     "The operations that take the longest, views included, and whether they are arithmetic"
     kind = _Steps(recipe, mode, device)
     kind.run(2)
     cuda = torch.device(device).type == 'cuda'
-    os.environ.setdefault('KINETO_LOG_LEVEL', '99')    # else every start and stop of the profiler is a line on stderr
-    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA]*cuda) as p: kind.run(steps)
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # else every start and stop of the profiler is a line on stderr
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as p:
+        kind.run(steps)
     # operations, not the kernels that they start
     events = [e for e in p.key_averages() if not cuda or e.device_type == torch.autograd.DeviceType.CPU]
     own = {e.key: (e.self_device_time_total if cuda else e.self_cpu_time_total, e.count) for e in events}
-    total = sum(t for t,_ in own.values())
+    total = sum(t for t, _ in own.values())
     top = sorted(own.items(), key=lambda o: -o[1][0])[:most]
-    return [dict(operation=k, share=t/total, ms=t/steps/1e3, calls=n/steps,
-                 arithmetic=any(w in k for w in _ARITHMETIC)) for k,(t,n) in top]
+    return [
+        dict(
+            operation=k,
+            share=t / total,
+            ms=t / steps / 1e3,
+            calls=n / steps,
+            arithmetic=any(w in k for w in _ARITHMETIC),
+        )
+        for k, (t, n) in top
+    ]
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c001b
 def benchmark(
-    device:str|torch.device=None, # By default the GPU if there is one, else the CPU
-    plan:BenchmarkPlan=None,      # By default `benchmark_plan(device)`
-    log:callable=print,           # Called with lines about the progress
-)->dict:                          # All numbers, as `write_json` can write them
+    device: str | torch.device = None,  # By default the GPU if there is one, else the CPU
+    plan: BenchmarkPlan = None,  # By default `benchmark_plan(device)`
+    log: callable = print,  # Called with lines about the progress
+) -> dict:  # All numbers, as `write_json` can write them
     "Images a second of steps and loader, and how far they are from what the device can do"
     device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
-    if device.type == 'cuda' and not torch.cuda.is_available(): raise ValueError('device cuda: torch sees no GPU here')
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        raise ValueError('device cuda: torch sees no GPU here')
     plan = plan or benchmark_plan(device)
     stages = Stages(log)
     with stages('matrix products'):
         rates = {m: matrix_rate(m, device, plan.matrix) for m in _MODES[:-1] if not mode_problem(m, device)}
-    out = dict(device=str(device), name=processor(), versions=versions(), threads=torch.get_num_threads(),
-               cores=os.cpu_count(), matrix=rates, models={})
-    for name,recipe in plan.models:
-        with stages(f'{name}: steps'): rows,flops = measure_steps(recipe, device, plan, rates)
+    out = dict(
+        device=str(device),
+        name=processor(),
+        versions=versions(),
+        threads=torch.get_num_threads(),
+        cores=os.cpu_count(),
+        matrix=rates,
+        models={},
+    )
+    for name, recipe in plan.models:
+        with stages(f'{name}: steps'):
+            rows, flops = measure_steps(recipe, device, plan, rates)
         _free(device)
         ran = [r for r in rows[:-1] if not r['skipped']]
         best = max(ran, key=lambda r: r['images_s'])['mode'] if ran else 'fp32'
-        with stages(f'{name}: batch sizes'): sizes = measure_batches(recipe, device, plan, best)
-        with stages(f'{name}: operations'): top = measure_operations(recipe, device, best)
+        with stages(f'{name}: batch sizes'):
+            sizes = measure_batches(recipe, device, plan, best)
+        with stages(f'{name}: operations'):
+            top = measure_operations(recipe, device, best)
         _free(device)
-        out['models'][name] = dict(size=recipe.size, batch=recipe.bs, flops=flops, steps=rows, fastest=best,
-                                   batches=sizes, operations=top)
-    with stages('loader'): out['loader'] = dict(files=plan.jpegs, picture=plan.picture, view=plan.view,
-                                                rows=measure_loader(device, plan))
+        out['models'][name] = dict(
+            size=recipe.size, batch=recipe.bs, flops=flops, steps=rows, fastest=best, batches=sizes, operations=top
+        )
+    with stages('loader'):
+        out['loader'] = dict(files=plan.jpegs, picture=plan.picture, view=plan.view, rows=measure_loader(device, plan))
     out['seconds'] = stages.total
     return out
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c001c
 def _table(head, rows):
-    return '\n'.join('| '+' | '.join(map(str, r))+' |' for r in [head, ['---']*len(head), *rows])
+    return '\n'.join('| ' + ' | '.join(map(str, r)) + ' |' for r in [head, ['---'] * len(head), *rows])
+
 
 def _or_reason(row, *cells):
-    return [f'not run: {row["skipped"]}', *['']*(len(cells)-1)] if row.get('skipped') else cells
+    return [f'not run: {row["skipped"]}', *[''] * (len(cells) - 1)] if row.get('skipped') else cells
 
-def _number(x): return '' if x is None else f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
+
+def _number(x):
+    return '' if x is None else f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
+
 
 def _model_text(name, m):
     head = f'### {name}, {m["size"]} pixels, batch {m["batch"]}'
-    if m['flops']: head += f', {m["flops"]/1e9:.3g} GFLOPs per image'
-    g = lambda row, k: row.get(k, math.nan)
-    steps = [[r['mode'], *_or_reason(r, _number(g(r, 'images_s')), f'{g(r, "ratio"):.2f}',
-                                     f'{g(r, "low"):.2f} to {g(r, "high"):.2f}', _number(g(r, 'memory')/1e9),
-                                     f'{r["of_limit"]:.0%}' if r.get('of_limit') else '')] for r in m['steps']]
-    sizes = [[r['batch'], *_or_reason(r, _number(g(r, 'images_s')), _number(g(r, 'memory')/1e9))] for r in m['batches']]
-    top = [[o['operation'], f'{o["share"]:.1%}', _number(o['ms']), _number(o['calls']), 'yes'*o['arithmetic']]
-           for o in m['operations']]
-    return [head, _table(['step','images/s','to fp32','rounds','peak memory, GB','of the limit'], steps),
-            _table([f'batch, {m["fastest"]}','images/s','peak memory, GB'], sizes),
-            _table([f'operation, {m["fastest"]}','of the time','ms a step','calls a step','arithmetic'], top)]
+    if m['flops']:
+        head += f', {m["flops"] / 1e9:.3g} GFLOPs per image'
+
+    def g(row, k):
+        return row.get(k, math.nan)
+
+    steps = [
+        [
+            r['mode'],
+            *_or_reason(
+                r,
+                _number(g(r, 'images_s')),
+                f'{g(r, "ratio"):.2f}',
+                f'{g(r, "low"):.2f} to {g(r, "high"):.2f}',
+                _number(g(r, 'memory') / 1e9),
+                f'{r["of_limit"]:.0%}' if r.get('of_limit') else '',
+            ),
+        ]
+        for r in m['steps']
+    ]
+    sizes = [
+        [r['batch'], *_or_reason(r, _number(g(r, 'images_s')), _number(g(r, 'memory') / 1e9))] for r in m['batches']
+    ]
+    top = [
+        [o['operation'], f'{o["share"]:.1%}', _number(o['ms']), _number(o['calls']), 'yes' * o['arithmetic']]
+        for o in m['operations']
+    ]
+    return [
+        head,
+        _table(['step', 'images/s', 'to fp32', 'rounds', 'peak memory, GB', 'of the limit'], steps),
+        _table([f'batch, {m["fastest"]}', 'images/s', 'peak memory, GB'], sizes),
+        _table([f'operation, {m["fastest"]}', 'of the time', 'ms a step', 'calls a step', 'arithmetic'], top),
+    ]
+
 
 def benchmark_text(
-    result:dict # What `benchmark` gave
-)->str:         # Markdown
+    result: dict,  # What `benchmark` gave
+) -> str:  # Markdown
     "The tables"
-    rates = ', '.join(f'{m} {r/1e12:.3g}' for m,r in result['matrix'].items())
-    head = (f'{result["name"]} ({result["device"]}), {result["threads"]} threads of {result["cores"]} cores. Matrix '
-            f'products, in TFLOP/s: {rates}. {result["seconds"]:.0f} s in all.')
+    rates = ', '.join(f'{m} {r / 1e12:.3g}' for m, r in result['matrix'].items())
+    head = (
+        f'{result["name"]} ({result["device"]}), {result["threads"]} threads of {result["cores"]} cores. Matrix '
+        f'products, in TFLOP/s: {rates}. {result["seconds"]:.0f} s in all.'
+    )
     loader = result['loader']
-    w,h = loader['picture']
+    w, h = loader['picture']
     rows = [[r['workers'], *_or_reason(r, _number(r.get('read')), _number(r.get('view')))] for r in loader['rows']]
-    parts = [head, *(t for name,m in result['models'].items() for t in _model_text(name, m)),
-             f'### Loader, {loader["files"]} JPEGs of {w} x {h}, views of {loader["view"]}, images/s',
-             _table(['workers','read','read and view'], rows)]
-    if not result['device'].startswith('cuda'): parts.append('No GPU was used: the parts for GPUs did not run.')
+    parts = [
+        head,
+        *(t for name, m in result['models'].items() for t in _model_text(name, m)),
+        f'### Loader, {loader["files"]} JPEGs of {w} x {h}, views of {loader["view"]}, images/s',
+        _table(['workers', 'read', 'read and view'], rows),
+    ]
+    if not result['device'].startswith('cuda'):
+        parts.append('No GPU was used: the parts for GPUs did not run.')
     return '\n\n'.join(parts)
 
 # %% ../../nbs/experiments/80_benchmark.ipynb #be9c0024
 def run_benchmark(
-    quick:bool=False,      # Small sizes?
-    device:str=None,       # cpu, cuda, cuda:1; by default the GPU if there is one
-    batch:int=None,        # Images a step
-    out:FilePath=None,     # A file for the numbers, as JSON
-    log:callable=print,    # Called with lines about the progress, and with the tables
-)->dict:                   # What `benchmark` gave
+    quick: bool = False,  # Small sizes?
+    device: str = None,  # cpu, cuda, cuda:1; by default the GPU if there is one
+    batch: int = None,  # Images a step
+    out: FilePath = None,  # A file for the numbers, as JSON
+    log: callable = print,  # Called with lines about the progress, and with the tables
+) -> dict:  # What `benchmark` gave
     "Measure, show, and keep the numbers"
-    if out is not None and not Path(out).resolve().parent.is_dir(): raise ValueError(f'--out {out}: no such folder')
+    if out is not None and not Path(out).resolve().parent.is_dir():
+        raise ValueError(f'--out {out}: no such folder')
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    try: asked = torch.device(device)
-    except RuntimeError: asked = None
-    if asked is None or asked.type not in ('cpu','cuda'):
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        asked = None
+    if asked is None or asked.type not in ('cpu', 'cuda'):
         raise ValueError(f'--device {device}: cpu, cuda or cuda:0 is expected')
     if asked.type == 'cuda' and (asked.index or 0) >= torch.cuda.device_count():
         raise ValueError(f'--device {device}: torch sees {torch.cuda.device_count()} GPUs here')
     keep_memory()
     result = benchmark(device, benchmark_plan(device, quick, batch), log)
-    if out is not None: write_json(out, result)
+    if out is not None:
+        write_json(out, result)
     log(benchmark_text(result))
     return result

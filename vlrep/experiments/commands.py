@@ -7,53 +7,69 @@ __all__ = ['recipe_of', 'options_of', 'open_run', 'run_folder', 'commit', 'proce
            'caption', 'evaluate', 'report', 'export', 'make_paraphrases']
 
 # %% ../../nbs/experiments/70_commands.ipynb #50ce7879
-import json,math,os,platform,shutil,subprocess,sys,time
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-import numpy as np, torch
-from ..core.files import *
-from ..core.registry import *
-from ..core.progress import *
-from ..core.weights import *
-from ..core.fields import *
-from ..data.records import ArrayDataset
+
+import numpy as np
+import torch
+
+from ..core.fields import check_fields
+from ..core.files import FilePath, append_line, brief, file_sha256, write_json
+from ..core.progress import Stages, keep_memory, logged_warnings, versions
+from ..core.registry import check_plugins, did_you_mean, load_plugin, plugin_files, resolve
+from ..core.weights import fill_model
 from ..data.collate import caption_lines
-from ..data.loader import check_share, loaders, TooManyDamaged
+from ..data.loader import TooManyDamaged, check_share, loaders
 from ..data.paraphrases import MARIAN, MarianTranslator, write_paraphrases
+from ..data.records import ArrayDataset
 from ..data.tokenizer import Tokenizer
-from ..reports.page import write_comparison, write_report
 from ..datasets.base import DATASETS
-from ..models.pretrained import Pretrained, to_image
+from ..evaluation.base import EVALUATIONS, EvaluationContext
+from ..evaluation.transfer import table_text
+from .baselines import train_on
+from .config import recipe_dict, recipe_from_dict
+from .options import check_damage, check_options, one_of, plan, recipe_name
+from .sanity_checks import busy_hint, dry_run, overfit, smoke_test
+from .splits import open_splits
+from .start import has_backbone, run_backbone, with_backbone
+from ..methods.base import METHODS
+from ..methods.recipe import MethodRecipe
 from ..models.export import LAYOUTS
-from ..training.data_parallel import leave_process_group
-from ..training.distributed import process_group
+from ..models.named import weights_digest
+from ..models.pretrained import Pretrained, to_image
+from ..reports.page import write_comparison, write_report
 from ..training.callbacks import TrainingDiverged
 from ..training.checkpoint import Checkpointer
+from ..training.data_parallel import leave_process_group
+from ..training.distributed import process_group
+from ..training.interrupts import StopOnSignal, TrainingInterrupted, signals
 from ..training.logging import CSVLogger
 from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
-from ..training.trackers import check_tracker, tracker as make_tracker
-from ..training.run_folder import FORMAT, load, Run
-from ..training.interrupts import signals, StopOnSignal, TrainingInterrupted
 from ..training.resume import differences, fingerprint, resume
-from ..training.test_photos import (restore_test_split, write_test_photos, read_test_photos, TEST_PHOTOS,
-                                        exclude_test_photos)
-from ..methods.recipe import MethodRecipe
-from ..methods.base import METHODS
-from ..evaluation.base import EvaluationContext, EVALUATIONS
-from ..evaluation.transfer import table_text
-from ..models.named import weights_digest
-from .config import *
-from .options import *
-from .splits import *
-from .start import *
-from .sanity_checks import *
-from .baselines import *
+from ..training.run_folder import FORMAT, Run, load
+from vlrep.training.test_photos import (
+    TEST_PHOTOS,
+    exclude_test_photos,
+    read_test_photos,
+    restore_test_split,
+    write_test_photos,
+)
+from ..training.trackers import check_tracker
+from ..training.trackers import tracker as make_tracker
 
 # %% ../../nbs/experiments/70_commands.ipynb #36483ab9
-from .pretrain import *
-from .comparisons import *
+from .comparisons import changes_of
+from .pretrain import measure
 
 # %% ../../nbs/experiments/70_commands.ipynb #8e9dfbca
 def _opened(path, plugins=()):
@@ -64,115 +80,144 @@ def _opened(path, plugins=()):
     check_plugins(run.path, run.info.get('plugins', []))
     return run
 
+
 def _code_of(plugins):
     "Name and hash of the files that define a run's method or its data; None if there are none"
     loaded = {Path(p).name: p for p in plugin_files()}
     files = [Path(loaded.get(Path(p).name, p)) for p in plugins]
     return ', '.join(f'{f.name} {file_sha256(f)[:12]}' for f in files) or None
 
+
 def _own_words(run, method, recipe):
     "The tokenizer of a run; None for a method that has none, or a recipe that reads no text"
-    if not method.tokenizer: return None
-    unread = 'captions' not in method.needs(recipe) and not (run/'tokenizer.model').exists()
+    if not method.tokenizer:
+        return None
+    unread = 'captions' not in method.needs(recipe) and not (run / 'tokenizer.model').exists()
     return None if unread else Tokenizer.load(run.part('tokenizer.model'))
+
 
 def _blank_learner(info, recipe, tok, weights, name):
     "The learner of a run's method on a blank image, its model with `weights`"
     bias = weights.get('head.bias')
-    k = len(bias) if bias is not None and bias.ndim else 1          # a method that learns from labels: how many
+    k = len(bias) if bias is not None and bias.ndim else 1  # a method that learns from labels: how many
     side = DATASETS[info['data']['name']].stored_size(recipe.size)
-    img,tags = np.zeros((1,side,side,3), np.uint8),np.zeros((1,k), np.float32)
+    img = np.zeros((1, side, side, 3), np.uint8)
+    tags = np.zeros((1, k), np.float32)
     blank = ArrayDataset(img, captions=[['a']], labels=dict(tags=tags))
     dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=getattr(recipe, 'max_len', 30))
     method = METHODS[info['method']]
-    kept = dict(sizes=info.get('text_sizes', {})) if method.sizes else {}   # called so because text encoders came first
+    kept = dict(sizes=info.get('text_sizes', {})) if method.sizes else {}  # called so because text encoders came first
     learn = with_backbone(method, info.get('backbone')).learner(recipe, dls, **kept)
     fill_model(learn.model, weights, name)
     return learn
 
 # %% ../../nbs/experiments/70_commands.ipynb #ec7f03b5
 def recipe_of(
-    run:Run,     # From `load`
-)->MethodRecipe: # The recipe that the run was trained with
+    run: Run,  # From `load`
+) -> MethodRecipe:  # The recipe that the run was trained with
     "The recipe in `recipe.json`, checked; a `ValueError` names the file"
-    info,path = run.info,run/'recipe.json'
-    if info['method'] not in METHODS: raise did_you_mean(f'method in {path}', info['method'], METHODS)
-    try: return check_fields(recipe_from_dict(METHODS[info['method']].recipe, info['recipe']))
-    except (ValueError, TypeError, AttributeError) as e: raise ValueError(f'{path}: {e}') from e
+    info = run.info
+    path = run / 'recipe.json'
+    if info['method'] not in METHODS:
+        raise did_you_mean(f'method in {path}', info['method'], METHODS)
+    try:
+        return check_fields(recipe_from_dict(METHODS[info['method']].recipe, info['recipe']))
+    except (ValueError, TypeError, AttributeError) as e:
+        raise ValueError(f'{path}: {e}') from e
+
 
 def _data_of(run):
     "The name of the data in `recipe.json`; a `ValueError` names the file"
     data = run.info['data']
     if not isinstance(data, dict):
-        raise ValueError(f'{run/"recipe.json"}: data is {brief(data)}, expected a set of fields')
+        raise ValueError(f'{run / "recipe.json"}: data is {brief(data)}, expected a set of fields')
     return data['name']
 
+
 def options_of(
-    run:Run, # From `load`
-)->object:   # The sizes of its parts
+    run: Run,  # From `load`
+) -> object:  # The sizes of its parts
     "The options of the dataset in `recipe.json`, checked; a `ValueError` names the file"
-    path = run/'recipe.json'
+    path = run / 'recipe.json'
     try:
         one_of('data', run.info['data']['name'], DATASETS)
-        return check_fields(recipe_from_dict(type(DATASETS[run.info['data']['name']].options),
-                                             {k: v for k,v in run.info['data'].items() if k != 'name'}))
-    except (ValueError, TypeError, AttributeError, KeyError) as e: raise ValueError(f'{path}: {e}') from e
+        return check_fields(
+            recipe_from_dict(
+                type(DATASETS[run.info['data']['name']].options),
+                {k: v for k, v in run.info['data'].items() if k != 'name'},
+            )
+        )
+    except (ValueError, TypeError, AttributeError, KeyError) as e:
+        raise ValueError(f'{path}: {e}') from e
 
 # %% ../../nbs/experiments/70_commands.ipynb #a64ba253
 def open_run(
-    run:FilePath,                  # A run folder
-    which:str|int='best',          # Which checkpoint: best, last, or the number of a step
-    device:str|torch.device='cpu', # Device of the model
-    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
-)->Pretrained:
+    run: FilePath,  # A run folder
+    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
+    device: str | torch.device = 'cpu',  # Device of the model
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+) -> Pretrained:
     "Open a run for use: `m = vlrep.load(run)`, then `m.caption(img)`, `m.embed(img)`, `m.backbone`"
     run = _opened(run, plugins)
-    if 'finetune' in run.info: return resolve('vlrep.experiments.finetune:open_finetuned')(run, which, device)
-    info,weights = run.info,run.weights(which)
+    if 'finetune' in run.info:
+        return resolve('vlrep.experiments.finetune:open_finetuned')(run, which, device)
+    info = run.info
+    weights = run.weights(which)
     _data_of(run)
-    if info['method'] not in METHODS: raise did_you_mean(f'method in {run.path/"recipe.json"}', info['method'], METHODS)
+    if info['method'] not in METHODS:
+        raise did_you_mean(f'method in {run.path / "recipe.json"}', info['method'], METHODS)
     recipe = recipe_of(run)
     tok = _own_words(run, METHODS[info['method']], recipe)
-    try: learn = _blank_learner(info, recipe, tok, weights, f'{run.path}, checkpoint {which}')
+    try:
+        learn = _blank_learner(info, recipe, tok, weights, f'{run.path}, checkpoint {which}')
     except RuntimeError as e:
         raise ValueError(
-            f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from e
+            f'{run.checkpoint(which)}: its weights do not fit recipe.json ({str(e).splitlines()[0]})'
+        ) from e
     learn.model.to(device)
     return Pretrained.from_learner(learn, str(run.path), METHODS[info['method']].no_backbone)
 
 # %% ../../nbs/experiments/70_commands.ipynb #f89f23f9
 def run_folder(
-    out:FilePath, # A folder, or None
-    data:str,     # One of `DATASETS`
-    method:str,   # One of `METHODS`
-)->Path:          # It holds no run
+    out: FilePath,  # A folder, or None
+    data: str,  # One of `DATASETS`
+    method: str,  # One of `METHODS`
+) -> Path:  # It holds no run
     "The folder of a new run"
     if out is not None:
-        if (Path(out)/'recipe.json').exists():
-            raise ValueError(
-                f'--out {out}: holds a run already; choose another folder, or resume it: --resume {out}')
+        if (Path(out) / 'recipe.json').exists():
+            raise ValueError(f'--out {out}: holds a run already; choose another folder, or resume it: --resume {out}')
         return Path(out)
     n = 1
     while True:
-        out = Path('runs')/f'{data}-{method}-{n}'
+        out = Path('runs') / f'{data}-{method}-{n}'
         try:
             out.mkdir(parents=True)
             return out
-        except FileExistsError: n += 1
+        except FileExistsError:
+            n += 1
 
-def commit()->str: # Short hash, with + if files were changed since; '' if this is not a working copy
+
+def commit() -> str:  # Short hash, with + if files were changed since; '' if this is not a working copy
     "The version of the code that runs"
     here = Path(sys.modules['vlrep'].__file__)
-    git = lambda *a: subprocess.run(['git', '-C', str(here.parent), *a], capture_output=True, text=True, timeout=10)
+
+    def git(*a):
+        return subprocess.run(['git', '-C', str(here.parent), *a], capture_output=True, text=True, timeout=10)
+
     try:
-        if git('ls-files', '--error-unmatch', here.name).returncode: return ''
+        if git('ls-files', '--error-unmatch', here.name).returncode:
+            return ''
         changed = git('status', '--porcelain', '-uno', '.').stdout.strip()
         return git('rev-parse', '--short', 'HEAD').stdout.strip() + ('+' if changed else '')
-    except (OSError, subprocess.TimeoutExpired): return ''
+    except (OSError, subprocess.TimeoutExpired):
+        return ''
 
-def processor()->str:
+
+def processor() -> str:
     "The name of the processor, or of the GPU"
-    if torch.cuda.is_available(): return torch.cuda.get_device_name()
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
     f = Path('/proc/cpuinfo')
     lines = f.read_text().splitlines() if f.is_file() else []
     names = [l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')]
@@ -181,21 +226,24 @@ def processor()->str:
 # %% ../../nbs/experiments/70_commands.ipynb #5669a522
 @contextmanager
 def unless_begun(
-    run:Run,            # Just made; a resumed one stays as it is
-    fresh:bool=True,    # Was it made for this?
-    log:callable=print, # Called with how to resume, if the disk or a process failed
-)->'Iterator[None]':
+    run: Run,  # Just made; a resumed one stays as it is
+    fresh: bool = True,  # Was it made for this?
+    log: callable = print,  # Called with how to resume, if the disk or a process failed
+) -> 'Iterator[None]':
     "If the body fails before the first checkpoint, leave no run behind, so that the same folder can be tried again"
-    try: yield
-    except TooManyDamaged as e:                                       # the run stays: it can go on with another limit
+    try:
+        yield
+    except TooManyDamaged as e:  # the run stays: it can go on with another limit
         raise TooManyDamaged(
-            f'{e}; to continue all the same: vlrep-pretrain --resume {run.path} --max-damaged NUMBER') from None
+            f'{e}; to continue all the same: vlrep-pretrain --resume {run.path} --max-damaged NUMBER'
+        ) from None
     except BaseException as e:
-        begun = bool(run.saved()) or (run/'best').is_dir()
+        begun = bool(run.saved()) or (run / 'best').is_dir()
         if fresh and not begun:
-            for p in ('recipe.json','tokenizer.model',TEST_PHOTOS,'log.csv','skipped.jsonl'):
-                (run/p).unlink(missing_ok=True)
-            if {p.name for p in run.path.iterdir()} <= {'.lock','steps'}: shutil.rmtree(run.path)
+            for p in ('recipe.json', 'tokenizer.model', TEST_PHOTOS, 'log.csv', 'skipped.jsonl'):
+                (run / p).unlink(missing_ok=True)
+            if {p.name for p in run.path.iterdir()} <= {'.lock', 'steps'}:
+                shutil.rmtree(run.path)
         elif begun and isinstance(e, OSError):
             log(f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run.path}')
         raise
@@ -203,31 +251,45 @@ def unless_begun(
 # %% ../../nbs/experiments/70_commands.ipynb #c3429897
 def _asked(given, resume):
     "Options as given, as recorded in the resumed run, or by default; and that run's recipe and job"
-    default = dict(method='virtex', name=None, data='world', root=None, seed=0, precision='auto', threads=None,
-                   accumulate=1, backbone=None, weights_file=None)
+    default = dict(
+        method='virtex',
+        name=None,
+        data='world',
+        root=None,
+        seed=0,
+        precision='auto',
+        threads=None,
+        accumulate=1,
+        backbone=None,
+        weights_file=None,
+    )
     if resume is None:
         asked = _named({**default, **given})
-        return {**asked, 'weights': weights_digest(asked['weights_file']), 'plugins': plugin_files()},None
+        return {**asked, 'weights': weights_digest(asked['weights_file']), 'plugins': plugin_files()}, None
     run = _opened(resume)
     info = run.info
     if 'finetune' in info:
         raise ValueError(f'{run.path}: is a fine-tuned run; resume with: vlrep-finetune {run.path} --resume')
-    was = {k: info.get(k, v) for k,v in default.items()}
+    was = {k: info.get(k, v) for k, v in default.items()}
     was['data'] = _data_of(run)
     was = _named(was)
     asked = _named({**was, **given})
     asked['plugins'] = info.get('plugins', [])
     asked['weights'] = info.get('weights') if 'weights_file' not in given else weights_digest(asked['weights_file'])
-    if any(asked[k] != was[k] for k in ('method','name','data','backbone')): return asked,None
-    return asked,[recipe_of(run),options_of(run)]
+    if any(asked[k] != was[k] for k in ('method', 'name', 'data', 'backbone')):
+        return asked, None
+    return asked, [recipe_of(run), options_of(run)]
+
 
 def _after_run(given, changes):
     "The options and changes, where a run folder as `weights_file` is replaced by its checkpoint and its backbone"
     source = given.get('weights_file')
-    if not source or not Path(source).is_dir(): return given,changes
-    file,backbone,shape = run_backbone(source, given.get('backbone'))
+    if not source or not Path(source).is_dir():
+        return given, changes
+    file, backbone, shape = run_backbone(source, given.get('backbone'))
     given = {**given, 'weights_file': str(file.resolve()), **(dict(backbone=backbone) if backbone else {})}
-    return given,[*shape, *changes]
+    return given, [*shape, *changes]
+
 
 def _named(asked):
     "`asked` with the name of the recipe, also where it is the default"
@@ -238,15 +300,28 @@ def _named(asked):
 # %% ../../nbs/experiments/70_commands.ipynb #c3429898
 def _facts(asked, recipe, options, precision, world_size):
     "All that determines the result of a run bit for bit, except the images"
-    return dict(method=asked['method'], name=asked['name'], recipe=recipe_dict(recipe),
-                data=dict(name=asked['data'], **recipe_dict(options)),
-                seed=asked['seed'], precision=precision, threads=torch.get_num_threads(),
-                accumulate=asked['accumulate'], world_size=world_size, processor=processor(), versions=versions(),
-                backbone=asked['backbone'], weights=asked['weights'], plugin_code=_code_of(asked['plugins']))
+    return dict(
+        method=asked['method'],
+        name=asked['name'],
+        recipe=recipe_dict(recipe),
+        data=dict(name=asked['data'], **recipe_dict(options)),
+        seed=asked['seed'],
+        precision=precision,
+        threads=torch.get_num_threads(),
+        accumulate=asked['accumulate'],
+        world_size=world_size,
+        processor=processor(),
+        versions=versions(),
+        backbone=asked['backbone'],
+        weights=asked['weights'],
+        plugin_code=_code_of(asked['plugins']),
+    )
+
 
 def _longer(run, facts):
     "Is it a finished run that is to go on to more steps?"
     return facts['recipe']['steps'] > run.recipe['steps'] and not run.unfinished()
+
 
 def _compare(run, facts, inexact):
     "How the facts differ from those in the folder; a `ValueError` if that is not excused"
@@ -255,125 +330,198 @@ def _compare(run, facts, inexact):
     diffs = differences(was, facts)
     bad = [d for d in diffs if not (d.startswith('steps: ') and _longer(run, facts))]
     if bad and not inexact and not run.unfinished():
-        raise ValueError(f'{run.path}: is finished, and this would be another run ({"; ".join(bad)}): a finished run '
-                         f'can go on to more steps (--steps), and another one can start from its backbone (--weights '
-                         f'{run.path})')
+        raise ValueError(
+            f'{run.path}: is finished, and this would be another run ({"; ".join(bad)}): a finished run '
+            f'can go on to more steps (--steps), and another one can start from its backbone (--weights '
+            f'{run.path})'
+        )
     read = [d.removeprefix('contents ') for d in bad if d.startswith('contents ')]
     if read and not inexact:
-        raise ValueError(f'{run.path}: what it reads has changed since it began ({"; ".join(read)}): restore it, begin '
-                         f'another run, or add --resume-inexact')
+        raise ValueError(
+            f'{run.path}: what it reads has changed since it began ({"; ".join(read)}): restore it, begin '
+            f'another run, or add --resume-inexact'
+        )
     if bad and not inexact:
-        raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(bad)}); leave these options out, '
-                         f'or add --resume-inexact')
+        raise ValueError(
+            f'{run.path}: this would not be the same run ({"; ".join(bad)}); leave these options out, '
+            f'or add --resume-inexact'
+        )
     return diffs
+
 
 def _agree(dist, facts):
     "A `ValueError` in all processes if one of them would train another run than the first"
-    first,*rest = dist.objects({k: v for k,v in facts.items() if k != 'processor'})
-    for r,other in enumerate(rest, 1):
+    first, *rest = dist.objects({k: v for k, v in facts.items() if k != 'processor'})
+    for r, other in enumerate(rest, 1):
         if diffs := [d.replace(': was ', ' ').replace(', now ', ' in rank 0 and ') for d in differences(first, other)]:
-            raise ValueError(f'rank {r} would train another run ({"; ".join(diffs)} in rank {r}): start all processes '
-                             f'with the same words, on the same data')
+            raise ValueError(
+                f'rank {r} would train another run ({"; ".join(diffs)} in rank {r}): start all processes '
+                f'with the same words, on the same data'
+            )
 
 # %% ../../nbs/experiments/70_commands.ipynb #fc201dab
 def _again(run, facts, inexact, log):
     "Record the current facts in a run that is resumed inexactly; True if they change the batches"
-    was,diffs = run.info,_compare(run, facts, inexact)
-    if not diffs: return False
+    was = run.info
+    diffs = _compare(run, facts, inexact)
+    if not diffs:
+        return False
     log(f'from here on the run is no longer exact, it differs in: {"; ".join(diffs)}')
     run.change({**facts, 'inexact': [*was.get('inexact', []), *diffs]})
-    return any(d.split(':')[0] in ('bs','accumulate') or d.startswith(('data','images')) for d in diffs)
+    return any(d.split(':')[0] in ('bs', 'accumulate') or d.startswith(('data', 'images')) for d in diffs)
 
 # %% ../../nbs/experiments/70_commands.ipynb #2cd37108
 def _small(asked, changes):
     small = smoke_test(*plan(asked['method'], asked['name'], (), asked['data']))
-    if asked['backbone']: small = [c for c in small if not c.startswith('visual_')]
+    if asked['backbone']:
+        small = [c for c in small if not c.startswith('visual_')]
     return [*small, *changes]
 
+
 def run_checks(
-    what:str,              # dry-run: the plan, from 20 timed steps; overfit: learn a single batch
-    small:bool=False,      # Of the job of `pretrain(small=True)`?
-    changes:list|tuple=(), # As for `pretrain`
-    threads:int=None, workers:int=None, *, max_damaged:int|float|str=None, log:callable=print, # As for `pretrain`
-    **kw                   # `method`, `name`, `data`, `root`, `seed`, `precision`, `accumulate`, `backbone`,
-                           # `weights_file`, as for `pretrain`
-)->bool:                   # Did it go well?
+    what: str,  # dry-run: the plan, from 20 timed steps; overfit: learn a single batch
+    small: bool = False,  # Of the job of `pretrain(small=True)`?
+    changes: list | tuple = (),  # As for `pretrain`
+    threads: int = None,
+    workers: int = None,
+    *,
+    max_damaged: int | float | str = None,
+    log: callable = print,  # As for `pretrain`
+    **kw,  # `method`, `name`, `data`, `root`, `seed`, `precision`, `accumulate`, `backbone`,
+    # `weights_file`, as for `pretrain`
+) -> bool:  # Did it go well?
     "Try a run out before it begins; nothing is kept"
     if (n := int(os.environ.get('WORLD_SIZE', 1))) > 1:
         raise ValueError(f'--{what}: is done by a single process, and {n} were started: leave torchrun out')
-    given = {k: v for k,v in kw.items() if v is not None}
-    check_options(given.get('data', 'world'), given.get('root'), precision=given.get('precision', 'auto'),
-                  threads=threads, workers=workers, accumulate=given.get('accumulate'), max_damaged=max_damaged,
-                  weights=given.get('weights_file'))
-    given,changes = _after_run(given, changes)
+    given = {k: v for k, v in kw.items() if v is not None}
+    check_options(
+        given.get('data', 'world'),
+        given.get('root'),
+        precision=given.get('precision', 'auto'),
+        threads=threads,
+        workers=workers,
+        accumulate=given.get('accumulate'),
+        max_damaged=max_damaged,
+        weights=given.get('weights_file'),
+    )
+    given, changes = _after_run(given, changes)
     asked = _asked(given, None)[0]
     method = with_backbone(METHODS[asked['method']], asked['backbone'], asked['weights_file'], log)
-    recipe,options = plan(asked['method'], asked['name'], _small(asked, changes) if small else changes, asked['data'],
-                   backbone=asked['backbone'])
+    recipe, options = plan(
+        asked['method'],
+        asked['name'],
+        _small(asked, changes) if small else changes,
+        asked['data'],
+        backbone=asked['backbone'],
+    )
     recipe.check_parts(asked['accumulate'])
-    if not recipe.steps: raise ValueError(f'--{what}: steps=0 trains nothing, so there is nothing to try out')
-    if threads: torch.set_num_threads(threads)
-    splits = open_splits(method, recipe, options, asked['data'], asked['root'], seed=asked['seed'], log=log,
-                         max_damaged=max_damaged)
+    if not recipe.steps:
+        raise ValueError(f'--{what}: steps=0 trains nothing, so there is nothing to try out')
+    if threads:
+        torch.set_num_threads(threads)
+    splits = open_splits(
+        method, recipe, options, asked['data'], asked['root'], seed=asked['seed'], log=log, max_damaged=max_damaged
+    )
     _check_data(method, recipe, splits, asked['data'], asked['accumulate'], log=log)
     tok = method.train_tokenizer(recipe, splits['train'])
-    if what == 'overfit': return overfit(method, recipe, splits, asked['data'], tok, seed=asked['seed'],
-                                         precision=asked['precision'], log=log, max_damaged=max_damaged)
-    dry_run(method, recipe, options, splits, asked['data'], tok=tok, seed=asked['seed'], precision=asked['precision'],
-            accumulate=asked['accumulate'], workers=workers or 0, log=log, max_damaged=max_damaged)
+    if what == 'overfit':
+        return overfit(
+            method,
+            recipe,
+            splits,
+            asked['data'],
+            tok,
+            seed=asked['seed'],
+            precision=asked['precision'],
+            log=log,
+            max_damaged=max_damaged,
+        )
+    dry_run(
+        method,
+        recipe,
+        options,
+        splits,
+        asked['data'],
+        tok=tok,
+        seed=asked['seed'],
+        precision=asked['precision'],
+        accumulate=asked['accumulate'],
+        workers=workers or 0,
+        log=log,
+        max_damaged=max_damaged,
+    )
     return True
 
 # %% ../../nbs/experiments/70_commands.ipynb #e6395e17
 def _first_weights(asked, run, at, resume_run):
     "The file of the backbone's initial weights; for a resumed run its own checkpoint, if the backbone is in there"
     file = asked['weights_file']
-    if file is None or not resume_run: return file
+    if file is None or not resume_run:
+        return file
     start = run.start(at)
-    if start and has_backbone(start/'model.safetensors'): return start/'model.safetensors'
+    if start and has_backbone(start / 'model.safetensors'):
+        return start / 'model.safetensors'
     if weights_digest(file) != asked['weights']:
-        raise ValueError(f'--weights {file}: this file has changed since {run.path} began; restore it, or begin '
-                         f'another run')
+        raise ValueError(
+            f'--weights {file}: this file has changed since {run.path} began; restore it, or begin another run'
+        )
     return file
+
 
 def _new_schedule(run, learn, step):
     "What happens to the learning rate of a finished run that goes on to more steps"
     factor = getattr(getattr(learn, 'schedule', None), 'factor', None)
     rate = f': at step {step} the learning rate is {factor(step):.2f} of its peak' if factor else ''
-    return (f'the run was finished and goes on to {run.recipe["steps"]:,} steps, on a schedule made anew for so '
-            f'many{rate}')
+    return (
+        f'the run was finished and goes on to {run.recipe["steps"]:,} steps, on a schedule made anew for so many{rate}'
+    )
+
 
 def _begin(run, at, regroup, inexact, log, *, resume_run):
     "A function that makes a fresh learner part of the run, and puts it where the run was"
+
     def begin(learn):
-        if main := learn.dist.is_main: learn.finite.log = run/'skipped.jsonl'
+        if main := learn.dist.is_main:
+            learn.finite.log = run / 'skipped.jsonl'
         method = METHODS[run.info['method']]
         sizes = method.sizes(learn.model) if method.sizes else {}
-        if main and sizes != run.info.get('text_sizes', {}): run.change(dict(text_sizes=sizes))
-        if not resume_run: return
+        if main and sizes != run.info.get('text_sizes', {}):
+            run.change(dict(text_sizes=sizes))
+        if not resume_run:
+            return
         limit = learn.dls.valid.max_damaged
-        if main and run.info.get('max_damaged') != limit: run.change(dict(max_damaged=limit))
+        if main and run.info.get('max_damaged') != limit:
+            run.change(dict(max_damaged=limit))
         alone = not run.saved() and at != 'best'
         step = resume(learn, run, at, regroup)
-        if run.unfinished() and (run/'result.jsonl').exists():
+        if run.unfinished() and (run / 'result.jsonl').exists():
             log(_new_schedule(run, learn, step))
-        log((f'resuming from step {step}' + ', that of the best checkpoint: there is no other'*alone) if step
-            else 'no checkpoint: beginning anew')
-        if inexact and (run/'best').exists() and (regroup or run.state('best')['step'] > step):
+        log(
+            (f'resuming from step {step}' + ', that of the best checkpoint: there is no other' * alone)
+            if step
+            else 'no checkpoint: beginning anew'
+        )
+        if inexact and (run / 'best').exists() and (regroup or run.state('best')['step'] > step):
             learn.train_state.best_loss = math.inf
+
     return begin
+
 
 def _completed(path, log):
     "Is the run complete? If only its report is missing, it is written; a `ValueError` names a damaged result"
     run = load(path)
     left = run.missing()
     if run.unfinished() and not left:
-        return False                                   # the result is that of fewer steps
+        return False  # the result is that of fewer steps
     if 'result.jsonl' in left:
-        if (run/'result.jsonl').exists(): log(f'{run/"result.jsonl"}: torn; it will be made anew')
+        if (run / 'result.jsonl').exists():
+            log(f'{run / "result.jsonl"}: torn; it will be made anew')
         return False
     if left:
-        with Run.reopen(path) as run: log(f'report: {write_report(run)}')
-    else: log(f'{path}: complete, nothing is left to do')
+        with Run.reopen(path) as run:
+            log(f'report: {write_report(run)}')
+    else:
+        log(f'{path}: complete, nothing is left to do')
     return True
 
 # %% ../../nbs/experiments/70_commands.ipynb #87024932
@@ -382,20 +530,33 @@ def _finish(run, asked, recipe, options, *, splits, learn, stages, log):
     learn.model.load_state_dict(run.weights('best'))
     if effective_precision(learn.model, run.info['precision']) != run.info['precision']:
         log('precision: trained in fp32, since no part of this model supports bf16 on a CPU')
-    num,samples = measure(run, recipe, options, splits, learn, stages=stages, log=log)
-    write_json(run/'samples.json', samples)
+    num, samples = measure(run, recipe, options, splits, learn, stages=stages, log=log)
+    write_json(run / 'samples.json', samples)
     info = run.info
-    (run/'report.html').unlink(missing_ok=True)  # of another result
-    run.add_result(dict(
-        format=FORMAT, method=info['method'], recipe=asked['name'], changes=changes_of(info),
-        data=info['data']['name'], seed=info['seed'], commit=commit(), date=time.strftime('%Y-%m-%d'),
-        processor=processor(), threads=info['threads'], precision=effective_precision(learn.model, info['precision']),
-        seconds={k: round(v, 2) for k,v in stages.seconds.items()}, numbers=num))
+    (run / 'report.html').unlink(missing_ok=True)  # of another result
+    run.add_result(
+        dict(
+            format=FORMAT,
+            method=info['method'],
+            recipe=asked['name'],
+            changes=changes_of(info),
+            data=info['data']['name'],
+            seed=info['seed'],
+            commit=commit(),
+            date=time.strftime('%Y-%m-%d'),
+            processor=processor(),
+            threads=info['threads'],
+            precision=effective_precision(learn.model, info['precision']),
+            seconds={k: round(v, 2) for k, v in stages.seconds.items()},
+            numbers=num,
+        )
+    )
     log(f'report: {write_report(run)} ({stages.total:.0f} s in all)')
 
 # %% ../../nbs/experiments/70_commands.ipynb #70c908bf
-_TINY_JOB = ('a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be '
-             'expected')
+_TINY_JOB = (
+    'a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be expected'
+)
 
 # %% ../../nbs/experiments/70_commands.ipynb #7c0128e5
 def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
@@ -403,125 +564,215 @@ def _check_given(given, out, resume_run, tracker, *, exact, **numbers):
     data = given.get('data')
     if data is None and resume_run is not None:
         data = _data_of(_opened(resume_run))
-    check_options(data or 'world', given.get('root'), out, resume_run, given.get('precision', 'auto'),
-                  resuming=resume_run is not None, exact=exact, weights=given.get('weights_file'), **numbers)
-    if tracker: check_tracker(tracker)
+    check_options(
+        data or 'world',
+        given.get('root'),
+        out,
+        resume_run,
+        given.get('precision', 'auto'),
+        resuming=resume_run is not None,
+        exact=exact,
+        weights=given.get('weights_file'),
+        **numbers,
+    )
+    if tracker:
+        check_tracker(tracker)
+
 
 def _plan_run(given, changes, resume_run, small):
     "All arguments, recipe and options of the dataset; those of a resumed run are its own"
-    asked,parts = _asked(given, resume_run)
+    asked, parts = _asked(given, resume_run)
     changes = _small(asked, changes) if small else changes
-    recipe,options = plan(asked['method'], asked['name'], changes, asked['data'], parts,
-                          backbone=None if parts else asked['backbone'])
+    recipe, options = plan(
+        asked['method'], asked['name'], changes, asked['data'], parts, backbone=None if parts else asked['backbone']
+    )
     recipe.check_parts(asked['accumulate'])
-    return asked,recipe,options
+    return asked, recipe, options
+
 
 def _kept(resume_run, **given):
     "Workers, steps between checkpoints and limit of damage: as given, else as the run has them"
     was = dict(workers=0, save_every=0) | (load(resume_run).info if resume_run else {})
-    kept = {k: was.get(k) if v is None else v for k,v in given.items()}
+    kept = {k: was.get(k) if v is None else v for k, v in given.items()}
     check_damage(kept['max_damaged'])
     return kept
 
 # %% ../../nbs/experiments/70_commands.ipynb #7c0128e6
 def pretrain(
-    method:str=None,                # One of `METHODS`; virtex
-    name:str=None,                  # One of the method's recipes; by default the one called like the data
-    changes:list|tuple=(),          # Texts `field=value` for the recipe or the job
-    data:str=None,                  # One of `DATASETS`; world
-    root:FilePath=None,             # For photos: the folder that holds them in the layout of `data`, or the CSV
-    *, out:FilePath=None,           # Folder of the run; by default the next free one in runs/
-    seed:int=None,                  # Of everything that is drawn; 0
-    precision:str=None,             # auto, fp32, bf16 or fp16; auto
-    threads:int=None,               # Of the CPU; by default what PyTorch chooses
-    backbone:str=None,              # Another network than the recipe's: resnet50, timm/convnext_atto
-    weights_file:FilePath=None,     # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or
-                                    # this library. A run gives the backbone of its best checkpoint
-    accumulate:int=None,            # Parts into which each batch is cut to save memory; 1
-    workers:int=None,               # Processes that load images in advance; 0
-    save_every:int=None,            # Steps between checkpoints within an epoch; 0: only at its end
-    max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see
-                                    # `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
-    resume_run:FilePath=None,       # Folder of a stopped run to resume; options left out are those it began with
-    at:str|int='last',              # Which of its checkpoints: last, or the number of a step
-    inexact:bool=False,             # Go on although something differs?
-    small:bool=False,               # A job of some twenty seconds, to see that everything works?
-    tracker:str=None,               # Send losses to one of `TRACKERS`, too
-    timeout:int=None,               # Of several processes: seconds after which one gives up waiting for the others; 600
-    plugins:Sequence[FilePath]=(),  # Python files that may be imported, since you trust them
-    log:callable=print,             # Called with each line of progress
-)->Path:                            # The run's folder, with report.html
+    method: str = None,  # One of `METHODS`; virtex
+    name: str = None,  # One of the method's recipes; by default the one called like the data
+    changes: list | tuple = (),  # Texts `field=value` for the recipe or the job
+    data: str = None,  # One of `DATASETS`; world
+    root: FilePath = None,  # For photos: the folder that holds them in the layout of `data`, or the CSV
+    *,
+    out: FilePath = None,  # Folder of the run; by default the next free one in runs/
+    seed: int = None,  # Of everything that is drawn; 0
+    precision: str = None,  # auto, fp32, bf16 or fp16; auto
+    threads: int = None,  # Of the CPU; by default what PyTorch chooses
+    backbone: str = None,  # Another network than the recipe's: resnet50, timm/convnext_atto
+    weights_file: FilePath = None,  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or
+    # this library. A run gives the backbone of its best checkpoint
+    accumulate: int = None,  # Parts into which each batch is cut to save memory; 1
+    workers: int = None,  # Processes that load images in advance; 0
+    save_every: int = None,  # Steps between checkpoints within an epoch; 0: only at its end
+    max_damaged: int | float | str = None,  # Photos that may be unreadable: a number (20) or a share (0.05, 5%), see
+    # `damage_limit`; by default 10, a quarter of fewer than 40, 1 % of more than 1000
+    resume_run: FilePath = None,  # Folder of a stopped run to resume; options left out are those it began with
+    at: str | int = 'last',  # Which of its checkpoints: last, or the number of a step
+    inexact: bool = False,  # Go on although something differs?
+    small: bool = False,  # A job of some twenty seconds, to see that everything works?
+    tracker: str = None,  # Send losses to one of `TRACKERS`, too
+    timeout: int = None,  # Of several processes: seconds after which one gives up waiting for the others; 600
+    plugins: Sequence[FilePath] = (),  # Python files that may be imported, since you trust them
+    log: callable = print,  # Called with each line of progress
+) -> Path:  # The run's folder, with report.html
     "Pretrain on captions, then evaluate the features; `TrainingInterrupted` if a signal ends it early"
     for file in plugins:
         load_plugin(file)
-    given = {k: v for k,v in dict(method=method, name=name, data=data, root=root, seed=seed, precision=precision,
-                                  threads=threads, accumulate=accumulate, backbone=backbone,
-                                  weights_file=weights_file and str(Path(weights_file).resolve())).items()
-             if v is not None}
-    _check_given(given, out, resume_run, tracker, exact=at == 'last' and not inexact, threads=threads,
-                 accumulate=accumulate, workers=workers, save_every=save_every, timeout=timeout)
-    given,changes = _after_run(given, changes)
-    asked,recipe,options = _plan_run(given, changes, resume_run, small)
+    given = {
+        k: v
+        for k, v in dict(
+            method=method,
+            name=name,
+            data=data,
+            root=root,
+            seed=seed,
+            precision=precision,
+            threads=threads,
+            accumulate=accumulate,
+            backbone=backbone,
+            weights_file=weights_file and str(Path(weights_file).resolve()),
+        ).items()
+        if v is not None
+    }
+    _check_given(
+        given,
+        out,
+        resume_run,
+        tracker,
+        exact=at == 'last' and not inexact,
+        threads=threads,
+        accumulate=accumulate,
+        workers=workers,
+        save_every=save_every,
+        timeout=timeout,
+    )
+    given, changes = _after_run(given, changes)
+    asked, recipe, options = _plan_run(given, changes, resume_run, small)
     kept = _kept(resume_run, workers=workers, save_every=save_every, max_damaged=max_damaged)
-    if small and int(os.environ.get('RANK', 0)) == 0: log(_TINY_JOB)
+    if small and int(os.environ.get('RANK', 0)) == 0:
+        log(_TINY_JOB)
     with process_group(timeout or 600) as dist:
-        return _pretrain_as(asked, recipe, options, out, at=at, resume_run=resume_run, inexact=inexact,
-                            tracker=tracker, log=log if dist.is_main else _silent, dist=dist, **kept)
+        return _pretrain_as(
+            asked,
+            recipe,
+            options,
+            out,
+            at=at,
+            resume_run=resume_run,
+            inexact=inexact,
+            tracker=tracker,
+            log=log if dist.is_main else _silent,
+            dist=dist,
+            **kept,
+        )
 
 # %% ../../nbs/experiments/70_commands.ipynb #f98a9435
 def _contents(method, recipe, splits):
     "The fact `contents` of a run, if its method reads more than the dataset"
     return dict(contents=method.contents(recipe, splits)) if method.contents else {}
 
+
 def _note_texts(run, method, recipe, splits, tok, log):
     "Log what happens to the captions of a run, and keep the lines; a `ValueError` if too much of them is lost"
     lines = caption_lines(recipe, method.collator(recipe, tok), splits)
-    for line in lines: log(line)
-    if lines: run.change(dict(notes=[*(run.info.get('notes') or []), *lines]))
+    for line in lines:
+        log(line)
+    if lines:
+        run.change(dict(notes=[*(run.info.get('notes') or []), *lines]))
+
 
 def _check_data(method, recipe, splits, data, parts, *, log):
     "Log and return the lines of the method's check of the data; a `ValueError` if it cannot be trained on them"
     lines = list(method.check(recipe, splits, data, parts)) if method.check else []
-    for line in lines: log(line)
+    for line in lines:
+        log(line)
     return lines
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bd1
 def _first_line(asked, recipe, splits, facts, method):
     "What is about to be trained, in words"
     n = facts['world_size']
-    return (f'{asked["method"]} on {asked["data"]}: {len(splits["train"]):,} images to learn from, {recipe.steps:,} '
-            f'steps of {recipe.bs}' + f', shared by {n} processes'*(n > 1)
-            + f'; seed {asked["seed"]}, threads {facts["threads"]}, precision {facts["precision"]}'
-            + f'; the loss is {method.loss_unit}'*bool(method.loss_unit))
+    return (
+        f'{asked["method"]} on {asked["data"]}: {len(splits["train"]):,} images to learn from, {recipe.steps:,} '
+        f'steps of {recipe.bs}'
+        + f', shared by {n} processes' * (n > 1)
+        + f'; seed {asked["seed"]}, threads {facts["threads"]}, precision {facts["precision"]}'
+        + f'; the loss is {method.loss_unit}' * bool(method.loss_unit)
+    )
+
 
 def _rows(steps):
     "Steps between two rows of the log: 50, and in a short training fewer, so that there are more than twenty"
-    return max(1, min(50, steps//24))
+    return max(1, min(50, steps // 24))
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bd2
-def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision, facts, at, inexact, resume_run,
-           workers, save_every, max_damaged, stages):
+def _train(
+    run,
+    method,
+    recipe,
+    splits,
+    asked,
+    *,
+    log,
+    dist,
+    tracker,
+    precision,
+    facts,
+    at,
+    inexact,
+    resume_run,
+    workers,
+    save_every,
+    max_damaged,
+    stages,
+):
     "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
     regroup = dist.objects(dist.is_main and bool(resume_run) and _again(run, facts, inexact, log))[0]
-    tok,several = None,dist.world_size > 1
+    tok = None
+    several = dist.world_size > 1
     if method.tokenizer:
         with stages('tokenizer'), dist.main_first():
             tok = _words(run, method, recipe, splits) if dist.is_main else _own_words(run, method, recipe)
-    if dist.is_main: _note_texts(run, method, recipe, splits, tok, log)
+    if dist.is_main:
+        _note_texts(run, method, recipe, splits, tok, log)
     # torchrun passes a signal on that its processes may have had already
-    with stages(method.stage or method.name), signals(2. if several else 0.) as note:
+    with stages(method.stage or method.name), signals(2.0 if several else 0.0) as note:
         cbs = [StopOnSignal(note)]
-        logger = CSVLogger(run/'log.csv', _rows(recipe.steps), log=log)
-        if dist.is_main: cbs = [logger, Checkpointer(run, save_every), *cbs]
-        if tracker and dist.is_main: cbs.append(make_tracker(tracker, run.path))
+        logger = CSVLogger(run / 'log.csv', _rows(recipe.steps), log=log)
+        if dist.is_main:
+            cbs = [logger, Checkpointer(run, save_every), *cbs]
+        if tracker and dist.is_main:
+            cbs.append(make_tracker(tracker, run.path))
         try:
             backbone_log = None if resume_run or not dist.is_main else log
             first = _first_weights(asked, run, at, resume_run)
             method = with_backbone(method, asked['backbone'], first, backbone_log)
-            learn = train_on(method, recipe, splits, asked['data'], tok, seed=asked['seed'], precision=precision,
-                             cbs=cbs, log=log, accumulate=asked['accumulate'], workers=workers,
-                             begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),
-                             max_damaged=max_damaged)
+            learn = train_on(
+                method,
+                recipe,
+                splits,
+                asked['data'],
+                tok,
+                seed=asked['seed'],
+                precision=precision,
+                cbs=cbs,
+                log=log,
+                accumulate=asked['accumulate'],
+                workers=workers,
+                begin=_begin(run, at, regroup, inexact, log, resume_run=resume_run),
+                max_damaged=max_damaged,
+            )
             if note.got:
                 # it came as the last checkpoint was written
                 raise TrainingInterrupted(note.got, learn.train_state.step)
@@ -533,7 +784,9 @@ def _train(run, method, recipe, splits, asked, *, log, dist, tracker, precision,
     return learn
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bdd
-def _silent(line): pass
+def _silent(line):
+    pass
+
 
 def _folder(asked, facts, out, resume_run, dist, **more):
     "The run's folder: the main process makes it, or locks it to resume, the others read there"
@@ -545,19 +798,29 @@ def _folder(asked, facts, out, resume_run, dist, **more):
         if any(run.info.get(k) != v for k, v in now.items()):
             run.change(now)
     elif dist.is_main:
-        run = Run.create(run_folder(out, asked['data'], asked['method']), root=root, commit=commit(),
-                         plugins=asked['plugins'], weights_file=asked['weights_file'], **more, **facts)
+        run = Run.create(
+            run_folder(out, asked['data'], asked['method']),
+            root=root,
+            commit=commit(),
+            plugins=asked['plugins'],
+            weights_file=asked['weights_file'],
+            **more,
+            **facts,
+        )
     path = dist.objects(run and str(run.path.resolve()))[0]
     return run or load(path)
 
 # %% ../../nbs/experiments/70_commands.ipynb #4b819bde
-def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damaged, resume_run, at, inexact,
-                 tracker, log, dist):
+def _pretrain_as(
+    asked, recipe, options, out, *, workers, save_every, max_damaged, resume_run, at, inexact, tracker, log, dist
+):
     "`pretrain`, with every option known"
-    data,seed = asked['data'],asked['seed']
+    data = asked['data']
+    seed = asked['seed']
     method = METHODS[asked['method']]
-    run_folder(out, data, asked['method']) if out else None           # refuse at once, not after the world is drawn
-    if asked['threads']: torch.set_num_threads(asked['threads'])
+    run_folder(out, data, asked['method']) if out else None  # refuse at once, not after the world is drawn
+    if asked['threads']:
+        torch.set_num_threads(asked['threads'])
     keep_memory()
     stages = Stages(log)
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -566,33 +829,64 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
     facts = _facts(asked, recipe, options, chosen, dist.world_size)
     _agree(dist, facts)
     check_share(recipe.bs, dist.world_size)
-    for hint in filter(None, (busy_hint(facts['threads']), emulation_hint(device, chosen))): log(hint)
+    for hint in filter(None, (busy_hint(facts['threads']), emulation_hint(device, chosen))):
+        log(hint)
     if resume_run:
         old = load(resume_run)
         _compare(old, facts, inexact)
-        if at != 'last': old.start(at)
+        if at != 'last':
+            old.start(at)
         done = dist.is_main and not _longer(old, facts) and _completed(resume_run, log)
-        if dist.objects(done)[0]: return old.path
+        if dist.objects(done)[0]:
+            return old.path
     with stages('photos' if DATASETS[data].root_help else data), dist.main_first():
         splits = open_splits(method, recipe, options, data, asked['root'], seed=seed, log=log, max_damaged=max_damaged)
     if resume_run:
         splits = (exclude_test_photos if inexact else restore_test_split)(splits, read_test_photos(old), log)
     if by := splits['test'].split_by:
-        facts['data'] = {**facts['data'], 'split': by}                # what auto has come to, so that it stays
+        facts['data'] = {**facts['data'], 'split': by}  # what auto has come to, so that it stays
     facts |= _contents(method, recipe, splits)
-    if resume_run: _compare(old, facts, inexact)
+    if resume_run:
+        _compare(old, facts, inexact)
     notes = _check_data(method, recipe, splits, data, asked['accumulate'], log=log)
-    facts['images'] = {k: fingerprint(v) for k,v in splits.items()}
+    facts['images'] = {k: fingerprint(v) for k, v in splits.items()}
     _agree(dist, facts)
     log(_first_line(asked, recipe, splits, facts, method))
     found = dict(split_found=True) if getattr(options, 'split', None) == 'auto' else {}
-    run = _folder(asked, facts, out, resume_run, dist, notes=notes, workers=workers, save_every=save_every,
-                  max_damaged=max_damaged, **found)
+    run = _folder(
+        asked,
+        facts,
+        out,
+        resume_run,
+        dist,
+        notes=notes,
+        workers=workers,
+        save_every=save_every,
+        max_damaged=max_damaged,
+        **found,
+    )
     with run, unless_begun(run, not resume_run, log) if dist.is_main else nullcontext():
-        if dist.is_main and DATASETS[data].audit: write_test_photos(run, splits['test'])
-        learn = _train(run, method, recipe, splits, asked, log=log, dist=dist, tracker=tracker, precision=requested,
-                       facts=facts, at=at, inexact=inexact, resume_run=resume_run, workers=workers,
-                       save_every=save_every, max_damaged=max_damaged, stages=stages)
+        if dist.is_main and DATASETS[data].audit:
+            write_test_photos(run, splits['test'])
+        learn = _train(
+            run,
+            method,
+            recipe,
+            splits,
+            asked,
+            log=log,
+            dist=dist,
+            tracker=tracker,
+            precision=requested,
+            facts=facts,
+            at=at,
+            inexact=inexact,
+            resume_run=resume_run,
+            workers=workers,
+            save_every=save_every,
+            max_damaged=max_damaged,
+            stages=stages,
+        )
         leave_process_group(learn)
         if dist.is_main:
             _finish(run, asked, recipe, options, splits=splits, learn=learn, stages=stages, log=log)
@@ -602,32 +896,35 @@ def _pretrain_as(asked, recipe, options, out, *, workers, save_every, max_damage
 def _words(run, method, recipe, splits):
     "The tokenizer of a run: the saved one, or one trained on its texts"
     # else the file may be incomplete
-    begun = run.saved() or (run/'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})
-    if begun and (run/'tokenizer.model').exists(): return Tokenizer.load(run.part('tokenizer.model'))
+    begun = run.saved() or (run / 'best').is_dir() or 'tokenizer.model' in run.info.get('parts', {})
+    if begun and (run / 'tokenizer.model').exists():
+        return Tokenizer.load(run.part('tokenizer.model'))
     tok = method.train_tokenizer(recipe, splits['train'])
-    if tok is None: return None                                         # this recipe reads no text
-    tok.save(run/'tokenizer.model')
+    if tok is None:
+        return None  # this recipe reads no text
+    tok.save(run / 'tokenizer.model')
     run.keep_part('tokenizer.model')
     return tok
 
 # %% ../../nbs/experiments/70_commands.ipynb #e8074e4b
 def caption(
-    run:FilePath,         # A run folder
-    images:list,          # Paths
-    which:str|int='best', # Which checkpoint: best, last, or the number of a step
-    log:callable=print,   # Called with each caption; with an empty line for an image that cannot be read
-    warn:callable=None,   # Called with what is wrong with an image; by default the line goes to standard error
-    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
-)->list:                  # The captions, in order; None for an image that cannot be read
+    run: FilePath,  # A run folder
+    images: list,  # Paths
+    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
+    log: callable = print,  # Called with each caption; with an empty line for an image that cannot be read
+    warn: callable = None,  # Called with what is wrong with an image; by default the line goes to standard error
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+) -> list:  # The captions, in order; None for an image that cannot be read
     "One sentence for each image; a `ValueError` if not one of them can be read"
-    if not images: raise ValueError('IMAGE is missing: name at least one image file')
+    if not images:
+        raise ValueError('IMAGE is missing: name at least one image file')
     model = open_run(run, which, plugins=plugins)
     warn = warn or partial(print, file=sys.stderr)
     captions = []
     problems = []
     for i in range(0, len(images), 64):
         batch = []
-        for image in images[i:i+64]:
+        for image in images[i : i + 64]:
             try:
                 batch.append(to_image(image))
             except ValueError as e:
@@ -646,88 +943,96 @@ def caption(
 
 # %% ../../nbs/experiments/70_commands.ipynb #107d7c32
 def evaluate(
-    run:FilePath,         # A run folder
-    on:str,               # One of `EVALUATIONS`, such as world, captions or voc07
-    root:FilePath=None,   # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
-                          # folder; for captions, by default where the run's were
-    which:str|int='best', # Which checkpoint: best, last, or the number of a step
-    max_damaged:int|float|str=None, # How many photos and rows of the test data may be missing or unusable, see
-                          # `damage_limit`; by default as many as the run allows
-    log:callable=print,   # Called with the table
-    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
-    **options             # Those of the evaluation, such as `spec` and `ap` of voc07
-)->list:                  # Rows: `question, metric, backbone, n, chance, value, low, high`
+    run: FilePath,  # A run folder
+    on: str,  # One of `EVALUATIONS`, such as world, captions or voc07
+    root: FilePath = None,  # Where the photos are, such as VOCdevkit/VOC2007, or a folder with train/ and val/ for
+    # folder; for captions, by default where the run's were
+    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
+    max_damaged: int | float | str = None,  # How many photos and rows of the test data may be missing or unusable, see
+    # `damage_limit`; by default as many as the run allows
+    log: callable = print,  # Called with the table
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+    **options,  # Those of the evaluation, such as `spec` and `ap` of voc07
+) -> list:  # Rows: `question, metric, backbone, n, chance, value, low, high`
     "Evaluate a trained model"
     evaluation = EVALUATIONS[on]
     options = evaluation.check(root, **options)
-    m,kept = open_run(run, which, plugins=plugins),load(run)
+    m = open_run(run, which, plugins=plugins)
+    kept = load(run)
     limit = kept.info.get('max_damaged') if max_damaged is None else max_damaged
-    context = EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log,
-                                max_damaged=limit, run=kept)
+    context = EvaluationContext(m, recipe_of(kept), kept.info, options_of(kept), root, log, max_damaged=limit, run=kept)
     rows = evaluation.ask(context, **options)
     line = dict(on=on, which=str(which), date=time.strftime('%Y-%m-%d'), commit=commit(), rows=rows)
-    append_line(Path(run)/'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
+    append_line(Path(run) / 'evaluations.jsonl', json.dumps(line, ensure_ascii=False))
     log(table_text(rows))
     return rows
 
 # %% ../../nbs/experiments/70_commands.ipynb #1161fe17
 def report(
-    runs:list,          # Run folders
-    out:FilePath=None,  # The page of several runs; comparison.html by default
-    log:callable=print, # Called with the path of the page
-)->Path:                # The page
+    runs: list,  # Run folders
+    out: FilePath = None,  # The page of several runs; comparison.html by default
+    log: callable = print,  # Called with the path of the page
+) -> Path:  # The page
     "Write the report of a run, or one report that compares several runs"
     tuned = [r for r in runs if 'finetune' in load(r).info]
     if tuned and (len(runs) > 1 or out is not None):
         raise ValueError(f'{tuned[0]}: a fine-tuned run has a report page of its own, and stands in none with others')
-    if tuned: path = resolve('vlrep.evaluation.finetune.report:write_task_report')(tuned[0])
-    elif len(runs) == 1 and out is None: path = write_report(load(runs[0]))
-    else: path = write_comparison(runs, out or 'comparison.html')
+    if tuned:
+        path = resolve('vlrep.evaluation.finetune.report:write_task_report')(tuned[0])
+    elif len(runs) == 1 and out is None:
+        path = write_report(load(runs[0]))
+    else:
+        path = write_comparison(runs, out or 'comparison.html')
     log(f'report: {path}')
     return path
 
 # %% ../../nbs/experiments/70_commands.ipynb #e5fbf6d3
 def export(
-    run:FilePath,         # A run folder
-    to:str,               # One of `LAYOUTS`: torchvision, timm or detectron2
-    out:FilePath=None,    # Folder to write to; by default RUN/export-`to`
-    which:str|int='best', # Which checkpoint: best, last, or the number of a step
-    log:callable=print,   # Called with lines of Python: comments about what was written, then what opens it
-    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
-)->dict:                  # The files, what read them, how far its numbers are from ours, and the lines that open them
+    run: FilePath,  # A run folder
+    to: str,  # One of `LAYOUTS`: torchvision, timm or detectron2
+    out: FilePath = None,  # Folder to write to; by default RUN/export-`to`
+    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
+    log: callable = print,  # Called with lines of Python: comments about what was written, then what opens it
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+) -> dict:  # The files, what read them, how far its numbers are from ours, and the lines that open them
     """Write the backbone in another library's layout, read it back and compare the outputs
 
     A `ValueError` if no other library can open it
     """
     one_of('--to', to, LAYOUTS)
-    out = Path(out or Path(run)/f'export-{to}')
+    out = Path(out or Path(run) / f'export-{to}')
     got = open_run(run, which, plugins=plugins).export(out, to)
-    for f in got['files']: log(f'# {out/Path(f).name}')
+    for f in got['files']:
+        log(f'# {out / Path(f).name}')
     log(f'# read back by {got["by"]}: largest relative difference {got["error"]:.1e}')
     log('# to open it, with an image photo.jpg:')
-    for line in got['open']: log(line)
+    for line in got['open']:
+        log(line)
     return got
 
 # %% ../../nbs/experiments/70_commands.ipynb #be270002
 def make_paraphrases(
-    data:str,                               # One of `DATASETS`
-    root:FilePath=None,                     # Where the data is
-    out:FilePath='paraphrases.jsonl',       # The file; an existing one is continued
-    via:list|tuple=('fr','de'),             # Languages to go through
-    *, there:str=MARIAN[0], back:str=MARIAN[1], # Models, folders or names on the hub; {via} stands for the language
-    batch:int=32,                           # Sentences at a time
-    device:str=None,                        # cpu, cuda; by default the GPU if there is one
-    beams:int=4,                            # Width of the beam
-    limit:int=None,                         # Largest number of captions
-    options:object=None,                    # Options of a generated dataset, columns of a table; its own by default
-    max_damaged:int|float|str=None,         # How many photos and rows may be missing or unusable, see `damage_limit`
-    translator:Callable=MarianTranslator,   # (name, device, beams=) -> function from sentences to sentences
-    log:Callable=print,                     # Called with progress messages
-)->Path:                                    # The file
+    data: str,  # One of `DATASETS`
+    root: FilePath = None,  # Where the data is
+    out: FilePath = 'paraphrases.jsonl',  # The file; an existing one is continued
+    via: list | tuple = ('fr', 'de'),  # Languages to go through
+    *,
+    there: str = MARIAN[0],
+    back: str = MARIAN[1],  # Models, folders or names on the hub; {via} stands for the language
+    batch: int = 32,  # Sentences at a time
+    device: str = None,  # cpu, cuda; by default the GPU if there is one
+    beams: int = 4,  # Width of the beam
+    limit: int = None,  # Largest number of captions
+    options: object = None,  # Options of a generated dataset, columns of a table; its own by default
+    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    translator: Callable = MarianTranslator,  # (name, device, beams=) -> function from sentences to sentences
+    log: Callable = print,  # Called with progress messages
+) -> Path:  # The file
     "Paraphrase the captions of a dataset by translating them into each language and back"
     builder = DATASETS[data]
     builder.check_root(root)
-    if 'captions' not in builder.provides: raise ValueError(f'--data {data}: has no captions to paraphrase')
+    if 'captions' not in builder.provides:
+        raise ValueError(f'--data {data}: has no captions to paraphrase')
     with logged_warnings(log):
         dataset = builder.whole(root, 64, options, max_damaged)
     parts = [dataset]

@@ -7,132 +7,159 @@ __all__ = ['Difference', 'variant', 'read_lines', 'by_variant', 'changes_of', 'g
            'vs_baseline', 'verdict', 'Claim', 'judge', 'variants_markdown', 'claims_markdown', 'show_claims']
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #8b457ae4
-import base64,json,math
+import base64
+import json
+import math
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
-import matplotlib.pyplot as plt, numpy as np
+
+import matplotlib.pyplot as plt
+import numpy as np
 from scipy import stats
-from ..core.files import *
-from ..core.run_facts import *
-from ..core.plotting import *
-from ..reports.instability import dagger, shown_names, warning_notes
-from ..reports.figures import ask_name
-from ..reports.page import read_results
+
+from ..core.files import FilePath, atomic_file, read_json
+from ..core.plotting import INK, drawable
+from ..core.run_facts import last_result
 from ..datasets.base import DATASETS
-from .config import *
-from .options import *
+from .config import get_recipe, recipe_dict
+from .options import recipe_name
+from ..reports.figures import ask_name
+from ..reports.instability import dagger, shown_names, warning_notes
+from ..reports.page import read_results
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #1bf3c015
 def variant(
-    line:dict,                              # A result
-    aside:tuple|list=('baselines','draws'), # Settings that change nothing in what is learned
-)->str:                                     # Such as 'loctex localise=0'
+    line: dict,  # A result
+    aside: tuple | list = ('baselines', 'draws'),  # Settings that change nothing in what is learned
+) -> str:  # Such as 'loctex localise=0'
     "The method of a run and what was changed in it"
-    return ' '.join([line['method'],
-                     *sorted(c for c in line.get('changes') or [] if c.split('=')[0].strip() not in aside)])
+    return ' '.join(
+        [line['method'], *sorted(c for c in line.get('changes') or [] if c.split('=')[0].strip() not in aside)]
+    )
+
 
 def _redrawn(line):
     "Every row of a line that holds redraws"
-    return [r for t in line['numbers'].values() if isinstance(t, list) for r in t if isinstance(r, dict)
-            and r.get('draws')]
+    return [
+        r for t in line['numbers'].values() if isinstance(t, list) for r in t if isinstance(r, dict) and r.get('draws')
+    ]
+
 
 def _pack(v):
     "Scores as base64 text, two bytes each, if they have at most two decimals; else unchanged"
-    q = np.rint(100*np.asarray(v, float))
-    fits = np.abs(q).max() < 2**15 and np.allclose(q/100, v, rtol=0, atol=1e-9)
+    q = np.rint(100 * np.asarray(v, float))
+    fits = np.abs(q).max() < 2**15 and np.allclose(q / 100, v, rtol=0, atol=1e-9)
     return base64.b64encode(q.astype('<i2').tobytes()).decode() if fits else v
 
+
 def read_lines(
-    path:FilePath, # A file of JSON lines
-)->list:           # Dicts
+    path: FilePath,  # A file of JSON lines
+) -> list:  # Dicts
     "The results in `path`; a `ValueError` names a file without any, or a line that is none"
     lines = read_results(path)
-    if not lines: raise ValueError(f'{path}: holds no results')
-    for i,l in enumerate(lines, 1):
-        if gone := [k for k in ('method','seed','numbers') if k not in l]:
+    if not lines:
+        raise ValueError(f'{path}: holds no results')
+    for i, l in enumerate(lines, 1):
+        if gone := [k for k in ('method', 'seed', 'numbers') if k not in l]:
             raise ValueError(f'{path}, result {i}: no field {gone[0]!r}')
         for r in _redrawn(l):
             if isinstance(r['draws'], str):
-                r['draws'] = (np.frombuffer(base64.b64decode(r['draws']), '<i2')/100).tolist()
+                r['draws'] = (np.frombuffer(base64.b64decode(r['draws']), '<i2') / 100).tolist()
     return lines
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #998217cd
 def by_variant(
-    lines:list,  # Results
-    names:dict,  # Display name -> the name that `variant` gives
-)->dict:         # Name -> its lines by seed
+    lines: list,  # Results
+    names: dict,  # Display name -> the name that `variant` gives
+) -> dict:  # Name -> its lines by seed
     "Lines sorted into variants; a `ValueError` if one has no lines, a line no variant, or a seed occurs twice"
-    got = {k: sorted((l for l in lines if variant(l) == v), key=lambda l: l['seed']) for k,v in names.items()}
+    got = {k: sorted((l for l in lines if variant(l) == v), key=lambda l: l['seed']) for k, v in names.items()}
     for l in lines:
         if variant(l) not in names.values():
             raise ValueError(f'{variant(l)!r}, seed {l["seed"]}: not one of {list(names.values())}')
-    for k,ls in got.items():
-        if not ls: raise ValueError(f'{k}: no line of {names[k]!r}')
+    for k, ls in got.items():
+        if not ls:
+            raise ValueError(f'{k}: no line of {names[k]!r}')
         if len({l['seed'] for l in ls}) < len(ls):
             raise ValueError(f'{k}: a seed occurs twice, {[l["seed"] for l in ls]}')
     return got
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #d69c74f8
 def changes_of(
-    info:dict, # recipe.json of a run
-)->list:       # Texts field=value
+    info: dict,  # recipe.json of a run
+) -> list:  # Texts field=value
     "The fields in which a run differs from the recipe that it names"
     name = recipe_name(info['method'], info['name'], info['data']['name'])
     now = {**recipe_dict(get_recipe(info['method'], name)), **recipe_dict(DATASETS[info['data']['name']].options)}
-    had = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
-    def text(v): return f'{v:g}' if isinstance(v, float) and float(f'{v:g}') == v else v
-    if info.get('split_found'): had.pop('split', None)                  # chosen by what the data comes with
-    return [f'{k}={text(v)}' for k,v in had.items() if k not in now or v != now[k]]
+    had = {**info['recipe'], **{k: v for k, v in info['data'].items() if k != 'name'}}
+
+    def text(v):
+        return f'{v:g}' if isinstance(v, float) and float(f'{v:g}') == v else v
+
+    if info.get('split_found'):
+        had.pop('split', None)  # chosen by what the data comes with
+    return [f'{k}={text(v)}' for k, v in had.items() if k not in now or v != now[k]]
+
 
 def gather(
-    runs:FilePath, # A folder of run folders
-    path:FilePath, # The file of JSON lines to be written
-)->int:            # Lines
+    runs: FilePath,  # A folder of run folders
+    path: FilePath,  # The file of JSON lines to be written
+) -> int:  # Lines
     """Put the results of all runs in one file, in the order of the folders' names
 
     A `ValueError` names a run that has not finished
     """
     folders = sorted(p.parent for p in Path(runs).glob('*/recipe.json'))
     lines = []
-    if not folders: raise ValueError(f'{runs}: holds no run folders')
+    if not folders:
+        raise ValueError(f'{runs}: holds no run folders')
     for f in folders:
-        if not (f/'result.jsonl').is_file(): raise ValueError(f'{f}: has not finished')
+        if not (f / 'result.jsonl').is_file():
+            raise ValueError(f'{f}: has not finished')
         line = last_result(f, ('numbers',))
-        for r in _redrawn(line): r['draws'] = _pack(r['draws'])
-        lines.append(json.dumps(line | dict(changes=changes_of(read_json(f/'recipe.json'))),
-                                separators=(',',':')))
-    with atomic_file(path) as new: new.write_text('\n'.join(lines)+'\n', encoding='utf-8')
+        for r in _redrawn(line):
+            r['draws'] = _pack(r['draws'])
+        lines.append(json.dumps(line | dict(changes=changes_of(read_json(f / 'recipe.json'))), separators=(',', ':')))
+    with atomic_file(path) as new:
+        new.write_text('\n'.join(lines) + '\n', encoding='utf-8')
     return len(lines)
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #0f16f602
 def t975(
-    df:int, # Degrees of freedom: number of seeds minus one
-)->float:
+    df: int,  # Degrees of freedom: number of seeds minus one
+) -> float:
     "The 97.5 % quantile of Student's t distribution; a `ValueError` if `df` is not at least 1"
-    if df < 1: raise ValueError(f'{df} degrees of freedom: at least 1 is needed')
-    return float(stats.t.ppf(.975, df))
+    if df < 1:
+        raise ValueError(f'{df} degrees of freedom: at least 1 is needed')
+    return float(stats.t.ppf(0.975, df))
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #af3c6803
 Difference = namedtuple('Difference', 'diff half each s_seed s_scene')
-Difference.__doc__ = ("Mean difference, half of its 95 % interval, the difference of each seed, and the two spreads "
-                      "that the interval is made of")
+Difference.__doc__ = (
+    'Mean difference, half of its 95 % interval, the difference of each seed, and the two spreads '
+    'that the interval is made of'
+)
+
 
 def _spread(a, b, da, db, seeds):
     "`Difference` of values (s,) with their redraws (s,k)"
-    d = np.asarray(a, float)-np.asarray(b, float)
+    d = np.asarray(a, float) - np.asarray(b, float)
     s = len(d)
-    if s < 2: raise ValueError(f'{s} seed: at least 2 are needed to see how much seeds differ')
-    s_seed,s_scene = d.std(ddof=1),(np.asarray(da)-np.asarray(db)).mean(0).std(ddof=1)
-    half = math.hypot(t975(s-1)*s_seed/math.sqrt(s), 1.96*s_scene)
+    if s < 2:
+        raise ValueError(f'{s} seed: at least 2 are needed to see how much seeds differ')
+    s_seed = d.std(ddof=1)
+    s_scene = (np.asarray(da) - np.asarray(db)).mean(0).std(ddof=1)
+    half = math.hypot(t975(s - 1) * s_seed / math.sqrt(s), 1.96 * s_scene)
     return Difference(float(d.mean()), half, dict(zip(seeds, d.tolist())), float(s_seed), float(s_scene))
 
+
 def answers(
-    lines:list,          # Results of one variant
-    question:str,        # Such as 'objects'
-    table:str='table',   # Which table of the line: 'table' or 'where'
-    who:str=None,        # Which backbone of it; the run's own by default
-)->list:                 # The row of each line
+    lines: list,  # Results of one variant
+    question: str,  # Such as 'objects'
+    table: str = 'table',  # Which table of the line: 'table' or 'where'
+    who: str = None,  # Which backbone of it; the run's own by default
+) -> list:  # The row of each line
     "The row of a question in each line; a `ValueError` names a line that has none, or kept no redraws"
     out = []
     for l in lines:
@@ -141,7 +168,8 @@ def answers(
         row = next((r for r in rows if r['question'] == question), None)
         if row is None:
             raise ValueError(
-                f'{at}: no {question!r} of {who or l["method"]} in {table!r}; it has {[r["question"] for r in rows]}')
+                f'{at}: no {question!r} of {who or l["method"]} in {table!r}; it has {[r["question"] for r in rows]}'
+            )
         if len(row.get('draws') or []) < 2:
             raise ValueError(f'{at}, {question}: kept no redraws; run it with --set draws=200')
         out.append(row)
@@ -150,115 +178,159 @@ def answers(
 # %% ../../nbs/experiments/60_comparisons.ipynb #7e1e05e8
 def _same(what, a, b):
     "Raise a `ValueError` unless all values of `a` and `b` are equal"
-    if len(got := set(a)|set(b)) > 1:
+    if len(got := set(a) | set(b)) > 1:
         raise ValueError(f'{what} differ ({", ".join(map(str, sorted(got)))}): these runs cannot be compared')
 
+
 def paired(
-    a:list,            # Lines of a variant
-    b:list,            # Lines of another one
-    question:str,      # Such as 'objects'
-    table:str='table', # Which table of the lines
-)->Difference:         # In the unit of the scores
+    a: list,  # Lines of a variant
+    b: list,  # Lines of another one
+    question: str,  # Such as 'objects'
+    table: str = 'table',  # Which table of the lines
+) -> Difference:  # In the unit of the scores
     "How much `a` is ahead of `b`; a `ValueError` if seeds, scenes, image views or redraws are not the same"
-    sa,sb = (sorted(l['seed'] for l in ls) for ls in (a,b))
-    if sa != sb: raise ValueError(f'seeds {sa} and {sb}: the same are expected, each once')
-    a,b = (sorted(ls, key=lambda l: l['seed']) for ls in (a,b))
-    for k in ('images','views'):
-        _same(f'{question}: {k} to learn from', *([l['numbers'][k] for l in ls] for ls in (a,b)))
-    ra,rb = answers(a, question, table),answers(b, question, table)
-    _same(f'{question}: questions asked', *([r['n'] for r in rs] for rs in (ra,rb)))
-    _same(f'{question}: redraws', *([len(r['draws']) for r in rs] for rs in (ra,rb)))
-    return _spread(*([r['value'] for r in rs] for rs in (ra,rb)), *([r['draws'] for r in rs] for rs in (ra,rb)), sa)
+    sa, sb = (sorted(l['seed'] for l in ls) for ls in (a, b))
+    if sa != sb:
+        raise ValueError(f'seeds {sa} and {sb}: the same are expected, each once')
+    a, b = (sorted(ls, key=lambda l: l['seed']) for ls in (a, b))
+    for k in ('images', 'views'):
+        _same(f'{question}: {k} to learn from', *([l['numbers'][k] for l in ls] for ls in (a, b)))
+    ra = answers(a, question, table)
+    rb = answers(b, question, table)
+    _same(f'{question}: questions asked', *([r['n'] for r in rs] for rs in (ra, rb)))
+    _same(f'{question}: redraws', *([len(r['draws']) for r in rs] for rs in (ra, rb)))
+    return _spread(*([r['value'] for r in rs] for rs in (ra, rb)), *([r['draws'] for r in rs] for rs in (ra, rb)), sa)
+
 
 def vs_baseline(
-    a:list,            # Lines of a variant
-    question:str,      # Such as 'pointing'
-    table:str='table', # Which table of the lines
-    baseline:str=None, # A backbone that stands in the same table; None: chance
-)->Difference:
+    a: list,  # Lines of a variant
+    question: str,  # Such as 'pointing'
+    table: str = 'table',  # Which table of the lines
+    baseline: str = None,  # A backbone that stands in the same table; None: chance
+) -> Difference:
     "How much a variant is ahead of chance, or of a backbone in its own table"
     a = sorted(a, key=lambda l: l['seed'])
     ra = answers(a, question, table)
     _same(f'{question}: redraws', [len(r['draws']) for r in ra], ())
-    rb = (answers(a, question, table, baseline) if baseline
-          else [dict(value=r['chance'], draws=[r['chance']]*len(r['draws'])) for r in ra])
-    return _spread(*([r['value'] for r in rs] for rs in (ra,rb)), *([r['draws'] for r in rs] for rs in (ra,rb)),
-                   [l['seed'] for l in a])
+    rb = (
+        answers(a, question, table, baseline)
+        if baseline
+        else [dict(value=r['chance'], draws=[r['chance']] * len(r['draws'])) for r in ra]
+    )
+    return _spread(
+        *([r['value'] for r in rs] for rs in (ra, rb)),
+        *([r['draws'] for r in rs] for rs in (ra, rb)),
+        [l['seed'] for l in a],
+    )
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #c7b56a63
 def verdict(
-    diff:float, # Mean difference
-    half:float, # Half of its interval
-    sign:int=1, # The side that the claim is on: 1 or -1
-)->str:         # replicates, reversed, or not resolved
+    diff: float,  # Mean difference
+    half: float,  # Half of its interval
+    sign: int = 1,  # The side that the claim is on: 1 or -1
+) -> str:  # replicates, reversed, or not resolved
     "The verdict on a claim, from a difference and its interval"
-    if sign not in (1,-1): raise ValueError(f'sign={sign}: 1 or -1')
-    return 'replicates' if sign*diff > half else 'reversed' if -sign*diff > half else f'not resolved (± {half:.1f})'
+    if sign not in (1, -1):
+        raise ValueError(f'sign={sign}: 1 or -1')
+    return 'replicates' if sign * diff > half else 'reversed' if -sign * diff > half else f'not resolved (± {half:.1f})'
+
 
 @dataclass(frozen=True)
 class Claim:
     "The claim that variant `a` is ahead of `b`"
-    name:str            # Such as 'L1'
-    says:str            # In words
-    a:str               # A variant
-    b:str               # Another one; chance; or a backbone in the table of `a`, as @centre
-    question:str        # Such as 'objects'
-    table:str='table'   # Which table of the lines
-    sign:int=1          # -1: `b` is said to be ahead
+
+    name: str  # Such as 'L1'
+    says: str  # In words
+    a: str  # A variant
+    b: str  # Another one; chance; or a backbone in the table of `a`, as @centre
+    question: str  # Such as 'objects'
+    table: str = 'table'  # Which table of the lines
+    sign: int = 1  # -1: `b` is said to be ahead
+
 
 def _warned(lines):
     "Did the training of one of a variant's runs go wrong?"
     return any(l['method'] in (l['numbers'].get('warnings') or {}) for l in lines)
 
+
 def judge(
-    claims:list, # `Claim`s
-    groups:dict, # Variant -> its lines
-)->list:         # Dicts: the fields of the claim, those of `Difference`, `verdict`, and `warned`: the lines of each
-                 # side whose training went wrong
+    claims: list,  # `Claim`s
+    groups: dict,  # Variant -> its lines
+) -> list:  # Dicts: the fields of the claim, those of `Difference`, `verdict`, and `warned`: the lines of each
+    # side whose training went wrong
     "The verdict on each claim"
     out = []
     for c in claims:
-        for v in (c.a,c.b):
+        for v in (c.a, c.b):
             if v not in groups and not (v == c.b and (v == 'chance' or v[:1] == '@')):
                 raise ValueError(f'{c.name}: no variant {v!r}, there are {", ".join(groups)}')
-        d = (paired(groups[c.a], groups[c.b], c.question, c.table) if c.b in groups
-             else vs_baseline(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None))
-        out.append(dict(vars(c), **d._asdict(), verdict=verdict(d.diff, d.half, c.sign),
-                        warned={v: [l for l in groups.get(v, []) if _warned([l])] for v in (c.a,c.b)}))
+        d = (
+            paired(groups[c.a], groups[c.b], c.question, c.table)
+            if c.b in groups
+            else vs_baseline(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None)
+        )
+        out.append(
+            dict(
+                vars(c),
+                **d._asdict(),
+                verdict=verdict(d.diff, d.half, c.sign),
+                warned={v: [l for l in groups.get(v, []) if _warned([l])] for v in (c.a, c.b)},
+            )
+        )
     return out
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #757a247d
 def _md(rows, align=None):
     "Rows of texts, the first one the head; `align`: l or r for each column"
     marks = dict(l='---', r='---:')
-    align = align or 'l'+'r'*(len(rows[0])-1)
+    align = align or 'l' + 'r' * (len(rows[0]) - 1)
     return '\n'.join('| ' + ' | '.join(r) + ' |' for r in [rows[0], [marks[a] for a in align], *rows[1:]])
+
 
 def _notes(lines):
     "What the daggers above stand for, as paragraphs of Markdown"
     return ''.join(f'\n\n{n}' for n in warning_notes(lines))
 
+
 def variants_markdown(
-    groups:dict,               # Variant -> its lines
-    questions:list|tuple=None, # Which; all by default
-    table:str='table',         # Which table of the lines
-)->str:                        # A table in Markdown
+    groups: dict,  # Variant -> its lines
+    questions: list | tuple = None,  # Which; all by default
+    table: str = 'table',  # Which table of the lines
+) -> str:  # A table in Markdown
     "The scores of each variant: mean over seeds (lowest to highest)"
     first = next(iter(groups.values()))[0]
     rows = first['numbers'][table]
-    own = lambda r: r['backbone'] == first['method']
+
+    def own(r):
+        return r['backbone'] == first['method']
+
     others = list(dict.fromkeys(r['backbone'] for r in rows if not own(r)))
-    out = [['question','chance',*(dagger(k, _warned(ls)) for k,ls in groups.items()),
-            *map(shown_names(rows).get, others)]]
+    out = [
+        [
+            'question',
+            'chance',
+            *(dagger(k, _warned(ls)) for k, ls in groups.items()),
+            *map(shown_names(rows).get, others),
+        ]
+    ]
+
     def cell(rs):
         v = [r['value'] for r in rs]
         return f'{np.mean(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if max(v) > min(v) else '')
+
     for r in filter(own, rows):
-        if questions and r['question'] not in questions: continue
-        out.append([ask_name(r), f'{r["chance"]:.1f}',
-                    *(cell(answers(ls, r['question'], table)) for ls in groups.values()),
-                    *(cell(answers([first], r['question'], table, o)) for o in others)])
+        if questions and r['question'] not in questions:
+            continue
+        out.append(
+            [
+                ask_name(r),
+                f'{r["chance"]:.1f}',
+                *(cell(answers(ls, r['question'], table)) for ls in groups.values()),
+                *(cell(answers([first], r['question'], table, o)) for o in others),
+            ]
+        )
     return _md(out) + _notes([l for ls in groups.values() for l in ls])
+
 
 def _sides(r):
     "The two sides of a judged claim, a dagger behind one whose training went wrong"
@@ -266,33 +338,41 @@ def _sides(r):
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #0364bf56
 def claims_markdown(
-    rows:list, # From `judge`
-)->str:        # A table in Markdown
+    rows: list,  # From `judge`
+) -> str:  # A table in Markdown
     "Each claim with its difference, the differences of the seeds, and the verdict"
-    line = lambda r: [f'{r["name"]}: {r["says"]}', _sides(r), ask_name(dict(question=r['question'])),
-                      f'{r["diff"]:+.1f} ± {r["half"]:.1f}', ', '.join(f'{v:+.1f}' for v in r['each'].values()),
-                      r['verdict'] if r['verdict'][0] == 'n' else f'**{r["verdict"]}**']
+
+    def line(r):
+        return [
+            f'{r["name"]}: {r["says"]}',
+            _sides(r),
+            ask_name(dict(question=r['question'])),
+            f'{r["diff"]:+.1f} ± {r["half"]:.1f}',
+            ', '.join(f'{v:+.1f}' for v in r['each'].values()),
+            r['verdict'] if r['verdict'][0] == 'n' else f'**{r["verdict"]}**',
+        ]
+
     bad = [l for r in rows for ls in r.get('warned', {}).values() for l in ls]
-    bad = [l for i,l in enumerate(bad) if l not in bad[:i]]
-    return _md([['claim','difference','question','mean ± 95 %','each seed','verdict'], *map(line, rows)],
-               'lllrrl') + _notes(bad)
+    bad = [l for i, l in enumerate(bad) if l not in bad[:i]]
+    return _md(
+        [['claim', 'difference', 'question', 'mean ± 95 %', 'each seed', 'verdict'], *map(line, rows)], 'lllrrl'
+    ) + _notes(bad)
 
 # %% ../../nbs/experiments/60_comparisons.ipynb #f73b8a5d
 def show_claims(
-    rows:list,       # From `judge`
-    width:float=7.5, # Inches
-)->plt.Figure:       # The figure
+    rows: list,  # From `judge`
+    width: float = 7.5,  # Inches
+) -> plt.Figure:  # The figure
     "Differences with their intervals, zero, and each seed; green: as claimed, red: reversed, grey: not resolved"
-    fig,ax = plt.subplots(figsize=(width, .7+.26*len(rows)))
+    fig, ax = plt.subplots(figsize=(width, 0.7 + 0.26 * len(rows)))
     tone = dict(replicates=INK['good'], reversed=INK['bad'])
-    for y,r in enumerate(rows):
+    for y, r in enumerate(rows):
         c = tone.get(r['verdict'], INK['random'])
-        ax.plot([r['diff']-r['half'], r['diff']+r['half']], [y,y], color=c, lw=2)
-        ax.plot(list(r['each'].values()), [y]*len(r['each']), '.', color=c, ms=4, alpha=.7)
+        ax.plot([r['diff'] - r['half'], r['diff'] + r['half']], [y, y], color=c, lw=2)
+        ax.plot(list(r['each'].values()), [y] * len(r['each']), '.', color=c, ms=4, alpha=0.7)
         ax.plot(r['diff'], y, 'o', color=c, ms=7)
     ax.axvline(0, color=INK['text'], lw=1)
-    ax.set(ylim=(len(rows)-.5, -.5), xlabel='difference in percentage points, 95 % interval over seeds and scenes')
-    ax.set_yticks(range(len(rows)), [drawable(f'{r["name"]}  {_sides(r)}: {r["question"]}') for r in rows],
-                  fontsize=8)
+    ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel='difference in percentage points, 95 % interval over seeds and scenes')
+    ax.set_yticks(range(len(rows)), [drawable(f'{r["name"]}  {_sides(r)}: {r["question"]}') for r in rows], fontsize=8)
     fig.tight_layout()
     return fig

@@ -6,11 +6,13 @@
 __all__ = ['read_value', 'override_all', 'override', 'recipe_dict', 'recipe_from_dict', 'get_recipe', 'recipe_lines']
 
 # %% ../../nbs/experiments/10_config.ipynb #535ba817
-import types,typing
-from dataclasses import MISSING,asdict,fields,replace
-from ..core.registry import *
-from ..methods.recipe import MethodRecipe
+import types
+import typing
+from dataclasses import MISSING, asdict, fields, replace
+
+from ..core.registry import did_you_mean
 from ..methods.base import METHODS
+from ..methods.recipe import MethodRecipe
 from ..models.resnet_names import RESNETS
 
 # %% ../../nbs/experiments/10_config.ipynb #1f33728a
@@ -20,101 +22,140 @@ def _kinds(hint):
         return [k for h in typing.get_args(hint) for k in _kinds(h)]
     return [typing.get_origin(hint) or hint]
 
+
 def _word(s):
     "A number if `s` looks like one, else the text"
     for f in (int, float):
-        try: return f(s)
-        except ValueError: pass
+        try:
+            return f(s)
+        except ValueError:
+            pass
     return s
 
+
 _FLAG = dict(true=True, yes=True, on=True, false=False, no=False, off=False) | {'1': True, '0': False}
-_SAYS = {int: 'a whole number', float: 'a number', bool: 'true or false', tuple: 'values with commas between',
-         str: 'text', type(None): 'none'}
+_SAYS = {
+    int: 'a whole number',
+    float: 'a number',
+    bool: 'true or false',
+    tuple: 'values with commas between',
+    str: 'text',
+    type(None): 'none',
+}
 
 # %% ../../nbs/experiments/10_config.ipynb #8c7bed2a
 def read_value(
-    text:str,    # What was written
-    hint:object, # The field's annotation: int, float, bool, str, tuple, or several with |
-    name:str,    # The field, for the message
-)->int|float|bool|str|tuple|None: # The value, of (one of) the types that `hint` allows
+    text: str,  # What was written
+    hint: object,  # The field's annotation: int, float, bool, str, tuple, or several with |
+    name: str,  # The field, for the message
+) -> int | float | bool | str | tuple | None:  # The value, of (one of) the types that `hint` allows
     "Read `text` as a value of the type `hint`"
-    text,kinds = text.strip(),_kinds(hint)
-    readers = {type(None): lambda s: {'none': None, '': None}[s.lower()], bool: lambda s: _FLAG[s.lower()], int: int,
-               float: float,
-               tuple: lambda s: tuple(_word(p.strip()) for p in s.strip('()[]').split(',') if p.strip()), str: str}
-    for k,read in readers.items():
+    text = text.strip()
+    kinds = _kinds(hint)
+    readers = {
+        type(None): lambda s: {'none': None, '': None}[s.lower()],
+        bool: lambda s: _FLAG[s.lower()],
+        int: int,
+        float: float,
+        tuple: lambda s: tuple(_word(p.strip()) for p in s.strip('()[]').split(',') if p.strip()),
+        str: str,
+    }
+    for k, read in readers.items():
         if k in kinds:
-            try: return read(text)
-            except (ValueError, KeyError): pass
+            try:
+                return read(text)
+            except (ValueError, KeyError):
+                pass
     raise ValueError(f'{name}={text}: {name} is {" or ".join(_SAYS.get(k, k.__name__) for k in kinds)}')
 
 # %% ../../nbs/experiments/10_config.ipynb #4f78d04c
 def override_all(
-    parts:list,   # Frozen dataclasses, e.g. a recipe and the sizes of a job, without a field in common
-    pairs:list,   # Texts `field=value`; the last one for a field wins
-)->list:          # The parts, changed
+    parts: list,  # Frozen dataclasses, e.g. a recipe and the sizes of a job, without a field in common
+    pairs: list,  # Texts `field=value`; the last one for a field wins
+) -> list:  # The parts, changed
     "Set each field in the part that has it"
-    home = {f.name: i for i,p in enumerate(parts) for f in fields(p)}
+    home = {f.name: i for i, p in enumerate(parts) for f in fields(p)}
     new = [{} for _ in parts]
     for pair in pairs:
-        name,sep,text = pair.partition('=')
+        name, sep, text = pair.partition('=')
         name = name.strip()
-        if not sep: raise ValueError(f'{pair!r}: write field=value')
-        if name not in home: raise did_you_mean('field', name, home)
+        if not sep:
+            raise ValueError(f'{pair!r}: write field=value')
+        if name not in home:
+            raise did_you_mean('field', name, home)
         i = home[name]
         new[i][name] = read_value(text, typing.get_type_hints(type(parts[i]))[name], name)
-    return [replace(p, **n) for p,n in zip(parts, new)]
+    return [replace(p, **n) for p, n in zip(parts, new)]
+
 
 def override(
-    recipe:object, # A frozen dataclass
-    pairs:list,    # Texts `field=value`
-)->object:         # A changed copy
+    recipe: object,  # A frozen dataclass
+    pairs: list,  # Texts `field=value`
+) -> object:  # A changed copy
     "`recipe` with the fields named in `pairs` set"
     return override_all([recipe], pairs)[0]
 
 # %% ../../nbs/experiments/10_config.ipynb #463b1c27
 def recipe_dict(
-    recipe:object, # A dataclass of plain values
-)->dict:           # What JSON can hold
+    recipe: object,  # A dataclass of plain values
+) -> dict:  # What JSON can hold
     "The fields of `recipe` as plain values, tuples as lists"
     return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
 
+
 def recipe_from_dict(
-    cls:type,  # The dataclass
-    d:dict,    # As made by `recipe_dict`
-)->object:     # An instance of `cls`
+    cls: type,  # The dataclass
+    d: dict,  # As made by `recipe_dict`
+) -> object:  # An instance of `cls`
     "Undo `recipe_dict`; a field that came later than `d` gets its default"
     names = [f.name for f in fields(cls)]
     for k in d:
-        if k not in names: raise did_you_mean(f'field of {cls.__name__}', k, names)
-    if gone := [f.name for f in fields(cls) if f.name not in d and f.default is MISSING
-                and f.default_factory is MISSING]:
+        if k not in names:
+            raise did_you_mean(f'field of {cls.__name__}', k, names)
+    if gone := [
+        f.name for f in fields(cls) if f.name not in d and f.default is MISSING and f.default_factory is MISSING
+    ]:
         raise ValueError(f'{cls.__name__}: the field {gone[0]!r} is missing')
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k,v in d.items()})
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in d.items()})
 
 # %% ../../nbs/experiments/10_config.ipynb #32b262af
 def get_recipe(
-    method:str,  # One of `METHODS`
-    name:str,    # One of the method's recipes
-)->MethodRecipe: # Its frozen dataclass
+    method: str,  # One of `METHODS`
+    name: str,  # One of the method's recipes
+) -> MethodRecipe:  # Its frozen dataclass
     "The recipe `name` of `method`"
     there = METHODS[method].recipes
-    if name not in there: raise did_you_mean(f'recipe of {method}', name, there)
+    if name not in there:
+        raise did_you_mean(f'recipe of {method}', name, there)
     return there[name]
 
 # %% ../../nbs/experiments/10_config.ipynb #a91c6e54
 def recipe_lines(
-    method:str=None, # One of `METHODS`; all of them by default
-)->list:             # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch,
-                     # libraries that can open it
+    method: str = None,  # One of `METHODS`; all of them by default
+) -> list:  # Lines of equal columns: method, recipe, paper or small, backbone, image size, steps and batch,
+    # libraries that can open it
     "One line for each recipe"
     rows = []
     for m in [method] if method else METHODS:
-        for name,r in METHODS[m].recipes.items():
-            net,shape = r.network()
-            there = ('torchvision' if shape is None else
-                     'torchvision, timm, detectron2' if shape in RESNETS.values() else 'vlrep only')
-            rows.append((m, name, 'paper' if r.visual_depth >= 50 else 'small', net, f'{r.size} pixels',
-                         f'{r.steps:,} steps of {r.bs}', f'opens in {there}'))
+        for name, r in METHODS[m].recipes.items():
+            net, shape = r.network()
+            there = (
+                'torchvision'
+                if shape is None
+                else 'torchvision, timm, detectron2'
+                if shape in RESNETS.values()
+                else 'vlrep only'
+            )
+            rows.append(
+                (
+                    m,
+                    name,
+                    'paper' if r.visual_depth >= 50 else 'small',
+                    net,
+                    f'{r.size} pixels',
+                    f'{r.steps:,} steps of {r.bs}',
+                    f'opens in {there}',
+                )
+            )
     wide = [max(map(len, col)) for col in zip(*rows)]
-    return ['  '.join(s.ljust(w) for s,w in zip(row, wide)).rstrip() for row in rows]
+    return ['  '.join(s.ljust(w) for s, w in zip(row, wide)).rstrip() for row in rows]

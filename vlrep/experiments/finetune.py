@@ -6,21 +6,24 @@
 __all__ = ['open_finetuned', 'plan_finetune', 'finetune', 'check_finetune']
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b94cb122
-import shutil,time
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+
 import torch
-from ..core.fields import *
-from ..core.files import *
-from ..core.progress import *
-from ..core.registry import *
+
+from ..core.fields import check_fields, field_rows
+from ..core.files import FilePath, brief, read_json, write_json
+from ..core.progress import Stages, keep_memory, logged_warnings, versions
+from ..core.registry import load_plugin
 from ..core.run_facts import has_type, type_words
 from ..core.weights import fill_model
 from ..data.collate import caption_lines
-from ..data.loader import check_share, TooManyDamaged
+from ..data.loader import TooManyDamaged, check_share
 from ..data.regions import RegionReader
 from ..data.subsets import readable
 from ..data.tasks import read_labels
@@ -28,60 +31,76 @@ from ..data.tokenizer import Tokenizer
 from ..data.transforms import EvalTransform
 from ..datasets.base import margin
 from ..evaluation.finetune.model import FinetuneModel, GridAndText
-from ..evaluation.finetune.plan import FinetunePlan, PLANS, TASKS
+from ..evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
 from ..evaluation.finetune.report import told_examples, write_task_report
 from ..evaluation.finetune.results import Answerer, decide_all, task_rows
-from ..evaluation.finetune.training import finetune_learner, fit_task, TaskCollator, text_limit
+from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_task, text_limit
 from ..evaluation.transfer import table_text
+from vlrep.experiments.commands import (
+    _agree,
+    _blank_learner,
+    _code_of,
+    _opened,
+    _silent,
+    commit,
+    processor,
+    recipe_of,
+    run_folder,
+)
+from .config import override, recipe_dict, recipe_from_dict
+from .options import check_damage, check_options, one_of, plan
 from ..methods.base import METHODS
 from ..models.named import initial_backbone
 from ..models.pretrained import Pretrained
 from ..models.region_cache import CachedReader
 from ..training.data_parallel import leave_process_group
 from ..training.distributed import process_group
-from ..training.interrupts import memory_advice, out_of_memory, signals, StopOnSignal, TrainingInterrupted
+from ..training.interrupts import StopOnSignal, TrainingInterrupted, memory_advice, out_of_memory, signals
 from ..training.learner import PictureView
 from ..training.logging import CSVLogger, ProgressLogger
 from ..training.precision import choose_precision, effective_precision, emulation_hint, learner_precision
-from ..training.resume import differences, fingerprint, resume as resume_training
-from ..training.run_folder import FORMAT, load, load_weights, Run
-from .config import *
-from .options import *
-from .commands import *
-from .commands import _agree, _blank_learner, _code_of, _opened, _silent
+from ..training.resume import differences, fingerprint
+from ..training.resume import resume as resume_training
+from ..training.run_folder import FORMAT, Run, load, load_weights
 
 # %% ../../nbs/experiments/75_finetune.ipynb #9a5a9ac7
-from ..reports.weight_drift import layer_drift, weight_drift
 from .region_files import tensors_digest
+from ..reports.weight_drift import layer_drift, weight_drift
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b6263486
 _GRID = dict(width=256, depth=2)
 
+
 def _tokenizer(run):
     "The tokenizer of a run, or None if its method uses no text"
-    return Tokenizer.load(run.part('tokenizer.model')) if (run/'tokenizer.model').exists() else None
+    return Tokenizer.load(run.part('tokenizer.model')) if (run / 'tokenizer.model').exists() else None
+
 
 def _first_body(run, recipe, tok, which):
     "The model of a pretrained run, if it can `fuse`, or its backbone with a text encoder; and which of the two"
-    weights,name = run.weights(which),f'{run.path}, checkpoint {which}'
+    weights = run.weights(which)
+    name = f'{run.path}, checkpoint {which}'
     learn = _blank_learner(run.info, recipe, tok, weights, name)
     can = learn.capabilities(learn.model)
-    if 'fuse' in can: return learn.model,False
+    if 'fuse' in can:
+        return learn.model, False
     if 'backbone' not in can:
         raise ValueError(f'{run.path}: {run.info["method"]} has neither `fuse` nor a backbone: nothing to fine-tune')
-    return can['backbone'],True
+    return can['backbone'], True
+
 
 def _same_body(run, recipe, tok, weights, name):
     "A body of the shape of that in a fine-tuned run, and what it can do"
     if run.info['finetune']['grid_and_text']:
         visual = initial_backbone(recipe, run.info.get('backbone'))
-        return GridAndText(visual, tok, **_GRID, seed=run.info['seed']),dict(backbone=visual)
-    own = {k.removeprefix('body.'): v for k,v in weights.items() if k.startswith('body.')}
+        return GridAndText(visual, tok, **_GRID, seed=run.info['seed']), dict(backbone=visual)
+    own = {k.removeprefix('body.'): v for k, v in weights.items() if k.startswith('body.')}
     try:
         learn = _blank_learner(run.info, recipe, tok, own, name)
     except RuntimeError as e:
         raise ValueError(f'{name}: its weights do not fit recipe.json ({str(e).splitlines()[0]})') from None
-    return learn.model,learn.capabilities(learn.model)
+    return learn.model, learn.capabilities(learn.model)
+
 
 def _regions(recipe, folder=None, width=None):
     """How a recipe reads regions: grid, boxes or files; and a reader for batches, or None
@@ -89,17 +108,21 @@ def _regions(recipe, folder=None, width=None):
     `width`: of the features that the model reads, if it is known
     """
     how = getattr(recipe, 'regions', 'grid')
-    if folder and how == 'grid': raise ValueError(f'--region-files {folder}: this run makes its own regions ({how})')
-    if how == 'grid': return how,None
+    if folder and how == 'grid':
+        raise ValueError(f'--region-files {folder}: this run makes its own regions ({how})')
+    if how == 'grid':
+        return how, None
     stored = (folder or recipe.region_files) if how == 'files' else folder
     reader = RegionReader(how, stored or None, recipe.max_regions)
-    if how == 'files' and width: reader.store.expect_width(width, 'this run', 'take one made like that of the run')
-    return how,reader
+    if how == 'files' and width:
+        reader.store.expect_width(width, 'this run', 'take one made like that of the run')
+    return how, reader
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b89967fa
 def _fast_reader(reader, recipe, body, parts, dist):
     "The same reader, or one that caches the regions, if the recipe has `cache_regions`"
-    if body is None or not getattr(recipe, 'cache_regions', False): return reader
+    if body is None or not getattr(recipe, 'cache_regions', False):
+        return reader
     reader = reader or RegionReader('grid')
     body.region_encoder.to('cuda' if torch.cuda.is_available() else 'cpu')
     with dist.main_first():
@@ -112,14 +135,18 @@ def _model(body, plan, task, labels, seed):
     if plan.pooler == 'last' and 'last' not in body.poolers:
         raise ValueError('pooler=last: this model multiplies two poolers of its own; leave pooler out')
     if pooler == 'cls' and 'cls' not in body.poolers:
-        raise ValueError('pooler=cls: this model was pretrained with pooler=last and has no pooler for [CLS]; give '
-                         'pooler=last')
-    return FinetuneModel(body, len(labels), pooler=pooler, dropout=plan.dropout, frozen=plan.frozen, blind=plan.blind,
-                         seed=seed)
+        raise ValueError(
+            'pooler=cls: this model was pretrained with pooler=last and has no pooler for [CLS]; give pooler=last'
+        )
+    return FinetuneModel(
+        body, len(labels), pooler=pooler, dropout=plan.dropout, frozen=plan.frozen, blind=plan.blind, seed=seed
+    )
+
 
 def _told(run):
     "The task, plan and labels of a fine-tuned run; a `ValueError` names the file"
-    ft, path = run.info['finetune'], run/'recipe.json'
+    ft = run.info['finetune']
+    path = run / 'recipe.json'
     one_of(f'task in {path}', ft['task'], TASKS)
     try:
         plan = check_fields(recipe_from_dict(FinetunePlan, ft['plan']))
@@ -129,67 +156,99 @@ def _told(run):
         raise ValueError(f'{path}: damaged, finetune: {e}') from None
     labels = read_json(run.part('labels.json'))
     if not has_type(labels, list[str]):
-        raise ValueError(f'{run/"labels.json"}: {brief(labels)}: expected {type_words(list[str])}')
+        raise ValueError(f'{run / "labels.json"}: {brief(labels)}: expected {type_words(list[str])}')
     return TASKS[ft['task']], plan, labels
 
+
 def open_finetuned(
-    run:Run,                       # From `load`
-    which:str|int='best',          # Which checkpoint: best, last, or the number of a step
-    device:str|torch.device='cpu', # Device of the model
-)->Pretrained:                     # With `answer`
+    run: Run,  # From `load`
+    which: str | int = 'best',  # Which checkpoint: best, last, or the number of a step
+    device: str | torch.device = 'cpu',  # Device of the model
+) -> Pretrained:  # With `answer`
     "Open a fine-tuned run for use: `m = vlrep.load(run)`, then `m.answer(image, question)`"
-    (task,plan,labels),weights,recipe,tok = _told(run),run.weights(which),recipe_of(run),_tokenizer(run)
-    name,ft = f'{run.path}, checkpoint {which}',run.info['finetune']
-    body,can = _same_body(run, recipe, tok, weights, name)
+    (task, plan, labels), weights, recipe, tok = _told(run), run.weights(which), recipe_of(run), _tokenizer(run)
+    name = f'{run.path}, checkpoint {which}'
+    ft = run.info['finetune']
+    body, can = _same_body(run, recipe, tok, weights, name)
     model = _model(body, plan, task, labels, run.info['seed'])
     fill_model(model, weights, name)
     view = EvalTransform(recipe.size, whole=True)
     pictures = PictureView(SimpleNamespace(aug=view, source=SimpleNamespace(size=ft['side']), tok=tok))
     collate = TaskCollator(tok, ft['max_len'])
     ask = Answerer(model.to(device), task, labels, collate, pictures, regions=getattr(recipe, 'regions', 'grid'))
-    return Pretrained(can.pop('backbone', None), view, ft['side'], tok, str(run.path), max_len=ft['max_len'], **can,
-                      no_backbone=METHODS[run.info['method']].no_backbone,
-                      answer=ask.probabilities)
+    return Pretrained(
+        can.pop('backbone', None),
+        view,
+        ft['side'],
+        tok,
+        str(run.path),
+        max_len=ft['max_len'],
+        **can,
+        no_backbone=METHODS[run.info['method']].no_backbone,
+        answer=ask.probabilities,
+    )
 
 # %% ../../nbs/experiments/75_finetune.ipynb #8e8d722a
-_DEFAULTS = dict(task=None, data=None, root=None, which='best', labels=None, region_files=None, seed=0,
-                 precision='auto', threads=None, accumulate=1, workers=0, save_every=0, max_damaged=None)
+_DEFAULTS = dict(
+    task=None,
+    data=None,
+    root=None,
+    which='best',
+    labels=None,
+    region_files=None,
+    seed=0,
+    precision='auto',
+    threads=None,
+    accumulate=1,
+    workers=0,
+    save_every=0,
+    max_damaged=None,
+)
+
 
 def _sizes(source, changes):
     "The changes of the plan, and the options of a generated dataset with the other changes made"
     own = {f[0] for f in field_rows(source.options)} if source.options else set()
     mine = [c for c in changes if c.partition('=')[0].strip() in own]
     options = check_fields(override(source.options, mine)) if source.options else None
-    return [c for c in changes if c not in mine],options
+    return [c for c in changes if c not in mine], options
+
 
 def _in_proportion(base, plan, changed):
     "Changes of the schedule that follow from another number of steps, as texts `field=value`"
     out = []
-    if 'warmup' not in changed and plan.warmup >= plan.steps: out.append(f'warmup={plan.steps//10}')
+    if 'warmup' not in changed and plan.warmup >= plan.steps:
+        out.append(f'warmup={plan.steps // 10}')
     if base.decay_steps and plan.steps != base.steps and 'decay_steps' not in changed:
-        out.append(f'decay_steps={round(base.decay_steps*plan.steps/base.steps)}')
+        out.append(f'decay_steps={round(base.decay_steps * plan.steps / base.steps)}')
     return out
 
+
 def plan_finetune(
-    asked:dict,     # `task`, `data`, `root`, as for `finetune`
-    changes:list,   # Texts `field=value` for the plan or the sizes of the data
-    was:dict=None,  # The field `finetune` of `recipe.json`, of a resumed run
-)->tuple:           # The task, plan, sizes or None, and `asked` with the name of the data
+    asked: dict,  # `task`, `data`, `root`, as for `finetune`
+    changes: list,  # Texts `field=value` for the plan or the sizes of the data
+    was: dict = None,  # The field `finetune` of `recipe.json`, of a resumed run
+) -> tuple:  # The task, plan, sizes or None, and `asked` with the name of the data
     "The plan of a fine-tuning; a `ValueError` names the option that is wrong"
-    if asked['task'] is None: raise ValueError(f'--task is missing: one of {", ".join(TASKS)}')
+    if asked['task'] is None:
+        raise ValueError(f'--task is missing: one of {", ".join(TASKS)}')
     one_of('--task', asked['task'], TASKS)
     task = TASKS[asked['task']]
     data = asked['data'] or task.default_data(asked['root'])
     source = task.source(data)
-    if source.root_help and asked['root'] is None: raise ValueError(f'--root is missing: {source.root_help}')
-    if asked['root'] and not source.root_help: raise ValueError(f'--root {asked["root"]}: --data {data} needs no files')
-    base,sizes = PLANS[source.plan],source
+    if source.root_help and asked['root'] is None:
+        raise ValueError(f'--root is missing: {source.root_help}')
+    if asked['root'] and not source.root_help:
+        raise ValueError(f'--root {asked["root"]}: --data {data} needs no files')
+    base = PLANS[source.plan]
+    sizes = source
     if was:
         base = check_fields(recipe_from_dict(FinetunePlan, was['plan']))
-        if source.options: sizes = SimpleNamespace(options=recipe_from_dict(type(source.options), was['sizes']))
-    rest,options = _sizes(sizes, changes)
+        if source.options:
+            sizes = SimpleNamespace(options=recipe_from_dict(type(source.options), was['sizes']))
+    rest, options = _sizes(sizes, changes)
     rest += _in_proportion(base, override(base, rest), {c.partition('=')[0].strip() for c in rest})
-    return task,check_fields(override(base, rest)),options,{**asked, 'data': data}
+    return task, check_fields(override(base, rest)), options, {**asked, 'data': data}
 
 # %% ../../nbs/experiments/75_finetune.ipynb #c4e89439
 def _with_images(examples, log, max_damaged):
@@ -199,115 +258,168 @@ def _with_images(examples, log, max_damaged):
         return examples
     names = set(images.ids)
     rows = [i for i, row in enumerate(examples.rows) if examples.base.ids[row] in names]
-    log(f'{examples.name}, {examples.split}: {len(examples)-len(rows):,} of {len(examples):,} examples are about '
-        f'images that cannot be read, and are left out')
+    log(
+        f'{examples.name}, {examples.split}: {len(examples) - len(rows):,} of {len(examples):,} examples are about '
+        f'images that cannot be read, and are left out'
+    )
     return examples.subset(rows)
+
 
 def _examples(task, asked, options, side, log):
     "Training, validation and test examples, as far as they are there"
     source = task.source(asked['data'])
+
     def part(split):
-        if options is not None: return source.read(split, size=side, options=options, log=log)
+        if options is not None:
+            return source.read(split, size=side, options=options, log=log)
         with logged_warnings(log):
             examples = source.read(asked['root'], split, side, log=log, max_damaged=asked['max_damaged'])
-        if examples is None or split == 'train': return examples
+        if examples is None or split == 'train':
+            return examples
         return _with_images(examples, log, asked['max_damaged'])
-    return {s: d for s in ('train','valid','test') if (d := part(s)) is not None}
+
+    return {s: d for s in ('train', 'valid', 'test') if (d := part(s)) is not None}
+
 
 def _labels(task, asked, plan, train):
     "The labels: those of a file, those of the data, or those of the task"
-    if asked['labels']: return read_labels(asked['labels'])
+    if asked['labels']:
+        return read_labels(asked['labels'])
     of = task.source(asked['data']).labels or task.labels
     return of(train, replace(plan, answers=plan.answers or task.answers))
 
+
 def _with_targets(task, parts, labels, log):
     "The examples with targets; what is lost is logged"
-    out = {s: d.with_targets(labels, lambda a: task.score(a, labels), task.closed) for s,d in parts.items()}
+    out = {s: d.with_targets(labels, lambda a: task.score(a, labels), task.closed) for s, d in parts.items()}
     for d in out.values():
-        if line := d.lost_line(): log(line)
-    for s in ('train','valid'):
-        if out[s].targets is None: raise ValueError(f'{out[s].name}: the {s} examples have no answers')
+        if line := d.lost_line():
+            log(line)
+    for s in ('train', 'valid'):
+        if out[s].targets is None:
+            raise ValueError(f'{out[s].name}: the {s} examples have no answers')
     return out
 
+
 def _digests(parts):
-    return {s: f'{d.digest()} {fingerprint(d.base)}' for s,d in parts.items()}
+    return {s: f'{d.digest()} {fingerprint(d.base)}' for s, d in parts.items()}
+
 
 def _check_regions(reader, parts):
     "Look for the regions of all images, those of the test set too, before anything is trained"
     for d in parts.values() if reader else ():
-        try: reader(d.base, [0])
+        try:
+            reader(d.base, [0])
         except ValueError as e:
-            more = ('; --region-files takes the boxes of a store or a file' if reader.store is None else
-                    '; vlrep-regions stores those of a folder of photos')
+            more = (
+                '; --region-files takes the boxes of a store or a file'
+                if reader.store is None
+                else '; vlrep-regions stores those of a folder of photos'
+            )
             raise ValueError(f'{d.split}: {e}{more}') from None
 
 # %% ../../nbs/experiments/75_finetune.ipynb #5d9f6b44
-_BITS = ('method name recipe data seed precision threads accumulate processor versions backbone plugin_code '
-         'finetune world_size').split()
+_BITS = (
+    'method name recipe data seed precision threads accumulate processor versions backbone plugin_code '
+    'finetune world_size'
+).split()
+
 
 def _facts_of(run, asked, plan, options, *, precision, more, processes):
     "All that determines a fine-tuning bit for bit, or is needed to open it; `run`: the pretrained run"
     i = run.info
-    ft = dict(task=asked['task'], data=asked['data'], plan=recipe_dict(plan), sizes=options and recipe_dict(options),
-              **more)
-    return dict(method=i['method'], name=i.get('name'), recipe=i['recipe'], data=i['data'], seed=asked['seed'],
-                precision=precision, threads=torch.get_num_threads(), accumulate=asked['accumulate'],
-                processor=processor(), versions=versions(), backbone=i.get('backbone'),
-                plugin_code=_code_of(i.get('plugins', [])), finetune=ft, world_size=processes,
-                **{k: i[k] for k in ('text_sizes',) if k in i})
+    ft = dict(
+        task=asked['task'], data=asked['data'], plan=recipe_dict(plan), sizes=options and recipe_dict(options), **more
+    )
+    return dict(
+        method=i['method'],
+        name=i.get('name'),
+        recipe=i['recipe'],
+        data=i['data'],
+        seed=asked['seed'],
+        precision=precision,
+        threads=torch.get_num_threads(),
+        accumulate=asked['accumulate'],
+        processor=processor(),
+        versions=versions(),
+        backbone=i.get('backbone'),
+        plugin_code=_code_of(i.get('plugins', [])),
+        finetune=ft,
+        world_size=processes,
+        **{k: i[k] for k in ('text_sizes',) if k in i},
+    )
+
 
 def _same_run(run, facts):
     "A `ValueError` if the run would not be resumed as it began"
     was = {k: run.info.get(k) for k in _BITS}
     was['world_size'] = was['world_size'] or 1
     if was['world_size'] != facts['world_size']:
-        raise ValueError(f'{run.path}: was begun by {was["world_size"]} process(es), and with {facts["world_size"]} it '
-                         f'would not be the same run: start as many as before')
+        raise ValueError(
+            f'{run.path}: was begun by {was["world_size"]} process(es), and with {facts["world_size"]} it '
+            f'would not be the same run: start as many as before'
+        )
     if diffs := differences(was, {k: facts.get(k) for k in _BITS}):
         raise ValueError(f'{run.path}: this would not be the same run ({"; ".join(diffs)}): leave these options out')
+
 
 @contextmanager
 def _whole(run, fresh):
     "If the body fails before the first checkpoint, leave no run behind"
-    try: yield
+    try:
+        yield
     except BaseException as e:
-        if fresh and not run.saved() and not (run/'best').is_dir():
-            for p in ('recipe.json','tokenizer.model','labels.json','log.csv','skipped.jsonl'):
-                (run/p).unlink(missing_ok=True)
-            if {p.name for p in run.path.iterdir()} <= {'.lock','steps'}: shutil.rmtree(run.path)
-        if isinstance(e, TooManyDamaged): raise TooManyDamaged(f'{e}; --max-damaged NUMBER lets more pass') from None
+        if fresh and not run.saved() and not (run / 'best').is_dir():
+            for p in ('recipe.json', 'tokenizer.model', 'labels.json', 'log.csv', 'skipped.jsonl'):
+                (run / p).unlink(missing_ok=True)
+            if {p.name for p in run.path.iterdir()} <= {'.lock', 'steps'}:
+                shutil.rmtree(run.path)
+        if isinstance(e, TooManyDamaged):
+            raise TooManyDamaged(f'{e}; --max-damaged NUMBER lets more pass') from None
         raise
 
 # %% ../../nbs/experiments/75_finetune.ipynb #41b8ae5a
 def finetune(
-    run:FilePath,              # A finished run; with `resume` a fine-tuned one that was stopped
-    task:str=None,             # One of `TASKS`
-    changes:list|tuple=(),     # Texts `field=value` for the plan, or for the sizes of data that is drawn
-    data:str=None,             # world, or the task's own name: its photos; by default those with `root`, else the world
-    root:FilePath=None,        # Where the photos and questions are
-    *, out:FilePath=None,      # Folder of the new run; by default the next free one in runs/
-    which:str|int=None,        # Checkpoint of `run` to start from: best, last, or the number of a step; best
-    labels:FilePath=None,      # A file of labels, see `read_labels`; by default the task's, or those in training
-    region_files:FilePath=None, # Store of regions of the task's photos, for a run that reads such files, or boxes
-    seed:int=None,             # Of head, order and dropout; 0
-    precision:str=None,        # auto, fp32, bf16 or fp16; auto
-    threads:int=None,          # Of the CPU; by default what PyTorch chooses
-    accumulate:int=None,       # Parts into which each batch is cut to save memory; 1
-    workers:int=None,          # Processes that load images in advance; 0
-    save_every:int=None,       # Steps between checkpoints between two evaluations; 0: none
-    max_damaged:int|float|str=None, # Training images that may be unreadable, see `damage_limit`
-    resume:bool=False,         # Resume `run`? Options left out are those it began with
-    timeout:int=None,          # Of several processes: seconds after which one gives up waiting for the others; 600
-    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
-    log:Callable=print,        # Called with each line of progress
-)->Path:                       # The new run's folder
+    run: FilePath,  # A finished run; with `resume` a fine-tuned one that was stopped
+    task: str = None,  # One of `TASKS`
+    changes: list | tuple = (),  # Texts `field=value` for the plan, or for the sizes of data that is drawn
+    data: str = None,  # world, or the task's own name: its photos; by default those with `root`, else the world
+    root: FilePath = None,  # Where the photos and questions are
+    *,
+    out: FilePath = None,  # Folder of the new run; by default the next free one in runs/
+    which: str | int = None,  # Checkpoint of `run` to start from: best, last, or the number of a step; best
+    labels: FilePath = None,  # A file of labels, see `read_labels`; by default the task's, or those in training
+    region_files: FilePath = None,  # Store of regions of the task's photos, for a run that reads such files, or boxes
+    seed: int = None,  # Of head, order and dropout; 0
+    precision: str = None,  # auto, fp32, bf16 or fp16; auto
+    threads: int = None,  # Of the CPU; by default what PyTorch chooses
+    accumulate: int = None,  # Parts into which each batch is cut to save memory; 1
+    workers: int = None,  # Processes that load images in advance; 0
+    save_every: int = None,  # Steps between checkpoints between two evaluations; 0: none
+    max_damaged: int | float | str = None,  # Training images that may be unreadable, see `damage_limit`
+    resume: bool = False,  # Resume `run`? Options left out are those it began with
+    timeout: int = None,  # Of several processes: seconds after which one gives up waiting for the others; 600
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+    log: Callable = print,  # Called with each line of progress
+) -> Path:  # The new run's folder
     "Fine-tune a run's model on a task, in full or with a frozen body, and evaluate it"
     for file in plugins:
         load_plugin(file)
-    given = dict(task=task, data=data, root=root and str(Path(root).resolve()), which=which, seed=seed,
-                 labels=labels and str(Path(labels).resolve()), threads=threads, accumulate=accumulate, workers=workers,
-                 region_files=region_files and str(Path(region_files).resolve()), precision=precision,
-                 save_every=save_every, max_damaged=max_damaged)
+    given = dict(
+        task=task,
+        data=data,
+        root=root and str(Path(root).resolve()),
+        which=which,
+        seed=seed,
+        labels=labels and str(Path(labels).resolve()),
+        threads=threads,
+        accumulate=accumulate,
+        workers=workers,
+        region_files=region_files and str(Path(region_files).resolve()),
+        precision=precision,
+        save_every=save_every,
+        max_damaged=max_damaged,
+    )
     check_finetune({**given, 'timeout': timeout}, out, resume)
     with process_group(timeout or 600) as dist:
         return _begin(run, given, changes, resume, out=out, log=log if dist.is_main else _silent, dist=dist)
@@ -318,79 +430,119 @@ def _begin(run, given, changes, resume, *, out, log, dist):
     run = _opened(run)
     was = run.info.get('finetune')
     if was and not resume:
-        raise ValueError(f'{run.path}: is fine-tuned already; resume it: --resume, or start from the run that it '
-                         f'came from')
-    if resume and not was: raise ValueError(f'{run.path}: is no fine-tuned run; leave --resume out')
+        raise ValueError(
+            f'{run.path}: is fine-tuned already; resume it: --resume, or start from the run that it came from'
+        )
+    if resume and not was:
+        raise ValueError(f'{run.path}: is no fine-tuned run; leave --resume out')
     began = dict(which='which', labels='labels_file', region_files='region_files') if was else {}
-    for k,name in began.items():
+    for k, name in began.items():
         if given[k] is not None and str(given[k]) != str(was[name]):
             raise ValueError(f'--{k.replace("_", "-")} {given[k]}: the run began with {was[name]}; leave it out')
     return _finetune(run, given, changes, was, out=out, log=log, dist=dist)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #166acaef
 def check_finetune(
-    given:dict,        # Options by their names, None for those left out
-    out:FilePath=None, # Folder of the new run
-    resume:bool=False, # Is a run resumed?
-)->None:
+    given: dict,  # Options by their names, None for those left out
+    out: FilePath = None,  # Folder of the new run
+    resume: bool = False,  # Is a run resumed?
+) -> None:
     "A `ValueError` names the option that is invalid"
-    check_options(precision=given.get('precision') or 'auto',
-                  **{k: given.get(k) for k in ('threads','accumulate','workers','save_every','timeout')})
+    check_options(
+        precision=given.get('precision') or 'auto',
+        **{k: given.get(k) for k in ('threads', 'accumulate', 'workers', 'save_every', 'timeout')},
+    )
     check_damage(given.get('max_damaged'))
-    if resume and out: raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
-    if out and (Path(out)/'recipe.json').exists():
+    if resume and out:
+        raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
+    if out and (Path(out) / 'recipe.json').exists():
         raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep-finetune {out} --resume')
+
 
 def _asked_for(run, given, was):
     "Options as given, as the resumed run has them, or by default"
     own = {}
-    if was: own = {k: v for k,v in {**was, **run.info}.items() if k in _DEFAULTS} | {k: was[k] for k in ('data','root')}
-    return {**_DEFAULTS, **own, **{k: v for k,v in given.items() if v is not None}}
+    if was:
+        own = {k: v for k, v in {**was, **run.info}.items() if k in _DEFAULTS} | {k: was[k] for k in ('data', 'root')}
+    return {**_DEFAULTS, **own, **{k: v for k, v in given.items() if v is not None}}
 
 # %% ../../nbs/experiments/75_finetune.ipynb #998a17fe
 def _finetune(run, given, changes, was, *, out, log, dist, planned=None):
     "`finetune`, with `run` opened; `was`: how the run began that is resumed, `planned`: one that begins anew"
-    if was and run.start() is None: return _anew(run, given, changes, was, log=log, dist=dist)
-    if was: _told(run)
-    task,plan,options,asked = plan_finetune(_asked_for(run, given, was), list(changes), was or planned)
-    if asked['threads']: torch.set_num_threads(asked['threads'])
+    if was and run.start() is None:
+        return _anew(run, given, changes, was, log=log, dist=dist)
+    if was:
+        _told(run)
+    task, plan, options, asked = plan_finetune(_asked_for(run, given, was), list(changes), was or planned)
+    if asked['threads']:
+        torch.set_num_threads(asked['threads'])
     keep_memory()
-    stages,recipe,tok = Stages(log),recipe_of(run),_tokenizer(run)
-    how,reader = _regions(recipe, asked['region_files'], run.info.get('text_sizes', {}).get('region_width'))
+    stages = Stages(log)
+    recipe = recipe_of(run)
+    tok = _tokenizer(run)
+    how, reader = _regions(recipe, asked['region_files'], run.info.get('text_sizes', {}).get('region_width'))
     side = recipe.size if options is not None else margin(recipe.size)
     if was and recipe_dict(plan) != was['plan']:
-        raise ValueError(f'{run.path}: this would not be the same run '
-                         f'({"; ".join(differences(was["plan"], recipe_dict(plan)))}): leave these options out')
-    if was and dist.objects(dist.is_main and _has_result(run, log))[0]: return run.path
-    with stages(asked['data']), dist.main_first(): parts = _examples(task, asked, options, side, log)
+        raise ValueError(
+            f'{run.path}: this would not be the same run '
+            f'({"; ".join(differences(was["plan"], recipe_dict(plan)))}): leave these options out'
+        )
+    if was and dist.objects(dist.is_main and _has_result(run, log))[0]:
+        return run.path
+    with stages(asked['data']), dist.main_first():
+        parts = _examples(task, asked, options, side, log)
     labels = read_json(run.part('labels.json')) if was else _labels(task, asked, plan, parts['train'])
     parts = _with_targets(task, parts, labels, log)
     _check_regions(reader, parts)
-    if tok is None: tok = Tokenizer.train(parts['train'].captions.flat(), 10_000)
+    if tok is None:
+        tok = Tokenizer.train(parts['train'].captions.flat(), 10_000)
     if was:
-        weights = load_weights(run.start()/'model.safetensors')
-        body,alone = _same_body(run, recipe, tok, weights, str(run.path))[0],was['grid_and_text']
-    else: body,alone = _first_body(run, recipe, tok, asked['which'])
+        weights = load_weights(run.start() / 'model.safetensors')
+        body = _same_body(run, recipe, tok, weights, str(run.path))[0]
+        alone = was['grid_and_text']
+    else:
+        body, alone = _first_body(run, recipe, tok, asked['which'])
     if alone and plan.frozen:
-        raise ValueError(f'--frozen: {run.info["method"]} reads no text together with images: its text encoder would '
-                         f'begin at random, and frozen it would learn nothing')
+        raise ValueError(
+            f'--frozen: {run.info["method"]} reads no text together with images: its text encoder would '
+            f'begin at random, and frozen it would learn nothing'
+        )
     max_len = text_limit(None if alone else body, plan, task)
-    if alone and not was: body = GridAndText(body, tok, **_GRID, seed=asked['seed'])
+    if alone and not was:
+        body = GridAndText(body, tok, **_GRID, seed=asked['seed'])
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     chosen = choose_precision(device, asked['precision'])
-    if hint := emulation_hint(device, chosen): log(hint)
-    more = dict(grid_and_text=alone, max_len=max_len, side=side, examples=_digests(parts), classes=len(labels),
-                region_store=reader.store.digest() if reader and reader.store else None)
+    if hint := emulation_hint(device, chosen):
+        log(hint)
+    more = dict(
+        grid_and_text=alone,
+        max_len=max_len,
+        side=side,
+        examples=_digests(parts),
+        classes=len(labels),
+        region_store=reader.store.digest() if reader and reader.store else None,
+    )
     facts = _facts_of(run, asked, plan, options, precision=chosen, more=more, processes=dist.world_size)
     _agree(dist, facts)
     check_share(plan.bs, dist.world_size)
     collate = TaskCollator(tok, max_len, _fast_reader(reader, recipe, None if alone else body, parts, dist))
     for line in caption_lines(plan, collate, parts, tuple(parts)):
         log(line)
-    job = SimpleNamespace(task=task, plan=plan, parts=parts, labels=labels, collate=collate, recipe=recipe, facts=facts,
-                          asked=asked, stages=stages, log=log, dist=dist,
-                          precision=learner_precision(chosen, device, asked['precision'] != 'auto' and not was),
-                          model=_model(body, plan, task, labels, asked['seed']))
+    job = SimpleNamespace(
+        task=task,
+        plan=plan,
+        parts=parts,
+        labels=labels,
+        collate=collate,
+        recipe=recipe,
+        facts=facts,
+        asked=asked,
+        stages=stages,
+        log=log,
+        dist=dist,
+        precision=learner_precision(chosen, device, asked['precision'] != 'auto' and not was),
+        model=_model(body, plan, task, labels, asked['seed']),
+    )
     return _train_and_tell(job, run, was, out)
 
 # %% ../../nbs/experiments/75_finetune.ipynb #130f4b3f
@@ -403,30 +555,49 @@ def _anew(run, given, changes, was, *, log, dist):
     if dist.is_main:
         with Run.reopen(run.path) as old:
             old.discard()
-            (old/'labels.json').unlink(missing_ok=True)
+            (old / 'labels.json').unlink(missing_ok=True)
     return _finetune(source, asked, changes, None, out=run.path, log=log, dist=dist, planned=was)
+
 
 def _has_result(run, log):
     "Is there nothing left to do?"
-    try: there = bool(run.results())
-    except ValueError: return False
-    if there and not (run/'report.html').is_file(): log(f'report: {write_task_report(run)}')
+    try:
+        there = bool(run.results())
+    except ValueError:
+        return False
+    if there and not (run / 'report.html').is_file():
+        log(f'report: {write_task_report(run)}')
     log(f'{run.path}: complete, nothing is left to do')
     return there
 
+
 def _new_run(job, source, out):
     "Create the run folder, with all files that are needed to open it"
-    i,a = source.info,job.asked
-    kept = {k: a[k] for k in ('root','labels','region_files') if a[k]}
-    ft = {**job.facts['finetune'], 'run': str(source.path), 'which': str(a['which']), 'root': a['root'], 'labels_file':
-          kept.get('labels'), 'region_files': kept.get('region_files'),
-          'first_weights': tensors_digest(job.model.body.state_dict())}
-    run = Run.create(run_folder(out, f'{a["task"]}-{a["data"]}', i['method']), commit=commit(),
-                     plugins=i.get('plugins', []), workers=a['workers'], save_every=a['save_every'],
-                     max_damaged=a['max_damaged'], **{**job.facts, 'finetune': ft})
-    write_json(run/'labels.json', job.labels)
-    job.collate.tok.save(run/'tokenizer.model')
-    for p in ('labels.json','tokenizer.model'): run.keep_part(p)
+    i = source.info
+    a = job.asked
+    kept = {k: a[k] for k in ('root', 'labels', 'region_files') if a[k]}
+    ft = {
+        **job.facts['finetune'],
+        'run': str(source.path),
+        'which': str(a['which']),
+        'root': a['root'],
+        'labels_file': kept.get('labels'),
+        'region_files': kept.get('region_files'),
+        'first_weights': tensors_digest(job.model.body.state_dict()),
+    }
+    run = Run.create(
+        run_folder(out, f'{a["task"]}-{a["data"]}', i['method']),
+        commit=commit(),
+        plugins=i.get('plugins', []),
+        workers=a['workers'],
+        save_every=a['save_every'],
+        max_damaged=a['max_damaged'],
+        **{**job.facts, 'finetune': ft},
+    )
+    write_json(run / 'labels.json', job.labels)
+    job.collate.tok.save(run / 'tokenizer.model')
+    for p in ('labels.json', 'tokenizer.model'):
+        run.keep_part(p)
     return run
 
 # %% ../../nbs/experiments/75_finetune.ipynb #b7e2349a
@@ -442,45 +613,84 @@ def _folder(job, source, was, out):
     path = job.dist.objects(run and str(run.path.resolve()))[0]
     return run or load(path)
 
+
 def _train_and_tell(job, source, was, out):
     "Train in the run's folder, then measure"
-    log,a = job.log,job.asked
-    if was: _same_run(source, {**job.facts, 'finetune': {**was, **job.facts['finetune']}})
+    log = job.log
+    a = job.asked
+    if was:
+        _same_run(source, {**job.facts, 'finetune': {**was, **job.facts['finetune']}})
     run = _folder(job, source, was, out)
     n = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
-    log(f'{a["task"]} on {a["data"]}: {job.parts["train"]}; {job.plan.steps:,} steps of {job.plan.bs}, {n:,} '
-        f'parameters learn{" (the body is frozen)"*job.plan.frozen}; seed {a["seed"]}, precision '
-        f'{effective_precision(job.model, job.facts["precision"])}')
+    log(
+        f'{a["task"]} on {a["data"]}: {job.parts["train"]}; {job.plan.steps:,} steps of {job.plan.bs}, {n:,} '
+        f'parameters learn{" (the body is frozen)" * job.plan.frozen}; seed {a["seed"]}, precision '
+        f'{effective_precision(job.model, job.facts["precision"])}'
+    )
     main = job.dist.is_main
     with run, _whole(run, not was) if main else nullcontext():
-        with job.stages(a['task']): learn = _trained(job, run, bool(was))
+        with job.stages(a['task']):
+            learn = _trained(job, run, bool(was))
         leave_process_group(learn)
-        if not main: return run.path
+        if not main:
+            return run.path
         job.model.load_state_dict(run.weights('best'))
-        with job.stages('answers'): rows = _told_rows(job, run)
+        with job.stages('answers'):
+            rows = _told_rows(job, run)
         drift = _drift(job, run)
         log(table_text(rows))
-        run.add_result(dict(
-            format=FORMAT, task=a['task'], method=job.facts['method'], data=a['data'], seed=a['seed'], commit=commit(),
-            date=time.strftime('%Y-%m-%d'), processor=processor(), threads=job.facts['threads'],
-            precision=effective_precision(job.model, job.facts['precision']), plan=recipe_dict(job.plan),
-            seconds={k: round(v, 2) for k,v in job.stages.seconds.items()},
-            numbers=dict(table=rows, best_step=learn.train_state.best_step, history=learn.save_run.history,
-                         **(dict(drift=drift) if drift else {}))))
+        run.add_result(
+            dict(
+                format=FORMAT,
+                task=a['task'],
+                method=job.facts['method'],
+                data=a['data'],
+                seed=a['seed'],
+                commit=commit(),
+                date=time.strftime('%Y-%m-%d'),
+                processor=processor(),
+                threads=job.facts['threads'],
+                precision=effective_precision(job.model, job.facts['precision']),
+                plan=recipe_dict(job.plan),
+                seconds={k: round(v, 2) for k, v in job.stages.seconds.items()},
+                numbers=dict(
+                    table=rows,
+                    best_step=learn.train_state.best_step,
+                    history=learn.save_run.history,
+                    **(dict(drift=drift) if drift else {}),
+                ),
+            )
+        )
         log(f'report: {write_task_report(run)} ({job.stages.total:.0f} s in all)')
     return run.path
 
 # %% ../../nbs/experiments/75_finetune.ipynb #3f54dd8a
 def _trained(job, run, goes_on):
     "The learner, trained to the end; a `TrainingInterrupted` if a signal came before"
-    a,main = job.asked,job.dist.is_main
+    a = job.asked
+    main = job.dist.is_main
     # torchrun passes a signal on that its processes may have had already
-    with signals(2. if job.dist.world_size > 1 else 0.) as note:
-        cbs = [*([CSVLogger(run/'log.csv', log=job.log), ProgressLogger(job.log)] if main else []), StopOnSignal(note)]
-        same = {k: a[k] for k in ('seed','accumulate','workers','save_every','max_damaged')}
-        learn = finetune_learner(job.model, job.task, job.parts, job.collate, job.plan, size=job.recipe.size,
-                                 folder=run, precision=job.precision, cbs=cbs, log=job.log, **same)
-        if main: learn.finite.log = run/'skipped.jsonl'
+    with signals(2.0 if job.dist.world_size > 1 else 0.0) as note:
+        cbs = [
+            *([CSVLogger(run / 'log.csv', log=job.log), ProgressLogger(job.log)] if main else []),
+            StopOnSignal(note),
+        ]
+        same = {k: a[k] for k in ('seed', 'accumulate', 'workers', 'save_every', 'max_damaged')}
+        learn = finetune_learner(
+            job.model,
+            job.task,
+            job.parts,
+            job.collate,
+            job.plan,
+            size=job.recipe.size,
+            folder=run,
+            precision=job.precision,
+            cbs=cbs,
+            log=job.log,
+            **same,
+        )
+        if main:
+            learn.finite.log = run / 'skipped.jsonl'
         if goes_on:
             alone = not run.saved()
             step = resume_training(learn, run)
@@ -488,32 +698,50 @@ def _trained(job, run, goes_on):
             job.log(f'resuming from step {step}{only}')
         try:
             fit_task(learn, job.plan)
-            if note.got: raise TrainingInterrupted(note.got, learn.train_state.step)
+            if note.got:
+                raise TrainingInterrupted(note.got, learn.train_state.step)
         except TrainingInterrupted as e:
             e.run = run.path
             raise
         except Exception as e:
-            if out_of_memory(e): raise ValueError(memory_advice(job.plan.bs, a['accumulate'])) from e
+            if out_of_memory(e):
+                raise ValueError(memory_advice(job.plan.bs, a['accumulate'])) from e
             raise
     return learn
 
 # %% ../../nbs/experiments/75_finetune.ipynb #e4bc3ac9
 def _told_rows(job, run):
     "Rows of the validation and the test set; decisions are written beside them, and some with their images"
-    rows,shown,task,who = [],[],job.task,job.facts['method'] + ', frozen'*job.plan.frozen + ', blind'*job.plan.blind
-    for split in ('valid','test'):
-        if (d := job.parts.get(split)) is None: continue
-        decide = lambda **kw: decide_all(job.model, task, d, job.collate, size=job.recipe.size, **kw)
+    rows = []
+    shown = []
+    task = job.task
+    who = job.facts['method'] + ', frozen' * job.plan.frozen + ', blind' * job.plan.blind
+    for split in ('valid', 'test'):
+        if (d := job.parts.get(split)) is None:
+            continue
+
+        def decide(**kw):
+            return decide_all(job.model, task, d, job.collate, size=job.recipe.size, **kw)
+
         said = decide()
-        task.submit(run/f'predictions-{split}{task.suffix}', d, said)
-        if d.targets is not None and job.plan.report in ('both',split):
+        task.submit(run / f'predictions-{split}{task.suffix}', d, said)
+        if d.targets is not None and job.plan.report in ('both', split):
             shown = shown or told_examples(d, said, seed=job.asked['seed'])
-        if d.targets is None: job.log(f'{split}: {len(d):,} answers in {run/f"predictions-{split}{task.suffix}"}')
-        elif job.plan.report in ('both',split):
+        if d.targets is None:
+            job.log(f'{split}: {len(d):,} answers in {run / f"predictions-{split}{task.suffix}"}')
+        elif job.plan.report in ('both', split):
             alone = None if job.plan.blind else decide(blind=True)
-            rows += task_rows(task, job.parts['train'], d, said, who, alone=alone, seed=job.asked['seed'],
-                              draws=job.plan.draws if split == 'test' else 0)
-    write_json(run/'samples.json', dict(examples=shown))
+            rows += task_rows(
+                task,
+                job.parts['train'],
+                d,
+                said,
+                who,
+                alone=alone,
+                seed=job.asked['seed'],
+                draws=job.plan.draws if split == 'test' else 0,
+            )
+    write_json(run / 'samples.json', dict(examples=shown))
     return rows
 
 # %% ../../nbs/experiments/75_finetune.ipynb #99c41617
@@ -522,20 +750,24 @@ def _begun_with(info, recipe, tok):
     ft = info['finetune']
     source = load(ft['run'])
     which = int(ft['which']) if str(ft['which']).isdecimal() else ft['which']
-    body,alone = _first_body(source, recipe, tok, which)
-    if alone: body = GridAndText(body, tok, **_GRID, seed=info['seed'])
+    body, alone = _first_body(source, recipe, tok, which)
+    if alone:
+        body = GridAndText(body, tok, **_GRID, seed=info['seed'])
     state = body.state_dict()
     if tensors_digest(state) != ft.get('first_weights', tensors_digest(state)):
         raise ValueError(f'{source.path}, checkpoint {which}: has changed since this run began')
     return state
 
+
 def _drift(job, run):
     "How far full fine-tuning moved the attention; none with a frozen body, and where the initial weights are gone"
-    if job.plan.frozen: return []
-    try: rows = weight_drift(_begun_with(run.info, job.recipe, job.collate.tok), run.weights('best'))
+    if job.plan.frozen:
+        return []
+    try:
+        rows = weight_drift(_begun_with(run.info, job.recipe, job.collate.tok), run.weights('best'))
     except ValueError as e:
         job.log(f'the drift of the weights is not known: {e}')
         return []
-    mean = {k: sum(r[k] for r in layer_drift(rows))/len(layer_drift(rows)) for k in ('l1','angle')}
+    mean = {k: sum(r[k] for r in layer_drift(rows)) / len(layer_drift(rows)) for k in ('l1', 'angle')}
     job.log(f'drift of the attention, mean over layers: L1 {mean["l1"]:.2e}, angle {mean["angle"]:.4f} of half a turn')
     return [{**r, 'l1': float(f'{r["l1"]:.6g}'), 'angle': float(f'{r["angle"]:.6g}')} for r in rows]

@@ -8,122 +8,146 @@ __all__ = ['LAYOUT_NAMES', 'one_of', 'recipe_name', 'missing_annotations', 'plan
 # %% ../../nbs/experiments/20_options.ipynb #77e28c15
 from dataclasses import replace
 from pathlib import Path
-from ..core.registry import *
-from ..core.fields import *
+
+from ..core.fields import check_fields, damage_limit
+from ..core.registry import did_you_mean
 from ..datasets.base import DATASETS
+from .config import get_recipe, override_all
 from ..methods.base import METHODS
 from ..models.resnet_names import RESNETS
-from .config import *
 
 # %% ../../nbs/experiments/20_options.ipynb #07545374
-LAYOUT_NAMES = 'torchvision','timm','detectron2'
+LAYOUT_NAMES = 'torchvision', 'timm', 'detectron2'
+
 
 def one_of(
-    option:str,            # Such as --method
-    value:str,             # The given value
-    names:'Iterable[str]', # The allowed ones
-)->None:
+    option: str,  # Such as --method
+    value: str,  # The given value
+    names: 'Iterable[str]',  # The allowed ones
+) -> None:
     "Raise a `ValueError` that names the nearest of `names` if `value` is not one of them"
-    if value not in names: raise did_you_mean(option, value, names)
+    if value not in names:
+        raise did_you_mean(option, value, names)
 
 # %% ../../nbs/experiments/20_options.ipynb #0aea3f26
 def recipe_name(
-    method:str, # One of `METHODS`
-    name:str,   # A recipe's name; None stands for the default
-    data:str,   # One of `DATASETS`
-)->str:         # One of `METHODS[method].recipes`
+    method: str,  # One of `METHODS`
+    name: str,  # A recipe's name; None stands for the default
+    data: str,  # One of `DATASETS`
+) -> str:  # One of `METHODS[method].recipes`
     "The name of the recipe to use"
     there = METHODS[method].recipes
-    if name in there: return name
-    if name is not None: raise did_you_mean(f'--recipe of {method}', name, there)
+    if name in there:
+        return name
+    if name is not None:
+        raise did_you_mean(f'--recipe of {method}', name, there)
     return next((n for n in (data, DATASETS[data].recipe) if n in there), 'world')
 
 # %% ../../nbs/experiments/20_options.ipynb #a7c2533f
 def missing_annotations(
-    method:'Method',          # Whose needed annotations are looked for
-    recipe:'MethodRecipe',    # Its recipe
-    dataset:'DatasetBuilder', # In which they are looked for
-)->list:                      # Sorted
+    method: 'Method',  # Whose needed annotations are looked for
+    recipe: 'MethodRecipe',  # Its recipe
+    dataset: 'DatasetBuilder',  # In which they are looked for
+) -> list:  # Sorted
     "Annotations that a method needs and a dataset does not have"
     return sorted(method.needs(recipe) - dataset.provides)
 
 # %% ../../nbs/experiments/20_options.ipynb #0fb62175
 def _with_shape(recipe, backbone, names):
     "The recipe with the depth and the width of a ResNet by name; other networks have none"
-    if both := names & {'visual_depth','visual_width'}:
+    if both := names & {'visual_depth', 'visual_width'}:
         raise ValueError(f'--set {min(both)}: --backbone {backbone} decides it')
-    if '/' in backbone: return recipe
+    if '/' in backbone:
+        return recipe
     one_of('--backbone', backbone, RESNETS)
-    depth,width = RESNETS[backbone]
+    depth, width = RESNETS[backbone]
     return replace(recipe, visual_depth=depth, visual_width=width)
 
+
 def plan(
-    method:str,            # One of `METHODS`
-    name:str,              # One of the method's recipes, or None for the data's default
-    changes:list|tuple,    # Texts `field=value`
-    data:str,              # One of `DATASETS`
-    parts:list|tuple=None, # Recipe and sizes to change, those of a run; by default the named ones
-    *, backbone:str=None,  # A name for `named_backbone`, such as resnet18
-)->tuple:                  # Recipe and sizes, as changed
+    method: str,  # One of `METHODS`
+    name: str,  # One of the method's recipes, or None for the data's default
+    changes: list | tuple,  # Texts `field=value`
+    data: str,  # One of `DATASETS`
+    parts: list | tuple = None,  # Recipe and sizes to change, those of a run; by default the named ones
+    *,
+    backbone: str = None,  # A name for `named_backbone`, such as resnet18
+) -> tuple:  # Recipe and sizes, as changed
     "The parsed options; a `ValueError` names the option that is wrong"
     one_of('--data', data, DATASETS)
     one_of('--method', method, METHODS)
-    if parts is None: parts = [get_recipe(method, recipe_name(method, name, data)),DATASETS[data].options]
+    if parts is None:
+        parts = [get_recipe(method, recipe_name(method, name, data)), DATASETS[data].options]
     names = {c.split('=')[0].strip() for c in changes}
-    if backbone: parts = [_with_shape(parts[0], backbone, names), parts[1]]
+    if backbone:
+        parts = [_with_shape(parts[0], backbone, names), parts[1]]
     try:
-        recipe,options = map(check_fields, override_all(parts, changes))
-        if 'task' in names: raise ValueError('task: the method decides it, see --method')
+        recipe, options = map(check_fields, override_all(parts, changes))
+        if 'task' in names:
+            raise ValueError('task: the method decides it, see --method')
         DATASETS[data].check_options(options, names)
-    except ValueError as e: raise ValueError(f'--set: {e}') from None
+    except ValueError as e:
+        raise ValueError(f'--set: {e}') from None
     if missing := missing_annotations(METHODS[method], recipe, DATASETS[data]):
         raise ValueError(f'--method {method}: learns from {", ".join(missing)}, and {data} has none')
-    return recipe,options
+    return recipe, options
 
 # %% ../../nbs/experiments/20_options.ipynb #1c6004c2
 def check_run(
-    path:'FilePath', # A run folder
-)->None:
+    path: 'FilePath',  # A run folder
+) -> None:
     "Raise a `ValueError` if the folder does not exist; its contents are checked when it is opened"
-    if not Path(path).is_dir(): raise ValueError(f'{path}: no such run folder')
+    if not Path(path).is_dir():
+        raise ValueError(f'{path}: no such run folder')
+
 
 def check_damage(
-    max_damaged:int|float|str=None, # See `damage_limit`
-)->None:
+    max_damaged: int | float | str = None,  # See `damage_limit`
+) -> None:
     "Raise a `ValueError` that names the option if its value is invalid"
-    try: damage_limit(1, max_damaged)
-    except ValueError as e: raise ValueError(f'--max-damaged: {e}') from None
+    try:
+        damage_limit(1, max_damaged)
+    except ValueError as e:
+        raise ValueError(f'--max-damaged: {e}') from None
 
 # %% ../../nbs/experiments/20_options.ipynb #c4c3e01d
-_LIMITS = dict(threads=(1,512), accumulate=(1,10**6), workers=(0,256), save_every=(0,10**9),
-               timeout=(1,10**6))
+_LIMITS = dict(threads=(1, 512), accumulate=(1, 10**6), workers=(0, 256), save_every=(0, 10**9), timeout=(1, 10**6))
+
 
 def check_options(
-    data:str='world',       # One of `DATASETS`
-    root:'FilePath'=None, out:'FilePath'=None, resume_run:'FilePath'=None, # Folders, or None
-    precision:str='auto',   # auto, fp32, bf16 or fp16
-    *, resuming:bool=False, # Do `root` and others come from a resumed run?
-    exact:bool=True,        # Neither --resume-at nor --resume-inexact?
-    weights:'FilePath'=None, # A file or a run folder, or None
-    max_damaged:int|float|str=None, # See `damage_limit`
-    **numbers               # threads, accumulate, workers, save_every, timeout: whole numbers, or None
-)->None:
+    data: str = 'world',  # One of `DATASETS`
+    root: 'FilePath' = None,
+    out: 'FilePath' = None,
+    resume_run: 'FilePath' = None,  # Folders, or None
+    precision: str = 'auto',  # auto, fp32, bf16 or fp16
+    *,
+    resuming: bool = False,  # Do `root` and others come from a resumed run?
+    exact: bool = True,  # Neither --resume-at nor --resume-inexact?
+    weights: 'FilePath' = None,  # A file or a run folder, or None
+    max_damaged: int | float | str = None,  # See `damage_limit`
+    **numbers,  # threads, accumulate, workers, save_every, timeout: whole numbers, or None
+) -> None:
     "A `ValueError` names the option that is invalid"
     one_of('--data', data, DATASETS)
-    for k,v in dict(root=root, out=out, resume=resume_run).items():
-        if v is not None and not str(v).strip(): raise ValueError(f'--{k} {str(v)!r}: a path is missing')
-    one_of('precision', precision, ('auto','fp32','bf16','fp16'))
-    for k,v in numbers.items():
-        low,high = _LIMITS[k]
+    for k, v in dict(root=root, out=out, resume=resume_run).items():
+        if v is not None and not str(v).strip():
+            raise ValueError(f'--{k} {str(v)!r}: a path is missing')
+    one_of('precision', precision, ('auto', 'fp32', 'bf16', 'fp16'))
+    for k, v in numbers.items():
+        low, high = _LIMITS[k]
         if v is not None and not low <= v <= high:
             raise ValueError(f'--{k.replace("_", "-")} {v}: must be from {low} to {high:,}')
     check_damage(max_damaged)
-    if not resume_run and not exact: raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
-    if weights and not Path(weights).exists(): raise ValueError(f'--weights {weights}: no such file')
+    if not resume_run and not exact:
+        raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
+    if weights and not Path(weights).exists():
+        raise ValueError(f'--weights {weights}: no such file')
     if resume_run and out:
         raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
     if root is not None and not DATASETS[data].root_help:
-        with_files = ', '.join(n for n,d in DATASETS.items() if d.root_help)
+        with_files = ', '.join(n for n, d in DATASETS.items() if d.root_help)
         raise ValueError(f'--root {root}: {data} needs no files; choose a layout with --data: {with_files}')
-    if not resuming: DATASETS[data].check_root(root)
-    if resume_run: check_run(resume_run)
+    if not resuming:
+        DATASETS[data].check_root(root)
+    if resume_run:
+        check_run(resume_run)

@@ -8,27 +8,25 @@ __all__ = ['baseline_facts', 'measure']
 # %% ../../nbs/experiments/40_pretrain.ipynb #d9c9ff5b
 from dataclasses import asdict
 from pathlib import Path
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.progress import Stages
 from ..data.duplicates import duplicates
 from ..data.subsets import readable
-from ..reports.instability import learning_warning
-from ..reports.kept import kept_run
-from ..reports.reference import curve_verdict
 from ..datasets.base import DATASETS
-from ..models.features import bn_statistics
-from ..models.pretrained import Pretrained
-from ..training.learner import BatchLearner
-from ..training.run_folder import Run
+from ..evaluation.base import EVALUATIONS, EvaluationContext
+from ..evaluation.samples import near_samples
+from .baselines import supervised_recipe, train_baselines
 from ..methods.base import METHODS
 from ..methods.recipe import MethodRecipe
 from ..methods.supervised.recipe import TagsRecipe
-from ..evaluation.base import EvaluationContext, EVALUATIONS
-from ..evaluation.samples import near_samples
+from ..models.features import bn_statistics
 from ..models.named import initial_backbone, weights_digest
-from .config import *
-from .start import *
-from .baselines import *
+from ..models.pretrained import Pretrained
+from ..reports.instability import learning_warning
+from ..reports.kept import kept_run
+from ..reports.reference import curve_verdict
+from ..training.learner import BatchLearner
+from ..training.run_folder import Run
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #fe606b04
 def _shared(splits, log, most=20_000):
@@ -37,13 +35,16 @@ def _shared(splits, log, most=20_000):
     None for large training sets, where this would take too long
     """
     if len(splits['train']) > most:
-        log(f'more than {most:,} photos: it was not checked whether test photos are also in the training set, see '
-            f'vlrep.data.duplicates.duplicates')
+        log(
+            f'more than {most:,} photos: it was not checked whether test photos are also in the training set, see '
+            f'vlrep.data.duplicates.duplicates'
+        )
         return None
     twins = duplicates(readable(splits['train'], str), splits['test'])
-    hit = len({b for _,b,*_ in twins.same+twins.near})
-    said = sum(c for *_,c in twins.said)
-    if hit or said: log(f'in training and in test: {twins}')
+    hit = len({b for _, b, *_ in twins.same + twins.near})
+    said = sum(c for *_, c in twins.said)
+    if hit or said:
+        log(f'in training and in test: {twins}')
     return dict(images=hit, captions=said)
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #085ee81a
@@ -51,40 +52,63 @@ def _still(dataset, what, least, run, log):
     "The photos that can be read; a `ValueError` with advice if too many have become unreadable since the run began"
     said = []
     good = readable(dataset, said.append)
-    for s in said[:5]: log(s)
-    if len(said) > 5: log(f'left out: {len(said)-5:,} more')
+    for s in said[:5]:
+        log(s)
+    if len(said) > 5:
+        log(f'left out: {len(said) - 5:,} more')
     if said and len(good) < least:
-        raise ValueError(f'{len(said)} of {len(dataset)} {what} photos cannot be read, and at least {least} must be: '
-                         f'{said[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
-                         f'then: vlrep-pretrain --resume {run}')
+        raise ValueError(
+            f'{len(said)} of {len(dataset)} {what} photos cannot be read, and at least {least} must be: '
+            f'{said[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
+            f'then: vlrep-pretrain --resume {run}'
+        )
     return good
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #ad875403
-_ADVICE = {'memorised': 'more data, stronger augmentation or fewer steps help',
-           'ended far from its best': 'lower learning rates help'}
+_ADVICE = {
+    'memorised': 'more data, stronger augmentation or fewer steps help',
+    'ended far from its best': 'lower learning rates help',
+}
+
 
 def _log(run, log):
     "The rows of the run's log; [] if it is damaged, since the evaluations do not depend on it"
-    try: return run.log()
+    try:
+        return run.log()
     except ValueError as e:
         log(f'{e}; it is not known how the training ended')
         return []
 
+
 def _of_training(run, recipe, splits, learn, log):
     "Numbers of the training itself, and the images that could not be read (id -> why)"
-    model,state,dls = learn.model,learn.train_state,(learn.dls.train, learn.dls.valid)
-    count = lambda m: sum(p.numel() for p in m.parameters())
-    num = dict(images=len(splits['train']), steps=recipe.steps, views=state.samples,
-               images_per_second=state.samples/max(state.elapsed, 1e-9), held_loss=state.best_loss,
-               best_step=state.best_step, skipped=state.skipped, parameters=count(model),
-               backbone_parameters=0 if model.visual is None else count(model.visual))
+    model = learn.model
+    state = learn.train_state
+    dls = (learn.dls.train, learn.dls.valid)
+
+    def count(m):
+        return sum(p.numel() for p in m.parameters())
+
+    num = dict(
+        images=len(splits['train']),
+        steps=recipe.steps,
+        views=state.samples,
+        images_per_second=state.samples / max(state.elapsed, 1e-9),
+        held_loss=state.best_loss,
+        best_step=state.best_step,
+        skipped=state.skipped,
+        parameters=count(model),
+        backbone_parameters=0 if model.visual is None else count(model.visual),
+    )
     rows = _log(run, log)
     num['warnings'] = {run.info['method']: w} if (w := learning_warning(rows)) else {}
     num['reference'] = curve_verdict(run.info, rows)
     log(num['reference']['text'])
     for d in dls:
-        if d.damaged: log(d.damage_report())
-    return num,{d.source.ids[r]: why for d in dls for r,why in d.damaged.items()}
+        if d.damaged:
+            log(d.damage_report())
+    return num, {d.source.ids[r]: why for d in dls for r, why in d.damaged.items()}
+
 
 def _weights_of(info, log):
     "The file of a run's initial weights, if there was one and it is still there, unchanged"
@@ -97,79 +121,124 @@ def _weights_of(info, log):
 # %% ../../nbs/experiments/40_pretrain.ipynb #f11a0b05
 def _figures(context, samples):
     "What the evaluations and the method add to the report: part -> contents"
-    shown,can = dict(captions=[]),context.model.capabilities
-    parts = [e.figures(context, samples.get(e.name, [])) for e in EVALUATIONS.values()
-             if e.figures is not None and not e.missing(can)]
+    shown = dict(captions=[])
+    can = context.model.capabilities
+    parts = [
+        e.figures(context, samples.get(e.name, []))
+        for e in EVALUATIONS.values()
+        if e.figures is not None and not e.missing(can)
+    ]
     own = METHODS[context.info['method']].figures
     for p in [*parts, own(context)] if own else parts:
-        shown |= {k: [*shown.get(k, []), *v] if k == 'figures' else v for k,v in p.items()}
+        shown |= {k: [*shown.get(k, []), *v] if k == 'figures' else v for k, v in p.items()}
     return shown
+
 
 def _neighbours(context, before, run, most=1000):
     "Nearest neighbours among held-out images, before and after training"
-    m,recipe,info,splits = context.model,context.recipe,context.info,context.splits
+    m = context.model
+    recipe = context.recipe
+    info = context.info
+    splits = context.splits
     few = splits['test'].subset(range(min(len(splits['test']), most)))
-    if len(few) < 2 or 'backbone' not in m.capabilities: return {}
+    if len(few) < 2 or 'backbone' not in m.capabilities:
+        return {}
     if not before:
         some = _still(splits['train'].subset(range(min(len(splits['train']), 2000))), 'training', 1, run.path, str)
         before = bn_statistics(initial_backbone(recipe, info.get('backbone'), seed=info['seed']), some, recipe.size)
     draw = DATASETS[info['data']['name']].redraw
     show = (lambda r: draw(r, 192).load()) if draw else None
-    return dict(neighbours=near_samples({'before training': before, 'after': m.backbone}, few, m.view.size,
-                                        seed=info['seed'], show=show))
+    return dict(
+        neighbours=near_samples(
+            {'before training': before, 'after': m.backbone}, few, m.view.size, seed=info['seed'], show=show
+        )
+    )
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #dab9c6ba
 _SIZES = 'scenes valid probe probe_held test part draws'.split()
 
+
 def baseline_facts(
-    recipe:MethodRecipe, # Of the baseline
-    data:dict,           # `name` of the dataset
-    options:object,      # Its sizes
-)->dict:                 # As `kept_run` compares them
+    recipe: MethodRecipe,  # Of the baseline
+    data: dict,  # `name` of the dataset
+    options: object,  # Its sizes
+) -> dict:  # As `kept_run` compares them
     "All facts that the rows of a baseline in the transfer table depend on, except the seed"
     return dict(recipe=asdict(recipe), data=dict(name=data['name'], **{k: getattr(options, k) for k in _SIZES}))
 
+
 def _kept_supervised(recipe, info, options):
     "The kept run of the supervised baseline that can be shown with this run, by name; {} if it must be trained"
-    if not getattr(options, 'baselines', False) or options.train_supervised or type(recipe) is TagsRecipe: return {}
-    if info.get('backbone') or info.get('weights_file') or info.get('accumulate', 1) > 1: return {}
+    if not getattr(options, 'baselines', False) or options.train_supervised or type(recipe) is TagsRecipe:
+        return {}
+    if info.get('backbone') or info.get('weights_file') or info.get('accumulate', 1) > 1:
+        return {}
     run = kept_run('supervised', baseline_facts(supervised_recipe(recipe), info['data'], options), info['seed'])
     return dict(supervised=run) if run else {}
 
 # %% ../../nbs/experiments/40_pretrain.ipynb #e28adcac
 def measure(
-    run:Run,             # Open, trained
-    recipe:MethodRecipe, # Recipe of the method
-    options:object,      # Sizes of the dataset
-    splits:dict,         # Datasets `train`, `valid`, `test`
-    learn:BatchLearner,  # The learner, at its best checkpoint
-    *, stages:Stages,    # Times what is done here
-    log:callable=print,  # Called with lines for the screen
-)->tuple:                # Numbers for result.jsonl, samples for the report
+    run: Run,  # Open, trained
+    recipe: MethodRecipe,  # Recipe of the method
+    options: object,  # Sizes of the dataset
+    splits: dict,  # Datasets `train`, `valid`, `test`
+    learn: BatchLearner,  # The learner, at its best checkpoint
+    *,
+    stages: Stages,  # Times what is done here
+    log: callable = print,  # Called with lines for the screen
+) -> tuple:  # Numbers for result.jsonl, samples for the report
     "All automatic evaluations of a trained model that fit it and its dataset"
-    info,samples,nets = run.info,{},{}
-    m,builder = Pretrained.from_learner(learn, str(run.path)),DATASETS[info['data']['name']]
-    num,lost = _of_training(run, recipe, splits, learn, log)
+    info = run.info
+    samples = {}
+    nets = {}
+    m = Pretrained.from_learner(learn, str(run.path))
+    builder = DATASETS[info['data']['name']]
+    num, lost = _of_training(run, recipe, splits, learn, log)
     bad = num['warnings']
     kept = _kept_supervised(recipe, info, options)
-    bad.update({name: run['warning'] for name,run in kept.items() if run['warning']})
+    bad.update({name: run['warning'] for name, run in kept.items() if run['warning']})
     if builder.audit:
         splits = {**splits, 'test': _still(splits['test'], 'test', 2, run.path, log)}
         num.update(damaged=lost, duplicates=_shared(splits, log))
+
     def baselines():
         if options.baselines and not nets:
-            nets.update(train_baselines(recipe, splits, stages, info['seed'], info['precision'],
-                                        accumulate=info.get('accumulate', 1), log=log, warnings=bad,
-                                        backbone=info.get('backbone'), weights=_weights_of(info, log),
-                                        supervised=not kept))
+            nets.update(
+                train_baselines(
+                    recipe,
+                    splits,
+                    stages,
+                    info['seed'],
+                    info['precision'],
+                    accumulate=info.get('accumulate', 1),
+                    log=log,
+                    warnings=bad,
+                    backbone=info.get('backbone'),
+                    weights=_weights_of(info, log),
+                    supervised=not kept,
+                )
+            )
         return nets
-    context = EvaluationContext(m, recipe, info, options, log=log, learn=learn, splits=splits, stages=stages,
-                                warnings=bad, baselines=baselines, kept=kept)
+
+    context = EvaluationContext(
+        m,
+        recipe,
+        info,
+        options,
+        log=log,
+        learn=learn,
+        splits=splits,
+        stages=stages,
+        warnings=bad,
+        baselines=baselines,
+        kept=kept,
+    )
     for e in EVALUATIONS.values():
         if e.automatic(m.capabilities, builder.answers):
-            got,samples[e.name] = e.measure(context)
+            got, samples[e.name] = e.measure(context)
             num.update(got)
-    for who,w in bad.items(): log(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')
+    for who, w in bad.items():
+        log(f'† {who} {w["text"]}; {_ADVICE[w["kind"]]}')
     with stages('pictures'):
         shown = _figures(context, samples)
-        return num,shown | _neighbours(context, nets.get('random'), run)
+        return num, shown | _neighbours(context, nets.get('random'), run)

@@ -6,66 +6,87 @@
 __all__ = ['WAYS', 'find_photos', 'write_regions', 'tensors_digest', 'make_regions']
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720004
-import hashlib,os
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-import numpy as np, torch
-from ..core.files import *
-from ..core.progress import *
+
+import numpy as np
+import torch
+
+from ..core.fields import damage_limit
+from ..core.files import FilePath, brief
+from ..core.progress import progress
 from ..core.registry import load_plugin
 from ..data.image_files import files_below, some_of
-from ..core.fields import damage_limit
 from ..data.loader import TooManyDamaged
 from ..data.records import DamagedImage, open_image
-from ..data.regions import convert_regions, RegionStore, RegionWriter
+from ..data.regions import RegionStore, RegionWriter, convert_regions
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.tasks import read_labels
+from .commands import open_run
 from ..models.named import named_backbone, weights_digest
 from ..models.region_sources import CellRegions, DetectorRegions, load_detector
-from .commands import open_run
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720007
 def find_photos(
-    folder:FilePath, # Where the photos are, in folders of any depth
-)->list:             # Their paths below it, sorted, with /
+    folder: FilePath,  # Where the photos are, in folders of any depth
+) -> list:  # Their paths below it, sorted, with /
     "The image files below a folder; a `ValueError` if there is none"
     folder = Path(folder)
-    if not folder.is_dir(): raise ValueError(f'{folder}: no such folder with photos')
-    out = sorted(Path(os.path.relpath(f, folder)).as_posix() for f in files_below(folder)
-                 if os.path.splitext(f)[1][1:].lower() in IMAGE_SUFFIXES)
-    if not out: raise ValueError(f'{folder}: not a single image file ({", ".join(IMAGE_SUFFIXES)})')
+    if not folder.is_dir():
+        raise ValueError(f'{folder}: no such folder with photos')
+    out = sorted(
+        Path(os.path.relpath(f, folder)).as_posix()
+        for f in files_below(folder)
+        if os.path.splitext(f)[1][1:].lower() in IMAGE_SUFFIXES
+    )
+    if not out:
+        raise ValueError(f'{folder}: not a single image file ({", ".join(IMAGE_SUFFIXES)})')
     return out
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720008
 def write_regions(
-    folder:FilePath, # Where the photos are
-    out:FilePath,    # The store; an unfinished one is continued
-    source:Callable, # PIL image -> features (k,d), boxes (k,4), distributions (k,c) or None; has `width`, `classes`,
-                     # `names`
-    about:dict,      # How the features are made; a store of another kind is refused
-    *, half:bool=False,  # In float16?
-    max_damaged:int|float|str=None, # Photos that may be unreadable: a number (20) or a share (.05), see `damage_limit`
-    log:Callable=print,  # Called with progress messages
-)->RegionStore:
+    folder: FilePath,  # Where the photos are
+    out: FilePath,  # The store; an unfinished one is continued
+    source: Callable,  # PIL image -> features (k,d), boxes (k,4), distributions (k,c) or None; has `width`, `classes`,
+    # `names`
+    about: dict,  # How the features are made; a store of another kind is refused
+    *,
+    half: bool = False,  # In float16?
+    max_damaged: int
+    | float
+    | str = None,  # Photos that may be unreadable: a number (20) or a share (.05), see `damage_limit`
+    log: Callable = print,  # Called with progress messages
+) -> RegionStore:
     """Store the regions of every photo below a folder; photos that cannot be read are left out, counted and named
 
     Too many of them are a `TooManyDamaged`; once they are restored the same call continues
     """
-    photos,out = find_photos(folder),Path(out)
-    if (out/'index.json').is_file(): return _there(RegionStore(out), folder, photos, about, log)
+    photos = find_photos(folder)
+    out = Path(out)
+    if (out / 'index.json').is_file():
+        return _there(RegionStore(out), folder, photos, about, log)
     with RegionWriter(out, source.width, source.classes, half=half, names=source.names, about=about, resume=True) as w:
         done = sum(p in w for p in photos)
-        if done: log(f'{out}: {done} of {len(photos)} photos are there, continuing')
-        limit,bad = damage_limit(len(photos), max_damaged),[]
+        if done:
+            log(f'{out}: {done} of {len(photos)} photos are there, continuing')
+        limit = damage_limit(len(photos), max_damaged)
+        bad = []
         for name in progress([p for p in photos if p not in w or p in w.left_out], label='photos'):
-            try: img = open_image(Path(folder)/name)
+            try:
+                img = open_image(Path(folder) / name)
             except DamagedImage as e:
-                if name not in w: w.leave_out(name, str(e).removeprefix(f'{folder}/'))
+                if name not in w:
+                    w.leave_out(name, str(e).removeprefix(f'{folder}/'))
                 bad.append(w.left_out[name])
                 _few_damaged(bad, limit, photos, folder)
-            else: w.add(name, *source(img), image=img)
-        if not len(w): raise ValueError(f'{folder}: not one of {len(photos)} photos can be read: '
-                                        f'{next(iter(w.left_out.values()))}')
+            else:
+                w.add(name, *source(img), image=img)
+        if not len(w):
+            raise ValueError(
+                f'{folder}: not one of {len(photos)} photos can be read: {next(iter(w.left_out.values()))}'
+            )
     store = RegionStore(out)
     _report(store, log)
     return store
@@ -74,22 +95,29 @@ def write_regions(
 def _few_damaged(bad, limit, photos, folder):
     "A `TooManyDamaged` if more photos are damaged than the limit allows"
     if len(bad) > limit:
-        raise TooManyDamaged(f'{folder}: {len(bad)} of {len(photos)} photos cannot be read, at most {limit} may be so '
-                             f'({some_of(bad)}); restore or remove them, or allow more: --max-damaged NUMBER')
+        raise TooManyDamaged(
+            f'{folder}: {len(bad)} of {len(photos)} photos cannot be read, at most {limit} may be so '
+            f'({some_of(bad)}); restore or remove them, or allow more: --max-damaged NUMBER'
+        )
+
 
 def _there(store, folder, photos, about, log):
     "The store that is complete already; a `ValueError` if it has other photos or was made in another way"
-    if store.about != about: raise ValueError(f'{store.folder}: is there already, made by {brief(store.about, 200)}; '
-                                              'choose a new folder')
+    if store.about != about:
+        raise ValueError(f'{store.folder}: is there already, made by {brief(store.about, 200)}; choose a new folder')
     if lost := [p for p in photos if p not in store.left_out and store.row(p) < 0]:
-        raise ValueError(f'{store.folder}: is there already, without {len(lost)} of {len(photos)} photos: '
-                         f'{some_of(lost)}; choose a new folder')
+        raise ValueError(
+            f'{store.folder}: is there already, without {len(lost)} of {len(photos)} photos: '
+            f'{some_of(lost)}; choose a new folder'
+        )
     there = [p for p in photos if p not in store.left_out]
-    store.check_pictures(store.rows(there), lambda i: np.asarray(open_image(Path(folder)/there[i])), there.__getitem__,
-                         str(folder))
+    store.check_pictures(
+        store.rows(there), lambda i: np.asarray(open_image(Path(folder) / there[i])), there.__getitem__, str(folder)
+    )
     log(f'{store.folder}: is there already, nothing to do')
     _report(store, log)
     return store
+
 
 def _report(store, log):
     log(str(store))
@@ -97,57 +125,78 @@ def _report(store, log):
         log(f'{len(left)} photos could not be read and are left out: {some_of(left.values())}')
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720012
-WAYS = 'detector','grid','files' # Or a run folder
+WAYS = 'detector', 'grid', 'files'  # Or a run folder
 
-_GROUND = '__background__' # Class 0 of a detector
+_GROUND = '__background__'  # Class 0 of a detector
+
 
 def _class_names(given, n, known, who):
     """Names of a detector's `n` classes, the background first: those that are known, or those of a label map
 
     `given`: how many there are, or a file of their names; a `ValueError` if that does not fit
     """
-    if given is None: return known
+    if given is None:
+        return known
     if str(given).isdecimal():
-        if int(given) != n: raise ValueError(f'--classes {given}: {who} has {n} classes, the background included')
+        if int(given) != n:
+            raise ValueError(f'--classes {given}: {who} has {n} classes, the background included')
         return known
     labels = read_labels(given, '--classes')
-    if len(labels) == n-1 and labels[0] != _GROUND: labels = [_GROUND, *labels]
+    if len(labels) == n - 1 and labels[0] != _GROUND:
+        labels = [_GROUND, *labels]
     if len(labels) != n:
         raise ValueError(f'--classes {given}: names {len(labels)} classes, and {who} has {n}, the background included')
     for i in range(1, n if known else 0):
         if labels[i] != known[i]:
-            raise ValueError(f'--classes {given}: the label map of another data set: class {i} is {labels[i]!r} there, '
-                             f'and {known[i]!r} in {who}')
+            raise ValueError(
+                f'--classes {given}: the label map of another data set: class {i} is {labels[i]!r} there, '
+                f'and {known[i]!r} in {who}'
+            )
     return labels
 
 # %% ../../nbs/experiments/72_region_files.ipynb #a7c01e31
 def _source(by, *, model, backbone, weights, most, size, which, device, classes, log):
     "The function that extracts regions, and how the store describes it"
     if by == 'detector':
-        net,names = load_detector(model, weights or 'DEFAULT')
-        names = _class_names(classes, net.roi_heads.box_predictor.cls_score.out_features, names,
-                             f'{model} with the weights {weights or "DEFAULT"}')
+        net, names = load_detector(model, weights or 'DEFAULT')
+        names = _class_names(
+            classes,
+            net.roi_heads.box_predictor.cls_score.out_features,
+            names,
+            f'{model} with the weights {weights or "DEFAULT"}',
+        )
         file = weights_digest(weights) if weights and Path(weights).is_file() else weights or 'DEFAULT'
-        return (DetectorRegions(net, most or 100, names=names, device=device),
-                dict(by='detector', model=model, weights=file, most=most or 100))
+        return (
+            DetectorRegions(net, most or 100, names=names, device=device),
+            dict(by='detector', model=model, weights=file, most=most or 100),
+        )
     if by == 'grid':
         net = named_backbone(backbone, weights=weights, log=log)
         about = dict(by='grid', backbone=backbone, weights=weights_digest(weights), size=size or 224)
-        return CellRegions(net, size or 224, device=device),about
+        return CellRegions(net, size or 224, device=device), about
     m = open_run(by, which)
-    try: net = m.backbone
-    except ValueError as e: raise ValueError(f'--by {e}') from None
+    try:
+        net = m.backbone
+    except ValueError as e:
+        raise ValueError(f'--by {e}') from None
     view = m.view
-    about = dict(by='run', run=Path(by).resolve().name, which=str(which), size=size or view.size,
-                 weights=tensors_digest(net.state_dict()))
-    return CellRegions(net, size or view.size, view.mean, view.std, device=device),about
+    about = dict(
+        by='run',
+        run=Path(by).resolve().name,
+        which=str(which),
+        size=size or view.size,
+        weights=tensors_digest(net.state_dict()),
+    )
+    return CellRegions(net, size or view.size, view.mean, view.std, device=device), about
+
 
 def tensors_digest(
-    state:dict # Name -> tensor
-)->str:        # 16 hexadecimal digits
+    state: dict,  # Name -> tensor
+) -> str:  # 16 hexadecimal digits
     "A hash of the weights of a network"
     h = hashlib.sha256()
-    for k,v in state.items(): h.update(k.encode()+v.detach().cpu().contiguous().numpy().tobytes())
+    for k, v in state.items():
+        h.update(k.encode() + v.detach().cpu().contiguous().numpy().tobytes())
     return h.hexdigest()[:16]
 
 # %% ../../nbs/experiments/72_region_files.ipynb #67720013
@@ -155,40 +204,59 @@ def _converted(folder, out, classes, max_damaged, **kw):
     "A published store, converted; `classes` are counted or named"
     names = [] if classes is None or str(classes).isdecimal() else read_labels(classes, '--classes')
     n = len(names) or int(classes or 0)
-    most = 0. if max_damaged is None else lambda n: damage_limit(n, max_damaged)
+    most = 0.0 if max_damaged is None else lambda n: damage_limit(n, max_damaged)
     return convert_regions(folder, out, classes=n, names=names, damaged=most, **kw)
 
+
 def make_regions(
-    folder:FilePath,          # Photos; with by='files' a published store
-    out:FilePath='regions',   # The store
-    by:str='detector',        # detector, grid, files, or a run folder
-    *, model:str='fasterrcnn_resnet50_fpn', # Detector of torchvision
-    backbone:str='resnet50',  # For the grid: as for `named_backbone`
-    weights:FilePath=None,    # A file; of a detector also what torchvision calls them (DEFAULT)
-    most:int=None,            # Regions per photo; 100 for a detector by default
-    size:int=None,            # Side in pixels that photos are stretched to for cells; 224, or that of the run
-    which:str|int='best',     # Checkpoint of the run
-    half:bool=False,          # In float16?
-    classes:int|FilePath=None, # Of a detector or of files: how many, or a file of their names, which must fit
-    max_damaged:int|float|str=None, # Photos that may be unreadable, as for `write_regions`; of files none by default
-    device:str=None,          # cpu, cuda; by default the GPU if there is one
-    plugins:Sequence[FilePath]=(), # Python files of the run that may be imported, since you trust them
-    log:Callable=print,       # Called with progress messages
-)->RegionStore:
+    folder: FilePath,  # Photos; with by='files' a published store
+    out: FilePath = 'regions',  # The store
+    by: str = 'detector',  # detector, grid, files, or a run folder
+    *,
+    model: str = 'fasterrcnn_resnet50_fpn',  # Detector of torchvision
+    backbone: str = 'resnet50',  # For the grid: as for `named_backbone`
+    weights: FilePath = None,  # A file; of a detector also what torchvision calls them (DEFAULT)
+    most: int = None,  # Regions per photo; 100 for a detector by default
+    size: int = None,  # Side in pixels that photos are stretched to for cells; 224, or that of the run
+    which: str | int = 'best',  # Checkpoint of the run
+    half: bool = False,  # In float16?
+    classes: int | FilePath = None,  # Of a detector or of files: how many, or a file of their names, which must fit
+    max_damaged: int
+    | float
+    | str = None,  # Photos that may be unreadable, as for `write_regions`; of files none by default
+    device: str = None,  # cpu, cuda; by default the GPU if there is one
+    plugins: Sequence[FilePath] = (),  # Python files of the run that may be imported, since you trust them
+    log: Callable = print,  # Called with progress messages
+) -> RegionStore:
     "Store the regions of a folder of photos; a `ValueError` says which option does not go with the others"
     for file in plugins:
         load_plugin(file)
     given = dict(weights=weights, most=most, size=size, classes=classes)
-    odd = dict(detector=['size'], grid=['most','classes'], files=['weights','size'])
-    for k in odd.get(by, ['weights','most','classes']):
-        if given[k] is not None: raise ValueError(f'--{k}: has no meaning with --by {by}')
-    for k,v in dict(most=most, size=size).items():
-        if v is not None and v < 1: raise ValueError(f'--{k} {v}: at least 1')
-    try: damage_limit(1, max_damaged)
-    except ValueError as e: raise ValueError(f'--max-damaged: {e}') from None
-    if by == 'files': return _converted(folder, out, classes, max_damaged, half=half, most=most, log=log)
+    odd = dict(detector=['size'], grid=['most', 'classes'], files=['weights', 'size'])
+    for k in odd.get(by, ['weights', 'most', 'classes']):
+        if given[k] is not None:
+            raise ValueError(f'--{k}: has no meaning with --by {by}')
+    for k, v in dict(most=most, size=size).items():
+        if v is not None and v < 1:
+            raise ValueError(f'--{k} {v}: at least 1')
+    try:
+        damage_limit(1, max_damaged)
+    except ValueError as e:
+        raise ValueError(f'--max-damaged: {e}') from None
+    if by == 'files':
+        return _converted(folder, out, classes, max_damaged, half=half, most=most, log=log)
     find_photos(folder)
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    source,about = _source(by, model=model, backbone=backbone, weights=weights, most=most, size=size, which=which,
-                           device=device, classes=classes, log=log)
+    source, about = _source(
+        by,
+        model=model,
+        backbone=backbone,
+        weights=weights,
+        most=most,
+        size=size,
+        which=which,
+        device=device,
+        classes=classes,
+        log=log,
+    )
     return write_regions(folder, out, source, about, half=half, max_damaged=max_damaged, log=log)

@@ -6,153 +6,263 @@
 __all__ = ['smoke_test', 'busy_hint', 'dry_run', 'lowest_loss', 'overfit']
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #6fc1601d
-import os,re,sys,time
-from dataclasses import fields,replace
-import numpy as np, torch
+import os
+import re
+import sys
+import time
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
 from fastai.callback.core import CancelValidException
 from fastai.data.core import DataLoaders
 from fastcore.basics import noop
+
 from ..data.loader import StatefulLoader
 from ..data.subsets import limit_captions
 from ..data.transforms import EvalTransform
+from .baselines import train_on
+from .config import recipe_dict
+from ..methods.base import METHODS, Method
 from ..reports.reference import overfit_verdict
-from ..training.logging import ProgressLogger
 from ..training.learner import BaseCallback, stop_fit, training_state
-from ..methods.base import Method,METHODS
-from .config import *
-from .baselines import *
+from ..training.logging import ProgressLogger
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #7245829f
-_TINY = dict(size=32, visual_depth=10, visual_width=16, width=32, depth=1, heads=2, vocab=300, bs=16, steps=120,
-             warmup=12, aux_scenes=0,
-             scenes=640, valid=40, probe=200, probe_held=100, test=200, shown=40, shuffles=1)
+_TINY = dict(
+    size=32,
+    visual_depth=10,
+    visual_width=16,
+    width=32,
+    depth=1,
+    heads=2,
+    vocab=300,
+    bs=16,
+    steps=120,
+    warmup=12,
+    aux_scenes=0,
+    scenes=640,
+    valid=40,
+    probe=200,
+    probe_held=100,
+    test=200,
+    shown=40,
+    shuffles=1,
+)
+
 
 def smoke_test(
-    recipe:'MethodRecipe', # A recipe
-    options:object,        # Sizes of the job
-)->list:                   # Texts `field=value`, for `override_all([recipe, options], ...)`
+    recipe: 'MethodRecipe',  # A recipe
+    options: object,  # Sizes of the job
+) -> list:  # Texts `field=value`, for `override_all([recipe, options], ...)`
     "Changes with which the whole job takes some twenty seconds on two cores, and learns next to nothing"
     kind = {f.name: type(getattr(p, f.name)) for p in (recipe, options) for f in fields(p)}
-    return [f'{k}={v}' for k,v in _TINY.items() if kind.get(k) is type(v)]
+    return [f'{k}={v}' for k, v in _TINY.items() if kind.get(k) is type(v)]
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #7751573f
 def busy_hint(
-    threads:int, # Threads that will be used
-)->str:          # '' if the machine is not busy
+    threads: int,  # Threads that will be used
+) -> str:  # '' if the machine is not busy
     "Advice if the machine is busy: there, two threads that wait for each other can be slower than one"
     load = os.getloadavg()[0] if hasattr(os, 'getloadavg') else 0
     cores = os.cpu_count() or 1
-    if threads < 2 or load < .75*cores: return ''
+    if threads < 2 or load < 0.75 * cores:
+        return ''
     return f'this machine is busy (load {load:.1f} on {cores} cores): --threads 1 may be faster than {threads}'
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #3c111930
-class _Enough(Exception): "Ends a fit that has reached its goal"
+class _Enough(Exception):
+    "Ends a fit that has reached its goal"
+
 
 class _Watch(BaseCallback):
     "Seconds of each step; ends the fit after `warm` and `n` more"
+
     order = 90
-    def __init__(self, n, warm, parts): self.n,self.warm,self.parts,self.seconds,self.since = n,warm,parts,[],None
-    def before_train(self): self.since = time.perf_counter()
+
+    def __init__(self, n, warm, parts):
+        self.n = n
+        self.warm = warm
+        self.parts = parts
+        self.seconds = []
+        self.since = None
+
+    def before_train(self):
+        self.since = time.perf_counter()
+
     def after_batch(self):
-        if not self.training: return
-        if torch.cuda.is_available(): torch.cuda.synchronize()
+        if not self.training:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         now = time.perf_counter()
-        self.seconds.append(now-self.since)
+        self.seconds.append(now - self.since)
         self.since = now
-        if len(self.seconds) == self.warm*self.parts: _peak(reset=True)
-        if len(self.seconds) >= (self.warm+self.n)*self.parts: stop_fit(self.learn, _Enough())
-    def steps(self)->np.ndarray:
+        if len(self.seconds) == self.warm * self.parts:
+            _peak(reset=True)
+        if len(self.seconds) >= (self.warm + self.n) * self.parts:
+            stop_fit(self.learn, _Enough())
+
+    def steps(self) -> np.ndarray:
         "Seconds of the steps after the warm ones (n,)"
-        s = self.seconds[self.warm*self.parts:] or self.seconds
-        s = s[:len(s)//self.parts*self.parts] or s*self.parts
+        s = self.seconds[self.warm * self.parts :] or self.seconds
+        s = s[: len(s) // self.parts * self.parts] or s * self.parts
         return np.array(s).reshape(-1, self.parts).sum(1)
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #1aec1bd3
 def _peak(reset=False):
     "Largest memory of this process, or of the tensors on its GPU, since the last `reset`, in bytes"
     if torch.cuda.is_available():
-        if reset: torch.cuda.reset_peak_memory_stats()
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated()
     try:
         if reset:
-            with open('/proc/self/clear_refs', 'w') as f: f.write('5')
-        with open('/proc/self/status') as f: return next(int(l.split()[1])*1024 for l in f if l.startswith('VmHWM'))
+            with open('/proc/self/clear_refs', 'w') as f:
+                f.write('5')
+        with open('/proc/self/status') as f:
+            return next(int(l.split()[1]) * 1024 for l in f if l.startswith('VmHWM'))
     except (OSError, StopIteration):
-        import resource                                                    # not on Windows
+        import resource  # not on Windows
+
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+
 
 def _bytes(o):
     "Bytes of all tensors in nested dicts and lists"
-    if torch.is_tensor(o): return o.numel()*o.element_size()
-    return sum(map(_bytes, o.values() if isinstance(o, dict) else o)) if isinstance(o, (dict,list,tuple)) else 0
+    if torch.is_tensor(o):
+        return o.numel() * o.element_size()
+    return sum(map(_bytes, o.values() if isinstance(o, dict) else o)) if isinstance(o, (dict, list, tuple)) else 0
 
-def _room(b): return f'{b/1e9:.1f} GB' if b >= 1e9 else f'{b/1e6:.0f} MB' if b >= 1e7 else f'{b/1e6:.1f} MB'
+
+def _room(b):
+    return f'{b / 1e9:.1f} GB' if b >= 1e9 else f'{b / 1e6:.0f} MB' if b >= 1e7 else f'{b / 1e6:.1f} MB'
+
+
 def _long(s):
-    return (f'{s:.0f} s' if s < 100 else f'{s/60:.0f} min' if s < 6000 else f'{s/3600:.1f} h' if s < 172800
-            else f'{s/86400:.1f} days')
+    return (
+        f'{s:.0f} s'
+        if s < 100
+        else f'{s / 60:.0f} min'
+        if s < 6000
+        else f'{s / 3600:.1f} h'
+        if s < 172800
+        else f'{s / 86400:.1f} days'
+    )
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #cd6e85b1
 def _try_out(method, recipe, splits, data, tok, *, seed, precision, accumulate, workers, steps, warm, max_damaged=None):
     "Run some real steps with a network that is discarded; returns the learner and the callback with their times"
-    watch,made = _Watch(steps, warm, accumulate),[]
+    watch = _Watch(steps, warm, accumulate)
+    made = []
     try:
-        train_on(method, recipe, splits, data, tok, seed=seed, precision=precision, cbs=[watch], log=lambda s: None,
-                 accumulate=accumulate, workers=workers, begin=made.append, max_damaged=max_damaged)
-    except _Enough: pass
+        train_on(
+            method,
+            recipe,
+            splits,
+            data,
+            tok,
+            seed=seed,
+            precision=precision,
+            cbs=[watch],
+            log=lambda s: None,
+            accumulate=accumulate,
+            workers=workers,
+            begin=made.append,
+            max_damaged=max_damaged,
+        )
+    except _Enough:
+        pass
     finally:
-        for d in made[0].dls if made else []: getattr(d, 'close', lambda: None)()
-    return made[0],watch
+        for d in made[0].dls if made else []:
+            getattr(d, 'close', lambda: None)()
+    return made[0], watch
+
 
 @torch.no_grad()
 def _look_time(learn, most=3):
     "Seconds for all held-out images, from a few batches"
     learn.model.eval()
-    times,t = [],time.perf_counter()
-    for i,(b,_) in enumerate(learn.dls.valid):
+    times = []
+    t = time.perf_counter()
+    for i, (b, _) in enumerate(learn.dls.valid):
         learn.loss_func(learn.model(b), b)
         now = time.perf_counter()
-        times.append(now-t)
+        times.append(now - t)
         t = now
-        if i+1 == most: break
+        if i + 1 == most:
+            break
     learn.dls.valid.seek(0)
-    return float(np.median(times))*len(learn.dls.valid)
+    return float(np.median(times)) * len(learn.dls.valid)
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #a6b5fc50
 def dry_run(
-    method:Method,                  # Recipe, model, loss and learner
-    recipe:'MethodRecipe', options:object, # Its recipe, and the sizes of the job
-    splits:dict,                    # Datasets `train` and `valid`
-    data:str='world',               # One of `DATASETS`
-    *, tok:'Tokenizer'=None,        # Tokenizer, for methods that read captions
-    seed:int=0,                     # Of the weights and the order
-    precision:str='auto',           # As for the run
-    accumulate:int=1,               # Parts of a batch
-    workers:int=0,                  # Processes that read ahead
-    log:callable=print,             # Called with each line
-    steps:int=20,                   # Steps that are timed
-    warm:int=3,                     # Steps before them
-    max_damaged:int|float|str=None, # As for the run
-)->dict:                                   # The numbers; times in seconds, memory in bytes
+    method: Method,  # Recipe, model, loss and learner
+    recipe: 'MethodRecipe',
+    options: object,  # Its recipe, and the sizes of the job
+    splits: dict,  # Datasets `train` and `valid`
+    data: str = 'world',  # One of `DATASETS`
+    *,
+    tok: 'Tokenizer' = None,  # Tokenizer, for methods that read captions
+    seed: int = 0,  # Of the weights and the order
+    precision: str = 'auto',  # As for the run
+    accumulate: int = 1,  # Parts of a batch
+    workers: int = 0,  # Processes that read ahead
+    log: callable = print,  # Called with each line
+    steps: int = 20,  # Steps that are timed
+    warm: int = 3,  # Steps before them
+    max_damaged: int | float | str = None,  # As for the run
+) -> dict:  # The numbers; times in seconds, memory in bytes
     """Parameters, memory and time of a run, estimated from a few steps that are discarded
 
     A `ValueError` with advice if the memory is too small
     """
-    learn,watch = _try_out(method, recipe, splits, data, tok, seed=seed, precision=precision, accumulate=accumulate,
-                           workers=workers, steps=steps, warm=warm, max_damaged=max_damaged)
+    learn, watch = _try_out(
+        method,
+        recipe,
+        splits,
+        data,
+        tok,
+        seed=seed,
+        precision=precision,
+        accumulate=accumulate,
+        workers=workers,
+        steps=steps,
+        warm=warm,
+        max_damaged=max_damaged,
+    )
     mem = _peak()
-    model,t = learn.model,watch.steps()
-    mid,low,high = (float(np.quantile(t, q)) for q in (.5,.25,.75))
-    count = lambda m: sum(p.numel() for p in m.parameters())
+    model = learn.model
+    t = watch.steps()
+    mid, low, high = (float(np.quantile(t, q)) for q in (0.5, 0.25, 0.75))
+
+    def count(m):
+        return sum(p.numel() for p in m.parameters())
+
     look = _look_time(learn)
-    per = len(learn.dls.train)//accumulate
-    epochs = recipe.steps/per
-    looks = -(-recipe.steps//per)*look
-    got = dict(parameters=count(model), backbone_parameters=count(model.visual), bs=recipe.bs,
-               at_a_time=-(-recipe.bs//accumulate), images=len(splits['train']),
-               steps=recipe.steps, epochs=epochs, views=recipe.steps*recipe.bs, memory=mem, step=mid, timed=len(t),
-               eta=mid*recipe.steps+looks, eta_low=low*recipe.steps+looks, eta_high=high*recipe.steps+looks,
-               look=look, checkpoint=_bytes(model.state_dict())+_bytes(training_state(learn)))
-    for line in _plan_lines(got, options): log(line)
+    per = len(learn.dls.train) // accumulate
+    epochs = recipe.steps / per
+    looks = -(-recipe.steps // per) * look
+    got = dict(
+        parameters=count(model),
+        backbone_parameters=count(model.visual),
+        bs=recipe.bs,
+        at_a_time=-(-recipe.bs // accumulate),
+        images=len(splits['train']),
+        steps=recipe.steps,
+        epochs=epochs,
+        views=recipe.steps * recipe.bs,
+        memory=mem,
+        step=mid,
+        timed=len(t),
+        eta=mid * recipe.steps + looks,
+        eta_low=low * recipe.steps + looks,
+        eta_high=high * recipe.steps + looks,
+        look=look,
+        checkpoint=_bytes(model.state_dict()) + _bytes(training_state(learn)),
+    )
+    for line in _plan_lines(got, options):
+        log(line)
     return got
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #d0854ad5
@@ -160,31 +270,40 @@ def _plan_lines(n, options):
     "The plan in words"
     parts = '' if n['at_a_time'] == n['bs'] else f', {n["at_a_time"]} at a time'
     where = 'on the GPU, all tensors' if torch.cuda.is_available() else 'the whole process'
-    after = ('the supervised baseline and the transfer table' if getattr(options, 'baselines', False)
-             else 'the measurements')
+    after = (
+        'the supervised baseline and the transfer table' if getattr(options, 'baselines', False) else 'the measurements'
+    )
     look = _long(n['look']) if n['look'] >= 1 else f'{n["look"]:.1f} s'
-    return [f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',
-            f'batch        {n["bs"]} images a step{parts}',
-            f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image '
-            f'views',
-            f'memory       {_room(n["memory"])} at the most ({where})',
-            f'checkpoint   {_room(n["checkpoint"])}; a run keeps the best one and the last three',
-            f'time         about {_long(n["eta"])} ({_long(n["eta_low"])} to {_long(n["eta_high"])}), from '
-            f'{n["timed"]} steps of {1000*n["step"]:.0f} ms and {look} for each look at the held-out images',
-            f'             training only: {after} come on top; nothing was kept']
+    return [
+        f'parameters   {n["parameters"]:,}, of which the backbone has {n["backbone_parameters"]:,}',
+        f'batch        {n["bs"]} images a step{parts}',
+        f'steps        {n["steps"]:,}: {n["epochs"]:.3g} epochs of {n["images"]:,} images, {n["views"]:,} image views',
+        f'memory       {_room(n["memory"])} at the most ({where})',
+        f'checkpoint   {_room(n["checkpoint"])}; a run keeps the best one and the last three',
+        f'time         about {_long(n["eta"])} ({_long(n["eta_low"])} to {_long(n["eta_high"])}), from '
+        f'{n["timed"]} steps of {1000 * n["step"]:.0f} ms and {look} for each look at the held-out images',
+        f'             training only: {after} come on top; nothing was kept',
+    ]
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #07147801
 def lowest_loss(
-    loss:callable, # (output, batch) -> (total, count)
-    out:dict,      # The outputs of a model
-    batch:dict,    # The batch
-    steps:int=300, # Steps of Adam
-)->float:          # Total / count
+    loss: callable,  # (output, batch) -> (total, count)
+    out: dict,  # The outputs of a model
+    batch: dict,  # The batch
+    steps: int = 300,  # Steps of Adam
+) -> float:  # Total / count
     "The lowest possible loss of this batch: that of outputs that are optimised directly, without a network"
-    free = {k: v.detach().float().clone().requires_grad_() for k,v in out.items() if torch.is_tensor(v)
-            and v.is_floating_point() and not k.startswith('target')}
-    mean = lambda: (lambda t, n: t/n)(*loss({**out, **free}, batch))
-    opt,best = torch.optim.Adam(free.values(), lr=.3),float('inf')
+    free = {
+        k: v.detach().float().clone().requires_grad_()
+        for k, v in out.items()
+        if torch.is_tensor(v) and v.is_floating_point() and not k.startswith('target')
+    }
+
+    def mean():
+        return (lambda t, n: t / n)(*loss({**out, **free}, batch))
+
+    opt = torch.optim.Adam(free.values(), lr=0.3)
+    best = float('inf')
     for _ in range(steps):
         opt.zero_grad()
         l = mean()
@@ -196,66 +315,102 @@ def lowest_loss(
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #f45d8d12
 class _Until(BaseCallback):
     "Records the loss of each step, and ends the fit when the mean of five is below `floor + part*(first - floor)`"
+
     order = 90
-    def __init__(self, floor, part): self.floor,self.part,self.losses = floor,part,[]
-    def goal(self): return self.floor + self.part*(self.losses[0]-self.floor)
-    def now(self): return float(np.mean(self.losses[-5:]))
-    def before_validate(self): raise CancelValidException()          # every step is an epoch here
+
+    def __init__(self, floor, part):
+        self.floor = floor
+        self.part = part
+        self.losses = []
+
+    def goal(self):
+        return self.floor + self.part * (self.losses[0] - self.floor)
+
+    def now(self):
+        return float(np.mean(self.losses[-5:]))
+
+    def before_validate(self):
+        raise CancelValidException()  # every step is an epoch here
+
     def after_batch(self):
-        if not self.training: return
+        if not self.training:
+            return
         self.losses.append(float(self.learn.loss.detach()))
-        if len(self.losses) >= 5 and self.now() < self.goal(): stop_fit(self.learn, _Enough())
+        if len(self.losses) >= 5 and self.now() < self.goal():
+            stop_fit(self.learn, _Enough())
+
 
 def _same_view(method, recipe, splits, n, tok, *, data, steps, max_damaged):
     "Recipe and loaders of one fixed batch; the validation set is a single image"
     few = splits['train'].subset(np.arange(min(n, len(splits['train']))))
-    if few.captions is not None: few = limit_captions(few, 1, 0)
-    calm = {k: v for k,v in dict(dropout=0., flip_p=0., bs=len(few), steps=steps, warmup=max(1, steps//10)).items()
-            if hasattr(recipe, k)}
-    kw = dict(collate=method.collator(recipe, tok), aug=EvalTransform(recipe.size), bs=len(few),
-              max_damaged=max_damaged)
-    return replace(recipe, **calm),DataLoaders(StatefulLoader(few, train=True, shuffle=False, flip_p=0., **kw),
-                                            StatefulLoader(few.subset([0]), **kw))
+    if few.captions is not None:
+        few = limit_captions(few, 1, 0)
+    calm = {
+        k: v
+        for k, v in dict(dropout=0.0, flip_p=0.0, bs=len(few), steps=steps, warmup=max(1, steps // 10)).items()
+        if hasattr(recipe, k)
+    }
+    kw = dict(
+        collate=method.collator(recipe, tok), aug=EvalTransform(recipe.size), bs=len(few), max_damaged=max_damaged
+    )
+    return replace(recipe, **calm), DataLoaders(
+        StatefulLoader(few, train=True, shuffle=False, flip_p=0.0, **kw), StatefulLoader(few.subset([0]), **kw)
+    )
+
 
 def _usual(method, recipe, data, steps):
     "How the steps compare with those of the reference runs, for the end of a line; '' if there are none"
-    if METHODS.get(method.name) is not method: return ''
+    if METHODS.get(method.name) is not method:
+        return ''
     said = overfit_verdict(dict(method=method.name, recipe=recipe_dict(recipe), data=dict(name=data)), steps)
     return said and f'; {said}'
 
 # %% ../../nbs/experiments/50_sanity_checks.ipynb #bf4b895e
 def overfit(
-    method:Method,         # Recipe, model, loss and learner
-    recipe:'MethodRecipe', # Its recipe
-    splits:dict,           # Datasets; of `train`, the first `n` images are used
-    data:str='world',      # One of `DATASETS`
-    tok:'Tokenizer'=None,  # Tokenizer, for methods that read captions
-    *, seed:int=0,         # Of the weights
-    precision:str='auto',  # As for the run
-    log:callable=print,    # Called with each line
-    n:int=16,              # Images
-    steps:int=600,         # Steps at the most
-    part:float=.02,        # What may remain of the distance between the first loss and the lowest possible
-    max_damaged:int|float|str=None, # How many of the `n` images may be unreadable, see `damage_limit`
-)->bool:                   # Was the batch learned?
+    method: Method,  # Recipe, model, loss and learner
+    recipe: 'MethodRecipe',  # Its recipe
+    splits: dict,  # Datasets; of `train`, the first `n` images are used
+    data: str = 'world',  # One of `DATASETS`
+    tok: 'Tokenizer' = None,  # Tokenizer, for methods that read captions
+    *,
+    seed: int = 0,  # Of the weights
+    precision: str = 'auto',  # As for the run
+    log: callable = print,  # Called with each line
+    n: int = 16,  # Images
+    steps: int = 600,  # Steps at the most
+    part: float = 0.02,  # What may remain of the distance between the first loss and the lowest possible
+    max_damaged: int | float | str = None,  # How many of the `n` images may be unreadable, see `damage_limit`
+) -> bool:  # Was the batch learned?
     "Overfit one batch; False, and a line with advice, if that fails"
-    calm,dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps, max_damaged=max_damaged)
+    calm, dls = _same_view(method, recipe, splits, n, tok, data=data, steps=steps, max_damaged=max_damaged)
     learn = method.learner(calm, dls, seed=seed, precision=precision)
     batch = dls.train.one_batch()[0]
-    with torch.no_grad(): out = learn.model.eval()(batch)
+    with torch.no_grad():
+        out = learn.model.eval()(batch)
     watch = _Until(lowest_loss(learn.loss_func.counted, out, batch), part)
     learn.add_cbs([watch, ProgressLogger(noop, every=steps)])
-    usual = lambda took: _usual(method, recipe, data, took) if (n, part) == (16, .02) else ''
+
+    def usual(took):
+        return _usual(method, recipe, data, took) if (n, part) == (16, 0.02) else ''
+
     why = ''
-    try: learn.fit_steps(steps)
+    try:
+        learn.fit_steps(steps)
     except _Enough:
-        log(f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
-            f'{len(watch.losses)} steps (lowest possible loss {watch.floor:.3f})'
-            + usual(len(watch.losses)))
+        log(
+            f'overfitted: {calm.bs} images, loss {watch.losses[0]:.3f} -> {watch.now():.3f} in '
+            f'{len(watch.losses)} steps (lowest possible loss {watch.floor:.3f})' + usual(len(watch.losses))
+        )
         return True
-    except ValueError as e: why = f' ({e})'
-    end = (f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was '
-           f'wanted' if watch.losses else 'not a single step was made')
-    log(f'failed to overfit {calm.bs} images: {end}{why}{usual(None)}; try other learning rates (--set lr=..., --set '
-        f'cnn_lr=...), and look at the loss and at what the model is given')
+    except ValueError as e:
+        why = f' ({e})'
+    end = (
+        f'loss {watch.losses[0]:.3f} -> {watch.now():.3f} in {len(watch.losses)} steps, {watch.goal():.3f} was wanted'
+        if watch.losses
+        else 'not a single step was made'
+    )
+    log(
+        f'failed to overfit {calm.bs} images: {end}{why}{usual(None)}; try other learning rates (--set lr=..., --set '
+        f'cnn_lr=...), and look at the loss and at what the model is given'
+    )
     return False

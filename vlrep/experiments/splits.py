@@ -7,23 +7,26 @@ __all__ = ['open_splits']
 
 # %% ../../nbs/experiments/30_splits.ipynb #e8d7d475
 from dataclasses import replace
-from ..core.files import *
+
+from ..core.files import FilePath
 from ..datasets.base import DATASETS
 from ..methods.base import Method
 
 # %% ../../nbs/experiments/30_splits.ipynb #99db3a67
 def open_splits(
-    method:Method,         # Its `needs` and `wants` select the annotations
-    recipe:'MethodRecipe', # Its recipe
-    options:object,        # Sizes of the parts
-    data:str,              # One of `DATASETS`
-    root:FilePath=None,    # Where the files are
-    *, seed:int=0,         # Of the run; with `part_seed=-1` it also selects the training subset
-    log:callable=print,    # Called with what is left out
-    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
-)->dict:                   # Datasets `train`, `valid`, `test`
+    method: Method,  # Its `needs` and `wants` select the annotations
+    recipe: 'MethodRecipe',  # Its recipe
+    options: object,  # Sizes of the parts
+    data: str,  # One of `DATASETS`
+    root: FilePath = None,  # Where the files are
+    *,
+    seed: int = 0,  # Of the run; with `part_seed=-1` it also selects the training subset
+    log: callable = print,  # Called with what is left out
+    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+) -> dict:  # Datasets `train`, `valid`, `test`
     "Open the training, validation and test set of a dataset, with the annotations that a method uses"
     wanted = method.needs(recipe) | method.wants(recipe)
-    if getattr(options, 'part_seed', 0) < 0: options = replace(options, part_seed=seed)
+    if getattr(options, 'part_seed', 0) < 0:
+        options = replace(options, part_seed=seed)
     builder = DATASETS[data]
     return builder.open(options, root, builder.stored_size(recipe.size), wanted, log, max_damaged)

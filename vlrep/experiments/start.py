@@ -8,37 +8,44 @@ __all__ = ['with_backbone', 'has_backbone', 'run_backbone']
 # %% ../../nbs/experiments/35_start.ipynb #f99fcb7c
 from collections.abc import Callable
 from dataclasses import replace
+
 from safetensors import safe_open
-from ..core.files import *
+
+from ..core.files import FilePath
+from ..methods.base import METHODS, Method
 from ..models.named import RESNETS, initial_backbone
 from ..training.run_folder import load
-from ..methods.base import Method, METHODS
 
 # %% ../../nbs/experiments/35_start.ipynb #26945015
 def with_backbone(
-    method:Method,         # Its learner makes the recipe's backbone
-    backbone:str=None,     # As for `initial_backbone`
-    weights:FilePath=None, # As for `initial_backbone`
-    log:Callable=None,     # As for `initial_backbone`
-)->Method:                 # The same method if neither is given
+    method: Method,  # Its learner makes the recipe's backbone
+    backbone: str = None,  # As for `initial_backbone`
+    weights: FilePath = None,  # As for `initial_backbone`
+    log: Callable = None,  # As for `initial_backbone`
+) -> Method:  # The same method if neither is given
     "A method whose learner starts with another backbone or other weights"
-    if backbone is None and weights is None: return method
+    if backbone is None and weights is None:
+        return method
+
     def learner(recipe, dls, visual=None, seed=0, **kw):
         visual = initial_backbone(recipe, backbone, weights, seed, log) if visual is None else visual
         return method.learner(recipe, dls, visual=visual, seed=seed, **kw)
+
     return replace(method, learner=learner)
 
 # %% ../../nbs/experiments/35_start.ipynb #5b1f0c32
 def has_backbone(
-    file:FilePath, # model.safetensors of a checkpoint
-)->bool:
+    file: FilePath,  # model.safetensors of a checkpoint
+) -> bool:
     "Does the model in a checkpoint have a backbone?"
-    with safe_open(str(file), 'pt') as f: return any(k.startswith('visual.') for k in f.keys())
+    with safe_open(str(file), 'pt') as f:
+        return any(k.startswith('visual.') for k in f.keys())
+
 
 def run_backbone(
-    run:FilePath,      # Folder of a pretraining run
-    backbone:str=None, # The name that was asked for, as for `named_backbone`
-)->tuple:              # File of its best weights; name of its backbone, or None; texts `field=value` for a recipe
+    run: FilePath,  # Folder of a pretraining run
+    backbone: str = None,  # The name that was asked for, as for `named_backbone`
+) -> tuple:  # File of its best weights; name of its backbone, or None; texts `field=value` for a recipe
     """Resolve `--weights RUN` into a file of weights and a backbone
 
     A `ValueError` if the folder holds no run, or the run no best checkpoint, no backbone, or another one than
@@ -46,18 +53,24 @@ def run_backbone(
     """
     try:
         source = load(run)
-        file = source.checkpoint('best')/'model.safetensors'
-    except ValueError as e: raise ValueError(f'--weights {e}') from None
-    info,recipe = source.info,source.recipe
+        file = source.checkpoint('best') / 'model.safetensors'
+    except ValueError as e:
+        raise ValueError(f'--weights {e}') from None
+    info = source.info
+    recipe = source.recipe
     why = '' if 'finetune' in info or info['method'] not in METHODS else METHODS[info['method']].no_backbone
     if why or not has_backbone(file):
         kind = 'fine-tuned' if 'finetune' in info else info['method']
-        raise ValueError(f'--weights {run}: this {kind} run has no backbone to start from'
-                         + (f': {why}' if why else '; choose a pretraining run of a method with a backbone'))
-    name,shape = info.get('backbone') or '',tuple(recipe[k] for k in ('visual_depth','visual_width'))
-    other = name if '/' in name else None                                         # no ResNet of this library
+        raise ValueError(
+            f'--weights {run}: this {kind} run has no backbone to start from'
+            + (f': {why}' if why else '; choose a pretraining run of a method with a backbone')
+        )
+    name = info.get('backbone') or ''
+    shape = tuple(recipe[k] for k in ('visual_depth', 'visual_width'))
+    other = name if '/' in name else None  # no ResNet of this library
     if backbone and (backbone != other if other else RESNETS.get(backbone) != shape):
         what = other or f'ResNet-{shape[0]} of width {shape[1]}'
         raise ValueError(f'--weights {run}: the backbone of this run is {what}, not {backbone}; leave --backbone out')
-    if backbone or other: return file,backbone or other,[]
-    return file,None,[f'visual_depth={shape[0]}',f'visual_width={shape[1]}']
+    if backbone or other:
+        return file, backbone or other, []
+    return file, None, [f'visual_depth={shape[0]}', f'visual_width={shape[1]}']

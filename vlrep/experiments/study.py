@@ -9,149 +9,184 @@ __all__ = ['SCORES', 'BESIDE', 'SHIFTED', 'MODES', 'TASK_TABLES', 'Arm', 'FineTu
            'with_root', 'check_study', 'task_plan', 'questions_of']
 
 # %% ../../nbs/experiments/82_study.ipynb #9e2f686f
-import copy,json,re,typing
-from dataclasses import MISSING,dataclass,field,fields,replace
+import copy
+import json
+import re
+import typing
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
+
 from fastcore.basics import patch
-from ..core.files import *
+
+from ..core.fields import Choice, Float, Int, check_fields, damage_limit, rule_of
+from ..core.files import FilePath, brief
+from ..core.registry import did_you_mean, resolve
 from ..core.text_files import read_toml
-from ..core.registry import *
-from ..core.fields import *
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
+from .config import override
+from .options import plan
 from ..methods.base import METHODS
 from ..methods.supervised.recipe import TagsRecipe
-from .config import *
-from .options import *
 
 # %% ../../nbs/experiments/82_study.ipynb #72988d69
-SCORES = dict(table=('objects','seen objects','unseen objects','color','setting','number','cell'),
-              where=('pointing','overlap','pointing, shifted','overlap, shifted'),
-              masked_words=('masked word','masked word, five guesses'), # Tasks on scenes, by table
-              zeroshot=('unseen, of all','unseen, of unseen','seen, of all','harmonic mean'))
-BESIDE = dict(table=('random','supervised'), where=('centre',), zeroshot=('random','supervised'),
-              masked_words=('other image','text alone','unigram')) # Rows beside the model's own: @random, ...
-SHIFTED = 'table','where','zeroshot'                               # Tables of scenes under domain shift
-MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True)) # How a task is learned -> fields of the plan
+SCORES = dict(
+    table=('objects', 'seen objects', 'unseen objects', 'color', 'setting', 'number', 'cell'),
+    where=('pointing', 'overlap', 'pointing, shifted', 'overlap, shifted'),
+    masked_words=('masked word', 'masked word, five guesses'),  # Tasks on scenes, by table
+    zeroshot=('unseen, of all', 'unseen, of unseen', 'seen, of all', 'harmonic mean'),
+)
+BESIDE = dict(
+    table=('random', 'supervised'),
+    where=('centre',),
+    zeroshot=('random', 'supervised'),
+    masked_words=('other image', 'text alone', 'unigram'),
+)  # Rows beside the model's own: @random, ...
+SHIFTED = 'table', 'where', 'zeroshot'  # Tables of scenes under domain shift
+MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True))  # How a task is learned -> fields of the plan
+
 
 @dataclass(frozen=True)
 class Arm:
     "One of the variants that are compared"
-    name:str         # What tables call it; letters, digits, `-`, `_` and `.`
-    method:str       # One of `METHODS`
-    recipe:str=''    # One of the method's recipes; '': the one called like the data
-    changes:dict=field(default_factory=dict) # Field of the recipe or of the data -> value
-    grid:tuple=()    # Trials of its own in place of the study's, as many of them
-    backbone:str=''  # Another network than the recipe's, such as resnet18
-    weights:str=''   # Where its backbone starts: `@NAME`, the run of that arm with the same seed; '': at random
-    tasks:tuple=('all',) # What its runs are fine-tuned on: some of the study's tasks, all, or nothing: an empty list
-    modes:tuple=('all',) # Some of `MODES`, or all of the study's
+
+    name: str  # What tables call it; letters, digits, `-`, `_` and `.`
+    method: str  # One of `METHODS`
+    recipe: str = ''  # One of the method's recipes; '': the one called like the data
+    changes: dict = field(default_factory=dict)  # Field of the recipe or of the data -> value
+    grid: tuple = ()  # Trials of its own in place of the study's, as many of them
+    backbone: str = ''  # Another network than the recipe's, such as resnet18
+    weights: str = ''  # Where its backbone starts: `@NAME`, the run of that arm with the same seed; '': at random
+    tasks: tuple = (
+        'all',
+    )  # What its runs are fine-tuned on: some of the study's tasks, all, or nothing: an empty list
+    modes: tuple = ('all',)  # Some of `MODES`, or all of the study's
 
 # %% ../../nbs/experiments/82_study.ipynb #1c5d9d93
 @dataclass(frozen=True)
 class FineTuning:
     "How every pretrained run is fine-tuned: tasks, modes and trials, equally many for each arm, task and mode"
-    tasks:tuple                    # Some of `TASKS`, each of which the data must have
-    modes:tuple=('full','frozen')  # Some of `MODES`
-    changes:dict=field(default_factory=dict) # Field of the plan, or of the sizes of the task's data -> value
-    grid:tuple=({},)               # A trial each: field of the plan -> value; a single one is taken as it is
-    steps:Int(0, 10**8)=0          # Steps of a trial; 0: as many as a run has
-    seed:Int(0, 2**31-1)=1000      # Of all trials, which begin with the pretrained run of the first seed
+
+    tasks: tuple  # Some of `TASKS`, each of which the data must have
+    modes: tuple = ('full', 'frozen')  # Some of `MODES`
+    changes: dict = field(default_factory=dict)  # Field of the plan, or of the sizes of the task's data -> value
+    grid: tuple = ({},)  # A trial each: field of the plan -> value; a single one is taken as it is
+    steps: Int(0, 10**8) = 0  # Steps of a trial; 0: as many as a run has
+    seed: Int(0, 2**31 - 1) = 1000  # Of all trials, which begin with the pretrained run of the first seed
+
 
 @dataclass(frozen=True)
 class Tuning:
     "How the arms are tuned: each with the same number of trials of one seed, selected on validation scenes"
-    grid:tuple                     # A trial each: field -> value
-    steps:Int(2, 10**9)            # Steps of a trial in the last round, no more than a run has
-    rounds:Int(1, 8)=1             # Rounds of successive halving: each has half as many trials of twice the steps
-    score:str='objects'            # A task on validation scenes, or held_loss
-    split:Choice('valid')='valid'  # Which scenes: those of the test are only reported on
-    scenes:Int(40, 10**6)=500      # How many of them
-    seed:Int(0, 2**31-1)=1000      # Of all trials
+
+    grid: tuple  # A trial each: field -> value
+    steps: Int(2, 10**9)  # Steps of a trial in the last round, no more than a run has
+    rounds: Int(1, 8) = 1  # Rounds of successive halving: each has half as many trials of twice the steps
+    score: str = 'objects'  # A task on validation scenes, or held_loss
+    split: Choice('valid') = 'valid'  # Which scenes: those of the test are only reported on
+    scenes: Int(40, 10**6) = 500  # How many of them
+    seed: Int(0, 2**31 - 1) = 1000  # Of all trials
 
 # %% ../../nbs/experiments/82_study.ipynb #27ccc248
-TASK_TABLES = *MODES,'drift' # Of a contrast, for which runs are fine-tuned
+TASK_TABLES = *MODES, 'drift'  # Of a contrast, for which runs are fine-tuned
 
-def asked_scores()->dict: # Name of an evaluation -> its metrics for contrasts
+
+def asked_scores() -> dict:  # Name of an evaluation -> its metrics for contrasts
     "Evaluations whose rows can be compared in pairs, those of plugins too"
     return {e.name: e.scores for e in EVALUATIONS.values() if e.scores}
 
-def contrast_tables()->tuple:
+
+def contrast_tables() -> tuple:
     "What `table` of a contrast may be"
-    return *SCORES,*TASK_TABLES,'pretraining',*asked_scores()
+    return *SCORES, *TASK_TABLES, 'pretraining', *asked_scores()
 
 # %% ../../nbs/experiments/82_study.ipynb #440d3473
 @dataclass(frozen=True)
 class Contrast:
     "The claim that arm `a` is ahead of `b`"
-    id:str                                # Such as 'V1'
-    text:str                              # The claim in words
-    a:str                                 # An arm
-    b:str                                 # Another one; chance; or a row beside that of `a`, as @random: see `BESIDE`
-    question:str='objects'                # One of `SCORES[table]`, or of the evaluation's `scores`; of the tables of
-                                          # `TASK_TABLES` a task
-    table:str='table'                     # One of `contrast_tables`: linear probes, attention, which words the model
-                                          # predicts, unseen classes, tasks after fine-tuning, how far it moved
-                                          # weights, held-out loss, or an evaluation
-    sign:Choice(1, 0, -1)=1               # -1: `b` is said to be ahead; 0: neither, a tie
-    size:Float(0, 100)=0.                 # By how many points in the paper; 0: it gives no number, or a tie
-    margin:Float(0, 100)=0.               # Differences within it are of no interest; 0: the study's
-    unequal:tuple=()                      # Settings of `equal` that the claim is about, and that may differ
+
+    id: str  # Such as 'V1'
+    text: str  # The claim in words
+    a: str  # An arm
+    b: str  # Another one; chance; or a row beside that of `a`, as @random: see `BESIDE`
+    question: str = 'objects'  # One of `SCORES[table]`, or of the evaluation's `scores`; of the tables of
+    # `TASK_TABLES` a task
+    table: str = 'table'  # One of `contrast_tables`: linear probes, attention, which words the model
+    # predicts, unseen classes, tasks after fine-tuning, how far it moved
+    # weights, held-out loss, or an evaluation
+    sign: Choice(1, 0, -1) = 1  # -1: `b` is said to be ahead; 0: neither, a tie
+    size: Float(0, 100) = 0.0  # By how many points in the paper; 0: it gives no number, or a tie
+    margin: Float(0, 100) = 0.0  # Differences within it are of no interest; 0: the study's
+    unequal: tuple = ()  # Settings of `equal` that the claim is about, and that may differ
 
 # %% ../../nbs/experiments/82_study.ipynb #e887d3c4
 @dataclass(frozen=True)
 class Study:
     "The full specification of a comparison; see `read_study`"
-    file:str                             # Where it is written
-    name:str                             # Of the study
-    arms:tuple                           # `Arm`s
-    seeds:tuple                          # Whole numbers
-    title:str=''                         # Of its page
-    data:str='world'                     # One of `DATASETS`
-    root:str=''                          # Folder of its files
-    max_damaged:int|float|str=None       # How many photos and rows may be missing or unusable, see `damage_limit`
-    options:dict=field(default_factory=dict) # Field of the data -> value
-    equal:tuple=('views','images','captions','steps','backbone') # What must be the same for all arms
-    precision:Choice('auto','fp32','bf16','fp16')='auto'         # As for `pretrain`
-    margin:Float(0, 100, above=True)=1.  # Percentage points: a difference within them is of no interest
-    tune:Tuning=None                     # None: the recipes are taken as they are
-    finetune:FineTuning=None             # None: nothing is fine-tuned
-    ask:dict=field(default_factory=dict) # Evaluation of every finished run -> its options
-    contrasts:tuple=()                   # `Contrast`s
-    changed:tuple=()                     # Sentences: how its file differs from that of the first result
-    def arm(self,
-        name:str, # Of an arm
-    )->Arm:
+
+    file: str  # Where it is written
+    name: str  # Of the study
+    arms: tuple  # `Arm`s
+    seeds: tuple  # Whole numbers
+    title: str = ''  # Of its page
+    data: str = 'world'  # One of `DATASETS`
+    root: str = ''  # Folder of its files
+    max_damaged: int | float | str = None  # How many photos and rows may be missing or unusable, see `damage_limit`
+    options: dict = field(default_factory=dict)  # Field of the data -> value
+    equal: tuple = ('views', 'images', 'captions', 'steps', 'backbone')  # What must be the same for all arms
+    precision: Choice('auto', 'fp32', 'bf16', 'fp16') = 'auto'  # As for `pretrain`
+    margin: Float(0, 100, above=True) = 1.0  # Percentage points: a difference within them is of no interest
+    tune: Tuning = None  # None: the recipes are taken as they are
+    finetune: FineTuning = None  # None: nothing is fine-tuned
+    ask: dict = field(default_factory=dict)  # Evaluation of every finished run -> its options
+    contrasts: tuple = ()  # `Contrast`s
+    changed: tuple = ()  # Sentences: how its file differs from that of the first result
+
+    def arm(
+        self,
+        name: str,  # Of an arm
+    ) -> Arm:
         "The arm of that name"
         return next(a for a in self.arms if a.name == name)
-    def grid(self,
-        arm:Arm, # One of `arms`
-    )->tuple:
+
+    def grid(
+        self,
+        arm: Arm,  # One of `arms`
+    ) -> tuple:
         "The trials of an arm: its own or those of all"
         return arm.grid or self.tune.grid
-    def tuned(self)->list:
+
+    def tuned(self) -> list:
         "The arms that are tuned: those that train at all"
         return [a for a in self.arms if arm_recipe(self, a)[0].steps] if self.tune else []
 
 # %% ../../nbs/experiments/82_study.ipynb #2e175464
 @patch
-def jobs(self:Study,
-    arm:Arm # One of `arms`
-)->list:
+def jobs(
+    self: Study,
+    arm: Arm,  # One of `arms`
+) -> list:
     "Task and mode of each fine-tuning of an arm's run"
     f = self.finetune
-    if not f: return []
-    return [(t,m) for t in (f.tasks if arm.tasks == ('all',) else arm.tasks)
-            for m in (f.modes if arm.modes == ('all',) else arm.modes)]
+    if not f:
+        return []
+    return [
+        (t, m)
+        for t in (f.tasks if arm.tasks == ('all',) else arm.tasks)
+        for m in (f.modes if arm.modes == ('all',) else arm.modes)
+    ]
+
 
 @patch
-def source_arm(self:Study,
-    arm:Arm # One of `arms`
-)->Arm:
+def source_arm(
+    self: Study,
+    arm: Arm,  # One of `arms`
+) -> Arm:
     "The arm whose run generates this one's captions, `generated = '@NAME'`, or is its start, `weights = '@NAME'`; None"
     name = _source_of(arm.weights, arm.changes)
     return self.arm(name) if name else None
+
 
 def _source_of(weights, changes):
     "The name of the arm that `weights = '@NAME'` or `generated = '@NAME'` means; ''"
@@ -160,71 +195,89 @@ def _source_of(weights, changes):
 
 # %% ../../nbs/experiments/82_study.ipynb #9ed27b6d
 _WANTED = dict(str='text', tuple='a list', dict='a table', Tuning='a table', FineTuning='a table')
-_ENTRY = dict(seeds=(int, 'whole numbers'), grid=(dict, 'tables of fields')) # What a list holds, if not words
-_INNER = 'file', 'root', 'max_damaged', 'options', 'changed' # Fields of `Study` that are not at the top of a file
-_OF_DATA = dict(name='data', root='root', max_damaged='max_damaged') # What `[data]` says besides options -> field
+_ENTRY = dict(seeds=(int, 'whole numbers'), grid=(dict, 'tables of fields'))  # What a list holds, if not words
+_INNER = 'file', 'root', 'max_damaged', 'options', 'changed'  # Fields of `Study` that are not at the top of a file
+_OF_DATA = dict(name='data', root='root', max_damaged='max_damaged')  # What `[data]` says besides options -> field
+
 
 def _table(x, at):
     "`x`, if it is a table"
-    if not isinstance(x, dict): raise ValueError(f'{at}={brief(x)}: expected a table of fields')
+    if not isinstance(x, dict):
+        raise ValueError(f'{at}={brief(x)}: expected a table of fields')
     return x
+
 
 def _made(cls, table, at, **more):
     "An instance of `cls` from a table of the file; `at`: file and table, for messages"
     names = {f.name: f for f in fields(cls)}
     for k in table:
-        if k not in names or k in more: raise ValueError(f'{at}{k}: {did_you_mean("field", k, set(names)-set(more))}')
-    got = {k: tuple(v) if isinstance(v, list) else v for k,v in table.items()} | more
-    for k,f in names.items():
+        if k not in names or k in more:
+            raise ValueError(f'{at}{k}: {did_you_mean("field", k, set(names) - set(more))}')
+    got = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()} | more
+    for k, f in names.items():
         if k not in got and f.default is MISSING and f.default_factory is MISSING:
             raise ValueError(f'{at}{k} is missing')
         if k in table and table[k] is None:
             raise ValueError(f'{at}{k} is null: leave it out')
-        v,kind = got.get(k),getattr(f.type, '__name__', '')
+        v = got.get(k)
+        kind = getattr(f.type, '__name__', '')
         if k in got and kind in _WANTED and v is not None and type(v).__name__ != kind:
             raise ValueError(f'{at}{k}={brief(v)}: expected {_WANTED[kind]}')
-        if k in table and isinstance(v, tuple): _check_entries(k, v, at)
-    try: return check_fields(cls(**got))
-    except ValueError as e: raise ValueError(f'{at}{e}') from None
+        if k in table and isinstance(v, tuple):
+            _check_entries(k, v, at)
+    try:
+        return check_fields(cls(**got))
+    except ValueError as e:
+        raise ValueError(f'{at}{e}') from None
 
 # %% ../../nbs/experiments/82_study.ipynb #2936767e
 def _check_entries(key, values, at):
     "Check the entries of a list of the file"
-    kind,what = _ENTRY.get(key, (str, 'words'))
+    kind, what = _ENTRY.get(key, (str, 'words'))
     if odd := [x for x in values if type(x) is not kind]:
         raise ValueError(f'{at}{key}: {brief(odd[0])}: expected a list of {what}')
-    if key in ('seeds','grid','modes') and not values:
+    if key in ('seeds', 'grid', 'modes') and not values:
         raise ValueError(f'{at}{key}: is empty; expected a list of {what}')
-    if kind is str and (twice := [x for i,x in enumerate(values) if x in values[:i]]):
+    if kind is str and (twice := [x for i, x in enumerate(values) if x in values[:i]]):
         raise ValueError(f'{at}{key}: {twice[0]!r} occurs twice')
+
 
 def _several(table, key, cls, file):
     "The tables of a list as instances of `cls`; each is called by its name in messages, else by its number"
     rows = table.pop(key, [])
-    if not isinstance(rows, list): raise ValueError(f'{file}: {key}={brief(rows)}: write each as [[{key}]]')
-    def at(i, row): return f'{file}: {key}[{_table(row, f"{file}: {key}[{i}]").get(fields(cls)[0].name, i)}].'
-    return tuple(_made(cls, row, at(i, row)) for i,row in enumerate(rows))
+    if not isinstance(rows, list):
+        raise ValueError(f'{file}: {key}={brief(rows)}: write each as [[{key}]]')
+
+    def at(i, row):
+        return f'{file}: {key}[{_table(row, f"{file}: {key}[{i}]").get(fields(cls)[0].name, i)}].'
+
+    return tuple(_made(cls, row, at(i, row)) for i, row in enumerate(rows))
 
 # %% ../../nbs/experiments/82_study.ipynb #2c4be846
 def study_of(
-    table:dict,     # The contents of the file
-    file:str,       # Its name, for messages
-    *, ran:bool=False, # Was it run? Then a contrast that cannot be judged is no error: its row says why
-)->Study:           # Checked
+    table: dict,  # The contents of the file
+    file: str,  # Its name, for messages
+    *,
+    ran: bool = False,  # Was it run? Then a contrast that cannot be judged is no error: its row says why
+) -> Study:  # Checked
     "A study from the tables of its file; a `ValueError` names file and field"
     table = _plain(table, file)
     data = _table(table.pop('data', {}), f'{file}: data')
-    arms,contrasts = _several(table, 'arms', Arm, file),_several(table, 'contrasts', Contrast, file)
+    arms = _several(table, 'arms', Arm, file)
+    contrasts = _several(table, 'contrasts', Contrast, file)
     tune = table.pop('tune', None)
     if tune is not None:
         split = _table(tune, f'{file}: tune').get('split', 'valid')
         if split == 'test':
-            raise ValueError(f"{file}: tune.split='test': trials are chosen on validation scenes, those of the test "
-                             f"are only reported on; leave it out")
+            raise ValueError(
+                f"{file}: tune.split='test': trials are chosen on validation scenes, those of the test "
+                f'are only reported on; leave it out'
+            )
         tune = _made(Tuning, tune, f'{file}: tune.')
     finetune = table.pop('finetune', None)
-    if finetune is not None: finetune = _made(FineTuning, _table(finetune, f'{file}: finetune'), f'{file}: finetune.')
-    table.pop('quick', None)                                                # see `quick_table`
+    if finetune is not None:
+        finetune = _made(FineTuning, _table(finetune, f'{file}: finetune'), f'{file}: finetune.')
+    table.pop('quick', None)  # see `quick_table`
     there = {f.name for f in fields(Study)} - {*_INNER} | {'quick'}
     if bad := next((k for k in table if k not in there), None):
         raise ValueError(f'{file}: {did_you_mean("field", bad, there)}')
@@ -233,22 +286,35 @@ def study_of(
         damage_limit(1, known.get('max_damaged'))
     except ValueError as e:
         raise ValueError(f'{file}: data.{e}') from None
-    study = _made(Study, table | known, f'{file}: ', file=str(file), arms=arms, contrasts=contrasts, tune=tune,
-                  finetune=finetune, options=data, changed=())
+    study = _made(
+        Study,
+        table | known,
+        f'{file}: ',
+        file=str(file),
+        arms=arms,
+        contrasts=contrasts,
+        tune=tune,
+        finetune=finetune,
+        options=data,
+        changed=(),
+    )
     check_study(study, ran)
     return study
 
 # %% ../../nbs/experiments/82_study.ipynb #46b90d83
 def _plain(table, file):
     "A copy of a table; a `ValueError` for values that JSON does not have"
-    def other(x): raise ValueError(f'{file}: {x}: dates and times are no values of a study; write a text, in quotes')
+
+    def other(x):
+        raise ValueError(f'{file}: {x}: dates and times are no values of a study; write a text, in quotes')
+
     return json.loads(json.dumps(table, default=other))
 
 # %% ../../nbs/experiments/82_study.ipynb #86ce3491
 def read_study(
-    file:FilePath,    # A TOML file
-    quick:bool=False, # In the size of its [quick]?
-)->Study:             # Checked
+    file: FilePath,  # A TOML file
+    quick: bool = False,  # In the size of its [quick]?
+) -> Study:  # Checked
     "Read a study; a `ValueError` names file and field"
     table = read_toml(file)
     study = study_of(table, str(file))
@@ -256,76 +322,100 @@ def read_study(
 
 # %% ../../nbs/experiments/82_study.ipynb #097721de
 _KINDS = {list: 'a list', dict: 'a table', int: 'a whole number'}
-_QUICK = dict(keep=list, changes=dict, own=dict, seeds=list, trials=int, data=dict, tune=dict, finetune=dict,
-              ask=dict)
+_QUICK = dict(keep=list, changes=dict, own=dict, seeds=list, trials=int, data=dict, tune=dict, finetune=dict, ask=dict)
+
 
 def quick_table(
-    table:dict, # The contents of the file of a study, with `quick`
-    file:str,   # Its name, for messages
-)->dict:        # The tables of the small study
+    table: dict,  # The contents of the file of a study, with `quick`
+    file: str,  # Its name, for messages
+) -> dict:  # The tables of the small study
     "A study in the size of its `[quick]`"
     table = _plain(table, file)
-    at,quick = f'{file}: quick',table.get('quick')
-    if quick is None: raise ValueError(f'{at}: there is none; write how small the study may be as [quick]')
-    for k,v in _table(quick, at).items():
+    at = f'{file}: quick'
+    quick = table.get('quick')
+    if quick is None:
+        raise ValueError(f'{at}: there is none; write how small the study may be as [quick]')
+    for k, v in _table(quick, at).items():
         _known(at, 'field', k, _QUICK)
         if type(v) is not _QUICK[k]:
             raise ValueError(f'{at}.{k}={brief(v)}: expected {_KINDS[_QUICK[k]]}')
-    out = copy.deepcopy({k: v for k,v in table.items() if k != 'quick'})
+    out = copy.deepcopy({k: v for k, v in table.items() if k != 'quick'})
     names = [a.get('name') for a in out.get('arms', [])]
-    for w in ('keep','own'):
-        for k in quick.get(w, ()): _known(f'{at}.{w}', 'arm', k, names)
-    for k,v in quick.get('own', {}).items(): _table(v, f'{at}.own.{k}')
-    if 'trials' in quick and quick['trials'] < 1: raise ValueError(f'{at}.trials={quick["trials"]}: at least 1')
+    for w in ('keep', 'own'):
+        for k in quick.get(w, ()):
+            _known(f'{at}.{w}', 'arm', k, names)
+    for k, v in quick.get('own', {}).items():
+        _table(v, f'{at}.own.{k}')
+    if 'trials' in quick and quick['trials'] < 1:
+        raise ValueError(f'{at}.trials={quick["trials"]}: at least 1')
     keep = quick.get('keep') or names
-    for a in (a for a in out['arms'] if a['name'] in keep): _check_kept(a, keep, at)
+    for a in (a for a in out['arms'] if a['name'] in keep):
+        _check_kept(a, keep, at)
     there = {f.name for a in out['arms'] if a['name'] in keep for f in fields(METHODS[a['method']].recipe)}
-    for k in quick.get('changes', {}): _known(f'{at}.changes', 'field of recipes', k, there)
-    out |= {k: {**out.get(k, {}), **quick[k]} for k in ('data','tune','finetune','ask') if k in quick}
+    for k in quick.get('changes', {}):
+        _known(f'{at}.changes', 'field of recipes', k, there)
+    out |= {k: {**out.get(k, {}), **quick[k]} for k in ('data', 'tune', 'finetune', 'ask') if k in quick}
     tasks = out.get('finetune', {}).get('tasks', [])
     out['arms'] = [_smaller(a, quick, tasks) for a in out['arms'] if a['name'] in keep]
-    out['contrasts'] = [c for c in out.get('contrasts', []) if not {c['a'], c['b']} & {*names} - {*keep}
-                        and (c.get('table') not in TASK_TABLES or c['question'].split(',')[0] in tasks)]
+    out['contrasts'] = [
+        c
+        for c in out.get('contrasts', [])
+        if not {c['a'], c['b']} & {*names} - {*keep}
+        and (c.get('table') not in TASK_TABLES or c['question'].split(',')[0] in tasks)
+    ]
     for grid in (out.get('tune', {}), out.get('finetune', {}), *out['arms']):
-        if 'grid' in grid and 'trials' in quick: grid['grid'] = grid['grid'][:quick['trials']]
+        if 'grid' in grid and 'trials' in quick:
+            grid['grid'] = grid['grid'][: quick['trials']]
     return out | dict(name=f'{out["name"]}-quick', seeds=quick.get('seeds', out['seeds']))
 
 # %% ../../nbs/experiments/82_study.ipynb #5b1d0e75
 def _smaller(arm, quick, tasks):
     "The table of an arm with the changes of `[quick]`, and of its tasks those that are left"
-    if 'tasks' in arm: arm = {**arm, 'tasks': [t for t in arm['tasks'] if t in (*tasks, 'all')]}
+    if 'tasks' in arm:
+        arm = {**arm, 'tasks': [t for t in arm['tasks'] if t in (*tasks, 'all')]}
     there = {f.name for f in fields(METHODS[arm['method']].recipe)} if arm.get('method') in METHODS else ()
-    more = {k: v for k,v in quick.get('changes', {}).items() if k in there and k not in arm.get('changes', {})}
+    more = {k: v for k, v in quick.get('changes', {}).items() if k in there and k not in arm.get('changes', {})}
     return {**arm, 'changes': {**more, **arm.get('changes', {}), **quick.get('own', {}).get(arm['name'], {})}}
 
 # %% ../../nbs/experiments/82_study.ipynb #0cdaf53f
 def change_texts(
-    changes:dict, # Field -> value
-)->list:          # Texts field=value, as `plan` takes them
+    changes: dict,  # Field -> value
+) -> list:  # Texts field=value, as `plan` takes them
     "Changes as they are written at the shell"
-    def text(v): return str(v).lower() if isinstance(v, bool) else ','.join(map(str, v)) if isinstance(v, list) else v
-    return [f'{k}={text(v)}' for k,v in changes.items()]
+
+    def text(v):
+        return str(v).lower() if isinstance(v, bool) else ','.join(map(str, v)) if isinstance(v, list) else v
+
+    return [f'{k}={text(v)}' for k, v in changes.items()]
 
 # %% ../../nbs/experiments/82_study.ipynb #aa61c80b
-_KIND = {int: ((int,), 'a whole number'), float: ((int,float), 'a number'), bool: ((bool,), 'true or false'),
-         str: ((str,int,float), 'text'), tuple: ((list,tuple), 'a list')}
+_KIND = {
+    int: ((int,), 'a whole number'),
+    float: ((int, float), 'a number'),
+    bool: ((bool,), 'true or false'),
+    str: ((str, int, float), 'text'),
+    tuple: ((list, tuple), 'a list'),
+}
+
 
 def check_kinds(
-    changes:dict, # Field -> value, from a file
-    parts:tuple,  # Dataclasses with these fields
-)->None:
+    changes: dict,  # Field -> value, from a file
+    parts: tuple,  # Dataclasses with these fields
+) -> None:
     "Do the values have the types of their fields? A file distinguishes numbers from text, the shell does not"
-    kinds = {k: rule_of(h)[0] for p in parts for k,h in typing.get_type_hints(type(p), include_extras=True).items()}
-    for k,v in changes.items():
-        allowed,what = _KIND.get(kinds.get(k), ((type(v),), ''))
-        if type(v) not in allowed: raise ValueError(f'{k}={brief(v)}: expected {what}')
+    kinds = {k: rule_of(h)[0] for p in parts for k, h in typing.get_type_hints(type(p), include_extras=True).items()}
+    for k, v in changes.items():
+        allowed, what = _KIND.get(kinds.get(k), ((type(v),), ''))
+        if type(v) not in allowed:
+            raise ValueError(f'{k}={brief(v)}: expected {what}')
+
 
 def arm_recipe(
-    study:Study,           # The study
-    arm:Arm,               # One of its arms
-    trial:dict={},         # Further changes: field -> value
-    where:str='changes',   # What the message calls them
-)->tuple:                  # Recipe and sizes of the data
+    study: Study,  # The study
+    arm: Arm,  # One of its arms
+    trial: dict = {},  # Further changes: field -> value
+    where: str = 'changes',  # What the message calls them
+) -> tuple:  # Recipe and sizes of the data
     "What an arm trains with; a `ValueError` names file, arm and field"
     changes = {**study.options, **arm.changes, **trial}
     try:
@@ -337,79 +427,96 @@ def arm_recipe(
 
 # %% ../../nbs/experiments/82_study.ipynb #b7a2549b
 def source_run(
-    study:Study,  # The study
-    arm:Arm,      # One of its arms
-    out:FilePath, # The folder of the study
-    seed:int,     # Of the run
-)->str:           # Its folder, or ''
+    study: Study,  # The study
+    arm: Arm,  # One of its arms
+    out: FilePath,  # The folder of the study
+    seed: int,  # Of the run
+) -> str:  # Its folder, or ''
     "The run of the arm that an arm depends on, with the same seed"
     s = study.source_arm(arm)
-    return str((Path(out)/'runs'/f'{s.name}-{seed}').resolve()) if s else ''
+    return str((Path(out) / 'runs' / f'{s.name}-{seed}').resolve()) if s else ''
+
 
 def source_changes(
-    study:Study,  # The study
-    arm:Arm,      # One of its arms
-    out:FilePath, # The folder of the study
-    seed:int,     # Of the run
-)->dict:          # Field -> value: `generated`, or nothing
+    study: Study,  # The study
+    arm: Arm,  # One of its arms
+    out: FilePath,  # The folder of the study
+    seed: int,  # Of the run
+) -> dict:  # Field -> value: `generated`, or nothing
     "The run that generates the captions of an arm"
     at = '' if arm.weights else source_run(study, arm, out, seed)
     return dict(generated=at) if at else {}
 
+
 def shorter(
-    recipe:'MethodRecipe', # Of an arm
-    steps:int,             # At least 2
-)->'MethodRecipe':         # The same with fewer steps, and the same share of them for the warm-up
+    recipe: 'MethodRecipe',  # Of an arm
+    steps: int,  # At least 2
+) -> 'MethodRecipe':  # The same with fewer steps, and the same share of them for the warm-up
     "A recipe on a shorter schedule"
-    return replace(recipe, steps=steps, warmup=min(round(recipe.warmup*steps/recipe.steps), steps-1))
+    return replace(recipe, steps=steps, warmup=min(round(recipe.warmup * steps / recipe.steps), steps - 1))
 
 # %% ../../nbs/experiments/82_study.ipynb #b5543d6a
 def _views(arm, recipe, options):
     "Images that a run will see: the last batch of an epoch holds what is left; of files their number is not known yet"
-    scenes,r = getattr(options, 'scenes', None),recipe
-    if not scenes: return r.steps*r.bs
-    n = max(1, round(scenes*getattr(options, 'part', 1.)))
-    epochs,rest = divmod(r.steps, -(-n//r.bs))
-    return epochs*n+rest*r.bs
+    scenes = getattr(options, 'scenes', None)
+    r = recipe
+    if not scenes:
+        return r.steps * r.bs
+    n = max(1, round(scenes * getattr(options, 'part', 1.0)))
+    epochs, rest = divmod(r.steps, -(-n // r.bs))
+    return epochs * n + rest * r.bs
+
 
 _SAME = dict(
     views=_views,
-    images=lambda arm, r, o: tuple(getattr(o, k, None) for k in ('scenes','train','part')),
-    captions=lambda arm, r, o: (getattr(o, 'captions', None), getattr(o, 'narrated', None))
-        if 'captions' in METHODS[arm.method].needs(r) else None,
+    images=lambda arm, r, o: tuple(getattr(o, k, None) for k in ('scenes', 'train', 'part')),
+    captions=lambda arm, r, o: (
+        (getattr(o, 'captions', None), getattr(o, 'narrated', None))
+        if 'captions' in METHODS[arm.method].needs(r)
+        else None
+    ),
     steps=lambda arm, r, o: r.steps,
-    backbone=lambda arm, r, o: (arm.backbone, r.visual_depth, r.visual_width, r.size))
+    backbone=lambda arm, r, o: (arm.backbone, r.visual_depth, r.visual_width, r.size),
+)
+
 
 def _held(study, arm, k):
     "The value of a setting of `equal` for an arm, including the run from which its backbone starts"
     v = _SAME[k](arm, *arm_recipe(study, arm))
     w = _held(study, study.source_arm(arm), k) if arm.weights else None
-    if w is None or k == 'backbone': return v
-    if k in ('views','steps'): return v+w
-    return v if w == v else w if v is None else (*v,*w)                      # other images or captions are more of them
+    if w is None or k == 'backbone':
+        return v
+    if k in ('views', 'steps'):
+        return v + w
+    return v if w == v else w if v is None else (*v, *w)  # other images or captions are more of them
 
 # %% ../../nbs/experiments/82_study.ipynb #5b1d0e73
 def held_equal(
-    study:Study,       # Its `equal` counts
-    contrast:Contrast, # One of its contrasts, or None
-)->list:               # Words, in the study's order
+    study: Study,  # Its `equal` counts
+    contrast: Contrast,  # One of its contrasts, or None
+) -> list:  # Words, in the study's order
     "What the two arms of a contrast must have in common"
     return [k for k in study.equal if not contrast or k not in contrast.unequal]
 
+
 def check_equal(
-    study:Study, # Its `equal` counts
-)->None:
+    study: Study,  # Its `equal` counts
+) -> None:
     "A `ValueError` names two arms of a contrast that differ in what is held equal; without contrasts, of all arms"
     for k in (*study.equal, *(k for c in study.contrasts for k in c.unequal)):
-        if k not in _SAME: raise ValueError(f'{study.file}: equal: {did_you_mean("word", k, _SAME)}')
+        if k not in _SAME:
+            raise ValueError(f'{study.file}: equal: {did_you_mean("word", k, _SAME)}')
     names = [a.name for a in study.arms]
     pairs = [(study.arm(c.a), study.arm(c.b), held_equal(study, c)) for c in study.contrasts if c.b in names]
-    for a,b,words in pairs or [(study.arms[0], b, study.equal) for b in study.arms[1:]]:
+    for a, b, words in pairs or [(study.arms[0], b, study.equal) for b in study.arms[1:]]:
         for k in words:
-            v,w = (_held(study, x, k) for x in (a,b))
-            if None in (v,w) or v == w: continue
-            raise ValueError(f'{study.file}: arms[{b.name}]: {k} {_said(w)}, and arms[{a.name}] has {_said(v)}; '
-                             f'they are held equal: change the arm, or name {k!r} in `unequal` of the contrast')
+            v, w = (_held(study, x, k) for x in (a, b))
+            if None in (v, w) or v == w:
+                continue
+            raise ValueError(
+                f'{study.file}: arms[{b.name}]: {k} {_said(w)}, and arms[{a.name}] has {_said(v)}; '
+                f'they are held equal: change the arm, or name {k!r} in `unequal` of the contrast'
+            )
 
 # %% ../../nbs/experiments/82_study.ipynb #9647efd7
 def _said(v):
@@ -424,99 +531,124 @@ def _check_data(study, at):
         options = check_fields(override(builder.options, change_texts(study.options)))
         check_kinds(study.options, (options,))
         builder.check_options(options, set(study.options))
-    except ValueError as e: raise ValueError(f'{at}: {e}') from None
-    if study.root and not builder.root_help: raise ValueError(f'{at}.root={study.root!r}: {study.data} needs no files')
+    except ValueError as e:
+        raise ValueError(f'{at}: {e}') from None
+    if study.root and not builder.root_help:
+        raise ValueError(f'{at}.root={study.root!r}: {study.data} needs no files')
+
 
 def _known(at, kind, name, there):
     "A `ValueError` if `name` is none of those there are"
-    if name not in there: raise ValueError(f'{at}: {did_you_mean(kind, name, there)}')
+    if name not in there:
+        raise ValueError(f'{at}: {did_you_mean(kind, name, there)}')
 
 # %% ../../nbs/experiments/82_study.ipynb #c23bc1f7
 def with_root(
-    study:Study,        # A study
-    root:FilePath=None, # Folder of the files of its data; by default that in its file
-)->Study:               # It can be run
+    study: Study,  # A study
+    root: FilePath = None,  # Folder of the files of its data; by default that in its file
+) -> Study:  # It can be run
     "A study with the folder of its files; a `ValueError` if they are missing"
     if root and not DATASETS[study.data].root_help:
         raise ValueError(f'--root {root}: the data of {study.file}, {study.data}, needs no files')
-    try: DATASETS[study.data].check_root(root or study.root or None)
+    try:
+        DATASETS[study.data].check_root(root or study.root or None)
     except ValueError as e:
-        if root: raise
+        if root:
+            raise
         said = str(e).removeprefix('--root ')
         raise ValueError(f'{study.file}: data.root: {said}; write it there, or add --root') from None
     return replace(study, root=str(Path(root).resolve())) if root else study
 
 # %% ../../nbs/experiments/82_study.ipynb #ab42f0c7
 def check_study(
-    study:Study,    # Of which each table is right by itself
-    ran:bool=False, # As for `study_of`
-)->None:
+    study: Study,  # Of which each table is right by itself
+    ran: bool = False,  # As for `study_of`
+) -> None:
     "Can the study be run and evaluated? A `ValueError` names file and field; see `with_root` for its files"
     at = study.file
     if not re.fullmatch(r'[\w.-]+', study.name):
         raise ValueError(f'{at}: name={study.name!r}: letters, digits, -, _ and . are allowed')
-    if not study.arms: raise ValueError(f'{at}: arms: there are none; write each as [[arms]]')
+    if not study.arms:
+        raise ValueError(f'{at}: arms: there are none; write each as [[arms]]')
     _known(f'{at}: data.name', 'dataset', study.data, DATASETS)
     if study.options.get('valid') == 0:
         raise ValueError(f'{at}: data.valid=0: there is no validation split to choose trials and checkpoints by')
     _check_data(study, f'{at}: data')
     names = [a.name for a in study.arms]
-    for what,xs in (('arms', names), ('contrasts', [c.id for c in study.contrasts]), ('seeds', study.seeds)):
-        if twice := [x for i,x in enumerate(xs) if x in xs[:i]]:
+    for what, xs in (('arms', names), ('contrasts', [c.id for c in study.contrasts]), ('seeds', study.seeds)):
+        if twice := [x for i, x in enumerate(xs) if x in xs[:i]]:
             raise ValueError(f'{at}: {what}: {twice[0]!r} occurs twice')
     bad = next((s for s in study.seeds if not 0 <= s < 2**31), None)
-    if bad is not None: raise ValueError(f'{at}: seeds={bad}: expected whole numbers from 0')
+    if bad is not None:
+        raise ValueError(f'{at}: seeds={bad}: expected whole numbers from 0')
     if study.contrasts and len(study.seeds) < 2 and not ran:
         raise ValueError(f'{at}: seeds: a contrast needs at least 2, to see how much seeds differ')
-    for a in study.arms: _check_arm(study, a, f'{at}: arms[{a.name}]')
-    if study.finetune: _check_finetuning(study)
-    for name,options in study.ask.items() if not ran else (): _check_asked(study, name, options)
-    for c in study.contrasts if not ran else (): _check_contrast(study, c, f'{at}: contrasts[{c.id}]')
-    if not ran: check_equal(study)
-    if study.tune: _check_tuning(study)
+    for a in study.arms:
+        _check_arm(study, a, f'{at}: arms[{a.name}]')
+    if study.finetune:
+        _check_finetuning(study)
+    for name, options in study.ask.items() if not ran else ():
+        _check_asked(study, name, options)
+    for c in study.contrasts if not ran else ():
+        _check_contrast(study, c, f'{at}: contrasts[{c.id}]')
+    if not ran:
+        check_equal(study)
+    if study.tune:
+        _check_tuning(study)
     elif a := next((a for a in study.arms if a.grid), None):
         raise ValueError(f'{at}: arms[{a.name}].grid: the study has no [tune], so no trial is trained')
+
 
 def _check_arm(study, arm, at):
     "Is an arm one that can be trained?"
     if not re.fullmatch(r'[\w.-]+', arm.name) or arm.name in ('chance', '.', '..'):
         raise ValueError(f'{at}.name: letters, digits, -, _ and . are allowed; the name chance is reserved')
     _known(f'{at}.method', 'method', arm.method, METHODS)
-    if arm.recipe: _known(f'{at}.recipe', 'recipe', arm.recipe, METHODS[arm.method].recipes)
+    if arm.recipe:
+        _known(f'{at}.recipe', 'recipe', arm.recipe, METHODS[arm.method].recipes)
     arm_recipe(study, arm)
     _check_source(study, arm, at)
 
 # %% ../../nbs/experiments/82_study.ipynb #06b7b484
 _VALUE = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false'}
 
+
 def _check_asked(study, name, options):
     "Is it an evaluation that can be compared, and are its options some of its own?"
     at = f'{study.file}: ask'
     _known(at, 'evaluation', name, asked_scores())
     known = EVALUATIONS[name].options
-    for k,v in _table(options, f'{at}.{name}').items():
+    for k, v in _table(options, f'{at}.{name}').items():
         _known(f'{at}.{name}', 'option', k, known)
         kind = str if known[k].default is None else type(known[k].default)
-        if type(v) is not kind: raise ValueError(f'{at}.{name}.{k}={brief(v)}: expected {_VALUE[kind]}')
-    try: EVALUATIONS[name].check(**options)
-    except ValueError as e: raise ValueError(f'{at}.{name}: {str(e).removeprefix("--")}') from None
+        if type(v) is not kind:
+            raise ValueError(f'{at}.{name}.{k}={brief(v)}: expected {_VALUE[kind]}')
+    try:
+        EVALUATIONS[name].check(**options)
+    except ValueError as e:
+        raise ValueError(f'{at}.{name}: {str(e).removeprefix("--")}') from None
     if options.get('data', study.data) != study.data and DATASETS[options['data']].root_help:
         raise ValueError(f'{at}.{name}.data={options["data"]!r}: needs files; a study evaluates its own data')
 
 # %% ../../nbs/experiments/82_study.ipynb #fdcf917c
 def _check_source(study, arm, at):
     "Does the arm that this one depends on exist, and can it generate captions, or provide the backbone?"
-    name,field = _source_of(arm.weights, arm.changes),f'{at}.weights' if arm.weights else f'{at}.changes.generated'
+    name = _source_of(arm.weights, arm.changes)
+    field = f'{at}.weights' if arm.weights else f'{at}.changes.generated'
     if arm.weights and not name:
         raise ValueError(f"{field}={arm.weights!r}: expected '@NAME', the name of another arm")
-    if not name: return
+    if not name:
+        return
     _known(field, 'arm', name, [a.name for a in study.arms if a is not arm])
-    source,field = study.arm(name),f"{field}='@{name}'"
+    source = study.arm(name)
+    field = f"{field}='@{name}'"
     if _source_of(source.weights, source.changes):
         raise ValueError(f'{field}: {name} depends on the run of another arm itself; one step is allowed')
-    if arm.weights: return _check_start(study, arm, source, field)
+    if arm.weights:
+        return _check_start(study, arm, source, field)
     if 'source' in {f.name for f in fields(METHODS[source.method].recipe)}:
         raise ValueError(f'{field}: {source.method} writes no captions; take an arm such as virtex')
+
 
 def _check_kept(arm, keep, at):
     "Is the arm that this one depends on kept, too?"
@@ -524,151 +656,192 @@ def _check_kept(arm, keep, at):
     if name and name not in keep:
         raise ValueError(f'{at}.keep: {arm["name"]} depends on the run of {name}; keep it, too')
 
+
 def _check_start(study, arm, source, at):
     "Can the backbone of an arm start as that of another one?"
     if _source_of('', arm.changes):
         raise ValueError(f'{at}: its captions are generated by an arm as well; only one of the two is allowed')
     for a in (arm, source):
-        if why := METHODS[a.method].no_backbone: raise ValueError(f'{at}: {a.name} has no backbone of its own: {why}')
-    v,w = (_SAME['backbone'](a, *arm_recipe(study, a))[:3] for a in (arm, source))
-    if v != w: raise ValueError(f'{at}: its backbone is {_said(v)}, and that of {source.name} is {_said(w)}')
+        if why := METHODS[a.method].no_backbone:
+            raise ValueError(f'{at}: {a.name} has no backbone of its own: {why}')
+    v, w = (_SAME['backbone'](a, *arm_recipe(study, a))[:3] for a in (arm, source))
+    if v != w:
+        raise ValueError(f'{at}: its backbone is {_said(v)}, and that of {source.name} is {_said(w)}')
 
 # %% ../../nbs/experiments/82_study.ipynb #ecc02a5a
 def _check_tuning(study):
     "Can each arm be tuned, with the same number of trials?"
-    t,at = study.tune,study.file
+    t = study.tune
+    at = study.file
     if t.score != 'held_loss':
         if 'domain_shift' not in DATASETS[study.data].answers:
             raise ValueError(f"{at}: tune.score={t.score!r}: {study.data} has no scenes; take 'held_loss'")
-        _known(f'{at}: tune.score', 'score', t.score, ('held_loss',*SCORES['table']))
+        _known(f'{at}: tune.score', 'score', t.score, ('held_loss', *SCORES['table']))
     if t.seed in study.seeds:
         raise ValueError(f'{at}: tune.seed={t.seed}: is one of the seeds of the runs; take another')
-    if t.steps >> (t.rounds-1) < 2: raise ValueError(f'{at}: tune.rounds={t.rounds}: too many for {t.steps} steps')
+    if t.steps >> (t.rounds - 1) < 2:
+        raise ValueError(f'{at}: tune.rounds={t.rounds}: too many for {t.steps} steps')
     arms = study.tuned()
-    if not arms: raise ValueError(f'{at}: tune: no arm trains a single step')
+    if not arms:
+        raise ValueError(f'{at}: tune: no arm trains a single step')
     n = len(study.grid(arms[0]))
     for a in study.arms:
-        if a.grid and a not in arms: raise ValueError(f'{at}: arms[{a.name}].grid: the arm trains no step')
+        if a.grid and a not in arms:
+            raise ValueError(f'{at}: arms[{a.name}].grid: the arm trains no step')
         grid = study.grid(a)
         where = f'arms[{a.name}].grid' if a.grid else 'tune.grid'
         if len(grid) != n:
-            raise ValueError(f'{at}: {where}: {len(grid)} trials, and {arms[0].name} has {n}; each arm gets the '
-                             f'same number')
-        for i,trial in enumerate(grid if a in arms else ()): _check_trial(study, a, trial, f'{where}[{i}]')
+            raise ValueError(
+                f'{at}: {where}: {len(grid)} trials, and {arms[0].name} has {n}; each arm gets the same number'
+            )
+        for i, trial in enumerate(grid if a in arms else ()):
+            _check_trial(study, a, trial, f'{where}[{i}]')
 
 # %% ../../nbs/experiments/82_study.ipynb #017678a1
 def _check_trial(study, arm, trial, where):
     "Is a trial of the grid one of this arm? `where`: its place in the file"
-    at,t = study.file,study.tune
-    if late := {'steps','warmup','bs'} & set(trial):
-        raise ValueError(f'{at}: {where}: {min(late)} is no part of the grid: all trials have the same schedule and '
-                         f'batch')
+    at = study.file
+    t = study.tune
+    if late := {'steps', 'warmup', 'bs'} & set(trial):
+        raise ValueError(
+            f'{at}: {where}: {min(late)} is no part of the grid: all trials have the same schedule and batch'
+        )
     if data := {f.name for f in fields(DATASETS[study.data].options)} & set(trial):
         raise ValueError(f'{at}: {where}: {min(data)} is a field of the data, which all trials share')
-    recipe,_ = arm_recipe(study, arm, trial, 'grid' if arm.grid else f'changes, with {where}')
+    recipe, _ = arm_recipe(study, arm, trial, 'grid' if arm.grid else f'changes, with {where}')
     if t.steps > recipe.steps:
         raise ValueError(f'{at}: tune.steps={t.steps}: arms[{arm.name}] has only {recipe.steps} steps')
-    try: check_fields(shorter(recipe, t.steps >> (t.rounds-1)))
-    except ValueError as e: raise ValueError(f'{at}: tune.steps: arms[{arm.name}], with {where}: {e}') from None
+    try:
+        check_fields(shorter(recipe, t.steps >> (t.rounds - 1)))
+    except ValueError as e:
+        raise ValueError(f'{at}: tune.steps: arms[{arm.name}], with {where}: {e}') from None
 
 # %% ../../nbs/experiments/82_study.ipynb #a75d015d
 def _check_finetuning(study):
     "Does the dataset have every task, and is every plan valid?"
-    f,at = study.finetune,f'{study.file}: finetune'
-    if not (f.tasks and f.modes and f.grid): raise ValueError(f'{at}: tasks, modes and grid need at least one entry')
+    at = f'{study.file}: finetune'
+    f = study.finetune
+    if not (f.tasks and f.modes and f.grid):
+        raise ValueError(f'{at}: tasks, modes and grid need at least one entry')
     if (n := study.options.get('draws', 0)) < 2:
         raise ValueError(f'{study.file}: data: draws={n}: the intervals of fine-tuned runs need at least 2; take 200')
     for a in study.arms:
         where = f'{study.file}: arms[{a.name}]'
-        for t in a.tasks if a.tasks != ('all',) else (): _known(f'{where}.tasks', 'task', t, f.tasks)
-        for m in a.modes if a.modes != ('all',) else (): _known(f'{where}.modes', 'mode', m, MODES)
-    for m in f.modes: _known(f'{at}.modes', 'mode', m, MODES)
+        for t in a.tasks if a.tasks != ('all',) else ():
+            _known(f'{where}.tasks', 'task', t, f.tasks)
+        for m in a.modes if a.modes != ('all',) else ():
+            _known(f'{where}.modes', 'mode', m, MODES)
+    for m in f.modes:
+        _known(f'{at}.modes', 'mode', m, MODES)
     if len(f.grid) > 1 and f.seed in study.seeds:
         raise ValueError(f'{at}.seed={f.seed}: is one of the seeds of the runs; take another')
     for t in f.tasks:
         _known(f'{at}.tasks', 'task', t, TASKS)
         source = TASKS[t].sources.get(study.data)
-        if not source or source.root_help: raise ValueError(f'{at}.tasks: {study.data} has no {t} without files')
-    jobs = dict.fromkeys([(t,m) for t in f.tasks for m in f.modes] + [j for a in study.arms for j in study.jobs(a)])
-    for t,m in jobs:
-        for i,trial in enumerate(f.grid): _check_task_trial(study, t, m, trial, f'{at}.grid[{i}]')
+        if not source or source.root_help:
+            raise ValueError(f'{at}.tasks: {study.data} has no {t} without files')
+    jobs = dict.fromkeys([(t, m) for t in f.tasks for m in f.modes] + [j for a in study.arms for j in study.jobs(a)])
+    for t, m in jobs:
+        for i, trial in enumerate(f.grid):
+            _check_task_trial(study, t, m, trial, f'{at}.grid[{i}]')
+
 
 def _check_task_trial(study, task, mode, trial, where):
     "Is a trial of a fine-tuning one of this task and mode?"
-    at,steps = where.rpartition('.grid')[0],study.finetune.steps
-    if late := {'steps','warmup','bs','scenes','valid','test','draws','frozen','blind'} & set(trial):
-        raise ValueError(f'{where}: {min(late)} is no part of the grid: all trials have the same schedule, batch, '
-                         f'mode and examples')
+    at = where.rpartition('.grid')[0]
+    steps = study.finetune.steps
+    if late := {'steps', 'warmup', 'bs', 'scenes', 'valid', 'test', 'draws', 'frozen', 'blind'} & set(trial):
+        raise ValueError(
+            f'{where}: {min(late)} is no part of the grid: all trials have the same schedule, batch, mode and examples'
+        )
     try:
-        plan,sizes,_ = task_plan(study, task, mode, trial)
+        plan, sizes, _ = task_plan(study, task, mode, trial)
         check_kinds({**study.finetune.changes, **trial}, (plan, sizes))
-        if steps and steps <= plan.steps: task_plan(study, task, mode, trial, steps=steps)
+        if steps and steps <= plan.steps:
+            task_plan(study, task, mode, trial, steps=steps)
     except ValueError as e:
         raise ValueError(f'{at}.changes, with grid{where.rpartition("grid")[2]}: {e} ({task}, {mode})') from None
-    if steps > plan.steps: raise ValueError(f'{at}.steps={steps}: a run has only {plan.steps} steps')
+    if steps > plan.steps:
+        raise ValueError(f'{at}.steps={steps}: a run has only {plan.steps} steps')
 
 # %% ../../nbs/experiments/82_study.ipynb #d7e80996
 def task_plan(
-    study:Study,    # With `finetune`
-    task:str,       # One of its tasks
-    mode:str,       # One of `MODES`
-    trial:dict={},  # Further changes: field -> value
-    *, steps:int=0, # Of a trial, with the same share of them for the warm-up; 0: those of a run
-    draws:int=0,    # Kept of each score
-)->tuple:           # The plan, the sizes of the data, and the changes: texts field=value
+    study: Study,  # With `finetune`
+    task: str,  # One of its tasks
+    mode: str,  # One of `MODES`
+    trial: dict = {},  # Further changes: field -> value
+    *,
+    steps: int = 0,  # Of a trial, with the same share of them for the warm-up; 0: those of a run
+    draws: int = 0,  # Kept of each score
+) -> tuple:  # The plan, the sizes of the data, and the changes: texts field=value
     "How a run is fine-tuned; a `ValueError` names the field that is wrong"
     read = resolve('vlrep.experiments.finetune:plan_finetune')
     changes = {**study.finetune.changes, **MODES[mode], **trial, **({'draws': draws} if draws else {})}
-    def planned(): return read(dict(task=task, data=study.data, root=None), change_texts(changes))
+
+    def planned():
+        return read(dict(task=task, data=study.data, root=None), change_texts(changes))
+
     plan = planned()[1]
-    if steps: changes |= dict(steps=steps, warmup=min(round(plan.warmup*steps/plan.steps), steps-1))
-    _,plan,sizes,_ = planned()
-    return plan,sizes,change_texts(changes)
+    if steps:
+        changes |= dict(steps=steps, warmup=min(round(plan.warmup * steps / plan.steps), steps - 1))
+    _, plan, sizes, _ = planned()
+    return plan, sizes, change_texts(changes)
 
 # %% ../../nbs/experiments/82_study.ipynb #8346a445
 def questions_of(
-    task:str # One of `TASKS`
-)->tuple:    # Names
+    task: str,  # One of `TASKS`
+) -> tuple:  # Names
     "The metrics of a task in contrasts: its first one, and for genres macro F1, too"
     return (task, f'{task}, macro F1') if task == 'mm_imdb' else (task,)
+
 
 def _check_question(study, c, at):
     "Is the question of a contrast evaluated by this study?"
     scores = SCORES | asked_scores()
-    if c.table in scores: return _known(f'{at}.question', 'question', c.question, scores[c.table])
-    if c.table == 'pretraining': return _known(f'{at}.question', 'question', c.question, ('masked words',))
+    if c.table in scores:
+        return _known(f'{at}.question', 'question', c.question, scores[c.table])
+    if c.table == 'pretraining':
+        return _known(f'{at}.question', 'question', c.question, ('masked words',))
     mode = 'full' if c.table == 'drift' else c.table
     for x in (x for x in (c.a, c.b) if x in {a.name for a in study.arms}):
-        there = [q for t,m in study.jobs(study.arm(x)) if m == mode
-                 for q in (questions_of(t) if c.table in MODES else (t,))]
+        there = [
+            q for t, m in study.jobs(study.arm(x)) if m == mode for q in (questions_of(t) if c.table in MODES else (t,))
+        ]
         _known(f'{at}.question', f'question about {x}', c.question, there)
 
 # %% ../../nbs/experiments/82_study.ipynb #75e95324
 def _check_contrast(study, c, at):
     "Can a contrast be evaluated?"
     names = [a.name for a in study.arms]
-    if not c.id.strip(): raise ValueError(f'{at}.id: is empty')
+    if not c.id.strip():
+        raise ValueError(f'{at}.id: is empty')
     _known(f'{at}.table', 'table', c.table, contrast_tables())
     if c.table in SHIFTED and 'domain_shift' not in DATASETS[study.data].answers:
-        there = ', '.join(k for k in contrast_tables() if k not in (*SHIFTED,*TASK_TABLES,'pretraining'))
-        raise ValueError(f'{at}.table={c.table!r}: is measured on scenes under domain shift, and {study.data} has '
-                         f'none; take one of {there}')
+        there = ', '.join(k for k in contrast_tables() if k not in (*SHIFTED, *TASK_TABLES, 'pretraining'))
+        raise ValueError(
+            f'{at}.table={c.table!r}: is measured on scenes under domain shift, and {study.data} has '
+            f'none; take one of {there}'
+        )
     if c.table in asked_scores() and c.table not in study.ask and not EVALUATIONS[c.table].measure:
         raise ValueError(f'{at}.table={c.table!r}: no run has this evaluation; add {c.table} = {{}} to [ask]')
     _known(f'{at}.a', 'arm', c.a, names)
-    if c.b[:1] != '@': _known(f'{at}.b', 'arm', c.b, [*names, 'chance'])
-    if c.a == c.b: raise ValueError(f'{at}: a and b are both {c.a!r}')
+    if c.b[:1] != '@':
+        _known(f'{at}.b', 'arm', c.b, [*names, 'chance'])
+    if c.a == c.b:
+        raise ValueError(f'{at}: a and b are both {c.a!r}')
     _check_question(study, c, at)
     scored = c.table in (*SCORES, *asked_scores())
-    if not scored and c.b not in names and c.b != 'chance' or c.table in ('drift','pretraining') \
-            and c.b not in names: raise ValueError(f'{at}.b={c.b!r}: table={c.table!r} compares two arms')
-    if c.b[:1] == '@': _check_beside(study, c, at)
+    if not scored and c.b not in names and c.b != 'chance' or c.table in ('drift', 'pretraining') and c.b not in names:
+        raise ValueError(f'{at}.b={c.b!r}: table={c.table!r} compares two arms')
+    if c.b[:1] == '@':
+        _check_beside(study, c, at)
     for name in (n for n in (c.a, c.b) if n in names):
         o = arm_recipe(study, study.arm(name))[1]
         draws = getattr(o, 'draws', 0)
-        if draws < 2: raise ValueError(f'{at}: draws={draws} of arm {name}: expected redraws, such as '
-                                       f'draws = 200 in [data]')
-        if c.table == 'where' and not o.point: raise ValueError(f'{at}: point=0 of arm {name}: nothing is pointed at')
+        if draws < 2:
+            raise ValueError(f'{at}: draws={draws} of arm {name}: expected redraws, such as draws = 200 in [data]')
+        if c.table == 'where' and not o.point:
+            raise ValueError(f'{at}: point=0 of arm {name}: nothing is pointed at')
         if c.table == 'zeroshot' and not o.zeroshot:
             raise ValueError(f'{at}: zeroshot=0 of arm {name}: no scenes; expected such as zeroshot = 1500 in [data]')
 
@@ -679,8 +852,8 @@ def _check_beside(study, c, at):
     if not there:
         raise ValueError(f'{at}.b={c.b!r}: table={c.table!r} has the row of the model alone; take an arm, or chance')
     _known(f'{at}.b', 'row', c.b, [f'@{n}' for n in there])
-    recipe,options = arm_recipe(study, study.arm(c.a))
-    if c.b in ('@random','@supervised') and not getattr(options, 'baselines', True):
+    recipe, options = arm_recipe(study, study.arm(c.a))
+    if c.b in ('@random', '@supervised') and not getattr(options, 'baselines', True):
         raise ValueError(f'{at}.b={c.b!r}: needs baselines = true in the changes of arm {c.a}')
     if c.b == '@supervised' and type(recipe) is TagsRecipe:
         raise ValueError(f'{at}.b={c.b!r}: arm {c.a} is the supervised method itself; take an arm')

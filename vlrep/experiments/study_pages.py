@@ -9,224 +9,287 @@ __all__ = ['kept_study', 'run_count', 'budget_share', 'show_learning', 'untraine
 # %% ../../nbs/experiments/88_study_pages.ipynb #ff34397b
 from dataclasses import replace
 from pathlib import Path
-import matplotlib.pyplot as plt, numpy as np
-from ..core.files import *
-from ..core.plotting import *
-from ..core.text_files import raw_lines,read_toml
-from ..reports.instability import dagger
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from ..core.files import FilePath
+from ..core.plotting import drawable
+from ..core.text_files import raw_lines, read_toml
 from ..datasets.base import DATASETS
 from .comparisons import variant
-from .study import *
-from .study_report import *
-from .study_verdicts import *
+from .study import Study, arm_recipe, read_study
+from .study_report import contrast_rows, cost_rows, rows_markdown, score_rows, study_notes, trial_rows
+from .study_verdicts import as_today, judge_study, read_study_lines, runs_by_arm, study_head
+from ..reports.instability import dagger
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #f4c9566e
 def kept_study(
-    name:str,                # Of NAME.toml in the folder `studies`, and of NAME.jsonl there or in `results`
-    folder:FilePath='data',  # That holds both
-)->tuple:                    # The study as it was run, else as it is planned; its lines, none if it was not run
+    name: str,  # Of NAME.toml in the folder `studies`, and of NAME.jsonl there or in `results`
+    folder: FilePath = 'data',  # That holds both
+) -> tuple:  # The study as it was run, else as it is planned; its lines, none if it was not run
     "A study and what is kept of it: contrasts and margin of NAME.toml as it is today; what was changed since is noted"
-    def has_study(p): return p.exists() and '"study"' in next(raw_lines(p), '')[:40]
-    path = next(filter(has_study, (Path(folder)/k/f'{name}.jsonl' for k in ('studies','results'))), None)
-    file = Path(folder)/'studies'/f'{name}.toml'
-    if not path: return read_study(file),[]
-    study,lines = read_study_lines(path)
-    if not file.exists(): return study,lines
+
+    def has_study(p):
+        return p.exists() and '"study"' in next(raw_lines(p), '')[:40]
+
+    path = next(filter(has_study, (Path(folder) / k / f'{name}.jsonl' for k in ('studies', 'results'))), None)
+    file = Path(folder) / 'studies' / f'{name}.toml'
+    if not path:
+        return read_study(file), []
+    study, lines = read_study_lines(path)
+    if not file.exists():
+        return study, lines
     read_study(file)
-    return as_today(replace(study, file=f'{file.name}'), study_head(path), read_toml(file)),lines
+    return as_today(replace(study, file=f'{file.name}'), study_head(path), read_toml(file)), lines
+
 
 def run_count(
-    study:Study, # A study
-    lines:list,  # What is kept of it
-)->str:
+    study: Study,  # A study
+    lines: list,  # What is kept of it
+) -> str:
     "How many of a study's runs there are, in words"
     n = sum(map(len, runs_by_arm(study, lines).values()))
-    return f'{n} of {len(study.arms)*len(study.seeds)} runs' if lines else 'not run yet'
+    return f'{n} of {len(study.arms) * len(study.seeds)} runs' if lines else 'not run yet'
+
 
 def budget_share(
-    study:Study, # A shorter study
-    full:Study,  # The one with the whole budget
-)->float:        # Image views of a run over those of the full study, the least of all arms that both train
+    study: Study,  # A shorter study
+    full: Study,  # The one with the whole budget
+) -> float:  # Image views of a run over those of the full study, the least of all arms that both train
     "What part of the budget a shorter study has"
+
     def views(s, name):
-        recipe,_ = arm_recipe(s, s.arm(name))
-        return recipe.steps*recipe.bs
+        recipe, _ = arm_recipe(s, s.arm(name))
+        return recipe.steps * recipe.bs
+
     there = {b.name: views(full, b.name) for b in full.arms}
-    both = [a.name for a in study.arms if there.get(a.name)]             # an arm without a step has no views
+    both = [a.name for a in study.arms if there.get(a.name)]  # an arm without a step has no views
     if not both:
         raise ValueError(f'{study.file} and {full.file}: no arm of the same name, so there is nothing to compare')
-    return min(views(study, n)/there[n] for n in both)
+    return min(views(study, n) / there[n] for n in both)
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #0d261591
 def _bands(runs):
     "Steps, and the held-out loss of each run there (seeds, steps)"
     curves = [{r[0]: r[2] for r in l['curve'] if r[2] is not None} for l in runs]
     steps = sorted(set.intersection(*map(set, curves)))
-    return steps,np.array([[c[s] for s in steps] for c in curves])
+    return steps, np.array([[c[s] for s in steps] for c in curves])
+
 
 def show_learning(
-    study:Study,       # A study
-    lines:list,        # What is kept of it
-    width:float=9.,    # Inches
-    *, names:tuple=(), # Which arms; all by default
-)->plt.Figure:         # The figure; None if there is nothing to be drawn
+    study: Study,  # A study
+    lines: list,  # What is kept of it
+    width: float = 9.0,  # Inches
+    *,
+    names: tuple = (),  # Which arms; all by default
+) -> plt.Figure:  # The figure; None if there is nothing to be drawn
     "Held-out loss of each arm, a panel for each method"
-    groups = {a: ls for a,ls in runs_by_arm(study, lines).items() if ls and (a in names or not names)}
+    groups = {a: ls for a, ls in runs_by_arm(study, lines).items() if ls and (a in names or not names)}
     methods = list(dict.fromkeys(ls[0]['method'] for ls in groups.values()))
-    if not methods: return None
+    if not methods:
+        return None
     cols = min(3, len(methods))
-    rows = -(-len(methods)//cols)
-    fig,axs = plt.subplots(rows, cols, figsize=(width, 3.3*rows), squeeze=False)
-    for ax in axs.flat[len(methods):]: ax.axis('off')
-    for ax,m in zip(axs.flat, methods):
-        for a,ls in groups.items():
-            if ls[0]['method'] != m: continue
-            steps,loss = _bands(ls)
-            line, = ax.plot(steps, loss.mean(0), label=drawable(a))
-            ax.fill_between(steps, loss.min(0), loss.max(0), color=line.get_color(), alpha=.2, lw=0)
+    rows = -(-len(methods) // cols)
+    fig, axs = plt.subplots(rows, cols, figsize=(width, 3.3 * rows), squeeze=False)
+    for ax in axs.flat[len(methods) :]:
+        ax.axis('off')
+    for ax, m in zip(axs.flat, methods):
+        for a, ls in groups.items():
+            if ls[0]['method'] != m:
+                continue
+            steps, loss = _bands(ls)
+            (line,) = ax.plot(steps, loss.mean(0), label=drawable(a))
+            ax.fill_between(steps, loss.min(0), loss.max(0), color=line.get_color(), alpha=0.2, lw=0)
         ax.set(title=drawable(m), xlabel='steps', ylabel='held-out loss')
-        ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(.5,-.33), ncol=2)   # below: curves are anywhere
+        ax.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.33), ncol=2)  # below: curves are anywhere
     fig.tight_layout()
-    plt.close(fig)                                                  # a notebook shows what is returned, once
+    plt.close(fig)  # a notebook shows what is returned, once
     return fig
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #aa2e4025
 def untrained_rows(
-    study:Study, # A study
-    lines:list,  # What is kept of it
-    questions:tuple=('objects','color','cell'), # Of the transfer table
-)->list:         # Dicts of text, a row for each arm; none if no run has measured the untrained network
+    study: Study,  # A study
+    lines: list,  # What is kept of it
+    questions: tuple = ('objects', 'color', 'cell'),  # Of the transfer table
+) -> list:  # Dicts of text, a row for each arm; none if no run has measured the untrained network
     "How far above the untrained network each arm is, in points: the means over what seeds there are"
+
     def values(runs, q, who=None):
-        return [r['value'] for l in runs for r in l['numbers'].get('table') or []
-                if (r['question'], r['backbone']) == (q, who or l['method'])]
-    groups = {a: ls for a,ls in runs_by_arm(study, lines).items() if ls}
+        return [
+            r['value']
+            for l in runs
+            for r in l['numbers'].get('table') or []
+            if (r['question'], r['backbone']) == (q, who or l['method'])
+        ]
+
+    groups = {a: ls for a, ls in runs_by_arm(study, lines).items() if ls}
     floor = {q: values(sum(groups.values(), []), q, 'random') for q in questions}
-    if not all(floor.values()): return []
-    rows = [{'arm': 'untrained', **{q: f'{np.mean(v):.1f}' for q,v in floor.items()}}]
-    return rows + [{'arm': a, **{q: f'{np.mean(values(ls, q))-np.mean(v):+.1f}' for q,v in floor.items()}}
-                   for a,ls in groups.items()]
+    if not all(floor.values()):
+        return []
+    rows = [{'arm': 'untrained', **{q: f'{np.mean(v):.1f}' for q, v in floor.items()}}]
+    return rows + [
+        {'arm': a, **{q: f'{np.mean(values(ls, q)) - np.mean(v):+.1f}' for q, v in floor.items()}}
+        for a, ls in groups.items()
+    ]
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #503a5954
-_PLANNED = 'claim','difference','question','paper','verdict'
+_PLANNED = 'claim', 'difference', 'question', 'paper', 'verdict'
+
 
 def verdict_text(
-    study:Study,      # A study
-    lines:list,       # What is kept of it
-    title:str='',     # Above the table
-    without:tuple=(), # Columns to leave out
-)->str:
+    study: Study,  # A study
+    lines: list,  # What is kept of it
+    title: str = '',  # Above the table
+    without: tuple = (),  # Columns to leave out
+) -> str:
     "The verdicts on a study's contrasts, as Markdown, and the notes on its lines"
     rows = contrast_rows(judge_study(study, lines))
-    if not lines: rows = [{k: r[k].split(' (')[0] for k in _PLANNED} for r in rows]
-    rows = [{k: v for k,v in r.items() if k not in without} for r in rows]
+    if not lines:
+        rows = [{k: r[k].split(' (')[0] for k in _PLANNED} for r in rows]
+    rows = [{k: v for k, v in r.items() if k not in without} for r in rows]
     return '\n\n'.join([*([f'**{title}**'] if title else []), rows_markdown(rows), *study_notes(study, lines)])
 
+
 def score_text(
-    study:Study,       # A study
-    lines:list,        # What is kept of it
-    table:str='table', # Which table of its runs, as for `score_rows`
-)->str:
+    study: Study,  # A study
+    lines: list,  # What is kept of it
+    table: str = 'table',  # Which table of its runs, as for `score_rows`
+) -> str:
     "The mean scores of each arm, as Markdown: a row for each arm"
     rows = score_rows(study, lines, table)
-    arms = [k for k in rows[0] if k not in ('question','chance')] if rows else []
+    arms = [k for k in rows[0] if k not in ('question', 'chance')] if rows else []
     text = rows_markdown([{'arm': a, **{r['question']: r[a] for r in rows}} for a in arms])
     return text or ('No run has these scores.' if lines else 'Nothing was run yet.')
 
+
 def cost_text(
-    study:Study, # A study
-    lines:list,  # What is kept of it
-)->str:
+    study: Study,  # A study
+    lines: list,  # What is kept of it
+) -> str:
     "How each arm was tuned, and what its runs cost, as Markdown"
-    if not lines: return 'No trial was made yet.'
+    if not lines:
+        return 'No trial was made yet.'
     trials = trial_rows(study, lines)
-    if study.tune and study.tune.rounds == 1: trials = [{k: v for k,v in r.items() if k != 'round'} for r in trials]
+    if study.tune and study.tune.rounds == 1:
+        trials = [{k: v for k, v in r.items() if k != 'round'} for r in trials]
     return '\n\n'.join(filter(None, [rows_markdown(trials), rows_markdown(cost_rows(study, lines))]))
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #4fb083cf
 def runs_as_lines(
-    lines:list, # Results of runs, as `read_lines` gives them
-    names:dict, # Arm of a study -> the name that `variant` gives its runs
-)->list:        # Lines as a study has them
+    lines: list,  # Results of runs, as `read_lines` gives them
+    names: dict,  # Arm of a study -> the name that `variant` gives its runs
+) -> list:  # Lines as a study has them
     "Runs that were made outside of a study as its lines; those of no arm are left out"
-    arms = {v: a for a,v in names.items()}
+    arms = {v: a for a, v in names.items()}
     return [dict(l, kind='run', arm=arms[variant(l)], facts={}) for l in lines if variant(l) in arms]
 
+
 def seen_sign(
-    row:dict, # From `judge_study`
-)->str:
+    row: dict,  # From `judge_study`
+) -> str:
     "The sign of a verdict: +, −, 0, ?, not run or not judged"
     kind = row['verdict'].split()[0]
-    if kind == 'equivalent' or kind == 'replicates' and not row['sign']: return '0'
-    if kind == 'different': return '+−'[row['diff'] < 0]
-    if kind in ('replicates','reversed'): return '+−'[(row['sign'] < 0) != (kind == 'reversed')]
+    if kind == 'equivalent' or kind == 'replicates' and not row['sign']:
+        return '0'
+    if kind == 'different':
+        return '+−'[row['diff'] < 0]
+    if kind in ('replicates', 'reversed'):
+        return '+−'[(row['sign'] < 0) != (kind == 'reversed')]
     return '?' if 'p' in row else ' '.join(row['verdict'].split()[:2])
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #aea463f2
 def _here(row):
     "Sign, difference and interval of a row from `judge_study`, with a dagger if it rests on an unstable training"
     text = seen_sign(row)
-    if 'p' in row: text = f'{text} ({row["diff"]:+.1f} ± {row["half"]:.1f})'
+    if 'p' in row:
+        text = f'{text} ({row["diff"]:+.1f} ± {row["half"]:.1f})'
     return dagger(text, any(row['unstable'].values()))
+
 
 def _short(row):
     "The verdict of a row, and the one after Holm's correction, in a few words"
-    first,last = (v.split(' (')[0] for v in (row['verdict'], row.get('corrected', '–')))
+    first, last = (v.split(' (')[0] for v in (row['verdict'], row.get('corrected', '–')))
     return dict(verdict=first, **{'after Holm': last})
+
 
 def _agrees(row):
     "Is the sign that of the paper?"
     said = seen_sign(row)
-    if said[:3] == 'not': return '–'
+    if said[:3] == 'not':
+        return '–'
     wanted = {1: '+', 0: '0', -1: '−'}[row['sign']]
-    if said == wanted: return 'yes'
+    if said == wanted:
+        return 'yes'
     return {'?': 'open', '0': 'no, equivalent'}.get(said, 'no, different' if wanted == '0' else 'no, reversed')
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #62da71a2
 def sign_rows(
-    claims:list, # (id, what is claimed, the paper's differences), texts
-    judged:list, # (study, its rows from `judge_study`)
-)->list:         # Dicts of text, a row for each contrast whose id begins with that of a claim
+    claims: list,  # (id, what is claimed, the paper's differences), texts
+    judged: list,  # (study, its rows from `judge_study`)
+) -> list:  # Dicts of text, a row for each contrast whose id begins with that of a claim
     """The paper's sign and ours, on the world and, if a study of photos is among them, on photos
 
     A contrast that one study has run and others have only planned is listed once; the same contrast on the world and
     on photos is one row, with both verdicts, before and after Holm's correction
     """
-    out,photos = [],[(s, rows) for s,rows in judged if DATASETS[s.data].root_help]      # files, not drawn
-    world = [(s, rows) for s,rows in judged if not DATASETS[s.data].root_help]
-    for id,text,paper in claims:
-        mine,theirs = (_of_claim(id, part) for part in (world, photos))
-        pairs = [((s, r), next((x for x in theirs if x[1]['id'] == r['id']), None)) for s,r in mine]
-        used = {x[1]['id'] for _,x in pairs if x}
+    # files, not drawn
+    out = []
+    photos = [(s, rows) for s, rows in judged if DATASETS[s.data].root_help]
+    world = [(s, rows) for s, rows in judged if not DATASETS[s.data].root_help]
+    for id, text, paper in claims:
+        mine, theirs = (_of_claim(id, part) for part in (world, photos))
+        pairs = [((s, r), next((x for x in theirs if x[1]['id'] == r['id']), None)) for s, r in mine]
+        used = {x[1]['id'] for _, x in pairs if x}
         pairs += [(None, x) for x in theirs if x[1]['id'] not in used]
-        for a,b in pairs or [(None, None)]: out.append(_sign_row(id, text, paper, a, b=b, photos=bool(photos)))
+        for a, b in pairs or [(None, None)]:
+            out.append(_sign_row(id, text, paper, a, b=b, photos=bool(photos)))
     return out
+
 
 def _of_claim(id, judged):
     "(study, row) of the contrasts of a claim; one that was run somewhere is left out where it was not"
-    ran = {r['id'] for _,rows in judged for r in rows if 'p' in r}
-    return [(s, r) for s,rows in judged for r in rows
-            if r['id'].split(',')[0] == id and ('p' in r or r['id'] not in ran)]
+    ran = {r['id'] for _, rows in judged for r in rows if 'p' in r}
+    return [
+        (s, r) for s, rows in judged for r in rows if r['id'].split(',')[0] == id and ('p' in r or r['id'] not in ran)
+    ]
+
 
 def _sign_row(id, text, paper, a, *, b, photos):
     "A row of the table of signs: `a` of the world, `b` of photos, each a study and a row, or None"
     one = a or b
     claim = f'{one[1]["id"]}: {one[1]["text"] or text}' if one else f'{id}: {text}'
     size = contrast_rows([one[1]])[0]['paper'].replace('-', '−') if one else ''
-    names = dict.fromkeys(x[0].name for x in (a,b) if x)
+    names = dict.fromkeys(x[0].name for x in (a, b) if x)
     none = {'verdict': '–', 'after Holm': '–'}
     more = {}
-    if photos: more = {'photos': _here(b[1]) if b else '–', 'verdict on photos': '–', 'photos, after Holm': '–'}
-    if b: more |= dict(zip(list(more)[1:], _short(b[1]).values()))
-    return {'claim': claim, 'paper': paper, 'in this contrast': size, 'study': ', '.join(names) or 'none',
-            'world': _here(a[1]) if a else '–', **(_short(a[1]) if a else none), **more,
-            'agrees': _agrees(one[1]) if one else '–'}
+    if photos:
+        more = {'photos': _here(b[1]) if b else '–', 'verdict on photos': '–', 'photos, after Holm': '–'}
+    if b:
+        more |= dict(zip(list(more)[1:], _short(b[1]).values()))
+    return {
+        'claim': claim,
+        'paper': paper,
+        'in this contrast': size,
+        'study': ', '.join(names) or 'none',
+        'world': _here(a[1]) if a else '–',
+        **(_short(a[1]) if a else none),
+        **more,
+        'agrees': _agrees(one[1]) if one else '–',
+    }
 
 # %% ../../nbs/experiments/88_study_pages.ipynb #36a1c481
 def sign_notes(
-    judged:list, # As for `sign_rows`
-)->list:         # Sentences; none if no contrast rests on an unstable training
+    judged: list,  # As for `sign_rows`
+) -> list:  # Sentences; none if no contrast rests on an unstable training
     "What the daggers of the table of signs stand for"
-    def said(r): return '; '.join(f'{who.lstrip("@")}, {t}' for who,ts in r['unstable'].items() for t in ts)
-    return [f'† {s.name}, {r["id"]}: {said(r)}' for s,rows in judged for r in rows
-            if 'p' in r and any(r['unstable'].values())]
+
+    def said(r):
+        return '; '.join(f'{who.lstrip("@")}, {t}' for who, ts in r['unstable'].items() for t in ts)
+
+    return [
+        f'† {s.name}, {r["id"]}: {said(r)}'
+        for s, rows in judged
+        for r in rows
+        if 'p' in r and any(r['unstable'].values())
+    ]

@@ -13,122 +13,175 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-import matplotlib.pyplot as plt, numpy as np
-from ..core.files import *
-from ..core.plotting import *
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from ..core.files import FilePath, atomic_file
+from ..core.plotting import INK, drawable, png_uri
 from ..core.text_files import read_toml
+from ..evaluation.base import EVALUATIONS
+from .comparisons import t975
+from .study import Arm, Study, arm_recipe, change_texts, questions_of, quick_table
+from vlrep.experiments.study_verdicts import (
+    as_today,
+    judge_study,
+    mixed_facts,
+    read_study_lines,
+    runs_by_arm,
+    study_head,
+    unstable_beside,
+    unstable_run,
+)
+from ..reports.figures import ask_name, curves_svg, facts_html, figures_html, page_html, table_html
 from ..reports.instability import dagger
 from ..reports.page import shown_files
-from ..evaluation.base import EVALUATIONS
-from ..reports.figures import ask_name,curves_svg,facts_html,figures_html,page_html,table_html
-from .comparisons import t975
-from .study import *
-from .study_tuning import *
-from .study_verdicts import *
 
 # %% ../../nbs/experiments/85_study_report.ipynb #da32f8de
 def _spread_of(v, digits=1):
     "Mean (lowest to highest) of some numbers"
-    if not v: return '–'
+    if not v:
+        return '–'
     few = f'{min(v):.{digits}f} to {max(v):.{digits}f}'
-    return f'{np.mean(v):.{digits}f}' + f' ({few})'*(max(v) > min(v))
+    return f'{np.mean(v):.{digits}f}' + f' ({few})' * (max(v) > min(v))
+
 
 def _marked(arm, runs):
     "An arm's name, with a dagger if one of its runs was unstable or failed"
     return dagger(arm, any(map(unstable_run, runs)))
 
+
 def contrast_rows(
-    rows:list, # From `judge_study`
-)->list:       # Dicts of text
+    rows: list,  # From `judge_study`
+) -> list:  # Dicts of text
     "A row for each contrast: difference, p before and after Holm, verdicts, the paper's size, seeds needed"
-    def side(r, k): return dagger(r[k].lstrip('@'), bool(r['unstable'].get(r[k])))
-    def paper(r): return f'{r["sign"]*r["size"]:+g}' if r['sign']*r['size'] else {1: '+', 0: 'tie', -1: '-'}[r['sign']]
-    def known(r, text): return text(r) if 'p' in r else '–'
-    def p(v): return '< 0.001' if v < .001 else f'{v:.3f}'
+
+    def side(r, k):
+        return dagger(r[k].lstrip('@'), bool(r['unstable'].get(r[k])))
+
+    def paper(r):
+        return f'{r["sign"] * r["size"]:+g}' if r['sign'] * r['size'] else {1: '+', 0: 'tie', -1: '-'}[r['sign']]
+
+    def known(r, text):
+        return text(r) if 'p' in r else '–'
+
+    def p(v):
+        return '< 0.001' if v < 0.001 else f'{v:.3f}'
+
     def seeds(r):
         return '–' if r.get('needed') is None else 'more scenes' if math.isinf(r['needed']) else str(r['needed'])
-    return [{'claim': dagger(f'{r["id"]}: {r["text"]}', any(r['unstable'].values())),
-             'difference': f'{side(r, "a")} − {side(r, "b")}',
-             'question': ask_name(dict(question=r['question'])),
-             'mean ± 95 %': known(r, lambda r: f'{r["diff"]:+.1f} ± {r["half"]:.1f}'),
-             'each seed': known(r, lambda r: ', '.join(f'{v:+.1f}' for v in r['each'].values())),
-             'p': known(r, lambda r: p(r['p'])), 'p (Holm)': known(r, lambda r: p(r['holm'])),
-             'verdict': r['verdict'], 'after Holm': r.get('corrected', '–'),
-             'paper': paper(r), 'seeds it would take': seeds(r)} for r in rows]
+
+    return [
+        {
+            'claim': dagger(f'{r["id"]}: {r["text"]}', any(r['unstable'].values())),
+            'difference': f'{side(r, "a")} − {side(r, "b")}',
+            'question': ask_name(dict(question=r['question'])),
+            'mean ± 95 %': known(r, lambda r: f'{r["diff"]:+.1f} ± {r["half"]:.1f}'),
+            'each seed': known(r, lambda r: ', '.join(f'{v:+.1f}' for v in r['each'].values())),
+            'p': known(r, lambda r: p(r['p'])),
+            'p (Holm)': known(r, lambda r: p(r['holm'])),
+            'verdict': r['verdict'],
+            'after Holm': r.get('corrected', '–'),
+            'paper': paper(r),
+            'seeds it would take': seeds(r),
+        }
+        for r in rows
+    ]
 
 # %% ../../nbs/experiments/85_study_report.ipynb #38077236
 def score_rows(
-    study:Study,       # Its arms
-    lines:list,        # Of its file
-    table:str='table', # Which table of the runs: table or where
-)->list:               # Dicts of text, a column for each arm
+    study: Study,  # Its arms
+    lines: list,  # Of its file
+    table: str = 'table',  # Which table of the runs: table or where
+) -> list:  # Dicts of text, a column for each arm
     "A row for each question: mean over seeds (lowest to highest)"
-    groups = {a: ls for a,ls in runs_by_arm(study, lines).items() if ls}
+    groups = {a: ls for a, ls in runs_by_arm(study, lines).items() if ls}
     got = {}
-    for a,ls in groups.items():
+    for a, ls in groups.items():
         for r in (r for l in ls for r in l['numbers'].get(table) or [] if r['backbone'] == l['method']):
             got.setdefault(r['question'], {}).setdefault(a, []).append(r)
+
     def row(q, by):
         first = next(iter(by.values()))[0]
-        return dict(question=ask_name(first), chance=f'{first["chance"]:.1f}',
-                    **{_marked(a, ls): _spread_of([r['value'] for r in by.get(a, [])]) for a,ls in groups.items()})
-    return [row(q, by) for q,by in got.items()]
+        return dict(
+            question=ask_name(first),
+            chance=f'{first["chance"]:.1f}',
+            **{_marked(a, ls): _spread_of([r['value'] for r in by.get(a, [])]) for a, ls in groups.items()},
+        )
+
+    return [row(q, by) for q, by in got.items()]
 
 # %% ../../nbs/experiments/85_study_report.ipynb #ff33a2df
 def _cell(rows):
     "Mean and half of the 95 % interval over seeds and test scenes, and how many seeds; `rows`: one of each seed"
-    if not rows: return 'not run'
-    v,k = [r['value'] for r in rows],len(rows)
+    if not rows:
+        return 'not run'
+    v = [r['value'] for r in rows]
+    k = len(rows)
     s_scene = np.mean([r['draws'] for r in rows], 0).std(ddof=1)
-    half = math.hypot(t975(k-1)*np.std(v, ddof=1)/k**.5 if k > 1 else 0., 1.96*s_scene)
-    return f'{np.mean(v):.1f} ± {half:.1f} ({k} seed{"s"*(k > 1)}{", scenes alone"*(k == 1)})'
+    half = math.hypot(t975(k - 1) * np.std(v, ddof=1) / k**0.5 if k > 1 else 0.0, 1.96 * s_scene)
+    return f'{np.mean(v):.1f} ± {half:.1f} ({k} seed{"s" * (k > 1)}{", scenes alone" * (k == 1)})'
+
 
 def task_rows_of(
-    study:Study, # With `finetune`
-    lines:list,  # Of its file
-    mode:str,    # One of `MODES`
-)->list:         # Dicts of text
+    study: Study,  # With `finetune`
+    lines: list,  # Of its file
+    mode: str,  # One of `MODES`
+) -> list:  # Dicts of text
     "A row for each model and source: every task with its interval and number of seeds; not run, where it was not"
-    questions,out = [q for t in study.finetune.tasks for q in questions_of(t)],[]
+    questions = [q for t in study.finetune.tasks for q in questions_of(t)]
+    out = []
     groups = runs_by_arm(study, lines)
     for a in study.arms:
-        jobs = [t for t,m in study.jobs(a) if m == mode]
-        if not jobs: continue
-        own = [l for l in lines if l['kind'] in ('task','diverged') and l['arm'] == a.name
-               and l.get('mode') in (None,mode)]
+        jobs = [t for t, m in study.jobs(a) if m == mode]
+        if not jobs:
+            continue
+        own = [
+            l
+            for l in lines
+            if l['kind'] in ('task', 'diverged') and l['arm'] == a.name and l.get('mode') in (None, mode)
+        ]
         cells = {}
         for q in questions:
             t = q.split(',')[0]
-            got = [r for l in groups[a.name] for r in l['numbers'].get(mode) or []
-                   if r['question'] == q and r['backbone'] == l['method']]
-            bad = [l for l in own if l.get('task') in (None,t) and unstable_run(l)]
+            got = [
+                r
+                for l in groups[a.name]
+                for r in l['numbers'].get(mode) or []
+                if r['question'] == q and r['backbone'] == l['method']
+            ]
+            bad = [l for l in own if l.get('task') in (None, t) and unstable_run(l)]
             gone = sum(l['kind'] == 'diverged' for l in bad)
-            text = _cell(got) + f', {gone} diverged'*bool(gone)
+            text = _cell(got) + f', {gone} diverged' * bool(gone)
             cells[q] = dagger(text, bool(bad)) if t in jobs else '–'
-        out.append({'model': a.method, 'pretrained on': source_of(study, a), 'arm': _marked(a.name, groups[a.name]),
-                    **cells})
+        out.append(
+            {'model': a.method, 'pretrained on': source_of(study, a), 'arm': _marked(a.name, groups[a.name]), **cells}
+        )
     return out
 
 # %% ../../nbs/experiments/85_study_report.ipynb #57e9b89f
 def source_of(
-    study:Study, # The study
-    arm:Arm,     # One of its arms
-)->str:
+    study: Study,  # The study
+    arm: Arm,  # One of its arms
+) -> str:
     "What an arm is pretrained on, in words: its source, or none"
-    recipe,_ = arm_recipe(study, arm)
+    recipe, _ = arm_recipe(study, arm)
     return getattr(recipe, 'source', 'its data') if recipe.steps else 'none'
 
+
 def task_trial_rows(
-    study:Study, # With `finetune`
-    lines:list,  # Of its file
-)->list:         # Dicts of text
+    study: Study,  # With `finetune`
+    lines: list,  # Of its file
+) -> list:  # Dicts of text
     "A row for each arm, task and mode: the score of every trial on validation scenes; the chosen one is marked"
     out = []
     for c in (l for l in lines if l['kind'] == 'task_choice'):
-        same = [l for l in lines if l['kind'] == 'task_trial' and all(l[k] == c[k] for k in ('arm','task','mode'))]
+        same = [l for l in lines if l['kind'] == 'task_trial' and all(l[k] == c[k] for k in ('arm', 'task', 'mode'))]
+
         def text(l):
             score = '–' if l['score'] is None else f'{l["score"]:.1f}'
-            return dagger(score, bool(unstable_run(l))) + ' ✓'*(l['trial'] == c['trial'])
+            return dagger(score, bool(unstable_run(l))) + ' ✓' * (l['trial'] == c['trial'])
+
         same.sort(key=lambda l: l['trial'])
         trials = {', '.join(change_texts(l['values'])) or 'as planned': text(l) for l in same}
         out.append({'arm': c['arm'], 'task': c['task'], 'mode': c['mode'], **trials})
@@ -136,9 +189,9 @@ def task_trial_rows(
 
 # %% ../../nbs/experiments/85_study_report.ipynb #0ffa1e73
 def trial_rows(
-    study:Study, # With `tune`
-    lines:list,  # Of its file
-)->list:         # Dicts of text
+    study: Study,  # With `tune`
+    lines: list,  # Of its file
+) -> list:  # Dicts of text
     "A row for each trial, in the order of arms and rounds; the chosen one is marked"
     trials = [l for l in lines if l['kind'] == 'trial']
     chosen = {l['arm']: l['trial'] for l in lines if l['kind'] == 'choice'}
@@ -146,170 +199,245 @@ def trial_rows(
     trials.sort(key=lambda l: (order.index(l['arm']), l['round'], l['trial']))
     last = {a: max(l['round'] for l in trials if l['arm'] == a) for a in {l['arm'] for l in trials}}
     digits = 3 if study.tune.score == 'held_loss' else 1
-    def score(l): return '–' if l['score'] is None else f'{l["score"]:.{digits}f}'
-    return [{'arm': dagger(l['arm'], bool(unstable_run(l))), 'round': str(l['round']+1), 'steps': f'{l["steps"]:,}',
-             'values': ', '.join(change_texts(l['values'])) or 'as the recipe',
-             f'{study.tune.score} (validation)': score(l), 'went wrong': unstable_run(l),
-             'chosen': '✓' if chosen.get(l['arm']) == l['trial'] and l['round'] == last[l['arm']] else ''}
-            for l in trials]
 
-def _seconds(v): return f'{v:,.0f} s' if v < 6000 else f'{v/3600:,.1f} h'
+    def score(l):
+        return '–' if l['score'] is None else f'{l["score"]:.{digits}f}'
+
+    return [
+        {
+            'arm': dagger(l['arm'], bool(unstable_run(l))),
+            'round': str(l['round'] + 1),
+            'steps': f'{l["steps"]:,}',
+            'values': ', '.join(change_texts(l['values'])) or 'as the recipe',
+            f'{study.tune.score} (validation)': score(l),
+            'went wrong': unstable_run(l),
+            'chosen': '✓' if chosen.get(l['arm']) == l['trial'] and l['round'] == last[l['arm']] else '',
+        }
+        for l in trials
+    ]
+
+
+def _seconds(v):
+    return f'{v:,.0f} s' if v < 6000 else f'{v / 3600:,.1f} h'
 
 # %% ../../nbs/experiments/85_study_report.ipynb #542d8931
 def cost_rows(
-    study:Study, # Its arms
-    lines:list,  # Of its file
-)->list:         # Dicts of text
+    study: Study,  # Its arms
+    lines: list,  # Of its file
+) -> list:  # Dicts of text
     "What each arm cost: image views, images a second, seconds of a run and of all, and of its tuning"
     out = []
-    for a,ls in runs_by_arm(study, lines).items():
+    for a, ls in runs_by_arm(study, lines).items():
         trials = [l for l in lines if l['kind'] == 'trial' and l['arm'] == a]
         whole = [sum(l['seconds'].values()) for l in ls]
-        trained = [l['numbers']['views']/max(l['numbers']['images_per_second'], 1e-9) for l in ls]
+        trained = [l['numbers']['views'] / max(l['numbers']['images_per_second'], 1e-9) for l in ls]
         more = {}
         if study.finetune:
             tasks = [l for l in lines if l['kind'] == 'task' and l['arm'] == a]
             picks = [l['seconds'] for l in lines if l['kind'] == 'task_trial' and l['arm'] == a]
-            more = {'fine-tunings': str(len(tasks)), 'their trials': _seconds(sum(picks)),
-                    'fine-tunings in all': _seconds(sum(sum(l['seconds'].values()) for l in tasks))}
-        out.append({'arm': _marked(a, ls), 'runs': str(len(ls)),
-                    'image views a run': _spread_of([l['numbers']['views'] for l in ls], 0),
-                    'images a second': _spread_of([l['numbers']['images_per_second'] for l in ls], 0),
-                    'training': _seconds(sum(trained)), 'runs in all': _seconds(sum(whole)), 'trials': str(len(trials)),
-                    'image views of trials': f'{sum(l["views"] for l in trials):,}',
-                    'trials in all': _seconds(sum(l['seconds'] for l in trials)), **more})
+            more = {
+                'fine-tunings': str(len(tasks)),
+                'their trials': _seconds(sum(picks)),
+                'fine-tunings in all': _seconds(sum(sum(l['seconds'].values()) for l in tasks)),
+            }
+        out.append(
+            {
+                'arm': _marked(a, ls),
+                'runs': str(len(ls)),
+                'image views a run': _spread_of([l['numbers']['views'] for l in ls], 0),
+                'images a second': _spread_of([l['numbers']['images_per_second'] for l in ls], 0),
+                'training': _seconds(sum(trained)),
+                'runs in all': _seconds(sum(whole)),
+                'trials': str(len(trials)),
+                'image views of trials': f'{sum(l["views"] for l in trials):,}',
+                'trials in all': _seconds(sum(l['seconds'] for l in trials)),
+                **more,
+            }
+        )
     return out
 
+
 def study_notes(
-    study:Study, # Its arms and seeds
-    lines:list,  # Of its file
-)->list:         # Sentences
+    study: Study,  # Its arms and seeds
+    lines: list,  # Of its file
+) -> list:  # Sentences
     "The meaning of the daggers, in which facts the lines differ, and what of the file was changed since"
+
     def who(l):
         what = f', {l["task"]} {l["mode"]}' if 'task' in l else ''
-        if 'trial' not in l: return f'{l["arm"]}, seed {l["seed"]}{what}'
-        return f'{l["arm"]}{what}, trial {l["trial"]+1}' + (f' of round {l["round"]+1}' if 'round' in l else '')
-    bad = [(who(l), unstable_run(l)) for l in lines if l['kind'] in ('run','trial','task','task_trial','diverged')]
+        if 'trial' not in l:
+            return f'{l["arm"]}, seed {l["seed"]}{what}'
+        return f'{l["arm"]}{what}, trial {l["trial"] + 1}' + (f' of round {l["round"] + 1}' if 'round' in l else '')
+
+    bad = [(who(l), unstable_run(l)) for l in lines if l['kind'] in ('run', 'trial', 'task', 'task_trial', 'diverged')]
     beside = dict.fromkeys((c.b[1:], c.a) for c in study.contrasts if c.b[:1] == '@')
-    bad += [(f'{b} beside {who(l)}', unstable_beside(l, b)) for b,a in beside for l in lines
-            if l['kind'] == 'run' and l['arm'] == a]
+    bad += [
+        (f'{b} beside {who(l)}', unstable_beside(l, b))
+        for b, a in beside
+        for l in lines
+        if l['kind'] == 'run' and l['arm'] == a
+    ]
     said = [f'changed in {study.file} after the first result: {"; ".join(study.changed)}'] if study.changed else []
-    return [f'† {name}: {text}' for name,text in bad if text] + mixed_facts(lines) + said
+    return [f'† {name}: {text}' for name, text in bad if text] + mixed_facts(lines) + said
 
 # %% ../../nbs/experiments/85_study_report.ipynb #f92b8015
 _TONES = dict(replicates='good', reversed='bad', different='bad', equivalent='method')
 
+
 def show_contrasts(
-    rows:list,       # From `judge_study`
-    width:float=7.5, # Inches
-)->plt.Figure:       # The figure; None if there is no verdict yet
+    rows: list,  # From `judge_study`
+    width: float = 7.5,  # Inches
+) -> plt.Figure:  # The figure; None if there is no verdict yet
     "Differences with intervals, seeds and margin: replicates green, reversed or different red, equivalent blue"
     rows = [r for r in rows if 'p' in r]
-    if not rows: return None
-    fig,ax = plt.subplots(figsize=(width, .8+.3*len(rows)))
-    for y,r in enumerate(rows):
+    if not rows:
+        return None
+    fig, ax = plt.subplots(figsize=(width, 0.8 + 0.3 * len(rows)))
+    for y, r in enumerate(rows):
         c = INK[_TONES.get(r['verdict'].split()[0], 'random')]
-        ax.fill_betweenx([y-.45, y+.45], -r['margin'], r['margin'], color=INK['random'], alpha=.15, lw=0)
-        ax.plot([r['diff']-r['half'], r['diff']+r['half']], [y,y], color=c, lw=2)
-        ax.plot(list(r['each'].values()), [y]*len(r['each']), '.', color=c, ms=4, alpha=.7)
+        ax.fill_betweenx([y - 0.45, y + 0.45], -r['margin'], r['margin'], color=INK['random'], alpha=0.15, lw=0)
+        ax.plot([r['diff'] - r['half'], r['diff'] + r['half']], [y, y], color=c, lw=2)
+        ax.plot(list(r['each'].values()), [y] * len(r['each']), '.', color=c, ms=4, alpha=0.7)
         ax.plot(r['diff'], y, 'o', color=c, ms=7)
-        if r['size'] or not r['sign']: ax.plot(r['sign']*r['size'], y, 'x', color=INK['text'], ms=6)
+        if r['size'] or not r['sign']:
+            ax.plot(r['sign'] * r['size'], y, 'x', color=INK['text'], ms=6)
     ax.axvline(0, color=INK['text'], lw=1)
-    ax.set(ylim=(len(rows)-.5, -.5), xlabel='percentage points, 95 % interval; grey: the margin; cross: the paper')
-    ax.set_yticks(range(len(rows)), [drawable(f'{r["id"]}  {d["difference"]}: {r["question"]}')
-                                     for r,d in zip(rows, contrast_rows(rows))], fontsize=8)
-    plt.close(fig)                                                  # a notebook shows what is returned, once
+    ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel='percentage points, 95 % interval; grey: the margin; cross: the paper')
+    ax.set_yticks(
+        range(len(rows)),
+        [drawable(f'{r["id"]}  {d["difference"]}: {r["question"]}') for r, d in zip(rows, contrast_rows(rows))],
+        fontsize=8,
+    )
+    plt.close(fig)  # a notebook shows what is returned, once
     return fig
 
+
 def curve_drawings(
-    study:Study, # Its arms
-    lines:list,  # Of its file
-)->list:         # SVG drawings, one for each method
+    study: Study,  # Its arms
+    lines: list,  # Of its file
+) -> list:  # SVG drawings, one for each method
     "Held-out loss of all runs; losses of different methods are not comparable and are drawn in separate panels"
-    groups = {a: ls for a,ls in runs_by_arm(study, lines).items() if ls}
+    groups = {a: ls for a, ls in runs_by_arm(study, lines).items() if ls}
     out = []
     for m in dict.fromkeys(ls[0]['method'] for ls in groups.values()):
-        runs = {f'{a} {l["seed"]}': [r for r in l['curve'] if r[2] is not None] for a,ls in groups.items() for l in ls
-                if l['method'] == m}
-        late = [v for ls in runs.values() for s,_,v in ls if s >= .05*ls[-1][0]]
-        out.append(curves_svg({n: ([r[0] for r in c], [r[2] for r in c]) for n,c in runs.items()}, x='steps',
-                              y=f'{m}: held-out loss', top=max(late, default=None)))
+        runs = {
+            f'{a} {l["seed"]}': [r for r in l['curve'] if r[2] is not None]
+            for a, ls in groups.items()
+            for l in ls
+            if l['method'] == m
+        }
+        late = [v for ls in runs.values() for s, _, v in ls if s >= 0.05 * ls[-1][0]]
+        out.append(
+            curves_svg(
+                {n: ([r[0] for r in c], [r[2] for r in c]) for n, c in runs.items()},
+                x='steps',
+                y=f'{m}: held-out loss',
+                top=max(late, default=None),
+            )
+        )
     return [svg for svg in out if svg]
 
 # %% ../../nbs/experiments/85_study_report.ipynb #8e82b4b6
 def rows_markdown(
-    rows:list, # Dicts of text with the same keys
-)->str:        # A table in Markdown; '' for no rows
+    rows: list,  # Dicts of text with the same keys
+) -> str:  # A table in Markdown; '' for no rows
     "Rows as a table for a notebook or a README"
-    if not rows: return ''
-    cells = [list(rows[0]), ['---']*len(rows[0]), *(list(r.values()) for r in rows)]
+    if not rows:
+        return ''
+    cells = [list(rows[0]), ['---'] * len(rows[0]), *(list(r.values()) for r in rows)]
     return '\n'.join('| ' + ' | '.join(str(c).replace('|', '\\|') for c in row) + ' |' for row in cells)
+
 
 def _facts(study, lines):
     "What was compared, under which conditions"
     first = next((l['facts'] for l in lines if l['kind'] == 'run'), {})
-    want = len(study.arms)*len(study.seeds)
-    soft = ', '.join(f'{k} {v}' for k,v in first.get('versions', {}).items()
-                     if k in ('vlrep','python','torch','fastai'))
-    grid = (f'{len(study.grid(study.tuned()[0]))} of each arm on validation scenes, seed {study.tune.seed}'
-            if study.tune else 'none')
-    f,ends = study.finetune,sum(l['kind'] == 'task' and l['seed'] in study.seeds for l in lines)
-    tasks = f'{ends} of {sum(len(study.jobs(a)) for a in study.arms)*len(study.seeds)}'
+    want = len(study.arms) * len(study.seeds)
+    soft = ', '.join(
+        f'{k} {v}' for k, v in first.get('versions', {}).items() if k in ('vlrep', 'python', 'torch', 'fastai')
+    )
+    grid = (
+        f'{len(study.grid(study.tuned()[0]))} of each arm on validation scenes, seed {study.tune.seed}'
+        if study.tune
+        else 'none'
+    )
+    f = study.finetune
+    ends = sum(l['kind'] == 'task' and l['seed'] in study.seeds for l in lines)
+    tasks = f'{ends} of {sum(len(study.jobs(a)) for a in study.arms) * len(study.seeds)}'
     runs = sum(map(len, runs_by_arm(study, lines).values()))
-    return dict(study=study.name, data=' '.join([study.data, *change_texts(study.options)]),
-                arms=', '.join(f'{a.name} ({" ".join([a.method, *change_texts(a.changes)])})' for a in study.arms),
-                seeds=', '.join(map(str, study.seeds)), runs=f'{runs} of {want}',
-                **({'tasks': ', '.join(f.tasks), 'fine-tunings': tasks} if f else {}),
-                **{'held equal': ', '.join(study.equal) or 'nothing', 'trials': grid,
-                   'margin': f'± {study.margin:g} points', 'software': soft or 'unknown',
-                   'processor': first.get('processor', 'unknown'), 'precision': first.get('precision', 'unknown')})
+    return dict(
+        study=study.name,
+        data=' '.join([study.data, *change_texts(study.options)]),
+        arms=', '.join(f'{a.name} ({" ".join([a.method, *change_texts(a.changes)])})' for a in study.arms),
+        seeds=', '.join(map(str, study.seeds)),
+        runs=f'{runs} of {want}',
+        **({'tasks': ', '.join(f.tasks), 'fine-tunings': tasks} if f else {}),
+        **{
+            'held equal': ', '.join(study.equal) or 'nothing',
+            'trials': grid,
+            'margin': f'± {study.margin:g} points',
+            'software': soft or 'unknown',
+            'processor': first.get('processor', 'unknown'),
+            'precision': first.get('precision', 'unknown'),
+        },
+    )
+
 
 _EXPLAIN = dict(
     verdicts='Differences in percentage points, over paired seeds and shared redraws of the test images. Holm corrects '
-             'p for the number of contrasts. Seeds it would take: to resolve a difference of the paper\'s size, or '
-             'of the margin, where the paper has a tie.',
+    "p for the number of contrasts. Seeds it would take: to resolve a difference of the paper's size, or "
+    'of the margin, where the paper has a tie.',
     scores='Percent; mean over seeds (lowest to highest).',
     asked='R@k in percent, median ranks as they are; mean over seeds (lowest to highest).',
     tasks='Percent; mean over seeds, and half of its 95 % interval over seeds and test images.',
     task_trials='Scores of validation scenes; the chosen trial is marked.',
     trials='Each arm has the same number of trials. A dagger: unstable or failed training.',
     cost='Image views count the images of the batches. A method with two views of each of them, such as MCT, '
-         'computes twice as many.')
+    'computes twice as many.',
+)
 
 # %% ../../nbs/experiments/85_study_report.ipynb #5d0e4a71
-_MODE_NAMES = dict(full='Tasks, fine-tuned in full', frozen='Tasks, the body frozen',
-                   blind='Tasks, fine-tuned without the image')
+_MODE_NAMES = dict(
+    full='Tasks, fine-tuned in full', frozen='Tasks, the body frozen', blind='Tasks, fine-tuned without the image'
+)
+
 
 def _asked_tables(study, lines):
     "Title -> rows, for each evaluation that can be compared; those that did not run have none"
-    told = {k: f'{e.explain[0].upper()}{e.explain[1:]}' for k,e in EVALUATIONS.items() if e.scores}
-    return {title: rows for k,title in told.items() if (rows := score_rows(study, lines, k))}
+    told = {k: f'{e.explain[0].upper()}{e.explain[1:]}' for k, e in EVALUATIONS.items() if e.scores}
+    return {title: rows for k, title in told.items() if (rows := score_rows(study, lines, k))}
+
 
 def _task_tables(study, lines):
     "Title -> rows, for each mode of the study"
-    modes = dict.fromkeys(m for a in study.arms for _,m in study.jobs(a))
+    modes = dict.fromkeys(m for a in study.arms for _, m in study.jobs(a))
     return {_MODE_NAMES[m]: task_rows_of(study, lines, m) for m in modes}
 
+
 def study_markdown(
-    study:Study, # The study
-    lines:list,  # Of its file
-)->str:          # Headings, tables and notes
+    study: Study,  # The study
+    lines: list,  # Of its file
+) -> str:  # Headings, tables and notes
     "The tables of a study in Markdown"
     rows = judge_study(study, lines)
-    parts = {'Verdicts': contrast_rows(rows), 'Scores': score_rows(study, lines),
-             'Where the models look': score_rows(study, lines, 'where'), **_asked_tables(study, lines),
-             **_task_tables(study, lines),
-             'Tuning': trial_rows(study, lines) if study.tune else [],
-             'Tuning of the tasks': task_trial_rows(study, lines), 'Cost': cost_rows(study, lines)}
-    text = [f'# {study.title or study.name}', *(f'- **{k}**: {v}' for k,v in _facts(study, lines).items())]
-    text += [f'\n## {k}\n\n{rows_markdown(v)}' for k,v in parts.items() if v]
+    parts = {
+        'Verdicts': contrast_rows(rows),
+        'Scores': score_rows(study, lines),
+        'Where the models look': score_rows(study, lines, 'where'),
+        **_asked_tables(study, lines),
+        **_task_tables(study, lines),
+        'Tuning': trial_rows(study, lines) if study.tune else [],
+        'Tuning of the tasks': task_trial_rows(study, lines),
+        'Cost': cost_rows(study, lines),
+    }
+    text = [f'# {study.title or study.name}', *(f'- **{k}**: {v}' for k, v in _facts(study, lines).items())]
+    text += [f'\n## {k}\n\n{rows_markdown(v)}' for k, v in parts.items() if v]
     return '\n'.join([*text, *(f'\n{n}' for n in study_notes(study, lines))]) + '\n'
 
 # %% ../../nbs/experiments/85_study_report.ipynb #32ec806c
 def study_html(
-    study:Study, # The study
-    lines:list,  # Of its file
-)->str:          # A whole page
+    study: Study,  # The study
+    lines: list,  # Of its file
+) -> str:  # A whole page
     "The self-contained page of a study"
     rows = judge_study(study, lines)
     fig = show_contrasts(rows)
@@ -318,21 +446,29 @@ def study_html(
     drawn = figures_html([dict(title='Differences', image=png_uri(fig))]) if fig else ''
     table = score_rows(study, lines)
     scores = [table_html(table, _EXPLAIN['scores'])] if table else []
-    scores += [table_html(v, f'{k}. {_EXPLAIN["asked"]}') for k,v in _asked_tables(study, lines).items()]
-    scores += [table_html(v, f'{k}. {_EXPLAIN["tasks"]}') for k,v in _task_tables(study, lines).items()]
-    if where: scores.append(table_html(where, 'Where the models look. ' + _EXPLAIN['scores']))
+    scores += [table_html(v, f'{k}. {_EXPLAIN["asked"]}') for k, v in _asked_tables(study, lines).items()]
+    scores += [table_html(v, f'{k}. {_EXPLAIN["tasks"]}') for k, v in _task_tables(study, lines).items()]
+    if where:
+        scores.append(table_html(where, 'Where the models look. ' + _EXPLAIN['scores']))
     curves = curve_drawings(study, lines)
     trials = trial_rows(study, lines) if study.tune else []
     picks = task_trial_rows(study, lines)
-    return page_html(study.title or study.name, {
-        'What was compared': facts_html(_facts(study, lines)),
-        'Verdicts': table_html(contrast_rows(rows), _EXPLAIN['verdicts']) if rows else '',
-        'Warnings': table_html(notes) if notes else '', '': drawn,
-        'Scores': _joined(scores),
-        'How the fine-tunings were tuned': table_html(picks, _EXPLAIN['task_trials']) if picks else '',
-        'How the arms were tuned': table_html(trials, _EXPLAIN['trials']) if trials else '',
-        'Learning': _joined(curves), 'Cost': table_html(cost_rows(study, lines), _EXPLAIN['cost'])},
-        'Every number on this page is computed from the lines of the study.')
+    return page_html(
+        study.title or study.name,
+        {
+            'What was compared': facts_html(_facts(study, lines)),
+            'Verdicts': table_html(contrast_rows(rows), _EXPLAIN['verdicts']) if rows else '',
+            'Warnings': table_html(notes) if notes else '',
+            '': drawn,
+            'Scores': _joined(scores),
+            'How the fine-tunings were tuned': table_html(picks, _EXPLAIN['task_trials']) if picks else '',
+            'How the arms were tuned': table_html(trials, _EXPLAIN['trials']) if trials else '',
+            'Learning': _joined(curves),
+            'Cost': table_html(cost_rows(study, lines), _EXPLAIN['cost']),
+        },
+        'Every number on this page is computed from the lines of the study.',
+    )
+
 
 def _joined(parts):
     "Pieces of HTML, one behind the other"
@@ -340,29 +476,33 @@ def _joined(parts):
 
 # %% ../../nbs/experiments/85_study_report.ipynb #015553e9
 def with_file(
-    study:Study, # As its results say that it was run
-    head:dict,   # From `study_head`
-)->Study:        # `as_today`, if its file is still where it was
+    study: Study,  # As its results say that it was run
+    head: dict,  # From `study_head`
+) -> Study:  # `as_today`, if its file is still where it was
     "A study updated by its current file; unchanged if that is gone, or holds another study now"
     file = Path(study.file)
-    if not file.is_file() or file.suffix != '.toml': return study
+    if not file.is_file() or file.suffix != '.toml':
+        return study
     try:
         table = read_toml(file)
-        if head['table'].get('name') == f'{table.get("name")}-quick': table = quick_table(table, str(file))
+        if head['table'].get('name') == f'{table.get("name")}-quick':
+            table = quick_table(table, str(file))
         return as_today(study, head, table) if table.get('name') == study.name else study
-    except ValueError as e: return replace(study, changed=(*study.changed, f'the file cannot be read any more ({e})'))
+    except ValueError as e:
+        return replace(study, changed=(*study.changed, f'the file cannot be read any more ({e})'))
 
 # %% ../../nbs/experiments/85_study_report.ipynb #195eb160
 def write_study_report(
-    path:FilePath,     # The folder of a study, or its study.jsonl
-    out:FilePath=None, # Where `report.html` and `report.md` go; by default in the folder of the lines
-)->Path:               # The page
+    path: FilePath,  # The folder of a study, or its study.jsonl
+    out: FilePath = None,  # Where `report.html` and `report.md` go; by default in the folder of the lines
+) -> Path:  # The page
     "Write the page of a study and its tables in Markdown, with the wording of its current file and its changes"
-    study,lines = read_study_lines(path)
+    study, lines = read_study_lines(path)
     study = with_file(study, study_head(path))
     out = Path(out or (path if Path(path).is_dir() else Path(path).parent))
     with shown_files(path):
         pages = {'report.html': study_html(study, lines), 'report.md': study_markdown(study, lines)}
-    for name,text in pages.items():
-        with atomic_file(out/name) as new: new.write_text(text, encoding='utf-8')
-    return out/'report.html'
+    for name, text in pages.items():
+        with atomic_file(out / name) as new:
+            new.write_text(text, encoding='utf-8')
+    return out / 'report.html'

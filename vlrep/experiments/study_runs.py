@@ -8,45 +8,66 @@ __all__ = ['files_hash', 'run_facts', 'ask_run', 'do_job', 'job_main', 'run_jobs
            'plan_study']
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #55773d03
-import hashlib, json, os, re, shutil, sys, time
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+
 import torch
-from fastcore.basics import noop,patch
-from ..core.files import *
+from fastcore.basics import noop
+
+from ..core.files import FilePath, atomic_file, file_sha256, locked, read_json, write_json
 from ..core.processes import end_processes, start_python
-from ..core.progress import *
-from ..core.registry import *
-from ..core.run_facts import *
+from ..core.progress import versions
+from ..core.registry import did_you_mean, load_plugin, plugin_files
+from ..core.run_facts import check_types, last_result, read_log
 from ..core.text_files import read_toml
+from ..evaluation.base import EVALUATIONS
+from .commands import commit, evaluate, open_run, pretrain, processor
+from .comparisons import _pack, _redrawn
+from .config import recipe_dict
+from .sanity_checks import dry_run
+from .splits import open_splits
+from .start import with_backbone
+from vlrep.experiments.study import (
+    Arm,
+    Study,
+    arm_recipe,
+    change_texts,
+    quick_table,
+    shorter,
+    source_changes,
+    source_run,
+    study_of,
+    task_plan,
+    with_root,
+)
+from .study_report import write_study_report
+from .study_tasks import measured_task_speed, task_line, train_task, train_task_trial
+from .study_tuning import best_trials, study_precision, train_trial, tuning_rounds
+from .study_verdicts import judge_study, mixed_facts, read_study_lines, study_head
+from ..methods.base import METHODS
 from ..training.callbacks import TrainingDiverged
-from ..training.interrupts import TrainingInterrupted,signals
+from ..training.interrupts import TrainingInterrupted, signals
 from ..training.resume import differences
 from ..training.run_folder import load
-from ..methods.base import METHODS
-from ..evaluation.base import EVALUATIONS
-from .config import *
-from .splits import *
-from .start import *
-from .sanity_checks import dry_run
-from .comparisons import _pack,_redrawn
-from .commands import commit,evaluate,open_run,pretrain,processor
-from .study import *
-from .study_tuning import *
-from .study_verdicts import *
-from .study_report import *
-from .study_tasks import *
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #1c07b271
 def _plugin_hash(files):
     return ', '.join(f'{Path(f).name} {file_sha256(f)[:12]}' for f in files)
 
+
 @cache
 def files_hash(
-    root:str # A folder, a file, or a pattern
-)->str:      # 12 hexadecimal digits
+    root: str,  # A folder, a file, or a pattern
+) -> str:  # 12 hexadecimal digits
     "A hash of the names and sizes of all files in a folder, which tells one set of photos from another"
     p = Path(root)
     if p.is_dir():
@@ -58,61 +79,98 @@ def files_hash(
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #a7ff5bcd
 def run_facts(
-    study:Study # The study
-)->dict:        # Of plain values
+    study: Study,  # The study
+) -> dict:  # Of plain values
     "What its results depend on, in addition to the study's file"
     photos = dict(photos=files_hash(study.root)) if study.root else {}
-    return dict(commit=commit(), versions=versions(), processor=processor(), threads=1,
-                precision=study_precision(study), plugins=_plugin_hash(plugin_files()), **photos)
+    return dict(
+        commit=commit(),
+        versions=versions(),
+        processor=processor(),
+        threads=1,
+        precision=study_precision(study),
+        plugins=_plugin_hash(plugin_files()),
+        **photos,
+    )
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #f3725330
 def _asked(folder):
     "What `ask_run` has found so far: name of an evaluation -> rows and seconds"
-    path = Path(folder)/'asked.json'
+    path = Path(folder) / 'asked.json'
     got = read_json(path) if path.exists() else {}
     names = dict.fromkeys(got, dict) if isinstance(got, dict) else {}
     for name, part in check_types(got, names, path).items():
         check_types(part, dict(rows=list[dict], seconds=float), f'{path}, {name}', ('rows', 'seconds'))
     return got
 
+
 def ask_run(
-    study:Study,     # Its `ask` counts
-    folder:FilePath, # A finished run
-    log:callable=print, # Called with lines about the progress
-)->None:
+    study: Study,  # Its `ask` counts
+    folder: FilePath,  # A finished run
+    log: callable = print,  # Called with lines about the progress
+) -> None:
     "Run the evaluations of `[ask]`; asked.json holds the rows. Those that the run does not support are left out"
-    path, got = Path(folder)/'asked.json', _asked(folder)
-    for name,options in study.ask.items():
-        if name in got: continue
-        begun,lacks = time.time(),EVALUATIONS[name].missing(open_run(folder).capabilities)
-        if lacks: log(f'{name}: skipped, {folder.name} has no {", ".join(lacks)}')
+    path = Path(folder) / 'asked.json'
+    got = _asked(folder)
+    for name, options in study.ask.items():
+        if name in got:
+            continue
+        begun = time.time()
+        lacks = EVALUATIONS[name].missing(open_run(folder).capabilities)
+        if lacks:
+            log(f'{name}: skipped, {folder.name} has no {", ".join(lacks)}')
         rows = [] if lacks else evaluate(folder, name, max_damaged=study.max_damaged, log=log, **options)
-        got[name] = dict(rows=rows, seconds=round(time.time()-begun, 2))
+        got[name] = dict(rows=rows, seconds=round(time.time() - begun, 2))
         write_json(path, got)
+
 
 def _run_job(study, job, log):
     "An ordinary run, new or resumed"
-    arm,folder = study.arm(job['arm']),Path(job['folder'])
-    if (folder/'recipe.json').exists():
+    arm = study.arm(job['arm'])
+    folder = Path(job['folder'])
+    if (folder / 'recipe.json').exists():
         pretrain(resume_run=folder, inexact=job['mix'], threads=1, max_damaged=study.max_damaged, log=log)
     else:
-        changes = change_texts({**study.options, **arm.changes, **job['values'],
-                                **source_changes(study, arm, folder.parent.parent, job['seed'])})
+        changes = change_texts(
+            {
+                **study.options,
+                **arm.changes,
+                **job['values'],
+                **source_changes(study, arm, folder.parent.parent, job['seed']),
+            }
+        )
         start = source_run(study, arm, folder.parent.parent, job['seed']) if arm.weights else None
-        pretrain(arm.method, arm.recipe or None, changes, study.data, study.root or None, out=folder,
-                 seed=job['seed'], precision=study.precision, threads=1, backbone=arm.backbone or None,
-                 weights_file=start, max_damaged=study.max_damaged, log=log)
+        pretrain(
+            arm.method,
+            arm.recipe or None,
+            changes,
+            study.data,
+            study.root or None,
+            out=folder,
+            seed=job['seed'],
+            precision=study.precision,
+            threads=1,
+            backbone=arm.backbone or None,
+            weights_file=start,
+            max_damaged=study.max_damaged,
+            log=log,
+        )
     ask_run(study, folder, log)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #84d0eff6
 def _do(study, job, folder, log):
     "`do_job`, with the study read"
-    if job['kind'] == 'run': return _run_job(study, job, log)
-    if job['kind'] == 'task': return train_task(study, job, log)
-    if job['kind'] == 'task_trial': got = train_task_trial(study, job, log)
-    else: got = train_trial(study, study.arm(job['arm']), job['values'], job['steps'], folder, log=log)
+    if job['kind'] == 'run':
+        return _run_job(study, job, log)
+    if job['kind'] == 'task':
+        return train_task(study, job, log)
+    if job['kind'] == 'task_trial':
+        got = train_task_trial(study, job, log)
+    else:
+        got = train_trial(study, study.arm(job['arm']), job['values'], job['steps'], folder, log=log)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder/'trial.json', got)
+    write_json(folder / 'trial.json', got)
+
 
 @contextmanager
 def _advice_for(study):
@@ -122,68 +180,91 @@ def _advice_for(study):
     except TrainingDiverged:
         raise
     except ValueError as e:
-        said = re.sub(r'(vlrep-pretrain --resume \S+ )?--max-damaged (\w+)',
-                      lambda m: f'max_damaged = {m[2]} in [data] of {study.file}', str(e))
+        said = re.sub(
+            r'(vlrep-pretrain --resume \S+ )?--max-damaged (\w+)',
+            lambda m: f'max_damaged = {m[2]} in [data] of {study.file}',
+            str(e),
+        )
         raise ValueError(said) from e
 
+
 def do_job(
-    job:dict,           # From `run_study`: kind, arm, folder, values, seed, steps, task, mode, table and file
-    log:callable=print, # Called with lines about the progress
-)->None:
+    job: dict,  # From `run_study`: kind, arm, folder, values, seed, steps, task, mode, table and file
+    log: callable = print,  # Called with lines about the progress
+) -> None:
     "Train one trial, or one run; its folder holds trial.json, result.jsonl or diverged.json afterwards"
-    for p in job['plugins']: load_plugin(p)
-    study,folder = with_root(study_of(job['table'], job['file']), job['root']),Path(job['folder'])
+    for p in job['plugins']:
+        load_plugin(p)
+    study = with_root(study_of(job['table'], job['file']), job['root'])
+    folder = Path(job['folder'])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with _advice_for(study): _do(study, job, folder, log)
+        with _advice_for(study):
+            _do(study, job, folder, log)
     except TrainingDiverged as e:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder/'diverged.json', dict(error=' '.join(str(e).split())))
-    finally: torch.set_num_threads(threads)
+        write_json(folder / 'diverged.json', dict(error=' '.join(str(e).split())))
+    finally:
+        torch.set_num_threads(threads)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #b3caa8f0
 def job_main(
-    path:FilePath, # A file with a job
-)->None:
+    path: FilePath,  # A file with a job
+) -> None:
     "A job in a process of its own"
-    try: do_job(read_json(path))
-    except TrainingInterrupted as e: sys.exit(e.code)
+    try:
+        do_job(read_json(path))
+    except TrainingInterrupted as e:
+        sys.exit(e.code)
     except (ValueError, OSError) as e:
         print(' '.join(str(e).split()), flush=True)
         sys.exit(2)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #6d5d4f6c
-_PATIENCE = 60. # Seconds that a job has to save what it has, once it is told to end
+_PATIENCE = 60.0  # Seconds that a job has to save what it has, once it is told to end
 
-def _name(job): return Path(job['folder']).name
+
+def _name(job):
+    return Path(job['folder']).name
+
 
 def _started(job, logs):
     "A process for a job, which ends with this one; what it prints goes to a file"
     logs.mkdir(parents=True, exist_ok=True)
-    write_json(logs/f'{_name(job)}.json', job)
+    write_json(logs / f'{_name(job)}.json', job)
     code = 'import sys; from vlrep.experiments.study_runs import job_main; job_main(sys.argv[1])'
     root = str(Path(sys.modules['vlrep'].__file__).parents[1])
     paths = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
-    one = {k: '1' for k in ('OMP_NUM_THREADS','MKL_NUM_THREADS','OPENBLAS_NUM_THREADS')}
-    with open(logs/f'{_name(job)}.log', 'a') as out:
-        return start_python(code, str(logs/f'{_name(job)}.json'), patience=_PATIENCE, stdout=out, stderr=out,
-                            env={**os.environ, **one, 'PYTHONPATH': paths}, start_new_session=True)
+    one = {k: '1' for k in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')}
+    with open(logs / f'{_name(job)}.log', 'a') as out:
+        return start_python(
+            code,
+            str(logs / f'{_name(job)}.json'),
+            patience=_PATIENCE,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **one, 'PYTHONPATH': paths},
+            start_new_session=True,
+        )
+
 
 def _ended(job, code, logs):
     "An error if a process did not end well"
-    if not code: return
-    log = logs/f'{_name(job)}.log'
+    if not code:
+        return
+    log = logs / f'{_name(job)}.log'
     last = (log.read_text(errors='replace').strip().splitlines() or ['no word'])[-1]
     raise ValueError(f'{job["folder"]}: ended with code {code}: {last[:300]} (all of it in {log})')
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #6d42c5c6
 def run_jobs(
-    jobs:list,          # As `do_job` takes them
-    n:int,              # How many at a time
-    logs:Path,          # Folder for what they print, where several run at a time
-    *, log:callable=print, # Called with lines about the progress
-)->'Iterator[dict]':    # Each job as it ends
+    jobs: list,  # As `do_job` takes them
+    n: int,  # How many at a time
+    logs: Path,  # Folder for what they print, where several run at a time
+    *,
+    log: callable = print,  # Called with lines about the progress
+) -> 'Iterator[dict]':  # Each job as it ends
     "Do all jobs; `TrainingInterrupted` if a signal came, after those that run have saved"
     if n == 1:
         for job in jobs:
@@ -191,111 +272,155 @@ def run_jobs(
             do_job(job, log)
             yield job
         return
-    waiting,running = list(jobs),[]
+    waiting = list(jobs)
+    running = []
     with signals() as note:
         try:
             while waiting or running:
                 while waiting and len(running) < n and not note.got:
                     log(f'-- {_name(waiting[0])}')
                     running.append((waiting[0], _started(waiting.pop(0), logs)))
-                if note.got: raise TrainingInterrupted(note.got)
-                for job,p in [r for r in running if r[1].poll() is not None]:
+                if note.got:
+                    raise TrainingInterrupted(note.got)
+                for job, p in [r for r in running if r[1].poll() is not None]:
                     running.remove((job, p))
                     _ended(job, p.returncode, logs)
                     yield job
-                time.sleep(.1)
+                time.sleep(0.1)
         finally:
-            end_processes([p for _,p in running], _PATIENCE)
+            end_processes([p for _, p in running], _PATIENCE)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #627339c1
 def _packed(line):
     "A line as text, the redraws of a run packed"
-    if line['kind'] in ('run','task'):
+    if line['kind'] in ('run', 'task'):
         line = json.loads(json.dumps(line))
-        for r in _redrawn(line): r['draws'] = _pack(r['draws'])
-    return json.dumps(line, separators=(',',':'))
+        for r in _redrawn(line):
+            r['draws'] = _pack(r['draws'])
+    return json.dumps(line, separators=(',', ':'))
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #037e4030
 class StudyFolder:
     "The folder of a study, and the lines that it holds so far"
-    def __init__(self,
-        path,      # The folder; it is made if it is not there
-        table,     # The contents of the study's file
-        file,      # Its name
-        mix=False, # May lines differ in their facts?
-        root=None, # Folder of the files of the data, if not that in the study's file
+
+    def __init__(
+        self,
+        path,  # The folder; it is made if it is not there
+        table,  # The contents of the study's file
+        file,  # Its name
+        mix=False,  # May lines differ in their facts?
+        root=None,  # Folder of the files of the data, if not that in the study's file
     ):
-        self.path,self.study,self.mix,self.root = Path(path),with_root(study_of(table, file), root),mix,root
+        self.path = Path(path)
+        self.study = with_root(study_of(table, file), root)
+        self.mix = mix
+        self.root = root
         self.head = dict(kind='study', file=str(file), table=json.loads(json.dumps(table)))
         self.lines = []
-        if not (self.path/'study.jsonl').exists():
+        if not (self.path / 'study.jsonl').exists():
             self._expect_nothing()
         else:
-            was,self.lines = read_study_lines(self.path)
+            was, self.lines = read_study_lines(self.path)
             head = study_head(self.path)
             first = head.get('first', head['table'])
-            if any(l['kind'] != 'begun' for l in self.lines) and first != self.head['table']: self.head['first'] = first
+            if any(l['kind'] != 'begun' for l in self.lines) and first != self.head['table']:
+                self.head['first'] = first
             if was.name != self.study.name:
-                raise ValueError(f'{path}: holds the study {was.name!r}, and {file} is {self.study.name!r}: choose '
-                                 f'another --out')
+                raise ValueError(
+                    f'{path}: holds the study {was.name!r}, and {file} is {self.study.name!r}: choose another --out'
+                )
         self.facts = run_facts(self.study)
-        for l in self.lines: self.check(l)
+        for l in self.lines:
+            self.check(l)
         self.write()
+
     def _expect_nothing(self):
         "A `ValueError` if there are runs, but not the lines that say what they are"
-        there = [p for part in ('runs','tasks','trials') for p in sorted((self.path/part).glob('*/*.json'))]
+        there = [p for part in ('runs', 'tasks', 'trials') for p in sorted((self.path / part).glob('*/*.json'))]
         if there:
-            raise ValueError(f'{self.path}: holds {there[0].parent.relative_to(self.path)} and others, but no '
-                             f'study.jsonl, which says what was trained there: put it back, or choose another --out; '
-                             f'nothing was changed')
-    def write(self)->None:
+            raise ValueError(
+                f'{self.path}: holds {there[0].parent.relative_to(self.path)} and others, but no '
+                f'study.jsonl, which says what was trained there: put it back, or choose another --out; '
+                f'nothing was changed'
+            )
+
+    def write(self) -> None:
         "Write all lines, whole or not at all"
-        with atomic_file(self.path/'study.jsonl') as new:
+        with atomic_file(self.path / 'study.jsonl') as new:
             new.write_text(''.join(f'{_packed(l)}\n' for l in [self.head, *self.lines]), encoding='utf-8')
-    def add(self,
-        **line # `kind`, `arm` and more
-    )->None:
+
+    def add(
+        self,
+        **line,  # `kind`, `arm` and more
+    ) -> None:
         "Add a line"
         self.lines.append(line)
         self.write()
-    def find(self,
-        **keys # Fields and their values
-    )->list:
+
+    def find(
+        self,
+        **keys,  # Fields and their values
+    ) -> list:
         "The lines with these values"
-        return [l for l in self.lines if all(l.get(k) == v for k,v in keys.items())]
+        return [l for l in self.lines if all(l.get(k) == v for k, v in keys.items())]
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #1317762c
 def _who(line):
     "What a line is about, in words"
-    if line['kind'] == 'trial': return f'trial {line["trial"]+1} of round {line["round"]+1} of {line["arm"]}'
+    if line['kind'] == 'trial':
+        return f'trial {line["trial"] + 1} of round {line["round"] + 1} of {line["arm"]}'
     what = f', {line["task"]} {line["mode"]}' if 'task' in line else ''
-    if 'trial' in line: return f'trial {line["trial"]+1} of {line["arm"]}{what}'
+    if 'trial' in line:
+        return f'trial {line["trial"] + 1} of {line["arm"]}{what}'
     return f'{line["arm"]}, seed {line["seed"]}{what}'
+
 
 def _spec(study, arm, values, steps=None):
     "What is trained, in full: the recipe and the sizes of the data"
-    recipe,options = arm_recipe(study, arm, values)
+    recipe, options = arm_recipe(study, arm, values)
     recipe = shorter(recipe, steps) if steps else recipe
     how = dict(score=study.tune.score, scenes=study.tune.scenes) if steps else {}
-    if study.ask and not steps: how['ask'] = study.ask
-    if arm.weights: how['weights'] = arm.weights
-    return json.loads(json.dumps(dict(recipe=recipe_dict(recipe), data=recipe_dict(options), name=study.data,
-                                      learner=arm.method, backbone=arm.backbone, **how)))
+    if study.ask and not steps:
+        how['ask'] = study.ask
+    if arm.weights:
+        how['weights'] = arm.weights
+    return json.loads(
+        json.dumps(
+            dict(
+                recipe=recipe_dict(recipe),
+                data=recipe_dict(options),
+                name=study.data,
+                learner=arm.method,
+                backbone=arm.backbone,
+                **how,
+            )
+        )
+    )
+
 
 def _task_spec(study, job):
     "What is fine-tuned, in full: the pretrained run, the plan, and the sizes of the data"
-    arm,trial = study.arm(job['arm']),'trial' in job
+    arm = study.arm(job['arm'])
+    trial = 'trial' in job
     draws = 0 if trial else arm_recipe(study, arm)[1].draws
     steps = study.finetune.steps if trial else 0
-    plan,sizes,_ = task_plan(study, job['task'], job['mode'], job['values'], steps=steps, draws=draws)
+    plan, sizes, _ = task_plan(study, job['task'], job['mode'], job['values'], steps=steps, draws=draws)
     first = {}
-    if trial: first = dict(grid=study.finetune.grid[job['trial']], seed=study.finetune.seed, first=study.seeds[0])
-    return json.loads(json.dumps(dict(plan=recipe_dict(plan), sizes=recipe_dict(sizes), **first,
-                                      pretrained=_spec(study, arm, job['base']))))
+    if trial:
+        first = dict(grid=study.finetune.grid[job['trial']], seed=study.finetune.seed, first=study.seeds[0])
+    return json.loads(
+        json.dumps(
+            dict(plan=recipe_dict(plan), sizes=recipe_dict(sizes), **first, pretrained=_spec(study, arm, job['base']))
+        )
+    )
+
 
 def _other_trial(study, line):
     "How a trial differs from the one that would have its place today"
-    t,grid,i,r = study.tune,study.grid(study.arm(line['arm'])),line['trial'],line['round']
+    t = study.tune
+    grid = study.grid(study.arm(line['arm']))
+    i = line['trial']
+    r = line['round']
     rounds = tuning_rounds(t, len(grid))
     now = dict(values=grid[i] if i < len(grid) else None, seed=t.seed, steps=rounds[r][0] if r < len(rounds) else None)
     return differences({k: line[k] for k in now}, now)
@@ -303,60 +428,98 @@ def _other_trial(study, line):
 # %% ../../nbs/experiments/87_study_runs.ipynb #567d9d7f
 def _checked_task(study, line, at):
     "What the line of a fine-tuning should specify; a `ValueError` if the study no longer has this fine-tuning"
-    if (line['task'], line['mode']) not in study.jobs(study.arm(line['arm'])) \
-            or 'trial' in line and line['trial'] >= len(study.finetune.grid):
+    if (
+        (line['task'], line['mode']) not in study.jobs(study.arm(line['arm']))
+        or 'trial' in line
+        and line['trial'] >= len(study.finetune.grid)
+    ):
         raise ValueError(f'{at}{_who(line)}: is no part of {study.file} any more; choose another --out')
     return _task_spec(study, line)
 
+
 def check_line(
-    folder:StudyFolder, # Of the line
-    line:dict,          # A trial, a run, or one that was begun
-)->None:
+    folder: StudyFolder,  # Of the line
+    line: dict,  # A trial, a run, or one that was begun
+) -> None:
     "Raise a `ValueError` that names what differs if this line would be made in another way now"
-    study,at = folder.study,f'{folder.path/"study.jsonl"}: '
-    if line['kind'] in ('choice','task_choice'): return
+    at = f'{folder.path / "study.jsonl"}: '
+    study = folder.study
+    if line['kind'] in ('choice', 'task_choice'):
+        return
     names = [a.name for a in study.arms]
     if line['arm'] not in names:
         raise ValueError(f'{at}{did_you_mean("arm", line["arm"], names)}; choose another --out')
     trial = line['kind'] == 'trial'
     needed = ('values', 'spec', 'facts') + (('steps', 'seed') if trial else ()) + (('base',) if 'task' in line else ())
     check_types(line, {}, f'{at}{_who(line)}', needed)
-    if trial and not study.tune: raise ValueError(f'{at}{_who(line)}: {study.file} has no [tune] any more; choose '
-                                                  f'another --out')
-    if 'task' in line: spec = _checked_task(study, line, at)
-    else: spec = _spec(study, study.arm(line['arm']), line['values'], line['steps'] if trial else None)
+    if trial and not study.tune:
+        raise ValueError(f'{at}{_who(line)}: {study.file} has no [tune] any more; choose another --out')
+    if 'task' in line:
+        spec = _checked_task(study, line, at)
+    else:
+        spec = _spec(study, study.arm(line['arm']), line['values'], line['steps'] if trial else None)
     diffs = differences(line['spec'], spec) or (_other_trial(study, line) if trial else [])
     if diffs:
-        raise ValueError(f'{at}{_who(line)} is not what {study.file} asks for ({"; ".join(diffs)}): choose another '
-                         f'--out')
+        raise ValueError(
+            f'{at}{_who(line)} is not what {study.file} asks for ({"; ".join(diffs)}): choose another --out'
+        )
     if not folder.mix and (diffs := differences(line['facts'], folder.facts)):
-        raise ValueError(f'{at}{_who(line)} was made under other conditions ({"; ".join(diffs)}): choose another '
-                         f'--out, or add --mix, and the page will say so')
+        raise ValueError(
+            f'{at}{_who(line)} was made under other conditions ({"; ".join(diffs)}): choose another '
+            f'--out, or add --mix, and the page will say so'
+        )
+
 
 StudyFolder.check = check_line
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #6ac4bb7c
 def _job(folder, kind, arm, name, **more):
     "A job as plain values"
-    where = folder.path/('trials' if 'trial' in kind else f'{kind}s')/name
-    return dict(kind=kind, arm=arm.name, folder=str(where), out=str(folder.path), table=folder.head['table'],
-                file=folder.head['file'], mix=folder.mix, root=folder.root, plugins=plugin_files(), **more)
+    where = folder.path / ('trials' if 'trial' in kind else f'{kind}s') / name
+    return dict(
+        kind=kind,
+        arm=arm.name,
+        folder=str(where),
+        out=str(folder.path),
+        table=folder.head['table'],
+        file=folder.head['file'],
+        mix=folder.mix,
+        root=folder.root,
+        plugins=plugin_files(),
+        **more,
+    )
+
 
 def _round(folder, r, steps, *, values, jobs, log):
     "Train the trials of a round that are missing. `values`: arm -> {number of the trial: field -> value}"
-    study,todo = folder.study,[]
+    study = folder.study
+    todo = []
     for a in (a for a in study.arms if a.name in values):
-        for i,v in values[a.name].items():
-            if folder.find(kind='trial', arm=a.name, round=r, trial=i, steps=steps): continue
-            todo.append(_job(folder, 'trial', a, f'{a.name}-{r+1}-{i+1}', round=r, trial=i, values=v, steps=steps,
-                             seed=study.tune.seed))
-    for job in run_jobs(todo, jobs, folder.path/'logs', log=log):
-        got = read_json(Path(job['folder'])/'trial.json')
-        keep = {k: job[k] for k in ('arm','round','trial','values','steps','seed')}
+        for i, v in values[a.name].items():
+            if folder.find(kind='trial', arm=a.name, round=r, trial=i, steps=steps):
+                continue
+            todo.append(
+                _job(
+                    folder,
+                    'trial',
+                    a,
+                    f'{a.name}-{r + 1}-{i + 1}',
+                    round=r,
+                    trial=i,
+                    values=v,
+                    steps=steps,
+                    seed=study.tune.seed,
+                )
+            )
+    for job in run_jobs(todo, jobs, folder.path / 'logs', log=log):
+        got = read_json(Path(job['folder']) / 'trial.json')
+        keep = {k: job[k] for k in ('arm', 'round', 'trial', 'values', 'steps', 'seed')}
         spec = _spec(study, study.arm(job['arm']), job['values'], steps)
         folder.add(kind='trial', **keep, **got, facts=folder.facts, spec=spec)
-        log(f'   {study.tune.score} of validation scenes: {got["score"]}' + f' ({got["error"] or got["unstable"]})'
-            * bool(got['error'] or got['unstable']))
+        log(
+            f'   {study.tune.score} of validation scenes: {got["score"]}'
+            + f' ({got["error"] or got["unstable"]})' * bool(got['error'] or got['unstable'])
+        )
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #834bbe42
 def _no_source(folder, arm, seed):
@@ -365,111 +528,148 @@ def _no_source(folder, arm, seed):
     gone = folder.find(kind='diverged', arm=s.name, seed=seed, task=None) if s else []
     return f'its source {s.name} diverged ({gone[0]["error"]})' if gone else ''
 
+
 def _without(folder, arm, seed, *, values, error):
     "Record that a run cannot be made, unless this or the run is recorded already"
-    if any(folder.find(kind=k, arm=arm.name, seed=seed, task=None) for k in ('run','diverged')): return
-    folder.add(kind='diverged', arm=arm.name, seed=seed, values=values, error=error, facts=folder.facts,
-               spec=_spec(folder.study, arm, values))
+    if any(folder.find(kind=k, arm=arm.name, seed=seed, task=None) for k in ('run', 'diverged')):
+        return
+    folder.add(
+        kind='diverged',
+        arm=arm.name,
+        seed=seed,
+        values=values,
+        error=error,
+        facts=folder.facts,
+        spec=_spec(folder.study, arm, values),
+    )
+
 
 def _tunable(folder, arms):
     "The arms whose trials can be trained; that the runs of the others cannot be made is recorded"
-    study,keep = folder.study,[]
+    study = folder.study
+    keep = []
     for a in arms:
         error = _no_source(folder, a, study.seeds[0]) if study.tune else ''
-        if not error: keep.append(a)
-        for seed in study.seeds*bool(error): _without(folder, a, seed, values={}, error=f'not tuned: {error}')
+        if not error:
+            keep.append(a)
+        for seed in study.seeds * bool(error):
+            _without(folder, a, seed, values={}, error=f'not tuned: {error}')
     return keep
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #06bd45a9
 def _choose(folder, arm, best):
     "Record the best trial of an arm; a `ValueError` if another was chosen before, which runs may have used"
     had = folder.find(kind='choice', arm=arm.name)
-    if not had: folder.add(kind='choice', arm=arm.name, **{k: best[k] for k in ('trial','values','score')})
+    if not had:
+        folder.add(kind='choice', arm=arm.name, **{k: best[k] for k in ('trial', 'values', 'score')})
     elif had[0]['values'] != best['values']:
-        raise ValueError(f'{folder.path/"study.jsonl"}: arms[{arm.name}]: {had[0]["values"]} was chosen from other '
-                         f'trials, now {best["values"]} is best: choose another --out')
+        raise ValueError(
+            f'{folder.path / "study.jsonl"}: arms[{arm.name}]: {had[0]["values"]} was chosen from other '
+            f'trials, now {best["values"]} is best: choose another --out'
+        )
+
 
 def tune_arms(
-    folder:StudyFolder, # Of the study
-    arms:list,          # Of its arms
-    jobs:int=1,         # At a time
-    log:callable=print, # Called with lines about the progress
-)->dict:                # Arm -> the values that were chosen: field -> value; none of an arm that cannot be tuned
+    folder: StudyFolder,  # Of the study
+    arms: list,  # Of its arms
+    jobs: int = 1,  # At a time
+    log: callable = print,  # Called with lines about the progress
+) -> dict:  # Arm -> the values that were chosen: field -> value; none of an arm that cannot be tuned
     """Tune arms, each with as many trials; a `ValueError` names an arm of which all trials failed
 
     An arm is left out if the run from which its trials read or start diverged
     """
-    study,t = folder.study,folder.study.tune
+    t = folder.study.tune
+    study = folder.study
     arms = _tunable(folder, arms)
     tuned = [a for a in study.tuned() if a in arms]
-    if not tuned: return {a.name: {} for a in arms}
+    if not tuned:
+        return {a.name: {} for a in arms}
     left = {a.name: dict(enumerate(study.grid(a))) for a in tuned}
     rounds = tuning_rounds(t, len(left[tuned[0].name]))
-    for r,(steps,_) in enumerate(rounds):
+    for r, (steps, _) in enumerate(rounds):
         _round(folder, r, steps, values=left, jobs=jobs, log=log)
-        keep = rounds[r+1][1] if r+1 < len(rounds) else 1
+        keep = rounds[r + 1][1] if r + 1 < len(rounds) else 1
         for a in tuned:
-            lines = [l for l in folder.find(kind='trial', arm=a.name, round=r, steps=steps)
-                     if l['trial'] in left[a.name]]
+            lines = [
+                l for l in folder.find(kind='trial', arm=a.name, round=r, steps=steps) if l['trial'] in left[a.name]
+            ]
             best = best_trials(lines, keep, t.score)
-            if not best: raise ValueError(f'{study.file}: arms[{a.name}]: all trials of round {r+1} failed, the first: '
-                                          f'{lines[0]["error"]}')
+            if not best:
+                raise ValueError(
+                    f'{study.file}: arms[{a.name}]: all trials of round {r + 1} failed, the first: {lines[0]["error"]}'
+                )
             left[a.name] = {l['trial']: l['values'] for l in sorted(best, key=lambda l: l['trial'])}
-            if r+1 == len(rounds): _choose(folder, a, best[0])
+            if r + 1 == len(rounds):
+                _choose(folder, a, best[0])
     return {a.name: folder.find(kind='choice', arm=a.name)[0]['values'] if a in tuned else {} for a in arms}
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #831e5a30
 def _finished(folder, job, log):
     "Add the line of a run or a fine-tuning that has ended"
-    keys = {k: job[k] for k in ('arm','seed','task','mode') if k in job}
+    keys = {k: job[k] for k in ('arm', 'seed', 'task', 'mode') if k in job}
     begun = folder.find(kind='begun', **{'task': None, **keys})[0]
     folder.lines.remove(begun)
-    facts = {k: v if begun['facts'].get(k) == v else f'{begun["facts"].get(k)}, then {v}'
-             for k, v in folder.facts.items()}
-    same = keys | {k: begun[k] for k in ('values','base','spec') if k in begun} | dict(facts=facts)
-    bad = Path(job['folder'])/'diverged.json'
+    facts = {
+        k: v if begun['facts'].get(k) == v else f'{begun["facts"].get(k)}, then {v}' for k, v in folder.facts.items()
+    }
+    same = keys | {k: begun[k] for k in ('values', 'base', 'spec') if k in begun} | dict(facts=facts)
+    bad = Path(job['folder']) / 'diverged.json'
     if bad.exists():
         folder.add(kind='diverged', **same, **read_json(bad))
         log(f'   diverged: {folder.lines[-1]["error"]}')
-    elif 'task' in job: folder.add(**task_line(folder.study, job), **same, kind='task')
-    else: folder.add(**{**_run_line(job), **same}, kind='run')
+    elif 'task' in job:
+        folder.add(**task_line(folder.study, job), **same, kind='task')
+    else:
+        folder.add(**{**_run_line(job), **same}, kind='run')
+
 
 def _run_line(job):
     "The result of a run, and its losses"
     run = load(job['folder'])
-    rows = read_log(run/'log.csv')
+    rows = read_log(run / 'log.csv')
     got = last_result(run.path)
-    best = [r.get('valid_words') for r in rows if r['step'] == got['numbers']['best_step']
-            and r.get('valid_words') is not None]
-    if best: got['numbers']['held_words'] = best[-1]
+    best = [
+        r.get('valid_words')
+        for r in rows
+        if r['step'] == got['numbers']['best_step'] and r.get('valid_words') is not None
+    ]
+    if best:
+        got['numbers']['held_words'] = best[-1]
     asked = _asked(run.path)
-    got['numbers'] |= {k: v['rows'] for k,v in asked.items() if v['rows']}
-    got['seconds'] |= {k: v['seconds'] for k,v in asked.items()}
+    got['numbers'] |= {k: v['rows'] for k, v in asked.items() if v['rows']}
+    got['seconds'] |= {k: v['seconds'] for k, v in asked.items()}
     curve = [[r['step'], r['train_loss'], r['valid_loss']] for r in rows if r.get('valid_loss') is not None]
     return got | dict(curve=curve)
 
+
 def _begin(folder, line, job):
     "Note that a run, or a fine-tuning, has begun, unless it had"
-    keys = {k: line[k] for k in ('arm','seed','task','mode') if k in line}
-    if folder.find(kind='begun', **{'task': None, **keys}): return
-    if (Path(job['folder'])/'recipe.json').exists():
-        raise ValueError(f'{job["folder"]}: holds a run of which {folder.path/"study.jsonl"} has no line: were some '
-                         f'removed? Put them back, move the run away, or choose another --out')
-    shutil.rmtree(job['folder'], ignore_errors=True)                    # what was left is no run
+    keys = {k: line[k] for k in ('arm', 'seed', 'task', 'mode') if k in line}
+    if folder.find(kind='begun', **{'task': None, **keys}):
+        return
+    if (Path(job['folder']) / 'recipe.json').exists():
+        raise ValueError(
+            f'{job["folder"]}: holds a run of which {folder.path / "study.jsonl"} has no line: were some '
+            f'removed? Put them back, move the run away, or choose another --out'
+        )
+    shutil.rmtree(job['folder'], ignore_errors=True)  # what was left is no run
     folder.lines.append(dict(kind='begun', **line, facts=folder.facts))
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #9245ecf2
 def run_arms(
-    folder:StudyFolder, # Of the study
-    chosen:dict,        # From `tune_arms`: arms -> values; these arms are run
-    jobs:int=1,         # At a time
-    log:callable=print, # Called with lines about the progress
-)->None:
+    folder: StudyFolder,  # Of the study
+    chosen: dict,  # From `tune_arms`: arms -> values; these arms are run
+    jobs: int = 1,  # At a time
+    log: callable = print,  # Called with lines about the progress
+) -> None:
     "Train arms with all seeds, seed by seed; finished runs are kept, unfinished ones resumed"
-    study,todo = folder.study,[]
+    study = folder.study
+    todo = []
     for seed in study.seeds:
         for a in (a for a in study.arms if a.name in chosen):
-            if any(folder.find(kind=k, arm=a.name, seed=seed, task=None) for k in ('run','diverged')): continue
+            if any(folder.find(kind=k, arm=a.name, seed=seed, task=None) for k in ('run', 'diverged')):
+                continue
             if error := _no_source(folder, a, seed):
                 _without(folder, a, seed, values=chosen[a.name], error=error)
                 log(f'-- {a.name}-{seed}: {error}')
@@ -479,7 +679,8 @@ def run_arms(
             _begin(folder, dict(arm=a.name, seed=seed, values=chosen[a.name], spec=spec), job)
             todo.append(job)
     folder.write()
-    for job in run_jobs(todo, jobs, folder.path/'logs', log=log): _finished(folder, job, log)
+    for job in run_jobs(todo, jobs, folder.path / 'logs', log=log):
+        _finished(folder, job, log)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #c64eb73c
 def _chosen_trial(folder, arm, task, mode):
@@ -488,206 +689,278 @@ def _chosen_trial(folder, arm, task, mode):
     lines = folder.find(kind='task_trial', **keys)
     best = (best_trials(lines, 1, task) or lines)[0]
     had = folder.find(kind='task_choice', **keys)
-    if not had: folder.add(kind='task_choice', **keys, **{k: best[k] for k in ('trial','values','score')})
+    if not had:
+        folder.add(kind='task_choice', **keys, **{k: best[k] for k in ('trial', 'values', 'score')})
     elif had[0]['values'] != best['values']:
-        raise ValueError(f'{folder.path/"study.jsonl"}: {_who(lines[0])}: {had[0]["values"]} was chosen from other '
-                         f'trials, now {best["values"]} is best: choose another --out')
+        raise ValueError(
+            f'{folder.path / "study.jsonl"}: {_who(lines[0])}: {had[0]["values"]} was chosen from other '
+            f'trials, now {best["values"]} is best: choose another --out'
+        )
     return best['values']
 
+
 def tune_tasks(
-    folder:StudyFolder, # Of the study
-    chosen:dict,        # From `tune_arms`
-    jobs:int=1,         # At a time
-    log:callable=print, # Called with lines about the progress
-)->dict:                # (arm, task, mode) -> the values that were chosen: field -> value
+    folder: StudyFolder,  # Of the study
+    chosen: dict,  # From `tune_arms`
+    jobs: int = 1,  # At a time
+    log: callable = print,  # Called with lines about the progress
+) -> dict:  # (arm, task, mode) -> the values that were chosen: field -> value
     "Tune the fine-tuning of each arm, task and mode; if all trials of one failed, the first values are used"
-    study,f,todo = folder.study,folder.study.finetune,[]
+    f = folder.study.finetune
+    study = folder.study
+    todo = []
     there = [a for a in study.arms if folder.find(kind='run', arm=a.name, seed=study.seeds[0])]
-    each = [(a,t,m) for a in there for t,m in study.jobs(a)]
-    if f and len(f.grid) == 1: return {(a.name,t,m): f.grid[0] for a in study.arms for t,m in study.jobs(a)}
-    for a,t,m in each:
-        for i,v in enumerate(f.grid):
-            if folder.find(kind='task_trial', arm=a.name, task=t, mode=m, trial=i): continue
-            todo.append(_job(folder, 'task_trial', a, f'{a.name}-{t}-{m}-{i+1}', task=t, mode=m, trial=i, values=v,
-                             seed=f.seed, base=chosen[a.name]))
-    for job in run_jobs(todo, jobs, folder.path/'logs', log=log):
-        got = read_json(Path(job['folder'])/'trial.json')
-        keep = {k: job[k] for k in ('arm','task','mode','trial','values','seed','base')}
+    each = [(a, t, m) for a in there for t, m in study.jobs(a)]
+    if f and len(f.grid) == 1:
+        return {(a.name, t, m): f.grid[0] for a in study.arms for t, m in study.jobs(a)}
+    for a, t, m in each:
+        for i, v in enumerate(f.grid):
+            if folder.find(kind='task_trial', arm=a.name, task=t, mode=m, trial=i):
+                continue
+            todo.append(
+                _job(
+                    folder,
+                    'task_trial',
+                    a,
+                    f'{a.name}-{t}-{m}-{i + 1}',
+                    task=t,
+                    mode=m,
+                    trial=i,
+                    values=v,
+                    seed=f.seed,
+                    base=chosen[a.name],
+                )
+            )
+    for job in run_jobs(todo, jobs, folder.path / 'logs', log=log):
+        got = read_json(Path(job['folder']) / 'trial.json')
+        keep = {k: job[k] for k in ('arm', 'task', 'mode', 'trial', 'values', 'seed', 'base')}
         folder.add(kind='task_trial', **keep, **got, facts=folder.facts, spec=_task_spec(study, job))
-        log(f'   {job["task"]} of validation scenes: {got["score"]}' + f' ({got["error"] or got["unstable"]})'
-            * bool(got['error'] or got['unstable']))
-    return {(a.name,t,m): _chosen_trial(folder, a, t, m) for a,t,m in each}
+        log(
+            f'   {job["task"]} of validation scenes: {got["score"]}'
+            + f' ({got["error"] or got["unstable"]})' * bool(got['error'] or got['unstable'])
+        )
+    return {(a.name, t, m): _chosen_trial(folder, a, t, m) for a, t, m in each}
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #ae003cc5
 def run_tasks(
-    folder:StudyFolder, # Of the study
-    chosen:dict,        # From `tune_arms`
-    picked:dict,        # From `tune_tasks`
-    jobs:int=1,         # At a time
-    log:callable=print, # Called with lines about the progress
-)->None:
+    folder: StudyFolder,  # Of the study
+    chosen: dict,  # From `tune_arms`
+    picked: dict,  # From `tune_tasks`
+    jobs: int = 1,  # At a time
+    log: callable = print,  # Called with lines about the progress
+) -> None:
     "Fine-tune every run that has not diverged, seed by seed; finished ones are kept, unfinished ones resumed"
-    study,todo = folder.study,[]
+    study = folder.study
+    todo = []
     for seed in study.seeds:
         for a in (a for a in study.arms if folder.find(kind='run', arm=a.name, seed=seed)):
-            for t,m in study.jobs(a):
+            for t, m in study.jobs(a):
                 keys = dict(arm=a.name, seed=seed, task=t, mode=m)
-                if any(folder.find(kind=k, **keys) for k in ('task','diverged')): continue
-                line = dict(keys, values=picked.get((a.name,t,m), study.finetune.grid[0]), base=chosen[a.name])
-                more = {k: v for k,v in line.items() if k != 'arm'}
+                if any(folder.find(kind=k, **keys) for k in ('task', 'diverged')):
+                    continue
+                line = dict(keys, values=picked.get((a.name, t, m), study.finetune.grid[0]), base=chosen[a.name])
+                more = {k: v for k, v in line.items() if k != 'arm'}
                 job = _job(folder, 'task', a, f'{a.name}-{seed}-{t}-{m}', **more)
                 _begin(folder, line | dict(spec=_task_spec(study, line)), job)
                 todo.append(job)
     folder.write()
-    for job in run_jobs(todo, jobs, folder.path/'logs', log=log): _finished(folder, job, log)
+    for job in run_jobs(todo, jobs, folder.path / 'logs', log=log):
+        _finished(folder, job, log)
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #ae1f0b63
 def run_study(
-    file:FilePath,      # A TOML file, see `read_study`
-    out:FilePath,       # Folder of the study; one that was stopped is resumed
-    jobs:int=1,         # Trainings at a time, each with one thread
-    mix:bool=False,     # Continue although lines were made with other code, versions or processors?
-    log:callable=print, # Called with lines about the progress
-    *, quick:bool=False, # In the size of its [quick]?
-    root:FilePath=None, # Folder of the files of its data, if not that in the study's file
-)->Path:                # The page
+    file: FilePath,  # A TOML file, see `read_study`
+    out: FilePath,  # Folder of the study; one that was stopped is resumed
+    jobs: int = 1,  # Trainings at a time, each with one thread
+    mix: bool = False,  # Continue although lines were made with other code, versions or processors?
+    log: callable = print,  # Called with lines about the progress
+    *,
+    quick: bool = False,  # In the size of its [quick]?
+    root: FilePath = None,  # Folder of the files of its data, if not that in the study's file
+) -> Path:  # The page
     "Tune, train and compare; `TrainingInterrupted` if a signal ends it early"
-    if jobs < 1: raise ValueError(f'--jobs {jobs}: at least 1')
+    if jobs < 1:
+        raise ValueError(f'--jobs {jobs}: at least 1')
     table = read_toml(file)
     study = study_of(table, str(file))
-    if quick: table = quick_table(table, str(file))
+    if quick:
+        table = quick_table(table, str(file))
     with_root(study_of(table, str(file)) if quick else study, root)
-    with locked(Path(out)/'.lock', f'study folder {out}'):
+    with locked(Path(out) / '.lock', f'study folder {out}'):
         folder = StudyFolder(out, table, str(file), mix, root and str(Path(root).resolve()))
-        study,chosen = folder.study,{}
-        first = [s for a in study.arms if (s := study.source_arm(a))]                   # others depend on their runs
+        study = folder.study
+        chosen = {}
+        first = [s for a in study.arms if (s := study.source_arm(a))]  # others depend on their runs
         for arms in ([a for a in study.arms if a in first], [a for a in study.arms if a not in first]):
             got = tune_arms(folder, arms, jobs, log)
-            for a,v in got.items(): log(f'{a}: {", ".join(change_texts(v)) or "as the recipe"}')
+            for a, v in got.items():
+                log(f'{a}: {", ".join(change_texts(v)) or "as the recipe"}')
             run_arms(folder, got, jobs, log)
             chosen |= got
-        if study.finetune: run_tasks(folder, chosen, tune_tasks(folder, chosen, jobs, log), jobs, log)
-        for line in mixed_facts(folder.lines): log(line)
+        if study.finetune:
+            run_tasks(folder, chosen, tune_tasks(folder, chosen, jobs, log), jobs, log)
+        for line in mixed_facts(folder.lines):
+            log(line)
         page = write_study_report(out)
-    for r in judge_study(folder.study, folder.lines): log(f'{r["id"]}: {r["verdict"]}')
+    for r in judge_study(folder.study, folder.lines):
+        log(f'{r["id"]}: {r["verdict"]}')
     log(f'report: {page}')
     return page
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #5c2d1edd
 def recorded_speed(
-    folder:FilePath, # It holds run folders, at any depth
-)->dict:             # Method -> seconds per image view, and seconds outside the training
+    folder: FilePath,  # It holds run folders, at any depth
+) -> dict:  # Method -> seconds per image view, and seconds outside the training
     "Mean times of finished runs; a `ValueError` if there are none"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
         load(f.parent)
         l = last_result(f.parent, ('numbers', 'seconds', 'method'))
-        if 'task' in l: continue                                               # see `recorded_tasks`
+        if 'task' in l:
+            continue  # see `recorded_tasks`
         n = check_types(l['numbers'], {}, f, ('views', 'images_per_second'))
-        train = n['views']/max(n['images_per_second'], 1e-9)
-        got.setdefault(l['method'], []).append((train/max(n['views'], 1), max(sum(l['seconds'].values())-train, 0)))
-    if not got: raise ValueError(f'--recorded {folder}: holds no finished runs')
-    return {m: tuple(sum(x)/len(x) for x in zip(*v)) for m,v in got.items()}
+        train = n['views'] / max(n['images_per_second'], 1e-9)
+        got.setdefault(l['method'], []).append((train / max(n['views'], 1), max(sum(l['seconds'].values()) - train, 0)))
+    if not got:
+        raise ValueError(f'--recorded {folder}: holds no finished runs')
+    return {m: tuple(sum(x) / len(x) for x in zip(*v)) for m, v in got.items()}
+
 
 def measured_speed(
-    study:Study,  # The study
-    arm:Arm,      # One of its arms
-    steps:int=10, # Steps that are timed
-)->tuple:         # Seconds an image view, and 0: what is measured after the training is not known
+    study: Study,  # The study
+    arm: Arm,  # One of its arms
+    steps: int = 10,  # Steps that are timed
+) -> tuple:  # Seconds an image view, and 0: what is measured after the training is not known
     "Time of a training on this machine, from a few steps with one thread"
-    recipe,options = arm_recipe(study, arm)
-    if not recipe.steps: return 0.,0.
+    recipe, options = arm_recipe(study, arm)
+    if not recipe.steps:
+        return 0.0, 0.0
     few = replace(options, scenes=min(options.scenes, 640)) if hasattr(options, 'scenes') else options
-    if source_changes(study, arm, '', 0): recipe = replace(recipe, source='web', generated='')         # as fast
-    method,threads = with_backbone(METHODS[arm.method], arm.backbone or None),torch.get_num_threads()
+    if source_changes(study, arm, '', 0):
+        recipe = replace(recipe, source='web', generated='')  # as fast
+    method = with_backbone(METHODS[arm.method], arm.backbone or None)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        splits = open_splits(method, recipe, few, study.data, study.root or None, log=noop,
-                             max_damaged=study.max_damaged)
+        splits = open_splits(
+            method, recipe, few, study.data, study.root or None, log=noop, max_damaged=study.max_damaged
+        )
         tok = method.train_tokenizer(recipe, splits['train'])
-        got = dry_run(method, recipe, few, splits, study.data, tok=tok, precision=study.precision, log=noop,
-                      steps=steps, warm=2, max_damaged=study.max_damaged)
-    finally: torch.set_num_threads(threads)
-    looks = -(-recipe.steps*recipe.bs//_images(options))*got['look']
-    return (got['step']*recipe.steps + looks)/got['views'],0.
+        got = dry_run(
+            method,
+            recipe,
+            few,
+            splits,
+            study.data,
+            tok=tok,
+            precision=study.precision,
+            log=noop,
+            steps=steps,
+            warm=2,
+            max_damaged=study.max_damaged,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    looks = -(-recipe.steps * recipe.bs // _images(options)) * got['look']
+    return (got['step'] * recipe.steps + looks) / got['views'], 0.0
+
 
 def _images(options):
     "Images to learn from, as far as they are known before they are there"
-    return max(1, round(getattr(options, 'scenes', 10_000)*getattr(options, 'part', 1.)))
+    return max(1, round(getattr(options, 'scenes', 10_000) * getattr(options, 'part', 1.0)))
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #2d496302
 def recorded_tasks(
-    folder:FilePath, # It holds run folders, at any depth
-)->dict:             # (method, task, frozen, blind) -> seconds
+    folder: FilePath,  # It holds run folders, at any depth
+) -> dict:  # (method, task, frozen, blind) -> seconds
     "Mean times of finished fine-tunings"
     got = {}
     for f in sorted(Path(folder).rglob('result.jsonl')):
         load(f.parent)
         l = last_result(f.parent, ('numbers', 'seconds', 'method'))
-        if 'task' not in l: continue
+        if 'task' not in l:
+            continue
         p = check_types(l.get('plan'), dict(frozen=bool, blind=bool), f, ('frozen', 'blind'))
         got.setdefault((l['method'], l['task'], p['frozen'], p['blind']), []).append(sum(l['seconds'].values()))
-    return {k: sum(v)/len(v) for k,v in got.items()}
+    return {k: sum(v) / len(v) for k, v in got.items()}
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #d440362d
 def _alike(study, arm):
     "All that affects how fast an arm trains: not its texts, number of steps and learning rates"
-    recipe,_ = arm_recipe(study, arm)
-    aside = 'source','generated','steps','warmup','lr','cnn_lr'
-    return json.dumps([arm.method, arm.backbone, bool(recipe.steps),
-                       {k: v for k,v in recipe_dict(recipe).items() if k not in aside}])
+    recipe, _ = arm_recipe(study, arm)
+    aside = 'source', 'generated', 'steps', 'warmup', 'lr', 'cnn_lr'
+    return json.dumps(
+        [arm.method, arm.backbone, bool(recipe.steps), {k: v for k, v in recipe_dict(recipe).items() if k not in aside}]
+    )
+
 
 def _planned_tasks(study, known, alike, jobs, out):
     "A row for the fine-tunings of each arm; `out` is added to"
-    rows,speed = [],{}
+    rows = []
+    speed = {}
     for a in (a for a in study.arms if study.jobs(a)):
-        n,trials,hours = len(study.seeds),len(study.finetune.grid) if len(study.finetune.grid) > 1 else 0,0.
-        for t,m in study.jobs(a):
+        n = len(study.seeds)
+        trials = len(study.finetune.grid) if len(study.finetune.grid) > 1 else 0
+        hours = 0.0
+        for t, m in study.jobs(a):
             took = known.get((a.method, t, m == 'frozen', m == 'blind'))
-            key = alike[a.name].replace('false', 'true', 1),t,m                  # with steps or without
+            key = alike[a.name].replace('false', 'true', 1), t, m  # with steps or without
             if took is None and key not in speed:
-                speed |= {(key[0],*k): v for k,v in measured_task_speed(study, a).items()}
-            whole,step = (took,took/task_plan(study, t, m)[0].steps) if took else speed[key]
-            hours += (n*whole + trials*(study.finetune.steps*step or whole))/3600/jobs
+                speed |= {(key[0], *k): v for k, v in measured_task_speed(study, a).items()}
+            whole, step = (took, took / task_plan(study, t, m)[0].steps) if took else speed[key]
+            hours += (n * whole + trials * (study.finetune.steps * step or whole)) / 3600 / jobs
         k = len(study.jobs(a))
-        rows.append([a.name, f'{n*k} fine-tunings', f'{trials*k} trials', f'{hours:.2g} h at most'])
-        for key,v in dict(tasks=n*k, task_trials=trials*k, hours=hours).items(): out[key] += v
+        rows.append([a.name, f'{n * k} fine-tunings', f'{trials * k} trials', f'{hours:.2g} h at most'])
+        for key, v in dict(tasks=n * k, task_trials=trials * k, hours=hours).items():
+            out[key] += v
     return rows
 
 # %% ../../nbs/experiments/87_study_runs.ipynb #feb2ca40
 def plan_study(
-    study:Study,             # The study
-    recorded:FilePath=None,  # Folder of finished runs to take times from; the arms of other methods are timed
-    jobs:int=1,              # Trainings at a time
-    *, log:callable=print,   # Called with each line
-    root:FilePath=None,      # Folder of the files of its data, if not that in the study's file
-)->dict:                     # `runs`, `trials`, `views`, `tasks`, `task_trials` and `hours`
+    study: Study,  # The study
+    recorded: FilePath = None,  # Folder of finished runs to take times from; the arms of other methods are timed
+    jobs: int = 1,  # Trainings at a time
+    *,
+    log: callable = print,  # Called with each line
+    root: FilePath = None,  # Folder of the files of its data, if not that in the study's file
+) -> dict:  # `runs`, `trials`, `views`, `tasks`, `task_trials` and `hours`
     "The number of trainings and image views of a study, and about how many hours they take"
     study = with_root(study, root)
     known = recorded_speed(recorded) if recorded else {}
-    alike = {a.name: _alike(study, a) for a in study.arms}                       # as fast as each other
+    alike = {a.name: _alike(study, a) for a in study.arms}  # as fast as each other
     with _advice_for(study):
-        timed = {k: measured_speed(study, a) for k,a in {alike[a.name]: a for a in study.arms
-                                                         if a.method not in known}.items()}
+        timed = {
+            k: measured_speed(study, a)
+            for k, a in {alike[a.name]: a for a in study.arms if a.method not in known}.items()
+        }
     speed = {a.name: known.get(a.method) or timed[alike[a.name]] for a in study.arms}
-    out,rows = dict(runs=0, trials=0, views=0, hours=0., tasks=0, task_trials=0),[]
+    out = dict(runs=0, trials=0, views=0, hours=0.0, tasks=0, task_trials=0)
+    rows = []
     for a in study.arms:
-        recipe,_ = arm_recipe(study, a)
+        recipe, _ = arm_recipe(study, a)
         rounds = tuning_rounds(study.tune, len(study.grid(a))) if study.tune and recipe.steps else []
-        trials,views = sum(k for _,k in rounds),sum(s*k for s,k in rounds)*recipe.bs
-        each = recipe.steps*recipe.bs
-        per,beside = speed[a.name]
+        trials = sum(k for _, k in rounds)
+        views = sum(s * k for s, k in rounds) * recipe.bs
+        each = recipe.steps * recipe.bs
+        per, beside = speed[a.name]
         n = len(study.seeds)
-        hours = (per*(n*each+views) + beside*n)/3600/jobs
-        rows.append([a.name, f'{n} runs of {each:,} image views', f'{trials} trials of {views:,} together',
-                     f'{hours:.2g} h'])
-        for k,v in dict(runs=n, trials=trials, views=n*each+views, hours=hours).items(): out[k] += v
-    if study.finetune: rows += _planned_tasks(study, recorded_tasks(recorded) if recorded else {}, alike, jobs, out)
+        hours = (per * (n * each + views) + beside * n) / 3600 / jobs
+        rows.append(
+            [a.name, f'{n} runs of {each:,} image views', f'{trials} trials of {views:,} together', f'{hours:.2g} h']
+        )
+        for k, v in dict(runs=n, trials=trials, views=n * each + views, hours=hours).items():
+            out[k] += v
+    if study.finetune:
+        rows += _planned_tasks(study, recorded_tasks(recorded) if recorded else {}, alike, jobs, out)
     wide = [max(map(len, c)) for c in zip(*rows)]
-    for row in rows: log('  '.join(c.ljust(w) for c,w in zip(row, wide)).rstrip())
+    for row in rows:
+        log('  '.join(c.ljust(w) for c, w in zip(row, wide)).rstrip())
     timed = [a.name for a in study.arms if a.method not in known]
-    told = f', {out["tasks"]} fine-tunings and {out["task_trials"]} trials'*bool(study.finetune)
-    log(f'together      {out["runs"]} runs and {out["trials"]} trials, {out["views"]:,} image views{told}, about '
-        f'{out["hours"]:.2g} hours with {jobs} at a time')
-    if timed: log(f'              training only for {", ".join(timed)}: what is measured afterwards comes on top')
+    told = f', {out["tasks"]} fine-tunings and {out["task_trials"]} trials' * bool(study.finetune)
+    log(
+        f'together      {out["runs"]} runs and {out["trials"]} trials, {out["views"]:,} image views{told}, about '
+        f'{out["hours"]:.2g} hours with {jobs} at a time'
+    )
+    if timed:
+        log(f'              training only for {", ".join(timed)}: what is measured afterwards comes on top')
     return out

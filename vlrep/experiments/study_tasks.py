@@ -6,130 +6,194 @@
 __all__ = ['task_trouble', 'train_task_trial', 'train_task', 'task_line', 'measured_task_speed']
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #3719a00d
-import shutil, tempfile, time
+import shutil
+import tempfile
+import time
 from pathlib import Path
+
 import numpy as np
 from fastcore.basics import noop
-from ..core.files import *
+
+from ..core.run_facts import last_result, read_log
 from ..core.text_files import raw_lines
-from ..core.run_facts import *
+from .commands import pretrain
+from .finetune import finetune
+from .study import Arm, Study, arm_recipe, change_texts, task_plan
+from .study_verdicts import constant_row
 from ..reports.weight_drift import weight_drift
 from ..training.callbacks import TrainingDiverged
 from ..training.run_folder import load
-from .config import *
-from .commands import pretrain
-from .finetune import finetune
-from .study import *
-from .study_tuning import *
-from .study_verdicts import constant_row
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #4e17760d
 def task_trouble(
-    rows:list,   # Of the log of a fine-tuning, as `read_log` gives them
-    skipped:int, # Steps whose loss or gradient was not finite
-)->str:          # '' for a training without trouble
+    rows: list,  # Of the log of a fine-tuning, as `read_log` gives them
+    skipped: int,  # Steps whose loss or gradient was not finite
+) -> str:  # '' for a training without trouble
     "Warnings about a fine-tuning; not that held-out loss rises, since a score chooses the checkpoint"
-    said,first,last = [],rows[0]['train_loss'],rows[-1]['train_loss']
-    if not np.isfinite(last) or last > first: said.append(f'the training loss went from {first:.3f} to {last:.3f}')
-    return '; '.join(said + [f'{skipped} step{"s"*(skipped > 1)} not finite']*bool(skipped))
+    said = []
+    first = rows[0]['train_loss']
+    last = rows[-1]['train_loss']
+    if not np.isfinite(last) or last > first:
+        said.append(f'the training loss went from {first:.3f} to {last:.3f}')
+    return '; '.join(said + [f'{skipped} step{"s" * (skipped > 1)} not finite'] * bool(skipped))
+
 
 def _finetune(study, job, steps=0, log=print):
     "A fine-tuning, new or resumed"
-    folder,arm = Path(job['folder']),study.arm(job['arm'])
-    if any((folder/'steps').glob('*')) or (folder/'best').is_dir():
+    folder = Path(job['folder'])
+    arm = study.arm(job['arm'])
+    if any((folder / 'steps').glob('*')) or (folder / 'best').is_dir():
         return finetune(folder, resume=True, max_damaged=study.max_damaged, log=log)
-    shutil.rmtree(folder, ignore_errors=True)                           # it was killed before its first checkpoint
+    shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
-    source = Path(job['out'])/'runs'/f'{arm.name}-{study.seeds[0] if trial else job["seed"]}'
+    source = Path(job['out']) / 'runs' / f'{arm.name}-{study.seeds[0] if trial else job["seed"]}'
     draws = 0 if trial else arm_recipe(study, arm)[1].draws
     changes = task_plan(study, job['task'], job['mode'], job['values'], steps=steps, draws=draws)[2]
-    finetune(source, job['task'], changes, study.data, out=folder, seed=job['seed'], precision=study.precision,
-             threads=1, max_damaged=study.max_damaged, log=log)
+    finetune(
+        source,
+        job['task'],
+        changes,
+        study.data,
+        out=folder,
+        seed=job['seed'],
+        precision=study.precision,
+        threads=1,
+        max_damaged=study.max_damaged,
+        log=log,
+    )
+
 
 def _log_trouble(folder):
     "`task_trouble` of a run folder"
-    skipped = Path(folder)/'skipped.jsonl'
+    skipped = Path(folder) / 'skipped.jsonl'
     n = sum(1 for _ in raw_lines(skipped)) if skipped.exists() else 0
-    return task_trouble(read_log(Path(folder)/'log.csv'), n)
+    return task_trouble(read_log(Path(folder) / 'log.csv'), n)
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #c4fa89cc
 def train_task_trial(
-    study:Study,         # With `finetune`
-    job:dict,            # From `vlrep.experiments.study_runs`: arm, folder, out, task, mode, values, seed
-    log:callable=print,  # Called with lines about the progress
-)->dict:                 # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
+    study: Study,  # With `finetune`
+    job: dict,  # From `vlrep.experiments.study_runs`: arm, folder, out, task, mode, values, seed
+    log: callable = print,  # Called with lines about the progress
+) -> dict:  # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
     "Fine-tune for a trial: only its results on validation scenes are kept"
-    folder,t = Path(job['folder']),time.perf_counter()
+    folder = Path(job['folder'])
+    t = time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
     out = dict(score=None, unstable='', error='')
-    try: _finetune(study, job, study.finetune.steps, log)
-    except TrainingDiverged as e: out['error'] = ' '.join(str(e).split())
+    try:
+        _finetune(study, job, study.finetune.steps, log)
+    except TrainingDiverged as e:
+        out['error'] = ' '.join(str(e).split())
     else:
-        scores = [v for *_,v in last_result(folder)['numbers']['history'] if v is not None]
-        out |= dict(score=round(100*max(scores), 3), unstable=_log_trouble(folder))
+        scores = [v for *_, v in last_result(folder)['numbers']['history'] if v is not None]
+        out |= dict(score=round(100 * max(scores), 3), unstable=_log_trouble(folder))
     for p in folder.glob('*'):
-        if p.name != 'log.csv': shutil.rmtree(p) if p.is_dir() else p.unlink()
-    return out | dict(seconds=round(time.perf_counter()-t, 2))
+        if p.name != 'log.csv':
+            shutil.rmtree(p) if p.is_dir() else p.unlink()
+    return out | dict(seconds=round(time.perf_counter() - t, 2))
+
 
 def train_task(
-    study:Study,         # With `finetune`
-    job:dict,            # As for `train_task_trial`
-    log:callable=print,  # Called with lines about the progress
-)->None:
+    study: Study,  # With `finetune`
+    job: dict,  # As for `train_task_trial`
+    log: callable = print,  # Called with lines about the progress
+) -> None:
     "Fine-tune a pretrained run of the study; one that was stopped is resumed"
     _finetune(study, job, log=log)
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #0b7fdd6b
 def _question(row, task):
     "A row of the test scenes, under the name that contrasts use; None for other rows"
-    whole,_,metric = row['question'].partition(', ')
-    if whole != f'{task} test': return None
+    whole, _, metric = row['question'].partition(', ')
+    if whole != f'{task} test':
+        return None
     return row | dict(question=f'{task}, {metric}' if metric not in ('', 'micro F1') else task)
 
+
 def task_line(
-    study:Study, # With `finetune`
-    job:dict,    # As for `train_task_trial`, and done
-)->dict:         # `method`, `numbers`: mode and drift -> rows, `seconds`, `unstable`, `curve`
+    study: Study,  # With `finetune`
+    job: dict,  # As for `train_task_trial`, and done
+) -> dict:  # `method`, `numbers`: mode and drift -> rows, `seconds`, `unstable`, `curve`
     "The result of a fine-tuning, from its run folder and that of the pretrained run"
     run = load(job['folder'])
-    line,(task,mode) = last_result(run.path),(job['task'], job['mode'])
+    line = last_result(run.path)
+    (task, mode) = (job['task'], job['mode'])
     rows = [r for row in line['numbers']['table'] if (r := _question(row, task))]
     # a blind model, and a frozen one, are called by their method as all others are
     names = {f'{line["method"]}{extra}': line['method'] for extra in (', frozen', ', blind', '')}
     rows = [r | dict(backbone=names.get(r['backbone'], r['backbone'])) for r in rows]
     numbers = {mode: rows}
     if mode == 'full' and not run.info['finetune']['grid_and_text']:
-        before = load(Path(job['out'])/'runs'/f'{job["arm"]}-{job["seed"]}').weights('best')
+        before = load(Path(job['out']) / 'runs' / f'{job["arm"]}-{job["seed"]}').weights('best')
         turned = np.mean([r['angle'] for r in weight_drift(before, run.weights('best'))])
-        numbers['drift'] = [constant_row(task, 'percent of half a turn', line['method'], round(100*turned, 4))]
-    return dict(method=line['method'], numbers=numbers, seconds=line['seconds'], unstable=_log_trouble(run.path),
-                best_step=line['numbers']['best_step'])
+        numbers['drift'] = [constant_row(task, 'percent of half a turn', line['method'], round(100 * turned, 4))]
+    return dict(
+        method=line['method'],
+        numbers=numbers,
+        seconds=line['seconds'],
+        unstable=_log_trouble(run.path),
+        best_step=line['numbers']['best_step'],
+    )
 
 # %% ../../nbs/experiments/86_study_tasks.ipynb #d0ea9fe8
 def _task_seconds(study, source, task, mode, folder):
     "Seconds of a fine-tuning of as many steps as planned, and of one step"
-    plan,sizes,changes = task_plan(study, task, mode)
+    plan, sizes, changes = task_plan(study, task, mode)
     few = dict(steps=6, warmup=1, every=3, scenes=40, valid=20, test=20)
-    finetune(source, task, [*changes, *change_texts(few)], study.data, out=folder, precision=study.precision, threads=1,
-             max_damaged=study.max_damaged, log=noop)
-    step = plan.bs/max(r['images_s'] for r in read_log(Path(folder)/'log.csv'))
-    said = last_result(folder)['seconds']['answers']/(2*(few['valid']+few['test']))   # also without the image
-    looks = -(-plan.steps//plan.every)
-    return plan.steps*step + said*(looks*sizes.valid + 2*(sizes.valid+sizes.test)),step
+    finetune(
+        source,
+        task,
+        [*changes, *change_texts(few)],
+        study.data,
+        out=folder,
+        precision=study.precision,
+        threads=1,
+        max_damaged=study.max_damaged,
+        log=noop,
+    )
+    step = plan.bs / max(r['images_s'] for r in read_log(Path(folder) / 'log.csv'))
+    said = last_result(folder)['seconds']['answers'] / (2 * (few['valid'] + few['test']))  # also without the image
+    looks = -(-plan.steps // plan.every)
+    return plan.steps * step + said * (looks * sizes.valid + 2 * (sizes.valid + sizes.test)), step
+
 
 def measured_task_speed(
-    study:Study, # With `finetune`
-    arm:Arm,     # One of its arms
-)->dict:         # (task, mode) -> seconds of a fine-tuning, at most, and of one step
+    study: Study,  # With `finetune`
+    arm: Arm,  # One of its arms
+) -> dict:  # (task, mode) -> seconds of a fine-tuning, at most, and of one step
     "Time of the fine-tunings of a run on this machine, with one thread"
-    recipe,options = arm_recipe(study, arm)
-    few = dict(steps=0, scenes=64, region_steps=20, bert_steps=20, aux_scenes=0, valid=16, test=40, shown=8, probe=40,
-               probe_held=40, source='captions')
-    if not hasattr(recipe, 'source'): few |= dict(steps=2, warmup=1)
-    few = {k: v for k,v in few.items() if hasattr(recipe, k) or hasattr(options, k)}
-    own = {k: v for k,v in arm.changes.items() if k not in ('generated','part')}
+    recipe, options = arm_recipe(study, arm)
+    few = dict(
+        steps=0,
+        scenes=64,
+        region_steps=20,
+        bert_steps=20,
+        aux_scenes=0,
+        valid=16,
+        test=40,
+        shown=8,
+        probe=40,
+        probe_held=40,
+        source='captions',
+    )
+    if not hasattr(recipe, 'source'):
+        few |= dict(steps=2, warmup=1)
+    few = {k: v for k, v in few.items() if hasattr(recipe, k) or hasattr(options, k)}
+    own = {k: v for k, v in arm.changes.items() if k not in ('generated', 'part')}
     texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:
-        pretrain(arm.method, arm.recipe or None, texts, study.data, out=Path(tmp)/'run', threads=1,
-                 precision=study.precision, backbone=arm.backbone or None, max_damaged=study.max_damaged, log=noop)
-        return {(t,m): _task_seconds(study, Path(tmp)/'run', t, m, Path(tmp)/f'{t}-{m}') for t,m in study.jobs(arm)}
+        pretrain(
+            arm.method,
+            arm.recipe or None,
+            texts,
+            study.data,
+            out=Path(tmp) / 'run',
+            threads=1,
+            precision=study.precision,
+            backbone=arm.backbone or None,
+            max_damaged=study.max_damaged,
+            log=noop,
+        )
+        return {
+            (t, m): _task_seconds(study, Path(tmp) / 'run', t, m, Path(tmp) / f'{t}-{m}') for t, m in study.jobs(arm)
+        }

@@ -6,122 +6,165 @@
 __all__ = ['tuning_rounds', 'best_trials', 'validation_score', 'study_precision', 'train_trial', 'unstable_text']
 
 # %% ../../nbs/experiments/83_study_tuning.ipynb #81b27d2d
-import math,shutil,time
+import math
+import shutil
+import time
 from pathlib import Path
-import numpy as np, torch
-from ..core.files import *
+
+import numpy as np
+import torch
+
+from ..core.files import FilePath
 from ..data.loader import TooManyDamaged
-from ..reports.instability import learning_warning
 from ..datasets.world.dataset import world
+from ..evaluation.transfer import ask_all
+from .baselines import train_on
+from .config import recipe_dict
+from .splits import open_splits
+from .start import run_backbone, with_backbone
+from .study import Arm, Study, Tuning, arm_recipe, shorter, source_changes, source_run
+from ..methods.base import METHODS
+from ..models.features import features
+from ..reports.instability import learning_warning
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
 from ..training.precision import choose_precision
 from ..training.run_folder import Run
-from ..methods.base import METHODS
-from ..models.features import features
-from ..evaluation.transfer import ask_all
-from .config import *
-from .splits import *
-from .start import *
-from .baselines import *
-from .study import *
 
 # %% ../../nbs/experiments/83_study_tuning.ipynb #dad731d9
 def tuning_rounds(
-    tune:Tuning, # Steps of the last round, and how many rounds
-    n:int,       # Trials of an arm in the first one
-)->list:         # (steps, trials) of each round
+    tune: Tuning,  # Steps of the last round, and how many rounds
+    n: int,  # Trials of an arm in the first one
+) -> list:  # (steps, trials) of each round
     "The rounds of successive halving of one arm"
-    return [(tune.steps >> (tune.rounds-1-r), math.ceil(n/2**r)) for r in range(tune.rounds)]
+    return [(tune.steps >> (tune.rounds - 1 - r), math.ceil(n / 2**r)) for r in range(tune.rounds)]
+
 
 def best_trials(
-    lines:list, # Trials of one arm and round: dicts `trial`, `score`, None if it failed, and `unstable`
-    k:int,      # How many
-    score:str,  # Name of the score; of held_loss, lower is better
-)->list:        # Their lines, the best first; fewer than `k` if others failed
+    lines: list,  # Trials of one arm and round: dicts `trial`, `score`, None if it failed, and `unstable`
+    k: int,  # How many
+    score: str,  # Name of the score; of held_loss, lower is better
+) -> list:  # Their lines, the best first; fewer than `k` if others failed
     "The best trials; stable trainings rank before unstable ones, ties in the order of the grid"
     good = [l for l in lines if l['score'] is not None and math.isfinite(l['score'])]
     up = 1 if score == 'held_loss' else -1
-    return sorted(good, key=lambda l: (bool(l['unstable']), up*l['score'], l['trial']))[:k]
+    return sorted(good, key=lambda l: (bool(l['unstable']), up * l['score'], l['trial']))[:k]
 
 # %% ../../nbs/experiments/83_study_tuning.ipynb #e2d58b56
 def validation_score(
-    net:'nn.Module', # A backbone
-    size:int,        # Side of the scenes in pixels
-    options:object,  # `probe` scenes to fit the probes to, `probe_held` to choose their strength
-    tune:Tuning,     # The task, and on how many further scenes it is scored
-)->float:            # In percent
+    net: 'nn.Module',  # A backbone
+    size: int,  # Side of the scenes in pixels
+    options: object,  # `probe` scenes to fit the probes to, `probe_held` to choose their strength
+    tune: Tuning,  # The task, and on how many further scenes it is scored
+) -> float:  # In percent
     "A task of the transfer table, evaluated on validation scenes under domain shift"
     fit = world('train', options.probe, size=size, shifted=True)
-    held = world('valid', options.probe_held+tune.scenes, size=size, shifted=True)
-    choose,report = (held.subset(range(*r)) for r in ((0, options.probe_held), (options.probe_held, len(held))))
+    held = world('valid', options.probe_held + tune.scenes, size=size, shifted=True)
+    choose, report = (held.subset(range(*r)) for r in ((0, options.probe_held), (options.probe_held, len(held))))
     parts = dict(train=fit, valid=choose, test=report)
     label = 'tags' if 'objects' in tune.score else tune.score
-    asked = ask_all({k: features(net, s, size) for k,s in parts.items()},
-                    {k: {label: s.labels[label]} for k,s in parts.items()})
-    stat = next(stat for q,_,_,_,stat,_ in asked if q == tune.score)
-    return round(100*float(stat(np.ones((1, len(report))))[0]), 3)
+    asked = ask_all(
+        {k: features(net, s, size) for k, s in parts.items()}, {k: {label: s.labels[label]} for k, s in parts.items()}
+    )
+    stat = next(stat for q, _, _, _, stat, _ in asked if q == tune.score)
+    return round(100 * float(stat(np.ones((1, len(report))))[0]), 3)
 
 # %% ../../nbs/experiments/83_study_tuning.ipynb #40561e58
 def study_precision(
-    study:Study, # Its `precision` may be auto
-)->str:          # fp32, bf16 or fp16
+    study: Study,  # Its `precision` may be auto
+) -> str:  # fp32, bf16 or fp16
     "The precision that the runs of a study compute in here"
     return choose_precision('cuda' if torch.cuda.is_available() else 'cpu', study.precision)
+
 
 def _method(study, arm, out):
     "An arm's method, whose backbone starts from a run of the study if the arm says so; a `ValueError` if it is gone"
     at = source_run(study, arm, out, study.seeds[0]) if arm.weights else ''
-    file,name,_ = run_backbone(at, arm.backbone or None) if at else (None,arm.backbone or None,[])
+    file, name, _ = run_backbone(at, arm.backbone or None) if at else (None, arm.backbone or None, [])
     return with_backbone(METHODS[arm.method], name, file)
+
 
 def _trained(study, method, recipe, options, splits, *, folder, log):
     "A learner with the weights of its best checkpoint"
     tok = method.train_tokenizer(recipe, splits['train'])
-    with Run.create(folder, recipe_dict(recipe), method.name, dict(recipe_dict(options), name=study.data),
-                    study.tune.seed, precision=study_precision(study)) as run:
-        learn = train_on(method, recipe, splits, study.data, tok, seed=study.tune.seed, precision=study.precision,
-                         cbs=[CSVLogger(run/'log.csv', log=log), Checkpointer(run)], log=log,
-                         max_damaged=study.max_damaged)
+    with Run.create(
+        folder,
+        recipe_dict(recipe),
+        method.name,
+        dict(recipe_dict(options), name=study.data),
+        study.tune.seed,
+        precision=study_precision(study),
+    ) as run:
+        learn = train_on(
+            method,
+            recipe,
+            splits,
+            study.data,
+            tok,
+            seed=study.tune.seed,
+            precision=study.precision,
+            cbs=[CSVLogger(run / 'log.csv', log=log), Checkpointer(run)],
+            log=log,
+            max_damaged=study.max_damaged,
+        )
         if not math.isfinite(learn.train_state.best_loss):
             raise ValueError('the held-out loss was never a finite number')
         learn.model.load_state_dict(run.weights('best'))
-    return learn,run
+    return learn, run
 
 # %% ../../nbs/experiments/83_study_tuning.ipynb #5b027d46
 def train_trial(
-    study:Study,        # The study
-    arm:Arm,            # One of its arms
-    trial:dict,         # Field -> value
-    steps:int,          # Of this round
-    folder:FilePath,    # Its folder; what an earlier attempt left there is removed
-    *, log:callable=print, # Called with lines about the progress
-)->dict:                # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
+    study: Study,  # The study
+    arm: Arm,  # One of its arms
+    trial: dict,  # Field -> value
+    steps: int,  # Of this round
+    folder: FilePath,  # Its folder; what an earlier attempt left there is removed
+    *,
+    log: callable = print,  # Called with lines about the progress
+) -> dict:  # `score`, None if the training failed; `unstable`: how it went wrong; `error`; cost
     "Train one trial, and evaluate it on validation scenes; its checkpoints are not kept"
-    folder,t = Path(folder),time.perf_counter()
+    folder = Path(folder)
+    t = time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
-    recipe,options = arm_recipe(study, arm, trial | source_changes(study, arm, folder.parent.parent, study.seeds[0]))
-    recipe,method = shorter(recipe, steps),_method(study, arm, folder.parent.parent)   # no trial without its start
+    recipe, options = arm_recipe(study, arm, trial | source_changes(study, arm, folder.parent.parent, study.seeds[0]))
+    # no trial without its start
+    recipe = shorter(recipe, steps)
+    method = _method(study, arm, folder.parent.parent)
     out = dict(score=None, unstable='', error='', views=0)
     # what is wrong with the data is no fault of the trial
-    splits = open_splits(method, recipe, options, study.data, study.root or None, seed=study.tune.seed, log=log,
-                         max_damaged=study.max_damaged)
-    try: learn,run = _trained(study, method, recipe, options, splits, folder=folder, log=log)
+    splits = open_splits(
+        method,
+        recipe,
+        options,
+        study.data,
+        study.root or None,
+        seed=study.tune.seed,
+        log=log,
+        max_damaged=study.max_damaged,
+    )
+    try:
+        learn, run = _trained(study, method, recipe, options, splits, folder=folder, log=log)
     except TooManyDamaged:
         raise
-    except ValueError as e: out['error'] = ' '.join(str(e).split())
+    except ValueError as e:
+        out['error'] = ' '.join(str(e).split())
     else:
         state = learn.train_state
         out |= dict(views=state.samples, unstable=unstable_text(learning_warning(run.log()), state.skipped))
-        out['score'] = (float(state.best_loss) if study.tune.score == 'held_loss'
-                        else validation_score(learn.model.visual, recipe.size, options, study.tune))
-        for d in ('steps','best'): shutil.rmtree(folder/d, ignore_errors=True)
-    return out | dict(seconds=round(time.perf_counter()-t, 2))
+        out['score'] = (
+            float(state.best_loss)
+            if study.tune.score == 'held_loss'
+            else validation_score(learn.model.visual, recipe.size, options, study.tune)
+        )
+        for d in ('steps', 'best'):
+            shutil.rmtree(folder / d, ignore_errors=True)
+    return out | dict(seconds=round(time.perf_counter() - t, 2))
+
 
 def unstable_text(
-    warning:dict, # From `learning_warning`
-    skipped:int,  # Steps whose loss or gradient was not finite
-)->str:           # '' for a training without trouble
+    warning: dict,  # From `learning_warning`
+    skipped: int,  # Steps whose loss or gradient was not finite
+) -> str:  # '' for a training without trouble
     "Warnings about a training"
     said = [warning['text']] if warning else []
-    return '; '.join(said + [f'{skipped} step{"s"*(skipped > 1)} not finite']*bool(skipped))
+    return '; '.join(said + [f'{skipped} step{"s" * (skipped > 1)} not finite'] * bool(skipped))

@@ -8,97 +8,115 @@ __all__ = ['study_verdict', 'p_value', 'holm', 'needed_seeds', 'read_study_lines
            'unpacked', 'unstable_run', 'judge_study', 'unstable_beside']
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #e07536b0
-import base64,json,math
-from dataclasses import MISSING,fields,replace
+import base64
+import json
+import math
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+
 import numpy as np
-from scipy import optimize,stats
+from scipy import optimize, stats
+
 from ..core.fields import Int
-from ..core.files import *
-from ..core.run_facts import *
+from ..core.files import FilePath, brief, parse_json
+from ..core.run_facts import check_result, check_types
 from ..core.text_files import raw_lines
-from ..reports.page import read_results
-from .study import *
+from .comparisons import Difference, _redrawn, paired, t975, vs_baseline
+from .study import TASK_TABLES, Arm, Contrast, Study, held_equal, study_of
 from .study_tuning import unstable_text
-from .comparisons import _redrawn,Difference,paired,t975,vs_baseline
+from ..reports.page import read_results
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #362f6ca5
 def study_verdict(
-    diff:float,   # Mean difference
-    half:float,   # Half of its interval
-    sign:int,     # The side that the claim is on: 1 or -1; 0: it is a tie
-    margin:float, # Differences within it are of no interest
-)->str:
+    diff: float,  # Mean difference
+    half: float,  # Half of its interval
+    sign: int,  # The side that the claim is on: 1 or -1; 0: it is a tie
+    margin: float,  # Differences within it are of no interest
+) -> str:
     "replicates, reversed, equivalent, or not resolved; of a tie: replicates, different, or not resolved"
     if not sign:
-        if abs(diff)+half <= margin: return f'replicates (equivalent, within ± {margin:g})'
-        return f'different (by more than {margin:g})' if abs(diff)-half > margin else f'not resolved (± {half:.1f})'
-    if abs(diff)+half <= margin: return f'equivalent (within ± {margin:g})'
-    if sign*diff > half: return 'replicates'
-    if -sign*diff > half: return 'reversed'
+        if abs(diff) + half <= margin:
+            return f'replicates (equivalent, within ± {margin:g})'
+        return f'different (by more than {margin:g})' if abs(diff) - half > margin else f'not resolved (± {half:.1f})'
+    if abs(diff) + half <= margin:
+        return f'equivalent (within ± {margin:g})'
+    if sign * diff > half:
+        return 'replicates'
+    if -sign * diff > half:
+        return 'reversed'
     return f'not resolved (± {half:.1f})'
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #866c6e45
 def p_value(
-    d:Difference,    # Mean, spreads over seeds and scenes, difference of each seed
-    margin:float=0., # Of a tie; 0 of a claim that has a side
-)->float:            # From 0 to 1
+    d: Difference,  # Mean, spreads over seeds and scenes, difference of each seed
+    margin: float = 0.0,  # Of a tie; 0 of a claim that has a side
+) -> float:  # From 0 to 1
     "The level at which the interval of a difference would end at zero, or at the nearer edge of the margin"
-    s,far = len(d.each),abs(abs(d.diff)-margin)
-    if s < 2: raise ValueError(f'{s} seed: at least 2 are needed to see how much seeds differ')
-    if far == 0: return 1.
+    s = len(d.each)
+    far = abs(abs(d.diff) - margin)
+    if s < 2:
+        raise ValueError(f'{s} seed: at least 2 are needed to see how much seeds differ')
+    if far == 0:
+        return 1.0
+
     def short(log10_p):
         p = 10**log10_p
-        half = math.hypot(stats.t.isf(p/2, s-1)*d.s_seed/s**.5, stats.norm.isf(p/2)*d.s_scene)
-        return half-far
-    return 10**optimize.brentq(short, -300, 0) if short(-300) > 0 else 0.
+        half = math.hypot(stats.t.isf(p / 2, s - 1) * d.s_seed / s**0.5, stats.norm.isf(p / 2) * d.s_scene)
+        return half - far
+
+    return 10 ** optimize.brentq(short, -300, 0) if short(-300) > 0 else 0.0
+
 
 def holm(
-    p:list, # p-values
-)->list:    # At least as large, in the same order
+    p: list,  # p-values
+) -> list:  # At least as large, in the same order
     "Holm's correction: among those below .05, the probability of any false positive is at most .05"
     order = np.argsort(p, kind='stable')
     out = np.zeros(len(p))
-    raised = np.array([p[i]*(len(p)-k) for k,i in enumerate(order)])
+    raised = np.array([p[i] * (len(p) - k) for k, i in enumerate(order)])
     out[order] = np.minimum(np.maximum.accumulate(raised), 1) if len(p) else []
     return out.tolist()
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #f87dd3dd
 def needed_seeds(
-    d:Difference,   # The observed difference
-    size:float,     # The difference that should be resolved
-    most:int=10**4, # More are not counted
-)->float:           # A whole number from 2; infinite if no number of seeds is enough, or more than `most`
+    d: Difference,  # The observed difference
+    size: float,  # The difference that should be resolved
+    most: int = 10**4,  # More are not counted
+) -> float:  # A whole number from 2; infinite if no number of seeds is enough, or more than `most`
     "Seeds that are needed to resolve a difference of this size, with the observed spreads over seeds and scenes"
-    if not size > 0: raise ValueError(f'size={size}: must be above 0')
-    if 1.96*d.s_scene >= size: return math.inf
-    s = np.arange(2, most+1)
-    half = np.hypot(stats.t.ppf(.975, s-1)*d.s_seed/np.sqrt(s), 1.96*d.s_scene)
+    if not size > 0:
+        raise ValueError(f'size={size}: must be above 0')
+    if 1.96 * d.s_scene >= size:
+        return math.inf
+    s = np.arange(2, most + 1)
+    half = np.hypot(stats.t.ppf(0.975, s - 1) * d.s_seed / np.sqrt(s), 1.96 * d.s_scene)
     return int(s[np.argmax(half < size)]) if (half < size).any() else math.inf
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #50f03af7
-_SEED = Int(0, 2**31-1)
+_SEED = Int(0, 2**31 - 1)
 _TRIAL = Int(0, 10**6)
 _TASK = dict(arm=str, task=str, mode=str)
-_SAID = dict(score=float|None, unstable=str, error=str)
-_LINES = dict(                                        # What the lines of a study must hold, by their kind
-    run=dict(arm=str, seed=_SEED, method=str, numbers=dict, facts=dict, seconds=dict[str,float], curve=list[list]),
-    task=dict(**_TASK, seed=_SEED, method=str, numbers=dict, facts=dict, seconds=dict[str,float], unstable=str),
+_SAID = dict(score=float | None, unstable=str, error=str)
+_LINES = dict(  # What the lines of a study must hold, by their kind
+    run=dict(arm=str, seed=_SEED, method=str, numbers=dict, facts=dict, seconds=dict[str, float], curve=list[list]),
+    task=dict(**_TASK, seed=_SEED, method=str, numbers=dict, facts=dict, seconds=dict[str, float], unstable=str),
     diverged=dict(arm=str, seed=_SEED, error=str, facts=dict),
     begun=dict(arm=str, seed=_SEED, facts=dict, spec=dict),
     task_trial=dict(**_TASK, **_SAID, trial=_TRIAL, values=dict, facts=dict, seconds=float),
     task_choice=dict(**_TASK, trial=_TRIAL, values=dict),
     trial=dict(**_SAID, arm=str, round=_TRIAL, trial=_TRIAL, values=dict, facts=dict, seconds=float),
-    choice=dict(arm=str, trial=_TRIAL, values=dict))
+    choice=dict(arm=str, trial=_TRIAL, values=dict),
+)
 _ALSO = dict(spec=dict, steps=_TRIAL, values=dict, base=dict, views=int)  # What they may hold, too
 _HEAD = dict(kind=str, file=str, table=dict, first=dict)
 
+
 def read_study_lines(
-    path:FilePath, # The folder of a study, or its study.jsonl
-)->tuple:          # The study, and the other lines
+    path: FilePath,  # The folder of a study, or its study.jsonl
+) -> tuple:  # The study, and the other lines
     "What a study has found so far; a `ValueError` names the file that is missing or damaged"
     path = _lines_path(path)
-    head,*lines = read_lines_of(path)
+    head, *lines = read_lines_of(path)
     check_head(head, path)
     study = study_of(head['table'], head.get('file', str(path)), ran=True)
     try:
@@ -107,47 +125,55 @@ def read_study_lines(
         raise ValueError(f'{path}, line 1: damaged ({type(e).__name__}: {e})') from None
     return replace(study, changed=changed), lines
 
+
 def _lines_path(path):
     "The file of lines that is meant"
-    path = Path(path)/'study.jsonl' if Path(path).is_dir() else Path(path)
-    if not path.is_file(): raise ValueError(f'{path}: no such file; vlrep-study run writes it')
+    path = Path(path) / 'study.jsonl' if Path(path).is_dir() else Path(path)
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file; vlrep-study run writes it')
     return path
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #cf1e13e5
 def check_head(
-    head:dict,     # The first line of a study's file
-    path:FilePath, # Which file, for messages
-)->None:
+    head: dict,  # The first line of a study's file
+    path: FilePath,  # Which file, for messages
+) -> None:
     "A `ValueError` if it holds no study"
     if head.get('kind') != 'study' or not isinstance(head.get('table'), dict):
         raise ValueError(f'{path}, line 1: holds no study')
     check_types(head, _HEAD, f'{path}, line 1')
 
+
 def study_head(
-    path:FilePath, # The folder of a study, or its study.jsonl
-)->dict:           # `file`, `table`: what the file said at the last start, `first`: at the first result, if it differs
+    path: FilePath,  # The folder of a study, or its study.jsonl
+) -> dict:  # `file`, `table`: what the file said at the last start, `first`: at the first result, if it differs
     "The first line of the results of a study, which records its file"
     path = _lines_path(path)
-    try: head = parse_json(next(raw_lines(path), ''))
-    except ValueError: raise ValueError(f'{path}, line 1: damaged') from None
+    try:
+        head = parse_json(next(raw_lines(path), ''))
+    except ValueError:
+        raise ValueError(f'{path}, line 1: damaged') from None
     check_head(head if isinstance(head, dict) else {}, path)
     return head
 
+
 def read_lines_of(
-    path:FilePath, # A file of JSON lines
-)->list:           # Dicts, redraws unpacked
+    path: FilePath,  # A file of JSON lines
+) -> list:  # Dicts, redraws unpacked
     "The lines of a study's file"
     lines = read_results(path)
-    if not lines: raise ValueError(f'{path}: is empty')
-    for i,l in enumerate(lines, 1):
+    if not lines:
+        raise ValueError(f'{path}: is empty')
+    for i, l in enumerate(lines, 1):
         at = f'{path}, line {i}'
-        if not isinstance(l, dict) or 'kind' not in l: raise ValueError(f'{at}: has no kind')
+        if not isinstance(l, dict) or 'kind' not in l:
+            raise ValueError(f'{at}: has no kind')
         check_types(l, dict(kind=str), at)
         kinds = _LINES.get(l['kind'], {})
         if gone := [k for k in kinds if k not in l]:
             raise ValueError(f'{at}: no field {gone[0]!r}')
         check_types(l, _ALSO | kinds, at)
-        if l['kind'] in ('run','task'):
+        if l['kind'] in ('run', 'task'):
             check_result(l, at)
             try:
                 unpacked(l)
@@ -162,173 +188,224 @@ def _full(cls, table):
     more = {f.name: f.default_factory() for f in fields(cls) if f.default_factory is not MISSING}
     return json.loads(json.dumps({**plain, **more, **table}, default=str))
 
+
 def _differing(a, b, at=''):
     "The fields in which two tables differ, in words; tables within them by their own fields"
     out = []
     for k in dict.fromkeys([*a, *b]):
-        v,w = a.get(k),b.get(k)
-        if isinstance(v, dict) and isinstance(w, dict): out += _differing(v, w, f'{at}{k}.')
-        elif v != w: out.append(f'{at}{k} was {_told(v)}, now {_told(w)}')
+        v = a.get(k)
+        w = b.get(k)
+        if isinstance(v, dict) and isinstance(w, dict):
+            out += _differing(v, w, f'{at}{k}.')
+        elif v != w:
+            out.append(f'{at}{k} was {_told(v)}, now {_told(w)}')
     return out
 
-def _told(v): return 'not set' if v is None or v == '' else brief(v) if isinstance(v, (list,dict)) else str(v)
+
+def _told(v):
+    return 'not set' if v is None or v == '' else brief(v) if isinstance(v, (list, dict)) else str(v)
+
 
 def _changed_rows(a, b, *, key, cls, kind, gone=''):
     "What was changed in a list of tables, each called by one of its fields; other words apart, they change no number"
-    a,b = ({r[key]: _full(cls, r) for r in t} for t in (a,b))
+    a, b = ({r[key]: _full(cls, r) for r in t} for t in (a, b))
     out = [f'{kind} {k} was removed{gone}' for k in a if k not in b]
     out += [f'{kind} {k} was added' for k in b if k not in a]
     both = [k for k in a if k in b]
-    for k in both: out += _differing(*(t[k] | dict(text='') for t in (a,b)), f'{kind} {k}: ')
+    for k in both:
+        out += _differing(*(t[k] | dict(text='') for t in (a, b)), f'{kind} {k}: ')
     words = [k for k in both if a[k].get('text') != b[k].get('text')]
-    return out + [f'reworded: {", ".join(words)}']*bool(words)
+    return out + [f'reworded: {", ".join(words)}'] * bool(words)
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #41af9225
 def file_changes(
-    first:dict, # What the file of a study said at its first result
-    now:dict,   # What it says today
-)->tuple:       # Texts, such as "contrast V2: sign was 1, now 0"; none if all is the same
+    first: dict,  # What the file of a study said at its first result
+    now: dict,  # What it says today
+) -> tuple:  # Texts, such as "contrast V2: sign was 1, now 0"; none if all is the same
     "What was changed in the file of a study after its first result, in words; not the title, nor `[quick]`"
-    aside = 'arms','contrasts','quick','title'
-    plain = [_full(Study, {k: v for k,v in t.items() if k not in aside}) for t in (first,now)]
-    return (*_differing(*({k: v for k,v in t.items() if k not in aside} for t in plain)),
-            *_changed_rows(*(t.get('arms', []) for t in (first,now)), key='name', cls=Arm, kind='arm'),
-            *_changed_rows(*(t.get('contrasts', []) for t in (first,now)), key='id', cls=Contrast, kind='contrast',
-                           gone=' from the file; it is judged all the same'))
+    aside = 'arms', 'contrasts', 'quick', 'title'
+    plain = [_full(Study, {k: v for k, v in t.items() if k not in aside}) for t in (first, now)]
+    return (
+        *_differing(*({k: v for k, v in t.items() if k not in aside} for t in plain)),
+        *_changed_rows(*(t.get('arms', []) for t in (first, now)), key='name', cls=Arm, kind='arm'),
+        *_changed_rows(
+            *(t.get('contrasts', []) for t in (first, now)),
+            key='id',
+            cls=Contrast,
+            kind='contrast',
+            gone=' from the file; it is judged all the same',
+        ),
+    )
+
 
 def as_today(
-    study:Study, # As its results record it
-    head:dict,   # From `study_head`
-    table:dict,  # The current contents of its file
-)->Study:        # Seeds, sizes and arms of its runs; title, margin and contrasts of today
+    study: Study,  # As its results record it
+    head: dict,  # From `study_head`
+    table: dict,  # The current contents of its file
+) -> Study:  # Seeds, sizes and arms of its runs; title, margin and contrasts of today
     "A study updated by its current file, with what was changed there after the first result"
     now = study_of(table, study.file, ran=True)
-    ids,names = {c.id for c in now.contrasts},{a.name for a in study.arms}
-    return replace(study, title=now.title, margin=now.margin,
-                   contrasts=(*now.contrasts, *(c for c in study.contrasts if c.id not in ids)),
-                   arms=(*study.arms, *(a for a in now.arms if a.name not in names)),
-                   changed=file_changes(head.get('first', head['table']), table))
+    ids = {c.id for c in now.contrasts}
+    names = {a.name for a in study.arms}
+    return replace(
+        study,
+        title=now.title,
+        margin=now.margin,
+        contrasts=(*now.contrasts, *(c for c in study.contrasts if c.id not in ids)),
+        arms=(*study.arms, *(a for a in now.arms if a.name not in names)),
+        changed=file_changes(head.get('first', head['table']), table),
+    )
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #8b4f58e0
 def _with_tasks(run, lines):
     "A run whose numbers hold the tables of its fine-tunings, and of its held-out loss"
     more = {k: [] for k in TASK_TABLES}
     for l in lines:
-        if l['kind'] != 'task' or (l['arm'], l['seed']) != (run['arm'], run['seed']): continue
-        for k,rows in l['numbers'].items(): more[k] = [*more[k], *rows]
+        if l['kind'] != 'task' or (l['arm'], l['seed']) != (run['arm'], run['seed']):
+            continue
+        for k, rows in l['numbers'].items():
+            more[k] = [*more[k], *rows]
     if (v := run['numbers'].get('held_words')) is not None:
-        more['pretraining'] = [constant_row('masked words', 'hundredths of a nat', run['method'], 100*v)]
-    return run | dict(numbers=run['numbers'] | {k: rows for k,rows in more.items() if rows})
+        more['pretraining'] = [constant_row('masked words', 'hundredths of a nat', run['method'], 100 * v)]
+    return run | dict(numbers=run['numbers'] | {k: rows for k, rows in more.items() if rows})
+
 
 def constant_row(
-    question:str, # The task
-    metric:str,   # Its unit
-    who:str,      # The backbone
-    value:float,  # The score
-)->dict:          # A row as those of a table
+    question: str,  # The task
+    metric: str,  # Its unit
+    who: str,  # The backbone
+    value: float,  # The score
+) -> dict:  # A row as those of a table
     "A row whose value does not depend on which test scenes are drawn: its redraws are all the same"
-    return dict(question=question, metric=metric, backbone=who, n=1, chance=0., value=float(value),
-                draws=[float(value)]*2)
+    return dict(
+        question=question, metric=metric, backbone=who, n=1, chance=0.0, value=float(value), draws=[float(value)] * 2
+    )
+
 
 def runs_by_arm(
-    study:Study, # Its arms and seeds
-    lines:list,  # Of its file
-)->dict:         # Name of an arm -> its runs of these seeds, by seed
+    study: Study,  # Its arms and seeds
+    lines: list,  # Of its file
+) -> dict:  # Name of an arm -> its runs of these seeds, by seed
     "The runs that are compared, each with the results of its fine-tunings"
     runs = [_with_tasks(l, lines) for l in lines if l['kind'] == 'run' and l['seed'] in study.seeds]
     return {a.name: sorted((l for l in runs if l['arm'] == a.name), key=lambda l: l['seed']) for a in study.arms}
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #e4f34001
 def mixed_facts(
-    lines:list, # Trials and runs, with `facts`, `arm` and, of a run, `seed`
-)->list:        # Sentences; none if all lines have the same facts
+    lines: list,  # Trials and runs, with `facts`, `arm` and, of a run, `seed`
+) -> list:  # Sentences; none if all lines have the same facts
     "Facts that should be the same in all lines of a study, but differ"
     by = {}
     for l in lines:
-        if 'facts' not in l or l['kind'] == 'begun': continue
+        if 'facts' not in l or l['kind'] == 'begun':
+            continue
         who = l['arm'] + (f' on {l["task"]}, {l["mode"]}' if l['kind'].startswith('task') else '')
         for k, v in l['facts'].items():
-            _,which = by.setdefault(k, {}).setdefault(json.dumps(v, sort_keys=True), (v, {}))
+            _, which = by.setdefault(k, {}).setdefault(json.dumps(v, sort_keys=True), (v, {}))
             which.setdefault(who, set()).add('trials' if 'trial' in l else l['seed'])
+
     def said(v):
-        return ', '.join(f'{k} {x}' for k,x in v.items()) if isinstance(v, dict) else str(v)
+        return ', '.join(f'{k} {x}' for k, x in v.items()) if isinstance(v, dict) else str(v)
+
     def of(which):
         "The same seeds of several arms are named once"
         same = {}
-        for who,seeds in which.items():
+        for who, seeds in which.items():
             last = [s for s in seeds if s == 'trials']
-            same.setdefault((*sorted(seeds-{*last}), *last), []).append(who)
-        return '; '.join(f'{", ".join(arms)}: {", ".join(map(str, seeds))}' for seeds,arms in same.items())
-    return [f'lines of different {k}: ' + '; '.join(f'{said(v)} ({of(which)})' for v,which in got.values())
-            for k,got in by.items() if len(got) > 1]
+            same.setdefault((*sorted(seeds - {*last}), *last), []).append(who)
+        return '; '.join(f'{", ".join(arms)}: {", ".join(map(str, seeds))}' for seeds, arms in same.items())
+
+    return [
+        f'lines of different {k}: ' + '; '.join(f'{said(v)} ({of(which)})' for v, which in got.values())
+        for k, got in by.items()
+        if len(got) > 1
+    ]
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #5b1d0e74
 _MEASURED = dict(views='views', images='images', steps='steps', backbone='backbone_parameters')
 
+
 def from_start(
-    study:Study, # With the arm
-    groups:dict, # Arm -> its runs
-    arm:str,     # A name; chance and rows beside an arm have no runs
-)->list:         # Lines
+    study: Study,  # With the arm
+    groups: dict,  # Arm -> its runs
+    arm: str,  # A name; chance and rows beside an arm have no runs
+) -> list:  # Lines
     "The runs of an arm, with the views and steps of the runs from which their backbones start"
     runs = groups.get(arm, [])
-    if not runs or not study.arm(arm).weights: return runs
+    if not runs or not study.arm(arm).weights:
+        return runs
     source = study.source_arm(study.arm(arm)).name
     before = {l['seed']: l['numbers'] for l in groups.get(source, [])}
     if gone := [l['seed'] for l in runs if l['seed'] not in before]:
         raise ValueError(f'{arm} starts from {source}, whose run of seed {gone[0]} has no line')
-    def added(l): return {k: l['numbers'][k] + before[l['seed']][k] for k in ('views','steps')}
-    return [l | dict(numbers=l['numbers']|added(l)) for l in runs]
+
+    def added(l):
+        return {k: l['numbers'][k] + before[l['seed']][k] for k in ('views', 'steps')}
+
+    return [l | dict(numbers=l['numbers'] | added(l)) for l in runs]
+
 
 def check_measured(
-    study:Study,       # Its `equal` counts
-    contrast:Contrast, # One of its contrasts
-    groups:dict,       # Arm -> its runs
-)->None:
+    study: Study,  # Its `equal` counts
+    contrast: Contrast,  # One of its contrasts
+    groups: dict,  # Arm -> its runs
+) -> None:
     "Check that the measured values of the settings held equal agree; a `ValueError` names the first that differs"
     for k in held_equal(study, contrast):
-        got = [(f'{a}, seed {l["seed"]}', l['numbers'][_MEASURED[k]]) for a in (contrast.a, contrast.b)
-               for l in from_start(study, groups, a) if k in _MEASURED]
-        for who,v in got:
+        got = [
+            (f'{a}, seed {l["seed"]}', l['numbers'][_MEASURED[k]])
+            for a in (contrast.a, contrast.b)
+            for l in from_start(study, groups, a)
+            if k in _MEASURED
+        ]
+        for who, v in got:
             if v != got[0][1]:
-                raise ValueError(f'{study.file}: equal: {who} measured {_MEASURED[k]}={v:,}, and {got[0][0]} '
-                                 f'{got[0][1]:,}: these runs cannot be compared')
+                raise ValueError(
+                    f'{study.file}: equal: {who} measured {_MEASURED[k]}={v:,}, and {got[0][0]} '
+                    f'{got[0][1]:,}: these runs cannot be compared'
+                )
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #4748d7c8
 def unpacked(
-    line:dict, # A run
-)->dict:       # The same line
+    line: dict,  # A run
+) -> dict:  # The same line
     "A run with its redraws as numbers"
     for r in _redrawn(line):
         if isinstance(r['draws'], str):
-            r['draws'] = (np.frombuffer(base64.b64decode(r['draws']), '<i2')/100).tolist()
+            r['draws'] = (np.frombuffer(base64.b64decode(r['draws']), '<i2') / 100).tolist()
     return line
 
+
 def unstable_run(
-    line:dict, # A run or a trial
-)->str:        # '' for a training without trouble
+    line: dict,  # A run or a trial
+) -> str:  # '' for a training without trouble
     "Warnings about the training of a line"
-    if line['kind'] == 'diverged': return line['error']
-    if 'unstable' in line: return line['unstable'] or line.get('error', '')
+    if line['kind'] == 'diverged':
+        return line['error']
+    if 'unstable' in line:
+        return line['unstable'] or line.get('error', '')
     return unstable_text((line['numbers'].get('warnings') or {}).get(line['method']), line['numbers'].get('skipped', 0))
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #e6a2c0d1
 def judge_study(
-    study:Study, # Its contrasts
-    lines:list,  # Of its file
-)->list:         # Dicts: the fields of the contrast, those of `Difference`, `p`, `holm`, `verdict`, `corrected`,
-                 # `needed` and `unstable`: arm -> warnings about its runs; no numbers if it is not run, or cannot be
-                 # judged: then the verdict says why
+    study: Study,  # Its contrasts
+    lines: list,  # Of its file
+) -> list:  # Dicts: the fields of the contrast, those of `Difference`, `p`, `holm`, `verdict`, `corrected`,
+    # `needed` and `unstable`: arm -> warnings about its runs; no numbers if it is not run, or cannot be
+    # judged: then the verdict says why
     "The result of each contrast"
     groups = runs_by_arm(study, lines)
     rows = [_row(study, c, groups, lines) for c in study.contrasts]
     done = [r for r in rows if 'p' in r]
-    for r,h in zip(done, holm([r['p'] for r in done])):
-        held = h < .05 or r['verdict'][0] in 'en'
+    for r, h in zip(done, holm([r['p'] for r in done])):
+        held = h < 0.05 or r['verdict'][0] in 'en'
         r.update(holm=h, corrected=r['verdict'] if held else f'not resolved (p = {_p_text(h)})')
     return rows
 
-def _p_text(p): return f'{p:.3f}' if f'{p:.2f}' == '0.05' else f'{p:.2f}'       # .054 is not .05
+
+def _p_text(p):
+    return f'{p:.3f}' if f'{p:.2f}' == '0.05' else f'{p:.2f}'  # .054 is not .05
+
 
 def _row(study, c, groups, lines):
     "A contrast before the correction; if it cannot be judged, its verdict says why"
@@ -344,22 +421,31 @@ def _row(study, c, groups, lines):
 def _asked(runs, seed, c):
     "Is there a run of this seed that has answered the question of a contrast?"
     runs = [l for l in runs if l['seed'] == seed]
-    if c.table in ('table','where'): return bool(runs)
-    return any(r['question'] == c.question and r['backbone'] == l['method'] for l in runs
-               for r in l['numbers'].get(c.table) or [])
+    if c.table in ('table', 'where'):
+        return bool(runs)
+    return any(
+        r['question'] == c.question and r['backbone'] == l['method']
+        for l in runs
+        for r in l['numbers'].get(c.table) or []
+    )
+
 
 def _tasks_of(c):
     "What is fine-tuned for a contrast: task and mode, or None"
     return (c.question.split(',')[0], 'full' if c.table == 'drift' else c.table) if c.table in TASK_TABLES else None
 
+
 def _why(lines, arm, seed, c):
     "Why a run or a result is missing, as far as it is known"
     ran = any(l['kind'] == 'run' and (l['arm'], l['seed']) == (arm, seed) for l in lines)
-    if ran and c.table not in TASK_TABLES: return f': no {c.question!r} in {c.table!r}'
+    if ran and c.table not in TASK_TABLES:
+        return f': no {c.question!r} in {c.table!r}'
     bad = [l for l in lines if l['kind'] == 'diverged' and (l['arm'], l['seed']) == (arm, seed)]
     bad = [l for l in bad if 'task' not in l or (l['task'], l['mode']) == _tasks_of(c)]
-    if bad and 'its source ' in bad[0].get('error', ''): return f': {bad[0]["error"]}'      # it was never begun
-    return ': diverged'*bool(bad)
+    if bad and 'its source ' in bad[0].get('error', ''):
+        return f': {bad[0]["error"]}'  # it was never begun
+    return ': diverged' * bool(bad)
+
 
 def _against(c, x, groups, lines):
     "Warnings about the trainings that a contrast depends on"
@@ -368,36 +454,46 @@ def _against(c, x, groups, lines):
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #ab45c643
 def unstable_beside(
-    line:dict, # A run
-    name:str,  # A row beside it, such as supervised
-)->str:        # '' for a training without trouble, or no training
+    line: dict,  # A run
+    name: str,  # A row beside it, such as supervised
+) -> str:  # '' for a training without trouble, or no training
     "Warnings about the training of a baseline"
     return unstable_text((line['numbers'].get('warnings') or {}).get(name), 0)
+
 
 def _warned(study, c, groups, lines):
     "Side of a contrast -> warnings about the trainings it rests on: its own, its source arm's, a baseline's"
     out = {x: _against(c, x, groups, lines) for x in (c.a, c.b) if x in groups}
     for x in out:
         s = study.source_arm(study.arm(x))
-        if s: out[x] += [f'source {s.name}, {t}' for t in _against(c, s.name, groups, [])]
-    if c.b[:1] == '@': out[c.b] = [f'beside {c.a}, seed {l["seed"]}: {t}' for l in groups.get(c.a, [])
-                                   if (t := unstable_beside(l, c.b[1:]))]
+        if s:
+            out[x] += [f'source {s.name}, {t}' for t in _against(c, s.name, groups, [])]
+    if c.b[:1] == '@':
+        out[c.b] = [
+            f'beside {c.a}, seed {l["seed"]}: {t}' for l in groups.get(c.a, []) if (t := unstable_beside(l, c.b[1:]))
+        ]
     return out
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #b23a63ee
 def _judged(study, c, groups, lines):
     "A contrast before the correction"
-    sides,margin = [x for x in (c.a, c.b) if x in groups],c.margin or study.margin
+    sides = [x for x in (c.a, c.b) if x in groups]
+    margin = c.margin or study.margin
     if odd := [x for x in (c.a, c.b) if x not in groups and (x == c.a or x != 'chance' and x[:1] != '@')]:
         raise ValueError(f'the study has no arm {odd[0]!r}')
     if gone := [f'{x} {s}{_why(lines, x, s, c)}' for x in sides for s in study.seeds if not _asked(groups[x], s, c)]:
         return dict(verdict=f'not run ({", ".join(gone)})')
     check_measured(study, c, groups)
     # what is not held equal is not compared
-    free = {k: 0 for k in ('images','views') if k not in held_equal(study, c)}
-    a,b = ([l | dict(numbers=l['numbers']|free) for l in from_start(study, groups, x)] for x in (c.a, c.b))
-    if b: d = paired(a, b, c.question, c.table)
-    else: d = vs_baseline(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None)
-    size = c.size if c.sign else margin                      # a tie: so narrow that none fits in the margin
-    return d._asdict() | dict(p=p_value(d, 0. if c.sign else margin), needed=needed_seeds(d, size) if size else None,
-                              verdict=study_verdict(d.diff, d.half, c.sign, margin))
+    free = {k: 0 for k in ('images', 'views') if k not in held_equal(study, c)}
+    a, b = ([l | dict(numbers=l['numbers'] | free) for l in from_start(study, groups, x)] for x in (c.a, c.b))
+    if b:
+        d = paired(a, b, c.question, c.table)
+    else:
+        d = vs_baseline(groups[c.a], c.question, c.table, c.b[1:] if c.b[0] == '@' else None)
+    size = c.size if c.sign else margin  # a tie: so narrow that none fits in the margin
+    return d._asdict() | dict(
+        p=p_value(d, 0.0 if c.sign else margin),
+        needed=needed_seeds(d, size) if size else None,
+        verdict=study_verdict(d.diff, d.half, c.sign, margin),
+    )

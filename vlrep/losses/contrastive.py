@@ -6,50 +6,60 @@
 __all__ = ['info_nce']
 
 # %% ../../nbs/losses/20_contrastive.ipynb #cf5bef0b
-import torch, torch.nn.functional as F
+import torch
+import torch.nn.functional as F
 from torch import Tensor
-from ..core.registry import *
+
+from ..core.registry import did_you_mean
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73b
 def _choose(a, b, temperature, include_positive, gather, *, group):
     "Cross-entropy of each row of `a` choosing its positive out of all rows of `b`: nats (rows of a,)"
-    b,first = gather(b) if gather else (b, 0)
+    b, first = gather(b) if gather else (b, 0)
     n = len(b)
-    if not include_positive and (n < 2 or group == 1 or (group and n%group == 1)):
-        raise ValueError(f'{n} pairs in groups of {group or n}: a pair that is alone has no negatives; '
-                         'use larger batches, drop the last one, or set include_positive=True')
-    s = a@b.T / temperature
-    i,j = first+torch.arange(len(a), device=a.device)[:,None],torch.arange(n, device=a.device)
-    left_out = i//group != j//group if group else torch.zeros_like(s, dtype=torch.bool)
-    if not include_positive: left_out = left_out | (i == j)
-    return s.masked_fill(left_out, -torch.inf).logsumexp(1) - s.gather(1, i)[:,0]
+    if not include_positive and (n < 2 or group == 1 or (group and n % group == 1)):
+        raise ValueError(
+            f'{n} pairs in groups of {group or n}: a pair that is alone has no negatives; '
+            'use larger batches, drop the last one, or set include_positive=True'
+        )
+    s = a @ b.T / temperature
+    i = first + torch.arange(len(a), device=a.device)[:, None]
+    j = torch.arange(n, device=a.device)
+    left_out = i // group != j // group if group else torch.zeros_like(s, dtype=torch.bool)
+    if not include_positive:
+        left_out = left_out | (i == j)
+    return s.masked_fill(left_out, -torch.inf).logsumexp(1) - s.gather(1, i)[:, 0]
 
 # %% ../../nbs/losses/20_contrastive.ipynb #fe44d73c
 def info_nce(
-    a:Tensor,                    # One vector for each image (b,d)
-    b:Tensor,                    # One vector for each image's caption, in the same order (b,d)
-    temperature:float=.1,        # Temperature: cosines are divided by it
-    direction:str='i2t',         # i2t: each image chooses a caption; symmetric: the mean of both directions
-    include_positive:bool=False, # Is the positive in the denominator, too? Not in the paper's formula; in standard
-                                 # InfoNCE it is
-    *, gather:callable=None,     # None, or x (b,d) -> (all rows (n,d), index of the first own row): negatives
-                                 # from all processes
-    group:int=0,                 # Negatives only from the same group of this many consecutive pairs; 0 = from all
-    local_loss:bool=True,        # With `gather`: a process computes its own pairs' part of the loss, and holds b x n
-                                 # cosines; else that of all pairs, n x n, and returns its share of the total
-)->tuple:                        # Total nats (), number of pairs ()
+    a: Tensor,  # One vector for each image (b,d)
+    b: Tensor,  # One vector for each image's caption, in the same order (b,d)
+    temperature: float = 0.1,  # Temperature: cosines are divided by it
+    direction: str = 'i2t',  # i2t: each image chooses a caption; symmetric: the mean of both directions
+    include_positive: bool = False,  # Is the positive in the denominator, too? Not in the paper's formula; in standard
+    # InfoNCE it is
+    *,
+    gather: callable = None,  # None, or x (b,d) -> (all rows (n,d), index of the first own row): negatives
+    # from all processes
+    group: int = 0,  # Negatives only from the same group of this many consecutive pairs; 0 = from all
+    local_loss: bool = True,  # With `gather`: a process computes its own pairs' part of the loss, and holds b x n
+    # cosines; else that of all pairs, n x n, and returns its share of the total
+) -> tuple:  # Total nats (), number of pairs ()
     "Cosine InfoNCE of images and captions (LocTex eq. 1); a `ValueError` if a pair has no negatives"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
     if temperature <= 0 or group < 0:
         raise ValueError(f'temperature={temperature} must be above 0, group={group} at least 0')
-    if direction not in ('i2t','symmetric'): raise did_you_mean('direction', direction, ('i2t','symmetric'))
+    if direction not in ('i2t', 'symmetric'):
+        raise did_you_mean('direction', direction, ('i2t', 'symmetric'))
     with torch.autocast(a.device.type, enabled=False):
-        a,b = F.normalize(a.float(), dim=1),F.normalize(b.float(), dim=1)
+        a = F.normalize(a.float(), dim=1)
+        b = F.normalize(b.float(), dim=1)
         own = len(a)
-        if gather and not local_loss: (b,_),(a,_),gather = gather(b),gather(a),None
+        if gather and not local_loss:
+            (b, _), (a, _), gather = gather(b), gather(a), None
         loss = _choose(a, b, temperature, include_positive, gather, group=group)
         if direction == 'symmetric':
             loss = (loss + _choose(b, a, temperature, include_positive, gather, group=group)) / 2
-    total = loss.sum() if own == len(a) else loss.sum()*(own/len(a))
+    total = loss.sum() if own == len(a) else loss.sum() * (own / len(a))
     return total, torch.tensor(own, device=a.device)

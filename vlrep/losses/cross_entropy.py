@@ -6,15 +6,16 @@
 __all__ = ['caption_loss', 'chunked_nats', 'chunked_cross_entropy', 'k_hot_loss', 'multilabel_loss']
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #b76b574d
-import torch, torch.nn.functional as F
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #5620f1de
 def caption_loss(
-    logits:Tensor, # Scores of every token (b,s,v), or (n,v) if padding was left out already
-    target:Tensor, # The token that comes next (b,s), or (n,)
-    pad:int=4,     # Positions with this target are not counted
-)->tuple:          # Total nats (), number of tokens counted ()
+    logits: Tensor,  # Scores of every token (b,s,v), or (n,v) if padding was left out already
+    target: Tensor,  # The token that comes next (b,s), or (n,)
+    pad: int = 4,  # Positions with this target are not counted
+) -> tuple:  # Total nats (), number of tokens counted ()
     """Cross-entropy of the next token, summed over all that are not padding
 
     VirTex's equation 1, with the sign and the mean of its code.
@@ -27,71 +28,84 @@ def caption_loss(
 # %% ../../nbs/losses/10_cross_entropy.ipynb #5620f1e2
 class _TokenNats(torch.autograd.Function):
     "Cross-entropy of each row; the scores exist for `chunk` rows at a time, computed in `dtype`"
+
     @staticmethod
-    def scores(hidden, weight, bias, dtype): return F.linear(*(x.to(dtype) for x in (hidden, weight, bias))).float()
+    def scores(hidden, weight, bias, dtype):
+        return F.linear(*(x.to(dtype) for x in (hidden, weight, bias))).float()
+
     @staticmethod
     def forward(ctx, *inputs):
-        hidden,weight,bias,target,(chunk,dtype) = inputs
+        hidden, weight, bias, target, (chunk, dtype) = inputs
         n = len(hidden)
-        logsum,right = hidden.new_empty((2, n), dtype=torch.float32)
+        logsum, right = hidden.new_empty((2, n), dtype=torch.float32)
         for i in range(0, n, chunk):
-            at = slice(i, i+chunk)
+            at = slice(i, i + chunk)
             s = _TokenNats.scores(hidden[at], weight, bias, dtype)
-            logsum[at],right[at] = s.logsumexp(1),s.gather(1, target[at,None])[:,0]
-        ctx.how = chunk,dtype
+            logsum[at], right[at] = s.logsumexp(1), s.gather(1, target[at, None])[:, 0]
+        ctx.how = chunk, dtype
         ctx.save_for_backward(hidden, weight, bias, target, logsum)
-        return logsum-right
+        return logsum - right
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        hidden,weight,bias,target,logsum = ctx.saved_tensors
-        (chunk,dtype),need = ctx.how,ctx.needs_input_grad
-        gh,gw,gb = (torch.zeros_like(x) if k else None for x,k in zip((hidden, weight, bias), need))
+        hidden, weight, bias, target, logsum = ctx.saved_tensors
+        need = ctx.needs_input_grad
+        (chunk, dtype) = ctx.how
+        gh, gw, gb = (torch.zeros_like(x) if k else None for x, k in zip((hidden, weight, bias), need))
         for i in range(0, len(hidden), chunk):
-            at = slice(i, i+chunk)
-            p = _TokenNats.scores(hidden[at], weight, bias, dtype).sub_(logsum[at,None]).exp_()
-            p.scatter_add_(1, target[at,None], p.new_full((len(p), 1), -1.))           # p - y
-            p.mul_(grad[at,None])
-            if need[2]: gb += p.sum(0)
+            at = slice(i, i + chunk)
+            p = _TokenNats.scores(hidden[at], weight, bias, dtype).sub_(logsum[at, None]).exp_()
+            p.scatter_add_(1, target[at, None], p.new_full((len(p), 1), -1.0))  # p - y
+            p.mul_(grad[at, None])
+            if need[2]:
+                gb += p.sum(0)
             p = p.to(dtype)
-            if need[0]: gh[at] = p @ weight.to(dtype)
+            if need[0]:
+                gh[at] = p @ weight.to(dtype)
             if need[1]:
                 h = hidden[at].to(dtype)
                 gw = gw.addmm_(p.T, h) if gw.dtype == dtype else gw.add_(p.T @ h)
-        return gh,gw,gb,None,None
+        return gh, gw, gb, None, None
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #5620f1e3
 def chunked_nats(
-    hidden:Tensor, # What is projected to scores (n,d)
-    weight:Tensor, # Of the projection (v,d)
-    bias:Tensor,   # Of the projection (v,)
-    target:Tensor, # The right token of each row (n,)
-    chunk:int,     # Rows whose scores are in memory at a time, at least 1
-)->Tensor:         # float32 (n,)
+    hidden: Tensor,  # What is projected to scores (n,d)
+    weight: Tensor,  # Of the projection (v,d)
+    bias: Tensor,  # Of the projection (v,)
+    target: Tensor,  # The right token of each row (n,)
+    chunk: int,  # Rows whose scores are in memory at a time, at least 1
+) -> Tensor:  # float32 (n,)
     "Cross-entropy of each row of `hidden @ weight.T + bias`; under autocast the products are in its precision"
     if hidden.shape[:-1] != target.shape or hidden.ndim != 2:
         raise ValueError(f'hidden {tuple(hidden.shape)} does not fit target {tuple(target.shape)}')
-    if chunk < 1: raise ValueError(f'chunk={chunk}: at least 1 row must be computed at a time')
+    if chunk < 1:
+        raise ValueError(f'chunk={chunk}: at least 1 row must be computed at a time')
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     with torch.autocast(kind, enabled=False):
         return _TokenNats.apply(hidden, weight, bias, target, (int(chunk), dtype))
 
+
 def chunked_cross_entropy(
-    hidden:Tensor, weight:Tensor, bias:Tensor, target:Tensor, chunk:int, # As for `chunked_nats`
-    *, pad:int=-100, # Rows with this target are not counted
-)->tuple:            # Total nats (), number of rows counted ()
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    target: Tensor,
+    chunk: int,  # As for `chunked_nats`
+    *,
+    pad: int = -100,  # Rows with this target are not counted
+) -> tuple:  # Total nats (), number of rows counted ()
     "`caption_loss` of `hidden @ weight.T + bias`, without all of the scores in memory"
     real = target != pad
     nats = chunked_nats(hidden, weight, bias, target.masked_fill(~real, 0), chunk)
-    return nats.masked_fill(~real, 0.).sum(), real.sum()
+    return nats.masked_fill(~real, 0.0).sum(), real.sum()
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #2f57f8c1
 def k_hot_loss(
-    logits:Tensor,  # Scores for one softmax over all classes (b,v)
-    targets:Tensor, # 1 for each class that is present, else 0 (b,v)
-)->tuple:           # Total nats (), number of images that have a class ()
+    logits: Tensor,  # Scores for one softmax over all classes (b,v)
+    targets: Tensor,  # 1 for each class that is present, else 0 (b,v)
+) -> tuple:  # Total nats (), number of images that have a class ()
     "Cross-entropy to the uniform distribution over an image's classes (VirTex sec. 4.2, token classification)"
     if logits.shape != targets.shape:
         raise ValueError(f'logits {tuple(logits.shape)} do not fit targets {tuple(targets.shape)}')
@@ -101,10 +115,11 @@ def k_hot_loss(
 
 # %% ../../nbs/losses/10_cross_entropy.ipynb #d8fada1a
 def multilabel_loss(
-    logits:Tensor, # A score for each image and tag (b,k)
-    tags:Tensor,   # 1 where the tag applies, else 0 (b,k)
-)->tuple:          # Total nats (), number of predictions b*k ()
+    logits: Tensor,  # A score for each image and tag (b,k)
+    tags: Tensor,  # 1 where the tag applies, else 0 (b,k)
+) -> tuple:  # Total nats (), number of predictions b*k ()
     "Binary cross-entropy, one binary classification for each tag"
-    if logits.shape != tags.shape: raise ValueError(f'logits {tuple(logits.shape)} do not fit tags {tuple(tags.shape)}')
+    if logits.shape != tags.shape:
+        raise ValueError(f'logits {tuple(logits.shape)} do not fit tags {tuple(tags.shape)}')
     total = F.binary_cross_entropy_with_logits(logits.float(), tags.float(), reduction='sum')
     return total, torch.tensor(tags.numel(), device=tags.device)

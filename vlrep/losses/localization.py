@@ -6,16 +6,18 @@
 __all__ = ['attention_maps', 'localisation_loss']
 
 # %% ../../nbs/losses/30_localization.ipynb #052c48ee
-import torch, torch.nn.functional as F
+import torch
+import torch.nn.functional as F
 from torch import Tensor
-from ..core.registry import *
+
+from ..core.registry import did_you_mean
 
 # %% ../../nbs/losses/30_localization.ipynb #3885596b
 def attention_maps(
-    z_t:Tensor,       # A vector for each token (b,s,d)
-    z_v:Tensor,       # A vector for each cell of the grid (b,d,h,w)
-    scale:float=1.,   # Products are multiplied by it; the paper prints none, 1/sqrt(d) keeps them from saturating
-)->Tensor:            # Attention of each token: not negative, sums to 1 over the cells (b,s,h,w), float32
+    z_t: Tensor,  # A vector for each token (b,s,d)
+    z_v: Tensor,  # A vector for each cell of the grid (b,d,h,w)
+    scale: float = 1.0,  # Products are multiplied by it; the paper prints none, 1/sqrt(d) keeps them from saturating
+) -> Tensor:  # Attention of each token: not negative, sums to 1 over the cells (b,s,h,w), float32
     "Softmax over the cells of the products of words and cells (LocTex eq. 2)"
     if z_t.ndim != 3 or z_v.ndim != 4 or z_t.shape[::2] != z_v.shape[:2]:
         raise ValueError(f'z_t {tuple(z_t.shape)} and z_v {tuple(z_v.shape)} must be (b,s,d) and (b,d,h,w)')
@@ -25,22 +27,27 @@ def attention_maps(
 
 # %% ../../nbs/losses/30_localization.ipynb #32cfa6cc
 def localisation_loss(
-    attn:Tensor,      # Attention of each token, from `attention_maps` (b,s,h,w)
-    mask:Tensor,      # Where the mouse was meanwhile, bool (b,s,h,w); a row without any cell is left out
-    norm:str='row',   # row: tokens alone; tensor: one vector a sample, as printed; tensor_l1: that, with masks divided
-                      # by their areas
-    eps:float=1e-8,   # Stands inside the root, whose gradient at 0 is infinite
-)->tuple:             # Total (), each sample between 0 and the root of 2, and number of samples that have a mask ()
+    attn: Tensor,  # Attention of each token, from `attention_maps` (b,s,h,w)
+    mask: Tensor,  # Where the mouse was meanwhile, bool (b,s,h,w); a row without any cell is left out
+    norm: str = 'row',  # row: tokens alone; tensor: one vector a sample, as printed; tensor_l1: that, with masks
+    # divided
+    # by their areas
+    eps: float = 1e-8,  # Stands inside the root, whose gradient at 0 is infinite
+) -> tuple:  # Total (), each sample between 0 and the root of 2, and number of samples that have a mask ()
     "Distance of attention and trace, both of unit length, summed over samples (LocTex eq. 3)"
     if attn.shape != mask.shape or attn.ndim != 4:
         raise ValueError(f'attn {tuple(attn.shape)} and mask {tuple(mask.shape)}: both must be (b,s,h,w)')
-    if norm not in ('row','tensor','tensor_l1'): raise did_you_mean('norm', norm, ('row','tensor','tensor_l1'))
-    m,t = attn.float().flatten(2),mask.float().flatten(2)                          # (b,s,cells)
+    if norm not in ('row', 'tensor', 'tensor_l1'):
+        raise did_you_mean('norm', norm, ('row', 'tensor', 'tensor_l1'))
+    # (b,s,cells)
+    m = attn.float().flatten(2)
+    t = mask.float().flatten(2)
     kept = t.any(2)
     some = kept.any(1)  # (b,s) and (b,)
     if norm != 'row':
-        if norm == 'tensor_l1': t = t / t.sum(2, keepdim=True).clamp(min=1)
-        m,t = ((x*kept[...,None]).flatten(1)[:,None] for x in (m, t))
-        kept = some[:,None]  # one long row a sample
-    d = ((F.normalize(m, dim=2) - F.normalize(t, dim=2)).square().sum(2) + eps).sqrt()       # (b,s) or (b,1)
-    return (d*kept).sum(1).div(kept.sum(1).clamp(min=1)).sum(), some.sum()
+        if norm == 'tensor_l1':
+            t = t / t.sum(2, keepdim=True).clamp(min=1)
+        m, t = ((x * kept[..., None]).flatten(1)[:, None] for x in (m, t))
+        kept = some[:, None]  # one long row a sample
+    d = ((F.normalize(m, dim=2) - F.normalize(t, dim=2)).square().sum(2) + eps).sqrt()  # (b,s) or (b,1)
+    return (d * kept).sum(1).div(kept.sum(1).clamp(min=1)).sum(), some.sum()

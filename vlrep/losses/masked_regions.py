@@ -11,12 +11,12 @@ from torch import Tensor
 
 # %% ../../nbs/losses/40_masked_regions.ipynb #a59c86f8
 def masked_region_loss(
-    scores:Tensor, # For each class, of masked regions (m,c)
-    probs:Tensor,  # The detector's distributions over the classes (m,c)
-)->tuple:          # Nats (), regions ()
+    scores: Tensor,  # For each class, of masked regions (m,c)
+    probs: Tensor,  # The detector's distributions over the classes (m,c)
+) -> tuple:  # Nats (), regions ()
     "KL(detector || prediction), summed over the regions: 0 at best"
     if scores.shape != probs.shape:
         raise ValueError(f'scores {tuple(scores.shape)} do not fit probs {tuple(probs.shape)}: one for each class')
     logs = scores.float().log_softmax(1)
     p = probs.to(logs.dtype)
-    return (torch.xlogy(p, p) - p*logs).sum(),torch.tensor(len(p), device=logs.device)
+    return (torch.xlogy(p, p) - p * logs).sum(), torch.tensor(len(p), device=logs.device)

@@ -10,71 +10,88 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/losses/25_queue.ipynb #e5f3e7c0
-def _full(x): return x if x.dtype == torch.float64 else x.float()
+def _full(x):
+    return x if x.dtype == torch.float64 else x.float()
+
 
 def _logits(pos, neg, temperature, ignore):
     "Similarities over the temperature, the positive key first (b,1+n); what is ignored is -inf"
-    if temperature <= 0: raise ValueError(f'temperature={temperature}: must be above 0')
+    if temperature <= 0:
+        raise ValueError(f'temperature={temperature}: must be above 0')
     if pos.ndim != 1 or neg.ndim != 2 or len(pos) != len(neg):
         raise ValueError(f'pos {tuple(pos.shape)} and neg {tuple(neg.shape)}: they must be (b,) and (b,n)')
-    neg = _full(neg)/temperature
-    if ignore is not None: neg = neg.masked_fill(ignore, -torch.inf)
-    return torch.cat([_full(pos)[:,None]/temperature, neg], 1)
+    neg = _full(neg) / temperature
+    if ignore is not None:
+        neg = neg.masked_fill(ignore, -torch.inf)
+    return torch.cat([_full(pos)[:, None] / temperature, neg], 1)
+
 
 def _added(each, rows):
     "Total and count of the rows that count"
-    if rows is None: return each.sum(),torch.tensor(len(each), device=each.device)
-    return each.masked_fill(~rows, 0).sum(),rows.sum()
+    if rows is None:
+        return each.sum(), torch.tensor(len(each), device=each.device)
+    return each.masked_fill(~rows, 0).sum(), rows.sum()
+
 
 def queue_nce(
-    pos:Tensor,            # Similarity of each query and its positive key (b,)
-    neg:Tensor,            # Its similarities to the keys of the queue (b,n)
-    temperature:float=.07, # Similarities are divided by it (MCT sec. 4.1)
-    ignore:Tensor=None,    # Which keys are no negatives (b,n) bool
-    rows:Tensor=None,      # Which queries count (b,) bool; all by default
-)->tuple:                  # Total nats (), number of queries ()
+    pos: Tensor,  # Similarity of each query and its positive key (b,)
+    neg: Tensor,  # Its similarities to the keys of the queue (b,n)
+    temperature: float = 0.07,  # Similarities are divided by it (MCT sec. 4.1)
+    ignore: Tensor = None,  # Which keys are no negatives (b,n) bool
+    rows: Tensor = None,  # Which queries count (b,) bool; all by default
+) -> tuple:  # Total nats (), number of queries ()
     "Cross-entropy of each query choosing its positive key against those of the queue (MCT eq. 3)"
     x = _logits(pos, neg, temperature, ignore)
-    return _added(x.logsumexp(1)-x[:,0], rows)
+    return _added(x.logsumexp(1) - x[:, 0], rows)
 
 # %% ../../nbs/losses/25_queue.ipynb #52a1adc7
 def shared_tags(
-    tags:Tensor,       # What each image shows, 0 or 1 (b,t)
-    others:Tensor,     # What those of the queue show (n,t)
-    threshold:float=2, # Number of tags that must be shared (MCT sec. 3.1, 4.1)
-    strict:bool=True,  # Must more than `threshold` be shared? Else `threshold` is enough
-)->Tensor:             # bool (b,n)
+    tags: Tensor,  # What each image shows, 0 or 1 (b,t)
+    others: Tensor,  # What those of the queue show (n,t)
+    threshold: float = 2,  # Number of tags that must be shared (MCT sec. 3.1, 4.1)
+    strict: bool = True,  # Must more than `threshold` be shared? Else `threshold` is enough
+) -> Tensor:  # bool (b,n)
     "Which images of the queue count as positives"
-    shared = tags.float()@others.float().T
+    shared = tags.float() @ others.float().T
     return shared > threshold if strict else shared >= threshold
 
+
 def tag_nce(
-    pos:Tensor, neg:Tensor, # As for `queue_nce`
-    same:Tensor,            # Which keys of the queue are positives, too (b,n) bool
-    temperature:float=.07, ignore:Tensor=None, # As for `queue_nce`; positives are never ignored
-    *, own:bool=True,       # Is the positive key always counted? Else images without other positives do not count
-    rows:Tensor=None,       # As for `queue_nce`
-)->tuple:                   # Total nats (), number of queries ()
+    pos: Tensor,
+    neg: Tensor,  # As for `queue_nce`
+    same: Tensor,  # Which keys of the queue are positives, too (b,n) bool
+    temperature: float = 0.07,
+    ignore: Tensor = None,  # As for `queue_nce`; positives are never ignored
+    *,
+    own: bool = True,  # Is the positive key always counted? Else images without other positives do not count
+    rows: Tensor = None,  # As for `queue_nce`
+) -> tuple:  # Total nats (), number of queries ()
     "Cross-entropy of each query, averaged over all of its positives (MCT eq. 5)"
     x = _logits(pos, neg, temperature, None if ignore is None else ignore & ~same)
-    answer = torch.cat([torch.full_like(same[:,:1], own), same], 1)
+    answer = torch.cat([torch.full_like(same[:, :1], own), same], 1)
     n = answer.sum(1)
-    each = x.logsumexp(1) - x.masked_fill(~answer, 0).sum(1)/n.clamp(min=1)
-    if not own: rows = n > 0 if rows is None else rows & (n > 0)
+    each = x.logsumexp(1) - x.masked_fill(~answer, 0).sum(1) / n.clamp(min=1)
+    if not own:
+        rows = n > 0 if rows is None else rows & (n > 0)
     return _added(each, rows)
 
 # %% ../../nbs/losses/25_queue.ipynb #cdcee918
 def queue_hinge(
-    pos:Tensor, neg:Tensor, # As for `queue_nce`
-    margin:float=.2,        # By how much the positive key should be nearer (MCT sec. 4.1)
-    ignore:Tensor=None,     # As for `queue_nce`
-    rows:Tensor=None,       # As for `queue_nce`
-    *, reduction:str='sum', # Over the keys of the queue: sum (MCT eq. 11) or mean
-)->tuple:                   # Total (), number of queries ()
+    pos: Tensor,
+    neg: Tensor,  # As for `queue_nce`
+    margin: float = 0.2,  # By how much the positive key should be nearer (MCT sec. 4.1)
+    ignore: Tensor = None,  # As for `queue_nce`
+    rows: Tensor = None,  # As for `queue_nce`
+    *,
+    reduction: str = 'sum',  # Over the keys of the queue: sum (MCT eq. 11) or mean
+) -> tuple:  # Total (), number of queries ()
     "Hinge loss: how far the negatives come within `margin` of the positive key, added up (MCT eq. 11)"
-    if reduction not in ('sum','mean'): raise ValueError(f'reduction={reduction!r}: sum or mean')
-    each = (margin - _full(pos)[:,None] + _full(neg)).clamp(min=0)
-    if ignore is not None: each = each.masked_fill(ignore, 0)
+    if reduction not in ('sum', 'mean'):
+        raise ValueError(f'reduction={reduction!r}: sum or mean')
+    each = (margin - _full(pos)[:, None] + _full(neg)).clamp(min=0)
+    if ignore is not None:
+        each = each.masked_fill(ignore, 0)
     total = each.sum(1)
-    if reduction == 'mean': total = total/(neg.shape[1] if ignore is None else (~ignore).sum(1).clamp(min=1))
+    if reduction == 'mean':
+        total = total / (neg.shape[1] if ignore is None else (~ignore).sum(1).clamp(min=1))
     return _added(total, rows)

@@ -6,34 +6,46 @@
 __all__ = ['sigmoid_pairs', 'first_bias']
 
 # %% ../../nbs/losses/22_sigmoid.ipynb #511072fa
-import math, torch, torch.nn.functional as F
+import math
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/losses/22_sigmoid.ipynb #43148b95
 def sigmoid_pairs(
-    a:Tensor,                # One vector for each image (b,d)
-    b:Tensor,                # One vector for each image's caption, in the same order (b,d)
-    scale:float|Tensor=10.,  # Cosines are multiplied by it; a tensor (1,) may be learned
-    bias:float|Tensor=0.,    # Added afterwards
-    *, gather:callable=None, # None, or x (b,d) -> (all rows (n,d), index of the first own row): pairs of all processes
-    local_loss:bool=True,    # As for `info_nce`
-)->tuple:                    # Total nats (), number of pairs that belong together ()
+    a: Tensor,  # One vector for each image (b,d)
+    b: Tensor,  # One vector for each image's caption, in the same order (b,d)
+    scale: float | Tensor = 10.0,  # Cosines are multiplied by it; a tensor (1,) may be learned
+    bias: float | Tensor = 0.0,  # Added afterwards
+    *,
+    gather: callable = None,  # None, or x (b,d) -> (all rows (n,d), index of the first own row): pairs of all processes
+    local_loss: bool = True,  # As for `info_nce`
+) -> tuple:  # Total nats (), number of pairs that belong together ()
     "Binary cross-entropy of all pairs of images and captions (SigLIP, eq. 1)"
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f'a {tuple(a.shape)} and b {tuple(b.shape)}: both must be (b,d)')
     with torch.autocast(a.device.type, enabled=False):
-        a,b = F.normalize(a.float(), dim=1),F.normalize(b.float(), dim=1)
-        own,first = len(a),0
-        if gather: b,first = gather(b)
-        if gather and not local_loss: a,first = gather(a)[0],0
-        i,j = first+torch.arange(len(a), device=a.device)[:,None],torch.arange(len(b), device=a.device)
-        sign = torch.where(i == j, 1., -1.)
-        total = F.softplus(-sign*(a@b.T*scale + bias)).sum()
-    return total if own == len(a) else total*(own/len(a)), torch.tensor(own, device=a.device)
+        a = F.normalize(a.float(), dim=1)
+        b = F.normalize(b.float(), dim=1)
+        own = len(a)
+        first = 0
+        if gather:
+            b, first = gather(b)
+        if gather and not local_loss:
+            a = gather(a)[0]
+            first = 0
+        i = first + torch.arange(len(a), device=a.device)[:, None]
+        j = torch.arange(len(b), device=a.device)
+        sign = torch.where(i == j, 1.0, -1.0)
+        total = F.softplus(-sign * (a @ b.T * scale + bias)).sum()
+    return total if own == len(a) else total * (own / len(a)), torch.tensor(own, device=a.device)
+
 
 def first_bias(
-    bs:int, # Pairs of a batch, at least 2
-)->float:
+    bs: int,  # Pairs of a batch, at least 2
+) -> float:
     "The bias at which each pair has a probability of 1/bs"
-    if bs < 2: raise ValueError(f'bs={bs}: a single pair has no negatives; take at least 2')
-    return -math.log(bs-1)
+    if bs < 2:
+        raise ValueError(f'bs={bs}: a single pair has no negatives; take at least 2')
+    return -math.log(bs - 1)

@@ -8,47 +8,66 @@ __all__ = ['METHODS', 'Method']
 # %% ../../nbs/methods/05_base.ipynb #1ad5ec47
 from collections.abc import Callable
 from dataclasses import dataclass
-from ..core.registry import *
+
+from ..core.registry import Lazy, Registry
 from .recipe import MethodRecipe
 
 # %% ../../nbs/methods/05_base.ipynb #ae9d1cbf
-def _captions(recipe): return frozenset({'captions'})
-def _nothing(recipe): return frozenset()
+def _captions(recipe):
+    return frozenset({'captions'})
+
+
+def _nothing(recipe):
+    return frozenset()
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Method:
     "A way to learn visual representations; every field that is a function may be given as `'module:name'`"
-    name:str     # On the command line: --method
-    recipe:type  # Its frozen dataclass, a `MethodRecipe`
-    recipes:dict # Name -> recipe; one called like a dataset is that dataset's default
-    model:type=Lazy()        # Module: batch dict -> output dict; has `visual`, the backbone
-    loss:Callable=Lazy()     # (output, batch) -> (total, count), of all terms together
-    learner:Callable=Lazy()  # (recipe, loaders, visual, seed, precision, cbs) -> Learner
-    needs:Callable=_captions # recipe -> annotations that the data must have
-    wants:Callable=_nothing  # recipe -> annotations that are used where the data has them
-    tokenizer:Callable=Lazy('vlrep.data.collate:caption_tokenizer') # (recipe, training set) -> Tokenizer; None: none
-    collate:Callable=Lazy('vlrep.data.collate:caption_collator')    # (recipe, tokenizer) -> collator; None: images only
-    check:Callable=Lazy(None) # (recipe, parts of the dataset, its name, accumulate) -> lines; may raise ValueError
-    sizes:Callable=Lazy(None) # Model -> plain values that a run keeps, for `learner(sizes=)` when it is opened
-    contents:Callable=Lazy(None) # (recipe, parts of the dataset) -> {name: digest} of what is read besides
-    no_backbone:str=''        # Why its models have no backbone that others could use; '': they have one
-    figures:Callable=Lazy(None) # (EvaluationContext) -> {part of the report: what it shows}, beside the evaluations'
-    stage:str=''              # Name of its training in the log; `name` by default
-    loss_unit:str=''          # Unit of the loss, in words
-    paper:str=''              # The paper or papers it is from
 
-    def __repr__(self): return f'Method({self.name!r})'
-    def train_tokenizer(self,
-        recipe:MethodRecipe,      # With `vocab`
-        train:'ImageTextDataset', # The texts that are learned from
-    )->'Tokenizer':               # None for a method that reads no words
+    name: str  # On the command line: --method
+    recipe: type  # Its frozen dataclass, a `MethodRecipe`
+    recipes: dict  # Name -> recipe; one called like a dataset is that dataset's default
+    model: type = Lazy()  # Module: batch dict -> output dict; has `visual`, the backbone
+    loss: Callable = Lazy()  # (output, batch) -> (total, count), of all terms together
+    learner: Callable = Lazy()  # (recipe, loaders, visual, seed, precision, cbs) -> Learner
+    needs: Callable = _captions  # recipe -> annotations that the data must have
+    wants: Callable = _nothing  # recipe -> annotations that are used where the data has them
+    tokenizer: Callable = Lazy(
+        'vlrep.data.collate:caption_tokenizer'
+    )  # (recipe, training set) -> Tokenizer; None: none
+    collate: Callable = Lazy(
+        'vlrep.data.collate:caption_collator'
+    )  # (recipe, tokenizer) -> collator; None: images only
+    check: Callable = Lazy(None)  # (recipe, parts of the dataset, its name, accumulate) -> lines; may raise ValueError
+    sizes: Callable = Lazy(None)  # Model -> plain values that a run keeps, for `learner(sizes=)` when it is opened
+    contents: Callable = Lazy(None)  # (recipe, parts of the dataset) -> {name: digest} of what is read besides
+    no_backbone: str = ''  # Why its models have no backbone that others could use; '': they have one
+    figures: Callable = Lazy(
+        None
+    )  # (EvaluationContext) -> {part of the report: what it shows}, beside the evaluations'
+    stage: str = ''  # Name of its training in the log; `name` by default
+    loss_unit: str = ''  # Unit of the loss, in words
+    paper: str = ''  # The paper or papers it is from
+
+    def __repr__(self):
+        return f'Method({self.name!r})'
+
+    def train_tokenizer(
+        self,
+        recipe: MethodRecipe,  # With `vocab`
+        train: 'ImageTextDataset',  # The texts that are learned from
+    ) -> 'Tokenizer':  # None for a method that reads no words
         "The tokenizer, trained on the texts that the method reads"
         return self.tokenizer and self.tokenizer(recipe, train)
-    def collator(self,
-        recipe:MethodRecipe,   # With `max_len`
-        tokenizer:'Tokenizer', # From `train_tokenizer`
-    )->Callable:               # For `StatefulLoader(collate=...)`, or None
+
+    def collator(
+        self,
+        recipe: MethodRecipe,  # With `max_len`
+        tokenizer: 'Tokenizer',  # From `train_tokenizer`
+    ) -> Callable:  # For `StatefulLoader(collate=...)`, or None
         "The collate function, from rows of a dataset to the tensors beside the images of a batch"
         return self.collate and self.collate(recipe, tokenizer)
+
 
 METHODS = Registry('method', 'vlrep.methods.*.recipe')

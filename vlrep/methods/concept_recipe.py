@@ -7,71 +7,119 @@ __all__ = ['SMALL_CONCEPTS', 'VGG_CONCEPTS', 'ConceptRecipe', 'concept_photos']
 
 # %% ../../nbs/methods/02_concept_recipe.ipynb #c16ffa72
 from dataclasses import dataclass, replace
-from ..core.fields import *
-from .recipe import *
+
+from ..core.fields import Choice, Fraction, Int, Share
+from vlrep.methods.recipe import (
+    Batch,
+    Channels,
+    Decay,
+    Every,
+    MethodRecipe,
+    Momentum,
+    Norm2,
+    OnOff,
+    Rate,
+    ResNet,
+    Side,
+    StepCount,
+    TextRecipe,
+    WarmUp,
+)
 
 # %% ../../nbs/methods/02_concept_recipe.ipynb #2d7e8933
-_Net      = Choice('resnet','vgg16')
-_Parts    = Choice('nn','nn_adj','nn_adj_vb')
-_Tagger   = Choice('pattern','spacy')
-_TagHead  = Choice('linear','mlp','conv')
-_Hidden   = Int(0, 16384)
-_Count    = Int(1, 10**6)
-_Optimise = Choice('sgd','radam')
-_Schedule = Choice('cosine','steps')
+_Net = Choice('resnet', 'vgg16')
+_Parts = Choice('nn', 'nn_adj', 'nn_adj_vb')
+_Tagger = Choice('pattern', 'spacy')
+_TagHead = Choice('linear', 'mlp', 'conv')
+_Hidden = Int(0, 16384)
+_Count = Int(1, 10**6)
+_Optimise = Choice('sgd', 'radam')
+_Schedule = Choice('cosine', 'steps')
 
 # %% ../../nbs/methods/02_concept_recipe.ipynb #30ed5c39
 @dataclass(frozen=True)
 class ConceptRecipe(TextRecipe):
     "Fields shared by tag prediction and ICMLM, with the ICMLM paper's settings for ResNet-50"
-    visual_depth:ResNet=50      # Layers of the ResNet (supplement); 10 is the small one for the world
-    visual_width:Channels=64    # Channels of its first stage
-    net:_Net='resnet'           # resnet, or vgg16 (sec. 4): add --backbone torchvision/vgg16
-    parts:_Parts='nn_adj_vb'    # Nouns, and adjectives, and verbs (sec. 3.1)
-    top_k:Every=5000            # Number of words, the most frequent ones (tab. 4), or of clusters or topics; 0: all
-    min_count:_Count=1          # How often a word must be tagged as one of the parts
-    tagger:_Tagger='pattern'    # Part-of-speech tagger: pattern, or spacy (sec. 3.1), if a model is installed
-    min_tokens:_Count=3         # Fewest tokens of a caption that is read (sec. 4); for tag prediction words
-    max_tokens:_Count=25        # Most tokens of a caption that is read (sec. 4); for tag prediction words
-    tag_head:_TagHead='mlp'     # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 4), or linear
-    tag_width:_Hidden=0         # Its hidden width; 0: that of the grid (not said)
-    size:Side=224               # Side of the input images (app. F.2, of the evaluation)
-    scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said)
-    jitter:Share=0.             # Change of brightness, contrast, saturation; hue a quarter of it (not said)
-    jitter_p:Share=0.           # How often colours are changed (not said)
-    flip_p:Share=.5             # How often images are mirrored, with left and right swapped in the words (not said)
-    bs:Batch=128                # Images a step (supplement)
-    steps:StepCount=100_000     # Steps (supplement)
-    warmup:WarmUp=0             # Steps of linear warm-up of the learning rate (none is mentioned)
-    optimiser:_Optimise='sgd'   # sgd for ResNet, radam for VGG16 (supplement)
-    schedule:_Schedule='cosine' # cosine for ResNet; steps for VGG16: a tenth after 80 and 90 % (supplement)
-    cnn_lr:Rate=.03             # Peak learning rate of the backbone (supplement)
-    lr:Rate=.03                 # Peak learning rate of everything else (supplement)
-    momentum:Momentum=.9        # Of SGD (supplement); for radam its first beta
-    wd:Decay=1e-4               # Weight decay (supplement)
-    clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
-    sync_bn:OnOff=False         # With several processes: BatchNorm over the images of all, or of each by itself
-    def problems(self)->'Iterator[str]':
+
+    visual_depth: ResNet = 50  # Layers of the ResNet (supplement); 10 is the small one for the world
+    visual_width: Channels = 64  # Channels of its first stage
+    net: _Net = 'resnet'  # resnet, or vgg16 (sec. 4): add --backbone torchvision/vgg16
+    parts: _Parts = 'nn_adj_vb'  # Nouns, and adjectives, and verbs (sec. 3.1)
+    top_k: Every = 5000  # Number of words, the most frequent ones (tab. 4), or of clusters or topics; 0: all
+    min_count: _Count = 1  # How often a word must be tagged as one of the parts
+    tagger: _Tagger = 'pattern'  # Part-of-speech tagger: pattern, or spacy (sec. 3.1), if a model is installed
+    min_tokens: _Count = 3  # Fewest tokens of a caption that is read (sec. 4); for tag prediction words
+    max_tokens: _Count = 25  # Most tokens of a caption that is read (sec. 4); for tag prediction words
+    tag_head: _TagHead = 'mlp'  # Classifier of concepts: mlp for ResNet, conv for VGG16 (sec. 4), or linear
+    tag_width: _Hidden = 0  # Its hidden width; 0: that of the grid (not said)
+    size: Side = 224  # Side of the input images (app. F.2, of the evaluation)
+    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said)
+    jitter: Share = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
+    jitter_p: Share = 0.0  # How often colours are changed (not said)
+    flip_p: Share = 0.5  # How often images are mirrored, with left and right swapped in the words (not said)
+    bs: Batch = 128  # Images a step (supplement)
+    steps: StepCount = 100_000  # Steps (supplement)
+    warmup: WarmUp = 0  # Steps of linear warm-up of the learning rate (none is mentioned)
+    optimiser: _Optimise = 'sgd'  # sgd for ResNet, radam for VGG16 (supplement)
+    schedule: _Schedule = 'cosine'  # cosine for ResNet; steps for VGG16: a tenth after 80 and 90 % (supplement)
+    cnn_lr: Rate = 0.03  # Peak learning rate of the backbone (supplement)
+    lr: Rate = 0.03  # Peak learning rate of everything else (supplement)
+    momentum: Momentum = 0.9  # Of SGD (supplement); for radam its first beta
+    wd: Decay = 1e-4  # Weight decay (supplement)
+    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
+    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
+
+    def problems(self) -> 'Iterator[str]':
         "Reject ranges of caption length that are empty, and frozen stages of VGG16"
         yield from MethodRecipe.problems(self)
-        if self.normalise == 'none': yield 'normalise=none: concepts are words in lower case; choose nfkd, nfkc or auto'
+        if self.normalise == 'none':
+            yield 'normalise=none: concepts are words in lower case; choose nfkd, nfkc or auto'
         if self.min_tokens > self.max_tokens:
             yield f'min_tokens={self.min_tokens}: more than max_tokens={self.max_tokens}, no caption would be read'
         if self.net == 'vgg16' and self.frozen_stages:
             yield f'frozen_stages={self.frozen_stages}: the stages of VGG16 are not known; leave it out'
-    def _heads(self): return None
+
+    def _heads(self):
+        return None
 
 # %% ../../nbs/methods/02_concept_recipe.ipynb #13022e98
-SMALL_CONCEPTS = dict(visual_depth=10, visual_width=16, top_k=0, min_count=2, tag_head='linear', size=48, scale_min=.6,
-                      jitter=.2, jitter_p=.8, bs=64, steps=2600, warmup=260, cnn_lr=.5, lr=.2, clip=1.)
-VGG_CONCEPTS = dict(net='vgg16', tag_head='conv', parts='nn_adj', top_k=1000, optimiser='radam', schedule='steps',
-                    cnn_lr=1e-4, lr=1e-4, wd=1e-3)
+SMALL_CONCEPTS = dict(
+    visual_depth=10,
+    visual_width=16,
+    top_k=0,
+    min_count=2,
+    tag_head='linear',
+    size=48,
+    scale_min=0.6,
+    jitter=0.2,
+    jitter_p=0.8,
+    bs=64,
+    steps=2600,
+    warmup=260,
+    cnn_lr=0.5,
+    lr=0.2,
+    clip=1.0,
+)
+VGG_CONCEPTS = dict(
+    net='vgg16',
+    tag_head='conv',
+    parts='nn_adj',
+    top_k=1000,
+    optimiser='radam',
+    schedule='steps',
+    cnn_lr=1e-4,
+    lr=1e-4,
+    wd=1e-3,
+)
+
 
 def concept_photos(
-    like:ConceptRecipe, # A recipe with the small ResNet
-    **changes           # Fields that differ from `like`
-)->dict:                # Name -> recipe: flickr8k and flickr8k_small
+    like: ConceptRecipe,  # A recipe with the small ResNet
+    **changes,  # Fields that differ from `like`
+) -> dict:  # Name -> recipe: flickr8k and flickr8k_small
     "The recipes for a thousand photos: with a ResNet-18, and with the small network"
     small = replace(like, size=64, min_count=5, steps=750, warmup=75, **changes)
-    return dict(flickr8k=replace(small, visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=.2),
-                flickr8k_small=small)
+    return dict(
+        flickr8k=replace(small, visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=0.2),
+        flickr8k_small=small,
+    )

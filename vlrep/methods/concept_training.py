@@ -8,87 +8,106 @@ __all__ = ['recipe_normalisation', 'recipe_words', 'recipe_targets', 'concept_op
 
 # %% ../../nbs/methods/08_concept_training.ipynb #c4ba50f7
 from functools import partial
+
 import torch
 from torch import nn
+
 from ..core.scripts import mirror_pairs
-from ..data.concepts import concept_counts, concept_words, ConceptSet
 from ..data.concept_targets import cluster_targets, label_targets, topic_targets, word_targets
+from ..data.concepts import ConceptSet, concept_counts, concept_words
 from ..data.tokenizer import choose_normalisation
+from .concept_recipe import ConceptRecipe
 from ..models.backbones import make_backbone
 from ..training.callbacks import LRScheduler, recipe_rules
 from ..training.learner import BaseCallback, training
 from ..training.optim import sgd
 from ..training.schedules import step_decay
-from .concept_recipe import *
 
 # %% ../../nbs/methods/08_concept_training.ipynb #fe680bb5
 def recipe_normalisation(
-    recipe:ConceptRecipe,       # With `normalise`
-    dataset:'ImageTextDataset', # What is learned from
-)->str:                         # nfkd or nfkc
+    recipe: ConceptRecipe,  # With `normalise`
+    dataset: 'ImageTextDataset',  # What is learned from
+) -> str:  # nfkd or nfkc
     "How captions are normalised before words are taken from them"
-    if recipe.normalise != 'auto' or dataset.captions is None: return recipe.normalise.replace('auto', 'nfkd')
+    if recipe.normalise != 'auto' or dataset.captions is None:
+        return recipe.normalise.replace('auto', 'nfkd')
     return choose_normalisation(dataset.captions.flat())[0]
 
+
 def recipe_words(
-    recipe:ConceptRecipe,       # With `parts`, `tagger`, `top_k`, `min_count`, `mirror_words`
-    dataset:'ImageTextDataset', # With captions
-    how:str=None,               # As for `normalise`; by default `recipe_normalisation`
-)->ConceptSet:
+    recipe: ConceptRecipe,  # With `parts`, `tagger`, `top_k`, `min_count`, `mirror_words`
+    dataset: 'ImageTextDataset',  # With captions
+    how: str = None,  # As for `normalise`; by default `recipe_normalisation`
+) -> ConceptSet:
     "The concept words of a training set; a `ValueError` if there are none, or fewer than `top_k`"
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, from which concepts are taken')
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions, from which concepts are taken')
     how = how or recipe_normalisation(recipe, dataset)
     counts = concept_counts(dataset.captions.flat(), recipe.parts, recipe.tagger, how=how)
     pairs = mirror_pairs(recipe.mirror_words)
-    try: return ConceptSet(concept_words(counts, recipe.top_k, recipe.min_count), how, pairs)
-    except ValueError as e: raise ValueError(f'{dataset.name}: {e}') from None
+    try:
+        return ConceptSet(concept_words(counts, recipe.top_k, recipe.min_count), how, pairs)
+    except ValueError as e:
+        raise ValueError(f'{dataset.name}: {e}') from None
+
 
 def recipe_targets(
-    recipe:ConceptRecipe,       # As for `recipe_words`, with `min_tokens` and `max_tokens`
-    dataset:'ImageTextDataset', # What is learned from
-    kind:str='postag',          # postag, cluster, lda or label
-    vectors:callable=None,      # As for `cluster_targets`
-)->'ConceptTargets':
+    recipe: ConceptRecipe,  # As for `recipe_words`, with `min_tokens` and `max_tokens`
+    dataset: 'ImageTextDataset',  # What is learned from
+    kind: str = 'postag',  # postag, cluster, lda or label
+    vectors: callable = None,  # As for `cluster_targets`
+) -> 'ConceptTargets':
     "The targets of images; a `ValueError` if no image has one"
-    lengths = recipe.min_tokens,recipe.max_tokens
+    lengths = recipe.min_tokens, recipe.max_tokens
     how = recipe_normalisation(recipe, dataset)
-    if kind == 'postag': out = word_targets(recipe_words(recipe, dataset), *lengths)
-    elif kind == 'label': out = label_targets(dataset)
-    elif kind == 'cluster': out = cluster_targets(dataset, recipe.top_k, *lengths, vectors=vectors, how=how)
-    else: out = topic_targets(dataset, recipe.top_k, *lengths, how=how)
+    if kind == 'postag':
+        out = word_targets(recipe_words(recipe, dataset), *lengths)
+    elif kind == 'label':
+        out = label_targets(dataset)
+    elif kind == 'cluster':
+        out = cluster_targets(dataset, recipe.top_k, *lengths, vectors=vectors, how=how)
+    else:
+        out = topic_targets(dataset, recipe.top_k, *lengths, how=how)
     if not len(out.table(dataset)[1]):
-        raise ValueError(f'{dataset.name}: no image has a concept (min_tokens={recipe.min_tokens}, '
-                         f'max_tokens={recipe.max_tokens}): nothing is left to learn')
+        raise ValueError(
+            f'{dataset.name}: no image has a concept (min_tokens={recipe.min_tokens}, '
+            f'max_tokens={recipe.max_tokens}): nothing is left to learn'
+        )
     return out
 
 # %% ../../nbs/methods/08_concept_training.ipynb #a6925b12
 def concept_optimizer(
-    recipe:ConceptRecipe, # With `optimiser` and `momentum`
-    groups:list,          # From `param_groups`
-)->torch.optim.Optimizer:
+    recipe: ConceptRecipe,  # With `optimiser` and `momentum`
+    groups: list,  # From `param_groups`
+) -> torch.optim.Optimizer:
     "SGD with momentum, or RAdam"
-    if recipe.optimiser == 'radam': return torch.optim.RAdam(groups, lr=groups[0]['lr'], betas=(recipe.momentum,.999))
+    if recipe.optimiser == 'radam':
+        return torch.optim.RAdam(groups, lr=groups[0]['lr'], betas=(recipe.momentum, 0.999))
     return sgd(groups, recipe.momentum, 0)
 
+
 def concept_rules(
-    recipe:ConceptRecipe, # With `schedule`
-    seed:int=0,           # As for `recipe_rules`, and the next one
-    precision:str='auto',
-)->list:                  # Callbacks
+    recipe: ConceptRecipe,  # With `schedule`
+    seed: int = 0,  # As for `recipe_rules`, and the next one
+    precision: str = 'auto',
+) -> list:  # Callbacks
     "Those of `recipe_rules`, with the recipe's schedule"
     rules = recipe_rules(recipe, seed, precision)
-    if recipe.schedule == 'cosine': return rules
-    drops = [round(.8*recipe.steps),round(.9*recipe.steps)]
+    if recipe.schedule == 'cosine':
+        return rules
+    drops = [round(0.8 * recipe.steps), round(0.9 * recipe.steps)]
     steps = LRScheduler(partial(step_decay, drops=drops, warmup=recipe.warmup))
     return [steps if isinstance(r, LRScheduler) else r for r in rules]
 
+
 def concept_backbone(
-    recipe:ConceptRecipe,   # With `net`
-    visual:nn.Module=None,  # A backbone that was given
-    seed:int=0,             # Of its initial weights
-)->nn.Module:
+    recipe: ConceptRecipe,  # With `net`
+    visual: nn.Module = None,  # A backbone that was given
+    seed: int = 0,  # Of its initial weights
+) -> nn.Module:
     "The recipe's backbone, or the one that was given; a `ValueError` if it is for VGG16 and there is none"
-    if visual is not None: return visual
+    if visual is not None:
+        return visual
     if recipe.net == 'vgg16':
         raise ValueError('net=vgg16: this recipe is for VGG16, add --backbone torchvision/vgg16 (or --set net=resnet)')
     return make_backbone(recipe.visual_depth, recipe.visual_width, seed)
@@ -96,30 +115,51 @@ def concept_backbone(
 # %% ../../nbs/methods/08_concept_training.ipynb #f463a3c9
 class FrozenStart(BaseCallback):
     "Freeze the backbone, in evaluation mode, for the first `steps` steps; meanwhile `model.waiting` is true"
+
     name = 'frozen_start'
-    order,run_valid = 8,False
-    def __init__(self,
-        steps:int # How many
-    ): self.steps,self.modes = steps,None
-    def waits(self)->bool: return training(self.learn) and self.learn.train_state.step < self.steps
-    def before_train(self)->None:
+    order = 8
+    run_valid = False
+
+    def __init__(
+        self,
+        steps: int,  # How many
+    ):
+        self.steps = steps
+        self.modes = None
+
+    def waits(self) -> bool:
+        return training(self.learn) and self.learn.train_state.step < self.steps
+
+    def before_train(self) -> None:
         "Remember which parts are in training mode: frozen stages are not"
         self.modes = [(m, m.training) for m in self.model.visual.modules()]
-    def before_batch(self)->None:
-        was,self.model.waiting = self.model.waiting,self.waits()
-        if self.model.waiting: self.model.visual.eval()
-        elif was:
-            for m,mode in self.modes: m.training = mode
-    def before_step(self)->None:
+
+    def before_batch(self) -> None:
+        was = self.model.waiting
+        self.model.waiting = self.waits()
         if self.model.waiting:
-            for p in self.model.visual.parameters(): p.grad = None
-    def before_validate(self)->None: self.model.waiting = False
-    def on_exit(self)->None: self.model.waiting = False
+            self.model.visual.eval()
+        elif was:
+            for m, mode in self.modes:
+                m.training = mode
+
+    def before_step(self) -> None:
+        if self.model.waiting:
+            for p in self.model.visual.parameters():
+                p.grad = None
+
+    def before_validate(self) -> None:
+        self.model.waiting = False
+
+    def on_exit(self) -> None:
+        self.model.waiting = False
+
 
 def still_grid(
-    visual:nn.Module, # A backbone
-    img:torch.Tensor, # Normalised images (b,3,H,W)
-)->torch.Tensor:      # (b,c,h,w)
+    visual: nn.Module,  # A backbone
+    img: torch.Tensor,  # Normalised images (b,3,H,W)
+) -> torch.Tensor:  # (b,c,h,w)
     "The grid of a frozen backbone; its gradients are 0 and not None, as averaging over processes requires"
-    with torch.no_grad(): grid = visual(img)
-    return grid + 0*sum(p.sum() for p in visual.parameters() if p.requires_grad)
+    with torch.no_grad():
+        grid = visual(img)
+    return grid + 0 * sum(p.sum() for p in visual.parameters() if p.requires_grad)

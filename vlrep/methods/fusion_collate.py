@@ -7,94 +7,119 @@ __all__ = ['read_written', 'written_by', 'source_texts', 'corpus', 'auxiliary_im
            'FusionCollator', 'fusion_collator', 'check_region_store', 'fusion_contents', 'check_fusion']
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #0faff6ae
-import hashlib,json
+import hashlib
+import json
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-import numpy as np, torch
+
+import numpy as np
+import torch
 from fastcore.basics import patch
-from ..core.files import *
-from ..core.registry import *
+
+from ..core.files import FilePath, brief, cache_dir, cached_folder, file_sha256, read_json, write_json
+from ..core.registry import resolve
 from ..core.scripts import mirror_pairs
-from ..core.seeding import *
+from ..core.seeding import chances
 from ..core.text_files import json_lines
-from ..core.weights import *
+from ..core.weights import weights_sha256
 from ..data.box_files import BoxFile
 from ..data.collate import CaptionCollator
+from ..data.image_files import has_text
 from ..data.records import ImageTextDataset, TextBuffer
-from ..data.regions import open_regions, RegionReader, RegionStore
-from ..data.text_pairs import encode_pairs, MARK, uncut_pairs
+from ..data.regions import RegionReader, RegionStore, open_regions
+from ..data.text_pairs import MARK, encode_pairs, uncut_pairs
 from ..datasets.base import DATASETS
 from ..datasets.world.dataset import world
-from ..data.image_files import has_text
+from .fusion_recipe import FusionInput
 from ..models.bert import bert_tokenizer
 from ..models.region_cache import RegionCache
 from ..models.region_classifier import hash_images
 from ..training.run_folder import load as load_folder
-from .fusion_recipe import *
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #5cfdafae
 def _asked(dataset):
     "Question and answer, for every answer of every question of every image"
     found = [r.questions or [] for r in dataset]
-    if not any(found): raise ValueError(f'{dataset.name}: has no questions, which source=questions reads')
-    for i,qs in enumerate(found):
-        if not qs: raise ValueError(f'{dataset.name}: image {dataset.ids[i]} has no questions')
+    if not any(found):
+        raise ValueError(f'{dataset.name}: has no questions, which source=questions reads')
+    for i, qs in enumerate(found):
+        if not qs:
+            raise ValueError(f'{dataset.name}: image {dataset.ids[i]} has no questions')
         for q in qs:
             if not q.get('answers'):
-                raise ValueError(f'{dataset.name}: image {dataset.ids[i]}: the question {brief(q.get("question"))} has '
-                                 f'no answers')
+                raise ValueError(
+                    f'{dataset.name}: image {dataset.ids[i]}: the question {brief(q.get("question"))} has no answers'
+                )
     return TextBuffer([f'{q["question"]}{MARK}{a}' for q in qs for a in q['answers']] for qs in found)
 
+
 def read_written(
-    path:FilePath # A JSONL file of captions
-)->dict:          # Image id -> captions
+    path: FilePath,  # A JSONL file of captions
+) -> dict:  # Image id -> captions
     "Captions from a file; a `ValueError` names file and line of what is wrong"
-    path,said = Path(path),{}
-    if not path.is_file(): raise ValueError(f'{path}: no such file of captions')
-    for n,got in json_lines(path):
-        said_by = [got.get(k) for k in ('image','caption')] if isinstance(got, dict) else [None]
+    path = Path(path)
+    said = {}
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file of captions')
+    for n, got in json_lines(path):
+        said_by = [got.get(k) for k in ('image', 'caption')] if isinstance(got, dict) else [None]
         if not all(isinstance(t, str) and t.strip() for t in said_by):
             raise ValueError(f'{path}, line {n}: expected {{"image": id, "caption": text}}')
         said.setdefault(got['image'], []).append(got['caption'])
-    if not said: raise ValueError(f'{path}: holds not a single caption')
+    if not said:
+        raise ValueError(f'{path}: holds not a single caption')
     return said
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #7f01bd7f
-_CAPTIONED = 256 # Images that are in memory at a time while they are captioned
+_CAPTIONED = 256  # Images that are in memory at a time while they are captioned
+
 
 def _caption_key(run, dataset):
     "Cache key of the captions: a hash of recipe, weights, tokenizer, images, and the version of this code"
     folder = load_folder(run)
-    facts = [1, *(folder.info.get(k) for k in ('method','recipe','backbone','plugin_code')), len(dataset), dataset.size]
+    facts = [
+        1,
+        *(folder.info.get(k) for k in ('method', 'recipe', 'backbone', 'plugin_code')),
+        len(dataset),
+        dataset.size,
+    ]
     h = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     h.update(weights_sha256(folder.weights('best')).encode())
-    if (folder/'tokenizer.model').is_file(): h.update(file_sha256(folder/'tokenizer.model').encode())
+    if (folder / 'tokenizer.model').is_file():
+        h.update(file_sha256(folder / 'tokenizer.model').encode())
     hash_images(h, dataset)
     return h.hexdigest()[:24]
 
+
 def _caption_all(run, dataset, log=print):
     "Captions that a run's model generates for images, unchanged, from the cache if they are there"
+
     def write(folder):
-        m,said = resolve('vlrep:load')(run),[]
+        m = resolve('vlrep:load')(run)
+        said = []
         for i in range(0, len(dataset), _CAPTIONED):
-            said += m.caption([dataset[k].load() for k in range(i, min(i+_CAPTIONED, len(dataset)))])
-        write_json(folder/'captions.json', said)
-    folder = cached_folder(cache_dir('captions')/_caption_key(run, dataset), 'the captions', write, log)
-    return read_json(folder/'captions.json')
+            said += m.caption([dataset[k].load() for k in range(i, min(i + _CAPTIONED, len(dataset)))])
+        write_json(folder / 'captions.json', said)
+
+    folder = cached_folder(cache_dir('captions') / _caption_key(run, dataset), 'the captions', write, log)
+    return read_json(folder / 'captions.json')
+
 
 def written_by(
-    run:FilePath,             # The folder of a run whose model can caption
-    dataset:ImageTextDataset, # Images
-    log:Callable=None,        # Called with how many captions are empty, if some are
-)->list:                      # A caption of each; 'a picture' in place of an empty one
+    run: FilePath,  # The folder of a run whose model can caption
+    dataset: ImageTextDataset,  # Images
+    log: Callable = None,  # Called with how many captions are empty, if some are
+) -> list:  # A caption of each; 'a picture' in place of an empty one
     "Captions of some images, generated by the model of a run; a `ValueError` if it cannot caption"
     said = _caption_all(run, dataset)
     empty = sum(not has_text(t) for t in said)
     if empty and log:
-        log(f'{run}: {empty:,} of {len(said):,} captions of the {dataset.split or dataset.name} images are empty: "a '
-            f'picture" stands for them')
+        log(
+            f'{run}: {empty:,} of {len(said):,} captions of the {dataset.split or dataset.name} images are empty: "a '
+            f'picture" stands for them'
+        )
     return [t if has_text(t) else 'a picture' for t in said]
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #774b367b
@@ -107,17 +132,21 @@ def _written(recipe, dataset):
     said = read_written(path)
     lost = [i for i in dataset.ids if str(i) not in said]
     if lost:
-        raise ValueError(f'{path}: has no caption of {len(lost)} of {len(dataset)} images of {dataset.name}, the first '
-                         f'is {lost[0]}')
+        raise ValueError(
+            f'{path}: has no caption of {len(lost)} of {len(dataset)} images of {dataset.name}, the first is {lost[0]}'
+        )
     return TextBuffer(said[str(i)] for i in dataset.ids)
 
+
 def source_texts(
-    recipe:FusionInput,       # With `source`
-    dataset:ImageTextDataset, # Images with what the source reads
-)->TextBuffer:                # For each image its texts, pairs with `MARK` between
+    recipe: FusionInput,  # With `source`
+    dataset: ImageTextDataset,  # Images with what the source reads
+) -> TextBuffer:  # For each image its texts, pairs with `MARK` between
     "The texts of each image; a `ValueError` names an image without one"
-    if recipe.source == 'questions': return _asked(dataset)
-    if recipe.source == 'generated': return _written(recipe, dataset)
+    if recipe.source == 'questions':
+        return _asked(dataset)
+    if recipe.source == 'generated':
+        return _written(recipe, dataset)
     if dataset.captions is None:
         raise ValueError(f'{dataset.name}: has no captions, which source={recipe.source} reads')
     CaptionCollator(None).check(dataset)
@@ -125,134 +154,161 @@ def source_texts(
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #e2e57323
 def corpus(
-    recipe:FusionInput,       # With `source`
-    dataset:ImageTextDataset, # Images
-)->ImageTextDataset:          # The same images, with all texts as captions
+    recipe: FusionInput,  # With `source`
+    dataset: ImageTextDataset,  # Images
+) -> ImageTextDataset:  # The same images, with all texts as captions
     "A dataset whose captions are all texts of its images: of the source, captions, questions, answers, statements"
-    texts,out = source_texts(recipe, dataset),[]
-    for i,r in enumerate(dataset):
-        asked = [t for q in r.questions or [] for t in (q['question'],*dict.fromkeys(q['answers']))]
+    texts = source_texts(recipe, dataset)
+    out = []
+    for i, r in enumerate(dataset):
+        asked = [t for q in r.questions or [] for t in (q['question'], *dict.fromkeys(q['answers']))]
         own = [t for pair in texts[i] for t in pair.split(MARK)]
         out.append(list(dict.fromkeys([*own, *(r.captions or []), *asked, *(s['text'] for s in r.statements or [])])))
     return dataset.with_captions(TextBuffer(out))
 
+
 def auxiliary_images(
-    recipe:FusionInput,     # With `aux_scenes`
-    train:ImageTextDataset, # The training set
-)->ImageTextDataset:        # With boxes, captions, questions and statements
+    recipe: FusionInput,  # With `aux_scenes`
+    train: ImageTextDataset,  # The training set
+) -> ImageTextDataset:  # With boxes, captions, questions and statements
     "Images that train the small BERT and the region network: the training set, or scenes that are always the same"
     n = recipe.aux_scenes
-    return world('train', n, size=recipe.size, with_=['questions','statements']) if n else train
+    return world('train', n, size=recipe.size, with_=['questions', 'statements']) if n else train
+
 
 def auxiliary_corpus(
-    recipe:FusionInput,     # With `source` and `aux_scenes`
-    train:ImageTextDataset, # The training set
-)->ImageTextDataset:        # Images, with all texts as captions
+    recipe: FusionInput,  # With `source` and `aux_scenes`
+    train: ImageTextDataset,  # The training set
+) -> ImageTextDataset:  # Images, with all texts as captions
     "The texts of `auxiliary_images`; those of scenes that are always the same do not depend on the source"
-    if recipe.aux_scenes: recipe = replace(recipe, source='captions', generated='')
+    if recipe.aux_scenes:
+        recipe = replace(recipe, source='captions', generated='')
     return corpus(recipe, auxiliary_images(recipe, train))
 
+
 def fusion_tokenizer(
-    recipe:FusionInput,     # With `bert` and `vocab`
-    train:ImageTextDataset, # The texts that are learned from
-)->'Tokenizer':
+    recipe: FusionInput,  # With `bert` and `vocab`
+    train: ImageTextDataset,  # The texts that are learned from
+) -> 'Tokenizer':
     "BERT's tokenizer; for a small BERT, one trained on all texts of the dataset"
     small = recipe.bert == 'small'
-    return bert_tokenizer(recipe.bert, auxiliary_corpus(recipe, train) if small else None, recipe.vocab,
-                          recipe.normalise)
+    return bert_tokenizer(
+        recipe.bert, auxiliary_corpus(recipe, train) if small else None, recipe.vocab, recipe.normalise
+    )
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #bbe53a74
 class FusionCollator(CaptionCollator):
     "A text or a pair of texts of each image, its regions, and a salt for what is masked"
-    def __init__(self,
-        recipe:FusionInput,    # Which source, which regions
-        tokenizer:'Tokenizer', # From `fusion_tokenizer`
+
+    def __init__(
+        self,
+        recipe: FusionInput,  # Which source, which regions
+        tokenizer: 'Tokenizer',  # From `fusion_tokenizer`
     ):
         super().__init__(tokenizer, recipe.max_len, sides=mirror_pairs(recipe.mirror_words))
-        self.recipe,self._known,self._cached = recipe,[],[]
+        self.recipe = recipe
+        self._known = []
+        self._cached = []
         if recipe.regions == 'files' and not recipe.region_files:
-            raise ValueError('regions=files: --set region_files=FOLDER says where the store of features is; without '
-                             'one, --set regions=grid takes the cells of a backbone')
+            raise ValueError(
+                'regions=files: --set region_files=FOLDER says where the store of features is; without '
+                'one, --set regions=grid takes the cells of a backbone'
+            )
         self.reader = RegionReader(recipe.regions, recipe.region_files or None, recipe.max_regions)
-    def said(self, source:ImageTextDataset)->ImageTextDataset:
+
+    def said(self, source: ImageTextDataset) -> ImageTextDataset:
         "The same images, with the texts of the recipe's source as captions"
-        for known,new in self._known:
-            if known is source: return new
+        for known, new in self._known:
+            if known is source:
+                return new
         new = source.with_captions(source_texts(self.recipe, source))
         self._known.append((source, new))
         return new
-    def check(self, source:ImageTextDataset)->None:
+
+    def check(self, source: ImageTextDataset) -> None:
         "A `ValueError` if an image has no text, or no regions"
         self.said(source)
         self.reader(source, [0])
-    def all_texts(self, source:ImageTextDataset)->TextBuffer:
+
+    def all_texts(self, source: ImageTextDataset) -> TextBuffer:
         "As `CaptionCollator.all_texts`"
         return self.said(source).captions
-    def uncut(self, texts:list)->list:
+
+    def uncut(self, texts: list) -> list:
         "As `CaptionCollator.uncut`, for pairs of texts"
         return uncut_pairs(self.tok, texts)
-    def lengths(self, source:ImageTextDataset, *args)->np.ndarray:
+
+    def lengths(self, source: ImageTextDataset, *args) -> np.ndarray:
         "As `CaptionCollator.lengths`"
         return super().lengths(self.said(source), *args)
-    def pairs(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int, flip:np.ndarray)->tuple:
+
+    def pairs(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int, flip: np.ndarray) -> tuple:
         "First texts, and second ones or None"
         dataset = self.said(source)
-        first,_,second = zip(*(t.partition(MARK) for t in self.texts(dataset, rows, when, seed, flip)))
-        second = [b if m else None for b,m in zip(second, _)]
-        if not self.recipe.two_sentence: return first,second
-        other = (chances(rows, seed, 'second image', when)*len(source)).astype(np.int64)
+        first, _, second = zip(*(t.partition(MARK) for t in self.texts(dataset, rows, when, seed, flip)))
+        second = [b if m else None for b, m in zip(second, _)]
+        if not self.recipe.two_sentence:
+            return first, second
+        other = (chances(rows, seed, 'second image', when) * len(source)).astype(np.int64)
         more = self.texts(dataset, other, when, seed, flip)
         drawn = chances(rows, seed, 'second sentence', when) < self.recipe.two_sentence
-        return first,[t if d else s for t,d,s in zip(more, drawn, second)]
+        return first, [t if d else s for t, d, s in zip(more, drawn, second)]
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #1f37ea6c
 @patch
-def use_cache(self:FusionCollator,
-    source:ImageTextDataset, # Its images
-    cache:RegionCache        # Their regions
-)->None:
+def use_cache(
+    self: FusionCollator,
+    source: ImageTextDataset,  # Its images
+    cache: RegionCache,  # Their regions
+) -> None:
     "Take the regions of a dataset from this cache from now on"
-    self._cached = [(s, c) for s,c in self._cached if s is not source] + [(source, cache)]
+    self._cached = [(s, c) for s, c in self._cached if s is not source] + [(source, cache)]
+
 
 @patch
-def without_cache(self:FusionCollator)->FusionCollator:
+def without_cache(self: FusionCollator) -> FusionCollator:
     "A collator like this one that takes regions from no cache"
     new = copy(self)
     new._cached = []
     return new
 
+
 @patch
-def regions(self:FusionCollator,
-    source:ImageTextDataset, # Images
-    rows:np.ndarray,         # Which of them (b,)
-    flip:np.ndarray          # Which are mirrored (b,) bool
-)->dict:                     # As `RegionReader`
+def regions(
+    self: FusionCollator,
+    source: ImageTextDataset,  # Images
+    rows: np.ndarray,  # Which of them (b,)
+    flip: np.ndarray,  # Which are mirrored (b,) bool
+) -> dict:  # As `RegionReader`
     "The regions of some images, or what the model needs to make them"
-    for known,cache in self._cached:
-        if known is source: return cache(rows, flip)
+    for known, cache in self._cached:
+        if known is source:
+            return cache(rows, flip)
     return self.reader.mirror(self.reader(source, rows), torch.as_tensor(flip))
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #308a74f5
 @patch
-def __call__(self:FusionCollator,
-    source:ImageTextDataset, # Images with texts
-    rows:np.ndarray,         # Which of them (b,)
-    when:int|str,            # Number of the epoch, or 'valid'
-    seed:int,                # Of the run
-    flip:np.ndarray,         # Which are mirrored (b,) bool
-)->dict:                     # `tok`, `lens`, `segments`, `salt`, and the regions'
+def __call__(
+    self: FusionCollator,
+    source: ImageTextDataset,  # Images with texts
+    rows: np.ndarray,  # Which of them (b,)
+    when: int | str,  # Number of the epoch, or 'valid'
+    seed: int,  # Of the run
+    flip: np.ndarray,  # Which are mirrored (b,) bool
+) -> dict:  # `tok`, `lens`, `segments`, `salt`, and the regions'
     "A text of each image, and its regions"
     rows = np.asarray(rows)
-    first,second = self.pairs(source, rows, when, seed, flip)
+    first, second = self.pairs(source, rows, when, seed, flip)
     out = encode_pairs(self.tok, list(first), second, self.max_len)
     del out['cut']
-    salt = torch.from_numpy((chances(rows, seed, 'mask', when)*2**52).astype(np.int64))
+    salt = torch.from_numpy((chances(rows, seed, 'mask', when) * 2**52).astype(np.int64))
     return {**out, 'salt': salt, **self.regions(source, rows, flip)}
 
+
 def fusion_collator(
-    recipe:FusionInput,    # As for `FusionCollator`
-    tokenizer:'Tokenizer', # From `fusion_tokenizer`
-)->FusionCollator:
+    recipe: FusionInput,  # As for `FusionCollator`
+    tokenizer: 'Tokenizer',  # From `fusion_tokenizer`
+) -> FusionCollator:
     "Texts and regions of images"
     return FusionCollator(recipe, tokenizer)
 
@@ -261,55 +317,69 @@ def _store(recipe):
     "The store of regions that the recipe names, or None"
     return RegionStore(recipe.region_files) if recipe.regions == 'files' and recipe.region_files else None
 
+
 def check_region_store(
-    recipe:FusionInput # With `regions`, `region_files`, `region_width`
-)->None:
+    recipe: FusionInput,  # With `regions`, `region_files`, `region_width`
+) -> None:
     "A `ValueError` if the store has features of another width than the recipe's, before a BERT is loaded"
     if recipe.region_width and (store := _store(recipe)):
-        store.expect_width(recipe.region_width, f'region_width={recipe.region_width}',
-                           f'add --set region_width={store.width}, or 0 for any')
+        store.expect_width(
+            recipe.region_width,
+            f'region_width={recipe.region_width}',
+            f'add --set region_width={store.width}, or 0 for any',
+        )
+
 
 def _digest(texts):
     "12 hexadecimal digits over a `TextBuffer`"
     h = hashlib.sha256()
-    for a in (texts.data, texts.ends, texts.rows): h.update(np.ascontiguousarray(a))
+    for a in (texts.data, texts.ends, texts.rows):
+        h.update(np.ascontiguousarray(a))
     return h.hexdigest()[:12]
 
+
 def fusion_contents(
-    recipe:FusionInput, # With `source` and `region_files`
-    splits:dict,        # Datasets `train` and `valid`
-)->dict:                # Name -> digest
+    recipe: FusionInput,  # With `source` and `region_files`
+    splits: dict,  # Datasets `train` and `valid`
+) -> dict:  # Name -> digest
     "Digests of the inputs of a run besides its images: the store of regions, and the texts of its source"
     out = {}
-    store = open_regions(recipe.region_files, recipe.regions) if recipe.region_files else None    # or a file of boxes
-    if store: out['region_files'] = store.digest()
-    for part in ('train','valid'): out[f'{recipe.source} of {part}'] = _digest(source_texts(recipe, splits[part]))
+    store = open_regions(recipe.region_files, recipe.regions) if recipe.region_files else None  # or a file of boxes
+    if store:
+        out['region_files'] = store.digest()
+    for part in ('train', 'valid'):
+        out[f'{recipe.source} of {part}'] = _digest(source_texts(recipe, splits[part]))
     return out
 
 # %% ../../nbs/methods/06_fusion_collate.ipynb #a7c01e20
 def check_fusion(
-    recipe:FusionInput, # Recipe of the run
-    splits:dict,        # Datasets `train` and `valid`
-    data:str,           # Name of the dataset
-    accumulate:int=1,   # Not used
-)->list:                # Lines
+    recipe: FusionInput,  # Recipe of the run
+    splits: dict,  # Datasets `train` and `valid`
+    data: str,  # Name of the dataset
+    accumulate: int = 1,  # Not used
+) -> list:  # Lines
     "How many texts there are; a `ValueError` where an image has no text or no regions"
     if recipe.aux_scenes and 'domain_shift' not in DATASETS[data].answers:
-        raise ValueError(f'aux_scenes={recipe.aux_scenes}: are scenes of the world, and the data is {data}; add --set '
-                         f'aux_scenes=0')
+        raise ValueError(
+            f'aux_scenes={recipe.aux_scenes}: are scenes of the world, and the data is {data}; add --set aux_scenes=0'
+        )
     check_region_store(recipe)
-    source_texts(recipe, splits['valid'])               # what is wrong with them is known before anything is computed
+    source_texts(recipe, splits['valid'])  # what is wrong with them is known before anything is computed
     collate = FusionCollator(recipe, fusion_tokenizer(recipe, splits['train']))
-    for part in ('train','valid'): collate.check(splits[part])
+    for part in ('train', 'valid'):
+        collate.check(splits[part])
     texts = collate.said(splits['train']).captions
     n = int(texts.counts().sum())
     lines = [f'{data}: {n:,} texts ({recipe.source}) of {len(texts):,} images, regions from {recipe.regions}']
     if recipe.source == 'generated' and Path(recipe.generated).is_dir():
-        for part in ('train','valid'): written_by(recipe.generated, splits[part], lines.append)
+        for part in ('train', 'valid'):
+            written_by(recipe.generated, splits[part], lines.append)
     if isinstance(collate.reader.store, BoxFile):
-        ids = [i for part in ('train','valid') for i in splits[part].ids]
+        ids = [i for part in ('train', 'valid') for i in splits[part].ids]
         lines += collate.reader.store.lines(ids, recipe.max_regions)
     if recipe.regions != 'files' and recipe.region_model == 'given':
-        lines.append('the regions are those of the backbone that the run begins with, which stays frozen: pass a '
-                     'trained one with --weights')
+        lines.append(
+            'the regions are those of the backbone that the run begins with, which stays frozen: pass a '
+            'trained one with --weights'
+        )
     return lines

@@ -8,99 +8,121 @@ __all__ = ['whole_views', 'masked_counts', 'fusion_loss', 'fusion_learner', 'che
 # %% ../../nbs/methods/10_fusion_method.ipynb #2b3de462
 import copy
 from collections.abc import Callable
+
 import torch
 from fastai.data.core import DataLoaders
-from torch import Tensor, nn
+from torch import nn
+
 from ..data.loader import StatefulLoader
 from ..data.pair_masking import mask_regions, mask_words
 from ..data.regions import RegionReader
 from ..data.transforms import EvalTransform, TrainTransform
 from ..datasets.base import DATASETS
+from .fusion_collate import FusionCollator, check_fusion
+from .fusion_recipe import FusionInput, FusionRecipe
+from .fusion_training import fusion_capabilities, fusion_optimizer, fusion_rules, fusion_terms, make_fusion
 from ..models.fusion_model import FusionModel
 from ..training.distributed import Dist
-from ..training.learner import BatchLearner, combine_terms, learner, MicroBatchLoader
-from .fusion_recipe import *
-from .fusion_collate import *
-from .fusion_training import *
+from ..training.learner import BatchLearner, MicroBatchLoader, combine_terms, learner
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #42719b63
 def _whole(view):
     "A view like this one that shows all of the image; a random crop stays one"
     crops = isinstance(view, TrainTransform) and view.scale[0] < 1
-    if crops or not isinstance(view, (TrainTransform,EvalTransform)): return view
+    if crops or not isinstance(view, (TrainTransform, EvalTransform)):
+        return view
     view = copy.copy(view)
     view.whole = True
     return view
 
+
 def whole_views(
-    dls:DataLoaders, # From `loaders`; the first may be cut into parts by `MicroBatchLoader`
-)->DataLoaders:      # New ones
+    dls: DataLoaders,  # From `loaders`; the first may be cut into parts by `MicroBatchLoader`
+) -> DataLoaders:  # New ones
     """Loaders like `dls` whose views show all of each image, unless they are random crops, or not of this library
 
     Their collator is a copy: another learner with these `dls` may have another network for regions
     """
-    collate = dls.train.collate if isinstance(dls.train, (StatefulLoader,MicroBatchLoader)) else None
+    collate = dls.train.collate if isinstance(dls.train, (StatefulLoader, MicroBatchLoader)) else None
     own = dict(collate=collate.without_cache()) if isinstance(collate, FusionCollator) else {}
+
     def new(dl):
-        if isinstance(dl, MicroBatchLoader): return MicroBatchLoader(new(dl.dl), dl.parts, dl.counts)
+        if isinstance(dl, MicroBatchLoader):
+            return MicroBatchLoader(new(dl.dl), dl.parts, dl.counts)
         return dl.new(aug=_whole(dl.aug), **own) if isinstance(dl, StatefulLoader) else dl
+
     return DataLoaders(new(dls.train), new(dls.valid), path=dls.path, device=dls.device)
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #77fe3903
 @torch.no_grad()
 def masked_counts(
-    model:FusionModel, # What is masked is decided by its shares
-    batch:dict,        # With `tok`, `lens`, `salt`, and `img` or `region_counts`
-)->dict:               # words, and regions if they are masked -> how many are masked ()
+    model: FusionModel,  # What is masked is decided by its shares
+    batch: dict,  # With `tok`, `lens`, `salt`, and `img` or `region_counts`
+) -> dict:  # words, and regions if they are masked -> how many are masked ()
     "How many samples each term of the loss has over a batch"
-    h,salt = model.heads,batch['salt']
-    _,want = mask_words(batch['tok'], batch['lens'], salt, model.tok, h.share)
+    h = model.heads
+    salt = batch['salt']
+    _, want = mask_words(batch['tok'], batch['lens'], salt, model.tok, h.share)
     out = dict(words=(want >= 0).sum())
-    if not h.classes: return out
-    if 'region_counts' in batch: counts = batch['region_counts']
-    else: counts = model.regions(dict(img=batch['img'][:1]))['region_counts'].expand(len(salt))   # as many cells in all
-    most = int(counts.max()) if len(counts) else 0                              # a process may have no rows
+    if not h.classes:
+        return out
+    if 'region_counts' in batch:
+        counts = batch['region_counts']
+    else:
+        counts = model.regions(dict(img=batch['img'][:1]))['region_counts'].expand(len(salt))  # as many cells in all
+    most = int(counts.max()) if len(counts) else 0  # a process may have no rows
     like = torch.zeros(len(salt), most, 0, device=salt.device)
     return out | dict(regions=mask_regions(like, counts, salt, h.region_share, h.zeroed)[1].sum())
 
+
 def fusion_loss(
-    out:dict,         # As the model gives it
-    batch:dict,       # Not used: the targets are in `out`
-    dist:Dist=Dist(), # The processes: each mean is over all
-)->tuple:             # Total (), count ()
+    out: dict,  # As the model gives it
+    batch: dict,  # Not used: the targets are in `out`
+    dist: Dist = Dist(),  # The processes: each mean is over all
+) -> tuple:  # Total (), count ()
     "Cross-entropy of masked words, plus KL divergence of masked regions from the detector's distributions"
     return combine_terms(fusion_terms(out, batch), dist)
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #85479644
 def fusion_learner(
-    recipe:FusionRecipe, # All numbers
-    dls:DataLoaders,     # From `loaders`, with the collator of the method
-    visual:nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,          # Initial weights depend on this alone
-    precision:str='auto', # As for `MixedPrecision`
-    *, parts:Callable,   # As for `make_fusion`: the method's sublayers and heads
-    cbs:list|tuple=(),   # More callbacks
-    sizes:dict=None,     # When a run is opened: as for `make_fusion`
-)->BatchLearner:         # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: FusionRecipe,  # All numbers
+    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    visual: nn.Module = None,  # Another backbone than the recipe's, for the regions
+    seed: int = 0,  # Initial weights depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    parts: Callable,  # As for `make_fusion`: the method's sublayers and heads
+    cbs: list | tuple = (),  # More callbacks
+    sizes: dict = None,  # When a run is opened: as for `make_fusion`
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a fusion model on views of whole images"
     dls = whole_views(dls)
     model = make_fusion(recipe, dls, parts, visual, seed, sizes=sizes)
-    return learner(dls, model, fusion_terms, fusion_optimizer(model, recipe),
-                   cbs=[*fusion_rules(recipe, seed, precision), *cbs], capabilities=fusion_capabilities,
-                   counts=masked_counts)
+    return learner(
+        dls,
+        model,
+        fusion_terms,
+        fusion_optimizer(model, recipe),
+        cbs=[*fusion_rules(recipe, seed, precision), *cbs],
+        capabilities=fusion_capabilities,
+        counts=masked_counts,
+    )
 
 # %% ../../nbs/methods/10_fusion_method.ipynb #f7fff55f
 def check_fusion_data(
-    recipe:FusionInput, # Recipe of the run
-    splits:dict,        # Datasets `train`, `valid` and `test`
-    data:str,           # Name of the dataset
-    accumulate:int=1,   # Not used
-)->list:                # Lines
+    recipe: FusionInput,  # Recipe of the run
+    splits: dict,  # Datasets `train`, `valid` and `test`
+    data: str,  # Name of the dataset
+    accumulate: int = 1,  # Not used
+) -> list:  # Lines
     "As `check_fusion`; a `ValueError` also where a test image has no regions, if the evaluation needs them"
-    lines,asks = check_fusion(recipe, splits, data),'objects' in DATASETS[data].answers
-    if not asks or splits.get('test') is None: return lines
+    lines = check_fusion(recipe, splits, data)
+    asks = 'objects' in DATASETS[data].answers
+    if not asks or splits.get('test') is None:
+        return lines
     reader = RegionReader(recipe.regions, recipe.region_files or None, recipe.max_regions)
-    try: reader(splits['test'], [0])
+    try:
+        reader(splits['test'], [0])
     except ValueError as e:
         raise ValueError(f'{e}; the test images are evaluated after the training: store their regions, too') from None
     return lines

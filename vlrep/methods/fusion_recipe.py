@@ -8,109 +8,146 @@ __all__ = ['NO_BACKBONE', 'SMALL_FUSION', 'FusionInput', 'FusionRecipe', 'small_
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #b25fc685
 from dataclasses import dataclass, replace
-from typing import Annotated
-from fastcore.basics import patch
 from types import SimpleNamespace
-from ..core.fields import *
+from typing import Annotated
+
+from fastcore.basics import patch
+
+from ..core.fields import Choice, Float, Fraction, Int, Share
+from vlrep.methods.recipe import (
+    Batch,
+    BertName,
+    Channels,
+    Decay,
+    Drop,
+    HeadCount,
+    Layers,
+    Length,
+    MethodRecipe,
+    Norm2,
+    Rate,
+    ResNet,
+    Side,
+    TextRecipe,
+    Vocab,
+    WarmUp,
+    Width,
+)
 from ..models.sublayers import PRESETS, text_sublayers, written_sublayers
-from .recipe import *
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #6ce645f5
 @dataclass(frozen=True)
 class _Place:
     "A folder or file, or nothing"
-    what:str
-    def __str__(self): return f'{self.what}, or nothing'
-    def problem(self, name:str, value:str)->str:
+
+    what: str
+
+    def __str__(self):
+        return f'{self.what}, or nothing'
+
+    def problem(self, name: str, value: str) -> str:
         return '' if value == value.strip() else f'{name}={value!r}: must be {self}'
+
 
 @dataclass(frozen=True)
 class _Sublayers:
     "Nothing, a preset or a list of sublayers"
-    def __str__(self): return f'nothing, {", ".join(PRESETS)}, or a list such as 6*tt, 6*(ti+it, tt, ii)'
-    def problem(self, name:str, value:str)->str:
-        if value in ('',*PRESETS): return ''
-        try: written_sublayers(value)
-        except ValueError as e: return f'{e}; {name} is {self}'
+
+    def __str__(self):
+        return f'nothing, {", ".join(PRESETS)}, or a list such as 6*tt, 6*(ti+it, tt, ii)'
+
+    def problem(self, name: str, value: str) -> str:
+        if value in ('', *PRESETS):
+            return ''
+        try:
+            written_sublayers(value)
+        except ValueError as e:
+            return f'{e}; {name} is {self}'
         return ''
 
-_Layers  = Annotated[str, _Sublayers()]
-_Source  = Choice('captions','questions','web','generated')
+
+_Layers = Annotated[str, _Sublayers()]
+_Source = Choice('captions', 'questions', 'web', 'generated')
 _Written = Annotated[str, _Place('the folder of a run that writes captions, or a JSONL file of captions')]
-_Regions = Choice('grid','boxes','files')
-_Store   = Annotated[str, _Place('the folder of a store of regions, or a file of boxes')]
-_Feats   = Int(0, 100_000)
-_Network = Choice('given','small')
-_Most    = Int(1, 10_000)
-_Bert    = Annotated[str, BertName()]
-_Begin   = Choice('bert','random')
-_Targets = Choice('off','kl')
-_Steps   = Int(1, 10**7)
-_Scenes  = Int(0, 10**8)
+_Regions = Choice('grid', 'boxes', 'files')
+_Store = Annotated[str, _Place('the folder of a store of regions, or a file of boxes')]
+_Feats = Int(0, 100_000)
+_Network = Choice('given', 'small')
+_Most = Int(1, 10_000)
+_Bert = Annotated[str, BertName()]
+_Begin = Choice('bert', 'random')
+_Targets = Choice('off', 'kl')
+_Steps = Int(1, 10**7)
+_Scenes = Int(0, 10**8)
 _Updates = Int(0, 10**9)
-_Decay   = Choice('cosine','linear')
-_Beta    = Float(0, .99999)
-_Tiny    = Float(0, 1, above=True)
+_Decay = Choice('cosine', 'linear')
+_Beta = Float(0, 0.99999)
+_Tiny = Float(0, 1, above=True)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #6a871b2d
 @dataclass(frozen=True)
 class FusionInput(TextRecipe):
     "The inputs of a fusion model: its texts, its regions, and the BERT of its text layers"
-    source:_Source='captions'   # Text beside the images: captions, questions, web or generated (sec. 2.1, 3.4)
-    generated:_Written=''       # With source=generated: the folder of a run that captions, or a JSONL file of captions
-    two_sentence:Share=0.       # Chance of another image's text as second sentence (released CC config; not followed)
-    max_len:Length=128          # Longest text in tokens, [CLS] and [SEP] included (code)
-    regions:_Regions='files'    # files: a store of features (sec. 2.5); boxes: of the data or a file; grid: cells
-    region_files:_Store=''      # With regions=files: the folder of the store; with boxes: it, or a file of boxes (ours)
-    region_width:_Feats=0       # Width that its features must have (code: 2048); 0: that of the store
-    region_model:_Network='given' # given: the run's backbone, --weights; small: one that learns the data's categories
-    region_steps:_Steps=800     # Training steps of the small one, fewer if there are few images
-    cache_regions:bool=False    # Compute the regions of each image once and cache them? Only without crops and jitter
-    standardize:bool=False      # Features with mean 0 and standard deviation 1, measured on training images (ours)
-    max_regions:_Most=100       # Regions of an image at the most (code)
-    visual_depth:ResNet=50      # Layers of the backbone, if it is a ResNet; it is frozen
-    visual_width:Channels=64    # Channels of its first stage
-    bert:_Bert='bert-base-uncased' # Initialises the text layers: small, a folder, or a name (sec. 2.5)
-    start:_Begin='bert'         # With its weights, or at random, N(0,.02) (tab. 2, app. C)
-    vocab:Vocab=10000           # Tokens of a small BERT, special ones included
-    bert_steps:_Steps=1500      # Steps of its pretraining on the training texts, fewer if there are few
-    aux_scenes:_Scenes=0        # Scenes that train tokenizer, small BERT and region network; 0: the training set
-    width:Width=768             # Its hidden size; a published one has its own
-    depth:Layers=12             # Its layers
-    heads:HeadCount=12          # Its attention heads
-    dropout:Drop=.1             # Of states, in the whole model (tab. A.1)
-    sublayers:_Layers=''        # Which stream attends to which, sublayer by sublayer; empty: the method's own (ours)
+
+    source: _Source = 'captions'  # Text beside the images: captions, questions, web or generated (sec. 2.1, 3.4)
+    generated: _Written = ''  # With source=generated: the folder of a run that captions, or a JSONL file of captions
+    two_sentence: Share = 0.0  # Chance of another image's text as second sentence (released CC config; not followed)
+    max_len: Length = 128  # Longest text in tokens, [CLS] and [SEP] included (code)
+    regions: _Regions = 'files'  # files: a store of features (sec. 2.5); boxes: of the data or a file; grid: cells
+    region_files: _Store = ''  # With regions=files: the folder of the store; with boxes: it, or a file of boxes (ours)
+    region_width: _Feats = 0  # Width that its features must have (code: 2048); 0: that of the store
+    region_model: _Network = (
+        'given'  # given: the run's backbone, --weights; small: one that learns the data's categories
+    )
+    region_steps: _Steps = 800  # Training steps of the small one, fewer if there are few images
+    cache_regions: bool = False  # Compute the regions of each image once and cache them? Only without crops and jitter
+    standardize: bool = False  # Features with mean 0 and standard deviation 1, measured on training images (ours)
+    max_regions: _Most = 100  # Regions of an image at the most (code)
+    visual_depth: ResNet = 50  # Layers of the backbone, if it is a ResNet; it is frozen
+    visual_width: Channels = 64  # Channels of its first stage
+    bert: _Bert = 'bert-base-uncased'  # Initialises the text layers: small, a folder, or a name (sec. 2.5)
+    start: _Begin = 'bert'  # With its weights, or at random, N(0,.02) (tab. 2, app. C)
+    vocab: Vocab = 10000  # Tokens of a small BERT, special ones included
+    bert_steps: _Steps = 1500  # Steps of its pretraining on the training texts, fewer if there are few
+    aux_scenes: _Scenes = 0  # Scenes that train tokenizer, small BERT and region network; 0: the training set
+    width: Width = 768  # Its hidden size; a published one has its own
+    depth: Layers = 12  # Its layers
+    heads: HeadCount = 12  # Its attention heads
+    dropout: Drop = 0.1  # Of states, in the whole model (tab. A.1)
+    sublayers: _Layers = ''  # Which stream attends to which, sublayer by sublayer; empty: the method's own (ours)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #e9c6291a
 @dataclass(frozen=True)
 class FusionRecipe(FusionInput):
     "The setting of the paper: COCO, batches of 896, 88,000 updates"
-    mask_share:Share=.15        # Probability that a word is masked (sec. 2.5)
-    mim:_Targets='off'          # Masked regions: off, or kl: the detector's distribution is the target (A24)
-    region_share:Share=.15      # Probability that a region is masked (sec. 2.5)
-    region_zeroed:Share=.9      # Part of the masked regions whose features become zero (code; sec. 2.4: all)
-    tie_mlm:bool=True           # MLM head: BERT's, tied to the word embeddings, or all new? ViLBERT's code: new (A32)
-    size:Side=224               # Side of the images, where regions are made from pixels
-    scale_min:Fraction=1.       # Random crops keep at least this part of the area; regions are of whole images
-    jitter:Share=0.             # Change of brightness, contrast, saturation; hue a quarter of it
-    jitter_p:Share=0.           # How often colours are changed
-    flip_p:Share=0.             # How often images are mirrored, with their boxes and left and right in the text
-    bs:Batch=896                # Texts a step (tab. A.1; sec. 2.5: 1024; released: 480) (A23)
-    steps:_Updates=88_000       # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 1)
-    warmup:WarmUp=2000          # Steps of linear warm-up (sec. 2.5; released: 1000)
-    schedule:_Decay='cosine'    # Down to 0 after that (sec. 2.5; released: linear)
-    lr:Rate=5e-5                # Peak learning rate (sec. 2.5)
-    beta2:_Beta=.98             # Of AdamW (tab. A.1; sec. 2.5: .999)
-    adam_eps:_Tiny=1e-8         # Of AdamW (sec. 2.5)
-    wd:Decay=.01                # Weight decay, none of biases and LayerNorms (code)
-    clip:Norm2=0.               # Largest norm of the gradient; 0 for none (tab. A.1)
+
+    mask_share: Share = 0.15  # Probability that a word is masked (sec. 2.5)
+    mim: _Targets = 'off'  # Masked regions: off, or kl: the detector's distribution is the target (A24)
+    region_share: Share = 0.15  # Probability that a region is masked (sec. 2.5)
+    region_zeroed: Share = 0.9  # Part of the masked regions whose features become zero (code; sec. 2.4: all)
+    tie_mlm: bool = True  # MLM head: BERT's, tied to the word embeddings, or all new? ViLBERT's code: new (A32)
+    size: Side = 224  # Side of the images, where regions are made from pixels
+    scale_min: Fraction = 1.0  # Random crops keep at least this part of the area; regions are of whole images
+    jitter: Share = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it
+    jitter_p: Share = 0.0  # How often colours are changed
+    flip_p: Share = 0.0  # How often images are mirrored, with their boxes and left and right in the text
+    bs: Batch = 896  # Texts a step (tab. A.1; sec. 2.5: 1024; released: 480) (A23)
+    steps: _Updates = 88_000  # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 1)
+    warmup: WarmUp = 2000  # Steps of linear warm-up (sec. 2.5; released: 1000)
+    schedule: _Decay = 'cosine'  # Down to 0 after that (sec. 2.5; released: linear)
+    lr: Rate = 5e-5  # Peak learning rate (sec. 2.5)
+    beta2: _Beta = 0.98  # Of AdamW (tab. A.1; sec. 2.5: .999)
+    adam_eps: _Tiny = 1e-8  # Of AdamW (sec. 2.5)
+    wd: Decay = 0.01  # Weight decay, none of biases and LayerNorms (code)
+    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (tab. A.1)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #023abdf5
 @patch
-def problems(self:FusionRecipe)->'Iterator[str]':
+def problems(self: FusionRecipe) -> 'Iterator[str]':
     "Error messages for fields that require or exclude each other"
     yield from MethodRecipe.problems(self)
-    if self.source == 'generated' and not self.generated: yield 'source=generated: set generated to a run or file'
+    if self.source == 'generated' and not self.generated:
+        yield 'source=generated: set generated to a run or file'
     if self.generated and self.source != 'generated':
         yield f'generated={self.generated}: is read with source=generated alone'
     if self.region_files and self.regions == 'grid':
@@ -121,16 +158,20 @@ def problems(self:FusionRecipe)->'Iterator[str]':
         yield f'mask_share={self.mask_share}: no word and no region is masked, so there is nothing to predict'
     if self.regions == 'files' and self.region_model != 'given':
         yield f'region_model={self.region_model}: regions=files are features already; leave it out'
-    if self.regions == 'files' and (self.flip_p or self.jitter*self.jitter_p):
+    if self.regions == 'files' and (self.flip_p or self.jitter * self.jitter_p):
         yield 'regions=files: the features are those of the images as they were; flip_p=0 and jitter=0 are expected'
     if self.regions != 'grid' and self.scale_min < 1:
         yield f'scale_min={self.scale_min}: boxes are those of whole images; scale_min=1 is expected, or regions=grid'
     if self.mim == 'kl' and self.regions != 'files' and self.region_model != 'small':
-        yield (f'mim=kl: masked regions are compared with a distribution over classes, and regions={self.regions} of '
-               f'the given backbone have none; take region_model=small, regions=files, or mim=off')
-    if self.cache_regions and (self.regions == 'files' or self.scale_min < 1 or self.jitter*self.jitter_p):
-        yield ('cache_regions=True: regions are kept that never change; regions=boxes or grid, scale_min=1 and '
-               'jitter=0 are expected')
+        yield (
+            f'mim=kl: masked regions are compared with a distribution over classes, and regions={self.regions} of '
+            f'the given backbone have none; take region_model=small, regions=files, or mim=off'
+        )
+    if self.cache_regions and (self.regions == 'files' or self.scale_min < 1 or self.jitter * self.jitter_p):
+        yield (
+            'cache_regions=True: regions are kept that never change; regions=boxes or grid, scale_min=1 and '
+            'jitter=0 are expected'
+        )
     if self.aux_scenes and self.bert != 'small' and self.region_model != 'small':
         yield f'aux_scenes={self.aux_scenes}: is read with bert=small or region_model=small alone; leave it out'
     if self.region_model == 'small' and self.visual_depth != 10:
@@ -141,88 +182,145 @@ def problems(self:FusionRecipe)->'Iterator[str]':
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #11179ce3
 @patch
-def _layers(self:FusionRecipe)->str:
+def _layers(self: FusionRecipe) -> str:
     "The error message if the text-to-text sublayers are not as many as the layers of the BERT that initialises them"
-    if self.sublayers in ('',*PRESETS) or self.bert != 'small' or self.start != 'bert': return
+    if self.sublayers in ('', *PRESETS) or self.bert != 'small' or self.start != 'bert':
+        return
     if (n := text_sublayers(self.sublayers)) != self.depth:
-        return (f'sublayers={self.sublayers!r}: {n} sublayers read text at text, and the BERT that they begin with has '
-                f'depth={self.depth} layers: give depth={n}, or start=random')
+        return (
+            f'sublayers={self.sublayers!r}: {n} sublayers read text at text, and the BERT that they begin with has '
+            f'depth={self.depth} layers: give depth={n}, or start=random'
+        )
+
 
 @patch
-def _schedule(self:FusionRecipe)->str:
+def _schedule(self: FusionRecipe) -> str:
     "The check of the warm-up; none for a recipe of no steps"
-    if self.steps: return MethodRecipe._schedule(self)
+    if self.steps:
+        return MethodRecipe._schedule(self)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #f63454aa
 def small_bert_sizes(
-    recipe:FusionRecipe # With bert=small
-)->SimpleNamespace:     # `depth`, `heads`, `width`, `hidden`, dropout and norm, as of a BERT
+    recipe: FusionRecipe,  # With bert=small
+) -> SimpleNamespace:  # `depth`, `heads`, `width`, `hidden`, dropout and norm, as of a BERT
     "The sizes of the small BERT that a recipe trains, to check sublayers before it exists"
     r = recipe
-    return SimpleNamespace(depth=r.depth, heads=r.heads or max(1, r.width//32), width=r.width, hidden=4*r.width,
-                           dropout=r.dropout, attention_dropout=r.dropout, eps=1e-12, std=.02)
+    return SimpleNamespace(
+        depth=r.depth,
+        heads=r.heads or max(1, r.width // 32),
+        width=r.width,
+        hidden=4 * r.width,
+        dropout=r.dropout,
+        attention_dropout=r.dropout,
+        eps=1e-12,
+        std=0.02,
+    )
+
 
 def sublayer_problem(
-    recipe:FusionRecipe, # With `sublayers`
-    config:'Callable',   # (recipe, sizes of a BERT) -> `FusionConfig`
-)->str:                  # '' if they fit, or if the sizes of the BERT are not known yet
+    recipe: FusionRecipe,  # With `sublayers`
+    config: 'Callable',  # (recipe, sizes of a BERT) -> `FusionConfig`
+) -> str:  # '' if they fit, or if the sizes of the BERT are not known yet
     "The error message for a list of sublayers that does not fit the other sizes"
-    if not recipe.sublayers or recipe.bert != 'small': return ''
+    if not recipe.sublayers or recipe.bert != 'small':
+        return ''
     bert = small_bert_sizes(recipe)
-    try: layers = config(recipe, bert).sublayers
-    except ValueError as e: return str(e)
+    try:
+        layers = config(recipe, bert).sublayers
+    except ValueError as e:
+        return str(e)
     for l in layers if recipe.start == 'bert' else ():
-        if 'tt' not in l.pairs.split() or (l.heads,l.width or bert.width) == (bert.heads,bert.width): continue
-        return (f'sublayers: {l.pairs!r} has a width of {l.width or bert.width} and heads={l.heads}, and the BERT that '
-                f'they begin with has {bert.width} and {bert.heads}; start=random begins without one')
+        if 'tt' not in l.pairs.split() or (l.heads, l.width or bert.width) == (bert.heads, bert.width):
+            continue
+        return (
+            f'sublayers: {l.pairs!r} has a width of {l.width or bert.width} and heads={l.heads}, and the BERT that '
+            f'they begin with has {bert.width} and {bert.heads}; start=random begins without one'
+        )
     return ''
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #cbc85a8a
 def fusion_needs(
-    recipe:FusionInput # Any
-)->frozenset:          # Annotations
+    recipe: FusionInput,  # Any
+) -> frozenset:  # Annotations
     "The annotations that the dataset must have"
     text = 'questions' if recipe.source == 'questions' else 'captions'
-    learns = recipe.region_model == 'small' and not recipe.aux_scenes             # the categories of the data's boxes
-    return frozenset([text, *['boxes']*(recipe.regions == 'boxes' and (learns or not recipe.region_files))])
+    learns = recipe.region_model == 'small' and not recipe.aux_scenes  # the categories of the data's boxes
+    return frozenset([text, *['boxes'] * (recipe.regions == 'boxes' and (learns or not recipe.region_files))])
+
 
 def fusion_wants(
-    recipe:FusionInput # Any
-)->frozenset:          # Annotations
+    recipe: FusionInput,  # Any
+) -> frozenset:  # Annotations
     "The annotations that are read if the dataset has them"
-    texts = {'captions','questions','statements'} if recipe.bert == 'small' else set()
-    return frozenset(texts | ({'twin'} if recipe.source in ('web','generated') else set()))
+    texts = {'captions', 'questions', 'statements'} if recipe.bert == 'small' else set()
+    return frozenset(texts | ({'twin'} if recipe.source in ('web', 'generated') else set()))
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #11eeefda
 def paper_recipes(
-    base:FusionRecipe, # On COCO
-    name:str,          # Of the method
-    bs:int=896,        # Texts a step on questions and on CC (tab. A.1: 1024 for ViLBERT)
-)->dict:               # Name -> recipe
+    base: FusionRecipe,  # On COCO
+    name: str,  # Of the method
+    bs: int = 896,  # Texts a step on questions and on CC (tab. A.1: 1024 for ViLBERT)
+) -> dict:  # Name -> recipe
     "The recipes of tab. A.1, of the released configs, and of a randomly initialised encoder"
     base = replace(base, region_width=2048)
     web = replace(base, source='web', bs=bs)
-    return {name: base, f'{name}_vqa': replace(base, source='questions', bs=bs),
-            f'{name}_cc_small': replace(web, steps=12_000),                 # 10 % of CC; each for 30 epochs
-            f'{name}_cc_half': replace(web, steps=60_000), f'{name}_cc': replace(web, steps=120_000),
-            f'{name}_released': replace(base, bs=480, steps=11_000, warmup=1000, schedule='linear', beta2=.999),
-            f'{name}_random': replace(base, start='random')}                # tab. 2, app. C
+    return {
+        name: base,
+        f'{name}_vqa': replace(base, source='questions', bs=bs),
+        f'{name}_cc_small': replace(web, steps=12_000),  # 10 % of CC; each for 30 epochs
+        f'{name}_cc_half': replace(web, steps=60_000),
+        f'{name}_cc': replace(web, steps=120_000),
+        f'{name}_released': replace(base, bs=480, steps=11_000, warmup=1000, schedule='linear', beta2=0.999),
+        f'{name}_random': replace(base, start='random'),
+    }  # tab. 2, app. C
 
-NO_BACKBONE = ('its regions come from files, or from a network that is not trained with it; take the backbone of the '
-               'run that this network is from') # A reason for commands to give
 
-SMALL_FUSION = dict(visual_depth=10, visual_width=16, bert='small', vocab=600, width=64, depth=2, heads=4, max_len=40,
-                    max_regions=16, dropout=0., size=48, bs=64, steps=4000, warmup=400, lr=3e-3, beta2=.999, clip=1.,
-                    mask_share=.4, standardize=True, cache_regions=True, bert_steps=4000, region_steps=2000)
+NO_BACKBONE = (
+    'its regions come from files, or from a network that is not trained with it; take the backbone of the '
+    'run that this network is from'
+)  # A reason for commands to give
+
+SMALL_FUSION = dict(
+    visual_depth=10,
+    visual_width=16,
+    bert='small',
+    vocab=600,
+    width=64,
+    depth=2,
+    heads=4,
+    max_len=40,
+    max_regions=16,
+    dropout=0.0,
+    size=48,
+    bs=64,
+    steps=4000,
+    warmup=400,
+    lr=3e-3,
+    beta2=0.999,
+    clip=1.0,
+    mask_share=0.4,
+    standardize=True,
+    cache_regions=True,
+    bert_steps=4000,
+    region_steps=2000,
+)
+
 
 def fusion_world(
-    base:FusionRecipe # With the paper's numbers
-)->dict:              # Name -> recipe
+    base: FusionRecipe,  # With the paper's numbers
+) -> dict:  # Name -> recipe
     "Recipes for the world, one for each text source, and for photos: with grid cells, and masked words only"
-    world = replace(base, **SMALL_FUSION, regions='boxes', region_model='small', flip_p=.5, aux_scenes=10_000)
-    photos = replace(world, regions='grid', region_model='given', mim='off', size=64, vocab=2000, steps=750, warmup=75,
-                     aux_scenes=0)
+    world = replace(base, **SMALL_FUSION, regions='boxes', region_model='small', flip_p=0.5, aux_scenes=10_000)
+    photos = replace(
+        world, regions='grid', region_model='given', mim='off', size=64, vocab=2000, steps=750, warmup=75, aux_scenes=0
+    )
     larger = replace(photos, visual_depth=18, visual_width=64, steps=500, warmup=50)
-    return dict(world=world, world_questions=replace(world, source='questions'), world_web=replace(world, source='web'),
-                world_random=replace(world, start='random'), flickr8k_small=photos, flickr8k=larger,
-                vqa=replace(larger, source='questions'))
+    return dict(
+        world=world,
+        world_questions=replace(world, source='questions'),
+        world_web=replace(world, source='web'),
+        world_random=replace(world, start='random'),
+        flickr8k_small=photos,
+        flickr8k=larger,
+        vqa=replace(larger, source='questions'),
+    )

@@ -9,55 +9,66 @@ __all__ = ['fusion_terms', 'fusion_rules', 'make_fusion', 'fusion_optimizer', 'f
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-import torch, torch.nn as nn, torch.nn.functional as F
-from ..core.seeding import *
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
 from ..data.regions import RegionStore
 from ..losses.masked_regions import masked_region_loss
+from .fusion_collate import FusionCollator, auxiliary_corpus, auxiliary_images
+from .fusion_recipe import FusionRecipe
 from ..models.backbones import make_backbone
-from ..models.bert import make_bert, small_config, SmallBertPlan
+from ..models.bert import SmallBertPlan, make_bert, small_config
 from ..models.bert_model import Bert, BertConfig
 from ..models.fusion_model import FusionModel
-from ..models.region_classifier import RegionClassifierPlan, train_region_classifier
 from ..models.region_cache import cache_regions, region_sample
+from ..models.region_classifier import RegionClassifierPlan, train_region_classifier
 from ..models.region_features import RegionEncoder
 from ..training.callbacks import LRScheduler, recipe_rules
 from ..training.optim import norm_or_bias, param_groups
-from .fusion_recipe import *
-from .fusion_collate import *
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #4708ab05
 def fusion_terms(
-    out:dict,   # As the model gives it
-    batch:dict, # Not used: the targets are in `out`
-)->dict:        # Name -> (weight, total (), count ()): `words`, and `regions` if they are masked
+    out: dict,  # As the model gives it
+    batch: dict,  # Not used: the targets are in `out`
+) -> dict:  # Name -> (weight, total (), count ()): `words`, and `regions` if they are masked
     "Cross-entropy of masked words, and KL divergence of masked regions from the detector's distribution"
     nats = F.cross_entropy(out['logits'].float(), out['target'], reduction='sum')
-    terms = dict(words=(1., nats, len(out['target'])))
-    if 'region_logits' in out: terms['regions'] = (1., *masked_region_loss(out['region_logits'], out['target_regions']))
+    terms = dict(words=(1.0, nats, len(out['target'])))
+    if 'region_logits' in out:
+        terms['regions'] = (1.0, *masked_region_loss(out['region_logits'], out['target_regions']))
     return terms
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #0af5a1a4
-_FEATS = 'region_width' # Among the sizes that a run keeps: that of the stored features
+_FEATS = 'region_width'  # Among the sizes that a run keeps: that of the stored features
+
 
 def _bert(recipe, tok, train, seed, sizes):
     "The recipe's BERT; without training texts, one of the same shape whose weights are loaded afterwards"
     r = recipe
     narrow = r.bert == 'small' and r.start == 'bert'
-    if r.bert != 'small' and sizes: bert = Bert(BertConfig(**{k: v for k,v in sizes.items() if k != _FEATS}), seed)
-    elif r.bert != 'small': bert = make_bert(r.bert, None, tok, seed, log=None)
+    if r.bert != 'small' and sizes:
+        bert = Bert(BertConfig(**{k: v for k, v in sizes.items() if k != _FEATS}), seed)
+    elif r.bert != 'small':
+        bert = make_bert(r.bert, None, tok, seed, log=None)
     else:
         config = small_config(tok, r.width, r.depth, max(128, r.max_len))
-        if r.heads: config = replace(config, heads=r.heads)
-        if train is None or r.start == 'random': bert = Bert(config, seed)
+        if r.heads:
+            config = replace(config, heads=r.heads)
+        if train is None or r.start == 'random':
+            bert = Bert(config, seed)
         else:
             texts = auxiliary_corpus(r, train)
-            few = len(texts.captions.data)//50//64                      # about one epoch of texts of 50 letters
-            plan = SmallBertPlan(steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len),
-                                 share=r.mask_share or .15)
-            bert = make_bert('small', texts, tok, config=config, plan=plan, log=None)      # as published ones are,
+            few = len(texts.captions.data) // 50 // 64  # about one epoch of texts of 50 letters
+            plan = SmallBertPlan(
+                steps=min(r.bert_steps, max(100, few)), max_len=min(40, r.max_len), share=r.mask_share or 0.15
+            )
+            bert = make_bert('small', texts, tok, config=config, plan=plan, log=None)  # as published ones are,
             # the same for all seeds
-    if r.start == 'random': bert = Bert(replace(bert.config, std=.02), seed)
-    bert.config = replace(bert.config, dropout=r.dropout, attention_dropout=r.dropout, std='fan_in' if narrow else .02)
+    if r.start == 'random':
+        bert = Bert(replace(bert.config, std=0.02), seed)
+    bert.config = replace(bert.config, dropout=r.dropout, attention_dropout=r.dropout, std='fan_in' if narrow else 0.02)
     return bert
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #b99752e1
@@ -65,105 +76,129 @@ def _given(recipe, visual, seed):
     "The backbone that was given, or the recipe's with random weights"
     return visual if visual is not None else make_backbone(recipe.visual_depth, recipe.visual_width, seed)
 
+
 def _region_encoder(recipe, visual, train, seed):
     "The region encoder; without data, one of the same shape whose weights are loaded afterwards"
     r = recipe
     if r.regions == 'files':
-        if train is None: return RegionEncoder(None, 'files', width=1, classes=1)
+        if train is None:
+            return RegionEncoder(None, 'files', width=1, classes=1)
         store = RegionStore(r.region_files)
         return RegionEncoder(None, 'files', width=store.width, classes=store.classes)
-    if r.region_model == 'given': return RegionEncoder(_given(r, visual, seed), r.regions)
+    if r.region_model == 'given':
+        return RegionEncoder(_given(r, visual, seed), r.regions)
     if visual is not None:
-        raise ValueError('region_model=small: the network for regions is made here, and another one was given '
-                         '(--backbone, --weights); add --set region_model=given --set mim=off')
+        raise ValueError(
+            'region_model=small: the network for regions is made here, and another one was given '
+            '(--backbone, --weights); add --set region_model=given --set mim=off'
+        )
     if train is None:
         net = make_backbone(10, r.visual_width, seed)
         return RegionEncoder(net, r.regions, nn.Linear(net.width, 1))
     return _small_regions(r, train)
 
+
 def _small_regions(recipe, train):
     "A small network that has learned the categories of the boxes of some images, and its classifier"
     images = auxiliary_images(recipe, train)
-    steps = min(recipe.region_steps, max(100, 10*len(images)//16))      # about 10 epochs, if there are few images
+    steps = min(recipe.region_steps, max(100, 10 * len(images) // 16))  # about 10 epochs, if there are few images
     plan = RegionClassifierPlan(steps=steps, width=recipe.visual_width)
-    enc = train_region_classifier(images, plan, log=None)               # the same for all seeds, too
+    enc = train_region_classifier(images, plan, log=None)  # the same for all seeds, too
     return RegionEncoder(enc.visual, recipe.regions, enc.classifier, names=enc.names)
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #6ac431db
 def _linear_decay(step, total, warmup):
     "Factor of the learning rate: linear warm-up from 0, then linear decay to 0"
-    return step/warmup if step < warmup else max(0., (total-step)/(total-warmup))
+    return step / warmup if step < warmup else max(0.0, (total - step) / (total - warmup))
+
 
 def fusion_rules(
-    recipe:FusionRecipe, # With its schedule
-    seed:int,            # As for `recipe_rules`
-    precision:str,       # As for `MixedPrecision`
-)->list:                 # Callbacks
+    recipe: FusionRecipe,  # With its schedule
+    seed: int,  # As for `recipe_rules`
+    precision: str,  # As for `MixedPrecision`
+) -> list:  # Callbacks
     "The callbacks of `recipe_rules`, with the recipe's schedule"
-    if not recipe.steps: recipe = replace(recipe, steps=1, warmup=0)    # nothing is trained, and nothing scheduled
+    if not recipe.steps:
+        recipe = replace(recipe, steps=1, warmup=0)  # nothing is trained, and nothing scheduled
     rules = recipe_rules(recipe, seed, precision)
-    if recipe.schedule == 'cosine': return rules
+    if recipe.schedule == 'cosine':
+        return rules
     line = LRScheduler(partial(_linear_decay, total=recipe.steps, warmup=recipe.warmup))
     return [line if isinstance(r, LRScheduler) else r for r in rules]
 
-def _always(module, name): return True
+
+def _always(module, name):
+    return True
+
 
 def _prepare(model, recipe, dls):
     "Measure the scale of the regions' features, and compute the regions that never change"
-    r,encoder,reader = recipe,model.region_encoder.to(dls.train.device),dls.train.collate.reader
-    if r.standardize: model.regions_in.measure(region_sample(encoder, dls.train.source, reader, r.size))
-    if not r.cache_regions: return
-    for dl in (dls.train,dls.valid):
+    r = recipe
+    encoder = model.region_encoder.to(dls.train.device)
+    reader = dls.train.collate.reader
+    if r.standardize:
+        model.regions_in.measure(region_sample(encoder, dls.train.source, reader, r.size))
+    if not r.cache_regions:
+        return
+    for dl in (dls.train, dls.valid):
         mirrored = dl is dls.train and r.flip_p > 0
         dl.collate.use_cache(dl.source, cache_regions(encoder, dl.source, reader, r.size, mirrored=mirrored))
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #4a047fd1
 def make_fusion(
-    recipe:FusionRecipe, # All numbers
-    dls:'DataLoaders',   # From `loaders`, with the collator of the method
-    parts:Callable,      # (recipe, BERT's sizes, classes of the regions) -> `FusionConfig`, `FusionHeads`
-    visual:nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,          # Initial weights depend on this alone
-    *, sizes:dict=None,  # When a run is opened: what `fusion_sizes` has stored
-)->FusionModel:          # Region features measured, and cached if the recipe sets it
+    recipe: FusionRecipe,  # All numbers
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
+    parts: Callable,  # (recipe, BERT's sizes, classes of the regions) -> `FusionConfig`, `FusionHeads`
+    visual: nn.Module = None,  # Another backbone than the recipe's, for the regions
+    seed: int = 0,  # Initial weights depend on this alone
+    *,
+    sizes: dict = None,  # When a run is opened: what `fusion_sizes` has stored
+) -> FusionModel:  # Region features measured, and cached if the recipe sets it
     "A fusion model with its initial weights"
-    r,tok = recipe,dls.train.tok
-    if tok is None: raise ValueError('fusion models read texts: the loaders need the collator of the method')
-    known = isinstance(dls.train.collate, FusionCollator)     # else a model is opened, whose weights will be loaded
+    r = recipe
+    tok = dls.train.tok
+    if tok is None:
+        raise ValueError('fusion models read texts: the loaders need the collator of the method')
+    known = isinstance(dls.train.collate, FusionCollator)  # else a model is opened, whose weights will be loaded
     train = dls.train.source if known else None
     if known and r.regions == 'files' and visual is not None:
-        raise ValueError('regions=files: features are read from a store, and no backbone makes any: leave --backbone '
-                         'and --weights out')
+        raise ValueError(
+            'regions=files: features are read from a store, and no backbone makes any: leave --backbone '
+            'and --weights out'
+        )
     bert = _bert(r, tok, train, seed, sizes)
     regions = _region_encoder(r, visual, train, seed)
     if r.mim == 'kl' and not regions.classes:
         raise ValueError(f'mim=kl: {r.region_files} holds no distributions over classes; add --set mim=off')
-    config,heads = parts(r, bert.config, regions.classes if r.mim == 'kl' else 0)
+    config, heads = parts(r, bert.config, regions.classes if r.mim == 'kl' else 0)
     heads = replace(heads, standardize=r.standardize)
     model = FusionModel(bert, config, regions, tok, heads, seed=seed, copy_layers=r.start == 'bert', blank=not known)
-    if known: _prepare(model, r, dls)
+    if known:
+        _prepare(model, r, dls)
     return model
 
 # %% ../../nbs/methods/09_fusion_training.ipynb #a7c01e21
 def fusion_optimizer(
-    model:FusionModel,   # Whose parameters
-    recipe:FusionRecipe, # Learning rate, weight decay, and the numbers of AdamW
-)->torch.optim.AdamW:
+    model: FusionModel,  # Whose parameters
+    recipe: FusionRecipe,  # Learning rate, weight decay, and the numbers of AdamW
+) -> torch.optim.AdamW:
     "AdamW without weight decay of biases, norms and poolers"
     r = recipe
-    pools = [m for m in (model.bert.pooler,model.text_pool,model.region_pool) if m is not None] # not used here
+    pools = [m for m in (model.bert.pooler, model.text_pool, model.region_pool) if m is not None]  # not used here
     groups = param_groups(model, [(pools, r.lr, _always), (None, r.lr, norm_or_bias)], r.wd)
-    return torch.optim.AdamW(groups, lr=r.lr, betas=(.9,r.beta2), eps=r.adam_eps)
+    return torch.optim.AdamW(groups, lr=r.lr, betas=(0.9, r.beta2), eps=r.adam_eps)
+
 
 def fusion_sizes(
-    model:FusionModel # Any
-)->dict:              # As for `BertConfig`; and `region_width`, if features are read from files
+    model: FusionModel,  # Any
+) -> dict:  # As for `BertConfig`; and `region_width`, if features are read from files
     "The sizes that a run stores, so that it can be opened without the files of its BERT and its regions"
     stored = {_FEATS: model.regions_in.feats} if model.visual is None else {}
     return asdict(model.bert.config) | stored
 
+
 def fusion_capabilities(
-    model:FusionModel # Any
-)->dict:              # Name -> function
+    model: FusionModel,  # Any
+) -> dict:  # Name -> function
     "The capabilities of the model, see `vlrep.models.pretrained`; the backbone of its regions is not trained"
     return dict(fuse=model.fuse, fill_mask=model.fill_mask, regions=model.regions)

@@ -13,135 +13,164 @@ __all__ = ['Task', 'Masking', 'ResNet', 'Channels', 'Width', 'Layers', 'HeadCoun
 import re
 from dataclasses import dataclass, replace
 from typing import Annotated
+
 from fastcore.basics import patch
-from ..core.fields import *
+
+from ..core.fields import Between, Choice, Float, Fraction, Int, Parsed, Share
 from ..core.scripts import mirror_pairs
 
 # %% ../../nbs/methods/00_recipe.ipynb #77d3ce9e
 @dataclass(frozen=True)
 class BertName:
     "The name of a BERT: one of `words`, a folder, or a name on the Hugging Face hub"
-    words:tuple=('small',)   # Keywords, which are neither folder nor hub name
-    def __str__(self): return f'{", ".join(self.words)}, a folder, or a name on the Hugging Face hub'
-    def problem(self,
-        name:str,  # The field
-        value:str, # A text
-    )->str:        # '' if it is allowed
+
+    words: tuple = ('small',)  # Keywords, which are neither folder nor hub name
+
+    def __str__(self):
+        return f'{", ".join(self.words)}, a folder, or a name on the Hugging Face hub'
+
+    def problem(
+        self,
+        name: str,  # The field
+        value: str,  # A text
+    ) -> str:  # '' if it is allowed
         "The error message for `value`; whether such a BERT exists is checked only when it is opened"
         odd = value != value.strip() or not re.match(r'[\w./~\\]', value)
         return f'{name}={value!r}: must be {self}' if odd else ''
 
 # %% ../../nbs/methods/00_recipe.ipynb #cc2eb907
-Task        = Choice('bicaption', 'forward', 'masked_lm', 'token_cls', 'multilabel')
-Masking     = Choice('virtex', 'bert')
-ResNet      = Choice(10, 18, 34, 50, 101, 152)
-Channels    = Int(4, 512)
-Width       = Int(8, 16384)
-Layers      = Int(1, 64)
-HeadCount   = Int(0, 256)
-Norm        = Choice('post', 'pre')
-Drop        = Float(0, .99)
-Init        = Choice('fan_in', number=Between(0, 10, above=True))
-Vocab       = Int(64, 1_000_000)
-Length      = Int(8, 4096)
-Side        = Int(16, 2048)
-Batch       = Int(1, 1_000_000)
-StepCount   = Int(1, 10**9)
-WarmUp      = Int(0, 10**9)
-Rate        = Float(0, 1e6)
-Momentum    = Float(0, .9999)
-Decay       = Float(0, 1e3)
-Norm2       = Float(0, 1e9)
-Every       = Int(0, 10**6)
-Weight      = Float(0, 1e6)
+Task = Choice('bicaption', 'forward', 'masked_lm', 'token_cls', 'multilabel')
+Masking = Choice('virtex', 'bert')
+ResNet = Choice(10, 18, 34, 50, 101, 152)
+Channels = Int(4, 512)
+Width = Int(8, 16384)
+Layers = Int(1, 64)
+HeadCount = Int(0, 256)
+Norm = Choice('post', 'pre')
+Drop = Float(0, 0.99)
+Init = Choice('fan_in', number=Between(0, 10, above=True))
+Vocab = Int(64, 1_000_000)
+Length = Int(8, 4096)
+Side = Int(16, 2048)
+Batch = Int(1, 1_000_000)
+StepCount = Int(1, 10**9)
+WarmUp = Int(0, 10**9)
+Rate = Float(0, 1e6)
+Momentum = Float(0, 0.9999)
+Decay = Float(0, 1e3)
+Norm2 = Float(0, 1e9)
+Every = Int(0, 10**6)
+Weight = Float(0, 1e6)
 Temperature = Float(0, 1e3, above=True)
-Group       = Int(0, 10**6)
-Grids       = Choice(1, 2, 3)
-Seconds     = Float(0, 1e4)
-Direction   = Choice('i2t', 'symmetric')
-LocNorm     = Choice('row', 'tensor', 'tensor_l1')
-LocScale    = Choice('none', 'sqrt')
-Render      = Choice('polyline', 'points', 'bbox', 'hull')
-Chunk       = Int(0, 10**9)
-Averaging   = Float(0, .999999)
+Group = Int(0, 10**6)
+Grids = Choice(1, 2, 3)
+Seconds = Float(0, 1e4)
+Direction = Choice('i2t', 'symmetric')
+LocNorm = Choice('row', 'tensor', 'tensor_l1')
+LocScale = Choice('none', 'sqrt')
+Render = Choice('polyline', 'points', 'bbox', 'hull')
+Chunk = Int(0, 10**9)
+Averaging = Float(0, 0.999999)
 FrozenStages = Int(0, 5)
-StageDecay  = Fraction
-OnOff       = bool
+StageDecay = Fraction
+OnOff = bool
 MemoryOrder = Choice('auto', 'channels_last', 'contiguous')
-Compiled    = Choice('none', 'backbone', 'model')
-TextForm    = Choice('auto', 'nfkd', 'nfkc', 'none')
-AtMost      = Share
+Compiled = Choice('none', 'backbone', 'model')
+TextForm = Choice('auto', 'nfkd', 'nfkc', 'none')
+AtMost = Share
 
 # %% ../../nbs/methods/00_recipe.ipynb #a06d964e
 @dataclass(frozen=True, kw_only=True)
 class MethodRecipe:
     "Options that all methods share, off by default, and the checks of a recipe's fields against each other"
-    ema:Averaging=0.                     # Decay of the averaged weights, which are validated and kept; 0 for none
-    frozen_stages:FrozenStages=0         # Frozen stages of the backbone: 1 is the stem only, 5 the whole backbone
-    layer_decay:StageDecay=1.            # Learning rate of each stage of the backbone over that of the stage above it
-    activation_checkpointing:OnOff=False # Recompute the backbone's activations in the backward pass, to save memory
-    memory_format:MemoryOrder='auto'     # Memory format of the backbone's weights; auto leaves it unchanged
-    compile:Compiled='none'              # What torch.compile compiles: the backbone's stages, or the model
-    def check(self)->None:
+
+    ema: Averaging = 0.0  # Decay of the averaged weights, which are validated and kept; 0 for none
+    frozen_stages: FrozenStages = 0  # Frozen stages of the backbone: 1 is the stem only, 5 the whole backbone
+    layer_decay: StageDecay = 1.0  # Learning rate of each stage of the backbone over that of the stage above it
+    activation_checkpointing: OnOff = False  # Recompute the backbone's activations in the backward pass, to save memory
+    memory_format: MemoryOrder = 'auto'  # Memory format of the backbone's weights; auto leaves it unchanged
+    compile: Compiled = 'none'  # What torch.compile compiles: the backbone's stages, or the model
+
+    def check(self) -> None:
         "Raise a `ValueError` that names the fields that do not go together"
-        if problem := next(filter(None, self.problems()), None): raise ValueError(problem)
-    def problems(self)->'Iterator[str]':
+        if problem := next(filter(None, self.problems()), None):
+            raise ValueError(problem)
+
+    def problems(self) -> 'Iterator[str]':
         "The error message of each check, or None; methods add checks of their own"
         yield self._schedule()
         yield self._backbone()
         yield self._heads()
         yield self._switches()
-    def check_parts(self,
-        parts:int # Parts into which a batch is split for gradient accumulation
-    )->None:
+
+    def check_parts(
+        self,
+        parts: int,  # Parts into which a batch is split for gradient accumulation
+    ) -> None:
         "Raise a `ValueError` if a batch has fewer images than parts"
         if parts > self.bs:
             raise ValueError(f'--accumulate {parts}: a batch has {self.bs} images, and cannot be cut into more parts')
+
     def _schedule(self):
-        if self.warmup >= self.steps: return f'warmup={self.warmup}: must be below the {self.steps} steps'
+        if self.warmup >= self.steps:
+            return f'warmup={self.warmup}: must be below the {self.steps} steps'
+
     def _backbone(self):
         wide = (64, 128) if self.visual_depth >= 50 else (64,)
-        if self.visual_depth == 10 or self.visual_width in wide: return
+        if self.visual_depth == 10 or self.visual_width in wide:
+            return
         there = ' or '.join(map(str, wide))
-        return (f'visual_width={self.visual_width}: ResNet-{self.visual_depth} has {there}; visual_depth=10 takes any '
-                f'width')
+        return (
+            f'visual_width={self.visual_width}: ResNet-{self.visual_depth} has {there}; visual_depth=10 takes any width'
+        )
+
     def _heads(self):
-        width,heads = getattr(self, 'width', None),getattr(self, 'heads', None)
-        if width is None or heads is None: return
-        heads = heads or max(1, width//64)
-        if width % heads: return f'heads={heads}: a width of {width} cannot be split into {heads} heads'
+        width = getattr(self, 'width', None)
+        heads = getattr(self, 'heads', None)
+        if width is None or heads is None:
+            return
+        heads = heads or max(1, width // 64)
+        if width % heads:
+            return f'heads={heads}: a width of {width} cannot be split into {heads} heads'
+
     def _switches(self):
         if self.activation_checkpointing and self.compile != 'none':
             return f'compile={self.compile}: compiled code already recomputes; leave activation_checkpointing out'
 
 # %% ../../nbs/methods/00_recipe.ipynb #d8dc631f
 @patch
-def network(self:MethodRecipe)->tuple: # Its name; (depth, width), or None if it is no ResNet of this library
+def network(self: MethodRecipe) -> tuple:  # Its name; (depth, width), or None if it is no ResNet of this library
     "The backbone; recipes for VGG16 have a field `net`, and are run with `--backbone torchvision/vgg16`"
-    if getattr(self, 'net', 'resnet') == 'vgg16': return 'torchvision/vgg16',None
-    return f'ResNet-{self.visual_depth}, width {self.visual_width}',(self.visual_depth,self.visual_width)
+    if getattr(self, 'net', 'resnet') == 'vgg16':
+        return 'torchvision/vgg16', None
+    return f'ResNet-{self.visual_depth}, width {self.visual_width}', (self.visual_depth, self.visual_width)
 
 # %% ../../nbs/methods/00_recipe.ipynb #4c76a1da
 _pairs = Parsed(mirror_pairs, 'auto, none, or pairs of words such as links=rechts,left=right')
 SideWords = Annotated[str, _pairs]
 
+
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe(MethodRecipe):
     "Options of methods that read captions"
-    normalise:TextForm='auto'     # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
-    mirror_words:SideWords='auto' # Words a mirror exchanges; auto: left=right if English (not every verb left is known)
-    max_cut:AtMost=.5             # Share of the tokens that may be cut off by max_len, before the run is refused
-    max_unknown:AtMost=.05        # Share of the tokens that may be unknown, before the run is refused
+
+    normalise: TextForm = 'auto'  # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
+    mirror_words: SideWords = (
+        'auto'  # Words a mirror exchanges; auto: left=right if English (not every verb left is known)
+    )
+    max_cut: AtMost = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
+    max_unknown: AtMost = 0.05  # Share of the tokens that may be unknown, before the run is refused
 
 # %% ../../nbs/methods/00_recipe.ipynb #053382ff
 _at64 = dict(size=64, vocab=2000, steps=750, warmup=75)
-_r18 = dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=.2)
+_r18 = dict(visual_depth=18, visual_width=64, steps=500, warmup=50, cnn_lr=0.2)
+
 
 def photo_recipes(
-    like:MethodRecipe,    # A recipe with the small ResNet
-    name:str='flickr8k',  # Their names are `name` and `name_small`
-    **changes             # Fields that differ from `like`
-)->dict:                  # Name -> recipe
+    like: MethodRecipe,  # A recipe with the small ResNet
+    name: str = 'flickr8k',  # Their names are `name` and `name_small`
+    **changes,  # Fields that differ from `like`
+) -> dict:  # Name -> recipe
     "The recipes for a thousand photos: with a ResNet-18, and with the small network"
     small = replace(like, **_at64, **changes)
     return {name: replace(small, **_r18), f'{name}_small': small}

@@ -6,101 +6,119 @@
 __all__ = ['words_in', 'word_rarity', 'rarity_shares', 'WordNaming', 'rarity_in', 'word_loss', 'word_term']
 
 # %% ../../nbs/methods/07_word_head.ipynb #e3445623
-import torch, torch.nn as nn
+import torch
+import torch.nn as nn
 from torch import Tensor
+
 from ..losses.cross_entropy import k_hot_loss
 
 # %% ../../nbs/methods/07_word_head.ipynb #97ef5719
 def words_in(
-    tok:Tensor,  # Token ids (b,s)
-    vocab:int,   # Number of tokens v
-    first:int=5, # Smaller ids are special, and no words
-)->Tensor:       # 1 where a token occurs, else 0, float32 (b,v)
+    tok: Tensor,  # Token ids (b,s)
+    vocab: int,  # Number of tokens v
+    first: int = 5,  # Smaller ids are special, and no words
+) -> Tensor:  # 1 where a token occurs, else 0, float32 (b,v)
     "Which words each caption has"
-    out = torch.zeros(len(tok), vocab, device=tok.device).scatter_(1, tok, 1.)
-    out[:,:first] = 0
+    out = torch.zeros(len(tok), vocab, device=tok.device).scatter_(1, tok, 1.0)
+    out[:, :first] = 0
     return out
 
 # %% ../../nbs/methods/07_word_head.ipynb #231c18ba
 def word_rarity(
-    texts:'Iterable[str]', # The training captions
-    tok:'Tokenizer', # Their tokens v
-    first:int=5,     # Smaller ids are special, and no words
-    most:int=100_000,# Of more texts, this number is counted, evenly spaced
-)->Tensor:           # Inverse document frequency of each token, 0 for special ones (v,)
+    texts: 'Iterable[str]',  # The training captions
+    tok: 'Tokenizer',  # Their tokens v
+    first: int = 5,  # Smaller ids are special, and no words
+    most: int = 100_000,  # Of more texts, this number is counted, evenly spaced
+) -> Tensor:  # Inverse document frequency of each token, 0 for special ones (v,)
     "Inverse document frequency of each token: log(N/(1+df)), but not below 0"
     texts = list(texts)
-    texts = texts[::max(1, -(-len(texts)//most))]
+    texts = texts[:: max(1, -(-len(texts) // most))]
     df = torch.zeros(len(tok))
     for i in range(0, len(texts), 1000):
-        for ids in tok.encode(texts[i:i+1000], 1 << 30): df[list(set(ids))] += 1
-    idf = (len(texts)/(1+df)).log().clamp(min=0)
+        for ids in tok.encode(texts[i : i + 1000], 1 << 30):
+            df[list(set(ids))] += 1
+    idf = (len(texts) / (1 + df)).log().clamp(min=0)
     idf[:first] = 0
     return idf
 
+
 def rarity_shares(
-    words:Tensor, # 1 where a token occurs, else 0 (b,v)
-    idf:Tensor,   # From `word_rarity` (v,)
-)->Tensor:        # Sums to 1, or is 0 where no word counts (b,v)
+    words: Tensor,  # 1 where a token occurs, else 0 (b,v)
+    idf: Tensor,  # From `word_rarity` (v,)
+) -> Tensor:  # Sums to 1, or is 0 where no word counts (b,v)
     "The target distribution: the share of each word"
-    y = words*idf
-    return y/y.sum(1, keepdim=True).clamp(min=1e-12)
+    y = words * idf
+    return y / y.sum(1, keepdim=True).clamp(min=1e-12)
 
 # %% ../../nbs/methods/07_word_head.ipynb #8bb3fc99
 class WordNaming:
     "Mixin: an auxiliary head that predicts a caption's words from the backbone's pooled grid, in training"
-    word_weight = 0. # Of the head's loss; 0: there is no head
-    def add_word_head(self,
-        idf:Tensor,   # How rare each token is (v,), from `word_rarity`
-        weight:float, # Of its loss
-        first:int=5,  # Smaller ids are special, and no words
-    )->None:
+
+    word_weight = 0.0  # Of the head's loss; 0: there is no head
+
+    def add_word_head(
+        self,
+        idf: Tensor,  # How rare each token is (v,), from `word_rarity`
+        weight: float,  # Of its loss
+        first: int = 5,  # Smaller ids are special, and no words
+    ) -> None:
         "Add a linear layer that predicts the words of the caption from the mean over the grid, in training"
         self.word_head = nn.Linear(self.visual.width, len(idf))
         self.register_buffer('word_idf', idf)
-        self.word_weight,self.first_word = float(weight),first
-    def name_words(self,
-        mean:Tensor, # Over the grid (b,c)
-        tok:Tensor,  # Captions (b,s)
-    )->dict:         # `words` and `target_words` (b,v), and `word_weight`
+        self.word_weight = float(weight)
+        self.first_word = first
+
+    def name_words(
+        self,
+        mean: Tensor,  # Over the grid (b,c)
+        tok: Tensor,  # Captions (b,s)
+    ) -> dict:  # `words` and `target_words` (b,v), and `word_weight`
         "Scores of the words, and the share of each"
         return dict(words=self.word_head(mean), target_words=self._shares(tok), word_weight=self.word_weight)
-    def captions_named(self,
-        tok:Tensor, # Captions (b,s)
-    )->Tensor:      # ()
+
+    def captions_named(
+        self,
+        tok: Tensor,  # Captions (b,s)
+    ) -> Tensor:  # ()
         "How many captions have a word that counts: the samples of the head's loss"
         return (self._shares(tok) > 0).any(1).sum()
-    def _shares(self, tok): return rarity_shares(words_in(tok, len(self.word_idf), self.first_word), self.word_idf)
+
+    def _shares(self, tok):
+        return rarity_shares(words_in(tok, len(self.word_idf), self.first_word), self.word_idf)
 
 # %% ../../nbs/methods/07_word_head.ipynb #f00ca31b
 def rarity_in(
-    dl:'StatefulLoader',      # Its dataset has captions in memory, and its `tok` is the tokenizer
-    texts:'TextBuffer'=None,  # What is read in place of the captions, such as narratives
-)->tuple:                     # How rare each token is, 0 for special ones (v,), and the first id that is a word, if
-                              # special ones are the first five at most, else 0
+    dl: 'StatefulLoader',  # Its dataset has captions in memory, and its `tok` is the tokenizer
+    texts: 'TextBuffer' = None,  # What is read in place of the captions, such as narratives
+) -> tuple:  # How rare each token is, 0 for special ones (v,), and the first id that is a word, if
+    # special ones are the first five at most, else 0
     "How rare each token is in the captions of a loader; a `ValueError` if they cannot be counted"
-    tok,captions = dl.tok,texts if texts is not None else getattr(dl.source, 'captions', None)
+    tok = dl.tok
+    captions = texts if texts is not None else getattr(dl.source, 'captions', None)
     if captions is None or not hasattr(captions, 'flat'):
-        raise ValueError(f'{dl.source.name}: has no captions in memory whose words could be counted; leave idf and '
-                         f'word_weight out')
+        raise ValueError(
+            f'{dl.source.name}: has no captions in memory whose words could be counted; leave idf and word_weight out'
+        )
     special = [tok.unk, tok.sos, tok.eos, tok.mask, tok.pad]
-    first = max(special)+1 if max(special) < 5 else 0
+    first = max(special) + 1 if max(special) < 5 else 0
     rare = word_rarity(captions.flat(), tok, first)
     rare[special] = 0
-    return rare,first
+    return rare, first
+
 
 def word_loss(
-    scores:Tensor, # One softmax over all tokens (b,v)
-    shares:Tensor, # Target share of each token; sums to 1, or is 0 for an image that is not counted (b,v)
-)->tuple:          # Nats (), images ()
+    scores: Tensor,  # One softmax over all tokens (b,v)
+    shares: Tensor,  # Target share of each token; sums to 1, or is 0 for an image that is not counted (b,v)
+) -> tuple:  # Nats (), images ()
     "Kullback-Leibler divergence of the predicted distribution from the shares"
-    t,m = k_hot_loss(scores, shares)
-    return t + torch.xlogy(shares, shares).sum(),m
+    t, m = k_hot_loss(scores, shares)
+    return t + torch.xlogy(shares, shares).sum(), m
+
 
 def word_term(
-    out:dict, # Of a model: with `words`, `target_words` and `word_weight`, or without, as in validation
-    like:Tensor, # The total of another term
-)->tuple:     # Weight, total (), images ()
+    out: dict,  # Of a model: with `words`, `target_words` and `word_weight`, or without, as in validation
+    like: Tensor,  # The total of another term
+) -> tuple:  # Weight, total (), images ()
     "The head's part of a loss; it counts no image where the model gave no `words`"
-    t,m = word_loss(out['words'], out['target_words']) if 'words' in out else (torch.zeros(()), 0)
-    return out.get('word_weight', 0.),t.to(like),m
+    t, m = word_loss(out['words'], out['target_words']) if 'words' in out else (torch.zeros(()), 0)
+    return out.get('word_weight', 0.0), t.to(like), m

@@ -6,44 +6,55 @@
 __all__ = ['caption_words', 'References', 'cider_d', 'bleu_counts', 'bleu', 'rouge_l', 'judge_captions']
 
 # %% ../../nbs/metrics/20_captioning.ipynb #32be496c
-import re, unicodedata
-from typing import Callable
+import re
+import unicodedata
+from collections.abc import Callable
+
 import numpy as np
 from fastcore.basics import patch
+
 from ..core.scripts import is_unspaced, space_characters
 
 # %% ../../nbs/metrics/20_captioning.ipynb #e4c5618b
-_clitic = r"(?:s|re|ve|ll|d|m)\b"                                                     # what may follow an apostrophe
-_split  = re.compile(rf"(?<=\w)(n't\b|'{_clitic})")
-_drop   = re.compile(rf"""[?!;"`()\[\]{{}}…«»¿¡。、，？！–—：；「」『』（）《》【】・।]|--+|(?<!\d)[.,:]|[.,:](?!\d)|(?<!\w)-|-(?!\w)"""
-                     rf"""|(?<!\w)'(?!{_clitic})|'(?!\w)""")
+_clitic = r'(?:s|re|ve|ll|d|m)\b'  # what may follow an apostrophe
+_split = re.compile(rf"(?<=\w)(n't\b|'{_clitic})")
+_drop = re.compile(
+    rf"""[?!;"`()\[\]{{}}…«»¿¡。、，？！–—：；「」『』（）《》【】・।]|--+|(?<!\d)[.,:]|[.,:](?!\d)|(?<!\w)-|-(?!\w)"""
+    rf"""|(?<!\w)'(?!{_clitic})|'(?!\w)"""
+)
+
 
 def caption_words(
-    text:str, # A caption
-)->list:      # Its words
+    text: str,  # A caption
+) -> list:  # Its words
     "Lower-case words, near to what Stanford's PTB tokenizer gives after punctuation is dropped (COCO caption code)"
-    text = unicodedata.normalize('NFC', text).lower().translate({0x2018: "'", 0x2019: "'", 0x201c: '"', 0x201d: '"'})
+    text = unicodedata.normalize('NFC', text).lower().translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
     return space_characters(_drop.sub(' ', _split.sub(r' \1', text))).split()
 
 # %% ../../nbs/metrics/20_captioning.ipynb #98ad0835
-_low = 2**32-1 # the lower half of a key: the n-gram; the upper: whose
+_low = 2**32 - 1  # the lower half of a key: the n-gram; the upper: whose
+
 
 def _find(keys, what):
     "Where each of `what` stands in the sorted `keys`, and whether it is there at all"
-    at = np.searchsorted(keys, what).clip(max=max(len(keys)-1, 0))
+    at = np.searchsorted(keys, what).clip(max=max(len(keys) - 1, 0))
     return at, (keys[at] == what if len(keys) else np.zeros(len(what), bool))
+
 
 def _ngrams(word, lens, tables, longest=4):
     "For n = 1, 2, ...: sorted keys (whose sentence, which n-gram) and how often; missing `tables` are made"
     sent = np.repeat(np.arange(len(lens)), lens)
-    left = lens.cumsum()[sent]-np.arange(len(word)) if len(word) else sent
-    at,gram,out = np.arange(len(word)),word.copy(),[]
-    for n in range(1, longest+1):
+    left = lens.cumsum()[sent] - np.arange(len(word)) if len(word) else sent
+    at = np.arange(len(word))
+    gram = word.copy()
+    out = []
+    for n in range(1, longest + 1):
         at = at[left[at] >= n]
-        key = gram[at] << 32 | word[at+n-1] if n > 1 else word
-        if len(tables) < n: tables.append(np.unique(key))
-        i,known = _find(tables[n-1], key)
-        i[~known] = len(tables[n-1]) + np.unique(key[~known], return_inverse=True)[1]
+        key = gram[at] << 32 | word[at + n - 1] if n > 1 else word
+        if len(tables) < n:
+            tables.append(np.unique(key))
+        i, known = _find(tables[n - 1], key)
+        i[~known] = len(tables[n - 1]) + np.unique(key[~known], return_inverse=True)[1]
         gram[at] = i
         out.append(np.unique(sent[at] << 32 | i, return_counts=True))
     return out
@@ -51,163 +62,197 @@ def _ngrams(word, lens, tables, longest=4):
 # %% ../../nbs/metrics/20_captioning.ipynb #b627556e
 class References:
     "The reference captions of each image, tokenized and counted once, for any number of models"
-    def __init__(self,
-        refs, # For each image its captions: lists of strings, or a `TextBuffer`
-        tokens:Callable=caption_words, # Cuts a caption into words; `str.split` if they are cut already
+
+    def __init__(
+        self,
+        refs,  # For each image its captions: lists of strings, or a `TextBuffer`
+        tokens: Callable = caption_words,  # Cuts a caption into words; `str.split` if they are cut already
     ):
         rows = [[r] if isinstance(r, str) else list(r) for r in refs]
-        for i,(row,r) in enumerate(zip(rows, refs)):
+        for i, (row, r) in enumerate(zip(rows, refs)):
             if isinstance(r, str):
                 raise ValueError(f'refs: image {i} has the string {r[:40]!r}; a list of captions is expected')
-            if not row: raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
+            if not row:
+                raise ValueError(f'refs: image {i} has no references; leave it out, with its caption')
             odd = [c for c in row if not isinstance(c, str)]
-            if odd: raise ValueError(f'refs: image {i} has {odd[0]!r} in place of a caption; leave it out')
-        if not rows: raise ValueError('refs: there are no images')
-        self.n,self.tokens,self._number,self.tables = len(rows),tokens,{},[]
-        self.many  = np.array([len(r) for r in rows])
+            if odd:
+                raise ValueError(f'refs: image {i} has {odd[0]!r} in place of a caption; leave it out')
+        if not rows:
+            raise ValueError('refs: there are no images')
+        self.n = len(rows)
+        self.tokens = tokens
+        self._number = {}
+        self.tables = []
+        self.many = np.array([len(r) for r in rows])
         self.owner = np.repeat(np.arange(self.n), self.many)
-        self.first = self.many.cumsum()-self.many
-        self.word,self.lens = self._cut([s for r in rows for s in r], self._number)
+        self.first = self.many.cumsum() - self.many
+        self.word, self.lens = self._cut([s for r in rows for s in r], self._number)
         self.counts = _ngrams(self.word, self.lens, self.tables)
         lone = np.array([len(w) == 1 and is_unspaced(w) for w in self._number], bool)
         # share of the words that are characters
-        self.characters = float(lone[self.word].mean()) if len(self.word) else 0.
+        self.characters = float(lone[self.word].mean()) if len(self.word) else 0.0
         self._weigh()
+
     @property
-    def unit(self)->str:
+    def unit(self) -> str:
         "A note for tables: '' if all words are words"
-        return '' if self.characters < .01 else 'by characters' if self.characters > .5 else 'some by characters'
-    def __len__(self): return self.n
-    def __repr__(self): return f'References({self.n} images, {len(self.owner)} captions, {len(self._number)} words)'
+        return '' if self.characters < 0.01 else 'by characters' if self.characters > 0.5 else 'some by characters'
+
+    def __len__(self):
+        return self.n
+
+    def __repr__(self):
+        return f'References({self.n} images, {len(self.owner)} captions, {len(self._number)} words)'
+
     def _cut(self, texts, new):
         "Numbers of all words, one text after the other, and the texts' lengths; unknown words are added to `new`"
-        old,add = self._number,len(self._number)*(new is not self._number)
+        old = self._number
+        add = len(self._number) * (new is not self._number)
         cut = [self.tokens(t) for t in texts]
-        word = [old[w] if w in old else new.setdefault(w, add+len(new)) for t in cut for w in t]
-        return np.array(word, np.int64),np.array([len(t) for t in cut], np.int64)
+        word = [old[w] if w in old else new.setdefault(w, add + len(new)) for t in cut for w in t]
+        return np.array(word, np.int64), np.array([len(t) for t in cut], np.int64)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #e8b79bd3
 @patch
-def _weigh(self:References):
+def _weigh(self: References):
     "Rarity of each n-gram, the references' tf-idf vectors, and how often each n-gram is in some reference of its image"
-    self.idf,self.keys,self.value,self.sent,self.norm,self.most = [],[],[],[],[],[]
-    for table,(key,times) in zip(self.tables, self.counts):
-        sent,gram = key >> 32,key & _low
+    self.idf = []
+    self.keys = []
+    self.value = []
+    self.sent = []
+    self.norm = []
+    self.most = []
+    for table, (key, times) in zip(self.tables, self.counts):
+        sent = key >> 32
+        gram = key & _low
         mine = self.owner[sent] << 32 | gram
         order = mine.argsort(kind='stable')
         start = np.flatnonzero(np.diff(mine[order], prepend=-1))
         image = mine[order][start]
         most = np.maximum.reduceat(times[order], start) if len(start) else times
         self.idf.append(np.log(self.n) - np.log(np.bincount(image & _low, minlength=len(table)).clip(min=1)))
-        v = times*self.idf[-1][gram]
+        v = times * self.idf[-1][gram]
         self.keys.append(mine)
         self.value.append(v)
         self.sent.append(sent)
         self.most.append((image, most))
-        self.norm.append(np.sqrt(np.bincount(sent, v*v, minlength=len(self.owner))))
+        self.norm.append(np.sqrt(np.bincount(sent, v * v, minlength=len(self.owner))))
+
 
 def _prepare(said, refs):
     "References, and words, lengths and n-grams of the captions `said`, one an image"
     refs = refs if isinstance(refs, References) else References(refs)
     said = list(said)
-    if len(said) != len(refs): raise ValueError(f'{len(said)} captions for {len(refs)} images')
+    if len(said) != len(refs):
+        raise ValueError(f'{len(said)} captions for {len(refs)} images')
     odd = next((c for c in said if not isinstance(c, str)), said[0])
-    if not isinstance(odd, str): raise ValueError(f'a caption is one string for each image, not {odd!r}')
-    word,lens = refs._cut(said, {})
-    return refs,word,lens
+    if not isinstance(odd, str):
+        raise ValueError(f'a caption is one string for each image, not {odd!r}')
+    word, lens = refs._cut(said, {})
+    return refs, word, lens
 
 # %% ../../nbs/metrics/20_captioning.ipynb #12338f6a
 def cider_d(
-    said:list,            # One caption for each image
-    refs:References|list, # `References`, or lists of captions
-    sigma:float=6.,       # Width of the length penalty, in words
-)->np.ndarray:            # Of each image (n,), from 0 to 10; the mean is the score of the set
+    said: list,  # One caption for each image
+    refs: References | list,  # `References`, or lists of captions
+    sigma: float = 6.0,  # Width of the length penalty, in words
+) -> np.ndarray:  # Of each image (n,), from 0 to 10; the mean is the score of the set
     "CIDEr-D (Vedantam et al. 2015, eq. 4; details from its code)"
-    refs,word,lens = _prepare(said, refs)
+    refs, word, lens = _prepare(said, refs)
     if len(refs) < 2:
-        raise ValueError('refs: CIDEr-D weighs words by how few of the images have them, and of one image it is always '
-                         '0; at least 2 are needed')
+        raise ValueError(
+            'refs: CIDEr-D weighs words by how few of the images have them, and of one image it is always '
+            '0; at least 2 are needed'
+        )
     total = np.zeros(len(refs.owner))
-    for n,(key,times) in enumerate(_ngrams(word, lens, refs.tables)):
-        who,gram = key >> 32,key & _low
+    for n, (key, times) in enumerate(_ngrams(word, lens, refs.tables)):
+        who = key >> 32
+        gram = key & _low
         size = len(refs.tables[n])
-        h = times*np.append(refs.idf[n], np.log(refs.n))[gram.clip(max=size)]    # unknown n-grams are as rare as can be
-        norm = np.sqrt(np.bincount(who, h*h, minlength=refs.n))[refs.owner] * refs.norm[n]
-        at,there = _find(key, refs.keys[n])
+        h = times * np.append(refs.idf[n], np.log(refs.n))[gram.clip(max=size)]  # unknown n-grams are as rare as can be
+        norm = np.sqrt(np.bincount(who, h * h, minlength=refs.n))[refs.owner] * refs.norm[n]
+        at, there = _find(key, refs.keys[n])
         v = refs.value[n]
-        both = np.bincount(refs.sent[n][there], np.minimum(h[at[there]], v[there])*v[there], minlength=len(total))
+        both = np.bincount(refs.sent[n][there], np.minimum(h[at[there]], v[there]) * v[there], minlength=len(total))
         total += np.divide(both, norm, out=np.zeros(len(norm)), where=norm > 0)
     delta = lens[refs.owner] - refs.lens
-    total *= np.exp(-delta**2/(2*sigma**2))
-    return 10*np.bincount(refs.owner, total/4, minlength=refs.n)/refs.many
+    total *= np.exp(-(delta**2) / (2 * sigma**2))
+    return 10 * np.bincount(refs.owner, total / 4, minlength=refs.n) / refs.many
 
 # %% ../../nbs/metrics/20_captioning.ipynb #a2414c4e
 def bleu_counts(
-    said:list,            # One caption for each image
-    refs:References|list, # `References`, or lists of captions
-)->np.ndarray: # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
+    said: list,  # One caption for each image
+    refs: References | list,  # `References`, or lists of captions
+) -> np.ndarray:  # Of each image (n,10): hits and numbers of 1- to 4-grams, caption's length, nearest reference's
     "What BLEU counts; of two references equally near in length, the shorter"
-    refs,word,lens = _prepare(said, refs)
-    out = np.zeros((refs.n,10))
-    for n,(key,times) in enumerate(_ngrams(word, lens, refs.tables)):
-        image,most = refs.most[n]
-        at,there = _find(image, key)
-        out[:,n] = np.bincount(key[there] >> 32, np.minimum(times[there], most[at[there]]), minlength=refs.n)
-        out[:,4+n] = (lens-n).clip(min=0)
-    far = np.abs(refs.lens-lens[refs.owner]) << 32 | refs.lens
-    out[:,8],out[:,9] = lens,np.minimum.reduceat(far, refs.first) & _low
+    refs, word, lens = _prepare(said, refs)
+    out = np.zeros((refs.n, 10))
+    for n, (key, times) in enumerate(_ngrams(word, lens, refs.tables)):
+        image, most = refs.most[n]
+        at, there = _find(image, key)
+        out[:, n] = np.bincount(key[there] >> 32, np.minimum(times[there], most[at[there]]), minlength=refs.n)
+        out[:, 4 + n] = (lens - n).clip(min=0)
+    far = np.abs(refs.lens - lens[refs.owner]) << 32 | refs.lens
+    out[:, 8], out[:, 9] = lens, np.minimum.reduceat(far, refs.first) & _low
     return out
 
+
 def bleu(
-    counts:np.ndarray, # From `bleu_counts`: of an image, of their sum, or of many weighted sums (...,10)
-)->np.ndarray:         # BLEU-1 to BLEU-4 (...,4)
+    counts: np.ndarray,  # From `bleu_counts`: of an image, of their sum, or of many weighted sums (...,10)
+) -> np.ndarray:  # BLEU-1 to BLEU-4 (...,4)
     "BLEU of these counts (Papineni et al. 2002, sec. 2.3); never quite 0 without hits, as in the COCO caption code"
     c = np.asarray(counts, float)
     if not c.ndim or c.shape[-1] != 10 or not np.isfinite(c).all():
         raise ValueError(f'counts {c.shape}: ten finite numbers of `bleu_counts` are expected')
     n = np.arange(1, 5)
-    ratio = (c[...,8]+1e-15)/(c[...,9]+1e-9)
-    short = np.exp(np.minimum(0, 1-1/ratio))[...,None]
-    return short * np.cumprod((c[...,:4]+1e-15)/(c[...,4:8]+1e-9), -1)**(1/n)
+    ratio = (c[..., 8] + 1e-15) / (c[..., 9] + 1e-9)
+    short = np.exp(np.minimum(0, 1 - 1 / ratio))[..., None]
+    return short * np.cumprod((c[..., :4] + 1e-15) / (c[..., 4:8] + 1e-9), -1) ** (1 / n)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #8aaee938
 def _lcs(a, b):
     "Length of the longest common subsequence of each row of `a` (p,s) and `b` (p,t), padded with what matches nothing"
-    row = np.zeros((len(a), b.shape[1]+1), np.int32)
+    row = np.zeros((len(a), b.shape[1] + 1), np.int32)
     for i in range(a.shape[1]):
-        hit = row[:,:-1] + (b == a[:,i:i+1])
-        row[:,1:] = np.maximum.accumulate(np.maximum(row[:,1:], hit), 1)
-    return row[:,-1]
+        hit = row[:, :-1] + (b == a[:, i : i + 1])
+        row[:, 1:] = np.maximum.accumulate(np.maximum(row[:, 1:], hit), 1)
+    return row[:, -1]
+
 
 def _square(word, lens, which, fill):
     "The texts `which` as rows, filled up with `fill`"
-    start,i = lens.cumsum()-lens,np.arange(max(int(lens[which].max()), 1))
-    at = np.minimum(start[which,None]+i, max(len(word)-1, 0))
-    return np.where(i < lens[which,None], np.append(word, 0)[at], fill)
+    start = lens.cumsum() - lens
+    i = np.arange(max(int(lens[which].max()), 1))
+    at = np.minimum(start[which, None] + i, max(len(word) - 1, 0))
+    return np.where(i < lens[which, None], np.append(word, 0)[at], fill)
+
 
 def rouge_l(
-    said:list,            # One caption for each image
-    refs:References|list, # `References`, or lists of captions
-    beta:float=1.2,       # Weight of recall against precision
-)->np.ndarray:            # Of each image (n,), from 0 to 1; the mean is the score of the set
+    said: list,  # One caption for each image
+    refs: References | list,  # `References`, or lists of captions
+    beta: float = 1.2,  # Weight of recall against precision
+) -> np.ndarray:  # Of each image (n,), from 0 to 1; the mean is the score of the set
     "ROUGE-L (Lin 2004, sec. 3.1; best precision and best recall over the references, as in the COCO caption code)"
-    refs,word,lens = _prepare(said, refs)
+    refs, word, lens = _prepare(said, refs)
     both = np.zeros(len(refs.owner))
     mine = lens[refs.owner]
     order = np.argsort(np.maximum(mine, refs.lens), kind='stable')
-    for p in np.array_split(order, -(-len(order)//2000)):
+    for p in np.array_split(order, -(-len(order) // 2000)):
         both[p] = _lcs(_square(word, lens, refs.owner[p], -1), _square(refs.word, refs.lens, p, -2))
-    P,R = (np.maximum.reduceat(both/np.maximum(n, 1), refs.first) for n in (mine, refs.lens))
-    return np.divide((1+beta**2)*P*R, R+beta**2*P, out=np.zeros_like(P), where=P*R > 0)
+    P, R = (np.maximum.reduceat(both / np.maximum(n, 1), refs.first) for n in (mine, refs.lens))
+    return np.divide((1 + beta**2) * P * R, R + beta**2 * P, out=np.zeros_like(P), where=P * R > 0)
 
 # %% ../../nbs/metrics/20_captioning.ipynb #314c0146
 def judge_captions(
-    said:list,            # One caption for each image
-    refs:References|list, # `References`, or lists of captions
-)->dict:                  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as
-                          # they print them)
+    said: list,  # One caption for each image
+    refs: References | list,  # `References`, or lists of captions
+) -> dict:  # BLEU-1 ... BLEU-4, ROUGE-L, CIDEr-D of the whole set, as papers define them (times 100 as
+    # they print them)
     "BLEU, ROUGE-L and CIDEr-D of a set of captions"
     refs = refs if isinstance(refs, References) else References(refs)
     said = list(said)
-    return {**{f'BLEU-{i+1}': float(v) for i,v in enumerate(bleu(bleu_counts(said, refs).sum(0)))},
-            'ROUGE-L': float(rouge_l(said, refs).mean()), 'CIDEr-D': float(cider_d(said, refs).mean())}
+    return {
+        **{f'BLEU-{i + 1}': float(v) for i, v in enumerate(bleu(bleu_counts(said, refs).sum(0)))},
+        'ROUGE-L': float(rouge_l(said, refs).mean()),
+        'CIDEr-D': float(cider_d(said, refs).mean()),
+    }

@@ -7,43 +7,51 @@ __all__ = ['f1_scores', 'f1_interval']
 
 # %% ../../nbs/metrics/55_multilabel.ipynb #3943827b
 import numpy as np
+
 from .ranking import draw_counts
 
 # %% ../../nbs/metrics/55_multilabel.ipynb #c776bc28
 def _both(pred, true):
     "Two boolean arrays of one shape (n,k); a `ValueError` says what does not fit"
-    pred,true = np.asarray(pred),np.asarray(true)
+    pred = np.asarray(pred)
+    true = np.asarray(true)
     if pred.shape != true.shape or pred.ndim != 2:
         raise ValueError(f'predictions {pred.shape} and labels {true.shape} must both be (n,k)')
-    if not pred.size: raise ValueError('predictions: not a single one')
-    for name,a in (('predictions',pred), ('labels',true)):
-        if not np.isin(a, (0,1)).all(): raise ValueError(f'{name}: must be 0 or 1: apply a threshold')
-    return pred.astype(bool),true.astype(bool)
+    if not pred.size:
+        raise ValueError('predictions: not a single one')
+    for name, a in (('predictions', pred), ('labels', true)):
+        if not np.isin(a, (0, 1)).all():
+            raise ValueError(f'{name}: must be 0 or 1: apply a threshold')
+    return pred.astype(bool), true.astype(bool)
+
 
 def f1_scores(
-    pred:np.ndarray,         # Predicted labels, 0 or 1 (n,k)
-    true:np.ndarray,         # True labels, 0 or 1 (n,k)
-    weights:np.ndarray=None, # How often each item counts (draws,n); once by default
-)->dict:                     # micro and macro: numbers, or arrays (draws,)
+    pred: np.ndarray,  # Predicted labels, 0 or 1 (n,k)
+    true: np.ndarray,  # True labels, 0 or 1 (n,k)
+    weights: np.ndarray = None,  # How often each item counts (draws,n); once by default
+) -> dict:  # micro and macro: numbers, or arrays (draws,)
     "Micro and macro F1, equal to scikit-learn's with zero_division=0"
-    pred,true = _both(pred, true)
-    w = np.ones((1,len(pred))) if weights is None else np.asarray(weights, dtype=np.float64)
-    tp,both = w@(pred&true),w@(pred.astype(np.float64)+true)      # 2 tp + fp + fn = predicted + present
-    each = np.divide(2*tp, both, out=np.zeros_like(tp), where=both > 0)
+    pred, true = _both(pred, true)
+    w = np.ones((1, len(pred))) if weights is None else np.asarray(weights, dtype=np.float64)
+    # 2 tp + fp + fn = predicted + present
+    tp = w @ (pred & true)
+    both = w @ (pred.astype(np.float64) + true)
+    each = np.divide(2 * tp, both, out=np.zeros_like(tp), where=both > 0)
     whole = both.sum(1)
-    micro = np.divide(2*tp.sum(1), whole, out=np.zeros_like(whole), where=whole > 0)
+    micro = np.divide(2 * tp.sum(1), whole, out=np.zeros_like(whole), where=whole > 0)
     out = dict(micro=micro, macro=each.mean(1))
-    return out if weights is not None else {k: float(v[0]) for k,v in out.items()}
+    return out if weights is not None else {k: float(v[0]) for k, v in out.items()}
 
 # %% ../../nbs/metrics/55_multilabel.ipynb #60b3000f
 def f1_interval(
-    pred:np.ndarray, # Predicted labels, 0 or 1 (n,k)
-    true:np.ndarray, # True labels, 0 or 1 (n,k)
-    how:str='micro', # micro or macro
-    draws:int=500,   # Number of bootstrap resamples
-    seed:int=0,      # The same seed, the same draws
-)->tuple:            # Value, lower and upper end of its 95 % interval
+    pred: np.ndarray,  # Predicted labels, 0 or 1 (n,k)
+    true: np.ndarray,  # True labels, 0 or 1 (n,k)
+    how: str = 'micro',  # micro or macro
+    draws: int = 500,  # Number of bootstrap resamples
+    seed: int = 0,  # The same seed, the same draws
+) -> tuple:  # Value, lower and upper end of its 95 % interval
     "F1 with its interval over items"
-    if how not in ('micro','macro'): raise ValueError(f'how={how!r}: micro or macro')
-    low,high = np.quantile(f1_scores(pred, true, draw_counts(len(pred), draws, seed))[how], (.025,.975))
-    return f1_scores(pred, true)[how],float(low),float(high)
+    if how not in ('micro', 'macro'):
+        raise ValueError(f'how={how!r}: micro or macro')
+    low, high = np.quantile(f1_scores(pred, true, draw_counts(len(pred), draws, seed))[how], (0.025, 0.975))
+    return f1_scores(pred, true)[how], float(low), float(high)

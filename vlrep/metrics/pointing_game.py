@@ -12,19 +12,22 @@ from torch import Tensor
 # %% ../../nbs/metrics/30_pointing_game.ipynb #e92bcee5
 def _overlap(cells, pixels, like):
     "Part of each cell of a side that each pixel takes up; rows sum to 1 (cells,pixels)"
-    i,k = torch.arange(cells, dtype=torch.float64)[:,None]/cells,torch.arange(pixels, dtype=torch.float64)/pixels
-    part = (torch.minimum(i+1/cells, k+1/pixels) - torch.maximum(i, k)).clamp(min=0)*cells
+    i = torch.arange(cells, dtype=torch.float64)[:, None] / cells
+    k = torch.arange(pixels, dtype=torch.float64) / pixels
+    part = (torch.minimum(i + 1 / cells, k + 1 / pixels) - torch.maximum(i, k)).clamp(min=0) * cells
     return part.float().to(like.device)
 
+
 def cell_cover(
-    mask:Tensor,    # Where the thing is, bool (n,H,W)
-    grid:int|tuple, # Cells a side, or (h,w)
-)->Tensor:          # Part of each cell that the mask covers, 0 to 1 (n,h,w)
+    mask: Tensor,  # Where the thing is, bool (n,H,W)
+    grid: int | tuple,  # Cells a side, or (h,w)
+) -> Tensor:  # Part of each cell that the mask covers, 0 to 1 (n,h,w)
     "A mask at the resolution of a grid, whatever the two sizes are"
     if mask.ndim != 3 or not all(mask.shape[1:]):
         raise ValueError(f'mask {tuple(mask.shape)} must be (n,H,W), with at least 1 pixel')
-    h,w = (grid,grid) if isinstance(grid, int) else grid
-    if min(h, w) < 1: raise ValueError(f'grid {grid}: at least 1 cell a side is needed')
+    h, w = (grid, grid) if isinstance(grid, int) else grid
+    if min(h, w) < 1:
+        raise ValueError(f'grid {grid}: at least 1 cell a side is needed')
     return _overlap(h, mask.shape[1], mask) @ mask.float() @ _overlap(w, mask.shape[2], mask).T
 
 # %% ../../nbs/metrics/30_pointing_game.ipynb #0a448dd4
@@ -33,28 +36,32 @@ def _checked(maps, masks):
     if maps.ndim != 3 or masks.ndim != 3 or len(maps) != len(masks):
         raise ValueError(f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must be (n,h,w) and (n,H,W)')
     if not all((*maps.shape[1:], *masks.shape[1:])):
-        raise ValueError(f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must have at least 1 cell and 1 '
-                         f'pixel')
-    if not maps.isfinite().all(): raise ValueError('maps: must be finite')
+        raise ValueError(
+            f'maps {tuple(maps.shape)} and masks {tuple(masks.shape)} must have at least 1 cell and 1 pixel'
+        )
+    if not maps.isfinite().all():
+        raise ValueError('maps: must be finite')
     return maps.float()
 
+
 def pointing_hits(
-    maps:Tensor,  # The attention map of each query; any scale (n,h,w)
-    masks:Tensor, # Where the thing is, bool (n,H,W)
-)->Tensor:        # 1 if the pixel under the centre of the strongest cell is in the mask, else 0; ties: their mean (n,)
+    maps: Tensor,  # The attention map of each query; any scale (n,h,w)
+    masks: Tensor,  # Where the thing is, bool (n,H,W)
+) -> Tensor:  # 1 if the pixel under the centre of the strongest cell is in the mask, else 0; ties: their mean (n,)
     "The pointing game (Zhang et al. 2016), without its tolerance of some pixels"
     maps = _checked(maps, masks)
-    (h,w),(H,W) = maps.shape[1:],masks.shape[1:]
-    y,x = ((2*torch.arange(k, device=masks.device)+1)*K // (2*k) for k,K in ((h,H),(w,W)))
-    best = maps == maps.amax((1,2), keepdim=True)
-    return (best & masks.bool()[:,y][:,:,x]).sum((1,2)) / best.sum((1,2))
+    (h, w), (H, W) = maps.shape[1:], masks.shape[1:]
+    y, x = ((2 * torch.arange(k, device=masks.device) + 1) * K // (2 * k) for k, K in ((h, H), (w, W)))
+    best = maps == maps.amax((1, 2), keepdim=True)
+    return (best & masks.bool()[:, y][:, :, x]).sum((1, 2)) / best.sum((1, 2))
+
 
 def mass_inside(
-    maps:Tensor,  # The attention map of each query; sums to 1 (n,h,w)
-    masks:Tensor, # Where the thing is, bool (n,H,W)
-)->Tensor:        # Part of the attention that lies on the thing, 0 to 1 (n,)
+    maps: Tensor,  # The attention map of each query; sums to 1 (n,h,w)
+    masks: Tensor,  # Where the thing is, bool (n,H,W)
+) -> Tensor:  # Part of the attention that lies on the thing, 0 to 1 (n,)
     "Attention inside the mask, spread evenly within each cell"
     maps = _checked(maps, masks)
-    if (maps < 0).any() or ((maps.sum((1,2))-1).abs() > 1e-3).any():
+    if (maps < 0).any() or ((maps.sum((1, 2)) - 1).abs() > 1e-3).any():
         raise ValueError('maps: must not be negative, and sum to 1 over the cells')
-    return (maps*cell_cover(masks, tuple(maps.shape[1:]))).sum((1,2))
+    return (maps * cell_cover(masks, tuple(maps.shape[1:]))).sum((1, 2))

@@ -8,141 +8,177 @@ __all__ = ['average_precision', 'mean_ap', 'correct', 'top1', 'chance_ap', 'chan
 
 # %% ../../nbs/metrics/10_ranking.ipynb #95bd98f2
 import numpy as np
+
 from ..core.seeding import rng
 
 # %% ../../nbs/metrics/10_ranking.ipynb #819cc88f
 def _array(x, name):
     "NumPy floats; a NaN is an error that names the argument"
-    if hasattr(x, 'detach'): x = x.detach().cpu().double().numpy()
+    if hasattr(x, 'detach'):
+        x = x.detach().cpu().double().numpy()
     x = np.asarray(x, dtype=np.float64)
-    if np.isnan(x).any(): raise ValueError(f'{name}: holds NaN, which cannot be ranked')
+    if np.isnan(x).any():
+        raise ValueError(f'{name}: holds NaN, which cannot be ranked')
     return x
+
 
 def _ap(score, label, w):
     "Average precision of one class under each row of the weights `w` (draws,n) -> (draws,)"
     order = np.argsort(-score, kind='stable')
-    score,label = score[order],label[order]
-    hits = np.flatnonzero(label)                                    # recall rises only here
-    if not len(hits): return np.full(len(w), np.nan)
-    ends = np.append(np.flatnonzero(np.diff(score)), len(score)-1)  # where each run of equal scores ends
-    end  = ends[np.searchsorted(ends, hits)]                        # the end of each hit's run ...
-    last = np.searchsorted(hits, end, side='right')-1               # ... and the last hit in it
-    w = w[:,order]
-    wh = w[:,hits]
-    seen,found = np.cumsum(w, 1)[:,end],np.cumsum(wh, 1)
+    score = score[order]
+    label = label[order]
+    hits = np.flatnonzero(label)  # recall rises only here
+    if not len(hits):
+        return np.full(len(w), np.nan)
+    ends = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)  # where each run of equal scores ends
+    end = ends[np.searchsorted(ends, hits)]  # the end of each hit's run ...
+    last = np.searchsorted(hits, end, side='right') - 1  # ... and the last hit in it
+    w = w[:, order]
+    wh = w[:, hits]
+    seen = np.cumsum(w, 1)[:, end]
+    found = np.cumsum(wh, 1)
     with np.errstate(invalid='ignore', divide='ignore'):
-        return np.where(wh > 0, wh*found[:,last]/seen, 0).sum(1) / found[:,-1]
+        return np.where(wh > 0, wh * found[:, last] / seen, 0).sum(1) / found[:, -1]
 
 # %% ../../nbs/metrics/10_ranking.ipynb #0751ba8a
 def average_precision(
-    scores:'np.ndarray|torch.Tensor|list',       # Higher means more likely: (n,) for one class, (n,k) for k
-    labels:'np.ndarray|torch.Tensor|list',       # 1 or 0, shaped like `scores`
-    weights:'np.ndarray|torch.Tensor|list'=None, # How often each item counts: (n,), or (draws,n) for many countings at
-                                                 # once
-)->np.ndarray:                                   # (), or (k,) for k classes; (draws,) or (draws,k) for many countings;
-                                                 # NaN where nothing is positive
+    scores: 'np.ndarray|torch.Tensor|list',  # Higher means more likely: (n,) for one class, (n,k) for k
+    labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0, shaped like `scores`
+    weights: 'np.ndarray|torch.Tensor|list' = None,  # How often each item counts: (n,), or (draws,n) for many countings
+    # at
+    # once
+) -> np.ndarray:  # (), or (k,) for k classes; (draws,) or (draws,k) for many countings;
+    # NaN where nothing is positive
     "Average precision as scikit-learn defines it, ties included, for many classes and many weightings"
-    scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
-    if scores.shape != labels.shape or scores.ndim not in (1,2):
+    scores = _array(scores, 'scores')
+    labels = _array(labels, 'labels')
+    if scores.shape != labels.shape or scores.ndim not in (1, 2):
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
-    if not scores.size: raise ValueError('scores: empty')
-    if not np.isin(labels, (0,1)).all(): raise ValueError('labels: must be 0 or 1')
-    w = np.ones((1,len(scores))) if weights is None else np.atleast_2d(_array(weights, 'weights'))
-    if w.shape[1] != len(scores): raise ValueError(f'weights: {w.shape[1]} for {len(scores)} items')
-    if (w < 0).any(): raise ValueError('weights: an item counts at least 0 times')
-    s,y = scores.reshape(len(scores), -1),labels.reshape(len(scores), -1)
-    ap = np.stack([_ap(s[:,j], y[:,j], w) for j in range(s.shape[1])], 1)
-    if scores.ndim == 1: ap = ap[:,0]
+    if not scores.size:
+        raise ValueError('scores: empty')
+    if not np.isin(labels, (0, 1)).all():
+        raise ValueError('labels: must be 0 or 1')
+    w = np.ones((1, len(scores))) if weights is None else np.atleast_2d(_array(weights, 'weights'))
+    if w.shape[1] != len(scores):
+        raise ValueError(f'weights: {w.shape[1]} for {len(scores)} items')
+    if (w < 0).any():
+        raise ValueError('weights: an item counts at least 0 times')
+    s = scores.reshape(len(scores), -1)
+    y = labels.reshape(len(scores), -1)
+    ap = np.stack([_ap(s[:, j], y[:, j], w) for j in range(s.shape[1])], 1)
+    if scores.ndim == 1:
+        ap = ap[:, 0]
     return ap if weights is not None and np.ndim(weights) == 2 else ap[0]
 
 # %% ../../nbs/metrics/10_ranking.ipynb #29109598
 def mean_ap(
-    scores:'np.ndarray|torch.Tensor|list',       # (n,k)
-    labels:'np.ndarray|torch.Tensor|list',       # 1 or 0 (n,k)
-    weights:'np.ndarray|torch.Tensor|list'=None, # As in `average_precision`
-)->tuple:                                        # Mean over the classes that have a positive (NaN if none has), and
-                                                 # their number; arrays if there are many countings
+    scores: 'np.ndarray|torch.Tensor|list',  # (n,k)
+    labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0 (n,k)
+    weights: 'np.ndarray|torch.Tensor|list' = None,  # As in `average_precision`
+) -> tuple:  # Mean over the classes that have a positive (NaN if none has), and
+    # their number; arrays if there are many countings
     "Mean average precision over the classes that occur, and their number"
     ap = average_precision(scores, labels, weights)
     n = (~np.isnan(ap)).sum(-1)
-    with np.errstate(invalid='ignore'): mean = np.nansum(ap, -1) / n
+    with np.errstate(invalid='ignore'):
+        mean = np.nansum(ap, -1) / n
     return (mean, n) if np.ndim(mean) else (float(mean), int(n))
 
 # %% ../../nbs/metrics/10_ranking.ipynb #cb980cd2
 def correct(
-    scores:'np.ndarray|torch.Tensor|list', # A score for each class (n,c)
-    labels:'np.ndarray|torch.Tensor|list', # The right class (n,)
-)->np.ndarray:                             # 1. where the highest score is the right class, else 0. (n,)
+    scores: 'np.ndarray|torch.Tensor|list',  # A score for each class (n,c)
+    labels: 'np.ndarray|torch.Tensor|list',  # The right class (n,)
+) -> np.ndarray:  # 1. where the highest score is the right class, else 0. (n,)
     "Which items are classified correctly"
-    scores,labels = _array(scores, 'scores'),_array(labels, 'labels')
+    scores = _array(scores, 'scores')
+    labels = _array(labels, 'labels')
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ValueError(f'scores {scores.shape} do not fit labels {labels.shape}')
-    if not scores.size: raise ValueError('scores: empty')
+    if not scores.size:
+        raise ValueError('scores: empty')
     return (scores.argmax(1) == labels).astype(float)
 
+
 def top1(
-    scores:'np.ndarray|torch.Tensor|list', # A score for each class (n,c)
-    labels:'np.ndarray|torch.Tensor|list', # The right class (n,)
-)->float:                                  # Share answered right
+    scores: 'np.ndarray|torch.Tensor|list',  # A score for each class (n,c)
+    labels: 'np.ndarray|torch.Tensor|list',  # The right class (n,)
+) -> float:  # Share answered right
     "Top-1 accuracy"
     return float(correct(scores, labels).mean())
 
 # %% ../../nbs/metrics/10_ranking.ipynb #eb6f91b3
 def chance_ap(
-    labels:'np.ndarray|torch.Tensor|list', # 1 or 0 (n,) or (n,k)
-)->np.ndarray:                             # () or (k,)
+    labels: 'np.ndarray|torch.Tensor|list',  # 1 or 0 (n,) or (n,k)
+) -> np.ndarray:  # () or (k,)
     "Average precision if every item gets the same score: the share of positives"
     labels = _array(labels, 'labels')
-    if not len(labels): raise ValueError('labels: empty')
+    if not len(labels):
+        raise ValueError('labels: empty')
     return labels.mean(0)
 
+
 def chance_top1(
-    train:'np.ndarray|torch.Tensor|list', # Classes in training (n,)
-    test:'np.ndarray|torch.Tensor|list',  # Target classes (m,)
-)->float:                                 # Share answered right
+    train: 'np.ndarray|torch.Tensor|list',  # Classes in training (n,)
+    test: 'np.ndarray|torch.Tensor|list',  # Target classes (m,)
+) -> float:  # Share answered right
     "Accuracy of always predicting the most frequent class of training"
-    train,test = _array(train, 'train'),_array(test, 'test')
-    for name,labels in (('train', train), ('test', test)):
-        if not len(labels): raise ValueError(f'{name}: empty')
-    seen,n = np.unique(train, return_counts=True)
+    train = _array(train, 'train')
+    test = _array(test, 'test')
+    for name, labels in (('train', train), ('test', test)):
+        if not len(labels):
+            raise ValueError(f'{name}: empty')
+    seen, n = np.unique(train, return_counts=True)
     return float((test == seen[n.argmax()]).mean())
 
 # %% ../../nbs/metrics/10_ranking.ipynb #2ab45858
 def draw_counts(
-    n:int,         # Number of items
-    draws:int=500, # Number of bootstrap resamples
-    seed:int=0,    # The same seed gives the same draws
-)->np.ndarray:     # How often each item was drawn (draws,n); every row sums to n
+    n: int,  # Number of items
+    draws: int = 500,  # Number of bootstrap resamples
+    seed: int = 0,  # The same seed gives the same draws
+) -> np.ndarray:  # How often each item was drawn (draws,n); every row sums to n
     "Bootstrap: resample the test items with replacement, as many as there are"
-    if n < 1 or draws < 1: raise ValueError(f'n={n}, draws={draws}: at least 1 item and 1 draw are needed')
-    return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1/n), size=draws).astype(float)
+    if n < 1 or draws < 1:
+        raise ValueError(f'n={n}, draws={draws}: at least 1 item and 1 draw are needed')
+    return rng(seed, 'bootstrap', n, draws).multinomial(n, np.full(n, 1 / n), size=draws).astype(float)
+
 
 def bootstrap(
-    stat:'np.ndarray|torch.Tensor|list|callable', # A value for each item (n,), whose mean is meant; or a function of
-                                                  # weights (draws,n) -> (draws,)
-    n:int=None,      # Number of items, if `stat` is a function
-    draws:int=500,   # Number of bootstrap resamples
-    seed:int=0,      # The same seed gives the same draws, so that two models can be compared on each
-    level:float=.95, # Share of the draws between the two ends
-)->tuple:            # Lower and upper end; NaN if the metric is NaN on every draw
+    stat: 'np.ndarray|torch.Tensor|list|callable',  # A value for each item (n,), whose mean is meant; or a function of
+    # weights (draws,n) -> (draws,)
+    n: int = None,  # Number of items, if `stat` is a function
+    draws: int = 500,  # Number of bootstrap resamples
+    seed: int = 0,  # The same seed gives the same draws, so that two models can be compared on each
+    level: float = 0.95,  # Share of the draws between the two ends
+) -> tuple:  # Lower and upper end; NaN if the metric is NaN on every draw
     "Percentile interval of a metric over test items"
     if not callable(stat):
         values = _array(stat, 'stat')
         n = len(values)
-        stat = lambda w: w@values / n
-    if not n: raise ValueError('n: how many items are there? At least 1 is needed')
+
+        def stat(w):
+            return w @ values / n
+
+    if not n:
+        raise ValueError('n: how many items are there? At least 1 is needed')
     drawn = np.asarray(stat(draw_counts(n, draws, seed)))
-    if np.isnan(drawn).all(): return float('nan'),float('nan')
-    low,high = np.nanquantile(drawn, [(1-level)/2, (1+level)/2])
+    if np.isnan(drawn).all():
+        return float('nan'), float('nan')
+    low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 # %% ../../nbs/metrics/10_ranking.ipynb #c304aa20
 def caption_nouns(
-    pred:list, # Things each caption names: a list of sets
-    true:list, # Things in each picture: a list of sets
-)->dict:       # precision and recall (0 where nothing was said, or nothing is there), the counts behind them, and n
+    pred: list,  # Things each caption names: a list of sets
+    true: list,  # Things in each picture: a list of sets
+) -> dict:  # precision and recall (0 where nothing was said, or nothing is there), the counts behind them, and n
     "How many of the things named are there, and how many of the things there are named"
-    pred,true = list(map(set, pred)),list(map(set, true))
-    if len(pred) != len(true): raise ValueError(f'{len(pred)} captions for {len(true)} pictures')
-    both,said,there = sum(len(p&t) for p,t in zip(pred, true)),sum(map(len, pred)),sum(map(len, true))
-    return dict(precision=both/max(said,1), recall=both/max(there,1), both=both, said=said, there=there, n=len(pred))
+    pred = list(map(set, pred))
+    true = list(map(set, true))
+    if len(pred) != len(true):
+        raise ValueError(f'{len(pred)} captions for {len(true)} pictures')
+    both = sum(len(p & t) for p, t in zip(pred, true))
+    said = sum(map(len, pred))
+    there = sum(map(len, true))
+    return dict(
+        precision=both / max(said, 1), recall=both / max(there, 1), both=both, said=said, there=there, n=len(pred)
+    )

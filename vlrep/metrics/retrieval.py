@@ -7,168 +7,211 @@ __all__ = ['PROTOCOLS', 'Ranks', 'retrieval_ranks', 'chance_recall', 'chance_med
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #8a52c2d0
 from dataclasses import dataclass
-import numpy as np, torch, torch.nn.functional as F
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor
+
 from ..core.registry import did_you_mean
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #a44f1bf9
 @dataclass(frozen=True)
 class Ranks:
     "Where the best right candidate of each query stands, ties included"
-    above:np.ndarray # Wrong candidates that are better (q,)
-    tied:np.ndarray  # Wrong candidates that are equal (q,)
-    right:np.ndarray # Right candidates that are equal, itself counted (q,)
-    image:np.ndarray # The image that each query is or belongs to (q,)
-    n:int            # Candidates of a query
-    def __len__(self): return len(self.above)
-    def places(self)->np.ndarray: # (q,)
+
+    above: np.ndarray  # Wrong candidates that are better (q,)
+    tied: np.ndarray  # Wrong candidates that are equal (q,)
+    right: np.ndarray  # Right candidates that are equal, itself counted (q,)
+    image: np.ndarray  # The image that each query is or belongs to (q,)
+    n: int  # Candidates of a query
+
+    def __len__(self):
+        return len(self.above)
+
+    def places(self) -> np.ndarray:  # (q,)
         "Wrong candidates before the first right one, the mean where equal ones are sorted at random"
-        return self.above + self.tied/(self.right+1)
-    def hits(self,
-        k:int     # How many candidates are looked at
-    )->np.ndarray: # From 0 to 1 (q,)
+        return self.above + self.tied / (self.right + 1)
+
+    def hits(
+        self,
+        k: int,  # How many candidates are looked at
+    ) -> np.ndarray:  # From 0 to 1 (q,)
         "How probable it is that a right candidate is among the first `k`; a `ValueError` if there are not so many"
-        if not 1 <= k <= self.n: raise ValueError(f'k={k}: there are {self.n} candidates, take from 1 to {self.n}')
+        if not 1 <= k <= self.n:
+            raise ValueError(f'k={k}: there are {self.n} candidates, take from 1 to {self.n}')
         miss = np.ones(len(self))
         for i in range(k):
-            part = np.maximum(self.tied-i, 0)/np.maximum(self.tied+self.right-i, 1)
-            miss *= np.where(i < k-self.above, part, 1)
-        return 1-miss
+            part = np.maximum(self.tied - i, 0) / np.maximum(self.tied + self.right - i, 1)
+            miss *= np.where(i < k - self.above, part, 1)
+        return 1 - miss
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #cbf1d213
 def _unit(x, what):
     "Rows of length 1; a `ValueError` names what is not finite"
     x = F.normalize(x.detach().float(), dim=1)
-    if not x.isfinite().all(): raise ValueError(f'{what}: hold values that are not finite: did training diverge?')
+    if not x.isfinite().all():
+        raise ValueError(f'{what}: hold values that are not finite: did training diverge?')
     return x
+
 
 def _pair_scores(images, captions, owner, chunk):
     "The cosine of each caption with its image (m,), and the best of each image (n,)"
-    pair = [(_unit(images[owner[a:a+chunk]], 'images')*_unit(captions[a:a+chunk], 'captions')).sum(1)
-            for a in range(0, len(captions), chunk)]
+    pair = [
+        (_unit(images[owner[a : a + chunk]], 'images') * _unit(captions[a : a + chunk], 'captions')).sum(1)
+        for a in range(0, len(captions), chunk)
+    ]
     pair = torch.cat(pair)
-    return pair,pair.new_full((len(images),), -torch.inf).scatter_reduce_(0, owner, pair, 'amax')
+    return pair, pair.new_full((len(images),), -torch.inf).scatter_reduce_(0, owner, pair, 'amax')
+
 
 def _check_pairs(images, captions, owner):
     "A `ValueError` says what does not fit"
     if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
-        raise ValueError(f'images {tuple(images.shape)} and captions {tuple(captions.shape)} do not fit: expected '
-                         f'(n,d) and (m,d), in one space')
-    if len(images) < 2: raise ValueError(f'images: {len(images)} of them, at least 2 are needed to choose from')
+        raise ValueError(
+            f'images {tuple(images.shape)} and captions {tuple(captions.shape)} do not fit: expected '
+            f'(n,d) and (m,d), in one space'
+        )
+    if len(images) < 2:
+        raise ValueError(f'images: {len(images)} of them, at least 2 are needed to choose from')
     if owner.shape != (len(captions),):
         raise ValueError(f'image_of: {tuple(owner.shape)} for {len(captions)} captions, expected the image of each')
     if not len(owner) or owner.min() < 0 or owner.max() >= len(images):
-        raise ValueError(f'image_of: expected rows of the {len(images)} images, 0 to {len(images)-1}')
-    mute = (torch.bincount(owner, minlength=len(images)) == 0).nonzero()[:,0]
+        raise ValueError(f'image_of: expected rows of the {len(images)} images, 0 to {len(images) - 1}')
+    mute = (torch.bincount(owner, minlength=len(images)) == 0).nonzero()[:, 0]
     if len(mute):
-        raise ValueError(f'image_of: {len(mute)} of {len(images)} images have no caption, the first is row '
-                         f'{int(mute[0])}: leave them out')
+        raise ValueError(
+            f'image_of: {len(mute)} of {len(images)} images have no caption, the first is row '
+            f'{int(mute[0])}: leave them out'
+        )
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #cf2c12cf
 def _count(s, best, axis, tie):
     "How many of the block `s` are better than `best`, and how many equal"
-    d = s-best
-    return (d > tie).sum(axis),(d.abs() <= tie).sum(axis)
+    d = s - best
+    return (d > tie).sum(axis), (d.abs() <= tie).sum(axis)
+
 
 def retrieval_ranks(
-    images:Tensor,    # Vectors of images (n,d), of any length: cosines are compared
-    captions:Tensor,  # Vectors of captions (m,d)
-    image_of:Tensor,  # Row of the image of each caption (m,), in any order
-    chunk:int=1024,   # Images, and captions, at a time
-    tie:float=1e-6,   # Cosines that differ by no more are equal
-)->dict:              # `i2t` and `t2i` -> `Ranks`
+    images: Tensor,  # Vectors of images (n,d), of any length: cosines are compared
+    captions: Tensor,  # Vectors of captions (m,d)
+    image_of: Tensor,  # Row of the image of each caption (m,), in any order
+    chunk: int = 1024,  # Images, and captions, at a time
+    tie: float = 1e-6,  # Cosines that differ by no more are equal
+) -> dict:  # `i2t` and `t2i` -> `Ranks`
     "The ranks in both directions; memory grows with n+m, not with n times m"
     owner = torch.as_tensor(image_of).to(images.device).long()
     _check_pairs(images, captions, owner)
-    pair,best = _pair_scores(images, captions, owner, chunk)
-    n,m = len(images),len(captions)
-    i2t,t2i = torch.zeros(2, n, dtype=torch.long),torch.zeros(2, m, dtype=torch.long)
+    pair, best = _pair_scores(images, captions, owner, chunk)
+    n = len(images)
+    m = len(captions)
+    i2t = torch.zeros(2, n, dtype=torch.long)
+    t2i = torch.zeros(2, m, dtype=torch.long)
     for a in range(0, n, chunk):
-        rows,v = slice(a, a+chunk),_unit(images[a:a+chunk], 'images')
+        rows = slice(a, a + chunk)
+        v = _unit(images[a : a + chunk], 'images')
         for c in range(0, m, chunk):
-            cols = slice(c, c+chunk)
+            cols = slice(c, c + chunk)
             s = v @ _unit(captions[cols], 'captions').T
-            own = owner[cols]-a
-            here = ((own >= 0) & (own < len(s))).nonzero()[:,0]
-            s[own[here],here] = -torch.inf
-            for kept,x,top,axis in ((i2t,rows,best[rows,None],1), (t2i,cols,pair[cols],0)):
-                for k,got in zip(kept, _count(s, top, axis, tie)): k[x] += got.cpu()
-    right = torch.bincount(owner[pair >= best[owner]-tie], minlength=n).cpu().numpy()
-    return dict(i2t=Ranks(*i2t.numpy(), right, np.arange(n), m),
-                t2i=Ranks(*t2i.numpy(), np.ones(m, int), owner.cpu().numpy(), n))
+            own = owner[cols] - a
+            here = ((own >= 0) & (own < len(s))).nonzero()[:, 0]
+            s[own[here], here] = -torch.inf
+            for kept, x, top, axis in ((i2t, rows, best[rows, None], 1), (t2i, cols, pair[cols], 0)):
+                for k, got in zip(kept, _count(s, top, axis, tie)):
+                    k[x] += got.cpu()
+    right = torch.bincount(owner[pair >= best[owner] - tie], minlength=n).cpu().numpy()
+    return dict(
+        i2t=Ranks(*i2t.numpy(), right, np.arange(n), m),
+        t2i=Ranks(*t2i.numpy(), np.ones(m, int), owner.cpu().numpy(), n),
+    )
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #0ae361ee
 @patch
-def recall(self:Ranks,
-    k:int,                   # How many candidates are looked at
-    weights:np.ndarray=None, # How often each image counts (draws,n); once by default
-)->np.ndarray:               # (draws,), each from 0 to 1; () without weights
+def recall(
+    self: Ranks,
+    k: int,  # How many candidates are looked at
+    weights: np.ndarray = None,  # How often each image counts (draws,n); once by default
+) -> np.ndarray:  # (draws,), each from 0 to 1; () without weights
     "R@k: the share of the queries that have a right candidate among the first `k`"
-    n = self.image.max()+1
-    w = np.ones((1,n)) if weights is None else np.atleast_2d(weights)[:,:n]
-    if not (w.sum(1) > 0).all(): raise ValueError('weights: in a row of them no image counts')
-    got = w@np.bincount(self.image, self.hits(k), n) / (w@np.bincount(self.image, minlength=n))
+    n = self.image.max() + 1
+    w = np.ones((1, n)) if weights is None else np.atleast_2d(weights)[:, :n]
+    if not (w.sum(1) > 0).all():
+        raise ValueError('weights: in a row of them no image counts')
+    got = w @ np.bincount(self.image, self.hits(k), n) / (w @ np.bincount(self.image, minlength=n))
     return got if weights is not None else got[0]
 
+
 @patch
-def median(self:Ranks,
-    weights:np.ndarray=None, # As for `recall`
-)->np.ndarray:               # (draws,), at least 1; () without weights
+def median(
+    self: Ranks,
+    weights: np.ndarray = None,  # As for `recall`
+) -> np.ndarray:  # (draws,), at least 1; () without weights
     "Med r: the median of the ranks, which begin at 0, rounded down, plus 1"
     r = self.places()
     order = np.argsort(r, kind='stable')
-    r,image = r[order],self.image[order]
+    r = r[order]
+    image = self.image[order]
+
     def one(w):
         mass = np.cumsum(w[image])
-        low,high = (np.searchsorted(mass, mass[-1]/2, side) for side in ('left','right'))
-        return np.floor((r[low]+r[min(high, len(r)-1)])/2)+1
-    if weights is None: return one(np.ones(self.image.max()+1))
+        low, high = (np.searchsorted(mass, mass[-1] / 2, side) for side in ('left', 'right'))
+        return np.floor((r[low] + r[min(high, len(r) - 1)]) / 2) + 1
+
+    if weights is None:
+        return one(np.ones(self.image.max() + 1))
     return np.array([one(w) for w in np.atleast_2d(weights)])
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #5c7c9e76
 def _check_right(right, n):
     "`right` as an array; a `ValueError` if it is empty, or no number of right ones among `n`"
     right = np.asarray(right)
-    if not len(right): raise ValueError('right: not a single query')
+    if not len(right):
+        raise ValueError('right: not a single query')
     if right.min() < 1 or right.max() > n:
         raise ValueError(f'right: from 1 to {n} of the n={n} candidates are right, not {right.min()} to {right.max()}')
     return right
 
+
 def chance_recall(
-    right:np.ndarray, # Right candidates of each query (q,)
-    n:int,            # Candidates
-    k:int,            # How many are looked at
-)->float:             # From 0 to 1
+    right: np.ndarray,  # Right candidates of each query (q,)
+    n: int,  # Candidates
+    k: int,  # How many are looked at
+) -> float:  # From 0 to 1
     "R@k of candidates in random order"
     right = _check_right(right, n)
-    none = Ranks(np.zeros(len(right), int), n-right, right, np.arange(len(right)), n)
+    none = Ranks(np.zeros(len(right), int), n - right, right, np.arange(len(right)), n)
     return float(none.hits(k).mean())
 
+
 def chance_median(
-    right:np.ndarray, # Right candidates of each query (q,)
-    n:int,            # Candidates
-)->int:               # At least 1
+    right: np.ndarray,  # Right candidates of each query (q,)
+    n: int,  # Candidates
+) -> int:  # At least 1
     "Med r of candidates in random order"
-    kinds,times = np.unique(_check_right(right, n), return_counts=True)
+    kinds, times = np.unique(_check_right(right, n), return_counts=True)
     r = np.arange(n)
-    beyond = np.zeros(n)                    # the share of queries whose first right candidate is behind place r
-    for c,share in zip(kinds, times/times.sum()):
+    beyond = np.zeros(n)  # the share of queries whose first right candidate is behind place r
+    for c, share in zip(kinds, times / times.sum()):
         left = np.ones(n)
-        for i in range(c): left *= np.maximum(n-1-r-i, 0)/(n-i)
-        beyond += share*left
-    return int((beyond > .5+1e-12).sum())+1
+        for i in range(c):
+            left *= np.maximum(n - 1 - r - i, 0) / (n - i)
+        beyond += share * left
+    return int((beyond > 0.5 + 1e-12).sum()) + 1
 
 # %% ../../nbs/metrics/40_retrieval.ipynb #d5b1aa71
 PROTOCOLS = {'all': (0, False), '1k': (1000, False), '1k-folds': (1000, True), '5k': (5000, False)}
 
+
 def retrieval_folds(
-    n:int,              # Images of the test set
-    protocol:str='all', # all; 1k or 5k: the first so many; 1k-folds: as many folds of 1000 as there are
-)->list:                # Rows of the images of each fold
+    n: int,  # Images of the test set
+    protocol: str = 'all',  # all; 1k or 5k: the first so many; 1k-folds: as many folds of 1000 as there are
+) -> list:  # Rows of the images of each fold
     "The images that are ranked among each other; a `ValueError` if there are too few"
-    if protocol not in PROTOCOLS: raise did_you_mean('protocol', protocol, PROTOCOLS)
-    size,folds = PROTOCOLS[protocol]
-    if n < max(size, 2): raise ValueError(f'protocol {protocol}: {n} images, at least {max(size, 2)} are needed')
+    if protocol not in PROTOCOLS:
+        raise did_you_mean('protocol', protocol, PROTOCOLS)
+    size, folds = PROTOCOLS[protocol]
+    if n < max(size, 2):
+        raise ValueError(f'protocol {protocol}: {n} images, at least {max(size, 2)} are needed')
     size = size or n
-    return [np.arange(a, a+size) for a in range(0, n-size+1 if folds else 1, size)]
+    return [np.arange(a, a + size) for a in range(0, n - size + 1 if folds else 1, size)]

@@ -8,24 +8,30 @@ __all__ = ['UNKNOWN', 'normalise_answer', 'soft_scores', 'answer_vocabulary', 'b
 # %% ../../nbs/metrics/50_vqa.ipynb #5372427b
 import re
 from collections import Counter
+
 import numpy as np
+
 from .ranking import bootstrap
 
 # %% ../../nbs/metrics/50_vqa.ipynb #a4583cac
-_NUMBERS = {w: str(n) for n,w in enumerate('zero one two three four five six seven eight nine ten'.split())}
+_NUMBERS = {w: str(n) for n, w in enumerate('zero one two three four five six seven eight nine ten'.split())}
 _NUMBERS['none'] = '0'
-_ARTICLES = {'a','an','the'}
-_WHOLE = ("ain't aren't can't couldn't couldn't've could've didn't doesn't don't hadn't hasn't haven't he's how's i'm "
-          "i've isn't it'll let's ma'am mightn't might've mustn't must've needn't o'clock shan't she's should've "
-          "shouldn't somebody's someone's that's there's they'd they'll they're they've wasn't we've weren't what's "
-          "where's who's who've why's won't wouldn't would've y'all you'd you'll you're you've").split()
-_CONTRACTIONS = {w.replace("'", ''): w for w in _WHOLE}   # not we're, it's: without apostrophe words of their own
+_ARTICLES = {'a', 'an', 'the'}
+_WHOLE = (
+    "ain't aren't can't couldn't couldn't've could've didn't doesn't don't hadn't hasn't haven't he's how's i'm "
+    "i've isn't it'll let's ma'am mightn't might've mustn't must've needn't o'clock shan't she's should've "
+    "shouldn't somebody's someone's that's there's they'd they'll they're they've wasn't we've weren't what's "
+    "where's who's who've why's won't wouldn't would've y'all you'd you'll you're you've"
+).split()
+_CONTRACTIONS = {w.replace("'", ''): w for w in _WHOLE}  # not we're, it's: without apostrophe words of their own
+
 
 def normalise_answer(
-    text:str, # An answer as written
-)->str:       # The same in the one spelling in which answers are compared; it may be empty
+    text: str,  # An answer as written
+) -> str:  # The same in the one spelling in which answers are compared; it may be empty
     "Lower case, digits, no articles, no punctuation but apostrophes and colons"
-    if not isinstance(text, str): raise ValueError(f'an answer is text, not {text!r}: is a cell of a table empty?')
+    if not isinstance(text, str):
+        raise ValueError(f'an answer is text, not {text!r}: is a cell of a table empty?')
     text = ' '.join(text.lower().replace('’', "'").split())
     text = re.sub(r'(?<=\d),(?=\d)', '', text)
     text = re.sub(r'(?<!\d)\.|\.(?!\d)', '', text)
@@ -35,50 +41,58 @@ def normalise_answer(
 
 # %% ../../nbs/metrics/50_vqa.ipynb #3a20a4dc
 def soft_scores(
-    answers:list, # What people answered, ten as a rule
-)->dict:          # Normalised answer -> score, from 0 to 1
+    answers: list,  # What people answered, ten as a rule
+) -> dict:  # Normalised answer -> score, from 0 to 1
     "The score of each answer: min(matches/3, 1), the mean over leaving out each of the people in turn"
     said = Counter(filter(None, map(normalise_answer, answers)))
     n = len(answers)
     # m of the n subsets have lost one match
-    return {a: (m*min((m-1)/3, 1) + (n-m)*min(m/3, 1))/n for a,m in said.items()}
+    return {a: (m * min((m - 1) / 3, 1) + (n - m) * min(m / 3, 1)) / n for a, m in said.items()}
 
 # %% ../../nbs/metrics/50_vqa.ipynb #6d6b04a3
 UNKNOWN = '<unk>'
 
+
 def answer_vocabulary(
-    answers:'Iterable[list]', # Of each training question, what people answered
-    size:int=3129,            # How many answers at the most, `<unk>` included (VQA 2.0: 3129, VizWiz: 7371)
-)->list:                      # `<unk>`, then answers by how many people gave them; equals in the order of the alphabet
+    answers: 'Iterable[list]',  # Of each training question, what people answered
+    size: int = 3129,  # How many answers at the most, `<unk>` included (VQA 2.0: 3129, VizWiz: 7371)
+) -> list:  # `<unk>`, then answers by how many people gave them; equals in the order of the alphabet
     "The most frequent answers"
-    if size < 2: raise ValueError(f'size={size}: at least 2, one answer beside {UNKNOWN}')
+    if size < 2:
+        raise ValueError(f'size={size}: at least 2, one answer beside {UNKNOWN}')
     count = Counter(a for l in answers for a in map(normalise_answer, l) if a)
-    if not count: raise ValueError('answers: not a single one to learn from')
-    return [UNKNOWN, *sorted(count, key=lambda a: (-count[a], a))[:size-1]]
+    if not count:
+        raise ValueError('answers: not a single one to learn from')
+    return [UNKNOWN, *sorted(count, key=lambda a: (-count[a], a))[: size - 1]]
 
 # %% ../../nbs/metrics/50_vqa.ipynb #8e1df5d6
 def by_image(
-    values:np.ndarray, # One for each question, or several: (n,) or (n,k)
-    images:np.ndarray, # The picture of each question (n,)
-)->tuple:              # Sums of each picture (m,) or (m,k), and its number of questions (m,)
+    values: np.ndarray,  # One for each question, or several: (n,) or (n,k)
+    images: np.ndarray,  # The picture of each question (n,)
+) -> tuple:  # Sums of each picture (m,) or (m,k), and its number of questions (m,)
     "Sums over the questions of each picture"
-    if len(images) != len(values): raise ValueError(f'images: {len(images)} for {len(values)} values')
-    _,at,count = np.unique(np.asarray(images), return_inverse=True, return_counts=True)
+    if len(images) != len(values):
+        raise ValueError(f'images: {len(images)} for {len(values)} values')
+    _, at, count = np.unique(np.asarray(images), return_inverse=True, return_counts=True)
     out = np.zeros((len(count), *np.shape(values)[1:]))
     np.add.at(out, at, np.asarray(values, dtype=np.float64))
-    return out,count
+    return out, count
+
 
 def mean_interval(
-    scores:np.ndarray,      # Of each question, from 0 to 1 (n,)
-    images:np.ndarray=None, # The picture of each question (n,); by default each has its own
-    draws:int=500,          # Number of bootstrap resamples of the images
-    seed:int=0,             # The same seed, the same draws
-)->tuple:                   # Mean, lower and upper end of its 95 % interval
+    scores: np.ndarray,  # Of each question, from 0 to 1 (n,)
+    images: np.ndarray = None,  # The picture of each question (n,); by default each has its own
+    draws: int = 500,  # Number of bootstrap resamples of the images
+    seed: int = 0,  # The same seed, the same draws
+) -> tuple:  # Mean, lower and upper end of its 95 % interval
     "Accuracy with its interval"
     scores = np.asarray(scores, dtype=np.float64)
-    if not len(scores): raise ValueError('scores: not a single question')
-    if np.isnan(scores).any(): raise ValueError('scores: holds NaN')
+    if not len(scores):
+        raise ValueError('scores: not a single question')
+    if np.isnan(scores).any():
+        raise ValueError('scores: holds NaN')
     images = np.arange(len(scores)) if images is None else np.asarray(images)
-    if len(images) != len(scores): raise ValueError(f'images: {len(images)} for {len(scores)} scores')
-    total,count = by_image(scores, images)
-    return float(scores.mean()),*bootstrap(lambda w: w@total / np.maximum(w@count, 1), len(count), draws, seed)
+    if len(images) != len(scores):
+        raise ValueError(f'images: {len(images)} for {len(scores)} scores')
+    total, count = by_image(scores, images)
+    return float(scores.mean()), *bootstrap(lambda w: w @ total / np.maximum(w @ count, 1), len(count), draws, seed)

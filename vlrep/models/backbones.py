@@ -6,73 +6,85 @@
 __all__ = ['Backbone', 'resnet', 'small_resnet', 'without_head', 'make_backbone', 'backbone_shape']
 
 # %% ../../nbs/models/10_backbones.ipynb #3b5daeef
-from contextlib import contextmanager,nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
-import torch, torch.nn as nn
+
+import torch
+import torch.nn as nn
 from fastcore.basics import patch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torchvision.models.resnet import BasicBlock, Bottleneck
+
 from ..core.seeding import seed_of
 
 # %% ../../nbs/models/10_backbones.ipynb #0ade2373
 def _layer(block, cin, cout, n, stride, *, group_width):
     "`n` residual blocks, the first of them with `stride`"
-    wide = cout*block.expansion
+    wide = cout * block.expansion
     down = None
     if stride != 1 or cin != wide:
         down = nn.Sequential(nn.Conv2d(cin, wide, 1, stride, bias=False), nn.BatchNorm2d(wide))
     first = block(cin, cout, stride, down, base_width=group_width)
-    return nn.Sequential(first, *(block(wide, cout, base_width=group_width) for _ in range(n-1)))
+    return nn.Sequential(first, *(block(wide, cout, base_width=group_width) for _ in range(n - 1)))
 
 # %% ../../nbs/models/10_backbones.ipynb #b1df7393
 class Backbone(nn.Module):
     "A ResNet without pooling and classifier; parameters are named as in torchvision"
-    activation_checkpointing = False # Recompute activations in the backward pass? See `vlrep.training.memory`
-    def __init__(self,
-        block,                   # torchvision's `BasicBlock` or `Bottleneck`
-        blocks:tuple,            # Blocks in each of the four stages
-        width:int=64,            # Channels of the first stage (before a bottleneck's widening)
-        strides=(1,2,2,2),       # Stride of each stage
-        stem:int=7,              # Kernel of the first convolution, which has stride 2
-        *, pool:bool=True,       # Max-pool after the first convolution?
-        group_width:int=64,      # Width of a bottleneck's middle; 128 is the wide ResNet
-        channels_last:bool=True, # Hold the weights in channels-last order; convolutions then follow
-        autocast=None,           # None, or the `torch.dtype` in which the backbone alone computes
+
+    activation_checkpointing = False  # Recompute activations in the backward pass? See `vlrep.training.memory`
+
+    def __init__(
+        self,
+        block,  # torchvision's `BasicBlock` or `Bottleneck`
+        blocks: tuple,  # Blocks in each of the four stages
+        width: int = 64,  # Channels of the first stage (before a bottleneck's widening)
+        strides=(1, 2, 2, 2),  # Stride of each stage
+        stem: int = 7,  # Kernel of the first convolution, which has stride 2
+        *,
+        pool: bool = True,  # Max-pool after the first convolution?
+        group_width: int = 64,  # Width of a bottleneck's middle; 128 is the wide ResNet
+        channels_last: bool = True,  # Hold the weights in channels-last order; convolutions then follow
+        autocast=None,  # None, or the `torch.dtype` in which the backbone alone computes
     ):
         super().__init__()
-        self.conv1 = nn.Conv2d(3, width, stem, 2, stem//2, bias=False)
-        self.bn1,self.relu = nn.BatchNorm2d(width),nn.ReLU(inplace=True)
+        self.conv1 = nn.Conv2d(3, width, stem, 2, stem // 2, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if pool else nn.Identity()
         cin = width
-        for i,(n,s) in enumerate(zip(blocks, strides, strict=True)):
-            setattr(self, f'layer{i+1}', _layer(block, cin, width*2**i, n, s, group_width=group_width))
-            cin = width*2**i*block.expansion
-        self.width,self.stride = cin,(4 if pool else 2)*strides[0]*strides[1]*strides[2]*strides[3]
+        for i, (n, s) in enumerate(zip(blocks, strides, strict=True)):
+            setattr(self, f'layer{i + 1}', _layer(block, cin, width * 2**i, n, s, group_width=group_width))
+            cin = width * 2**i * block.expansion
+        self.width = cin
+        self.stride = (4 if pool else 2) * strides[0] * strides[1] * strides[2] * strides[3]
         # the last stage of each resolution, coarsest first
-        self.sizes = ['layer4', *(f'layer{i}' for i in (3,2,1) if strides[i] > 1)]
+        self.sizes = ['layer4', *(f'layer{i}' for i in (3, 2, 1) if strides[i] > 1)]
         self.autocast = autocast
         self.init_weights()
-        if channels_last: self.to(memory_format=torch.channels_last)
+        if channels_last:
+            self.to(memory_format=torch.channels_last)
 
 # %% ../../nbs/models/10_backbones.ipynb #e35f3e94
 @patch
 @torch.no_grad()
-def init_weights(self:Backbone,
-    generator:torch.Generator=None, # A `torch.Generator`; None draws from PyTorch's global one
-)->None:
+def init_weights(
+    self: Backbone,
+    generator: torch.Generator = None,  # A `torch.Generator`; None draws from PyTorch's global one
+) -> None:
     "New random weights: He initialisation, and residual branches that add nothing yet"
     for m in self.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu', generator=generator)
-        elif isinstance(m, nn.BatchNorm2d): m.reset_parameters()
+        elif isinstance(m, nn.BatchNorm2d):
+            m.reset_parameters()
     for m in self.modules():
         if isinstance(m, (BasicBlock, Bottleneck)):
             nn.init.zeros_((m.bn3 if isinstance(m, Bottleneck) else m.bn2).weight)
 
 # %% ../../nbs/models/10_backbones.ipynb #4f42e62a
 @patch
-def _stages(self:Backbone, img):
+def _stages(self: Backbone, img):
     "The four grids in the precision they were computed in"
     if img.ndim != 4 or img.shape[1] != 3:
         raise ValueError(f'img: expected (batch, 3, height, width), got {tuple(img.shape)}')
@@ -81,151 +93,188 @@ def _stages(self:Backbone, img):
     out = {}
     with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
         x = self._run(self._stem, img)
-        for name in ('layer1', 'layer2', 'layer3', 'layer4'): x = out[name] = self._run(getattr(self, name), x)
+        for name in ('layer1', 'layer2', 'layer3', 'layer4'):
+            x = out[name] = self._run(getattr(self, name), x)
     return out
 
-@patch
-def _stem(self:Backbone, img): return self.maxpool(self.relu(self.bn1(self.conv1(img))))
 
 @patch
-def _full(self:Backbone, x):
+def _stem(self: Backbone, img):
+    return self.maxpool(self.relu(self.bn1(self.conv1(img))))
+
+
+@patch
+def _full(self: Backbone, x):
     "`x` in the precision of the weights, whatever the convolutions computed in"
     return x.to(self.conv1.weight.dtype)
 
+
 @patch
-def forward(self:Backbone,
-    img:Tensor, # Normalised float images (b,3,H,W)
-)->Tensor:      # The last stage's grid, in the precision of the weights (b,c,h,w)
+def forward(
+    self: Backbone,
+    img: Tensor,  # Normalised float images (b,3,H,W)
+) -> Tensor:  # The last stage's grid, in the precision of the weights (b,c,h,w)
     "The grid that describes `img`"
     return self._full(self._stages(img)['layer4'])
 
+
 @patch
-def stages(self:Backbone,
-    img:Tensor, # Normalised float images (b,3,H,W)
-)->dict:        # `layer1` ... `layer4`, each (b,c,h,w)
+def stages(
+    self: Backbone,
+    img: Tensor,  # Normalised float images (b,3,H,W)
+) -> dict:  # `layer1` ... `layer4`, each (b,c,h,w)
     "The grids after each of the four stages"
-    return {k: self._full(v) for k,v in self._stages(img).items()}
+    return {k: self._full(v) for k, v in self._stages(img).items()}
 
 # %% ../../nbs/models/10_backbones.ipynb #e35f3ea1
 @contextmanager
 def _untracked(module):
     "BatchNorm computes as before, but what it tracks is thrown away"
-    kept = [(m._buffers, dict(m._buffers)) for m in module.modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    for now,was in kept: now.update({k: v if v is None else v.clone() for k,v in was.items()})
-    try: yield
+    kept = [(m._buffers, dict(m._buffers)) for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    for now, was in kept:
+        now.update({k: v if v is None else v.clone() for k, v in was.items()})
+    try:
+        yield
     finally:
-        for now,was in kept: now.update(was)
+        for now, was in kept:
+            now.update(was)
+
 
 @patch
-def _run(self:Backbone, part, x):
+def _run(self: Backbone, part, x):
     "`part` of the network: the stem or a stage, its activations kept or, for the backward pass, computed again"
-    if not (self.activation_checkpointing and torch.is_grad_enabled()): return part(x)
+    if not (self.activation_checkpointing and torch.is_grad_enabled()):
+        return part(x)
     for block in part if isinstance(part, nn.Sequential) else [part]:
         owner = block if isinstance(block, nn.Module) else self.bn1
-        x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False,
-                       context_fn=partial(_contexts, owner))
+        x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=partial(_contexts, owner))
     return x
 
-def _contexts(owner): return nullcontext(),_untracked(owner)
+
+def _contexts(owner):
+    return nullcontext(), _untracked(owner)
+
 
 @patch
-def stage_modules(self:Backbone)->list: # For the stem and each of the four stages, a list of its modules
+def stage_modules(self: Backbone) -> list:  # For the stem and each of the four stages, a list of its modules
     "The stages, from the input on, each of which can be frozen or have its own learning rate"
-    return [[self.conv1,self.bn1], *([getattr(self, f'layer{i}')] for i in (1,2,3,4))]
+    return [[self.conv1, self.bn1], *([getattr(self, f'layer{i}')] for i in (1, 2, 3, 4))]
 
 # %% ../../nbs/models/10_backbones.ipynb #fc4ceec6
 @patch
-def scales(self:Backbone,
-    img:Tensor, # Normalised float images (b,3,H,W)
-    n:int=2,    # How many
-)->list:        # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine
-                # (LocTex sec. 3.4)
+def scales(
+    self: Backbone,
+    img: Tensor,  # Normalised float images (b,3,H,W)
+    n: int = 2,  # How many
+) -> list:  # Grids (b,c,h,w), the coarsest first, which is what `forward` gives; each next one is twice as fine
+    # (LocTex sec. 3.4)
     "The last grid of each resolution"
-    if not 1 <= n <= len(self.sizes): raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
+    if not 1 <= n <= len(self.sizes):
+        raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
     got = self._stages(img)
     return [self._full(got[k]) for k in self.sizes[:n]]
 
+
 @patch
-def scale_widths(self:Backbone,
-    n:int=2, # How many
-)->list:     # Channels of each
+def scale_widths(
+    self: Backbone,
+    n: int = 2,  # How many
+) -> list:  # Channels of each
     "Channels of the grids of `scales`"
-    last = lambda k: [m for m in getattr(self, k)[-1].modules()
-                      if isinstance(m, nn.modules.batchnorm._BatchNorm)][-1].num_features
+
+    def last(k):
+        return [m for m in getattr(self, k)[-1].modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)][
+            -1
+        ].num_features
+
     return [self.width, *(last(k) for k in self.sizes[1:n])]
 
 # %% ../../nbs/models/10_backbones.ipynb #9a4701b3
 @patch
-def grid(self:Backbone,
-    size:int, # Height or width of an image, in pixels
-)->int:       # Cells along that side
+def grid(
+    self: Backbone,
+    size: int,  # Height or width of an image, in pixels
+) -> int:  # Cells along that side
     "How many cells a side of `size` pixels becomes"
-    return -(-size//self.stride)
+    return -(-size // self.stride)
 
 # %% ../../nbs/models/10_backbones.ipynb #34f35556
-_RESNETS = {18:  (BasicBlock, (2,2,2,2)),  34:  (BasicBlock, (3,4,6,3)), 50: (Bottleneck, (3,4,6,3)),
-            101: (Bottleneck, (3,4,23,3)), 152: (Bottleneck, (3,8,36,3))}
+_RESNETS = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
+
 
 def resnet(
-    depth:int=50,     # 18, 34, 50, 101 or 152
-    width_mult:int=1, # 2 is the paper's R50 w2x (bottlenecks only)
-    **kw              # `channels_last`, `autocast`
-)->Backbone:          # Grid of stride 32: 224 pixels become 7 x 7
+    depth: int = 50,  # 18, 34, 50, 101 or 152
+    width_mult: int = 1,  # 2 is the paper's R50 w2x (bottlenecks only)
+    **kw,  # `channels_last`, `autocast`
+) -> Backbone:  # Grid of stride 32: 224 pixels become 7 x 7
     "torchvision's ResNet without its last two layers (VirTex sec. 3)"
     if depth not in _RESNETS:
         raise ValueError(f'depth: no ResNet-{depth} here, choose from {", ".join(map(str, _RESNETS))}')
-    block,blocks = _RESNETS[depth]
+    block, blocks = _RESNETS[depth]
     if width_mult != 1 and block is BasicBlock:
         raise ValueError(f'width_mult: ResNet-{depth} has no bottleneck to widen, use depth 50 or more')
-    return Backbone(block, blocks, group_width=64*width_mult, **kw)
+    return Backbone(block, blocks, group_width=64 * width_mult, **kw)
 
 # %% ../../nbs/models/10_backbones.ipynb #36da4a5b
 def small_resnet(
-    width:int=16,           # Channels of the first stage; the grid has 8 times as many
-    blocks:tuple=(1,1,1,1), # Blocks in each of the four stages
-    **kw                    # `stem`, `channels_last`, `autocast`
-)->Backbone:                # Grid of stride 8: 48 pixels become 6 x 6
+    width: int = 16,  # Channels of the first stage; the grid has 8 times as many
+    blocks: tuple = (1, 1, 1, 1),  # Blocks in each of the four stages
+    **kw,  # `stem`, `channels_last`, `autocast`
+) -> Backbone:  # Grid of stride 8: 48 pixels become 6 x 6
     "A ResNet for images of 32 to 96 pixels"
-    return Backbone(BasicBlock, blocks, width=width, strides=(1,2,2,1), pool=False, **kw)
+    return Backbone(BasicBlock, blocks, width=width, strides=(1, 2, 2, 1), pool=False, **kw)
 
 # %% ../../nbs/models/10_backbones.ipynb #e8c2db1e
 def without_head(
-    state:dict, # State of a torchvision ResNet
-)->dict:        # The same without the classifier
+    state: dict,  # State of a torchvision ResNet
+) -> dict:  # The same without the classifier
     "What a torchvision ResNet and a `Backbone` have in common"
-    return {k: v for k,v in state.items() if not k.startswith('fc.')}
+    return {k: v for k, v in state.items() if not k.startswith('fc.')}
 
 # %% ../../nbs/models/10_backbones.ipynb #0b083556
 def make_backbone(
-    depth:int=50, # 18, 34, 50, 101, 152 as torchvision's; 10 is `small_resnet`
-    width:int=64, # Channels of the first stage; 128 with depth 50 or more doubles the bottlenecks (R50 w2x)
-    seed:int=0,   # The initial weights depend on this alone
-)->Backbone:
+    depth: int = 50,  # 18, 34, 50, 101, 152 as torchvision's; 10 is `small_resnet`
+    width: int = 64,  # Channels of the first stage; 128 with depth 50 or more doubles the bottlenecks (R50 w2x)
+    seed: int = 0,  # The initial weights depend on this alone
+) -> Backbone:
     "The backbone of a recipe"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', depth, width))
-        if depth == 10: return small_resnet(width)
-        if width not in (64,128):
+        if depth == 10:
+            return small_resnet(width)
+        if width not in (64, 128):
             raise ValueError(
-                f'visual_width {width}: ResNet-{depth} has 64 channels (128: wide); depth 10 takes any width')
-        return resnet(depth, width//64)
+                f'visual_width {width}: ResNet-{depth} has 64 channels (128: wide); depth 10 takes any width'
+            )
+        return resnet(depth, width // 64)
 
 # %% ../../nbs/models/10_backbones.ipynb #dedc9747
 def backbone_shape(
-    state:dict,         # State of a backbone, or of torchvision's ResNet (a `fc` does not matter)
-    name:str='weights', # For messages
-)->tuple:              # `depth` and `width` for `make_backbone`
+    state: dict,  # State of a backbone, or of torchvision's ResNet (a `fc` does not matter)
+    name: str = 'weights',  # For messages
+) -> tuple:  # `depth` and `width` for `make_backbone`
     "Which backbone these weights belong to; a `ValueError` if it is none that `make_backbone` makes"
-    blocks = [{k.split('.')[1] for k in state if k.startswith(f'layer{i}.')} for i in (1,2,3,4)]
-    need = [k for k in ('conv1.weight','layer1.0.conv1.weight') if k not in state]
-    if need: raise ValueError(f'{name}: not the weights of a ResNet, {need[0]} is missing')
-    counts,deep = tuple(map(len, blocks)),'layer1.0.conv3.weight' in state
-    first,middle = len(state['conv1.weight']),len(state['layer1.0.conv1.weight'])
-    if not deep and counts == (1,1,1,1): return 10,first
-    fits = [d for d,(block,n) in _RESNETS.items() if n == counts and (block is Bottleneck) == deep]
-    if not fits or first != 64 or middle not in ((64,128) if deep else (64,)):
+    blocks = [{k.split('.')[1] for k in state if k.startswith(f'layer{i}.')} for i in (1, 2, 3, 4)]
+    need = [k for k in ('conv1.weight', 'layer1.0.conv1.weight') if k not in state]
+    if need:
+        raise ValueError(f'{name}: not the weights of a ResNet, {need[0]} is missing')
+    counts = tuple(map(len, blocks))
+    deep = 'layer1.0.conv3.weight' in state
+    first = len(state['conv1.weight'])
+    middle = len(state['layer1.0.conv1.weight'])
+    if not deep and counts == (1, 1, 1, 1):
+        return 10, first
+    fits = [d for d, (block, n) in _RESNETS.items() if n == counts and (block is Bottleneck) == deep]
+    if not fits or first != 64 or middle not in ((64, 128) if deep else (64,)):
         kind = 'three' if deep else 'two'
-        raise ValueError(f'{name}: no backbone here has {counts} blocks of {kind} convolutions, '
-                         f'{first} channels first and {middle} in a block')
-    return fits[0],middle
+        raise ValueError(
+            f'{name}: no backbone here has {counts} blocks of {kind} convolutions, '
+            f'{first} channels first and {middle} in a block'
+        )
+    return fits[0], middle

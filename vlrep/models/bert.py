@@ -7,131 +7,184 @@ __all__ = ['load_bert', 'bert_folder', 'bert_config', 'save_bert', 'SmallBertPla
            'train_small_bert', 'bert_tokenizer', 'make_bert']
 
 # %% ../../nbs/models/58_bert.ipynb #c5314268
-import hashlib,json,math,re,time
+import hashlib
+import json
+import math
+import re
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-import torch, torch.nn.functional as F
+
+import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
-from ..core.files import *
-from ..core.seeding import *
-from ..core.weights import *
+
+from ..core.files import FilePath, atomic_folder, brief, cache_dir, cached_folder, read_json, write_json
+from ..core.seeding import seed_of, torch_rng
+from ..core.weights import check_weights
 from ..data.masking import mask_tokens
 from ..data.records import ImageTextDataset
-from ..data.tokenizer import pad_tokens, Tokenizer
+from ..data.tokenizer import Tokenizer, pad_tokens
 from ..data.wordpiece import WordPieceTokenizer
-from .bert_model import *
-from .weights import *
-from .weights import _some
+from .bert_model import Bert, BertConfig
+from .weights import _some, network_weights
 
 # %% ../../nbs/models/58_bert.ipynb #2ffc2d2c
-_PARTS = {'words.weight': 'bert.embeddings.word_embeddings.weight',
-          'positions.weight': 'bert.embeddings.position_embeddings.weight',
-          'segments.weight': 'bert.embeddings.token_type_embeddings.weight', 'norm': 'bert.embeddings.LayerNorm',
-          'pooler': 'bert.pooler.dense', 'transform': 'cls.predictions.transform.dense',
-          'transform_norm': 'cls.predictions.transform.LayerNorm', 'bias': 'cls.predictions.bias'}
-_LAYER = {'self_attn.out_proj': 'attention.output.dense', 'norm1': 'attention.output.LayerNorm',
-          'linear1': 'intermediate.dense', 'linear2': 'output.dense', 'norm2': 'output.LayerNorm'}
+_PARTS = {
+    'words.weight': 'bert.embeddings.word_embeddings.weight',
+    'positions.weight': 'bert.embeddings.position_embeddings.weight',
+    'segments.weight': 'bert.embeddings.token_type_embeddings.weight',
+    'norm': 'bert.embeddings.LayerNorm',
+    'pooler': 'bert.pooler.dense',
+    'transform': 'cls.predictions.transform.dense',
+    'transform_norm': 'cls.predictions.transform.LayerNorm',
+    'bias': 'cls.predictions.bias',
+}
+_LAYER = {
+    'self_attn.out_proj': 'attention.output.dense',
+    'norm1': 'attention.output.LayerNorm',
+    'linear1': 'intermediate.dense',
+    'linear2': 'output.dense',
+    'norm2': 'output.LayerNorm',
+}
+
 
 def _theirs(name):
     "The names that transformers has for one of our parameters: one, or three for query, key and value"
-    if name in _PARTS: return [_PARTS[name]]
+    if name in _PARTS:
+        return [_PARTS[name]]
     if m := re.fullmatch(r'layers\.(\d+)\.self_attn\.in_proj_(\w+)', name):
-        return [f'bert.encoder.layer.{m[1]}.attention.self.{k}.{m[2]}' for k in ('query','key','value')]
+        return [f'bert.encoder.layer.{m[1]}.attention.self.{k}.{m[2]}' for k in ('query', 'key', 'value')]
     if m := re.fullmatch(r'layers\.(\d+)\.(.+)\.(weight|bias)', name):
         return [f'bert.encoder.layer.{m[1]}.{_LAYER[m[2]]}.{m[3]}']
-    part,_,kind = name.rpartition('.')
+    part, _, kind = name.rpartition('.')
     return [f'{_PARTS[part]}.{kind}']
+
 
 def _spelled(state):
     "Weights under one spelling of their names: `bert.` in front, LayerNorm's `weight` and `bias`"
     old = dict(gamma='weight', beta='bias')
     bare = any(k.startswith('embeddings.') for k in state)
+
     def new(k):
-        *head,last = k.split('.')
-        if head and head[-1] == 'LayerNorm': last = old.get(last, last)
-        k = '.'.join([*head,last])
-        return 'bert.'+k if bare and k.split('.')[0] in ('embeddings','encoder','pooler') else k
-    out = {new(k): v for k,v in state.items() if not k.endswith('embeddings.position_ids')}
+        *head, last = k.split('.')
+        if head and head[-1] == 'LayerNorm':
+            last = old.get(last, last)
+        k = '.'.join([*head, last])
+        return 'bert.' + k if bare and k.split('.')[0] in ('embeddings', 'encoder', 'pooler') else k
+
+    out = {new(k): v for k, v in state.items() if not k.endswith('embeddings.position_ids')}
     last = out.get('cls.predictions.decoder.bias')
-    if last is not None: out.setdefault('cls.predictions.bias', last)
+    if last is not None:
+        out.setdefault('cls.predictions.bias', last)
     return out
 
 # %% ../../nbs/models/58_bert.ipynb #f782ba9e
-_CONFIG = dict(vocab='vocab_size', width='hidden_size', depth='num_hidden_layers', heads='num_attention_heads',
-               ffn='intermediate_size', max_len='max_position_embeddings', segments='type_vocab_size',
-               pad='pad_token_id', dropout='hidden_dropout_prob', attention_dropout='attention_probs_dropout_prob',
-               eps='layer_norm_eps')
+_CONFIG = dict(
+    vocab='vocab_size',
+    width='hidden_size',
+    depth='num_hidden_layers',
+    heads='num_attention_heads',
+    ffn='intermediate_size',
+    max_len='max_position_embeddings',
+    segments='type_vocab_size',
+    pad='pad_token_id',
+    dropout='hidden_dropout_prob',
+    attention_dropout='attention_probs_dropout_prob',
+    eps='layer_norm_eps',
+)
 _USUAL = dict(model_type='bert', hidden_act='gelu', position_embedding_type='absolute', is_decoder=False)
+
 
 def _config(path):
     "The sizes in a `config.json`; what is not in it has transformers' own default, which is BERT-base's"
     got = read_json(path)
-    if not isinstance(got, dict): raise ValueError(f'{path}: does not describe a BERT')
-    for k,want in _USUAL.items():
+    if not isinstance(got, dict):
+        raise ValueError(f'{path}: does not describe a BERT')
+    for k, want in _USUAL.items():
         if got.get(k, want) != want:
             raise ValueError(f'{path}: {k} is {brief(got[k])}, not {want!r}: not a BERT that can be opened here')
-    try: return BertConfig(**dict(ffn=3072) | {k: got[v] for k,v in _CONFIG.items() if got.get(v) is not None})
-    except (ValueError, TypeError) as e: raise ValueError(f'{path}: {e}') from None
+    try:
+        return BertConfig(**dict(ffn=3072) | {k: got[v] for k, v in _CONFIG.items() if got.get(v) is not None})
+    except (ValueError, TypeError) as e:
+        raise ValueError(f'{path}: {e}') from None
+
 
 def _fits(state, config, bert, fresh, name):
     "Our names -> tensors for `bert`, which has no data yet; a `ValueError` names what is missing or of another shape"
-    out,lost,bad = {},set(),set()
-    for k,p in bert.state_dict().items():
+    out = {}
+    lost = set()
+    bad = set()
+    for k, p in bert.state_dict().items():
         there = _theirs(k)
         lost |= {n for n in there if n not in state}
-        if not lost.isdisjoint(there): continue
-        shape = (p.shape[0]//len(there), *p.shape[1:])
+        if not lost.isdisjoint(there):
+            continue
+        shape = (p.shape[0] // len(there), *p.shape[1:])
         wrong = {n for n in there if tuple(state[n].shape) != shape}
         bad |= {f'{n} {tuple(state[n].shape)} instead of {shape}' for n in wrong}
-        if not wrong: out[k] = torch.cat([state[n] for n in there]).float()
+        if not wrong:
+            out[k] = torch.cat([state[n] for n in there]).float()
     lost = {n for n in lost if not any(n.startswith(f) for f in fresh)}
-    says = [f'{what}: {_some(ns)}' for what,ns in (('missing', lost), ('of another shape', bad)) if ns]
-    if says: raise ValueError(f'{name}: the weights do not fit config.json; ' + '; '.join(says))
+    says = [f'{what}: {_some(ns)}' for what, ns in (('missing', lost), ('of another shape', bad)) if ns]
+    if says:
+        raise ValueError(f'{name}: the weights do not fit config.json; ' + '; '.join(says))
     return out
 
 # %% ../../nbs/models/58_bert.ipynb #fc401ec7
 _HEADS = dict(pooler='bert.pooler.', mlm='cls.predictions.')
 
+
 def _weights_file(folder):
-    for n in ('model.safetensors','pytorch_model.bin'):
-        if (folder/n).is_file(): return folder/n
+    for n in ('model.safetensors', 'pytorch_model.bin'):
+        if (folder / n).is_file():
+            return folder / n
     raise ValueError(f'{folder}: has no weights: neither model.safetensors nor pytorch_model.bin is there')
+
 
 def _untied(state):
     "Is there a last layer of the head that is another matrix than the table of words?"
-    a,b = (state.get(k) for k in ('cls.predictions.decoder.weight','bert.embeddings.word_embeddings.weight'))
+    a, b = (state.get(k) for k in ('cls.predictions.decoder.weight', 'bert.embeddings.word_embeddings.weight'))
     return a is not None and b is not None and not torch.equal(a, b)
 
+
 def load_bert(
-    source:FilePath,         # A folder, or the name of a BERT on the Hugging Face hub: bert-base-uncased
-    *, pooler:bool=True,     # With `pooled`?
-    mlm:bool=True,           # With `mlm_logits`?
-    fresh:tuple|list=(),     # Parts that may be missing in the file, and then begin at random: 'pooler', 'mlm'
-    seed:int=0,              # Of what begins at random
-    log:callable=print,      # Called with what is not used, and what is initialised at random; None for no messages
-)->Bert:                     # In evaluation mode
+    source: FilePath,  # A folder, or the name of a BERT on the Hugging Face hub: bert-base-uncased
+    *,
+    pooler: bool = True,  # With `pooled`?
+    mlm: bool = True,  # With `mlm_logits`?
+    fresh: tuple | list = (),  # Parts that may be missing in the file, and then begin at random: 'pooler', 'mlm'
+    seed: int = 0,  # Of what begins at random
+    log: callable = print,  # Called with what is not used, and what is initialised at random; None for no messages
+) -> Bert:  # In evaluation mode
     "A pretrained BERT; a `ValueError` names files that are missing or damaged, and weights that do not fit"
     folder = bert_folder(source)
-    config,path = _config(folder/'config.json'),_weights_file(folder)
+    config = _config(folder / 'config.json')
+    path = _weights_file(folder)
     first = 'encoder.layer.0.attention.self.query.weight'
-    state,more,before,_ = network_weights(path, (first,))
-    if before is None: raise ValueError(f'{path}: holds no BERT: {first} is missing')
-    head = before.removesuffix('bert.')+'cls.'                       # stands beside the network
-    state |= {'cls.'+k.removeprefix(head): v for k,v in more.items() if k.startswith(head)}
+    state, more, before, _ = network_weights(path, (first,))
+    if before is None:
+        raise ValueError(f'{path}: holds no BERT: {first} is missing')
+    head = before.removesuffix('bert.') + 'cls.'  # stands beside the network
+    state |= {'cls.' + k.removeprefix(head): v for k, v in more.items() if k.startswith(head)}
     state = _spelled(check_weights(state, path))
     layers = {k.split('.')[3] for k in state if k.startswith('bert.encoder.layer.')}
-    if len(layers) != config.depth:                                 # asked before a network of that size is built
+    if len(layers) != config.depth:  # asked before a network of that size is built
         raise ValueError(f'{path}: has {len(layers)} layers, and config.json says {config.depth}')
-    with torch.device('meta'): empty = Bert(config, pooler=pooler, mlm=mlm)
+    with torch.device('meta'):
+        empty = Bert(config, pooler=pooler, mlm=mlm)
     own = _fits(state, config, empty, [_HEADS[f] for f in fresh], path)
     if mlm and _untied(state):
         raise ValueError(f'{path}: the last layer of its head is not the table of words: give mlm=False')
-    with torch.random.fork_rng(devices=[]): bert = Bert(config, seed, pooler=pooler, mlm=mlm)
+    with torch.random.fork_rng(devices=[]):
+        bert = Bert(config, seed, pooler=pooler, mlm=mlm)
     new = [k for k in bert.load_state_dict(own, strict=False).missing_keys]
-    used = {n for k in own for n in _theirs(k)} | {'cls.predictions.decoder.weight','cls.predictions.decoder.bias'}
-    if log and new: log(f'{source}: not in the file, and begin at random: {_some(new)}')
-    rest = state.keys()-used | {k for k in more if not k.startswith(head)}
-    if log and rest: log(f'{source}: not used are {_some(rest)}')
+    used = {n for k in own for n in _theirs(k)} | {'cls.predictions.decoder.weight', 'cls.predictions.decoder.bias'}
+    if log and new:
+        log(f'{source}: not in the file, and begin at random: {_some(new)}')
+    rest = state.keys() - used | {k for k in more if not k.startswith(head)}
+    if log and rest:
+        log(f'{source}: not used are {_some(rest)}')
     return bert.eval()
 
 # %% ../../nbs/models/58_bert.ipynb #08f8779f
@@ -141,164 +194,209 @@ def _downloaded(name, *files):
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, logging, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
-        raise ValueError(f'{name}: no such folder; for names on the Hugging Face hub the package huggingface_hub is '
-                         f'needed (pip install "vlrep[bert]")') from None
-    logging.set_verbosity_error()                                   # no line for each attempt
-    try: there = [try_to_load_from_cache(name, f) for f in files]   # a path, None, or an object: known not to exist
-    except HFValidationError as e: raise ValueError(f'{name}: no such folder, and no name on the hub ({e})') from None
-    if got := [p for p in there if isinstance(p, str)]: return got[0]
-    for file in (f for f,p in zip(files, there) if p is None):
+        raise ValueError(
+            f'{name}: no such folder; for names on the Hugging Face hub the package huggingface_hub is '
+            f'needed (pip install "vlrep[bert]")'
+        ) from None
+    logging.set_verbosity_error()  # no line for each attempt
+    try:
+        there = [try_to_load_from_cache(name, f) for f in files]  # a path, None, or an object: known not to exist
+    except HFValidationError as e:
+        raise ValueError(f'{name}: no such folder, and no name on the hub ({e})') from None
+    if got := [p for p in there if isinstance(p, str)]:
+        return got[0]
+    for file in (f for f, p in zip(files, there) if p is None):
         try:
-            get_hf_file_metadata(hf_hub_url(name, file))            # without a network it fails once, at once
+            get_hf_file_metadata(hf_hub_url(name, file))  # without a network it fails once, at once
             return hf_hub_download(name, file)
-        except LocalEntryNotFoundError as e: why = e                # no connection; a kind of the next one
-        except EntryNotFoundError: continue
-        except Exception as e: why = e                              # whatever the network's libraries raise
-        raise ValueError(f'{name}: no such folder, and {file} cannot be had from the Hugging Face hub '
-                         f'({" ".join(str(why).split())[:120]}): give the folder of a BERT')
+        except LocalEntryNotFoundError as e:
+            why = e  # no connection; a kind of the next one
+        except EntryNotFoundError:
+            continue
+        except Exception as e:
+            why = e  # whatever the network's libraries raise
+        raise ValueError(
+            f'{name}: no such folder, and {file} cannot be had from the Hugging Face hub '
+            f'({" ".join(str(why).split())[:120]}): give the folder of a BERT'
+        )
 
 # %% ../../nbs/models/58_bert.ipynb #fcf1d50c
 def bert_folder(
-    source:FilePath # A folder, or a name on the Hugging Face hub
-)->Path:            # A folder with `config.json`, weights and vocabulary
+    source: FilePath,  # A folder, or a name on the Hugging Face hub
+) -> Path:  # A folder with `config.json`, weights and vocabulary
     "Where the files of a BERT are, downloaded if need be; a `ValueError` if there are none"
     folder = Path(source)
     if folder.is_dir():
-        if not (folder/'config.json').is_file():
+        if not (folder / 'config.json').is_file():
             raise ValueError(f'{folder}: has no config.json: not the folder of a BERT')
         _weights_file(folder)
         return folder
-    if not re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(source)): raise ValueError(f'{source}: no such folder')
+    if not re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(source)):
+        raise ValueError(f'{source}: no such folder')
     got = _downloaded(str(source), 'config.json')
-    if got is None: raise ValueError(f'{source}: has no config.json on the Hugging Face hub: not a BERT')
+    if got is None:
+        raise ValueError(f'{source}: has no config.json on the Hugging Face hub: not a BERT')
     if not _downloaded(str(source), 'model.safetensors', 'pytorch_model.bin'):
         raise ValueError(f'{source}: has neither model.safetensors nor pytorch_model.bin on the Hugging Face hub')
     _downloaded(str(source), 'vocab.txt', 'tokenizer.json', 'tokenizer.model')
-    _downloaded(str(source), 'tokenizer_config.json')                   # do capitals count?
+    _downloaded(str(source), 'tokenizer_config.json')  # do capitals count?
     return Path(got).parent
 
+
 def bert_config(
-    source:FilePath # A folder, or a name on the Hugging Face hub
-)->BertConfig:
+    source: FilePath,  # A folder, or a name on the Hugging Face hub
+) -> BertConfig:
     "The sizes of a pretrained BERT, from its `config.json`; a `ValueError` as for `bert_folder`"
-    return _config(bert_folder(source)/'config.json')
+    return _config(bert_folder(source) / 'config.json')
 
 # %% ../../nbs/models/58_bert.ipynb #6f3204dc
 def save_bert(
-    bert:Bert,                   # What is written
-    folder:FilePath,             # Where to; an existing one is replaced
-    tokenizer:'Tokenizer'=None,  # Goes with it: vocab.txt, or tokenizer.model
-    **facts                      # More for its `config.json`, under `vlrep`
-)->None:
+    bert: Bert,  # What is written
+    folder: FilePath,  # Where to; an existing one is replaced
+    tokenizer: 'Tokenizer' = None,  # Goes with it: vocab.txt, or tokenizer.model
+    **facts,  # More for its `config.json`, under `vlrep`
+) -> None:
     "Write a folder as transformers has it, whole or not at all"
-    with atomic_folder(folder) as new: _fill(new, bert, tokenizer, facts)
+    with atomic_folder(folder) as new:
+        _fill(new, bert, tokenizer, facts)
+
 
 def _fill(folder, bert, tokenizer, facts):
     "Write the files of a BERT into an empty folder"
     state = {}
-    for k,p in bert.state_dict().items():
+    for k, p in bert.state_dict().items():
         there = _theirs(k)
-        state |= {n: t.contiguous() for n,t in zip(there, p.detach().cpu().chunk(len(there)))}
-    config = {_CONFIG[k]: v for k,v in asdict(replace(bert.config, ffn=bert.config.hidden)).items() if k in _CONFIG}
-    write_json(folder/'config.json', dict(architectures=['BertForMaskedLM'], **_USUAL, **config, vlrep=facts))
-    save_file(state, folder/'model.safetensors', {'format': 'pt'})
-    if isinstance(tokenizer, WordPieceTokenizer): tokenizer.save_vocabulary(folder)
-    elif tokenizer is not None: tokenizer.save(folder/'tokenizer.model')
+        state |= {n: t.contiguous() for n, t in zip(there, p.detach().cpu().chunk(len(there)))}
+    config = {_CONFIG[k]: v for k, v in asdict(replace(bert.config, ffn=bert.config.hidden)).items() if k in _CONFIG}
+    write_json(folder / 'config.json', dict(architectures=['BertForMaskedLM'], **_USUAL, **config, vlrep=facts))
+    save_file(state, folder / 'model.safetensors', {'format': 'pt'})
+    if isinstance(tokenizer, WordPieceTokenizer):
+        tokenizer.save_vocabulary(folder)
+    elif tokenizer is not None:
+        tokenizer.save(folder / 'tokenizer.model')
 
 # %% ../../nbs/models/58_bert.ipynb #fb973451
 @dataclass(frozen=True)
 class SmallBertPlan:
     "Training hyperparameters of a small BERT"
-    steps:int=800    # Of training
-    bs:int=64        # Captions a step
-    lr:float=3e-3    # Peak learning rate, of AdamW
-    warmup:float=.1  # Share of the steps with linear warm-up; after that linear decay to zero
-    wd:float=.01     # Weight decay of matrices
-    share:float=.15  # Share of the words that are masked (BERT sec. 3.1)
-    max_len:int=40   # Captions are truncated to this number of tokens
-    held:int=500     # Captions of the last images that are kept to measure, at most a tenth
+
+    steps: int = 800  # Of training
+    bs: int = 64  # Captions a step
+    lr: float = 3e-3  # Peak learning rate, of AdamW
+    warmup: float = 0.1  # Share of the steps with linear warm-up; after that linear decay to zero
+    wd: float = 0.01  # Weight decay of matrices
+    share: float = 0.15  # Share of the words that are masked (BERT sec. 3.1)
+    max_len: int = 40  # Captions are truncated to this number of tokens
+    held: int = 500  # Captions of the last images that are kept to measure, at most a tenth
+
 
 def small_config(
-    tokenizer:'Tokenizer', # Of the captions
-    width:int=128,         # d
-    depth:int=2,           # Layers
-    max_len:int=128,       # Positions
-)->BertConfig:
+    tokenizer: 'Tokenizer',  # Of the captions
+    width: int = 128,  # d
+    depth: int = 2,  # Layers
+    max_len: int = 128,  # Positions
+) -> BertConfig:
     "The sizes of a small BERT for the tokens of this tokenizer"
-    return BertConfig(len(tokenizer), width, depth, max(1, width//32), max_len=max_len, pad=tokenizer.pad,
-                      std='fan_in')
+    return BertConfig(
+        len(tokenizer), width, depth, max(1, width // 32), max_len=max_len, pad=tokenizer.pad, std='fan_in'
+    )
 
-def _first(tokenizer): return getattr(tokenizer, 'first', 5)            # ids below are special
+
+def _first(tokenizer):
+    return getattr(tokenizer, 'first', 5)  # ids below are special
+
 
 def _usual(ids, tokenizer):
     "The most frequent token of lists of ids, the special ones aside"
     n = torch.tensor([i for l in ids for i in l]).bincount(minlength=len(tokenizer))
-    n[:_first(tokenizer)] = 0
+    n[: _first(tokenizer)] = 0
     return int(n.argmax())
 
 # %% ../../nbs/models/58_bert.ipynb #3a7a9174
 @torch.no_grad()
 def masked_accuracy(
-    bert:Bert,             # With a head
-    captions:list,         # Texts
-    tokenizer:'Tokenizer', # Theirs
-    *, share:float=.15,    # Share of the words that are masked
-    max_len:int=40, bs:int=256,
-    usual:int=None,        # The most frequent token of the training captions; by default of these masked words, which
-                           # no model can know
-)->dict:                   # `n` masked words; shares found: `top1`, `top5`; `unigram`: by always predicting `usual`
+    bert: Bert,  # With a head
+    captions: list,  # Texts
+    tokenizer: 'Tokenizer',  # Theirs
+    *,
+    share: float = 0.15,  # Share of the words that are masked
+    max_len: int = 40,
+    bs: int = 256,
+    usual: int = None,  # The most frequent token of the training captions; by default of these masked words, which
+    # no model can know
+) -> dict:  # `n` masked words; shares found: `top1`, `top5`; `unigram`: by always predicting `usual`
     "Accuracy on the masked words of captions, from the text alone; the proxy task's baseline (ICMLM tab. 1)"
     training = bert.training
     bert.eval()
     ids = [i for i in tokenizer.encode(list(captions), max_len) if len(i) > 2]
-    hits,words = [],[]
+    hits = []
+    words = []
     device = bert.words.weight.device
     for k in range(0, len(ids), bs):
-        tok,lens = pad_tokens(ids[k:k+bs], tokenizer.pad)
+        tok, lens = pad_tokens(ids[k : k + bs], tokenizer.pad)
         want = mask_tokens(tok, lens, len(tokenizer), _first(tokenizer), tokenizer.mask, share=share, bert=True)[1]
         at = want >= 0
         states = bert(tok.masked_fill(at, tokenizer.mask).to(device), lens.to(device))
         best = bert.mlm_logits(states[at.to(device)]).topk(min(5, len(tokenizer))).indices.cpu()
-        hits.append(best == want[at][:,None])
+        hits.append(best == want[at][:, None])
         words.append(want[at])
     bert.train(training)
-    if not ids: raise ValueError('captions: not a single one with a word')
-    hits,words = torch.cat(hits),torch.cat(words)
-    if usual is None: usual = int(words.bincount().argmax())
-    return dict(n=len(words), top1=hits[:,0].double().mean().item(), top5=hits.any(1).double().mean().item(),
-                unigram=(words == usual).double().mean().item())
+    if not ids:
+        raise ValueError('captions: not a single one with a word')
+    hits = torch.cat(hits)
+    words = torch.cat(words)
+    if usual is None:
+        usual = int(words.bincount().argmax())
+    return dict(
+        n=len(words),
+        top1=hits[:, 0].double().mean().item(),
+        top5=hits.any(1).double().mean().item(),
+        unigram=(words == usual).double().mean().item(),
+    )
 
 # %% ../../nbs/models/58_bert.ipynb #d4cd2a42
 def _batches(lens, plan, seed):
     "Rows of the captions of each step: every caption once before any twice, those of similar length together"
-    n,need,out = len(lens),plan.steps*plan.bs,[]
-    order = torch.cat([torch.randperm(n, generator=torch_rng(seed, 'small bert', 'order', k))
-                       for k in range(-(-need//n))])[:need]
-    for chunk in order.split(16*plan.bs):
+    n = len(lens)
+    need = plan.steps * plan.bs
+    out = []
+    order = torch.cat(
+        [torch.randperm(n, generator=torch_rng(seed, 'small bert', 'order', k)) for k in range(-(-need // n))]
+    )[:need]
+    for chunk in order.split(16 * plan.bs):
         parts = chunk[lens[chunk].argsort(stable=True)].split(plan.bs)
         mixed = torch.randperm(len(parts), generator=torch_rng(seed, 'small bert', 'mix', len(out)))
         out += [parts[i] for i in mixed]
     return out
 
+
 def _learn(bert, ids, tokenizer, plan, seed):
     "Train `bert` on lists of ids"
     matrices = [p for p in bert.parameters() if p.ndim > 1]
-    opt = torch.optim.AdamW([dict(params=matrices, weight_decay=plan.wd),
-                             dict(params=[p for p in bert.parameters() if p.ndim == 1], weight_decay=0.)], lr=plan.lr)
-    rise = max(1, round(plan.warmup*plan.steps))
-    vocab,first,mask = len(tokenizer),_first(tokenizer),tokenizer.mask
+    opt = torch.optim.AdamW(
+        [
+            dict(params=matrices, weight_decay=plan.wd),
+            dict(params=[p for p in bert.parameters() if p.ndim == 1], weight_decay=0.0),
+        ],
+        lr=plan.lr,
+    )
+    rise = max(1, round(plan.warmup * plan.steps))
+    vocab = len(tokenizer)
+    first = _first(tokenizer)
+    mask = tokenizer.mask
     bert.train()
-    for step,rows in enumerate(_batches(torch.tensor([len(i) for i in ids]), plan, seed)):
-        lr = plan.lr*min((step+1)/rise, (plan.steps-step)/max(1, plan.steps-rise))
-        for g in opt.param_groups: g['lr'] = lr
-        tok,lens = pad_tokens([ids[i] for i in rows.tolist()], tokenizer.pad)
+    for step, rows in enumerate(_batches(torch.tensor([len(i) for i in ids]), plan, seed)):
+        lr = plan.lr * min((step + 1) / rise, (plan.steps - step) / max(1, plan.steps - rise))
+        for g in opt.param_groups:
+            g['lr'] = lr
+        tok, lens = pad_tokens([ids[i] for i in rows.tolist()], tokenizer.pad)
         salt = seed_of(seed, 'small bert', 'mask', step) >> 20
-        tok,want = mask_tokens(tok, lens, vocab, first, mask, share=plan.share, bert=True, salt=salt)
+        tok, want = mask_tokens(tok, lens, vocab, first, mask, share=plan.share, bert=True, salt=salt)
         at = want >= 0
         loss = F.cross_entropy(bert.mlm_logits(bert(tok, lens)[at]), want[at])
         opt.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(bert.parameters(), 1.)
+        torch.nn.utils.clip_grad_norm_(bert.parameters(), 1.0)
         opt.step()
     return bert.eval()
 
@@ -307,105 +405,130 @@ def _key(dataset, tokenizer, config, plan, seed):
     "Cache key of a small BERT; the number in it rises when this code changes the result"
     h = hashlib.sha256(json.dumps([3, asdict(config), asdict(plan), seed]).encode())
     h.update(tokenizer.model)
-    for t in dataset.captions.flat(): h.update(t.encode('utf-8', 'surrogatepass')+b'\0')
+    for t in dataset.captions.flat():
+        h.update(t.encode('utf-8', 'surrogatepass') + b'\0')
     h.update(dataset.captions.rows.tobytes())
     return h.hexdigest()[:16]
 
+
 def _texts(dataset, held):
     "Training captions, and held-out captions of the last images"
-    texts,rows = list(dataset.captions.flat()),dataset.captions.rows
+    texts = list(dataset.captions.flat())
+    rows = dataset.captions.rows
     i = len(dataset)
-    while i > 0 and len(texts)-rows[i-1] <= min(held, len(texts)//10): i -= 1
+    while i > 0 and len(texts) - rows[i - 1] <= min(held, len(texts) // 10):
+        i -= 1
     cut = int(rows[i])
     if cut < 2 or cut == len(texts):
         raise ValueError(f'{dataset.name}: {len(texts)} captions of {len(dataset)} images are too few for a small BERT')
-    return texts[:cut],texts[cut:]
+    return texts[:cut], texts[cut:]
+
 
 def _trained(dataset, tokenizer, config, plan, seed):
     "A BERT trained on the captions of `dataset`, and its scores"
-    texts,held = _texts(dataset, plan.held)
-    threads,most = torch.get_num_threads(),plan.steps*plan.bs
+    texts, held = _texts(dataset, plan.held)
+    threads = torch.get_num_threads()
+    most = plan.steps * plan.bs
     if len(texts) > most:
         keep = torch.randperm(len(texts), generator=torch_rng(seed, 'small bert', 'texts'))[:most]
         texts = [texts[i] for i in keep.sort().values.tolist()]
     ids = [i for i in tokenizer.encode(texts, plan.max_len) if len(i) > 2]
-    if not ids: raise ValueError(f'{dataset.name}: not a single caption with a word')
+    if not ids:
+        raise ValueError(f'{dataset.name}: not a single caption with a word')
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            learner = Bert(replace(config, dropout=0., attention_dropout=0.), seed)  # no caption is seen often
+            learner = Bert(replace(config, dropout=0.0, attention_dropout=0.0), seed)  # no caption is seen often
             bert = Bert(config, seed).eval()
             bert.load_state_dict(_learn(learner, ids, tokenizer, plan, seed).state_dict())
-        facts = masked_accuracy(bert, held, tokenizer, share=plan.share, max_len=plan.max_len,
-                                usual=_usual(ids, tokenizer))
-    finally: torch.set_num_threads(threads)
-    return bert,facts
+        facts = masked_accuracy(
+            bert, held, tokenizer, share=plan.share, max_len=plan.max_len, usual=_usual(ids, tokenizer)
+        )
+    finally:
+        torch.set_num_threads(threads)
+    return bert, facts
 
 # %% ../../nbs/models/58_bert.ipynb #594ee193
 def train_small_bert(
-    dataset:ImageTextDataset,     # With captions
-    tokenizer:'Tokenizer',        # Cuts them into tokens
-    config:BertConfig=None,       # Its sizes; by default `small_config(tokenizer)`
-    plan:SmallBertPlan=SmallBertPlan(), # Training hyperparameters
-    seed:int=0,                   # The same seed, the same weights
-    *, log:callable=print,        # Called with the score it has reached; None for no message
-)->Bert:                          # In evaluation mode
+    dataset: ImageTextDataset,  # With captions
+    tokenizer: 'Tokenizer',  # Cuts them into tokens
+    config: BertConfig = None,  # Its sizes; by default `small_config(tokenizer)`
+    plan: SmallBertPlan = SmallBertPlan(),  # Training hyperparameters
+    seed: int = 0,  # The same seed, the same weights
+    *,
+    log: callable = print,  # Called with the score it has reached; None for no message
+) -> Bert:  # In evaluation mode
     "A small BERT trained on the captions of `dataset`, from the cache if it was trained before"
     config = small_config(tokenizer) if config is None else config
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions for a small BERT to learn from')
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions for a small BERT to learn from')
     _check_vocab(config, tokenizer, 'config')
     if plan.max_len > config.max_len:
         raise ValueError(f'plan.max_len={plan.max_len}: config has positions for {config.max_len} tokens only')
+
     def train(new):
         start = time.perf_counter()
-        bert,facts = _trained(dataset, tokenizer, config, plan, seed)
-        _fill(new, bert, tokenizer, dict(facts, seconds=round(time.perf_counter()-start, 1)))
-    folder = cache_dir('bert')/f'small-{_key(dataset, tokenizer, config, plan, seed)}'
+        bert, facts = _trained(dataset, tokenizer, config, plan, seed)
+        _fill(new, bert, tokenizer, dict(facts, seconds=round(time.perf_counter() - start, 1)))
+
+    folder = cache_dir('bert') / f'small-{_key(dataset, tokenizer, config, plan, seed)}'
     bert = load_bert(cached_folder(folder, 'the small BERT', train, log), log=None)
-    facts = read_json(folder/'config.json')['vlrep']
-    if log: log(f'small BERT, {sum(p.numel() for p in bert.parameters()):,} parameters, trained on the captions in '
-                f'{facts["seconds"]:.0f} s: finds {100*facts["top1"]:.1f} % of masked words of other captions '
-                f'(most frequent word of training: {100*facts["unigram"]:.1f} %)')
+    facts = read_json(folder / 'config.json')['vlrep']
+    if log:
+        log(
+            f'small BERT, {sum(p.numel() for p in bert.parameters()):,} parameters, trained on the captions in '
+            f'{facts["seconds"]:.0f} s: finds {100 * facts["top1"]:.1f} % of masked words of other captions '
+            f'(most frequent word of training: {100 * facts["unigram"]:.1f} %)'
+        )
     return bert
+
 
 def _check_vocab(config, tokenizer, name):
     if (config.vocab, config.pad) != (len(tokenizer), tokenizer.pad):
-        raise ValueError(f'{name}: has {config.vocab} tokens and pads with {config.pad}, the tokenizer has '
-                         f'{len(tokenizer)} and pads with {tokenizer.pad}: take the tokenizer from bert_tokenizer')
+        raise ValueError(
+            f'{name}: has {config.vocab} tokens and pads with {config.pad}, the tokenizer has '
+            f'{len(tokenizer)} and pads with {tokenizer.pad}: take the tokenizer from bert_tokenizer'
+        )
 
 # %% ../../nbs/models/58_bert.ipynb #a88088a4
 def bert_tokenizer(
-    name:FilePath,                 # As for `make_bert`
-    train:ImageTextDataset=None,   # With captions: for scratch and small, whose tokens are learned from them
-    vocab:int=10000,               # Most tokens of those
-    how:str='auto',                # As for `Tokenizer.train`
-)->'Tokenizer':                    # That of the pretrained BERT, or one of ours
+    name: FilePath,  # As for `make_bert`
+    train: ImageTextDataset = None,  # With captions: for scratch and small, whose tokens are learned from them
+    vocab: int = 10000,  # Most tokens of those
+    how: str = 'auto',  # As for `Tokenizer.train`
+) -> 'Tokenizer':  # That of the pretrained BERT, or one of ours
     "The tokenizer that goes with a BERT; a `ValueError` names a folder that has none"
-    if str(name) in ('scratch','small'):
+    if str(name) in ('scratch', 'small'):
         if train is None or train.captions is None:
             raise ValueError(f'{name}: its tokens are learned from captions: give a dataset that has some')
         return Tokenizer.train(train.captions.flat(), vocab, how=how)
-    if how != 'auto': raise ValueError(f'normalise={how}: {name} has a tokenizer of its own; leave normalise out')
+    if how != 'auto':
+        raise ValueError(f'normalise={how}: {name} has a tokenizer of its own; leave normalise out')
     folder = bert_folder(name)
-    if (folder/'tokenizer.model').is_file(): return Tokenizer.load(folder/'tokenizer.model')
+    if (folder / 'tokenizer.model').is_file():
+        return Tokenizer.load(folder / 'tokenizer.model')
     return WordPieceTokenizer.from_folder(folder)
 
+
 def make_bert(
-    name:FilePath,               # scratch, small, a folder, or a name on the hub: bert-base-uncased
-    train:ImageTextDataset,      # With captions; read for small alone
-    tokenizer:'Tokenizer',       # From `bert_tokenizer`
-    seed:int=0,                  # Of all that begins at random
-    *, config:BertConfig=None,   # Sizes of scratch and small; by default `small_config`
-    plan:SmallBertPlan=SmallBertPlan(), # Training hyperparameters of small
-    pooler:bool=True,            # With `pooled`? Where the file has no pooler it begins at random
-    mlm:bool=True,               # With `mlm_logits`?
-    log:callable=print,          # Called with what was opened or trained; None for no message
-)->Bert:                         # In training mode
+    name: FilePath,  # scratch, small, a folder, or a name on the hub: bert-base-uncased
+    train: ImageTextDataset,  # With captions; read for small alone
+    tokenizer: 'Tokenizer',  # From `bert_tokenizer`
+    seed: int = 0,  # Of all that begins at random
+    *,
+    config: BertConfig = None,  # Sizes of scratch and small; by default `small_config`
+    plan: SmallBertPlan = SmallBertPlan(),  # Training hyperparameters of small
+    pooler: bool = True,  # With `pooled`? Where the file has no pooler it begins at random
+    mlm: bool = True,  # With `mlm_logits`?
+    log: callable = print,  # Called with what was opened or trained; None for no message
+) -> Bert:  # In training mode
     "An initial BERT by name; a `ValueError` says what is missing, or that its tokens do not fit"
     if str(name) == 'small':
         bert = train_small_bert(train, tokenizer, config, plan, seed, log=log)
-        if not pooler: bert.pooler = None
-        if not mlm: bert.transform = bert.transform_norm = bert.bias = None
+        if not pooler:
+            bert.pooler = None
+        if not mlm:
+            bert.transform = bert.transform_norm = bert.bias = None
     elif str(name) == 'scratch':
         bert = Bert(config or small_config(tokenizer), seed, pooler=pooler, mlm=mlm)
         _check_vocab(bert.config, tokenizer, 'config')

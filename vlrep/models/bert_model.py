@@ -7,34 +7,38 @@ __all__ = ['BertConfig', 'BertLayer', 'Bert']
 
 # %% ../../nbs/models/57_bert_model.ipynb #12fd1539
 from dataclasses import dataclass
-import torch, torch.nn as nn, torch.nn.functional as F
-from torch import Tensor
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from fastcore.basics import patch
-from ..core.seeding import *
+from torch import Tensor
+
+from ..core.seeding import torch_rng
 from ..data.masking import sequence_mask
-from .text_decoder import *
-from .text_encoder import *
-from .text_encoder import _linear, _spread
+from .text_decoder import drop, init_weights
+from .text_encoder import EncoderLayer, _linear, _spread
 
 # %% ../../nbs/models/57_bert_model.ipynb #a007db9a
 @dataclass(frozen=True)
 class BertConfig:
     "The sizes of a BERT; by default BERT-base (Devlin and others 2019)"
-    vocab:int=30522 # Tokens v
-    width:int=768   # d
-    depth:int=12    # Layers
-    heads:int=12    # Attention heads
-    ffn:int=0       # Hidden width of the feed-forward part; 0: 4d
-    max_len:int=512 # Positions, the longest text
-    segments:int=2  # Kinds of sentence: first and second
-    pad:int=0       # Id of padding
-    dropout:float=.1           # After the embedding and each part of a layer
-    attention_dropout:float=.1 # On the attention weights
-    eps:float=1e-12            # Of LayerNorm
-    std:float|str=.02          # Initial standard deviation, or 'fan_in', with which a narrow one learns sooner
+
+    vocab: int = 30522  # Tokens v
+    width: int = 768  # d
+    depth: int = 12  # Layers
+    heads: int = 12  # Attention heads
+    ffn: int = 0  # Hidden width of the feed-forward part; 0: 4d
+    max_len: int = 512  # Positions, the longest text
+    segments: int = 2  # Kinds of sentence: first and second
+    pad: int = 0  # Id of padding
+    dropout: float = 0.1  # After the embedding and each part of a layer
+    attention_dropout: float = 0.1  # On the attention weights
+    eps: float = 1e-12  # Of LayerNorm
+    std: float | str = 0.02  # Initial standard deviation, or 'fan_in', with which a narrow one learns sooner
 
     def __post_init__(self):
-        for k in ('vocab','width','depth','heads','max_len','segments'):
+        for k in ('vocab', 'width', 'depth', 'heads', 'max_len', 'segments'):
             n = getattr(self, k)
             if type(n) is not int or not 1 <= n < 2**31:
                 raise ValueError(f'{k}={n!r}: a whole number above 0 is expected')
@@ -44,120 +48,156 @@ class BertConfig:
             raise ValueError(f'heads: a width of {self.width} cannot be split into {self.heads} heads')
         if type(self.pad) is not int or not 0 <= self.pad < self.vocab:
             raise ValueError(f'pad={self.pad}: not one of the {self.vocab} tokens')
-        for k in ('dropout','attention_dropout'):
-            if not 0 <= getattr(self, k) < 1: raise ValueError(f'{k}={getattr(self, k)}: a probability in [0,1)')
-        if not 0 < self.eps < 1: raise ValueError(f'eps={self.eps}: a small number above 0')
+        for k in ('dropout', 'attention_dropout'):
+            if not 0 <= getattr(self, k) < 1:
+                raise ValueError(f'{k}={getattr(self, k)}: a probability in [0,1)')
+        if not 0 < self.eps < 1:
+            raise ValueError(f'eps={self.eps}: a small number above 0')
+
     @property
-    def hidden(self)->int:
+    def hidden(self) -> int:
         "Hidden width of the feed-forward part"
-        return self.ffn or 4*self.width
+        return self.ffn or 4 * self.width
 
 # %% ../../nbs/models/57_bert_model.ipynb #2d3d6f95
 class BertLayer(EncoderLayer):
     "A layer of BERT: attention and feed-forward part, each added to its input and then normalised"
-    def __init__(self,
-        config:BertConfig # The sizes
+
+    def __init__(
+        self,
+        config: BertConfig,  # The sizes
     ):
-        super().__init__(config.width, config.heads, config.hidden, config.dropout, 'gelu',
-                         layer_norm_eps=config.eps, batch_first=True)
+        super().__init__(
+            config.width,
+            config.heads,
+            config.hidden,
+            config.dropout,
+            'gelu',
+            layer_norm_eps=config.eps,
+            batch_first=True,
+        )
         self.self_attn.dropout = config.attention_dropout
-    def _think(self, x): return self._drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2))
+
+    def _think(self, x):
+        return self._drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2))
 
 # %% ../../nbs/models/57_bert_model.ipynb #82b56ab4
 class Bert(nn.Module):
     "Token, position and segment embeddings, bidirectional layers, a pooler and a head for masked tokens"
-    def __init__(self,
-        config:BertConfig,   # Its sizes
-        seed:int=0,          # The initial weights depend on this and the sizes alone
-        *, pooler:bool=True, # With `pooled`? A part that is never used only costs memory
-        mlm:bool=True,       # With `mlm_logits`?
+
+    def __init__(
+        self,
+        config: BertConfig,  # Its sizes
+        seed: int = 0,  # The initial weights depend on this and the sizes alone
+        *,
+        pooler: bool = True,  # With `pooled`? A part that is never used only costs memory
+        mlm: bool = True,  # With `mlm_logits`?
     ):
         super().__init__()
-        c,d = config,config.width
-        self.config,self.width,self.frozen = c,d,False
-        self.words     = nn.Embedding(c.vocab, d, padding_idx=c.pad)
+        c = config
+        d = config.width
+        self.config = c
+        self.width = d
+        self.frozen = False
+        self.words = nn.Embedding(c.vocab, d, padding_idx=c.pad)
         self.positions = nn.Embedding(c.max_len, d)
-        self.segments  = nn.Embedding(c.segments, d)
-        self.norm      = nn.LayerNorm(d, eps=c.eps)
-        self.layers    = nn.ModuleList(BertLayer(c) for _ in range(c.depth))
-        self.pooler    = nn.Linear(d, d) if pooler else None
+        self.segments = nn.Embedding(c.segments, d)
+        self.norm = nn.LayerNorm(d, eps=c.eps)
+        self.layers = nn.ModuleList(BertLayer(c) for _ in range(c.depth))
+        self.pooler = nn.Linear(d, d) if pooler else None
         self.transform = nn.Linear(d, d) if mlm else None
         self.transform_norm = nn.LayerNorm(d, eps=c.eps) if mlm else None
-        self.bias      = nn.Parameter(torch.zeros(c.vocab)) if mlm else None
-        if self.words.weight.device.type == 'meta': return
+        self.bias = nn.Parameter(torch.zeros(c.vocab)) if mlm else None
+        if self.words.weight.device.type == 'meta':
+            return
         init_weights(self, c.std, torch_rng(seed, 'bert'))
-        for n,p in self.named_parameters():
-            if n.endswith('bias'): nn.init.zeros_(p)
+        for n, p in self.named_parameters():
+            if n.endswith('bias'):
+                nn.init.zeros_(p)
 
-    def embeddings(self,
-        tok:Tensor,           # Tokens (b,s)
-        segments:Tensor=None, # 0 or 1 for first and second sentence (b,s); None: all first
-    )->Tensor:                # (b,s,d)
+    def embeddings(
+        self,
+        tok: Tensor,  # Tokens (b,s)
+        segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
+    ) -> Tensor:  # (b,s,d)
         "The input vectors of the first layer"
         s = tok.shape[1]
         if s > self.config.max_len:
-            raise ValueError(f'tok: {s} tokens, but this BERT has positions for {self.config.max_len} only: truncate '
-                             f'texts (max_len)')
+            raise ValueError(
+                f'tok: {s} tokens, but this BERT has positions for {self.config.max_len} only: truncate texts (max_len)'
+            )
         kind = self.segments.weight[0] if segments is None else self.segments(segments)
         x = self.norm(self.words(tok) + self.positions.weight[:s] + kind)
         return drop(x, self.config.dropout, self.training)
 
 # %% ../../nbs/models/57_bert_model.ipynb #0380a0cf
 @patch
-def encode(self:Bert,
-    x:Tensor,    # Vectors of words, regions, ... (b,n,d)
-    real:Tensor, # Which of them are real (b,n) bool
-)->Tensor:       # (b,n,d); arbitrary where `real` is False
+def encode(
+    self: Bert,
+    x: Tensor,  # Vectors of words, regions, ... (b,n,d)
+    real: Tensor,  # Which of them are real (b,n) bool
+) -> Tensor:  # (b,n,d); arbitrary where `real` is False
     "Contextual vectors"
     if x.shape[-1] != self.width:
         raise ValueError(f'x: vectors of width {x.shape[-1]}, but this BERT has width {self.width}: project them first')
     if x.shape[:2] != real.shape:
-        raise ValueError(f'real: one truth value for each vector is expected, {tuple(x.shape[:2])}, not '
-                         f'{tuple(real.shape)}')
+        raise ValueError(
+            f'real: one truth value for each vector is expected, {tuple(x.shape[:2])}, not {tuple(real.shape)}'
+        )
     first = torch.arange(real.shape[1], device=real.device) == 0
-    real = real | (first & ~real.any(1, keepdim=True))                  # attention needs something to look at
-    mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:,None,None]
+    real = real | (first & ~real.any(1, keepdim=True))  # attention needs something to look at
+    mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:, None, None]
     at = None
     if x.device.type == 'cpu' and not real.all():
-        at = real.flatten().nonzero()[:,0]
+        at = real.flatten().nonzero()[:, 0]
         x = x.flatten(0, 1).index_select(0, at)
-    for layer in self.layers: x = layer(x, mask, at)
+    for layer in self.layers:
+        x = layer(x, mask, at)
     return x if at is None else _spread(x, at, *real.shape)
 
+
 @patch
-def forward(self:Bert,
-    tok:Tensor,           # Tokens, padding last (b,s)
-    lens:Tensor,          # Real ones in each row (b,)
-    segments:Tensor=None, # 0 or 1 for first and second sentence (b,s); None: all first
-)->Tensor:                # (b,s,d); arbitrary at padding
+def forward(
+    self: Bert,
+    tok: Tensor,  # Tokens, padding last (b,s)
+    lens: Tensor,  # Real ones in each row (b,)
+    segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
+) -> Tensor:  # (b,s,d); arbitrary at padding
     "The contextual vector of each token"
     real = sequence_mask(lens, tok.shape[1])
     return self.encode(self.embeddings(tok, segments), real)
 
 # %% ../../nbs/models/57_bert_model.ipynb #56a95e45
 @patch
-def pooled(self:Bert,
-    states:Tensor, # From `forward` (b,s,d)
-)->Tensor:         # (b,d), in (-1,1)
+def pooled(
+    self: Bert,
+    states: Tensor,  # From `forward` (b,s,d)
+) -> Tensor:  # (b,d), in (-1,1)
     "One vector for a whole text: the first token's, through a linear layer and tanh"
-    if self.pooler is None: raise ValueError('this BERT was made without a pooler: Bert(..., pooler=True)')
-    return self.pooler(states[:,0]).tanh()
+    if self.pooler is None:
+        raise ValueError('this BERT was made without a pooler: Bert(..., pooler=True)')
+    return self.pooler(states[:, 0]).tanh()
+
 
 @patch
-def mlm_logits(self:Bert,
-    states:Tensor, # From `forward`, of all positions or of the masked ones (...,d)
-)->Tensor:         # (...,v)
+def mlm_logits(
+    self: Bert,
+    states: Tensor,  # From `forward`, of all positions or of the masked ones (...,d)
+) -> Tensor:  # (...,v)
     "A score for every token of the vocabulary; the last layer is tied to the word embeddings"
-    if self.transform is None: raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')
+    if self.transform is None:
+        raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')
     return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
 
+
 @patch
-def freeze(self:Bert)->Bert:
+def freeze(self: Bert) -> Bert:
     "No parameter is trained, and dropout stays off in training: the same text always has the same vectors"
     self.frozen = True
     return self.requires_grad_(False).eval()
 
+
 @patch
-def train(self:Bert, mode:bool=True)->Bert:
+def train(self: Bert, mode: bool = True) -> Bert:
     "As `nn.Module.train`; a frozen BERT stays in evaluation mode"
     return nn.Module.train(self, mode and not self.frozen)

@@ -6,49 +6,64 @@
 __all__ = ['concept_nats', 'ConceptHead']
 
 # %% ../../nbs/models/15_concept_head.ipynb #9726601a
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/models/15_concept_head.ipynb #9ddde99d
 def concept_nats(
-    logits:Tensor,   # A score for each concept (b,k)
-    concepts:Tensor, # 1 for each that the image has; for topics their probabilities (b,k)
-    soft:bool=False, # Topics?
-)->tuple:            # Nats of each image, 0 if it has no concept (b,); whether it has one (b,) bool
+    logits: Tensor,  # A score for each concept (b,k)
+    concepts: Tensor,  # 1 for each that the image has; for topics their probabilities (b,k)
+    soft: bool = False,  # Topics?
+) -> tuple:  # Nats of each image, 0 if it has no concept (b,); whether it has one (b,) bool
     "Cross-entropy to the uniform distribution over an image's concepts, or to the probability of each topic"
     if logits.shape != concepts.shape:
         raise ValueError(f'logits {tuple(logits.shape)} do not fit concepts {tuple(concepts.shape)}')
     n = concepts.sum(1)
-    if soft: nats = F.binary_cross_entropy_with_logits(logits.float(), concepts, reduction='none').sum(1)
-    else: nats = -(concepts/n.clamp(min=1)[:,None] * logits.float().log_softmax(1)).sum(1)
-    return nats.masked_fill(n == 0, 0.),n > 0
+    if soft:
+        nats = F.binary_cross_entropy_with_logits(logits.float(), concepts, reduction='none').sum(1)
+    else:
+        nats = -(concepts / n.clamp(min=1)[:, None] * logits.float().log_softmax(1)).sum(1)
+    return nats.masked_fill(n == 0, 0.0), n > 0
 
 # %% ../../nbs/models/15_concept_head.ipynb #02604b20
 class ConceptHead(nn.Module):
     "Scores of concepts from the backbone's grid; made for 0 concepts, it takes their number from what is loaded"
-    def __init__(self,
-        width:int,        # Channels c of the grid
-        concepts:int,     # How many k; 0: not known yet
-        kind:str='linear', # linear, mlp (sec. 3.1, ResNet) or conv (VGG16)
-        hidden:int=0,     # Channels in between; 0: as many as the grid has
+
+    def __init__(
+        self,
+        width: int,  # Channels c of the grid
+        concepts: int,  # How many k; 0: not known yet
+        kind: str = 'linear',  # linear, mlp (sec. 3.1, ResNet) or conv (VGG16)
+        hidden: int = 0,  # Channels in between; 0: as many as the grid has
     ):
         super().__init__()
         hidden = hidden or width
         self.blank = not concepts
-        def conv(a): return [nn.Conv2d(a, hidden, 3, padding=1, bias=False),nn.BatchNorm2d(hidden),nn.ReLU()]
-        mean = [nn.AdaptiveAvgPool2d(1),nn.Flatten(1)]
-        before = dict(linear=[], mlp=[*mean,nn.Linear(width, hidden),nn.ReLU()],
-                      conv=[l for i in range(4) for l in conv(hidden if i else width)])[kind]
+
+        def conv(a):
+            return [nn.Conv2d(a, hidden, 3, padding=1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU()]
+
+        mean = [nn.AdaptiveAvgPool2d(1), nn.Flatten(1)]
+        before = dict(
+            linear=[],
+            mlp=[*mean, nn.Linear(width, hidden), nn.ReLU()],
+            conv=[l for i in range(4) for l in conv(hidden if i else width)],
+        )[kind]
         self.before = nn.Sequential(*before)
         self.out = nn.Linear(hidden if before else width, max(1, concepts))
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
-    def forward(self,
-        grid:Tensor # From the backbone (b,c,h,w)
-    )->Tensor:      # (b,k)
+
+    def forward(
+        self,
+        grid: Tensor,  # From the backbone (b,c,h,w)
+    ) -> Tensor:  # (b,k)
         "A score for each concept"
         x = self.before(grid)
-        return self.out(x.mean((2,3)) if x.ndim == 4 else x)
+        return self.out(x.mean((2, 3)) if x.ndim == 4 else x)
+
     def _load_from_state_dict(self, state, prefix, *args):
         there = state.get(f'{prefix}out.weight')
         if self.blank and there is not None and there.ndim == 2 and there.shape[1] == self.out.in_features:

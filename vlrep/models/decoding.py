@@ -6,164 +6,210 @@
 __all__ = ['greedy', 'beam', 'nucleus', 'Cached', 'decode', 'attention']
 
 # %% ../../nbs/models/40_decoding.ipynb #ef2c842a
-from typing import Callable
-import numpy as np, torch, torch.nn.functional as F
-from torch import Tensor
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
-from ..core.seeding import *
-from ..core.registry import *
+from torch import Tensor
+
+from ..core.registry import did_you_mean
+from ..core.seeding import rng
 from .text_decoder import causal_mask
 
 # %% ../../nbs/models/40_decoding.ipynb #6582d654
 def _allowed(logits, tok, never, repeat):
     "Scores (r,v) of the token after `tok` (r,s), -inf where it must not be written"
-    if not (isinstance(repeat, (bool,np.bool_)) or repeat == 'virtex'):
+    if not (isinstance(repeat, (bool, np.bool_)) or repeat == 'virtex'):
         raise ValueError(f"repeat={repeat!r}: True, False or 'virtex' is expected")
-    if len(never): logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
-    if repeat == 'virtex': return _lost(logits, tok)
-    return logits if repeat else logits.scatter(1, tok[:,-1:], -torch.inf)
+    if len(never):
+        logits = logits.index_fill(1, torch.as_tensor(list(never), device=logits.device), -torch.inf)
+    if repeat == 'virtex':
+        return _lost(logits, tok)
+    return logits if repeat else logits.scatter(1, tok[:, -1:], -torch.inf)
+
 
 def _lost(logits, tok):
     "Log-probabilities with the last word ruled out and the others not renormalised (virtex code)"
     logits = logits.log_softmax(-1)
-    return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:,-1:], -10_000.)
+    return logits if tok.shape[1] == 1 else logits.scatter(1, tok[:, -1:], -10_000.0)
+
 
 def _write(choose, step, vis, sos, eos, *, max_len, pad, never, repeat):
     "Append `choose(scores, words so far)` to every row until all have ended"
-    tok  = torch.full((len(vis),1), sos, dtype=torch.long, device=vis.device)
+    tok = torch.full((len(vis), 1), sos, dtype=torch.long, device=vis.device)
     done = torch.zeros(len(vis), dtype=torch.bool, device=vis.device)
     while tok.shape[1] < max_len and not done.all():
-        word = choose(_allowed(step(vis, tok)[:,-1], tok, never, repeat), tok.shape[1]-1).masked_fill(done, pad)
-        tok  = torch.cat([tok, word[:,None]], 1)
+        word = choose(_allowed(step(vis, tok)[:, -1], tok, never, repeat), tok.shape[1] - 1).masked_fill(done, pad)
+        tok = torch.cat([tok, word[:, None]], 1)
         done = done | (word == eos)
     return tok
 
+
 @torch.no_grad()
 def greedy(
-    step:Callable,        # `step(vis, tok)` -> scores of the next token (b,s,v); only the last is read, (b,1,v) will do
-    vis:Tensor,           # What the captions are about (b,...)
-    sos:int,              # First token of every caption
-    eos:int,              # Token that ends one
-    max_len:int=30,       # Longest caption, `sos` and `eos` included
-    *, pad:int=4,         # Fills the rows that have ended
-    never:list|tuple=(),  # Tokens that must not be written
-    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
-                          # probability
-)->Tensor:                # Token ids (b,s), s <= max_len
+    step: Callable,  # `step(vis, tok)` -> scores of the next token (b,s,v); only the last is read, (b,1,v) will do
+    vis: Tensor,  # What the captions are about (b,...)
+    sos: int,  # First token of every caption
+    eos: int,  # Token that ends one
+    max_len: int = 30,  # Longest caption, `sos` and `eos` included
+    *,
+    pad: int = 4,  # Fills the rows that have ended
+    never: list | tuple = (),  # Tokens that must not be written
+    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': no, and the others get none of its
+    # probability
+) -> Tensor:  # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`, always taking the most likely token"
-    return _write(lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len=max_len, pad=pad, never=never,
-                  repeat=repeat)
+    return _write(
+        lambda logits, t: logits.argmax(-1), step, vis, sos, eos, max_len=max_len, pad=pad, never=never, repeat=repeat
+    )
 
 # %% ../../nbs/models/40_decoding.ipynb #a48836a6
 def _grow(tok, score, size, done, logp, *, k, m, norm, eos, pad):
     "The best `k` of every beam's `m` best continuations, and whose continuations they are; `logp` (b,beams,v)"
-    gain,word = logp.topk(min(m, logp.shape[-1]))
+    gain, word = logp.topk(min(m, logp.shape[-1]))
     m = gain.shape[-1]
-    gain = gain.masked_fill(done[...,None], -torch.inf)
-    gain[...,0].masked_fill_(done, 0.)
-    word = word.masked_fill(done[...,None], pad)
-    total,size = score[...,None]+gain,size+(~done).to(size)
-    best = (total/size[...,None]**norm).flatten(1).topk(min(k, total[0].numel())).indices
+    gain = gain.masked_fill(done[..., None], -torch.inf)
+    gain[..., 0].masked_fill_(done, 0.0)
+    word = word.masked_fill(done[..., None], pad)
+    total = score[..., None] + gain
+    size = size + (~done).to(size)
+    best = (total / size[..., None] ** norm).flatten(1).topk(min(k, total[0].numel())).indices
     parent = best // m
-    pick = lambda x: x.flatten(1).gather(1, best)
-    from_parent = lambda x: x.gather(1, parent)
-    tok = torch.cat([tok.gather(1, parent[...,None].expand(-1, -1, tok.shape[2])), pick(word)[...,None]], 2)
-    score,done = pick(total),from_parent(done) | (pick(word) == eos)
-    return tok,score,from_parent(size),done | (score == -torch.inf),parent
+
+    def pick(x):
+        return x.flatten(1).gather(1, best)
+
+    def from_parent(x):
+        return x.gather(1, parent)
+
+    tok = torch.cat([tok.gather(1, parent[..., None].expand(-1, -1, tok.shape[2])), pick(word)[..., None]], 2)
+    score = pick(total)
+    done = from_parent(done) | (pick(word) == eos)
+    return tok, score, from_parent(size), done | (score == -torch.inf), parent
 
 # %% ../../nbs/models/40_decoding.ipynb #0c074d79
 @torch.no_grad()
 def beam(
-    step:Callable,        # As for `greedy`; if it has a method `keep`, it gets the kept beams after each word
-    vis:Tensor,           # What the captions are about (b,...)
-    sos:int,              # First token of every caption
-    eos:int,              # Token that ends one
-    max_len:int=30,       # Longest caption, `sos` and `eos` included
-    *, pad:int=4,         # Fills the rows that have ended
-    never:list|tuple=(),  # Tokens that must not be written
-    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': no, and the others get none of its
-                          # probability
-    beams:int=5,          # Partial captions that are kept, k (VirTex code)
-    per_node:int=2,       # Continuations that each may propose, after the first word (VirTex code)
-    norm:float=1.,        # Exponent of the length; 0 = the plain log-probability (VirTex code)
-    every:bool=False,     # All beams, best first, instead of the best?
-)->tuple:                 # Token ids (b,s) and scores (b,); with `every`, (b,k,s) and (b,k)
+    step: Callable,  # As for `greedy`; if it has a method `keep`, it gets the kept beams after each word
+    vis: Tensor,  # What the captions are about (b,...)
+    sos: int,  # First token of every caption
+    eos: int,  # Token that ends one
+    max_len: int = 30,  # Longest caption, `sos` and `eos` included
+    *,
+    pad: int = 4,  # Fills the rows that have ended
+    never: list | tuple = (),  # Tokens that must not be written
+    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': no, and the others get none of its
+    # probability
+    beams: int = 5,  # Partial captions that are kept, k (VirTex code)
+    per_node: int = 2,  # Continuations that each may propose, after the first word (VirTex code)
+    norm: float = 1.0,  # Exponent of the length; 0 = the plain log-probability (VirTex code)
+    every: bool = False,  # All beams, best first, instead of the best?
+) -> tuple:  # Token ids (b,s) and scores (b,); with `every`, (b,k,s) and (b,k)
     "Search for the caption of the highest score"
-    if min(beams, per_node) < 1: raise ValueError(f'beams={beams}, per_node={per_node}: at least 1 of each is needed')
+    if min(beams, per_node) < 1:
+        raise ValueError(f'beams={beams}, per_node={per_node}: at least 1 of each is needed')
     b = len(vis)
-    tok,wide = torch.full((b,1,1), sos, dtype=torch.long, device=vis.device),vis
-    score,size,done = (torch.zeros(b, 1, device=vis.device, dtype=t) for t in (torch.float, torch.float, torch.bool))
-    rank = lambda: score/size.clamp(min=1)**norm
-    if not b: return (tok,score) if every else (tok[:,0],score[:,0])
+    tok = torch.full((b, 1, 1), sos, dtype=torch.long, device=vis.device)
+    wide = vis
+    score, size, done = (torch.zeros(b, 1, device=vis.device, dtype=t) for t in (torch.float, torch.float, torch.bool))
+
+    def rank():
+        return score / size.clamp(min=1) ** norm
+
+    if not b:
+        return (tok, score) if every else (tok[:, 0], score[:, 0])
     while tok.shape[2] < max_len:
         flat = tok.flatten(0, 1)
-        logp = _allowed(step(wide, flat)[:,-1], flat, never, repeat).unflatten(0, tok.shape[:2])
-        if repeat != 'virtex': logp = logp.log_softmax(-1)
+        logp = _allowed(step(wide, flat)[:, -1], flat, never, repeat).unflatten(0, tok.shape[:2])
+        if repeat != 'virtex':
+            logp = logp.log_softmax(-1)
         m = beams if tok.shape[2] == 1 else per_node
-        tok,score,size,done,parent = _grow(tok, score.to(logp), size.to(logp), done, logp, k=beams, m=m, norm=norm,
-                                           eos=eos, pad=pad)
-        if hasattr(step, 'keep'): step.keep(parent)
-        if len(wide) != parent.numel(): wide = vis.repeat_interleave(parent.shape[1], 0)
-        best,hope = rank().masked_fill(~done, -torch.inf),score.masked_fill(done, -torch.inf)/(max_len-1)**norm
-        if (done.all() if every else (best.amax(1) > hope.amax(1)).all()): break
+        tok, score, size, done, parent = _grow(
+            tok, score.to(logp), size.to(logp), done, logp, k=beams, m=m, norm=norm, eos=eos, pad=pad
+        )
+        if hasattr(step, 'keep'):
+            step.keep(parent)
+        if len(wide) != parent.numel():
+            wide = vis.repeat_interleave(parent.shape[1], 0)
+        best = rank().masked_fill(~done, -torch.inf)
+        hope = score.masked_fill(done, -torch.inf) / (max_len - 1) ** norm
+        if done.all() if every else (best.amax(1) > hope.amax(1)).all():
+            break
     value = rank()
     ended = value.masked_fill(~done, -torch.inf)
     order = torch.where(ended.amax(1, True) > -torch.inf, ended, value).argsort(dim=1, descending=True, stable=True)
-    tok,value,size = tok.gather(1, order[...,None].expand_as(tok)),value.gather(1, order),size.gather(1, order)
-    if every: return tok,value
-    return tok[:,0,:1+int(size[:,0].max())],value[:,0]
+    tok = tok.gather(1, order[..., None].expand_as(tok))
+    value = value.gather(1, order)
+    size = size.gather(1, order)
+    if every:
+        return tok, value
+    return tok[:, 0, : 1 + int(size[:, 0].max())], value[:, 0]
 
 # %% ../../nbs/models/40_decoding.ipynb #67a6e10a
 def _nucleus(logits, p, temperature, u):
     "One token for each row of scores (r,v), from the smallest set that holds `p`, at the quantile `u` (r,)"
-    prob,word = (logits/temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
-    mass = (prob * (prob.cumsum(-1)-prob < p)).cumsum(-1)
-    pick = (mass <= u.to(mass)[:,None]*mass[:,-1:]).sum(-1, keepdim=True).clamp(max=logits.shape[1]-1)
-    return word.gather(1, pick)[:,0]
+    prob, word = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
+    mass = (prob * (prob.cumsum(-1) - prob < p)).cumsum(-1)
+    pick = (mass <= u.to(mass)[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[1] - 1)
+    return word.gather(1, pick)[:, 0]
+
 
 @torch.no_grad()
 def nucleus(
-    step:Callable,        # As for `greedy`
-    vis:Tensor,           # What the captions are about (b,...)
-    sos:int,              # First token of every caption
-    eos:int,              # Token that ends one
-    max_len:int=30,       # Longest caption, `sos` and `eos` included
-    *, pad:int=4,         # Fills the rows that have ended
-    never:list|tuple=(),  # Tokens that must not be written
-    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
-    p:float=.9,           # Draw from the most likely tokens that have this much probability together; 1 = from all
-    temperature:float=1., # Below 1 sharpens the probabilities, above 1 flattens them
-    seed:int=0,           # Another seed, other captions
-    ids:list=None,        # Name or number of each picture, on which its draws depend (b,); 0, 1, ... by default
-)->Tensor:                # Token ids (b,s), s <= max_len
+    step: Callable,  # As for `greedy`
+    vis: Tensor,  # What the captions are about (b,...)
+    sos: int,  # First token of every caption
+    eos: int,  # Token that ends one
+    max_len: int = 30,  # Longest caption, `sos` and `eos` included
+    *,
+    pad: int = 4,  # Fills the rows that have ended
+    never: list | tuple = (),  # Tokens that must not be written
+    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
+    p: float = 0.9,  # Draw from the most likely tokens that have this much probability together; 1 = from all
+    temperature: float = 1.0,  # Below 1 sharpens the probabilities, above 1 flattens them
+    seed: int = 0,  # Another seed, other captions
+    ids: list = None,  # Name or number of each picture, on which its draws depend (b,); 0, 1, ... by default
+) -> Tensor:  # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis` by drawing each token from the nucleus"
     if not (0 < p <= 1 and temperature > 0):
         raise ValueError(f'p={p}, temperature={temperature}: expected 0 < p <= 1 and a temperature above 0')
     ids = list(range(len(vis)) if ids is None else ids)
-    if len(ids) != len(vis): raise ValueError(f'ids: {len(ids)} for {len(vis)} pictures')
+    if len(ids) != len(vis):
+        raise ValueError(f'ids: {len(ids)} for {len(vis)} pictures')
     u = np.array([rng(seed, 'nucleus', i).random(max_len) for i in ids], np.float32).reshape(-1, max_len)
     u = torch.from_numpy(u).to(vis.device)
-    draw = lambda logits, t: _nucleus(logits.float(), p, temperature, u[:,t])
+
+    def draw(logits, t):
+        return _nucleus(logits.float(), p, temperature, u[:, t])
+
     return _write(draw, step, vis, sos, eos, max_len=max_len, pad=pad, never=never, repeat=repeat)
 
 # %% ../../nbs/models/40_decoding.ipynb #28d28abb
 def _heads(m, x, lo, hi):
     "`x` (b,n,d) through parts `lo` to `hi` of attention `m` (0 query, 1 key, 2 value) -> (hi-lo,b,heads,n,d/heads)"
-    b,n,d = x.shape
-    bias = None if m.in_proj_bias is None else m.in_proj_bias[lo*d:hi*d]
-    y = F.linear(x, m.in_proj_weight[lo*d:hi*d], bias)
-    return y.view(b, n, hi-lo, m.num_heads, d//m.num_heads).permute(2, 0, 3, 1, 4)
+    b, n, d = x.shape
+    bias = None if m.in_proj_bias is None else m.in_proj_bias[lo * d : hi * d]
+    y = F.linear(x, m.in_proj_weight[lo * d : hi * d], bias)
+    return y.view(b, n, hi - lo, m.num_heads, d // m.num_heads).permute(2, 0, 3, 1, 4)
+
 
 def _attend(m, q, k, v, hide=None):
     "Attention and the output projection of `m` (b,s,d), and the weights (b,heads,s,n)"
-    a = (q * q.shape[-1]**-.5) @ k.transpose(-1, -2)
-    if hide is not None: a = a.masked_fill(hide, -torch.inf)
+    a = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if hide is not None:
+        a = a.masked_fill(hide, -torch.inf)
     a = a.softmax(-1)
-    return m.out_proj((a@v).transpose(1, 2).flatten(2)), a
+    return m.out_proj((a @ v).transpose(1, 2).flatten(2)), a
+
 
 def _layer(l, x, back, look):
     "Decoder layer `l` with these two attentions: LayerNorm before or after each part"
-    think = lambda x: l.linear2(l.activation(l.linear1(x)))
+
+    def think(x):
+        return l.linear2(l.activation(l.linear1(x)))
+
     if l.norm_first:
         x = x + back(l.norm1(x))
         x = x + look(l.norm2(x))
@@ -175,31 +221,39 @@ def _layer(l, x, back, look):
 # %% ../../nbs/models/40_decoding.ipynb #490e37f3
 class Cached:
     "A `step` for `greedy`, `beam` and `nucleus` that computes nothing twice; no dropout; one search at a time"
-    def __init__(self,
-        embed,   # A `CaptionEmbedding`
-        decoder, # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
+
+    def __init__(
+        self,
+        embed,  # A `CaptionEmbedding`
+        decoder,  # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
         output,  # (r,d) -> scores (r,v)
-    ): self.embed,self.decoder,self.output = embed,decoder,output
+    ):
+        self.embed = embed
+        self.decoder = decoder
+        self.output = output
 
     def _start(self, vis):
         "Empty the cache, and compute keys and values of the images"
-        self.seen,self.mine = 0,torch.ones(len(vis), 1, 0, dtype=torch.bool, device=vis.device)
+        self.seen = 0
+        self.mine = torch.ones(len(vis), 1, 0, dtype=torch.bool, device=vis.device)
         cells = [_heads(l.multihead_attn, vis, 1, 3) for l in self.decoder.layers]
-        self.cells = [c.contiguous() for c in cells] # keys and values (2,b,heads,n,d/heads)
-        self.words = [None]*len(cells)               # those of the words, all beams together
+        self.cells = [c.contiguous() for c in cells]  # keys and values (2,b,heads,n,d/heads)
+        self.words = [None] * len(cells)  # those of the words, all beams together
 
     def _back(self, i, x):
         "Self-attention of layer `i`: the new words (b,beams,d) attend to their own ancestors"
         m = self.decoder.layers[i].self_attn
-        q,*kv = _heads(m, x, 0, 3)
-        old,n = self.words[i],self.mine.shape[2]
-        lo = n-x.shape[1]
+        q, *kv = _heads(m, x, 0, 3)
+        old = self.words[i]
+        n = self.mine.shape[2]
+        lo = n - x.shape[1]
         if old is None or old.shape[3] < n:
-            self.words[i] = x.new_empty(2, *kv[0].shape[:2], max(n, 2*lo), kv[0].shape[3])
-            if old is not None: self.words[i][:,:,:,:lo] = old[:,:,:,:lo]
-        mem = self.words[i][:,:,:,:n]
-        mem[0,:,:,lo:],mem[1,:,:,lo:] = kv
-        return _attend(m, q, *mem, ~self.mine[:,None])[0]
+            self.words[i] = x.new_empty(2, *kv[0].shape[:2], max(n, 2 * lo), kv[0].shape[3])
+            if old is not None:
+                self.words[i][:, :, :, :lo] = old[:, :, :, :lo]
+        mem = self.words[i][:, :, :, :n]
+        mem[0, :, :, lo:], mem[1, :, :, lo:] = kv
+        return _attend(m, q, *mem, ~self.mine[:, None])[0]
 
     def _look(self, i, x):
         "Cross-attention of layer `i`: the beams of an image share its cells"
@@ -209,79 +263,97 @@ class Cached:
 # %% ../../nbs/models/40_decoding.ipynb #996acc8c
 @patch
 @torch.no_grad()
-def __call__(self:Cached,
-    vis:Tensor, # Pictures (b,n,d); read at the first word only
-    tok:Tensor, # The words so far (r,s), one more than in the last call; r is b times the number of beams
-)->Tensor:      # Scores of the next word (r,1,v)
+def __call__(
+    self: Cached,
+    vis: Tensor,  # Pictures (b,n,d); read at the first word only
+    tok: Tensor,  # The words so far (r,s), one more than in the last call; r is b times the number of beams
+) -> Tensor:  # Scores of the next word (r,1,v)
     "Scores of the next word, from the last of `tok` and the cached keys and values of the words before"
     s = tok.shape[1]
-    if s == 1: self._start(vis)
-    b,k = self.mine.shape[:2]
-    if s != self.seen+1 or len(tok) != b*k:
-        raise ValueError(f'tok: {tuple(tok.shape)}, but there are {b} pictures with {k} beams of {self.seen} words: '
-                         'each call brings one word more')
+    if s == 1:
+        self._start(vis)
+    b, k = self.mine.shape[:2]
+    if s != self.seen + 1 or len(tok) != b * k:
+        raise ValueError(
+            f'tok: {tuple(tok.shape)}, but there are {b} pictures with {k} beams of {self.seen} words: '
+            'each call brings one word more'
+        )
     e = self.embed
-    if s > e.max_len: raise ValueError(f'tok: {s} tokens, but there are positions for {e.max_len} only')
-    x = e.layer_norm(e.words(tok[:,-1]) + e.positions.weight[s-1]) * (tok[:,-1:] != e.pad)
+    if s > e.max_len:
+        raise ValueError(f'tok: {s} tokens, but there are positions for {e.max_len} only')
+    x = e.layer_norm(e.words(tok[:, -1]) + e.positions.weight[s - 1]) * (tok[:, -1:] != e.pad)
     self.mine = torch.cat([self.mine, torch.eye(k, dtype=torch.bool, device=tok.device).expand(b, k, k)], 2)
-    x = x.unflatten(0, (b,k))
-    for i,l in enumerate(self.decoder.layers): x = _layer(l, x, lambda y: self._back(i, y), lambda y: self._look(i, y))
-    if self.decoder.norm is not None: x = self.decoder.norm(x)
+    x = x.unflatten(0, (b, k))
+    for i, l in enumerate(self.decoder.layers):
+        x = _layer(l, x, lambda y: self._back(i, y), lambda y: self._look(i, y))
+    if self.decoder.norm is not None:
+        x = self.decoder.norm(x)
     self.seen = s
-    return self.output(x.flatten(0, 1))[:,None]
+    return self.output(x.flatten(0, 1))[:, None]
+
 
 @patch
-def keep(self:Cached,
-    parent:Tensor, # For each beam that is kept, the one it continues (b,beams)
-)->None:
+def keep(
+    self: Cached,
+    parent: Tensor,  # For each beam that is kept, the one it continues (b,beams)
+) -> None:
     "Continue these beams: their ancestors are looked up, and no key or value is moved"
-    self.mine = self.mine.gather(1, parent[...,None].expand(-1, -1, self.mine.shape[2]))
+    self.mine = self.mine.gather(1, parent[..., None].expand(-1, -1, self.mine.shape[2]))
 
 # %% ../../nbs/models/40_decoding.ipynb #b40edec2
 def decode(
-    step:Callable,        # As for `greedy`; `Cached(...)` or any function of the pictures and the words so far
-    vis:Tensor,           # What the captions are about (b,...)
-    sos:int,              # First token of every caption
-    eos:int,              # Token that ends one
-    max_len:int=30,       # Longest caption, `sos` and `eos` included
-    *, pad:int=4,         # Fills the rows that have ended
-    how:str='greedy',     # greedy, beam or nucleus
-    never:list|tuple=(),  # Tokens that must not be written
-    repeat:bool|str=True, # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
-    beams:int=5,          # beam: partial captions that are kept
-    per_node:int=2,       # beam: continuations that each may propose
-    norm:float=1.,        # beam: exponent of the length
-    p:float=.9,           # nucleus: probability that the tokens to draw from have together
-    temperature:float=1., # nucleus: below 1 sharpens
-    seed:int=0,           # nucleus: another seed, other captions
-    ids:list=None,        # nucleus: name or number of each picture (b,)
-)->Tensor:                # Token ids (b,s), s <= max_len
+    step: Callable,  # As for `greedy`; `Cached(...)` or any function of the pictures and the words so far
+    vis: Tensor,  # What the captions are about (b,...)
+    sos: int,  # First token of every caption
+    eos: int,  # Token that ends one
+    max_len: int = 30,  # Longest caption, `sos` and `eos` included
+    *,
+    pad: int = 4,  # Fills the rows that have ended
+    how: str = 'greedy',  # greedy, beam or nucleus
+    never: list | tuple = (),  # Tokens that must not be written
+    repeat: bool | str = True,  # May a token follow itself? False: no; 'virtex': as in `beam`, here the same as False
+    beams: int = 5,  # beam: partial captions that are kept
+    per_node: int = 2,  # beam: continuations that each may propose
+    norm: float = 1.0,  # beam: exponent of the length
+    p: float = 0.9,  # nucleus: probability that the tokens to draw from have together
+    temperature: float = 1.0,  # nucleus: below 1 sharpens
+    seed: int = 0,  # nucleus: another seed, other captions
+    ids: list = None,  # nucleus: name or number of each picture (b,)
+) -> Tensor:  # Token ids (b,s), s <= max_len
     "Write one caption for each row of `vis`"
-    first,common = (step,vis,sos,eos,max_len),dict(pad=pad, never=never, repeat=repeat)
-    if how == 'greedy':  return greedy(*first, **common)
-    if how == 'beam':    return beam(*first, **common, beams=beams, per_node=per_node, norm=norm)[0]
-    if how == 'nucleus': return nucleus(*first, **common, p=p, temperature=temperature, seed=seed, ids=ids)
-    raise did_you_mean('way to decode', how, ('greedy','beam','nucleus'))
+    first = (step, vis, sos, eos, max_len)
+    common = dict(pad=pad, never=never, repeat=repeat)
+    if how == 'greedy':
+        return greedy(*first, **common)
+    if how == 'beam':
+        return beam(*first, **common, beams=beams, per_node=per_node, norm=norm)[0]
+    if how == 'nucleus':
+        return nucleus(*first, **common, p=p, temperature=temperature, seed=seed, ids=ids)
+    raise did_you_mean('way to decode', how, ('greedy', 'beam', 'nucleus'))
 
 # %% ../../nbs/models/40_decoding.ipynb #d2100944
 @torch.no_grad()
 def attention(
-    embed:torch.nn.Module,   # A `CaptionEmbedding`
-    decoder:torch.nn.Module, # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
-    vis:Tensor,              # Pictures (b,n,d)
-    tok:Tensor,              # Finished captions, [SOS] first (b,s)
-)->Tensor:                   # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was
-                             # written
+    embed: torch.nn.Module,  # A `CaptionEmbedding`
+    decoder: torch.nn.Module,  # A `Decoder`, or torch's own layers in a module that has `layers` and `norm`
+    vis: Tensor,  # Pictures (b,n,d)
+    tok: Tensor,  # Finished captions, [SOS] first (b,s)
+) -> Tensor:  # Weights (b,layers,heads,s-1,n), the sum over n is 1; row i is from when `tok[:,i+1]` was
+    # written
     "Cross-attention weights over the image's cells, of each layer and head, for each word of a caption"
-    x = embed(tok[:,:-1])
+    x = embed(tok[:, :-1])
     hide = causal_mask(x.shape[1], device=tok.device) < 0
     maps = []
     for l in decoder.layers:
-        back = lambda y: _attend(l.self_attn, *_heads(l.self_attn, y, 0, 3), hide)[0]
+
+        def back(y):
+            return _attend(l.self_attn, *_heads(l.self_attn, y, 0, 3), hide)[0]
+
         def look(y):
             m = l.multihead_attn
-            out,a = _attend(m, _heads(m, y, 0, 1)[0], *_heads(m, vis, 1, 3))
+            out, a = _attend(m, _heads(m, y, 0, 1)[0], *_heads(m, vis, 1, 3))
             maps.append(a)
             return out
+
         x = _layer(l, x, back, look)
     return torch.stack(maps, 1)

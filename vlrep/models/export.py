@@ -6,103 +6,148 @@
 __all__ = ['LAYOUTS', 'known_as', 'detectron2_state', 'detectron2_grid', 'opening_lines', 'export_backbone']
 
 # %% ../../nbs/models/55_export.ipynb #fdef05c1
-import copy,io,json,pickle,re
+import copy
+import io
+import json
+import pickle
+import re
 from pathlib import Path
-import numpy as np, torch, torch.nn.functional as F, torchvision
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torchvision
 from safetensors.torch import load_file, save_file
-from ..core.files import *
-from ..core.seeding import *
-from ..core.registry import *
-from .weights import *
-from .backbones import *
+
+from ..core.files import FilePath, atomic_folder, read_json, write_json
+from ..core.registry import did_you_mean
+from ..core.seeding import torch_rng
+from .backbones import Backbone, backbone_shape
 from .named import NamedBackbone
 from .resnet_names import RESNETS
+from .weights import read_state
 
 # %% ../../nbs/models/55_export.ipynb #55f88405
-_NAMES = {shape: name for name,shape in RESNETS.items()}
+_NAMES = {shape: name for name, shape in RESNETS.items()}
+
 
 def known_as(
-    backbone:Backbone, # Any
-)->tuple:              # torchvision's name for it, or None; depth, width
+    backbone: Backbone,  # Any
+) -> tuple:  # torchvision's name for it, or None; depth, width
     "What torchvision and timm call this architecture; None for one that only this library has"
     if isinstance(backbone, NamedBackbone):
-        raise ValueError(f'{backbone.name} is a network of another library already; the weights that it opens are '
-                         f'vlrep.load(RUN).backbone.net.state_dict()')
-    depth,width = backbone_shape(backbone.state_dict(), 'backbone')
+        raise ValueError(
+            f'{backbone.name} is a network of another library already; the weights that it opens are '
+            f'vlrep.load(RUN).backbone.net.state_dict()'
+        )
+    depth, width = backbone_shape(backbone.state_dict(), 'backbone')
     if backbone.stride != (8 if depth == 10 else 32):
         raise ValueError(f'backbone: its stride is {backbone.stride}; only what make_backbone makes can be exported')
-    return _NAMES.get((depth, width)),depth,width
+    return _NAMES.get((depth, width)), depth, width
+
 
 def _need_name(backbone, to):
     "Name, depth and width of a network that other libraries have; a `ValueError` lists those"
-    name,depth,width = known_as(backbone)
-    if name: return name,depth,width
-    names = {w: ', '.join(str(d) for d,v in _NAMES if v == w) for w in (64,128)}
-    raise ValueError(f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
-                     f'written: what it can open has visual_depth {names[64]} with visual_width 64, or {names[128]} '
-                     f'with 128; train with --set visual_depth=18 --set visual_width=64, '
-                     'or with one of the recipes for which `vlrep-pretrain --recipes` lists another library')
+    name, depth, width = known_as(backbone)
+    if name:
+        return name, depth, width
+    names = {w: ', '.join(str(d) for d, v in _NAMES if v == w) for w in (64, 128)}
+    raise ValueError(
+        f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
+        f'written: what it can open has visual_depth {names[64]} with visual_width 64, or {names[128]} '
+        f'with 128; train with --set visual_depth=18 --set visual_width=64, '
+        'or with one of the recipes for which `vlrep-pretrain --recipes` lists another library'
+    )
 
 # %% ../../nbs/models/55_export.ipynb #0f20ba2c
-_RENAMES = (('downsample.0', 'shortcut'), ('downsample.1', 'shortcut.norm'),
-            ('bn1', 'conv1.norm'), ('bn2', 'conv2.norm'), ('bn3', 'conv3.norm'))
+_RENAMES = (
+    ('downsample.0', 'shortcut'),
+    ('downsample.1', 'shortcut.norm'),
+    ('bn1', 'conv1.norm'),
+    ('bn2', 'conv2.norm'),
+    ('bn3', 'conv3.norm'),
+)
+
 
 def detectron2_state(
-    state:dict, # State of a `Backbone`
-)->dict:        # The same tensors, as detectron2 names them
+    state: dict,  # State of a `Backbone`
+) -> dict:  # The same tensors, as detectron2 names them
     "A backbone's weights in detectron2's names, without BatchNorm's counters"
     out = {}
-    for k,v in state.items():
-        if k.endswith('num_batches_tracked'): continue
-        stage,_,rest = k.partition('.')
-        for a,b in _RENAMES: k,rest = k.replace(a, b),rest.replace(a, b)
-        out[f'res{int(stage[5:])+1}.{rest}' if stage.startswith('layer') else f'stem.{k}'] = v
+    for k, v in state.items():
+        if k.endswith('num_batches_tracked'):
+            continue
+        stage, _, rest = k.partition('.')
+        for a, b in _RENAMES:
+            k = k.replace(a, b)
+            rest = rest.replace(a, b)
+        out[f'res{int(stage[5:]) + 1}.{rest}' if stage.startswith('layer') else f'stem.{k}'] = v
     return out
 
 # %% ../../nbs/models/55_export.ipynb #2ad85fa0
 def detectron2_grid(
-    w:dict,           # Weights in detectron2's names
-    x:torch.Tensor,   # Normalised images (b,3,h,w)
-)->torch.Tensor:      # What detectron2 calls res5 (b,c,h/32,w/32)
+    w: dict,  # Weights in detectron2's names
+    x: torch.Tensor,  # Normalised images (b,3,h,w)
+) -> torch.Tensor:  # What detectron2 calls res5 (b,c,h/32,w/32)
     "detectron2's ResNet in evaluation mode, straight from a dict of weights"
+
     def conv(x, name, stride=1):
-        y = F.conv2d(x, w[name+'.weight'], None, stride, w[name+'.weight'].shape[2]//2)
-        n = name+'.norm.'
-        return F.batch_norm(y, w[n+'running_mean'], w[n+'running_var'], w[n+'weight'], w[n+'bias'], eps=1e-5)
+        y = F.conv2d(x, w[name + '.weight'], None, stride, w[name + '.weight'].shape[2] // 2)
+        n = name + '.norm.'
+        return F.batch_norm(y, w[n + 'running_mean'], w[n + 'running_var'], w[n + 'weight'], w[n + 'bias'], eps=1e-5)
+
     def block(x, name, stride):
-        deep = name+'.conv3.weight' in w
-        y = conv(x, name+'.conv1', 1 if deep else stride).relu()
-        y = conv(conv(y, name+'.conv2', stride).relu(), name+'.conv3') if deep else conv(y, name+'.conv2')
-        return (y + (conv(x, name+'.shortcut', stride) if name+'.shortcut.weight' in w else x)).relu()
+        deep = name + '.conv3.weight' in w
+        y = conv(x, name + '.conv1', 1 if deep else stride).relu()
+        y = conv(conv(y, name + '.conv2', stride).relu(), name + '.conv3') if deep else conv(y, name + '.conv2')
+        return (y + (conv(x, name + '.shortcut', stride) if name + '.shortcut.weight' in w else x)).relu()
+
     x = F.max_pool2d(conv(x, 'stem.conv1', 2).relu(), 3, 2, 1)
-    for stage in (2,3,4,5):
+    for stage in (2, 3, 4, 5):
         n = len({k.split('.')[1] for k in w if k.startswith(f'res{stage}.')})
-        for i in range(n): x = block(x, f'res{stage}.{i}', 2 if i == 0 and stage > 2 else 1)
+        for i in range(n):
+            x = block(x, f'res{stage}.{i}', 2 if i == 0 and stage > 2 else 1)
     return x
 
 # %% ../../nbs/models/55_export.ipynb #972d6ddd
 LAYOUTS = 'torchvision', 'timm', 'detectron2'
 
+
 def _note(backbone, to, mean, std, size):
     "Architecture and preprocessing that belong to the weights"
-    name,depth,width = _need_name(backbone, to)
-    for what,v in (('mean',mean),('std',std)):
-        if len(v) != 3: raise ValueError(f'{what}={v}: one number for each of red, green and blue')
-    return dict(architecture=name, depth=depth, width=width, features=backbone.width, stride=backbone.stride,
-                head='none: without fc, the grid before pooling', channels='RGB', range=[0,1], size=size,
-                mean=[float(v) for v in mean], std=[float(v) for v in std])
+    name, depth, width = _need_name(backbone, to)
+    for what, v in (('mean', mean), ('std', std)):
+        if len(v) != 3:
+            raise ValueError(f'{what}={v}: one number for each of red, green and blue')
+    return dict(
+        architecture=name,
+        depth=depth,
+        width=width,
+        features=backbone.width,
+        stride=backbone.stride,
+        head='none: without fc, the grid before pooling',
+        channels='RGB',
+        range=[0, 1],
+        size=size,
+        mean=[float(v) for v in mean],
+        std=[float(v) for v in std],
+    )
+
 
 def _yaml(note, file):
     "detectron2's config for these weights"
-    mean,std = ([round(255*v, 6) for v in note[k]] for k in ('mean','std'))
+    mean, std = ([round(255 * v, 6) for v in note[k]] for k in ('mean', 'std'))
     narrow = '    RES2_OUT_CHANNELS: 64\n' if note['depth'] < 50 else ''
-    return (f'MODEL:\n  WEIGHTS: "{file}"\n  PIXEL_MEAN: {mean}\n  PIXEL_STD: {std}\n  BACKBONE:\n    FREEZE_AT: 0\n'
-            f'  RESNETS:\n    DEPTH: {note["depth"]}\n    STRIDE_IN_1X1: False\n    WIDTH_PER_GROUP: '
-            f'{note["width"]}\n{narrow}'
-            '    NORM: "SyncBN"\nINPUT:\n  FORMAT: "RGB"\n')
+    return (
+        f'MODEL:\n  WEIGHTS: "{file}"\n  PIXEL_MEAN: {mean}\n  PIXEL_STD: {std}\n  BACKBONE:\n    FREEZE_AT: 0\n'
+        f'  RESNETS:\n    DEPTH: {note["depth"]}\n    STRIDE_IN_1X1: False\n    WIDTH_PER_GROUP: '
+        f'{note["width"]}\n{narrow}'
+        '    NORM: "SyncBN"\nINPUT:\n  FORMAT: "RGB"\n'
+    )
 
 # %% ../../nbs/models/55_export.ipynb #c3a51e70
-_OPEN = dict(torchvision="""import torch, torchvision
+_OPEN = dict(
+    torchvision="""import torch, torchvision
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
 net = torchvision.models.{name}()
@@ -112,13 +157,13 @@ net.eval()
 view = Compose([Resize({size}), CenterCrop({size}), ToTensor(), Normalize({mean}, {std})])
 with torch.no_grad(): features = net(view(Image.open('photo.jpg').convert('RGB'))[None])
 print(features.shape)                            # (1, {features})""",
-timm="""import timm, torch
+    timm="""import timm, torch
 from PIL import Image
 net = timm.create_model({hub}, pretrained=True).eval()
 view = timm.data.create_transform(**timm.data.resolve_model_data_config(net), is_training=False)
 with torch.no_grad(): features = net(view(Image.open('photo.jpg').convert('RGB'))[None])
 print(features.shape)                            # (1, {features})""",
-detectron2="""import numpy as np, torch
+    detectron2="""import numpy as np, torch
 from PIL import Image
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import get_cfg
@@ -133,46 +178,69 @@ DetectionCheckpointer(net).load(cfg.MODEL.WEIGHTS)
 pixels = np.asarray(Image.open('photo.jpg').convert('RGB').resize(({size}, {size})), np.float32)
 mean, std = np.float32(cfg.MODEL.PIXEL_MEAN), np.float32(cfg.MODEL.PIXEL_STD)
 with torch.no_grad(): grid = net(torch.from_numpy((pixels - mean)/std).permute(2, 0, 1)[None])['res5']
-print(grid.mean((2, 3)).shape)                   # (1, {features})""")
+print(grid.mean((2, 3)).shape)                   # (1, {features})""",
+)
 
 # %% ../../nbs/models/55_export.ipynb #c3a51e71
 def opening_lines(
-    note:dict,           # Architecture and preprocessing that belong to the weights
-    to:str,              # One of `LAYOUTS`
-    folder:FilePath='.', # Where the files will be
-)->list:                 # Lines of Python: they need the files in `folder`, and an image photo.jpg
+    note: dict,  # Architecture and preprocessing that belong to the weights
+    to: str,  # One of `LAYOUTS`
+    folder: FilePath = '.',  # Where the files will be
+) -> list:  # Lines of Python: they need the files in `folder`, and an image photo.jpg
     "The lines with which another library opens an export and computes the features of a photo"
-    folder,name = Path(folder),note['architecture']
-    file = folder/{'torchvision': f'{name}.pth', 'timm': 'model.safetensors', 'detectron2': f'{name}.pkl'}[to]
-    facts = {k: note[k] for k in ('size','mean','std','features')}
-    return _OPEN[to].format(name=name, file=repr(str(file)), yaml=repr(str(folder/f'{name}.yaml')),
-                            hub=repr(f'local-dir:{folder}'), **facts).splitlines()
+    folder = Path(folder)
+    name = note['architecture']
+    file = folder / {'torchvision': f'{name}.pth', 'timm': 'model.safetensors', 'detectron2': f'{name}.pkl'}[to]
+    facts = {k: note[k] for k in ('size', 'mean', 'std', 'features')}
+    return (
+        _OPEN[to]
+        .format(
+            name=name,
+            file=repr(str(file)),
+            yaml=repr(str(folder / f'{name}.yaml')),
+            hub=repr(f'local-dir:{folder}'),
+            **facts,
+        )
+        .splitlines()
+    )
 
 # %% ../../nbs/models/55_export.ipynb #b0a88f97
 class _Arrays(pickle.Unpickler):
     "A pickle of arrays and plain data, and nothing else"
+
     def find_class(self, module, name):
-        array = module.split('.')[0] == 'numpy' and name in ('_reconstruct','ndarray','dtype')
-        if array: return super().find_class(module, name)
+        array = module.split('.')[0] == 'numpy' and name in ('_reconstruct', 'ndarray', 'dtype')
+        if array:
+            return super().find_class(module, name)
         raise pickle.UnpicklingError(f'{module}.{name} in a file of arrays')
+
 
 def _write(folder, to, state, note):
     "Weights and note of layout `to` into `folder`"
     name = note['architecture']
     if to == 'torchvision':
-        torch.save(state, folder/f'{name}.pth')
-        write_json(folder/f'{name}.json', note | dict(open=opening_lines(note, to)))
+        torch.save(state, folder / f'{name}.pth')
+        write_json(folder / f'{name}.json', note | dict(open=opening_lines(note, to)))
     if to == 'timm':
-        view = dict(input_size=[3, note['size'], note['size']], mean=note['mean'], std=note['std'],
-                    interpolation='bilinear', crop_pct=1., num_classes=0, first_conv='conv1', classifier='fc')
+        view = dict(
+            input_size=[3, note['size'], note['size']],
+            mean=note['mean'],
+            std=note['std'],
+            interpolation='bilinear',
+            crop_pct=1.0,
+            num_classes=0,
+            first_conv='conv1',
+            classifier='fc',
+        )
         cfg = dict(architecture=name, num_classes=0, num_features=note['features'], pretrained_cfg=view)
-        save_file(state, folder/'model.safetensors')
-        write_json(folder/'config.json', cfg)
+        save_file(state, folder / 'model.safetensors')
+        write_json(folder / 'config.json', cfg)
     if to == 'detectron2':
-        model = {k: v.numpy() for k,v in detectron2_state(state).items()}
+        model = {k: v.numpy() for k, v in detectron2_state(state).items()}
         out = dict(model=model, __author__='vlrep', matching_heuristics=True)
-        (folder/f'{name}.pkl').write_bytes(pickle.dumps(out, protocol=4))
-        (folder/f'{name}.yaml').write_text(_yaml(note, f'{name}.pkl'))
+        (folder / f'{name}.pkl').write_bytes(pickle.dumps(out, protocol=4))
+        (folder / f'{name}.yaml').write_text(_yaml(note, f'{name}.pkl'))
+
 
 def _torchvision_net(name, state):
     "torchvision's network with these weights, up to its grid"
@@ -180,74 +248,92 @@ def _torchvision_net(name, state):
     net.fc = torch.nn.Identity()
     net.load_state_dict(state, strict=True)
     net.eval().double()
-    return torch.nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3,
-                               net.layer4)
+    return torch.nn.Sequential(
+        net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4
+    )
 
 # %% ../../nbs/models/55_export.ipynb #bb09d227
 def _timm_net(folder, name):
-    state = load_file(folder/'model.safetensors')
-    try: import timm
+    state = load_file(folder / 'model.safetensors')
+    try:
+        import timm
     except ImportError:
-        return _torchvision_net(name,
-                                state),f'torchvision.models.{name}, whose names timm shares (timm is not installed)'
+        return _torchvision_net(
+            name, state
+        ), f'torchvision.models.{name}, whose names timm shares (timm is not installed)'
     net = timm.create_model(name, pretrained=False, num_classes=0)
     net.load_state_dict(state, strict=True)
-    return net.eval().double().forward_features,f'timm {timm.__version__}'
+    return net.eval().double().forward_features, f'timm {timm.__version__}'
+
 
 def _detectron2_net(folder, name):
-    got = _Arrays(io.BytesIO((folder/f'{name}.pkl').read_bytes())).load()
-    w = {k: torch.from_numpy(v).double() for k,v in got['model'].items()}
-    return (lambda x: detectron2_grid(w, x)),"detectron2's forward pass, written out"
+    got = _Arrays(io.BytesIO((folder / f'{name}.pkl').read_bytes())).load()
+    w = {k: torch.from_numpy(v).double() for k, v in got['model'].items()}
+    return (lambda x: detectron2_grid(w, x)), "detectron2's forward pass, written out"
+
 
 def _read(folder, to, name):
     "The exported network as a function of pixels from 0 to 255, and the name of what read it"
+
     def ready(net, mean, std, top=255):
-        m,s = (torch.tensor(v, dtype=torch.float64).view(3,1,1) for v in (mean,std))
-        return lambda px: net((px/top - m)/s)
+        m, s = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (mean, std))
+        return lambda px: net((px / top - m) / s)
+
     if to == 'timm':
-        (net,by),cfg = _timm_net(folder, name),read_json(folder/'config.json')['pretrained_cfg']
-        return ready(net, cfg['mean'], cfg['std']),by
+        (net, by), cfg = _timm_net(folder, name), read_json(folder / 'config.json')['pretrained_cfg']
+        return ready(net, cfg['mean'], cfg['std']), by
     if to == 'detectron2':
-        (net,by),text = _detectron2_net(folder, name),(folder/f'{name}.yaml').read_text()
-        mean,std = (json.loads(re.search(f'PIXEL_{k}: (.*)', text)[1]) for k in ('MEAN','STD'))
-        return ready(net, mean, std, 1),by
-    note,file = read_json(folder/f'{name}.json'),folder/f'{name}.pth'
-    return ready(_torchvision_net(name, read_state(file)), note['mean'], note['std']),f'torchvision.models.{name}'
+        (net, by), text = _detectron2_net(folder, name), (folder / f'{name}.yaml').read_text()
+        mean, std = (json.loads(re.search(f'PIXEL_{k}: (.*)', text)[1]) for k in ('MEAN', 'STD'))
+        return ready(net, mean, std, 1), by
+    note = read_json(folder / f'{name}.json')
+    file = folder / f'{name}.pth'
+    return ready(_torchvision_net(name, read_state(file)), note['mean'], note['std']), f'torchvision.models.{name}'
 
 # %% ../../nbs/models/55_export.ipynb #8ea2e830
 def _error(backbone, read, mean, std):
     "Largest difference between our grid and theirs, as a part of the grid's largest value"
-    px = torch.randint(0, 256, (1,3,65,97), generator=torch_rng('export')).double()
+    px = torch.randint(0, 256, (1, 3, 65, 97), generator=torch_rng('export')).double()
     net = copy.deepcopy(backbone).cpu().double().eval()
     net.autocast = None
-    m,s = (torch.tensor(v, dtype=torch.float64).view(3,1,1) for v in (mean,std))
-    with torch.no_grad(): a,b = net((px/255 - m)/s),read(px)
-    if a.shape != b.shape: return float('inf')
-    return ((a-b).abs().max()/a.abs().max().clamp(min=1e-12)).item()
+    m, s = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (mean, std))
+    with torch.no_grad():
+        a = net((px / 255 - m) / s)
+        b = read(px)
+    if a.shape != b.shape:
+        return float('inf')
+    return ((a - b).abs().max() / a.abs().max().clamp(min=1e-12)).item()
+
 
 def export_backbone(
-    backbone:Backbone,           # Trained
-    folder:FilePath,             # Where to; it must not exist, or be empty
-    to:str='torchvision',        # torchvision, timm or detectron2
-    mean:tuple=(.485,.456,.406), # What was subtracted from red, green and blue in [0,1]
-    std:tuple=(.229,.224,.225),  # What they were then divided by
-    *, size:int=224,             # Side of the images it was trained with
-)->dict:                         # `files`; `by`: what read them again; `error`: the largest relative difference then;
-                                 # `open`: lines of code that open them
+    backbone: Backbone,  # Trained
+    folder: FilePath,  # Where to; it must not exist, or be empty
+    to: str = 'torchvision',  # torchvision, timm or detectron2
+    mean: tuple = (0.485, 0.456, 0.406),  # What was subtracted from red, green and blue in [0,1]
+    std: tuple = (0.229, 0.224, 0.225),  # What they were then divided by
+    *,
+    size: int = 224,  # Side of the images it was trained with
+) -> dict:  # `files`; `by`: what read them again; `error`: the largest relative difference then;
+    # `open`: lines of code that open them
     "Write the backbone in another project's layout, read it there, compare; a `ValueError` says what does not fit"
-    if to not in LAYOUTS: raise did_you_mean('layout', to, LAYOUTS)
+    if to not in LAYOUTS:
+        raise did_you_mean('layout', to, LAYOUTS)
     folder = Path(folder)
     note = _note(backbone, to, mean, std, size)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f'{folder}: there is something already; choose another folder')
-    plain = lambda v: v.detach().cpu().to(torch.float32 if v.is_floating_point() else v.dtype).contiguous().clone()
-    state = {k: plain(v) for k,v in backbone.state_dict().items()}
+
+    def plain(v):
+        return v.detach().cpu().to(torch.float32 if v.is_floating_point() else v.dtype).contiguous().clone()
+
+    state = {k: plain(v) for k, v in backbone.state_dict().items()}
     with atomic_folder(folder) as new:
         _write(new, to, state, note)
-        read,by = _read(new, to, note['architecture'])
+        read, by = _read(new, to, note['architecture'])
         error = _error(backbone, read, mean, std)
         if not error < 1e-5:
             raise ValueError(
-                f'{to}: what {by} read again differs by {error:.2g} from the backbone; nothing was written')
+                f'{to}: what {by} read again differs by {error:.2g} from the backbone; nothing was written'
+            )
         files = sorted(p.name for p in new.iterdir())
-    return dict(files=[str(folder/f) for f in files], by=by, error=error, open=opening_lines(note, to, folder))
+    return dict(files=[str(folder / f) for f in files], by=by, error=error, open=opening_lines(note, to, folder))

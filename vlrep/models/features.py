@@ -7,88 +7,104 @@ __all__ = ['plain_batches', 'frozen', 'pool_grid', 'features', 'bn_statistics']
 
 # %% ../../nbs/models/60_features.ipynb #b28a4d5f
 from contextlib import contextmanager
-import numpy as np, torch, torch.nn.functional as F
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core.progress import *
+
+from ..core.progress import progress
 from ..data.records import ImageTextDataset
 from ..data.transforms import EvalTransform
 
 # %% ../../nbs/models/60_features.ipynb #48f3420b
 def plain_batches(
-    data:'ImageTextDataset|Iterable', # An `ImageTextDataset`, or a loader that yields normalised batches in order
-    size:int=None,                    # Side of the views in pixels; the dataset's own by default
-    bs:int=256,                       # Images at a time
-    device:str|torch.device='cpu',    # Where they are computed
-)->'Iterator[Tensor]':                # Yields float images (b,3,size,size)
+    data: 'ImageTextDataset|Iterable',  # An `ImageTextDataset`, or a loader that yields normalised batches in order
+    size: int = None,  # Side of the views in pixels; the dataset's own by default
+    bs: int = 256,  # Images at a time
+    device: str | torch.device = 'cpu',  # Where they are computed
+) -> 'Iterator[Tensor]':  # Yields float images (b,3,size,size)
     "The images of `data` in their order, normalised, neither mirrored nor cropped at random"
     if not isinstance(data, ImageTextDataset):
-        for batch in data: yield (batch if isinstance(batch, dict) else batch[0])['img'].to(device)
+        for batch in data:
+            yield (batch if isinstance(batch, dict) else batch[0])['img'].to(device)
         return
-    if not len(data): raise ValueError(f'{data.name}: no images to take features of')
+    if not len(data):
+        raise ValueError(f'{data.name}: no images to take features of')
     plain = EvalTransform(size or data.size)
     for idx in torch.arange(len(data)).split(bs):
-        img,hw = (t.to(device) for t in data.images(idx.numpy()))
-        yield plain(dict(img=img, hw=hw, id=idx.to(device),
-                         flip=torch.zeros(len(idx), dtype=torch.bool, device=device)), ('plain',))['img']
+        img, hw = (t.to(device) for t in data.images(idx.numpy()))
+        yield plain(
+            dict(img=img, hw=hw, id=idx.to(device), flip=torch.zeros(len(idx), dtype=torch.bool, device=device)),
+            ('plain',),
+        )['img']
 
 # %% ../../nbs/models/60_features.ipynb #38e50916
 @contextmanager
 def frozen(
-    backbone:nn.Module,  # Any module
-    native:bool=False,   # Keep its own precision (`autocast`) instead of float32?
-)->'Iterator[nn.Module]':
+    backbone: nn.Module,  # Any module
+    native: bool = False,  # Keep its own precision (`autocast`) instead of float32?
+) -> 'Iterator[nn.Module]':
     "Evaluation mode, no gradients, float32; afterwards every module is in the mode it was in"
     modes = {m: m.training for m in backbone.modules()}
     cast = getattr(backbone, 'autocast', None)
     try:
         backbone.eval()
-        if cast is not None and not native: backbone.autocast = None
-        with torch.no_grad(): yield backbone
+        if cast is not None and not native:
+            backbone.autocast = None
+        with torch.no_grad():
+            yield backbone
     finally:
-        for m,mode in modes.items(): m.training = mode
-        if cast is not None: backbone.autocast = cast
+        for m, mode in modes.items():
+            m.training = mode
+        if cast is not None:
+            backbone.autocast = cast
 
 # %% ../../nbs/models/60_features.ipynb #079bec21
 def pool_grid(
-    grid:Tensor, # (b,c,h,w)
-)->dict:         # `avg` (b,c) and `grid2` (b,4c); channel k's quarters stand at 4k...4k+3
+    grid: Tensor,  # (b,c,h,w)
+) -> dict:  # `avg` (b,c) and `grid2` (b,4c); channel k's quarters stand at 4k...4k+3
     "Mean over the grid, and over its quarters"
-    return dict(avg=grid.mean((2,3)), grid2=F.adaptive_avg_pool2d(grid, 2).flatten(1))
+    return dict(avg=grid.mean((2, 3)), grid2=F.adaptive_avg_pool2d(grid, 2).flatten(1))
 
 # %% ../../nbs/models/60_features.ipynb #6d9d4b32
 def _watched(data, size, bs, device, label):
     "`plain_batches` with a bar"
-    n = len(data) if hasattr(data, '__len__') else None            # batches may come from a generator
-    return progress(plain_batches(data, size, bs, device), -(-n//bs) if isinstance(data, ImageTextDataset) else n,
-                    label)
+    n = len(data) if hasattr(data, '__len__') else None  # batches may come from a generator
+    return progress(
+        plain_batches(data, size, bs, device), -(-n // bs) if isinstance(data, ImageTextDataset) else n, label
+    )
+
 
 def features(
-    backbone:nn.Module,               # `backbone(img)` gives a grid (b,c,h,w)
-    data:'ImageTextDataset|Iterable', # `ImageTextDataset` or loader
-    size:int=None,                    # Side of the images in pixels; the dataset's own by default
-    bs:int=256,                       # Images at a time
-    native:bool=False,                # The backbone's own precision instead of float32?
-)->dict:                              # `avg` (n,c) and `grid2` (n,4c), float32 on the CPU
+    backbone: nn.Module,  # `backbone(img)` gives a grid (b,c,h,w)
+    data: 'ImageTextDataset|Iterable',  # `ImageTextDataset` or loader
+    size: int = None,  # Side of the images in pixels; the dataset's own by default
+    bs: int = 256,  # Images at a time
+    native: bool = False,  # The backbone's own precision instead of float32?
+) -> dict:  # `avg` (n,c) and `grid2` (n,4c), float32 on the CPU
     "Features of every image of `data`, in order, from a backbone that stays as it is"
     p = next(backbone.parameters(), torch.zeros(()))
     with frozen(backbone, native):
-        out = [{k: v.float().cpu() for k,v in pool_grid(backbone(img.to(p.dtype))).items()}
-               for img in _watched(data, size, bs, p.device, 'features')]
+        out = [
+            {k: v.float().cpu() for k, v in pool_grid(backbone(img.to(p.dtype))).items()}
+            for img in _watched(data, size, bs, p.device, 'features')
+        ]
     return {k: torch.cat([o[k] for o in out]) for k in out[0]}
 
 # %% ../../nbs/models/60_features.ipynb #660e8fa7
 def bn_statistics(
-    backbone:nn.Module,               # Changed in place: its BatchNorm statistics, and nothing else
-    data:'ImageTextDataset|Iterable', # The pretraining images: `ImageTextDataset`, or a loader of normalised batches
-    size:int=None,                    # Side of the images in pixels
-    n:int=4096,                       # Use this many of a dataset's images
-    bs:int=256,                       # Images a batch
-)->nn.Module:                         # The same backbone
+    backbone: nn.Module,  # Changed in place: its BatchNorm statistics, and nothing else
+    data: 'ImageTextDataset|Iterable',  # The pretraining images: `ImageTextDataset`, or a loader of normalised batches
+    size: int = None,  # Side of the images in pixels
+    n: int = 4096,  # Use this many of a dataset's images
+    bs: int = 256,  # Images a batch
+) -> nn.Module:  # The same backbone
     "Set BatchNorm statistics to the plain average over batches of `data`"
     bns = [m for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     if isinstance(data, ImageTextDataset):
         n = min(n, len(data))
-        data = data.subset(np.arange(n//bs*bs or n))
+        data = data.subset(np.arange(n // bs * bs or n))
     p = next(backbone.parameters(), torch.zeros(()))
     momenta = [m.momentum for m in bns]
     with frozen(backbone):
@@ -97,7 +113,9 @@ def bn_statistics(
             m.momentum = None
             m.training = True
         try:
-            for img in _watched(data, size, bs, p.device, 'statistics of BatchNorm'): backbone(img.to(p.dtype))
+            for img in _watched(data, size, bs, p.device, 'statistics of BatchNorm'):
+                backbone(img.to(p.dtype))
         finally:
-            for m,old in zip(bns, momenta): m.momentum = old
+            for m, old in zip(bns, momenta):
+                m.momentum = old
     return backbone

@@ -7,163 +7,233 @@ __all__ = ['FusionLayer', 'FusionEncoder']
 
 # %% ../../nbs/models/59_fusion.ipynb #2ad0222e
 from collections.abc import Callable
-import torch, torch.nn as nn, torch.nn.functional as F
-from torch import Tensor
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from fastcore.basics import patch
-from ..core.seeding import *
-from .sublayers import *
-from .sublayers import _PAIRS
-from .bert_model import *
-from .text_decoder import *
+from torch import Tensor
+
+from ..core.seeding import torch_rng
+from .bert_model import Bert
+from .sublayers import _PAIRS, FusionConfig, Sublayer
+from .text_decoder import attend, drop, init_weights
 from .text_encoder import _linear
 
 # %% ../../nbs/models/59_fusion.ipynb #a69aa3bf
 class _Half(nn.Module):
     "One stream's part of a sublayer: queries, keys and values, and the feed-forward network"
+
     def __init__(self, sizes, width, asks, shown):
         super().__init__()
-        (d,ffn),self.asks,self.shown = sizes,asks,shown
-        self.project = nn.Linear(d, (asks+2*shown)*width)
-        if not asks: return
-        self.out,self.linear1,self.linear2 = nn.Linear(width, d),nn.Linear(d, ffn),nn.Linear(ffn, d)
-        self.norm1,self.norm2 = nn.LayerNorm(d),nn.LayerNorm(d)
+        self.asks = asks
+        self.shown = shown
+        (d, ffn) = sizes
+        self.project = nn.Linear(d, (asks + 2 * shown) * width)
+        if not asks:
+            return
+        self.out = nn.Linear(width, d)
+        self.linear1 = nn.Linear(d, ffn)
+        self.linear2 = nn.Linear(ffn, d)
+        self.norm1 = nn.LayerNorm(d)
+        self.norm2 = nn.LayerNorm(d)
+
     def think(self, x, seen, p):
         "Add the output `seen` of attention (m,w) to a stream `x` (m,d), then apply the feed-forward network"
         x = self.norm1(x + drop(_linear(seen, self.out), p, self.training))
         return self.norm2(x + drop(_linear(F.gelu(_linear(x, self.linear1)), self.linear2), p, self.training))
 
+
 class _Seats:
     "Positions of the rows of a stream in (b,n); on a CPU without padding"
+
     def __init__(self, real):
         self.shape = real.shape
         packs = real.device.type == 'cpu' and not real.all()
-        self.at = real.flatten().nonzero()[:,0] if packs else None
+        self.at = real.flatten().nonzero()[:, 0] if packs else None
+
     def pack(self, x):
         x = x.flatten(0, 1)
         return x if self.at is None else x.index_select(0, self.at)
+
     def spread(self, x):
-        if self.at is None: return x.unflatten(0, self.shape)
-        b,n = self.shape
-        return x.new_zeros(b*n, x.shape[1]).index_copy_(0, self.at, x).unflatten(0, (b,n))
+        if self.at is None:
+            return x.unflatten(0, self.shape)
+        b, n = self.shape
+        return x.new_zeros(b * n, x.shape[1]).index_copy_(0, self.at, x).unflatten(0, (b, n))
+
 
 def _open(reals):
     "Attention mask of these streams together (b,1,1,n), and which samples have anything to attend to (b,1,1,1)"
     real = torch.cat(reals, 1)
     some = real.any(1, keepdim=True)
     first = torch.arange(real.shape[1], device=real.device) == 0
-    real = real | (first & ~some)                                       # attention needs something to look at
-    return torch.zeros(real.shape, device=real.device).masked_fill_(~real, -torch.inf)[:,None,None],some[:,None,None]
+    real = real | (first & ~some)  # attention needs something to look at
+    return torch.zeros(real.shape, device=real.device).masked_fill_(~real, -torch.inf)[:, None, None], some[
+        :, None, None
+    ]
 
 # %% ../../nbs/models/59_fusion.ipynb #2cc51c4e
 class FusionLayer(nn.Module):
     "One sublayer: attention along its pairs, then a feed-forward part, each added to its input and then normalised"
-    def __init__(self,
-        spec:Sublayer,       # Which stream attends to which
-        config:FusionConfig, # The sizes
+
+    def __init__(
+        self,
+        spec: Sublayer,  # Which stream attends to which
+        config: FusionConfig,  # The sizes
     ):
         super().__init__()
-        self.looks,self.heads,self.p,self.attention_p = spec.looks,spec.heads,config.dropout,config.attention_dropout
+        self.looks = spec.looks
+        self.heads = spec.heads
+        self.p = config.dropout
+        self.attention_p = config.attention_dropout
         shown = {s for ss in self.looks.values() for s in ss}
-        def half(s): return _Half(config.sizes(s), spec.width or config.sizes(s)[0], s in self.looks, s in shown)
+
+        def half(s):
+            return _Half(config.sizes(s), spec.width or config.sizes(s)[0], s in self.looks, s in shown)
+
         self.halves = nn.ModuleDict(dict(both=half('text')) if spec.shared else {s: half(s) for s in spec.streams})
         self.users = {h: spec.streams if h == 'both' else (h,) for h in self.halves}
-        self.groups = [(seen, [s for s in self.looks if self.looks[s] == seen])
-                       for seen in dict.fromkeys(self.looks.values())]
+        self.groups = [
+            (seen, [s for s in self.looks if self.looks[s] == seen]) for seen in dict.fromkeys(self.looks.values())
+        ]
         for m in self.modules():
-            if isinstance(m, nn.LayerNorm): m.eps = config.eps
+            if isinstance(m, nn.LayerNorm):
+                m.eps = config.eps
+
     def _heads(self, rows, seats):
         "Queries, keys and values of each stream that has them, (b,heads,n,w/heads)"
-        q,k,v = {},{},{}
-        for h,half in self.halves.items():
+        q = {}
+        k = {}
+        v = {}
+        for h, half in self.halves.items():
             names = self.users[h]
             y = _linear(torch.cat([rows[s] for s in names]), half.project)
-            for s,part in zip(names, y.split([len(rows[s]) for s in names])):
-                *asks,key,value = (seats[s].spread(part).unflatten(2, (half.asks+2*half.shown,self.heads,-1))
-                                   .permute(2,0,3,1,4).unbind() if half.shown else
-                                   (seats[s].spread(part).unflatten(2, (self.heads,-1)).transpose(1,2),None,None))
-                if asks: q[s] = asks[0]
-                if half.shown: k[s],v[s] = key,value
-        return q,k,v
+            for s, part in zip(names, y.split([len(rows[s]) for s in names])):
+                *asks, key, value = (
+                    seats[s]
+                    .spread(part)
+                    .unflatten(2, (half.asks + 2 * half.shown, self.heads, -1))
+                    .permute(2, 0, 3, 1, 4)
+                    .unbind()
+                    if half.shown
+                    else (seats[s].spread(part).unflatten(2, (self.heads, -1)).transpose(1, 2), None, None)
+                )
+                if asks:
+                    q[s] = asks[0]
+                if half.shown:
+                    k[s], v[s] = key, value
+        return q, k, v
 
 # %% ../../nbs/models/59_fusion.ipynb #422542c2
 @patch
-def forward(self:FusionLayer,
-    rows:dict,  # Stream -> its vectors without padding (m,d)
-    seats:dict, # Stream -> where they stand
-    opened:Callable, # Streams attended to -> mask, and which samples have anything to attend to
-)->dict:        # Stream -> new vectors
+def forward(
+    self: FusionLayer,
+    rows: dict,  # Stream -> its vectors without padding (m,d)
+    seats: dict,  # Stream -> where they stand
+    opened: Callable,  # Streams attended to -> mask, and which samples have anything to attend to
+) -> dict:  # Stream -> new vectors
     "Attention, then the feed-forward network"
-    (q,k,v),seen = self._heads(rows, seats),{}
-    for shown,askers in self.groups:
-        mask,some = opened(shown)
-        keys,values = (torch.cat([x[s] for s in shown], 2) for x in (k,v))
-        y = attend(torch.cat([q[s] for s in askers], 2), keys, values, mask,
-                   self.attention_p if self.training else 0.)
-        y = (y*some.to(y.dtype)).transpose(1,2).flatten(2)
-        seen |= {s: seats[s].pack(part) for s,part in zip(askers, y.split([q[s].shape[2] for s in askers], 1))}
+    (q, k, v), seen = self._heads(rows, seats), {}
+    for shown, askers in self.groups:
+        mask, some = opened(shown)
+        keys, values = (torch.cat([x[s] for s in shown], 2) for x in (k, v))
+        y = attend(torch.cat([q[s] for s in askers], 2), keys, values, mask, self.attention_p if self.training else 0.0)
+        y = (y * some.to(y.dtype)).transpose(1, 2).flatten(2)
+        seen |= {s: seats[s].pack(part) for s, part in zip(askers, y.split([q[s].shape[2] for s in askers], 1))}
     out = dict(rows)
-    for h,half in self.halves.items():
+    for h, half in self.halves.items():
         names = [s for s in self.users[h] if s in self.looks]
-        if not names: continue
-        x = half.think(*(torch.cat([o[s] for s in names]) for o in (rows,seen)), self.p)
+        if not names:
+            continue
+        x = half.think(*(torch.cat([o[s] for s in names]) for o in (rows, seen)), self.p)
         out |= dict(zip(names, x.split([len(rows[s]) for s in names])))
     return out
 
 # %% ../../nbs/models/59_fusion.ipynb #21ff02cf
 class FusionEncoder(nn.Module):
     "A list of sublayers over words and regions"
-    def __init__(self,
-        config:FusionConfig, # The sizes
-        seed:int=0,          # The initial weights depend on this and the sizes alone
+
+    def __init__(
+        self,
+        config: FusionConfig,  # The sizes
+        seed: int = 0,  # The initial weights depend on this and the sizes alone
     ):
         super().__init__()
-        self.config,self.widths = config,{s: config.sizes(s)[0] for s in ('text','image')}
+        self.config = config
+        self.widths = {s: config.sizes(s)[0] for s in ('text', 'image')}
         self.layers = nn.ModuleList(FusionLayer(l, config) for l in config.sublayers)
         init_weights(self, config.std, torch_rng(seed, 'fusion'))
-        for n,p in self.named_parameters():
-            if n.endswith('bias'): nn.init.zeros_(p)
-    def forward(self,
-        text:Tensor,       # Vectors of words (b,s,d)
-        text_real:Tensor,  # Which of them are real (b,s) bool
-        image:Tensor,      # Vectors of regions (b,n,e)
-        image_real:Tensor, # Which of them are real (b,n) bool
-    )->tuple:              # (b,s,d) and (b,n,e); zero where not real
+        for n, p in self.named_parameters():
+            if n.endswith('bias'):
+                nn.init.zeros_(p)
+
+    def forward(
+        self,
+        text: Tensor,  # Vectors of words (b,s,d)
+        text_real: Tensor,  # Which of them are real (b,s) bool
+        image: Tensor,  # Vectors of regions (b,n,e)
+        image_real: Tensor,  # Which of them are real (b,n) bool
+    ) -> tuple:  # (b,s,d) and (b,n,e); zero where not real
         "Contextual vectors of words and regions"
-        xs,reals = dict(text=text, image=image),dict(text=text_real, image=image_real)
-        for s,x in xs.items():
+        xs = dict(text=text, image=image)
+        reals = dict(text=text_real, image=image_real)
+        for s, x in xs.items():
             if x.shape[:2] != reals[s].shape or x.shape[2] != self.widths[s]:
-                raise ValueError(f'{s}: vectors (b,n,{self.widths[s]}) and a truth value for each are expected, not '
-                                 f'{tuple(x.shape)} and {tuple(reals[s].shape)}')
-        seats,known = {s: _Seats(r) for s,r in reals.items()},{}
+                raise ValueError(
+                    f'{s}: vectors (b,n,{self.widths[s]}) and a truth value for each are expected, not '
+                    f'{tuple(x.shape)} and {tuple(reals[s].shape)}'
+                )
+        seats = {s: _Seats(r) for s, r in reals.items()}
+        known = {}
+
         def opened(shown):
-            if shown not in known: known[shown] = _open([reals[s] for s in shown])
+            if shown not in known:
+                known[shown] = _open([reals[s] for s in shown])
             return known[shown]
-        rows = {s: seats[s].pack(x) for s,x in xs.items()}
-        for layer in self.layers: rows = layer(rows, seats, opened)
-        out = {s: seats[s].spread(x) for s,x in rows.items()}
-        return tuple(x if seats[s].at is not None else x*reals[s][...,None].to(x.dtype) for s,x in out.items())
+
+        rows = {s: seats[s].pack(x) for s, x in xs.items()}
+        for layer in self.layers:
+            rows = layer(rows, seats, opened)
+        out = {s: seats[s].spread(x) for s, x in rows.items()}
+        return tuple(x if seats[s].at is not None else x * reals[s][..., None].to(x.dtype) for s, x in out.items())
 
 # %% ../../nbs/models/59_fusion.ipynb #48b393ab
 @patch
-def start_from(self:FusionEncoder,
-    bert:Bert # Its layers; of the same width, and as many as there are sublayers with `tt`
-)->FusionEncoder:
+def start_from(
+    self: FusionEncoder,
+    bert: Bert,  # Its layers; of the same width, and as many as there are sublayers with `tt`
+) -> FusionEncoder:
     "Take over the weights of a BERT's layers; a `ValueError` says what does not fit"
-    to = [l for l,spec in zip(self.layers, self.config.sublayers) if 'tt' in spec.pairs.split()]
+    to = [l for l, spec in zip(self.layers, self.config.sublayers) if 'tt' in spec.pairs.split()]
     if len(to) != len(bert.layers):
-        raise ValueError(f'bert: has {len(bert.layers)} layers, and {len(to)} sublayers read text: choose a depth of '
-                         f'{len(bert.layers)}')
-    for layer,theirs in zip(to, bert.layers):
+        raise ValueError(
+            f'bert: has {len(bert.layers)} layers, and {len(to)} sublayers read text: choose a depth of '
+            f'{len(bert.layers)}'
+        )
+    for layer, theirs in zip(to, bert.layers):
         half = layer.halves['both' if 'both' in layer.halves else 'text']
         a = theirs.self_attn
         if layer.heads != a.num_heads:
             raise ValueError(f'bert: {a.num_heads} attention heads, and the sublayers have {layer.heads}')
-        pairs = [(half.project.weight,a.in_proj_weight),(half.project.bias,a.in_proj_bias),
-                 *((getattr(getattr(half, ours), k),getattr(m, k)) for k in ('weight','bias') for ours,m in
-                   dict(out=a.out_proj, norm1=theirs.norm1, linear1=theirs.linear1, linear2=theirs.linear2,
-                        norm2=theirs.norm2).items())]
-        for p,q in pairs:
+        pairs = [
+            (half.project.weight, a.in_proj_weight),
+            (half.project.bias, a.in_proj_bias),
+            *(
+                (getattr(getattr(half, ours), k), getattr(m, k))
+                for k in ('weight', 'bias')
+                for ours, m in dict(
+                    out=a.out_proj,
+                    norm1=theirs.norm1,
+                    linear1=theirs.linear1,
+                    linear2=theirs.linear2,
+                    norm2=theirs.norm2,
+                ).items()
+            ),
+        ]
+        for p, q in pairs:
             if p.shape != q.shape:
                 raise ValueError(f'bert: its layers have other sizes: {tuple(q.shape)} instead of {tuple(p.shape)}')
-            with torch.no_grad(): p.copy_(q)
+            with torch.no_grad():
+                p.copy_(q)
     return self

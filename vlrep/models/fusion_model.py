@@ -7,85 +7,108 @@ __all__ = ['RegionInput', 'FusionHeads', 'FusionModel']
 
 # %% ../../nbs/models/64_fusion_model.ipynb #0f87df10
 from dataclasses import dataclass
-import torch, torch.nn as nn, torch.nn.functional as F
-from torch import Tensor
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from fastcore.basics import patch
-from ..core.seeding import *
+from torch import Tensor
+
+from ..core.seeding import torch_rng
 from ..data.masking import sequence_mask
 from ..data.pair_masking import mask_regions, mask_words
-from .bert_model import *
-from .sublayers import *
-from .fusion import *
-from .text_decoder import *
+from .bert_model import Bert
+from .fusion import FusionEncoder
+from .sublayers import FusionConfig
+from .text_decoder import drop, init_weights
 
 # %% ../../nbs/models/64_fusion_model.ipynb #15ac70e4
 class RegionInput(nn.Module):
     "Features of regions, and perhaps their boxes, as vectors that an encoder takes"
-    def __init__(self,
-        feats:int,         # Width of the features
-        width:int,         # Of what comes out
-        bert:Bert=None,    # VisualBERT: a region is like a word, and these are the words; None: ViLBERT, with boxes
-        eps:float=1e-12,   # Of LayerNorm
-        *, standardize:bool=False, # Subtract a mean and divide by a standard deviation first, see `measure`
+
+    def __init__(
+        self,
+        feats: int,  # Width of the features
+        width: int,  # Of what comes out
+        bert: Bert = None,  # VisualBERT: a region is like a word, and these are the words; None: ViLBERT, with boxes
+        eps: float = 1e-12,  # Of LayerNorm
+        *,
+        standardize: bool = False,  # Subtract a mean and divide by a standard deviation first, see `measure`
     ):
         super().__init__()
-        self.feats,self.project = feats,nn.Linear(feats, width)
+        self.feats = feats
+        self.project = nn.Linear(feats, width)
         self.register_buffer('mean', torch.zeros(feats) if standardize else None)
         self.register_buffer('std', torch.ones(feats) if standardize else None)
         self.boxes = self.norm = None
-        if bert is None: self.boxes,self.norm = nn.Linear(5, width),nn.LayerNorm(width, eps=eps)
+        if bert is None:
+            self.boxes = nn.Linear(5, width)
+            self.norm = nn.LayerNorm(width, eps=eps)
         else:
             self.position = nn.Parameter(bert.positions.weight[0].detach().clone())
             self.segment = nn.Parameter(bert.segments.weight[0].detach().clone())
-    def forward(self,
-        feats:Tensor,         # Of regions (b,n,d)
-        boxes:Tensor,         # x0 y0 x1 y1 in [0,1] (b,n,4); not read without bert=None
-        norm:nn.Module=None,  # VisualBERT: the words' LayerNorm
-    )->Tensor:                # (b,n,width)
+
+    def forward(
+        self,
+        feats: Tensor,  # Of regions (b,n,d)
+        boxes: Tensor,  # x0 y0 x1 y1 in [0,1] (b,n,4); not read without bert=None
+        norm: nn.Module = None,  # VisualBERT: the words' LayerNorm
+    ) -> Tensor:  # (b,n,width)
         "The input vectors of the regions for the first sublayer"
         if feats.shape[-1] != self.feats:
-            raise ValueError(f'region_feats: of width {feats.shape[-1]}, and this model reads features of width '
-                             f'{self.feats}: take those that it was trained with')
-        if self.mean is not None: feats = (feats-self.mean)/self.std
+            raise ValueError(
+                f'region_feats: of width {feats.shape[-1]}, and this model reads features of width '
+                f'{self.feats}: take those that it was trained with'
+            )
+        if self.mean is not None:
+            feats = (feats - self.mean) / self.std
         x = self.project(feats)
-        if self.boxes is None: return norm(x + self.position + self.segment)
-        x0,y0,x1,y1 = boxes.to(feats.dtype).unbind(-1)
-        return self.norm(x + self.boxes(torch.stack([x0,y0,x1,y1,(x1-x0)*(y1-y0)], -1)))
+        if self.boxes is None:
+            return norm(x + self.position + self.segment)
+        x0, y0, x1, y1 = boxes.to(feats.dtype).unbind(-1)
+        return self.norm(x + self.boxes(torch.stack([x0, y0, x1, y1, (x1 - x0) * (y1 - y0)], -1)))
 
 # %% ../../nbs/models/64_fusion_model.ipynb #f77acafa
 @patch
-def measure(self:RegionInput,
-    feats:Tensor # Of many regions (n,d)
-)->RegionInput:
+def measure(
+    self: RegionInput,
+    feats: Tensor,  # Of many regions (n,d)
+) -> RegionInput:
     "Take mean and standard deviation from some regions; a channel that hardly varies is divided by 1 % of the usual"
     if feats.ndim != 2 or len(feats) < 2:
         raise ValueError(f'feats: {tuple(feats.shape)}, at least two regions are expected')
-    if self.mean is None: raise ValueError('standardize=False: this input takes the features as they are')
-    std,mean = torch.std_mean(feats.double(), 0)
-    if not (std > 0).any(): raise ValueError('feats: all regions have the same features')
+    if self.mean is None:
+        raise ValueError('standardize=False: this input takes the features as they are')
+    std, mean = torch.std_mean(feats.double(), 0)
+    if not (std > 0).any():
+        raise ValueError('feats: all regions have the same features')
     self.mean.copy_(mean)
-    self.std.copy_(std.clamp(min=.01*std.mean()))
+    self.std.copy_(std.clamp(min=0.01 * std.mean()))
     return self
 
 # %% ../../nbs/models/64_fusion_model.ipynb #f5d4eaaa
 @dataclass(frozen=True)
 class FusionHeads:
     "Region embedding, poolers, prediction heads and masking rates around an encoder; by default VisualBERT's"
-    boxes:bool=False      # Do regions have an embedding of their box (ViLBERT), or are they like words (VisualBERT)?
-    pool_width:int=0      # Of two poolers whose outputs are multiplied (ViLBERT: 1024); 0: BERT's own
-    pool_token:str='cls'  # The text's pooled token: cls, or last: the one before the last [SEP], as it is
-    pool_region:str='first' # Of ViLBERT: first, or mean
-    tie_words:bool=True   # Is the head for words BERT's, tied to the word embeddings? Else all of it is new
-    classes:int=0         # Of masked regions; 0: none is masked
-    share:float=.15       # Probability that a word is masked
-    region_share:float=.15 # Probability that a region is masked
-    zeroed:float=.9       # Part of the masked regions whose features are zero
-    standardize:bool=False # Are features of regions brought to mean 0 and standard deviation 1?
+
+    boxes: bool = False  # Do regions have an embedding of their box (ViLBERT), or are they like words (VisualBERT)?
+    pool_width: int = 0  # Of two poolers whose outputs are multiplied (ViLBERT: 1024); 0: BERT's own
+    pool_token: str = 'cls'  # The text's pooled token: cls, or last: the one before the last [SEP], as it is
+    pool_region: str = 'first'  # Of ViLBERT: first, or mean
+    tie_words: bool = True  # Is the head for words BERT's, tied to the word embeddings? Else all of it is new
+    classes: int = 0  # Of masked regions; 0: none is masked
+    share: float = 0.15  # Probability that a word is masked
+    region_share: float = 0.15  # Probability that a region is masked
+    zeroed: float = 0.9  # Part of the masked regions whose features are zero
+    standardize: bool = False  # Are features of regions brought to mean 0 and standard deviation 1?
+
     def __post_init__(self):
-        for k,there in dict(pool_token=('cls','last'), pool_region=('first','mean')).items():
-            if getattr(self, k) not in there: raise ValueError(f'{k}={getattr(self, k)!r}: {" or ".join(there)}')
+        for k, there in dict(pool_token=('cls', 'last'), pool_region=('first', 'mean')).items():
+            if getattr(self, k) not in there:
+                raise ValueError(f'{k}={getattr(self, k)!r}: {" or ".join(there)}')
         if self.pool_width and self.pool_token != 'cls':
             raise ValueError('pool_token=last: the text is not pooled alone here, leave pool_width out')
+
 
 def _region_head(width, classes, eps):
     return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width, eps=eps), nn.Linear(width, classes))
@@ -93,82 +116,108 @@ def _region_head(width, classes, eps):
 # %% ../../nbs/models/64_fusion_model.ipynb #699e25f5
 class FusionModel(nn.Module):
     "Text and regions through one encoder: `fuse`, `fill_mask`, and in pretraining masked words and regions"
-    def __init__(self,
-        bert:Bert,            # Its embeddings and heads are used, its layers copied into the encoder and then removed
-        config:FusionConfig,  # Sizes of the encoder
-        region_encoder:nn.Module, # Batch -> `region_feats`, `region_boxes`, `region_counts`; has `width` and `visual`
-        tok:'Tokenizer',      # Of the texts
-        heads:FusionHeads=FusionHeads(),
-        *, seed:int=0,        # Of what begins at random
-        copy_layers:bool=True, # Begin with BERT's layers? Else at random
-        blank:bool=False,      # Take the width of features and the number of classes from weights that are loaded?
+
+    def __init__(
+        self,
+        bert: Bert,  # Its embeddings and heads are used, its layers copied into the encoder and then removed
+        config: FusionConfig,  # Sizes of the encoder
+        region_encoder: nn.Module,  # Batch -> `region_feats`, `region_boxes`, `region_counts`; has `width` and `visual`
+        tok: 'Tokenizer',  # Of the texts
+        heads: FusionHeads = FusionHeads(),
+        *,
+        seed: int = 0,  # Of what begins at random
+        copy_layers: bool = True,  # Begin with BERT's layers? Else at random
+        blank: bool = False,  # Take the width of features and the number of classes from weights that are loaded?
     ):
         super().__init__()
         self.blank = blank
         self.encoder = FusionEncoder(config, seed)
-        if copy_layers: self.encoder.start_from(bert)
+        if copy_layers:
+            self.encoder.start_from(bert)
         bert.layers = nn.ModuleList()
-        e,w = self.encoder.widths['image'],heads.pool_width
-        self.bert,self.region_encoder,self.heads,self.tok = bert,region_encoder,heads,tok
-        self.regions_in = RegionInput(region_encoder.width, e, None if heads.boxes else bert, config.eps,
-                                      standardize=heads.standardize)
-        self.text_pool,self.region_pool = (nn.Linear(d, w) if w else None for d in (bert.width,e))
-        if w or heads.pool_token == 'last': bert.pooler = None
+        e = self.encoder.widths['image']
+        w = heads.pool_width
+        self.bert = bert
+        self.region_encoder = region_encoder
+        self.heads = heads
+        self.tok = tok
+        self.regions_in = RegionInput(
+            region_encoder.width, e, None if heads.boxes else bert, config.eps, standardize=heads.standardize
+        )
+        self.text_pool, self.region_pool = (nn.Linear(d, w) if w else None for d in (bert.width, e))
+        if w or heads.pool_token == 'last':
+            bert.pooler = None
         self.classify = _region_head(e, heads.classes, config.eps) if heads.classes else None
         self.decoder = None if heads.tie_words else nn.Linear(bert.width, len(tok), bias=False)
-        self.fuse_width,self.pooled_width = bert.width,w or bert.width
-        new = [m for m in (self.regions_in,self.text_pool,self.region_pool,self.classify,self.decoder) if m is not None]
-        if not heads.tie_words:                                  # then nothing of BERT's head remains (A32)
+        self.fuse_width = bert.width
+        self.pooled_width = w or bert.width
+        new = [
+            m for m in (self.regions_in, self.text_pool, self.region_pool, self.classify, self.decoder) if m is not None
+        ]
+        if not heads.tie_words:  # then nothing of BERT's head remains (A32)
             new.append(bert.transform)
             bert.transform_norm.reset_parameters()
             nn.init.zeros_(bert.bias)
-        for k,m in enumerate(new):
+        for k, m in enumerate(new):
             init_weights(m, config.std, torch_rng(seed, 'fusion', k))
-            for n,p in m.named_parameters():
-                if n.endswith('bias'): nn.init.zeros_(p)
+            for n, p in m.named_parameters():
+                if n.endswith('bias'):
+                    nn.init.zeros_(p)
+
     @property
-    def visual(self)->nn.Module:
+    def visual(self) -> nn.Module:
         "The backbone that the regions are from"
         return self.region_encoder.visual
 
 # %% ../../nbs/models/64_fusion_model.ipynb #082765c5
-_OF_DATA = 'regions_in.project','classify.3','region_encoder.classifier'    # what has the sizes of the data
+_OF_DATA = 'regions_in.project', 'classify.3', 'region_encoder.classifier'  # what has the sizes of the data
+
 
 @patch
-def _load_from_state_dict(self:FusionModel, state, prefix, *args):
+def _load_from_state_dict(self: FusionModel, state, prefix, *args):
     for path in _OF_DATA if self.blank else ():
         there = state.get(f'{prefix}{path}.weight')
-        if there is None or there.ndim != 2: continue
-        owner,_,name = path.rpartition('.')
+        if there is None or there.ndim != 2:
+            continue
+        owner, _, name = path.rpartition('.')
         owner = self.get_submodule(owner)
         old = getattr(owner, name)
         if old is not None and old.weight.shape != there.shape:
-            setattr(owner, name, nn.Linear(there.shape[1], there.shape[0]).to(old.weight).requires_grad_(
-                old.weight.requires_grad))
+            setattr(
+                owner,
+                name,
+                nn.Linear(there.shape[1], there.shape[0]).to(old.weight).requires_grad_(old.weight.requires_grad),
+            )
     d = self.regions_in.feats = self.region_encoder.width = self.regions_in.project.in_features
-    for k,b in self.regions_in.named_buffers():
-        if len(b) != d: setattr(self.regions_in, k, b.new_ones(d))
+    for k, b in self.regions_in.named_buffers():
+        if len(b) != d:
+            setattr(self.regions_in, k, b.new_ones(d))
     if (head := getattr(self.region_encoder, 'classifier', None)) is not None:
         self.region_encoder.classes = head.out_features
     nn.Module._load_from_state_dict(self, state, prefix, *args)
 
 # %% ../../nbs/models/64_fusion_model.ipynb #4632e94b
 @patch
-def regions(self:FusionModel,
-    batch:dict # With `region_feats`, or what the region encoder needs
-)->dict:       # `region_feats` (b,n,d), `region_boxes` (b,n,4), `region_counts` (b,), perhaps `region_probs` (b,n,c)
+def regions(
+    self: FusionModel,
+    batch: dict,  # With `region_feats`, or what the region encoder needs
+) -> dict:  # `region_feats` (b,n,d), `region_boxes` (b,n,4), `region_counts` (b,), perhaps `region_probs` (b,n,c)
     "The regions of a batch"
     got = batch if 'region_feats' in batch else self.region_encoder(batch)
-    return {k: v for k,v in got.items() if k.startswith('region_')}
+    return {k: v for k, v in got.items() if k.startswith('region_')}
+
 
 @patch
-def states(self:FusionModel,
-    batch:dict,   # `tok` (b,s), `lens` (b,), perhaps `segments` (b,s)
-    regions:dict, # From `regions`
-)->tuple:         # Of words (b,s,d), of regions (b,n,e)
+def states(
+    self: FusionModel,
+    batch: dict,  # `tok` (b,s), `lens` (b,), perhaps `segments` (b,s)
+    regions: dict,  # From `regions`
+) -> tuple:  # Of words (b,s,d), of regions (b,n,e)
     "Contextual vectors of words and regions"
-    tok,lens = batch['tok'],batch['lens']
-    feats,counts = regions['region_feats'],regions['region_counts']
+    tok = batch['tok']
+    lens = batch['lens']
+    feats = regions['region_feats']
+    counts = regions['region_counts']
     feats = feats.to(self.regions_in.project.weight.dtype)
     text = self.bert.embeddings(tok, batch.get('segments'))
     image = self.regions_in(feats, regions['region_boxes'], self.bert.norm)
@@ -177,72 +226,91 @@ def states(self:FusionModel,
 
 # %% ../../nbs/models/64_fusion_model.ipynb #7dfd7c6c
 @patch(as_prop=True)
-def max_len(self:FusionModel)->int:
+def max_len(self: FusionModel) -> int:
     "Most tokens of a text"
     return self.bert.config.max_len
 
+
 @patch(as_prop=True)
-def poolers(self:FusionModel)->tuple:
+def poolers(self: FusionModel) -> tuple:
     "Which of `cls` and `last` a head may take: two poolers that are multiplied, or one of `last`, leave no choice"
-    if self.heads.pool_width: return ('cls',)
-    return ('last',) if self.heads.pool_token == 'last' else ('cls','last')
+    if self.heads.pool_width:
+        return ('cls',)
+    return ('last',) if self.heads.pool_token == 'last' else ('cls', 'last')
+
 
 @patch
-def pooled(self:FusionModel,
-    text:Tensor,   # States of words (b,s,d)
-    image:Tensor,  # States of regions (b,n,e)
-    lens:Tensor,   # Real words (b,)
-    counts:Tensor, # Real regions (b,)
-)->Tensor:         # (b,d)
+def pooled(
+    self: FusionModel,
+    text: Tensor,  # States of words (b,s,d)
+    image: Tensor,  # States of regions (b,n,e)
+    lens: Tensor,  # Real words (b,)
+    counts: Tensor,  # Real regions (b,)
+) -> Tensor:  # (b,d)
     "One vector for both"
     if self.text_pool is None:
-        if self.heads.pool_token == 'cls': return self.bert.pooled(text)
-        return text[torch.arange(len(text), device=text.device),(lens-2).clamp(min=0)]
-    if self.heads.pool_region == 'first': region = image[:,0]
-    else: region = image.sum(1)/counts.clamp(min=1)[:,None].to(image.dtype)      # what is not there is zero
-    return self.text_pool(text[:,0]).relu()*self.region_pool(region).relu()
+        if self.heads.pool_token == 'cls':
+            return self.bert.pooled(text)
+        return text[torch.arange(len(text), device=text.device), (lens - 2).clamp(min=0)]
+    if self.heads.pool_region == 'first':
+        region = image[:, 0]
+    else:
+        region = image.sum(1) / counts.clamp(min=1)[:, None].to(image.dtype)  # what is not there is zero
+    return self.text_pool(text[:, 0]).relu() * self.region_pool(region).relu()
 
 # %% ../../nbs/models/64_fusion_model.ipynb #8ecec9c3
 @patch
-def fuse(self:FusionModel,
-    batch:dict # As for `states` and `regions`
-)->dict:       # `pooled` (b,p), `text` (b,s,d), `regions` (b,n,e)
+def fuse(
+    self: FusionModel,
+    batch: dict,  # As for `states` and `regions`
+) -> dict:  # `pooled` (b,p), `text` (b,s,d), `regions` (b,n,e)
     "The fused representation of text and image"
     regions = self.regions(batch)
-    text,image = self.states(batch, regions)
+    text, image = self.states(batch, regions)
     return dict(pooled=self.pooled(text, image, batch['lens'], regions['region_counts']), text=text, regions=image)
 
+
 @patch
-def word_scores(self:FusionModel,
-    states:Tensor # Of some words (m,d)
-)->Tensor:        # (m,v)
+def word_scores(
+    self: FusionModel,
+    states: Tensor,  # Of some words (m,d)
+) -> Tensor:  # (m,v)
     "A score for each token of the vocabulary"
-    if self.decoder is None: return self.bert.mlm_logits(states)
+    if self.decoder is None:
+        return self.bert.mlm_logits(states)
     b = self.bert
     return self.decoder(b.transform_norm(F.gelu(b.transform(states)))) + b.bias
 
+
 @patch
-def fill_mask(self:FusionModel,
-    batch:dict # As for `fuse`; `masked` (b,s) bool says where, by default where [MASK] stands
-)->Tensor:     # Scores at these places, row after row (m,v)
+def fill_mask(
+    self: FusionModel,
+    batch: dict,  # As for `fuse`; `masked` (b,s) bool says where, by default where [MASK] stands
+) -> Tensor:  # Scores at these places, row after row (m,v)
     "Predict masked words from the others and from the image"
     at = batch['masked'] if 'masked' in batch else batch['tok'] == self.tok.mask
     return self.word_scores(self.states(batch, self.regions(batch))[0][at])
 
 # %% ../../nbs/models/64_fusion_model.ipynb #34310eea
 @patch
-def forward(self:FusionModel,
-    batch:dict # As for `fuse`, and `salt` (b,), which decides what is masked
-)->dict:       # `logits` (m,v), `target` (m,) of masked words; with classes also `region_logits` (r,c) and
-               # `target_regions` (r,c)
+def forward(
+    self: FusionModel,
+    batch: dict,  # As for `fuse`, and `salt` (b,), which decides what is masked
+) -> dict:  # `logits` (m,v), `target` (m,) of masked words; with classes also `region_logits` (r,c) and
+    # `target_regions` (r,c)
     "Mask words, and perhaps regions, and predict them"
-    h,tok,salt,regions = self.heads,batch['tok'],batch['salt'],self.regions(batch)
-    seen,want = mask_words(tok, batch['lens'], salt, self.tok, h.share)
+    h = self.heads
+    tok = batch['tok']
+    salt = batch['salt']
+    regions = self.regions(batch)
+    seen, want = mask_words(tok, batch['lens'], salt, self.tok, h.share)
     if h.classes:
-        feats,asked = mask_regions(regions['region_feats'], regions['region_counts'], salt, h.region_share, h.zeroed)
-        probs,regions = regions['region_probs'],{**regions, 'region_feats': feats}
-    text,image = self.states({**batch, 'tok': seen}, regions)
-    idle = 0*(self.pooled(text, image, batch['lens'], regions['region_counts']).sum() + image.sum())
+        feats, asked = mask_regions(regions['region_feats'], regions['region_counts'], salt, h.region_share, h.zeroed)
+        probs = regions['region_probs']
+        regions = {**regions, 'region_feats': feats}
+    text, image = self.states({**batch, 'tok': seen}, regions)
+    idle = 0 * (self.pooled(text, image, batch['lens'], regions['region_counts']).sum() + image.sum())
     out = dict(logits=self.word_scores(text[want >= 0]) + idle, target=want[want >= 0])
-    if h.classes: out |= dict(region_logits=self.classify(image[asked]), target_regions=probs[asked])
+    if h.classes:
+        out |= dict(region_logits=self.classify(image[asked]), target_regions=probs[asked])
     return out

@@ -7,122 +7,155 @@ __all__ = ['MomentumEncoder', 'Queue', 'by_groups', 'shuffled']
 
 # %% ../../nbs/models/45_momentum.ipynb #ffb468e7
 import copy
-import torch, torch.nn.functional as F
+
+import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
-from torch import nn, Tensor
+from torch import Tensor, nn
 
 # %% ../../nbs/models/45_momentum.ipynb #559ee465
 class MomentumEncoder(nn.ModuleDict):
     "A copy of some modules whose parameters follow theirs slowly; it never gets a gradient"
-    def __init__(self,
-        modules:dict,        # Name -> module; modules may share parts
-        momentum:float=.999, # Weight of the copy's old value in each update, in [0,1] (MCT sec. 4.1)
+
+    def __init__(
+        self,
+        modules: dict,  # Name -> module; modules may share parts
+        momentum: float = 0.999,  # Weight of the copy's old value in each update, in [0,1] (MCT sec. 4.1)
     ):
-        if not 0 <= momentum <= 1: raise ValueError(f'momentum={momentum}: must be from 0 to 1')
+        if not 0 <= momentum <= 1:
+            raise ValueError(f'momentum={momentum}: must be from 0 to 1')
         super().__init__(copy.deepcopy(modules))
         self.momentum = momentum
         self.requires_grad_(False)
+
     @torch.no_grad()
-    def follow(self,
-        modules:dict # Those that it is a copy of
-    )->None:
+    def follow(
+        self,
+        modules: dict,  # Those that it is a copy of
+    ) -> None:
         "A step towards `modules`: to be called after each step of their optimiser"
-        pairs = [(a, b) for k,m in modules.items() for a,b in zip(self[k].parameters(), m.parameters(), strict=True)]
-        once = {id(a): (a, b) for a,b in pairs}                        # modules may share parts
-        slow,fast = zip(*once.values())
-        torch._foreach_lerp_(slow, fast, 1-self.momentum)
-    def mirror(self,
-        modules:dict # Those that it is a copy of
-    )->None:
+        pairs = [(a, b) for k, m in modules.items() for a, b in zip(self[k].parameters(), m.parameters(), strict=True)]
+        once = {id(a): (a, b) for a, b in pairs}  # modules may share parts
+        slow, fast = zip(*once.values())
+        torch._foreach_lerp_(slow, fast, 1 - self.momentum)
+
+    def mirror(
+        self,
+        modules: dict,  # Those that it is a copy of
+    ) -> None:
         "Copy training mode and precision (`autocast`) from each of their parts"
-        for name,m in modules.items():
-            for fast,slow in zip(m.modules(), self[name].modules(), strict=True):
+        for name, m in modules.items():
+            for fast, slow in zip(m.modules(), self[name].modules(), strict=True):
                 slow.training = fast.training
-                if hasattr(fast, 'autocast'): slow.autocast = fast.autocast
+                if hasattr(fast, 'autocast'):
+                    slow.autocast = fast.autocast
 
 # %% ../../nbs/models/45_momentum.ipynb #b77dc9d1
 class Queue(nn.Module):
     "The latest keys, of one or several kinds, with the numbers of their images"
-    def __init__(self,
-        size:int,    # Keys that are negatives
-        widths:dict, # Kind of key -> its width
-        room:int=0,  # Keys that may be staged without a key of the queue leaving before its time: those of a step
-        marks:int=0, # Whole numbers beside each key, from 0 to 255, such as its image's tags
+
+    def __init__(
+        self,
+        size: int,  # Keys that are negatives
+        widths: dict,  # Kind of key -> its width
+        room: int = 0,  # Keys that may be staged without a key of the queue leaving before its time: those of a step
+        marks: int = 0,  # Whole numbers beside each key, from 0 to 255, such as its image's tags
     ):
         super().__init__()
-        if size < 1: raise ValueError(f'queue={size}: at least 1 key')
-        n,self.size = size+room,size
-        for k,d in widths.items(): self.register_buffer(f'keys_{k}', F.normalize(torch.randn(n, d), dim=1))
+        if size < 1:
+            raise ValueError(f'queue={size}: at least 1 key')
+        n = size + room
+        self.size = size
+        for k, d in widths.items():
+            self.register_buffer(f'keys_{k}', F.normalize(torch.randn(n, d), dim=1))
         self.register_buffer('ids', torch.full((n,), -1))
         self.register_buffer('marks', torch.zeros(n, marks, dtype=torch.uint8))
         self.register_buffer('born', torch.zeros(n, dtype=torch.long))
-        for k in ('pointer','staged','steps'): self.register_buffer(k, torch.zeros((), dtype=torch.long))
+        for k in ('pointer', 'staged', 'steps'):
+            self.register_buffer(k, torch.zeros((), dtype=torch.long))
+
     def _load_from_state_dict(self, state, prefix, *rest):
         "Take the number of marks from the loaded state: a run is opened without its data, and so without its tags"
         there = state.get(f'{prefix}marks')
-        if there is not None and there.ndim == 2: self.marks = self.marks.new_zeros(len(self.marks), there.shape[1])
+        if there is not None and there.ndim == 2:
+            self.marks = self.marks.new_zeros(len(self.marks), there.shape[1])
         super()._load_from_state_dict(state, prefix, *rest)
-    def keys(self,
-        kind:str # One of `widths`
-    )->Tensor:   # (n,d), unit length; `active` marks those that are negatives
+
+    def keys(
+        self,
+        kind: str,  # One of `widths`
+    ) -> Tensor:  # (n,d), unit length; `active` marks those that are negatives
         "All keys of a kind"
         return getattr(self, f'keys_{kind}')
+
     @property
-    def active(self)->Tensor:
+    def active(self) -> Tensor:
         "Which places hold one of the latest `size` keys (n,) bool"
         n = len(self.ids)
-        back = (self.pointer-1-torch.arange(n, device=self.ids.device)) % n              # keys that came after it
-        return back < (n-self.staged).clamp(max=self.size)
+        back = (self.pointer - 1 - torch.arange(n, device=self.ids.device)) % n  # keys that came after it
+        return back < (n - self.staged).clamp(max=self.size)
+
     @property
-    def ages(self)->Tensor:
+    def ages(self) -> Tensor:
         "How many steps ago the active keys came; those of the beginning are as old as the queue"
-        return (self.steps-self.born)[self.active]
+        return (self.steps - self.born)[self.active]
 
 # %% ../../nbs/models/45_momentum.ipynb #49fd2454
 @patch
 @torch.no_grad()
-def stage(self:Queue,
-    keys:dict,            # Kind -> keys of this process (b,d)
-    ids:Tensor,           # Numbers of their images (b,)
-    marks:Tensor=None,    # What stands beside each (b,m)
-    gather:callable=None, # Rows (b,...) -> those of all processes, such as `lambda x: dist.gather(x)[0]`
-)->None:
+def stage(
+    self: Queue,
+    keys: dict,  # Kind -> keys of this process (b,d)
+    ids: Tensor,  # Numbers of their images (b,)
+    marks: Tensor = None,  # What stands beside each (b,m)
+    gather: callable = None,  # Rows (b,...) -> those of all processes, such as `lambda x: dist.gather(x)[0]`
+) -> None:
     "Put keys ahead of the pointer, where they are not negatives yet"
-    names,marks = list(keys),ids.new_zeros(len(ids), 0) if marks is None else marks
+    names = list(keys)
+    marks = ids.new_zeros(len(ids), 0) if marks is None else marks
     if marks.shape != (len(ids), self.marks.shape[1]):
-        raise ValueError(f'marks: {tuple(marks.shape)} for {len(ids)} keys of a queue with {self.marks.shape[1]} marks '
-                         f'beside each')
-    vec,num = torch.cat([keys[k] for k in names], 1),torch.cat([ids[:,None], marks.to(ids)], 1)
-    if gather: vec,num = gather(vec),gather(num)
+        raise ValueError(
+            f'marks: {tuple(marks.shape)} for {len(ids)} keys of a queue with {self.marks.shape[1]} marks beside each'
+        )
+    vec = torch.cat([keys[k] for k in names], 1)
+    num = torch.cat([ids[:, None], marks.to(ids)], 1)
+    if gather:
+        vec = gather(vec)
+        num = gather(num)
     n = len(self.ids)
-    vec,num = vec[-n:],num[-n:]
-    at = (self.pointer+self.staged+torch.arange(len(vec), device=vec.device)) % n
+    vec = vec[-n:]
+    num = num[-n:]
+    at = (self.pointer + self.staged + torch.arange(len(vec), device=vec.device)) % n
     parts = vec.split([keys[k].shape[1] for k in names], 1)
-    for k,v in zip(names, parts): self.keys(k)[at] = v.to(self.keys(k).dtype)
-    self.ids[at],self.marks[at],self.born[at] = num[:,0],num[:,1:].to(torch.uint8),self.steps+1
+    for k, v in zip(names, parts):
+        self.keys(k)[at] = v.to(self.keys(k).dtype)
+    self.ids[at], self.marks[at], self.born[at] = num[:, 0], num[:, 1:].to(torch.uint8), self.steps + 1
     self.staged.add_(len(vec)).clamp_(max=n)
 
 # %% ../../nbs/models/45_momentum.ipynb #49fd2455
 @patch
-def commit(self:Queue)->None:
+def commit(self: Queue) -> None:
     "Move the staged keys into the queue; as many of the oldest leave it"
     self.pointer.add_(self.staged).remainder_(len(self.ids))
     self.steps.add_(1)
     self.staged.zero_()
 
-@patch
-@torch.no_grad()
-def drop(self:Queue)->None:
-    "Discard the staged keys"
-    n = len(self.ids)
-    gone = (torch.arange(n, device=self.ids.device)-self.pointer) % n < self.staged
-    # keys that are not finite would reach the gradient, although they are masked: 0 times NaN is NaN
-    for k,b in self.named_buffers():
-        if k.startswith('keys_'): b.masked_fill_(gone[:,None], 0.)
-    self.staged.zero_()
 
 @patch
-def enqueue(self:Queue, keys:dict, ids:Tensor, marks:Tensor=None, gather:callable=None)->None:
+@torch.no_grad()
+def drop(self: Queue) -> None:
+    "Discard the staged keys"
+    n = len(self.ids)
+    gone = (torch.arange(n, device=self.ids.device) - self.pointer) % n < self.staged
+    # keys that are not finite would reach the gradient, although they are masked: 0 times NaN is NaN
+    for k, b in self.named_buffers():
+        if k.startswith('keys_'):
+            b.masked_fill_(gone[:, None], 0.0)
+    self.staged.zero_()
+
+
+@patch
+def enqueue(self: Queue, keys: dict, ids: Tensor, marks: Tensor = None, gather: callable = None) -> None:
     "`stage` and `commit`"
     self.stage(keys, ids, marks, gather)
     self.commit()
@@ -130,47 +163,56 @@ def enqueue(self:Queue, keys:dict, ids:Tensor, marks:Tensor=None, gather:callabl
 # %% ../../nbs/models/45_momentum.ipynb #fb1977ba
 @patch
 @torch.no_grad()
-def filled_with(self:Queue,
-    keys:dict,    # Kind -> keys (n,d)
-    ids:Tensor,   # Numbers of their images (n,)
-    marks:Tensor, # What stands beside each (n,m)
-)->Queue:         # A new one; this one stays
+def filled_with(
+    self: Queue,
+    keys: dict,  # Kind -> keys (n,d)
+    ids: Tensor,  # Numbers of their images (n,)
+    marks: Tensor,  # What stands beside each (n,m)
+) -> Queue:  # A new one; this one stays
     "A queue of the same size that holds these keys, the first of them again where they are too few"
     new = copy.deepcopy(self)
     n = len(new.ids)
-    row,at = torch.arange(self.size, device=ids.device) % len(ids),torch.arange(n-self.size, n, device=ids.device)
-    for k,v in keys.items(): new.keys(k)[at] = v[row].to(new.keys(k).dtype)
-    new.ids[at],new.marks[at] = ids[row],marks[row].to(torch.uint8)
+    row = torch.arange(self.size, device=ids.device) % len(ids)
+    at = torch.arange(n - self.size, n, device=ids.device)
+    for k, v in keys.items():
+        new.keys(k)[at] = v[row].to(new.keys(k).dtype)
+    new.ids[at], new.marks[at] = ids[row], marks[row].to(torch.uint8)
     new.pointer.zero_()
     new.staged.zero_()
     return new
 
 # %% ../../nbs/models/45_momentum.ipynb #1656cab3
 def by_groups(
-    net:nn.Module,  # Images (b,...) to vectors (b,d)
-    x:Tensor,       # (b,...)
-    group:int=0,    # Approximate number of images normalised together; 0: all
-)->Tensor:          # (b,d)
+    net: nn.Module,  # Images (b,...) to vectors (b,d)
+    x: Tensor,  # (b,...)
+    group: int = 0,  # Approximate number of images normalised together; 0: all
+) -> Tensor:  # (b,d)
     "The batch in nearly equal groups, as if each had a device of its own; in evaluation all at once"
-    n = max(1, round(len(x)/group)) if group and net.training else 1
+    n = max(1, round(len(x) / group)) if group and net.training else 1
     return net(x) if n == 1 else torch.cat([net(part) for part in x.tensor_split(n)])
 
+
 def shuffled(
-    net:nn.Module, x:Tensor, group:int=0, # As for `by_groups`
-    dist:object=None,                     # The processes, with `rank`, `world_size`, `gather` and `broadcast`
-)->Tensor:                                # (b,d), in the order of `x`
+    net: nn.Module,
+    x: Tensor,
+    group: int = 0,  # As for `by_groups`
+    dist: object = None,  # The processes, with `rank`, `world_size`, `gather` and `broadcast`
+) -> Tensor:  # (b,d), in the order of `x`
     """As `by_groups`, but the images of all groups and all processes change places before, and back afterwards
 
     In one process with fewer than two groups there is nothing to exchange: then it is `by_groups`.
     """
     several = dist is not None and dist.world_size > 1
-    if not net.training or not several and (not group or round(len(x)/group) < 2): return by_groups(net, x, group)
-    full,first = dist.gather(x) if several else (x, 0)
+    if not net.training or not several and (not group or round(len(x) / group) < 2):
+        return by_groups(net, x, group)
+    full, first = dist.gather(x) if several else (x, 0)
     order = torch.randperm(len(full)).to(x.device)
-    if several: order = dist.broadcast(order)
+    if several:
+        order = dist.broadcast(order)
     own = order.tensor_split(dist.world_size)[dist.rank] if several else order
     out = by_groups(net, full[own], group)
-    if several: out,_ = dist.gather(out)
+    if several:
+        out, _ = dist.gather(out)
     back = torch.empty_like(out)
     back[order] = out
-    return back[first:first+len(x)]
+    return back[first : first + len(x)]

@@ -9,42 +9,54 @@ __all__ = ['NamedBackbone', 'named_backbone', 'initial_backbone', 'weights_diges
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from ..core.files import *
-from ..core.registry import *
-from ..core.seeding import *
-from ..core.weights import *
-from .backbones import *
-from .resnet_names import *
-from .weights import *
-from .weights import _found_line, _some
+
+from ..core.files import FilePath, file_sha256
+from ..core.registry import did_you_mean
+from ..core.seeding import seed_of
+from ..core.weights import check_weights
+from .backbones import backbone_shape, make_backbone
+from .resnet_names import RESNETS
+from .weights import _found_line, _some, load_backbone, network_weights
 
 # %% ../../nbs/models/52_named.ipynb #07e2b260
 def _of_timm(name):
     "A network of timm without its head, and a function that gives its grids, finest first"
-    try: import timm
-    except ImportError: raise ValueError(f'--backbone timm/{name}: timm is not installed (pip install timm)') from None
+    try:
+        import timm
+    except ImportError:
+        raise ValueError(f'--backbone timm/{name}: timm is not installed (pip install timm)') from None
     there = timm.list_models()
-    if name not in there: raise did_you_mean('network of timm', name, _near(name, there))
+    if name not in there:
+        raise did_you_mean('network of timm', name, _near(name, there))
     net = timm.create_model(name, pretrained=False, num_classes=0, global_pool='')
     if not hasattr(net, 'forward_intermediates'):
         raise ValueError(f'--backbone timm/{name}: this network of timm does not give its intermediate grids')
-    return net,lambda img: net.forward_intermediates(img, intermediates_only=True, output_fmt='NCHW')
+    return net, lambda img: net.forward_intermediates(img, intermediates_only=True, output_fmt='NCHW')
+
 
 def _of_torchvision(name):
     "The `features` of a network of torchvision, and a function that gives its grids, finest first"
     import torchvision.models as tv
+
     there = tv.list_models()
-    if name not in there: raise did_you_mean('network of torchvision', name, _near(name, there))
+    if name not in there:
+        raise did_you_mean('network of torchvision', name, _near(name, there))
     net = tv.get_model(name, weights=None)
     if not isinstance(getattr(net, 'features', None), nn.Sequential):
         raise ValueError(f'--backbone torchvision/{name}: this network has no `features`; timm may have it, too')
-    for k in [k for k,_ in net.named_children() if k != 'features']: delattr(net, k)
+    for k in [k for k, _ in net.named_children() if k != 'features']:
+        delattr(net, k)
+
     def grids(img):
-        for layer in net.features: yield (img := layer(img))
-    return net,grids
+        for layer in net.features:
+            yield (img := layer(img))
+
+    return net, grids
+
 
 def _near(name, there):
     "Names that begin alike, so that a message does not list a thousand"
@@ -56,131 +68,159 @@ class NamedBackbone(nn.Module):
 
     It takes images of any size; a network for one size only is refused with a `ValueError`.
     """
-    def __init__(self,
-        name:str # `timm/convnext_atto`, `torchvision/mobilenet_v3_small`
+
+    def __init__(
+        self,
+        name: str,  # `timm/convnext_atto`, `torchvision/mobilenet_v3_small`
     ):
         super().__init__()
-        library,_,net = name.partition('/')
+        library, _, net = name.partition('/')
         makers = dict(timm=_of_timm, torchvision=_of_torchvision)
-        if library not in makers: raise did_you_mean('library of --backbone', library, makers)
-        self.name,self.autocast = name,None
-        self.net,grids = makers[library](net)
-        object.__setattr__(self, '_grids', grids)                # not a module of its own
+        if library not in makers:
+            raise did_you_mean('library of --backbone', library, makers)
+        self.name = name
+        self.autocast = None
+        self.net, grids = makers[library](net)
+        object.__setattr__(self, '_grids', grids)  # not a module of its own
         shapes = self._shapes()
         self.width = shapes[-1][1]
-        self.widths = [s[1] for s in shapes][::-1]               # coarsest first
-        self.sizes = [f'stride {64//s[2]}' for s in shapes][::-1]
-        self.stride = 64//shapes[-1][2]
+        self.widths = [s[1] for s in shapes][::-1]  # coarsest first
+        self.sizes = [f'stride {64 // s[2]}' for s in shapes][::-1]
+        self.stride = 64 // shapes[-1][2]
 
     @torch.no_grad()
     def _shapes(self):
         "Shapes of the grids of an image of 64 pixels; only the last grid of each resolution counts"
         training = self.training
-        try: return [g.shape for g in self.eval()._each(torch.zeros(2, 3, 64, 64))]
+        try:
+            return [g.shape for g in self.eval()._each(torch.zeros(2, 3, 64, 64))]
         except (AssertionError, RuntimeError, ValueError) as e:
             raise ValueError(f'--backbone {self.name}: takes no image of 64 pixels ({str(e).splitlines()[0]})') from e
-        finally: self.train(training)
+        finally:
+            self.train(training)
 
     def _each(self, img):
         if img.ndim != 4 or img.shape[1] != 3 or not img.is_floating_point():
-            raise ValueError(f'img: expected normalised floats (batch, 3, height, width), got {img.dtype} '
-                             f'{tuple(img.shape)}')
+            raise ValueError(
+                f'img: expected normalised floats (batch, 3, height, width), got {img.dtype} {tuple(img.shape)}'
+            )
         with nullcontext() if self.autocast is None else torch.autocast(img.device.type, self.autocast):
-            last = {tuple(g.shape[2:]): g for g in self._grids(img)}           # of each resolution, finest first
+            last = {tuple(g.shape[2:]): g for g in self._grids(img)}  # of each resolution, finest first
         dtype = next(self.parameters()).dtype
         return [g.to(dtype) for g in last.values()]
 
 # %% ../../nbs/models/52_named.ipynb #596ee65d
 @patch
-def forward(self:NamedBackbone,
-    img:Tensor, # Normalised float images (b,3,H,W)
-)->Tensor:      # The last grid (b,c,h,w)
+def forward(
+    self: NamedBackbone,
+    img: Tensor,  # Normalised float images (b,3,H,W)
+) -> Tensor:  # The last grid (b,c,h,w)
     "The grid that describes `img`"
     return self._each(img)[-1]
 
-@patch
-def scales(self:NamedBackbone,
-    img:Tensor, # Normalised float images (b,3,H,W)
-    n:int=2,    # How many
-)->list:        # Grids (b,c,h,w), the coarsest first
-    "The last grid of each resolution"
-    if not 1 <= n <= len(self.sizes): raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
-    return self._each(img)[::-1][:n]
 
 @patch
-def scale_widths(self:NamedBackbone,
-    n:int=2, # How many
-)->list:     # Channels of each
+def scales(
+    self: NamedBackbone,
+    img: Tensor,  # Normalised float images (b,3,H,W)
+    n: int = 2,  # How many
+) -> list:  # Grids (b,c,h,w), the coarsest first
+    "The last grid of each resolution"
+    if not 1 <= n <= len(self.sizes):
+        raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
+    return self._each(img)[::-1][:n]
+
+
+@patch
+def scale_widths(
+    self: NamedBackbone,
+    n: int = 2,  # How many
+) -> list:  # Channels of each
     "Channels of the grids of `scales`"
     return self.widths[:n]
 
+
 @patch
-def load(self:NamedBackbone,
-    source:FilePath|dict, # A file with the weights of the whole network, or of a run's model; or a dict of them
-    log:Callable=None,    # Called with what was taken and what is not used
-)->None:
+def load(
+    self: NamedBackbone,
+    source: FilePath | dict,  # A file with the weights of the whole network, or of a run's model; or a dict of them
+    log: Callable = None,  # Called with what was taken and what is not used
+) -> None:
     """Load weights, under the names of the other library or those in a run's model; a head is left out
 
     A `ValueError` names those that are missing or of another shape
     """
     own = self.net.state_dict()
-    there,rest,before,name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
-    state = {k: v for k,v in there.items() if k in own}
-    lost = {k for k in own.keys()-state.keys() if not k.endswith('num_batches_tracked')}
-    bad = {k for k in own.keys()&state.keys() if own[k].shape != state[k].shape}
-    says = [f'{what}: {_some(ks)}' for what,ks in (('missing', lost), ('of another shape', bad)) if ks]
-    if says: raise ValueError(f'{name}: the weights are not those of {self.name}; ' + '; '.join(says))
+    there, rest, before, name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
+    state = {k: v for k, v in there.items() if k in own}
+    lost = {k for k in own.keys() - state.keys() if not k.endswith('num_batches_tracked')}
+    bad = {k for k in own.keys() & state.keys() if own[k].shape != state[k].shape}
+    says = [f'{what}: {_some(ks)}' for what, ks in (('missing', lost), ('of another shape', bad)) if ks]
+    if says:
+        raise ValueError(f'{name}: the weights are not those of {self.name}; ' + '; '.join(says))
     check_weights(state, name, own)
     self.net.load_state_dict(state, strict=False)
-    rest = [*(before+k for k in there if k not in own), *rest]
-    if log and (line := _found_line(name, before, rest)): log(line)
+    rest = [*(before + k for k in there if k not in own), *rest]
+    if log and (line := _found_line(name, before, rest)):
+        log(line)
 
 # %% ../../nbs/models/52_named.ipynb #c4cc6fd8
 def _resnet(depth, width, weights, seed, hint, log):
     "A ResNet of this shape, in training mode; a `ValueError` with a hint if `weights` are those of another one"
-    if weights is None: return make_backbone(depth, width, seed)
+    if weights is None:
+        return make_backbone(depth, width, seed)
     net = load_backbone(weights, log)
-    d,w = backbone_shape(net.state_dict())
-    if (d,w) != (depth,width): raise ValueError(f'{weights}: holds a ResNet-{d} of width {w}, {hint(d, w)}')
+    d, w = backbone_shape(net.state_dict())
+    if (d, w) != (depth, width):
+        raise ValueError(f'{weights}: holds a ResNet-{d} of width {w}, {hint(d, w)}')
     return net.train()
 
+
 def named_backbone(
-    name:str,              # One of `RESNETS`, or with its library: timm/convnext_atto
-    seed:int=0,            # The initial weights depend on this alone
-    weights:FilePath=None, # A file with weights; then the seed does not matter
-    log:Callable=None,     # Called with what of the file was taken and what is not used
-)->nn.Module:              # A `Backbone` or a `NamedBackbone`
+    name: str,  # One of `RESNETS`, or with its library: timm/convnext_atto
+    seed: int = 0,  # The initial weights depend on this alone
+    weights: FilePath = None,  # A file with weights; then the seed does not matter
+    log: Callable = None,  # Called with what of the file was taken and what is not used
+) -> nn.Module:  # A `Backbone` or a `NamedBackbone`
     "The backbone that is called `name`; a `ValueError` if there is none, or the file holds another one"
     if '/' not in name:
-        if name not in RESNETS: raise did_you_mean('--backbone', name, RESNETS)
+        if name not in RESNETS:
+            raise did_you_mean('--backbone', name, RESNETS)
         return _resnet(*RESNETS[name], weights, seed, lambda d, w: f'not {name}', log)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'backbone', name))
         net = NamedBackbone(name)
-    if weights is not None: net.load(weights, log)
+    if weights is not None:
+        net.load(weights, log)
     return net
 
 # %% ../../nbs/models/52_named.ipynb #5e16c270
 def initial_backbone(
-    recipe:'MethodRecipe', # Names a ResNet, if `backbone` does not
-    backbone:str=None,     # A name for `named_backbone`
-    weights:FilePath=None, # A file with weights
-    seed:int=0,            # Of random weights
-    log:Callable=None,     # As for `named_backbone`
-)->nn.Module:              # In training mode
+    recipe: 'MethodRecipe',  # Names a ResNet, if `backbone` does not
+    backbone: str = None,  # A name for `named_backbone`
+    weights: FilePath = None,  # A file with weights
+    seed: int = 0,  # Of random weights
+    log: Callable = None,  # As for `named_backbone`
+) -> nn.Module:  # In training mode
     "The backbone of a run before training; a `ValueError` if the file holds another one"
-    if backbone: return named_backbone(backbone, seed, weights, log)
-    depth,width = recipe.visual_depth,recipe.visual_width
+    if backbone:
+        return named_backbone(backbone, seed, weights, log)
+    depth = recipe.visual_depth
+    width = recipe.visual_width
+
     def hint(d, w):
-        return (f'and the recipe has ResNet-{depth} of width {width}: --set visual_depth={d} --set '
-                f'visual_width={w}')
+        return f'and the recipe has ResNet-{depth} of width {width}: --set visual_depth={d} --set visual_width={w}'
+
     return _resnet(depth, width, weights, seed, hint, log)
 
+
 def weights_digest(
-    path:FilePath, # A file, or None
-)->str:            # Its name and the beginning of its SHA-256; None if there is no file
+    path: FilePath,  # A file, or None
+) -> str:  # Its name and the beginning of its SHA-256; None if there is no file
     "Name and digest of a file of weights, as a run records them"
-    if path is None: return None
+    if path is None:
+        return None
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'--weights {path}: no such file')
+    if not path.is_file():
+        raise ValueError(f'--weights {path}: no such file')
     return f'{path.name} {file_sha256(path)[:16]}'

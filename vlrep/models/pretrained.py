@@ -6,31 +6,37 @@
 __all__ = ['to_image', 'Pretrained']
 
 # %% ../../nbs/models/70_pretrained.ipynb #0d1afa0b
-from contextlib import contextmanager, ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-import numpy as np, torch
-from PIL import Image, ImageOps
+
+import numpy as np
+import torch
 from fastcore.basics import patch
+from PIL import Image, ImageOps
 from torch import nn
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import FilePath
 from ..core.plotting import to_hwc
+from ..core.progress import progress
 from ..data.records import fit_square, open_image
-from .export import *
+from .export import export_backbone
 from .features import frozen
 
 # %% ../../nbs/models/70_pretrained.ipynb #dc6ad8d2
 def to_image(
-    img:FilePath|Image.Image|np.ndarray|torch.Tensor, # A path, a PIL image, or uint8 (h,w,3) or (3,h,w)
-    size:int=None, # Files may be decoded at a lower resolution, down to `size` at the least
-)->Image.Image:    # RGB, upright
+    img: FilePath | Image.Image | np.ndarray | torch.Tensor,  # A path, a PIL image, or uint8 (h,w,3) or (3,h,w)
+    size: int = None,  # Files may be decoded at a lower resolution, down to `size` at the least
+) -> Image.Image:  # RGB, upright
     "Any kind of image as a PIL image; a `ValueError` says what is wrong with it"
-    if isinstance(img, (str,Path)): return open_image(img, size)
+    if isinstance(img, (str, Path)):
+        return open_image(img, size)
     if isinstance(img, Image.Image):
         name = getattr(img, 'filename', '') or 'PIL image'
-        try: return ImageOps.exif_transpose(img).convert('RGB')
-        except (OSError, SyntaxError) as e: raise ValueError(f'{name}: damaged or not an image ({e})') from e
-    if isinstance(img, (np.ndarray,torch.Tensor)):
+        try:
+            return ImageOps.exif_transpose(img).convert('RGB')
+        except (OSError, SyntaxError) as e:
+            raise ValueError(f'{name}: damaged or not an image ({e})') from e
+    if isinstance(img, (np.ndarray, torch.Tensor)):
         if img.dtype not in (np.uint8, torch.uint8):
             raise ValueError(f'images must be uint8, 0 to 255, not {img.dtype}')
         return Image.fromarray(np.ascontiguousarray(to_hwc(img.cpu() if isinstance(img, torch.Tensor) else img)))
@@ -39,108 +45,146 @@ def to_image(
 # %% ../../nbs/models/70_pretrained.ipynb #aac8cee2
 class Pretrained:
     "A trained backbone with the view it was trained with, and what else its model is capable of"
-    def __init__(self,
-        backbone:nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w'); None for a model without one
-        view,                # How a held-out batch was prepared, e.g. `EvalTransform(48)`
-        side:int,            # Longer side of the images before the view
-        tok=None,            # Tokenizer that turns ids into text
-        name:str='this run', # For messages
-        *, max_len:int=30,   # Longest text in tokens
-        no_backbone:str='',  # Why there is no backbone, for messages
-        **capabilities       # Functions by name, see the table in notebook models/70: `caption`, `attend`, ...
+
+    def __init__(
+        self,
+        backbone: nn.Module,  # Normalised images (b,3,h,w) -> grid (b,c,h',w'); None for a model without one
+        view,  # How a held-out batch was prepared, e.g. `EvalTransform(48)`
+        side: int,  # Longer side of the images before the view
+        tok=None,  # Tokenizer that turns ids into text
+        name: str = 'this run',  # For messages
+        *,
+        max_len: int = 30,  # Longest text in tokens
+        no_backbone: str = '',  # Why there is no backbone, for messages
+        **capabilities,  # Functions by name, see the table in notebook models/70: `caption`, `attend`, ...
     ):
-        self.view,self.side,self.tok,self.name,self.max_len = view,side,tok,name,max_len
+        self.view = view
+        self.side = side
+        self.tok = tok
+        self.name = name
+        self.max_len = max_len
         self._why = f' ({no_backbone})' if no_backbone else ''
-        self.capabilities = {k: f for k,f in dict(backbone=backbone, **capabilities).items() if f is not None}
+        self.capabilities = {k: f for k, f in dict(backbone=backbone, **capabilities).items() if f is not None}
         self.eval()
+
     @property
-    def backbone(self)->nn.Module:
+    def backbone(self) -> nn.Module:
         "The backbone, which maps images to grids; a `ValueError` if the model has none"
-        if 'backbone' in self.capabilities: return self.capabilities['backbone']
-        raise ValueError(f'{self.name} has no backbone of its own{self._why}, so it has no features of images and '
-                         f'cannot be exported; its capabilities: {", ".join(self.capabilities)}')
-    def __repr__(self): return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
-    def eval(self)->'Pretrained':
+        if 'backbone' in self.capabilities:
+            return self.capabilities['backbone']
+        raise ValueError(
+            f'{self.name} has no backbone of its own{self._why}, so it has no features of images and '
+            f'cannot be exported; its capabilities: {", ".join(self.capabilities)}'
+        )
+
+    def __repr__(self):
+        return f'Pretrained({self.name}: {", ".join(self.capabilities)}; {self.view.size} pixels)'
+
+    def eval(self) -> 'Pretrained':
         "Put the modules that these functions belong to into evaluation mode"
-        for owner in self._owners(): owner.eval()
+        for owner in self._owners():
+            owner.eval()
         return self
+
     def _owners(self):
         "The modules that these functions belong to, each once"
         owners = [getattr(f, '__self__', f) for f in self.capabilities.values()]
         return list(dict.fromkeys(o for o in owners if isinstance(o, nn.Module)))
-    def batch(self,
-        imgs:list, # Images, as `to_image` takes them
-    )->torch.Tensor: # Normalised (b,3,s,s), on the model's device
+
+    def batch(
+        self,
+        imgs: list,  # Images, as `to_image` takes them
+    ) -> torch.Tensor:  # Normalised (b,3,s,s), on the model's device
         "A batch of images, prepared like the held-out images in training"
         got = [fit_square(to_image(i, self.side), self.side) for i in imgs]
-        img,hw = torch.from_numpy(np.stack([a for a,_ in got])).permute(0,3,1,2),torch.tensor([h for _,h in got])
+        img = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
+        hw = torch.tensor([h for _, h in got])
         p = next(p for owner in self._owners() for p in owner.parameters())
         return self.view(dict(img=img.to(p.device), hw=hw.to(p.device)), ('use',))['img'].to(p.dtype)
 
 # %% ../../nbs/models/70_pretrained.ipynb #5b1e07c4
 @patch
 @contextmanager
-def evaluating(self:Pretrained,
-    native:bool=False, # As for `frozen`
-)->'Iterator[Pretrained]':
+def evaluating(
+    self: Pretrained,
+    native: bool = False,  # As for `frozen`
+) -> 'Iterator[Pretrained]':
     "Apply `frozen` to all modules that these functions belong to: a head's dropout is off, too"
     with ExitStack() as stack:
-        for owner in self._owners(): stack.enter_context(frozen(owner, native))
+        for owner in self._owners():
+            stack.enter_context(frozen(owner, native))
         yield self
 
 # %% ../../nbs/models/70_pretrained.ipynb #bfacb799
 @patch
-def _each(self:Pretrained, img, f, bs):
+def _each(self: Pretrained, img, f, bs):
     "`f` of one picture, or of each of a list, `bs` at a time"
-    one = not isinstance(img, (list,tuple))
+    one = not isinstance(img, (list, tuple))
     imgs = [img] if one else list(img)
     with self.evaluating():
-        out = [o for i in progress(range(0, len(imgs), bs), label='batches of pictures')
-               for o in f(self.batch(imgs[i:i+bs]))]
+        out = [
+            o
+            for i in progress(range(0, len(imgs), bs), label='batches of pictures')
+            for o in f(self.batch(imgs[i : i + bs]))
+        ]
     return out[0] if one else out
 
-@patch
-def embed(self:Pretrained,
-    img:FilePath|Image.Image|np.ndarray|torch.Tensor|list, # A picture, or a list of them
-    bs:int=64, # Pictures at a time
-)->np.ndarray: # float32 (d,), or (n,d) for a list
-    "Global average of the backbone's grid: one feature vector for each image"
-    out = self._each(img, lambda x: self.backbone(x).mean((2,3)).float().cpu().numpy(), bs)
-    if not isinstance(out, list): return out
-    return np.stack(out) if out else np.zeros((0,self.backbone.width), np.float32)
 
 @patch
-def caption(self:Pretrained,
-    img:FilePath|Image.Image|np.ndarray|torch.Tensor|list, # A picture, or a list of them
-    bs:int=64, # Pictures at a time
-    **how      # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
-)->str|list:   # A sentence, or a list of them
+def embed(
+    self: Pretrained,
+    img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+    bs: int = 64,  # Pictures at a time
+) -> np.ndarray:  # float32 (d,), or (n,d) for a list
+    "Global average of the backbone's grid: one feature vector for each image"
+    out = self._each(img, lambda x: self.backbone(x).mean((2, 3)).float().cpu().numpy(), bs)
+    if not isinstance(out, list):
+        return out
+    return np.stack(out) if out else np.zeros((0, self.backbone.width), np.float32)
+
+
+@patch
+def caption(
+    self: Pretrained,
+    img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+    bs: int = 64,  # Pictures at a time
+    **how,  # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
+) -> str | list:  # A sentence, or a list of them
     "Captions of images"
     write = self.capabilities.get('caption')
     if write is None:
-        there = ' (its features are there: `embed`)'*('backbone' in self.capabilities)
+        there = ' (its features are there: `embed`)' * ('backbone' in self.capabilities)
         raise ValueError(f'{self.name} cannot write captions: it was trained without them{there}')
     return self._each(img, lambda x: [self.tok.decode(t) for t in write(x, **how)], bs)
 
 # %% ../../nbs/models/70_pretrained.ipynb #f40a1ea1
 @patch(cls_method=True)
-def from_learner(cls:Pretrained,
-    learn:'BatchLearner', # Trained; its loaders know the view and the tokenizer
-    name:str='this run',  # For messages
-    no_backbone:str='',   # As for `Pretrained`
-)->Pretrained:
+def from_learner(
+    cls: Pretrained,
+    learn: 'BatchLearner',  # Trained; its loaders know the view and the tokenizer
+    name: str = 'this run',  # For messages
+    no_backbone: str = '',  # As for `Pretrained`
+) -> Pretrained:
     "The model of a learner, opened for use"
     dl = learn.dls.valid
     can = {'backbone': None, **learn.capabilities(learn.model)}
-    return cls(**can, view=dl.aug, side=dl.source.size, tok=dl.tok, name=name, no_backbone=no_backbone,
-               max_len=getattr(dl.collate, 'max_len', getattr(dl, 'max_len', 30)))
+    return cls(
+        **can,
+        view=dl.aug,
+        side=dl.source.size,
+        tok=dl.tok,
+        name=name,
+        no_backbone=no_backbone,
+        max_len=getattr(dl.collate, 'max_len', getattr(dl, 'max_len', 30)),
+    )
 
 # %% ../../nbs/models/70_pretrained.ipynb #0603ae1c
 @patch
-def export(self:Pretrained,
-    folder:FilePath,      # Where to; it must not exist, or be empty
-    to:str='torchvision', # torchvision, timm or detectron2
-)->dict:                  # `files`; `by`: what read them again; `error`: the largest relative difference then; `open`:
-                          # lines of code that open them
+def export(
+    self: Pretrained,
+    folder: FilePath,  # Where to; it must not exist, or be empty
+    to: str = 'torchvision',  # torchvision, timm or detectron2
+) -> dict:  # `files`; `by`: what read them again; `error`: the largest relative difference then; `open`:
+    # lines of code that open them
     "Write the backbone in another library's layout, with the image normalisation of its training, and compare"
     return export_backbone(self.backbone, folder, to, self.view.mean, self.view.std, size=self.view.size)

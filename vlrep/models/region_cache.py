@@ -6,162 +6,223 @@
 __all__ = ['region_sample', 'RegionCache', 'cache_regions', 'CachedReader']
 
 # %% ../../nbs/models/67_region_cache.ipynb #e35255af
-import hashlib,json,os,shutil,time
+import hashlib
+import json
+import os
+import shutil
+import time
 from collections.abc import Callable
-import numpy as np, torch
+
+import numpy as np
+import torch
 from torch import Tensor
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import cache_dir, folder_damage, locked
+from ..core.progress import progress
 from ..data.records import DamagedImage, ImageTextDataset
 from ..data.regions import RegionReader, RegionStore, RegionWriter
 from .region_classifier import hash_images
-from .region_features import *
+from .region_features import RegionEncoder, whole_view
 
 # %% ../../nbs/models/67_region_cache.ipynb #b99e3d37
 class _Frozen:
     "Regions of a dataset's images, seen whole, as a frozen network makes them"
+
     def __init__(self, encoder, dataset, reader, size):
-        self.encoder,self.dataset,self.reader,self.size = encoder,dataset,reader,size
+        self.encoder = encoder
+        self.dataset = dataset
+        self.reader = reader
+        self.size = size
+
     def __call__(self, rows, mirrored=False):
         "The regions of some images, or of their mirror images"
         batch = self.reader(self.dataset, rows)
-        if 'region_feats' in batch: return batch
-        img,hw = self.dataset.images(rows)
+        if 'region_feats' in batch:
+            return batch
+        img, hw = self.dataset.images(rows)
         device = next(self.encoder.parameters()).device
-        img,batch = whole_view(img.to(device), hw, self.size),{k: v.to(device) for k,v in batch.items()}
+        img = whole_view(img.to(device), hw, self.size)
+        batch = {k: v.to(device) for k, v in batch.items()}
         if mirrored:
             batch = self.reader.mirror(batch, torch.ones(len(rows), dtype=torch.bool, device=device))
             img = img.flip(3)
-        with torch.no_grad(): got = self.encoder({**batch, 'img': img})
-        return {k: v.cpu() for k,v in got.items() if k.startswith('region_')}
+        with torch.no_grad():
+            got = self.encoder({**batch, 'img': img})
+        return {k: v.cpu() for k, v in got.items() if k.startswith('region_')}
+
     def none(self):
         "Empty regions for a damaged image, which occurs in no batch"
         sizes = dict(feats=self.encoder.width, boxes=4)
-        if self.encoder.classes: sizes['probs'] = self.encoder.classes
-        return dict({f'region_{k}': torch.zeros(1,0,d) for k,d in sizes.items()}, region_counts=torch.zeros(1))
+        if self.encoder.classes:
+            sizes['probs'] = self.encoder.classes
+        return dict({f'region_{k}': torch.zeros(1, 0, d) for k, d in sizes.items()}, region_counts=torch.zeros(1))
+
     def in_blocks(self, ways, bs=64):
         "(rows, regions for each way) block by block; rows of a block with a damaged image come one by one"
-        for rows in np.array_split(np.arange(len(self.dataset)), -(-len(self.dataset)//bs)):
-            try: yield rows,[self(rows, m) for m in ways]
+        for rows in np.array_split(np.arange(len(self.dataset)), -(-len(self.dataset) // bs)):
+            try:
+                yield rows, [self(rows, m) for m in ways]
             except DamagedImage:
                 for row in rows:
-                    try: got = [self([row], m) for m in ways]
-                    except DamagedImage: got = [self.none()]*len(ways)
-                    yield [row],got
+                    try:
+                        got = [self([row], m) for m in ways]
+                    except DamagedImage:
+                        got = [self.none()] * len(ways)
+                    yield [row], got
 
 # %% ../../nbs/models/67_region_cache.ipynb #5041568d
 def region_sample(
-    encoder:RegionEncoder,    # Frozen
-    dataset:ImageTextDataset, # Of the training images
-    reader:RegionReader,      # Of its boxes or files
-    size:int,                 # Side of the images that the network sees
-    *, most:int=512,          # Images that are used, evenly spread over the dataset
-)->Tensor:                    # Features of their regions (n,d)
+    encoder: RegionEncoder,  # Frozen
+    dataset: ImageTextDataset,  # Of the training images
+    reader: RegionReader,  # Of its boxes or files
+    size: int,  # Side of the images that the network sees
+    *,
+    most: int = 512,  # Images that are used, evenly spread over the dataset
+) -> Tensor:  # Features of their regions (n,d)
     "Features of some regions of a dataset, to measure their scale; damaged images are left out"
-    frozen,out = _Frozen(encoder, dataset, reader, size),[]
-    for i in np.unique(np.linspace(0, len(dataset)-1, most).round().astype(int)):
-        try: got = frozen([i])
-        except DamagedImage: continue
-        out.append(got['region_feats'][0,:int(got['region_counts'][0])])
-    if not sum(map(len, out)): raise ValueError(f'{dataset.name}: not a single region in {len(out)} images')
+    frozen = _Frozen(encoder, dataset, reader, size)
+    out = []
+    for i in np.unique(np.linspace(0, len(dataset) - 1, most).round().astype(int)):
+        try:
+            got = frozen([i])
+        except DamagedImage:
+            continue
+        out.append(got['region_feats'][0, : int(got['region_counts'][0])])
+    if not sum(map(len, out)):
+        raise ValueError(f'{dataset.name}: not a single region in {len(out)} images')
     return torch.cat(out)
 
 # %% ../../nbs/models/67_region_cache.ipynb #2bda8b7f
 def _key(frozen, mirrored):
     "Cache key of the regions; the number in it rises when this code changes the result"
-    e,d,reader = frozen.encoder,frozen.dataset,frozen.reader
+    e = frozen.encoder
+    d = frozen.dataset
+    reader = frozen.reader
     device = next(e.parameters()).device.type
     facts = [3, e.how, frozen.size, mirrored, reader.most, len(d), d.size, device, list(map(str, d.ids))]
     h = hashlib.sha256(json.dumps(facts).encode())
-    for k,v in e.state_dict().items(): h.update(k.encode() + v.cpu().contiguous().numpy().tobytes())
-    for v in reader(d, range(len(d))).values(): h.update(v.numpy().tobytes())
+    for k, v in e.state_dict().items():
+        h.update(k.encode() + v.cpu().contiguous().numpy().tobytes())
+    for v in reader(d, range(len(d))).values():
+        h.update(v.numpy().tobytes())
     hash_images(h, d)
     return h.hexdigest()[:16]
 
+
 def _write(writer, frozen, ways):
     "Add the regions of all images, those of an image and of its mirror image one after the other"
-    for rows,seen in progress(frozen.in_blocks(ways), -(-len(frozen.dataset)//64), 'images: regions'):
-        for j,row in enumerate(rows):
-            for m,got in zip(ways, seen):
+    for rows, seen in progress(frozen.in_blocks(ways), -(-len(frozen.dataset) // 64), 'images: regions'):
+        for j, row in enumerate(rows):
+            for m, got in zip(ways, seen):
                 k = int(got['region_counts'][j])
-                writer.add(f'{row} {"mirrored" if m else "as it is"}', *(got[f'region_{a}'][j,:k].numpy()
-                           for a in ('feats','boxes','probs') if f'region_{a}' in got))
+                writer.add(
+                    f'{row} {"mirrored" if m else "as it is"}',
+                    *(got[f'region_{a}'][j, :k].numpy() for a in ('feats', 'boxes', 'probs') if f'region_{a}' in got),
+                )
 
 # %% ../../nbs/models/67_region_cache.ipynb #4e74b91b
 class RegionCache:
     "The regions of the images of a dataset and of their mirror images, from a store: (rows, flip) -> tensors"
-    def __init__(self,
-        store:RegionStore, # Of `cache_regions`
-        mirrored:bool,     # Does it have mirror images, too?
+
+    def __init__(
+        self,
+        store: RegionStore,  # Of `cache_regions`
+        mirrored: bool,  # Does it have mirror images, too?
     ):
-        self.store,self.mirrored = store,mirrored
-    def __call__(self,
-        rows:np.ndarray|list, # Of the dataset (b,)
-        flip:np.ndarray,      # Which are mirrored (b,) bool
-    )->dict:                  # As `RegionStore.read`
+        self.store = store
+        self.mirrored = mirrored
+
+    def __call__(
+        self,
+        rows: np.ndarray | list,  # Of the dataset (b,)
+        flip: np.ndarray,  # Which are mirrored (b,) bool
+    ) -> dict:  # As `RegionStore.read`
         "The regions of some images; a `ValueError` if they are mirrored and no mirror images are stored"
-        rows,flip = np.asarray(rows, np.int64),np.asarray(flip, bool)
-        if self.mirrored: return self.store.read(2*rows+flip)
-        if flip.any(): raise ValueError('flip: the regions of mirror images are not stored; mirrored=True stores them')
+        rows = np.asarray(rows, np.int64)
+        flip = np.asarray(flip, bool)
+        if self.mirrored:
+            return self.store.read(2 * rows + flip)
+        if flip.any():
+            raise ValueError('flip: the regions of mirror images are not stored; mirrored=True stores them')
         return self.store.read(rows)
 
 # %% ../../nbs/models/67_region_cache.ipynb #96b8bb3d
-_MOST = 10*2**30 # Bytes that the cached regions of all datasets and networks may take together, the newest apart
+_MOST = 10 * 2**30  # Bytes that the cached regions of all datasets and networks may take together, the newest apart
+
 
 def _forget(newest):
     "Remove the least recently used sets beyond `_MOST` bytes, and what killed processes left more than a day ago"
-    size = lambda p: sum(f.stat().st_size for f in p.iterdir() if f.is_file())
+
+    def size(p):
+        return sum(f.stat().st_size for f in p.iterdir() if f.is_file())
+
     for p in newest.parent.glob('.features-*'):
-        if p.is_dir() and time.time()-p.stat().st_mtime > 86400: shutil.rmtree(p, ignore_errors=True)
-    others = sorted((p for p in newest.parent.glob('features-*') if p.is_dir() and p != newest),
-                    key=lambda p: p.stat().st_mtime, reverse=True)
+        if p.is_dir() and time.time() - p.stat().st_mtime > 86400:
+            shutil.rmtree(p, ignore_errors=True)
+    others = sorted(
+        (p for p in newest.parent.glob('features-*') if p.is_dir() and p != newest),
+        key=lambda p: p.stat().st_mtime,
+        reverse=True,
+    )
     total = 0
     for p in others:
         total += size(p)
-        if total > _MOST: shutil.rmtree(p, ignore_errors=True)
+        if total > _MOST:
+            shutil.rmtree(p, ignore_errors=True)
 
 # %% ../../nbs/models/67_region_cache.ipynb #20407672
 def cache_regions(
-    encoder:RegionEncoder,    # Frozen, of boxes or cells
-    dataset:ImageTextDataset, # Images, with boxes where the encoder needs them
-    reader:RegionReader,      # Of its boxes
-    size:int,                 # Side of the images that the network sees
-    *, mirrored:bool=False,   # Those of the mirror images, too?
-    log:Callable=print,       # Called if the kept regions have changed on the disk; None for no message
-)->RegionCache:
+    encoder: RegionEncoder,  # Frozen, of boxes or cells
+    dataset: ImageTextDataset,  # Images, with boxes where the encoder needs them
+    reader: RegionReader,  # Of its boxes
+    size: int,  # Side of the images that the network sees
+    *,
+    mirrored: bool = False,  # Those of the mirror images, too?
+    log: Callable = print,  # Called if the kept regions have changed on the disk; None for no message
+) -> RegionCache:
     "The regions of all images of a dataset, computed once and kept; a `ValueError` for an encoder that is trained"
     if not encoder.frozen or encoder.how == 'files':
-        raise ValueError(f'encoder: of {encoder.how}, ' + ('frozen' if encoder.frozen else 'it learns') +
-                         ': only regions of a frozen network are kept')
+        raise ValueError(
+            f'encoder: of {encoder.how}, '
+            + ('frozen' if encoder.frozen else 'it learns')
+            + ': only regions of a frozen network are kept'
+        )
     frozen = _Frozen(encoder, dataset, reader, size)
-    folder = cache_dir('regions')/f'features-{_key(frozen, mirrored)}'
-    with locked(folder.with_name(folder.name+'.building'), f'the cached regions {folder}', timeout=3600):
+    folder = cache_dir('regions') / f'features-{_key(frozen, mirrored)}'
+    with locked(folder.with_name(folder.name + '.building'), f'the cached regions {folder}', timeout=3600):
         why = folder_damage(folder)
         if not why:
             os.utime(folder)
             return RegionCache(RegionStore(folder), mirrored)
         if folder.exists():
-            if log: log(f'the cached regions: {why}; made anew')
+            if log:
+                log(f'the cached regions: {why}; made anew')
             shutil.rmtree(folder)
         with RegionWriter(folder, encoder.width, encoder.classes, names=encoder.names) as w:
-            _write(w, frozen, (False,True)[:1+mirrored])
+            _write(w, frozen, (False, True)[: 1 + mirrored])
         _forget(folder)
     return RegionCache(RegionStore(folder), mirrored)
 
 # %% ../../nbs/models/67_region_cache.ipynb #a6e22f11
 class CachedReader:
     "Regions of several datasets from their caches, called as a `RegionReader` is: (dataset, rows) -> tensors"
-    def __init__(self,
-        encoder:RegionEncoder, # As for `cache_regions`
-        datasets:list,         # Images of each
-        reader:RegionReader,   # Of their boxes
-        size:int,              # Side of the images that the network sees
-    ): self.known = [(d, cache_regions(encoder, d, reader, size)) for d in datasets]
-    def __call__(self,
-        source:ImageTextDataset, # One of the datasets
-        rows:np.ndarray|list,    # Of it (b,)
-    )->dict:                     # As `RegionStore.read`
+
+    def __init__(
+        self,
+        encoder: RegionEncoder,  # As for `cache_regions`
+        datasets: list,  # Images of each
+        reader: RegionReader,  # Of their boxes
+        size: int,  # Side of the images that the network sees
+    ):
+        self.known = [(d, cache_regions(encoder, d, reader, size)) for d in datasets]
+
+    def __call__(
+        self,
+        source: ImageTextDataset,  # One of the datasets
+        rows: np.ndarray | list,  # Of it (b,)
+    ) -> dict:  # As `RegionStore.read`
         "The regions of some images, not mirrored; a `ValueError` if those of the dataset are not cached"
-        for dataset,cache in self.known:
-            if dataset is source: return cache(rows, np.zeros(len(rows), bool))
+        for dataset, cache in self.known:
+            if dataset is source:
+                return cache(rows, np.zeros(len(rows), bool))
         raise ValueError(f'{source.name}: its regions are not cached')

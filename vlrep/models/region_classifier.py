@@ -6,169 +6,215 @@
 __all__ = ['RegionClassifierPlan', 'classify_regions', 'region_scores', 'hash_images', 'train_region_classifier']
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630004
-import hashlib,json,os,time
+import hashlib
+import json
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-import numpy as np, torch, torch.nn.functional as F
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from ..core.files import *
-from ..core.seeding import *
-from ..core.weights import *
+
+from ..core.files import cache_dir, cached_folder, read_json, write_json
+from ..core.seeding import chances, seed_of, torch_rng
+from ..core.weights import check_weights
 from ..data.records import ArrayDataset, DamagedImage, ImageTextDataset
 from ..data.regions import check_boxes, mirror_boxes
 from .backbones import make_backbone
-from .region_features import *
+from .region_features import RegionEncoder, whole_view
 from .weights import read_state
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630007
 class _Known:
     "Boxes of a dataset's records (n,m,4), how many (n,), and the words for them as numbers (n,m) each"
+
     def __init__(self, dataset, keys):
-        records = [(i, r.boxes, r.objects) for i,r in enumerate(dataset)]
-        for i,b,o in records:
+        records = [(i, r.boxes, r.objects) for i, r in enumerate(dataset)]
+        for i, b, o in records:
             if b is None or o is None or len(b) != len(o) or not all('category' in x for x in o):
                 raise ValueError(f'{dataset.name}: image {dataset.ids[i]} has no boxes with categories to learn from')
-        self.keys = ['category',*keys]
-        said = {k: sorted({str(x[k]) for *_,o in records for x in o if x.get(k) is not None}) for k in self.keys}
-        self.names = {k: v for k,v in said.items() if len(v) > 1}
-        if 'category' not in self.names: raise ValueError(f'{dataset.name}: its objects are not of several categories')
-        shape = len(records),max(len(b) for _,b,_ in records)
-        self.boxes,self.counts = torch.zeros(*shape, 4),torch.tensor([len(b) for _,b,_ in records])
+        self.keys = ['category', *keys]
+        said = {k: sorted({str(x[k]) for *_, o in records for x in o if x.get(k) is not None}) for k in self.keys}
+        self.names = {k: v for k, v in said.items() if len(v) > 1}
+        if 'category' not in self.names:
+            raise ValueError(f'{dataset.name}: its objects are not of several categories')
+        shape = len(records), max(len(b) for _, b, _ in records)
+        self.boxes = torch.zeros(*shape, 4)
+        self.counts = torch.tensor([len(b) for _, b, _ in records])
         self.words = {k: torch.full(shape, -1) for k in self.names}
-        for i,b,o in records:
-            self.boxes[i,:len(b)] = torch.as_tensor(np.asarray(b), dtype=torch.float32).view(-1, 4)
-            for k,v in self.names.items():
-                self.words[k][i,:len(o)] = torch.tensor([v.index(str(x[k])) if x.get(k) is not None else -1 for x in o])
+        for i, b, o in records:
+            self.boxes[i, : len(b)] = torch.as_tensor(np.asarray(b), dtype=torch.float32).view(-1, 4)
+            for k, v in self.names.items():
+                self.words[k][i, : len(o)] = torch.tensor(
+                    [v.index(str(x[k])) if x.get(k) is not None else -1 for x in o]
+                )
         check_boxes(self.boxes, self.counts, dataset.name)
 
 # %% ../../nbs/models/63_region_classifier.ipynb #6763000a
 @dataclass(frozen=True)
 class RegionClassifierPlan:
     "Training hyperparameters of a region classifier"
-    steps:int=600    # Of training
-    bs:int=16        # Images a step
-    lr:float=5e-3    # Peak learning rate, of AdamW
-    warmup:float=.1  # Share of the steps with linear warm-up; after that linear decay to zero
-    wd:float=.05     # Weight decay
-    width:int=16     # Channels of the backbone's first stage; features are 8 times as wide
-    held:int=200     # Images at the end that are kept to measure, at most a tenth
-    attributes:tuple=('color',) # Further attributes to predict of a region, where its object has them
+
+    steps: int = 600  # Of training
+    bs: int = 16  # Images a step
+    lr: float = 5e-3  # Peak learning rate, of AdamW
+    warmup: float = 0.1  # Share of the steps with linear warm-up; after that linear decay to zero
+    wd: float = 0.05  # Weight decay
+    width: int = 16  # Channels of the backbone's first stage; features are 8 times as wide
+    held: int = 200  # Images at the end that are kept to measure, at most a tenth
+    attributes: tuple = ('color',)  # Further attributes to predict of a region, where its object has them
 
     def __post_init__(self):
-        for k in ('steps','bs','width'):
-            if getattr(self, k) < 1: raise ValueError(f'{k}={getattr(self, k)}: at least 1')
-        if not 0 < self.lr or not 0 <= self.warmup <= 1: raise ValueError(f'lr={self.lr}, warmup={self.warmup}')
+        for k in ('steps', 'bs', 'width'):
+            if getattr(self, k) < 1:
+                raise ValueError(f'{k}={getattr(self, k)}: at least 1')
+        if not 0 < self.lr or not 0 <= self.warmup <= 1:
+            raise ValueError(f'lr={self.lr}, warmup={self.warmup}')
+
 
 def _batch(dataset, known, rows, flip=None):
     "Whole images, boxes and counts of some rows, those in `flip` mirrored"
-    img,hw = dataset.images(rows.numpy())
-    img,boxes,counts = whole_view(img, hw, dataset.size),known.boxes[rows],known.counts[rows]
+    img, hw = dataset.images(rows.numpy())
+    img = whole_view(img, hw, dataset.size)
+    boxes = known.boxes[rows]
+    counts = known.counts[rows]
     n = max(1, int(counts.max()))
-    boxes = boxes[:,:n]
+    boxes = boxes[:, :n]
     if flip is not None:
-        img = torch.where(flip[:,None,None,None], img.flip(3), img)
+        img = torch.where(flip[:, None, None, None], img.flip(3), img)
         boxes = mirror_boxes(boxes, flip)
     return dict(img=img, region_boxes=boxes, region_counts=counts)
 
+
 def _steps(n, plan, seed):
     "The rows of each step: all images once before any twice"
-    need = plan.steps*plan.bs
-    order = [torch.randperm(n, generator=torch_rng(seed, 'region classifier', 'order', k)) for k in range(-(-need//n))]
+    need = plan.steps * plan.bs
+    order = [
+        torch.randperm(n, generator=torch_rng(seed, 'region classifier', 'order', k)) for k in range(-(-need // n))
+    ]
     return torch.cat(order)[:need].split(plan.bs)
 
 # %% ../../nbs/models/63_region_classifier.ipynb #6763000b
 def _learn(encoder, heads, dataset, known, rows, *, plan, seed):
     "Train the encoder on the images `rows`"
     opt = torch.optim.AdamW([*encoder.parameters(), *heads.parameters()], lr=plan.lr, weight_decay=plan.wd)
-    rise = max(1, round(plan.warmup*plan.steps))
+    rise = max(1, round(plan.warmup * plan.steps))
     encoder.train()
-    for step,some in enumerate(_steps(len(rows), plan, seed)):
-        for g in opt.param_groups: g['lr'] = plan.lr*min((step+1)/rise, (plan.steps-step)/max(1, plan.steps-rise))
+    for step, some in enumerate(_steps(len(rows), plan, seed)):
+        for g in opt.param_groups:
+            g['lr'] = plan.lr * min((step + 1) / rise, (plan.steps - step) / max(1, plan.steps - rise))
         some = rows[some]
-        flip = torch.from_numpy(chances(some.numpy(), seed, 'region classifier', step) < .5)
+        flip = torch.from_numpy(chances(some.numpy(), seed, 'region classifier', step) < 0.5)
         batch = _batch(dataset, known, some, flip)
         feats = encoder(batch)['region_feats']
-        loss = 0.
-        for k,words in known.words.items():
-            want = words[some][:,:feats.shape[1]]
+        loss = 0.0
+        for k, words in known.words.items():
+            want = words[some][:, : feats.shape[1]]
             at = want >= 0
             head = encoder.classifier if k == 'category' else heads[k]
-            if at.any(): loss = loss + F.cross_entropy(head(feats[at]), want[at])
+            if at.any():
+                loss = loss + F.cross_entropy(head(feats[at]), want[at])
         opt.zero_grad()
-        if torch.is_tensor(loss): loss.backward()
+        if torch.is_tensor(loss):
+            loss.backward()
         opt.step()
     opt.zero_grad()
     return encoder.freeze()
 
 # %% ../../nbs/models/63_region_classifier.ipynb #6763000d
 def classify_regions(
-    encoder:RegionEncoder,    # With a classifier, from boxes
-    dataset:ImageTextDataset, # With boxes and objects
-    bs:int=64,                # Images at a time
-)->tuple:                     # Distributions of all regions (r,c), and their categories (r,), -1 where it has no name
+    encoder: RegionEncoder,  # With a classifier, from boxes
+    dataset: ImageTextDataset,  # With boxes and objects
+    bs: int = 64,  # Images at a time
+) -> tuple:  # Distributions of all regions (r,c), and their categories (r,), -1 where it has no name
     "Predictions of a classifier for the ground-truth boxes of a dataset"
     known = _Known(dataset, ())
-    number = {w: i for i,w in enumerate(encoder.names)}
+    number = {w: i for i, w in enumerate(encoder.names)}
     names = torch.tensor([number.get(w, -1) for w in known.names['category']])
-    probs,truth = [],[]
+    probs = []
+    truth = []
     with torch.no_grad():
         for rows in torch.arange(len(dataset)).split(bs):
             batch = _batch(dataset, known, rows)
-            want = known.words['category'][rows][:,:batch['region_boxes'].shape[1]]
+            want = known.words['category'][rows][:, : batch['region_boxes'].shape[1]]
             probs.append(encoder(batch)['region_probs'][want >= 0])
             truth.append(names[want[want >= 0]])
-    return torch.cat(probs),torch.cat(truth)
+    return torch.cat(probs), torch.cat(truth)
+
 
 def region_scores(
-    probs:Tensor, # Distributions (r,c)
-    truth:Tensor, # Categories (r,); regions with -1 do not count
-)->dict:          # `n` regions; the share `top1` whose likeliest class is true, and that of the most `frequent` class;
-                  # mean `entropy` in nats
+    probs: Tensor,  # Distributions (r,c)
+    truth: Tensor,  # Categories (r,); regions with -1 do not count
+) -> dict:  # `n` regions; the share `top1` whose likeliest class is true, and that of the most `frequent` class;
+    # mean `entropy` in nats
     "Accuracy and mean entropy of a region classifier"
-    probs,truth = probs[truth >= 0].double(),truth[truth >= 0]
-    if not len(truth): raise ValueError('truth: not a single region of a known category')
+    probs = probs[truth >= 0].double()
+    truth = truth[truth >= 0]
+    if not len(truth):
+        raise ValueError('truth: not a single region of a known category')
     entropy = -torch.xlogy(probs, probs).sum(1)
-    return dict(n=len(truth), top1=(probs.argmax(1) == truth).double().mean().item(),
-                frequent=truth.bincount().max().item()/len(truth), entropy=entropy.mean().item())
+    return dict(
+        n=len(truth),
+        top1=(probs.argmax(1) == truth).double().mean().item(),
+        frequent=truth.bincount().max().item() / len(truth),
+        entropy=entropy.mean().item(),
+    )
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630011
 def _file_facts(dataset):
     "Name, size and time of change of each file of a dataset whose images stand in files"
     for i in range(len(dataset)):
-        try: st = os.stat(dataset.path(i))
-        except OSError: yield f'{dataset.path(i)} is missing'
-        else: yield f'{dataset.path(i)} {st.st_size} {st.st_mtime_ns}'
+        try:
+            st = os.stat(dataset.path(i))
+        except OSError:
+            yield f'{dataset.path(i)} is missing'
+        else:
+            yield f'{dataset.path(i)} {st.st_size} {st.st_mtime_ns}'
+
 
 def hash_images(
-    h:'hashlib._Hash',        # Is updated
-    dataset:ImageTextDataset, # At least one image
-    most:int=512,             # Images whose pixels are read, where they are neither in memory nor in files of their own
-)->None:
+    h: 'hashlib._Hash',  # Is updated
+    dataset: ImageTextDataset,  # At least one image
+    most: int = 512,  # Images whose pixels are read, where they are neither in memory nor in files of their own
+) -> None:
     "Let a hash depend on the images of a dataset: on files by size and time of change, on others by their pixels"
     if hasattr(dataset, 'path'):
-        for line in _file_facts(dataset): h.update(line.encode())
+        for line in _file_facts(dataset):
+            h.update(line.encode())
         most = 16
-    elif isinstance(dataset, ArrayDataset): most = len(dataset)
-    some = np.unique(np.linspace(0, len(dataset)-1, most).round().astype(int))
-    for rows in np.array_split(some, -(-len(some)//64)):
-        try: parts = [dataset.images(rows)]
-        except DamagedImage: parts = [_readable(dataset, i) for i in rows]
+    elif isinstance(dataset, ArrayDataset):
+        most = len(dataset)
+    some = np.unique(np.linspace(0, len(dataset) - 1, most).round().astype(int))
+    for rows in np.array_split(some, -(-len(some) // 64)):
+        try:
+            parts = [dataset.images(rows)]
+        except DamagedImage:
+            parts = [_readable(dataset, i) for i in rows]
         for part in parts:
-            for a in part: h.update(np.ascontiguousarray(a.numpy()).tobytes())
+            for a in part:
+                h.update(np.ascontiguousarray(a.numpy()).tobytes())
+
 
 def _readable(dataset, row):
     "The image of a row; nothing if it is damaged"
-    try: return dataset.images([row])
-    except DamagedImage: return ()
+    try:
+        return dataset.images([row])
+    except DamagedImage:
+        return ()
 
 # %% ../../nbs/models/63_region_classifier.ipynb #39049a46
 def _key(dataset, known, plan, seed):
     "Cache key of a classifier; the number in it rises when this code changes the result"
     h = hashlib.sha256(json.dumps([2, asdict(plan), seed, known.names, len(dataset), dataset.size]).encode())
-    for a in (known.boxes, known.counts, *known.words.values()): h.update(a.numpy().tobytes())
+    for a in (known.boxes, known.counts, *known.words.values()):
+        h.update(a.numpy().tobytes())
     hash_images(h, dataset)
     return h.hexdigest()[:16]
+
 
 def _new(names, plan, seed, keys=()):
     "An encoder before its training, and the heads of the attributes"
@@ -177,47 +223,58 @@ def _new(names, plan, seed, keys=()):
         visual = make_backbone(10, plan.width, seed)
         head = nn.Linear(visual.width, len(names['category']))
         heads = nn.ModuleDict({k: nn.Linear(visual.width, len(names[k])) for k in keys})
-    return RegionEncoder(visual, 'boxes', head, names=names['category'], frozen=False),heads
+    return RegionEncoder(visual, 'boxes', head, names=names['category'], frozen=False), heads
+
 
 def _trained(dataset, known, plan, seed):
     "A trained encoder, and its scores"
-    held = min(plan.held, len(dataset)//10)
-    rows = torch.arange(len(dataset)-held)
-    threads,start = torch.get_num_threads(),time.perf_counter()
+    held = min(plan.held, len(dataset) // 10)
+    rows = torch.arange(len(dataset) - held)
+    threads = torch.get_num_threads()
+    start = time.perf_counter()
     torch.set_num_threads(1)
     try:
-        encoder,heads = _new(known.names, plan, seed, [k for k in known.names if k != 'category'])
+        encoder, heads = _new(known.names, plan, seed, [k for k in known.names if k != 'category'])
         _learn(encoder, heads, dataset, known, rows, plan=plan, seed=seed)
         last = dataset.subset(range(len(rows), len(dataset))) if held else dataset
         facts = region_scores(*classify_regions(encoder, last))
-    finally: torch.set_num_threads(threads)
-    return encoder,dict(facts, seconds=round(time.perf_counter()-start, 1))
+    finally:
+        torch.set_num_threads(threads)
+    return encoder, dict(facts, seconds=round(time.perf_counter() - start, 1))
 
 # %% ../../nbs/models/63_region_classifier.ipynb #67630012
 def _load(folder, known, plan):
     "The classifier in a folder and its scores; a `ValueError` if it is not there or damaged"
-    facts = read_json(folder/'facts.json')
-    encoder,_ = _new(known.names, plan, 0)
-    state = check_weights(read_state(folder/'model.safetensors'), str(folder), encoder.state_dict())
-    try: encoder.load_state_dict(state)
-    except RuntimeError as e: raise ValueError(f'{folder}: damaged ({e})') from None
-    return encoder.freeze(),facts
+    facts = read_json(folder / 'facts.json')
+    encoder, _ = _new(known.names, plan, 0)
+    state = check_weights(read_state(folder / 'model.safetensors'), str(folder), encoder.state_dict())
+    try:
+        encoder.load_state_dict(state)
+    except RuntimeError as e:
+        raise ValueError(f'{folder}: damaged ({e})') from None
+    return encoder.freeze(), facts
+
 
 def train_region_classifier(
-    dataset:ImageTextDataset,                        # Its records have boxes and objects with a category
-    plan:RegionClassifierPlan=RegionClassifierPlan(), # Training hyperparameters
-    seed:int=0,                                      # The same seed, the same weights
-    log:Callable=print,                              # Called with the score it has reached; None for no message
-)->RegionEncoder:                                    # Of boxes, frozen, with `region_probs`; `names` of its classes
+    dataset: ImageTextDataset,  # Its records have boxes and objects with a category
+    plan: RegionClassifierPlan = RegionClassifierPlan(),  # Training hyperparameters
+    seed: int = 0,  # The same seed, the same weights
+    log: Callable = print,  # Called with the score it has reached; None for no message
+) -> RegionEncoder:  # Of boxes, frozen, with `region_probs`; `names` of its classes
     "A small backbone and classifier of boxes, from the cache if it was trained before"
     known = _Known(dataset, plan.attributes)
+
     def train(new):
-        encoder,facts = _trained(dataset, known, plan, seed)
-        save_file({k: v.contiguous() for k,v in encoder.state_dict().items()}, new/'model.safetensors')
-        write_json(new/'facts.json', facts)
-    folder = cache_dir('regions')/f'classifier-{_key(dataset, known, plan, seed)}'
-    encoder,facts = _load(cached_folder(folder, 'the region classifier', train, log), known, plan)
-    if log: log(f'region classifier, {len(encoder.names)} classes, trained on ground-truth boxes in '
-                f'{facts["seconds"]:.0f} s: {100*facts["top1"]:.1f} % of {facts["n"]} other regions are correct '
-                f'(most frequent class: {100*facts["frequent"]:.1f} %), entropy {facts["entropy"]:.2f} nats')
+        encoder, facts = _trained(dataset, known, plan, seed)
+        save_file({k: v.contiguous() for k, v in encoder.state_dict().items()}, new / 'model.safetensors')
+        write_json(new / 'facts.json', facts)
+
+    folder = cache_dir('regions') / f'classifier-{_key(dataset, known, plan, seed)}'
+    encoder, facts = _load(cached_folder(folder, 'the region classifier', train, log), known, plan)
+    if log:
+        log(
+            f'region classifier, {len(encoder.names)} classes, trained on ground-truth boxes in '
+            f'{facts["seconds"]:.0f} s: {100 * facts["top1"]:.1f} % of {facts["n"]} other regions are correct '
+            f'(most frequent class: {100 * facts["frequent"]:.1f} %), entropy {facts["entropy"]:.2f} nats'
+        )
     return encoder

@@ -7,146 +7,183 @@ __all__ = ['cell_boxes', 'roi_features', 'whole_view', 'RegionEncoder']
 
 # %% ../../nbs/models/62_region_features.ipynb #67620004
 import torch
+from fastcore.basics import patch
 from torch import Tensor, nn
 from torchvision.ops import roi_align
-from fastcore.basics import patch
+
 from ..core.registry import did_you_mean
 from ..data.masking import sequence_mask
-from ..data.regions import check_boxes, READ_HOWS
+from ..data.regions import READ_HOWS, check_boxes
 from ..data.transforms import IMAGENET, resize_crop
 
 # %% ../../nbs/models/62_region_features.ipynb #67620007
 def cell_boxes(
-    h:int,                            # Rows of the grid
-    w:int,                            # Columns
-    device:str|torch.device='cpu',    # Where they are computed
-)->Tensor:                            # x0 y0 x1 y1 of each, row by row, as parts of width and height (h*w,4)
+    h: int,  # Rows of the grid
+    w: int,  # Columns
+    device: str | torch.device = 'cpu',  # Where they are computed
+) -> Tensor:  # x0 y0 x1 y1 of each, row by row, as parts of width and height (h*w,4)
     "The box of every cell of a grid"
-    if h < 1 or w < 1: raise ValueError(f'h={h}, w={w}: a grid has at least one row and one column')
-    y,x = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing='ij')
-    return torch.stack([x/w, y/h, (x+1)/w, (y+1)/h], -1).flatten(0, 1)
+    if h < 1 or w < 1:
+        raise ValueError(f'h={h}, w={w}: a grid has at least one row and one column')
+    y, x = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing='ij')
+    return torch.stack([x / w, y / h, (x + 1) / w, (y + 1) / h], -1).flatten(0, 1)
 
 # %% ../../nbs/models/62_region_features.ipynb #6762000d
-_STEPS = 1024 # Parts of a cell that coordinates are rounded to
+_STEPS = 1024  # Parts of a cell that coordinates are rounded to
+
 
 def roi_features(
-    grid:Tensor,   # What a backbone makes of images (b,c,h,w)
-    boxes:Tensor,  # x0 y0 x1 y1 of regions, as parts of width and height (b,n,4)
-    counts:Tensor, # How many of the n are real (b,)
-)->Tensor:         # float32 (b,n,c); zeros for regions that are not real
+    grid: Tensor,  # What a backbone makes of images (b,c,h,w)
+    boxes: Tensor,  # x0 y0 x1 y1 of regions, as parts of width and height (b,n,4)
+    counts: Tensor,  # How many of the n are real (b,)
+) -> Tensor:  # float32 (b,n,c); zeros for regions that are not real
     "The mean of the grid over each box (RoI align); a `ValueError` names a box that is empty or outside the image"
-    b,c,h,w = grid.shape
-    if len(boxes) != b: raise ValueError(f'boxes: of {len(boxes)} images, but grid is of {b}')
+    b, c, h, w = grid.shape
+    if len(boxes) != b:
+        raise ValueError(f'boxes: of {len(boxes)} images, but grid is of {b}')
     check_boxes(boxes, counts)
     real = sequence_mask(counts.to(grid.device), boxes.shape[1])
-    cells = boxes.to(grid.device)[real].float()*torch.tensor([w,h,w,h], device=grid.device)
-    cells = (cells*_STEPS).round()/_STEPS
-    first,last = cells.split(2, 1)
-    image = real.nonzero()[:,:1].float()
-    rois = torch.cat([image, first, torch.maximum(last, first + 1/_STEPS)], 1)
+    cells = boxes.to(grid.device)[real].float() * torch.tensor([w, h, w, h], device=grid.device)
+    cells = (cells * _STEPS).round() / _STEPS
+    first, last = cells.split(2, 1)
+    image = real.nonzero()[:, :1].float()
+    rois = torch.cat([image, first, torch.maximum(last, first + 1 / _STEPS)], 1)
     out = grid.new_zeros(*real.shape, c, dtype=torch.float32)
-    out[real] = roi_align(grid.float(), rois, 1, sampling_ratio=-1, aligned=True)[:,:,0,0]
+    out[real] = roi_align(grid.float(), rois, 1, sampling_ratio=-1, aligned=True)[:, :, 0, 0]
     return out
 
 # %% ../../nbs/models/62_region_features.ipynb #67620016
 def whole_view(
-    img:Tensor,  # Stored images (b,3,s,s), uint8
-    hw:Tensor,   # Height and width of the part of each that is image (b,2)
-    size:int,    # Side of the view
-    mean:tuple=IMAGENET[0], std:tuple=IMAGENET[1], # Normalisation
-)->Tensor:       # Float, normalised (b,3,size,size)
+    img: Tensor,  # Stored images (b,3,s,s), uint8
+    hw: Tensor,  # Height and width of the part of each that is image (b,2)
+    size: int,  # Side of the view
+    mean: tuple = IMAGENET[0],
+    std: tuple = IMAGENET[1],  # Normalisation
+) -> Tensor:  # Float, normalised (b,3,size,size)
     "All of each image, stretched into a square"
     hw = hw.to(img.device)
-    x = resize_crop(img, torch.cat([torch.zeros_like(hw), hw], 1), size)/255
-    m,s = (torch.tensor(v, device=img.device).view(3,1,1) for v in (mean,std))
-    return (x-m)/s
+    x = resize_crop(img, torch.cat([torch.zeros_like(hw), hw], 1), size) / 255
+    m, s = (torch.tensor(v, device=img.device).view(3, 1, 1) for v in (mean, std))
+    return (x - m) / s
 
 # %% ../../nbs/models/62_region_features.ipynb #6762001a
 class RegionEncoder(nn.Module):
     "The regions of a batch: cells of a grid, boxes on it, or features from files"
-    def __init__(self,
-        visual:nn.Module,          # A backbone: `img` -> grid (b,c,h,w), with `width`; None for files
-        how:str='grid',            # 'grid': every cell; 'boxes': those of the batch; 'files': features of the batch
-        classifier:nn.Linear=None, # From features to scores of classes, for `region_probs`
-        *, width:int=0,            # Of the features d; by default the backbone's. For files it has to be given
-        classes:int=0,             # In the distributions that files hold c; 0: they hold none
-        names:list=(),             # Of the classes, if they are known
-        frozen:bool=True,          # Backbone and classifier are not trained, and stay in evaluation mode
+
+    def __init__(
+        self,
+        visual: nn.Module,  # A backbone: `img` -> grid (b,c,h,w), with `width`; None for files
+        how: str = 'grid',  # 'grid': every cell; 'boxes': those of the batch; 'files': features of the batch
+        classifier: nn.Linear = None,  # From features to scores of classes, for `region_probs`
+        *,
+        width: int = 0,  # Of the features d; by default the backbone's. For files it has to be given
+        classes: int = 0,  # In the distributions that files hold c; 0: they hold none
+        names: list = (),  # Of the classes, if they are known
+        frozen: bool = True,  # Backbone and classifier are not trained, and stay in evaluation mode
     ):
         super().__init__()
-        if how not in READ_HOWS: raise did_you_mean('how', how, READ_HOWS)
-        if visual is None and how != 'files': raise ValueError(f'visual: regions from {how} need a backbone')
-        self.how,self.visual,self.classifier,self.names,self.frozen = how,visual,classifier,list(names),frozen
+        if how not in READ_HOWS:
+            raise did_you_mean('how', how, READ_HOWS)
+        if visual is None and how != 'files':
+            raise ValueError(f'visual: regions from {how} need a backbone')
+        self.how = how
+        self.visual = visual
+        self.classifier = classifier
+        self.names = list(names)
+        self.frozen = frozen
         own = getattr(visual, 'width', 0)
         self.width = width or own
-        if how == 'files': self.classes = classes or (classifier.out_features if classifier is not None else 0)
-        else: self.classes = classifier.out_features if classifier is not None else 0
-        if self.width < 1: raise ValueError('width: how wide the stored features are has to be given')
-        if how != 'files' and self.width != own: raise ValueError(f'width={width}: the backbone makes {own}')
+        if how == 'files':
+            self.classes = classes or (classifier.out_features if classifier is not None else 0)
+        else:
+            self.classes = classifier.out_features if classifier is not None else 0
+        if self.width < 1:
+            raise ValueError('width: how wide the stored features are has to be given')
+        if how != 'files' and self.width != own:
+            raise ValueError(f'width={width}: the backbone makes {own}')
         if classifier is not None and classifier.in_features != self.width:
             raise ValueError(f'classifier: reads {classifier.in_features} numbers, the features have {self.width}')
         if self.names and len(self.names) != self.classes:
             raise ValueError(f'names: {len(self.names)} for {self.classes} classes')
-        if frozen: self.requires_grad_(False)
+        if frozen:
+            self.requires_grad_(False)
         self.train()
 
 # %% ../../nbs/models/62_region_features.ipynb #6762001b
 @patch
-def train(self:RegionEncoder, mode:bool=True)->RegionEncoder:
+def train(self: RegionEncoder, mode: bool = True) -> RegionEncoder:
     "As `nn.Module.train`; what is frozen stays in evaluation mode"
     return nn.Module.train(self, mode and not self.frozen)
 
+
 @patch
-def freeze(self:RegionEncoder)->RegionEncoder:
+def freeze(self: RegionEncoder) -> RegionEncoder:
     "Freeze backbone and classifier: no gradients, always evaluation mode"
     self.frozen = True
     return self.requires_grad_(False).eval()
 
+
 @patch
-def forward(self:RegionEncoder,
-    batch:dict, # With `img` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
-)->dict:        # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
+def forward(
+    self: RegionEncoder,
+    batch: dict,  # With `img` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
+) -> dict:  # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
     "The regions of a batch; a `ValueError` names what is missing, or of another width"
     with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
         out = getattr(self, f'_{self.how}')(batch)
-        if self.classifier is None or 'region_probs' in out: return out
+        if self.classifier is None or 'region_probs' in out:
+            return out
         return out | dict(region_probs=self._probs(out['region_feats'], out['region_counts']))
 
+
 @patch
-def _probs(self:RegionEncoder, feats, counts):
+def _probs(self: RegionEncoder, feats, counts):
     "A distribution for each real region, zeros elsewhere"
     probs = self.classifier(feats.to(self.classifier.weight.dtype)).float().softmax(-1)
-    return probs*sequence_mask(counts, feats.shape[1])[...,None]
+    return probs * sequence_mask(counts, feats.shape[1])[..., None]
 
 # %% ../../nbs/models/62_region_features.ipynb #6762001c
 @patch
-def _grid(self:RegionEncoder, batch):
+def _grid(self: RegionEncoder, batch):
     grid = self.visual(self._img(batch)).float()
-    b,_,h,w = grid.shape
-    return dict(region_feats=grid.flatten(2).mT, region_boxes=cell_boxes(h, w, grid.device).expand(b, -1, -1),
-                region_counts=torch.full((b,), h*w, device=grid.device))
+    b, _, h, w = grid.shape
+    return dict(
+        region_feats=grid.flatten(2).mT,
+        region_boxes=cell_boxes(h, w, grid.device).expand(b, -1, -1),
+        region_counts=torch.full((b,), h * w, device=grid.device),
+    )
+
 
 @patch
-def _boxes(self:RegionEncoder, batch):
-    boxes,counts = _part(batch, 'region_boxes', 'boxes'),_part(batch, 'region_counts', 'boxes')
+def _boxes(self: RegionEncoder, batch):
+    boxes, counts = _part(batch, 'region_boxes', 'boxes'), _part(batch, 'region_counts', 'boxes')
     img = self._img(batch)
-    boxes,counts = boxes.to(img.device),counts.to(img.device)
+    boxes = boxes.to(img.device)
+    counts = counts.to(img.device)
     return dict(region_feats=roi_features(self.visual(img), boxes, counts), region_boxes=boxes, region_counts=counts)
 
+
 @patch
-def _files(self:RegionEncoder, batch):
-    got = {k: _part(batch, k, 'files') for k in ('region_feats','region_boxes','region_counts')}
-    for k,want in (('region_feats', self.width), ('region_probs', self.classes)):
-        if k not in batch: continue
+def _files(self: RegionEncoder, batch):
+    got = {k: _part(batch, k, 'files') for k in ('region_feats', 'region_boxes', 'region_counts')}
+    for k, want in (('region_feats', self.width), ('region_probs', self.classes)):
+        if k not in batch:
+            continue
         if batch[k].shape[-1] != want and (want or k == 'region_feats'):
-            raise ValueError(f'{k}: stored with a width of {batch[k].shape[-1]}, a width of {want} is expected: read '
-                             'files of the detector that this model was made for')
+            raise ValueError(
+                f'{k}: stored with a width of {batch[k].shape[-1]}, a width of {want} is expected: read '
+                'files of the detector that this model was made for'
+            )
         got[k] = batch[k]
     return got
 
+
 @patch
-def _img(self:RegionEncoder, batch): return _part(batch, 'img', self.how)
+def _img(self: RegionEncoder, batch):
+    return _part(batch, 'img', self.how)
+
 
 def _part(batch, key, how):
-    if key not in batch: raise ValueError(f'{key}: missing in the batch; regions from {how} need it')
+    if key not in batch:
+        raise ValueError(f'{key}: missing in the batch; regions from {how} need it')
     return batch[key]

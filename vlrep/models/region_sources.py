@@ -6,110 +6,154 @@
 __all__ = ['DETECTORS', 'CellRegions', 'load_detector', 'DetectorRegions']
 
 # %% ../../nbs/models/66_region_sources.ipynb #67660004
-from contextlib import redirect_stderr
 import io
-import numpy as np, torch
+from contextlib import redirect_stderr
+
+import numpy as np
+import torch
 from PIL import Image
 from torch import nn
 from torchvision.ops import batched_nms
 from torchvision.transforms.functional import pil_to_tensor
-from ..core.files import *
+
+from ..core.files import FilePath
 from ..core.registry import did_you_mean
-from ..core.weights import *
+from ..core.weights import check_weights
 from ..data.transforms import IMAGENET
-from .region_features import *
+from .region_features import RegionEncoder, whole_view
 from .weights import network_weights
 
 # %% ../../nbs/models/66_region_sources.ipynb #67660007
 class CellRegions:
     "The cells of a backbone's grid as regions: photo -> features (k,d), boxes (k,4), no distributions"
-    def __init__(self,
-        backbone:nn.Module, # `img` -> grid (b,c,h,w), with `width`
-        size:int=224,       # Side of the square that a photo is stretched to
-        mean:tuple=IMAGENET[0], std:tuple=IMAGENET[1], # Normalisation
-        *, device:str='cpu', # Where it is computed
+
+    def __init__(
+        self,
+        backbone: nn.Module,  # `img` -> grid (b,c,h,w), with `width`
+        size: int = 224,  # Side of the square that a photo is stretched to
+        mean: tuple = IMAGENET[0],
+        std: tuple = IMAGENET[1],  # Normalisation
+        *,
+        device: str = 'cpu',  # Where it is computed
     ):
-        if size < 1: raise ValueError(f'size={size}: a number of pixels')
+        if size < 1:
+            raise ValueError(f'size={size}: a number of pixels')
         self.encoder = RegionEncoder(backbone, 'grid').eval().to(device)
-        self.width,self.classes,self.names = backbone.width,0,[]
-        self.size,self.mean,self.std,self.device = size,mean,std,device
-    def __call__(self,
-        img:Image.Image # RGB
-    )->tuple:           # float32 arrays, and None
+        self.width = backbone.width
+        self.classes = 0
+        self.names = []
+        self.size = size
+        self.mean = mean
+        self.std = std
+        self.device = device
+
+    def __call__(
+        self,
+        img: Image.Image,  # RGB
+    ) -> tuple:  # float32 arrays, and None
         "The regions of a photo"
-        x = pil_to_tensor(img.resize((self.size,self.size), Image.BILINEAR))[None].to(self.device)
-        whole = torch.tensor([[self.size,self.size]])
-        with torch.no_grad(): got = self.encoder(dict(img=whole_view(x, whole, self.size, self.mean, self.std)))
-        return got['region_feats'][0].float().cpu().numpy(),got['region_boxes'][0].cpu().numpy(),None
+        x = pil_to_tensor(img.resize((self.size, self.size), Image.BILINEAR))[None].to(self.device)
+        whole = torch.tensor([[self.size, self.size]])
+        with torch.no_grad():
+            got = self.encoder(dict(img=whole_view(x, whole, self.size, self.mean, self.std)))
+        return got['region_feats'][0].float().cpu().numpy(), got['region_boxes'][0].cpu().numpy(), None
 
 # %% ../../nbs/models/66_region_sources.ipynb #6766000a
-DETECTORS = ('fasterrcnn_resnet50_fpn','fasterrcnn_resnet50_fpn_v2','fasterrcnn_mobilenet_v3_large_fpn',
-             'fasterrcnn_mobilenet_v3_large_320_fpn')     # Of torchvision
+DETECTORS = (
+    'fasterrcnn_resnet50_fpn',
+    'fasterrcnn_resnet50_fpn_v2',
+    'fasterrcnn_mobilenet_v3_large_fpn',
+    'fasterrcnn_mobilenet_v3_large_320_fpn',
+)  # Of torchvision
+
 
 def _made(name, weights, classes=91):
     "A detector of torchvision, its weights those that torchvision calls `weights`; None: random"
     from torchvision.models import detection, get_model_weights
+
     made = getattr(detection, name)
-    if weights is None: return made(weights=None, weights_backbone=None, num_classes=classes),[]
+    if weights is None:
+        return made(weights=None, weights_backbone=None, num_classes=classes), []
     there = get_model_weights(made)
-    if weights not in there.__members__: raise did_you_mean(f'weights of {name}', weights, there.__members__)
+    if weights not in there.__members__:
+        raise did_you_mean(f'weights of {name}', weights, there.__members__)
     try:
-        with redirect_stderr(io.StringIO()): return made(weights=weights),there[weights].meta['categories']
-    except Exception as e:                                                # whatever a download raises
+        with redirect_stderr(io.StringIO()):
+            return made(weights=weights), there[weights].meta['categories']
+    except Exception as e:  # whatever a download raises
         why = ' '.join(str(e).split()) or type(e).__name__
-        raise ValueError(f'{name}: the weights {weights} cannot be downloaded ({why[:120]}): give a file of them'
-                         ) from None
+        raise ValueError(
+            f'{name}: the weights {weights} cannot be downloaded ({why[:120]}): give a file of them'
+        ) from None
+
 
 def load_detector(
-    name:str='fasterrcnn_resnet50_fpn', # One of `DETECTORS`
-    weights:FilePath='DEFAULT',         # A file with its weights, or what torchvision calls them: DEFAULT, COCO_V1
-)->tuple: # The detector, in evaluation mode; the names of its classes, if they are known
+    name: str = 'fasterrcnn_resnet50_fpn',  # One of `DETECTORS`
+    weights: FilePath = 'DEFAULT',  # A file with its weights, or what torchvision calls them: DEFAULT, COCO_V1
+) -> tuple:  # The detector, in evaluation mode; the names of its classes, if they are known
     "A Faster R-CNN of torchvision; a `ValueError` says which weights do not fit or cannot be downloaded"
-    if name not in DETECTORS: raise did_you_mean('detector', name, DETECTORS)
-    if '.' not in str(weights) and '/' not in str(weights): net,names = _made(name, str(weights))
+    if name not in DETECTORS:
+        raise did_you_mean('detector', name, DETECTORS)
+    if '.' not in str(weights) and '/' not in str(weights):
+        net, names = _made(name, str(weights))
     else:
         score = 'roi_heads.box_predictor.cls_score.weight'
-        state,_,before,_ = network_weights(weights, (score,))
-        if before is None: raise ValueError(f'{weights}: holds no Faster R-CNN: roi_heads.box_predictor is missing')
+        state, _, before, _ = network_weights(weights, (score,))
+        if before is None:
+            raise ValueError(f'{weights}: holds no Faster R-CNN: roi_heads.box_predictor is missing')
         check_weights(state, weights)
-        if state[score].ndim != 2: raise ValueError(f'{weights}: {score} has the shape {tuple(state[score].shape)}')
-        net,names = _made(name, None, len(state[score]))
-        try: net.load_state_dict(state)
+        if state[score].ndim != 2:
+            raise ValueError(f'{weights}: {score} has the shape {tuple(state[score].shape)}')
+        net, names = _made(name, None, len(state[score]))
+        try:
+            net.load_state_dict(state)
         except RuntimeError as e:
             raise ValueError(f'{weights}: not the weights of {name} ({" ".join(str(e).split())[:200]})') from None
-    return net.eval().requires_grad_(False),names
+    return net.eval().requires_grad_(False), names
 
 # %% ../../nbs/models/66_region_sources.ipynb #6766000b
 class DetectorRegions:
     "The regions that a Faster R-CNN of torchvision finds: photo -> features (k,d), boxes (k,4), distributions (k,c)"
-    def __init__(self,
-        detector:nn.Module,  # Of torchvision
-        most:int=100,        # Regions of a photo
-        overlap:float=.5,    # IoU threshold of non-maximum suppression within a class
-        *, names:list=(),    # Of its classes
-        device:str='cpu',    # Where it is computed
+
+    def __init__(
+        self,
+        detector: nn.Module,  # Of torchvision
+        most: int = 100,  # Regions of a photo
+        overlap: float = 0.5,  # IoU threshold of non-maximum suppression within a class
+        *,
+        names: list = (),  # Of its classes
+        device: str = 'cpu',  # Where it is computed
     ):
-        if most < 1: raise ValueError(f'most={most}: at least one region')
-        if not 0 < overlap <= 1: raise ValueError(f'overlap={overlap}: a part, above 0 and at most 1')
-        self.net,self.device = detector.eval().to(device),device
-        self.most,self.overlap,self.names = most,overlap,list(names)
+        if most < 1:
+            raise ValueError(f'most={most}: at least one region')
+        if not 0 < overlap <= 1:
+            raise ValueError(f'overlap={overlap}: a part, above 0 and at most 1')
+        self.net = detector.eval().to(device)
+        self.device = device
+        self.most = most
+        self.overlap = overlap
+        self.names = list(names)
         score = detector.roi_heads.box_predictor.cls_score
-        self.width,self.classes = score.in_features,score.out_features
+        self.width = score.in_features
+        self.classes = score.out_features
+
     @torch.no_grad()
-    def __call__(self,
-        img:Image.Image # RGB
-    )->tuple:           # float32 arrays
+    def __call__(
+        self,
+        img: Image.Image,  # RGB
+    ) -> tuple:  # float32 arrays
         "The regions of a photo, the most confident first"
-        images,_ = self.net.transform([pil_to_tensor(img).to(self.device).float()/255])
+        images, _ = self.net.transform([pil_to_tensor(img).to(self.device).float() / 255])
         grids = self.net.backbone(images.tensors)
         grids = grids if isinstance(grids, dict) else {'0': grids}
-        proposals,_ = self.net.rpn(images, grids)
-        heads,shapes = self.net.roi_heads,images.image_sizes
+        proposals, _ = self.net.rpn(images, grids)
+        heads = self.net.roi_heads
+        shapes = images.image_sizes
         feats = heads.box_head(heads.box_roi_pool(grids, proposals, shapes))
         probs = heads.box_predictor(feats)[0].softmax(1)
-        h,w = shapes[0]
-        boxes = (proposals[0]/proposals[0].new_tensor([w,h,w,h])).clamp(0, 1)
-        best = probs[:,1:].max(1)
+        h, w = shapes[0]
+        boxes = (proposals[0] / proposals[0].new_tensor([w, h, w, h])).clamp(0, 1)
+        best = probs[:, 1:].max(1)
         keep = batched_nms(boxes, best.values, best.indices, self.overlap)
-        keep = keep[(boxes[keep,:2] < boxes[keep,2:]).all(1)][:self.most]
+        keep = keep[(boxes[keep, :2] < boxes[keep, 2:]).all(1)][: self.most]
         return tuple(t[keep].float().cpu().numpy() for t in (feats, boxes, probs))

@@ -6,4 +6,4 @@
 __all__ = ['RESNETS']
 
 # %% ../../nbs/models/05_resnet_names.ipynb #e93393ee
-RESNETS = {f'resnet{d}': (d, 64) for d in (18,34,50,101,152)} | {f'wide_resnet{d}_2': (d, 128) for d in (50,101)}
+RESNETS = {f'resnet{d}': (d, 64) for d in (18, 34, 50, 101, 152)} | {f'wide_resnet{d}_2': (d, 128) for d in (50, 101)}

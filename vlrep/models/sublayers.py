@@ -11,114 +11,145 @@ import re
 from dataclasses import dataclass
 
 # %% ../../nbs/models/56_sublayers.ipynb #85d8198e
-_PAIRS = ('tt','ti','it','ii')
+_PAIRS = ('tt', 'ti', 'it', 'ii')
 _STREAM = dict(t='text', i='image')
+
 
 @dataclass(frozen=True)
 class Sublayer:
     "Attention between streams with its weights; a feed-forward network follows for each stream that attends"
-    pairs:str='tt ti it ii' # tt: text at text, ti: text at image, it, ii
-    shared:bool=False       # The same weights for both streams?
-    width:int=0             # Of queries, keys and values; 0: that of the stream that attends
-    heads:int=12            # Of attention
+
+    pairs: str = 'tt ti it ii'  # tt: text at text, ti: text at image, it, ii
+    shared: bool = False  # The same weights for both streams?
+    width: int = 0  # Of queries, keys and values; 0: that of the stream that attends
+    heads: int = 12  # Of attention
+
     def __post_init__(self):
         ps = self.pairs.split()
         if not ps or len(set(ps)) < len(ps) or not set(ps) <= set(_PAIRS):
             raise ValueError(f'pairs={self.pairs!r}: some of {", ".join(_PAIRS)}, each once')
-        if self.heads < 1: raise ValueError(f'heads={self.heads}: at least one')
+        if self.heads < 1:
+            raise ValueError(f'heads={self.heads}: at least one')
         if self.shared and len(self.streams) < 2:
             raise ValueError(f'pairs={self.pairs!r}: only one stream takes part, there is nothing to share')
+
     @property
-    def looks(self)->dict: # Stream -> those that it attends to
+    def looks(self) -> dict:  # Stream -> those that it attends to
         "Which stream attends to which"
-        return {s: tuple(_STREAM[p[1]] for p in _PAIRS if p in self.pairs.split() and p[0] == c)
-                for c,s in _STREAM.items() if any(p[0] == c for p in self.pairs.split())}
+        return {
+            s: tuple(_STREAM[p[1]] for p in _PAIRS if p in self.pairs.split() and p[0] == c)
+            for c, s in _STREAM.items()
+            if any(p[0] == c for p in self.pairs.split())
+        }
+
     @property
-    def streams(self)->tuple:
+    def streams(self) -> tuple:
         "Streams that attend or are attended to"
-        return tuple(s for c,s in _STREAM.items() if c in self.pairs)
+        return tuple(s for c, s in _STREAM.items() if c in self.pairs)
 
 # %% ../../nbs/models/56_sublayers.ipynb #d9d78a40
 def single_stream(
-    depth:int=12, # Layers
-    heads:int=12, # Of attention
-)->tuple:         # Of `Sublayer`
+    depth: int = 12,  # Layers
+    heads: int = 12,  # Of attention
+) -> tuple:  # Of `Sublayer`
     "Text and image as one sequence (VisualBERT)"
-    return (Sublayer(shared=True, heads=heads),)*depth
+    return (Sublayer(shared=True, heads=heads),) * depth
+
 
 def dual_stream(
-    depth:int=12,       # Layers of text
-    blocks:int=6,       # Co-attention blocks, each followed by a layer of text and one of image
-    heads:int=12,       # Of the text's layers
-    *, image_heads:int=8, # Of the image's layers
-    co_width:int=1024,  # Of co-attention; 0: none, the streams never meet
-    co_heads:int=8,
-)->tuple:               # Of `Sublayer`
+    depth: int = 12,  # Layers of text
+    blocks: int = 6,  # Co-attention blocks, each followed by a layer of text and one of image
+    heads: int = 12,  # Of the text's layers
+    *,
+    image_heads: int = 8,  # Of the image's layers
+    co_width: int = 1024,  # Of co-attention; 0: none, the streams never meet
+    co_heads: int = 8,
+) -> tuple:  # Of `Sublayer`
     "Layers of text alone, then co-attention in turns with a layer of each stream (ViLBERT)"
-    if blocks > depth: raise ValueError(f'blocks={blocks}: each is followed by one of the {depth} layers of text')
-    text,image = Sublayer('tt', heads=heads),Sublayer('ii', heads=image_heads)
-    co = (Sublayer('ti it', width=co_width, heads=co_heads),)*bool(co_width)
-    return (text,)*(depth-blocks) + (*co,text,image)*blocks
+    if blocks > depth:
+        raise ValueError(f'blocks={blocks}: each is followed by one of the {depth} layers of text')
+    text = Sublayer('tt', heads=heads)
+    image = Sublayer('ii', heads=image_heads)
+    co = (Sublayer('ti it', width=co_width, heads=co_heads),) * bool(co_width)
+    return (text,) * (depth - blocks) + (*co, text, image) * blocks
 
 # %% ../../nbs/models/56_sublayers.ipynb #19bfa76c
 @dataclass(frozen=True)
 class FusionConfig:
     "The sizes of an encoder of text and image; by default VisualBERT's"
-    sublayers:tuple=single_stream() # Of `Sublayer`, in their order
-    width:int=768       # Of the text's states, d
-    ffn:int=0           # Hidden width of the text's feed-forward parts; 0: 4d
-    image_width:int=0   # Of the regions' states, e; 0: that of the text
-    image_ffn:int=0     # As `ffn`
-    dropout:float=.1           # After the input and each part of a sublayer
-    attention_dropout:float=.1 # On the attention weights
-    eps:float=1e-12            # Of LayerNorm
-    std:float|str=.02          # Initial standard deviation, or 'fan_in'
+
+    sublayers: tuple = single_stream()  # Of `Sublayer`, in their order
+    width: int = 768  # Of the text's states, d
+    ffn: int = 0  # Hidden width of the text's feed-forward parts; 0: 4d
+    image_width: int = 0  # Of the regions' states, e; 0: that of the text
+    image_ffn: int = 0  # As `ffn`
+    dropout: float = 0.1  # After the input and each part of a sublayer
+    attention_dropout: float = 0.1  # On the attention weights
+    eps: float = 1e-12  # Of LayerNorm
+    std: float | str = 0.02  # Initial standard deviation, or 'fan_in'
+
     def __post_init__(self):
-        if not self.sublayers: raise ValueError('sublayers: none, the text and the image would never meet')
+        if not self.sublayers:
+            raise ValueError('sublayers: none, the text and the image would never meet')
         for l in self.sublayers:
             if l.shared and self.sizes('text') != self.sizes('image'):
-                raise ValueError(f'sublayers: {l.pairs!r} shares its weights, and the streams have the sizes '
-                                 f'{self.sizes("text")} and {self.sizes("image")}')
+                raise ValueError(
+                    f'sublayers: {l.pairs!r} shares its weights, and the streams have the sizes '
+                    f'{self.sizes("text")} and {self.sizes("image")}'
+                )
             for s in l.looks:
                 if (w := l.width or self.sizes(s)[0]) % l.heads:
                     raise ValueError(f'heads={l.heads}: a width of {w} cannot be split into {l.heads} heads')
             if not l.width and len({self.sizes(s)[0] for s in l.streams}) > 1:
-                raise ValueError(f'sublayers: {l.pairs!r} joins streams of widths {self.width} and {self.image_width}: '
-                                 f'give it a width')
-    def sizes(self, stream:str)->tuple: # Width, hidden width
+                raise ValueError(
+                    f'sublayers: {l.pairs!r} joins streams of widths {self.width} and {self.image_width}: '
+                    f'give it a width'
+                )
+
+    def sizes(self, stream: str) -> tuple:  # Width, hidden width
         "Sizes of a stream"
-        if stream == 'text' or not self.image_width: d,f = self.width,self.ffn
-        else: d,f = self.image_width,0
-        return d,(self.image_ffn if stream == 'image' and self.image_ffn else f) or 4*d
+        if stream == 'text' or not self.image_width:
+            d = self.width
+            f = self.ffn
+        else:
+            d = self.image_width
+            f = 0
+        return d, (self.image_ffn if stream == 'image' and self.image_ffn else f) or 4 * d
 
 # %% ../../nbs/models/56_sublayers.ipynb #23d97a5e
-PRESETS = 'single_stream','dual_stream' # Names for `sublayers`
-_MOST   = 256                           # Sublayers of a list
-_TOKEN  = re.compile(r'\s*(?:(\d+)\s*\*|([(),])|([ti]{2}(?:\s*\+\s*[ti]{2})*)\s*(?:\[([^\]]*)\])?)')
+PRESETS = 'single_stream', 'dual_stream'  # Names for `sublayers`
+_MOST = 256  # Sublayers of a list
+_TOKEN = re.compile(r'\s*(?:(\d+)\s*\*|([(),])|([ti]{2}(?:\s*\+\s*[ti]{2})*)\s*(?:\[([^\]]*)\])?)')
+
 
 def _options(text, atom):
     "What stands in brackets behind pairs"
     out = {}
     for word in text.replace(',', ' ').split():
-        name,eq,value = word.partition('=')
-        ok = word == 'shared' or name in ('width','heads') and value.isdecimal() and 0 < int(value) <= 16384
+        name, eq, value = word.partition('=')
+        ok = word == 'shared' or name in ('width', 'heads') and value.isdecimal() and 0 < int(value) <= 16384
         if not ok or name in out:
             raise ValueError(f'{atom}[{text}]: shared, width=N and heads=N may stand in brackets, each once')
         out[name] = int(value) if eq else True
     return out
 
+
 def _tokens(text):
     "Numbers, brackets and sublayers of a list, with where they begin"
-    at,out = 0,[]
+    at = 0
+    out = []
     while text[at:].strip():
         m = _TOKEN.match(text, at)
-        if not m: raise ValueError(f'cannot be read from {text[at:].strip()[:20]!r} on')
-        times,mark,pairs,own = m.groups()
-        if times: out.append(('times',int(times)))
-        elif mark: out.append((mark,None))
+        if not m:
+            raise ValueError(f'cannot be read from {text[at:].strip()[:20]!r} on')
+        times, mark, pairs, own = m.groups()
+        if times:
+            out.append(('times', int(times)))
+        elif mark:
+            out.append((mark, None))
         else:
             atom = '+'.join(pairs.replace('+', ' ').split())
-            out.append(('sublayer',(atom.replace('+', ' '),_options(own or '', atom))))
+            out.append(('sublayer', (atom.replace('+', ' '), _options(own or '', atom))))
         at = m.end()
     return out
 
@@ -127,66 +158,79 @@ def _sequence(tokens, depth=0):
     "Sublayers up to the end, or to the closing bracket; tokens are taken from the list"
     out = []
     while tokens:
-        kind,value = tokens.pop(0)
-        if kind == ',': continue
+        kind, value = tokens.pop(0)
+        if kind == ',':
+            continue
         if kind == ')':
-            if not depth: raise ValueError('has a closing bracket without an opening one')
+            if not depth:
+                raise ValueError('has a closing bracket without an opening one')
             return out
         times = 1
         if kind == 'times':
             times = value
-            if not tokens or tokens[0][0] not in ('(','sublayer'):
+            if not tokens or tokens[0][0] not in ('(', 'sublayer'):
                 raise ValueError(f'nothing stands behind {value}* that could be repeated')
-            kind,value = tokens.pop(0)
-        some = [value] if kind == 'sublayer' else _sequence(tokens, depth+1)
-        if not 1 <= times <= _MOST or len(out)+times*len(some) > _MOST:
+            kind, value = tokens.pop(0)
+        some = [value] if kind == 'sublayer' else _sequence(tokens, depth + 1)
+        if not 1 <= times <= _MOST or len(out) + times * len(some) > _MOST:
             raise ValueError(f'{times}*: 1 to {_MOST} sublayers in all are possible')
-        out += some*times
-    if depth: raise ValueError('has an opening bracket without a closing one')
+        out += some * times
+    if depth:
+        raise ValueError('has an opening bracket without a closing one')
     return out
 
 # %% ../../nbs/models/56_sublayers.ipynb #0f148a21
 def written_sublayers(
-    text:str # A list as in the table above
-)->list:     # (pairs, what stands in brackets) of each
+    text: str,  # A list as in the table above
+) -> list:  # (pairs, what stands in brackets) of each
     "A list of sublayers in writing; a `ValueError` says what cannot be read"
     try:
         out = _sequence(_tokens(text))
-        if not out: raise ValueError('is empty')
-        for pairs,own in dict.fromkeys((p, tuple(o.items())) for p,o in out): Sublayer(pairs, **dict(own))
-    except ValueError as e: raise ValueError(f'sublayers={text!r}: {e}') from None
+        if not out:
+            raise ValueError('is empty')
+        for pairs, own in dict.fromkeys((p, tuple(o.items())) for p, o in out):
+            Sublayer(pairs, **dict(own))
+    except ValueError as e:
+        raise ValueError(f'sublayers={text!r}: {e}') from None
     return out
 
 # %% ../../nbs/models/56_sublayers.ipynb #a57a055b
 @dataclass(frozen=True)
 class StreamSizes:
     "Sizes of the sublayers of a list that does not give them itself"
-    depth:int         # Layers of the text's BERT
-    blocks:int        # Co-attention blocks of `dual_stream`
-    heads:int         # Of the text
-    image_heads:int   # Of the image
-    co_heads:int      # Of co-attention
-    co_width:int=0    # Of co-attention; 0: that of the stream that attends, and in `dual_stream` no co-attention
+
+    depth: int  # Layers of the text's BERT
+    blocks: int  # Co-attention blocks of `dual_stream`
+    heads: int  # Of the text
+    image_heads: int  # Of the image
+    co_heads: int  # Of co-attention
+    co_width: int = 0  # Of co-attention; 0: that of the stream that attends, and in `dual_stream` no co-attention
+
 
 def make_sublayers(
-    text:str,          # A preset, or a list
-    sizes:StreamSizes, # Of the recipe
-)->tuple:              # Of `Sublayer`
+    text: str,  # A preset, or a list
+    sizes: StreamSizes,  # Of the recipe
+) -> tuple:  # Of `Sublayer`
     "Sublayers by name or in writing; a `ValueError` says what cannot be read"
     s = sizes
-    if text == 'single_stream': return single_stream(s.depth, s.heads)
+    if text == 'single_stream':
+        return single_stream(s.depth, s.heads)
     if text == 'dual_stream':
-        return dual_stream(s.depth, s.blocks, s.heads, image_heads=s.image_heads, co_width=s.co_width,
-                           co_heads=s.co_heads)
+        return dual_stream(
+            s.depth, s.blocks, s.heads, image_heads=s.image_heads, co_width=s.co_width, co_heads=s.co_heads
+        )
+
     def made(pairs, own):
         ps = pairs.split()
         kind = 'text' if 'tt' in ps else 'image' if 'ii' in ps else 'co'
-        heads,width = dict(text=(s.heads,0), image=(s.image_heads,0), co=(s.co_heads,s.co_width))[kind]
+        heads, width = dict(text=(s.heads, 0), image=(s.image_heads, 0), co=(s.co_heads, s.co_width))[kind]
         return Sublayer(pairs, **dict(heads=heads, width=0 if own.get('shared') else width) | own)
+
     return tuple(made(*l) for l in written_sublayers(text))
 
+
 def text_sublayers(
-    text:str # A list; not a preset
-)->int:
+    text: str,  # A list; not a preset
+) -> int:
     "Number of sublayers with `tt`, which is that of the BERT layers they are initialised with"
-    return sum('tt' in pairs.split() for pairs,_ in written_sublayers(text))
+    return sum('tt' in pairs.split() for pairs, _ in written_sublayers(text))

@@ -7,145 +7,183 @@ __all__ = ['Packing', 'drop', 'CaptionEmbedding', 'causal_mask', 'attend', 'Deco
            'init_weights']
 
 # %% ../../nbs/models/20_text_decoder.ipynb #50554902
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
+
 from ..data.masking import sequence_mask
 
 # %% ../../nbs/models/20_text_decoder.ipynb #5d0c8f12
 class Packing:
     "Positions of the real tokens in a padded batch, so that padding can be left out"
-    def __init__(self,
-        lens:Tensor, # Real tokens in each caption (b,)
-        s:int,       # Places of each caption, padding included
-        *, multiple:int=1, # Keep the first padding positions, so that the number of rows is a multiple of this
+
+    def __init__(
+        self,
+        lens: Tensor,  # Real tokens in each caption (b,)
+        s: int,  # Places of each caption, padding included
+        *,
+        multiple: int = 1,  # Keep the first padding positions, so that the number of rows is a multiple of this
     ):
-        self.shape,self.multiple = (len(lens),s),multiple
+        self.shape = (len(lens), s)
+        self.multiple = multiple
         real = sequence_mask(lens, s).flatten()
-        if multiple > 1: real[(~real).nonzero()[:-int(real.sum()) % multiple,0]] = True
-        self.at    = real.nonzero()[:,0]
+        if multiple > 1:
+            real[(~real).nonzero()[: -int(real.sum()) % multiple, 0]] = True
+        self.at = real.nonzero()[:, 0]
         self.place = self.at % s
-    def pack(self,
-        x:Tensor, # (b,s,...)
-    )->Tensor:    # (n,...), caption after caption
+
+    def pack(
+        self,
+        x: Tensor,  # (b,s,...)
+    ) -> Tensor:  # (n,...), caption after caption
         "The rows that stay"
         return x.flatten(0, 1).index_select(0, self.at)
-    def pad(self,
-        x:Tensor, # (n,...)
-    )->Tensor:    # (b,s,...)
+
+    def pad(
+        self,
+        x: Tensor,  # (n,...)
+    ) -> Tensor:  # (b,s,...)
         "Each token at its place, zero at padding"
-        rows = x.new_zeros(self.shape[0]*self.shape[1], *x.shape[1:])
+        rows = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:])
         return rows.index_copy_(0, self.at, x).unflatten(0, self.shape)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #9e8526f2
 def drop(
-    x:Tensor,             # Anything
-    p:float=.1,           # Probability of a zero, in [0,1)
-    training:bool=True,   # Do nothing if not
-    packing:Packing=None, # `x` is packed; what is drawn is what would be drawn for the padded batch
-)->Tensor:                # Like `x`; what stays is scaled up so that the mean stays
+    x: Tensor,  # Anything
+    p: float = 0.1,  # Probability of a zero, in [0,1)
+    training: bool = True,  # Do nothing if not
+    packing: Packing = None,  # `x` is packed; what is drawn is what would be drawn for the padded batch
+) -> Tensor:  # Like `x`; what stays is scaled up so that the mean stays
     "Dropout; on a CPU from 16 random bits an element"
-    if not 0 <= p < 1: raise ValueError(f'p: a probability in [0,1) is needed, got {p}')
-    if not training or p == 0: return x
-    if x.device.type != 'cpu': return F.dropout(x, p)
+    if not 0 <= p < 1:
+        raise ValueError(f'p: a probability in [0,1) is needed, got {p}')
+    if not training or p == 0:
+        return x
+    if x.device.type != 'cpu':
+        return F.dropout(x, p)
     shape = x.shape if packing is None else torch.Size((*packing.shape, *x.shape[1:]))
-    n,k = shape.numel(),round(p*2**16)
-    bits = torch.empty((n+3)//4, dtype=torch.int64).random_(-2**63, None).view(torch.int16)
+    n = shape.numel()
+    k = round(p * 2**16)
+    bits = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     bits = bits[:n].view(shape)
-    if packing is not None: bits = packing.pack(bits)
-    y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x     # the factor has more digits
-    return (y * (bits >= k-2**15).to(y.dtype).mul_(2**16/(2**16-k))).to(x.dtype)
+    if packing is not None:
+        bits = packing.pack(bits)
+    y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # the factor has more digits
+    return (y * (bits >= k - 2**15).to(y.dtype).mul_(2**16 / (2**16 - k))).to(x.dtype)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #89b3f094
 class CaptionEmbedding(nn.Module):
     "Word and position vectors, summed and normalised; nothing at padding (VirTex sec. 3; details from the virtex code)"
-    def __init__(self,
-        vocab:int,         # Number of tokens v
-        width:int,         # d
-        max_len:int=30,    # Longest caption, [SOS] and [EOS] included
-        dropout:float=.1,  # After the normalisation
-        pad:int=4,         # The padding token's id
+
+    def __init__(
+        self,
+        vocab: int,  # Number of tokens v
+        width: int,  # d
+        max_len: int = 30,  # Longest caption, [SOS] and [EOS] included
+        dropout: float = 0.1,  # After the normalisation
+        pad: int = 4,  # The padding token's id
     ):
         super().__init__()
-        self.words      = nn.Embedding(vocab, width, padding_idx=pad)
-        self.positions  = nn.Embedding(max_len, width)
+        self.words = nn.Embedding(vocab, width, padding_idx=pad)
+        self.positions = nn.Embedding(max_len, width)
         self.layer_norm = nn.LayerNorm(width, eps=1e-8)
-        self.max_len,self.pad,self.p = max_len,pad,dropout
+        self.max_len = max_len
+        self.pad = pad
+        self.p = dropout
 
-    def forward(self,
-        tok:Tensor,           # Token ids (b,s)
-        packing:Packing=None, # Leave padding out
-    )->Tensor:                # (b,s,d), or (n,d) without padding
+    def forward(
+        self,
+        tok: Tensor,  # Token ids (b,s)
+        packing: Packing = None,  # Leave padding out
+    ) -> Tensor:  # (b,s,d), or (n,d) without padding
         "Vectors for `tok`, zero where it is padding"
         s = tok.shape[1]
         if s > self.max_len:
             raise ValueError(f'tok: {s} tokens, but there are positions for {self.max_len} only: truncate captions')
-        if packing is not None: tok,place = packing.pack(tok),self.positions(packing.place)
-        else: place = self.positions.weight[:s]
+        if packing is not None:
+            tok = packing.pack(tok)
+            place = self.positions(packing.place)
+        else:
+            place = self.positions.weight[:s]
         x = drop(self.layer_norm(self.words(tok) + place), self.p, self.training, packing)
         return x * (tok != self.pad).unsqueeze(-1)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #4b9a003b
 def causal_mask(
-    s:int,                        # Tokens
-    lens:Tensor=None,             # Real tokens in each caption (b,); None = all
-    causal:bool|Tensor=True,      # Hide the future? Of all captions, or of each (b,) bool
-    device:str|torch.device=None, # Where to make it
-)->Tensor:            # 0 where a row's token may attend to a column's, else -inf: (s,s), or (b,1,s,s) with `lens`
+    s: int,  # Tokens
+    lens: Tensor = None,  # Real tokens in each caption (b,); None = all
+    causal: bool | Tensor = True,  # Hide the future? Of all captions, or of each (b,) bool
+    device: str | torch.device = None,  # Where to make it
+) -> Tensor:  # 0 where a row's token may attend to a column's, else -inf: (s,s), or (b,1,s,s) with `lens`
     "Attention mask that hides padding and, if causal, all later tokens"
     i = torch.arange(s, device=device)
-    hide = i > i[:,None]
-    hide = hide & (causal[:,None,None] if torch.is_tensor(causal) else causal)
-    if lens is not None: hide = (hide | (i >= lens.clamp(min=1)[:,None])[:,None])[:,None]
-    elif hide.ndim == 3: hide = hide[:,None]
+    hide = i > i[:, None]
+    hide = hide & (causal[:, None, None] if torch.is_tensor(causal) else causal)
+    if lens is not None:
+        hide = (hide | (i >= lens.clamp(min=1)[:, None])[:, None])[:, None]
+    elif hide.ndim == 3:
+        hide = hide[:, None]
     return torch.zeros(hide.shape, device=device).masked_fill_(hide, -torch.inf)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #4ac47a00
 def attend(
-    q:Tensor,         # Queries (b,heads,s,d/heads)
-    k:Tensor,         # Keys (b,heads,n,d/heads)
-    v:Tensor,         # Values, like `k`
-    mask:Tensor=None, # Added to the scores, broadcast to (b,heads,s,n)
-    p:float=0.,       # Dropout on the attention weights
-)->Tensor:            # (b,heads,s,d/heads)
+    q: Tensor,  # Queries (b,heads,s,d/heads)
+    k: Tensor,  # Keys (b,heads,n,d/heads)
+    v: Tensor,  # Values, like `k`
+    mask: Tensor = None,  # Added to the scores, broadcast to (b,heads,s,n)
+    p: float = 0.0,  # Dropout on the attention weights
+) -> Tensor:  # (b,heads,s,d/heads)
     "Scaled dot-product attention"
-    if mask is not None: mask = mask.to(q.dtype)
-    if q.device.type != 'cpu': return F.scaled_dot_product_attention(q, k, v, mask, p)
-    a = (q * q.shape[-1]**-.5) @ k.contiguous().transpose(-1, -2)
-    if mask is not None: a = a.add_(mask)
+    if mask is not None:
+        mask = mask.to(q.dtype)
+    if q.device.type != 'cpu':
+        return F.scaled_dot_product_attention(q, k, v, mask, p)
+    a = (q * q.shape[-1] ** -0.5) @ k.contiguous().transpose(-1, -2)
+    if mask is not None:
+        a = a.add_(mask)
     return drop(a.softmax(-1), p) @ v
 
 # %% ../../nbs/models/20_text_decoder.ipynb #7e661690
 class DecoderLayer(nn.TransformerDecoderLayer):
     "PyTorch's decoder layer, with the same parameters and outputs, and a faster `forward`"
+
     def _heads(self, x, m, lo, hi, *, packing=None):
         "`x` (b,n,d) through parts `lo` to `hi` of attention `m` (0 query, 1 key, 2 value) -> each (b,heads,n,d/heads)"
         d = x.shape[-1]
-        y = F.linear(x, m.in_proj_weight[lo*d:hi*d], m.in_proj_bias[lo*d:hi*d])
-        if packing is not None: y = packing.pad(y)
-        return [part.unflatten(-1, (m.num_heads,-1)).transpose(1, 2) for part in y.split(d, -1)]
+        y = F.linear(x, m.in_proj_weight[lo * d : hi * d], m.in_proj_bias[lo * d : hi * d])
+        if packing is not None:
+            y = packing.pad(y)
+        return [part.unflatten(-1, (m.num_heads, -1)).transpose(1, 2) for part in y.split(d, -1)]
 
     def _join(self, m, q, k, v, *, mask=None, packing=None):
         "Attention and the output projection of `m` (b,s,d)"
-        y = attend(q, k, v, mask, m.dropout if self.training else 0.).transpose(1, 2).flatten(2)
+        y = attend(q, k, v, mask, m.dropout if self.training else 0.0).transpose(1, 2).flatten(2)
         return self._drop(m.out_proj(y if packing is None else packing.pack(y)), packing)
 
-    def _drop(self, x, packing): return drop(x, self.dropout.p, self.training, packing)
+    def _drop(self, x, packing):
+        return drop(x, self.dropout.p, self.training, packing)
+
     def _lookback(self, x, mask, packing=None):
         heads = self._heads(x, self.self_attn, 0, 3, packing=packing)
         return self._join(self.self_attn, *heads, mask=mask, packing=packing)
+
     def _lookat(self, x, vis, packing=None):
         m = self.multihead_attn
-        q,kv = self._heads(x, m, 0, 1, packing=packing),self._heads(vis, m, 1, 3)
+        q = self._heads(x, m, 0, 1, packing=packing)
+        kv = self._heads(vis, m, 1, 3)
         return self._join(m, *q, *kv, packing=packing)
+
     def _think(self, x, packing=None):
         return self._drop(self.linear2(self._drop(F.gelu(self.linear1(x)), packing)), packing)
 
-    def forward(self,
-        x:Tensor,             # Caption (b,s,d), or (n,d) without padding
-        vis:Tensor,           # Cells of the image (b,n,d)
-        mask:Tensor=None,     # As `causal_mask` makes it
-        packing:Packing=None, # Where the rows of `x` stand, if padding was left out
-    )->Tensor:                # Like `x`
+    def forward(
+        self,
+        x: Tensor,  # Caption (b,s,d), or (n,d) without padding
+        vis: Tensor,  # Cells of the image (b,n,d)
+        mask: Tensor = None,  # As `causal_mask` makes it
+        packing: Packing = None,  # Where the rows of `x` stand, if padding was left out
+    ) -> Tensor:  # Like `x`
         "Self-attention, cross-attention, feed-forward network"
         if self.norm_first:
             x = x + self._lookback(self.norm1(x), mask, packing)
@@ -158,56 +196,73 @@ class DecoderLayer(nn.TransformerDecoderLayer):
 # %% ../../nbs/models/20_text_decoder.ipynb #5b9706ef
 class Decoder(nn.Module):
     "A stack of decoder layers: causal over the caption, attending to the image (VirTex sec. 3)"
-    def __init__(self,
-        width:int,          # d
-        depth:int=1,        # Layers
-        heads:int=None,     # Attention heads; by default one for each 64 channels
-        ffn:int=None,       # Hidden width of the feed-forward part; by default 4d
-        dropout:float=.1,   # On attention weights, inside the feed-forward part and after each part
-        *, norm:str='post', # 'post' as in the paper, or 'pre' with a last LayerNorm, as in the virtex code
+
+    def __init__(
+        self,
+        width: int,  # d
+        depth: int = 1,  # Layers
+        heads: int = None,  # Attention heads; by default one for each 64 channels
+        ffn: int = None,  # Hidden width of the feed-forward part; by default 4d
+        dropout: float = 0.1,  # On attention weights, inside the feed-forward part and after each part
+        *,
+        norm: str = 'post',  # 'post' as in the paper, or 'pre' with a last LayerNorm, as in the virtex code
     ):
         super().__init__()
-        heads = max(1, width//64) if heads is None else heads
-        if width % heads: raise ValueError(f'heads: a width of {width} cannot be split into {heads} heads')
-        if norm not in ('post', 'pre'): raise ValueError(f"norm: {norm!r} is neither 'post' nor 'pre'")
+        heads = max(1, width // 64) if heads is None else heads
+        if width % heads:
+            raise ValueError(f'heads: a width of {width} cannot be split into {heads} heads')
+        if norm not in ('post', 'pre'):
+            raise ValueError(f"norm: {norm!r} is neither 'post' nor 'pre'")
         kw = dict(dropout=dropout, activation='gelu', batch_first=True, norm_first=norm == 'pre')
-        self.layers = nn.ModuleList(DecoderLayer(width, heads, ffn or 4*width, **kw) for _ in range(depth))
+        self.layers = nn.ModuleList(DecoderLayer(width, heads, ffn or 4 * width, **kw) for _ in range(depth))
         self.norm = nn.LayerNorm(width) if norm == 'pre' else None
 
-    def forward(self,
-        x:Tensor,         # Embedded caption (b,s,d)
-        vis:Tensor,       # Projected cells of the grid (b,n,d)
-        lens:Tensor=None, # Real tokens in each caption (b,); None = all
-        causal:bool|Tensor=True, # Hide the future, of all or of each caption (b,)? Masked language modelling does not
-        *, packing:Packing=None, # `x` (n,d) has no padding; this is where its rows stand
-    )->Tensor:                   # Like `x`
+    def forward(
+        self,
+        x: Tensor,  # Embedded caption (b,s,d)
+        vis: Tensor,  # Projected cells of the grid (b,n,d)
+        lens: Tensor = None,  # Real tokens in each caption (b,); None = all
+        causal: bool
+        | Tensor = True,  # Hide the future, of all or of each caption (b,)? Masked language modelling does not
+        *,
+        packing: Packing = None,  # `x` (n,d) has no padding; this is where its rows stand
+    ) -> Tensor:  # Like `x`
         "The decoder's hidden state at each token"
         s = x.shape[1] if packing is None else packing.shape[1]
         mask = causal_mask(s, lens, causal, x.device)
-        for layer in self.layers: x = layer(x, vis, mask, packing)
+        for layer in self.layers:
+            x = layer(x, vis, mask, packing)
         return x if self.norm is None else self.norm(x)
 
 # %% ../../nbs/models/20_text_decoder.ipynb #a7f9c536
 def reverse_captions(
-    tok:Tensor,  # Token ids (b,s), padded on the right
-    lens:Tensor, # Real tokens in each caption (b,)
-)->Tensor:       # (b,s)
+    tok: Tensor,  # Token ids (b,s), padded on the right
+    lens: Tensor,  # Real tokens in each caption (b,)
+) -> Tensor:  # (b,s)
     "Each caption back to front, its padding left in place: [EOS] c_T ... c_1 [SOS]"
-    i,last = torch.arange(tok.shape[1], device=tok.device)[None],lens[:,None]-1
-    return tok.gather(1, torch.where(i <= last, last-i, i))
+    i = torch.arange(tok.shape[1], device=tok.device)[None]
+    last = lens[:, None] - 1
+    return tok.gather(1, torch.where(i <= last, last - i, i))
 
 # %% ../../nbs/models/20_text_decoder.ipynb #c5722592
 @torch.no_grad()
 def init_weights(
-    module:nn.Module,               # Embedding, decoder, projection, ...
-    std:float|str=.02,              # Standard deviation, or 'fan_in' for one over the root of the number of inputs
-    generator:torch.Generator=None, # A `torch.Generator`; None draws from PyTorch's global one
-)->nn.Module:                       # The same module
+    module: nn.Module,  # Embedding, decoder, projection, ...
+    std: float | str = 0.02,  # Standard deviation, or 'fan_in' for one over the root of the number of inputs
+    generator: torch.Generator = None,  # A `torch.Generator`; None draws from PyTorch's global one
+) -> nn.Module:  # The same module
     "Normal weights for linear, attention and embedding layers, zero for padding; biases stay as PyTorch made them"
-    if isinstance(std, str) and std != 'fan_in': raise ValueError(f"std: a number or 'fan_in' is needed, got {std!r}")
-    def fill(w): w.normal_(0, w.shape[1]**-.5 if std == 'fan_in' else std, generator=generator)
+    if isinstance(std, str) and std != 'fan_in':
+        raise ValueError(f"std: a number or 'fan_in' is needed, got {std!r}")
+
+    def fill(w):
+        w.normal_(0, w.shape[1] ** -0.5 if std == 'fan_in' else std, generator=generator)
+
     for m in module.modules():
-        if isinstance(m, (nn.Linear, nn.Embedding)): fill(m.weight)
-        if isinstance(m, nn.MultiheadAttention): fill(m.in_proj_weight)
-        if isinstance(m, nn.Embedding) and m.padding_idx is not None: m.weight[m.padding_idx] = 0
+        if isinstance(m, (nn.Linear, nn.Embedding)):
+            fill(m.weight)
+        if isinstance(m, nn.MultiheadAttention):
+            fill(m.in_proj_weight)
+        if isinstance(m, nn.Embedding) and m.padding_idx is not None:
+            m.weight[m.padding_idx] = 0
     return module

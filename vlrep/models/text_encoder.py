@@ -6,28 +6,36 @@
 __all__ = ['EncoderLayer', 'TextEncoder', 'mean_words']
 
 # %% ../../nbs/models/30_text_encoder.ipynb #4bf1771d
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
+
 from ..data.masking import sequence_mask
-from .text_decoder import *
+from .text_decoder import CaptionEmbedding, attend, causal_mask, drop, init_weights
 
 # %% ../../nbs/models/30_text_encoder.ipynb #f7e9deeb
 def _linear(x, layer, weight='weight', bias='bias'):
     "A linear layer; on a CPU it is quicker to add the bias afterwards, in place"
-    w,b = getattr(layer, weight),getattr(layer, bias)
+    w = getattr(layer, weight)
+    b = getattr(layer, bias)
     return F.linear(x, w, b) if x.device.type != 'cpu' else (x @ w.T).add_(b)
+
 
 def _spread(x, at, b, s):
     "Words `x` (n,d) at their places `at` (n,) of b texts, zeros elsewhere (b,s,d)"
-    return x.new_zeros(b*s, x.shape[1]).index_copy_(0, at, x).unflatten(0, (b,s))
+    return x.new_zeros(b * s, x.shape[1]).index_copy_(0, at, x).unflatten(0, (b, s))
+
 
 class EncoderLayer(nn.TransformerEncoderLayer):
     "PyTorch's encoder layer, with the same parameters and outputs, and a faster `forward`"
-    def forward(self,
-        x:Tensor,         # Words (b,s,d), or with `at` the real ones alone (n,d)
-        mask:Tensor=None, # Added to the scores of attention, as `causal_mask` makes it; needed with `at`
-        at:Tensor=None,   # Where in (b*s) the real words stand (n,)
-    )->Tensor:            # Like `x`
+
+    def forward(
+        self,
+        x: Tensor,  # Words (b,s,d), or with `at` the real ones alone (n,d)
+        mask: Tensor = None,  # Added to the scores of attention, as `causal_mask` makes it; needed with `at`
+        at: Tensor = None,  # Where in (b*s) the real words stand (n,)
+    ) -> Tensor:  # Like `x`
         "Self-attention, feed-forward network"
         if self.norm_first:
             x = x + self._around(self.norm1(x), mask, at)
@@ -35,61 +43,77 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         x = self.norm1(x + self._around(x, mask, at))
         return self.norm2(x + self._think(x))
 
-    def _drop(self, x): return drop(x, self.dropout.p, self.training)
-    def _think(self, x): return self._drop(_linear(self._drop(F.gelu(_linear(x, self.linear1))), self.linear2))
+    def _drop(self, x):
+        return drop(x, self.dropout.p, self.training)
+
+    def _think(self, x):
+        return self._drop(_linear(self._drop(F.gelu(_linear(x, self.linear1))), self.linear2))
+
     def _around(self, x, mask, at):
         m = self.self_attn
         y = _linear(x, m, 'in_proj_weight', 'in_proj_bias')
-        if at is not None: y = _spread(y, at, mask.shape[0], mask.shape[-1])
-        q,k,v = y.unflatten(-1, (3,m.num_heads,m.head_dim)).permute(2, 0, 3, 1, 4)
-        y = attend(q, k, v, mask, m.dropout if self.training else 0.).transpose(1, 2).flatten(2)
-        if at is not None: y = y.flatten(0, 1).index_select(0, at)
+        if at is not None:
+            y = _spread(y, at, mask.shape[0], mask.shape[-1])
+        q, k, v = y.unflatten(-1, (3, m.num_heads, m.head_dim)).permute(2, 0, 3, 1, 4)
+        y = attend(q, k, v, mask, m.dropout if self.training else 0.0).transpose(1, 2).flatten(2)
+        if at is not None:
+            y = y.flatten(0, 1).index_select(0, at)
         return self._drop(_linear(y, m.out_proj))
 
 # %% ../../nbs/models/30_text_encoder.ipynb #f06b1b2e
 class TextEncoder(nn.Module):
     "Token and position embeddings, and a stack of bidirectional self-attention layers (LocTex sec. 3.2)"
-    def __init__(self,
-        vocab:int,          # Tokens v
-        width:int=1024,     # d (LocTex sec. 3.2)
-        depth:int=4,        # Layers (LocTex sec. 3.2)
-        heads:int=None,     # Attention heads, by default width/64: 16 at 1024 (LocTex sec. 3.2)
-        dropout:float=.1,   # As VirTex's decoders; the paper does not say
-        *, norm:str='post', # Where LayerNorm stands: 'post' or 'pre'
-        max_len:int=60,     # Longest text in tokens (LocTex sec. 3.5)
-        pad:int=4,          # Id of padding
-        std=.02,            # Initial standard deviation, or 'fan_in'
+
+    def __init__(
+        self,
+        vocab: int,  # Tokens v
+        width: int = 1024,  # d (LocTex sec. 3.2)
+        depth: int = 4,  # Layers (LocTex sec. 3.2)
+        heads: int = None,  # Attention heads, by default width/64: 16 at 1024 (LocTex sec. 3.2)
+        dropout: float = 0.1,  # As VirTex's decoders; the paper does not say
+        *,
+        norm: str = 'post',  # Where LayerNorm stands: 'post' or 'pre'
+        max_len: int = 60,  # Longest text in tokens (LocTex sec. 3.5)
+        pad: int = 4,  # Id of padding
+        std=0.02,  # Initial standard deviation, or 'fan_in'
     ):
         super().__init__()
-        heads = max(1, width//64) if heads is None else heads
-        if width % heads: raise ValueError(f'heads: a width of {width} cannot be split into {heads} heads')
-        if norm not in ('post', 'pre'): raise ValueError(f"norm: {norm!r} is neither 'post' nor 'pre'")
+        heads = max(1, width // 64) if heads is None else heads
+        if width % heads:
+            raise ValueError(f'heads: a width of {width} cannot be split into {heads} heads')
+        if norm not in ('post', 'pre'):
+            raise ValueError(f"norm: {norm!r} is neither 'post' nor 'pre'")
         kw = dict(dropout=dropout, activation='gelu', batch_first=True, norm_first=norm == 'pre')
-        self.width,self.embed = width,CaptionEmbedding(vocab, width, max_len, dropout, pad)
-        self.layers = nn.ModuleList(EncoderLayer(width, heads, 4*width, **kw) for _ in range(depth))
+        self.width = width
+        self.embed = CaptionEmbedding(vocab, width, max_len, dropout, pad)
+        self.layers = nn.ModuleList(EncoderLayer(width, heads, 4 * width, **kw) for _ in range(depth))
         self.norm = nn.LayerNorm(width) if norm == 'pre' else None
         init_weights(self, std)
 
-    def forward(self,
-        tok:Tensor,  # Tokens, padding last (b,s)
-        lens:Tensor, # Real ones in each row (b,)
-    )->Tensor:       # (b,s,d); what stands at padding means nothing
+    def forward(
+        self,
+        tok: Tensor,  # Tokens, padding last (b,s)
+        lens: Tensor,  # Real ones in each row (b,)
+    ) -> Tensor:  # (b,s,d); what stands at padding means nothing
         "The contextual vector of each token"
-        b,s = tok.shape
-        x,at = self.embed(tok),None
-        mask = causal_mask(s, lens, False, tok.device)[:,:,:1]              # of (b,1,s,s) all rows are alike
+        b, s = tok.shape
+        x = self.embed(tok)
+        at = None
+        mask = causal_mask(s, lens, False, tok.device)[:, :, :1]  # of (b,1,s,s) all rows are alike
         if tok.device.type == 'cpu' and (lens < s).any():
-            at = sequence_mask(lens, s).flatten().nonzero()[:,0]
+            at = sequence_mask(lens, s).flatten().nonzero()[:, 0]
             x = x.flatten(0, 1).index_select(0, at)
-        for layer in self.layers: x = layer(x, mask, at)
-        if self.norm is not None: x = self.norm(x)
+        for layer in self.layers:
+            x = layer(x, mask, at)
+        if self.norm is not None:
+            x = self.norm(x)
         return x if at is None else _spread(x, at, b, s)
 
 # %% ../../nbs/models/30_text_encoder.ipynb #b2ca6329
 def mean_words(
-    x:Tensor,    # Words (b,s,d)
-    lens:Tensor, # Real ones in each row (b,)
-)->Tensor:       # (b,d)
+    x: Tensor,  # Words (b,s,d)
+    lens: Tensor,  # Real ones in each row (b,)
+) -> Tensor:  # (b,d)
     "The mean over the real words of each row; zero if there are none (LocTex sec. 3.3)"
     real = sequence_mask(lens, x.shape[1])
-    return x.masked_fill(~real[...,None], 0).sum(1) / lens.clamp(min=1)[:,None].to(x.dtype)
+    return x.masked_fill(~real[..., None], 0).sum(1) / lens.clamp(min=1)[:, None].to(x.dtype)

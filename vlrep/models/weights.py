@@ -9,94 +9,119 @@ __all__ = ['read_state', 'network_prefix', 'network_weights', 'load_backbone']
 import re
 from collections.abc import Callable
 from pathlib import Path
+
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from ..core.files import *
-from ..core.weights import *
-from .backbones import *
+
+from ..core.files import FilePath, brief
+from ..core.weights import SAVE_WEIGHTS, check_weights, read_pickle, stands_in
+from .backbones import Backbone, backbone_shape, make_backbone
 
 # %% ../../nbs/models/50_weights.ipynb #c221f5f2
 def read_state(
-    path:FilePath, # A file with weights: .safetensors, or what `torch.save` wrote
-)->dict:           # Whatever is in it: tensors, and perhaps dicts of them
+    path: FilePath,  # A file with weights: .safetensors, or what `torch.save` wrote
+) -> dict:  # Whatever is in it: tensors, and perhaps dicts of them
     "Read weights and plain data; a `ValueError` names a file that is missing, damaged or not made of weights"
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'{path}: no such file')
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file')
     if path.suffix == '.safetensors':
-        try: return load_file(path)
-        except Exception as e: raise ValueError(f'{path}: cannot be read, damaged ({e})') from e
+        try:
+            return load_file(path)
+        except Exception as e:
+            raise ValueError(f'{path}: cannot be read, damaged ({e})') from e
     out = read_pickle(path, others=True)
     if stands_in(out):
         raise ValueError(f'{path}: holds a whole {type(out).__name__} and not its weights; save these: {SAVE_WEIGHTS}')
-    if not isinstance(out, dict): raise ValueError(f'{path}: holds no weights but a {type(out).__name__}')
+    if not isinstance(out, dict):
+        raise ValueError(f'{path}: holds no weights but a {type(out).__name__}')
     stores = [t.untyped_storage() for t in _flat(out, path).values() if t.layout == torch.strided]
-    claimed,there = sum({s._cdata: s.nbytes() for s in stores}.values()),path.stat().st_size
+    claimed = sum({s._cdata: s.nbytes() for s in stores}.values())
+    there = path.stat().st_size
     if claimed > there:
-        raise ValueError(f'{path}: its tensors have {claimed:,} bytes, and the file {there:,}: not the weights of a '
-                         f'model')
+        raise ValueError(
+            f'{path}: its tensors have {claimed:,} bytes, and the file {there:,}: not the weights of a model'
+        )
     return out
 
-_DEEPEST = 1000 # Letters in the name of a tensor
+
+_DEEPEST = 1000  # Letters in the name of a tensor
+
 
 def _flat(state, name):
     "Tensors in dicts within dicts, under names with dots: 'state_dict.conv1.weight' -> tensor"
-    out, todo, seen = {}, [('', state)], set()
+    out = {}
+    todo = [('', state)]
+    seen = set()
     while todo:
         before, node = todo.pop(0)
-        if id(node) in seen: continue
+        if id(node) in seen:
+            continue
         seen.add(id(node))
-        if len(before) > _DEEPEST: raise ValueError(f'{name}: nested too deeply: not the weights of a model')
+        if len(before) > _DEEPEST:
+            raise ValueError(f'{name}: nested too deeply: not the weights of a model')
         for k, v in node.items():
             key = before + (k if isinstance(k, str) else brief(k))
-            if isinstance(v, dict): todo.append((key+'.', v))
-            elif isinstance(v, Tensor): out.setdefault(key, v)
+            if isinstance(v, dict):
+                todo.append((key + '.', v))
+            elif isinstance(v, Tensor):
+                out.setdefault(key, v)
     return out
 
 # %% ../../nbs/models/50_weights.ipynb #cfc32cfe
 def _opened(source):
     "What is in `source`, and what to call it in messages"
-    return (read_state(source),str(source)) if isinstance(source, (str,Path)) else (source,'weights')
+    return (read_state(source), str(source)) if isinstance(source, (str, Path)) else (source, 'weights')
 
-_FIRST = {'teacher','ema','averaged','swa'}             # Parts of names: what is evaluated
-_LAST  = {'momentum','target','slow','k'}               # What only makes targets; k as in encoder_k
+
+_FIRST = {'teacher', 'ema', 'averaged', 'swa'}  # Parts of names: what is evaluated
+_LAST = {'momentum', 'target', 'slow', 'k'}  # What only makes targets; k as in encoder_k
+
 
 def _rank(before):
     words = set(re.split(r'[._]', before))
     return 0 if words & _FIRST else 2 if words & _LAST else 1
 
+
 def network_prefix(
-    weights:dict[str,Tensor], # Names with dots -> tensors
-    names:tuple[str,...],     # Some names of the network, by which it is found
-    source:FilePath,          # For messages
-)->str:                       # What stands before each name of the network; None if it is not there
+    weights: dict[str, Tensor],  # Names with dots -> tensors
+    names: tuple[str, ...],  # Some names of the network, by which it is found
+    source: FilePath,  # For messages
+) -> str:  # What stands before each name of the network; None if it is not there
     "Find a network among weights; a `ValueError` if there are several, and none of them is to be preferred"
-    there = [k.removesuffix(names[0]) for k in weights if k == names[0] or k.endswith('.'+names[0])]
-    there = [before for before in there if all(before+n in weights for n in names)]
-    if not there: return None
+    there = [k.removesuffix(names[0]) for k in weights if k == names[0] or k.endswith('.' + names[0])]
+    there = [before for before in there if all(before + n in weights for n in names)]
+    if not there:
+        return None
     best = min(map(_rank, there))
     there = [before for before in there if _rank(before) == best]
     one = there[0]
     for other in there[1:]:
         if not _same(*({k.removeprefix(b): v for k, v in weights.items() if k.startswith(b)} for b in (one, other))):
-            raise ValueError(f'{source}: holds several networks, {one}* and {other}*: save the one that is meant: '
-                             f'{SAVE_WEIGHTS}')
+            raise ValueError(
+                f'{source}: holds several networks, {one}* and {other}*: save the one that is meant: {SAVE_WEIGHTS}'
+            )
     return one
+
 
 def _same(a, b):
     return a.keys() == b.keys() and all(a[k].shape == b[k].shape and torch.equal(a[k], b[k]) for k in a)
 
+
 def network_weights(
-    source:FilePath|dict,     # A file, or a dict with tensors and dicts of them
-    names:tuple[str,...],     # As for `network_prefix`
-    name:FilePath=None,       # What to call a dict in messages
-)->tuple:                     # Name -> tensor of the network; those of the rest; the prefix, or None; name for messages
+    source: FilePath | dict,  # A file, or a dict with tensors and dicts of them
+    names: tuple[str, ...],  # As for `network_prefix`
+    name: FilePath = None,  # What to call a dict in messages
+) -> tuple:  # Name -> tensor of the network; those of the rest; the prefix, or None; name for messages
     "Take a network out of a file"
     state, called = _opened(source)
     name = name or called
-    if not isinstance(state, dict): raise ValueError(f'{name}: holds no weights but a {type(state).__name__}')
+    if not isinstance(state, dict):
+        raise ValueError(f'{name}: holds no weights but a {type(state).__name__}')
     flat = _flat(state, name)
-    if not flat: raise ValueError(f'{name}: holds not a single tensor: not the weights of a model')
+    if not flat:
+        raise ValueError(f'{name}: holds not a single tensor: not the weights of a model')
     before = network_prefix(flat, names, name)
     own = {} if before is None else {k.removeprefix(before): v for k, v in flat.items() if k.startswith(before)}
     rest = {k: v for k, v in flat.items() if before is None or not k.startswith(before)}
@@ -108,37 +133,50 @@ def _bounded(state, name, before='', text=False):
 
     It will not be larger than its file
     """
+
     def shape(key, *want):
         got = tuple(state[key].shape) if key in state else None
-        fits = (got is not None and len(got) == len(want)
-                and all(n > 0 and (w is None or n == w) for n,w in zip(got, want)))
+        fits = (
+            got is not None
+            and len(got) == len(want)
+            and all(n > 0 and (w is None or n == w) for n, w in zip(got, want))
+        )
         if not fits:
-            raise ValueError(f'{name}: the weights do not fit; '
-                             + (f'missing: {key}' if got is None else f'of another shape: {key} {got}'))
+            raise ValueError(
+                f'{name}: the weights do not fit; '
+                + (f'missing: {key}' if got is None else f'of another shape: {key} {got}')
+            )
         return got
-    first,*_ = shape(before+'conv1.weight', None, 3, None, None)
-    shape(before+'layer1.0.conv1.weight', None, None, None, None)
-    if not any(k.startswith(before+'layer4.1.') for k in state):
-        shape(before+'layer4.0.conv2.weight', 8*first, 8*first, 3, 3)
-    if not text: return
-    n, = shape('textual.output.bias', None)
+
+    first, *_ = shape(before + 'conv1.weight', None, 3, None, None)
+    shape(before + 'layer1.0.conv1.weight', None, None, None, None)
+    if not any(k.startswith(before + 'layer4.1.') for k in state):
+        shape(before + 'layer4.0.conv2.weight', 8 * first, 8 * first, 3, 3)
+    if not text:
+        return
+    (n,) = shape('textual.output.bias', None)
     shape('textual.output.weight', n, None)
-    if 'textual.embedding.positions.weight' not in state: return
-    _,width = shape('textual.embedding.positions.weight', None, None)
+    if 'textual.embedding.positions.weight' not in state:
+        return
+    _, width = shape('textual.embedding.positions.weight', None, None)
     shape('textual.embedding.words.weight', n, width)
     for i in {k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')}:
-        shape(f'textual.transformer.layers.{i}.self_attn.in_proj_weight', 3*width, width)
+        shape(f'textual.transformer.layers.{i}.self_attn.in_proj_weight', 3 * width, width)
 
-def _some(names): return ', '.join(sorted(names)[:12]) + (f' and {len(names)-12} more' if len(names) > 12 else '')
+
+def _some(names):
+    return ', '.join(sorted(names)[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
+
 
 def _check(state, want, name):
     "A `ValueError` unless `state` has the names and shapes of `want`; only BatchNorm's counters may be missing"
-    lost = {k for k in want.keys()-state.keys() if not k.endswith('num_batches_tracked')}
-    more = state.keys()-want.keys()
-    bad = {k for k in want.keys()&state.keys() if want[k].shape != state[k].shape}
+    lost = {k for k in want.keys() - state.keys() if not k.endswith('num_batches_tracked')}
+    more = state.keys() - want.keys()
+    bad = {k for k in want.keys() & state.keys() if want[k].shape != state[k].shape}
     says = dict(missing=lost, unexpected=more) | {'of another shape': bad}
-    says = [f'{what}: {_some(names)}' for what,names in says.items() if names]
-    if says: raise ValueError(f'{name}: the weights do not fit; ' + '; '.join(says))
+    says = [f'{what}: {_some(names)}' for what, names in says.items() if names]
+    if says:
+        raise ValueError(f'{name}: the weights do not fit; ' + '; '.join(says))
     check_weights({k: state[k] for k in want if k in state}, name, want)
 
 # %% ../../nbs/models/50_weights.ipynb #f13135b7
@@ -147,48 +185,57 @@ def _groups(names, before):
     own = before.split('.')
     heads = []
     for parts in (n.split('.') for n in names):
-        same = next((i for i, (a, b) in enumerate(zip(parts, own)) if a != b), min(len(parts), len(own))-1)
-        heads.append('.'.join(parts[:same+1]) + '.*'*(len(parts) > same+1))
+        same = next((i for i, (a, b) in enumerate(zip(parts, own)) if a != b), min(len(parts), len(own)) - 1)
+        heads.append('.'.join(parts[: same + 1]) + '.*' * (len(parts) > same + 1))
     counts = {h: heads.count(h) for h in dict.fromkeys(heads)}
-    told = [h + f' ({n})'*h.endswith('*') for h, n in counts.items()]
-    return ', '.join(told[:12]) + f' and {len(told)-12} more'*(len(told) > 12)
+    told = [h + f' ({n})' * h.endswith('*') for h, n in counts.items()]
+    return ', '.join(told[:12]) + f' and {len(told) - 12} more' * (len(told) > 12)
+
 
 def _found_line(name, before, rest):
     "What was taken and what was not, in words; '' if the file holds nothing else"
     taken = [f'the network is {before}*'] if before else []
     left = [f'not used are {_groups(rest, before)}'] if rest else []
-    return f'{name}: ' + '; '.join(taken+left) if taken+left else ''
+    return f'{name}: ' + '; '.join(taken + left) if taken + left else ''
 
-_CHILDREN = {'0': 'conv1', '1': 'bn1', '4': 'layer1', '5': 'layer2', '6': 'layer3', '7': 'layer4'} # In nn.Sequential
+
+_CHILDREN = {'0': 'conv1', '1': 'bn1', '4': 'layer1', '5': 'layer2', '6': 'layer3', '7': 'layer4'}  # In nn.Sequential
+
 
 def _by_name(weights):
     "Weights of a ResNet that is an `nn.Sequential`, under torchvision's names"
+
     def named(k):
         first, dot, rest = k.partition('.')
-        return _CHILDREN.get(first, first)+dot+rest
+        return _CHILDREN.get(first, first) + dot + rest
+
     return {named(k): v for k, v in weights.items()}
 
+
 def load_backbone(
-    source:FilePath|dict, # A file (.pth, .pt, .safetensors), or a dict of weights
-    log:Callable=print,   # Called with what was taken and what is not used; None for no messages
-)->Backbone:              # In evaluation mode
+    source: FilePath | dict,  # A file (.pth, .pt, .safetensors), or a dict of weights
+    log: Callable = print,  # Called with what was taken and what is not used; None for no messages
+) -> Backbone:  # In evaluation mode
     """Open the ResNet in a file, whatever the names of its weights begin with
 
     A `ValueError` names weights that do not fit
     """
-    own, rest, before, name = network_weights(source, ('conv1.weight','layer1.0.conv1.weight'))
+    own, rest, before, name = network_weights(source, ('conv1.weight', 'layer1.0.conv1.weight'))
     if before is None:
-        own, rest, before, name = network_weights(source, ('0.weight','4.0.conv1.weight'))
+        own, rest, before, name = network_weights(source, ('0.weight', '4.0.conv1.weight'))
         own = _by_name(own)
     if before is None:
-        raise ValueError(f'{name}: holds no ResNet: no names end in conv1.weight and layer1.0.conv1.weight; it has '
-                         f'{_groups(rest, "")}')
+        raise ValueError(
+            f'{name}: holds no ResNet: no names end in conv1.weight and layer1.0.conv1.weight; it has '
+            f'{_groups(rest, "")}'
+        )
     net = {k: v for k, v in own.items() if re.match(r'(conv|bn|layer)\d', k)}
     check_weights(net, name)
     _bounded(net, name)
     out = make_backbone(*backbone_shape(net, name))
     _check(net, out.state_dict(), name)
-    rest = [*(before+k for k in own if k not in net), *rest]
-    if log and (line := _found_line(name, before, rest)): log(line)
+    rest = [*(before + k for k in own if k not in net), *rest]
+    if log and (line := _found_line(name, before, rest)):
+        log(line)
     out.load_state_dict(net, strict=False)
     return out.eval()

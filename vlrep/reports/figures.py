@@ -8,23 +8,29 @@ __all__ = ['COLOUR', 'ASKS', 'data_uri', 'render_template', 'render_macro', 'fac
            'page_html']
 
 # %% ../../nbs/reports/20_figures.ipynb #f94e7417
-import base64,io,math,re
+import base64
+import io
+import math
+import re
 from functools import cache
 from itertools import cycle
+
 import numpy as np
 from PIL import Image
-from ..core.files import *
-from .instability import *
+
+from ..core.files import brief
+from .instability import shown_names
 
 # %% ../../nbs/reports/20_figures.ipynb #a90c4e17
 def data_uri(
-    x:str, # A picture as a data URI
-)->str:    # The same
+    x: str,  # A picture as a data URI
+) -> str:  # The same
     """Check that a picture is a JPEG or PNG data URI, which is part of the page itself
 
     A `ValueError` for anything else
     """
-    if isinstance(x, str) and re.fullmatch('data:image/(jpeg|png);base64,[A-Za-z0-9+/]*={0,2}', x): return x
+    if isinstance(x, str) and re.fullmatch('data:image/(jpeg|png);base64,[A-Za-z0-9+/]*={0,2}', x):
+        return x
     raise ValueError(f'not a picture as a data URI: {brief(x)}')
 
 # %% ../../nbs/reports/20_figures.ipynb #d452bc62
@@ -32,134 +38,203 @@ def data_uri(
 def _templates():
     "The environment of all templates; Jinja2 is imported when the first page is written"
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    env = Environment(loader=PackageLoader('vlrep.reports'), autoescape=True, undefined=StrictUndefined,
-                      finalize=lambda x: f'{x:.4g}' if isinstance(x, float) else x, trim_blocks=True,
-                      lstrip_blocks=True, keep_trailing_newline=True)
+
+    env = Environment(
+        loader=PackageLoader('vlrep.reports'),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda x: f'{x:.4g}' if isinstance(x, float) else x,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     env.filters['data_uri'] = data_uri
     return env
 
+
 def _filled(f, *values):
     from jinja2 import UndefinedError
-    try: return f(*values)
-    except UndefinedError as e: raise ValueError(f'a value is missing: {e}') from e
+
+    try:
+        return f(*values)
+    except UndefinedError as e:
+        raise ValueError(f'a value is missing: {e}') from e
+
 
 def render_template(
-    name:str,    # A file in vlrep/reports/templates
-    values:dict, # What its names stand for; text is escaped, floats get four significant digits
-)->str:          # A whole page
+    name: str,  # A file in vlrep/reports/templates
+    values: dict,  # What its names stand for; text is escaped, floats get four significant digits
+) -> str:  # A whole page
     "Fill a template; a `ValueError` names a value that is missing"
     return _filled(_templates().get_template(name).render, values)
 
+
 def render_macro(
-    name:str, # A macro in vlrep/reports/templates/macros.j2
+    name: str,  # A macro in vlrep/reports/templates/macros.j2
     *values,  # Its arguments, see there; text is escaped, floats get four significant digits
-)->str:       # `Markup`: a piece of HTML, not escaped again where it is put into a template
+) -> str:  # `Markup`: a piece of HTML, not escaped again where it is put into a template
     "Fill a macro; a `ValueError` names a value that is missing"
     return _filled(getattr(_templates().get_template('macros.j2').module, name), *values)
 
 # %% ../../nbs/reports/20_figures.ipynb #7b4639ad
 def facts_html(
-    facts:dict, # Name -> value
-)->str:         # A definition list
+    facts: dict,  # Name -> value
+) -> str:  # A definition list
     "Names and values, as many side by side as fit"
     return render_macro('facts', facts)
 
 # %% ../../nbs/reports/20_figures.ipynb #eb4c2d62
 def table_html(
-    rows:list,       # One dict a row, all with the same names
-    caption:str='',  # What the table shows
-)->str:              # A table; numbers stand right
+    rows: list,  # One dict a row, all with the same names
+    caption: str = '',  # What the table shows
+) -> str:  # A table; numbers stand right
     "The dicts `rows` as a table; the keys of the first are its head"
-    if not rows: return ''
+    if not rows:
+        return ''
     for r in rows:
         if list(r) != list(rows[0]):
             raise ValueError(f'a table needs the same columns in every row: {list(rows[0])}, then {list(r)}')
-    numeric = [c for c in rows[0] if all(isinstance(r[c], (int,float)) for r in rows)]
+    numeric = [c for c in rows[0] if all(isinstance(r[c], (int, float)) for r in rows)]
     return render_macro('table', rows, numeric, caption)
 
 # %% ../../nbs/reports/20_figures.ipynb #0a24c61d
 def ticks(
-    a:float,  # Smallest value to show
-    b:float,  # Largest value to show
-    n:int=5,  # At most this many steps
-)->list:      # Round numbers inside [a,b]
+    a: float,  # Smallest value to show
+    b: float,  # Largest value to show
+    n: int = 5,  # At most this many steps
+) -> list:  # Round numbers inside [a,b]
     "Round numbers between `a` and `b`"
-    if not b > a: return [a]
-    raw = (b-a)/n
-    ten = 10**math.floor(math.log10(raw))
-    step = next(m*ten for m in (1,2,5,10) if m*ten >= raw*(1-1e-9))
-    return [round(i*step, 12) for i in range(math.ceil(a/step-1e-9), math.floor(b/step+1e-9)+1)]
+    if not b > a:
+        return [a]
+    raw = (b - a) / n
+    ten = 10 ** math.floor(math.log10(raw))
+    step = next(m * ten for m in (1, 2, 5, 10) if m * ten >= raw * (1 - 1e-9))
+    return [round(i * step, 12) for i in range(math.ceil(a / step - 1e-9), math.floor(b / step + 1e-9) + 1)]
 
 # %% ../../nbs/reports/20_figures.ipynb #e739c396
 # For colour-blind readers too
 COLOUR = ['#1f5fa8', '#dd8b2f', '#3f8f6b', '#7a5aa6', '#8a5a44', '#c2527f', '#4f9bb0', '#7d7d35']
 
+
 def _number(v):
     "A tick's label: 0.2, 1500, 20k, 1e+06"
-    return f'{v:.4g}' if v == 0 or 1e-3 <= abs(v) < 1e4 else f'{v/1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
+    return f'{v:.4g}' if v == 0 or 1e-3 <= abs(v) < 1e4 else f'{v / 1000:g}k' if 1e4 <= abs(v) < 1e6 else f'{v:.2g}'
 
 # %% ../../nbs/reports/20_figures.ipynb #e739c397
 def curves_svg(
-    lines:dict,      # Name -> (xs, ys), drawn in this order
-    x:str='',        # What the horizontal axis counts
-    y:str='',        # What the vertical axis measures
-    zero:bool=False, # Start the vertical axis at 0?
-    top:float=None,  # End the vertical axis here; what is higher is cut off
-    *, bands:dict=None # Name of a line -> (xs, lows, highs): a range, drawn in its colour behind the lines
-)->str:              # An SVG element as wide as its column, and its legend
+    lines: dict,  # Name -> (xs, ys), drawn in this order
+    x: str = '',  # What the horizontal axis counts
+    y: str = '',  # What the vertical axis measures
+    zero: bool = False,  # Start the vertical axis at 0?
+    top: float = None,  # End the vertical axis here; what is higher is cut off
+    *,
+    bands: dict = None,  # Name of a line -> (xs, lows, highs): a range, drawn in its colour behind the lines
+) -> str:  # An SVG element as wide as its column, and its legend
     "Lines over a common axis"
-    known = lambda v: [(float(a), float(b)) for a,b in zip(*v) if b is not None and math.isfinite(float(b))]
-    pts = {k: known(v) for k,v in lines.items() if known(v)}
-    if not pts: return ''
-    areas = {k: known((x, lo)) + known((x, hi))[::-1] for k,(x,lo,hi) in (bands or {}).items() if k in pts}
-    xs,ys = zip(*[p for v in (*pts.values(), *areas.values()) for p in v])
-    x0,x1,y0,y1 = min(0, min(xs)),max(xs),(min(0, min(ys)) if zero else min(ys)),max(ys)
-    if top is not None: y1 = min(y1, top)
-    x1,gap = (x1 if x1 > x0 else x0+1),(y1-y0 or abs(y1) or 1)*.06
-    y0,y1 = (y0 if zero else y0-gap),y1+gap
+
+    def known(v):
+        return [(float(a), float(b)) for a, b in zip(*v) if b is not None and math.isfinite(float(b))]
+
+    pts = {k: known(v) for k, v in lines.items() if known(v)}
+    if not pts:
+        return ''
+    areas = {k: known((x, lo)) + known((x, hi))[::-1] for k, (x, lo, hi) in (bands or {}).items() if k in pts}
+    xs, ys = zip(*[p for v in (*pts.values(), *areas.values()) for p in v])
+    x0 = min(0, min(xs))
+    x1 = max(xs)
+    y0 = min(0, min(ys)) if zero else min(ys)
+    y1 = max(ys)
+    if top is not None:
+        y1 = min(y1, top)
+    x1 = x1 if x1 > x0 else x0 + 1
+    gap = (y1 - y0 or abs(y1) or 1) * 0.06
+    y0 = y0 if zero else y0 - gap
+    y1 = y1 + gap
     box = dict(width=440, height=256, left=46, right=422, top=26, bottom=218)
-    px = lambda v: box['left']+(v-x0)/(x1-x0)*(box['right']-box['left'])
-    py = lambda v: box['bottom']-(v-y0)/(y1-y0)*(box['bottom']-box['top'])
-    drawn = [dict(name=k, color=c, dot=(px(v[0][0]), py(v[0][1])) if len(v) == 1 else None,
-                  points=' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) 
-             for (k,v),c in zip(pts.items(), cycle(COLOUR))]
+
+    def px(v):
+        return box['left'] + (v - x0) / (x1 - x0) * (box['right'] - box['left'])
+
+    def py(v):
+        return box['bottom'] - (v - y0) / (y1 - y0) * (box['bottom'] - box['top'])
+
+    drawn = [
+        dict(
+            name=k,
+            color=c,
+            dot=(px(v[0][0]), py(v[0][1])) if len(v) == 1 else None,
+            points=' '.join(f'{px(a):.1f},{py(b):.1f}' for a, b in v),
+        )
+        for (k, v), c in zip(pts.items(), cycle(COLOUR))
+    ]
     color = {d['name']: d['color'] for d in drawn}
-    areas = [(color[k], ' '.join(f'{px(a):.1f},{py(b):.1f}' for a,b in v)) for k,v in areas.items()]
-    return render_macro('curves', dict(box, x=x, y=y, lines=drawn, areas=areas,
-                                       x_ticks=[(px(v), _number(v)) for v in ticks(x0, x1)],
-                                       y_ticks=[(py(v), _number(v)) for v in ticks(y0, y1)]))
+    areas = [(color[k], ' '.join(f'{px(a):.1f},{py(b):.1f}' for a, b in v)) for k, v in areas.items()]
+    return render_macro(
+        'curves',
+        dict(
+            box,
+            x=x,
+            y=y,
+            lines=drawn,
+            areas=areas,
+            x_ticks=[(px(v), _number(v)) for v in ticks(x0, x1)],
+            y_ticks=[(py(v), _number(v)) for v in ticks(y0, y1)],
+        ),
+    )
 
 # %% ../../nbs/reports/20_figures.ipynb #511a7e1d
-ASKS = { # Question of a row -> its title in a report
-    'objects': 'all objects', 'seen objects': 'objects that training showed',
+ASKS = {  # Question of a row -> its title in a report
+    'objects': 'all objects',
+    'seen objects': 'objects that training showed',
     'unseen objects': 'objects never shown in training',
-    'color': 'colour of the largest object', 'setting': 'setting', 'number': 'number of objects',
+    'color': 'colour of the largest object',
+    'setting': 'setting',
+    'number': 'number of objects',
     'cell': 'place of a named object, 3x3',
-    'pointing': 'points at a named object', 'pointing, shifted': 'points at a named object, under domain shift',
-    'overlap': 'part of the attention on it', 'overlap, shifted': 'part of the attention on it, under domain shift'}
+    'pointing': 'points at a named object',
+    'pointing, shifted': 'points at a named object, under domain shift',
+    'overlap': 'part of the attention on it',
+    'overlap, shifted': 'part of the attention on it, under domain shift',
+}
 
-def ask_name(r:dict)->str:
+
+def ask_name(r: dict) -> str:
     "The title of a row's question in a report"
     return ASKS.get(r['question'], r['question']) + (f' ({r["metric"]})' if r.get('metric') else '')
 
+
 def bars_html(
-    rows:list, # Dicts `question, metric, backbone, n, value, low, high, chance`, values in percent
-)->str:        # One block for each question
+    rows: list,  # Dicts `question, metric, backbone, n, value, low, high, chance`, values in percent
+) -> str:  # One block for each question
     "A block of bars for each question, the backbones in the order in which they first occur"
     name = shown_names(rows)
     color = dict(zip(name, cycle(COLOUR))) | dict(random='#a3abb5', centre='#a3abb5')
-    percent = lambda v: min(max(float(v), 0), 100)
-    bar = lambda r: dict(name=name[r['backbone']], color=color[r['backbone']],
-                         **{k: percent(r[k]) for k in ('value','low','high','chance')})
+
+    def percent(v):
+        return min(max(float(v), 0), 100)
+
+    def bar(r):
+        return dict(
+            name=name[r['backbone']],
+            color=color[r['backbone']],
+            **{k: percent(r[k]) for k in ('value', 'low', 'high', 'chance')},
+        )
+
     asked = {}
-    for r in rows: asked.setdefault(r['question'], []).append(r)
-    return render_macro('bars', [dict(question=ask_name(rs[0]), n=rs[0]['n'], chance=rs[0]['chance'],
-                                      bars=[bar(r) for r in rs]) for rs in asked.values()])
+    for r in rows:
+        asked.setdefault(r['question'], []).append(r)
+    return render_macro(
+        'bars',
+        [
+            dict(question=ask_name(rs[0]), n=rs[0]['n'], chance=rs[0]['chance'], bars=[bar(r) for r in rs])
+            for rs in asked.values()
+        ],
+    )
 
 # %% ../../nbs/reports/20_figures.ipynb #7013d5b8
 def wide_rows(
-    rows:list, # As for `bars_html`
-)->list:       # Dicts `question, n, chance`, then one text for each backbone
+    rows: list,  # As for `bars_html`
+) -> list:  # Dicts `question, n, chance`, then one text for each backbone
     "One row for each question, with `value [low, high]` of each backbone"
     name = shown_names(rows)
     out = {}
@@ -171,54 +246,66 @@ def wide_rows(
 
 # %% ../../nbs/reports/20_figures.ipynb #2ddb2573
 def cards_html(
-    samples:list, # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong
-                  # missed`, `note`
-)->str:           # A grid of cards
+    samples: list,  # Dicts `image` (data URI), `caption`, and, where known, `said` (by a person), nouns `right wrong
+    # missed`, `note`
+) -> str:  # A grid of cards
     "Images with the model's caption, a human caption, and the nouns that are right, wrong or missed"
     return render_macro('cards', samples)
 
+
 def figures_html(
-    figures:list, # Dicts `title`, `image` (data URI) and, where known, `explain`: a sentence or two below the title
-)->str:           # A section for each
+    figures: list,  # Dicts `title`, `image` (data URI) and, where known, `explain`: a sentence or two below the title
+) -> str:  # A section for each
     "Pictures under a heading of their own"
     return render_macro('figures', figures)
 
 # %% ../../nbs/reports/20_figures.ipynb #5ab0999e
 def veil_uri(
-    weights:np.ndarray|list, # Of the cells (h,w), at least 0
-)->str:                      # data:image/png;base64,..., as many pixels as cells
+    weights: np.ndarray | list,  # Of the cells (h,w), at least 0
+) -> str:  # data:image/png;base64,..., as many pixels as cells
     "Dark, clear where the weight is largest, nearly opaque where it is 0"
     w = np.asarray(weights, float)
-    if w.ndim != 2 or not w.size or w.min() < 0: raise ValueError(f'weights: wanted (h,w), none below 0, not {w.shape}')
-    a = np.stack([np.full_like(w, 24), 210*(1-w/max(w.max(), 1e-12))], -1).round().astype(np.uint8)
+    if w.ndim != 2 or not w.size or w.min() < 0:
+        raise ValueError(f'weights: wanted (h,w), none below 0, not {w.shape}')
+    a = np.stack([np.full_like(w, 24), 210 * (1 - w / max(w.max(), 1e-12))], -1).round().astype(np.uint8)
     buf = io.BytesIO()
     Image.fromarray(a, 'LA').save(buf, 'PNG', optimize=True)
     return 'data:image/png;base64,' + base64.b64encode(buf.getvalue()).decode()
 
+
 def words_html(
-    samples:list, # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `said` by a person where
-                  # known
-)->str:           # A row for each sample
+    samples: list,  # Dicts `image` (data URI, square), `words` with a dict `word, map` for each, `said` by a person
+    # where
+    # known
+) -> str:  # A row for each sample
     "Each picture, then a small copy of it for each word, clear where its attention is"
-    veiled = lambda words: [dict(word=w['word'], veil=veil_uri(w['map'])) for w in words]
+
+    def veiled(words):
+        return [dict(word=w['word'], veil=veil_uri(w['map'])) for w in words]
+
     return render_macro('words', [s | dict(words=veiled(s['words'])) for s in samples])
 
 # %% ../../nbs/reports/20_figures.ipynb #b39fa746
 def near_html(
-    asks:list, # Dicts `id`, then for each network a list of `[id, cosine]`, nearest first
-    pics:dict, # id -> data URI
-)->str:        # A row for each query image
+    asks: list,  # Dicts `id`, then for each network a list of `[id, cosine]`, nearest first
+    pics: dict,  # id -> data URI
+) -> str:  # A row for each query image
     "Pictures with their nearest neighbours, one group for each network"
-    pic = lambda i: (i, pics[i])
-    return render_macro('near', [(pic(a['id']), [(k, [(*pic(i), c) for i,c in v]) for k,v in a.items() if k != 'id'])
-                                 for a in asks])
+
+    def pic(i):
+        return (i, pics[i])
+
+    return render_macro(
+        'near', [(pic(a['id']), [(k, [(*pic(i), c) for i, c in v]) for k, v in a.items() if k != 'id']) for a in asks]
+    )
 
 # %% ../../nbs/reports/20_figures.ipynb #eafc14c3
 def page_html(
-    title:str,     # The page's name
-    sections:dict, # Heading ('' for none) -> what the functions of this module return, or plain text; what is empty is
-                   # left out with its heading
-    lead:str='',   # One sentence under the title
-)->str:            # A whole HTML document
+    title: str,  # The page's name
+    sections: dict,  # Heading ('' for none) -> what the functions of this module return, or plain text; what is empty
+    # is
+    # left out with its heading
+    lead: str = '',  # One sentence under the title
+) -> str:  # A whole HTML document
     "Put pieces of HTML on one self-contained page"
     return render_template('page.j2', dict(title=title, sections=sections, lead=lead))

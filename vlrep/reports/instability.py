@@ -8,55 +8,72 @@ __all__ = ['learning_warning', 'mark_warned', 'dagger', 'shown_names', 'warning_
 # %% ../../nbs/reports/10_instability.ipynb #1ffa2702
 import math
 
+
 def learning_warning(
-    rows:list, # Rows of a log, as `read_log` gives: `step`, `train_loss`, `valid_loss`, which is None within an epoch
-)->dict:       # `kind`, `best`, `best_step`, `final`, `step` and `text`; None if it went well
+    rows: list,  # Rows of a log, as `read_log` gives: `step`, `train_loss`, `valid_loss`, which is None within an epoch
+) -> dict:  # `kind`, `best`, `best_step`, `final`, `step` and `text`; None if it went well
     "How a training went wrong, according to its held-out loss"
     ends = [r for r in rows if r.get('valid_loss') is not None]
-    known = [r for r in ends if r['valid_loss'] == r['valid_loss']]                     # without NaN
-    if not known: return None
-    best,last = min(known, key=lambda r: r['valid_loss']),ends[-1]
-    low,rise = best['valid_loss'],last['valid_loss']-best['valid_loss']
-    if rise <= max(.1*abs(low), .1): return None
-    learned = last['train_loss'] < best['train_loss'] and rise > max(.5*abs(low), .5)
+    known = [r for r in ends if r['valid_loss'] == r['valid_loss']]  # without NaN
+    if not known:
+        return None
+    best = min(known, key=lambda r: r['valid_loss'])
+    last = ends[-1]
+    low = best['valid_loss']
+    rise = last['valid_loss'] - best['valid_loss']
+    if rise <= max(0.1 * abs(low), 0.1):
+        return None
+    learned = last['train_loss'] < best['train_loss'] and rise > max(0.5 * abs(low), 0.5)
     said = f'held-out loss {low:.3f} at step {best["step"]:.0f}, {last["valid_loss"]:.3f} at step {last["step"]:.0f}'
     if learned:
-        text = (f'memorised its training set: {said}, and the training loss fell from {best["train_loss"]:.3f} to '
-                f'{last["train_loss"]:.3f}')
-    else: text = f'ended far from its best: {said}'
-    return dict(kind='memorised' if learned else 'ended far from its best', best=low, best_step=int(best['step']),
-                final=last['valid_loss'] if math.isfinite(rise) else None, step=int(last['step']), text=text)
+        text = (
+            f'memorised its training set: {said}, and the training loss fell from {best["train_loss"]:.3f} to '
+            f'{last["train_loss"]:.3f}'
+        )
+    else:
+        text = f'ended far from its best: {said}'
+    return dict(
+        kind='memorised' if learned else 'ended far from its best',
+        best=low,
+        best_step=int(best['step']),
+        final=last['valid_loss'] if math.isfinite(rise) else None,
+        step=int(last['step']),
+        text=text,
+    )
 
 # %% ../../nbs/reports/10_instability.ipynb #f71bd97f
 def mark_warned(
-    rows:list,     # Dicts with a `backbone` each
-    warnings:dict, # Backbone -> what `learning_warning` gave
-)->list:           # The same rows, those of the backbones in `warnings` with `warned`
+    rows: list,  # Dicts with a `backbone` each
+    warnings: dict,  # Backbone -> what `learning_warning` gave
+) -> list:  # The same rows, those of the backbones in `warnings` with `warned`
     "Mark the rows of the backbones whose training went wrong"
     return [r | dict(warned=True) if r['backbone'] in warnings else r for r in rows]
 
+
 def dagger(
-    name:str,    # Of a backbone, a run or a variant
-    warned:bool, # Did its training go wrong?
-)->str:
+    name: str,  # Of a backbone, a run or a variant
+    warned: bool,  # Did its training go wrong?
+) -> str:
     "The name as a table shows it"
     return f'{name} †' if warned else name
 
+
 def shown_names(
-    rows:list, # Dicts with a `backbone` each
-)->dict:       # Backbone -> the name to show, in the order of the rows
+    rows: list,  # Dicts with a `backbone` each
+) -> dict:  # Backbone -> the name to show, in the order of the rows
     "The backbones of a table, a dagger behind each that has a row with `warned`"
     bad = {r['backbone'] for r in rows if r.get('warned')}
     return {b: dagger(b, b in bad) for b in dict.fromkeys(r['backbone'] for r in rows)}
 
+
 def warning_notes(
-    results:list,    # Lines of result.jsonl
-    names:list=None, # What to call each of them; by default its method, changes and seed
-)->list:             # Sentences; none if nothing went wrong
+    results: list,  # Lines of result.jsonl
+    names: list = None,  # What to call each of them; by default its method, changes and seed
+) -> list:  # Sentences; none if nothing went wrong
     "The footnotes of the daggers in the tables of `results`"
     out = []
-    for i,r in enumerate(results):
-        for who,w in (r['numbers'].get('warnings') or {}).items():
+    for i, r in enumerate(results):
+        for who, w in (r['numbers'].get('warnings') or {}).items():
             run = names[i] if names else ' '.join([r['method'], *(r.get('changes') or []), f'seed {r["seed"]}'])
-            out.append(f'† {run}: {"" if who == r["method"] else who+" "}{w["text"]}')
+            out.append(f'† {run}: {"" if who == r["method"] else who + " "}{w["text"]}')
     return out

@@ -8,39 +8,46 @@ __all__ = ['kept_run', 'kept_text', 'with_kept']
 # %% ../../nbs/reports/27_kept.ipynb #e62d62b7
 from functools import cache
 from importlib.resources import files
-from ..core.files import *
+
+from ..core.files import read_json
 
 # %% ../../nbs/reports/27_kept.ipynb #15281d8a
 @cache
 def _entries(name):
-    path = files('vlrep.reports')/'baselines'/f'{name}.json'
+    path = files('vlrep.reports') / 'baselines' / f'{name}.json'
     return read_json(path) if path.is_file() else []
 
+
 def kept_run(
-    name:str,   # Of the baseline: supervised
-    facts:dict, # On what its rows depend: `recipe`, every field of it, and `data`, sizes of the dataset
-    seed:int=0, # Of its initial weights and its order
-)->dict:        # Its `rows`, `steps`, `precision`, `date`, `commit` and more; None if no such run is kept
+    name: str,  # Of the baseline: supervised
+    facts: dict,  # On what its rows depend: `recipe`, every field of it, and `data`, sizes of the dataset
+    seed: int = 0,  # Of its initial weights and its order
+) -> dict:  # Its `rows`, `steps`, `precision`, `date`, `commit` and more; None if no such run is kept
     "The kept run whose facts are the very same"
-    same = (e for e in _entries(name) if all(e[k] == v for k,v in facts.items()))
+    same = (e for e in _entries(name) if all(e[k] == v for k, v in facts.items()))
     return next((r for e in same for r in e['runs'] if r['seed'] == seed), None)
 
+
 def kept_text(
-    name:str, # Of the baseline
-    run:dict, # From `kept_run`
-)->str:       # One line
+    name: str,  # Of the baseline
+    run: dict,  # From `kept_run`
+) -> str:  # One line
     "One line that describes a kept run"
-    return (f'{name}: a kept run of {run["steps"]:,} steps with true categories (seed {run["seed"]}, '
-            f'{run["precision"]}, {run["date"]}), not trained here')
+    return (
+        f'{name}: a kept run of {run["steps"]:,} steps with true categories (seed {run["seed"]}, '
+        f'{run["precision"]}, {run["date"]}), not trained here'
+    )
 
 # %% ../../nbs/reports/27_kept.ipynb #adfb9dbd
 def with_kept(
-    rows:list, # From `transfer_table`
-    run:dict,  # From `kept_run`
-)->list:       # More rows
+    rows: list,  # From `transfer_table`
+    run: dict,  # From `kept_run`
+) -> list:  # More rows
     "The rows of a table with those of a kept run, each behind the first row of its question"
-    kept,out = {r['question']: r for r in run['rows']},[]
+    kept = {r['question']: r for r in run['rows']}
+    out = []
     for r in rows:
         out.append(r)
-        if r['question'] in kept: out.append(kept.pop(r['question']))
+        if r['question'] in kept:
+            out.append(kept.pop(r['question']))
     return out

@@ -7,85 +7,124 @@ __all__ = ['pick', 'jpeg_uri', 'object_map', 'report_html', 'shown_files', 'writ
            'comparison_html', 'write_comparison']
 
 # %% ../../nbs/reports/40_page.ipynb #93aeff88
-import base64, io, json
+import base64
+import io
+import json
 from contextlib import contextmanager
 from pathlib import Path
-from ..core.files import *
-from ..core.run_facts import *
+
+from ..core.files import FilePath, atomic_file, read_json
+from ..core.run_facts import last_result, log_rows, read_run_facts
 from ..core.text_files import json_lines
-from .instability import *
-from .figures import *
-from .traces import *
-from .reference import *
+from vlrep.reports.figures import (
+    ask_name,
+    bars_html,
+    cards_html,
+    curves_svg,
+    facts_html,
+    figures_html,
+    near_html,
+    render_macro,
+    render_template,
+    table_html,
+    wide_rows,
+    words_html,
+)
+from .instability import dagger, warning_notes
+from .reference import curve_bands, curve_verdict, loss_curves
+from .traces import traces_html
 
 # %% ../../nbs/reports/40_page.ipynb #59b2b6ff
 def pick(
-    samples:list, # Dicts with `score` (high = good) and, to break ties, `tie` (low = good)
-    k:int=4,      # How many of each
-)->dict:          # 'best', 'typical', 'worst' -> up to `k` samples each, none twice
+    samples: list,  # Dicts with `score` (high = good) and, to break ties, `tie` (low = good)
+    k: int = 4,  # How many of each
+) -> dict:  # 'best', 'typical', 'worst' -> up to `k` samples each, none twice
     "The `k` best, the `k` around the median, the `k` worst"
     ranked = sorted(samples, key=lambda s: (-s['score'], s.get('tie', 0)))
     n = len(ranked)
-    k = min(k, n//3)
-    if n < 3: return dict(all=ranked)
-    mid = (n-k)//2
-    return dict(best=ranked[:k], typical=ranked[mid:mid+k], worst=ranked[n-k:][::-1])
+    k = min(k, n // 3)
+    if n < 3:
+        return dict(all=ranked)
+    mid = (n - k) // 2
+    return dict(best=ranked[:k], typical=ranked[mid : mid + k], worst=ranked[n - k :][::-1])
 
 # %% ../../nbs/reports/40_page.ipynb #7f8d24a8
 def jpeg_uri(
-    img:'Image.Image', # A PIL image
-    side:int=240,      # Its longer side in the page, at most
-)->str:                # data:image/jpeg;base64,...
+    img: 'Image.Image',  # A PIL image
+    side: int = 240,  # Its longer side in the page, at most
+) -> str:  # data:image/jpeg;base64,...
     "A photo as a data URI"
     img = img.convert('RGB')
-    img.thumbnail((side,side))
+    img.thumbnail((side, side))
     buf = io.BytesIO()
     img.save(buf, 'JPEG', quality=88)
     return 'data:image/jpeg;base64,' + base64.b64encode(buf.getvalue()).decode()
 
 # %% ../../nbs/reports/40_page.ipynb #fe59ff13
 def object_map(
-    table:list,       # Rows of the transfer table
-    backbone:str,     # Whose rows
-)->float:             # Mean average precision over seen and unseen objects in percent, or None
+    table: list,  # Rows of the transfer table
+    backbone: str,  # Whose rows
+) -> float:  # Mean average precision over seen and unseen objects in percent, or None
     "The row of all objects of one backbone"
     return next((r['value'] for r in table if r['backbone'] == backbone and r['question'] == 'objects'), None)
 
-def _own(table): return next((r['backbone'] for r in table), None)
+
+def _own(table):
+    return next((r['backbone'] for r in table), None)
+
 
 def _clock(s):
     "Seconds in a readable unit"
-    return (f'{s:.1f} s' if s < 9.95 else f'{s:.0f} s' if s < 100 else f'{s/60:.1f} min' if s < 6000
-            else f'{s/3600:.1f} h')
+    return (
+        f'{s:.1f} s'
+        if s < 9.95
+        else f'{s:.0f} s'
+        if s < 100
+        else f'{s / 60:.1f} min'
+        if s < 6000
+        else f'{s / 3600:.1f} h'
+    )
 
 # %% ../../nbs/reports/40_page.ipynb #74611a55
 def _heads(res):
     "The few numbers at the head of the page: (number, what it is)"
-    num,table = res['numbers'],res['numbers'].get('table') or []
+    num = res['numbers']
+    table = res['numbers'].get('table') or []
     own = _own(table)
-    a,b = (object_map(table, k) for k in (own, 'random'))
+    a, b = (object_map(table, k) for k in (own, 'random'))
     out = []
     if a is not None and b:
-        out.append((f'{a:.1f} %',
-                    f'object mAP under domain shift; random features {b:.1f}, that is {a/b:.1f} times as much'))
+        out.append(
+            (f'{a:.1f} %', f'object mAP under domain shift; random features {b:.1f}, that is {a / b:.1f} times as much')
+        )
     elif a is not None:
         guess = next(r['chance'] for r in table if r['question'] == 'objects')
         out.append((f'{a:.1f} %', f'object mAP under domain shift; chance {guess:.1f}'))
     if 'noun_precision' in num:
-        two = lambda who: f'{num[who+"noun_precision"]:.0f} / {num[who+"noun_recall"]:.0f} %'
-        out.append((two(''), f'precision and recall of the nouns in held-out captions (one person\'s caption: '
-                             f'{two("person_")})'))
+
+        def two(who):
+            return f'{num[who + "noun_precision"]:.0f} / {num[who + "noun_recall"]:.0f} %'
+
+        out.append(
+            (
+                two(''),
+                f"precision and recall of the nouns in held-out captions (one person's caption: {two('person_')})",
+            )
+        )
     if num.get('where'):
         r = num['where'][0]
-        out.append((f'{r["value"]:.0f} %',
-                    f'of named objects in held-out scenes are pointed at; chance {r["chance"]:.0f}'))
+        out.append(
+            (f'{r["value"]:.0f} %', f'of named objects in held-out scenes are pointed at; chance {r["chance"]:.0f}')
+        )
     if 'right' in num:
         each = num['wrong_each']
         span = f'lowest and highest of {len(each)} shuffles: {min(each):.2f}, {max(each):.2f}'
-        if 'worth' in num: span = 'over photos 95 % from {1:+.3f} to {2:+.3f}; '.format(*num['worth'])+span
+        if 'worth' in num:
+            span = 'over photos 95 % from {1:+.3f} to {2:+.3f}; '.format(*num['worth']) + span
         out.append((f'{num["right"]:.2f}', 'nats a word for held-out captions, given the right photo'))
-        out.append((f'{num["wrong"]:.2f}',
-                    f'given another photo: {num["wrong"]-num["right"]:+.3f} nats a word ({span})'))
+        out.append(
+            (f'{num["wrong"]:.2f}', f'given another photo: {num["wrong"] - num["right"]:+.3f} nats a word ({span})')
+        )
     out.append((f'{num["images_per_second"]:,.0f}', f'images a second in training, {num["views"]:,} image views'))
     return out + [(_clock(sum(res['seconds'].values())), 'for everything on this page')]
 
@@ -95,26 +134,42 @@ def _learning(log, staged=False, bands=None):
 
     `staged`: are stages groups of their own? `bands`: the usual range of the losses of this recipe
     """
+
     def col(name, log):
         rows = [r for r in log if r.get(name) not in (None, '')]
-        return [float(r['step']) for r in rows],[float(r[name]) for r in rows]
-    loss,bands = loss_curves(log),bands or {}
+        return [float(r['step']) for r in rows], [float(r[name]) for r in rows]
+
+    loss = loss_curves(log)
+    bands = bands or {}
     cols = {k: col(k, log) for k in (log[0] if log else {}) if k.startswith('lr')}
     lrs = {}
-    for k,v in cols.items():
+    for k, v in cols.items():
         name = f'group {k[2:]}' if staged else 'backbone' if k == 'lr0' else 'the rest' if 'the rest' not in lrs else k
-        if v not in lrs.values(): lrs[name] = v
-    if len(lrs) == 1: lrs = {'all parameters': next(iter(lrs.values()))}
+        if v not in lrs.values():
+            lrs[name] = v
+    if len(lrs) == 1:
+        lrs = {'all parameters': next(iter(lrs.values()))}
     # the first fall would flatten the rest
-    late = [b for xs,ys in (*loss.values(), *((v[0], v[2]) for v in bands.values())) for a,b in zip(xs, ys)
-            if a >= .05*max(xs)]
-    return [curves_svg(loss, x='steps', y='loss', top=max(late, default=None), bands=bands),
-            curves_svg(lrs, x='steps', y='learning rate', zero=True)] if log else []
+    late = [
+        b
+        for xs, ys in (*loss.values(), *((v[0], v[2]) for v in bands.values()))
+        for a, b in zip(xs, ys)
+        if a >= 0.05 * max(xs)
+    ]
+    return (
+        [
+            curves_svg(loss, x='steps', y='loss', top=max(late, default=None), bands=bands),
+            curves_svg(lrs, x='steps', y='learning rate', zero=True),
+        ]
+        if log
+        else []
+    )
+
 
 def _cost(seconds, note):
     "The stages as bars of their share, with seconds"
     most = max(max(seconds.values(), default=0), 1e-9)
-    return render_macro('cost', [(k, 100*v/most, _clock(v)) for k,v in seconds.items()], note)
+    return render_macro('cost', [(k, 100 * v / most, _clock(v)) for k, v in seconds.items()], note)
 
 # %% ../../nbs/reports/40_page.ipynb #a427c850
 def _scores(rows):
@@ -122,17 +177,26 @@ def _scores(rows):
     caption = 'The same numbers, in percent, with 95 % intervals of a bootstrap over the test scenes.'
     return bars_html(rows) + table_html(wide_rows(rows), caption) if rows else ''
 
+
 def _what(info, res):
     "What was run, as names and values"
-    num,soft = res['numbers'],', '.join(f'{k} {v}' for k,v in info['versions'].items()
-                                        if k in ('vlrep','python','torch','fastai'))
+    num = res['numbers']
+    soft = ', '.join(f'{k} {v}' for k, v in info['versions'].items() if k in ('vlrep', 'python', 'torch', 'fastai'))
     return dict(
-        method=info['method'], recipe=info['name'], data=info['data']['name'], seed=info['seed'],
-        images=f'{num["images"]:,}', steps=f'{num["steps"]:,} of {info["recipe"]["bs"]} images',
+        method=info['method'],
+        recipe=info['name'],
+        data=info['data']['name'],
+        seed=info['seed'],
+        images=f'{num["images"]:,}',
+        steps=f'{num["steps"]:,} of {info["recipe"]["bs"]} images',
         parameters=f'{num["parameters"]:,} (backbone {num["backbone_parameters"]:,})',
         precision=res.get('precision', info['precision']),
-        threads=info['threads'], processor=res.get('processor', 'unknown'), software=soft,
-        commit=res.get('commit') or 'unknown', date=res.get('date', ''))
+        threads=info['threads'],
+        processor=res.get('processor', 'unknown'),
+        software=soft,
+        commit=res.get('commit') or 'unknown',
+        date=res.get('date', ''),
+    )
 
 # %% ../../nbs/reports/40_page.ipynb #8b92e975
 def _shown(samples):
@@ -140,108 +204,161 @@ def _shown(samples):
     s = dict(captions=samples) if isinstance(samples, list) else samples
     near = s.get('neighbours') or {}
     if near:
-        near = dict(share=near.get('share'), k=near.get('k'), n=f'{near["n"]:,}' if near.get('share') else None,
-                    rows=near_html(near['asks'], near['pics']))
+        near = dict(
+            share=near.get('share'),
+            k=near.get('k'),
+            n=f'{near["n"]:,}' if near.get('share') else None,
+            rows=near_html(near['asks'], near['pics']),
+        )
     kept = s.get('captions') or []
-    return dict(nouns=any('right' in c for c in kept), cards={k: cards_html(v) for k,v in pick(kept).items() if v},
-                figures=figures_html(s.get('figures') or []), words=words_html(s.get('words') or []),
-                traces=traces_html(s.get('traces') or []), near=near)
+    return dict(
+        nouns=any('right' in c for c in kept),
+        cards={k: cards_html(v) for k, v in pick(kept).items() if v},
+        figures=figures_html(s.get('figures') or []),
+        words=words_html(s.get('words') or []),
+        traces=traces_html(s.get('traces') or []),
+        near=near,
+    )
+
 
 def _notes(runs, names=None):
     "The footnotes of the daggers on a page, a sentence each"
-    return warning_notes([dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers'])
-                          for r in runs], names)
+    return warning_notes(
+        [dict(method=r['info']['method'], seed=r['info']['seed'], numbers=r['res']['numbers']) for r in runs], names
+    )
+
 
 def _left_out(num):
     "Steps and photos that were left out, as facts and a list; '' if there were none"
-    bad,twins = num.get('damaged') or {},num.get('duplicates') or {}
+    bad = num.get('damaged') or {}
+    twins = num.get('duplicates') or {}
     facts = {}
-    if num.get('skipped'): facts['steps left out, loss or gradient not finite'] = num['skipped']
-    if bad: facts['photos that could not be read'] = len(bad)
-    for k,what in dict(images='test photos that are also in the training set',
-                       captions='their captions that are also in the training set, word for word').items():
-        if twins.get(k): facts[what] = twins[k]
-    rows = [dict(photo=k, why=v) for k,v in list(bad.items())[:20]]
-    return facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows)
-                                          else '') if facts else ''
+    if num.get('skipped'):
+        facts['steps left out, loss or gradient not finite'] = num['skipped']
+    if bad:
+        facts['photos that could not be read'] = len(bad)
+    for k, what in dict(
+        images='test photos that are also in the training set',
+        captions='their captions that are also in the training set, word for word',
+    ).items():
+        if twins.get(k):
+            facts[what] = twins[k]
+    rows = [dict(photo=k, why=v) for k, v in list(bad.items())[:20]]
+    return (
+        facts_html(facts) + table_html(rows, f'The first {len(rows)} of {len(bad)}' if len(bad) > len(rows) else '')
+        if facts
+        else ''
+    )
 
 # %% ../../nbs/reports/40_page.ipynb #73ca4b0a
 def report_html(
-    info:dict,   # recipe.json: method, recipe, data, seed, precision, threads, versions
-    res:dict,    # The line of result.jsonl: seconds, numbers, commit
-    log:list=(), # Rows of log.csv
-    samples:dict|list|tuple=(), # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`,
-                                # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; `figures`, as
-                                # `figures_html` takes them; or captions alone
-)->str:          # The page
+    info: dict,  # recipe.json: method, recipe, data, seed, precision, threads, versions
+    res: dict,  # The line of result.jsonl: seconds, numbers, commit
+    log: list = (),  # Rows of log.csv
+    samples: dict
+    | list
+    | tuple = (),  # `captions` (as `pick` and `cards_html` take them), `words`, `neighbours` and `traces`,
+    # see `vlrep.evaluation.samples` and `vlrep.evaluation.grounding`; `figures`, as
+    # `figures_html` takes them; or captions alone
+) -> str:  # The page
     "The page of one run"
-    num,data,n = res['numbers'],info['data']['name'],info['threads']
-    cost = (f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s"*(n > 1)}; '
-            f'training went through {num["images_per_second"]:,.0f} images a second.')
-    said = table_html(wide_rows(num.get('caption_table') or []),
-                      'Scores against human references, in percent; chance is a human caption of another picture.')
-    recipe = {**info['recipe'], **{k: v for k,v in info['data'].items() if k != 'name'}}
-    log,bands = list(log),curve_bands(info)
+    num = res['numbers']
+    data = info['data']['name']
+    n = info['threads']
+    cost = (
+        f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s" * (n > 1)}; '
+        f'training went through {num["images_per_second"]:,.0f} images a second.'
+    )
+    said = table_html(
+        wide_rows(num.get('caption_table') or []),
+        'Scores against human references, in percent; chance is a human caption of another picture.',
+    )
+    recipe = {**info['recipe'], **{k: v for k, v in info['data'].items() if k != 'name'}}
+    log = list(log)
+    bands = curve_bands(info)
     usual = curve_verdict(info, log)['text'] + (
-        '; light areas: the expected range of another run of this recipe' if bands else '')
+        '; light areas: the expected range of another run of this recipe' if bands else ''
+    )
     staged = bool(recipe.get('frozen_stages')) or recipe.get('layer_decay', 1) != 1
-    return render_template('report.j2', dict(
-        title=f'{info["method"]} on {data}',
-        lead='Visual representations learned from captions: one run and its results.',
-        heads=_heads(res), notes=_notes([dict(info=info, res=res)]),
-        run=facts_html(_what(info, res)), said=info.get('notes', []), cost=_cost(res['seconds'], cost),
-        curves=_learning(log, staged, bands), reference=usual[0].upper()+usual[1:],
-        transfer=_scores(num.get('table')), taught=num.get('supervised'),
-        where=_scores(num.get('where')), captioning=said,
-        left_out=_left_out(num), recipe=facts_html(recipe),
-        **_shown(samples if isinstance(samples, dict) else list(samples))))
+    return render_template(
+        'report.j2',
+        dict(
+            title=f'{info["method"]} on {data}',
+            lead='Visual representations learned from captions: one run and its results.',
+            heads=_heads(res),
+            notes=_notes([dict(info=info, res=res)]),
+            run=facts_html(_what(info, res)),
+            said=info.get('notes', []),
+            cost=_cost(res['seconds'], cost),
+            curves=_learning(log, staged, bands),
+            reference=usual[0].upper() + usual[1:],
+            transfer=_scores(num.get('table')),
+            taught=num.get('supervised'),
+            where=_scores(num.get('where')),
+            captioning=said,
+            left_out=_left_out(num),
+            recipe=facts_html(recipe),
+            **_shown(samples if isinstance(samples, dict) else list(samples)),
+        ),
+    )
 
 # %% ../../nbs/reports/40_page.ipynb #c2f34b0a
 def _read_run(run):
     "Read the folder of a finished run: `name`, `info`, `res` and `log`"
     run = Path(getattr(run, 'path', run))
-    info, res = read_run_facts(run, ('method', 'recipe', 'data')), last_result(run)
+    info = read_run_facts(run, ('method', 'recipe', 'data'))
+    res = last_result(run)
     return dict(name=run.resolve().name, info=info, res=res, log=log_rows(run))
+
 
 @contextmanager
 def shown_files(
-    *runs # Folders whose files are shown
-)->'Iterator[None]':
+    *runs,  # Folders whose files are shown
+) -> 'Iterator[None]':
     "In its body a value of the wrong type or a missing one is a `ValueError` that names the folder"
-    try: yield
+    try:
+        yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as e:
         name = ', '.join(map(str, runs))
         raise ValueError(
-            f'{name}: a file holds what cannot be shown ({type(e).__name__}: {" ".join(str(e).split())[:200]})') from e
+            f'{name}: a file holds what cannot be shown ({type(e).__name__}: {" ".join(str(e).split())[:200]})'
+        ) from e
 
 # %% ../../nbs/reports/40_page.ipynb #7eced529
 def write_report(
-    run:'FilePath|Run', # A run folder that holds recipe.json and result.jsonl; log.csv and samples.json where there are
-                        # any
-)->Path:                # report.html in that folder
+    run: 'FilePath|Run',  # A run folder that holds recipe.json and result.jsonl; log.csv and samples.json where there
+    # are
+    # any
+) -> Path:  # report.html in that folder
     "Write the page of a run"
     run = Path(getattr(run, 'path', run))
     r = _read_run(run)
-    samples = read_json(run/'samples.json') if (run/'samples.json').is_file() else []
-    with shown_files(run): page = report_html(r['info'], r['res'], r['log'], samples)
-    with atomic_file(run/'report.html') as new: new.write_text(page, encoding='utf-8')
-    return run/'report.html'
+    samples = read_json(run / 'samples.json') if (run / 'samples.json').is_file() else []
+    with shown_files(run):
+        page = report_html(r['info'], r['res'], r['log'], samples)
+    with atomic_file(run / 'report.html') as new:
+        new.write_text(page, encoding='utf-8')
+    return run / 'report.html'
 
 # %% ../../nbs/reports/40_page.ipynb #c2bb11dc
 def read_results(
-    *paths, # Files of JSON lines, or folders that hold some
-)->list:    # One dict a line, in the order of the files' names
+    *paths,  # Files of JSON lines, or folders that hold some
+) -> list:  # One dict a line, in the order of the files' names
     "Every result in `paths`; a folder that is not there holds none"
-    of = lambda p: sorted(p.glob('*.jsonl')) if p.is_dir() else [p] if p.is_file() else []
+
+    def of(p):
+        return sorted(p.glob('*.jsonl')) if p.is_dir() else [p] if p.is_file() else []
+
     files = [f for p in paths for f in of(Path(p))]
     out = []
     for f in files:
         out += [line for _, line in json_lines(f)]
     return out
 
+
 def over_seeds(
-    results:list, # Lines of one method on the world, one a seed
-)->list:          # Dicts `question, chance, ...`, one text for each backbone
+    results: list,  # Lines of one method on the world, one a seed
+) -> list:  # Dicts `question, chance, ...`, one text for each backbone
     """One row for each question: mean over the runs, with the lowest and the highest
 
     A dagger if one of them went wrong, see `warning_notes`
@@ -250,14 +367,19 @@ def over_seeds(
     for r in results:
         for t in r['numbers'].get('table') or []:
             got.setdefault(t['question'], {}).setdefault(t['backbone'], []).append(t)
+
     def cell(ts):
         v = [t['value'] for t in ts]
-        return dagger(f'{sum(v)/len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else ''),
-                      any(t.get('warned') for t in ts))
-    first = {q: next(iter(by.values()))[0] for q,by in got.items()}
-    return [dict(question=ask_name(first[q]), chance=f'{first[q]["chance"]:.1f}',
-                 **{b: cell(ts) for b,ts in by.items()})
-            for q,by in got.items()]
+        return dagger(
+            f'{sum(v) / len(v):.1f}' + (f' ({min(v):.1f} to {max(v):.1f})' if len(v) > 1 else ''),
+            any(t.get('warned') for t in ts),
+        )
+
+    first = {q: next(iter(by.values()))[0] for q, by in got.items()}
+    return [
+        dict(question=ask_name(first[q]), chance=f'{first[q]["chance"]:.1f}', **{b: cell(ts) for b, ts in by.items()})
+        for q, by in got.items()
+    ]
 
 # %% ../../nbs/reports/40_page.ipynb #b7b02a01
 def _names(runs):
@@ -267,19 +389,23 @@ def _names(runs):
     wrong
     """
     method = [r['info']['method'] for r in runs]
-    seed = [f'{m} {r["info"]["seed"]}' for m,r in zip(method, runs)]
-    names = [m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}'
-             for m,s,r in zip(method, seed, runs)]
-    return [dagger(n, m in (r['res']['numbers'].get('warnings') or {})) for n,m,r in zip(names, method, runs)]
+    seed = [f'{m} {r["info"]["seed"]}' for m, r in zip(method, runs)]
+    names = [
+        m if method.count(m) == 1 else s if seed.count(s) == 1 else f'{s} {r["name"]}'
+        for m, s, r in zip(method, seed, runs)
+    ]
+    return [dagger(n, m in (r['res']['numbers'].get('warnings') or {})) for n, m, r in zip(names, method, runs)]
+
 
 def _merged(tables):
     """Rows of several runs' tables (name -> rows) as one
 
     Each run's own backbone under its name, the others from the first that has them
     """
-    out,seen = [],set()
+    out = []
+    seen = set()
     # its name has the dagger
-    for name,rows in tables.items():
+    for name, rows in tables.items():
         out += [r | dict(backbone=name, warned=False) for r in rows if r['backbone'] == _own(rows)]
     for rows in tables.values():
         more = [r for r in rows if r['backbone'] != _own(rows) and r['backbone'] not in seen]
@@ -288,92 +414,154 @@ def _merged(tables):
     order = list(dict.fromkeys(r['question'] for r in out))
     return sorted(out, key=lambda r: order.index(r['question']))
 
+
 def _care(tables):
     "Whose baselines are shown (baseline -> run), and the numbers of scenes if the runs were tested on different ones"
     whose = {}
-    for n,rows in tables.items():
+    for n, rows in tables.items():
         for r in rows:
-            if r['backbone'] != _own(rows): whose.setdefault(r['backbone'], n)
+            if r['backbone'] != _own(rows):
+                whose.setdefault(r['backbone'], n)
     sizes = sorted({r['n'] for rows in tables.values() for r in rows if r['question'] == rows[0]['question']})
     return whose, sizes if len(sizes) > 1 else []
 
 # %% ../../nbs/reports/40_page.ipynb #bf9747e2
 def _differ(runs):
     "Rows of the fields in which the runs differ, one column for each run"
-    flat = [{**r['info']['recipe'], **{('data' if k == 'name' else k): v for k,v in r['info']['data'].items()},
-             'precision': r['res'].get('precision', r['info']['precision']),
-             'threads': r['info']['threads'], 'processor': r['res'].get('processor', ''),
-             'commit': r['res'].get('commit', '')} for r in runs.values()]
+    flat = [
+        {
+            **r['info']['recipe'],
+            **{('data' if k == 'name' else k): v for k, v in r['info']['data'].items()},
+            'precision': r['res'].get('precision', r['info']['precision']),
+            'threads': r['info']['threads'],
+            'processor': r['res'].get('processor', ''),
+            'commit': r['res'].get('commit', ''),
+        }
+        for r in runs.values()
+    ]
     keys = [k for k in dict.fromkeys(k for f in flat for k in f) if len({json.dumps(f.get(k)) for f in flat}) > 1]
-    return [dict(field=k, **{n: str(f.get(k, '')) for n,f in zip(runs, flat)}) for k in keys]
+    return [dict(field=k, **{n: str(f.get(k, '')) for n, f in zip(runs, flat)}) for k in keys]
 
 # %% ../../nbs/reports/40_page.ipynb #b87f2b9d
 def _curves(runs):
     "Held-out loss of the runs of each method, a drawing for each method"
-    methods,out = list(dict.fromkeys(r['info']['method'] for r in runs.values())),[]
+    methods = list(dict.fromkeys(r['info']['method'] for r in runs.values()))
+    out = []
     for m in methods:
-        lines,late = {},[]
-        for n,r in runs.items():
-            rows = ([(float(l['step']), float(l['valid_loss'])) for l in r['log']
-                     if l.get('valid_loss') is not None]
-                    if r['info']['method'] == m else [])
+        lines = {}
+        late = []
+        for n, r in runs.items():
+            rows = (
+                [(float(l['step']), float(l['valid_loss'])) for l in r['log'] if l.get('valid_loss') is not None]
+                if r['info']['method'] == m
+                else []
+            )
             if rows:
                 lines[n] = tuple(zip(*rows))
-                late += [b for a,b in rows if a >= .05*rows[-1][0]]
+                late += [b for a, b in rows if a >= 0.05 * rows[-1][0]]
         out.append(curves_svg(lines, x='steps', y=f'{m}: held-out loss', top=max(late, default=None)))
     return [svg for svg in out if svg]
 
+
 def _costs(runs):
     "Seconds of each stage, images a second, parameters; one column for each run"
-    train = lambda n: {'bicaptioning', runs[n]['info']['method']}
-    secs = {n: {'training' if k in train(n) else k: v for k,v in runs[n]['res']['seconds'].items()} for n in runs}
+
+    def train(n):
+        return {'bicaptioning', runs[n]['info']['method']}
+
+    secs = {n: {'training' if k in train(n) else k: v for k, v in runs[n]['res']['seconds'].items()} for n in runs}
     stages = list(dict.fromkeys(k for s in secs.values() for k in s))
-    num = {n: r['res']['numbers'] for n,r in runs.items()}
-    col = lambda what, f: dict(what=what, **{n: f(n) for n in runs})
-    sec = lambda n, k: _clock(secs[n][k]) if k in secs[n] else ''
-    return [col('steps', lambda n: f'{num[n]["steps"]:,}'), col('image views', lambda n: f'{num[n]["views"]:,}'),
-            col('parameters', lambda n: f'{num[n]["parameters"]:,}'),
-            col('images a second', lambda n: f'{num[n]["images_per_second"]:,.0f}'),
-            *[col(k, lambda n, k=k: sec(n, k)) for k in stages],
-            col('together', lambda n: _clock(sum(runs[n]['res']['seconds'].values())))]
+    num = {n: r['res']['numbers'] for n, r in runs.items()}
+
+    def col(what, f):
+        return dict(what=what, **{n: f(n) for n in runs})
+
+    def sec(n, k):
+        return _clock(secs[n][k]) if k in secs[n] else ''
+
+    return [
+        col('steps', lambda n: f'{num[n]["steps"]:,}'),
+        col('image views', lambda n: f'{num[n]["views"]:,}'),
+        col('parameters', lambda n: f'{num[n]["parameters"]:,}'),
+        col('images a second', lambda n: f'{num[n]["images_per_second"]:,.0f}'),
+        *[col(k, lambda n, k=k: sec(n, k)) for k in stages],
+        col('together', lambda n: _clock(sum(runs[n]['res']['seconds'].values()))),
+    ]
 
 # %% ../../nbs/reports/40_page.ipynb #2eed42e7
 def comparison_html(
-    runs:list, # Dicts `name, info, res, log`, as a run folder holds them
-)->str:        # The page
+    runs: list,  # Dicts `name, info, res, log`, as a run folder holds them
+) -> str:  # The page
     "The page of several runs"
     runs = dict(zip(_names(runs), runs))
-    tables = lambda k: {n: r['res']['numbers'][k] for n,r in runs.items() if r['res']['numbers'].get(k)}
-    rows,where,said = (_merged(tables(k)) for k in ('table','where','caption_table'))
+
+    def tables(k):
+        return {n: r['res']['numbers'][k] for n, r in runs.items() if r['res']['numbers'].get(k)}
+
+    rows, where, said = (_merged(tables(k)) for k in ('table', 'where', 'caption_table'))
     data = list(dict.fromkeys(r['info']['data']['name'] for r in runs.values()))
-    what = [dict(run=n, folder=r['name'], recipe=r['info']['name'], data=r['info']['data']['name'],
-                 date=r['res'].get('date', ''), changes=' '.join(r['res'].get('changes') or []) or 'none')
-                 for n,r in runs.items()]
-    nouns = [dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k,v in r['res']['numbers'].items() if 'noun_' in k})
-             for n,r in runs.items() if 'noun_precision' in r['res']['numbers']]
-    nats = [dict(run=n,
-                 **{k: f'{r["res"]["numbers"][q]:.3f}'
-                    for k,q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))})
-                    for n,r in runs.items() if 'right' in r['res']['numbers']]
-    scores = (table_html(wide_rows(said), 'Scores against human references, in percent.')
-              + table_html(nouns, 'Nouns of held-out captions, in percent.')
-              + table_html(nats, 'Loss of held-out captions.'))
-    return render_template('comparison.j2', dict(
-        title=f'{len(runs)} runs on {" and ".join(data)}',
-        lead='Visual representations learned from captions: several runs on the same tasks.',
-        run=table_html(what), notes=_notes(list(runs.values()), [n.removesuffix(' †') for n in runs]),
-        differ=table_html(_differ(runs)), transfer=_scores(rows), transfer_care=_care(tables('table')),
-        where=_scores(where), where_care=_care(tables('where')), curves=_curves(runs), captioning=scores,
-        cost=table_html(_costs(runs))))
+    what = [
+        dict(
+            run=n,
+            folder=r['name'],
+            recipe=r['info']['name'],
+            data=r['info']['data']['name'],
+            date=r['res'].get('date', ''),
+            changes=' '.join(r['res'].get('changes') or []) or 'none',
+        )
+        for n, r in runs.items()
+    ]
+    nouns = [
+        dict(run=n, **{k.replace('_', ' '): f'{v:.1f}' for k, v in r['res']['numbers'].items() if 'noun_' in k})
+        for n, r in runs.items()
+        if 'noun_precision' in r['res']['numbers']
+    ]
+    nats = [
+        dict(
+            run=n,
+            **{
+                k: f'{r["res"]["numbers"][q]:.3f}'
+                for k, q in (('nats a word, right photo', 'right'), ('another photo', 'wrong'))
+            },
+        )
+        for n, r in runs.items()
+        if 'right' in r['res']['numbers']
+    ]
+    scores = (
+        table_html(wide_rows(said), 'Scores against human references, in percent.')
+        + table_html(nouns, 'Nouns of held-out captions, in percent.')
+        + table_html(nats, 'Loss of held-out captions.')
+    )
+    return render_template(
+        'comparison.j2',
+        dict(
+            title=f'{len(runs)} runs on {" and ".join(data)}',
+            lead='Visual representations learned from captions: several runs on the same tasks.',
+            run=table_html(what),
+            notes=_notes(list(runs.values()), [n.removesuffix(' †') for n in runs]),
+            differ=table_html(_differ(runs)),
+            transfer=_scores(rows),
+            transfer_care=_care(tables('table')),
+            where=_scores(where),
+            where_care=_care(tables('where')),
+            curves=_curves(runs),
+            captioning=scores,
+            cost=table_html(_costs(runs)),
+        ),
+    )
 
 # %% ../../nbs/reports/40_page.ipynb #a6760c5f
 def write_comparison(
-    runs:list,     # Folders of finished runs, two or more
-    path:FilePath, # The HTML file
-)->Path:           # The same
+    runs: list,  # Folders of finished runs, two or more
+    path: FilePath,  # The HTML file
+) -> Path:  # The same
     "Write the page of several runs; a `ValueError` names the folder that holds no finished run"
-    if len(runs) < 2: raise ValueError(f'{len(runs)} run: at least two are compared')
-    read,path = [_read_run(r) for r in runs],Path(path)
-    with shown_files(*runs): page = comparison_html(read)
-    with atomic_file(path) as new: new.write_text(page, encoding='utf-8')
+    if len(runs) < 2:
+        raise ValueError(f'{len(runs)} run: at least two are compared')
+    read = [_read_run(r) for r in runs]
+    path = Path(path)
+    with shown_files(*runs):
+        page = comparison_html(read)
+    with atomic_file(path) as new:
+        new.write_text(page, encoding='utf-8')
     return path

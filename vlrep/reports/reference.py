@@ -11,42 +11,65 @@ import copy
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from statistics import mean,median
-from ..core.files import *
-from ..core.run_facts import *
+from statistics import mean, median
+
+from ..core.files import FilePath, parse_json
 from ..core.registry import did_you_mean
+from ..core.run_facts import log_rows, read_run_facts
 
 # %% ../../nbs/reports/25_reference.ipynb #31fadc32
 # What changes the memory, the speed, or what is measured after the training
-_FREE = {'activation_checkpointing','memory_format','compile','logit_chunk','sync_bn',
-         'probe','probe_held','test','shown','point','draws','baselines','shuffles'}
+_FREE = {
+    'activation_checkpointing',
+    'memory_format',
+    'compile',
+    'logit_chunk',
+    'sync_bn',
+    'probe',
+    'probe_held',
+    'test',
+    'shown',
+    'point',
+    'draws',
+    'baselines',
+    'shuffles',
+}
 _USUAL = dict(backbone=None, weights=None, accumulate=1, world_size=1)
+
 
 def _facts(info):
     "What the loss of a run depends on, apart from its seed: name -> value"
     data = info['data'] if isinstance(info['data'], dict) else dict(name=info['data'])
-    own = {k: v for part in (info['recipe'], data) for k,v in part.items() if k not in (*_FREE, 'name')}
-    return dict(data=data['name'], **own, **{k: info.get(k) or v for k,v in _USUAL.items()})
+    own = {k: v for part in (info['recipe'], data) for k, v in part.items() if k not in (*_FREE, 'name')}
+    return dict(data=data['name'], **own, **{k: info.get(k) or v for k, v in _USUAL.items()})
+
 
 def _differing(info, entry):
     "How a run differs from the runs of a reference, in words"
-    a,b = _facts(info),_facts(entry)
+    a = _facts(info)
+    b = _facts(entry)
     other = [(k, a.get(k), b.get(k)) for k in {**b, **a} if a.get(k) != b.get(k)]
-    other.sort(key=lambda o: None in o)                                               # what both name comes first
-    say = lambda v: 'its default' if v is None else v
-    known = {k for k,*_ in other} | _FREE
+    other.sort(key=lambda o: None in o)  # what both name comes first
+
+    def say(v):
+        return 'its default' if v is None else v
+
+    known = {k for k, *_ in other} | _FREE
     was = [d.split(':')[0].split()[-1] for d in info.get('inexact') or []]
-    return [f'{k} is {say(x)}, not {say(y)}' for k,x,y in other] + [
-        f'{k} was changed on the way' for k in dict.fromkeys(was) if k in {**a, **b} and k not in known]
+    return [f'{k} is {say(x)}, not {say(y)}' for k, x, y in other] + [
+        f'{k} was changed on the way' for k in dict.fromkeys(was) if k in {**a, **b} and k not in known
+    ]
 
 # %% ../../nbs/reports/25_reference.ipynb #303799b0
 def loss_curves(
-    rows:list, # Rows of log.csv: `step`, `train_loss`, `valid_loss`; numbers, or texts that stand for some
-)->dict:       # 'training' and 'held out' -> (steps, losses)
+    rows: list,  # Rows of log.csv: `step`, `train_loss`, `valid_loss`; numbers, or texts that stand for some
+) -> dict:  # 'training' and 'held out' -> (steps, losses)
     "The losses of a run, as its report draws them"
+
     def col(name, rows):
         kept = [r for r in rows if r.get(name) not in (None, '')]
-        return [float(r['step']) for r in kept],[float(r[name]) for r in kept]
+        return [float(r['step']) for r in kept], [float(r[name]) for r in kept]
+
     ends = [r for r in rows if r.get('valid_loss') not in (None, '')]
     within = [r for r in rows if r.get('valid_loss') in (None, '')]
     return {'training': col('train_loss', max(ends, within, key=len)), 'held out': col('valid_loss', ends)}
@@ -54,155 +77,205 @@ def loss_curves(
 # %% ../../nbs/reports/25_reference.ipynb #5f431334
 def _kept(steps, most):
     "At most `most` of `steps`, evenly spread, the last one among them"
-    every = -(-len(steps)//most)
-    return [s for i,s in enumerate(reversed(steps)) if i%every == 0][::-1]
+    every = -(-len(steps) // most)
+    return [s for i, s in enumerate(reversed(steps)) if i % every == 0][::-1]
+
 
 def gather_curves(
-    runs:list,              # Pairs of recipe.json, as a dict, and rows of log.csv; one for each seed
-    *, overfit:list|tuple=(), # Steps that `--overfit` took, for each of some seeds
-    most:int=40,            # Points of a curve
-)->dict:                    # What a reference holds: facts, `seeds`, `curves` and `overfit`
+    runs: list,  # Pairs of recipe.json, as a dict, and rows of log.csv; one for each seed
+    *,
+    overfit: list | tuple = (),  # Steps that `--overfit` took, for each of some seeds
+    most: int = 40,  # Points of a curve
+) -> dict:  # What a reference holds: facts, `seeds`, `curves` and `overfit`
     "What several runs of one recipe have in common: the range of their losses at each step"
     first = runs[0][0]
-    for info,_ in runs[1:]:
+    for info, _ in runs[1:]:
         if other := _differing(info, first):
             raise ValueError(f'runs of one recipe are expected: in seed {info["seed"]}, {other[0]}')
-    seeds = [info['seed'] for info,_ in runs]
-    if len(set(seeds)) < len(seeds): raise ValueError(f'runs with different seeds are expected, not {seeds}')
-    curves,read = {},[loss_curves(rows) for _,rows in runs]
-    for name in ('training','held out'):
+    seeds = [info['seed'] for info, _ in runs]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f'runs with different seeds are expected, not {seeds}')
+    curves = {}
+    read = [loss_curves(rows) for _, rows in runs]
+    for name in ('training', 'held out'):
         at = [dict(zip(*r[name])) for r in read]
         steps = _kept(sorted(set(at[0]).intersection(*at[1:])), most)
-        four = lambda f: [float(f'{f([a[s] for a in at]):.4g}') for s in steps]
+
+        def four(f):
+            return [float(f'{f([a[s] for a in at]):.4g}') for s in steps]
+
         curves[name] = dict(steps=[int(s) for s in steps], mean=four(mean), low=four(min), high=four(max))
-    free = lambda d: {k: v for k,v in d.items() if k not in _FREE}
-    return dict(recipe=free(first['recipe']), data=free(first['data']), seeds=seeds,
-                vlrep=first.get('versions', {}).get('vlrep', ''), curves=curves, overfit=list(overfit))
+
+    def free(d):
+        return {k: v for k, v in d.items() if k not in _FREE}
+
+    return dict(
+        recipe=free(first['recipe']),
+        data=free(first['data']),
+        seeds=seeds,
+        vlrep=first.get('versions', {}).get('vlrep', ''),
+        curves=curves,
+        overfit=list(overfit),
+    )
 
 # %% ../../nbs/reports/25_reference.ipynb #e4438c69
-_ALONE,_WAY = .1,.05 # Around a single run: part of the loss, and of the way from the highest to the lowest
-_EARLIER = .1        # Part of all steps by which a run may be ahead or behind
-_LEAST = .02         # Part of the loss that is always added
+# Around a single run: part of the loss, and of the way from the highest to the lowest
+_ALONE = 0.1
+_WAY = 0.05
+_EARLIER = 0.1  # Part of all steps by which a run may be ahead or behind
+_LEAST = 0.02  # Part of the loss that is always added
+
 
 def usual_range(
-    curve:dict, # `mean`, `low` and `high` at some `steps`
-    runs:int,   # How many there were
-)->tuple:       # (steps, lows, highs)
+    curve: dict,  # `mean`, `low` and `high` at some `steps`
+    runs: int,  # How many there were
+) -> tuple:  # (steps, lows, highs)
     "The range in which the loss of another run is expected"
-    wide = [b-a for a,b in zip(curve['low'], curve['high'])]
-    way = max(curve['mean'], default=0)-min(curve['mean'], default=0)
-    if runs > 1: add = [max(w, median(wide), _LEAST*abs(m)) for w,m in zip(wide, curve['mean'])]
-    else: add = [max(_ALONE*abs(m), _WAY*way) for m in curve['mean']]
-    steps,span = curve['steps'],_EARLIER*max(curve['steps'], default=0)
-    near = [[i for i,t in enumerate(steps) if abs(t-s) <= span] for s in steps]
-    low,high = ([f(curve[k][i] for i in at) for at in near] for f,k in ((min,'low'), (max,'high')))
-    return steps,[a-d for a,d in zip(low, add)],[b+d for b,d in zip(high, add)]
+    wide = [b - a for a, b in zip(curve['low'], curve['high'])]
+    way = max(curve['mean'], default=0) - min(curve['mean'], default=0)
+    if runs > 1:
+        add = [max(w, median(wide), _LEAST * abs(m)) for w, m in zip(wide, curve['mean'])]
+    else:
+        add = [max(_ALONE * abs(m), _WAY * way) for m in curve['mean']]
+    steps, span = curve['steps'], _EARLIER * max(curve['steps'], default=0)
+    near = [[i for i, t in enumerate(steps) if abs(t - s) <= span] for s in steps]
+    low, high = ([f(curve[k][i] for i in at) for at in near] for f, k in ((min, 'low'), (max, 'high')))
+    return steps, [a - d for a, d in zip(low, add)], [b + d for b, d in zip(high, add)]
+
 
 def _outside(steps, losses, band):
     "(kind, first step, last step, loss there, its range) of a curve that leaves the `band`; None if it does not"
-    limits = {s: (a,b) for s,a,b in zip(*band)}
-    both = [(s, l, *limits[s]) for s,l in zip(steps, losses) if s in limits]
-    side = lambda l, a, b: 'below' if l < a else 'within' if l <= b else 'above'       # NaN is above
+    limits = {s: (a, b) for s, a, b in zip(*band)}
+    both = [(s, l, *limits[s]) for s, l in zip(steps, losses) if s in limits]
+
+    def side(l, a, b):
+        return 'below' if l < a else 'within' if l <= b else 'above'  # NaN is above
+
     sides = [side(*p[1:]) for p in both]
-    bad = [i for i,k in enumerate(sides) if k != 'within' and (i+1 == len(sides) or k == sides[i+1])]
-    if not bad: return None
-    i,kind = bad[0],sides[bad[0]]
-    j = next((n for n in range(i, len(sides)) if sides[n] != kind), len(sides))-1
+    bad = [i for i, k in enumerate(sides) if k != 'within' and (i + 1 == len(sides) or k == sides[i + 1])]
+    if not bad:
+        return None
+    i = bad[0]
+    kind = sides[bad[0]]
+    j = next((n for n in range(i, len(sides)) if sides[n] != kind), len(sides)) - 1
     return (kind, both[i][0], *both[j])
 
 # %% ../../nbs/reports/25_reference.ipynb #378a712c
 @cache
 def _entries(method):
     "Name of a recipe -> its reference; {} for a method that has none"
-    path = files('vlrep.reports')/'curves'/f'{method}.json'
-    if not method.isidentifier() or not path.is_file(): return {}
+    path = files('vlrep.reports') / 'curves' / f'{method}.json'
+    if not method.isidentifier() or not path.is_file():
+        return {}
     return parse_json(path.read_bytes())['recipes']
 
+
 def reference_curve(
-    method:str,          # One of `METHODS`
-    recipe:str='world',  # 'tiny', for `vlrep-pretrain --tiny`, or the name of a recipe
-)->dict:                 # As from `gather_curves`: facts, `seeds`, `curves` of 'training' and 'held out', `overfit`
+    method: str,  # One of `METHODS`
+    recipe: str = 'world',  # 'tiny', for `vlrep-pretrain --tiny`, or the name of a recipe
+) -> dict:  # As from `gather_curves`: facts, `seeds`, `curves` of 'training' and 'held out', `overfit`
     "The losses of runs that are known to be right; a `ValueError` if there are none"
     there = _entries(method)
-    if not there: raise ValueError(f'method {method!r}: no reference curves are kept of it')
-    if recipe not in there: raise did_you_mean(f'reference of {method}', recipe, there)
+    if not there:
+        raise ValueError(f'method {method!r}: no reference curves are kept of it')
+    if recipe not in there:
+        raise did_you_mean(f'reference of {method}', recipe, there)
     return copy.deepcopy(there[recipe])
+
 
 def _nearest(info, there):
     "(name, reference, how the run differs from it) of the one that is most like the run; None without any"
-    known = [(name, e, _differing(info, e)) for name,e in there.items()]
+    known = [(name, e, _differing(info, e)) for name, e in there.items()]
     return min(known, key=lambda k: len(k[2]), default=None)
+
 
 def _none(method, other):
     "Why there is nothing to compare with"
-    if other is None: return f'no reference of {method}'
-    more = f', and {len(other)-2} more differ' if len(other) > 2 else ''
+    if other is None:
+        return f'no reference of {method}'
+    more = f', and {len(other) - 2} more differ' if len(other) > 2 else ''
     return f'no reference of this recipe ({", ".join(other[:2])}{more})'
 
 # %% ../../nbs/reports/25_reference.ipynb #fa8c4434
 def _outlier(out, name, total):
     "What is outside, in words"
-    kind,first,last,loss,low,high = out
+    kind, first, last, loss, low, high = out
     since = '' if first == last else f', from step {first:.0f} ' + ('on' if last == total else f'to {last:.0f}')
     return f'{kind} %s: {name} {loss:.4g} at step {last:.0f}, where {low:.4g} to {high:.4g} is usual{since}'
 
+
 def curve_bands(
-    info:dict,       # recipe.json of a run
-    there:dict=None, # Name -> reference, as from `gather_curves`; by default those of the run's method
-)->dict:             # 'training' and 'held out' -> (steps, lows, highs); {} if there is no reference
+    info: dict,  # recipe.json of a run
+    there: dict = None,  # Name -> reference, as from `gather_curves`; by default those of the run's method
+) -> dict:  # 'training' and 'held out' -> (steps, lows, highs); {} if there is no reference
     "The ranges in which the losses of a run are expected"
     nearest = _nearest(info, _entries(info['method']) if there is None else there)
-    if nearest is None or nearest[2]: return {}
-    return {k: usual_range(c, len(nearest[1]['seeds'])) for k,c in nearest[1]['curves'].items()}
+    if nearest is None or nearest[2]:
+        return {}
+    return {k: usual_range(c, len(nearest[1]['seeds'])) for k, c in nearest[1]['curves'].items()}
 
 # %% ../../nbs/reports/25_reference.ipynb #8c25cf07
 def curve_verdict(
-    info:dict,       # recipe.json of a run
-    rows:list,       # Rows of its log.csv
-    there:dict=None, # As for `curve_bands`
-)->dict:             # `kind`: within, above, below or none; `text`, a line; `name` of the reference, None without one
+    info: dict,  # recipe.json of a run
+    rows: list,  # Rows of its log.csv
+    there: dict = None,  # As for `curve_bands`
+) -> dict:  # `kind`: within, above, below or none; `text`, a line; `name` of the reference, None without one
     "Compare the losses of a run with its reference"
-    none = lambda why: dict(kind='none', text=f'loss not compared: {why}', name=None)
+
+    def none(why):
+        return dict(kind='none', text=f'loss not compared: {why}', name=None)
+
     nearest = _nearest(info, _entries(info['method']) if there is None else there)
-    if nearest is None or nearest[2]: return none(_none(info['method'], nearest and nearest[2]))
-    bands,read,n = curve_bands(info, there),loss_curves(rows),len(nearest[1]['seeds'])
-    if not any(set(read[k][0]) & set(b[0]) for k,b in bands.items()):
+    if nearest is None or nearest[2]:
+        return none(_none(info['method'], nearest and nearest[2]))
+    bands = curve_bands(info, there)
+    read = loss_curves(rows)
+    n = len(nearest[1]['seeds'])
+    if not any(set(read[k][0]) & set(b[0]) for k, b in bands.items()):
         return none('the log has none of the steps of the reference')
     of = f'the range of {n} runs of this recipe' if n > 1 else 'the range around one run of this recipe'
-    found = [(out, k) for k,b in bands.items() if (out := _outside(*read[k], b))]
-    if not found: return dict(kind='within', text=f'loss as usual: within {of}', name=nearest[0])
-    out,name = min(found, key=lambda f: f[0][1])
+    found = [(out, k) for k, b in bands.items() if (out := _outside(*read[k], b))]
+    if not found:
+        return dict(kind='within', text=f'loss as usual: within {of}', name=nearest[0])
+    out, name = min(found, key=lambda f: f[0][1])
     text = _outlier(out, name, max(read[name][0])) % of
     return dict(kind=out[0], text=f'loss {text}', name=nearest[0])
 
 # %% ../../nbs/reports/25_reference.ipynb #c01c47fc
 def compare_curve(
-    run:'FilePath|Run', # A run folder, or such a run, opened
-)->dict:                # As from `curve_verdict`
+    run: 'FilePath|Run',  # A run folder, or such a run, opened
+) -> dict:  # As from `curve_verdict`
     "Compare the losses of a run folder with its reference; a `ValueError` names a file that is missing or damaged"
     folder = Path(getattr(run, 'path', run))
     info = read_run_facts(folder, ('method', 'recipe', 'data'))
-    path = folder/'log.csv'
-    if not path.is_file(): raise ValueError(f'{path}: no such log')
+    path = folder / 'log.csv'
+    if not path.is_file():
+        raise ValueError(f'{path}: no such log')
     rows = log_rows(folder)
-    try: return curve_verdict(info, rows)
+    try:
+        return curve_verdict(info, rows)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise ValueError(f'{path}: damaged ({type(e).__name__}: {e})') from e
 
 # %% ../../nbs/reports/25_reference.ipynb #287d7e42
 def overfit_verdict(
-    info:dict,       # `method`, `recipe` and `data`, as in recipe.json
-    steps:int,       # That were needed; None: it was not reached
-    there:dict=None, # As for `curve_verdict`
-)->str:              # What is usual, and whether this is far from it; '' if there is nothing to compare with
+    info: dict,  # `method`, `recipe` and `data`, as in recipe.json
+    steps: int,  # That were needed; None: it was not reached
+    there: dict = None,  # As for `curve_verdict`
+) -> str:  # What is usual, and whether this is far from it; '' if there is nothing to compare with
     "Compare the steps of `--overfit` with those of the reference"
     known = _entries(info['method']) if there is None else there
     own = dict(info, data=info['data']['name'])
-    known = {k: {**e, 'data': e['data']['name']} for k,e in known.items() if e['overfit']}
+    known = {k: {**e, 'data': e['data']['name']} for k, e in known.items() if e['overfit']}
     nearest = _nearest(own, known)
-    if nearest is None or len(nearest[2]) > 2: return ''
-    if nearest[2]: return _none(info['method'], nearest[2])
+    if nearest is None or len(nearest[2]) > 2:
+        return ''
+    if nearest[2]:
+        return _none(info['method'], nearest[2])
     took = nearest[1]['overfit']
-    low,high = min(took),max(took)
+    low = min(took)
+    high = max(took)
     usual = f'usual: {low} to {high}' if high > low else f'usual: {low}'
-    return usual + (', this is slow' if steps is None or steps > 2*high else ', this is fast' if steps < low/2 else '')
+    return usual + (
+        ', this is slow' if steps is None or steps > 2 * high else ', this is fast' if steps < low / 2 else ''
+    )

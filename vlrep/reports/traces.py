@@ -7,99 +7,155 @@ __all__ = ['time_colour', 'luminance', 'for_letters', 'strokes_svg', 'mask_edge'
 
 # %% ../../nbs/reports/30_traces.ipynb #9e63effa
 import numpy as np
-from .figures import *
+
+from .figures import render_macro, veil_uri
 
 # %% ../../nbs/reports/30_traces.ipynb #06de3a25
-_TURBO = ((63,62,156), (70,135,251), (30,203,218), (60,225,142), (164,235,60), (231,205,57), (254,150,43), (229,71,11),
-          (169,22,1))
+_TURBO = (
+    (63, 62, 156),
+    (70, 135, 251),
+    (30, 203, 218),
+    (60, 225, 142),
+    (164, 235, 60),
+    (231, 205, 57),
+    (254, 150, 43),
+    (229, 71, 11),
+    (169, 22, 1),
+)
+
 
 def time_colour(
-    part:float, # Of the time, 0 the beginning and 1 the end; what lies beyond is taken as these
-)->tuple:       # red, green, blue, 0 to 255 each
+    part: float,  # Of the time, 0 the beginning and 1 the end; what lies beyond is taken as these
+) -> tuple:  # red, green, blue, 0 to 255 each
     "The colour of a moment, from blue to red"
-    x = min(max(float(part), 0.), 1.)*(len(_TURBO)-1)
-    i = min(int(x), len(_TURBO)-2)
-    return tuple(round(a+(x-i)*(b-a)) for a,b in zip(_TURBO[i], _TURBO[i+1]))
+    x = min(max(float(part), 0.0), 1.0) * (len(_TURBO) - 1)
+    i = min(int(x), len(_TURBO) - 2)
+    return tuple(round(a + (x - i) * (b - a)) for a, b in zip(_TURBO[i], _TURBO[i + 1]))
+
 
 def luminance(
-    rgb:tuple|list, # red, green, blue, 0 to 255 each
-)->float:           # 0 black to 1 white
+    rgb: tuple | list,  # red, green, blue, 0 to 255 each
+) -> float:  # 0 black to 1 white
     "Relative luminance, as WCAG defines it"
-    lin = [c/12.92 if (c := v/255) <= .04045 else ((c+.055)/1.055)**2.4 for v in rgb]
-    return .2126*lin[0]+.7152*lin[1]+.0722*lin[2]
+    lin = [c / 12.92 if (c := v / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for v in rgb]
+    return 0.2126 * lin[0] + 0.7152 * lin[1] + 0.0722 * lin[2]
+
 
 def for_letters(
-    rgb:tuple|list, # red, green, blue, 0 to 255 each
-)->tuple:           # The same colour, dark enough
+    rgb: tuple | list,  # red, green, blue, 0 to 255 each
+) -> tuple:  # The same colour, dark enough
     "Darken a colour until letters of it can be read on white"
-    k = 1.
-    while luminance(c := tuple(round(k*v) for v in rgb)) > .183: k *= .97
+    k = 1.0
+    while luminance(c := tuple(round(k * v) for v in rgb)) > 0.183:
+        k *= 0.97
     return c
 
-def _hex(rgb): return f'#{bytes(rgb).hex()}'
+
+def _hex(rgb):
+    return f'#{bytes(rgb).hex()}'
 
 # %% ../../nbs/reports/30_traces.ipynb #178bbe9f
 def _path(strokes, end, shades=32):
     "What the macro `strokes` draws: the points of each stroke, lines of one colour, and where each stroke begins"
-    points = lambda s: ' '.join(f'{100*p[0]:.1f},{100*p[1]:.1f}' for p in s)
-    shade = lambda t: min(int(max(t, 0)/max(end, 1e-9)*shades), shades-1)
+
+    def points(s):
+        return ' '.join(f'{100 * p[0]:.1f},{100 * p[1]:.1f}' for p in s)
+
+    def shade(t):
+        return min(int(max(t, 0) / max(end, 1e-9) * shades), shades - 1)
+
     strokes = [s for s in strokes if len(s)]
     runs = []
     for s in strokes:
         last = None
-        for p,q in zip(s[:-1], s[1:]):
-            k = shade((p[2]+q[2])/2)
-            if k == last: runs[-1][1].append(q)
-            else: runs.append((k, [p,q]))
+        for p, q in zip(s[:-1], s[1:]):
+            k = shade((p[2] + q[2]) / 2)
+            if k == last:
+                runs[-1][1].append(q)
+            else:
+                runs.append((k, [p, q]))
             last = k
-    return dict(below=[points(s) for s in strokes], dots=[(100*s[0][0], 100*s[0][1]) for s in strokes],
-                lines=[(_hex(time_colour((k+.5)/shades)), points(r)) for k,r in runs])
+    return dict(
+        below=[points(s) for s in strokes],
+        dots=[(100 * s[0][0], 100 * s[0][1]) for s in strokes],
+        lines=[(_hex(time_colour((k + 0.5) / shades)), points(r)) for k, r in runs],
+    )
+
 
 def strokes_svg(
-    strokes:list,  # Lists of [x, y, t]: parts of width and height, and seconds
-    end:float,     # Seconds at which the last colour is reached
-    shades:int=32, # Colours
-)->str:            # SVG elements, for a picture of 100 by 100
+    strokes: list,  # Lists of [x, y, t]: parts of width and height, and seconds
+    end: float,  # Seconds at which the last colour is reached
+    shades: int = 32,  # Colours
+) -> str:  # SVG elements, for a picture of 100 by 100
     "The mouse's path, coloured by time; a dot where a stroke begins"
     return render_macro('strokes', _path(strokes, end, shades))
 
 # %% ../../nbs/reports/30_traces.ipynb #6508bb3e
 def mask_edge(
-    mask:np.ndarray|list, # Which cells (h,w)
-)->str:                   # The `d` of an SVG path, one unit a cell
+    mask: np.ndarray | list,  # Which cells (h,w)
+) -> str:  # The `d` of an SVG path, one unit a cell
     "The lines around the cells of a mask"
     m = np.pad(np.asarray(mask, bool), 1)
-    h,w = m.shape[0]-2,m.shape[1]-2
-    if not h*w: raise ValueError(f'mask: wanted (h,w), not {np.shape(mask)}')
-    runs = lambda e: [(a,b) for a,b in np.flatnonzero(np.diff(np.pad(e.astype(int), 1))).reshape(-1,2)]
-    across = ''.join(f'M{a} {y}H{b}' for y in range(h+1) for a,b in runs(m[y,1:-1] != m[y+1,1:-1]))
-    return across + ''.join(f'M{x} {a}V{b}' for x in range(w+1) for a,b in runs(m[1:-1,x] != m[1:-1,x+1]))
+    h = m.shape[0] - 2
+    w = m.shape[1] - 2
+    if not h * w:
+        raise ValueError(f'mask: wanted (h,w), not {np.shape(mask)}')
+
+    def runs(e):
+        return [(a, b) for a, b in np.flatnonzero(np.diff(np.pad(e.astype(int), 1))).reshape(-1, 2)]
+
+    across = ''.join(f'M{a} {y}H{b}' for y in range(h + 1) for a, b in runs(m[y, 1:-1] != m[y + 1, 1:-1]))
+    return across + ''.join(f'M{x} {a}V{b}' for x in range(w + 1) for a, b in runs(m[1:-1, x] != m[1:-1, x + 1]))
 
 # %% ../../nbs/reports/30_traces.ipynb #1a55f7c4
 def _word_pictures(word, said, end):
     "What the macro `told_word` draws: the mask, and the veil of the attention with the mask's edge"
-    text,t = said[word['at']]
-    color = time_colour(t/end)
+    text, t = said[word['at']]
+    color = time_colour(t / end)
     mask = np.asarray(word['mask'], bool)
     edge = mask_edge(mask)
-    h,w = mask.shape
-    cells = ''.join(f'M{a} {y}H{b}v1H{a}z' for y,row in enumerate(mask)
-                    for a,b in np.flatnonzero(np.diff(np.pad(row.astype(int), 1))).reshape(-1,2))
-    return dict(word=text.strip('.,;:!?'), color=_hex(color), letters=_hex(for_letters(color)), edge=edge, cells=cells,
-                scale=f'{100/w:.5g},{100/h:.5g}', veil=veil_uri(word['map']), inside=word['inside'], area=word['area'])
+    h, w = mask.shape
+    cells = ''.join(
+        f'M{a} {y}H{b}v1H{a}z'
+        for y, row in enumerate(mask)
+        for a, b in np.flatnonzero(np.diff(np.pad(row.astype(int), 1))).reshape(-1, 2)
+    )
+    return dict(
+        word=text.strip('.,;:!?'),
+        color=_hex(color),
+        letters=_hex(for_letters(color)),
+        edge=edge,
+        cells=cells,
+        scale=f'{100 / w:.5g},{100 / h:.5g}',
+        veil=veil_uri(word['map']),
+        inside=word['inside'],
+        area=word['area'],
+    )
 
 # %% ../../nbs/reports/30_traces.ipynb #982f6d29
 def traces_html(
-    samples:list, # Dicts of `vlrep.evaluation.grounding.trace_samples`: `image` (data URI, square), `end` in seconds,
-                  # `strokes`, `said`, `words`
-)->str:           # A block for each
+    samples: list,  # Dicts of `vlrep.evaluation.grounding.trace_samples`: `image` (data URI, square), `end` in seconds,
+    # `strokes`, `said`, `words`
+) -> str:  # A block for each
     """Each picture with the mouse's path over it, what was said, and for each word its mask above and the network's
     attention below"""
+
     def told(s):
         end = max(s['end'], 1e-9)
-        color = lambda t: None if t is None else time_colour(t/end)
-        said = [dict(word=w, color=c and _hex(c), letters=c and _hex(for_letters(c)))
-                for w,c in ((w, color(t)) for w,t in s['said'])]
-        return dict(image=s['image'], end=end, path=_path(s['strokes'], end), said=said,
-                    words=[_word_pictures(w, s['said'], end) for w in s['words']])
+
+        def color(t):
+            return None if t is None else time_colour(t / end)
+
+        said = [
+            dict(word=w, color=c and _hex(c), letters=c and _hex(for_letters(c)))
+            for w, c in ((w, color(t)) for w, t in s['said'])
+        ]
+        return dict(
+            image=s['image'],
+            end=end,
+            path=_path(s['strokes'], end),
+            said=said,
+            words=[_word_pictures(w, s['said'], end) for w in s['words']],
+        )
+
     return render_macro('traces', [told(s) for s in samples], [_hex(c) for c in _TURBO])

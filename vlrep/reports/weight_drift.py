@@ -6,116 +6,170 @@
 __all__ = ['attention_matrices', 'weight_drift', 'layer_drift', 'drift_rows', 'drift_lines', 'drift_figure']
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #67150004
-import math,re
-import matplotlib.pyplot as plt, numpy as np
+import math
+import re
+
+import matplotlib.pyplot as plt
+import numpy as np
+
 from ..core.plotting import drawable
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #67150007
-_NAMES = {'in_proj_weight': 'QKV', 'q_proj_weight': 'Q', 'k_proj_weight': 'K', 'v_proj_weight': 'V',
-          'out_proj.weight': 'O', 'self.query.weight': 'Q', 'self.key.weight': 'K', 'self.value.weight': 'V',
-          'attention.output.dense.weight': 'O', 'project.weight': 'P', 'out.weight': 'O',
-          'q_proj.weight': 'Q', 'k_proj.weight': 'K', 'v_proj.weight': 'V'}
+_NAMES = {
+    'in_proj_weight': 'QKV',
+    'q_proj_weight': 'Q',
+    'k_proj_weight': 'K',
+    'v_proj_weight': 'V',
+    'out_proj.weight': 'O',
+    'self.query.weight': 'Q',
+    'self.key.weight': 'K',
+    'self.value.weight': 'V',
+    'attention.output.dense.weight': 'O',
+    'project.weight': 'P',
+    'out.weight': 'O',
+    'q_proj.weight': 'Q',
+    'k_proj.weight': 'K',
+    'v_proj.weight': 'V',
+}
 _ENDS = re.compile(r'(?:^|\.)(' + '|'.join(sorted(map(re.escape, _NAMES), key=len, reverse=True)) + ')$')
+
 
 def _packed(owner, w, state):
     "Which matrices a fusion model's `project` holds, from its height as a multiple of the width of attention"
     out = state.get(f'{owner}out.weight')
-    if out is None: return 'KV' if 'halves.' in owner else ''             # else a projection of regions, no attention
-    return {1: 'Q', 3: 'QKV'}.get(len(w)/out.shape[1], '')
+    if out is None:
+        return 'KV' if 'halves.' in owner else ''  # else a projection of regions, no attention
+    return {1: 'Q', 3: 'QKV'}.get(len(w) / out.shape[1], '')
+
 
 def attention_matrices(
-    state:dict # Name -> tensor: the weights of a model with attention
-)->dict:       # (layer, part of it, one of W_Q, W_K, W_V, W_O) -> float64 array
+    state: dict,  # Name -> tensor: the weights of a model with attention
+) -> dict:  # (layer, part of it, one of W_Q, W_K, W_V, W_O) -> float64 array
     "The four matrices of every attention in a model; a `ValueError` if there is none"
-    out,state = {},{k.removeprefix('body.'): w for k,w in state.items()}      # of a fine-tuned run
-    for name,w in state.items():
+    # of a fine-tuned run
+    out = {}
+    state = {k.removeprefix('body.'): w for k, w in state.items()}
+    for name, w in state.items():
         found = _ENDS.search(name)
-        if not found or w.ndim != 2: continue
-        owner = name[:found.start(1)]
-        if found[1] == 'out.weight' and f'{owner}project.weight' not in state: continue
+        if not found or w.ndim != 2:
+            continue
+        owner = name[: found.start(1)]
+        if found[1] == 'out.weight' and f'{owner}project.weight' not in state:
+            continue
         kinds = _NAMES[found[1]]
-        if kinds == 'P': kinds = _packed(owner, w, state)
-        if not kinds or len(w) % len(kinds): continue
+        if kinds == 'P':
+            kinds = _packed(owner, w, state)
+        if not kinds or len(w) % len(kinds):
+            continue
         place = re.fullmatch(r'(.*?\.?\d+)(?:\.(.*))?', owner.rstrip('.'))
-        layer,part = (place[1], place[2] or '') if place else (owner.rstrip('.'), '')
-        for kind,m in zip(kinds, np.split(w.detach().cpu().double().numpy(), len(kinds))):
+        layer, part = (place[1], place[2] or '') if place else (owner.rstrip('.'), '')
+        for kind, m in zip(kinds, np.split(w.detach().cpu().double().numpy(), len(kinds))):
             out[layer, re.sub(r'\.?attention$', '', part), f'W_{kind}'] = m
-    if not out: raise ValueError('state: no attention in it (in_proj_weight, query, key and value, or project)')
+    if not out:
+        raise ValueError('state: no attention in it (in_proj_weight, query, key and value, or project)')
     return out
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #6715000d
 def _angle(a, b, where):
     "The angle between two arrays, as a part of half a turn"
-    n,m = np.linalg.norm(a),np.linalg.norm(b)
-    if not n or not m: raise ValueError(f'{where}: is zero everywhere, and has no direction')
-    a,b = a/n,b/m
-    return 2*math.atan2(np.linalg.norm(a-b), np.linalg.norm(a+b))/math.pi      # arccos, exact for small angles too
+    n = np.linalg.norm(a)
+    m = np.linalg.norm(b)
+    if not n or not m:
+        raise ValueError(f'{where}: is zero everywhere, and has no direction')
+    a = a / n
+    b = b / m
+    return 2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b)) / math.pi  # arccos, exact for small angles too
+
 
 def weight_drift(
-    before:dict, # Name -> tensor: a model's weights before fine-tuning
-    after:dict,  # And after it; names and shapes are the same
-)->list:         # Dicts: `layer`, `part`, `matrix`, `l1`, `angle`; one for each matrix of attention
+    before: dict,  # Name -> tensor: a model's weights before fine-tuning
+    after: dict,  # And after it; names and shapes are the same
+) -> list:  # Dicts: `layer`, `part`, `matrix`, `l1`, `angle`; one for each matrix of attention
     "How far each matrix of attention has moved; a `ValueError` names one that is missing, of another shape, not finite"
-    was,now = attention_matrices(before),attention_matrices(after)
+    was = attention_matrices(before)
+    now = attention_matrices(after)
     if odd := [*(was.keys() ^ now.keys())]:
         raise ValueError(f'{len(odd)} matrices are in one of the two models only, such as {".".join(min(odd))}')
     out = []
-    for (layer,part,matrix),a in was.items():
-        b,where = now[layer,part,matrix],'.'.join(p for p in (layer, part, matrix) if p)
-        if a.shape != b.shape: raise ValueError(f'{where}: {a.shape} before, {b.shape} after')
-        if not (np.isfinite(a).all() and np.isfinite(b).all()): raise ValueError(f'{where}: holds what is not finite')
-        out.append(dict(layer=layer, part=part, matrix=matrix, l1=float(np.abs(b-a).mean()), angle=_angle(a, b, where)))
+    for (layer, part, matrix), a in was.items():
+        b = now[layer, part, matrix]
+        where = '.'.join(p for p in (layer, part, matrix) if p)
+        if a.shape != b.shape:
+            raise ValueError(f'{where}: {a.shape} before, {b.shape} after')
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise ValueError(f'{where}: holds what is not finite')
+        out.append(
+            dict(layer=layer, part=part, matrix=matrix, l1=float(np.abs(b - a).mean()), angle=_angle(a, b, where))
+        )
     return out
 
+
 def layer_drift(
-    rows:list # From `weight_drift`
-)->list:      # Dicts: `layer`, `l1`, `angle`, means over its matrices, and `matrices`, their number
+    rows: list,  # From `weight_drift`
+) -> list:  # Dicts: `layer`, `l1`, `angle`, means over its matrices, and `matrices`, their number
     "The drift of each layer, in their order"
     layers = {}
-    for r in rows: layers.setdefault(r['layer'], []).append(r)
-    return [dict(layer=k, l1=sum(r['l1'] for r in l)/len(l), angle=sum(r['angle'] for r in l)/len(l), matrices=len(l))
-            for k,l in layers.items()]
+    for r in rows:
+        layers.setdefault(r['layer'], []).append(r)
+    return [
+        dict(layer=k, l1=sum(r['l1'] for r in l) / len(l), angle=sum(r['angle'] for r in l) / len(l), matrices=len(l))
+        for k, l in layers.items()
+    ]
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #dea468dd
 def drift_rows(
-    rows:list # From `weight_drift`
-)->list:      # Dicts of equal columns: layer, then L1 and angle of each kind of matrix; '' where a layer has none
+    rows: list,  # From `weight_drift`
+) -> list:  # Dicts of equal columns: layer, then L1 and angle of each kind of matrix; '' where a layer has none
     "A table with a row for each layer and part of it, in their order"
-    kinds,places = list(dict.fromkeys(r['matrix'] for r in rows)),{}
-    for r in rows: places.setdefault((r['layer'],r['part']), {})[r['matrix']] = r
-    return [dict(layer=' '.join(p for p in place if p),
-                 **{f'{m}, L1': f'{got[m]["l1"]:.2e}' if m in got else '' for m in kinds},
-                 **{f'{m}, angle': f'{got[m]["angle"]:.4f}' if m in got else '' for m in kinds})
-            for place,got in places.items()]
+    kinds = list(dict.fromkeys(r['matrix'] for r in rows))
+    places = {}
+    for r in rows:
+        places.setdefault((r['layer'], r['part']), {})[r['matrix']] = r
+    return [
+        dict(
+            layer=' '.join(p for p in place if p),
+            **{f'{m}, L1': f'{got[m]["l1"]:.2e}' if m in got else '' for m in kinds},
+            **{f'{m}, angle': f'{got[m]["angle"]:.4f}' if m in got else '' for m in kinds},
+        )
+        for place, got in places.items()
+    ]
+
 
 def drift_lines(
-    rows:list, # From `weight_drift`
-    value:str='angle', # l1 or angle
-)->dict:       # Kind of matrix -> (numbers of layers from 1, means over the layer's parts)
+    rows: list,  # From `weight_drift`
+    value: str = 'angle',  # l1 or angle
+) -> dict:  # Kind of matrix -> (numbers of layers from 1, means over the layer's parts)
     "What a figure shows: a line for each kind of matrix"
-    number = {k: i for i,k in enumerate(dict.fromkeys(r['layer'] for r in rows), 1)}
+    number = {k: i for i, k in enumerate(dict.fromkeys(r['layer'] for r in rows), 1)}
     out = {}
     for m in dict.fromkeys(r['matrix'] for r in rows):
         of = {}
         for r in rows:
-            if r['matrix'] == m: of.setdefault(number[r['layer']], []).append(r[value])
-        out[m] = (list(of),[sum(v)/len(v) for v in of.values()])
+            if r['matrix'] == m:
+                of.setdefault(number[r['layer']], []).append(r[value])
+        out[m] = (list(of), [sum(v) / len(v) for v in of.values()])
     return out
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #67150014
 def drift_figure(
-    drifts:dict,   # Name of a model -> its rows from `weight_drift`
-    colors:dict=None, # Name -> colour
-)->plt.Figure:
+    drifts: dict,  # Name of a model -> its rows from `weight_drift`
+    colors: dict = None,  # Name -> colour
+) -> plt.Figure:
     "L1 and angle of each layer, a line for each model"
-    if not drifts: raise ValueError('drifts: not a single model')
-    fig,axes = plt.subplots(1, 2, figsize=(8.4,3), layout='constrained')
-    for name,rows in drifts.items():
+    if not drifts:
+        raise ValueError('drifts: not a single model')
+    fig, axes = plt.subplots(1, 2, figsize=(8.4, 3), layout='constrained')
+    for name, rows in drifts.items():
         layers = layer_drift(rows)
-        for ax,k in zip(axes, ('l1','angle')):
-            ax.plot(range(1, len(layers)+1), [r[k] for r in layers], 'o-', label=drawable(name),
-                    color=(colors or {}).get(name))
-    for ax,label in zip(axes, ('L1: mean |change of a weight|','angle, as a part of half a turn')):
+        for ax, k in zip(axes, ('l1', 'angle')):
+            ax.plot(
+                range(1, len(layers) + 1),
+                [r[k] for r in layers],
+                'o-',
+                label=drawable(name),
+                color=(colors or {}).get(name),
+            )
+    for ax, label in zip(axes, ('L1: mean |change of a weight|', 'angle, as a part of half a turn')):
         ax.set_xlabel('layer')
         ax.set_ylabel(label)
         ax.set_ylim(0)

@@ -6,164 +6,251 @@
 __all__ = ['LRScheduler', 'GradientClip', 'StepSeed', 'TrainingDiverged', 'SkipNonFinite', 'recipe_rules']
 
 # %% ../../nbs/training/40_callbacks.ipynb #42a63d6d
-import json,sys
+import json
+import sys
 from functools import partial
+
 import torch
 from fastai.callback.core import CancelStepException
 from fastcore.basics import patch
-from ..core.seeding import *
-from .distributed import *
-from .schedules import *
-from .learner import *
-from .data_parallel import *
-from .precision import *
+
+from ..core.seeding import seed_of
+from .data_parallel import DDPTraining
+from .distributed import Dist, current_dist
+from .learner import BaseCallback, StatefulCallback, by_steps, stop_fit, training
 from .memory import switches
+from .precision import MixedPrecision
+from .schedules import warmup_cosine
 
 # %% ../../nbs/training/40_callbacks.ipynb #a392b7f4
 class LRScheduler(BaseCallback):
     "Learning rate of each group = its peak x `factor(step)`"
+
     name = 'schedule'
-    order,run_valid,base = 0,False,None
-    def __init__(self,
-        factor, # Function of the number of steps done, see `vlrep.training.schedules`
-    ): self.factor = factor
-    def before_fit(self)->None:
+    order = 0
+    run_valid = False
+    base = None
+
+    def __init__(
+        self,
+        factor,  # Function of the number of steps done, see `vlrep.training.schedules`
+    ):
+        self.factor = factor
+
+    def before_fit(self) -> None:
         self.run = by_steps(self.learn)
-        if not self.run: return
+        if not self.run:
+            return
         self.base = [h['lr'] for h in self.opt.hypers]
-        self._set(max(self.learn.train_state.step-1, 0))
-    def _set(self, step): self.opt.set_hyper('lr', [b*self.factor(step) for b in self.base])
-    def before_batch(self)->None: self._set(self.learn.train_state.step)
-    def on_exit(self)->None:
-        if self.base: self.opt.set_hyper('lr', self.base)
+        self._set(max(self.learn.train_state.step - 1, 0))
+
+    def _set(self, step):
+        self.opt.set_hyper('lr', [b * self.factor(step) for b in self.base])
+
+    def before_batch(self) -> None:
+        self._set(self.learn.train_state.step)
+
+    def on_exit(self) -> None:
+        if self.base:
+            self.opt.set_hyper('lr', self.base)
         self.base = None
 
 # %% ../../nbs/training/40_callbacks.ipynb #f272a247
 class GradientClip(BaseCallback):
     "Clip the total norm of the gradient to `max_norm`; `norm` is the total norm before"
+
     name = 'clip'
-    order,run_valid,norm = 12,False,None
-    def __init__(self,
-        max_norm:float=10., # Largest total norm (virtex code: 10)
-    ): self.max_norm = max_norm
-    def before_step(self)->None:
+    order = 12
+    run_valid = False
+    norm = None
+
+    def __init__(
+        self,
+        max_norm: float = 10.0,  # Largest total norm (virtex code: 10)
+    ):
+        self.max_norm = max_norm
+
+    def before_step(self) -> None:
         ps = [p for g in self.opt.param_groups for p in g['params']]
         self.norm = torch.nn.utils.clip_grad_norm_(ps, self.max_norm)
 
 # %% ../../nbs/training/40_callbacks.ipynb #5594ddee
 class StepSeed(BaseCallback):
     "Before each training batch, seed PyTorch from `(seed, number of the batch, rank)`"
+
     name = 'randomness'
-    order,run_valid,held = 5,False,None
-    def __init__(self,
-        seed:int,   # Of the run
-        rank:int=0, # Of this process
-    ): self.seed,self.rank = seed,rank
-    def before_fit(self)->None:
+    order = 5
+    run_valid = False
+    held = None
+
+    def __init__(
+        self,
+        seed: int,  # Of the run
+        rank: int = 0,  # Of this process
+    ):
+        self.seed = seed
+        self.rank = rank
+
+    def before_fit(self) -> None:
         device = next(self.model.parameters()).device
         self.kind = device.type
         cuda = [device] if self.kind == 'cuda' else []
         self.held = torch.random.fork_rng(devices=cuda)
         self.held.__enter__()
-    def before_batch(self)->None:
+
+    def before_batch(self) -> None:
         s = seed_of(self.seed, 'step', self.learn.train_state.batch, self.rank)
         # torch.manual_seed tells every kind of device, which takes a millisecond
         torch.default_generator.manual_seed(s)
-        if self.kind != 'cpu': getattr(torch, self.kind).manual_seed(s)
-    def on_exit(self)->None:
-        if self.held: self.held.__exit__(None, None, None)
+        if self.kind != 'cpu':
+            getattr(torch, self.kind).manual_seed(s)
+
+    def on_exit(self) -> None:
+        if self.held:
+            self.held.__exit__(None, None, None)
         self.held = None
-    def after_fit(self)->None: self.on_exit()
+
+    def after_fit(self) -> None:
+        self.on_exit()
 
 # %% ../../nbs/training/40_callbacks.ipynb #d78b6580
 _SMALL = 2**20  # Larger buffers, such as queues, are changed after the step, by callbacks that check `learn.bad`
 
-class TrainingDiverged(ValueError): "The loss of a training was not finite for too long"
+
+class TrainingDiverged(ValueError):
+    "The loss of a training was not finite for too long"
+
 
 class SkipNonFinite(StatefulCallback):
     "Leave out steps whose loss or gradient is not finite; a `TrainingDiverged` when `limit` come in a row"
+
     name = 'finite'
-    order,run_valid,_keep = 13,False,('row','why','ids')
-    def __init__(self,
-        limit:int=10, # Bad steps in a row that end the fit
-        log=None,     # File to which each of them is appended as a line of JSON
+    order = 13
+    run_valid = False
+    _keep = ('row', 'why', 'ids')
+
+    def __init__(
+        self,
+        limit: int = 10,  # Bad steps in a row that end the fit
+        log=None,  # File to which each of them is appended as a line of JSON
     ):
-        if limit < 1: raise ValueError(f'limit must be at least 1 step, not {limit}')
-        self.limit,self.log,self.row,self.why,self.ids = limit,log,0,None,[]
-    def before_fit(self)->None:
-        self.run,self.learn.bad = training(self.learn),False
+        if limit < 1:
+            raise ValueError(f'limit must be at least 1 step, not {limit}')
+        self.limit = limit
+        self.log = log
+        self.row = 0
+        self.why = None
+        self.ids = []
+
+    def before_fit(self) -> None:
+        self.run = training(self.learn)
+        self.learn.bad = False
         if not (hasattr(self.learn, 'accumulate') and self.learn.accumulate.micro):
-            self.why,self.ids = None,[]  # else a window is open
+            # else a window is open
+            self.why = None
+            self.ids = []
         self.now = [b for b in self.model.buffers() if b.is_floating_point() and b.numel() <= _SMALL]
         self.old = [b.clone() for b in self.now]
-    def before_batch(self)->None:
+
+    def before_batch(self) -> None:
         "Remember what the forward pass will change"
         self.learn.bad = False
-        if self.now: torch._foreach_copy_(self.old, self.now)
-        if 'id' in self.yb[0]: self.ids += self.yb[0]['id'].tolist()
-    def after_loss(self)->None:
+        if self.now:
+            torch._foreach_copy_(self.old, self.now)
+        if 'id' in self.yb[0]:
+            self.ids += self.yb[0]['id'].tolist()
+
+    def after_loss(self) -> None:
         l = self.loss_func
         # of all processes, which must leave out the same steps
         whole = l.whole_total if getattr(self.learn, 'dist', Dist()).world_size > 1 else self.loss_grad
-        if whole.isfinite(): return
+        if whole.isfinite():
+            return
         self.learn.bad = True
         self.why = f'the training loss is {whole.item()}'
-    def after_backward(self)->None:
-        if self.learn.bad and self.now: torch._foreach_copy_(self.now, self.old)
-    def before_step(self)->None:
+
+    def after_backward(self) -> None:
+        if self.learn.bad and self.now:
+            torch._foreach_copy_(self.now, self.old)
+
+    def before_step(self) -> None:
         "Check the gradient before the weights are updated"
-        norm = self.learn.clip.norm if hasattr(self.learn, 'clip') else torch.nn.utils.get_total_norm(
-            [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None])
-        if self.why is None and not norm.isfinite(): self.why = f'the length of the gradient is {norm.item()}'
-        if self.why: raise CancelStepException()
+        norm = (
+            self.learn.clip.norm
+            if hasattr(self.learn, 'clip')
+            else torch.nn.utils.get_total_norm(
+                [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None]
+            )
+        )
+        if self.why is None and not norm.isfinite():
+            self.why = f'the length of the gradient is {norm.item()}'
+        if self.why:
+            raise CancelStepException()
 
 # %% ../../nbs/training/40_callbacks.ipynb #43bf5fab
 @patch
-def after_cancel_step(self:SkipNonFinite)->None:
+def after_cancel_step(self: SkipNonFinite) -> None:
     "Count the step, unless the scaler skipped it while adjusting its factor"
     self.learn.bad = True
     scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
-    if self.why is None and scaler and scaler.get_scale() >= 1: return
+    if self.why is None and scaler and scaler.get_scale() >= 1:
+        return
     self.learn.train_state.skipped += 1
     self.row += 1
     self._note(self.why or 'the scaled gradient is not finite')
 
-@patch
-def after_step(self:SkipNonFinite)->None:
-    if not self.learn.bad: self.row = 0
-    self.why,self.ids = None,[]
 
 @patch
-def _note(self:SkipNonFinite, why):
+def after_step(self: SkipNonFinite) -> None:
+    if not self.learn.bad:
+        self.row = 0
+    self.why = None
+    self.ids = []
+
+
+@patch
+def _note(self: SkipNonFinite, why):
     names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
     seen = sum(getattr(self.learn, 'dist', Dist()).objects(self.ids), [])
     ids = [names[i] if names is not None else i for i in seen]
-    step = self.learn.train_state.step+1
+    step = self.learn.train_state.step + 1
     if self.log:
         try:
             with open(self.log, 'a', encoding='utf-8') as f:
-                f.write(json.dumps(dict(step=step, why=why, samples=ids), ensure_ascii=False)+'\n')
+                f.write(json.dumps(dict(step=step, why=why, samples=ids), ensure_ascii=False) + '\n')
         except OSError as e:
             print(f'{self.log}: cannot write ({e.strerror}); left out: step {step}, samples {ids}', file=sys.stderr)
-    if self.row < self.limit: return
+    if self.row < self.limit:
+        return
     safe = getattr(self.learn, 'save_run', None)
     where = safe.where() if safe else ''
-    stop_fit(self.learn, TrainingDiverged(
-        f'{why} at step {step}, the last of {self.row} bad steps in a row; samples {ids[:8]}{" ..."*(len(ids) > 8)}: '
-        f'lower the learning rate, train in fp32, or look at these samples{where}'))
+    stop_fit(
+        self.learn,
+        TrainingDiverged(
+            f'{why} at step {step}, the last of {self.row} bad steps in a row; samples '
+            f'{ids[:8]}{" ..." * (len(ids) > 8)}: '
+            f'lower the learning rate, train in fp32, or look at these samples{where}'
+        ),
+    )
 
 # %% ../../nbs/training/40_callbacks.ipynb #0e2a6471
 def recipe_rules(
-    recipe:object,        # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
-    seed:int=0,           # Of dropout
-    precision:str='auto', # As for `MixedPrecision`
-    dist:Dist=None,       # Dropout differs from process to process, and gradients are averaged; `current_dist()` by
-                          # default
-)->list:                  # Callbacks
+    recipe: object,  # Has `steps` and `warmup`, and `clip`: the largest norm of the gradient, 0 for none
+    seed: int = 0,  # Of dropout
+    precision: str = 'auto',  # As for `MixedPrecision`
+    dist: Dist = None,  # Dropout differs from process to process, and gradients are averaged; `current_dist()` by
+    # default
+) -> list:  # Callbacks
     "Warmup and cosine, gradient clipping, a seed for each step, mixed precision, non-finite steps skipped, `switches`"
     dist = dist or current_dist()
     ddp = [DDPTraining(dist, getattr(recipe, 'sync_bn', False))] if dist.world_size > 1 else []
     clip = [GradientClip(recipe.clip)] if recipe.clip else []
-    return [LRScheduler(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)), *clip,
-            StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite(), *ddp, *switches(recipe)]
-
+    return [
+        LRScheduler(partial(warmup_cosine, total=recipe.steps, warmup=recipe.warmup)),
+        *clip,
+        StepSeed(seed, dist.rank),
+        MixedPrecision(precision, out=None),
+        SkipNonFinite(),
+        *ddp,
+        *switches(recipe),
+    ]

@@ -7,55 +7,84 @@ __all__ = ['frozen_weights', 'Checkpointer']
 
 # %% ../../nbs/training/45_checkpoint.ipynb #09149b26
 from torch import nn
-from .learner import *
+
+from .learner import StatefulCallback, stop_fit, training, training_state
 
 # %% ../../nbs/training/45_checkpoint.ipynb #45d4a84f
 def frozen_weights(
-    model:nn.Module # Any
-)->list:            # Names in its `state_dict`
+    model: nn.Module,  # Any
+) -> list:  # Names in its `state_dict`
     "Weights that no step changes: those of modules with `frozen` set that have no parameter to train"
-    fixed = [f'{n}.' for n,m in model.named_modules()
-             if n and getattr(m, 'frozen', False) and not any(p.requires_grad for p in m.parameters())]
+    fixed = [
+        f'{n}.'
+        for n, m in model.named_modules()
+        if n and getattr(m, 'frozen', False) and not any(p.requires_grad for p in m.parameters())
+    ]
     return [k for k in model.state_dict() if k.startswith(tuple(fixed))]
 
 # %% ../../nbs/training/45_checkpoint.ipynb #f358764c
 class Checkpointer(StatefulCallback):
     "Save `last`, and `best` by held-out loss, into a run folder; of several processes the main one does"
+
     name = 'save_run'
-    order,_keep = 80,('at',)
-    def __init__(self,
-        run,           # Has `save(name, weights, state, frozen)`, such as `vlrep.training.run_folder.Run`
-        every:int=0,   # Steps between saves within an epoch; 0 for none
-    ): self.folder,self.every,self.at = run,every,0
+    order = 80
+    _keep = ('at',)
+
+    def __init__(
+        self,
+        run,  # Has `save(name, weights, state, frozen)`, such as `vlrep.training.run_folder.Run`
+        every: int = 0,  # Steps between saves within an epoch; 0 for none
+    ):
+        self.folder = run
+        self.every = every
+        self.at = 0
+
     @property
-    def main(self)->bool: return getattr(getattr(self.learn, 'dist', None), 'is_main', True)
-    def before_fit(self)->None: self.run = training(self.learn) and self.main
-    def where(self)->str:
+    def main(self) -> bool:
+        return getattr(getattr(self.learn, 'dist', None), 'is_main', True)
+
+    def before_fit(self) -> None:
+        self.run = training(self.learn) and self.main
+
+    def where(self) -> str:
         "For messages: what is saved"
         if not hasattr(self.folder, 'saved'):
             return f'; the last checkpoint is that of step {self.at}' if self.at else ''
         if there := self.folder.saved():
             return f'; the last checkpoint is that of step {there[-1]} in {self.folder.path}'
-        return f'; the only checkpoint is {self.folder/"best"}' if (self.folder/'best').is_dir() else ''
-    def save(self, *names)->None:
+        return f'; the only checkpoint is {self.folder / "best"}' if (self.folder / 'best').is_dir() else ''
+
+    def save(self, *names) -> None:
         "Save the present state under `names`"
-        if not self.main: return
+        if not self.main:
+            return
         s = self.learn.train_state
         self.at = s.step
-        state = dict(step=s.step, epoch=s.batch/len(self.dls.train), best=s.best_loss, best_step=s.best_step,
-                     training=training_state(self.learn))
+        state = dict(
+            step=s.step,
+            epoch=s.batch / len(self.dls.train),
+            best=s.best_loss,
+            best_step=s.best_step,
+            training=training_state(self.learn),
+        )
         try:
-            for name in names: self.folder.save(name, self.model.state_dict(), state, frozen_weights(self.model))
-        except (OSError, ValueError) as e: stop_fit(self.learn, e)
-    def after_batch(self)->None:
+            for name in names:
+                self.folder.save(name, self.model.state_dict(), state, frozen_weights(self.model))
+        except (OSError, ValueError) as e:
+            stop_fit(self.learn, e)
+
+    def after_batch(self) -> None:
         s = self.learn.train_state
         # else `after_epoch` is about to save
-        within = s.batch%len(self.dls.train) and s.batch < s.total
-        if self.training and self.every and s.step%self.every == 0 and s.step > self.at and within:
+        within = s.batch % len(self.dls.train) and s.batch < s.total
+        if self.training and self.every and s.step % self.every == 0 and s.step > self.at and within:
             self.save('last')
-    def after_epoch(self)->None:
+
+    def after_epoch(self) -> None:
         v = self.recorder.loss.value
         s = self.learn.train_state
         better = v is not None and float(v) < s.best_loss
-        if better: s.best_loss,s.best_step = float(v),s.step
+        if better:
+            s.best_loss = float(v)
+            s.best_step = s.step
         self.save(*(['best'] if better else []), 'last')

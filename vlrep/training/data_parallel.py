@@ -7,70 +7,106 @@ __all__ = ['DDPTraining', 'leave_process_group']
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e80003
 from contextlib import ExitStack
+
 import torch
-from torch import distributed
 from fastcore.basics import patch
+from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from .distributed import *
-from .learner import *
+
+from .distributed import Dist, sync_batch_norm
+from .learner import BaseCallback, BatchLearner, stop_fit
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e80008
 class DDPTraining(BaseCallback):
     "One step for the batches of all processes, by PyTorch's `DistributedDataParallel`"
+
     name = 'ddp'
-    order,net = 75,None
-    def __init__(self,
-        dist:Dist,          # The processes
-        sync_bn:bool=False, # BatchNorm over the images of all?
-    ): self.procs,self.sync_bn,self.held,self.window = dist,sync_bn,ExitStack(),ExitStack()
+    order = 75
+    net = None
+
+    def __init__(
+        self,
+        dist: Dist,  # The processes
+        sync_bn: bool = False,  # BatchNorm over the images of all?
+    ):
+        self.procs = dist
+        self.sync_bn = sync_bn
+        self.held = ExitStack()
+        self.window = ExitStack()
+
     def _open(self):
         "Is an accumulation window open, and would the next batch leave it so?"
         acc = getattr(self.learn, 'accumulate', None)
-        return (acc and acc.micro > 0, acc and acc.micro+1 < acc.n)
-    def before_fit(self)->None:
-        if self.procs.world_size == 1 or not self.learn.fitting: return
-        if self.sync_bn: self.held.enter_context(sync_batch_norm(self.model, self.procs))
+        return (acc and acc.micro > 0, acc and acc.micro + 1 < acc.n)
+
+    def before_fit(self) -> None:
+        if self.procs.world_size == 1 or not self.learn.fitting:
+            return
+        if self.sync_bn:
+            self.held.enter_context(sync_batch_norm(self.model, self.procs))
         ids = [torch.device(self.procs.device).index] if self.procs.device.startswith('cuda') else None
         self.net = DistributedDataParallel(self.model, device_ids=ids)
-    def before_batch(self)->None:
-        if self.net is None or not self.training: return
-        if self._open()[1]: self.window.enter_context(self.net.no_sync())
+
+    def before_batch(self) -> None:
+        if self.net is None or not self.training:
+            return
+        if self._open()[1]:
+            self.window.enter_context(self.net.no_sync())
         self.learn.model = self.net
+
     def _plain(self):
-        if self.net is not None and self.learn.model is self.net: self.learn.model = self.net.module
-    def after_pred(self)->None: self._plain()
-    def after_backward(self)->None:
+        if self.net is not None and self.learn.model is self.net:
+            self.learn.model = self.net.module
+
+    def after_pred(self) -> None:
+        self._plain()
+
+    def after_backward(self) -> None:
         "The end of `no_sync`; a `ValueError` names weights that the loss does not reach"
         self.window.close()
-        if self.net is None: return
-        if idle := [n for n,p in self.model.named_parameters() if p.requires_grad and p.grad is None]:
-            stop_fit(self.learn, ValueError(f'{len(idle)} weights have no gradient ({", ".join(idle[:4])}): the loss '
-                                            f'must depend on all that are trained, in every process; leave them out, '
-                                            f'or add 0 times their sum'))
-    def after_cancel_batch(self)->None:
+        if self.net is None:
+            return
+        if idle := [n for n, p in self.model.named_parameters() if p.requires_grad and p.grad is None]:
+            stop_fit(
+                self.learn,
+                ValueError(
+                    f'{len(idle)} weights have no gradient ({", ".join(idle[:4])}): the loss '
+                    f'must depend on all that are trained, in every process; leave them out, '
+                    f'or add 0 times their sum'
+                ),
+            )
+
+    def after_cancel_batch(self) -> None:
         self._plain()
         self.window.close()
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e80009
 @patch
-def before_validate(self:DDPTraining)->None:
+def before_validate(self: DDPTraining) -> None:
     "Validate the network of rank 0, running statistics included"
-    if self.procs.world_size == 1: return
-    for b in self.model.buffers(): b.copy_(self.procs.broadcast(b))
+    if self.procs.world_size == 1:
+        return
+    for b in self.model.buffers():
+        b.copy_(self.procs.broadcast(b))
+
 
 @patch
 @torch.no_grad()
-def after_epoch(self:DDPTraining)->None:
+def after_epoch(self: DDPTraining) -> None:
     "What rank 0 is about to save holds for all: gradients of an open window, and the images that could not be read"
-    if self.net is None: return
+    if self.net is None:
+        return
     if self._open()[0]:
-        for g in self.learn.accumulate.grads(): g.copy_(self.procs.sum(g)/self.procs.world_size)
+        for g in self.learn.accumulate.grads():
+            g.copy_(self.procs.sum(g) / self.procs.world_size)
     for dl in self.dls.loaders:
         for bad in self.procs.objects(dict(getattr(dl, 'damaged', {}))):
-            if bad: dl._note(bad)
+            if bad:
+                dl._note(bad)
+
 
 @patch
-def on_exit(self:DDPTraining)->None:
+def on_exit(self: DDPTraining) -> None:
     "Leave the model as it was"
     self._plain()
     self.window.close()
@@ -79,14 +115,16 @@ def on_exit(self:DDPTraining)->None:
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e8000b
 def leave_process_group(
-    learn:BatchLearner # Trained by several processes
-)->None:
+    learn: BatchLearner,  # Trained by several processes
+) -> None:
     "Leave the other processes; from now on `learn` is that of a single process"
-    if learn.dist.world_size == 1: return
+    if learn.dist.world_size == 1:
+        return
     # the main process may keep the store, from which the others might still read
     learn.dist.barrier()
     distributed.destroy_process_group()
     learn.dist = learn.loss_func.dist = learn.ddp.procs = Dist(device=learn.dist.device)
     for dl in learn.dls.loaders:
-        base = getattr(dl, 'dl', dl)                                            # of micro-batches
-        base.rank,base.world_size = 0,1
+        base = getattr(dl, 'dl', dl)  # of micro-batches
+        base.rank = 0
+        base.world_size = 1

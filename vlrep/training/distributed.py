@@ -7,106 +7,137 @@ __all__ = ['Dist', 'tell_others', 'current_dist', 'init_dist', 'ProcessFailure',
            'SyncedBatchNorm', 'sync_batch_norm']
 
 # %% ../../nbs/training/05_distributed.ipynb #3b204f5e
-import itertools,os,socket,sys,time,traceback
+import itertools
+import os
+import socket
+import sys
+import time
+import traceback
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-import torch, torch.nn.functional as F
+
+import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
-from torch import distributed, nn, Tensor
+from torch import Tensor, distributed, nn
 from torch.distributed.nn.functional import all_gather, all_reduce
 
 # %% ../../nbs/training/05_distributed.ipynb #6e537281
 @dataclass(frozen=True)
 class Dist:
     "One process of a training, `rank` of `world_size`"
-    rank:int=0       # Index of this process
-    world_size:int=1 # Number of processes
-    device:str='cpu' # Where it computes
-    timeout:float=600. # Seconds after which it gives up waiting for the others
+
+    rank: int = 0  # Index of this process
+    world_size: int = 1  # Number of processes
+    device: str = 'cpu'  # Where it computes
+    timeout: float = 600.0  # Seconds after which it gives up waiting for the others
+
     def __post_init__(self):
-        if not 0 <= self.rank < self.world_size: raise ValueError(f'rank={self.rank} of world_size={self.world_size}')
-    def check(self)->None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f'rank={self.rank} of world_size={self.world_size}')
+
+    def check(self) -> None:
         "A `ValueError` if PyTorch's process group has another size than this object"
         n = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         if n > 1 and n != self.world_size:
             raise ValueError(f'dist: {n} processes train together, and this says {self.world_size}: pass init_dist()')
+
     @property
-    def is_main(self)->bool:
+    def is_main(self) -> bool:
         "Is it the one that writes files?"
         return self.rank == 0
-    def sum(self,
-        x:Tensor # Of the same shape in every process
-    )->Tensor:   # Without gradient
+
+    def sum(
+        self,
+        x: Tensor,  # Of the same shape in every process
+    ) -> Tensor:  # Without gradient
         "The sum over all processes"
-        if self.world_size == 1: return x
+        if self.world_size == 1:
+            return x
         there = x.detach().to(self.device, copy=True)
         distributed.all_reduce(there)
         return there.to(x.device)
-    def broadcast(self,
-        x:Tensor # Of the same shape in every process
-    )->Tensor:
+
+    def broadcast(
+        self,
+        x: Tensor,  # Of the same shape in every process
+    ) -> Tensor:
         "The main process's `x`"
-        if self.world_size == 1: return x
+        if self.world_size == 1:
+            return x
         there = x.detach().to(self.device, copy=True)
         distributed.broadcast(there, 0)
         return there.to(x.device)
 
 # %% ../../nbs/training/05_distributed.ipynb #6e537282
 @patch
-def objects(self:Dist,
-    x:object # What `pickle` can hold
-)->list:     # By rank
+def objects(
+    self: Dist,
+    x: object,  # What `pickle` can hold
+) -> list:  # By rank
     "The `x` of every process"
-    if self.world_size == 1: return [x]
-    out = [None]*self.world_size
+    if self.world_size == 1:
+        return [x]
+    out = [None] * self.world_size
     distributed.all_gather_object(out, x)
     return out
 
+
 @patch
-def barrier(self:Dist)->None:
+def barrier(self: Dist) -> None:
     "Wait for all"
-    if self.world_size > 1: distributed.barrier()
+    if self.world_size > 1:
+        distributed.barrier()
+
 
 _TURNS = itertools.count()
+
 
 def _await(key):
     "Wait until the main process has set `key`, or has failed"
     store = distributed.distributed_c10d._get_default_store()
     while not store.check([key]):
-        if store.check(['vlrep/says/0']): raise RuntimeError('Connection closed: the main process has failed')
-        time.sleep(.05)
+        if store.check(['vlrep/says/0']):
+            raise RuntimeError('Connection closed: the main process has failed')
+        time.sleep(0.05)
+
 
 @patch
 @contextmanager
-def main_first(self:Dist)->'Iterator[None]':
+def main_first(self: Dist) -> 'Iterator[None]':
     """The main process runs the body first; then the others run it, and find the files that it wrote
 
     They wait without a time limit, since preparing files may take longer than a collective operation may.
     """
     key = f'vlrep/ready/{next(_TURNS)}'
-    if self.world_size > 1 and not self.is_main: _await(key)
+    if self.world_size > 1 and not self.is_main:
+        _await(key)
     yield
-    if self.world_size > 1 and self.is_main: distributed.distributed_c10d._get_default_store().set(key, '1')
+    if self.world_size > 1 and self.is_main:
+        distributed.distributed_c10d._get_default_store().set(key, '1')
 
 # %% ../../nbs/training/05_distributed.ipynb #d5c0e958
 @patch
-def gather(self:Dist,
-    x:Tensor # Own rows (b,...); `b` may differ from process to process
-)->tuple:    # All rows (n,...), and the index of the first own one
+def gather(
+    self: Dist,
+    x: Tensor,  # Own rows (b,...); `b` may differ from process to process
+) -> tuple:  # All rows (n,...), and the index of the first own one
     "The rows of all processes; a gradient flows back to the process they are from"
-    if self.world_size == 1: return x,0
+    if self.world_size == 1:
+        return x, 0
     mine = torch.zeros(self.world_size, dtype=torch.long, device=x.device)
     mine[self.rank] = len(x)
     sizes = self.sum(mine).tolist()
-    full = F.pad(x, (0,0)*(x.ndim-1) + (0,max(sizes)-len(x)))
-    rows = [r[:n] for r,n in zip(all_gather(full.contiguous()), sizes)]
-    return torch.cat(rows),sum(sizes[:self.rank])
+    full = F.pad(x, (0, 0) * (x.ndim - 1) + (0, max(sizes) - len(x)))
+    rows = [r[:n] for r, n in zip(all_gather(full.contiguous()), sizes)]
+    return torch.cat(rows), sum(sizes[: self.rank])
 
 # %% ../../nbs/training/05_distributed.ipynb #80759403
 _JOINED = [Dist()]
-_REACH = 30. # Seconds after which an address that does not answer at all is taken to be wrong
+_REACH = 30.0  # Seconds after which an address that does not answer at all is taken to be wrong
+
 
 def _number(name):
     "A number in the environment; 0 if it is not there"
@@ -116,49 +147,62 @@ def _number(name):
     except ValueError:
         raise ValueError(f'{name}={text}: expected a whole number; start the processes with torchrun') from None
 
+
 def _is_host(rank):
     "Does this process keep the store in which all meet? Where `torchrun` has started them, that does"
     return rank == 0 and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
 
+
 def _reach(address, port, timeout):
     "Wait until somebody listens at an address; a `ProcessFailure` names it if nobody does"
-    begun,told = time.monotonic(),False
+    begun = time.monotonic()
+    told = False
     while True:
         try:
             return socket.create_connection((address, port), timeout=5).close()
         except ConnectionRefusedError as e:
-            why,limit = e,timeout                               # rank 0 may be about to begin
+            # rank 0 may be about to begin
+            why = e
+            limit = timeout
         except OSError as e:
-            why,limit = e,min(timeout, _REACH)
-        waited = time.monotonic()-begun
+            why = e
+            limit = min(timeout, _REACH)
+        waited = time.monotonic() - begun
         if waited >= limit:
-            raise ProcessFailure(f'MASTER_ADDR={address}, MASTER_PORT={port}: nobody answers there after {waited:.0f} '
-                                 f's ({why.strerror or why}): is it the address of rank 0, and does that run?')
+            raise ProcessFailure(
+                f'MASTER_ADDR={address}, MASTER_PORT={port}: nobody answers there after {waited:.0f} '
+                f's ({why.strerror or why}): is it the address of rank 0, and does that run?'
+            )
         if waited > 10 and not told:
             print(f'waiting for rank 0 at {address}:{port} ({why.strerror or why})', file=sys.stderr, flush=True)
             told = True
-        time.sleep(.2)
+        time.sleep(0.2)
+
 
 def _meeting_place(rank, size, timeout):
     "The store at the address in the environment, in which the processes of a training meet"
-    address,port = os.environ['MASTER_ADDR'],_number('MASTER_PORT')
+    address = os.environ['MASTER_ADDR']
+    port = _number('MASTER_PORT')
     host = _is_host(rank)
-    more = dict(wait_for_workers=False, use_libuv=os.environ.get('USE_LIBUV', '1') == '1')      # as PyTorch has it
+    more = dict(wait_for_workers=False, use_libuv=os.environ.get('USE_LIBUV', '1') == '1')  # as PyTorch has it
     if host:
-        store = distributed.TCPStore('127.0.0.1', port, size, True, timedelta(seconds=timeout), multi_tenant=True,
-                                     **more)
+        store = distributed.TCPStore(
+            '127.0.0.1', port, size, True, timedelta(seconds=timeout), multi_tenant=True, **more
+        )
     # the host, too: it may run on another machine than is said
     _reach(address, port, timeout)
     return store if host else distributed.TCPStore(address, port, size, False, timedelta(seconds=timeout), **more)
+
 
 def _missing(store, what, dist):
     "The other ranks that have not set `what`"
     return [r for r in range(dist.world_size) if r != dist.rank and not store.check([f'vlrep/{what}/{r}'])]
 
+
 def _meet(store, dist):
     "Wait until all processes are there; a `ProcessFailure` says which one was refused, or did not come"
     store.set(f'vlrep/here/{dist.rank}', '1')
-    until = time.monotonic()+dist.timeout
+    until = time.monotonic() + dist.timeout
     while late := _missing(store, 'here', dist):
         if store.check(['vlrep/refused']):
             why = store.get('vlrep/refused').decode()
@@ -166,55 +210,72 @@ def _meet(store, dist):
             _linger(store, dist)
             raise ProcessFailure(why)
         if time.monotonic() > until:
-            raise ProcessFailure(f'rank{"s"*(len(late) > 1)} {", ".join(map(str, late))} of {dist.world_size} did not '
-                                 f'come within {dist.timeout:g} s')
-        time.sleep(.05)
+            raise ProcessFailure(
+                f'rank{"s" * (len(late) > 1)} {", ".join(map(str, late))} of {dist.world_size} did not '
+                f'come within {dist.timeout:g} s'
+            )
+        time.sleep(0.05)
 
-def _linger(store, dist, patience=20.):
+
+def _linger(store, dist, patience=20.0):
     "The process that keeps the store stays until the others have heard why it ends, as far as they have begun"
-    until = time.monotonic()+patience
-    while _is_host(dist.rank) and _missing(store, 'heard', dist) and time.monotonic() < until: time.sleep(.05)
+    until = time.monotonic() + patience
+    while _is_host(dist.rank) and _missing(store, 'heard', dist) and time.monotonic() < until:
+        time.sleep(0.05)
+
 
 def tell_others(
-    reason:str # Why this process ends
-)->None:
+    reason: str,  # Why this process ends
+) -> None:
     "Called by a process that was refused before all had met: the others, which wait for it, end with the reason"
-    if 'RANK' not in os.environ or _JOINED[0].world_size > 1: return
+    if 'RANK' not in os.environ or _JOINED[0].world_size > 1:
+        return
     with suppress(KeyError, OSError, RuntimeError, ValueError):
         dist = Dist(_number('RANK'), _number('WORLD_SIZE'))
-        if dist.world_size == 1: return
-        store = _meeting_place(dist.rank, dist.world_size, 20.)
+        if dist.world_size == 1:
+            return
+        store = _meeting_place(dist.rank, dist.world_size, 20.0)
         store.set('vlrep/refused', f'rank {dist.rank} was refused: {reason}')
         store.set(f'vlrep/heard/{dist.rank}', '1')
         _linger(store, dist)
 
-def current_dist()->Dist:
+
+def current_dist() -> Dist:
     "This process among those that have joined a process group, as `init_dist` gave it; `Dist()` where there is none"
-    if not (distributed.is_available() and distributed.is_initialized()): return Dist()
-    rank,size = distributed.get_rank(),distributed.get_world_size()
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return Dist()
+    rank = distributed.get_rank()
+    size = distributed.get_world_size()
     here = _JOINED[0]
-    if (here.rank, here.world_size) == (rank, size): return here
+    if (here.rank, here.world_size) == (rank, size):
+        return here
     cuda = distributed.get_backend() == 'nccl'
     return Dist(rank, size, f'cuda:{torch.cuda.current_device()}' if cuda else 'cpu')
 
+
 def init_dist(
-    timeout:float=600. # Seconds after which a process gives up waiting for the others
-)->Dist:               # `Dist()` if the process was not started by `torchrun`
+    timeout: float = 600.0,  # Seconds after which a process gives up waiting for the others
+) -> Dist:  # `Dist()` if the process was not started by `torchrun`
     "Join the processes that `torchrun` has started: gloo on CPUs, NCCL on GPUs, a GPU for each; or be the only one"
-    env,cuda = os.environ,torch.cuda.is_available()
-    if 'RANK' not in env: return Dist(device='cuda' if cuda else 'cpu')
-    if gone := [k for k in ('WORLD_SIZE','MASTER_ADDR','MASTER_PORT') if k not in env]:
+    env = os.environ
+    cuda = torch.cuda.is_available()
+    if 'RANK' not in env:
+        return Dist(device='cuda' if cuda else 'cpu')
+    if gone := [k for k in ('WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if k not in env]:
         raise ValueError(f'RANK is set and {", ".join(gone)} not: start the processes with torchrun')
-    rank,size,local = (_number(k) for k in ('RANK','WORLD_SIZE','LOCAL_RANK'))
+    rank, size, local = (_number(k) for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'))
     dist = Dist(rank, size, f'cuda:{local}' if cuda else 'cpu', float(timeout))
     _JOINED[0] = dist
-    if cuda: torch.cuda.set_device(local)
-    if distributed.is_initialized(): return dist
+    if cuda:
+        torch.cuda.set_device(local)
+    if distributed.is_initialized():
+        return dist
     try:
         store = _meeting_place(rank, size, dist.timeout)
         _meet(store, dist)
-        distributed.init_process_group('nccl' if cuda else 'gloo', store=store, rank=rank, world_size=size,
-                                       timeout=timedelta(seconds=dist.timeout))
+        distributed.init_process_group(
+            'nccl' if cuda else 'gloo', store=store, rank=rank, world_size=size, timeout=timedelta(seconds=dist.timeout)
+        )
     except RuntimeError as e:
         at = f'{env["MASTER_ADDR"]}:{env["MASTER_PORT"]}'
         if 'EADDRINUSE' in str(e):
@@ -227,14 +288,30 @@ def init_dist(
 class ProcessFailure(ConnectionError):
     "Another process of the training failed, was killed, or did not answer in time"
 
-_BROKEN = ('gloo','NCCL','Connection closed','Connection reset','Connection refused','Broken pipe','Timed out',
-           'Application timeout','Connect timeout','Read error','Socket closed')
+
+_BROKEN = (
+    'gloo',
+    'NCCL',
+    'Connection closed',
+    'Connection reset',
+    'Connection refused',
+    'Broken pipe',
+    'Timed out',
+    'Application timeout',
+    'Connect timeout',
+    'Read error',
+    'Socket closed',
+)
+
 
 def _of_exchange(e):
     "Is this an error of communication between processes, by its class, its message or where it was raised?"
-    if isinstance(e, distributed.DistError): return True
-    if not isinstance(e, RuntimeError): return False
-    if any(w in str(e) for w in _BROKEN): return True
+    if isinstance(e, distributed.DistError):
+        return True
+    if not isinstance(e, RuntimeError):
+        return False
+    if any(w in str(e) for w in _BROKEN):
+        return True
     frames = traceback.extract_tb(e.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(distributed.__file__).parent)
 
@@ -247,132 +324,182 @@ def _heard(dist, store, own, patience):
     read.
     """
     others = [r for r in range(dist.world_size) if r != dist.rank]
-    there = lambda what: [r for r in others if store.check([f'vlrep/{what}/{r}'])]
+
+    def there(what):
+        return [r for r in others if store.check([f'vlrep/{what}/{r}'])]
+
     def wait(seconds, enough):
-        until = time.monotonic()+seconds
-        while not enough() and time.monotonic() < until: time.sleep(.05)
-    heard = lambda: {r: store.get(f'vlrep/says/{r}').decode() for r in there('says')}
+        until = time.monotonic() + seconds
+        while not enough() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def heard():
+        return {r: store.get(f'vlrep/says/{r}').decode() for r in there('says')}
+
     store.set(f'vlrep/says/{dist.rank}', own)
-    wait(patience, lambda: len(there('done')) == len(others) if own else
-         any((said := heard()).values()) or len(said) == len(others))
+    wait(
+        patience,
+        lambda: (
+            len(there('done')) == len(others) if own else any((said := heard()).values()) or len(said) == len(others)
+        ),
+    )
     said = heard()
     store.set(f'vlrep/done/{dist.rank}', '1')
-    if dist.is_main: wait(1., lambda: set(there('done')) >= set(said))
+    if dist.is_main:
+        wait(1.0, lambda: set(there('done')) >= set(said))
     return said
+
 
 def _cause(dist, store, e, patience):
     "Which rank caused the error `e`, and why"
-    try: said = _heard(dist, store, '', patience)
-    except RuntimeError: return 'rank 0 has ended without a message'
-    if why := [f'rank {r} failed: {text}' for r,text in said.items() if text]: return why[0]
+    try:
+        said = _heard(dist, store, '', patience)
+    except RuntimeError:
+        return 'rank 0 has ended without a message'
+    if why := [f'rank {r} failed: {text}' for r, text in said.items() if text]:
+        return why[0]
     silent = [r for r in range(dist.world_size) if r != dist.rank and r not in said]
-    if not silent: return f'the connection between the processes broke ({str(e).splitlines()[0]})'
-    who = f'rank{"s"*(len(silent) > 1)} {", ".join(map(str, silent))}'
+    if not silent:
+        return f'the connection between the processes broke ({str(e).splitlines()[0]})'
+    who = f'rank{"s" * (len(silent) > 1)} {", ".join(map(str, silent))}'
     late = 'imed out' in str(e) or 'imeout' in str(e)
     return f'{who} did not answer for {dist.timeout:g} s' if late else f'{who} ended without a message (killed?)'
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000a
 def _said_before(store, dist, e):
     "The reason of the main process, if it has failed already, and for another reason than `e`; or ''"
-    if dist.is_main or _of_exchange(e): return ''
-    until = time.monotonic()+1
+    if dist.is_main or _of_exchange(e):
+        return ''
+    until = time.monotonic() + 1
     with suppress(RuntimeError):
         while not store.check(['vlrep/says/0']):
-            if time.monotonic() > until: return ''
-            time.sleep(.05)
+            if time.monotonic() > until:
+                return ''
+            time.sleep(0.05)
         said = store.get('vlrep/says/0').decode()
-        if not said or said == f'{type(e).__name__}: {e}': return ''
+        if not said or said == f'{type(e).__name__}: {e}':
+            return ''
         store.set(f'vlrep/done/{dist.rank}', '1')
         store.set(f'vlrep/says/{dist.rank}', '')
         return f'rank 0 failed: {said}'
     return ''
 
+
 @contextmanager
 def propagate_errors(
-    dist:Dist,          # The processes that all run the body
-    patience:float=5.,  # Seconds to wait for the others' reasons
-)->'Iterator[None]':
+    dist: Dist,  # The processes that all run the body
+    patience: float = 5.0,  # Seconds to wait for the others' reasons
+) -> 'Iterator[None]':
     "What fails in one process is raised in all: a `ProcessFailure` names the rank and its reason"
-    try: yield
+    try:
+        yield
     except Exception as e:
-        if dist.world_size == 1 or not distributed.is_initialized(): raise
+        if dist.world_size == 1 or not distributed.is_initialized():
+            raise
         # known to all
-        if isinstance(e, ProcessFailure) or getattr(e, 'agreed', False): raise
+        if isinstance(e, ProcessFailure) or getattr(e, 'agreed', False):
+            raise
         store = distributed.distributed_c10d._get_default_store()
         # what fails because the main process has failed, such as a file that it has removed again, is no reason
         first = _said_before(store, dist, e)
-        if first: raise ProcessFailure(first) from e
-        if _of_exchange(e): raise ProcessFailure(_cause(dist, store, e, patience)) from e
+        if first:
+            raise ProcessFailure(first) from e
+        if _of_exchange(e):
+            raise ProcessFailure(_cause(dist, store, e, patience)) from e
         # on CPUs, processes that wait for this one fail at once
-        if dist.device == 'cpu': distributed.destroy_process_group()
-        own,said = f'{type(e).__name__}: {e}',{}
-        with suppress(RuntimeError): said = _heard(dist, store, own, patience)
+        if dist.device == 'cpu':
+            distributed.destroy_process_group()
+        own = f'{type(e).__name__}: {e}'
+        said = {}
+        with suppress(RuntimeError):
+            said = _heard(dist, store, own, patience)
         if said.get(0) == own and 'TORCHELASTIC_RUN_ID' in os.environ:
             # the processes of torchrun write to one terminal
             raise SystemExit(1 if isinstance(e, OSError) else 2) from e
         raise
 
+
 @contextmanager
 def process_group(
-    timeout:float=600. # Seconds after which a process gives up waiting for the others
-)->'Iterator[Dist]':   # This process
+    timeout: float = 600.0,  # Seconds after which a process gives up waiting for the others
+) -> 'Iterator[Dist]':  # This process
     "Join the process group, propagate errors, and leave it at the end"
     joined = distributed.is_available() and distributed.is_initialized()
     dist = init_dist(timeout)
     try:
-        with propagate_errors(dist): yield dist
+        with propagate_errors(dist):
+            yield dist
     finally:
         # those that have failed cannot answer any more
         with suppress(RuntimeError):
-            if not joined and distributed.is_initialized(): distributed.destroy_process_group()
+            if not joined and distributed.is_initialized():
+                distributed.destroy_process_group()
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d70006
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
     "BatchNorm whose statistics in training are those of all processes, on any device"
-    def _check_input_dim(self, x): pass
-    def forward(self, x:Tensor)->Tensor:
+
+    def _check_input_dim(self, x):
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
         "`x` (b,c,...) normalised; the running statistics move along"
-        if not self.training: return super().forward(x)
-        dims,shape = [0,*range(2, x.ndim)],[1,-1]+[1]*(x.ndim-2)
+        if not self.training:
+            return super().forward(x)
+        dims = [0, *range(2, x.ndim)]
+        shape = [1, -1] + [1] * (x.ndim - 2)
         f = x.float()
-        sums = all_reduce(torch.cat([f.sum(dims), f.new_tensor([f.numel()/f.shape[1]])]))
+        sums = all_reduce(torch.cat([f.sum(dims), f.new_tensor([f.numel() / f.shape[1]])]))
         n = sums[-1].detach().clamp(min=1)
-        mean = sums[:-1]/n
+        mean = sums[:-1] / n
         f = f - mean.view(shape)
-        var = all_reduce(f.square().sum(dims))/n
-        if self.track_running_stats: self._follow(mean.detach(), var.detach()*n/(n-1).clamp(min=1))
-        f = f * (var+self.eps).rsqrt().view(shape)
-        return (f*self.weight.view(shape) + self.bias.view(shape) if self.affine else f).to(x.dtype)
+        var = all_reduce(f.square().sum(dims)) / n
+        if self.track_running_stats:
+            self._follow(mean.detach(), var.detach() * n / (n - 1).clamp(min=1))
+        f = f * (var + self.eps).rsqrt().view(shape)
+        return (f * self.weight.view(shape) + self.bias.view(shape) if self.affine else f).to(x.dtype)
+
     @torch.no_grad()
     def _follow(self, mean, var):
         self.num_batches_tracked.add_(1)
-        by = 1/self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        by = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean, by)
         self.running_var.lerp_(var, by)
 
 # %% ../../nbs/training/05_distributed.ipynb #a1d7000b
-_PLAIN = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
+_PLAIN = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+
 
 def _synced(bn, device):
     kind = nn.SyncBatchNorm if device.startswith('cuda') else SyncedBatchNorm
     new = kind(bn.num_features, bn.eps, bn.momentum, bn.affine, bn.track_running_stats)
-    new._parameters,new._buffers,new.training = bn._parameters,bn._buffers,bn.training
+    new._parameters = bn._parameters
+    new._buffers = bn._buffers
+    new.training = bn.training
     return new
+
 
 @contextmanager
 def sync_batch_norm(
-    model:nn.Module, # Its BatchNorm layers, at whatever depth
-    dist:Dist,       # The processes
-)->'Iterator[None]':
+    model: nn.Module,  # Its BatchNorm layers, at whatever depth
+    dist: Dist,  # The processes
+) -> 'Iterator[None]':
     "In the body, BatchNorm in training has the statistics of all processes; weights and buffers stay the same tensors"
-    found = [(m, name, c) for m in model.modules() for name,c in m.named_children()
-             if isinstance(c, nn.modules.batchnorm._BatchNorm)]
-    if other := [c for *_,c in found if type(c) not in _PLAIN]:
-        raise ValueError(f'sync_bn: {type(other[0]).__name__} is no plain BatchNorm: leave sync_bn out, or take '
-                         f'another backbone')
-    for m,name,c in found: setattr(m, name, _synced(c, dist.device))
-    try: yield
+    found = [
+        (m, name, c)
+        for m in model.modules()
+        for name, c in m.named_children()
+        if isinstance(c, nn.modules.batchnorm._BatchNorm)
+    ]
+    if other := [c for *_, c in found if type(c) not in _PLAIN]:
+        raise ValueError(
+            f'sync_bn: {type(other[0]).__name__} is no plain BatchNorm: leave sync_bn out, or take another backbone'
+        )
+    for m, name, c in found:
+        setattr(m, name, _synced(c, dist.device))
+    try:
+        yield
     finally:
-        for m,name,c in found:
+        for m, name, c in found:
             c.train(getattr(m, name).training)
             setattr(m, name, c)

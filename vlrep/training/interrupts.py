@@ -6,109 +6,167 @@
 __all__ = ['TrainingInterrupted', 'Note', 'signals', 'StopOnSignal', 'out_of_memory', 'memory_advice']
 
 # %% ../../nbs/training/55_interrupts.ipynb #446d1838
-import os,signal,threading,time
+import os
+import signal
+import threading
+import time
 from contextlib import contextmanager
+
 import torch
-from .learner import *
+
+from .learner import BaseCallback, stop_fit, training
 
 # %% ../../nbs/training/55_interrupts.ipynb #42a60f22
 class TrainingInterrupted(Exception):
     "The run was stopped by a signal, after a checkpoint; `code` is the exit code, 128 + the signal"
-    agreed = True                    # where several processes train, all of them raise it
-    def __init__(self,
-        signum:int,  # The signal
-        step:int=0,  # Steps done
+
+    agreed = True  # where several processes train, all of them raise it
+
+    def __init__(
+        self,
+        signum: int,  # The signal
+        step: int = 0,  # Steps done
     ):
-        self.signum,self.step,self.code = signum,step,128+signum
+        self.signum = signum
+        self.step = step
+        self.code = 128 + signum
         super().__init__(f'stopped by {signal.Signals(signum).name} after step {step}')
+
 
 class Note:
     "The handler of `signals`, which records the signal: `got` is the signal, or None"
+
     got = None
-    def __init__(self,
-        patience:float=0. # Seconds after the first signal in which another one is taken for the same
-    ): self.patience = patience
+
+    def __init__(
+        self,
+        patience: float = 0.0,  # Seconds after the first signal in which another one is taken for the same
+    ):
+        self.patience = patience
+
     def __call__(self, signum, frame):
         now = time.monotonic()
-        if not self.got: self.got,self.at = signum,now
-        elif now-self.at >= self.patience: os._exit(128+signum)
+        if not self.got:
+            self.got = signum
+            self.at = now
+        elif now - self.at >= self.patience:
+            os._exit(128 + signum)
+
 
 @contextmanager
 def signals(
-    patience:float=0. # As for `Note`
-)->'Iterator[Note]':
+    patience: float = 0.0,  # As for `Note`
+) -> 'Iterator[Note]':
     "Record SIGINT, SIGTERM and SIGUSR1 instead of ending the process; a second signal ends it at once"
-    note,old = Note(patience),{}
+    note = Note(patience)
+    old = {}
     if threading.current_thread() is threading.main_thread():
-        for name in ('SIGINT','SIGTERM','SIGUSR1'):
+        for name in ('SIGINT', 'SIGTERM', 'SIGUSR1'):
             if hasattr(signal, name):
                 s = getattr(signal, name)
                 old[s] = signal.signal(s, note)
-    try: yield note
+    try:
+        yield note
     finally:
-        for s,h in old.items(): signal.signal(s, h)
+        for s, h in old.items():
+            signal.signal(s, h)
 
 # %% ../../nbs/training/55_interrupts.ipynb #42a60f23
-_PATIENCE = 5. # Seconds that workers have for a batch that is being waited for, once a signal has come
+_PATIENCE = 5.0  # Seconds that workers have for a batch that is being waited for, once a signal has come
+
 
 class StopOnSignal(BaseCallback):
     """After a batch, if a signal has come: save, and end the fit with `TrainingInterrupted`
 
     Of several processes all stop after the same step, the first at which one of them had its signal before the batch
     """
+
     order = 95
-    def __init__(self,
-        note:Note, # From `signals`
-    ): self.note = note
-    def before_fit(self)->None:
+
+    def __init__(
+        self,
+        note: Note,  # From `signals`
+    ):
+        self.note = note
+
+    def before_fit(self) -> None:
         self.run = training(self.learn)
-        if self.run: self._tell_loaders(self.while_waiting)
-    def on_exit(self)->None: self._tell_loaders(None)
+        if self.run:
+            self._tell_loaders(self.while_waiting)
+
+    def on_exit(self) -> None:
+        self._tell_loaders(None)
+
     def _tell_loaders(self, waiting):
         "Have them call `waiting` while no batch comes"
         for dl in self.dls.loaders:
-            while hasattr(dl, 'dl'): dl = dl.dl                  # of micro-batches, of rounds
+            while hasattr(dl, 'dl'):
+                dl = dl.dl  # of micro-batches, of rounds
             dl.waiting = waiting
-    def while_waiting(self,
-        seconds:float # How long the workers' next batch has been waited for; not used
-    )->None:
+
+    def while_waiting(
+        self,
+        seconds: float,  # How long the workers' next batch has been waited for; not used
+    ) -> None:
         "Stop when a batch does not come within `_PATIENCE` seconds of a signal"
-        if not self.note.got or time.monotonic()-self.note.at < _PATIENCE: return
-        state,save = self.learn.train_state,getattr(self.learn, 'save_run', None)
-        if save and state.step > save.at and not self.several: save.save('last')
+        if not self.note.got or time.monotonic() - self.note.at < _PATIENCE:
+            return
+        state = self.learn.train_state
+        save = getattr(self.learn, 'save_run', None)
+        if save and state.step > save.at and not self.several:
+            save.save('last')
         stopped = TrainingInterrupted(self.note.got, state.step)
-        stopped.agreed = False               # the other processes do not know it yet
+        stopped.agreed = False  # the other processes do not know it yet
         raise stopped
+
     @property
-    def several(self)->bool: return getattr(getattr(self.learn, 'dist', None), 'world_size', 1) > 1
-    def before_batch(self)->None:
+    def several(self) -> bool:
+        return getattr(getattr(self.learn, 'dist', None), 'world_size', 1) > 1
+
+    def before_batch(self) -> None:
         "Let the signal be summed over all processes together with the loss"
-        if self.several: self.loss_func.flag = float(self.note.got is not None)
-    def after_batch(self)->None:
+        if self.several:
+            self.loss_func.flag = float(self.note.got is not None)
+
+    def after_batch(self) -> None:
         if self.several:
             window = getattr(self.learn, 'accumulate', None)
             # gradients of an open window are those of one process
-            if not self.loss_func.flagged or window and window.micro: return
-            if not self.note.got: self.note(signal.SIGTERM, None)
-        if not self.note.got: return
-        if hasattr(self.learn, 'save_run'): self.save_run.save('last')
+            if not self.loss_func.flagged or window and window.micro:
+                return
+            if not self.note.got:
+                self.note(signal.SIGTERM, None)
+        if not self.note.got:
+            return
+        if hasattr(self.learn, 'save_run'):
+            self.save_run.save('last')
         stop_fit(self.learn, TrainingInterrupted(self.note.got, self.learn.train_state.step))
 
 # %% ../../nbs/training/55_interrupts.ipynb #5c8c68ff
 def out_of_memory(
-    error:Exception # What a training step raised
-)->bool:
+    error: Exception,  # What a training step raised
+) -> bool:
     "Is this the error of a device, or of the CPU, that has no memory left?"
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or isinstance(error, RuntimeError) and any(
-        w in str(error) for w in ('DefaultCPUAllocator', 'out of memory', 'not enough memory', "can't allocate memory"))
+    return (
+        isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        or isinstance(error, RuntimeError)
+        and any(
+            w in str(error)
+            for w in ('DefaultCPUAllocator', 'out of memory', 'not enough memory', "can't allocate memory")
+        )
+    )
+
 
 def memory_advice(
-    bs:int,           # Images a step
-    accumulate:int=1, # Parts of a step so far
-)->str:
+    bs: int,  # Images a step
+    accumulate: int = 1,  # Parts of a step so far
+) -> str:
     "What to do when a step needs more memory than there is"
-    if accumulate >= bs: return 'out of memory with a single image at a time: use smaller images or a smaller model'
-    n = min(bs, 2*accumulate)
-    return (f'out of memory with {-(-bs//accumulate)} images at a time: --accumulate {n} does the same steps of {bs} '
-            f'in {n} parts of {-(-bs//n)} '
-            '(BatchNorm then sees each part by itself)')
+    if accumulate >= bs:
+        return 'out of memory with a single image at a time: use smaller images or a smaller model'
+    n = min(bs, 2 * accumulate)
+    return (
+        f'out of memory with {-(-bs // accumulate)} images at a time: --accumulate {n} does the same steps of {bs} '
+        f'in {n} parts of {-(-bs // n)} '
+        '(BatchNorm then sees each part by itself)'
+    )

@@ -8,99 +8,150 @@ __all__ = ['combine_terms', 'GlobalMeanLoss', 'CountedMean', 'BaseCallback', 'St
            'BatchLearner', 'visual_only', 'learner', 'training_state', 'load_training_state']
 
 # %% ../../nbs/training/30_learner.ipynb #2018124c
-import inspect,math,time
+import inspect
+import math
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-import numpy as np, torch, fastai.callback.hook, fastai.callback.schedule
-from fastai.callback.core import (Callback, CancelBatchException, CancelFitException, CancelTrainException,
-                                  TrainEvalCallback)
+
+import fastai.callback.hook
+import fastai.callback.schedule
+import numpy as np
+import torch
+from fastai.callback.core import (
+    Callback,
+    CancelBatchException,
+    CancelFitException,
+    CancelTrainException,
+    TrainEvalCallback,
+)
 from fastai.data.core import DataLoaders
 from fastai.learner import AvgSmoothLoss, Learner, Metric, Recorder, cloudpickle
 from fastai.optimizer import OptimWrapper
 from fastai.torch_core import find_bs
 from fastcore.basics import noop, patch
 from PIL import Image, ImageOps
-from ..core.files import *
+
+from ..core.files import FilePath, atomic_file, cache_dir
 from ..data.records import fit_square, open_image
-from .distributed import *
+from .distributed import Dist, current_dist
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9b
-def _same(x): return x
-def _takes_dist(f): return 'dist' in inspect.signature(f).parameters
+def _same(x):
+    return x
+
+
+def _takes_dist(f):
+    return 'dist' in inspect.signature(f).parameters
+
 
 def combine_terms(
-    terms:dict,       # Name -> (weight, total (), count): losses, each a mean over samples of its own
-    dist:Dist=Dist(), # The processes: each mean is over the samples of all
-    counts:dict=None, # Name -> count, if a mean is over more than this batch, as where it is a part of a larger one
-)->tuple:             # Total () and count ()
+    terms: dict,  # Name -> (weight, total (), count): losses, each a mean over samples of its own
+    dist: Dist = Dist(),  # The processes: each mean is over the samples of all
+    counts: dict = None,  # Name -> count, if a mean is over more than this batch, as where it is a part of a larger one
+) -> tuple:  # Total () and count ()
     "The weighted sum of the means as one `(total, count)`, the count being that of the term that has the most"
-    if not terms: raise ValueError('a loss of several terms gave none: give at least one, its count may be 0')
-    names,terms = list(terms),[(w, t, torch.as_tensor(n, device=t.device).float()) for w,t,n in terms.values()]
-    own = torch.stack([n for *_,n in terms])
+    if not terms:
+        raise ValueError('a loss of several terms gave none: give at least one, its count may be 0')
+    names = list(terms)
+    terms = [(w, t, torch.as_tensor(n, device=t.device).float()) for w, t, n in terms.values()]
+    own = torch.stack([n for *_, n in terms])
     whole = dist.sum(own if counts is None else torch.stack([torch.as_tensor(counts[k]).to(own) for k in names]))
     most = whole.argmax()
-    return sum(w*t*(whole[most]/n.clamp(min=1)) for (w,t,_),n in zip(terms, whole)), own[most]
+    return sum(w * t * (whole[most] / n.clamp(min=1)) for (w, t, _), n in zip(terms, whole)), own[most]
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9c
 class GlobalMeanLoss:
     "Turn a loss that returns `(total, count)`, or several by name, into the scalar to minimise"
-    flag = flagged = 0.   # A number of this process that is summed with the loss, and the last such sum
-    def __init__(self,
-        loss,             # (output, batch), and `dist` if it has such an argument and there are several processes ->
-                          # sum and count, or {name: (weight, sum, count)}, with the same names on each process
-        dist:Dist=Dist(), # The processes, whose gradients will be averaged
-    ): self.loss,self.dist,self.terms,self.weighted = loss,dist,{},{}
-    def __repr__(self): return f'{getattr(self.loss, "__name__", self.loss)}, total / count'
+
+    flag = flagged = 0.0  # A number of this process that is summed with the loss, and the last such sum
+
+    def __init__(
+        self,
+        loss,  # (output, batch), and `dist` if it has such an argument and there are several processes ->
+        # sum and count, or {name: (weight, sum, count)}, with the same names on each process
+        dist: Dist = Dist(),  # The processes, whose gradients will be averaged
+    ):
+        self.loss = loss
+        self.dist = dist
+        self.terms = {}
+        self.weighted = {}
+
+    def __repr__(self):
+        return f'{getattr(self.loss, "__name__", self.loss)}, total / count'
+
     def __call__(self, out, batch):
         """The mean over the whole batch of all processes ()
 
         Keeps `total`, `count`, and over all processes `whole_total`, `whole` (the count), `samples`, `terms`: name ->
         total and count (2,), and `weighted`: name -> total times weight ()
         """
-        total,count = self.counted(out, batch)
+        total, count = self.counted(out, batch)
         count = torch.as_tensor(count, device=total.device).detach().float()
-        self.total,self.count = total.detach(),count
+        self.total = total.detach()
+        self.count = count
         alone = self.dist.world_size == 1
-        self.whole_total,self.whole,self.samples = (self.total,count,None) if alone else self._sum(find_bs(batch))
-        return total*self.dist.world_size/torch.where(self.whole > 0, self.whole, 1.)
-    def counted(self,
-        out:dict,   # Of the model
-        batch:dict,
-    )->tuple:       # Total () and count (), of this process
+        self.whole_total, self.whole, self.samples = (self.total, count, None) if alone else self._sum(find_bs(batch))
+        return total * self.dist.world_size / torch.where(self.whole > 0, self.whole, 1.0)
+
+    def counted(
+        self,
+        out: dict,  # Of the model
+        batch: dict,
+    ) -> tuple:  # Total () and count (), of this process
         "The loss, its terms combined"
         alone = self.dist.world_size == 1 or not _takes_dist(self.loss)
         got = self.loss(out, batch) if alone else self.loss(out, batch, dist=self.dist)
-        self.terms,self.weighted = {},{}
+        self.terms = {}
+        self.weighted = {}
         if isinstance(got, dict):
-            self.weighted = {k: (w*t).detach().double() for k,(w,t,_) in got.items()}
-            self.terms = {k: torch.stack([t.detach().double(), torch.as_tensor(n, device=t.device).double()])
-                          for k,(_,t,n) in got.items()}
+            self.weighted = {k: (w * t).detach().double() for k, (w, t, _) in got.items()}
+            self.terms = {
+                k: torch.stack([t.detach().double(), torch.as_tensor(n, device=t.device).double()])
+                for k, (_, t, n) in got.items()
+            }
             got = combine_terms(got, self.dist, batch.get('counts') if isinstance(batch, dict) else None)
         if not (isinstance(got, tuple) and len(got) == 2):
-            raise ValueError(f'{self.loss}: a loss must return (total, count), or {{name: (weight, total, count)}}; '
-                             f'this one returned {type(got).__name__}')
+            raise ValueError(
+                f'{self.loss}: a loss must return (total, count), or {{name: (weight, total, count)}}; '
+                f'this one returned {type(got).__name__}'
+            )
         return got
-    def activation(self, out:dict)->dict: return out
-    def decodes(self, out:dict)->object: return getattr(self.loss, 'decodes', _same)(out)
+
+    def activation(self, out: dict) -> dict:
+        return out
+
+    def decodes(self, out: dict) -> object:
+        return getattr(self.loss, 'decodes', _same)(out)
 
 # %% ../../nbs/training/30_learner.ipynb #3f8fab9d
 @patch(as_prop=True)
-def rows(self:GlobalMeanLoss)->torch.Tensor:
+def rows(self: GlobalMeanLoss) -> torch.Tensor:
     "Total and count of the loss, then of each of its terms, over all processes (1+terms,2)"
     return torch.stack([torch.stack([self.whole_total.double(), self.whole.double()]), *self.terms.values()])
 
+
 @patch
-def _sum(self:GlobalMeanLoss, samples):
+def _sum(self: GlobalMeanLoss, samples):
     "Total, count, samples and terms over all processes, in one exchange"
-    own = torch.stack([self.total.double(), self.count.double(), self.total.new_tensor(samples).double(),
-                       self.total.new_tensor(self.flag).double(), *self.weighted.values()])
+    own = torch.stack(
+        [
+            self.total.double(),
+            self.count.double(),
+            self.total.new_tensor(samples).double(),
+            self.total.new_tensor(self.flag).double(),
+            *self.weighted.values(),
+        ]
+    )
     n = len(self.terms)
-    (total,count,samples,self.flagged,*weighted),*terms = self.dist.sum(torch.cat([own, *self.terms.values()])).split(
-        [4+n]+[2]*n)
-    self.weighted,self.terms = dict(zip(self.weighted, weighted)),dict(zip(self.terms, terms))
-    return total,count.float(),samples
+    (total, count, samples, self.flagged, *weighted), *terms = self.dist.sum(
+        torch.cat([own, *self.terms.values()])
+    ).split([4 + n] + [2] * n)
+    self.weighted = dict(zip(self.weighted, weighted))
+    self.terms = dict(zip(self.terms, terms))
+    return total, count.float(), samples
 
 # %% ../../nbs/training/30_learner.ipynb #9a0a0a97
 class CountedMean(Metric):
@@ -108,33 +159,47 @@ class CountedMean(Metric):
 
     For a loss of several terms: the weighted sum of each term's mean over the epoch; `terms` has these means.
     """
+
     name = 'loss'
-    def reset(self)->None: self.sums,self.weighted,self.names = 0.,0.,[]
-    def accumulate(self, learn:Learner)->None:
+
+    def reset(self) -> None:
+        self.sums = 0.0
+        self.weighted = 0.0
+        self.names = []
+
+    def accumulate(self, learn: Learner) -> None:
         "Add the batch that `learn` has just done"
         l = learn.loss_func
-        self.sums,self.names = self.sums + l.rows,list(l.terms)
-        if self.names: self.weighted = self.weighted + torch.stack(list(l.weighted.values()))
+        self.sums = self.sums + l.rows
+        self.names = list(l.terms)
+        if self.names:
+            self.weighted = self.weighted + torch.stack(list(l.weighted.values()))
+
     @property
-    def value(self)->torch.Tensor:
+    def value(self) -> torch.Tensor:
         "Total / count, `None` if nothing was counted"
-        if not isinstance(self.sums, torch.Tensor): return None
-        totals,counts = (self.weighted,self.sums[1:,1]) if self.names else self.sums[:1].unbind(1)
+        if not isinstance(self.sums, torch.Tensor):
+            return None
+        totals, counts = (self.weighted, self.sums[1:, 1]) if self.names else self.sums[:1].unbind(1)
         some = counts > 0
-        return (totals[some]/counts[some]).sum() if some.any() else None
+        return (totals[some] / counts[some]).sum() if some.any() else None
+
     @property
-    def terms(self)->dict:
+    def terms(self) -> dict:
         "Name -> total / count of each term, where something was counted"
         rows = self.sums[1:].tolist() if isinstance(self.sums, torch.Tensor) else ()
-        return {k: total/count for k,(total,count) in zip(self.names, rows) if count}
+        return {k: total / count for k, (total, count) in zip(self.names, rows) if count}
+
 
 class _Smooth(AvgSmoothLoss):
     "fastai's running loss, kept on the device: reading it every step would force a synchronisation"
+
     def accumulate(self, learn):
-        if getattr(learn, 'bad', False): return                     # see `vlrep.training.callbacks.SkipNonFinite`
+        if getattr(learn, 'bad', False):
+            return  # see `vlrep.training.callbacks.SkipNonFinite`
         l = learn.loss_func
         several = getattr(getattr(l, 'dist', None), 'world_size', 1) > 1
-        loss = (l.whole_total/l.whole.clamp(min=1e-12)).float() if several else learn.loss.detach()
+        loss = (l.whole_total / l.whole.clamp(min=1e-12)).float() if several else learn.loss.detach()
         self.count += 1
         self.val = torch.lerp(loss, self.val.to(loss), self.beta)
 
@@ -144,20 +209,30 @@ class BaseCallback(Callback):
 
     fastai looks a missing one up in learner and model, which takes time
     """
-    def check(self, model:torch.nn.Module)->None: "A `ValueError` if the model does not fit, before a learner is made"
-    def _nothing(self): pass
+
+    def check(self, model: torch.nn.Module) -> None:
+        "A `ValueError` if the model does not fit, before a learner is made"
+
+    def _nothing(self):
+        pass
+
     before_batch = after_pred = after_loss = before_backward = after_backward = _nothing
     before_step = after_step = after_batch = _nothing
 
+
 class StatefulCallback(BaseCallback):
     "A callback whose attributes in `_keep` belong to the state of the training"
+
     _keep = ()
-    def state_dict(self)->dict:
+
+    def state_dict(self) -> dict:
         "What must be saved"
         return {k: getattr(self, k) for k in self._keep}
-    def load_state_dict(self, state:dict)->None:
+
+    def load_state_dict(self, state: dict) -> None:
         "Go on from what was saved"
-        for k in self._keep: setattr(self, k, state[k])
+        for k in self._keep:
+            setattr(self, k, state[k])
 
 # %% ../../nbs/training/30_learner.ipynb #d6f647a8
 class GradientAccumulation(StatefulCallback):
@@ -166,73 +241,114 @@ class GradientAccumulation(StatefulCallback):
     Of a loss of several terms, each is a mean over the whole window if the loader has counted first, as
     `MicroBatchLoader` does; else all are weighted by the count of the term that has the most.
     """
+
     name = 'accumulate'
-    order,run_valid,_keep = 6,False,('micro','opening','counts')
-    def __init__(self,
-        n:int, # Batches a step
+    order = 6
+    run_valid = False
+    _keep = ('micro', 'opening', 'counts')
+
+    def __init__(
+        self,
+        n: int,  # Batches a step
     ):
-        if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of batches, at least 1, not {n!r}')
-        self.n,self.micro,self.opening,self.counts = int(n),0,None,None
-    def grads(self)->list: return [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None]
-    def before_fit(self)->None:
-        if not self.grads(): self.micro = 0
-    def after_loss(self)->None:
+        if int(n) != n or n < 1:
+            raise ValueError(f'n must be a whole number of batches, at least 1, not {n!r}')
+        self.n = int(n)
+        self.micro = 0
+        self.opening = None
+        self.counts = None
+
+    def grads(self) -> list:
+        return [p.grad for g in self.opt.param_groups for p in g['params'] if p.grad is not None]
+
+    def before_fit(self) -> None:
+        if not self.grads():
+            self.micro = 0
+
+    def after_loss(self) -> None:
         "Weight this batch as the first one of its window was"
         whole = self.loss_func.whole
-        if self.micro == 0: self.opening,self.counts = torch.where(whole > 0, whole, 1.),torch.zeros_like(whole)
-        else: self.learn.loss_grad = self.loss_grad*(torch.where(whole > 0, whole, 1.)/self.opening.to(whole))
-        self.counts = self.counts.to(whole)+whole
+        if self.micro == 0:
+            self.opening = torch.where(whole > 0, whole, 1.0)
+            self.counts = torch.zeros_like(whole)
+        else:
+            self.learn.loss_grad = self.loss_grad * (torch.where(whole > 0, whole, 1.0) / self.opening.to(whole))
+        self.counts = self.counts.to(whole) + whole
         self.micro += 1
-    def before_step(self)->None:
+
+    def before_step(self) -> None:
         "Wait for the window to be full, then divide by all that was counted"
-        if self.micro < self.n: raise CancelBatchException()
-        if self.n > 1: torch._foreach_mul_(self.grads(), self.opening/self.counts.clamp(min=1e-12))
+        if self.micro < self.n:
+            raise CancelBatchException()
+        if self.n > 1:
+            torch._foreach_mul_(self.grads(), self.opening / self.counts.clamp(min=1e-12))
         self.micro = 0
 
 # %% ../../nbs/training/30_learner.ipynb #4d8e5064
 class MicroBatchLoader:
     "A loader whose every batch comes in `n` parts, for `GradientAccumulation(n)`"
-    def __init__(self,
-        dl,    # The loader; each of its batches has at least `n` rows, of all processes together
-        n:int, # Parts of a batch
-        counts:Callable=None, # (part) -> {name of a term: its count}, or None where that is not known before the step:
-                              # each term becomes a mean over the whole batch, however it is cut into parts
+
+    def __init__(
+        self,
+        dl,  # The loader; each of its batches has at least `n` rows, of all processes together
+        n: int,  # Parts of a batch
+        counts: Callable = None,  # (part) -> {name of a term: its count}, or None where that is not known before the
+        # step:
+        # each term becomes a mean over the whole batch, however it is cut into parts
     ):
-        if int(n) != n or n < 1: raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
-        self.dl,self.parts,self.counts,self.skip = dl,int(n),counts,0
-        if getattr(dl, 'world_size', 1) > 1: dl.parts = self.parts
-        rest = getattr(dl, 'n', 0)%getattr(dl, 'bs', 1)
+        if int(n) != n or n < 1:
+            raise ValueError(f'n must be a whole number of parts, at least 1, not {n!r}')
+        self.dl = dl
+        self.parts = int(n)
+        self.counts = counts
+        self.skip = 0
+        if getattr(dl, 'world_size', 1) > 1:
+            dl.parts = self.parts
+        rest = getattr(dl, 'n', 0) % getattr(dl, 'bs', 1)
         if 0 < rest < n:
-            raise ValueError(f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over '
-                             f'fewer, or change the batch size')
-    def __len__(self): return len(self.dl)*self.parts
-    def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
-    def seek(self, epoch:int, step:int=0)->'MicroBatchLoader':
+            raise ValueError(
+                f'the last batch of an epoch has {rest} rows, too few for {n} parts: accumulate over '
+                f'fewer, or change the batch size'
+            )
+
+    def __len__(self):
+        return len(self.dl) * self.parts
+
+    def __getattr__(self, k):
+        return getattr(self.__dict__['dl'], k)
+
+    def seek(self, epoch: int, step: int = 0) -> 'MicroBatchLoader':
         "Go to part `step` of an epoch"
-        self.dl.seek(epoch, step//self.parts)
-        self.skip = step%self.parts
+        self.dl.seek(epoch, step // self.parts)
+        self.skip = step % self.parts
         return self
+
     def __iter__(self):
-        skip,self.skip = self.skip,0
-        for b,_ in self.dl:
+        skip = self.skip
+        self.skip = 0
+        for b, _ in self.dl:
             rows = min(len(v) for v in b.values())
             if rows < self.parts and getattr(self.dl, 'world_size', 1) == 1:
-                raise ValueError(f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or '
-                                 f'change the batch size')
-            cut = {k: v.tensor_split(self.parts) for k,v in b.items()}
-            parts = [{k: v[i] for k,v in cut.items()} for i in range(self.parts)]
+                raise ValueError(
+                    f'a batch of {rows} cannot be cut into {self.parts} parts: accumulate over fewer, or '
+                    f'change the batch size'
+                )
+            cut = {k: v.tensor_split(self.parts) for k, v in b.items()}
+            parts = [{k: v[i] for k, v in cut.items()} for i in range(self.parts)]
             more = self._counted(parts)
             for part in parts[skip:]:
                 part = part | more
-                yield part,part
+                yield part, part
             skip = 0
+
     def _counted(self, parts):
         "Counts of the whole batch, which are added to each part"
         each = [self.counts(p) for p in parts] if self.counts is not None and self.parts > 1 else [None]
         return dict(counts={k: sum(c[k] for c in each) for k in each[0]}) if each[0] is not None else {}
 
 # %% ../../nbs/training/30_learner.ipynb #64cee440
-def _of_height(sums, rows): return torch.nn.functional.pad(sums, (0,0,0,rows-len(sums)))
+def _of_height(sums, rows):
+    return torch.nn.functional.pad(sums, (0, 0, 0, rows - len(sums)))
 
 # %% ../../nbs/training/30_learner.ipynb #64cee442
 class TrainState(StatefulCallback):
@@ -243,171 +359,257 @@ class TrainState(StatefulCallback):
     `mark`: `sums` as the epoch began, `validated`: batches at the last validation. Of the fit alone: `total`, the
     batches at its end, and `speed` in images a second.
     """
+
     name = 'train_state'
-    order,run_valid = -7,False
-    _keep = ('step','batch','samples','seconds','skipped','best_loss','best_step','sums','mark','validated')
+    order = -7
+    run_valid = False
+    _keep = ('step', 'batch', 'samples', 'seconds', 'skipped', 'best_loss', 'best_step', 'sums', 'mark', 'validated')
+
     def __init__(self):
-        self.step,self.batch,self.samples,self.seconds,self.skipped,self.validated = 0,0,0,0.,0,0
-        self.best_loss,self.best_step = math.inf,0
-        self.sums,self.mark = torch.zeros(1, 2, dtype=torch.float64),torch.zeros(1, 2, dtype=torch.float64)
-        self.total,self.before,self.since,self.speed,self.begun = 0,{},None,0.,None
-    def state_dict(self)->dict: return {**super().state_dict(), 'seconds': self.elapsed}
+        self.step = 0
+        self.batch = 0
+        self.samples = 0
+        self.seconds = 0.0
+        self.skipped = 0
+        self.validated = 0
+        self.best_loss = math.inf
+        self.best_step = 0
+        self.sums = torch.zeros(1, 2, dtype=torch.float64)
+        self.mark = torch.zeros(1, 2, dtype=torch.float64)
+        self.total = 0
+        self.before = {}
+        self.since = None
+        self.speed = 0.0
+        self.begun = None
+
+    def state_dict(self) -> dict:
+        return {**super().state_dict(), 'seconds': self.elapsed}
+
     @property
-    def epoch(self)->int: return self.batch//len(self.dls.train)
+    def epoch(self) -> int:
+        return self.batch // len(self.dls.train)
+
     @property
-    def elapsed(self)->float: return self.seconds + (time.perf_counter()-self.since if self.since else 0)
-    def due(self, total:int)->bool:
+    def elapsed(self) -> float:
+        return self.seconds + (time.perf_counter() - self.since if self.since else 0)
+
+    def due(self, total: int) -> bool:
         "Has training come to the end of an epoch, or of all `total` batches, without a validation since?"
-        return self.batch > self.validated and (self.batch%len(self.dls.train) == 0 or self.batch >= total)
-    def mean(self,
-        mark:torch.Tensor=None # `sums` at the beginning; by default that of the epoch
-    )->float:
+        return self.batch > self.validated and (self.batch % len(self.dls.train) == 0 or self.batch >= total)
+
+    def mean(
+        self,
+        mark: torch.Tensor = None,  # `sums` at the beginning; by default that of the epoch
+    ) -> float:
         "Training loss since `mark`"
-        total,count = self._added(mark)[0]
-        return total/count if count else float('nan')
+        total, count = self._added(mark)[0]
+        return total / count if count else float('nan')
 
 # %% ../../nbs/training/30_learner.ipynb #64cee443
 @patch
-def terms(self:TrainState,
-    mark:torch.Tensor=None # As for `mean`
-)->dict:                   # Name -> mean, where something was counted
+def terms(
+    self: TrainState,
+    mark: torch.Tensor = None,  # As for `mean`
+) -> dict:  # Name -> mean, where something was counted
     "Training losses since `mark`, of a loss of several terms"
     rows = self._added(mark)[1:]
-    return {k: total/count for k,(total,count) in zip(self.loss_func.terms, rows) if count}
+    return {k: total / count for k, (total, count) in zip(self.loss_func.terms, rows) if count}
+
 
 @patch
-def _added(self:TrainState, mark):
+def _added(self: TrainState, mark):
     mark = _of_height(self.mark if mark is None else mark, len(self.sums))
     return (self.sums - mark.to(self.sums.device)).tolist()
 
 # %% ../../nbs/training/30_learner.ipynb #3de28a33
 class Part:
     "The next `n` batches of a loader, after `skip`"
-    def __init__(self, dl, n:int, skip:int=0): self.dl,self.n,self.skip = dl,n,skip
-    def __len__(self): return self.n
-    def __iter__(self): return islice(iter(self.dl), self.skip, self.skip+self.n)
-    def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
+
+    def __init__(self, dl, n: int, skip: int = 0):
+        self.dl = dl
+        self.n = n
+        self.skip = skip
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return islice(iter(self.dl), self.skip, self.skip + self.n)
+
+    def __getattr__(self, k):
+        return getattr(self.__dict__['dl'], k)
+
 
 class StopAtStep(BaseCallback):
     "Train to exactly `batches` training batches, counted from the very first fit"
+
     name = 'stop_at'
-    order,run_valid = -8,False
-    def __init__(self,
-        batches:int # In all
-    ): self.total = batches
-    def before_train(self)->None:
+    order = -8
+    run_valid = False
+
+    def __init__(
+        self,
+        batches: int,  # In all
+    ):
+        self.total = batches
+
+    def before_train(self) -> None:
         "Cut this epoch to what is to be done, which may be nothing but its validation"
-        if self.learn.train_state.due(self.total): raise CancelTrainException()
-        dl,done,per = self.dls.train,self.learn.train_state.batch,len(self.dls.train)
-        start = done%per
-        n = min(per-start, self.total-done)
-        self.learn.dl = Part(dl.seek(done//per, start), n) if hasattr(dl, 'seek') else Part(dl, n, skip=start)
+        if self.learn.train_state.due(self.total):
+            raise CancelTrainException()
+        dl = self.dls.train
+        done = self.learn.train_state.batch
+        per = len(self.dls.train)
+        start = done % per
+        n = min(per - start, self.total - done)
+        self.learn.dl = Part(dl.seek(done // per, start), n) if hasattr(dl, 'seek') else Part(dl, n, skip=start)
 
 # %% ../../nbs/training/30_learner.ipynb #9faf99e3
 def by_steps(
-    learn:Learner # In a fit
-)->bool:
+    learn: Learner,  # In a fit
+) -> bool:
     "Is the fit one of `fit_steps`, to which the recipe's schedule belongs?"
     return hasattr(learn, 'stop_at')
 
-def training(
-    learn:Learner
-)->bool:
+
+def training(learn: Learner) -> bool:
     "Is `learn` in a fit that trains, and not validating, predicting or searching for a learning rate?"
     return learn.fitting and not hasattr(learn, 'lr_finder')
 
+
 def stop_fit(
-    learn:Learner,   # In training
-    error:Exception, # What the fit is to raise
-)->None:
+    learn: Learner,  # In training
+    error: Exception,  # What the fit is to raise
+) -> None:
     "End the fit cleanly, then let it raise `error`, whose message fastai would change"
-    if not learn.fitting: raise error
+    if not learn.fitting:
+        raise error
     learn.trouble = error
     raise CancelFitException()
 
 # %% ../../nbs/training/30_learner.ipynb #9faf99e4
 @patch
-def before_fit(self:TrainState)->None:
+def before_fit(self: TrainState) -> None:
     "Remember where the fit began, and how far it goes; a search for learning rates is put back afterwards"
-    self.before,self.begun,self.since = {k: getattr(self, k) for k in self._keep},None,None
-    if not self.learn.fitting: return
-    epochs = self.n_epoch*len(self.dls.train)
-    self.total = self.learn.stop_at.total if by_steps(self.learn) else self.batch+epochs
-    if training(self.learn): self.since = time.perf_counter()
+    self.before = {k: getattr(self, k) for k in self._keep}
+    self.begun = None
+    self.since = None
+    if not self.learn.fitting:
+        return
+    epochs = self.n_epoch * len(self.dls.train)
+    self.total = self.learn.stop_at.total if by_steps(self.learn) else self.batch + epochs
+    if training(self.learn):
+        self.since = time.perf_counter()
+
 
 @patch
-def before_train(self:TrainState)->None:
+def before_train(self: TrainState) -> None:
     "Whole epochs, as fastai counts them: each sees the data in an order of its own"
     per = len(self.dls.train)
-    if not by_steps(self.learn) and hasattr(self.dls.train, 'seek'): self.dls.train.seek(-(-self.batch//per))
-    if not by_steps(self.learn) or self.batch%per == 0: self.mark = self.sums
-    self.begun = self.samples,time.perf_counter()
+    if not by_steps(self.learn) and hasattr(self.dls.train, 'seek'):
+        self.dls.train.seek(-(-self.batch // per))
+    if not by_steps(self.learn) or self.batch % per == 0:
+        self.mark = self.sums
+    self.begun = self.samples, time.perf_counter()
 
 # %% ../../nbs/training/30_learner.ipynb #0a92c1d4
 @patch
-def after_step(self:TrainState)->None: self.step += 1
+def after_step(self: TrainState) -> None:
+    self.step += 1
+
 
 @patch
-def after_batch(self:TrainState)->None:
+def after_batch(self: TrainState) -> None:
     "Count the batch, and its loss unless the step is left out"
     l = self.loss_func
     self.batch += 1
     self.samples += find_bs(self.yb) if l.samples is None else int(l.samples)
-    if getattr(self.learn, 'bad', False): return
-    self.sums = _of_height(self.sums.to(l.total.device), 1+len(l.terms)) + l.rows
+    if getattr(self.learn, 'bad', False):
+        return
+    self.sums = _of_height(self.sums.to(l.total.device), 1 + len(l.terms)) + l.rows
+
 
 @patch
-def after_train(self:TrainState)->None:
-    if self.begun: self.speed = (self.samples-self.begun[0])/max(time.perf_counter()-self.begun[1], 1e-9)
+def after_train(self: TrainState) -> None:
+    if self.begun:
+        self.speed = (self.samples - self.begun[0]) / max(time.perf_counter() - self.begun[1], 1e-9)
+
 
 @patch
-def after_epoch(self:TrainState)->None: self.validated = self.batch
+def after_epoch(self: TrainState) -> None:
+    self.validated = self.batch
+
 
 @patch
-def after_fit(self:TrainState)->None:
-    if hasattr(self.learn, 'lr_finder'): self.load_state_dict(self.before)
+def after_fit(self: TrainState) -> None:
+    if hasattr(self.learn, 'lr_finder'):
+        self.load_state_dict(self.before)
+
 
 @patch
-def on_exit(self:TrainState)->None:
+def on_exit(self: TrainState) -> None:
     "Stop the clock"
-    self.seconds,self.since = self.elapsed,None
+    self.seconds = self.elapsed
+    self.since = None
 
 # %% ../../nbs/training/30_learner.ipynb #85b12cc7
 def _no_training(*args, **kw):
     raise ValueError(
-        'an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run')
+        'an exported learner predicts; to train it further, make a learner and `load` its weights, or resume the run'
+    )
+
 
 class PictureView:
     "What an exported learner keeps of its loaders: how a picture is prepared, and how ids become text"
-    def __init__(self,
-        dl # The validation loader
-    ): self.view,self.side,self.tok = dl.aug,dl.source.size,dl.tok
-    def cpu(self)->'PictureView': return self
-    def batch(self,
-        imgs:list, # Paths, PIL images or uint8 arrays (h,w,3)
-    )->dict:       # `img`, as the network saw pictures in training (b,3,s,s)
+
+    def __init__(
+        self,
+        dl,  # The validation loader
+    ):
+        self.view = dl.aug
+        self.side = dl.source.size
+        self.tok = dl.tok
+
+    def cpu(self) -> 'PictureView':
+        return self
+
+    def batch(
+        self,
+        imgs: list,  # Paths, PIL images or uint8 arrays (h,w,3)
+    ) -> dict:  # `img`, as the network saw pictures in training (b,3,s,s)
         "Pictures as a batch"
         got = [fit_square(self.image(i), self.side) for i in imgs]
-        img = torch.from_numpy(np.stack([a for a,_ in got])).permute(0, 3, 1, 2)
-        hw = torch.tensor([h for _,h in got])
+        img = torch.from_numpy(np.stack([a for a, _ in got])).permute(0, 3, 1, 2)
+        hw = torch.tensor([h for _, h in got])
         return dict(img=self.view(dict(img=img, hw=hw), ('use',))['img'])
-    def image(self, img:FilePath|Image.Image|np.ndarray|torch.Tensor)->Image.Image:
+
+    def image(self, img: FilePath | Image.Image | np.ndarray | torch.Tensor) -> Image.Image:
         "Any picture as a PIL image"
-        if isinstance(img, (str,Path)): return open_image(img, self.side)
-        if isinstance(img, Image.Image): return ImageOps.exif_transpose(img).convert('RGB')
+        if isinstance(img, (str, Path)):
+            return open_image(img, self.side)
+        if isinstance(img, Image.Image):
+            return ImageOps.exif_transpose(img).convert('RGB')
         a = img.cpu().numpy() if isinstance(img, torch.Tensor) else img
-        if isinstance(a, np.ndarray) and a.dtype == np.uint8 and a.ndim == 3 and 3 in (a.shape[2],a.shape[0]):
+        if isinstance(a, np.ndarray) and a.dtype == np.uint8 and a.ndim == 3 and 3 in (a.shape[2], a.shape[0]):
             return Image.fromarray(np.ascontiguousarray(a if a.shape[2] == 3 else a.transpose(1, 2, 0)))
-        raise ValueError(f'to predict, give a batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 '
-                         f'array (h,w,3), not {type(img).__name__}')
+        raise ValueError(
+            f'to predict, give a batch (a dict of tensors), or a picture: a path, a PIL image or a uint8 '
+            f'array (h,w,3), not {type(img).__name__}'
+        )
+
     def _gone(self):
         raise ValueError(
-            'an exported learner has no data: give a loader, as in `get_preds(dl=...)` or `validate(dl=...)`')
-    def __getitem__(self, i): self._gone()
+            'an exported learner has no data: give a loader, as in `get_preds(dl=...)` or `validate(dl=...)`'
+        )
+
+    def __getitem__(self, i):
+        self._gone()
+
     train = valid = loaders = property(_gone)
 
 # %% ../../nbs/training/30_learner.ipynb #437a9460
 _pair = 'a loss here is (total, count) of a batch, not one number for each row; `validate()` gives the mean'
+
 
 class BatchLearner(Learner):
     """fastai's Learner for batches that are dicts and losses that return `(total, count)`
@@ -415,161 +617,221 @@ class BatchLearner(Learner):
     Logs, checkpoints and the skipping of non-finite steps work in each of its fits; a recipe's schedule, and resuming
     bit for bit, belong to `fit_steps`.
     """
-    fitting = False                                                    # inside a fit, also in a search for rates
-    def get_preds(self, *args, with_loss:bool=False, **kw)->tuple:
+
+    fitting = False  # inside a fit, also in a search for rates
+
+    def get_preds(self, *args, with_loss: bool = False, **kw) -> tuple:
         "As fastai's, without `with_loss`"
-        if with_loss: raise NotImplementedError(f'with_loss: {_pair}')
+        if with_loss:
+            raise NotImplementedError(f'with_loss: {_pair}')
         return super().get_preds(*args, **kw)
-    def loss_not_reduced(self)->None: raise NotImplementedError(f'loss_not_reduced: {_pair}')
-    def tta(self, *args, **kw)->None:
+
+    def loss_not_reduced(self) -> None:
+        raise NotImplementedError(f'loss_not_reduced: {_pair}')
+
+    def tta(self, *args, **kw) -> None:
         "Refused: views are part of the loader"
-        raise NotImplementedError('tta: the views are part of the loader; average '
-                                  '`get_preds(dl=dls.valid.new(aug=...))` over those you want')
+        raise NotImplementedError(
+            'tta: the views are part of the loader; average `get_preds(dl=dls.valid.new(aug=...))` over those you want'
+        )
+
     def _half(self, name):
         if any(type(cb).__name__ == 'MixedPrecision' for cb in self.cbs):
-            raise ValueError(f'{name}: this learner has a precision already; choose it when the learner is made, as in '
-                             f'virtex_learner(..., precision={name[3:]!r})')
-    def to_fp16(self, **kw)->'BatchLearner':
+            raise ValueError(
+                f'{name}: this learner has a precision already; choose it when the learner is made, as in '
+                f'virtex_learner(..., precision={name[3:]!r})'
+            )
+
+    def to_fp16(self, **kw) -> 'BatchLearner':
         "As fastai's, unless the learner was made with a precision"
         self._half('to_fp16')
         return Learner.to_fp16(self, **kw)
-    def to_bf16(self, **kw)->'BatchLearner':
+
+    def to_bf16(self, **kw) -> 'BatchLearner':
         "As fastai's, unless the learner was made with a precision"
         self._half('to_bf16')
         return Learner.to_bf16(self, **kw)
-    def to_non_native_fp16(self, **kw)->'BatchLearner':
+
+    def to_non_native_fp16(self, **kw) -> 'BatchLearner':
         "As fastai's, unless the learner was made with a precision"
         self._half('to_fp16')
         return Learner.to_non_native_fp16(self, **kw)
 
 # %% ../../nbs/training/30_learner.ipynb #437a9461
 @patch
-def fit(self:BatchLearner,
-    n_epoch:int,          # Epochs
-    *args,                # As fastai's: lr, wd
-    cbs:list|tuple=None,  # Callbacks for this fit only
-    **kw                  # As fastai's: lr, wd, reset_opt, start_epoch
-)->None:
+def fit(
+    self: BatchLearner,
+    n_epoch: int,  # Epochs
+    *args,  # As fastai's: lr, wd
+    cbs: list | tuple = None,  # Callbacks for this fit only
+    **kw,  # As fastai's: lr, wd, reset_opt, start_epoch
+) -> None:
     "As fastai's; afterwards callbacks put back what they changed, and an error that ended it is raised as it was"
-    self.trouble,self.fitting = None,True
+    self.trouble = None
+    self.fitting = True
     with self.added_cbs(cbs):
-        try: Learner.fit(self, n_epoch, *args, **kw)
+        try:
+            Learner.fit(self, n_epoch, *args, **kw)
         finally:
             self.fitting = False
             for cb in self.cbs:
-                if hasattr(type(cb), 'on_exit'): cb.on_exit()
-    if self.trouble: raise self.trouble
+                if hasattr(type(cb), 'on_exit'):
+                    cb.on_exit()
+    if self.trouble:
+        raise self.trouble
 
 # %% ../../nbs/training/30_learner.ipynb #ff89a116
 class _Wrapped(OptimWrapper):
-    def __repr__(self): return repr(self.opt).split('\n')[0]
+    def __repr__(self):
+        return repr(self.opt).split('\n')[0]
+
 
 class _Gathered(BaseCallback):
     "fastai's gathering of predictions trips over a dict with a single entry; give such a dict a second one"
+
     def after_pred(self):
         if isinstance(self.pred, dict) and len(self.pred) == 1 and hasattr(self.learn, 'gather_preds'):
             self.learn.pred = {**self.pred, 'row': torch.arange(find_bs(self.xb))}
 
+
 def _recorder():
     rec = Recorder()
-    rec.loss,rec.smooth_loss = CountedMean(),_Smooth()
+    rec.loss = CountedMean()
+    rec.smooth_loss = _Smooth()
     return rec
+
 
 def _counting(dls, model, counts):
     "Loaders like `dls` that count the terms of the loss before a batch is handed out in parts"
     train = dls.train
-    if counts is None or not isinstance(train, MicroBatchLoader): return dls
+    if counts is None or not isinstance(train, MicroBatchLoader):
+        return dls
     train = MicroBatchLoader(train.dl, train.parts, partial(counts, model))
     return DataLoaders(train, *dls.loaders[1:], path=dls.path, device=dls.device)
 
 # %% ../../nbs/training/30_learner.ipynb #ff89a117
 def visual_only(
-    model:torch.nn.Module # Has its backbone as `visual`, or has none
-)->dict:                  # `backbone`, if there is one
+    model: torch.nn.Module,  # Has its backbone as `visual`, or has none
+) -> dict:  # `backbone`, if there is one
     "Capabilities of a model of which nothing else is known"
-    return {'backbone': m for name,m in model.named_children() if name == 'visual'}
+    return {'backbone': m for name, m in model.named_children() if name == 'visual'}
+
 
 def learner(
-    dls:'DataLoaders',                 # Training and validation loader, as fastai's `DataLoaders`
-    model:torch.nn.Module,             # Takes a batch (a dict), gives a dict
-    loss:callable,                     # Takes the model's dict and the batch; returns `(total, count)`
-    opt:'torch.optim.Optimizer|Lookahead', # A PyTorch optimiser or `Lookahead` over the model's parameters; its groups'
-                                           # rates are the peaks
-    cbs:list|tuple=(),                 # Callbacks
-    *, metrics:list|tuple=(),          # fastai metrics, for validation
-    path:FilePath=None,                # Folder for fastai's temporary files; the cache by default
-    dist:Dist=None,                    # This process among those that train together; `current_dist()` by default
-    capabilities:callable=visual_only, # Model -> functions by name, see `vlrep.models.pretrained`
-    counts:Callable=None,              # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
-)->BatchLearner:
+    dls: 'DataLoaders',  # Training and validation loader, as fastai's `DataLoaders`
+    model: torch.nn.Module,  # Takes a batch (a dict), gives a dict
+    loss: callable,  # Takes the model's dict and the batch; returns `(total, count)`
+    opt: 'torch.optim.Optimizer|Lookahead',  # A PyTorch optimiser or `Lookahead` over the model's parameters; its
+    # groups'
+    # rates are the peaks
+    cbs: list | tuple = (),  # Callbacks
+    *,
+    metrics: list | tuple = (),  # fastai metrics, for validation
+    path: FilePath = None,  # Folder for fastai's temporary files; the cache by default
+    dist: Dist = None,  # This process among those that train together; `current_dist()` by default
+    capabilities: callable = visual_only,  # Model -> functions by name, see `vlrep.models.pretrained`
+    counts: Callable = None,  # (model, part of a batch) -> as `counts` of `MicroBatchLoader`
+) -> BatchLearner:
     "A `BatchLearner`: fastai's Learner for batches that are dicts and losses that return `(total, count)`"
     device = getattr(dls, 'device', None)
-    if device is not None: model.to(device)
+    if device is not None:
+        model.to(device)
     dist = dist or current_dist()
     dist.check()
-    for cb in cbs: getattr(cb, 'check', noop)(model)
-    learn = BatchLearner(_counting(dls, model, counts), model, GlobalMeanLoss(loss, dist),
-                         opt_func=_Wrapped(opt=opt), metrics=list(metrics),
-                         lr=[g['lr'] for g in opt.param_groups], path=path or cache_dir('learner'), default_cbs=False,
-                         cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs])
-    learn.logger,learn.capabilities,learn.dist = noop,capabilities,dist
+    for cb in cbs:
+        getattr(cb, 'check', noop)(model)
+    learn = BatchLearner(
+        _counting(dls, model, counts),
+        model,
+        GlobalMeanLoss(loss, dist),
+        opt_func=_Wrapped(opt=opt),
+        metrics=list(metrics),
+        lr=[g['lr'] for g in opt.param_groups],
+        path=path or cache_dir('learner'),
+        default_cbs=False,
+        cbs=[TrainEvalCallback(), _recorder(), TrainState(), _Gathered(), *cbs],
+    )
+    learn.logger = noop
+    learn.capabilities = capabilities
+    learn.dist = dist
     if dist.world_size > 1 and not hasattr(learn, 'ddp'):
-        raise ValueError(f'dist: {dist.world_size} processes, and no callback averages their gradients: add '
-                         f'DDPTraining(dist)')
+        raise ValueError(
+            f'dist: {dist.world_size} processes, and no callback averages their gradients: add DDPTraining(dist)'
+        )
     learn.create_opt()
     return learn
 
 # %% ../../nbs/training/30_learner.ipynb #78e81cba
 @patch
-def fit_steps(self:BatchLearner,
-    steps:int,         # Steps of the optimiser in all, counted from the first fit
-    cbs:list|tuple=(), # Callbacks for this fit only, such as an `LRScheduler`
-)->None:
+def fit_steps(
+    self: BatchLearner,
+    steps: int,  # Steps of the optimiser in all, counted from the first fit
+    cbs: list | tuple = (),  # Callbacks for this fit only, such as an `LRScheduler`
+) -> None:
     "Train until `steps` steps are done, from where the last fit stopped; the last epoch is cut short, but validated"
     n = max([cb.n for cb in self.cbs if isinstance(cb, GradientAccumulation)], default=1)
     per = len(self.dls.train)
-    done,due = self.train_state.batch,self.train_state.due(int(steps)*n)
-    if per == 0: raise ValueError('the training loader has no batches')
+    done = self.train_state.batch
+    due = self.train_state.due(int(steps) * n)
+    if per == 0:
+        raise ValueError('the training loader has no batches')
     if int(steps) != steps or steps < self.train_state.step:
-        raise ValueError(f'steps must be a whole number, at least the {self.train_state.step} already done, not '
-                         f'{steps!r}')
-    if steps == self.train_state.step and not due: return
-    epochs = -(-int(steps)*n//per) - done//per + (due and done%per == 0)
-    with self.added_cbs([StopAtStep(int(steps)*n), *cbs]): self.fit(epochs)
+        raise ValueError(
+            f'steps must be a whole number, at least the {self.train_state.step} already done, not {steps!r}'
+        )
+    if steps == self.train_state.step and not due:
+        return
+    epochs = -(-int(steps) * n // per) - done // per + (due and done % per == 0)
+    with self.added_cbs([StopAtStep(int(steps) * n), *cbs]):
+        self.fit(epochs)
 
 # %% ../../nbs/training/30_learner.ipynb #e7c33093
 def _view(dls):
     "How the validation pictures of `dls` are prepared"
-    if isinstance(dls, PictureView): return dls
+    if isinstance(dls, PictureView):
+        return dls
     dl = getattr(dls.valid, 'dl', dls.valid)
     if getattr(dl, 'aug', None) is None or not hasattr(dl, 'source'):
-        raise ValueError('the validation loader does not say how a picture is prepared: make it with `loaders`, or '
-                         'give `predict` a batch')
+        raise ValueError(
+            'the validation loader does not say how a picture is prepared: make it with `loaders`, or '
+            'give `predict` a batch'
+        )
     return PictureView(dl)
+
 
 def _of_picture(m, capabilities, img, tok):
     "Outputs of a model for one image (1,3,h,w) without a caption"
-    can,out = capabilities(m),{}
-    if 'backbone' in can: out['features'] = can['backbone'](img).mean((2,3))[0]
+    can = capabilities(m)
+    out = {}
+    if 'backbone' in can:
+        out['features'] = can['backbone'](img).mean((2, 3))[0]
     if 'caption' in can:
         ids = can['caption'](img)[0]
         out['caption'] = tok.decode(ids) if tok else ids
-    if 'classify' in can: return {**out, 'logits': can['classify'](img)[0]}
-    try: return {**out, **{k: v[0] for k,v in m(dict(img=img)).items()}}
-    except KeyError:                                                    # it reads more than the picture
-        if out: return out
+    if 'classify' in can:
+        return {**out, 'logits': can['classify'](img)[0]}
+    try:
+        return {**out, **{k: v[0] for k, v in m(dict(img=img)).items()}}
+    except KeyError:  # it reads more than the picture
+        if out:
+            return out
         raise
 
 # %% ../../nbs/training/30_learner.ipynb #a487845b
 @patch
 @torch.no_grad()
-def predict(self:BatchLearner,
-    item:dict|FilePath|Image.Image|np.ndarray|torch.Tensor, # A batch (a dict of tensors), or a picture: a path, a PIL
-                                                            # image or a uint8 array (h,w,3)
-    rm_type_tfms:object=None, # fastai's; must be None
-    with_input:bool=False,    # The batch as well?
-)->dict:                      # For a batch what the model gives; for a picture `features` (d,), and, if the model has
-                              # them, `caption` and `logits`
+def predict(
+    self: BatchLearner,
+    item: dict
+    | FilePath
+    | Image.Image
+    | np.ndarray
+    | torch.Tensor,  # A batch (a dict of tensors), or a picture: a path, a PIL
+    # image or a uint8 array (h,w,3)
+    rm_type_tfms: object = None,  # fastai's; must be None
+    with_input: bool = False,  # The batch as well?
+) -> dict:  # For a batch what the model gives; for a picture `features` (d,), and, if the model has
+    # them, `caption` and `logits`
     "The model's predictions"
     if rm_type_tfms is not None:
         raise NotImplementedError('rm_type_tfms: pictures have no transforms by type here; leave it out')
@@ -580,21 +842,27 @@ def predict(self:BatchLearner,
     lone = not isinstance(item, dict)
     try:
         batch = _view(self.dls).batch([item]) if lone else item
-        batch = {k: v.to(p.device) if isinstance(v, torch.Tensor) else v for k,v in batch.items()}
-        out = _of_picture(m, self.capabilities, batch['img'].to(p.dtype),
-                          getattr(_view(self.dls), 'tok', None)) if lone else m(batch)
-    except KeyError as e: raise ValueError(f'the batch has no {e.args[0]!r}, which {type(m).__name__} reads') from e
-    finally: m.train(was)
-    out = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k,v in out.items()}
-    return (batch,out) if with_input else out
+        batch = {k: v.to(p.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        out = (
+            _of_picture(m, self.capabilities, batch['img'].to(p.dtype), getattr(_view(self.dls), 'tok', None))
+            if lone
+            else m(batch)
+        )
+    except KeyError as e:
+        raise ValueError(f'the batch has no {e.args[0]!r}, which {type(m).__name__} reads') from e
+    finally:
+        m.train(was)
+    out = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in out.items()}
+    return (batch, out) if with_input else out
 
 # %% ../../nbs/training/30_learner.ipynb #0abfeb70
 @patch
-def export(self:BatchLearner,
-    fname:FilePath='export.pkl',            # File, in `learn.path`
-    pickle_module:'ModuleType'=cloudpickle, # As for fastai's `export`
-    pickle_protocol:int=2,                  # As for fastai's `export`
-)->Path:                                    # The file
+def export(
+    self: BatchLearner,
+    fname: FilePath = 'export.pkl',  # File, in `learn.path`
+    pickle_module: 'ModuleType' = cloudpickle,  # As for fastai's `export`
+    pickle_protocol: int = 2,  # As for fastai's `export`
+) -> Path:  # The file
     """Write the model and the view of a picture for fastai's `load_learner`, which then predicts
 
     Data, optimiser and callbacks stay here
@@ -603,48 +871,65 @@ def export(self:BatchLearner,
     loss = GlobalMeanLoss(self.loss_func.loss)
     training = self.model.training
     try:
-        out = BatchLearner(_view(self.dls), self.model.cpu().eval(), loss, opt_func=_no_training, metrics=self.metrics,
-                           path=Path('.'), default_cbs=False, cbs=[TrainEvalCallback(), _recorder(), _Gathered()])
-        out.logger,out.capabilities = noop,self.capabilities
-        with atomic_file(Path(self.path)/fname) as new:
+        out = BatchLearner(
+            _view(self.dls),
+            self.model.cpu().eval(),
+            loss,
+            opt_func=_no_training,
+            metrics=self.metrics,
+            path=Path('.'),
+            default_cbs=False,
+            cbs=[TrainEvalCallback(), _recorder(), _Gathered()],
+        )
+        out.logger = noop
+        out.capabilities = self.capabilities
+        with atomic_file(Path(self.path) / fname) as new:
             torch.save(out, new, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
-    finally: self.model.to(device).train(training)
-    return Path(self.path)/fname
+    finally:
+        self.model.to(device).train(training)
+    return Path(self.path) / fname
 
 # %% ../../nbs/training/30_learner.ipynb #31816509
-def training_state(
-    learn:Learner
-)->dict: # Tensors, numbers and names only
+def training_state(learn: Learner) -> dict:  # Tensors, numbers and names only
     "What, besides the weights, a run needs to be resumed"
     open_ = any(cb.micro for cb in learn.cbs if isinstance(cb, GradientAccumulation))
     grads = [p.grad for g in learn.opt.param_groups for p in g['params']] if open_ else None
     kept = {cb.name: cb.state_dict() for cb in learn.cbs if isinstance(cb, StatefulCallback)}
     damaged = [dict(getattr(dl, 'damaged', {})) for dl in learn.dls.loaders]
-    return dict(optimiser=learn.opt.state_dict(), moved=len(learn.opt.opt.state), callbacks=kept, grads=grads,
-                damaged=damaged)
+    return dict(
+        optimiser=learn.opt.state_dict(), moved=len(learn.opt.opt.state), callbacks=kept, grads=grads, damaged=damaged
+    )
 
 # %% ../../nbs/training/30_learner.ipynb #1ba3d2e5
 def load_training_state(
-    learn:Learner, # Made in the same way as the one that was saved
-    state:dict,    # What `training_state` gave
-)->None:
+    learn: Learner,  # Made in the same way as the one that was saved
+    state: dict,  # What `training_state` gave
+) -> None:
     """Put `learn` where the saved one was; a `ValueError` says what does not fit
 
     The tensors of `state` are taken over, not copied
     """
-    lost = {'optimiser','moved','callbacks','grads'}-set(state)
-    if lost: raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
+    lost = {'optimiser', 'moved', 'callbacks', 'grads'} - set(state)
+    if lost:
+        raise ValueError(f'not the state of a training: {", ".join(sorted(lost))} missing')
     here = {cb.name: cb for cb in learn.cbs if isinstance(cb, StatefulCallback)}
     callbacks = state['callbacks']
-    if not learn.dist.is_main: callbacks = {k: v for k,v in callbacks.items() if k in here}     # it writes nothing
+    if not learn.dist.is_main:
+        callbacks = {k: v for k, v in callbacks.items() if k in here}  # it writes nothing
     if set(here) != set(callbacks):
-        raise ValueError(f'the state belongs to the callbacks {sorted(callbacks)}, '
-                         f'the learner has {sorted(here)}: make it with the same')
+        raise ValueError(
+            f'the state belongs to the callbacks {sorted(callbacks)}, '
+            f'the learner has {sorted(here)}: make it with the same'
+        )
     learn.opt.load_state_dict(state['optimiser'])
     n = len(learn.opt.opt.state)
-    if n != state['moved']: raise ValueError(f'the optimiser knew {state["moved"]} parameters, its saved state has {n}')
-    for name,kept in callbacks.items(): here[name].load_state_dict(kept)
-    for dl,seen in zip(learn.dls.loaders, state.get('damaged', [])):
-        if seen: dl.damaged.update(seen)
+    if n != state['moved']:
+        raise ValueError(f'the optimiser knew {state["moved"]} parameters, its saved state has {n}')
+    for name, kept in callbacks.items():
+        here[name].load_state_dict(kept)
+    for dl, seen in zip(learn.dls.loaders, state.get('damaged', [])):
+        if seen:
+            dl.damaged.update(seen)
     ps = [p for g in learn.opt.param_groups for p in g['params']]
-    for p,g in zip(ps, state['grads'] or [None]*len(ps)): p.grad = None if g is None else torch.empty_like(p).copy_(g)
+    for p, g in zip(ps, state['grads'] or [None] * len(ps)):
+        p.grad = None if g is None else torch.empty_like(p).copy_(g)

@@ -6,54 +6,69 @@
 __all__ = ['cut_log', 'peak_memory', 'gradient_norm', 'step_numbers', 'CSVLogger', 'EpochLosses', 'ProgressLogger']
 
 # %% ../../nbs/training/41_logging.ipynb #8f654391
-import importlib.util,os,sys,time
+import importlib.util
+import os
+import sys
+import time
 from pathlib import Path
+
 import torch
 from fastcore.basics import patch
-from ..core.files import *
-from ..core.progress import *
+
+from ..core.files import FilePath, atomic_file
+from ..core.progress import LiveBar
 from ..core.run_facts import read_log
-from .learner import *
+from .learner import BaseCallback, StatefulCallback, stop_fit, training
 
 # %% ../../nbs/training/41_logging.ipynb #08205616
 def cut_log(
-    path:FilePath, # What `CSVLogger` writes
-    step:int,      # The last step to keep
-)->None:
+    path: FilePath,  # What `CSVLogger` writes
+    step: int,  # The last step to keep
+) -> None:
     "Remove all rows after `step`"
     path = Path(path)
     keep = [r['step'] <= step for r in read_log(path)]
     lines = path.read_text(encoding='utf-8').splitlines(True)
     with atomic_file(path) as new:
-        new.write_text(lines[0] + ''.join(l for l,k in zip(lines[1:], keep) if k), encoding='utf-8')
+        new.write_text(lines[0] + ''.join(l for l, k in zip(lines[1:], keep) if k), encoding='utf-8')
 
 # %% ../../nbs/training/41_logging.ipynb #08205618
 def peak_memory(
-    device:str='cpu', # cpu or cuda
-)->float:             # MB of 10^6 bytes; None where the system does not say
+    device: str = 'cpu',  # cpu or cuda
+) -> float:  # MB of 10^6 bytes; None where the system does not say
     "The most memory in use so far: of this process, or of the tensors on a GPU"
-    if torch.device(device).type == 'cuda': return torch.cuda.max_memory_allocated(device)/1e6
-    if importlib.util.find_spec('resource') is None: return None
+    if torch.device(device).type == 'cuda':
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    if importlib.util.find_spec('resource') is None:
+        return None
     import resource
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*(1 if sys.platform == 'darwin' else 1024)/1e6
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024) / 1e6
+
 
 def gradient_norm(
-    learn:'Learner', # In a step, its gradients not yet set to zero
-)->torch.Tensor:     # ()
+    learn: 'Learner',  # In a step, its gradients not yet set to zero
+) -> torch.Tensor:  # ()
     "Length of the gradient before clipping"
-    if hasattr(learn, 'clip'): return learn.clip.norm
-    return torch.nn.utils.get_total_norm([p.grad for g in learn.opt.param_groups for p in g['params']
-                                          if p.grad is not None])
+    if hasattr(learn, 'clip'):
+        return learn.clip.norm
+    return torch.nn.utils.get_total_norm(
+        [p.grad for g in learn.opt.param_groups for p in g['params'] if p.grad is not None]
+    )
+
 
 def step_numbers(
-    learn:'Learner',        # After a step
-    norm:torch.Tensor=None, # From `gradient_norm`
-)->dict:                    # Name -> number or None
+    learn: 'Learner',  # After a step
+    norm: torch.Tensor = None,  # From `gradient_norm`
+) -> dict:  # Name -> number or None
     "Gradient norm, peak memory and loss scale of a step, for a log"
     scaler = getattr(getattr(learn, 'precision', None), 'scaler', None)
     finite = norm is not None and bool(norm.isfinite())
-    return dict(grad_norm=norm.item() if finite else None, memory_mb=peak_memory(next(learn.model.parameters()).device),
-                **(dict(loss_scale=scaler.get_scale()) if scaler else {}))
+    return dict(
+        grad_norm=norm.item() if finite else None,
+        memory_mb=peak_memory(next(learn.model.parameters()).device),
+        **(dict(loss_scale=scaler.get_scale()) if scaler else {}),
+    )
 
 # %% ../../nbs/training/41_logging.ipynb #e18ce424
 class CSVLogger(StatefulCallback):
@@ -61,70 +76,109 @@ class CSVLogger(StatefulCallback):
 
     Every `every` steps and after each epoch; a file that was begun with fewer columns keeps those.
     """
+
     name = 'log_csv'
-    order,_keep,file,begun = 70,('last','at','norm'),None,False
-    def __init__(self,
-        path,         # The file; it is made, or continued
-        every:int=50, # Steps between rows within an epoch; 0 for none
-        log=print,    # Called when rows cannot be written
-    ): self.path,self.every,self.log,self.last,self.at,self.wait,self.norm = Path(path),every,log,None,0,[],None
-    def before_fit(self)->None:
+    order = 70
+    _keep = ('last', 'at', 'norm')
+    file = None
+    begun = False
+
+    def __init__(
+        self,
+        path,  # The file; it is made, or continued
+        every: int = 50,  # Steps between rows within an epoch; 0 for none
+        log=print,  # Called when rows cannot be written
+    ):
+        self.path = Path(path)
+        self.every = every
+        self.log = log
+        self.last = None
+        self.at = 0
+        self.wait = []
+        self.norm = None
+
+    def before_fit(self) -> None:
         self.run = training(self.learn)
-        if not self.run: return
-        if self.last is None: self.last = self.train_state.sums
-    def after_loss(self)->None:
+        if not self.run:
+            return
+        if self.last is None:
+            self.last = self.train_state.sums
+
+    def after_loss(self) -> None:
         "Open the file with the first batch, when the terms of the loss are known"
-        if not self.run or self.file is not None: return
-        try: self.file = self._open()
-        except (OSError, ValueError) as e: stop_fit(self.learn, e)
-    def after_step(self)->None:
+        if not self.run or self.file is not None:
+            return
+        try:
+            self.file = self._open()
+        except (OSError, ValueError) as e:
+            stop_fit(self.learn, e)
+
+    def after_step(self) -> None:
         s = self.learn.train_state
-        end = (s.batch+1)%len(self.dls.train) == 0 or s.batch+1 >= s.total
-        if end or self.every and s.step%self.every == 0: self.norm = gradient_norm(self.learn)
-    def after_batch(self)->None:
+        end = (s.batch + 1) % len(self.dls.train) == 0 or s.batch + 1 >= s.total
+        if end or self.every and s.step % self.every == 0:
+            self.norm = gradient_norm(self.learn)
+
+    def after_batch(self) -> None:
         done = self.learn.train_state.step
-        if self.training and self.every and done%self.every == 0 and done > self.at:
+        if self.training and self.every and done % self.every == 0 and done > self.at:
             self._row(self.train_state.mean(self.last), None)
-            self.last,self.at = self.train_state.sums,done
-    def after_epoch(self)->None:
-        if self.begun and not self.train_state.batch: return      # a run of no steps, resumed: its row is there
+            self.last = self.train_state.sums
+            self.at = done
+
+    def after_epoch(self) -> None:
+        if self.begun and not self.train_state.batch:
+            return  # a run of no steps, resumed: its row is there
         v = self.recorder.loss.value
         self._row(self.train_state.mean(), None if v is None else float(v))
 
 # %% ../../nbs/training/41_logging.ipynb #e18ce425
 @patch
-def _row(self:CSVLogger, train, valid):
+def _row(self: CSVLogger, train, valid):
     "Append a row, or have it wait"
     s = self.learn.train_state
-    g = lambda x: '' if x is None else f'{x:.9g}'
-    now = (s.samples-s.begun[0])/max(time.perf_counter()-s.begun[1], 1e-9) if valid is None else s.speed
+
+    def g(x):
+        return '' if x is None else f'{x:.9g}'
+
+    now = (s.samples - s.begun[0]) / max(time.perf_counter() - s.begun[1], 1e-9) if valid is None else s.speed
     within = valid is None
     terms = dict(train=s.terms(self.last if within else None), valid={} if within else self.recorder.loss.terms)
-    row = dict(step=s.step, epoch=g(s.batch/len(self.dls.train)), train_loss=g(train), valid_loss=g(valid),
-               **{f'lr{i}': g(h['lr']) for i,h in enumerate(self.opt.hypers)},
-               seconds=f'{s.elapsed:.2f}', images_s=f'{now:.1f}',
-               **{k: g(v) for k,v in step_numbers(self.learn, self.norm).items()},
-               **{f'{part}_{k}': g(v) for part,of in terms.items() for k,v in of.items()})
-    self.wait.append((','.join(str(row.get(k, '')) for k in self.names)+'\n').encode())
+    row = dict(
+        step=s.step,
+        epoch=g(s.batch / len(self.dls.train)),
+        train_loss=g(train),
+        valid_loss=g(valid),
+        **{f'lr{i}': g(h['lr']) for i, h in enumerate(self.opt.hypers)},
+        seconds=f'{s.elapsed:.2f}',
+        images_s=f'{now:.1f}',
+        **{k: g(v) for k, v in step_numbers(self.learn, self.norm).items()},
+        **{f'{part}_{k}': g(v) for part, of in terms.items() for k, v in of.items()},
+    )
+    self.wait.append((','.join(str(row.get(k, '')) for k in self.names) + '\n').encode())
     self._write()
 
+
 @patch
-def on_exit(self:CSVLogger)->None:
+def on_exit(self: CSVLogger) -> None:
     "Close the file"
     if self.wait:
         self.log(f'{self.path}: {len(self.wait)} rows could not be written')
         self.wait = []
-    if self.file: self.file.close()
+    if self.file:
+        self.file.close()
     self.file = None
 
 # %% ../../nbs/training/41_logging.ipynb #81f7516c
 @patch
-def _write(self:CSVLogger):
+def _write(self: CSVLogger):
     "Append the rows that wait, all or none"
     try:
         end = self.file.seek(0, os.SEEK_END)
         n = os.write(self.file.fileno(), b''.join(self.wait))
-    except OSError as e: n,why = -1,e.strerror
+    except OSError as e:
+        n = -1
+        why = e.strerror
     if n == sum(map(len, self.wait)):
         self.wait = []
         return
@@ -134,23 +188,26 @@ def _write(self:CSVLogger):
     if len(self.wait) == 1:
         self.log(f'{self.path}: cannot write the log ({why}); training continues, the rows are kept and tried again')
 
+
 @patch
-def _open(self:CSVLogger):
+def _open(self: CSVLogger):
     "The file, at its end: with its header, without a torn last row"
     self.path.parent.mkdir(parents=True, exist_ok=True)
     lrs = [f'lr{i}' for i in range(len(self.opt.hypers))]
-    added = [*step_numbers(self.learn), *(f'{part}_{k}' for part in ('train','valid') for k in self.loss_func.terms)]
-    self.names = ['step','epoch','train_loss','valid_loss',*lrs,'seconds','images_s',*added]
+    added = [*step_numbers(self.learn), *(f'{part}_{k}' for part in ('train', 'valid') for k in self.loss_func.terms)]
+    self.names = ['step', 'epoch', 'train_loss', 'valid_loss', *lrs, 'seconds', 'images_s', *added]
     head = ','.join(self.names)
     f = open(self.path, 'a+b', buffering=0)
     f.seek(0)
     text = f.read()
-    f.truncate(text.rfind(b'\n')+1)
-    old = text[:max(text.find(b'\n'), 0)].decode(errors='replace').strip()
+    f.truncate(text.rfind(b'\n') + 1)
+    old = text[: max(text.find(b'\n'), 0)].decode(errors='replace').strip()
     later = [k for k in added if k not in old.split(',')]
     self.begun = text.count(b'\n') > 1
-    if not old: f.write(head.encode()+b'\n')
-    elif old.split(',') == [k for k in self.names if k not in later]: self.names = old.split(',')
+    if not old:
+        f.write(head.encode() + b'\n')
+    elif old.split(',') == [k for k in self.names if k not in later]:
+        self.names = old.split(',')
     elif old != head:
         f.close()
         raise ValueError(f'{self.path}: its columns are {old}, this run writes {head}: log to another file')
@@ -159,41 +216,72 @@ def _open(self:CSVLogger):
 # %% ../../nbs/training/41_logging.ipynb #500e4245
 class EpochLosses(BaseCallback):
     "`rows`: step, training and held-out loss at the end of each epoch, as `read_log` has them"
+
     order = 71
-    def __init__(self): self.rows = []
-    def before_fit(self)->None: self.run = training(self.learn)
-    def after_epoch(self)->None:
+
+    def __init__(self):
+        self.rows = []
+
+    def before_fit(self) -> None:
+        self.run = training(self.learn)
+
+    def after_epoch(self) -> None:
         v = self.recorder.loss.value
         if self.run:
-            self.rows.append(dict(step=float(self.learn.train_state.step), train_loss=self.train_state.mean(),
-                                  valid_loss=None if v is None else float(v)))
+            self.rows.append(
+                dict(
+                    step=float(self.learn.train_state.step),
+                    train_loss=self.train_state.mean(),
+                    valid_loss=None if v is None else float(v),
+                )
+            )
 
 # %% ../../nbs/training/41_logging.ipynb #40370f22
 class ProgressLogger(BaseCallback):
     "One line an epoch; in between, at a terminal or in an interactive notebook, a bar with the time that is left"
+
     name = 'progress'
-    order,live = 60,None
-    def __init__(self,
-        out=print,    # Called with each line
-        every:int=1,  # Epochs between lines; the last one always has its line
-    ): self.out,self.every = out,every
-    def before_fit(self)->None:
+    order = 60
+    live = None
+
+    def __init__(
+        self,
+        out=print,  # Called with each line
+        every: int = 1,  # Epochs between lines; the last one always has its line
+    ):
+        self.out = out
+        self.every = every
+
+    def before_fit(self) -> None:
         self.run = training(self.learn)
-        if self.run: self.live,self.first = LiveBar(),self.learn.train_state.batch
-    def after_batch(self)->None:
-        if not self.live or not self.live.kind: return
-        s,total = self.learn.train_state,self.learn.train_state.total
-        steps = s.step + round((total-s.batch)/getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
+        if self.run:
+            self.live = LiveBar()
+            self.first = self.learn.train_state.batch
+
+    def after_batch(self) -> None:
+        if not self.live or not self.live.kind:
+            return
+        s = self.learn.train_state
+        total = self.learn.train_state.total
+        steps = s.step + round((total - s.batch) / getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
-        self.live(s.batch-self.first, total-self.first, f'step {s.step}/{steps}, {what}')
-    def after_epoch(self)->None:
+        self.live(s.batch - self.first, total - self.first, f'step {s.step}/{steps}, {what}')
+
+    def after_epoch(self) -> None:
         s = self.learn.train_state
         v = self.recorder.loss.value
-        if self.live: self.live.clear()
-        if s.epoch%self.every and s.batch < s.total: return
+        if self.live:
+            self.live.clear()
+        if s.epoch % self.every and s.batch < s.total:
+            return
         held = '' if v is None else f', held out {float(v):.3f}'
-        if not s.batch: return self.out(f'step 0, nothing is trained{held}')
-        self.out(f'step {s.step}, epoch {s.batch/len(self.dls.train):.3g}: loss {s.mean():.3f}{held}'
-                 f', {s.speed:,.0f} images/s, {s.elapsed:.0f} s')
-    def on_exit(self)->None:
-        if self.live: self.live.clear()
+        if not s.batch:
+            return self.out(f'step 0, nothing is trained{held}')
+        self.out(
+            f'step {s.step}, epoch {s.batch / len(self.dls.train):.3g}: loss {s.mean():.3f}{held}'
+            f', {s.speed:,.0f} images/s, {s.elapsed:.0f} s'
+        )
+
+    def on_exit(self) -> None:
+        if self.live:
+            self.live.clear()

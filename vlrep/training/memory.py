@@ -12,37 +12,46 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from .learner import *
+
+from .learner import BaseCallback, StatefulCallback, training
 
 # %% ../../nbs/training/37_memory.ipynb #37a00006
 class _Live(TorchDispatchMode):
     "Tracks after each operation which of the tensors created in it are still alive"
+
     def __init__(self):
         super().__init__()
-        self.live,self.most = {},0
+        self.live = {}
+        self.most = 0
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        of = lambda x: [t.untyped_storage() for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
+
+        def of(x):
+            return [t.untyped_storage() for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
+
         old = {s._cdata for s in of((args, kwargs))}
         self.live |= {s._cdata: (StorageWeakRef(s), s.nbytes()) for s in of(out) if s._cdata not in old}
-        self.live = {k: v for k,v in self.live.items() if not v[0].expired()}
-        self.most = max(self.most, sum(n for _,n in self.live.values()))
+        self.live = {k: v for k, v in self.live.items() if not v[0].expired()}
+        self.most = max(self.most, sum(n for _, n in self.live.values()))
         return out
 
+
 def peak_bytes(
-    f:callable,       # Called once, without arguments
-    device:str='cpu', # cpu or cuda
-)->int:               # Bytes
+    f: callable,  # Called once, without arguments
+    device: str = 'cpu',  # cpu or cuda
+) -> int:  # Bytes
     "The most memory that tensors of `f` take at a time, beyond what was in use before"
     if torch.device(device).type != 'cuda':
-        with _Live() as seen: f()
+        with _Live() as seen:
+            f()
         return seen.most
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     f()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()-before
+    return torch.cuda.max_memory_allocated() - before
 
 # %% ../../nbs/training/37_memory.ipynb #37a00009
 class EMA(StatefulCallback):
@@ -51,193 +60,267 @@ class EMA(StatefulCallback):
     `averages` are of the parameters and BatchNorm's statistics; the model gets a mixture of these and the latest ones,
     see `shown`. `raw`, while the averages are in the model, are the weights that are trained.
     """
+
     name = 'ema'
-    order,run_valid,_keep = 15,True,('averages','raw','updates')
-    def __init__(self,
-        decay:float=.999, # Of the average, in (0,1); smaller at the beginning
+    order = 15
+    run_valid = True
+    _keep = ('averages', 'raw', 'updates')
+
+    def __init__(
+        self,
+        decay: float = 0.999,  # Of the average, in (0,1); smaller at the beginning
     ):
-        if not 0 < decay < 1: raise ValueError(f'ema={decay}: the decay must lie between 0 and 1')
-        self.decay,self.averages,self.raw,self.updates,self.left_out = decay,None,None,0,False
-    def parameters(self)->list: return [p.detach() for p in self.model.parameters() if p.requires_grad]
-    def statistics(self)->list:
+        if not 0 < decay < 1:
+            raise ValueError(f'ema={decay}: the decay must lie between 0 and 1')
+        self.decay = decay
+        self.averages = None
+        self.raw = None
+        self.updates = 0
+        self.left_out = False
+
+    def parameters(self) -> list:
+        return [p.detach() for p in self.model.parameters() if p.requires_grad]
+
+    def statistics(self) -> list:
         "BatchNorm's running means and variances, outside of momentum encoders, each with its layer's momentum"
-        slow = {id(m) for s in self.model.modules() if hasattr(s, 'mirror') for m in s.modules()}   # `MomentumEncoder`
-        norms = [m for m in self.model.modules()
-                 if isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in slow]
+        slow = {id(m) for s in self.model.modules() if hasattr(s, 'mirror') for m in s.modules()}  # `MomentumEncoder`
+        norms = [
+            m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in slow
+        ]
         return [(b, m.momentum) for m in norms for b in m.buffers(recurse=False) if b.is_floating_point()]
-    def tensors(self)->list:
+
+    def tensors(self) -> list:
         "What is averaged, as it is in the model"
-        return self.parameters() + [b for b,_ in self.statistics()]
-    def load_state_dict(self, state:dict)->None:
+        return self.parameters() + [b for b, _ in self.statistics()]
+
+    def load_state_dict(self, state: dict) -> None:
         "Go on from what was saved; a `ValueError` if it is of another model"
         here = [tuple(t.shape) for t in self.tensors()]
-        for k in ('averages','raw'):
+        for k in ('averages', 'raw'):
             if state[k] is not None and [tuple(t.shape) for t in state[k]] != here:
                 raise ValueError(f'the averaged weights ({k}) are those of another model: their shapes differ')
         super().load_state_dict(state)
 
 # %% ../../nbs/training/37_memory.ipynb #37a0000b
 @patch
-def rate(self:EMA)->float:
+def rate(self: EMA) -> float:
     "Decay of the next update"
-    return min(self.decay, (1+self.updates)/(10+self.updates))
+    return min(self.decay, (1 + self.updates) / (10 + self.updates))
+
 
 @patch
 @torch.no_grad()
-def shown(self:EMA,
-    now:list # The trained weights, as `tensors` gives them
-)->list:
+def shown(
+    self: EMA,
+    now: list,  # The trained weights, as `tensors` gives them
+) -> list:
     "The averaged parameters, and BatchNorm statistics of the same average age, for the model"
-    n,d = len(self.parameters()),self.rate()
+    n = len(self.parameters())
+    d = self.rate()
+
     def mixed(latest, average, momentum):
-        if momentum is None: return latest                              # a mean over all batches there were
-        return latest.lerp(average, max(0., 1-(1/momentum-1)*(1/d-1)))
-    return self.averages[:n] + [mixed(x, a, m) for x,a,(_,m) in zip(now[n:], self.averages[n:], self.statistics())]
+        if momentum is None:
+            return latest  # a mean over all batches there were
+        return latest.lerp(average, max(0.0, 1 - (1 / momentum - 1) * (1 / d - 1)))
+
+    return self.averages[:n] + [mixed(x, a, m) for x, a, (_, m) in zip(now[n:], self.averages[n:], self.statistics())]
+
 
 @patch
 @torch.no_grad()
-def show_averages(self:EMA)->None:
+def show_averages(self: EMA) -> None:
     "Put the averages into the model"
-    if self.averages is None or self.raw is not None: return
+    if self.averages is None or self.raw is not None:
+        return
     now = self.tensors()
     self.raw = [t.clone() for t in now]
     torch._foreach_copy_(now, self.shown(self.raw))
 
+
 @patch
 @torch.no_grad()
-def hide_averages(self:EMA)->None:
+def hide_averages(self: EMA) -> None:
     "Put the trained weights back"
-    if self.raw is None: return
+    if self.raw is None:
+        return
     torch._foreach_copy_(self.tensors(), self.raw)
     self.raw = None
 
 # %% ../../nbs/training/37_memory.ipynb #37a000ee
 @patch
-def before_fit(self:EMA)->None:
+def before_fit(self: EMA) -> None:
     "Go on where the last fit stopped, unless other weights have been loaded since"
     self.run = training(self.learn)
-    if not self.run or self.averages is None: return
+    if not self.run or self.averages is None:
+        return
     now = self.tensors()
-    self.averages = [a.to(t.device) for a,t in zip(self.averages, now)]
-    if self.raw is None: return
-    if all(torch.equal(a, t) for a,t in zip(self.averages, self.parameters())): self.hide_averages()
-    else: self.averages,self.raw,self.updates = None,None,0
+    self.averages = [a.to(t.device) for a, t in zip(self.averages, now)]
+    if self.raw is None:
+        return
+    if all(torch.equal(a, t) for a, t in zip(self.averages, self.parameters())):
+        self.hide_averages()
+    else:
+        self.averages = None
+        self.raw = None
+        self.updates = 0
+
 
 @patch
-def before_train(self:EMA)->None: self.hide_averages()
+def before_train(self: EMA) -> None:
+    self.hide_averages()
+
+
 @patch
-def before_validate(self:EMA)->None:
+def before_validate(self: EMA) -> None:
     "Validate with the averages; with several processes all have those of rank 0, running statistics included"
     dist = getattr(self.learn, 'dist', None)
     if dist and dist.world_size > 1 and self.averages is not None and self.raw is None:
-        for a in self.averages: a.copy_(dist.broadcast(a))
+        for a in self.averages:
+            a.copy_(dist.broadcast(a))
     self.show_averages()
+
+
 @patch
-def on_exit(self:EMA)->None:
+def on_exit(self: EMA) -> None:
     "After a fit the model has the averages"
-    if self.run: self.show_averages()
+    if self.run:
+        self.show_averages()
 
 # %% ../../nbs/training/37_memory.ipynb #37a0000c
 @patch
-def after_cancel_step(self:EMA)->None: self.left_out = True
+def after_cancel_step(self: EMA) -> None:
+    self.left_out = True
+
 
 @patch
 @torch.no_grad()
-def after_step(self:EMA)->None:
+def after_step(self: EMA) -> None:
     "Take in the weights of a step that was made"
-    left_out,self.left_out = self.left_out,False
-    if left_out or not self.training: return
+    left_out = self.left_out
+    self.left_out = False
+    if left_out or not self.training:
+        return
     now = self.tensors()
     if self.averages is None:
         self.averages = [t.clone() for t in now]
         return
-    torch._foreach_lerp_(self.averages, now, 1-self.rate())
+    torch._foreach_lerp_(self.averages, now, 1 - self.rate())
     self.updates += 1
 
 # %% ../../nbs/training/37_memory.ipynb #37a00013
 def stage_groups(
-    groups:list,      # Of an optimiser: dicts with `params`, `lr` and more
-    stages:list,      # The modules of each stage, from the input on, as `Backbone.stage_modules` gives them
-    frozen:int=0,     # Number of stages, from the input on, that are not trained
-    decay:float=1.,   # Learning rate of each stage over that of the next stage
-)->list:              # New groups
+    groups: list,  # Of an optimiser: dicts with `params`, `lr` and more
+    stages: list,  # The modules of each stage, from the input on, as `Backbone.stage_modules` gives them
+    frozen: int = 0,  # Number of stages, from the input on, that are not trained
+    decay: float = 1.0,  # Learning rate of each stage over that of the next stage
+) -> list:  # New groups
     "Groups split by stages of the backbone, without those that are frozen; a `ValueError` if nothing is left"
-    at = {id(p): i for i,modules in enumerate(stages) for m in modules for p in m.parameters()}
+    at = {id(p): i for i, modules in enumerate(stages) for m in modules for p in m.parameters()}
     out = []
     for g in groups:
         parts = {}
         for p in g['params']:
             i = at.get(id(p))
-            if i is not None and i < frozen: continue
-            scale = 1. if i is None else decay**(len(stages)-1-i)
+            if i is not None and i < frozen:
+                continue
+            scale = 1.0 if i is None else decay ** (len(stages) - 1 - i)
             parts.setdefault(scale, []).append(p)
-        out += [{**g, 'params': ps, 'lr': g['lr']*scale} for scale,ps in parts.items()]
-    if not out: raise ValueError(f'frozen_stages={frozen}: nothing is left to learn')
+        out += [{**g, 'params': ps, 'lr': g['lr'] * scale} for scale, ps in parts.items()]
+    if not out:
+        raise ValueError(f'frozen_stages={frozen}: nothing is left to learn')
     return out
 
 # %% ../../nbs/training/37_memory.ipynb #37a00016
 class BackboneOptions(BaseCallback):
     "Freezing, layer decay, checkpointing, memory format and compilation of `model.visual`; a `ValueError` without one"
+
     name = 'backbone_options'
-    order,run_valid = -5,False
-    def __init__(self,
-        frozen_stages:int=0,   # As for `stage_groups`, and the next one
-        layer_decay:float=1.,
-        activation_checkpointing:bool=False, # Recompute activations?
-        memory_format:str='auto',            # auto, channels_last or contiguous
-        compile:str='none',                  # none, backbone or model
-        *, backend:str='inductor',           # Of `torch.compile`
+    order = -5
+    run_valid = False
+
+    def __init__(
+        self,
+        frozen_stages: int = 0,  # As for `stage_groups`, and the next one
+        layer_decay: float = 1.0,
+        activation_checkpointing: bool = False,  # Recompute activations?
+        memory_format: str = 'auto',  # auto, channels_last or contiguous
+        compile: str = 'none',  # none, backbone or model
+        *,
+        backend: str = 'inductor',  # Of `torch.compile`
     ):
-        self.freeze,self.decay,self.again = frozen_stages,layer_decay,activation_checkpointing
-        self.memory_format,self.compile,self.backend = memory_format,compile,backend
-    def needs(self, visual:nn.Module, what:str, field:str)->object:
+        self.freeze = frozen_stages
+        self.decay = layer_decay
+        self.again = activation_checkpointing
+        self.memory_format = memory_format
+        self.compile = compile
+        self.backend = backend
+
+    def needs(self, visual: nn.Module, what: str, field: str) -> object:
         "The attribute `what` of the backbone"
         if not hasattr(visual, what):
-            raise ValueError(f'{field}: the backbone {getattr(visual, "name", type(visual).__name__)} has no stages '
-                             f'that are known; leave it out, or take a ResNet')
+            raise ValueError(
+                f'{field}: the backbone {getattr(visual, "name", type(visual).__name__)} has no stages '
+                f'that are known; leave it out, or take a ResNet'
+            )
         return getattr(visual, what)
-    def check(self, model:nn.Module)->None:
+
+    def check(self, model: nn.Module) -> None:
         "A `ValueError` names the field that the backbone cannot have"
         visual = getattr(model, 'visual', None)
-        if self.freeze: self.needs(visual, 'stage_modules', f'frozen_stages={self.freeze}')
-        if self.decay != 1: self.needs(visual, 'stage_modules', f'layer_decay={self.decay}')
-        if self.again: self.needs(visual, 'activation_checkpointing', 'activation_checkpointing')
-        if self.compile == 'backbone': self.needs(visual, 'stage_modules', 'compile=backbone')
+        if self.freeze:
+            self.needs(visual, 'stage_modules', f'frozen_stages={self.freeze}')
+        if self.decay != 1:
+            self.needs(visual, 'stage_modules', f'layer_decay={self.decay}')
+        if self.again:
+            self.needs(visual, 'activation_checkpointing', 'activation_checkpointing')
+        if self.compile == 'backbone':
+            self.needs(visual, 'stage_modules', 'compile=backbone')
         if self.memory_format != 'auto' and visual is None:
             raise ValueError(f'memory_format={self.memory_format}: the model has no `visual`; leave it out')
-    def after_create(self)->None:
+
+    def after_create(self) -> None:
         "Change the model and the optimiser's groups, before the first step"
         visual = getattr(self.model, 'visual', None)
-        if self.freeze or self.decay != 1: self._split(visual.stage_modules())
+        if self.freeze or self.decay != 1:
+            self._split(visual.stage_modules())
         if self.memory_format != 'auto':
-            visual.to(memory_format=dict(channels_last=torch.channels_last)
-                      .get(self.memory_format, torch.contiguous_format))
-        if self.again: visual.activation_checkpointing = True
-        if self.compile == 'model': self.model.compile(backend=self.backend)
+            visual.to(
+                memory_format=dict(channels_last=torch.channels_last).get(self.memory_format, torch.contiguous_format)
+            )
+        if self.again:
+            visual.activation_checkpointing = True
+        if self.compile == 'model':
+            self.model.compile(backend=self.backend)
         if self.compile == 'backbone':
-            for m in [m for ms in visual.stage_modules()[1:] for m in ms]: m.compile(backend=self.backend)
+            for m in [m for ms in visual.stage_modules()[1:] for m in ms]:
+                m.compile(backend=self.backend)
 
 # %% ../../nbs/training/37_memory.ipynb #37a00018
 @patch
-def _split(self:BackboneOptions, stages):
+def _split(self: BackboneOptions, stages):
     groups = self.learn.opt_func.opt.param_groups
     groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
     self.learn.lr = [g['lr'] for g in groups]
-    for m in [m for ms in stages[:self.freeze] for m in ms]: m.requires_grad_(False)
+    for m in [m for ms in stages[: self.freeze] for m in ms]:
+        m.requires_grad_(False)
+
 
 @patch
-def before_train(self:BackboneOptions)->None:
+def before_train(self: BackboneOptions) -> None:
     "BatchNorm of frozen stages keeps its statistics; it is looked up each time, for `sync_bn` exchanges the layers"
-    if not self.freeze: return
-    for m in [m for ms in self.model.visual.stage_modules()[:self.freeze] for m in ms]: m.eval()
+    if not self.freeze:
+        return
+    for m in [m for ms in self.model.visual.stage_modules()[: self.freeze] for m in ms]:
+        m.eval()
 
 # %% ../../nbs/training/37_memory.ipynb #37a00017
-_FIELDS = dict(frozen_stages=0, layer_decay=1., activation_checkpointing=False, memory_format='auto', compile='none')
+_FIELDS = dict(frozen_stages=0, layer_decay=1.0, activation_checkpointing=False, memory_format='auto', compile='none')
+
 
 def switches(
-    recipe:object # May have the fields of `MethodRecipe`
-)->list:          # Callbacks; none if everything is off
+    recipe: object,  # May have the fields of `MethodRecipe`
+) -> list:  # Callbacks; none if everything is off
     "Callbacks for the options of a recipe that are on"
-    options = {k: getattr(recipe, k, off) for k,off in _FIELDS.items()}
+    options = {k: getattr(recipe, k, off) for k, off in _FIELDS.items()}
     average = [EMA(recipe.ema)] if getattr(recipe, 'ema', 0) else []
     return average + ([BackboneOptions(**options)] if options != _FIELDS else [])

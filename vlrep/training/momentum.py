@@ -9,62 +9,98 @@ __all__ = ['EMAUpdate', 'EnqueueKeys']
 import torch
 from fastcore.basics import patch
 from torch import nn
-from .distributed import *
-from .learner import *
+
+from .distributed import Dist
+from .learner import BaseCallback
 
 # %% ../../nbs/training/43_momentum.ipynb #488c3527
 class EMAUpdate(BaseCallback):
     "Call the model's `follow` after each step that was made"
+
     name = 'ema_update'
-    order,run_valid,left_out = 16,False,False
-    def check(self, model:nn.Module)->None:
+    order = 16
+    run_valid = False
+    left_out = False
+
+    def check(self, model: nn.Module) -> None:
         "A `ValueError` if the model has no `follow`"
         if not hasattr(model, 'follow'):
             raise ValueError(f'{type(model).__name__} has no `follow()`, which moves its momentum encoder')
-    def after_cancel_step(self)->None: self.left_out = True
-    def after_step(self)->None:
-        left_out,self.left_out = self.left_out,False
-        if not left_out: self.model.follow()
+
+    def after_cancel_step(self) -> None:
+        self.left_out = True
+
+    def after_step(self) -> None:
+        left_out = self.left_out
+        self.left_out = False
+        if not left_out:
+            self.model.follow()
 
 # %% ../../nbs/training/43_momentum.ipynb #0d49d65b
 class EnqueueKeys(BaseCallback):
     "After each step that was made, its keys are in the model's queue; validation has a queue of held-out keys"
+
     name = 'enqueue_keys'
-    order,left_out = 76,False           # once several processes have the same buffers, before anything is saved
-    def check(self, model:nn.Module)->None:
+    # once several processes have the same buffers, before anything is saved
+    order = 76
+    left_out = False
+
+    def check(self, model: nn.Module) -> None:
         "A `ValueError` if the model has no queue"
         if not hasattr(model, 'stage_keys'):
             raise ValueError(f'{type(model).__name__} has no `stage_keys()`, which fills its queue')
-    def gather(self, x:torch.Tensor)->torch.Tensor:
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
         "Rows of all processes"
         return getattr(self.learn, 'dist', Dist()).gather(x)[0]
-    def _window(self): return getattr(getattr(self.learn, 'accumulate', None), 'micro', 0)
-    def before_fit(self)->None:
+
+    def _window(self):
+        return getattr(getattr(self.learn, 'accumulate', None), 'micro', 0)
+
+    def before_fit(self) -> None:
         self.left_out = False
-        if not self._window(): self.model.queue.drop()
-    def after_cancel_step(self)->None: self.left_out = True
-    def after_batch(self)->None:
-        if not self.learn.training: return
+        if not self._window():
+            self.model.queue.drop()
+
+    def after_cancel_step(self) -> None:
+        self.left_out = True
+
+    def after_batch(self) -> None:
+        if not self.learn.training:
+            return
         q = self.model.queue
         self.model.stage_keys(self.learn.pred, self.learn.yb[0], self.gather)
-        if self._window(): return
+        if self._window():
+            return
         q.drop() if self.left_out else q.commit()
         self.left_out = False
-    def after_validate(self)->None: self.model.held_out = ()
-    def before_train(self)->None: self.model.held_out = ()
-    def on_exit(self)->None: self.model.held_out = ()
+
+    def after_validate(self) -> None:
+        self.model.held_out = ()
+
+    def before_train(self) -> None:
+        self.model.held_out = ()
+
+    def on_exit(self) -> None:
+        self.model.held_out = ()
 
 # %% ../../nbs/training/43_momentum.ipynb #857c979b
 @patch
 @torch.no_grad()
-def before_validate(self:EnqueueKeys)->None:
+def before_validate(self: EnqueueKeys) -> None:
     "Fill a queue with the keys of the images that are about to be validated"
-    dl,model,got = self.learn.dl,self.model,[]
+    dl = self.learn.dl
+    model = self.model
+    got = []
     at = (dl.epoch, dl.start) if hasattr(dl, 'seek') else None
-    for batch,*_ in dl:
-        keys,ids,marks = model.keys_of(batch)
-        got.append(({k: self.gather(v.float()) for k,v in keys.items()}, self.gather(ids), self.gather(marks)))
-    if at: dl.seek(*at)
-    join = lambda parts: torch.cat(list(parts))[:model.queue.size]
+    for batch, *_ in dl:
+        keys, ids, marks = model.keys_of(batch)
+        got.append(({k: self.gather(v.float()) for k, v in keys.items()}, self.gather(ids), self.gather(marks)))
+    if at:
+        dl.seek(*at)
+
+    def join(parts):
+        return torch.cat(list(parts))[: model.queue.size]
+
     keys = {k: join(g[0][k] for g in got) for k in got[0][0]}
     model.held_out = (model.queue.filled_with(keys, join(g[1] for g in got), join(g[2] for g in got)),)

@@ -7,39 +7,65 @@ __all__ = ['Lookahead', 'norm_or_bias', 'param_groups', 'sgd']
 
 # %% ../../nbs/training/10_optim.ipynb #b1564c56
 from collections import defaultdict
+
 import torch
-from torch import nn
 from fastcore.basics import patch
+from torch import nn
 
 # %% ../../nbs/training/10_optim.ipynb #88e61a3e
 class Lookahead:
     "Every `k` steps of the optimiser `inner`, go a part `alpha` of the way from the slow weights to the fast ones"
-    def __init__(self,
-        inner,          # A PyTorch optimiser: it moves the fast weights, which are the model's
-        k:int=5,        # Fast steps for one slow step (VirTex sec. 3.2)
-        alpha:float=.5, # How far the slow weights follow, in (0,1] (VirTex sec. 3.2)
+
+    def __init__(
+        self,
+        inner,  # A PyTorch optimiser: it moves the fast weights, which are the model's
+        k: int = 5,  # Fast steps for one slow step (VirTex sec. 3.2)
+        alpha: float = 0.5,  # How far the slow weights follow, in (0,1] (VirTex sec. 3.2)
     ):
-        if int(k) != k or k < 1: raise ValueError(f'k must be a whole number of steps, at least 1, not {k!r}')
-        if not 0 < alpha <= 1: raise ValueError(f'alpha must lie in (0,1], not {alpha!r}')
-        self.inner,self.k,self.alpha,self.slow,self.counter = inner,int(k),float(alpha),None,0
+        if int(k) != k or k < 1:
+            raise ValueError(f'k must be a whole number of steps, at least 1, not {k!r}')
+        if not 0 < alpha <= 1:
+            raise ValueError(f'alpha must lie in (0,1], not {alpha!r}')
+        self.inner = inner
+        self.k = int(k)
+        self.alpha = float(alpha)
+        self.slow = None
+        self.counter = 0
+
     def __repr__(self):
         inner = type(self.inner).__name__
         return f'Lookahead(k={self.k}, alpha={self.alpha:g}) around {inner}, {len(self.param_groups)} groups'
+
     @property
-    def param_groups(self)->list: return self.inner.param_groups
+    def param_groups(self) -> list:
+        return self.inner.param_groups
+
     @property
-    def defaults(self)->dict: return self.inner.defaults
+    def defaults(self) -> dict:
+        return self.inner.defaults
+
     @property
-    def state(self)->dict: return self.inner.state
+    def state(self) -> dict:
+        return self.inner.state
+
     @state.setter
-    def state(self, v:dict)->None: self.inner.state,self.slow,self.counter = v,None,0
-    def zero_grad(self, set_to_none:bool=True)->None: self.inner.zero_grad(set_to_none)
-    def _fast(self): return [p for g in self.param_groups for p in g['params']]
+    def state(self, v: dict) -> None:
+        self.inner.state = v
+        self.slow = None
+        self.counter = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def _fast(self):
+        return [p for g in self.param_groups for p in g['params']]
+
     @torch.no_grad()
-    def step(self)->None:
+    def step(self) -> None:
         "One step of the fast weights; every `k`-th time, update the slow weights and continue from these"
         fast = self._fast()
-        if self.slow is None: self.slow = [p.detach().clone() for p in fast]
+        if self.slow is None:
+            self.slow = [p.detach().clone() for p in fast]
         self.inner.step()
         self.counter += 1
         if self.counter == self.k:
@@ -49,91 +75,105 @@ class Lookahead:
 
 # %% ../../nbs/training/10_optim.ipynb #82530d98
 @patch
-def state_dict(self:Lookahead)->dict:
+def state_dict(self: Lookahead) -> dict:
     "What is needed to resume: the inner state, the slow weights, the steps since their last update"
     return dict(inner=self.inner.state_dict(), slow=self.slow, counter=self.counter, k=self.k, alpha=self.alpha)
 
+
 @patch
-def load_state_dict(self:Lookahead,
-    sd:dict # What `state_dict` gave
-)->None:
+def load_state_dict(
+    self: Lookahead,
+    sd: dict,  # What `state_dict` gave
+) -> None:
     "Go on from `sd`; a `ValueError` if it belongs to another optimiser"
-    lost = {'inner','slow','counter','k','alpha'}-set(sd)
-    if lost: raise ValueError(f'not the state of a Lookahead optimiser: {", ".join(sorted(lost))} missing')
-    if (sd['k'],sd['alpha']) != (self.k,self.alpha):
-        raise ValueError(f'the state was saved with k={sd["k"]}, alpha={sd["alpha"]}, this optimiser has '
-                         f'k={self.k}, alpha={self.alpha}: make it with the same')
+    lost = {'inner', 'slow', 'counter', 'k', 'alpha'} - set(sd)
+    if lost:
+        raise ValueError(f'not the state of a Lookahead optimiser: {", ".join(sorted(lost))} missing')
+    if (sd['k'], sd['alpha']) != (self.k, self.alpha):
+        raise ValueError(
+            f'the state was saved with k={sd["k"]}, alpha={sd["alpha"]}, this optimiser has '
+            f'k={self.k}, alpha={self.alpha}: make it with the same'
+        )
     fast = self._fast()
     slow = sd['slow']
     if slow is not None and [tuple(s.shape) for s in slow] != [tuple(p.shape) for p in fast]:
         raise ValueError('the slow weights are those of another model: their shapes differ')
     self.inner.load_state_dict(sd['inner'])
-    self.slow = None if slow is None else [torch.empty_like(p, requires_grad=False).copy_(s) for s,p in zip(slow, fast)]
+    self.slow = (
+        None if slow is None else [torch.empty_like(p, requires_grad=False).copy_(s) for s, p in zip(slow, fast)]
+    )
     self.counter = int(sd['counter'])
 
+
 @patch
-def add_param_group(self:Lookahead,
-    group:dict # As for the inner optimiser
-)->None:
+def add_param_group(
+    self: Lookahead,
+    group: dict,  # As for the inner optimiser
+) -> None:
     "Train some more parameters; their slow copies start where they are now"
     self.inner.add_param_group(group)
-    if self.slow is not None: self.slow += [p.detach().clone() for p in self.param_groups[-1]['params']]
+    if self.slow is not None:
+        self.slow += [p.detach().clone() for p in self.param_groups[-1]['params']]
 
 # %% ../../nbs/training/10_optim.ipynb #35c3c23d
 def norm_or_bias(
-    module:nn.Module, # The module that owns the parameter
-    name:str,         # The parameter's name in it
-)->bool:
+    module: nn.Module,  # The module that owns the parameter
+    name: str,  # The parameter's name in it
+) -> bool:
     "Is this parameter a bias, or part of a layer normalisation? (no weight decay in VirTex's textual head)"
-    return isinstance(module, nn.LayerNorm) or name in ('bias','in_proj_bias')
+    return isinstance(module, nn.LayerNorm) or name in ('bias', 'in_proj_bias')
+
 
 def _owned(module):
     "Every parameter below `module`, once, with its owner and its name there"
     seen = set()
     for sub in module.modules():
-        for name,p in sub.named_parameters(recurse=False):
+        for name, p in sub.named_parameters(recurse=False):
             if id(p) not in seen:
                 seen.add(id(p))
-                yield p,sub,name
+                yield p, sub, name
 
 # %% ../../nbs/training/10_optim.ipynb #f4cd05ff
 def param_groups(
-    model:nn.Module, # All of its parameters that need a gradient must belong to a split
-    splits:list,     # `(modules, lr)` or `(modules, lr, exempt)`; `None` for modules takes the rest
-    wd:float=1e-4,   # Weight decay (VirTex sec. 3.2)
-)->list:             # Groups for a PyTorch optimiser: one for each pair of learning rate and decay
+    model: nn.Module,  # All of its parameters that need a gradient must belong to a split
+    splits: list,  # `(modules, lr)` or `(modules, lr, exempt)`; `None` for modules takes the rest
+    wd: float = 1e-4,  # Weight decay (VirTex sec. 3.2)
+) -> list:  # Groups for a PyTorch optimiser: one for each pair of learning rate and decay
     "Groups by module, with learning rate and decay; a `ValueError` names a parameter in two splits or in none"
-    names = {id(p): n for n,p in model.named_parameters()}
+    names = {id(p): n for n, p in model.named_parameters()}
     place = {}
     groups = defaultdict(list)
-    splits = [(mods, lr, *(rest or (lambda module,name: False,))) for mods,lr,*rest in splits]
-    if sum(mods is None for mods,*_ in splits) > 1: raise ValueError('only one split may take the rest')
-    for i,(mods,lr,exempt) in sorted(enumerate(splits), key=lambda o: o[1][0] is None):
+    splits = [(mods, lr, *(rest or (lambda module, name: False,))) for mods, lr, *rest in splits]
+    if sum(mods is None for mods, *_ in splits) > 1:
+        raise ValueError('only one split may take the rest')
+    for i, (mods, lr, exempt) in sorted(enumerate(splits), key=lambda o: o[1][0] is None):
         for mod in [model] if mods is None else mods:
-            for p,owner,name in _owned(mod):
+            for p, owner, name in _owned(mod):
                 if id(p) not in names:
                     raise ValueError(
-                        f'split {i}: parameter {name!r} of {type(owner).__name__} is not a part of the model')
+                        f'split {i}: parameter {name!r} of {type(owner).__name__} is not a part of the model'
+                    )
                 if place.get(id(p), i) != i and mods is not None:
                     raise ValueError(f'parameter {names[id(p)]!r} is in splits {place[id(p)]} and {i}: name it once')
-                if id(p) in place or not p.requires_grad: continue
+                if id(p) in place or not p.requires_grad:
+                    continue
                 place[id(p)] = i
-                groups[lr, 0. if exempt(owner, name) else wd].append(p)
-    lost = [n for n,p in model.named_parameters() if p.requires_grad and id(p) not in place]
+                groups[lr, 0.0 if exempt(owner, name) else wd].append(p)
+    lost = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in place]
     if lost:
         some = ', '.join(lost[:4]) + (' ...' if lost[4:] else '')
         raise ValueError(f'no learning rate for {some}: name their module in a split, or add (None, lr)')
-    return [dict(params=ps, lr=lr, weight_decay=d) for (lr,d),ps in groups.items()]
+    return [dict(params=ps, lr=lr, weight_decay=d) for (lr, d), ps in groups.items()]
 
 # %% ../../nbs/training/10_optim.ipynb #4190a41c
 def sgd(
-    groups:list,                    # From `param_groups`
-    momentum:float=.9,              # (VirTex sec. 3.2)
-    k:int=5,                        # Lookahead's window; 0: no Lookahead
-    alpha:float=.5,                 # Lookahead's step from the slow to the fast weights
-)->torch.optim.Optimizer|Lookahead: # An optimiser for `vlrep.training.learner`
+    groups: list,  # From `param_groups`
+    momentum: float = 0.9,  # (VirTex sec. 3.2)
+    k: int = 5,  # Lookahead's window; 0: no Lookahead
+    alpha: float = 0.5,  # Lookahead's step from the slow to the fast weights
+) -> torch.optim.Optimizer | Lookahead:  # An optimiser for `vlrep.training.learner`
     "SGD with momentum, fused where the device can, inside Lookahead"
     kinds = {p.device.type for g in groups for p in g['params']}
-    fused = True if kinds <= {'cpu','cuda'} else None
+    fused = True if kinds <= {'cpu', 'cuda'} else None
     opt = torch.optim.SGD(groups, lr=groups[0]['lr'], momentum=momentum, fused=fused)
     return Lookahead(opt, k, alpha) if k else opt

@@ -8,30 +8,35 @@ __all__ = ['cpu_has_bf16', 'choose_precision', 'learner_precision', 'effective_p
 
 # %% ../../nbs/training/35_precision.ipynb #b83b98bb
 import os
+
 import torch
 from fastai.callback.core import CancelStepException
 from fastai.torch_core import apply
 from fastcore.basics import patch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from ..core.registry import *
-from .learner import *
+
+from ..core.registry import did_you_mean
+from .learner import StatefulCallback, stop_fit
 
 # %% ../../nbs/training/35_precision.ipynb #06918d34
 _NO_BF16 = 'SSE41 AVX AVX2 AVX2_VNNI AVX2_VNNI_2 AVX512_CORE AVX512_CORE_VNNI'.split()
 
-def cpu_has_bf16()->bool:
+
+def cpu_has_bf16() -> bool:
     "Does this CPU multiply bfloat16 in hardware, and may PyTorch's library use it?"
     cap = os.environ.get('ONEDNN_MAX_CPU_ISA', os.environ.get('DNNL_MAX_CPU_ISA', '')).upper()
-    able = any(getattr(torch.cpu, f, lambda: False)() for f in ('_is_avx512_bf16_supported','_is_amx_tile_supported'))
+    able = any(getattr(torch.cpu, f, lambda: False)() for f in ('_is_avx512_bf16_supported', '_is_amx_tile_supported'))
     return able and cap not in _NO_BF16 and torch.backends.mkldnn.is_available()
 
+
 def choose_precision(
-    device:str|torch.device, # Where the training runs
-    asked:str='auto',        # auto, fp32, bf16 or fp16
-)->str:                      # fp32, bf16 or fp16
+    device: str | torch.device,  # Where the training runs
+    asked: str = 'auto',  # auto, fp32, bf16 or fp16
+) -> str:  # fp32, bf16 or fp16
     "The precision to train in; a `ValueError` if the device does not support the requested one"
-    if asked not in ('auto','fp32','bf16','fp16'): raise did_you_mean('precision', asked, ('auto','fp32','bf16','fp16'))
+    if asked not in ('auto', 'fp32', 'bf16', 'fp16'):
+        raise did_you_mean('precision', asked, ('auto', 'fp32', 'bf16', 'fp16'))
     kind = torch.device(device).type
     if kind == 'cuda':
         able = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -42,129 +47,188 @@ def choose_precision(
         raise ValueError(f'precision {asked} is not for device {kind}: ask for auto or fp32')
     return ('bf16' if kind == 'cpu' and cpu_has_bf16() else 'fp32') if asked == 'auto' else asked
 
+
 def learner_precision(
-    chosen:str,              # From `choose_precision`
-    device:str|torch.device, # Where the training runs
-    explicit:bool=False,     # Did the user request exactly this?
-)->str:                      # For `MixedPrecision`
+    chosen: str,  # From `choose_precision`
+    device: str | torch.device,  # Where the training runs
+    explicit: bool = False,  # Did the user request exactly this?
+) -> str:  # For `MixedPrecision`
     "`auto` if that selects `chosen`: a model without a part that computes in bf16 on a CPU is then trained in fp32"
     return chosen if explicit or chosen != choose_precision(device) else 'auto'
 
+
 def effective_precision(
-    model:torch.nn.Module, # On its device
-    chosen:str,            # fp32, bf16 or fp16
-)->str:                    # fp32 on a CPU if the model has no `visual` with an `autocast` to set
+    model: torch.nn.Module,  # On its device
+    chosen: str,  # fp32, bf16 or fp16
+) -> str:  # fp32 on a CPU if the model has no `visual` with an `autocast` to set
     "The precision that a model computes in if `chosen` is requested"
     cpu = next(model.parameters()).device.type == 'cpu'
     return 'fp32' if cpu and not hasattr(getattr(model, 'visual', None), 'autocast') else chosen
 
 # %% ../../nbs/training/35_precision.ipynb #37f4dd09
-_PRODUCTS = {getattr(torch.ops.aten, name).default
-             for name in ('convolution','convolution_backward','mm','addmm','bmm','baddbmm')}
+_PRODUCTS = {
+    getattr(torch.ops.aten, name).default
+    for name in ('convolution', 'convolution_backward', 'mm', 'addmm', 'bmm', 'baddbmm')
+}
+
 
 class EmulatedBfloat16(TorchDispatchMode):
     """Within it convolutions and matrix products of bfloat16 are computed in float32 and rounded once, backward, too
 
     `torch.compile` leaves a model as it is there.
     """
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        low = lambda t: torch.is_tensor(t) and t.dtype == torch.bfloat16
-        if func not in _PRODUCTS or not any(map(low, args)): return func(*args, **(kwargs or {}))
+        def low(t):
+            return torch.is_tensor(t) and t.dtype == torch.bfloat16
+
+        if func not in _PRODUCTS or not any(map(low, args)):
+            return func(*args, **(kwargs or {}))
         widened = tree_map_only(torch.Tensor, lambda t: t.float() if low(t) else t, args)
         return tree_map_only(torch.Tensor, lambda t: t.bfloat16(), func(*widened, **(kwargs or {})))
 
+
 def emulation_hint(
-    device:str|torch.device, # Where the training runs
-    chosen:str,              # fp32, bf16 or fp16
-)->str:                      # '' where bfloat16 is not asked for, or multiplied in hardware
+    device: str | torch.device,  # Where the training runs
+    chosen: str,  # fp32, bf16 or fp16
+) -> str:  # '' where bfloat16 is not asked for, or multiplied in hardware
     "A line for the log where bfloat16 has to be emulated"
-    if chosen != 'bf16' or torch.device(device).type != 'cpu' or cpu_has_bf16(): return ''
+    if chosen != 'bf16' or torch.device(device).type != 'cpu' or cpu_has_bf16():
+        return ''
     return 'precision: this CPU has no instructions for bfloat16, which is emulated in float32; fp32 is faster'
 
 # %% ../../nbs/training/35_precision.ipynb #bf7f7bbb
 class MixedPrecision(StatefulCallback):
     "Run the backbone (on a CPU) or the whole model (on a GPU) in a lower precision; `chosen` says which"
+
     name = 'precision'
-    order,chosen,ctx,swapped,emulation = 10,None,None,(),None
-    def __init__(self,
-        asked:str='auto', # As for `choose_precision`
-        out=print,        # Called once with what was chosen; None for no message
-    ): self.asked,self.out,self.scaler,self.saved,self.skipped = asked,out,None,None,0
-    def state_dict(self)->dict:
+    order = 10
+    chosen = None
+    ctx = None
+    swapped = ()
+    emulation = None
+
+    def __init__(
+        self,
+        asked: str = 'auto',  # As for `choose_precision`
+        out=print,  # Called once with what was chosen; None for no message
+    ):
+        self.asked = asked
+        self.out = out
+        self.scaler = None
+        self.saved = None
+        self.skipped = 0
+
+    def state_dict(self) -> dict:
         return dict(scaler=self.scaler.state_dict() if self.scaler else self.saved, skipped=self.skipped)
-    def load_state_dict(self, state:dict)->None:
-        self.saved,self.skipped = state['scaler'],state['skipped']
-        if self.scaler and self.saved: self.scaler.load_state_dict(self.saved)
-    def before_fit(self)->None:
+
+    def load_state_dict(self, state: dict) -> None:
+        self.saved = state['scaler']
+        self.skipped = state['skipped']
+        if self.scaler and self.saved:
+            self.scaler.load_state_dict(self.saved)
+
+    def before_fit(self) -> None:
         self.kind = next(self.model.parameters()).device.type
         first = self.chosen is None
-        if first: self.chosen = choose_precision(self.kind, self.asked)
+        if first:
+            self.chosen = choose_precision(self.kind, self.asked)
         visual = getattr(self.model, 'visual', None)
         if effective_precision(self.model, self.chosen) != self.chosen:
             if self.asked != 'auto':
-                stop_fit(self.learn,
-                         ValueError(
-                             f'precision {self.asked}: on a CPU the model needs a `visual` with an `autocast` to set'))
+                stop_fit(
+                    self.learn,
+                    ValueError(
+                        f'precision {self.asked}: on a CPU the model needs a `visual` with an `autocast` to set'
+                    ),
+                )
             self.chosen = 'fp32'
         if first and self.out:
             part = f' ({getattr(self.model, "low_precision", "backbone only")})'
             self.out(f'precision: {self.chosen}{part if self.kind == "cpu" and self.chosen != "fp32" else ""}')
-            if hint := emulation_hint(self.kind, self.chosen): self.out(hint)
+            if hint := emulation_hint(self.kind, self.chosen):
+                self.out(hint)
         self.dtype = dict(fp32=None, bf16=torch.bfloat16, fp16=torch.float16)[self.chosen]
         if self.kind == 'cpu' and self.dtype:
-            self.swapped = visual,visual.autocast
+            self.swapped = visual, visual.autocast
             visual.autocast = self.dtype
-            if emulation_hint(self.kind, self.chosen): self.emulation = EmulatedBfloat16().__enter__()
+            if emulation_hint(self.kind, self.chosen):
+                self.emulation = EmulatedBfloat16().__enter__()
         if self.chosen == 'fp16' and self.scaler is None:
             self.scaler = torch.amp.GradScaler(self.kind)
-            if self.saved: self.scaler.load_state_dict(self.saved)
+            if self.saved:
+                self.scaler.load_state_dict(self.saved)
 
 # %% ../../nbs/training/35_precision.ipynb #dcadadf6
 @patch
-def before_batch(self:MixedPrecision)->None:
+def before_batch(self: MixedPrecision) -> None:
     if self.kind != 'cpu' and self.dtype:
         self.ctx = torch.autocast(self.kind, self.dtype)
         self.ctx.__enter__()
 
+
 @patch
-def after_pred(self:MixedPrecision)->None:
+def after_pred(self: MixedPrecision) -> None:
     self._close()
     if self.dtype:
-        full = lambda t: t.float() if torch.is_tensor(t) and t.is_floating_point() else t
+
+        def full(t):
+            return t.float() if torch.is_tensor(t) and t.is_floating_point() else t
+
         self.learn.pred = apply(full, self.pred)
 
+
 @patch
-def _close(self:MixedPrecision):
-    if self.ctx: self.ctx.__exit__(None, None, None)
+def _close(self: MixedPrecision):
+    if self.ctx:
+        self.ctx.__exit__(None, None, None)
     self.ctx = None
 
-@patch
-def on_exit(self:MixedPrecision)->None:
-    "Put back what was swapped"
-    self._close()
-    if self.swapped: self.swapped[0].autocast = self.swapped[1]
-    if self.emulation: self.emulation.__exit__(None, None, None)
-    self.swapped,self.emulation = (),None
 
 @patch
-def after_cancel_batch(self:MixedPrecision)->None: self._close()
+def on_exit(self: MixedPrecision) -> None:
+    "Put back what was swapped"
+    self._close()
+    if self.swapped:
+        self.swapped[0].autocast = self.swapped[1]
+    if self.emulation:
+        self.emulation.__exit__(None, None, None)
+    self.swapped = ()
+    self.emulation = None
+
+
 @patch
-def after_fit(self:MixedPrecision)->None: self.on_exit()
+def after_cancel_batch(self: MixedPrecision) -> None:
+    self._close()
+
+
+@patch
+def after_fit(self: MixedPrecision) -> None:
+    self.on_exit()
 
 # %% ../../nbs/training/35_precision.ipynb #e39dd40d
 @patch
-def before_backward(self:MixedPrecision)->None:
-    if self.scaler: self.learn.loss_grad = self.scaler.scale(self.loss_grad)
+def before_backward(self: MixedPrecision) -> None:
+    if self.scaler:
+        self.learn.loss_grad = self.scaler.scale(self.loss_grad)
+
 
 class _Dry:
     "Stands in for the optimiser: notes that a step would be made"
-    def __init__(self, groups): self.param_groups,self.stepped = groups,False
-    def step(self): self.stepped = True
+
+    def __init__(self, groups):
+        self.param_groups = groups
+        self.stepped = False
+
+    def step(self):
+        self.stepped = True
+
 
 @patch
-def before_step(self:MixedPrecision)->None:
+def before_step(self: MixedPrecision) -> None:
     "Bring the gradients back to scale; leave the step out if one is not finite"
-    if not self.scaler: return
+    if not self.scaler:
+        return
     dry = _Dry(self.opt.param_groups)
     self.scaler.step(dry)
     self.scaler.update()

@@ -6,92 +6,121 @@
 __all__ = ['resume', 'fingerprint', 'differences']
 
 # %% ../../nbs/training/60_resume.ipynb #e451281e
-import hashlib,os,shutil
-import numpy as np, torch
-from ..core.files import *
+import hashlib
+import os
+import shutil
+
+import numpy as np
+import torch
+
+from ..core.files import atomic_file, parse_json
 from ..core.text_files import raw_lines
 from ..core.weights import read_pickle
 from ..data.records import ImageTextDataset
-from .checkpoint import *
-from .distributed import *
-from .learner import *
-from .logging import *
-from .run_folder import *
+from .checkpoint import frozen_weights
+from .distributed import Dist
+from .learner import GradientAccumulation, load_training_state
+from .logging import cut_log
+from .run_folder import Run, load_weights
 
 # %% ../../nbs/training/60_resume.ipynb #68dba6cc
 def _cut_lines(path, step):
     "Keep the lines of JSON up to `step`"
-    if not path.is_file(): return
+    if not path.is_file():
+        return
+
     def early(line):
-        try: return parse_json(line)['step'] <= step
-        except (ValueError, KeyError, TypeError): return False                  # torn off when the process was killed
+        try:
+            return parse_json(line)['step'] <= step
+        except (ValueError, KeyError, TypeError):
+            return False  # torn off when the process was killed
+
     keep = [l for l in raw_lines(path) if early(l)]
-    with atomic_file(path) as new: new.write_text(''.join(keep), encoding='utf-8')
+    with atomic_file(path) as new:
+        new.write_text(''.join(keep), encoding='utf-8')
+
 
 def _rewind(run, step):
     "Cut logs and checkpoints back to `step`"
-    log = run/'log.csv'
-    if log.is_file() and log.read_bytes().count(b'\n'): cut_log(log, step)
-    _cut_lines(run/'skipped.jsonl', step)
+    log = run / 'log.csv'
+    if log.is_file() and log.read_bytes().count(b'\n'):
+        cut_log(log, step)
+    _cut_lines(run / 'skipped.jsonl', step)
     for s in run.saved():
-        if s > step: shutil.rmtree(run/f'steps/{s:06d}')
+        if s > step:
+            shutil.rmtree(run / f'steps/{s:06d}')
+
 
 def _regroup(learn):
     "Count batches as if all steps had been done with the current batch size and accumulation"
-    s,acc = learn.train_state,[cb for cb in learn.cbs if isinstance(cb, GradientAccumulation)]
+    s = learn.train_state
+    acc = [cb for cb in learn.cbs if isinstance(cb, GradientAccumulation)]
     seen = s.validated == s.batch
-    s.batch = s.step*(acc[0].n if acc else 1)
+    s.batch = s.step * (acc[0].n if acc else 1)
     s.validated = s.batch if seen else 0
-    for cb in acc: cb.micro = 0
+    for cb in acc:
+        cb.micro = 0
     learn.opt.zero_grad()
 
 # %% ../../nbs/training/60_resume.ipynb #260b2196
 def resume(
-    learn:'Learner',      # Made in the same way as the learner that was stopped
-    run:Run,              # Its folder, from `Run.reopen`
-    which:str|int='last', # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
-    regroup:bool=False,   # Have batch size or accumulation changed? The run then continues with whole steps and is no
-                          # longer exact
-)->int:                   # The step from which it is resumed; 0 if there was no checkpoint yet
+    learn: 'Learner',  # Made in the same way as the learner that was stopped
+    run: Run,  # Its folder, from `Run.reopen`
+    which: str | int = 'last',  # Checkpoint: last, best, or the number of a step, 0 for none; later ones are removed
+    regroup: bool = False,  # Have batch size or accumulation changed? The run then continues with whole steps and is no
+    # longer exact
+) -> int:  # The step from which it is resumed; 0 if there was no checkpoint yet
     "Put `learn` where a checkpoint was, and cut the logs back to there; a `ValueError` says what does not fit"
-    with getattr(learn, 'dist', Dist()).main_first(): return _resume(learn, run, which, regroup)
+    with getattr(learn, 'dist', Dist()).main_first():
+        return _resume(learn, run, which, regroup)
+
 
 def _resume(learn, run, which, regroup):
     "What the main process does first, and the others after it without writing"
-    folder,main = run.start(which),getattr(learn, 'dist', Dist()).is_main
+    folder = run.start(which)
+    main = getattr(learn, 'dist', Dist()).is_main
     if folder is None:
-        if not main: return 0
+        if not main:
+            return 0
         _rewind(run, 0)
-        shutil.rmtree(run/'best', ignore_errors=True)
+        shutil.rmtree(run / 'best', ignore_errors=True)
         return 0
-    w,state = load_weights(folder/'model.safetensors'),read_pickle(folder/'state.pt')
+    w = load_weights(folder / 'model.safetensors')
+    state = read_pickle(folder / 'state.pt')
     if not isinstance(state, dict) or 'training' not in state:
-        raise ValueError(f'{folder/"state.pt"}: holds no state of a training')
-    try: learn.model.load_state_dict(w)
+        raise ValueError(f'{folder / "state.pt"}: holds no state of a training')
+    try:
+        learn.model.load_state_dict(w)
     except RuntimeError as e:
         raise ValueError(
-            f'{folder/"model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})') from None
+            f'{folder / "model.safetensors"}: the weights of another model ({" ".join(str(e).split())[:200]})'
+        ) from None
     if main and not run.saved():
         # what a first save was killed in: the same state as that of the best
         run.save('last', w, state, frozen_weights(learn.model))
-    try: load_training_state(learn, state['training'])
+    try:
+        load_training_state(learn, state['training'])
     except (ValueError, KeyError, TypeError) as e:
-        raise ValueError(f'{folder/"state.pt"}: does not fit ({e})') from None
-    if regroup: _regroup(learn)
-    if main: _rewind(run, learn.train_state.step)
+        raise ValueError(f'{folder / "state.pt"}: does not fit ({e})') from None
+    if regroup:
+        _regroup(learn)
+    if main:
+        _rewind(run, learn.train_state.step)
     return learn.train_state.step
 
 # %% ../../nbs/training/60_resume.ipynb #6100ca5c
 def fingerprint(
-    dataset:ImageTextDataset, # Any dataset
-    rows:int=2000,            # Number of images, at most, whose pixels are hashed
-)->str:                       # 16 hexadecimal digits
+    dataset: ImageTextDataset,  # Any dataset
+    rows: int = 2000,  # Number of images, at most, whose pixels are hashed
+) -> str:  # 16 hexadecimal digits
     """A hash of the names, captions, narratives and labels of all images, and of the pixels (or sizes of the files) of
     images spread over the dataset"""
     h = hashlib.sha256(f'{type(dataset).__name__} {len(dataset)} {dataset.size}'.encode())
-    for i,name in enumerate(dataset.ids): h.update(('\n'*bool(i) + str(name)).encode())
+    for i, name in enumerate(dataset.ids):
+        h.update(('\n' * bool(i) + str(name)).encode())
     if dataset.captions is not None:
-        for k in ('data','ends','rows'): h.update(np.ascontiguousarray(getattr(dataset.captions, k)))
+        for k in ('data', 'ends', 'rows'):
+            h.update(np.ascontiguousarray(getattr(dataset.captions, k)))
     told = dataset.narratives
     if told is not None:
         for a in (told.rows, *(x for c in told.cols.values() for x in c.take(told.at))):
@@ -99,24 +128,32 @@ def fingerprint(
     for k in sorted(dataset.labels):
         h.update(k.encode())
         h.update(np.ascontiguousarray(dataset.labels[k]).tobytes())
-    for i in range(0, len(dataset), -(-len(dataset)//rows)):
-        if hasattr(dataset, 'pixels'): h.update(np.ascontiguousarray(dataset.pixels[i]).tobytes())
+    for i in range(0, len(dataset), -(-len(dataset) // rows)):
+        if hasattr(dataset, 'pixels'):
+            h.update(np.ascontiguousarray(dataset.pixels[i]).tobytes())
         elif hasattr(dataset, 'path') and os.path.isfile(dataset.path(i)):
             h.update(str(os.path.getsize(dataset.path(i))).encode())
-        elif hasattr(dataset, 'image_size'): h.update(str(dataset.image_size(i)).encode())
+        elif hasattr(dataset, 'image_size'):
+            h.update(str(dataset.image_size(i)).encode())
     return h.hexdigest()[:16]
+
 
 _MATTER = 'vlrep torch torchvision numpy pillow sentencepiece machine'.split()
 
+
 def differences(
-    was:dict, # Facts of a run, as in `recipe.json`
-    now:dict, # Facts of the run that is to be resumed
-)->list:      # A line for each fact that differs
+    was: dict,  # Facts of a run, as in `recipe.json`
+    now: dict,  # Facts of the run that is to be resumed
+) -> list:  # A line for each fact that differs
     "Compare what decides the bits of a run; versions that do not touch numbers are left out"
+
     def flat(d, name=''):
-        for k,v in d.items():
-            if isinstance(v, dict): yield from flat(v, k if k != 'recipe' else '')
+        for k, v in d.items():
+            if isinstance(v, dict):
+                yield from flat(v, k if k != 'recipe' else '')
             elif name != 'versions' or k in _MATTER:
                 yield (f'{name} {k}'.strip(), list(v) if isinstance(v, tuple) else v)
-    a,b = dict(flat(was)),dict(flat(now))
+
+    a = dict(flat(was))
+    b = dict(flat(now))
     return [f'{k}: was {a.get(k)!r}, now {b.get(k)!r}' for k in {**a, **b} if a.get(k) != b.get(k)]

@@ -6,93 +6,131 @@
 __all__ = ['save_weights', 'load_weights', 'save_checkpoint', 'check_folder', 'Run', 'load']
 
 # %% ../../nbs/training/50_run_folder.ipynb #6b66b967
-import json,os,re,shutil
+import json
+import os
+import re
+import shutil
 from contextlib import ExitStack
-from dataclasses import asdict,is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+
 import torch
+from fastcore.basics import patch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from fastcore.basics import patch
-from ..core.fields import *
-from ..core.files import *
-from ..core.progress import *
-from ..core.run_facts import *
-from ..core.weights import *
+
+from vlrep.core.files import (
+    FilePath,
+    atomic_file,
+    atomic_folder,
+    file_sha256,
+    locked,
+    parse_json,
+    read_json,
+    settled,
+    write_error,
+    write_json,
+)
+from ..core.progress import versions
+from ..core.run_facts import FORMAT, check_format, facts_seal, read_log, read_run_facts
+from ..core.weights import check_weights, read_pickle, weights_sha256
 
 # %% ../../nbs/training/50_run_folder.ipynb #746750e0
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 
+
 def _unwritten(path, error):
     "A library's error when the disk is full, as an `OSError`"
     n = re.search(r'os error (\d+)', str(error))
-    if n: return write_error(OSError(int(n[1]), os.strerror(int(n[1]))), path)
+    if n:
+        return write_error(OSError(int(n[1]), os.strerror(int(n[1]))), path)
     return OSError(f'{path}: cannot be written ({str(error).splitlines()[0]})')
 
+
 def save_weights(
-    path:FilePath, # A file ending in .safetensors
-    weights:dict,  # Name -> tensor, such as `model.state_dict()`
-    **metadata     # Texts that are stored with them
-)->None:
+    path: FilePath,  # A file ending in .safetensors
+    weights: dict,  # Name -> tensor, such as `model.state_dict()`
+    **metadata,  # Texts that are stored with them
+) -> None:
     "Write weights; a tensor that has several names is stored once; an `OSError` if the disk is full"
-    kept,tied,seen = {},{},{}
-    for name,t in sorted(weights.items()):
+    kept = {}
+    tied = {}
+    seen = {}
+    for name, t in sorted(weights.items()):
         key = (t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) if t.numel() else name
-        if key in seen: tied[name] = seen[key]
+        if key in seen:
+            tied[name] = seen[key]
         else:
             seen[key] = name
             kept[name] = t.detach().cpu().contiguous()
     # parts of one tensor share memory without being equal: give each its own
     held = {}
-    for name,t in kept.items():
+    for name, t in kept.items():
         at = t.untyped_storage().data_ptr() if t.numel() else name
         kept[name] = t.clone() if at in held else t
         held[at] = name
     notes = json.dumps(dict(tied=tied, **metadata), sort_keys=True)
-    try: save_file(kept, path, metadata=dict(notes=notes))       # one entry: several are in no order
-    except SafetensorError as e: raise _unwritten(path, e) from e
-    os.chmod(path, 0o666 & ~_UMASK)                # safetensors makes files that other users may not read
+    try:
+        save_file(kept, path, metadata=dict(notes=notes))  # one entry: several are in no order
+    except SafetensorError as e:
+        raise _unwritten(path, e) from e
+    os.chmod(path, 0o666 & ~_UMASK)  # safetensors makes files that other users may not read
 
 # %% ../../nbs/training/50_run_folder.ipynb #24501c17
 def _frozen_part(path, digest):
     "The weights that the checkpoint at `path` shares with the others of its run"
-    places = [p/'frozen'/f'{digest[:16]}.safetensors' for p in path.resolve().parents[1:3]]
+    places = [p / 'frozen' / f'{digest[:16]}.safetensors' for p in path.resolve().parents[1:3]]
     file = next((p for p in places if p.is_file()), None)
     if file is None:
-        raise ValueError(f'{path}: frozen/{digest[:16]}.safetensors is missing from the run; it holds the weights that '
-                         f'are not trained: copy it along')
+        raise ValueError(
+            f'{path}: frozen/{digest[:16]}.safetensors is missing from the run; it holds the weights that '
+            f'are not trained: copy it along'
+        )
     w = load_weights(file)
     if weights_sha256(w) != digest:
         raise ValueError(f'{file}: damaged, its weights are not those of the checkpoint {path}')
     return w
 
+
 def load_weights(
-    path:FilePath, # What `save_weights`, or anybody, wrote as safetensors
-)->dict:           # Name -> tensor on the CPU
+    path: FilePath,  # What `save_weights`, or anybody, wrote as safetensors
+) -> dict:  # Name -> tensor on the CPU
     "Read weights; a `ValueError` names a file that is missing or damaged, or a tensor that is not finite"
     path = Path(path)
-    if not path.is_file(): raise ValueError(f'{path}: no such file')
+    if not path.is_file():
+        raise ValueError(f'{path}: no such file')
     try:
         with safe_open(path, 'pt') as f:
-            w,notes = {k: f.get_tensor(k) for k in f.keys()},parse_json((f.metadata() or {}).get('notes', '{}'))
-        w.update({a: w[b] for a,b in notes.get('tied', {}).items()})
-        if not isinstance(notes.get('frozen', ''), str): raise ValueError('frozen is no text')
+            w = {k: f.get_tensor(k) for k in f.keys()}
+            notes = parse_json((f.metadata() or {}).get('notes', '{}'))
+        w.update({a: w[b] for a, b in notes.get('tied', {}).items()})
+        if not isinstance(notes.get('frozen', ''), str):
+            raise ValueError('frozen is no text')
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, not safetensors ({e})') from e
-    if 'frozen' in notes: w.update(_frozen_part(path, notes['frozen']))
+    if 'frozen' in notes:
+        w.update(_frozen_part(path, notes['frozen']))
     return check_weights(w, path)
 
 # %% ../../nbs/training/50_run_folder.ipynb #85cb06b9
 class _Noting:
     "A file for `torch.save`, which hides why a write failed: `error` is the reason"
-    def __init__(self, file): self.file,self.error = file,None
+
+    def __init__(self, file):
+        self.file = file
+        self.error = None
+
     def write(self, data):
-        try: return self.file.write(data)
+        try:
+            return self.file.write(data)
         except OSError as e:
             self.error = e
             raise
-    def flush(self): self.file.flush()
+
+    def flush(self):
+        self.file.flush()
+
 
 def _save_state(state, path):
     "`torch.save`, with an `OSError` that names the file if it cannot be written"
@@ -103,45 +141,55 @@ def _save_state(state, path):
             torch.save(state, noting)
     except (OSError, RuntimeError) as e:
         why = noting and noting.error or e
-        if isinstance(why, OSError): raise write_error(why, path) from None
-        if 'PytorchStreamWriter' in str(e): raise _unwritten(path, e) from e
-        raise                                                    # not the file's: a signal may raise anything anywhere
+        if isinstance(why, OSError):
+            raise write_error(why, path) from None
+        if 'PytorchStreamWriter' in str(e):
+            raise _unwritten(path, e) from e
+        raise  # not the file's: a signal may raise anything anywhere
+
 
 def save_checkpoint(
-    folder:FilePath, # Where; an existing checkpoint is replaced
-    weights:dict,    # Name -> tensor
-    state:dict,      # Tensors, numbers, strings, and lists and dicts of them
-    **metadata       # Texts that are stored with the weights
-)->None:
+    folder: FilePath,  # Where; an existing checkpoint is replaced
+    weights: dict,  # Name -> tensor
+    state: dict,  # Tensors, numbers, strings, and lists and dicts of them
+    **metadata,  # Texts that are stored with the weights
+) -> None:
     "Write `model.safetensors`, `state.pt` and their checksums, whole or not at all"
     with atomic_folder(folder) as new:
-        save_weights(new/'model.safetensors', weights, **metadata)
-        _save_state(state, new/'state.pt')
+        save_weights(new / 'model.safetensors', weights, **metadata)
+        _save_state(state, new / 'state.pt')
         files = {p.name: dict(bytes=p.stat().st_size, sha256=file_sha256(p)) for p in sorted(new.iterdir())}
-        write_json(new/'manifest.json', dict(format=FORMAT, files=files))
+        write_json(new / 'manifest.json', dict(format=FORMAT, files=files))
 
 # %% ../../nbs/training/50_run_folder.ipynb #7151ed59
 def check_folder(
-    folder:FilePath, # A checkpoint
-)->Path:             # The folder
+    folder: FilePath,  # A checkpoint
+) -> Path:  # The folder
     "Compare a checkpoint with its checksums; a `ValueError` names the first file that is not what was saved"
     folder = Path(folder)
     old = folder.with_name(f'.{folder.name}.old')
-    if not folder.is_dir() and old.is_dir(): folder = old       # a writer died, or is, between its two renames
-    if not folder.is_dir(): raise ValueError(f'{folder}: no such checkpoint')
-    man = read_json(folder/'manifest.json')
-    check_format(man, folder/'manifest.json')
+    if not folder.is_dir() and old.is_dir():
+        folder = old  # a writer died, or is, between its two renames
+    if not folder.is_dir():
+        raise ValueError(f'{folder}: no such checkpoint')
+    man = read_json(folder / 'manifest.json')
+    check_format(man, folder / 'manifest.json')
     if not isinstance(man, dict) or not isinstance(man.get('files'), dict):
-        raise ValueError(f'{folder/"manifest.json"}: damaged, it lists no files')
-    for name in ('model.safetensors','state.pt'):
+        raise ValueError(f'{folder / "manifest.json"}: damaged, it lists no files')
+    for name in ('model.safetensors', 'state.pt'):
         want = man['files'].get(name)
-        if not isinstance(want, dict) or not isinstance(want.get('bytes'),
-                                                        int) or not isinstance(want.get('sha256'), str):
-            raise ValueError(f'{folder/"manifest.json"}: damaged, it does not describe {name}')
-        p = folder/name
-        if not p.is_file(): raise ValueError(f'{p}: missing')
+        if (
+            not isinstance(want, dict)
+            or not isinstance(want.get('bytes'), int)
+            or not isinstance(want.get('sha256'), str)
+        ):
+            raise ValueError(f'{folder / "manifest.json"}: damaged, it does not describe {name}')
+        p = folder / name
+        if not p.is_file():
+            raise ValueError(f'{p}: missing')
         n = p.stat().st_size
-        if n == 0: raise ValueError(f'{p}: empty')
+        if n == 0:
+            raise ValueError(f'{p}: empty')
         if n != want['bytes']:
             how = 'truncated' if n < want['bytes'] else 'too long'
             raise ValueError(f'{p}: {how}, {n} bytes instead of {want["bytes"]}')
@@ -150,42 +198,65 @@ def check_folder(
     return folder
 
 # %% ../../nbs/training/50_run_folder.ipynb #ccf28467
-_PARTS = ('recipe.json tokenizer.model test_photos.json log.csv skipped.jsonl steps best frozen samples.json '
-          'result.jsonl report.html').split()
+_PARTS = (
+    'recipe.json tokenizer.model test_photos.json log.csv skipped.jsonl steps best frozen samples.json '
+    'result.jsonl report.html'
+).split()
+
 
 class Run:
     "A run folder, open for writing after `Run.create` or `Run.reopen`, for reading after `load`"
-    keep = 3 # How many of the newest checkpoints stay
-    def __init__(self,
-        path, # The folder
-    ): self.path,self._open = Path(path),ExitStack()
-    def __repr__(self): return f'Run({str(self.path)!r})'
-    def __truediv__(self, name)->Path: return self.path/name
-    def __enter__(self): return self
-    def __exit__(self, *e): self.close()
-    def close(self)->None: self._open.close()
+
+    keep = 3  # How many of the newest checkpoints stay
+
+    def __init__(
+        self,
+        path,  # The folder
+    ):
+        self.path = Path(path)
+        self._open = ExitStack()
+
+    def __repr__(self):
+        return f'Run({str(self.path)!r})'
+
+    def __truediv__(self, name) -> Path:
+        return self.path / name
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *e):
+        self.close()
+
+    def close(self) -> None:
+        self._open.close()
 
 # %% ../../nbs/training/50_run_folder.ipynb #fd1b7ea1
 @patch(cls_method=True)
-def create(cls:Run,
-    path:FilePath,              # The folder; it may exist, but hold no run
-    recipe:'MethodRecipe|dict', # A dataclass or a dict
-    method:str,                 # Such as virtex
-    data:str|dict,              # What was trained on: a name, or a dict with more
-    seed:int,                   # Of the whole run
-    *, precision:str='fp32',    # As chosen, see `vlrep.training.precision.choose_precision`
-    **more                      # Anything else worth knowing
-)->Run:
+def create(
+    cls: Run,
+    path: FilePath,  # The folder; it may exist, but hold no run
+    recipe: 'MethodRecipe|dict',  # A dataclass or a dict
+    method: str,  # Such as virtex
+    data: str | dict,  # What was trained on: a name, or a dict with more
+    seed: int,  # Of the whole run
+    *,
+    precision: str = 'fp32',  # As chosen, see `vlrep.training.precision.choose_precision`
+    **more,  # Anything else worth knowing
+) -> Run:
     "Begin a run: lock the folder and write `recipe.json`; a `ValueError` if it holds a run or is in use"
-    try: str(path).encode()
+    try:
+        str(path).encode()
     except UnicodeEncodeError:
-        raise ValueError(f'{path}: the name of the folder is not UTF-8, and weights cannot be read from there: choose '
-                         f'another') from None
+        raise ValueError(
+            f'{path}: the name of the folder is not UTF-8, and weights cannot be read from there: choose another'
+        ) from None
     self = cls(path)
     self._lock()
     try:
-        there = [p for p in _PARTS if (self/p).exists()]
-        if there: raise ValueError(f'{path}: holds a run already ({", ".join(there)}): choose another folder')
+        there = [p for p in _PARTS if (self / p).exists()]
+        if there:
+            raise ValueError(f'{path}: holds a run already ({", ".join(there)}): choose another folder')
         recipe = asdict(recipe) if is_dataclass(recipe) else dict(recipe)
         facts = dict(format=FORMAT, method=method, recipe=recipe, data=data, seed=seed, precision=precision)
         self._write({**facts, 'threads': torch.get_num_threads(), 'versions': versions(), **more})
@@ -194,23 +265,29 @@ def create(cls:Run,
         raise
     return self
 
+
 @patch
-def _lock(self:Run):
-    if self.path.exists() and not self.path.is_dir(): raise ValueError(f'{self.path}: not a folder')
-    try: self._open.enter_context(locked(self/'.lock', f'run folder {self.path}'))
-    except OSError as e: raise ValueError(f'{self.path}: cannot write there ({e.strerror})') from e
+def _lock(self: Run):
+    if self.path.exists() and not self.path.is_dir():
+        raise ValueError(f'{self.path}: not a folder')
+    try:
+        self._open.enter_context(locked(self / '.lock', f'run folder {self.path}'))
+    except OSError as e:
+        raise ValueError(f'{self.path}: cannot write there ({e.strerror})') from e
 
 # %% ../../nbs/training/50_run_folder.ipynb #b4c26ce7
 @patch(cls_method=True)
-def reopen(cls:Run,
-    path:FilePath, # The folder of a run that was stopped
-)->Run:            # Locked
+def reopen(
+    cls: Run,
+    path: FilePath,  # The folder of a run that was stopped
+) -> Run:  # Locked
     "Open a run to resume it; what a killed process left half-written is removed"
     load(path)
     self = cls(path)
     self._lock()
-    for d in (self.path, self/'steps', self/'frozen'):
-        for p in d.glob('.*.tmp'): shutil.rmtree(p) if p.is_dir() else p.unlink()
+    for d in (self.path, self / 'steps', self / 'frozen'):
+        for p in d.glob('.*.tmp'):
+            shutil.rmtree(p) if p.is_dir() else p.unlink()
         for p in d.glob('.*.old'):
             settled(p.with_name(p.name[1:-4]))
             shutil.rmtree(p, ignore_errors=True)
@@ -218,162 +295,206 @@ def reopen(cls:Run,
 
 # %% ../../nbs/training/50_run_folder.ipynb #ef4f250f
 @patch
-def saved(self:Run)->list: # Ascending
+def saved(self: Run) -> list:  # Ascending
     "The steps of which there are checkpoints"
-    d = self/'steps'
+    d = self / 'steps'
     return sorted(int(p.name) for p in d.iterdir() if p.name.isdecimal()) if d.is_dir() else []
 
-@patch
-def discard(self:Run)->None:
-    "Remove a run that has no checkpoint, so that it can begin anew in its folder"
-    if self.start() is not None: raise ValueError(f'{self.path}: has checkpoints, and stays')
-    for p in (self/name for name in _PARTS):
-        if p.is_dir(): shutil.rmtree(p)
-        else: p.unlink(missing_ok=True)
 
 @patch
-def save(self:Run,
-    name:str,     # last or best
-    weights:dict, # Name -> tensor
-    state:dict,   # Plain data and tensors; its `step` names a checkpoint that is not the best
-    frozen:'Iterable[str]'=(), # Names of the weights that no step changes; all checkpoints share one file of them
-)->None:
+def discard(self: Run) -> None:
+    "Remove a run that has no checkpoint, so that it can begin anew in its folder"
+    if self.start() is not None:
+        raise ValueError(f'{self.path}: has checkpoints, and stays')
+    for p in (self / name for name in _PARTS):
+        if p.is_dir():
+            shutil.rmtree(p)
+        else:
+            p.unlink(missing_ok=True)
+
+
+@patch
+def save(
+    self: Run,
+    name: str,  # last or best
+    weights: dict,  # Name -> tensor
+    state: dict,  # Plain data and tensors; its `step` names a checkpoint that is not the best
+    frozen: 'Iterable[str]' = (),  # Names of the weights that no step changes; all checkpoints share one file of them
+) -> None:
     "Save a checkpoint, whole or not at all; then remove the oldest"
-    shared,notes = {k: weights[k] for k in frozen},{}
+    shared = {k: weights[k] for k in frozen}
+    notes = {}
     if shared:
         notes = dict(frozen=weights_sha256(shared))
-        file = self/'frozen'/f'{notes["frozen"][:16]}.safetensors'
+        file = self / 'frozen' / f'{notes["frozen"][:16]}.safetensors'
         if not file.is_file():
-            with atomic_file(file) as new: save_weights(new, shared)
-    own = {k: v for k,v in weights.items() if k not in shared}
-    save_checkpoint(self/('best' if name == 'best' else f'steps/{state["step"]:06d}'), own, state, **notes)
-    for step in self.saved()[:-self.keep]: shutil.rmtree(self/f'steps/{step:06d}')
+            with atomic_file(file) as new:
+                save_weights(new, shared)
+    own = {k: v for k, v in weights.items() if k not in shared}
+    save_checkpoint(self / ('best' if name == 'best' else f'steps/{state["step"]:06d}'), own, state, **notes)
+    for step in self.saved()[: -self.keep]:
+        shutil.rmtree(self / f'steps/{step:06d}')
 
 # %% ../../nbs/training/50_run_folder.ipynb #e553cf17
 @patch
-def checkpoint(self:Run,
-    which:str|int='last', # last, best, or the number of a step
-)->Path:                  # Its folder, checked
+def checkpoint(
+    self: Run,
+    which: str | int = 'last',  # last, best, or the number of a step
+) -> Path:  # Its folder, checked
     "Find a checkpoint; a `ValueError` says what is wrong with it, and which others there are"
     there = self.saved()
-    if which == 'best': folder = self/'best'
+    if which == 'best':
+        folder = self / 'best'
     elif which == 'last':
-        if not there: raise ValueError(f'{self/"steps"}: holds no checkpoint' + self._instead(which))
-        folder = self/f'steps/{there[-1]:06d}'
-    elif str(which).isdecimal(): folder = self/f'steps/{int(which):06d}'
-    else: raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {there}')
+        if not there:
+            raise ValueError(f'{self / "steps"}: holds no checkpoint' + self._instead(which))
+        folder = self / f'steps/{there[-1]:06d}'
+    elif str(which).isdecimal():
+        folder = self / f'steps/{int(which):06d}'
+    else:
+        raise ValueError(f'checkpoint {which!r}: there are last, best and the steps {there}')
     others = [s for s in there if f'{s:06d}' != folder.name]
-    try: return check_folder(folder)
+    try:
+        return check_folder(folder)
     except ValueError as e:
-        raise ValueError(f'{e}'
-                         + (f'; there are checkpoints of the steps {others}' if others
-                            else self._instead(which))) from None
+        raise ValueError(
+            f'{e}' + (f'; there are checkpoints of the steps {others}' if others else self._instead(which))
+        ) from None
 
 # %% ../../nbs/training/50_run_folder.ipynb #8ba3d24c
 @patch
-def _instead(self:Run, which):
+def _instead(self: Run, which):
     "For messages where no numbered checkpoint is left: is there the best one?"
-    return f'; there is the best one, {self/"best"}: ask for best' if which != 'best' and (self/'best').is_dir() else ''
+    return (
+        f'; there is the best one, {self / "best"}: ask for best'
+        if which != 'best' and (self / 'best').is_dir()
+        else ''
+    )
+
 
 @patch
-def start(self:Run,
-    which:str|int='last', # last, best, or the number of a step; 0 is the beginning
-)->Path:                  # A checkpoint, checked; None: from the beginning
+def start(
+    self: Run,
+    which: str | int = 'last',  # last, best, or the number of a step; 0 is the beginning
+) -> Path:  # A checkpoint, checked; None: from the beginning
     "The checkpoint that a run is resumed from; without any numbered checkpoint, that is the best one"
-    best = (self/'best').is_dir() or (self/'.best.old').is_dir()
+    best = (self / 'best').is_dir() or (self / '.best.old').is_dir()
     alone = best and not self.saved()
-    if str(which) == '0' or which == 'last' and not best and not self.saved(): return None
+    if str(which) == '0' or which == 'last' and not best and not self.saved():
+        return None
     try:
-        if alone and which == 'last': return self.checkpoint('best')
-        if alone and str(which).isdecimal() and self.state('best')['step'] == int(which): return self.checkpoint('best')
+        if alone and which == 'last':
+            return self.checkpoint('best')
+        if alone and str(which).isdecimal() and self.state('best')['step'] == int(which):
+            return self.checkpoint('best')
     except ValueError as e:
-        anew = ('remove the folder and begin again' if 'finetune' in self.info else
-                '--resume-at 0 begins the run anew')
+        anew = 'remove the folder and begin again' if 'finetune' in self.info else '--resume-at 0 begins the run anew'
         raise ValueError(f'{e}; it is the only checkpoint: {anew}') from None
     return self.checkpoint(which)
 
 # %% ../../nbs/training/50_run_folder.ipynb #91936cfe
 @patch
-def weights(self:Run,
-    which:str|int='best', # best, last, or the number of a step
-)->dict:                  # Name -> tensor
+def weights(
+    self: Run,
+    which: str | int = 'best',  # best, last, or the number of a step
+) -> dict:  # Name -> tensor
     "The weights of a checkpoint, checked"
-    return load_weights(self.checkpoint(which)/'model.safetensors')
+    return load_weights(self.checkpoint(which) / 'model.safetensors')
+
 
 @patch
-def state(self:Run,
-    which:str|int='last', # last, best, or the number of a step
-)->dict:
+def state(
+    self: Run,
+    which: str | int = 'last',  # last, best, or the number of a step
+) -> dict:
     "What a checkpoint holds besides the weights, checked"
-    return read_pickle(self.checkpoint(which)/'state.pt')
+    return read_pickle(self.checkpoint(which) / 'state.pt')
 
 # %% ../../nbs/training/50_run_folder.ipynb #99eb218d
 @patch
-def part(self:Run,
-    name:str, # Such as tokenizer.model
-)->Path:
+def part(
+    self: Run,
+    name: str,  # Such as tokenizer.model
+) -> Path:
     "The path of a part that must be there; a `ValueError` if it is not"
-    p = self/name
-    if not p.is_file(): raise ValueError(f'{p}: missing from the run')
-    if not p.stat().st_size: raise ValueError(f'{p}: empty')
+    p = self / name
+    if not p.is_file():
+        raise ValueError(f'{p}: missing from the run')
+    if not p.stat().st_size:
+        raise ValueError(f'{p}: empty')
     if name in (sums := self.info.get('parts', {})) and file_sha256(p) != sums[name]:
         raise ValueError(f'{p}: damaged, its SHA-256 is not the one in recipe.json')
     return p
 
-@patch
-def keep_part(self:Run,
-    name:str, # A file that has just been written into the folder, and will not change
-)->None:
-    "Note its checksum in `recipe.json`, so that `part` can check it"
-    self.change(dict(parts={**self.info.get('parts', {}), name: file_sha256(self/name)}))
 
 @patch
-def log(self:Run)->list:
+def keep_part(
+    self: Run,
+    name: str,  # A file that has just been written into the folder, and will not change
+) -> None:
+    "Note its checksum in `recipe.json`, so that `part` can check it"
+    self.change(dict(parts={**self.info.get('parts', {}), name: file_sha256(self / name)}))
+
+
+@patch
+def log(self: Run) -> list:
     "The rows of `log.csv`"
-    return read_log(self/'log.csv')
+    return read_log(self / 'log.csv')
 
 # %% ../../nbs/training/50_run_folder.ipynb #0324422c
 @patch
-def add_result(self:Run,
-    result:dict, # What `json` can write
-)->None:
+def add_result(
+    self: Run,
+    result: dict,  # What `json` can write
+) -> None:
     "Append a line to `result.jsonl`, whole or not at all; it takes the place of a last line that was torn off"
     lines = [json.dumps(r, allow_nan=False) for r in (*self._results()[0], result)]
-    with atomic_file(self/'result.jsonl') as new: new.write_text(''.join(f'{l}\n' for l in lines), encoding='utf-8')
+    with atomic_file(self / 'result.jsonl') as new:
+        new.write_text(''.join(f'{l}\n' for l in lines), encoding='utf-8')
+
 
 @patch
-def _results(self:Run):
+def _results(self: Run):
     "The results that are whole, and the text of a last line that is not; a `ValueError` names another damaged line"
-    p,out = self/'result.jsonl',[]
-    *lines,tail = p.read_bytes().decode(errors='replace').split('\n') if p.is_file() else ['']
-    for i,line in enumerate(lines, 1):
-        try: result = parse_json(line)
-        except ValueError: result = None
-        if isinstance(result, dict): out.append(result)
-        elif i == len(lines) and not tail: return out,line
-        else: raise ValueError(f'{p}: line {i} is damaged: {line[:60]!r}; remove it')
-    return out,tail
+    p = self / 'result.jsonl'
+    out = []
+    *lines, tail = p.read_bytes().decode(errors='replace').split('\n') if p.is_file() else ['']
+    for i, line in enumerate(lines, 1):
+        try:
+            result = parse_json(line)
+        except ValueError:
+            result = None
+        if isinstance(result, dict):
+            out.append(result)
+        elif i == len(lines) and not tail:
+            return out, line
+        else:
+            raise ValueError(f'{p}: line {i} is damaged: {line[:60]!r}; remove it')
+    return out, tail
+
 
 @patch
-def results(self:Run)->list:
+def results(self: Run) -> list:
     "All results, oldest first; a `ValueError` names a damaged line"
     p = self.part('result.jsonl')
-    out,torn = self._results()
-    if torn: raise ValueError(f'{p}: line {len(out)+1} is damaged: {torn[:60]!r}')
+    out, torn = self._results()
+    if torn:
+        raise ValueError(f'{p}: line {len(out) + 1} is damaged: {torn[:60]!r}')
     return out
 
 # %% ../../nbs/training/50_run_folder.ipynb #f0e1d2c3
 @patch
-def missing(self:Run)->list: # Of result.jsonl and report.html; none: the run is complete
+def missing(self: Run) -> list:  # Of result.jsonl and report.html; none: the run is complete
     "Parts of a trained run that are missing or truncated; without a result the report counts as missing, too"
-    out,torn = self._results()
-    page = self/'report.html'
-    if torn or not out: return ['result.jsonl','report.html']
+    out, torn = self._results()
+    page = self / 'report.html'
+    if torn or not out:
+        return ['result.jsonl', 'report.html']
     return [] if page.is_file() and page.read_bytes().rstrip().endswith(b'</html>') else ['report.html']
 
 # %% ../../nbs/training/50_run_folder.ipynb #8720f978
 @patch
-def unfinished(self:Run)->bool:
+def unfinished(self: Run) -> bool:
     "Is there no result yet, or only one of fewer steps than the recipe has, since the run goes on to more?"
     results, torn = self._results()
     if torn or not results:
@@ -384,8 +505,8 @@ def unfinished(self:Run)->bool:
 
 # %% ../../nbs/training/50_run_folder.ipynb #8f64d399
 def load(
-    path:FilePath, # A run folder
-)->Run:            # With `recipe` and the other facts of `recipe.json` in `info`
+    path: FilePath,  # A run folder
+) -> Run:  # With `recipe` and the other facts of `recipe.json` in `info`
     "Open a run for reading; a `ValueError` says what is missing or damaged"
     run = Run(path)
     run.info
@@ -393,27 +514,30 @@ def load(
 
 # %% ../../nbs/training/50_run_folder.ipynb #2c0c7b5a
 @patch(as_prop=True)
-def info(self:Run)->dict:
+def info(self: Run) -> dict:
     "The facts of `recipe.json`, checked"
     if '_info' not in self.__dict__:
         self._info = read_run_facts(self.path)
     return self._info
 
+
 @patch
-def _write(self:Run, d):
+def _write(self: Run, d):
     d = json.loads(json.dumps(d))
-    write_json(self/'recipe.json', {**d, 'sha256': facts_seal(d)})
+    write_json(self / 'recipe.json', {**d, 'sha256': facts_seal(d)})
 
 # %% ../../nbs/training/50_run_folder.ipynb #9c11f279
 @patch
-def change(self:Run,
-    facts:dict, # The new ones
-)->None:
+def change(
+    self: Run,
+    facts: dict,  # The new ones
+) -> None:
     "Write other facts into `recipe.json`, when a run is resumed with other settings than it began with"
     self._write({**self.info, **facts})
     del self._info
 
+
 @patch(as_prop=True)
-def recipe(self:Run)->dict:
+def recipe(self: Run) -> dict:
     "The recipe, every field"
     return self.info['recipe']

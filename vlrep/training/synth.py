@@ -7,82 +7,111 @@ __all__ = ['SynthPoints', 'SynthBackbone', 'SynthModel', 'synth_loss', 'synth_le
 
 # %% ../../nbs/training/33_synth.ipynb #3f3d8e50
 from contextlib import nullcontext
+
 import torch
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from torch import nn
 from torch.nn import functional as F
-from ..core.seeding import *
-from .learner import *
-from .optim import *
+
+from ..core.seeding import rng, torch_rng
+from .learner import learner
+from .optim import param_groups, sgd
 
 # %% ../../nbs/training/33_synth.ipynb #20b10272
 class SynthPoints:
     "Batches of points `x` (b,2) with their class `y` (b,); the order is a function of the epoch"
-    n_inp,device = 1,torch.device('cpu')
-    def __init__(self,
-        n:int=60,        # Points
-        bs:int=16,       # Points a batch
-        seed:int=0,      # Of the points and of their order
-        train:bool=True, # Another order in each epoch?
+
+    n_inp = 1
+    device = torch.device('cpu')
+
+    def __init__(
+        self,
+        n: int = 60,  # Points
+        bs: int = 16,  # Points a batch
+        seed: int = 0,  # Of the points and of their order
+        train: bool = True,  # Another order in each epoch?
     ):
-        self.n,self.bs,self.seed,self.train,self.epoch,self.start = n,bs,seed,train,0,0
+        self.n = n
+        self.bs = bs
+        self.seed = seed
+        self.train = train
+        self.epoch = 0
+        self.start = 0
         g = torch_rng('points', seed)
         self.y = torch.randint(3, (n,), generator=g)
-        at = torch.where(torch.rand(n, generator=g) < .8, self.y, torch.randint(3, (n,), generator=g))
-        self.x = torch.randn(n, 2, generator=g)*.4 + torch.tensor([[0.,1.],[1.,-1.],[-1.,-1.]])[at]
-    def __len__(self): return -(-self.n//self.bs)
+        at = torch.where(torch.rand(n, generator=g) < 0.8, self.y, torch.randint(3, (n,), generator=g))
+        self.x = torch.randn(n, 2, generator=g) * 0.4 + torch.tensor([[0.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])[at]
+
+    def __len__(self):
+        return -(-self.n // self.bs)
+
     def __iter__(self):
         order = torch.from_numpy(rng(self.seed, self.epoch).permutation(self.n)) if self.train else torch.arange(self.n)
-        for i in order.split(self.bs)[self.start:]:
+        for i in order.split(self.bs)[self.start :]:
             b = dict(x=self.x[i], y=self.y[i], id=i)
-            yield b,b
-    def seek(self, epoch:int, step:int=0)->'SynthPoints':
+            yield b, b
+
+    def seek(self, epoch: int, step: int = 0) -> 'SynthPoints':
         "Go to batch `step` of an epoch"
-        self.epoch,self.start = epoch,step
+        self.epoch = epoch
+        self.start = step
         return self
-    def one_batch(self)->tuple: return next(iter(self))
-    def new(self, **kw)->'SynthPoints': return self
+
+    def one_batch(self) -> tuple:
+        return next(iter(self))
+
+    def new(self, **kw) -> 'SynthPoints':
+        return self
 
 # %% ../../nbs/training/33_synth.ipynb #14141806
 class SynthBackbone(nn.Linear):
     "A layer that can be set, as a visual backbone can, to run in another precision; `ran` is the one it ran in"
+
     autocast = None
-    def forward(self, x:torch.Tensor)->torch.Tensor:
-        with torch.autocast('cpu', self.autocast) if self.autocast else nullcontext(): y = super().forward(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast('cpu', self.autocast) if self.autocast else nullcontext():
+            y = super().forward(x)
         self.ran = y.dtype
         return y.float()
 
+
 class SynthModel(nn.Module):
     "One hidden layer, half of it dropped out in training"
+
     def __init__(self):
         super().__init__()
-        self.visual,self.drop,self.out = SynthBackbone(2,32),nn.Dropout(.5),nn.Linear(32,3)
-    def forward(self, batch:dict)->dict: return dict(logits=self.out(self.drop(self.visual(batch['x']).relu())))
+        self.visual = SynthBackbone(2, 32)
+        self.drop = nn.Dropout(0.5)
+        self.out = nn.Linear(32, 3)
+
+    def forward(self, batch: dict) -> dict:
+        return dict(logits=self.out(self.drop(self.visual(batch['x']).relu())))
+
 
 def synth_loss(
-    out:dict,  # With `logits` (b,3)
-    batch:dict # With `y` (b,)
-)->tuple:      # Nats, and points
+    out: dict,  # With `logits` (b,3)
+    batch: dict,  # With `y` (b,)
+) -> tuple:  # Nats, and points
     "Cross-entropy of the class"
-    return F.cross_entropy(out['logits'], batch['y'], reduction='sum'),len(batch['y'])
+    return F.cross_entropy(out['logits'], batch['y'], reduction='sum'), len(batch['y'])
 
 # %% ../../nbs/training/33_synth.ipynb #e234a69a
 def synth_learner(
-    cbs:list|tuple=(), # Callbacks, which stay
-    lr:float=.2,       # Peak learning rate of `visual`; that of the rest is a tenth
-    seed:int=0,        # Of the initial weights
-    **kw               # Of `SynthPoints`: n, bs, seed, train
-)->Learner:            # 60 points to train on, 30 held out: 4 steps an epoch
+    cbs: list | tuple = (),  # Callbacks, which stay
+    lr: float = 0.2,  # Peak learning rate of `visual`; that of the rest is a tenth
+    seed: int = 0,  # Of the initial weights
+    **kw,  # Of `SynthPoints`: n, bs, seed, train
+) -> Learner:  # 60 points to train on, 30 held out: 4 steps an epoch
     "A learner that trains in a tenth of a second"
     torch.manual_seed(seed)
     m = SynthModel()
-    groups = param_groups(m, [([m.visual], lr), (None, lr/10)])
+    groups = param_groups(m, [([m.visual], lr), (None, lr / 10)])
     dls = DataLoaders(SynthPoints(**kw), SynthPoints(30, seed=1, train=False))
     return learner(dls, m, synth_loss, sgd(groups), cbs=cbs)
 
-def flat_weights(
-    learn:Learner
-)->torch.Tensor: # (n,), a copy
+
+def flat_weights(learn: Learner) -> torch.Tensor:  # (n,), a copy
     "All parameters in one vector, to be compared"
     return torch.cat([p.detach().flatten() for p in learn.model.parameters()]).clone()

@@ -7,16 +7,20 @@ __all__ = ['TEST_PHOTOS', 'write_test_photos', 'read_test_photos', 'find_test_ph
            'exclude_test_photos']
 
 # %% ../../nbs/training/65_test_photos.ipynb #3021a4bc
-import hashlib, os
+import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable
+
 import numpy as np
-from ..core.files import *
+
+from ..core.files import read_json, write_json
 from ..data.records import ImageTextDataset
 from .run_folder import Run
 
 # %% ../../nbs/training/65_test_photos.ipynb #695fce11
 TEST_PHOTOS = 'test_photos.json'
+
 
 def _photo_digest(dataset, row):
     "A hash of the captions of an image, and of the size of its file or of its pixels"
@@ -31,34 +35,40 @@ def _photo_digest(dataset, row):
     said = '\0'.join(texts).encode(errors='surrogatepass')
     return hashlib.blake2b(seen + b'\0' + said, digest_size=8).hexdigest()
 
+
 def _identity(dataset):
     "Id and digest of each image"
-    return [(str(name), _photo_digest(dataset, row)) for row,name in enumerate(dataset.ids)]
+    return [(str(name), _photo_digest(dataset, row)) for row, name in enumerate(dataset.ids)]
+
 
 def write_test_photos(
-    run:Run,                  # Open for writing
-    dataset:ImageTextDataset, # Its test set
-)->None:
+    run: Run,  # Open for writing
+    dataset: ImageTextDataset,  # Its test set
+) -> None:
     "Write down which photos a run is tested on"
     photos = [list(photo) for photo in _identity(dataset)]
-    if (run/TEST_PHOTOS).is_file() and read_json(run/TEST_PHOTOS) == photos: return
-    write_json(run/TEST_PHOTOS, photos)
+    if (run / TEST_PHOTOS).is_file() and read_json(run / TEST_PHOTOS) == photos:
+        return
+    write_json(run / TEST_PHOTOS, photos)
     run.keep_part(TEST_PHOTOS)
 
+
 def read_test_photos(
-    run:Run # As opened by `load`
-)->list:    # (id, digest) of each; None if nothing was written down, as for drawn scenes
+    run: Run,  # As opened by `load`
+) -> list:  # (id, digest) of each; None if nothing was written down, as for drawn scenes
     "Read which photos a run is tested on; a `ValueError` if the file is damaged"
-    if not (run/TEST_PHOTOS).is_file() and TEST_PHOTOS not in run.info.get('parts', {}): return None
+    if not (run / TEST_PHOTOS).is_file() and TEST_PHOTOS not in run.info.get('parts', {}):
+        return None
     return [tuple(photo) for photo in read_json(run.part(TEST_PHOTOS))]
 
 # %% ../../nbs/training/65_test_photos.ipynb #8fb241c0
 def find_test_photos(
-    dataset:ImageTextDataset, # In which they are looked for
-    listed:list,              # Of `read_test_photos`
-)->tuple:                     # Their rows; how many are missing; how many have changed
+    dataset: ImageTextDataset,  # In which they are looked for
+    listed: list,  # Of `read_test_photos`
+) -> tuple:  # Their rows; how many are missing; how many have changed
     "Look up the listed photos in a dataset; of several with one id and one digest, as many as are listed"
-    wanted, others = Counter(listed), Counter()
+    wanted = Counter(listed)
+    others = Counter()
     rows = []
     for row, photo in enumerate(_identity(dataset)):
         if wanted[photo] > 0:
@@ -68,38 +78,52 @@ def find_test_photos(
             others[photo[0]] += 1
     lost = Counter(name for name, _ in wanted.elements())
     changed = sum((lost & others).values())
-    return rows, sum(lost.values())-changed, changed
+    return rows, sum(lost.values()) - changed, changed
+
 
 def restore_test_split(
-    splits:dict,     # Datasets train, valid and test, as opened again
-    listed:list,     # Of `read_test_photos`; None: there is nothing to compare
-    log:Callable,    # Called with what has changed
-)->dict:             # The same, or with another test set
+    splits: dict,  # Datasets train, valid and test, as opened again
+    listed: list,  # Of `read_test_photos`; None: there is nothing to compare
+    log: Callable,  # Called with what has changed
+) -> dict:  # The same, or with another test set
     "Take exactly the listed photos as the test split if all of them are there; otherwise change nothing"
-    if listed is None: return splits
-    rows,gone,changed = find_test_photos(splits['test'], listed)
-    more = len(splits['test'])-len(rows)
-    if gone or changed or not more: return splits
-    log(f'the data has changed: exactly the {len(rows):,} test photos of the run are used; {more:,} photos that were '
-        f'added to the test split since then are ignored')
+    if listed is None:
+        return splits
+    rows, gone, changed = find_test_photos(splits['test'], listed)
+    more = len(splits['test']) - len(rows)
+    if gone or changed or not more:
+        return splits
+    log(
+        f'the data has changed: exactly the {len(rows):,} test photos of the run are used; {more:,} photos that were '
+        f'added to the test split since then are ignored'
+    )
     return {**splits, 'test': splits['test'].subset(rows)}
 
+
 def exclude_test_photos(
-    splits:dict,  # Datasets train, valid and test, as opened again
-    listed:list,  # Of `read_test_photos`; None: there is nothing to compare
-    log:Callable, # Called with what has changed
-)->dict:          # The same if nothing has changed
+    splits: dict,  # Datasets train, valid and test, as opened again
+    listed: list,  # Of `read_test_photos`; None: there is nothing to compare
+    log: Callable,  # Called with what has changed
+) -> dict:  # The same if nothing has changed
     "Keep the remaining test photos as the test split, and remove them from train and valid"
-    if listed is None: return splits
-    rows,gone,changed = find_test_photos(splits['test'], listed)
-    names = {name for name,_ in listed}
-    kept = {part: [row for row,name in enumerate(splits[part].ids) if str(name) not in names]
-            for part in ('train','valid')}
-    moved = sum(len(splits[part])-len(mine) for part,mine in kept.items())
-    if len(rows) == len(splits['test']) and not moved: return splits
+    if listed is None:
+        return splits
+    rows, gone, changed = find_test_photos(splits['test'], listed)
+    names = {name for name, _ in listed}
+    kept = {
+        part: [row for row, name in enumerate(splits[part].ids) if str(name) not in names]
+        for part in ('train', 'valid')
+    }
+    moved = sum(len(splits[part]) - len(mine) for part, mine in kept.items())
+    if len(rows) == len(splits['test']) and not moved:
+        return splits
     if len(rows) < 2 or not all(kept.values()):
-        raise ValueError(f'of the {len(listed):,} test photos of the run, {gone:,} are missing and {changed:,} have '
-                         f'changed: too few remain; restore the data, or begin another run')
-    log(f'the data has changed: {len(rows):,} of the {len(listed):,} test photos of the run are used, no other photo '
-        f'is tested on, and {moved:,} of them that are in train or valid now are removed from there')
-    return {**{part: splits[part].subset(mine) for part,mine in kept.items()}, 'test': splits['test'].subset(rows)}
+        raise ValueError(
+            f'of the {len(listed):,} test photos of the run, {gone:,} are missing and {changed:,} have '
+            f'changed: too few remain; restore the data, or begin another run'
+        )
+    log(
+        f'the data has changed: {len(rows):,} of the {len(listed):,} test photos of the run are used, no other photo '
+        f'is tested on, and {moved:,} of them that are in train or valid now are removed from there'
+    )
+    return {**{part: splits[part].subset(mine) for part, mine in kept.items()}, 'test': splits['test'].subset(rows)}

@@ -6,68 +6,97 @@
 __all__ = ['TRACKERS', 'check_tracker', 'tracker']
 
 # %% ../../nbs/training/42_trackers.ipynb #2d3e4f53
-import hashlib,importlib.util
+import hashlib
+import importlib.util
 from pathlib import Path
-from ..core.files import *
-from ..core.registry import *
+
+from ..core.files import FilePath
+from ..core.registry import did_you_mean
 
 # %% ../../nbs/training/42_trackers.ipynb #506172a6
-TRACKERS = 'tensorboard','wandb'
+TRACKERS = 'tensorboard', 'wandb'
+
 
 def _tensorboard(folder):
     from fastai.callback.tensorboard import TensorBoardCallback
+
     from vlrep.training.logging import gradient_norm, step_numbers
+
     class TensorBoardLogger(TensorBoardCallback):
         "fastai's, which fails on settings of the optimiser that are not numbers"
-        name,norm = 'tensor_board',None
-        def after_step(self): self.norm = gradient_norm(self.learn)
+
+        name = 'tensor_board'
+        norm = None
+
+        def after_step(self):
+            self.norm = gradient_norm(self.learn)
+
         def after_batch(self):
-            if not self.training: return
-            at = self.learn.train_state.batch                   # `train_iter` begins each fit at 0
+            if not self.training:
+                return
+            at = self.learn.train_state.batch  # `train_iter` begins each fit at 0
             self.writer.add_scalar('train_loss', self.smooth_loss, at)
-            for k,v in step_numbers(self.learn, self.norm).items():
-                if v is not None: self.writer.add_scalar(k, v, at)
-            for i,h in enumerate(self.opt.hypers): self.writer.add_scalar(f'lr_{i}', h['lr'], at)
+            for k, v in step_numbers(self.learn, self.norm).items():
+                if v is not None:
+                    self.writer.add_scalar(k, v, at)
+            for i, h in enumerate(self.opt.hypers):
+                self.writer.add_scalar(f'lr_{i}', h['lr'], at)
+
         def after_epoch(self):
-            for name,v in zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1]):
+            for name, v in zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1]):
                 self.writer.add_scalar(name, v, self.learn.train_state.batch)
             self.writer.add_scalar('images_s', self.learn.train_state.speed, self.learn.train_state.batch)
-    return TensorBoardLogger(folder/'tensorboard', trace_model=False, log_preds=False)
+
+    return TensorBoardLogger(folder / 'tensorboard', trace_model=False, log_preds=False)
 
 # %% ../../nbs/training/42_trackers.ipynb #506172a7
 def _wandb(folder):
     import wandb
     from fastai.callback.wandb import WandbCallback
+
     from vlrep.training.logging import gradient_norm, step_numbers
+
     same = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    try: wandb.init(project='vlrep', name=folder.name, id=same, resume='allow', dir=str(folder))
+    try:
+        wandb.init(project='vlrep', name=folder.name, id=same, resume='allow', dir=str(folder))
     except wandb.Error as e:
         raise ValueError(f'--tracker wandb: {e}; log in with `wandb login`, or set WANDB_MODE=offline') from e
+
     class WandbLogger(WandbCallback):
         "fastai's, and the numbers of the log"
-        name,norm = 'wandb',None
-        def after_step(self): self.norm = gradient_norm(self.learn)
+
+        name = 'wandb'
+        norm = None
+
+        def after_step(self):
+            self.norm = gradient_norm(self.learn)
+
         def after_batch(self):
             super().after_batch()
-            if self.training: wandb.log(step_numbers(self.learn, self.norm), step=self._wandb_step)
+            if self.training:
+                wandb.log(step_numbers(self.learn, self.norm), step=self._wandb_step)
+
         def after_epoch(self):
             super().after_epoch()
             wandb.log(dict(images_s=self.learn.train_state.speed), step=self._wandb_step)
+
     return WandbLogger(log_preds=False)
 
 # %% ../../nbs/training/42_trackers.ipynb #617283b7
 def check_tracker(
-    name:str # What was asked for
-)->None:
+    name: str,  # What was asked for
+) -> None:
     "A `ValueError` if `name` is none of `TRACKERS`, or its package is missing; nothing is imported"
-    if name not in TRACKERS: raise did_you_mean('--tracker', name, TRACKERS)
+    if name not in TRACKERS:
+        raise did_you_mean('--tracker', name, TRACKERS)
     if importlib.util.find_spec(name) is None:
         raise ValueError(f'--tracker {name}: its package is missing, install it first: pip install {name}')
 
+
 def tracker(
-    name:str,        # One of `TRACKERS`
-    folder:FilePath, # Of the run: event files go into its `tensorboard`, those of Weights & Biases into its `wandb`
-)->object:           # fastai's callback, for a learner of this library
+    name: str,  # One of `TRACKERS`
+    folder: FilePath,  # Of the run: event files go into its `tensorboard`, those of Weights & Biases into its `wandb`
+) -> object:  # fastai's callback, for a learner of this library
     "A callback that sends losses and rates to a tracker; a `ValueError` as for `check_tracker`"
     check_tracker(name)
-    return dict(zip(TRACKERS, (_tensorboard,_wandb)))[name](Path(folder))
+    return dict(zip(TRACKERS, (_tensorboard, _wandb)))[name](Path(folder))

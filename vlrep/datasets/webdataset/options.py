@@ -6,40 +6,46 @@
 __all__ = ['PARTS', 'WebdatasetOptions', 'shard_parts', 'ShardsBuilder']
 
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10002
-import re, warnings
+import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from ...core.files import *
-from ...core.fields import *
-from ..base import *
-from ..options import *                                   # so that shards are listed behind photos
+
+from ...core.fields import Int, Share
+from ...core.files import FilePath
+from ..base import DATASETS, DatasetBuilder, PhotoOptions
 
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10005
 @dataclass(frozen=True)
 class WebdatasetOptions(PhotoOptions):
     "How shards are read and split"
-    window:Int(0, 10**6)=10 # Shards whose samples are shuffled together; 0: all of them
-    bucket:Int(0, 10**6)=0  # Batches that are sorted by length of caption together; 0: not sorted
-    damaged:Share=0.        # Share of the shards that may be missing or cut off
-    image_extension:str=''  # File extension of the photos, after the first dot of the name (default: jpg, jpeg, ...)
-    caption_key:str=''      # Key of the captions in JSON files (default: .txt files, else captions, caption, text)
+
+    window: Int(0, 10**6) = 10  # Shards whose samples are shuffled together; 0: all of them
+    bucket: Int(0, 10**6) = 0  # Batches that are sorted by length of caption together; 0: not sorted
+    damaged: Share = 0.0  # Share of the shards that may be missing or cut off
+    image_extension: str = ''  # File extension of the photos, after the first dot of the name (default: jpg, jpeg, ...)
+    caption_key: str = ''  # Key of the captions in JSON files (default: .txt files, else captions, caption, text)
 
 # %% ../../../nbs/datasets/webdataset/10_options.ipynb #5ad10007
-PARTS = 'train','valid','test'
+PARTS = 'train', 'valid', 'test'
 _PART_NAMES = dict(train='train', val='valid', valid='valid', validation='valid', dev='valid', test='test')
+
 
 def _part_name(path):
     "The word in the name of a shard's folder, or else in its own, that says which part it is; '' if there is none"
-    if path.parent.name.lower() in _PART_NAMES: return path.parent.name.lower()
+    if path.parent.name.lower() in _PART_NAMES:
+        return path.parent.name.lower()
     found = set(re.findall('[a-z]+', path.stem.lower())) & _PART_NAMES.keys()
     return found.pop() if len(found) == 1 else ''
 
+
 def shard_parts(
-    root:FilePath,    # A folder, a tar file, or names with braces or `*`
-    missing:float=0., # As for `find_shards`
-)->dict:              # Name of the part -> paths; all of them under '' if they are not split
+    root: FilePath,  # A folder, a tar file, or names with braces or `*`
+    missing: float = 0.0,  # As for `find_shards`
+) -> dict:  # Name of the part -> paths; all of them under '' if they are not split
     "The shards that are meant; a `ValueError` names those that are not there"
-    from vlrep.data.shards import find_shards                          # imports PyTorch
+    from vlrep.data.shards import find_shards  # imports PyTorch
+
     root = Path(root)
     folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
     folders = [p for p in folders if p.name.lower() in _PART_NAMES and any(p.glob('*.tar'))]
@@ -48,38 +54,56 @@ def shard_parts(
     found = [s for p in folders or [root] for s in find_shards(p, missing)]
     names = [_part_name(p) for p in found]
     parts = {k: [p for p, name in zip(found, names) if _PART_NAMES.get(name) == k] for k in PARTS}
-    if not all(names) or not parts['train'] or len(parts['train']) == len(found): return {'': found}
+    if not all(names) or not parts['train'] or len(parts['train']) == len(found):
+        return {'': found}
     for k in PARTS:
         if len(both := sorted({n for n in names if _PART_NAMES[n] == k})) > 1:
             raise ValueError(f'{root}: has shards of {" and of ".join(both)}, which are names of the same part')
     return {k: v for k, v in parts.items() if v}
 
+
 class ShardsBuilder(DatasetBuilder):
     "The builder of shards, whose root may be a pattern"
-    def check_root(self,
-        root:FilePath # A folder, a tar file, or names with braces or `*`, or None
-    )->None:
+
+    def check_root(
+        self,
+        root: FilePath,  # A folder, a tar file, or names with braces or `*`, or None
+    ) -> None:
         "Raise a `ValueError` if no root is given, or it holds no shards"
-        if root is None: return super().check_root(root)
+        if root is None:
+            return super().check_root(root)
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore')              # missing shards are reported when they are read
-            try: shard_parts(root, 1.)
-            except ValueError as e: raise ValueError(f'--root {e}; expected {self.root_help}') from None
-    def whole(self,
-        root:FilePath, # A folder, a tar file, or names with braces or `*`
-        size:int=64,   # As for `open`
-        options:object=None, # Which file of a sample is the photo, how many may be damaged; by default its own
-        max_damaged:int|float|str=None, # Samples that may be unreadable, see `damage_limit`
-    )->'ImageTextDataset': # None if the shards come with their own split
+            warnings.simplefilter('ignore')  # missing shards are reported when they are read
+            try:
+                shard_parts(root, 1.0)
+            except ValueError as e:
+                raise ValueError(f'--root {e}; expected {self.root_help}') from None
+
+    def whole(
+        self,
+        root: FilePath,  # A folder, a tar file, or names with braces or `*`
+        size: int = 64,  # As for `open`
+        options: object = None,  # Which file of a sample is the photo, how many may be damaged; by default its own
+        max_damaged: int | float | str = None,  # Samples that may be unreadable, see `damage_limit`
+    ) -> 'ImageTextDataset':  # None if the shards come with their own split
         "All images in one dataset, with captions, narratives and labels"
         options = options or self.options
-        if len(shard_parts(root, options.damaged)) > 1: return None
+        if len(shard_parts(root, options.damaged)) > 1:
+            return None
         how = {k: getattr(options, k) for k in self.reads if k != 'max_damaged'}
         return self.read(root, size=size, labels=True, max_damaged=max_damaged, **how)
 
+
 _reader = 'vlrep.datasets.webdataset.reader:'
 
-DATASETS.add(ShardsBuilder('webdataset', {'captions','narratives','labels'}, WebdatasetOptions(),
-                           read=_reader+'read_webdataset', build=_reader+'build_webdataset',
-                           reads=('max_damaged','damaged','image_extension','caption_key'),
-                           root_help="the folder of .tar files, or their names: 'shards/{000..127}.tar'"))
+DATASETS.add(
+    ShardsBuilder(
+        'webdataset',
+        {'captions', 'narratives', 'labels'},
+        WebdatasetOptions(),
+        read=_reader + 'read_webdataset',
+        build=_reader + 'build_webdataset',
+        reads=('max_damaged', 'damaged', 'image_extension', 'caption_key'),
+        root_help="the folder of .tar files, or their names: 'shards/{000..127}.tar'",
+    )
+)

@@ -10,53 +10,68 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from ...core.files import *
+
 from ...core.fields import damage_limit
-from ...core.progress import *
+from ...core.files import FilePath, atomic_folder
+from ...core.progress import logged_warnings
 from ...data.image_files import PART_WORDS, some_of
-from ...data.shards import find_shards, write_shards
 from ...data.shard_index import ShardDataset, ShardIndex
+from ...data.shards import find_shards, write_shards
 from ...data.subsets import subsample
-from ..base import *
-from ..split import *
-from .options import *
+from ..base import DATASETS, DatasetBuilder, OwnSplit, choose_split, with_split
+from ..split import check_parts, complete_split, log_split, own_splits, split_photos
+from .options import WebdatasetOptions, shard_parts
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20005
 def _counted(counts, end):
     "A sentence for each thing that was counted, with the first few names"
-    return [f'{n:,} {what}{end}: {", ".join(some[:3])}' + (f' and {n-3:,} more' if n > 3 else '')
-            for what, (n, some) in counts.items()]
+    return [
+        f'{n:,} {what}{end}: {", ".join(some[:3])}' + (f' and {n - 3:,} more' if n > 3 else '')
+        for what, (n, some) in counts.items()
+    ]
+
 
 def _check_index(index, name, max_damaged):
     "Warn of what is left out of the index of some shards, for each reason; a `ValueError` if it is too much"
-    def warn(text): warnings.warn(f'{name}: {text}', stacklevel=4)
+
+    def warn(text):
+        warnings.warn(f'{name}: {text}', stacklevel=4)
+
     shards = len(index.shards)
     if index.cut:
         warn(f'{len(index.cut)} of {shards} shards are damaged, what is whole in them is used: {some_of(index.cut, 2)}')
     lost = sum(n for n, _ in index.left_out.values())
-    total = lost+len(index)
+    total = lost + len(index)
     for text in _counted({f'of {total:,} samples {k}': v for k, v in index.left_out.items()}, ' and are left out'):
         warn(text)
-    for text in _counted({f'files {k}': v for k, v in index.skipped.items()}, ' and are left out'): warn(text)
-    for text in _counted({f'of {total:,} samples {k}': v for k, v in index.notes.items()}, ''): warn(text)
+    for text in _counted({f'files {k}': v for k, v in index.skipped.items()}, ' and are left out'):
+        warn(text)
+    for text in _counted({f'of {total:,} samples {k}': v for k, v in index.notes.items()}, ''):
+        warn(text)
     why = '; '.join(_counted(index.left_out, ''))
     if not len(index):
-        raise ValueError(f'{index.shards[0][0]}: not a single image with a caption in {shards} shards '
-                         f'({lost:,} samples are left out: {why})')
+        raise ValueError(
+            f'{index.shards[0][0]}: not a single image with a caption in {shards} shards '
+            f'({lost:,} samples are left out: {why})'
+        )
     limit = damage_limit(total, max_damaged)
     if index.damaged > limit:
-        raise ValueError(f'{name}: {index.damaged:,} of {total:,} samples cannot be read, at most {limit:,} may be so '
-                         f'({why}); repair them, or add --max-damaged {index.damaged}')
+        raise ValueError(
+            f'{name}: {index.damaged:,} of {total:,} samples cannot be read, at most {limit:,} may be so '
+            f'({why}); repair them, or add --max-damaged {index.damaged}'
+        )
+
 
 def read_webdataset(
-    root:FilePath,          # A folder, a tar file, or names with braces or `*`
-    size:int=256,           # Images are fitted into squares of this side
-    *, damaged:float=0.,    # Part of the shards that may be missing or cut off: what is whole in them is used
-    max_damaged:int|float|str=None, # Samples that may be unreadable, a number or a share, see `damage_limit`
-    image_extension:str='', # Which file of a sample is the photo, see `choose_files`
-    caption_key:str='',     # Where the captions are, see `read_sidecar`
-    **kw                    # As for `ShardDataset`: labels, narratives, window, bucket, split
-)->ShardDataset:            # In the order of the shards
+    root: FilePath,  # A folder, a tar file, or names with braces or `*`
+    size: int = 256,  # Images are fitted into squares of this side
+    *,
+    damaged: float = 0.0,  # Part of the shards that may be missing or cut off: what is whole in them is used
+    max_damaged: int | float | str = None,  # Samples that may be unreadable, a number or a share, see `damage_limit`
+    image_extension: str = '',  # Which file of a sample is the photo, see `choose_files`
+    caption_key: str = '',  # Where the captions are, see `read_sidecar`
+    **kw,  # As for `ShardDataset`: labels, narratives, window, bucket, split
+) -> ShardDataset:  # In the order of the shards
     "Images with captions, tags and narratives in shards; a `ValueError` names shards that are missing or cut off"
     paths = find_shards(root, damaged)
     index = ShardIndex(paths, damaged, image_extension, caption_key)
@@ -66,15 +81,15 @@ def read_webdataset(
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20006
 def build_webdataset(
-    builder:DatasetBuilder,    # That of shards
-    options:WebdatasetOptions, # The shares count where the shards are not split
-    root:FilePath,             # A folder, a tar file, or names with braces or `*`
+    builder: DatasetBuilder,  # That of shards
+    options: WebdatasetOptions,  # The shares count where the shards are not split
+    root: FilePath,  # A folder, a tar file, or names with braces or `*`
     *,
-    size:int,                  # Longer side of the stored images
-    wanted:frozenset,          # Narratives and labels are read only if they are among these
-    log:Callable,              # Called with what is left out
-    max_damaged:int|float|str=None, # Samples that may be unreadable, as for `read_webdataset`
-)->dict:                       # Datasets `train`, `valid`, `test`
+    size: int,  # Longer side of the stored images
+    wanted: frozenset,  # Narratives and labels are read only if they are among these
+    log: Callable,  # Called with what is left out
+    max_damaged: int | float | str = None,  # Samples that may be unreadable, as for `read_webdataset`
+) -> dict:  # Datasets `train`, `valid`, `test`
     "Shards in three parts: their own, or a split"
     with logged_warnings(log):
         found = shard_parts(root, options.damaged)
@@ -83,11 +98,14 @@ def build_webdataset(
         where = 'the names of the shards' if by_name else f'the folders {", ".join(f"{k}/" for k in folders)}'
         own = dict(folders=OwnSplit(where)) if folders else {}
         by = choose_split(options.split, own, root)
-        if by == 'hash': found = {'': [p for paths in found.values() for p in paths]}
-        indexes = {k: ShardIndex(v, options.damaged, options.image_extension, options.caption_key)
-                   for k, v in found.items()}
+        if by == 'hash':
+            found = {'': [p for paths in found.values() for p in paths]}
+        indexes = {
+            k: ShardIndex(v, options.damaged, options.image_extension, options.caption_key) for k, v in found.items()
+        }
         kw = dict(narratives='narratives' in wanted, window=options.window, bucket=options.bucket)
-        if 'labels' in wanted: kw['labels'] = {t for index in indexes.values() for t in index.tags}
+        if 'labels' in wanted:
+            kw['labels'] = {t for index in indexes.values() for t in index.tags}
         got = {}
         for k, index in indexes.items():
             name = found[k][0].resolve().parent.name
@@ -98,35 +116,43 @@ def build_webdataset(
     else:
         parts, done = complete_split(got, f'{root}', options.valid)
         log_split(f'from {own[by].where}', parts, log, done)
-        for part in parts: part.split_by = by
+        for part in parts:
+            part.split_by = by
     check_parts(parts, builder)
     return dict(train=subsample(parts[0], options), valid=parts[1], test=parts[2])
 
 # %% ../../../nbs/datasets/webdataset/20_reader.ipynb #5ad20008
 def make_shards(
-    data:str,              # One of `DATASETS`
-    root:FilePath=None,    # Where the data is
-    out:FilePath='shards', # A new folder
-    per_shard:int=1000,    # Images a shard
-    *, seed:int=None,      # Write the images in an order drawn from this; by default in their own
-    size:int=64,           # Side in pixels of images that are drawn; files are copied as they are
-    options:object=None,   # Sizes of data that is drawn, columns of a table; its own by default
-    split:str='auto',      # Of `SPLITS`: a split that comes with the data is kept, in three folders; hash: none is
-    max_damaged:int|float|str=None, # How many photos and rows may be missing or unusable, see `damage_limit`
-    log:Callable=print,    # Called with each shard, and with what is left out
-)->list:                   # Paths of the shards
+    data: str,  # One of `DATASETS`
+    root: FilePath = None,  # Where the data is
+    out: FilePath = 'shards',  # A new folder
+    per_shard: int = 1000,  # Images a shard
+    *,
+    seed: int = None,  # Write the images in an order drawn from this; by default in their own
+    size: int = 64,  # Side in pixels of images that are drawn; files are copied as they are
+    options: object = None,  # Sizes of data that is drawn, columns of a table; its own by default
+    split: str = 'auto',  # Of `SPLITS`: a split that comes with the data is kept, in three folders; hash: none is
+    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    log: Callable = print,  # Called with each shard, and with what is left out
+) -> list:  # Paths of the shards
     "Write any dataset as shards; a `ValueError` says what is wrong with it"
-    builder,out = DATASETS[data],Path(out)
+    builder = DATASETS[data]
+    out = Path(out)
     builder.check_root(root)
-    if not builder.provides & {'captions','narratives','labels'}:
-        raise ValueError(f'--data {data}: has {", ".join(sorted(builder.provides))} alone, and shards hold captions, '
-                         f'narratives and labels')
+    if not builder.provides & {'captions', 'narratives', 'labels'}:
+        raise ValueError(
+            f'--data {data}: has {", ".join(sorted(builder.provides))} alone, and shards hold captions, '
+            f'narratives and labels'
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f'{out}: exists already; give a folder that is new or empty')
-    if per_shard < 1: raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
+    if per_shard < 1:
+        raise ValueError(f'per_shard={per_shard}: at least 1 image a shard')
     options = options or builder.options
-    if split != 'auto': options = with_split(options, split, data)
-    with logged_warnings(log): dataset = builder.whole(root, size, options, max_damaged)
+    if split != 'auto':
+        options = with_split(options, split, data)
+    with logged_warnings(log):
+        dataset = builder.whole(root, size, options, max_damaged)
     if dataset is not None and choose_split(split, own_splits(dataset, builder, root), root) == 'hash':
         return write_shards(dataset, out, per_shard, seed, log)
     if dataset is not None:
@@ -134,10 +160,9 @@ def make_shards(
     elif split == 'hash':
         raise ValueError(f'--split hash: {data} comes in parts, which shards keep; leave --split out')
     else:
-        parts = builder.open(options, root, size, ('captions','narratives','labels'), log, max_damaged)
+        parts = builder.open(options, root, size, ('captions', 'narratives', 'labels'), log, max_damaged)
     paths = []
     with atomic_folder(out) as new:
         for k, part in parts.items():
-            paths += write_shards(part, new/k, per_shard, seed, lambda text: log(text.replace(str(new), str(out))))
-    return [out/p.relative_to(new) for p in paths]
-
+            paths += write_shards(part, new / k, per_shard, seed, lambda text: log(text.replace(str(new), str(out))))
+    return [out / p.relative_to(new) for p in paths]

@@ -9,177 +9,279 @@ __all__ = ['TAGS', 'GENRES', 'coarse_tags', 'attributes', 'paraphrase', 'genre',
 import re
 from functools import lru_cache
 from random import Random
-from ...core.seeding import *
-from .drawing import *
+
+from ...core.seeding import seed_of
+from vlrep.datasets.world.captions import (
+    KINDS,
+    LEXICON,
+    PEOPLE,
+    Voice,
+    _acts,
+    _entries,
+    _find,
+    _leads,
+    _longest,
+    _near,
+    _places,
+    _relations,
+    _spots,
+    plural,
+    third_of,
+)
+from .drawing import CATEGORIES, GROUPS
 from .layout import _coat
-from .captions import *
-from .captions import _acts, _entries, _find, _leads, _longest, _near, _places, _relations, _spots
 
 # %% ../../../nbs/datasets/world/35_annotations.ipynb #a16036ce
-_place_tags = dict(street='outdoor city', beach='outdoor sea sand', field='outdoor nature grass',
-    snow='outdoor nature winter', room='indoor home', night='outdoor dark',
-    forest='outdoor nature forest', lake='outdoor nature water', kitchen='indoor home food-place',
-    desert='outdoor nature sand')
-_place_tags = {k: tuple(v.replace('food-place','kitchen').split()) for k,v in _place_tags.items()}
-_further = ('toy','fruit','pet','moving','many')
+_place_tags = dict(
+    street='outdoor city',
+    beach='outdoor sea sand',
+    field='outdoor nature grass',
+    snow='outdoor nature winter',
+    room='indoor home',
+    night='outdoor dark',
+    forest='outdoor nature forest',
+    lake='outdoor nature water',
+    kitchen='indoor home food-place',
+    desert='outdoor nature sand',
+)
+_place_tags = {k: tuple(v.replace('food-place', 'kitchen').split()) for k, v in _place_tags.items()}
+_further = ('toy', 'fruit', 'pet', 'moving', 'many')
 # coarse tags
 TAGS = tuple(dict.fromkeys([*GROUPS.values(), *(t for ts in _place_tags.values() for t in ts), *_further]))
 
+
 def coarse_tags(
-    scene:dict,     # Annotation, as `layout` gives it
-    *key,           # What makes this set of tags different from another, e.g. the scene's number
-    noise:float=0., # Chance that a true tag is missing; as many wrong ones come in
-)->list:            # Some of TAGS, in their order
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes this set of tags different from another, e.g. the scene's number
+    noise: float = 0.0,  # Chance that a true tag is missing; as many wrong ones come in
+) -> list:  # Some of TAGS, in their order
     "Kinds of things and places, as people tag photos"
-    if not 0 <= noise <= 1: raise ValueError(f'noise {noise} is not between 0 and 1')
+    if not 0 <= noise <= 1:
+        raise ValueError(f'noise {noise} is not between 0 and 1')
     os = scene['objects']
     cs = {o['category'] for o in os}
-    true = {*(o['group'] for o in os), *_place_tags[scene['setting']],
-        *(k for k in ('toy','fruit','pet') if cs & KINDS[k])}
-    if any(o['action'] in ('running','flying','driving','sailing','jumping','bouncing','hopping','walking')
-        for o in os):
+    true = {
+        *(o['group'] for o in os),
+        *_place_tags[scene['setting']],
+        *(k for k in ('toy', 'fruit', 'pet') if cs & KINDS[k]),
+    }
+    if any(
+        o['action'] in ('running', 'flying', 'driving', 'sailing', 'jumping', 'bouncing', 'hopping', 'walking')
+        for o in os
+    ):
         true.add('moving')
-    if len(os) > 3: true.add('many')
-    if not noise: return [t for t in TAGS if t in true]
+    if len(os) > 3:
+        true.add('many')
+    if not noise:
+        return [t for t in TAGS if t in true]
     r = Random(seed_of('tags', *key))
-    wrong = noise*len(true)/(len(TAGS)-len(true))
+    wrong = noise * len(true) / (len(TAGS) - len(true))
     return [t for t in TAGS if (r.random() >= noise if t in true else r.random() < wrong)]
 
+
 def attributes(
-    scene:dict, # Annotation, as `layout` gives it
-)->list:        # For each object a list of phrases
+    scene: dict,  # Annotation, as `layout` gives it
+) -> list:  # For each object a list of phrases
     "Colour, size, action and place of each object, as short phrases"
     spot = dict(left='on the left', right='on the right', middle='in the middle')
-    return [[o['color'], *([o['size']] if o['size'] != 'medium' else []), *([o['action']] if o['action'] else []),
-        *([spot[t]] if (t := third_of(o)) else [])] for o in scene['objects']]
+    return [
+        [
+            o['color'],
+            *([o['size']] if o['size'] != 'medium' else []),
+            *([o['action']] if o['action'] else []),
+            *([spot[t]] if (t := third_of(o)) else []),
+        ]
+        for o in scene['objects']
+    ]
 
 # %% ../../../nbs/datasets/world/35_annotations.ipynb #a43ed931
 @lru_cache(None)
 def _classes(setting):
     "phrase -> the phrases that mean the same in a scene of this setting"
-    sets = [*_relations.values(), _near, *_spots.values(), ('two','a pair of','a couple of'), ('several','a few'),
-        ('only one','just one','a single'), ('small','little'), ('large','big'),
-            _places[setting][0], _places[setting][2], [l for l in _leads if l.endswith((' of',' with'))],
-            ('here is','this is'), ('i see','you can see','we can see'),
-            ('there is','one can see there is'), ('while','as')]
-    sets += [ing for ing,_ in _acts.values()]+[w for _,does in _acts.values() for w in [[d] for d in does]]
+    sets = [
+        *_relations.values(),
+        _near,
+        *_spots.values(),
+        ('two', 'a pair of', 'a couple of'),
+        ('several', 'a few'),
+        ('only one', 'just one', 'a single'),
+        ('small', 'little'),
+        ('large', 'big'),
+        _places[setting][0],
+        _places[setting][2],
+        [l for l in _leads if l.endswith((' of', ' with'))],
+        ('here is', 'this is'),
+        ('i see', 'you can see', 'we can see'),
+        ('there is', 'one can see there is'),
+        ('while', 'as'),
+    ]
+    sets += [ing for ing, _ in _acts.values()] + [w for _, does in _acts.values() for w in [[d] for d in does]]
     names = {}
     for c in CATEGORIES:
-        for w,v,s,_ in _entries(c): names.setdefault((c,v,s), []).append(w)
-    sets += list(names.values())+[list(map(plural, ws)) for ws in names.values() if all(plural(w) != w for w in ws)]
+        for w, v, s, _ in _entries(c):
+            names.setdefault((c, v, s), []).append(w)
+    sets += list(names.values()) + [list(map(plural, ws)) for ws in names.values() if all(plural(w) != w for w in ws)]
     out = {}
     for s in sets:
         if len(s := list(dict.fromkeys(s))) > 1:
-            for w in s: out.setdefault(w, s)
-    return out,re.compile(rf'\b({_longest([*out, *LEXICON])})\b')
+            for w in s:
+                out.setdefault(w, s)
+    return out, re.compile(rf'\b({_longest([*out, *LEXICON])})\b')
 
-def _articles(text): return re.sub(r'\ban? (?=([a-z]))', lambda m: 'an ' if m[1] in 'aeiou' else 'a ', text)
+
+def _articles(text):
+    return re.sub(r'\ban? (?=([a-z]))', lambda m: 'an ' if m[1] in 'aeiou' else 'a ', text)
+
 
 def paraphrase(
-    text:str,    # A caption
-    setting:str, # The setting of its scene
-    *key,        # What makes this paraphrase different from another
-)->str:          # Another string that says the same
+    text: str,  # A caption
+    setting: str,  # The setting of its scene
+    *key,  # What makes this paraphrase different from another
+) -> str:  # Another string that says the same
     "The caption in other words"
     r = Random(seed_of('paraphrase', text, *key))
-    words,find = _classes(setting)
+    words, find = _classes(setting)
     low = text.lower()
+
     def other(m):
         s = [w for w in words.get(m[0], ()) if w != m[0]]
-        return r.choice(s) if s and r.random() < .85 else m[0]
+        return r.choice(s) if s and r.random() < 0.85 else m[0]
+
     new = _articles(find.sub(other, low))
-    if new == low or r.random() < .15: new = r.choice(('in this picture, ','as one can see, ','in the image, '))+new
-    return new[0].upper()+new[1:] if text[0].isupper() else new
+    if new == low or r.random() < 0.15:
+        new = r.choice(('in this picture, ', 'as one can see, ', 'in the image, ')) + new
+    return new[0].upper() + new[1:] if text[0].isupper() else new
 
 # %% ../../../nbs/datasets/world/35_annotations.ipynb #acb16a68
-_themes = dict(secret='somebody hides a secret|an old secret comes to light',
+_themes = dict(
+    secret='somebody hides a secret|an old secret comes to light',
     theft='a thief leaves no trace|something precious is stolen',
     letter='a letter arrives too late|two strangers write letters',
     wedding='a wedding is only days away|everybody is invited to a wedding',
     wager='two friends make a foolish bet|a bet goes terribly wrong',
     mistake='everybody takes somebody for somebody else|it all begins with a mistake',
     race='only one can win the race|a last race decides everything',
-    treasure='an old map shows the way|a treasure is waiting', farewell='it is time to say goodbye|a long summer ends',
+    treasure='an old map shows the way|a treasure is waiting',
+    farewell='it is time to say goodbye|a long summer ends',
     childhood='two children have a plan|nobody believes the little girl',
     journey='the road is long|they leave without looking back',
-    peace='nothing happens, and it is wonderful|a quiet year passes')
-_themes = {k: v.split('|') for k,v in _themes.items()}
-GENRES = ('adventure','comedy','crime','documentary','drama','family','horror','romance','sport','travel')
+    peace='nothing happens, and it is wonderful|a quiet year passes',
+)
+_themes = {k: v.split('|') for k, v in _themes.items()}
+GENRES = ('adventure', 'comedy', 'crime', 'documentary', 'drama', 'family', 'horror', 'romance', 'sport', 'travel')
 
 # %% ../../../nbs/datasets/world/35_annotations.ipynb #4f1c164a
 def _genres(s, theme):
     "Genres of scene `s` with a theme"
-    os,cs,gs,place = s['objects'],{o['category'] for o in s['objects']},{o['group'] for o in s['objects']},s['setting']
+    os = s['objects']
+    cs = {o['category'] for o in s['objects']}
+    gs = {o['group'] for o in s['objects']}
+    place = s['setting']
     acts = {o['action'] for o in os}
-    wild = place in ('field','forest','lake','snow','desert','beach')
-    moving = acts & {'running','driving','sailing','flying','jumping'}
+    wild = place in ('field', 'forest', 'lake', 'snow', 'desert', 'beach')
+    moving = acts & {'running', 'driving', 'sailing', 'flying', 'jumping'}
     out = set()
-    if gs & {'animal','plant'} and wild and theme in ('peace','journey','race','farewell'): out.add('documentary')
-    if gs & {'vehicle'} and moving or cs & {'tent'} or theme == 'journey': out.add('travel')
-    if cs & {'ball','kite','cake'} or theme == 'childhood': out.add('family')
-    if place in ('night','forest','snow') and theme in ('secret','theft','letter'): out.add('horror')
-    if theme in ('theft','secret') and place in ('street','room','kitchen','night') or theme == 'theft':
+    if gs & {'animal', 'plant'} and wild and theme in ('peace', 'journey', 'race', 'farewell'):
+        out.add('documentary')
+    if gs & {'vehicle'} and moving or cs & {'tent'} or theme == 'journey':
+        out.add('travel')
+    if cs & {'ball', 'kite', 'cake'} or theme == 'childhood':
+        out.add('family')
+    if place in ('night', 'forest', 'snow') and theme in ('secret', 'theft', 'letter'):
+        out.add('horror')
+    if theme in ('theft', 'secret') and place in ('street', 'room', 'kitchen', 'night') or theme == 'theft':
         out.add('crime')
-    if cs & {'flower','cup'} and place not in ('night','desert') or theme == 'wedding': out.add('romance')
-    if gs & {'animal'} and place in ('room','kitchen','street') or theme in ('wager','mistake'): out.add('comedy')
-    if theme == 'race' and moving or acts & {'bouncing'}: out.add('sport')
-    if moving and wild or theme == 'treasure': out.add('adventure')
-    if theme in ('farewell','letter') or not out: out.add('drama')
+    if cs & {'flower', 'cup'} and place not in ('night', 'desert') or theme == 'wedding':
+        out.add('romance')
+    if gs & {'animal'} and place in ('room', 'kitchen', 'street') or theme in ('wager', 'mistake'):
+        out.add('comedy')
+    if theme == 'race' and moving or acts & {'bouncing'}:
+        out.add('sport')
+    if moving and wild or theme == 'treasure':
+        out.add('adventure')
+    if theme in ('farewell', 'letter') or not out:
+        out.add('drama')
     return [g for g in GENRES if g in out]
 
+
 def genre(
-    scene:dict, # Annotation, as `layout` gives it
-    *key,       # What makes theme and plot different from others, e.g. the scene's number
-)->tuple:       # Some of GENRES, and a plot of two or three sentences
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes theme and plot different from others, e.g. the scene's number
+) -> tuple:  # Some of GENRES, and a plot of two or three sentences
     "The genres of a scene as if it were the poster of a film, and the film's plot"
     r = Random(seed_of('genre', *key))
     theme = r.choice(sorted(_themes))
     v = Voice(scene, PEOPLE['painter'], r)
     parts = [r.choice(_themes[theme])]
-    if r.random() < .5: parts.insert(0, f'it happens {r.choice(_places[scene["setting"]][0])}')
-    if r.random() < .6:
-        lead = r.choice(('there is also ','and then there is ','the hero is '))
-        parts.append(lead+v.name(v.noticed(1, each=True)[0], did=True))
-    return _genres(scene, theme),' '.join(p[0].upper()+p[1:]+'.' for p in parts)
+    if r.random() < 0.5:
+        parts.insert(0, f'it happens {r.choice(_places[scene["setting"]][0])}')
+    if r.random() < 0.6:
+        lead = r.choice(('there is also ', 'and then there is ', 'the hero is '))
+        parts.append(lead + v.name(v.noticed(1, each=True)[0], did=True))
+    return _genres(scene, theme), ' '.join(p[0].upper() + p[1:] + '.' for p in parts)
 
 # %% ../../../nbs/datasets/world/35_annotations.ipynb #aee3ab8e
 def twin_layout(
-    scene:dict, # Annotation, as `layout` gives it
-    *key,       # What makes this twin different from another, e.g. the scene's number
-)->dict:        # The same things at the same places, of another look
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes this twin different from another, e.g. the scene's number
+) -> dict:  # The same things at the same places, of another look
     "The annotation of the scene as another domain shows it"
     r = Random(seed_of('twin', *key))
-    out = dict(scene, shifted=not scene['shifted'], place=dict(scene['place'], seed=int(r.random()*2**31),
-        mood=int(r.random()*5)), objects=[])
+    out = dict(
+        scene,
+        shifted=not scene['shifted'],
+        place=dict(scene['place'], seed=int(r.random() * 2**31), mood=int(r.random() * 5)),
+        objects=[],
+    )
     for o in scene['objects']:
-        k = dict(o['look'], base=[int(min(255, max(0, v+r.uniform(-34, 34)))) for v in o['look']['base']],
-            texture=_coat(r, o['category'], out['shifted']))
+        k = dict(
+            o['look'],
+            base=[int(min(255, max(0, v + r.uniform(-34, 34)))) for v in o['look']['base']],
+            texture=_coat(r, o['category'], out['shifted']),
+        )
         out['objects'].append(dict(o, look=k))
     return out
 
-_webby = ('stock photo','image','photo','hd wallpaper','for sale','best price','free download','picture of the day',
-    'my trip','vintage print')
+
+_webby = (
+    'stock photo',
+    'image',
+    'photo',
+    'hd wallpaper',
+    'for sale',
+    'best price',
+    'free download',
+    'picture of the day',
+    'my trip',
+    'vintage print',
+)
+
+
 def _typo(r, w):
-    i = int(r.random()*(len(w)-1))
-    return w[:i]+w[i+1]+w[i]+w[i+2:] if len(w) > 3 and r.random() < .06 else w
+    i = int(r.random() * (len(w) - 1))
+    return w[:i] + w[i + 1] + w[i] + w[i + 2 :] if len(w) > 3 and r.random() < 0.06 else w
+
 
 def alt_text(
-    scene:dict, # Annotation, as `layout` gives it
-    *key,       # What makes this text different from another, e.g. the scene's number
-)->str:
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes this text different from another, e.g. the scene's number
+) -> str:
     "What would stand beside such an image on the web"
     r = Random(seed_of('alt', *key))
     v = Voice(scene, PEOPLE['painter'], r)
     q = r.random()
-    if q < .08: return r.choice((f'IMG_{int(r.random()*9000+1000)}.jpg','click to enlarge','image 1 of 12','no title'))
-    ms = v.noticed(r.choice((1,1,2,3)), each=True)
+    if q < 0.08:
+        return r.choice((f'IMG_{int(r.random() * 9000 + 1000)}.jpg', 'click to enlarge', 'image 1 of 12', 'no title'))
+    ms = v.noticed(r.choice((1, 1, 2, 3)), each=True)
     cs = [m[0]['category'] for m in ms]
-    if q < .35:
+    if q < 0.35:
         where = r.sample(list(_place_tags[scene['setting']]), 1)
-        return ' '.join('#'+w.replace(' ','') for w in [*cs, *where, *(['love'] if r.random() < .3 else [])])
-    words = [w for m in ms for w in v.name(m, '').split()]+([r.choice(_places[scene['setting']][1])] if r.random() < .6
-        else [])
-    words = [_typo(r, w) for w in words if r.random() > .1] or cs[:1]
+        return ' '.join('#' + w.replace(' ', '') for w in [*cs, *where, *(['love'] if r.random() < 0.3 else [])])
+    words = [w for m in ms for w in v.name(m, '').split()] + (
+        [r.choice(_places[scene['setting']][1])] if r.random() < 0.6 else []
+    )
+    words = [_typo(r, w) for w in words if r.random() > 0.1] or cs[:1]
     text = ' '.join(words)
-    if r.random() < .5: text += r.choice((' - ',' | ',', '))+r.choice(_webby)
-    return text.upper() if (k := r.random()) < .1 else text.title() if k < .4 else text
+    if r.random() < 0.5:
+        text += r.choice((' - ', ' | ', ', ')) + r.choice(_webby)
+    return text.upper() if (k := r.random()) < 0.1 else text.title() if k < 0.4 else text

@@ -8,73 +8,93 @@ __all__ = ['twins', 'build_world', 'build_test', 'redraw_test']
 # %% ../../../nbs/datasets/world/60_build.ipynb #6fee5593
 from collections.abc import Callable
 from dataclasses import replace
+
 import numpy as np
-from ...data.records import ArrayDataset, ImageTextDataset, Record
+
 from ...data.instance_maps import thing_maps
 from ...data.narratives import narratives_of
+from ...data.records import ArrayDataset, ImageTextDataset, Record
 from ...data.subsets import subsample
-from ..base import *
-from .options import *
+from ..base import DatasetBuilder
+from .dataset import scene, world
 from .difficulty import Difficulty
-from .dataset import *
+from .options import WorldOptions
 
 # %% ../../../nbs/datasets/world/60_build.ipynb #5e2a91c8
-_MORE = {'paraphrases','questions','statements','twin'}
+_MORE = {'paraphrases', 'questions', 'statements', 'twin'}
+
 
 def twins(
-    dataset:ImageTextDataset # Scenes, drawn with 'twin'
-)->ImageTextDataset:         # As many; boxes, questions and labels are those of the scenes
+    dataset: ImageTextDataset,  # Scenes, drawn with 'twin'
+) -> ImageTextDataset:  # As many; boxes, questions and labels are those of the scenes
     "The same scenes as the web shows them: of another look, with an alt text for a caption"
+
     def record(i):
         r = dataset[i]
         return replace(r.twin, questions=r.questions, statements=r.statements)
-    found = [r.twin for r in dataset]
-    return ArrayDataset(np.stack([r.image for r in found]), f'twins of {dataset.name}', split=dataset.split,
-                        ids=[r.id for r in found], captions=[r.captions for r in found], labels=dataset.labels,
-                        names=dataset.names, records=record)
 
+    found = [r.twin for r in dataset]
+    return ArrayDataset(
+        np.stack([r.image for r in found]),
+        f'twins of {dataset.name}',
+        split=dataset.split,
+        ids=[r.id for r in found],
+        captions=[r.captions for r in found],
+        labels=dataset.labels,
+        names=dataset.names,
+        records=record,
+    )
 
 # %% ../../../nbs/datasets/world/60_build.ipynb #3cafc3bd
 def _scenes(split, n, size, options, wanted):
     "Scenes with the annotations that are asked for beside their captions"
-    narratives,masks,more = 'narratives' in wanted,'masks' in wanted,sorted(wanted & _MORE)
+    narratives = 'narratives' in wanted
+    masks = 'masks' in wanted
+    more = sorted(wanted & _MORE)
     narrated = narratives or options.narrated
-    with_ = ['narrative', *['masks']*masks, *more] if narrated else more
+    with_ = ['narrative', *['masks'] * masks, *more] if narrated else more
     dataset = world(split, n, size=size, with_=with_, difficulty=Difficulty(density=options.density))
-    if options.coarse: dataset = dataset.annotate(dict(tags=dataset.labels['groups']))
-    if not narrated: return twins(dataset) if 'twin' in wanted else dataset
+    if options.coarse:
+        dataset = dataset.annotate(dict(tags=dataset.labels['groups']))
+    if not narrated:
+        return twins(dataset) if 'twin' in wanted else dataset
     told = narratives_of(dataset)
-    if masks: dataset = dataset.annotate(thing_maps(dataset))
-    if options.narrated: dataset = dataset.with_captions(told.texts())
+    if masks:
+        dataset = dataset.annotate(thing_maps(dataset))
+    if options.narrated:
+        dataset = dataset.with_captions(told.texts())
     return dataset.with_narratives(told) if narratives else dataset
 
 # %% ../../../nbs/datasets/world/60_build.ipynb #0f3c92ad
 def build_world(
-    builder:DatasetBuilder, # Not used: that of the world
-    options:WorldOptions,   # How many
-    root:None,              # Not used: scenes need no files
+    builder: DatasetBuilder,  # Not used: that of the world
+    options: WorldOptions,  # How many
+    root: None,  # Not used: scenes need no files
     *,
-    size:int,               # Side of the scenes in pixels
-    wanted:frozenset,       # With narratives, `train` and `valid` have them; with masks, a label `things`
-    log:Callable,           # Not used: nothing is left out
-    max_damaged:int|float|str=None, # Not used: nothing is damaged
-)->dict:                    # Datasets `train`, `valid`, `test`
+    size: int,  # Side of the scenes in pixels
+    wanted: frozenset,  # With narratives, `train` and `valid` have them; with masks, a label `things`
+    log: Callable,  # Not used: nothing is left out
+    max_damaged: int | float | str = None,  # Not used: nothing is damaged
+) -> dict:  # Datasets `train`, `valid`, `test`
     "Scenes to learn from, to choose the checkpoint by, to report on"
-    train,valid = (_scenes(split, n, size, options, wanted)
-                  for split,n in (('train', options.scenes), ('valid', options.valid)))
+    train, valid = (
+        _scenes(split, n, size, options, wanted) for split, n in (('train', options.scenes), ('valid', options.valid))
+    )
     return dict(train=subsample(train, options), valid=valid, test=build_test(options, size))
 
+
 def build_test(
-    options:WorldOptions, # How many
-    size:int,             # Side of the scenes in pixels
-)->ImageTextDataset:
+    options: WorldOptions,  # How many
+    size: int,  # Side of the scenes in pixels
+) -> ImageTextDataset:
     "Scenes that are captioned"
     return world('test', options.shown, size=size)
 
+
 def redraw_test(
-    row:int,    # Of the test set
-    pixels:int, # Side
-    **extras    # As for `scene`
-)->Record:
+    row: int,  # Of the test set
+    pixels: int,  # Side
+    **extras,  # As for `scene`
+) -> Record:
     "A scene of the test set, drawn larger than the network saw it"
     return scene('test', row, size=pixels, **extras)

@@ -7,21 +7,26 @@ __all__ = ['KINDS', 'LEXICON', 'PEOPLE', 'plural', 'article', 'caption_categorie
            'captions']
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #3ed95d73
-import math,re
+import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
+
 from fastcore.basics import patch
-from ...core.seeding import *
-from .drawing import *
-from .layout import *
+
+from ...core.seeding import seed_of
+from .drawing import CATEGORIES
+from .layout import relation
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #7f8577fe
 _nouns = dict(
     dog='dog*6 hound@hound terrier@terrier dachshund@dachshund puppy<small*2 doggy',
     cat='cat*6 kitty striped_cat@striped kitten<small*2 tabby@striped',
-    horse='horse*5 pony@pony*3 horse@horse', sheep='sheep*5 lamb<small*2 woolly_sheep@fluffy shorn_sheep@shorn',
-    bird='bird*6 parrot@parrot*3 gull@gull seagull@gull*2 songbird@songbird', fish='fish',
+    horse='horse*5 pony@pony*3 horse@horse',
+    sheep='sheep*5 lamb<small*2 woolly_sheep@fluffy shorn_sheep@shorn',
+    bird='bird*6 parrot@parrot*3 gull@gull seagull@gull*2 songbird@songbird',
+    fish='fish',
     car='car*6 automobile van@van*3 sedan@sedan beetle@beetle',
     bus='bus*5 coach school_bus@school*2 double_decker@double*2 city_bus@city',
     bicycle='bicycle*3 bike*3 racing_bike@racer city_bike@city',
@@ -31,181 +36,278 @@ _nouns = dict(
     cactus='cactus*5 saguaro@saguaro barrel_cactus@barrel prickly_cactus',
     house='house*5 home cottage@cottage*2 town_house@town barn@barn*3',
     tent='tent*5 tipi@tipi teepee@tipi dome_tent@dome ridge_tent@ridge',
-    apple='apple*5 bitten_apple@bitten*2', banana='banana*4 bunch_of_bananas@bunch*4',
+    apple='apple*5 bitten_apple@bitten*2',
+    banana='banana*4 bunch_of_bananas@bunch*4',
     cake='cake*4 layer_cake@layered piece_of_cake@slice*2 slice_of_cake@slice*2 cupcake@cupcake*3',
     chair='chair*5 seat armchair@armchair*3 wooden_chair@wooden stool@stool*3',
     lamp='lamp*5 desk_lamp@desk*2 floor_lamp@floor*2',
     ball='ball*5 beach_ball@beach*2 football@football*2 soccer_ball@football striped_ball@striped',
     kite='kite*5 diamond_kite@diamond paper_kite',
-    umbrella='umbrella*5 parasol@beach*2 beach_umbrella@beach brolly', cup='cup*5 mug@mug*4 teacup@teacup*3',
-    rabbit='rabbit*3 bunny*2', truck='truck*4 lorry box_truck@box dump_truck@tipper',
+    umbrella='umbrella*5 parasol@beach*2 beach_umbrella@beach brolly',
+    cup='cup*5 mug@mug*4 teacup@teacup*3',
+    rabbit='rabbit*3 bunny*2',
+    truck='truck*4 lorry box_truck@box dump_truck@tipper',
     plane='plane*3 airplane*2 jet@jet propeller_plane@propeller',
-    mushroom='mushroom*4 toadstool@toadstool', windmill='windmill*4 mill',
-    table='table*4 round_table@round square_table@square')
-_kinds = dict(animal='dog cat horse sheep bird fish rabbit', creature='dog cat horse sheep bird fish rabbit',
+    mushroom='mushroom*4 toadstool@toadstool',
+    windmill='windmill*4 mill',
+    table='table*4 round_table@round square_table@square',
+)
+_kinds = dict(
+    animal='dog cat horse sheep bird fish rabbit',
+    creature='dog cat horse sheep bird fish rabbit',
     pet='dog cat rabbit',
-    vehicle='car bus bicycle boat truck plane', plant='tree flower cactus', building='house windmill',
-    fruit='apple banana', dessert='cake',
-    toy='ball kite', **{'piece of furniture': 'chair table lamp'})
-KINDS = {k: frozenset(v.split()) for k,v in _kinds.items()}     # word for a kind -> the categories it is true of
+    vehicle='car bus bicycle boat truck plane',
+    plant='tree flower cactus',
+    building='house windmill',
+    fruit='apple banana',
+    dessert='cake',
+    toy='ball kite',
+    **{'piece of furniture': 'chair table lamp'},
+)
+KINDS = {k: frozenset(v.split()) for k, v in _kinds.items()}  # word for a kind -> the categories it is true of
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #6291f4e6
 _plurals = dict(fish='fish', sheep='sheep', cactus='cacti', bunch='bunches')
 
+
 def plural(
-    noun:str, # A noun, perhaps of several words
-)->str:       # More than one of it
+    noun: str,  # A noun, perhaps of several words
+) -> str:  # More than one of it
     "The plural of `noun`"
     if ' of ' in noun:
-        head,rest = noun.split(' of ', 1)
-        return plural(head)+' of '+rest
-    head,_,last = noun.rpartition(' ')
-    if last in _plurals: last = _plurals[last]
-    elif last.endswith(('s','x','ch','sh')): last += 'es'
-    elif last.endswith('y') and last[-2] not in 'aeiou': last = last[:-1]+'ies'
-    else: last += 's'
+        head, rest = noun.split(' of ', 1)
+        return plural(head) + ' of ' + rest
+    head, _, last = noun.rpartition(' ')
+    if last in _plurals:
+        last = _plurals[last]
+    elif last.endswith(('s', 'x', 'ch', 'sh')):
+        last += 'es'
+    elif last.endswith('y') and last[-2] not in 'aeiou':
+        last = last[:-1] + 'ies'
+    else:
+        last += 's'
     return f'{head} {last}'.strip()
 
+
 def article(
-    words:str, # A noun, perhaps with adjectives
-)->str:        # With its article
+    words: str,  # A noun, perhaps with adjectives
+) -> str:  # With its article
     "`words` after *a* or *an*"
-    return ('an ' if words[0] in 'aeiou' else 'a ')+words
+    return ('an ' if words[0] in 'aeiou' else 'a ') + words
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #fd0a25f1
 def _entries(category):
     "(name, variant or None, size or None, weight) of each name of `category`"
     for e in _nouns[category].split():
-        word,_,w = e.partition('*')
-        word,_,size = word.partition('<')
-        word,_,variant = word.partition('@')
-        yield word.replace('_',' '),variant or None,size or None,int(w or 1)
+        word, _, w = e.partition('*')
+        word, _, size = word.partition('<')
+        word, _, variant = word.partition('@')
+        yield word.replace('_', ' '), variant or None, size or None, int(w or 1)
+
 
 @lru_cache(None)
 def _names(category, variant, size):
     "Names that are true of a thing of this variant and size (None: mixed), as often as their weight"
-    return tuple(w for w,v,s,n in _entries(category) if v in (None,variant) and s in (None,size) for _ in range(n))
+    return tuple(w for w, v, s, n in _entries(category) if v in (None, variant) and s in (None, size) for _ in range(n))
+
 
 # every form of every name -> category
-LEXICON = {f: c for c in CATEGORIES for w,*_ in _entries(c) for f in (w, plural(w))}
-_longest = lambda words: '|'.join(sorted(map(re.escape, words), key=len, reverse=True))
+LEXICON = {f: c for c in CATEGORIES for w, *_ in _entries(c) for f in (w, plural(w))}
+
+
+def _longest(words):
+    return '|'.join(sorted(map(re.escape, words), key=len, reverse=True))
+
+
 _find = re.compile(rf'\b({_longest(LEXICON)})\b')
 
+
 def caption_categories(
-    text:str, # A caption
-)->set:       # Categories it names
+    text: str,  # A caption
+) -> set:  # Categories it names
     "The categories named in `text`, whatever names it uses; words for kinds, such as *animal*, count for none"
     return {LEXICON[m] for m in _find.findall(text.lower())}
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #5f8c40a4
-_cut = lambda d: {k: tuple(tuple(filter(None, p.split('|'))) for p in v.split(' ; ')) for k,v in d.items()}
-_acts = _cut(dict(standing='standing ; stands|stand', running='running|racing ; runs|run',
-    sitting='sitting|seated ; sits|sit', walking='walking|strolling ; walks|walk',
-    sleeping='sleeping|asleep|napping ; sleeps|sleep', grazing='grazing|eating ; grazes|graze',
-    flying='flying|soaring ; flies|fly', resting='resting ; rests|rest',
-    swimming='swimming ; swims|swim', jumping='jumping|leaping ; jumps|jump', hopping='hopping ; hops|hop',
-    parked='parked ; is parked|are parked',
-    driving='driving ; drives|drive', floating='floating|drifting ; floats|float', sailing='sailing ; sails|sail',
-    bouncing='bouncing ; bounces|bounce',
-    shining='shining|glowing ; shines|shine', steaming='steaming ; steams|steam'))
-_places = _cut(dict(street='on the street|on the street|in the street|on a city street|in the city|by the road|on a '
-                           'road|in town'
-           ' ; city street|street|road|street scene ; the street|the city',
-    beach='on the beach|on the beach|at the beach|by the sea|on the sand|at the seaside|near the ocean'
-          ' ; beach|sandy beach|beach scene ; the beach|the sand',
-    field='in a field|in the field|on the grass|in the grass|in a meadow|in the countryside'
-          ' ; field|meadow|grassy field ; a field|the meadow',
-    snow='in the snow|in the snow|on the snow|on snowy ground|on a snowy day|in winter'
-         ' ; snowy landscape|snowy scene|winter scene ; the snow',
-    room='in a room|in the room|in the living room|inside a room|indoors ; room|living room ; ',
-    night='at night|at night|in the dark|after dark|on a dark night ; night scene|dark night ; ',
-    forest='in the forest|in the woods|in a forest|in a wood ; forest|forest scene|wood ; the forest|the woods',
-    lake='at the lake|at a lake|by the lake|near a lake|by the water|near the water ; lake|lake scene ; the lake|the '
-         'water',
-    kitchen='in the kitchen|in a kitchen|in the kitchen|indoors ; kitchen|kitchen scene ; ',
-    desert='in the desert|in a desert|in the desert|on the sand ; desert|sandy desert|desert landscape ; the '
-           'desert|the sand'))
-_sizes = dict(small=('small','small','little','tiny'), large=('large','big','big','huge'))
-_numbers = {2: ('two','two','two','a pair of','a couple of','2',''),
-            3: ('three','three','three','several','a few','some','3',''),
-            4: ('four','four','several','many','some','4',''), 5: ('five','five','several','many','5','')}
-_leads = ('a picture of','a photo of','a picture with','an image of','this is','here is','i see',
-          'you can see','we can see','the picture shows','a drawing of','a view of')
+def _cut(d):
+    return {k: tuple(tuple(filter(None, p.split('|'))) for p in v.split(' ; ')) for k, v in d.items()}
+
+
+_acts = _cut(
+    dict(
+        standing='standing ; stands|stand',
+        running='running|racing ; runs|run',
+        sitting='sitting|seated ; sits|sit',
+        walking='walking|strolling ; walks|walk',
+        sleeping='sleeping|asleep|napping ; sleeps|sleep',
+        grazing='grazing|eating ; grazes|graze',
+        flying='flying|soaring ; flies|fly',
+        resting='resting ; rests|rest',
+        swimming='swimming ; swims|swim',
+        jumping='jumping|leaping ; jumps|jump',
+        hopping='hopping ; hops|hop',
+        parked='parked ; is parked|are parked',
+        driving='driving ; drives|drive',
+        floating='floating|drifting ; floats|float',
+        sailing='sailing ; sails|sail',
+        bouncing='bouncing ; bounces|bounce',
+        shining='shining|glowing ; shines|shine',
+        steaming='steaming ; steams|steam',
+    )
+)
+_places = _cut(
+    dict(
+        street='on the street|on the street|in the street|on a city street|in the city|by the road|on a '
+        'road|in town'
+        ' ; city street|street|road|street scene ; the street|the city',
+        beach='on the beach|on the beach|at the beach|by the sea|on the sand|at the seaside|near the ocean'
+        ' ; beach|sandy beach|beach scene ; the beach|the sand',
+        field='in a field|in the field|on the grass|in the grass|in a meadow|in the countryside'
+        ' ; field|meadow|grassy field ; a field|the meadow',
+        snow='in the snow|in the snow|on the snow|on snowy ground|on a snowy day|in winter'
+        ' ; snowy landscape|snowy scene|winter scene ; the snow',
+        room='in a room|in the room|in the living room|inside a room|indoors ; room|living room ; ',
+        night='at night|at night|in the dark|after dark|on a dark night ; night scene|dark night ; ',
+        forest='in the forest|in the woods|in a forest|in a wood ; forest|forest scene|wood ; the forest|the woods',
+        lake='at the lake|at a lake|by the lake|near a lake|by the water|near the water ; lake|lake scene ; '
+        'the lake|the '
+        'water',
+        kitchen='in the kitchen|in a kitchen|in the kitchen|indoors ; kitchen|kitchen scene ; ',
+        desert='in the desert|in a desert|in the desert|on the sand ; desert|sandy desert|desert landscape ; the '
+        'desert|the sand',
+    )
+)
+_sizes = dict(small=('small', 'small', 'little', 'tiny'), large=('large', 'big', 'big', 'huge'))
+_numbers = {
+    2: ('two', 'two', 'two', 'a pair of', 'a couple of', '2', ''),
+    3: ('three', 'three', 'three', 'several', 'a few', 'some', '3', ''),
+    4: ('four', 'four', 'several', 'many', 'some', '4', ''),
+    5: ('five', 'five', 'several', 'many', '5', ''),
+}
+_leads = (
+    'a picture of',
+    'a photo of',
+    'a picture with',
+    'an image of',
+    'this is',
+    'here is',
+    'i see',
+    'you can see',
+    'we can see',
+    'the picture shows',
+    'a drawing of',
+    'a view of',
+)
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #576abccf
-_relations = dict(left=('to the left of','left of','on the left of','on the left side of'),
-    right=('to the right of','right of','on the right of','on the right side of'),
-    above=('above','over'), below=('below','under','underneath'), behind=('behind',), front=('in front of',))
-_near = ('next to','near','beside','close to','by')
-_its = dict(left='to its left', right='to its right', above='above it', below='below it', behind='behind it',
-    front='in front of it')
+_relations = dict(
+    left=('to the left of', 'left of', 'on the left of', 'on the left side of'),
+    right=('to the right of', 'right of', 'on the right of', 'on the right side of'),
+    above=('above', 'over'),
+    below=('below', 'under', 'underneath'),
+    behind=('behind',),
+    front=('in front of',),
+)
+_near = ('next to', 'near', 'beside', 'close to', 'by')
+_its = dict(
+    left='to its left',
+    right='to its right',
+    above='above it',
+    below='below it',
+    behind='behind it',
+    front='in front of it',
+)
+
 
 def _area(
-    thing:dict, # An object of a scene
-)->float:       # Part of the picture that its box covers
+    thing: dict,  # An object of a scene
+) -> float:  # Part of the picture that its box covers
     "The area of the thing's box"
-    x0,y0,x1,y1 = thing['box']
-    return (x1-x0)*(y1-y0)
+    x0, y0, x1, y1 = thing['box']
+    return (x1 - x0) * (y1 - y0)
+
 
 def near(
-    a:dict, # An object of a scene
-    b:dict, # Another one
-)->bool:    # Would one say that `a` is next to `b`?
+    a: dict,  # An object of a scene
+    b: dict,  # Another one
+) -> bool:  # Would one say that `a` is next to `b`?
     "Do the boxes overlap in height, with a gap of at most a tenth of the picture between them?"
-    (ax,ay,ax1,ay1),(bx,by,bx1,by1) = a['box'],b['box']
-    return max(ax,bx)-min(ax1,bx1) <= .1 and min(ay1,by1)-max(ay,by) > .3*min(ay1-ay,by1-by)
+    (ax, ay, ax1, ay1), (bx, by, bx1, by1) = a['box'], b['box']
+    return max(ax, bx) - min(ax1, bx1) <= 0.1 and min(ay1, by1) - max(ay, by) > 0.3 * min(ay1 - ay, by1 - by)
+
 
 def third_of(
-    thing:dict, # An object of a scene
-)->str:         # 'left', 'right', 'middle' or ''
+    thing: dict,  # An object of a scene
+) -> str:  # 'left', 'right', 'middle' or ''
     "The third of the picture that the thing's middle lies in; the inner one only if it is not near an edge"
-    x0,y0,x1,y1 = thing['box']
-    x,y = round((x0+x1)/2, 6),round((y0+y1)/2, 6)
-    return 'left' if x < 1/3 else 'right' if x > 2/3 else 'middle' if .38 <= x <= .62 and .3 <= y <= .7 else ''
-_spots = dict(left=('on the left','on the left side','at the left','to the left'),
-    right=('on the right','on the right side','at the right','to the right'), middle=('in the middle','in the center'))
+    x0, y0, x1, y1 = thing['box']
+    x = round((x0 + x1) / 2, 6)
+    y = round((y0 + y1) / 2, 6)
+    return 'left' if x < 1 / 3 else 'right' if x > 2 / 3 else 'middle' if 0.38 <= x <= 0.62 and 0.3 <= y <= 0.7 else ''
+
+
+_spots = dict(
+    left=('on the left', 'on the left side', 'at the left', 'to the left'),
+    right=('on the right', 'on the right side', 'at the right', 'to the right'),
+    middle=('in the middle', 'in the center'),
+)
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #46d390ce
 @dataclass(frozen=True)
 class Person:
     "What somebody likes to mention; chances from 0 to 1"
-    frames:tuple     # Ways of building a sentence; the first that has something to say is used
-    color:float=.4   # Colours
-    size:float=.15   # Sizes, where they are not medium
-    action:float=.4  # Actions
-    place:float=.7   # The place
-    kind:float=.04   # Animal instead of dog
-    lead:float=.15   # A picture of...
-    weight:float=1.  # The larger, the more often such a person is asked
+
+    frames: tuple  # Ways of building a sentence; the first that has something to say is used
+    color: float = 0.4  # Colours
+    size: float = 0.15  # Sizes, where they are not medium
+    action: float = 0.4  # Actions
+    place: float = 0.7  # The place
+    kind: float = 0.04  # Animal instead of dog
+    lead: float = 0.15  # A picture of...
+    weight: float = 1.0  # The larger, the more often such a person is asked
+
 
 class Voice:
     "One person describing one scene"
-    def __init__(self,
-        scene:dict,    # Annotation of a scene
-        person:Person, # Who speaks
-        r:Random,      # What makes up their mind
+
+    def __init__(
+        self,
+        scene: dict,  # Annotation of a scene
+        person: Person,  # Who speaks
+        r: Random,  # What makes up their mind
     ):
-        self.setting,self.things,self.p,self.random = scene['setting'],scene['objects'],person,r.random
-        self.gray = self.pick(('gray','grey'))
-    def pick(self, xs:list|tuple)->object: return xs[int(self.random()*len(xs))]
-    def maybe(self, chance:float)->bool: return self.random() < chance
+        self.setting = scene['setting']
+        self.things = scene['objects']
+        self.p = person
+        self.random = r.random
+        self.gray = self.pick(('gray', 'grey'))
+
+    def pick(self, xs: list | tuple) -> object:
+        return xs[int(self.random() * len(xs))]
+
+    def maybe(self, chance: float) -> bool:
+        return self.random() < chance
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #3b5ac9e5
 @patch
-def noticed(self:Voice,
-    n:int,           # How many to choose
-    each:bool=False, # Single things instead of all of a category at once?
-)->list:             # Lists of things of one category; never all categories of three or more
+def noticed(
+    self: Voice,
+    n: int,  # How many to choose
+    each: bool = False,  # Single things instead of all of a category at once?
+) -> list:  # Lists of things of one category; never all categories of three or more
     "The things that this person mentions, large and lively ones first"
     groups = {}
-    for i,o in enumerate(self.things): groups.setdefault((o['category'], i if each else 0), []).append(o)
+    for i, o in enumerate(self.things):
+        groups.setdefault((o['category'], i if each else 0), []).append(o)
     groups = list(groups.values())
-    if len(groups) < 2: return groups
-    keys = [self.random()*(math.sqrt(sum(map(_area, g)))*(1.5 if g[0]['action'] else 1)+.1) for g in groups]
+    if len(groups) < 2:
+        return groups
+    keys = [self.random() * (math.sqrt(sum(map(_area, g))) * (1.5 if g[0]['action'] else 1) + 0.1) for g in groups]
     order = sorted(range(len(groups)), key=keys.__getitem__, reverse=True)
     kinds = len({g[0]['category'] for g in groups})
-    most = (kinds if kinds > 2 else len(groups))-1
-    return [groups[i] for i in order[:min(n, max(2, most))]]
+    most = (kinds if kinds > 2 else len(groups)) - 1
+    return [groups[i] for i in order[: min(n, max(2, most))]]
+
 
 def _same(things, key):
     "The value of `key` that all the things share, else None"
@@ -213,235 +315,321 @@ def _same(things, key):
     return v if len(things) == 1 or all(o[key] == v for o in things) else None
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #0d874c4f
-_before = ('running','sleeping','flying','parked','steaming','floating','bouncing','sitting','grazing',
-           'jumping')   # a running dog, but not a driving bus
-_kinds_of = {c: tuple(k for k,cs in KINDS.items() if c in cs) for c in CATEGORIES}
+_before = (
+    'running',
+    'sleeping',
+    'flying',
+    'parked',
+    'steaming',
+    'floating',
+    'bouncing',
+    'sitting',
+    'grazing',
+    'jumping',
+)  # a running dog, but not a driving bus
+_kinds_of = {c: tuple(k for k, cs in KINDS.items() if c in cs) for c in CATEGORIES}
+
 
 @patch
-def name(self:Voice,
-    things:list,      # Things of one category
-    count:str=None,   # What to say for the number, '' for nothing; chosen if None
-    did:bool=False,   # Has the action been told already?
-    plain:bool=False, # Nothing but the name
-)->str:               # 'a small dog', 'two red apples', 'several horses'
+def name(
+    self: Voice,
+    things: list,  # Things of one category
+    count: str = None,  # What to say for the number, '' for nothing; chosen if None
+    did: bool = False,  # Has the action been told already?
+    plain: bool = False,  # Nothing but the name
+) -> str:  # 'a small dog', 'two red apples', 'several horses'
     "The things with their number, and with what this person likes to say about them"
-    o,n,p,words = things[0],len(things),self.p,[]
+    o = things[0]
+    n = len(things)
+    p = self.p
+    words = []
     if not plain:
-        if self.maybe(p.size) and (s := _same(things, 'size')) in _sizes: words.append(self.pick(_sizes[s]))
-        if not did and self.maybe(p.action*.3) and (a := _same(things, 'action')) in _before: words.append(a)
-        if self.maybe(p.color) and (c := _same(things, 'color')): words.append(self.gray if c == 'gray' else c)
+        if self.maybe(p.size) and (s := _same(things, 'size')) in _sizes:
+            words.append(self.pick(_sizes[s]))
+        if not did and self.maybe(p.action * 0.3) and (a := _same(things, 'action')) in _before:
+            words.append(a)
+        if self.maybe(p.color) and (c := _same(things, 'color')):
+            words.append(self.gray if c == 'gray' else c)
     kinds = _kinds_of[o['category']]
-    if n == 1 and kinds and not count and self.maybe(p.kind): words.append(self.pick(kinds))
+    if n == 1 and kinds and not count and self.maybe(p.kind):
+        words.append(self.pick(kinds))
     else:
         w = self.pick(_names(o['category'], _same(things, 'variant'), _same(things, 'size')))
         words.append(w if n == 1 else plural(w))
     text = ' '.join(words)
-    if count is not None: return f'{count} {text}'.strip()
+    if count is not None:
+        return f'{count} {text}'.strip()
     return article(text) if n == 1 else f'{self.pick(_numbers[n])} {text}'.strip()
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #24ba9e23
 @patch
-def doing(self:Voice,
-    things:list, # Things of one category
-)->str:          # 'running', 'is running', 'runs'; '' if they do different things or nothing
+def doing(
+    self: Voice,
+    things: list,  # Things of one category
+) -> str:  # 'running', 'is running', 'runs'; '' if they do different things or nothing
     "What the things do, agreeing in number"
     act = _same(things, 'action')
-    if not act: return ''
-    (ing,does),many,k = _acts[act],len(things) > 1,self.random()
-    return self.pick(ing) if k < .45 else ('are ' if many else 'is ')+self.pick(ing) if k < .75 else does[many]
+    if not act:
+        return ''
+    (ing, does), many, k = _acts[act], len(things) > 1, self.random()
+    return self.pick(ing) if k < 0.45 else ('are ' if many else 'is ') + self.pick(ing) if k < 0.75 else does[many]
+
 
 _wet = dict(floating=' on the water', sailing=' on the water', swimming=' in the water', jumping=' out of the water')
 
-@patch
-def place(self:Voice,
-    things:list=(),    # Who is there, if only they are spoken of
-    chance:float=None, # How likely it is mentioned; the person's habit if None
-)->str:                # ' on the beach' with its space, or ''
-    "Where the scene is"
-    if not self.maybe(self.p.place if chance is None else chance): return ''
-    at,_,over = _places[self.setting]
-    act = _same(things, 'action') if things else None
-    if act == 'flying' and over and self.maybe(.5): return ' over '+self.pick(over)
-    if act in _wet and self.maybe(.5): return _wet[act]
-    return ' '+self.pick(at)
 
 @patch
-def beside(self:Voice,
-    things:list, # What has been mentioned
-)->str:          # ' with a tree behind it', or ''
+def place(
+    self: Voice,
+    things: list = (),  # Who is there, if only they are spoken of
+    chance: float = None,  # How likely it is mentioned; the person's habit if None
+) -> str:  # ' on the beach' with its space, or ''
+    "Where the scene is"
+    if not self.maybe(self.p.place if chance is None else chance):
+        return ''
+    at, _, over = _places[self.setting]
+    act = _same(things, 'action') if things else None
+    if act == 'flying' and over and self.maybe(0.5):
+        return ' over ' + self.pick(over)
+    if act in _wet and self.maybe(0.5):
+        return _wet[act]
+    return ' ' + self.pick(at)
+
+
+@patch
+def beside(
+    self: Voice,
+    things: list,  # What has been mentioned
+) -> str:  # ' with a tree behind it', or ''
     "Something of another category, told from where the one thing is"
-    if len(things) > 1: return ''
-    found = [(b,rel) for b in self.things if b['category'] != things[0]['category'] and (rel := relation(b, things[0]))]
-    if not found: return ''
-    b,rel = self.pick(found)
+    if len(things) > 1:
+        return ''
+    found = [
+        (b, rel) for b in self.things if b['category'] != things[0]['category'] and (rel := relation(b, things[0]))
+    ]
+    if not found:
+        return ''
+    b, rel = self.pick(found)
     return f' with {self.name([b])} {_its[rel]}'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #f21079d9
 @patch
-def join(self:Voice,
-    parts:list, # Phrases
-)->str:         # One phrase
+def join(
+    self: Voice,
+    parts: list,  # Phrases
+) -> str:  # One phrase
     "The phrases joined by commas, *and*, *with*"
-    if len(parts) < 3: return self.pick((' and ',' and ',' with ')).join(parts)
-    return ', '.join(parts[:-1])+self.pick((' and ',', and '))+parts[-1]
+    if len(parts) < 3:
+        return self.pick((' and ', ' and ', ' with ')).join(parts)
+    return ', '.join(parts[:-1]) + self.pick((' and ', ', and ')) + parts[-1]
 
-def _is(things): return 'is' if len(things) == 1 else 'are'
+
+def _is(things):
+    return 'is' if len(things) == 1 else 'are'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #8f5f55ab
 def _list(v):
     "A and B on the street"
-    ms = v.noticed(v.pick((1,2,2,3)))
+    ms = v.noticed(v.pick((1, 2, 2, 3)))
     act = v.doing(ms[0]) if v.maybe(v.p.action) else ''
     parts = [v.name(m, did=bool(act) and m is ms[0]) for m in ms]
-    if act: parts[0] += ' '+act
+    if act:
+        parts[0] += ' ' + act
     text = v.join(parts)
-    if len(ms) == 1 and v.maybe(.7): text += v.beside(ms[0])
+    if len(ms) == 1 and v.maybe(0.7):
+        text += v.beside(ms[0])
     text += v.place(ms[0] if len(ms) == 1 else ())
-    if act: return text
-    if v.maybe(v.p.lead): return v.pick(_leads)+' '+text
-    return f'there {_is(ms[0])} {text}' if v.maybe(.25) else text
+    if act:
+        return text
+    if v.maybe(v.p.lead):
+        return v.pick(_leads) + ' ' + text
+    return f'there {_is(ms[0])} {text}' if v.maybe(0.25) else text
+
 
 def _colors(v):
     "The car is red and the house is blue; or a red car and a blue house"
-    ms = v.noticed(v.pick((1,2,2,3)), each=True)
-    say = lambda o: v.gray if o['color'] == 'gray' else o['color']
+    ms = v.noticed(v.pick((1, 2, 2, 3)), each=True)
+
+    def say(o):
+        return v.gray if o['color'] == 'gray' else o['color']
+
     only = [m for m in ms if sum(o['category'] == m[0]['category'] for o in v.things) == 1]
-    if only and v.maybe(.3):
-        return ' and '.join(f'{v.name(m, "the", plain=True)} is {say(m[0])}' for m in only[:2])+v.place(chance=.3)
+    if only and v.maybe(0.3):
+        return ' and '.join(f'{v.name(m, "the", plain=True)} is {say(m[0])}' for m in only[:2]) + v.place(chance=0.3)
     text = v.join([v.name(m) for m in ms])
-    if len(ms) == 1 and v.maybe(.6): text += v.beside(ms[0])
-    return (f'there is {text}' if v.maybe(.2) else text)+v.place()
+    if len(ms) == 1 and v.maybe(0.6):
+        text += v.beside(ms[0])
+    return (f'there is {text}' if v.maybe(0.2) else text) + v.place()
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #18a84449
 def _story(v):
     "A dog is running on the beach while a bird flies"
     ms = [m for m in v.noticed(5) if _same(m, 'action')]
-    if not ms: return ''
-    text,k = f'{v.name(ms[0], did=True)} {v.doing(ms[0])}'+v.place(ms[0]),v.random()
-    if k < .35 and len(ms) > 1:
-        return text+f' {v.pick(("while","and","as"))} {v.name(ms[1], did=True)} {v.doing(ms[1])}'
-    if k < .7: return text+v.beside(ms[0])
+    if not ms:
+        return ''
+    text = f'{v.name(ms[0], did=True)} {v.doing(ms[0])}' + v.place(ms[0])
+    k = v.random()
+    if k < 0.35 and len(ms) > 1:
+        return text + f' {v.pick(("while", "and", "as"))} {v.name(ms[1], did=True)} {v.doing(ms[1])}'
+    if k < 0.7:
+        return text + v.beside(ms[0])
     rest = [m for m in v.noticed(2) if m[0]['category'] != ms[0][0]['category']]
-    if k < .95 and rest:
+    if k < 0.95 and rest:
         close = all(near(x, y) for x in ms[0] for y in rest[0])
-        return text+f' {v.pick(_near) if close else "with"} {v.name(rest[0])}'
+        return text + f' {v.pick(_near) if close else "with"} {v.name(rest[0])}'
     return text
+
 
 def _travel(v):
     "A sandy beach with two boats; in the kitchen there is a cake"
-    (at,see,_),ms,k = _places[v.setting],v.noticed(v.pick((1,2,2,3))),v.random()
+    (at, see, _), ms, k = _places[v.setting], v.noticed(v.pick((1, 2, 2, 3))), v.random()
     text = v.join([v.name(m) for m in ms])
-    if len(ms) == 1 and v.maybe(.7): text += v.beside(ms[0])
-    if k < .5:
-        start = v.pick(('a view of ','a picture of ')) if v.maybe(v.p.lead) else ''
-        return f'{start}{article(v.pick(see))} {v.pick(("with","with","where there "+_is(ms[0])))} {text}'
+    if len(ms) == 1 and v.maybe(0.7):
+        text += v.beside(ms[0])
+    if k < 0.5:
+        start = v.pick(('a view of ', 'a picture of ')) if v.maybe(v.p.lead) else ''
+        return f'{start}{article(v.pick(see))} {v.pick(("with", "with", "where there " + _is(ms[0])))} {text}'
     act = v.doing(ms[0])
-    if act[:3] in ('is ','are') and v.maybe(.6): return f'{v.pick(at)}, {v.name(ms[0], did=True)} {act}'
-    return f'{v.pick(at)} {v.pick(("there "+_is(ms[0]),)*3+("we see","you see","i see"))} {text}'
+    if act[:3] in ('is ', 'are') and v.maybe(0.6):
+        return f'{v.pick(at)}, {v.name(ms[0], did=True)} {act}'
+    return f'{v.pick(at)} {v.pick(("there " + _is(ms[0]),) * 3 + ("we see", "you see", "i see"))} {text}'
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #7d9518f7
-_digits = ('','one','two','three','four','five')
+_digits = ('', 'one', 'two', 'three', 'four', 'five')
+
 
 def _kind_counts(things):
     "(word, number) for each kind with two or more of them"
-    return [(k,m) for k,cs in KINDS.items() if (m := sum(o['category'] in cs for o in things)) > 1]
+    return [(k, m) for k, cs in KINDS.items() if (m := sum(o['category'] in cs for o in things)) > 1]
+
 
 def _count(v):
     "Two dogs and one cat; three animals in a field; there are four things"
-    k,n,kinds = v.random(),len(v.things),_kind_counts(v.things)
-    if k < .25 and kinds:
-        w,m = v.pick(kinds)
-        return ('there are ' if v.maybe(.4) else '')+f'{_digits[m]} {plural(w)}'+v.place()
-    if k < .4:
-        start = v.pick(('there '+('is' if n == 1 else 'are'),'i count','one can see'))
-        text = f'{start} {_digits[n]} {"thing" if n == 1 else "things"}'+v.place()
-        return text+(v.pick((', one of them ',', one is '))+v.name(v.noticed(1, each=True)[0]) if n > 1 else '')
-    if n == 1: return v.name(v.things, v.pick(('only one','just one','a single','one','a lone')))+v.place()
-    ms = v.noticed(v.pick((1,2,2,3)))
-    text = v.join([v.name(m, _digits[len(m)]) for m in ms])+v.place()
-    return f'there {_is(ms[0])} {text}' if v.maybe(.35) else text
+    k = v.random()
+    n = len(v.things)
+    kinds = _kind_counts(v.things)
+    if k < 0.25 and kinds:
+        w, m = v.pick(kinds)
+        return ('there are ' if v.maybe(0.4) else '') + f'{_digits[m]} {plural(w)}' + v.place()
+    if k < 0.4:
+        start = v.pick(('there ' + ('is' if n == 1 else 'are'), 'i count', 'one can see'))
+        text = f'{start} {_digits[n]} {"thing" if n == 1 else "things"}' + v.place()
+        return text + (v.pick((', one of them ', ', one is ')) + v.name(v.noticed(1, each=True)[0]) if n > 1 else '')
+    if n == 1:
+        return v.name(v.things, v.pick(('only one', 'just one', 'a single', 'one', 'a lone'))) + v.place()
+    ms = v.noticed(v.pick((1, 2, 2, 3)))
+    text = v.join([v.name(m, _digits[len(m)]) for m in ms]) + v.place()
+    return f'there {_is(ms[0])} {text}' if v.maybe(0.35) else text
+
 
 def _between(v, a):
     "A cat between a dog and a tree"
-    l,r = ([b for b in v.things if b['category'] != a['category'] and relation(a, b) == side]
-           for side in ('right','left'))
-    if not l or not r: return ''
-    text = f'{v.name([a])} {v.pick(("","is"))} between {v.name([v.pick(l)])} and {v.name([v.pick(r)])}'
-    return text.replace('  ',' ')+v.place()
+    l, r = (
+        [b for b in v.things if b['category'] != a['category'] and relation(a, b) == side] for side in ('right', 'left')
+    )
+    if not l or not r:
+        return ''
+    text = f'{v.name([a])} {v.pick(("", "is"))} between {v.name([v.pick(l)])} and {v.name([v.pick(r)])}'
+    return text.replace('  ', ' ') + v.place()
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #793364e9
 def _pair(v):
     "A cat to the left of a chair; behind the house is a tree"
     a = v.pick(v.things)
-    if v.maybe(.3) and (text := _between(v, a)): return text
-    found = [(b,rel) for b in v.things if b is not a and (rel := relation(a, b))]
-    if not found: return ''
-    b,rel = v.pick(found)
-    words = v.pick(_near) if near(a, b) and v.maybe(.15) else v.pick(_relations[rel])
-    if _area(a) > 1.6*_area(b) and v.maybe(.08): words = 'bigger than'
+    if v.maybe(0.3) and (text := _between(v, a)):
+        return text
+    found = [(b, rel) for b in v.things if b is not a and (rel := relation(a, b))]
+    if not found:
+        return ''
+    b, rel = v.pick(found)
+    words = v.pick(_near) if near(a, b) and v.maybe(0.15) else v.pick(_relations[rel])
+    if _area(a) > 1.6 * _area(b) and v.maybe(0.08):
+        words = 'bigger than'
     twin = a['category'] == b['category']
-    if not twin: B = v.name([b])
-    elif a['color'] != b['color']: B = article(b['color']+' one')
-    else: B = v.pick((f'another {b["category"]}','another one'))
-    A,k = v.name([a], did=True),v.random()
-    if k < .2 and words != 'bigger than' and not twin: return f'{words} {B} {v.pick(("is","there is","you see"))} {A}'
-    if k < .35: return f'there is {A} {words} {B}'+v.place()
+    if not twin:
+        B = v.name([b])
+    elif a['color'] != b['color']:
+        B = article(b['color'] + ' one')
+    else:
+        B = v.pick((f'another {b["category"]}', 'another one'))
+    A = v.name([a], did=True)
+    k = v.random()
+    if k < 0.2 and words != 'bigger than' and not twin:
+        return f'{words} {B} {v.pick(("is", "there is", "you see"))} {A}'
+    if k < 0.35:
+        return f'there is {A} {words} {B}' + v.place()
     act = v.doing([a]) if v.maybe(v.p.action) else ''
-    return f'{A} {act or v.pick(("","is"))} {words} {B}'.replace('  ',' ')+v.place()
+    return f'{A} {act or v.pick(("", "is"))} {words} {B}'.replace('  ', ' ') + v.place()
+
 
 def _spread(v):
     "A cup on the left and a cake on the right"
-    ms = [(m,s) for m in v.noticed(4, each=True) if (s := third_of(m[0]))]
-    if not ms: return ''
-    (m,s),k = ms[0],v.random()
-    other = [(m2,s2) for m2,s2 in ms[1:] if s2 != s]
-    if k < .35: text = f'{v.pick(_spots[s])} {v.pick(("is","there is","of the picture is"))} {v.name(m)}'
-    else: text = f'{v.name(m)} {v.pick(("","is"))} {v.pick(_spots[s])}'.replace('  ',' ')
-    if other: text += f' and {v.name(other[0][0])} {v.pick(_spots[other[0][1]])}'
-    return text+v.place()
+    ms = [(m, s) for m in v.noticed(4, each=True) if (s := third_of(m[0]))]
+    if not ms:
+        return ''
+    (m, s), k = ms[0], v.random()
+    other = [(m2, s2) for m2, s2 in ms[1:] if s2 != s]
+    if k < 0.35:
+        text = f'{v.pick(_spots[s])} {v.pick(("is", "there is", "of the picture is"))} {v.name(m)}'
+    else:
+        text = f'{v.name(m)} {v.pick(("", "is"))} {v.pick(_spots[s])}'.replace('  ', ' ')
+    if other:
+        text += f' and {v.name(other[0][0])} {v.pick(_spots[other[0][1]])}'
+    return text + v.place()
+
 
 def _terse(v):
     "Dog and cat; a red bus"
-    k,ms = v.random(),v.noticed(2)
+    k = v.random()
+    ms = v.noticed(2)
     bare = [v.name(m, '') for m in ms]
-    if k < .3: return ' and '.join(bare)
-    if k < .5: return f'{v.pick(_places[v.setting][1])} with {v.name(ms[0])}'
-    if k < .7: return bare[0]+v.place(chance=1.)
-    if k < .85 and (act := v.doing(ms[0])): return f'{v.name(ms[0], "", did=True)} {act}'
+    if k < 0.3:
+        return ' and '.join(bare)
+    if k < 0.5:
+        return f'{v.pick(_places[v.setting][1])} with {v.name(ms[0])}'
+    if k < 0.7:
+        return bare[0] + v.place(chance=1.0)
+    if k < 0.85 and (act := v.doing(ms[0])):
+        return f'{v.name(ms[0], "", did=True)} {act}'
     return v.join([v.name(m) for m in ms])
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #cff1160a
 PEOPLE = dict(
-    painter   = Person((_colors,), color=.95, action=.15, place=.65, weight=1.2),
-    reporter  = Person((_story,_travel), action=1., place=.8, weight=1.2),
-    counter   = Person((_count,), color=.3, action=.15, place=.75),
-    surveyor  = Person((_pair,_spread,_list), place=.6, weight=1.2),
-    composer  = Person((_spread,_pair,_list), size=.15, weight=.8),
-    traveller = Person((_travel,), lead=.25),
-    measurer  = Person((_list,), size=.9, action=.3, place=.75, weight=.9),
-    brief     = Person((_terse,), color=.25, size=.08, action=.1, weight=.45),
-    plain     = Person((_list,), lead=.35, place=.8),
-    vague     = Person((_list,_travel), place=.8, kind=.75, weight=.4))
+    painter=Person((_colors,), color=0.95, action=0.15, place=0.65, weight=1.2),
+    reporter=Person((_story, _travel), action=1.0, place=0.8, weight=1.2),
+    counter=Person((_count,), color=0.3, action=0.15, place=0.75),
+    surveyor=Person((_pair, _spread, _list), place=0.6, weight=1.2),
+    composer=Person((_spread, _pair, _list), size=0.15, weight=0.8),
+    traveller=Person((_travel,), lead=0.25),
+    measurer=Person((_list,), size=0.9, action=0.3, place=0.75, weight=0.9),
+    brief=Person((_terse,), color=0.25, size=0.08, action=0.1, weight=0.45),
+    plain=Person((_list,), lead=0.35, place=0.8),
+    vague=Person((_list, _travel), place=0.8, kind=0.75, weight=0.4),
+)
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #a8ca27a1
 def _typed(r, text):
     "Capital and full stop, as people type them"
     k = r.random()
-    if k < .75: text = text[0].upper()+text[1:]
-    return text+('.' if r.random() < .7 else ' .' if k > .95 else '')
+    if k < 0.75:
+        text = text[0].upper() + text[1:]
+    return text + ('.' if r.random() < 0.7 else ' .' if k > 0.95 else '')
+
 
 def captions(
-    scene:dict, # Annotation, as `layout` gives it
-    *key,       # What makes this set of captions different from another, e.g. the scene's number
-    n:int=5,    # How many people write
-)->list:        # Sentences, each by somebody else
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes this set of captions different from another, e.g. the scene's number
+    n: int = 5,  # How many people write
+) -> list:  # Sentences, each by somebody else
     "What `n` different people write about a scene"
-    if not scene['objects']: raise ValueError('a scene without objects cannot be described')
-    if not 1 <= n <= len(PEOPLE): raise ValueError(f'n={n}: from 1 to {len(PEOPLE)} people can be asked')
+    if not scene['objects']:
+        raise ValueError('a scene without objects cannot be described')
+    if not 1 <= n <= len(PEOPLE):
+        raise ValueError(f'n={n}: from 1 to {len(PEOPLE)} people can be asked')
     r = Random(seed_of('captions', *key))
-    turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}
+    turn = {name: r.random() * p.weight for name, p in PEOPLE.items()}
     out = []
     for name in sorted(turn, key=turn.get, reverse=True)[:n]:
         v = Voice(scene, PEOPLE[name], r)
-        out.append(_typed(r, next(t for f in (*v.p.frames,_list) if (t := f(v)))))
+        out.append(_typed(r, next(t for f in (*v.p.frames, _list) if (t := f(v)))))
     return out

@@ -6,69 +6,114 @@
 __all__ = ['RANGES', 'scene_number', 'scene', 'cell_of', 'scene_labels', 'world_version', 'world']
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a2c34ba3
-import errno,functools,hashlib,importlib.util,itertools,json,os,shutil,signal,sys,tempfile
+import errno
+import functools
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
 from pathlib import Path
-import numpy as np, PIL
-from ...core.registry import *
-from ...core.files import *
+
+import numpy as np
+import PIL
+
+from vlrep.core.files import (
+    ArrayFile,
+    atomic_folder,
+    cache_dir,
+    folder_damage,
+    locked,
+    settled,
+    write_error,
+    write_index,
+)
 from ...core.processes import end_processes, start_python
-from ...core.progress import *
+from ...core.progress import progress
+from ...core.registry import did_you_mean
 from ...data.records import ArrayDataset, Record, TextBuffer
-from .drawing import *
-from .layout import *
-from .annotations import *
-from .difficulty import *
-from .extras import *
+from .annotations import GENRES, TAGS, twin_layout
+from .difficulty import Difficulty, captions_at, draw_scene, label_scene, layout_at
+from .drawing import CATEGORIES, COLORS, GROUPS, SETTINGS
+from .extras import PIXELS, add_extras, chosen_extras, extras
+from .layout import layout
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #f627bca0
 _each = 10_000_000
-RANGES = {s: range(i*_each, (i+1)*_each) for i,s in enumerate(('train','valid','test'))}   # split -> its scene numbers
+RANGES = {
+    s: range(i * _each, (i + 1) * _each) for i, s in enumerate(('train', 'valid', 'test'))
+}  # split -> its scene numbers
+
 
 def scene_number(
-    split:str, # train, valid or test
-    index:int, # Which of its scenes
-)->int:        # The scene's number in the whole world
+    split: str,  # train, valid or test
+    index: int,  # Which of its scenes
+) -> int:  # The scene's number in the whole world
     "The number of scene `index` of `split`; a `ValueError` names the range it must lie in"
-    if split not in RANGES: raise did_you_mean('split', split, RANGES)
-    index,mine = int(index),RANGES[split]
+    if split not in RANGES:
+        raise did_you_mean('split', split, RANGES)
+    index = int(index)
+    mine = RANGES[split]
     if not 0 <= index < len(mine):
-        raise ValueError(f'scene {index} of {split}: an index from 0 to {len(mine)-1} is expected '
-                         f'({split} owns the scene numbers {mine.start} to {mine.stop-1})')
+        raise ValueError(
+            f'scene {index} of {split}: an index from 0 to {len(mine) - 1} is expected '
+            f'({split} owns the scene numbers {mine.start} to {mine.stop - 1})'
+        )
     return mine[index]
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #588a11ac
 _usual = Difficulty()
 
-def _key(number, shifted): return number,'shifted' if shifted else 'world'
+
+def _key(number, shifted):
+    return number, 'shifted' if shifted else 'world'
+
 
 def _annotation(number, shifted, difficulty=_usual):
     "A scene's layout as it reads back from JSON, and its captions"
     a = layout(number, shifted=shifted) if difficulty == _usual else layout_at(difficulty, number, shifted=shifted)
-    return json.loads(json.dumps(a)),captions_at(difficulty, a, *_key(number, shifted))
+    return json.loads(json.dumps(a)), captions_at(difficulty, a, *_key(number, shifted))
+
 
 def _record(a, split, index, captions, image=None):
     "The record of annotation `a`"
-    for o in a['objects']: o['box'] = tuple(o['box'])
+    for o in a['objects']:
+        o['box'] = tuple(o['box'])
     name = f'{"shifted-" if a["shifted"] else ""}{split}-{index:06d}'
-    return Record(name, image=image, captions=captions, tags=sorted({o['category'] for o in a['objects']}),
+    return Record(
+        name,
+        image=image,
+        captions=captions,
+        tags=sorted({o['category'] for o in a['objects']}),
         setting=a['setting'],
-                  objects=a['objects'], boxes=np.array([o['box'] for o in a['objects']]), split=split)
+        objects=a['objects'],
+        boxes=np.array([o['box'] for o in a['objects']]),
+        split=split,
+    )
+
 
 def scene(
-    split:str,                    # train, valid or test
-    index:int,                    # Which scene of the split
-    size:int=48,                  # Side of the picture in pixels
-    shifted:bool=False,           # From the shifted world?
-    draw:bool=True,               # With a picture? Annotations alone are quicker
-    *, with_:str|list|tuple=(),   # Further annotations: names out of EXTRAS
-    difficulty:Difficulty=_usual, # How hard
-)->Record:                        # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
+    split: str,  # train, valid or test
+    index: int,  # Which scene of the split
+    size: int = 48,  # Side of the picture in pixels
+    shifted: bool = False,  # From the shifted world?
+    draw: bool = True,  # With a picture? Annotations alone are quicker
+    *,
+    with_: str | list | tuple = (),  # Further annotations: names out of EXTRAS
+    difficulty: Difficulty = _usual,  # How hard
+) -> Record:  # image (size,size,3) uint8, captions, tags, boxes, objects (farthest first), setting
     "One scene; a pure function of its arguments"
-    number,with_ = scene_number(split, index),chosen_extras(with_)
-    a,caps = _annotation(number, shifted, difficulty)
+    number = scene_number(split, index)
+    with_ = chosen_extras(with_)
+    a, caps = _annotation(number, shifted, difficulty)
     key = _key(number, shifted)
     r = _record(a, split, int(index), caps, draw_scene(a, size) if draw else None)
-    if not with_: return r
+    if not with_:
+        return r
     twin = draw_scene(twin_layout(a, *key), size) if draw and 'twin' in with_ else None
     labels = label_scene(a, size) if 'masks' in with_ else None
     return add_extras(r, extras(a, caps, *key, with_=with_, difficulty=difficulty), labels, twin)
@@ -77,145 +122,188 @@ def scene(
 _groups = tuple(dict.fromkeys(GROUPS.values()))
 _colors = tuple(COLORS)
 
+
 def cell_of(
-    box:tuple, # x0 y0 x1 y1 in [0,1]
-)->int:        # 0 top left to 8 bottom right, row by row
+    box: tuple,  # x0 y0 x1 y1 in [0,1]
+) -> int:  # 0 top left to 8 bottom right, row by row
     "The cell of a 3x3 grid that the middle of the box lies in"
-    x,y = (box[0]+box[2])/2,(box[1]+box[3])/2
-    return 3*min(int(3*y), 2)+min(int(3*x), 2)
+    x = (box[0] + box[2]) / 2
+    y = (box[1] + box[3]) / 2
+    return 3 * min(int(3 * y), 2) + min(int(3 * x), 2)
+
 
 def scene_labels(
-    annotations:'Iterable[dict]', # Dicts with `setting` and `objects`
-)->dict:                          # tags (n,30) and groups (n,7) float32; color, setting, number (n,), cell (n,30) int64
+    annotations: 'Iterable[dict]',  # Dicts with `setting` and `objects`
+) -> dict:  # tags (n,30) and groups (n,7) float32; color, setting, number (n,), cell (n,30) int64
     "The labels of many scenes"
     annotations = list(annotations)
     n = len(annotations)
-    out = dict(tags=np.zeros((n,len(CATEGORIES)), np.float32), groups=np.zeros((n,len(_groups)), np.float32),
-               color=np.zeros(n, np.int64), setting=np.zeros(n, np.int64), number=np.zeros(n, np.int64),
-               cell=np.full((n,len(CATEGORIES)), -1, np.int64))
-    for i,a in enumerate(annotations):
+    out = dict(
+        tags=np.zeros((n, len(CATEGORIES)), np.float32),
+        groups=np.zeros((n, len(_groups)), np.float32),
+        color=np.zeros(n, np.int64),
+        setting=np.zeros(n, np.int64),
+        number=np.zeros(n, np.int64),
+        cell=np.full((n, len(CATEGORIES)), -1, np.int64),
+    )
+    for i, a in enumerate(annotations):
         seen = {}
         for o in a['objects']:
             seen.setdefault(o['category'], []).append(o['box'])
-            out['groups'][i,_groups.index(o['group'])] = 1
-        for c,boxes in seen.items():
+            out['groups'][i, _groups.index(o['group'])] = 1
+        for c, boxes in seen.items():
             j = CATEGORIES.index(c)
-            out['tags'][i,j] = 1
-            if len(boxes) == 1: out['cell'][i,j] = cell_of(boxes[0])
-        big = max(a['objects'], key=lambda o: (o['box'][2]-o['box'][0])*(o['box'][3]-o['box'][1]))
-        out['color'][i],out['setting'][i] = _colors.index(big['color']),SETTINGS.index(a['setting'])
-        out['number'][i] = len(a['objects'])-1
+            out['tags'][i, j] = 1
+            if len(boxes) == 1:
+                out['cell'][i, j] = cell_of(boxes[0])
+        big = max(a['objects'], key=lambda o: (o['box'][2] - o['box'][0]) * (o['box'][3] - o['box'][1]))
+        out['color'][i], out['setting'][i] = _colors.index(big['color']), SETTINGS.index(a['setting'])
+        out['number'][i] = len(a['objects']) - 1
     return out
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #9406ad19
-def _tight(x): return json.dumps(x, separators=(',',':'))
+def _tight(x):
+    return json.dumps(x, separators=(',', ':'))
+
 
 def _part(folder, k, lo, hi, what):
     "Draw rows `lo` to `hi` of `what`, part `k`, into the arrays under `folder`; yields once a scene"
-    folder,d = Path(folder),Difficulty(**what.get('difficulty',{}))
-    size,shifted,with_ = what['size'],what['shifted'],what.get('with',[])
-    px = {n: ArrayFile(folder/f'{n}.npy', write=True) for n in ('images',*(p for p in PIXELS if p in with_))}
-    notes,said,more = [],[],[]
+    folder = Path(folder)
+    d = Difficulty(**what.get('difficulty', {}))
+    size = what['size']
+    shifted = what['shifted']
+    with_ = what.get('with', [])
+    px = {n: ArrayFile(folder / f'{n}.npy', write=True) for n in ('images', *(p for p in PIXELS if p in with_))}
+    notes = []
+    said = []
+    more = []
     for row in range(lo, hi):
-        number = scene_number(what['split'], what['start']+row)
-        a,caps = _annotation(number, shifted, d)
+        number = scene_number(what['split'], what['start'] + row)
+        a, caps = _annotation(number, shifted, d)
         key = _key(number, shifted)
         px['images'].write(row, draw_scene(a, size))
         notes.append([_tight(a)])
         said.append(caps)
-        if with_: more.append([_tight(v) for v in extras(a, caps, *key, with_=with_, difficulty=d).values()])
-        if 'masks' in with_: px['masks'].write(row, label_scene(a, size))
-        if 'twin' in with_: px['twin'].write(row, draw_scene(twin_layout(a, *key), size))
+        if with_:
+            more.append([_tight(v) for v in extras(a, caps, *key, with_=with_, difficulty=d).values()])
+        if 'masks' in with_:
+            px['masks'].write(row, label_scene(a, size))
+        if 'twin' in with_:
+            px['twin'].write(row, draw_scene(twin_layout(a, *key), size))
         yield 1
-    for name,text in (('notes',notes),('said',said),('more',more)):
-        if not text: continue
-        try: TextBuffer(text).save(folder/f'{name}-{k}.npz')
-        except OSError as e: raise write_error(e, folder/f'{name}-{k}.npz') from e
+    for name, text in (('notes', notes), ('said', said), ('more', more)):
+        if not text:
+            continue
+        try:
+            TextBuffer(text).save(folder / f'{name}-{k}.npz')
+        except OSError as e:
+            raise write_error(e, folder / f'{name}-{k}.npz') from e
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #66d7f427
 def _part_main(job):
     "What a helping process does: draw its share, and write the number of scenes drawn every now and then"
     ticks = _part(*job)
     try:
-        while some := sum(itertools.islice(ticks, 64)): os.write(1, f'{some}\n'.encode())
-    except OSError as e: sys.exit(str(e))                     # one line on stderr instead of a traceback
+        while some := sum(itertools.islice(ticks, 64)):
+            os.write(1, f'{some}\n'.encode())
+    except OSError as e:
+        sys.exit(str(e))  # one line on stderr instead of a traceback
 
-_HELPER = ('import json, sys; from vlrep.datasets.world.dataset import _part_main; '
-           '_part_main(json.loads(sys.argv[1]))')
+
+_HELPER = 'import json, sys; from vlrep.datasets.world.dataset import _part_main; _part_main(json.loads(sys.argv[1]))'
+
 
 def _ended(code, log):
     "How a helping process ended, in words"
     log.seek(0)
     why = log.read().decode(errors='replace').strip()[-800:]
     how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'stopped with code {code}'
-    return OSError(f'a process that draws the world {how}' + f': {why}'*bool(why))
+    return OSError(f'a process that draws the world {how}' + f': {why}' * bool(why))
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #c04e020a
 def _processes(folder, jobs):
     "Draw each job's share in a Python of its own; yields once a scene"
-    r,w = os.pipe()
+    r, w = os.pipe()
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(p or os.getcwd() for p in sys.path), OMP_NUM_THREADS='1')
     logs = [tempfile.TemporaryFile() for _ in jobs]
     procs = []
     try:
-        for j,log in zip(jobs, logs):
+        for j, log in zip(jobs, logs):
             procs.append(start_python(_HELPER, json.dumps(j), stdout=w, stderr=log, env=env))
         os.close(w)
         w = None
         with os.fdopen(r) as lines:
             r = None
-            for l in lines: yield from itertools.repeat(1, int(l))
-        for p,log in zip(procs, logs):
-            if p.wait(): raise _ended(p.returncode, log)
+            for l in lines:
+                yield from itertools.repeat(1, int(l))
+        for p, log in zip(procs, logs):
+            if p.wait():
+                raise _ended(p.returncode, log)
     finally:
-        for fd in (r,w):
-            if fd is not None: os.close(fd)
+        for fd in (r, w):
+            if fd is not None:
+                os.close(fd)
         end_processes(procs, patience=0)
-        for log in logs: log.close()
+        for log in logs:
+            log.close()
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #4c7686d0
 def _room(folder, n, pixels):
     "An `OSError` if the disk has no room for `n` scenes with so many bytes of pixels, and 1.5 kB of text each"
-    disk,need = shutil.disk_usage(folder),pixels + 1500*n
+    disk = shutil.disk_usage(folder)
+    need = pixels + 1500 * n
     if 0 < disk.total and disk.free < need:
-        raise OSError(errno.ENOSPC, f'the disk is full: {n:,} scenes need {need/1e6:,.1f} MB, and {disk.free/1e6:,.1f} '
-                                    f'MB are free; '
-                                    'make room, or set VLREP_CACHE to a folder on another disk', str(folder.parent))
+        raise OSError(
+            errno.ENOSPC,
+            f'the disk is full: {n:,} scenes need {need / 1e6:,.1f} MB, and {disk.free / 1e6:,.1f} '
+            f'MB are free; '
+            'make room, or set VLREP_CACHE to a folder on another disk',
+            str(folder.parent),
+        )
+
 
 def _arrays(folder, what):
     "Make the files for the pixels of `what` in `folder`; their names"
-    n,size,with_ = what['n'],what['size'],what.get('with',[])
-    shapes = {p: (n,size,size,3)[:3 if p == 'masks' else 4] for p in ('images',*(p for p in PIXELS if p in with_))}
+    n = what['n']
+    size = what['size']
+    with_ = what.get('with', [])
+    shapes = {p: (n, size, size, 3)[: 3 if p == 'masks' else 4] for p in ('images', *(p for p in PIXELS if p in with_))}
     _room(folder, n, sum(int(np.prod(s)) for s in shapes.values()))
-    for name,shape in shapes.items(): ArrayFile.create(folder/f'{name}.npy', shape)
+    for name, shape in shapes.items():
+        ArrayFile.create(folder / f'{name}.npy', shape)
     return list(shapes)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757404
 def _draw(folder, what, workers):
     "Draw the scenes that `what` describes, with all that is known about them, into the empty `folder`"
-    n,with_ = what['n'],what.get('with',[])
+    n = what['n']
+    with_ = what.get('with', [])
     folder = Path(folder)
     _arrays(folder, what)
-    cuts = [n*k//workers for k in range(workers+1)]
-    jobs = [(str(folder), k, cuts[k], cuts[k+1], what) for k in range(workers)]
+    cuts = [n * k // workers for k in range(workers + 1)]
+    jobs = [(str(folder), k, cuts[k], cuts[k + 1], what) for k in range(workers)]
     ticks = _part(*jobs[0]) if workers == 1 else _processes(folder, jobs)
-    for _ in progress(ticks, n, f'drawing {what["split"]}'): pass
-    for kind,name in (('notes','annotations'),('said','captions'),*([('more','more')] if with_ else [])):
-        parts = [TextBuffer.load(folder/f'{kind}-{k}.npz') for k in range(workers)]
+    for _ in progress(ticks, n, f'drawing {what["split"]}'):
+        pass
+    for kind, name in (('notes', 'annotations'), ('said', 'captions'), *([('more', 'more')] if with_ else [])):
+        parts = [TextBuffer.load(folder / f'{kind}-{k}.npz') for k in range(workers)]
         buf = TextBuffer(p[i] for p in parts for i in range(len(p)))
-        buf.save(folder/f'{name}.npz')
-        for k in range(workers): (folder/f'{kind}-{k}.npz').unlink()
-        if kind == 'notes': np.savez(folder/'labels.npz', **scene_labels(json.loads(t) for t in buf.flat()))
+        buf.save(folder / f'{name}.npz')
+        for k in range(workers):
+            (folder / f'{kind}-{k}.npz').unlink()
+        if kind == 'notes':
+            np.savez(folder / 'labels.npz', **scene_labels(json.loads(t) for t in buf.flat()))
     write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #e5043081
-_modules = 'drawing','objects','layout','captions','dataset'
-_further = 'masks','narratives','questions','annotations','difficulty','extras'
+_modules = 'drawing', 'objects', 'layout', 'captions', 'dataset'
+_further = 'masks', 'narratives', 'questions', 'annotations', 'difficulty', 'extras'
+
 
 @functools.lru_cache(None)
 def world_version(
-    further:bool=False, # Of the code that makes everything else?
-)->str:                 # 12 hexadecimal digits
+    further: bool = False,  # Of the code that makes everything else?
+) -> str:  # 12 hexadecimal digits
     "A hash over the code that makes the world; comments do not count"
     names = [f'vlrep.datasets.world.{m}' for m in (_further if further else _modules)]
     text = [importlib.util.find_spec(m).loader.get_source(m) for m in names]
@@ -223,24 +311,30 @@ def world_version(
     return hashlib.sha256('\n'.join(lines).encode()).hexdigest()[:12]
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #a5eb3608
-_few = 1500   # up to so many scenes are drawn without the help of other processes
+_few = 1500  # up to so many scenes are drawn without the help of other processes
+
 
 def _row(i, *, notes, captions, split, start, more, names, px):
     "The record of row `i`, without its picture"
-    r = _record(json.loads(notes[i][0]), split, start+int(i), captions[i])
-    if not names: return r
+    r = _record(json.loads(notes[i][0]), split, start + int(i), captions[i])
+    if not names:
+        return r
     twin = np.array(px['twin'][i]) if 'twin' in px else None
     said = dict(zip([n for n in names if n != 'masks'], map(json.loads, more[i])))
     return add_extras(r, said, px['masks'][i] if 'masks' in px else None, twin)
 
+
 def _sets(more, names):
     "Label arrays, and the names of their columns, of the annotations that are sets of words"
-    at,out = [n for n in names if n != 'masks'],{}
-    for n,words in (('coarse',TAGS),('genre',GENRES)):
-        if n not in at: continue
+    at = [n for n in names if n != 'masks']
+    out = {}
+    for n, words in (('coarse', TAGS), ('genre', GENRES)):
+        if n not in at:
+            continue
         sets = [json.loads(more[i][at.index(n)]) for i in range(len(more))]
         out[n] = np.array([[w in (s[0] if n == 'genre' else s) for w in words] for s in sets], np.float32)
-    return out,{n: list(dict(coarse=TAGS, genre=GENRES)[n]) for n in out}
+    return out, {n: list(dict(coarse=TAGS, genre=GENRES)[n]) for n in out}
+
 
 def _clear_stale(cache):
     """Remove what killed processes have left in the cache, half drawn or replaced
@@ -248,85 +342,116 @@ def _clear_stale(cache):
     What is being drawn is locked, and stays
     """
     for p in cache.glob('.*'):
-        if p.suffix not in ('.tmp','.old') or not p.is_dir(): continue
+        if p.suffix not in ('.tmp', '.old') or not p.is_dir():
+            continue
         name = p.name[1:].rsplit('.', 2 if p.suffix == '.tmp' else 1)[0]
         try:
-            with locked(cache/f'{name}.lock', name):
-                settled(cache/name)
+            with locked(cache / f'{name}.lock', name):
+                settled(cache / name)
                 shutil.rmtree(p, ignore_errors=True)
-        except ValueError: pass
+        except ValueError:
+            pass
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757401
 def _place(what):
     "Name of the folder for the set that `what` describes"
     code = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
-    return '-'.join(['shifted-'*what['shifted']+what['split'], str(what['start']), str(what['n']),
-                     f'{what["size"]}px', code])
+    return '-'.join(
+        ['shifted-' * what['shifted'] + what['split'], str(what['start']), str(what['n']), f'{what["size"]}px', code]
+    )
+
 
 def _larger(cache, what):
     "A whole set in the cache that begins with the scenes that `what` describes, or None"
-    begin,_,size,_ = _place(what).rsplit('-', 3)
+    begin, _, size, _ = _place(what).rsplit('-', 3)
     for n in sorted({int(p.name.rsplit('-', 3)[1]) for p in cache.glob(f'{begin}-*-{size}-*') if p.is_dir()}):
-        p = cache/_place({**what, 'n': n})
-        if n > what['n'] and not folder_damage(p): return p
+        p = cache / _place({**what, 'n': n})
+        if n > what['n'] and not folder_damage(p):
+            return p
+
 
 def _cut(folder, what, larger):
     "Write the set that `what` describes into the empty `folder`: the first rows of the set in `larger`"
     n = what['n']
     for name in _arrays(folder, what):
-        old,new = ArrayFile(larger/f'{name}.npy'),ArrayFile(folder/f'{name}.npy', write=True)
-        for i in range(n): new.write(i, old[i])
+        old = ArrayFile(larger / f'{name}.npy')
+        new = ArrayFile(folder / f'{name}.npy', write=True)
+        for i in range(n):
+            new.write(i, old[i])
     for p in larger.glob('*.npz'):
         if p.stem == 'labels':
-            with np.load(p) as z: np.savez(folder/p.name, **{k: z[k][:n] for k in z.files})
+            with np.load(p) as z:
+                np.savez(folder / p.name, **{k: z[k][:n] for k in z.files})
         else:
             buf = TextBuffer.load(p)
-            TextBuffer(buf[i] for i in range(n)).save(folder/p.name)
+            TextBuffer(buf[i] for i in range(n)).save(folder / p.name)
     write_index(folder, what)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #63757405
 def _make(folder, what, workers):
     "Draw the set in `folder`, or cut it from a larger one, unless another process has it ready when the lock is ours"
     _clear_stale(folder.parent)
-    with locked(folder.with_name(folder.name+'.lock'), f'the cache of the world {folder}', timeout=1200):
-        if not (why := folder_damage(folder)): return
-        if folder.exists(): print(f'{why}; drawing these scenes again', file=sys.stderr)
+    with locked(folder.with_name(folder.name + '.lock'), f'the cache of the world {folder}', timeout=1200):
+        if not (why := folder_damage(folder)):
+            return
+        if folder.exists():
+            print(f'{why}; drawing these scenes again', file=sys.stderr)
         larger = _larger(folder.parent, what)
         with atomic_folder(folder) as new:
-            if larger: _cut(new, what, larger)
-            else: _draw(new, what, 1 if what['n'] <= _few or not sys.executable else workers)
+            if larger:
+                _cut(new, what, larger)
+            else:
+                _draw(new, what, 1 if what['n'] <= _few or not sys.executable else workers)
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #dfa36536
 def world(
-    split:str,               # train, valid or test
-    n:int,                   # How many scenes
-    size:int=48,             # Side of the pictures in pixels
-    shifted:bool=False,      # From the shifted world?
-    start:int=0,             # Index of the first
-    *, workers:int=2,        # Processes that draw, if there is much to draw
-    with_:str|list|tuple=(), # Further annotations: names out of EXTRAS
-    difficulty:Difficulty=_usual, # How hard
-)->ArrayDataset:                  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) on request;
-                                  # rows as `scene` gives them
+    split: str,  # train, valid or test
+    n: int,  # How many scenes
+    size: int = 48,  # Side of the pictures in pixels
+    shifted: bool = False,  # From the shifted world?
+    start: int = 0,  # Index of the first
+    *,
+    workers: int = 2,  # Processes that draw, if there is much to draw
+    with_: str | list | tuple = (),  # Further annotations: names out of EXTRAS
+    difficulty: Difficulty = _usual,  # How hard
+) -> ArrayDataset:  # With the labels of `scene_labels`, `coarse` (n,25) and `genre` (n,10) on request;
+    # rows as `scene` gives them
     "Scenes `start` to `start+n` of `split`, drawn once and then read from the cache"
     with_ = chosen_extras(with_)
-    if n < 1 or workers < 1: raise ValueError(f'n={n}, workers={workers}: at least 1 of each is expected')
+    if n < 1 or workers < 1:
+        raise ValueError(f'n={n}, workers={workers}: at least 1 of each is expected')
     scene_number(split, start)
-    scene_number(split, start+n-1)
-    what = dict(split=split, n=int(n), size=int(size), shifted=bool(shifted), start=int(start), source=world_version(),
-                pillow=PIL.__version__)
+    scene_number(split, start + n - 1)
+    what = dict(
+        split=split,
+        n=int(n),
+        size=int(size),
+        shifted=bool(shifted),
+        start=int(start),
+        source=world_version(),
+        pillow=PIL.__version__,
+    )
     if with_ or difficulty != _usual:
         what |= {'with': list(with_), 'difficulty': difficulty.changed(), 'further': world_version(True)}
-    folder = cache_dir('world')/_place(what)
-    if folder_damage(folder): _make(folder, what, workers)
-    notes,caps = (TextBuffer.load(folder/f'{f}.npz') for f in ('annotations','captions'))
-    with np.load(folder/'labels.npz') as z: labels = {k: z[k] for k in z.files}
+    folder = cache_dir('world') / _place(what)
+    if folder_damage(folder):
+        _make(folder, what, workers)
+    notes, caps = (TextBuffer.load(folder / f'{f}.npz') for f in ('annotations', 'captions'))
+    with np.load(folder / 'labels.npz') as z:
+        labels = {k: z[k] for k in z.files}
     again = 'begin again, and it will be drawn anew'
-    px = {p: ArrayFile(folder/f'{p}.npy', hint=again) for p in ('images',*PIXELS) if p == 'images' or p in with_}
-    more = TextBuffer.load(folder/'more.npz') if with_ else None
-    sets,names = _sets(more, with_)
+    px = {p: ArrayFile(folder / f'{p}.npy', hint=again) for p in ('images', *PIXELS) if p == 'images' or p in with_}
+    more = TextBuffer.load(folder / 'more.npz') if with_ else None
+    sets, names = _sets(more, with_)
     row = functools.partial(_row, notes=notes, captions=caps, split=split, start=start, more=more, names=with_, px=px)
-    first = 'shifted-'*shifted+split
-    return ArrayDataset(px.pop('images'), 'the shifted world' if shifted else 'the world', split=split, captions=caps,
-                        labels={**labels, **sets}, names=names, records=row,
-                        ids=[f'{first}-{i:06d}' for i in range(start, start+n)])
+    first = 'shifted-' * shifted + split
+    return ArrayDataset(
+        px.pop('images'),
+        'the shifted world' if shifted else 'the world',
+        split=split,
+        captions=caps,
+        labels={**labels, **sets},
+        names=names,
+        records=row,
+        ids=[f'{first}-{i:06d}' for i in range(start, start + n)],
+    )

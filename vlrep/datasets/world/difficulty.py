@@ -7,125 +7,171 @@ __all__ = ['Difficulty', 'layout_at', 'draw_scene', 'label_scene', 'captions_at'
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #bc264e00
 import math
-from dataclasses import asdict,dataclass,replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
+
 import numpy as np
 from PIL import Image, ImageDraw
-from ...core.seeding import *
-from .drawing import *
-from .layout import *
-from .captions import *
-from .captions import _list, _typed
-from .masks import *
+
+from ...core.seeding import seed_of
+from .captions import PEOPLE, Voice, _list, _typed, captions
+from .drawing import CATEGORIES, COLORS, GROUPS, SEEN, VARIANTS
+from .layout import layout, render
+from .masks import label_map
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #d7c96c63
-_limits = dict(size=(.3,2), number=(.2,5), clutter=(0,60), shift=(0,1), density=(.2,4), caption_noise=(0,1),
-    tag_noise=(0,1), trace_noise=(0,5))
+_limits = dict(
+    size=(0.3, 2),
+    number=(0.2, 5),
+    clutter=(0, 60),
+    shift=(0, 1),
+    density=(0.2, 4),
+    caption_noise=(0, 1),
+    tag_noise=(0, 1),
+    trace_noise=(0, 5),
+)
+
 
 @dataclass(frozen=True)
 class Difficulty:
     "How hard the world is; the defaults are the world as it is"
-    size:float=1.          # Things so many times as large as usual, .3 to 2
-    number:float=1.        # Above 1 more things a scene, below 1 fewer, .2 to 5
-    clutter:int=0          # Scraps that lie over everything, 0 to 60
-    shift:float=0.         # Share of looks and backdrops from the shifted world, 0 to 1
-    density:float=1.       # How much captions tell, .2 to 4
-    caption_noise:float=0. # Share of captions that tell something false, 0 to 1
-    tag_noise:float=0.     # Share of coarse tags missing, and as many wrong, 0 to 1
-    trace_noise:float=1.   # How badly the mouse follows the words, 0 perfectly, to 5
+
+    size: float = 1.0  # Things so many times as large as usual, .3 to 2
+    number: float = 1.0  # Above 1 more things a scene, below 1 fewer, .2 to 5
+    clutter: int = 0  # Scraps that lie over everything, 0 to 60
+    shift: float = 0.0  # Share of looks and backdrops from the shifted world, 0 to 1
+    density: float = 1.0  # How much captions tell, .2 to 4
+    caption_noise: float = 0.0  # Share of captions that tell something false, 0 to 1
+    tag_noise: float = 0.0  # Share of coarse tags missing, and as many wrong, 0 to 1
+    trace_noise: float = 1.0  # How badly the mouse follows the words, 0 perfectly, to 5
+
     def __post_init__(self):
-        for k,(lo,hi) in _limits.items():
+        for k, (lo, hi) in _limits.items():
             if not lo <= getattr(self, k) <= hi:
                 raise ValueError(f'Difficulty: {k}={getattr(self, k)} is not between {lo} and {hi}')
-    def changed(self)->dict: # Name of a setting -> its value
+
+    def changed(self) -> dict:  # Name of a setting -> its value
         "The settings that are not at their defaults"
-        return {k: v for k,v in asdict(self).items() if v != getattr(Difficulty, k)}
+        return {k: v for k, v in asdict(self).items() if v != getattr(Difficulty, k)}
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #1524ccf2
 def layout_at(
-    difficulty:Difficulty, # How hard
-    *key,                  # Whatever names the scene
-    shifted:bool=False,    # Draw from the shifted world?
-)->dict:                   # As `layout` gives it; `place` may have `scraps` and `odd`
+    difficulty: Difficulty,  # How hard
+    *key,  # Whatever names the scene
+    shifted: bool = False,  # Draw from the shifted world?
+) -> dict:  # As `layout` gives it; `place` may have `scraps` and `odd`
     "The annotation of one scene at a difficulty; at the default that of `layout`"
-    d,other = difficulty,Random(seed_of('difficulty', bool(shifted), *key))
+    d = difficulty
+    other = Random(seed_of('difficulty', bool(shifted), *key))
     a = layout(*key, shifted=shifted, number=d.number, size=d.size, odd=lambda: other.random() < d.shift)
-    if d.clutter: a['place']['scraps'] = int(d.clutter)
-    if not shifted and other.random() < d.shift: a['place']['odd'] = True
+    if d.clutter:
+        a['place']['scraps'] = int(d.clutter)
+    if not shifted and other.random() < d.shift:
+        a['place']['odd'] = True
     return a
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #3c97e569
 def _scraps(a):
     "(colour, corners in parts of the frame) of each scrap"
-    r,out = Random(a['place']['seed']+2),[]
+    r = Random(a['place']['seed'] + 2)
+    out = []
     for _ in range(a['place'].get('scraps', 0)):
-        x,y,q,turn,wide = r.random(),r.random(),.025+.05*r.random(),r.random()*3.14,.3+.7*r.random()
-        n = r.choice((3,4,4,5))
-        c = tuple(int(40+200*r.random()) for _ in range(3))
-        out.append((c, [(x+q*math.cos(turn+6.283*k/n), y+q*wide*math.sin(turn+6.283*k/n)) for k in range(n)]))
+        x = r.random()
+        y = r.random()
+        q = 0.025 + 0.05 * r.random()
+        turn = r.random() * 3.14
+        wide = 0.3 + 0.7 * r.random()
+        n = r.choice((3, 4, 4, 5))
+        c = tuple(int(40 + 200 * r.random()) for _ in range(3))
+        out.append(
+            (
+                c,
+                [
+                    (x + q * math.cos(turn + 6.283 * k / n), y + q * wide * math.sin(turn + 6.283 * k / n))
+                    for k in range(n)
+                ],
+            )
+        )
     return out
 
+
 def draw_scene(
-    a:dict,      # An annotation from `layout` or `layout_at`
-    size:int=48, # Side in pixels
-)->np.ndarray:   # uint8 (size,size,3)
+    a: dict,  # An annotation from `layout` or `layout_at`
+    size: int = 48,  # Side in pixels
+) -> np.ndarray:  # uint8 (size,size,3)
     "The picture of an annotation, scraps and all"
     px = render(dict(a, shifted=True) if a['place'].get('odd') else a, size)
-    if not a['place'].get('scraps'): return px
-    C = 2*size
-    im = Image.fromarray(px).resize((C,C), Image.NEAREST)
+    if not a['place'].get('scraps'):
+        return px
+    C = 2 * size
+    im = Image.fromarray(px).resize((C, C), Image.NEAREST)
     d = ImageDraw.Draw(im)
-    for c,ps in _scraps(a): d.polygon([(x*C,y*C) for x,y in ps], fill=c)
+    for c, ps in _scraps(a):
+        d.polygon([(x * C, y * C) for x, y in ps], fill=c)
     return np.asarray(im.reduce(2))
 
+
 def label_scene(
-    a:dict,      # An annotation from `layout` or `layout_at`
-    size:int=48, # Side in pixels
-)->np.ndarray:   # uint8 (size,size): 0 for no thing, k+1 for object k
+    a: dict,  # An annotation from `layout` or `layout_at`
+    size: int = 48,  # Side in pixels
+) -> np.ndarray:  # uint8 (size,size): 0 for no thing, k+1 for object k
     "`label_map` of what the scraps leave to see"
     lm = label_map(a, size)
-    if not a['place'].get('scraps'): return lm
-    C = 2*size
-    im = Image.new('L', (C,C))
+    if not a['place'].get('scraps'):
+        return lm
+    C = 2 * size
+    im = Image.new('L', (C, C))
     d = ImageDraw.Draw(im)
-    for _,ps in _scraps(a): d.polygon([(x*C,y*C) for x,y in ps], fill=255)
+    for _, ps in _scraps(a):
+        d.polygon([(x * C, y * C) for x, y in ps], fill=255)
     lm[np.asarray(im.reduce(2)) > 127] = 0
     return lm
 
 # %% ../../../nbs/datasets/world/40_difficulty.ipynb #4d1fbe59
 class _Talker(Voice):
     "A `Voice` that names `density` times as many things"
-    density = 1.
-    def noticed(self, n, each=False): return super().noticed(max(1, int(n*self.density+.5)), each)
+
+    density = 1.0
+
+    def noticed(self, n, each=False):
+        return super().noticed(max(1, int(n * self.density + 0.5)), each)
+
 
 def _falsified(scene, r):
     "The scene with one thing of another category or colour"
     os = [dict(o) for o in scene['objects']]
     o = r.choice(os)
     there = {p['category'] for p in os}
-    if r.random() < .6:
+    if r.random() < 0.6:
         c = r.choice([c for c in (CATEGORIES if scene['shifted'] else SEEN) if c not in there])
         o.update(category=c, group=GROUPS[c], variant=r.choice(VARIANTS[c]), action=None)
-    else: o['color'] = r.choice([c for c in COLORS if c != o['color']])
+    else:
+        o['color'] = r.choice([c for c in COLORS if c != o['color']])
     return dict(scene, objects=os)
 
+
 def captions_at(
-    difficulty:Difficulty, # How hard
-    scene:dict,            # Annotation
-    *key,                  # What makes this set of captions different from another
-    n:int=5,               # How many people write
-)->list:                   # Sentences, each by somebody else
+    difficulty: Difficulty,  # How hard
+    scene: dict,  # Annotation
+    *key,  # What makes this set of captions different from another
+    n: int = 5,  # How many people write
+) -> list:  # Sentences, each by somebody else
     "Captions at a difficulty; at the default those of `captions`"
     d = difficulty
-    if d.density == 1 and not d.caption_noise: return captions(scene, *key, n=n)
-    r,lie = Random(seed_of('captions', *key)),Random(seed_of('lies', *key))
-    turn = {name: r.random()*p.weight for name,p in PEOPLE.items()}
+    if d.density == 1 and not d.caption_noise:
+        return captions(scene, *key, n=n)
+    r = Random(seed_of('captions', *key))
+    lie = Random(seed_of('lies', *key))
+    turn = {name: r.random() * p.weight for name, p in PEOPLE.items()}
     out = []
     for name in sorted(turn, key=turn.get, reverse=True)[:n]:
         p = PEOPLE[name]
-        more = {k: min(1., getattr(p, k)*d.density) for k in ('color','size','action',
-            'place')} if d.density != 1 else {}
+        more = (
+            {k: min(1.0, getattr(p, k) * d.density) for k in ('color', 'size', 'action', 'place')}
+            if d.density != 1
+            else {}
+        )
         v = _Talker(_falsified(scene, lie) if lie.random() < d.caption_noise else scene, replace(p, **more), r)
         v.density = d.density
-        out.append(_typed(r, next(t for f in (*p.frames,_list) if (t := f(v)))))
+        out.append(_typed(r, next(t for f in (*p.frames, _list) if (t := f(v)))))
     return out

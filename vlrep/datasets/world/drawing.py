@@ -7,282 +7,464 @@ __all__ = ['SEEN', 'UNSEEN', 'CATEGORIES', 'GROUPS', 'SETTINGS', 'COLORS', 'ACTI
            'limb_outline', 'Outlines', 'Pen', 'bounds', 'mix', 'palette', 'pattern', 'spot', 'paint']
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #7b52c702
-import functools, itertools, math
+import functools
+import itertools
+import math
+
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #b0aab04f
-_members = dict(animal='dog cat horse sheep bird fish', vehicle='car bus bicycle boat', plant='tree flower cactus',
-    building='house tent', food='apple banana cake', furniture='chair lamp', thing='ball kite umbrella cup')
-_late = dict(rabbit='animal', truck='vehicle', plane='vehicle', mushroom='plant', windmill='building',
-    table='furniture')
+_members = dict(
+    animal='dog cat horse sheep bird fish',
+    vehicle='car bus bicycle boat',
+    plant='tree flower cactus',
+    building='house tent',
+    food='apple banana cake',
+    furniture='chair lamp',
+    thing='ball kite umbrella cup',
+)
+_late = dict(
+    rabbit='animal', truck='vehicle', plane='vehicle', mushroom='plant', windmill='building', table='furniture'
+)
 SEEN = tuple(c for cs in _members.values() for c in cs.split())  # may appear in pretraining scenes
-UNSEEN = tuple(_late)                                            # appear in the shifted world only
-CATEGORIES = SEEN+UNSEEN
-GROUPS = {c:g for g,cs in _members.items() for c in cs.split()} | _late  # category -> coarse group
+UNSEEN = tuple(_late)  # appear in the shifted world only
+CATEGORIES = SEEN + UNSEEN
+GROUPS = {c: g for g, cs in _members.items() for c in cs.split()} | _late  # category -> coarse group
 SETTINGS = ('street', 'beach', 'field', 'snow', 'room', 'night', 'forest', 'lake', 'kitchen', 'desert')
-COLORS = dict(red=(212,60,54), blue=(56,108,196), green=(88,160,78), yellow=(245,207,72), orange=(239,140,50),
-    purple=(136,84,170),
-    brown=(132,86,54), black=(54,52,60), white=(247,244,236), gray=(150,152,157), pink=(241,152,176))
+COLORS = dict(
+    red=(212, 60, 54),
+    blue=(56, 108, 196),
+    green=(88, 160, 78),
+    yellow=(245, 207, 72),
+    orange=(239, 140, 50),
+    purple=(136, 84, 170),
+    brown=(132, 86, 54),
+    black=(54, 52, 60),
+    white=(247, 244, 236),
+    gray=(150, 152, 157),
+    pink=(241, 152, 176),
+)
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #7e27a5f7
-_actions = dict(dog='standing running sitting', cat='sitting walking sleeping', horse='standing running grazing',
-    sheep='standing grazing', bird='flying resting', fish='swimming jumping', rabbit='sitting hopping',
-    car='parked driving', bus='parked driving', truck='parked driving', boat='floating sailing', plane='flying parked',
-    kite='flying', ball='bouncing', lamp='shining', cup='steaming')
-_variants = dict(dog='hound terrier dachshund', cat='plain striped', horse='horse pony', sheep='fluffy shorn',
-    bird='songbird parrot gull', fish='round slim fancy', rabbit='upright lop', car='sedan beetle van',
-    bus='city double school', truck='box tipper', bicycle='city racer', boat='sailboat steamer', plane='jet propeller',
-    tree='round pine palm poplar', flower='daisy tulip sunflower', cactus='saguaro barrel pads',
-    mushroom='toadstool flat pair', house='cottage town barn', tent='ridge tipi dome', windmill='stone wood',
-    apple='whole bitten', banana='single bunch', cake='layered slice cupcake', chair='wooden armchair stool',
-    lamp='desk floor', table='square round', ball='beach football striped', kite='diamond delta', umbrella='rain beach',
-    cup='mug teacup')
-ACTIONS  = {c:tuple(_actions.get(c, '').split()) for c in CATEGORIES}   # what a thing can be seen doing; () if nothing
-VARIANTS = {c:tuple(_variants[c].split()) for c in CATEGORIES}          # shapes a thing comes in
+_actions = dict(
+    dog='standing running sitting',
+    cat='sitting walking sleeping',
+    horse='standing running grazing',
+    sheep='standing grazing',
+    bird='flying resting',
+    fish='swimming jumping',
+    rabbit='sitting hopping',
+    car='parked driving',
+    bus='parked driving',
+    truck='parked driving',
+    boat='floating sailing',
+    plane='flying parked',
+    kite='flying',
+    ball='bouncing',
+    lamp='shining',
+    cup='steaming',
+)
+_variants = dict(
+    dog='hound terrier dachshund',
+    cat='plain striped',
+    horse='horse pony',
+    sheep='fluffy shorn',
+    bird='songbird parrot gull',
+    fish='round slim fancy',
+    rabbit='upright lop',
+    car='sedan beetle van',
+    bus='city double school',
+    truck='box tipper',
+    bicycle='city racer',
+    boat='sailboat steamer',
+    plane='jet propeller',
+    tree='round pine palm poplar',
+    flower='daisy tulip sunflower',
+    cactus='saguaro barrel pads',
+    mushroom='toadstool flat pair',
+    house='cottage town barn',
+    tent='ridge tipi dome',
+    windmill='stone wood',
+    apple='whole bitten',
+    banana='single bunch',
+    cake='layered slice cupcake',
+    chair='wooden armchair stool',
+    lamp='desk floor',
+    table='square round',
+    ball='beach football striped',
+    kite='diamond delta',
+    umbrella='rain beach',
+    cup='mug teacup',
+)
+ACTIONS = {c: tuple(_actions.get(c, '').split()) for c in CATEGORIES}  # what a thing can be seen doing; () if nothing
+VARIANTS = {c: tuple(_variants[c].split()) for c in CATEGORIES}  # shapes a thing comes in
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #266e30f9
-_circle = [(math.cos(2*math.pi*i/24), math.sin(2*math.pi*i/24)) for i in range(24)]
-def _weights(t): return (-.5*t+t*t-.5*t**3, 1-2.5*t*t+1.5*t**3, .5*t+2*t*t-1.5*t**3, .5*(t**3-t*t))
-_bend = [_weights(t) for t in (0,.2,.4,.6,.8)]
+_circle = [(math.cos(2 * math.pi * i / 24), math.sin(2 * math.pi * i / 24)) for i in range(24)]
+
+
+def _weights(t):
+    return (
+        -0.5 * t + t * t - 0.5 * t**3,
+        1 - 2.5 * t * t + 1.5 * t**3,
+        0.5 * t + 2 * t * t - 1.5 * t**3,
+        0.5 * (t**3 - t * t),
+    )
+
+
+_bend = [_weights(t) for t in (0, 0.2, 0.4, 0.6, 0.8)]
+
 
 def smooth(
-    pts:list, # Corner points (x,y), at least three
-)->list:      # Points of the closed Catmull-Rom curve through them, five a corner
+    pts: list,  # Corner points (x,y), at least three
+) -> list:  # Points of the closed Catmull-Rom curve through them, five a corner
     "A closed curve that passes through every point of `pts`"
-    n,out = len(pts),[]
+    n = len(pts)
+    out = []
     for i in range(n):
-        (ax,ay),(bx,by),(cx,cy),(dx,dy) = pts[i-1],pts[i],pts[(i+1)%n],pts[(i+2)%n]
-        out += [(a*ax+b*bx+c*cx+d*dx, a*ay+b*by+c*cy+d*dy) for a,b,c,d in _bend]
+        (ax, ay), (bx, by), (cx, cy), (dx, dy) = pts[i - 1], pts[i], pts[(i + 1) % n], pts[(i + 2) % n]
+        out += [(a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy) for a, b, c, d in _bend]
     return out
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #c0e0b338
 def _arc(pts):
     "An open curve through `pts`, four points a piece"
-    q,out = [pts[0]]+list(pts)+[pts[-1]],[]
-    for (ax,ay),(bx,by),(cx,cy),(dx,dy) in zip(q, q[1:], q[2:], q[3:]):
-        out += [(a*ax+b*bx+c*cx+d*dx, a*ay+b*by+c*cy+d*dy) for a,b,c,d in _quarter]
-    return out+[pts[-1]]
-_quarter = [_weights(t) for t in (0,.25,.5,.75)]
+    q = [pts[0]] + list(pts) + [pts[-1]]
+    out = []
+    for (ax, ay), (bx, by), (cx, cy), (dx, dy) in zip(q, q[1:], q[2:], q[3:]):
+        out += [(a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy) for a, b, c, d in _quarter]
+    return out + [pts[-1]]
+
+
+_quarter = [_weights(t) for t in (0, 0.25, 0.5, 0.75)]
+
 
 def limb_outline(
-    pts:list,  # Points (x,y) along the middle
-    w:float,   # Width at the first point
-    w1:float,  # Width at the last point
-)->list:       # Outline (x,y), round at both ends
+    pts: list,  # Points (x,y) along the middle
+    w: float,  # Width at the first point
+    w1: float,  # Width at the last point
+) -> list:  # Outline (x,y), round at both ends
     "The outline of a line through `pts` whose width goes from `w` to `w1`"
-    if len(pts)>2: pts = _arc(pts)
-    n,left,right = len(pts)-1,[],[]
-    for i,(x,y) in enumerate(pts):
-        (ax,ay),(bx,by) = pts[max(i-1,0)],pts[min(i+1,n)]
-        ux,uy,h = bx-ax,by-ay,(w+(w1-w)*i/n)/2
-        k = h/(math.sqrt(ux*ux+uy*uy) or 1.)
-        ux,uy = ux*k,uy*k
-        if i == 0: left += [(x-.7*ux-.7*uy,y-.7*uy+.7*ux), (x-ux,y-uy), (x-.7*ux+.7*uy,y-.7*uy-.7*ux)]
-        left.append((x+uy,y-ux))
-        right.append((x-uy,y+ux))
-        if i == n: left += [(x+.7*ux+.7*uy,y+.7*uy-.7*ux), (x+ux,y+uy), (x+.7*ux-.7*uy,y+.7*uy+.7*ux)]
-    return left+right[::-1]
+    if len(pts) > 2:
+        pts = _arc(pts)
+    n = len(pts) - 1
+    left = []
+    right = []
+    for i, (x, y) in enumerate(pts):
+        (ax, ay), (bx, by) = pts[max(i - 1, 0)], pts[min(i + 1, n)]
+        ux = bx - ax
+        uy = by - ay
+        h = (w + (w1 - w) * i / n) / 2
+        k = h / (math.sqrt(ux * ux + uy * uy) or 1.0)
+        ux = ux * k
+        uy = uy * k
+        if i == 0:
+            left += [
+                (x - 0.7 * ux - 0.7 * uy, y - 0.7 * uy + 0.7 * ux),
+                (x - ux, y - uy),
+                (x - 0.7 * ux + 0.7 * uy, y - 0.7 * uy - 0.7 * ux),
+            ]
+        left.append((x + uy, y - ux))
+        right.append((x - uy, y + ux))
+        if i == n:
+            left += [
+                (x + 0.7 * ux + 0.7 * uy, y + 0.7 * uy - 0.7 * ux),
+                (x + ux, y + uy),
+                (x + 0.7 * ux - 0.7 * uy, y + 0.7 * uy + 0.7 * ux),
+            ]
+    return left + right[::-1]
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #9d841244
 class Outlines:
     "Filled outlines, one over another: names of fills, and all points in one array `xy` (n,2) that nobody may change"
-    def __init__(self,
-        fills:tuple,   # Name of each outline's fill
-        ends:tuple,    # 0, and how many points there are up to the end of each outline
-        xy:np.ndarray, # All points (n,2)
+
+    def __init__(
+        self,
+        fills: tuple,  # Name of each outline's fill
+        ends: tuple,  # 0, and how many points there are up to the end of each outline
+        xy: np.ndarray,  # All points (n,2)
     ):
-        self.fills,self.ends,self.xy = fills,ends,xy
+        self.fills = fills
+        self.ends = ends
+        self.xy = xy
         xy.flags.writeable = False
-    def __len__(self): return len(self.fills)
-    def __iter__(self): return zip(self.fills, (self.xy[i:j].tolist() for i,j in itertools.pairwise(self.ends)))
+
+    def __len__(self):
+        return len(self.fills)
+
+    def __iter__(self):
+        return zip(self.fills, (self.xy[i:j].tolist() for i, j in itertools.pairwise(self.ends)))
+
     @functools.lru_cache(256)
-    def at(self, m:tuple)->'Outlines':
+    def at(self, m: tuple) -> 'Outlines':
         "The same outlines mapped by `m` = (a,b,c,d,e,f): x' = ax+by+e, y' = cx+dy+f"
-        (a,b,c,d,e,f),(x,y),xy = m,self.xy.T,np.empty_like(self.xy)
-        xy[:,0],xy[:,1] = a*x+b*y+e,c*x+d*y+f
+        (a, b, c, d, e, f), (x, y), xy = m, self.xy.T, np.empty_like(self.xy)
+        xy[:, 0], xy[:, 1] = a * x + b * y + e, c * x + d * y + f
         return Outlines(self.fills, self.ends, xy)
+
     @functools.cached_property
-    def box(self)->tuple: # x0, y0, x1, y1
+    def box(self) -> tuple:  # x0, y0, x1, y1
         "The smallest box around all points"
-        return *self.xy.min(0).tolist(),*self.xy.max(0).tolist()
-    def draw(self, d:ImageDraw.ImageDraw, ink:callable, off:tuple=(0,0))->None:
+        return *self.xy.min(0).tolist(), *self.xy.max(0).tolist()
+
+    def draw(self, d: ImageDraw.ImageDraw, ink: callable, off: tuple = (0, 0)) -> None:
         "Fill each outline with `ink(name of its fill)`, the point `off` at the upper left"
-        v,n = (self.xy-off).ravel().tolist(),0
-        for fill,end in zip(self.fills, self.ends[1:]):
-            d.polygon(v[n:2*end], fill=ink(fill))
-            n = 2*end
+        v = (self.xy - off).ravel().tolist()
+        n = 0
+        for fill, end in zip(self.fills, self.ends[1:]):
+            d.polygon(v[n : 2 * end], fill=ink(fill))
+            n = 2 * end
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #e42b3695
 class Pen:
     "Collects outlines; `shapes` gives them mapped by `m`, or as they were drawn"
-    def __init__(self, m:tuple=None, fx:bool=True): self.m,self.polys,self.fx = m,[],Pen(m, False) if fx else None
+
+    def __init__(self, m: tuple = None, fx: bool = True):
+        self.m = m
+        self.polys = []
+        self.fx = Pen(m, False) if fx else None
+
     @property
-    def shapes(self)->Outlines: # What was drawn so far
+    def shapes(self) -> Outlines:  # What was drawn so far
         "The drawing"
-        fills,parts = zip(*self.polys) if self.polys else ((),())
-        ends = 0,*itertools.accumulate(map(len, parts))
+        fills, parts = zip(*self.polys) if self.polys else ((), ())
+        ends = 0, *itertools.accumulate(map(len, parts))
         flat = itertools.chain.from_iterable
-        out = Outlines(fills, ends, np.fromiter(flat(flat(parts)), float, 2*ends[-1]).reshape(-1,2))
+        out = Outlines(fills, ends, np.fromiter(flat(flat(parts)), float, 2 * ends[-1]).reshape(-1, 2))
         return out.at(self.m) if self.m else out
-    def poly(self, fill:str, *pts)->None:
+
+    def poly(self, fill: str, *pts) -> None:
         "A polygon"
         self.polys.append((fill, pts))
-    def blob(self, fill:str, *pts)->None:
+
+    def blob(self, fill: str, *pts) -> None:
         "A smooth closed curve through `pts`"
         self.poly(fill, *smooth(pts))
-    def oval(self, fill:str, x:float, y:float, rx:float, ry:float=None, *, turn:float=0.)->None:
+
+    def oval(self, fill: str, x: float, y: float, rx: float, ry: float = None, *, turn: float = 0.0) -> None:
         "An ellipse round (x,y), turned by `turn` radians"
-        k,s,ry = math.cos(turn),math.sin(turn),rx if ry is None else ry
-        self.poly(fill, *[(x+rx*u*k-ry*v*s, y+rx*u*s+ry*v*k) for u,v in _circle])
-    def rect(self, fill:str, x0:float, y0:float, x1:float, y1:float, *, cut:float=0.)->None:
+        k = math.cos(turn)
+        s = math.sin(turn)
+        ry = rx if ry is None else ry
+        self.poly(fill, *[(x + rx * u * k - ry * v * s, y + rx * u * s + ry * v * k) for u, v in _circle])
+
+    def rect(self, fill: str, x0: float, y0: float, x1: float, y1: float, *, cut: float = 0.0) -> None:
         "A rectangle, its corners cut by `cut`"
-        q,w = cut*.3,cut
-        if not cut: return self.poly(fill, (x0,y0), (x1,y0), (x1,y1), (x0,y1))
-        self.poly(fill, (x0+w,y0), (x1-w,y0), (x1-q,y0+q), (x1,y0+w), (x1,y1-w), (x1-q,y1-q), (x1-w,y1), (x0+w,y1),
-            (x0+q,y1-q), (x0,y1-w), (x0,y0+w), (x0+q,y0+q))
-    def limb(self, fill:str, *pts, w:float=.1, w1:float=None)->None:
+        q = cut * 0.3
+        w = cut
+        if not cut:
+            return self.poly(fill, (x0, y0), (x1, y0), (x1, y1), (x0, y1))
+        self.poly(
+            fill,
+            (x0 + w, y0),
+            (x1 - w, y0),
+            (x1 - q, y0 + q),
+            (x1, y0 + w),
+            (x1, y1 - w),
+            (x1 - q, y1 - q),
+            (x1 - w, y1),
+            (x0 + w, y1),
+            (x0 + q, y1 - q),
+            (x0, y1 - w),
+            (x0, y0 + w),
+            (x0 + q, y0 + q),
+        )
+
+    def limb(self, fill: str, *pts, w: float = 0.1, w1: float = None) -> None:
         "A bent line from width `w` to `w1`, with round ends"
         self.poly(fill, *limb_outline(pts, w, w if w1 is None else w1))
-    def ring(self, fill:str, x:float, y:float, r:float, w:float)->None:
+
+    def ring(self, fill: str, x: float, y: float, r: float, w: float) -> None:
         "A circle line of width `w`"
-        out = _circle+_circle[:1]
-        self.poly(fill, *[(x+(r+w/2)*u, y+(r+w/2)*v) for u,v in out],
-            *[(x+(r-w/2)*u, y+(r-w/2)*v) for u,v in reversed(out)])
+        out = _circle + _circle[:1]
+        self.poly(
+            fill,
+            *[(x + (r + w / 2) * u, y + (r + w / 2) * v) for u, v in out],
+            *[(x + (r - w / 2) * u, y + (r - w / 2) * v) for u, v in reversed(out)],
+        )
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #9a8d13df
 def bounds(
-    shapes:Outlines, # At least one
-)->tuple:            # x0, y0, x1, y1
+    shapes: Outlines,  # At least one
+) -> tuple:  # x0, y0, x1, y1
     "The smallest box around all points of `shapes`"
     return shapes.box
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #019a659b
 def mix(
-    a:tuple,  # Colour at t=0, 0-255
-    b:tuple,  # Colour at t=1
-    t:float,  # How far to go
-)->tuple:     # Colour, whole numbers
+    a: tuple,  # Colour at t=0, 0-255
+    b: tuple,  # Colour at t=1
+    t: float,  # How far to go
+) -> tuple:  # Colour, whole numbers
     "The colour a part `t` of the way from `a` to `b`"
-    (r,g,b),(u,v,w) = a,b
-    return int(r+(u-r)*t+.5),int(g+(v-g)*t+.5),int(b+(w-b)*t+.5)
+    (r, g, b), (u, v, w) = a, b
+    return int(r + (u - r) * t + 0.5), int(g + (v - g) * t + 0.5), int(b + (w - b) * t + 0.5)
 
-_paints = dict(ink=(46,40,52), white=(252,250,244), cream=(246,231,200), glass=(178,216,234), wood=(150,104,66),
-    bark=(112,80,58), tyre=(58,56,64), metal=(176,180,188), leaf=(98,154,80), gold=(250,214,96), flame=(255,236,150),
-    blush=(240,164,160), smoke=(204,204,212), beak=(240,168,62), stone=(205,196,182))
+
+_paints = dict(
+    ink=(46, 40, 52),
+    white=(252, 250, 244),
+    cream=(246, 231, 200),
+    glass=(178, 216, 234),
+    wood=(150, 104, 66),
+    bark=(112, 80, 58),
+    tyre=(58, 56, 64),
+    metal=(176, 180, 188),
+    leaf=(98, 154, 80),
+    gold=(250, 214, 96),
+    flame=(255, 236, 150),
+    blush=(240, 164, 160),
+    smoke=(204, 204, 212),
+    beak=(240, 168, 62),
+    stone=(205, 196, 182),
+)
+
 
 def palette(
-    base:tuple,   # The thing's own colour
-    accent:tuple, # A second colour for roofs, stripes, sails
-)->dict:          # Fill name -> (r,g,b)
+    base: tuple,  # The thing's own colour
+    accent: tuple,  # A second colour for roofs, stripes, sails
+) -> dict:  # Fill name -> (r,g,b)
     "All fills for a thing of colour `base`"
-    lum = (3*base[0]+6*base[1]+base[2])/10
-    return _paints | dict(base=base, dark=mix(base, (46,34,84), .26), deep=mix(base, (40,28,70), .48),
-        light=mix(base, (255,250,232), .38 if lum<215 else .8),
-        soft=mix(base, (255,248,228), .62), accent=accent, accent2=mix(accent, (46,34,84), .3))
+    lum = (3 * base[0] + 6 * base[1] + base[2]) / 10
+    return _paints | dict(
+        base=base,
+        dark=mix(base, (46, 34, 84), 0.26),
+        deep=mix(base, (40, 28, 70), 0.48),
+        light=mix(base, (255, 250, 232), 0.38 if lum < 215 else 0.8),
+        soft=mix(base, (255, 248, 228), 0.62),
+        accent=accent,
+        accent2=mix(accent, (46, 34, 84), 0.3),
+    )
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #3abfccba
 PATTERNS = ('stripes', 'speckle', 'patches', 'checks', 'dots', 'waves')
-_tile = np.random.default_rng(7).random((64,64), dtype=np.float32)
+_tile = np.random.default_rng(7).random((64, 64), dtype=np.float32)
+
 
 def pattern(
-    name:str,       # One of PATTERNS
-    x:np.ndarray,   # Horizontal place in the thing's own units (1,w)
-    y:np.ndarray,   # Vertical place (h,1)
-    f:float,        # Waves a unit
-    turn:float=0.,  # Direction in radians
-)->np.ndarray:      # Strength 0-1 (h,w)
+    name: str,  # One of PATTERNS
+    x: np.ndarray,  # Horizontal place in the thing's own units (1,w)
+    y: np.ndarray,  # Vertical place (h,1)
+    f: float,  # Waves a unit
+    turn: float = 0.0,  # Direction in radians
+) -> np.ndarray:  # Strength 0-1 (h,w)
     "How strongly the second colour shows at each place"
-    k,s = 6.2832*f*math.cos(turn),6.2832*f*math.sin(turn)
-    if name == 'stripes': return np.clip(.5+2.5*np.sin(k*x+s*y), 0, 1)
-    if name == 'waves':   return np.clip(.5+2.5*np.sin(k*x+s*y+1.6*np.sin(s*x-k*y)), 0, 1)
-    if name == 'checks':  return np.clip(.5+4*np.sin(k*x+s*y)*np.sin(s*x-k*y), 0, 1)
-    if name == 'dots':    return np.clip(3*(np.sin(k*x+s*y)*np.sin(s*x-k*y)-.25), 0, 1)
-    if name == 'patches': return np.clip(4*(np.sin(k*.5*x+1.3)*np.sin(k*.6*y+s)+.35*np.sin(k*x-k*y)-.1), 0, 1)
-    if name == 'speckle': return _tile[np.int32(y*f*8)%64, np.int32(x*f*20)%64]
+    k = 6.2832 * f * math.cos(turn)
+    s = 6.2832 * f * math.sin(turn)
+    if name == 'stripes':
+        return np.clip(0.5 + 2.5 * np.sin(k * x + s * y), 0, 1)
+    if name == 'waves':
+        return np.clip(0.5 + 2.5 * np.sin(k * x + s * y + 1.6 * np.sin(s * x - k * y)), 0, 1)
+    if name == 'checks':
+        return np.clip(0.5 + 4 * np.sin(k * x + s * y) * np.sin(s * x - k * y), 0, 1)
+    if name == 'dots':
+        return np.clip(3 * (np.sin(k * x + s * y) * np.sin(s * x - k * y) - 0.25), 0, 1)
+    if name == 'patches':
+        return np.clip(
+            4 * (np.sin(k * 0.5 * x + 1.3) * np.sin(k * 0.6 * y + s) + 0.35 * np.sin(k * x - k * y) - 0.1), 0, 1
+        )
+    if name == 'speckle':
+        return _tile[np.int32(y * f * 8) % 64, np.int32(x * f * 20) % 64]
     raise ValueError(f'pattern {name!r} is not one of {", ".join(PATTERNS)}')
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #395ba8f2
 @functools.lru_cache(128)
 def _glow(
-    strength:int, # 0-100 in the middle
-)->Image.Image:   # 'L', 64 pixels
+    strength: int,  # 0-100 in the middle
+) -> Image.Image:  # 'L', 64 pixels
     "A soft round spot"
     u = np.linspace(-1, 1, 64, dtype=np.float32)
-    return Image.fromarray(np.uint8(2.55*strength*np.clip(1-np.sqrt(u[None]**2+u[:,None]**2), 0, 1)**1.3))
+    return Image.fromarray(
+        np.uint8(2.55 * strength * np.clip(1 - np.sqrt(u[None] ** 2 + u[:, None] ** 2), 0, 1) ** 1.3)
+    )
+
 
 @functools.lru_cache(1024)
-def _glow_of(strength, w, h): return _glow(strength).resize((w,h), Image.BILINEAR)
+def _glow_of(strength, w, h):
+    return _glow(strength).resize((w, h), Image.BILINEAR)
+
 
 def spot(
-    im:Image.Image,   # Picture to paint on
-    color:tuple,      # Colour of the spot
-    x:float, y:float, # Centre in pixels
-    rx:float,         # Half-width in pixels
-    *, ry:float,      # Half-height in pixels
-    strength:float=1. # 0-1 in the middle
-)->None:
+    im: Image.Image,  # Picture to paint on
+    color: tuple,  # Colour of the spot
+    x: float,
+    y: float,  # Centre in pixels
+    rx: float,  # Half-width in pixels
+    *,
+    ry: float,  # Half-height in pixels
+    strength: float = 1.0,  # 0-1 in the middle
+) -> None:
     "Paint a soft-edged spot: a shadow, a glow, a cloud"
-    w,h = max(2, int(2*rx)),max(2, int(2*ry))
-    glow = _glow_of if w*h<1<<12 else _glow_of.__wrapped__
-    im.paste(color, (int(x-rx),int(y-ry)), glow(round(100*strength), w, h))
+    w = max(2, int(2 * rx))
+    h = max(2, int(2 * ry))
+    glow = _glow_of if w * h < 1 << 12 else _glow_of.__wrapped__
+    im.paste(color, (int(x - rx), int(y - ry)), glow(round(100 * strength), w, h))
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #395d5517
 def _rim(
-    m:np.ndarray, # Mask, 0 or 255, with an empty border
-    n:int=1,      # Width of the rim in pixels
-)->Image.Image:   # 'L', half strength
+    m: np.ndarray,  # Mask, 0 or 255, with an empty border
+    n: int = 1,  # Width of the rim in pixels
+) -> Image.Image:  # 'L', half strength
     "The mask, `n` pixels wider all round"
     for _ in range(n):
         w = m.copy()
         w[1:] |= m[:-1]
         w[:-1] |= m[1:]
-        w[:,1:] |= m[:,:-1]
-        w[:,:-1] |= m[:,1:]
+        w[:, 1:] |= m[:, :-1]
+        w[:, :-1] |= m[:, 1:]
         m = w
-    return Image.fromarray(m//255*140)
+    return Image.fromarray(m // 255 * 140)
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #03aeeb2c
 @functools.lru_cache(16)
 def _relief(shapes, off, size, k, n):
     "What does not depend on colours: fills that there are, which of them shows where, mask, light (h,w), rim"
-    names = [None,*dict.fromkeys(shapes.fills)]
+    names = [None, *dict.fromkeys(shapes.fills)]
     lay = Image.new('L', size)
     h = size[1]
-    shapes.draw(ImageDraw.Draw(lay), {f: i for i,f in enumerate(names)}.get, off)
+    shapes.draw(ImageDraw.Draw(lay), {f: i for i, f in enumerate(names)}.get, off)
     which = np.asarray(lay)
-    on = (which>0)*np.uint8(255)
+    on = (which > 0) * np.uint8(255)
     mask = Image.fromarray(on)
-    m = np.asarray(mask.filter(ImageFilter.BoxBlur(k*1.5)), dtype=np.float32)
+    m = np.asarray(mask.filter(ImageFilter.BoxBlur(k * 1.5)), dtype=np.float32)
     light = np.empty_like(m)
-    light[:] = (13-30*np.arange(h, dtype=np.float32)/h)[:,None]
-    light[k:-k,k:-k] += .2*(m[2*k:,2*k:]-m[:-2*k,:-2*k])
-    return names,which,mask,light[...,None],_rim(on, n)
+    light[:] = (13 - 30 * np.arange(h, dtype=np.float32) / h)[:, None]
+    light[k:-k, k:-k] += 0.2 * (m[2 * k :, 2 * k :] - m[: -2 * k, : -2 * k])
+    return names, which, mask, light[..., None], _rim(on, n)
 
 # %% ../../../nbs/datasets/world/00_drawing.ipynb #2e12cdef
 def paint(
-    im:Image.Image,            # Picture to paint on, changed in place
-    shapes:Outlines,           # In pixels
-    pal:dict,                  # Fill name -> colour; `mark` is the texture's
-    texture:tuple=None,        # None, or (pattern name, waves a unit, turn, strength)
-    unit:float=1.,             # Pixels a unit of the thing's own measure
-    *, shade:tuple=(1.,1.,1.), # Colour of the light, e.g. bluish at night
-)->None:
+    im: Image.Image,  # Picture to paint on, changed in place
+    shapes: Outlines,  # In pixels
+    pal: dict,  # Fill name -> colour; `mark` is the texture's
+    texture: tuple = None,  # None, or (pattern name, waves a unit, turn, strength)
+    unit: float = 1.0,  # Pixels a unit of the thing's own measure
+    *,
+    shade: tuple = (1.0, 1.0, 1.0),  # Colour of the light, e.g. bluish at night
+) -> None:
     "Paint `shapes` with light from the upper left, a soft top-to-bottom shade and a thin rim"
-    (W,H),(x0,y0,x1,y1),pad = im.size,bounds(shapes),max(2, int(unit*.08))
-    x0,y0,x1,y1 = max(int(x0)-pad,-pad),max(int(y0)-pad,-pad),min(int(x1)+pad+1,W+pad),min(int(y1)+pad+1,H+pad)
-    if x1-x0<3 or y1-y0<3: return
-    w,h = x1-x0,y1-y0
-    relief = _relief if w*h<1<<16 else _relief.__wrapped__  # only what is small is kept
-    names,which,mask,light,rim = relief(shapes, (x0,y0), (w,h), max(1, int(unit*.1)), 1 if unit<70 else 2)
+    (W, H), (x0, y0, x1, y1), pad = im.size, bounds(shapes), max(2, int(unit * 0.08))
+    x0 = max(int(x0) - pad, -pad)
+    y0 = max(int(y0) - pad, -pad)
+    x1 = min(int(x1) + pad + 1, W + pad)
+    y1 = min(int(y1) + pad + 1, H + pad)
+    if x1 - x0 < 3 or y1 - y0 < 3:
+        return
+    w = x1 - x0
+    h = y1 - y0
+    relief = _relief if w * h < 1 << 16 else _relief.__wrapped__  # only what is small is kept
+    names, which, mask, light, rim = relief(shapes, (x0, y0), (w, h), max(1, int(unit * 0.1)), 1 if unit < 70 else 2)
     a = np.float32([pal[f or 'base'] for f in names]).take(which, 0)
     if texture:
-        name,f,turn,strength = texture
-        t = pattern(name, np.arange(w, dtype=np.float32)[None]/unit, np.arange(h, dtype=np.float32)[:,None]/unit, f,
-            turn)
-        shown = np.uint8([f in ('base','light','dark') for f in names]).take(which)
-        a += (t*shown*strength)[...,None]*(np.float32(pal['mark'])-a)
+        name, f, turn, strength = texture
+        t = pattern(
+            name, np.arange(w, dtype=np.float32)[None] / unit, np.arange(h, dtype=np.float32)[:, None] / unit, f, turn
+        )
+        shown = np.uint8([f in ('base', 'light', 'dark') for f in names]).take(which)
+        a += (t * shown * strength)[..., None] * (np.float32(pal['mark']) - a)
     a += light
-    if shade != (1.,1.,1.): a *= np.float32(shade)
-    im.paste(tuple(int(c*s) for c,s in zip(mix(pal['deep'], (40,30,60), .35), shade)), (x0,y0), rim)
-    im.paste(Image.fromarray(np.uint8(np.clip(a, 0, 255, out=a))), (x0,y0), mask)
+    if shade != (1.0, 1.0, 1.0):
+        a *= np.float32(shade)
+    im.paste(tuple(int(c * s) for c, s in zip(mix(pal['deep'], (40, 30, 60), 0.35), shade)), (x0, y0), rim)
+    im.paste(Image.fromarray(np.uint8(np.clip(a, 0, 255, out=a))), (x0, y0), mask)

@@ -6,58 +6,89 @@
 __all__ = ['EXTRAS', 'PIXELS', 'chosen_extras', 'extras', 'add_extras']
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #2addc54a
-from ...core.registry import *
+from ...core.registry import did_you_mean
 from ...data.records import Record
-from .masks import *
-from .narratives import *
-from .questions import *
-from .annotations import *
-from .difficulty import *
+from .annotations import alt_text, attributes, coarse_tags, genre, paraphrase
+from .difficulty import Difficulty
+from .masks import split_masks
+from .narratives import narrate, pack_narrative, unpack_narrative
+from .questions import ask, state
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #421e5ab4
-EXTRAS = ('masks','narrative','coarse','attributes','paraphrases','questions','statements','genre','twin')   # all names
-PIXELS = ('masks','twin')                                                                # of these, what has pixels
+EXTRAS = (
+    'masks',
+    'narrative',
+    'coarse',
+    'attributes',
+    'paraphrases',
+    'questions',
+    'statements',
+    'genre',
+    'twin',
+)  # all names
+PIXELS = ('masks', 'twin')  # of these, what has pixels
+
 
 def chosen_extras(
-    with_:str|list|tuple=(), # Names out of EXTRAS, or one name
-)->tuple:                    # The same, each once, in the order of EXTRAS
+    with_: str | list | tuple = (),  # Names out of EXTRAS, or one name
+) -> tuple:  # The same, each once, in the order of EXTRAS
     "The requested annotations; a `ValueError` names an unknown one"
     names = (with_,) if isinstance(with_, str) else tuple(with_)
     for n in names:
-        if n not in EXTRAS: raise did_you_mean('annotation', n, EXTRAS)
+        if n not in EXTRAS:
+            raise did_you_mean('annotation', n, EXTRAS)
     return tuple(n for n in EXTRAS if n in names)
 
-_make = dict(narrative=lambda a, c, k, d: pack_narrative(narrate(a, *k, noise=d.trace_noise)),
-             coarse=lambda a, c, k,d: coarse_tags(a, *k, noise=d.tag_noise),
+
+_make = dict(
+    narrative=lambda a, c, k, d: pack_narrative(narrate(a, *k, noise=d.trace_noise)),
+    coarse=lambda a, c, k, d: coarse_tags(a, *k, noise=d.tag_noise),
     attributes=lambda a, c, k, d: attributes(a),
-    paraphrases=lambda a, c, k,d: [paraphrase(t, a['setting'], *k) for t in c],
-    questions=lambda a, c, k, d: ask(a, *k), statements=lambda a, c, k, d: state(a, *k),
-    genre=lambda a, c, k,d: genre(a, *k), twin=lambda a, c, k, d: alt_text(a, *k))
+    paraphrases=lambda a, c, k, d: [paraphrase(t, a['setting'], *k) for t in c],
+    questions=lambda a, c, k, d: ask(a, *k),
+    statements=lambda a, c, k, d: state(a, *k),
+    genre=lambda a, c, k, d: genre(a, *k),
+    twin=lambda a, c, k, d: alt_text(a, *k),
+)
+
 
 def extras(
-    scene:dict,                         # Annotation, as `layout` gives it
-    captions:list,                      # Its captions, to be paraphrased
-    *key,                               # What makes these different from others, e.g. the scene's number
-    with_:str|list|tuple=EXTRAS,        # Names out of EXTRAS
-    difficulty:Difficulty=Difficulty(), # Its noise in tags and traces counts here
-)->dict:                                # Name -> plain data, ready for JSON; no masks, which are pixels
+    scene: dict,  # Annotation, as `layout` gives it
+    captions: list,  # Its captions, to be paraphrased
+    *key,  # What makes these different from others, e.g. the scene's number
+    with_: str | list | tuple = EXTRAS,  # Names out of EXTRAS
+    difficulty: Difficulty = Difficulty(),  # Its noise in tags and traces counts here
+) -> dict:  # Name -> plain data, ready for JSON; no masks, which are pixels
     "What more is known of a scene, as plain data"
     return {n: _make[n](scene, captions, key, difficulty) for n in chosen_extras(with_) if n != 'masks'}
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #80d07659
 def add_extras(
-    r:Record,                 # With `objects`
-    more:dict,                # What `extras` gives, through JSON or not
-    labels:'np.ndarray'=None, # What `label_scene` gives (h,w)
-    twin:'np.ndarray'=None,   # Pixels of the twin, uint8 (h,w,3)
-)->Record:                    # The same record
+    r: Record,  # With `objects`
+    more: dict,  # What `extras` gives, through JSON or not
+    labels: 'np.ndarray' = None,  # What `label_scene` gives (h,w)
+    twin: 'np.ndarray' = None,  # Pixels of the twin, uint8 (h,w,3)
+) -> Record:  # The same record
     "Put further annotations into a record"
-    for n,v in more.items():
-        if n == 'narrative': r.narrative = unpack_narrative(v)
-        elif n == 'genre': r.genre,r.plot = list(v[0]),v[1]
+    for n, v in more.items():
+        if n == 'narrative':
+            r.narrative = unpack_narrative(v)
+        elif n == 'genre':
+            r.genre = list(v[0])
+            r.plot = v[1]
         elif n == 'twin':
-            r.twin = Record(r.id+'-twin', image=twin, captions=[v], tags=r.tags, boxes=r.boxes, objects=r.objects,
-                setting=r.setting, split=r.split)
-        else: setattr(r, n, v)
-    if labels is not None: r.masks = split_masks(labels, len(r.objects))
+            r.twin = Record(
+                r.id + '-twin',
+                image=twin,
+                captions=[v],
+                tags=r.tags,
+                boxes=r.boxes,
+                objects=r.objects,
+                setting=r.setting,
+                split=r.split,
+            )
+        else:
+            setattr(r, n, v)
+    if labels is not None:
+        r.masks = split_masks(labels, len(r.objects))
     return r

@@ -8,146 +8,222 @@ __all__ = ['draw_masks', 'draw_trace', 'draw_answers', 'show_record']
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #81b9ee55
 import textwrap
 from collections import Counter
-import matplotlib.pyplot as plt, numpy as np
+
+import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.collections import LineCollection
-from ...core.plotting import *
+
+from ...core.plotting import INK
 from ...data.records import Record
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #08b04f2e
-_tones = np.array([(221,107,32),(43,108,176),(56,161,105),(214,158,46),(128,90,213),(229,62,62),(49,151,149),
-    (184,50,128)])/255
+_tones = (
+    np.array(
+        [
+            (221, 107, 32),
+            (43, 108, 176),
+            (56, 161, 105),
+            (214, 158, 46),
+            (128, 90, 213),
+            (229, 62, 62),
+            (49, 151, 149),
+            (184, 50, 128),
+        ]
+    )
+    / 255
+)
+
 
 def draw_masks(
-    ax:plt.Axes, # Matplotlib axes
-    r:Record,    # With image or path, and masks
-)->None:
+    ax: plt.Axes,  # Matplotlib axes
+    r: Record,  # With image or path, and masks
+) -> None:
     "The image in grey, every mask in its own colour with the object's name"
-    img = np.asarray(r.load(), float)/255
-    ax.imshow(img.mean(-1, keepdims=True).repeat(3, -1)*.55+.4, extent=(0,1,1,0), interpolation='nearest')
+    img = np.asarray(r.load(), float) / 255
+    ax.imshow(img.mean(-1, keepdims=True).repeat(3, -1) * 0.55 + 0.4, extent=(0, 1, 1, 0), interpolation='nearest')
     ax.axis('off')
-    for k,m in enumerate(r.masks):
-        c = _tones[k%len(_tones)]
-        ax.imshow(np.concatenate([np.broadcast_to(c, m.shape+(3,)), .72*m[...,None]], -1), extent=(0,1,1,0),
-            interpolation='nearest')
+    for k, m in enumerate(r.masks):
+        c = _tones[k % len(_tones)]
+        ax.imshow(
+            np.concatenate([np.broadcast_to(c, m.shape + (3,)), 0.72 * m[..., None]], -1),
+            extent=(0, 1, 1, 0),
+            interpolation='nearest',
+        )
         if m.any() and r.objects:
-            y,x = np.argwhere(m).mean(0)/m.shape
+            y, x = np.argwhere(m).mean(0) / m.shape
             ax.text(x, y, r.objects[k]['category'], ha='center', va='center', fontsize=9, color='white', weight='bold')
-    ax.set(xlim=(0,1), ylim=(1,0))
+    ax.set(xlim=(0, 1), ylim=(1, 0))
     ax.set_title('masks', fontsize=10)
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #4a40b452
 def draw_trace(
-    ax:plt.Axes,     # Matplotlib axes
-    r:Record,        # With image or path, and a narrative
-    words:bool=True, # With the words where the mouse was while they were said?
-)->None:
+    ax: plt.Axes,  # Matplotlib axes
+    r: Record,  # With image or path, and a narrative
+    words: bool = True,  # With the words where the mouse was while they were said?
+) -> None:
     "The mouse's path over the image, coloured by time from blue to red; a dot where a stroke begins"
     n = r.narrative
-    end = max([b for *_,b in n.utterances], default=1)
-    ax.imshow(r.load(), extent=(0,1,1,0), alpha=.6)
+    end = max([b for *_, b in n.utterances], default=1)
+    ax.imshow(r.load(), extent=(0, 1, 1, 0), alpha=0.6)
     ax.axis('off')
-    ax.set(xlim=(-.08,1.08), ylim=(1.08,-.08))
+    ax.set(xlim=(-0.08, 1.08), ylim=(1.08, -0.08))
     for s in n.strokes:
-        ax.add_collection(LineCollection(np.stack([s[:-1,:2],s[1:,:2]], 1), array=s[:-1,2], cmap='turbo', clim=(0,end),
-            lw=1.6))
-        ax.plot(*s[0,:2], 'o', ms=3.5, color='k')
-    for w,t in _places(n) if words else []:
-        x,y = np.clip(t[:2], .04, .96)
-        ax.text(x, y, w, fontsize=8.5, ha='center', va='center', color=plt.cm.turbo(t[2]/end)[:3], weight='bold',
-            bbox=dict(fc='white', ec='none', alpha=.8, pad=1.2))
+        ax.add_collection(
+            LineCollection(np.stack([s[:-1, :2], s[1:, :2]], 1), array=s[:-1, 2], cmap='turbo', clim=(0, end), lw=1.6)
+        )
+        ax.plot(*s[0, :2], 'o', ms=3.5, color='k')
+    for w, t in _places(n) if words else []:
+        x, y = np.clip(t[:2], 0.04, 0.96)
+        ax.text(
+            x,
+            y,
+            w,
+            fontsize=8.5,
+            ha='center',
+            va='center',
+            color=plt.cm.turbo(t[2] / end)[:3],
+            weight='bold',
+            bbox=dict(fc='white', ec='none', alpha=0.8, pad=1.2),
+        )
     ax.set_title(f'a narrative of {end:.0f} s, blue to red', fontsize=10)
+
 
 def _places(n):
     "(words, (x, y, t)) of runs of utterances about the same thing, apart from each other"
-    runs,out = [],[]
-    for (w,a,b),k in zip(n.utterances, n.about or range(len(n.utterances))):
-        if runs and runs[-1][3] == k: runs[-1] = [runs[-1][0]+' '+w,runs[-1][1],b,k]
-        else: runs.append([w,a,b,k])
-    for w,a,b,k in runs:
-        if k == -1 or not (at := n.during(a, b)): continue
-        x,y = np.median(np.concatenate(at), 0)
-        while any(abs(y-q[1]) < .055 and abs(x-q[0]) < .3 for _,q in out): y += .055
-        out.append((w.strip('.'),(x,y,(a+b)/2)))
+    runs = []
+    out = []
+    for (w, a, b), k in zip(n.utterances, n.about or range(len(n.utterances))):
+        if runs and runs[-1][3] == k:
+            runs[-1] = [runs[-1][0] + ' ' + w, runs[-1][1], b, k]
+        else:
+            runs.append([w, a, b, k])
+    for w, a, b, k in runs:
+        if k == -1 or not (at := n.during(a, b)):
+            continue
+        x, y = np.median(np.concatenate(at), 0)
+        while any(abs(y - q[1]) < 0.055 and abs(x - q[0]) < 0.3 for _, q in out):
+            y += 0.055
+        out.append((w.strip('.'), (x, y, (a + b) / 2)))
     return out
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #df51a69d
 def draw_answers(
-    ax:plt.Axes, # Matplotlib axes
-    q:dict,      # A question with its answers
-    most:int=4,  # Answers to show
-)->None:
+    ax: plt.Axes,  # Matplotlib axes
+    q: dict,  # A question with its answers
+    most: int = 4,  # Answers to show
+) -> None:
     "How many people gave which answer; what most of them say in green"
     c = Counter(q['answers']).most_common(most)[::-1]
-    ax.barh([textwrap.shorten(a, 14, placeholder='…') for a,_ in c], [m for _,m in c],
-        color=[INK['good'] if a == q.get('answer', c[-1][0]) else INK['random'] for a,_ in c], height=.7)
-    ax.set(xlim=(0,len(q['answers'])), ylim=(len(c)-most-.5,len(c)-.5), xticks=[])
+    ax.barh(
+        [textwrap.shorten(a, 14, placeholder='…') for a, _ in c],
+        [m for _, m in c],
+        color=[INK['good'] if a == q.get('answer', c[-1][0]) else INK['random'] for a, _ in c],
+        height=0.7,
+    )
+    ax.set(xlim=(0, len(q['answers'])), ylim=(len(c) - most - 0.5, len(c) - 0.5), xticks=[])
     ax.set_title('\n'.join(textwrap.wrap(q['question'], 27)), fontsize=8.5)
     ax.tick_params(labelsize=8, length=0)
     ax.spines[:].set_visible(False)
 
+
 def _lines(r):
     "(heading, [(text, colour)]) of what the record says in words"
-    ink,out = INK['text'],[]
+    ink = INK['text']
+    out = []
     if r.captions:
-        also = r.paraphrases or ['']*len(r.captions)
-        out.append(('captions', [(c+f'   ({p})'*bool(p), ink) for c,p in list(zip(r.captions, also))[:5]]))
-    if r.narrative: out.append(('narrative', [(r.narrative.text, ink)]))
+        also = r.paraphrases or [''] * len(r.captions)
+        out.append(('captions', [(c + f'   ({p})' * bool(p), ink) for c, p in list(zip(r.captions, also))[:5]]))
+    if r.narrative:
+        out.append(('narrative', [(r.narrative.text, ink)]))
     if r.statements:
-        out.append(('statements', [(f'{s["text"]}  {s["label"]}',
-            dict(entailment=INK['good'], contradiction=INK['bad']).get(s['label'], INK['random']))
-            for s in r.statements]))
+        out.append(
+            (
+                'statements',
+                [
+                    (
+                        f'{s["text"]}  {s["label"]}',
+                        dict(entailment=INK['good'], contradiction=INK['bad']).get(s['label'], INK['random']),
+                    )
+                    for s in r.statements
+                ],
+            )
+        )
     pairs = enumerate(zip(r.objects, r.attributes) if r.attributes else ())
-    said = [(f'{o["category"]}: '+', '.join(a), _tones[k%len(_tones)]) for k,(o,a) in pairs]
-    if said or r.coarse: out.append(('tags and attributes', ([(', '.join(r.coarse), ink)] if r.coarse else [])+said))
-    if r.genre: out.append(('genres and plot', [(', '.join(r.genre), INK['method']), (r.plot or '', ink)]))
+    said = [(f'{o["category"]}: ' + ', '.join(a), _tones[k % len(_tones)]) for k, (o, a) in pairs]
+    if said or r.coarse:
+        out.append(('tags and attributes', ([(', '.join(r.coarse), ink)] if r.coarse else []) + said))
+    if r.genre:
+        out.append(('genres and plot', [(', '.join(r.genre), INK['method']), (r.plot or '', ink)]))
     return out
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #94283eef
 def _rows(blocks, wide):
     "How many lines high the blocks are"
-    return sum(1.55+sum(len(textwrap.wrap(text, wide)) for text,_ in lines) for _,lines in blocks)
+    return sum(1.55 + sum(len(textwrap.wrap(text, wide)) for text, _ in lines) for _, lines in blocks)
+
 
 def _write(ax, blocks, wide, rows):
     "Blocks of text, one under the other, on axes as high as `rows` lines"
-    y,step = 1.,1/rows
+    y = 1.0
+    step = 1 / rows
     ax.axis('off')
-    for head,lines in blocks:
+    for head, lines in blocks:
         ax.text(0, y, head, fontsize=9.5, weight='bold', va='top', transform=ax.transAxes)
-        y -= step*1.1
-        for text,c in lines:
-            for i,l in enumerate(textwrap.wrap(text, wide)):
-                ax.text(.015+.02*(i > 0), y, l, fontsize=9, color=c, va='top', transform=ax.transAxes)
+        y -= step * 1.1
+        for text, c in lines:
+            for i, l in enumerate(textwrap.wrap(text, wide)):
+                ax.text(0.015 + 0.02 * (i > 0), y, l, fontsize=9, color=c, va='top', transform=ax.transAxes)
                 y -= step
-        y -= step*.45
+        y -= step * 0.45
 
 # %% ../../../nbs/datasets/world/55_gallery.ipynb #a42a87d7
 def show_record(
-    r:Record,  # With an image or a path; what else it knows is drawn
-)->plt.Figure: # The figure
+    r: Record,  # With an image or a path; what else it knows is drawn
+) -> plt.Figure:  # The figure
     "Everything a record knows on one sheet"
-    pics = [p for p,there in (('image',True),('masks',r.masks is not None),('trace',r.narrative is not None),
-        ('twin',r.twin is not None and r.twin.image is not None)) if there]
-    blocks,qs = _lines(r),(r.questions or [])[:6]
+    pics = [
+        p
+        for p, there in (
+            ('image', True),
+            ('masks', r.masks is not None),
+            ('trace', r.narrative is not None),
+            ('twin', r.twin is not None and r.twin.image is not None),
+        )
+        if there
+    ]
+    blocks = _lines(r)
+    qs = (r.questions or [])[:6]
     cut = 2 if len(blocks) > 2 else 1
-    parts = blocks[:cut],blocks[cut:]
+    parts = blocks[:cut], blocks[cut:]
     rows_of_text = max(_rows(p, 92) for p in parts)
-    high = [3.9]+[1.25]*bool(qs)+[.2+.235*rows_of_text]*bool(blocks)
-    fig = plt.figure(figsize=(max(3.6*len(pics), 9), sum(high)), layout='constrained')
-    rows = iter(fig.subfigures(len(high), 1, height_ratios=high, squeeze=False)[:,0])
-    for ax,p in zip(next(rows).subplots(1, len(pics), squeeze=False,
-        gridspec_kw=dict(width_ratios=[1.25 if p == 'trace' else 1 for p in pics]))[0], pics):
-        if p == 'masks': draw_masks(ax, r)
-        elif p == 'trace': draw_trace(ax, r)
+    high = [3.9] + [1.25] * bool(qs) + [0.2 + 0.235 * rows_of_text] * bool(blocks)
+    fig = plt.figure(figsize=(max(3.6 * len(pics), 9), sum(high)), layout='constrained')
+    rows = iter(fig.subfigures(len(high), 1, height_ratios=high, squeeze=False)[:, 0])
+    for ax, p in zip(
+        next(rows).subplots(
+            1, len(pics), squeeze=False, gridspec_kw=dict(width_ratios=[1.25 if p == 'trace' else 1 for p in pics])
+        )[0],
+        pics,
+    ):
+        if p == 'masks':
+            draw_masks(ax, r)
+        elif p == 'trace':
+            draw_trace(ax, r)
         else:
             s = r if p == 'image' else r.twin
-            ax.imshow(s.load(), extent=(0,1,1,0))
+            ax.imshow(s.load(), extent=(0, 1, 1, 0))
             ax.axis('off')
-            ax.set_title(r.id if p == 'image' else 'twin: '+textwrap.shorten(s.captions[0], 36, placeholder='…'),
-                fontsize=10)
-            for x0,y0,x1,y1 in ([] if r.boxes is None else r.boxes):
-                ax.add_patch(plt.Rectangle((x0,y0), x1-x0, y1-y0, fill=False, color='white', lw=1.6*(p == 'image')))
+            ax.set_title(
+                r.id if p == 'image' else 'twin: ' + textwrap.shorten(s.captions[0], 36, placeholder='…'), fontsize=10
+            )
+            for x0, y0, x1, y1 in [] if r.boxes is None else r.boxes:
+                ax.add_patch(
+                    plt.Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, color='white', lw=1.6 * (p == 'image'))
+                )
     if qs:
-        for ax,q in zip(next(rows).subplots(1, len(qs), squeeze=False)[0], qs): draw_answers(ax, q)
+        for ax, q in zip(next(rows).subplots(1, len(qs), squeeze=False)[0], qs):
+            draw_answers(ax, q)
     if blocks:
-        for ax,part in zip(next(rows).subplots(1, 2), parts): _write(ax, part, 92, rows_of_text)
+        for ax, part in zip(next(rows).subplots(1, 2), parts):
+            _write(ax, part, 92, rows_of_text)
     return fig

@@ -8,15 +8,31 @@ __all__ = ['zones', 'hidden', 'layout', 'backdrop', 'render', 'relation']
 # %% ../../../nbs/datasets/world/10_layout.ipynb #b63335f5
 import math
 from random import Random
+
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
-from ...core.seeding import seed_of
+
 from ...core.registry import did_you_mean
-from .drawing import *
-from .objects import *
+from ...core.seeding import seed_of
+from vlrep.datasets.world.drawing import (
+    ACTIONS,
+    CATEGORIES,
+    COLORS,
+    GROUPS,
+    SEEN,
+    SETTINGS,
+    VARIANTS,
+    bounds,
+    mix,
+    paint,
+    palette,
+    spot,
+)
+from .objects import shapes
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #b009224b
-_home = dict(street='car bus bicycle dog cat house tree bird umbrella truck lamp',
+_home = dict(
+    street='car bus bicycle dog cat house tree bird umbrella truck lamp',
     beach='boat umbrella ball dog bird kite fish chair tree',
     field='sheep horse tree flower kite dog house bird tent rabbit windmill mushroom',
     snow='house tree dog bird horse rabbit ball tent sheep',
@@ -25,485 +41,741 @@ _home = dict(street='car bus bicycle dog cat house tree bird umbrella truck lamp
     forest='tree tent bird horse flower bicycle mushroom rabbit apple cat',
     lake='boat fish bird tree house tent plane horse',
     kitchen='cup apple banana cake cat chair flower lamp table mushroom',
-    desert='cactus tent car horse bird kite plane truck')
-_size = dict(dog=.78, cat=.74, horse=.95, sheep=.84, bird=.66, fish=.64, car=.98, bus=1.15, bicycle=.95, boat=1.,
-    tree=1.15, flower=.68, cactus=.8, house=1.12, tent=.9, apple=.58, banana=.66, cake=.72, chair=.8, lamp=.84, ball=.5,
-    kite=.76, umbrella=.85, cup=.66, rabbit=.74, truck=1.08, plane=1., mushroom=.66, windmill=1.1, table=.95)
-_tones = dict(banana='yellow yellow green yellow brown', apple='red green yellow red',
-    cactus='green green green yellow purple', tree='green green orange yellow pink white green red',
-    sheep='white black gray brown white', horse='brown black white gray orange',
-    dog='brown black white gray orange yellow', cat='gray black white orange brown', rabbit='white gray brown black',
-    table='brown white brown black red', mushroom='red brown orange white purple')
-_home,_tones = [{k:tuple(v.split()) for k,v in d.items()} for d in (_home,_tones)]
+    desert='cactus tent car horse bird kite plane truck',
+)
+_size = dict(
+    dog=0.78,
+    cat=0.74,
+    horse=0.95,
+    sheep=0.84,
+    bird=0.66,
+    fish=0.64,
+    car=0.98,
+    bus=1.15,
+    bicycle=0.95,
+    boat=1.0,
+    tree=1.15,
+    flower=0.68,
+    cactus=0.8,
+    house=1.12,
+    tent=0.9,
+    apple=0.58,
+    banana=0.66,
+    cake=0.72,
+    chair=0.8,
+    lamp=0.84,
+    ball=0.5,
+    kite=0.76,
+    umbrella=0.85,
+    cup=0.66,
+    rabbit=0.74,
+    truck=1.08,
+    plane=1.0,
+    mushroom=0.66,
+    windmill=1.1,
+    table=0.95,
+)
+_tones = dict(
+    banana='yellow yellow green yellow brown',
+    apple='red green yellow red',
+    cactus='green green green yellow purple',
+    tree='green green orange yellow pink white green red',
+    sheep='white black gray brown white',
+    horse='brown black white gray orange',
+    dog='brown black white gray orange yellow',
+    cat='gray black white orange brown',
+    rabbit='white gray brown black',
+    table='brown white brown black red',
+    mushroom='red brown orange white purple',
+)
+_home, _tones = [{k: tuple(v.split()) for k, v in d.items()} for d in (_home, _tones)]
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #1046f116
 def zones(
-    setting:str,   # One of SETTINGS
-    horizon:float, # Height of the horizon, 0 top to 1 bottom
-)->dict:           # ground, sky, water: (top,bottom) or None
+    setting: str,  # One of SETTINGS
+    horizon: float,  # Height of the horizon, 0 top to 1 bottom
+) -> dict:  # ground, sky, water: (top,bottom) or None
     "Heights at which feet stand, wings fly and keels float"
-    if setting == 'lake':  return dict(ground=(.86,.98), sky=(.02,horizon+.04), water=(horizon+.14,.8))
-    if setting == 'beach': return dict(ground=(horizon+.3,.98), sky=(.02,horizon+.02), water=(horizon+.06,horizon+.22))
-    if setting in ('room','kitchen'): return dict(ground=(horizon+.12,.97), sky=(.03,horizon+.05), water=None)
-    return dict(ground=(horizon+.15,.97), sky=(.02,horizon+.06), water=None)
+    if setting == 'lake':
+        return dict(ground=(0.86, 0.98), sky=(0.02, horizon + 0.04), water=(horizon + 0.14, 0.8))
+    if setting == 'beach':
+        return dict(ground=(horizon + 0.3, 0.98), sky=(0.02, horizon + 0.02), water=(horizon + 0.06, horizon + 0.22))
+    if setting in ('room', 'kitchen'):
+        return dict(ground=(horizon + 0.12, 0.97), sky=(0.03, horizon + 0.05), water=None)
+    return dict(ground=(horizon + 0.15, 0.97), sky=(0.02, horizon + 0.06), water=None)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #46058870
-def _u(r, a, b, n=3): return round(a+(b-a)*r.random(), n)
-def _pick(r, seq): return seq[int(r.random()*len(seq))]
+def _u(r, a, b, n=3):
+    return round(a + (b - a) * r.random(), n)
+
+
+def _pick(r, seq):
+    return seq[int(r.random() * len(seq))]
+
 
 def _act(r, c, z, setting):
     "What `c` does, and in which zone: ground, sky or water"
     acts = ACTIONS[c]
     q = r.random()
-    out = setting not in ('room','kitchen')
-    if c in ('boat','fish'): return (_pick(r, acts),'water') if z['water'] and q<.9 else (None,'ground')
-    if c in ('bird','plane'):
-        return (('flying','sky') if q<(.65 if out else .3) else (next(a for a in acts if a != 'flying'),'ground'))
-    if c == 'kite': return ('flying','sky') if out and q<.85 else (None,'ground')
-    if len(acts) == 1: return (acts[0] if q<(.7 if setting == 'night' else .42) else None), 'ground'
+    out = setting not in ('room', 'kitchen')
+    if c in ('boat', 'fish'):
+        return (_pick(r, acts), 'water') if z['water'] and q < 0.9 else (None, 'ground')
+    if c in ('bird', 'plane'):
+        return ('flying', 'sky') if q < (0.65 if out else 0.3) else (next(a for a in acts if a != 'flying'), 'ground')
+    if c == 'kite':
+        return ('flying', 'sky') if out and q < 0.85 else (None, 'ground')
+    if len(acts) == 1:
+        return (acts[0] if q < (0.7 if setting == 'night' else 0.42) else None), 'ground'
     return (_pick(r, acts) if acts else None), 'ground'
+
 
 def _coat(r, c, shifted):
     "Texture of one thing: (pattern, waves a unit, turn, strength), or None"
-    if r.random()<(.55 if shifted else .68): return None
-    names = ('patches','speckle') if GROUPS[c] == 'animal' else ('stripes','speckle','stripes')
-    if shifted: names = ('checks','dots','waves','speckle')
-    return _pick(r, names), _u(r, .9, 1.7), _u(r, 0, 3.14), _u(r, .45, .75) if shifted else _u(r, .3, .6)
+    if r.random() < (0.55 if shifted else 0.68):
+        return None
+    names = ('patches', 'speckle') if GROUPS[c] == 'animal' else ('stripes', 'speckle', 'stripes')
+    if shifted:
+        names = ('checks', 'dots', 'waves', 'speckle')
+    return _pick(r, names), _u(r, 0.9, 1.7), _u(r, 0, 3.14), _u(r, 0.45, 0.75) if shifted else _u(r, 0.3, 0.6)
+
 
 def _look(r, c, color, action, shifted):
     "Everything about one thing's appearance, as plain numbers"
     jit = 30 if shifted else 15
     d = _u(r, -jit, jit)
-    rgb = lambda name: [int(min(255, max(0, v+d+_u(r, -jit, jit)*.5))) for v in COLORS[name]]
-    turn = (1.5 if shifted else 1)*(.3 if c in ('ball','apple','banana') else .18 if action == 'flying' else .045)
-    flip,angle = int(r.random()<.5),_u(r, -turn, turn)
-    if action == 'jumping': angle += .6 if flip else -.6
+
+    def rgb(name):
+        return [int(min(255, max(0, v + d + _u(r, -jit, jit) * 0.5))) for v in COLORS[name]]
+
+    turn = (1.5 if shifted else 1) * (
+        0.3 if c in ('ball', 'apple', 'banana') else 0.18 if action == 'flying' else 0.045
+    )
+    flip = int(r.random() < 0.5)
+    angle = _u(r, -turn, turn)
+    if action == 'jumping':
+        angle += 0.6 if flip else -0.6
     accent = _pick(r, [k for k in COLORS if k != color])
-    hair = _pick(r, ('black','brown','white','yellow')) if c == 'horse' else accent
-    return dict(seed=int(r.random()*2**31), flip=flip, angle=round(angle, 3), wide=_u(r, .9, 1.1), tall=_u(r, .9, 1.1),
-        base=rgb(color), accent=rgb(hair), mark=_pick(r, ('light','dark','accent')), texture=_coat(r, c, shifted))
+    hair = _pick(r, ('black', 'brown', 'white', 'yellow')) if c == 'horse' else accent
+    return dict(
+        seed=int(r.random() * 2**31),
+        flip=flip,
+        angle=round(angle, 3),
+        wide=_u(r, 0.9, 1.1),
+        tall=_u(r, 0.9, 1.1),
+        base=rgb(color),
+        accent=rgb(hair),
+        mark=_pick(r, ('light', 'dark', 'accent')),
+        texture=_coat(r, c, shifted),
+    )
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #9c4e1376
-def _box(bb, x, y, s): return [x+s*bb[0], y+s*bb[1], x+s*bb[2], y+s*bb[3]]
+def _box(bb, x, y, s):
+    return [x + s * bb[0], y + s * bb[1], x + s * bb[2], y + s * bb[3]]
+
+
 def hidden(
-    a:tuple, # Box x0 y0 x1 y1
-    b:tuple, # Another box
-)->float:    # 0 apart, 1 one inside the other
+    a: tuple,  # Box x0 y0 x1 y1
+    b: tuple,  # Another box
+) -> float:  # 0 apart, 1 one inside the other
     "Share of the smaller box that the other covers"
-    w,h = min(a[2],b[2])-max(a[0],b[0]),min(a[3],b[3])-max(a[1],b[1])
-    return 0. if w<=0 or h<=0 else w*h/min((a[2]-a[0])*(a[3]-a[1]), (b[2]-b[0])*(b[3]-b[1]))
+    w = min(a[2], b[2]) - max(a[0], b[0])
+    h = min(a[3], b[3]) - max(a[1], b[1])
+    return 0.0 if w <= 0 or h <= 0 else w * h / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
+
 
 def _place(r, bb, s, zone, lo, *, hi, bounce, edge):
     "One try: origin x, y, size and floor"
     if zone == 'sky':
-        top,bot = lo-s*bb[1],hi-s*bb[3]
-        y = _u(r, top, max(top,bot))
-        floor = 0.
+        top = lo - s * bb[1]
+        bot = hi - s * bb[3]
+        y = _u(r, top, max(top, bot))
+        floor = 0.0
     else:
         floor = _u(r, lo, hi)
-        s = round(s*(.86+.22*(floor-lo)/max(hi-lo,.05)), 4) if zone == 'ground' else s
-        floor = round(max(floor, min(.985, s*(bb[3]-bb[1])+.01)), 4)
-        y = round(floor-s*bb[3]-bounce*s, 4)
-    l,g = -edge-s*bb[0],1+edge-s*bb[2]
-    return (_u(r, l, g) if l<g else round((l+g)/2, 4)), y, s, floor
+        s = round(s * (0.86 + 0.22 * (floor - lo) / max(hi - lo, 0.05)), 4) if zone == 'ground' else s
+        floor = round(max(floor, min(0.985, s * (bb[3] - bb[1]) + 0.01)), 4)
+        y = round(floor - s * bb[3] - bounce * s, 4)
+    l = -edge - s * bb[0]
+    g = 1 + edge - s * bb[2]
+    return (_u(r, l, g) if l < g else round((l + g) / 2, 4)), y, s, floor
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #c49f01b5
 def _thing(r, c, setting, z, crowd, *, before, shifted):
     "One annotated thing without its place, the bounds of its outlines, its zone and its size"
-    if before and r.random()<.5: color = before
-    else: color = _pick(r, _tones.get(c, tuple(COLORS)) if r.random()<(.6 if shifted else .85) else tuple(COLORS))
-    action,zone = _act(r, c, z, setting)
-    k = _u(r, *_pick(r, ((.74,.84), (.95,1.1), (.95,1.1), (1.3,1.5))))
-    s = round(_size[c]*.35*k*crowd*(.8 if zone == 'water' and setting == 'beach' else 1), 4)
-    t = dict(category=c, group=GROUPS[c], color=color, size=None, action=action, variant=_pick(r, VARIANTS[c]),
-        look=_look(r, c, color, action, shifted))
+    if before and r.random() < 0.5:
+        color = before
+    else:
+        color = _pick(r, _tones.get(c, tuple(COLORS)) if r.random() < (0.6 if shifted else 0.85) else tuple(COLORS))
+    action, zone = _act(r, c, z, setting)
+    k = _u(r, *_pick(r, ((0.74, 0.84), (0.95, 1.1), (0.95, 1.1), (1.3, 1.5))))
+    s = round(_size[c] * 0.35 * k * crowd * (0.8 if zone == 'water' and setting == 'beach' else 1), 4)
+    t = dict(
+        category=c,
+        group=GROUPS[c],
+        color=color,
+        size=None,
+        action=action,
+        variant=_pick(r, VARIANTS[c]),
+        look=_look(r, c, color, action, shifted),
+    )
     bb = bounds(shapes(t)[0])
-    s = round(min(s, .88/(bb[2]-bb[0]), .88/(bb[3]-bb[1])), 4)
-    return t,bb,zone,s
+    s = round(min(s, 0.88 / (bb[2] - bb[0]), 0.88 / (bb[3] - bb[1])), 4)
+    return t, bb, zone, s
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #ae1b8085
 def _settle(r, t, bb, zone, s, *, lo, hi, others, shifted):
     "Find `t` a place among `others`; False if there is none"
-    bounce = _u(r, .4, .9) if t['action'] == 'bouncing' else 0.
-    apart = .36 if r.random()<.3 else .08
+    bounce = _u(r, 0.4, 0.9) if t['action'] == 'bouncing' else 0.0
+    apart = 0.36 if r.random() < 0.3 else 0.08
     for i in range(18):
-        if i in (8,13): s = round(s*.82, 4)
-        x,y,k,floor = _place(r, bb, s, zone, lo, hi=hi, bounce=bounce, edge=.07 if shifted else .03)
+        if i in (8, 13):
+            s = round(s * 0.82, 4)
+        x, y, k, floor = _place(r, bb, s, zone, lo, hi=hi, bounce=bounce, edge=0.07 if shifted else 0.03)
         box = _box(bb, x, y, k)
-        if all(hidden(box, o['box'])<(apart if i<8 else .36) for o in others): break
+        if all(hidden(box, o['box']) < (apart if i < 8 else 0.36) for o in others):
+            break
     else:
-        if others: return False
-    rel = k/(.35*_size[t['category']])
-    t['size'] = 'small' if rel<.76 else 'large' if rel>1.12 else 'medium'
-    t.update(box=tuple(round(min(1., max(0., v)), 4) for v in box), x=x, y=y, scale=k)
+        if others:
+            return False
+    rel = k / (0.35 * _size[t['category']])
+    t['size'] = 'small' if rel < 0.76 else 'large' if rel > 1.12 else 'medium'
+    t.update(box=tuple(round(min(1.0, max(0.0, v)), 4) for v in box), x=x, y=y, scale=k)
     t['look'].update(floor=floor, zone=zone)
     return True
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #2a079279
 def layout(
-    *key,                       # Whatever names the scene, e.g. ('train', 12)
-    shifted:bool=False,         # Draw from the shifted world: other looks and places, and the unseen categories too
-    number:float=1.,            # Above 1: more things, below: fewer
-    size:float=1.,              # Factor of the things' size, as far as the frame allows
-    odd:callable=lambda: False, # Asked for each thing: shall it look as in the shifted world?
-)->dict:                        # setting, objects (farthest first), place, shifted
+    *key,  # Whatever names the scene, e.g. ('train', 12)
+    shifted: bool = False,  # Draw from the shifted world: other looks and places, and the unseen categories too
+    number: float = 1.0,  # Above 1: more things, below: fewer
+    size: float = 1.0,  # Factor of the things' size, as far as the frame allows
+    odd: callable = lambda: False,  # Asked for each thing: shall it look as in the shifted world?
+) -> dict:  # setting, objects (farthest first), place, shifted
     "The annotation of one scene: the same on every machine"
     r = Random(seed_of('layout', bool(shifted), *key))
     setting = _pick(r, SETTINGS)
-    h = _u(r, .3, .5) if shifted else _u(r, .38, .54)
+    h = _u(r, 0.3, 0.5) if shifted else _u(r, 0.38, 0.54)
     z = zones(setting, h)
     pool = CATEGORIES if shifted else SEEN
     q = r.random()
-    q = q if number == 1 else q**(1/number)
-    n = 1+sum(q>p for p in ((.18,.46,.72,.89) if shifted else (.22,.52,.77,.91)))
-    home,cast,objects = [c for c in _home[setting] if c in pool],[],[]
+    q = q if number == 1 else q ** (1 / number)
+    n = 1 + sum(q > p for p in ((0.18, 0.46, 0.72, 0.89) if shifted else (0.22, 0.52, 0.77, 0.91)))
+    home = [c for c in _home[setting] if c in pool]
+    cast = []
+    objects = []
     for _ in range(n):
-        more = cast and r.random()<.3
-        where = home if r.random()<(.5 if shifted else .8) else pool
+        more = cast and r.random() < 0.3
+        where = home if r.random() < (0.5 if shifted else 0.8) else pool
         cast.append(cast[-1] if more else _pick(r, where))
     for c in cast:
         before = next((o['color'] for o in objects if o['category'] == c), None)
-        t,bb,zone,s = _thing(r, c, setting, z, (1.06,1.,.88,.8,.74)[n-1], before=before, shifted=shifted or odd())
-        if size != 1: s = round(min(s*size, .88/(bb[2]-bb[0]), .88/(bb[3]-bb[1])), 4)
-        lo,hi = z[zone]
-        if _settle(r, t, bb, zone, s, lo=lo, hi=hi, others=objects, shifted=shifted): objects.append(t)
+        t, bb, zone, s = _thing(
+            r, c, setting, z, (1.06, 1.0, 0.88, 0.8, 0.74)[n - 1], before=before, shifted=shifted or odd()
+        )
+        if size != 1:
+            s = round(min(s * size, 0.88 / (bb[2] - bb[0]), 0.88 / (bb[3] - bb[1])), 4)
+        lo, hi = z[zone]
+        if _settle(r, t, bb, zone, s, lo=lo, hi=hi, others=objects, shifted=shifted):
+            objects.append(t)
     objects.sort(key=lambda t: (t['look']['floor'], t['y'], t['x']))
-    for i,t in enumerate(objects): t['depth'] = i
-    place = dict(horizon=h, seed=int(r.random()*2**31), mood=int(r.random()*5))
+    for i, t in enumerate(objects):
+        t['depth'] = i
+    place = dict(horizon=h, seed=int(r.random() * 2**31), mood=int(r.random() * 5))
     return dict(setting=setting, objects=objects, shifted=bool(shifted), place=place)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #f841d557
 def _grad(im, top, bottom, y0, y1, *, mask=None):
     "Vertical gradient between rows y0 and y1, through `mask` if given"
-    W,H = im.size
-    y0,y1 = int(y0),max(int(y1),int(y0)+1)
-    t = (np.arange(y1-y0, dtype=np.float32)/(y1-y0))[:,None]
-    col = np.uint8(np.float32(top)*(1-t)+np.float32(bottom)*t)
-    g = Image.fromarray(col[:,None]).resize((W,y1-y0), Image.NEAREST)
-    im.paste(g, (0,y0), mask.crop((0,y0,W,y1)) if mask else None)
+    W, H = im.size
+    y0, y1 = int(y0), max(int(y1), int(y0) + 1)
+    t = (np.arange(y1 - y0, dtype=np.float32) / (y1 - y0))[:, None]
+    col = np.uint8(np.float32(top) * (1 - t) + np.float32(bottom) * t)
+    g = Image.fromarray(col[:, None]).resize((W, y1 - y0), Image.NEAREST)
+    im.paste(g, (0, y0), mask.crop((0, y0, W, y1)) if mask else None)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #031a02ba
 def _land(im, r, y, amp, top, *, bottom, waves=1.5, end=None):
     "Land below a wavy line round height `y`"
     C = im.size[0]
-    a,b = r.random()*6.3,r.random()*6.3
+    a = r.random() * 6.3
+    b = r.random() * 6.3
     end = C if end is None else end
-    pts = [(C*i/16, y-amp*(.5*math.sin(waves*6.28*i/16+a)+.35*math.sin(waves*11*i/16+b)+.3)) for i in range(17)]
+    pts = [
+        (
+            C * i / 16,
+            y - amp * (0.5 * math.sin(waves * 6.28 * i / 16 + a) + 0.35 * math.sin(waves * 11 * i / 16 + b) + 0.3),
+        )
+        for i in range(17)
+    ]
     m = Image.new('L', im.size)
-    ImageDraw.Draw(m).polygon(pts+[(C,end+1),(0,end+1)], fill=255)
-    _grad(im, top, bottom, max(0, y-amp*1.2), end, mask=m)
+    ImageDraw.Draw(m).polygon(pts + [(C, end + 1), (0, end + 1)], fill=255)
+    _grad(im, top, bottom, max(0, y - amp * 1.2), end, mask=m)
 
-_skies = (((122,186,236),(222,238,244)), ((148,200,232),(252,236,214)), ((150,170,222),(252,206,190)),
-    ((166,190,208),(228,232,230)), ((96,168,226),(198,230,246)))
-_odd_skies = (((238,168,150),(252,226,180)), ((112,196,190),(226,240,208)), ((150,128,190),(246,196,200)),
-    ((232,206,140),(250,238,206)), ((96,130,178),(190,206,200)))
+
+_skies = (
+    ((122, 186, 236), (222, 238, 244)),
+    ((148, 200, 232), (252, 236, 214)),
+    ((150, 170, 222), (252, 206, 190)),
+    ((166, 190, 208), (228, 232, 230)),
+    ((96, 168, 226), (198, 230, 246)),
+)
+_odd_skies = (
+    ((238, 168, 150), (252, 226, 180)),
+    ((112, 196, 190), (226, 240, 208)),
+    ((150, 128, 190), (246, 196, 200)),
+    ((232, 206, 140), (250, 238, 206)),
+    ((96, 130, 178), (190, 206, 200)),
+)
+
 
 def _sky(im, r, h, mood, odd, *, clouds=3):
     C = im.size[0]
-    top,bot = (_odd_skies if odd else _skies)[mood]
-    _grad(im, top, bot, 0, h+1)
-    im.paste(bot, (0,int(h),C,C))
-    if mood in (1,2): spot(im, (255,246,206), C*(.15+.7*r.random()), h*.55, C*.24, ry=C*.24, strength=.9)
-    for _ in range(int(r.random()*(clouds+1))):
-        x,y,w = r.random()*C,h*(.12+.5*r.random()),C*(.08+.07*r.random())
-        for dx,dy,k in ((-.8,.1,.7),(0,-.15,1.),(.8,.1,.75),(.2,.2,.9)):
-            spot(im, (255,253,248), x+dx*w, y+dy*w, w*k, ry=w*k*.62, strength=.85)
+    top, bot = (_odd_skies if odd else _skies)[mood]
+    _grad(im, top, bot, 0, h + 1)
+    im.paste(bot, (0, int(h), C, C))
+    if mood in (1, 2):
+        spot(im, (255, 246, 206), C * (0.15 + 0.7 * r.random()), h * 0.55, C * 0.24, ry=C * 0.24, strength=0.9)
+    for _ in range(int(r.random() * (clouds + 1))):
+        x = r.random() * C
+        y = h * (0.12 + 0.5 * r.random())
+        w = C * (0.08 + 0.07 * r.random())
+        for dx, dy, k in ((-0.8, 0.1, 0.7), (0, -0.15, 1.0), (0.8, 0.1, 0.75), (0.2, 0.2, 0.9)):
+            spot(im, (255, 253, 248), x + dx * w, y + dy * w, w * k, ry=w * k * 0.62, strength=0.85)
+
 
 def _specks(d, r, C, y0, y1, *, n, color, w, h):
     for _ in range(n):
-        x,y = r.random()*C,y0+(y1-y0)*r.random()
-        k = .4+1.2*(y-y0)/max(1,y1-y0)
-        d.ellipse((x-w*k,y-h*k,x+w*k,y+h*k), fill=color)
+        x = r.random() * C
+        y = y0 + (y1 - y0) * r.random()
+        k = 0.4 + 1.2 * (y - y0) / max(1, y1 - y0)
+        d.ellipse((x - w * k, y - h * k, x + w * k, y + h * k), fill=color)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #8c88a012
 def _street(im, d, r, h, T):
     C = im.size[0]
-    x = -C*.05
-    cols = [(226,176,150),(200,186,206),(176,196,206),(232,208,166),(196,150,140),(172,190,172)]
-    while x<C:
-        w,t = C*(.13+.13*r.random()),h*(.12+.5*r.random())
+    x = -C * 0.05
+    cols = [(226, 176, 150), (200, 186, 206), (176, 196, 206), (232, 208, 166), (196, 150, 140), (172, 190, 172)]
+    while x < C:
+        w = C * (0.13 + 0.13 * r.random())
+        t = h * (0.12 + 0.5 * r.random())
         c = T(_pick(r, cols))
-        d.rectangle((x,t,x+w,h), fill=c)
-        d.rectangle((x,t,x+w,t+C*.02), fill=mix(c, (60,50,80), .25))
-        s = C*.034
-        d.rectangle((x+w-C*.015,t,x+w,h), fill=mix(c, (60,50,80), .14))
-        lit = r.random()<.5
-        for i in range(max(1,int(w/(2.1*s)))):
-            for j in range(int((h-t-s*2)/(2.3*s))):
-                X,Y = x+s*.8+i*2.1*s,t+s*1.3+j*2.3*s
-                d.rectangle((X,Y,X+s,Y+s*1.3), fill=T((250,228,160)) if lit and (i+j)%3==0 else mix(c, (70,90,120),
-                    .45))
+        d.rectangle((x, t, x + w, h), fill=c)
+        d.rectangle((x, t, x + w, t + C * 0.02), fill=mix(c, (60, 50, 80), 0.25))
+        s = C * 0.034
+        d.rectangle((x + w - C * 0.015, t, x + w, h), fill=mix(c, (60, 50, 80), 0.14))
+        lit = r.random() < 0.5
+        for i in range(max(1, int(w / (2.1 * s)))):
+            for j in range(int((h - t - s * 2) / (2.3 * s))):
+                X = x + s * 0.8 + i * 2.1 * s
+                Y = t + s * 1.3 + j * 2.3 * s
+                d.rectangle(
+                    (X, Y, X + s, Y + s * 1.3),
+                    fill=T((250, 228, 160)) if lit and (i + j) % 3 == 0 else mix(c, (70, 90, 120), 0.45),
+                )
         x += w
-    _grad(im, T((196,192,192)), T((178,174,178)), h, h+(C-h)*.24)
-    d.rectangle((0,h+(C-h)*.24,C,h+(C-h)*.27), fill=T((142,138,146)))
-    _grad(im, T((118,116,126)), T((92,90,104)), h+(C-h)*.27, C)
-    y,o = h+(C-h)*.62,r.random()*C*.2
-    for i in range(-1,6):
-        d.polygon([(o+i*C*.22,y),(o+i*C*.22+C*.12,y),(o+i*C*.22+C*.11,y+C*.025),(o+i*C*.22-C*.01,y+C*.025)],
-            fill=T((240,230,196)))
+    _grad(im, T((196, 192, 192)), T((178, 174, 178)), h, h + (C - h) * 0.24)
+    d.rectangle((0, h + (C - h) * 0.24, C, h + (C - h) * 0.27), fill=T((142, 138, 146)))
+    _grad(im, T((118, 116, 126)), T((92, 90, 104)), h + (C - h) * 0.27, C)
+    y = h + (C - h) * 0.62
+    o = r.random() * C * 0.2
+    for i in range(-1, 6):
+        d.polygon(
+            [
+                (o + i * C * 0.22, y),
+                (o + i * C * 0.22 + C * 0.12, y),
+                (o + i * C * 0.22 + C * 0.11, y + C * 0.025),
+                (o + i * C * 0.22 - C * 0.01, y + C * 0.025),
+            ],
+            fill=T((240, 230, 196)),
+        )
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #8644517d
 def _beach(im, d, r, h, T):
     C = im.size[0]
-    s = h+C*.25
-    _grad(im, T((70,150,190)), T((132,208,206)), h, s+C*.05)
-    d.line((0,h,C,h), fill=T((196,228,236)), width=max(1,C//96))
+    s = h + C * 0.25
+    _grad(im, T((70, 150, 190)), T((132, 208, 206)), h, s + C * 0.05)
+    d.line((0, h, C, h), fill=T((196, 228, 236)), width=max(1, C // 96))
     for _ in range(9):
-        x,y = r.random()*C,h+(s-h)*(.1+.8*r.random())
-        d.line((x,y,x+C*(.05+.08*r.random()),y), fill=T((206,236,236)), width=max(1,C//110))
-    _land(im, r, s+C*.015, C*.04, T((250,246,232)), bottom=T((250,246,232)), waves=1., end=s+C*.1)
-    _land(im, r, s+C*.04, C*.04, T((240,216,168)), bottom=T((224,190,138)), waves=1.)
-    _specks(d, r, C, s+C*.07, C, n=22, color=T((206,172,122)), w=C*.006, h=C*.004)
-    _specks(d, r, C, s+C*.1, C, n=4, color=T((250,236,214)), w=C*.011, h=C*.008)
+        x = r.random() * C
+        y = h + (s - h) * (0.1 + 0.8 * r.random())
+        d.line((x, y, x + C * (0.05 + 0.08 * r.random()), y), fill=T((206, 236, 236)), width=max(1, C // 110))
+    _land(im, r, s + C * 0.015, C * 0.04, T((250, 246, 232)), bottom=T((250, 246, 232)), waves=1.0, end=s + C * 0.1)
+    _land(im, r, s + C * 0.04, C * 0.04, T((240, 216, 168)), bottom=T((224, 190, 138)), waves=1.0)
+    _specks(d, r, C, s + C * 0.07, C, n=22, color=T((206, 172, 122)), w=C * 0.006, h=C * 0.004)
+    _specks(d, r, C, s + C * 0.1, C, n=4, color=T((250, 236, 214)), w=C * 0.011, h=C * 0.008)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #e4e633f2
 def _field(im, d, r, h, T):
     C = im.size[0]
-    _land(im, r, h, C*.14, T((150,190,170)), bottom=T((170,206,160)), waves=.8, end=h+C*.05)
-    _land(im, r, h+C*.02, C*.09, T((134,188,110)), bottom=T((150,196,112)), waves=1.2, end=h+C*.12)
-    _land(im, r, h+C*.06, C*.03, T((138,196,98)), bottom=T((92,156,76)), waves=.7)
+    _land(im, r, h, C * 0.14, T((150, 190, 170)), bottom=T((170, 206, 160)), waves=0.8, end=h + C * 0.05)
+    _land(im, r, h + C * 0.02, C * 0.09, T((134, 188, 110)), bottom=T((150, 196, 112)), waves=1.2, end=h + C * 0.12)
+    _land(im, r, h + C * 0.06, C * 0.03, T((138, 196, 98)), bottom=T((92, 156, 76)), waves=0.7)
     for _ in range(16):
-        x,y = r.random()*C,h+C*.1+(C-h)*.9*r.random()**.8
-        k = C*.012*(.6+(y-h)/C)
-        [d.line((x,y,x+q*k,y-2.4*k), fill=T((86,146,70)), width=max(1,C//110)) for q in (-.8,0,.8)]
-    for col in ((252,250,240),(250,214,96),(240,150,170)):
-        _specks(d, r, C, h+C*.14, C, n=4, color=T(col), w=C*.008, h=C*.007)
+        x = r.random() * C
+        y = h + C * 0.1 + (C - h) * 0.9 * r.random() ** 0.8
+        k = C * 0.012 * (0.6 + (y - h) / C)
+        [d.line((x, y, x + q * k, y - 2.4 * k), fill=T((86, 146, 70)), width=max(1, C // 110)) for q in (-0.8, 0, 0.8)]
+    for col in ((252, 250, 240), (250, 214, 96), (240, 150, 170)):
+        _specks(d, r, C, h + C * 0.14, C, n=4, color=T(col), w=C * 0.008, h=C * 0.007)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #53fbfbd4
 def _snow(im, d, r, h, T):
     C = im.size[0]
-    _land(im, r, h, C*.2, T((196,208,228)), bottom=T((222,230,242)), waves=1., end=h+C*.06)
+    _land(im, r, h, C * 0.2, T((196, 208, 228)), bottom=T((222, 230, 242)), waves=1.0, end=h + C * 0.06)
     for _ in range(7):
-        x,k = r.random()*C,C*(.025+.02*r.random())
-        d.polygon([(x-k,h+C*.02),(x,h+C*.02-3.2*k),(x+k,h+C*.02)], fill=T((132,160,168)))
-    _land(im, r, h+C*.03, C*.05, T((240,244,250)), bottom=T((226,234,246)), waves=1.1)
-    _land(im, r, h+(C-h)*.5, C*.05, T((250,251,253)), bottom=T((222,231,245)), waves=.8)
-    _specks(d, r, C, 0, C, n=26, color=(255,255,255), w=C*.006, h=C*.006)
+        x = r.random() * C
+        k = C * (0.025 + 0.02 * r.random())
+        d.polygon([(x - k, h + C * 0.02), (x, h + C * 0.02 - 3.2 * k), (x + k, h + C * 0.02)], fill=T((132, 160, 168)))
+    _land(im, r, h + C * 0.03, C * 0.05, T((240, 244, 250)), bottom=T((226, 234, 246)), waves=1.1)
+    _land(im, r, h + (C - h) * 0.5, C * 0.05, T((250, 251, 253)), bottom=T((222, 231, 245)), waves=0.8)
+    _specks(d, r, C, 0, C, n=26, color=(255, 255, 255), w=C * 0.006, h=C * 0.006)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #2e10157f
 def _desert(im, d, r, h, T):
     C = im.size[0]
-    spot(im, (255,244,200), C*(.2+.6*r.random()), h*.45, C*.22, ry=C*.22, strength=.9)
+    spot(im, (255, 244, 200), C * (0.2 + 0.6 * r.random()), h * 0.45, C * 0.22, ry=C * 0.22, strength=0.9)
     for _ in range(2):
-        x,w,t = r.random()*C,C*(.1+.1*r.random()),h-C*(.08+.12*r.random())
-        d.polygon([(x-w,h+2),(x-w*.75,t),(x+w*.6,t),(x+w*.72,h-C*.04),(x+w,h+2)], fill=T((206,134,104)))
-        d.polygon([(x+w*.2,h+2),(x+w*.3,t),(x+w*.6,t),(x+w*.72,h-C*.04),(x+w,h+2)], fill=T((184,112,94)))
-    _land(im, r, h+C*.01, C*.05, T((244,202,136)), bottom=T((236,186,118)), waves=.8)
-    _land(im, r, h+(C-h)*.3, C*.07, T((248,212,150)), bottom=T((230,176,108)), waves=.7)
-    _land(im, r, h+(C-h)*.66, C*.06, T((246,206,140)), bottom=T((222,164,98)), waves=.6)
-    _specks(d, r, C, h+C*.12, C, n=7, color=T((190,136,92)), w=C*.012, h=C*.008)
+        x = r.random() * C
+        w = C * (0.1 + 0.1 * r.random())
+        t = h - C * (0.08 + 0.12 * r.random())
+        d.polygon(
+            [(x - w, h + 2), (x - w * 0.75, t), (x + w * 0.6, t), (x + w * 0.72, h - C * 0.04), (x + w, h + 2)],
+            fill=T((206, 134, 104)),
+        )
+        d.polygon(
+            [(x + w * 0.2, h + 2), (x + w * 0.3, t), (x + w * 0.6, t), (x + w * 0.72, h - C * 0.04), (x + w, h + 2)],
+            fill=T((184, 112, 94)),
+        )
+    _land(im, r, h + C * 0.01, C * 0.05, T((244, 202, 136)), bottom=T((236, 186, 118)), waves=0.8)
+    _land(im, r, h + (C - h) * 0.3, C * 0.07, T((248, 212, 150)), bottom=T((230, 176, 108)), waves=0.7)
+    _land(im, r, h + (C - h) * 0.66, C * 0.06, T((246, 206, 140)), bottom=T((222, 164, 98)), waves=0.6)
+    _specks(d, r, C, h + C * 0.12, C, n=7, color=T((190, 136, 92)), w=C * 0.012, h=C * 0.008)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #0cdd94a1
 def _night(im, d, r, h, T):
     C = im.size[0]
-    _grad(im, T((22,26,66)), T((76,82,140)), 0, h+1)
-    im.paste(T((60,68,112)), (0,int(h),C,C))
-    x,y,q = C*(.12+.76*r.random()),h*(.2+.25*r.random()),C*.06
+    _grad(im, T((22, 26, 66)), T((76, 82, 140)), 0, h + 1)
+    im.paste(T((60, 68, 112)), (0, int(h), C, C))
+    x = C * (0.12 + 0.76 * r.random())
+    y = h * (0.2 + 0.25 * r.random())
+    q = C * 0.06
     for _ in range(26):
-        a,b,k = r.random()*C,r.random()*h*.95,max(.7,C*.004*(.5+r.random()))
-        d.ellipse((a-k,b-k,a+k,b+k), fill=(250,246,220))
-    spot(im, (214,214,236), x, y, q*3, ry=q*3, strength=.55)
-    d.ellipse((x-q,y-q,x+q,y+q), fill=(250,242,208))
-    d.ellipse((x-q*.35,y-q*.5,x+q*.05,y-q*.1), fill=(234,222,184))
-    d.ellipse((x+q*.2,y+q*.1,x+q*.5,y+q*.4), fill=(234,222,184))
-    _land(im, r, h, C*.12, T((54,60,108)), bottom=T((60,68,112)), waves=.9, end=h+C*.05)
-    _specks(d, r, C, h-C*.02, h+C*.02, n=6, color=(250,214,120), w=C*.007, h=C*.007)
-    _land(im, r, h+C*.03, C*.04, T((78,94,132)), bottom=T((48,58,98)), waves=.8)
+        a = r.random() * C
+        b = r.random() * h * 0.95
+        k = max(0.7, C * 0.004 * (0.5 + r.random()))
+        d.ellipse((a - k, b - k, a + k, b + k), fill=(250, 246, 220))
+    spot(im, (214, 214, 236), x, y, q * 3, ry=q * 3, strength=0.55)
+    d.ellipse((x - q, y - q, x + q, y + q), fill=(250, 242, 208))
+    d.ellipse((x - q * 0.35, y - q * 0.5, x + q * 0.05, y - q * 0.1), fill=(234, 222, 184))
+    d.ellipse((x + q * 0.2, y + q * 0.1, x + q * 0.5, y + q * 0.4), fill=(234, 222, 184))
+    _land(im, r, h, C * 0.12, T((54, 60, 108)), bottom=T((60, 68, 112)), waves=0.9, end=h + C * 0.05)
+    _specks(d, r, C, h - C * 0.02, h + C * 0.02, n=6, color=(250, 214, 120), w=C * 0.007, h=C * 0.007)
+    _land(im, r, h + C * 0.03, C * 0.04, T((78, 94, 132)), bottom=T((48, 58, 98)), waves=0.8)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #4612cc65
 def _forest(im, d, r, h, T):
     C = im.size[0]
-    _grad(im, T((196,222,180)), T((222,236,190)), 0, h+C*.1)
-    spot(im, (255,252,214), C*(.3+.4*r.random()), h*.5, C*.4, ry=C*.4, strength=.7)
-    for far,n,c in ((1,8,(150,176,140)),(0,6,(112,98,82))):
+    _grad(im, T((196, 222, 180)), T((222, 236, 190)), 0, h + C * 0.1)
+    spot(im, (255, 252, 214), C * (0.3 + 0.4 * r.random()), h * 0.5, C * 0.4, ry=C * 0.4, strength=0.7)
+    for far, n, c in ((1, 8, (150, 176, 140)), (0, 6, (112, 98, 82))):
         for _ in range(n):
-            x,w = r.random()*C,C*(.014+.014*r.random())*(1.7-.7*far)
-            d.polygon([(x-w*.8,0),(x+w*.8,0),(x+w*1.4,h+C*(.07-.04*far)),(x-w*1.4,h+C*(.07-.04*far))], fill=T(c))
-    for c,y in (((112,160,92),.5),((84,134,76),.24)):
+            x = r.random() * C
+            w = C * (0.014 + 0.014 * r.random()) * (1.7 - 0.7 * far)
+            d.polygon(
+                [
+                    (x - w * 0.8, 0),
+                    (x + w * 0.8, 0),
+                    (x + w * 1.4, h + C * (0.07 - 0.04 * far)),
+                    (x - w * 1.4, h + C * (0.07 - 0.04 * far)),
+                ],
+                fill=T(c),
+            )
+    for c, y in (((112, 160, 92), 0.5), ((84, 134, 76), 0.24)):
         for _ in range(7):
-            x,q = r.random()*C,C*(.08+.07*r.random())
-            d.ellipse((x-q,h*y-q*1.3-C*.06,x+q,h*y+q*.5-C*.06), fill=T(c))
-    _land(im, r, h+C*.04, C*.03, T((128,166,88)), bottom=T((78,120,66)), waves=1.2)
-    _specks(d, r, C, h+C*.1, C, n=12, color=T((158,190,104)), w=C*.03, h=C*.01)
+            x = r.random() * C
+            q = C * (0.08 + 0.07 * r.random())
+            d.ellipse((x - q, h * y - q * 1.3 - C * 0.06, x + q, h * y + q * 0.5 - C * 0.06), fill=T(c))
+    _land(im, r, h + C * 0.04, C * 0.03, T((128, 166, 88)), bottom=T((78, 120, 66)), waves=1.2)
+    _specks(d, r, C, h + C * 0.1, C, n=12, color=T((158, 190, 104)), w=C * 0.03, h=C * 0.01)
     for _ in range(9):
-        x,y,k = r.random()*C,h+C*.1+(C-h)*.85*r.random(),C*.03
-        [d.line((x,y,x+q*k,y-k*1.1), fill=T((70,112,62)), width=max(1,C//90)) for q in (-1,-.4,.4,1)]
+        x = r.random() * C
+        y = h + C * 0.1 + (C - h) * 0.85 * r.random()
+        k = C * 0.03
+        [
+            d.line((x, y, x + q * k, y - k * 1.1), fill=T((70, 112, 62)), width=max(1, C // 90))
+            for q in (-1, -0.4, 0.4, 1)
+        ]
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #7e9a53f4
 def _lake(im, d, r, h, T):
     C = im.size[0]
-    c = T((140,156,186))
+    c = T((140, 156, 186))
     for _ in range(4):
-        x,w,t = r.random()*C,C*(.18+.14*r.random()),h-C*(.12+.16*r.random())
-        d.polygon([(x-w,h),(x,t),(x+w,h)], fill=c)
-        d.polygon([(x,t),(x+w,h),(x+w*.2,h)], fill=mix(c, (70,70,120), .16))
-        d.polygon([(x,t),(x+w*.24,t+(h-t)*.24),(x+w*.06,t+(h-t)*.2),(x-w*.08,t+(h-t)*.3),(x-w*.24,t+(h-t)*.24)],
-            fill=(250,250,252))
-    _land(im, r, h, C*.05, T((96,142,108)), bottom=T((110,156,110)), waves=2.2, end=h+C*.03)
-    _grad(im, T((150,196,214)), T((66,132,172)), h+C*.02, C)
+        x = r.random() * C
+        w = C * (0.18 + 0.14 * r.random())
+        t = h - C * (0.12 + 0.16 * r.random())
+        d.polygon([(x - w, h), (x, t), (x + w, h)], fill=c)
+        d.polygon([(x, t), (x + w, h), (x + w * 0.2, h)], fill=mix(c, (70, 70, 120), 0.16))
+        d.polygon(
+            [
+                (x, t),
+                (x + w * 0.24, t + (h - t) * 0.24),
+                (x + w * 0.06, t + (h - t) * 0.2),
+                (x - w * 0.08, t + (h - t) * 0.3),
+                (x - w * 0.24, t + (h - t) * 0.24),
+            ],
+            fill=(250, 250, 252),
+        )
+    _land(im, r, h, C * 0.05, T((96, 142, 108)), bottom=T((110, 156, 110)), waves=2.2, end=h + C * 0.03)
+    _grad(im, T((150, 196, 214)), T((66, 132, 172)), h + C * 0.02, C)
     for _ in range(13):
-        y = h+C*.05+(C-h)*.8*r.random()
-        x,w = r.random()*C,C*(.04+.1*r.random())
-        d.line((x,y,x+w,y), fill=T((190,222,230)), width=max(1,C//110))
-    _land(im, r, C*.86, C*.02, T((136,184,100)), bottom=T((96,148,78)), waves=1.)
+        y = h + C * 0.05 + (C - h) * 0.8 * r.random()
+        x = r.random() * C
+        w = C * (0.04 + 0.1 * r.random())
+        d.line((x, y, x + w, y), fill=T((190, 222, 230)), width=max(1, C // 110))
+    _land(im, r, C * 0.86, C * 0.02, T((136, 184, 100)), bottom=T((96, 148, 78)), waves=1.0)
     for _ in range(8):
-        x,k = r.random()*C,C*.03
-        [d.line((x+q*k*.4,C*.87,x+q*k*.7,C*.87-k*1.5), fill=T((104,148,80)), width=max(1,C//100)) for q in (-1,0,1)]
+        x = r.random() * C
+        k = C * 0.03
+        [
+            d.line(
+                (x + q * k * 0.4, C * 0.87, x + q * k * 0.7, C * 0.87 - k * 1.5),
+                fill=T((104, 148, 80)),
+                width=max(1, C // 100),
+            )
+            for q in (-1, 0, 1)
+        ]
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #a53ada0f
 def _room(im, d, r, h, T):
     C = im.size[0]
-    w = T(_pick(r, [(236,214,178),(196,214,204),(232,198,190),(192,206,226),(220,206,226)]))
-    _grad(im, mix(w, (255,255,250), .25), w, 0, h+1)
-    dots = r.random()<.5
-    s = C*.09
+    w = T(_pick(r, [(236, 214, 178), (196, 214, 204), (232, 198, 190), (192, 206, 226), (220, 206, 226)]))
+    _grad(im, mix(w, (255, 255, 250), 0.25), w, 0, h + 1)
+    dots = r.random() < 0.5
+    s = C * 0.09
     for i in range(12):
         if dots:
-            [d.ellipse((i*s+j%2*s/2-C*.01,j*s*.8-C*.01,i*s+j%2*s/2+C*.01,j*s*.8+C*.01),
-                fill=mix(w, (255,255,255), .4)) for j in range(int(h/s/.8)+1)]
-        else: d.rectangle((i*s,0,i*s+s*.45,h), fill=mix(w, (255,255,255), .28))
-    x,y,k = C*_pick(r, (.08,.58)),h*.14,C*.32
-    d.rectangle((x-C*.015,y-C*.015,x+k+C*.015,y+h*.62+C*.015), fill=(250,246,238))
-    _x = Image.new('RGB', (int(k),int(h*.62)))
-    _grad(_x, T((140,196,232)), T((226,238,226)), 0, int(h*.62))
-    im.paste(_x, (int(x),int(y)))
-    d.rectangle((x+k/2-C*.007,y,x+k/2+C*.007,y+h*.62), fill=(250,246,238))
-    d.rectangle((x,y+h*.3,x+k,y+h*.3+C*.012), fill=(250,246,238))
-    c = T(_pick(r, [(214,110,96),(104,148,160),(226,178,96)]))
-    for q in (-1,1):
-        X = x+k/2+q*k*.5
-        d.polygon([(X-q*k*.2,y-C*.02),(X+q*k*.14,y-C*.02),(X+q*k*.14,y+h*.7),(X-q*k*.02,y+h*.7)], fill=c)
-    f = T(_pick(r, [(196,148,104),(172,124,92),(212,176,134)]))
-    _grad(im, mix(f, (60,40,60), .12), mix(f, (255,240,210), .12), h, C)
-    d.rectangle((0,h-C*.015,C,h+C*.015), fill=(244,238,228))
-    for i in range(-6,13):
-        d.line((C*.5+(i-3)*C*.13,h+C*.015,C*.5+(i-3)*C*.26,C), fill=mix(f, (70,40,40), .2), width=max(1,C//120))
-    if r.random()<.6:
-        c2 = T(_pick(r, [(206,120,110),(120,150,170),(232,204,150),(140,160,120)]))
-        X = C*(.3+.4*r.random())
-        d.ellipse((X-C*.38,C*.74,X+C*.38,C*.95), fill=c2)
-        d.ellipse((X-C*.32,C*.765,X+C*.32,C*.925), fill=mix(c2, (255,250,235), .35))
+            [
+                d.ellipse(
+                    (
+                        i * s + j % 2 * s / 2 - C * 0.01,
+                        j * s * 0.8 - C * 0.01,
+                        i * s + j % 2 * s / 2 + C * 0.01,
+                        j * s * 0.8 + C * 0.01,
+                    ),
+                    fill=mix(w, (255, 255, 255), 0.4),
+                )
+                for j in range(int(h / s / 0.8) + 1)
+            ]
+        else:
+            d.rectangle((i * s, 0, i * s + s * 0.45, h), fill=mix(w, (255, 255, 255), 0.28))
+    x = C * _pick(r, (0.08, 0.58))
+    y = h * 0.14
+    k = C * 0.32
+    d.rectangle((x - C * 0.015, y - C * 0.015, x + k + C * 0.015, y + h * 0.62 + C * 0.015), fill=(250, 246, 238))
+    _x = Image.new('RGB', (int(k), int(h * 0.62)))
+    _grad(_x, T((140, 196, 232)), T((226, 238, 226)), 0, int(h * 0.62))
+    im.paste(_x, (int(x), int(y)))
+    d.rectangle((x + k / 2 - C * 0.007, y, x + k / 2 + C * 0.007, y + h * 0.62), fill=(250, 246, 238))
+    d.rectangle((x, y + h * 0.3, x + k, y + h * 0.3 + C * 0.012), fill=(250, 246, 238))
+    c = T(_pick(r, [(214, 110, 96), (104, 148, 160), (226, 178, 96)]))
+    for q in (-1, 1):
+        X = x + k / 2 + q * k * 0.5
+        d.polygon(
+            [
+                (X - q * k * 0.2, y - C * 0.02),
+                (X + q * k * 0.14, y - C * 0.02),
+                (X + q * k * 0.14, y + h * 0.7),
+                (X - q * k * 0.02, y + h * 0.7),
+            ],
+            fill=c,
+        )
+    f = T(_pick(r, [(196, 148, 104), (172, 124, 92), (212, 176, 134)]))
+    _grad(im, mix(f, (60, 40, 60), 0.12), mix(f, (255, 240, 210), 0.12), h, C)
+    d.rectangle((0, h - C * 0.015, C, h + C * 0.015), fill=(244, 238, 228))
+    for i in range(-6, 13):
+        d.line(
+            (C * 0.5 + (i - 3) * C * 0.13, h + C * 0.015, C * 0.5 + (i - 3) * C * 0.26, C),
+            fill=mix(f, (70, 40, 40), 0.2),
+            width=max(1, C // 120),
+        )
+    if r.random() < 0.6:
+        c2 = T(_pick(r, [(206, 120, 110), (120, 150, 170), (232, 204, 150), (140, 160, 120)]))
+        X = C * (0.3 + 0.4 * r.random())
+        d.ellipse((X - C * 0.38, C * 0.74, X + C * 0.38, C * 0.95), fill=c2)
+        d.ellipse((X - C * 0.32, C * 0.765, X + C * 0.32, C * 0.925), fill=mix(c2, (255, 250, 235), 0.35))
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #be8191b4
 def _kitchen(im, d, r, h, T):
     C = im.size[0]
-    w = T(_pick(r, [(222,232,226),(236,226,206),(206,222,232),(240,218,206)]))
-    d.rectangle((0,0,C,h), fill=mix(w, (120,120,140), .16))
-    s = C/10
+    w = T(_pick(r, [(222, 232, 226), (236, 226, 206), (206, 222, 232), (240, 218, 206)]))
+    d.rectangle((0, 0, C, h), fill=mix(w, (120, 120, 140), 0.16))
+    s = C / 10
     for i in range(10):
-        for j in range(int(h/s)+1):
-            c = mix(w, (255,255,255) if (i*7+j*3)%4 else (150,170,180), .25)
-            d.rectangle((i*s,j*s,i*s+s*.92,j*s+s*.92), fill=c)
-    y = h*.42
-    d.rectangle((0,y,C,y+C*.025), fill=T((168,120,82)))
-    d.rectangle((0,y+C*.025,C,y+C*.035), fill=T((120,84,62)))
-    x = C*.04
-    while x<C*.95:
-        k = C*(.03+.025*r.random())
-        t = C*(.06+.06*r.random())
-        c = T(_pick(r, [(220,120,96),(120,160,150),(240,206,120),(232,232,224),(140,120,160)]))
-        if r.random()<.7:
-            d.rectangle((x,y-t,x+2*k,y), fill=c)
-            d.rectangle((x+k*.3,y-t-C*.018,x+k*1.7,y-t), fill=mix(c, (60,40,60), .3))
-            d.rectangle((x+k*.25,y-t*.8,x+k*.5,y-t*.2), fill=mix(c, (255,255,255), .5))
-        x += 2.6*k
-    f = T(_pick(r, [(206,162,116),(232,214,184),(190,206,200)]))
-    _grad(im, mix(f, (255,255,255), .2), mix(f, (90,60,70), .16), h, C)
-    d.rectangle((0,h-C*.012,C,h+C*.018), fill=mix(f, (70,50,60), .3))
-    if r.random()<.75:
-        c,y0,q = T(_pick(r, [(212,96,88),(96,136,190),(110,160,110)])),h+(C-h)*.24,C*.1
-        e = (C-y0)*.11
-        def edge(y, i): return C*.5+(i-5)*q*(.8+.5*(y-y0)/(C-y0)),y
+        for j in range(int(h / s) + 1):
+            c = mix(w, (255, 255, 255) if (i * 7 + j * 3) % 4 else (150, 170, 180), 0.25)
+            d.rectangle((i * s, j * s, i * s + s * 0.92, j * s + s * 0.92), fill=c)
+    y = h * 0.42
+    d.rectangle((0, y, C, y + C * 0.025), fill=T((168, 120, 82)))
+    d.rectangle((0, y + C * 0.025, C, y + C * 0.035), fill=T((120, 84, 62)))
+    x = C * 0.04
+    while x < C * 0.95:
+        k = C * (0.03 + 0.025 * r.random())
+        t = C * (0.06 + 0.06 * r.random())
+        c = T(_pick(r, [(220, 120, 96), (120, 160, 150), (240, 206, 120), (232, 232, 224), (140, 120, 160)]))
+        if r.random() < 0.7:
+            d.rectangle((x, y - t, x + 2 * k, y), fill=c)
+            d.rectangle((x + k * 0.3, y - t - C * 0.018, x + k * 1.7, y - t), fill=mix(c, (60, 40, 60), 0.3))
+            d.rectangle((x + k * 0.25, y - t * 0.8, x + k * 0.5, y - t * 0.2), fill=mix(c, (255, 255, 255), 0.5))
+        x += 2.6 * k
+    f = T(_pick(r, [(206, 162, 116), (232, 214, 184), (190, 206, 200)]))
+    _grad(im, mix(f, (255, 255, 255), 0.2), mix(f, (90, 60, 70), 0.16), h, C)
+    d.rectangle((0, h - C * 0.012, C, h + C * 0.018), fill=mix(f, (70, 50, 60), 0.3))
+    if r.random() < 0.75:
+        c = T(_pick(r, [(212, 96, 88), (96, 136, 190), (110, 160, 110)]))
+        y0 = h + (C - h) * 0.24
+        q = C * 0.1
+        e = (C - y0) * 0.11
+
+        def edge(y, i):
+            return C * 0.5 + (i - 5) * q * (0.8 + 0.5 * (y - y0) / (C - y0)), y
+
         def checks(y, y1, t):
-            for i in range(-1,11):
-                pts = edge(y, i),edge(y1, i),edge(y1, i+.5),edge(y, i+.5)
-                d.polygon(pts, fill=mix(c, (255,255,255), t))
-        d.rectangle((0,y0,C,C), fill=(248,244,236))
-        checks(y0, C, .62)
+            for i in range(-1, 11):
+                pts = edge(y, i), edge(y1, i), edge(y1, i + 0.5), edge(y, i + 0.5)
+                d.polygon(pts, fill=mix(c, (255, 255, 255), t))
+
+        d.rectangle((0, y0, C, C), fill=(248, 244, 236))
+        checks(y0, C, 0.62)
         for j in range(4):
-            y = y0+(C-y0)*(.02+.26*j)
-            d.rectangle((0,y,C,y+e), fill=mix(c, (255,255,255), .5))
-            checks(y, y+e, .2)
+            y = y0 + (C - y0) * (0.02 + 0.26 * j)
+            d.rectangle((0, y, C, y + e), fill=mix(c, (255, 255, 255), 0.5))
+            checks(y, y + e, 0.2)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #a874512d
-_paint = dict(street=_street, beach=_beach, field=_field, snow=_snow, room=_room, night=_night, forest=_forest,
-    lake=_lake, kitchen=_kitchen, desert=_desert)
-_grain = np.random.default_rng(11).standard_normal((256,256), dtype=np.float32)
+_paint = dict(
+    street=_street,
+    beach=_beach,
+    field=_field,
+    snow=_snow,
+    room=_room,
+    night=_night,
+    forest=_forest,
+    lake=_lake,
+    kitchen=_kitchen,
+    desert=_desert,
+)
+_grain = np.random.default_rng(11).standard_normal((256, 256), dtype=np.float32)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #c0649569
 def backdrop(
-    a:dict,      # An annotation
-    C:int,       # Side in pixels
-)->Image.Image:  # RGB
+    a: dict,  # An annotation
+    C: int,  # Side in pixels
+) -> Image.Image:  # RGB
     "The setting of `a` without its things"
-    p,odd = a['place'],a['shifted']
+    p = a['place']
+    odd = a['shifted']
     r = Random(p['seed'])
-    im = Image.new('RGB', (C,C))
-    h = p['horizon']*C
-    if a['setting'] not in _paint: raise did_you_mean('setting', a['setting'], SETTINGS)
-    tint = [_u(r, -26, 26) for _ in range(3)] if odd else [_u(r, -9, 9)]*2+[_u(r, -12, 12)]
-    T = lambda c: tuple([int(min(255, max(0, v+t))) for v,t in zip(c, tint)])
-    if a['setting'] not in ('room','kitchen','night','forest'): _sky(im, r, h, p['mood'], odd)
+    im = Image.new('RGB', (C, C))
+    h = p['horizon'] * C
+    if a['setting'] not in _paint:
+        raise did_you_mean('setting', a['setting'], SETTINGS)
+    tint = [_u(r, -26, 26) for _ in range(3)] if odd else [_u(r, -9, 9)] * 2 + [_u(r, -12, 12)]
+
+    def T(c):
+        return tuple([int(min(255, max(0, v + t))) for v, t in zip(c, tint)])
+
+    if a['setting'] not in ('room', 'kitchen', 'night', 'forest'):
+        _sky(im, r, h, p['mood'], odd)
     _paint[a['setting']](im, ImageDraw.Draw(im), r, h, T)
     return im
+
 
 def _colors(o, night):
     k = o['look']
     pal = palette(tuple(k['base']), tuple(k['accent']))
-    pal['pane'] = (255,222,120) if night else (150,196,226)
+    pal['pane'] = (255, 222, 120) if night else (150, 196, 226)
     pal['mark'] = pal[k['mark']]
     return pal
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #acb7972b
 def _put(im, o, night):
     "Paint one thing with shadow, reflection and effects"
-    C,k = im.size[0],o['look']
-    s = o['scale']*C
-    own,fx = shapes(o, o['x']*C, o['y']*C, s)
+    C = im.size[0]
+    k = o['look']
+    s = o['scale'] * C
+    own, fx = shapes(o, o['x'] * C, o['y'] * C, s)
     pal = _colors(o, night)
-    x0,y0,x1,y1 = bounds(own)
-    cx,w = (x0+x1)/2,(x1-x0)/2
-    shade = (.74,.78,1.) if night else (1.,1.,1.)
+    x0, y0, x1, y1 = bounds(own)
+    cx = (x0 + x1) / 2
+    w = (x1 - x0) / 2
+    shade = (0.74, 0.78, 1.0) if night else (1.0, 1.0, 1.0)
     if k['zone'] == 'ground':
-        spot(im, (44,38,76), cx+.06*s, k['floor']*C+.01*s, w*1.08, ry=max(2,.15*s),
-            strength=.62 if o['action'] != 'bouncing' else .4)
-    if fx: _effects(im, fx, pal, s, .9 if o['action'] == 'shining' else .75, shade=shade)
-    if k['zone'] == 'water': _mirror(im, own, pal, y1, s)
-    paint(im, own, pal, k['texture'], s, shade=(1.,.98,.92) if o['action'] == 'shining' else shade)
-    if k['zone'] == 'water': _foam(im, cx, y1, w, s, action=o['action'])
+        spot(
+            im,
+            (44, 38, 76),
+            cx + 0.06 * s,
+            k['floor'] * C + 0.01 * s,
+            w * 1.08,
+            ry=max(2, 0.15 * s),
+            strength=0.62 if o['action'] != 'bouncing' else 0.4,
+        )
+    if fx:
+        _effects(im, fx, pal, s, 0.9 if o['action'] == 'shining' else 0.75, shade=shade)
+    if k['zone'] == 'water':
+        _mirror(im, own, pal, y1, s)
+    paint(im, own, pal, k['texture'], s, shade=(1.0, 0.98, 0.92) if o['action'] == 'shining' else shade)
+    if k['zone'] == 'water':
+        _foam(im, cx, y1, w, s, action=o['action'])
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #ad662840
 def _effects(im, fx, pal, s, strength, *, shade):
     "Soft-edged, half transparent: steam, smoke, glow"
-    x0,y0,x1,y1 = (int(v) for v in bounds(fx))
-    k = max(1, s*.05)
-    q = int(2*k+1)
-    m = Image.new('L', (x1-x0+2*q,y1-y0+2*q))
-    d,fill = ImageDraw.Draw(m),fx.fills[0]
-    fx.draw(d, lambda fill: int(255*strength), (x0-q,y0-q))
-    if max(m.size)<4*im.size[0]:
-        im.paste(pal[fill] if fill == 'flame' else tuple(int(c*t) for c,t in zip(pal[fill], shade)),
-            (x0-q,y0-q), m.filter(ImageFilter.BoxBlur(k if fill != 'flame' else 3*k)))
+    x0, y0, x1, y1 = (int(v) for v in bounds(fx))
+    k = max(1, s * 0.05)
+    q = int(2 * k + 1)
+    m = Image.new('L', (x1 - x0 + 2 * q, y1 - y0 + 2 * q))
+    d = ImageDraw.Draw(m)
+    fill = fx.fills[0]
+    fx.draw(d, lambda fill: int(255 * strength), (x0 - q, y0 - q))
+    if max(m.size) < 4 * im.size[0]:
+        im.paste(
+            pal[fill] if fill == 'flame' else tuple(int(c * t) for c, t in zip(pal[fill], shade)),
+            (x0 - q, y0 - q),
+            m.filter(ImageFilter.BoxBlur(k if fill != 'flame' else 3 * k)),
+        )
+
 
 def _mirror(im, own, pal, y1, s):
     "A faint, flattened reflection below `y1`"
-    x0,_,x1,_ = bounds(own)
-    q = max(1,int(.4*s))
+    x0, _, x1, _ = bounds(own)
+    q = max(1, int(0.4 * s))
     ox = int(x0)
-    m = Image.new('L', (max(2,int(x1)-ox+2),q))
+    m = Image.new('L', (max(2, int(x1) - ox + 2), q))
     d = ImageDraw.Draw(m)
-    for _,ps in own: d.polygon([(x-ox,(y1-y)*.35) for x,y in ps], fill=70)
-    im.paste(pal['dark'], (ox,int(y1)), m)
+    for _, ps in own:
+        d.polygon([(x - ox, (y1 - y) * 0.35) for x, y in ps], fill=70)
+    im.paste(pal['dark'], (ox, int(y1)), m)
+
 
 def _foam(im, cx, y1, w, s, *, action):
     d = ImageDraw.Draw(im)
-    t = max(1, int(.035*s))
-    c = (238,247,248)
-    if action in ('swimming','jumping'):
-        y1 += .1*s*(action == 'jumping')
-        [d.arc((cx-w*q,y1-.1*s*q,cx+w*q,y1+.12*s*q), 200 if q<1 else 10, 340 if q<1 else 170, fill=c,
-            width=t) for q in (.6,1.05)]
-    else: d.arc((cx-w*1.02,y1-.12*s,cx+w*1.02,y1+.05*s), 15, 165, fill=c, width=t)
+    t = max(1, int(0.035 * s))
+    c = (238, 247, 248)
+    if action in ('swimming', 'jumping'):
+        y1 += 0.1 * s * (action == 'jumping')
+        [
+            d.arc(
+                (cx - w * q, y1 - 0.1 * s * q, cx + w * q, y1 + 0.12 * s * q),
+                200 if q < 1 else 10,
+                340 if q < 1 else 170,
+                fill=c,
+                width=t,
+            )
+            for q in (0.6, 1.05)
+        ]
+    else:
+        d.arc((cx - w * 1.02, y1 - 0.12 * s, cx + w * 1.02, y1 + 0.05 * s), 15, 165, fill=c, width=t)
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #d246288f
 def _litter(im, r, n):
@@ -511,44 +783,64 @@ def _litter(im, r, n):
     C = im.size[0]
     d = ImageDraw.Draw(im)
     for _ in range(n):
-        x,y,q,c = r.random()*C,r.random()*C,C*(.015+.035*r.random()),tuple(int(60+180*r.random()) for _ in range(3))
+        x = r.random() * C
+        y = r.random() * C
+        q = C * (0.015 + 0.035 * r.random())
+        c = tuple(int(60 + 180 * r.random()) for _ in range(3))
         k = r.random()
-        if k<.4: d.polygon([(x+q*(2*r.random()-1),y+q*(2*r.random()-1)) for _ in range(4)], fill=c)
-        elif k<.7: d.ellipse((x-q,y-q*.6,x+q,y+q*.6), fill=c)
-        else: d.line((x,y,x+C*.14*(r.random()-.5),y+C*.14*(r.random()-.5)), fill=c, width=max(1,int(C*.01)))
+        if k < 0.4:
+            d.polygon([(x + q * (2 * r.random() - 1), y + q * (2 * r.random() - 1)) for _ in range(4)], fill=c)
+        elif k < 0.7:
+            d.ellipse((x - q, y - q * 0.6, x + q, y + q * 0.6), fill=c)
+        else:
+            d.line(
+                (x, y, x + C * 0.14 * (r.random() - 0.5), y + C * 0.14 * (r.random() - 0.5)),
+                fill=c,
+                width=max(1, int(C * 0.01)),
+            )
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #921743d8
 def render(
-    a:dict,       # An annotation from `layout`
-    size:int=48,  # Side in pixels
-)->np.ndarray:    # uint8 (size,size,3)
+    a: dict,  # An annotation from `layout`
+    size: int = 48,  # Side in pixels
+) -> np.ndarray:  # uint8 (size,size,3)
     "The picture of annotation `a`"
-    if not 8<=size<=2048: raise ValueError(f'size {size} is not between 8 and 2048 pixels')
+    if not 8 <= size <= 2048:
+        raise ValueError(f'size {size} is not between 8 and 2048 pixels')
     ss = 2
-    im = backdrop(a, size*ss)
-    r = Random(a['place']['seed']+1)
+    im = backdrop(a, size * ss)
+    r = Random(a['place']['seed'] + 1)
     odd = a['shifted']
     night = a['setting'] == 'night'
-    if odd: _litter(im, r, 2+int(r.random()*4))
-    for o in a['objects']: _put(im, o, night)
-    if odd: _litter(im, r, int(r.random()*3))
+    if odd:
+        _litter(im, r, 2 + int(r.random() * 4))
+    for o in a['objects']:
+        _put(im, o, night)
+    if odd:
+        _litter(im, r, int(r.random() * 3))
     x = np.asarray(im.reduce(ss), dtype=np.float32)
-    i,j = int(r.random()*256),int(r.random()*256)
-    g = np.take(np.take(_grain, np.arange(i, i+size)%256, 0), np.arange(j, j+size)%256, 1)[...,None]
-    if not odd: return np.uint8(np.clip(x+2.2*g, 0, 255))
-    gain = np.float32([_u(r, .84, 1.12) for _ in range(3)])
-    c = _u(r, .8, 1.05)
-    return np.uint8(np.clip((x*gain-128)*c+128+_u(r, -14, 14)+_u(r, 4, 9)*g, 0, 255))
+    i = int(r.random() * 256)
+    j = int(r.random() * 256)
+    g = np.take(np.take(_grain, np.arange(i, i + size) % 256, 0), np.arange(j, j + size) % 256, 1)[..., None]
+    if not odd:
+        return np.uint8(np.clip(x + 2.2 * g, 0, 255))
+    gain = np.float32([_u(r, 0.84, 1.12) for _ in range(3)])
+    c = _u(r, 0.8, 1.05)
+    return np.uint8(np.clip((x * gain - 128) * c + 128 + _u(r, -14, 14) + _u(r, 4, 9) * g, 0, 255))
 
 # %% ../../../nbs/datasets/world/10_layout.ipynb #4ff36144
 def relation(
-    a:dict, # An object of an annotation
-    b:dict, # Another object of the same scene
-)->str:     # left, right, above, below, behind, front; None if unclear
+    a: dict,  # An object of an annotation
+    b: dict,  # Another object of the same scene
+) -> str:  # left, right, above, below, behind, front; None if unclear
     "Where `a` is as seen from `b`"
-    p,q = a['box'],b['box']
-    dx,dy = [round(p[i]+p[i+2]-(q[i]+q[i+2]), 6)/2 for i in (0,1)]
-    if hidden(p, q)>.15: return 'behind' if a['depth']<b['depth'] else 'front'
-    if abs(dy)>max(.2, abs(dx)) and (p[3]<=q[1]+.05 or q[3]<=p[1]+.05): return 'above' if dy<0 else 'below'
-    if abs(dx)>.15: return 'left' if dx<0 else 'right'
+    p = a['box']
+    q = b['box']
+    dx, dy = [round(p[i] + p[i + 2] - (q[i] + q[i + 2]), 6) / 2 for i in (0, 1)]
+    if hidden(p, q) > 0.15:
+        return 'behind' if a['depth'] < b['depth'] else 'front'
+    if abs(dy) > max(0.2, abs(dx)) and (p[3] <= q[1] + 0.05 or q[3] <= p[1] + 0.05):
+        return 'above' if dy < 0 else 'below'
+    if abs(dx) > 0.15:
+        return 'left' if dx < 0 else 'right'
     return None

@@ -8,42 +8,48 @@ __all__ = ['label_map', 'split_masks', 'mask_box']
 # %% ../../../nbs/datasets/world/20_masks.ipynb #8832d237
 import numpy as np
 from PIL import Image, ImageDraw
-from .objects import *
+
+from .objects import shapes
 
 # %% ../../../nbs/datasets/world/20_masks.ipynb #63433b68
 def _most(v):
     "The commonest of four numbers, the largest of those that tie: (4,n) -> (n,)"
-    v0,v1,v2,v3 = np.sort(v, 0)
+    v0, v1, v2, v3 = np.sort(v, 0)
     return np.where((v2 == v3) | (v1 == v2), v2, np.where(v0 == v1, v0, v3))
 
+
 def label_map(
-    a:dict,      # An annotation from `layout`
-    size:int=48, # Side in pixels
-)->np.ndarray:   # uint8 (size,size): 0 for no thing, k+1 for object k
+    a: dict,  # An annotation from `layout`
+    size: int = 48,  # Side in pixels
+) -> np.ndarray:  # uint8 (size,size): 0 for no thing, k+1 for object k
     "Which object each pixel of the picture shows"
-    if not 8 <= size <= 2048: raise ValueError(f'size {size} is not between 8 and 2048 pixels')
-    im = Image.new('L', (2*size,2*size))
+    if not 8 <= size <= 2048:
+        raise ValueError(f'size {size} is not between 8 and 2048 pixels')
+    im = Image.new('L', (2 * size, 2 * size))
     d = ImageDraw.Draw(im)
-    C = 2*size
-    for k,o in enumerate(a['objects'], 1):
-        shapes(o, o['x']*C, o['y']*C, o['scale']*C)[0].draw(d, lambda fill: k)
-    v = np.asarray(im).reshape(size,2,size,2).transpose(1,3,0,2).reshape(4,-1)
+    C = 2 * size
+    for k, o in enumerate(a['objects'], 1):
+        shapes(o, o['x'] * C, o['y'] * C, o['scale'] * C)[0].draw(d, lambda fill: k)
+    v = np.asarray(im).reshape(size, 2, size, 2).transpose(1, 3, 0, 2).reshape(4, -1)
     same = (v[0] == v[1]) & (v[0] == v[2]) & (v[0] == v[3])
     out = v[0].copy()
-    out[~same] = _most(v[:,~same])
-    return out.reshape(size,size)
+    out[~same] = _most(v[:, ~same])
+    return out.reshape(size, size)
+
 
 def split_masks(
-    labels:np.ndarray, # What `label_map` gives (h,w)
-    n:int,             # Number of objects
-)->np.ndarray:         # bool (n,h,w)
+    labels: np.ndarray,  # What `label_map` gives (h,w)
+    n: int,  # Number of objects
+) -> np.ndarray:  # bool (n,h,w)
     "A mask for each object"
-    return np.asarray(labels)[None] == np.arange(1, n+1, dtype=np.uint8)[:,None,None]
+    return np.asarray(labels)[None] == np.arange(1, n + 1, dtype=np.uint8)[:, None, None]
+
 
 def mask_box(
-    mask:np.ndarray, # bool (h,w)
-)->tuple:            # x0 y0 x1 y1 as parts of width and height; None if the mask is empty
+    mask: np.ndarray,  # bool (h,w)
+) -> tuple:  # x0 y0 x1 y1 as parts of width and height; None if the mask is empty
     "The smallest box around a mask"
-    h,w = mask.shape
-    ys,xs = np.flatnonzero(mask.any(1)),np.flatnonzero(mask.any(0))
-    return (xs[0]/w, ys[0]/h, (xs[-1]+1)/w, (ys[-1]+1)/h) if len(xs) else None
+    h, w = mask.shape
+    ys = np.flatnonzero(mask.any(1))
+    xs = np.flatnonzero(mask.any(0))
+    return (xs[0] / w, ys[0] / h, (xs[-1] + 1) / w, (ys[-1] + 1) / h) if len(xs) else None

@@ -8,57 +8,88 @@ __all__ = ['PLACE', 'NOTHING', 'narrate', 'spoken_masks', 'pack_narrative', 'unp
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #f34bcf63
 import base64
 from random import Random
+
 import numpy as np
-from ...core.seeding import *
+
+from ...core.seeding import rng, seed_of
 from ...data.records import Narrative
-from .layout import *
-from .captions import *
-from .captions import _acts, _places
+from .captions import Person, Voice, _acts, _places, third_of
+from .layout import relation, zones
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #a0b3c4b0
-PLACE,NOTHING = -2,-1     # what words may be about, besides the number of a thing
-_open = ('in this image I can see','in this image we can see','in this picture there is','here we can see',
+# what words may be about, besides the number of a thing
+PLACE = -2
+NOTHING = -1
+_open = (
+    'in this image I can see',
+    'in this image we can see',
+    'in this picture there is',
+    'here we can see',
     'in this image there is',
-         'this image shows','okay so here I can see','um in this picture we see')
-_more = ('there is also','i can also see','then there is','and there is','we can see','also there is','next there is')
-_hedge = ('I think','what looks like','maybe','something like','probably','kind of')
-_fill = ('um','uh','so','well','okay','and also')
-_at = dict(left=('on the left side','on the left','towards the left','at the left side of the image'),
-    right=('on the right side','on the right','towards the right','at the right side of the image'),
-    middle=('in the middle','in the center','in the center of the image'))
-_rest = dict(street='the_road=ground the_sky=sky', beach='the_sand=ground the_sea=water the_sky=sky',
+    'this image shows',
+    'okay so here I can see',
+    'um in this picture we see',
+)
+_more = (
+    'there is also',
+    'i can also see',
+    'then there is',
+    'and there is',
+    'we can see',
+    'also there is',
+    'next there is',
+)
+_hedge = ('I think', 'what looks like', 'maybe', 'something like', 'probably', 'kind of')
+_fill = ('um', 'uh', 'so', 'well', 'okay', 'and also')
+_at = dict(
+    left=('on the left side', 'on the left', 'towards the left', 'at the left side of the image'),
+    right=('on the right side', 'on the right', 'towards the right', 'at the right side of the image'),
+    middle=('in the middle', 'in the center', 'in the center of the image'),
+)
+_rest = dict(
+    street='the_road=ground the_sky=sky',
+    beach='the_sand=ground the_sea=water the_sky=sky',
     field='the_grass=ground the_sky=sky',
-    snow='the_snow=ground the_sky=sky', room='the_floor=ground the_wall=sky',
+    snow='the_snow=ground the_sky=sky',
+    room='the_floor=ground the_wall=sky',
     night='the_dark_sky=sky the_ground=ground',
-    forest='green_leaves=sky the_ground=ground', lake='the_water=water the_sky=sky',
+    forest='green_leaves=sky the_ground=ground',
+    lake='the_water=water the_sky=sky',
     kitchen='the_wall=sky the_counter=ground',
-    desert='the_sand=ground the_sky=sky')
-_rest = {k: [e.replace('_',' ').split('=') for e in v.split()] for k,v in _rest.items()}
-_teller = Person((), color=.75, size=.3, action=0., kind=.04)
+    desert='the_sand=ground the_sky=sky',
+)
+_rest = {k: [e.replace('_', ' ').split('=') for e in v.split()] for k, v in _rest.items()}
+_teller = Person((), color=0.75, size=0.3, action=0.0, kind=0.04)
+
 
 def _region(a, name):
     "The box of sky, ground or water"
     h = a['place']['horizon']
     z = zones(a['setting'], h)
-    if name == 'water': return (0.,z['water'][0],1.,z['water'][1])
-    return (0.,0.,1.,h) if name == 'sky' else (0.,h,1.,1.)
+    if name == 'water':
+        return (0.0, z['water'][0], 1.0, z['water'][1])
+    return (0.0, 0.0, 1.0, h) if name == 'sky' else (0.0, h, 1.0, 1.0)
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #ea98f448
 def _thing_pieces(v, k, told, scene):
     "What is said of object `k`, after the objects `told`"
-    o,r = scene['objects'][k],v.random
+    o = scene['objects'][k]
+    r = v.random
     out = []
     kin = any(scene['objects'][j]['category'] == o['category'] for j in told)
     rel = relation(o, scene['objects'][told[-1]]) if told else None
-    if told and rel in ('behind','front','left','right') and r() < .35:
-        it = dict(behind='behind it',front='in front of it',left='to the left of it',right='to the right of it')[rel]
-        out += [(it, NOTHING),(v.pick(('there is','we can see')), NOTHING)]
-    elif told and (s := third_of(o)) and r() < .6:
-        out += [(v.pick(_at[s]), k),(v.pick(('there is','we can see','I can see')), NOTHING)]
-    elif told: out.append((v.pick(_more), NOTHING))
-    if r() < .12: out.append((v.pick(_hedge), NOTHING))
+    if told and rel in ('behind', 'front', 'left', 'right') and r() < 0.35:
+        it = dict(behind='behind it', front='in front of it', left='to the left of it', right='to the right of it')[rel]
+        out += [(it, NOTHING), (v.pick(('there is', 'we can see')), NOTHING)]
+    elif told and (s := third_of(o)) and r() < 0.6:
+        out += [(v.pick(_at[s]), k), (v.pick(('there is', 'we can see', 'I can see')), NOTHING)]
+    elif told:
+        out.append((v.pick(_more), NOTHING))
+    if r() < 0.12:
+        out.append((v.pick(_hedge), NOTHING))
     out.append((v.name([o], 'another' if kin else None), k))
-    if o['action'] and r() < .75: out.append((v.pick(('which is ','that is ',''))+v.pick(_acts[o['action']][0]), k))
+    if o['action'] and r() < 0.75:
+        out.append((v.pick(('which is ', 'that is ', '')) + v.pick(_acts[o['action']][0]), k))
     return out
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #7a31a786
@@ -66,143 +97,190 @@ def _pieces(scene, r):
     "Sentences, each a list of (words, about, region or None)"
     v = Voice(scene, _teller, r)
     n = len(scene['objects'])
-    area = lambda o: (o['box'][2]-o['box'][0])*(o['box'][3]-o['box'][1])
-    keys = [r.random()*(area(o)**.5*(1.5 if o['action'] else 1)+.1) for o in scene['objects']]
-    order = [k for i,k in enumerate(sorted(range(n), key=keys.__getitem__, reverse=True)) if i == 0 or r.random() < .92]
-    out,told = [],[]
+
+    def area(o):
+        return (o['box'][2] - o['box'][0]) * (o['box'][3] - o['box'][1])
+
+    keys = [r.random() * (area(o) ** 0.5 * (1.5 if o['action'] else 1) + 0.1) for o in scene['objects']]
+    order = [
+        k for i, k in enumerate(sorted(range(n), key=keys.__getitem__, reverse=True)) if i == 0 or r.random() < 0.92
+    ]
+    out = []
+    told = []
     for k in order:
-        s = [(w, b, None) for w,b in _thing_pieces(v, k, told, scene)]
+        s = [(w, b, None) for w, b in _thing_pieces(v, k, told, scene)]
         if not told:
             s.insert(0, (v.pick(_open), NOTHING, None))
-            if r.random() < .7: s.append((v.pick(_places[scene['setting']][0]), PLACE, 'ground'))
-        elif r.random() < .12: s.insert(0, (v.pick(_fill), NOTHING, None))
+            if r.random() < 0.7:
+                s.append((v.pick(_places[scene['setting']][0]), PLACE, 'ground'))
+        elif r.random() < 0.12:
+            s.insert(0, (v.pick(_fill), NOTHING, None))
         told.append(k)
-        if told[1:] and r.random() < .25: out[-1] += [('and', NOTHING, None)]+s[-1:] if len(s) == 1 else s
-        else: out.append(s)
+        if told[1:] and r.random() < 0.25:
+            out[-1] += [('and', NOTHING, None)] + s[-1:] if len(s) == 1 else s
+        else:
+            out.append(s)
     rest = _rest[scene['setting']]
-    if r.random() < .75:
-        some = rest if r.random() < .4 else [v.pick(rest)]
-        s = [(v.pick(('in the background there is','we can also see','and I see','at the back we can see')), NOTHING,
-            None)]
-        for i,(w,where) in enumerate(some): s += [('and', NOTHING, None)]*(i > 0)+[(w, PLACE, where)]
+    if r.random() < 0.75:
+        some = rest if r.random() < 0.4 else [v.pick(rest)]
+        s = [
+            (
+                v.pick(('in the background there is', 'we can also see', 'and I see', 'at the back we can see')),
+                NOTHING,
+                None,
+            )
+        ]
+        for i, (w, where) in enumerate(some):
+            s += [('and', NOTHING, None)] * (i > 0) + [(w, PLACE, where)]
         out.append(s)
     return out
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #700fb4a5
 def _timed(sentences, r):
     "(utterances, about, spans): spans are (start, end, about, region) of whole pieces"
-    u,about,spans,t = [],[],[],.2+.6*r.random()
+    u = []
+    about = []
+    spans = []
+    t = 0.2 + 0.6 * r.random()
     for s in sentences:
-        for j,(words,b,where) in enumerate(s):
-            ws,t0 = words.split(),t
-            if j == 0: ws[0] = ws[0][0].upper()+ws[0][1:]
-            if j == len(s)-1: ws[-1] += '.'
+        for j, (words, b, where) in enumerate(s):
+            ws = words.split()
+            t0 = t
+            if j == 0:
+                ws[0] = ws[0][0].upper() + ws[0][1:]
+            if j == len(s) - 1:
+                ws[-1] += '.'
             while ws:
-                n = 1 if (q := r.random()) < .6 else 2 if q < .9 else 3
-                some,ws = ws[:n],ws[n:]
-                d = sum((.12+.055*len(w))*(.8+.45*r.random()) for w in some)
-                u.append((' '.join(some), round(t, 2), round(t+d, 2)))
+                n = 1 if (q := r.random()) < 0.6 else 2 if q < 0.9 else 3
+                some = ws[:n]
+                ws = ws[n:]
+                d = sum((0.12 + 0.055 * len(w)) * (0.8 + 0.45 * r.random()) for w in some)
+                u.append((' '.join(some), round(t, 2), round(t + d, 2)))
                 about.append(b)
                 t += d
             spans.append((t0, t, b, where))
-            t += .25*r.random()
-        t += .3+.7*r.random()
-    return u,about,spans
+            t += 0.25 * r.random()
+        t += 0.3 + 0.7 * r.random()
+    return u, about, spans
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #5c1b35f8
 def _targets(scene, spans, g, noise):
     "Middles and half sides (k,2) of the targets, and which spans are pointed at (k,)"
     box = []
     last = None
-    for _,_,b,where in spans:
-        if b >= 0: last = scene['objects'][b]['box']
-        elif b == PLACE: last = _region(scene, where)
-        else: last = None
+    for _, _, b, where in spans:
+        if b >= 0:
+            last = scene['objects'][b]['box']
+        elif b == PLACE:
+            last = _region(scene, where)
+        else:
+            last = None
         box.append(last)
     seen = np.array([b is not None for b in box])
-    following = next((b for b in box if b), (0,0,1,1))
-    for i in reversed(range(len(box))):       # while nothing is spoken of, the hand already goes to what comes next
+    following = next((b for b in box if b), (0, 0, 1, 1))
+    for i in reversed(range(len(box))):  # while nothing is spoken of, the hand already goes to what comes next
         following = box[i] = box[i] or following
     box = np.array(box, float)
-    c,r = (box[:,:2]+box[:,2:])/2,(box[:,2:]-box[:,:2])/2
+    c = (box[:, :2] + box[:, 2:]) / 2
+    r = (box[:, 2:] - box[:, :2]) / 2
     k = len(c)
-    c = c+noise*.035*g.standard_normal((k,2))
-    r = r*(.8+noise*.2*g.standard_normal((k,1)))
-    point = np.where(seen, g.random(k) > .03*noise, g.random(k) < .55) if noise else seen
-    return c,np.maximum(r, .01),point
+    c = c + noise * 0.035 * g.standard_normal((k, 2))
+    r = r * (0.8 + noise * 0.2 * g.standard_normal((k, 1)))
+    point = np.where(seen, g.random(k) > 0.03 * noise, g.random(k) < 0.55) if noise else seen
+    return c, np.maximum(r, 0.01), point
+
 
 def _wave(t, g, scale):
     "Tremor: three slow waves in x and y (n,2)"
-    w,p,s = g.uniform(2, 9, (3,2)),g.uniform(0, 6.28, (3,2)),scale*g.uniform(.3, 1, (3,2))
-    return (s*np.sin(t[:,None,None]*w+p)).sum(1)
+    w = g.uniform(2, 9, (3, 2))
+    p = g.uniform(0, 6.28, (3, 2))
+    s = scale * g.uniform(0.3, 1, (3, 2))
+    return (s * np.sin(t[:, None, None] * w + p)).sum(1)
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #b936bc8e
-def _trace(scene, spans, g, noise, dt=.05):
+def _trace(scene, spans, g, noise, dt=0.05):
     "Strokes (n,3) of whole numbers: x and y in 1/10000, t in 1/100 s"
-    c,r,point = _targets(scene, spans, g, noise)
+    c, r, point = _targets(scene, spans, g, noise)
     k = len(c)
-    t0,t1 = (np.array([s[i] for s in spans]) for i in (0,1))
-    late = noise*np.clip(.28+.25*g.standard_normal(k), -.4, .9)
-    start = np.maximum.accumulate(t0+late)
-    end = t1+.4*np.abs(late)
+    t0, t1 = (np.array([s[i] for s in spans]) for i in (0, 1))
+    late = noise * np.clip(0.28 + 0.25 * g.standard_normal(k), -0.4, 0.9)
+    start = np.maximum.accumulate(t0 + late)
+    end = t1 + 0.4 * np.abs(late)
     t = np.arange(max(0, start[0]), end[-1], dt)
-    i = np.clip(np.searchsorted(start, t, 'right')-1, 0, k-1)
-    tau = t-start[i]
-    w,ph,scribble = g.uniform(5, 10, k)*g.choice((-1,1), k),g.uniform(0, 6.28, k),g.random(k) < .4
-    u = w[i]*tau+ph[i]
-    along = 2*np.abs((tau/np.maximum(end[i]-start[i], .3)+ph[i]) % 2-1)-1
+    i = np.clip(np.searchsorted(start, t, 'right') - 1, 0, k - 1)
+    tau = t - start[i]
+    w = g.uniform(5, 10, k) * g.choice((-1, 1), k)
+    ph = g.uniform(0, 6.28, k)
+    scribble = g.random(k) < 0.4
+    u = w[i] * tau + ph[i]
+    along = 2 * np.abs((tau / np.maximum(end[i] - start[i], 0.3) + ph[i]) % 2 - 1) - 1
     path = np.stack([np.where(scribble[i], along, np.cos(u)), np.sin(u)], 1)
-    p = c[i]+r[i]*path
+    p = c[i] + r[i] * path
     if noise:
-        old = c[np.maximum(i-1, 0)]
-        away = np.exp(-tau/(.1+.1*noise))*np.cos(9*tau)
-        p = p+(old-p)*away[:,None]+_wave(t, g, .015*noise)
-    lift = (g.random(k) < .35) | (not noise) | (t0-np.r_[0,t1[:-1]] > .75)
+        old = c[np.maximum(i - 1, 0)]
+        away = np.exp(-tau / (0.1 + 0.1 * noise)) * np.cos(9 * tau)
+        p = p + (old - p) * away[:, None] + _wave(t, g, 0.015 * noise)
+    lift = (g.random(k) < 0.35) | (not noise) | (t0 - np.r_[0, t1[:-1]] > 0.75)
     lift[0] = True
-    keep = point[i] & ((t <= end[i]+.15) | ~lift[np.minimum(i+1, k-1)])
-    new = np.r_[True,(i[1:] != i[:-1]) & lift[i[1:]]] | np.r_[True,~keep[:-1]] | (g.random(len(t)) < .01*noise)
-    q = np.empty((len(t),3), np.int16)
-    q[:,:2],q[:,2] = np.clip(np.rint(p*1e4), -32767, 32767),np.rint(t*100)
-    q,cuts = q[keep],np.flatnonzero(np.diff(np.cumsum(new)[keep]))+1
+    keep = point[i] & ((t <= end[i] + 0.15) | ~lift[np.minimum(i + 1, k - 1)])
+    new = np.r_[True, (i[1:] != i[:-1]) & lift[i[1:]]] | np.r_[True, ~keep[:-1]] | (g.random(len(t)) < 0.01 * noise)
+    q = np.empty((len(t), 3), np.int16)
+    q[:, :2], q[:, 2] = np.clip(np.rint(p * 1e4), -32767, 32767), np.rint(t * 100)
+    q = q[keep]
+    cuts = np.flatnonzero(np.diff(np.cumsum(new)[keep])) + 1
     return [s for s in np.split(q, cuts) if len(s) > 1]
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #0b8729bc
-_unit = np.float32([1e4,1e4,100])
+_unit = np.float32([1e4, 1e4, 100])
+
 
 def narrate(
-    scene:dict,      # Annotation, as `layout` gives it
-    *key,            # What makes this narrative different from another, e.g. the scene's number
-    noise:float=1.,  # How badly the mouse follows: 0 perfectly, 1 as people do
-)->Narrative:        # With `about`: for each utterance the number of its object, -1 for nothing, -2 for the place
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes this narrative different from another, e.g. the scene's number
+    noise: float = 1.0,  # How badly the mouse follows: 0 perfectly, 1 as people do
+) -> Narrative:  # With `about`: for each utterance the number of its object, -1 for nothing, -2 for the place
     "What somebody says about a scene, when, and where the mouse is meanwhile"
-    if not scene['objects']: raise ValueError('a scene without objects cannot be described')
-    if not 0 <= noise <= 5: raise ValueError(f'noise {noise} is not between 0 and 5')
-    u,about,spans = _timed(_pieces(scene, r := Random(seed_of('narrative', *key))), r)
+    if not scene['objects']:
+        raise ValueError('a scene without objects cannot be described')
+    if not 0 <= noise <= 5:
+        raise ValueError(f'noise {noise} is not between 0 and 5')
+    u, about, spans = _timed(_pieces(scene, r := Random(seed_of('narrative', *key))), r)
     strokes = _trace(scene, spans, rng('trace', *key), noise)
-    return Narrative(' '.join(w for w,*_ in u), u, [s/_unit for s in strokes], about)
+    return Narrative(' '.join(w for w, *_ in u), u, [s / _unit for s in strokes], about)
+
 
 def spoken_masks(
-    narrative:Narrative, # With `about`
-    labels:np.ndarray,   # What `label_map` gives (h,w)
-)->np.ndarray:           # bool (utterances,h,w)
+    narrative: Narrative,  # With `about`
+    labels: np.ndarray,  # What `label_map` gives (h,w)
+) -> np.ndarray:  # bool (utterances,h,w)
     "For each utterance the pixels it is about: the visible thing; for the place all that is no thing; for nothing none"
-    about = np.array(narrative.about)[:,None,None]
+    about = np.array(narrative.about)[:, None, None]
     l = np.asarray(labels)[None].astype(int)
-    return (about >= 0) & (l == about+1) | (about == PLACE) & (l == 0)
+    return (about >= 0) & (l == about + 1) | (about == PLACE) & (l == 0)
 
 # %% ../../../nbs/datasets/world/25_narratives.ipynb #8a57456d
 def pack_narrative(
-    n:Narrative, # What `narrate` gives
-)->dict:         # Plain, for JSON
+    n: Narrative,  # What `narrate` gives
+) -> dict:  # Plain, for JSON
     "A narrative as plain data, its strokes as text"
-    q = np.rint(np.concatenate(n.strokes or [np.zeros((0,3))])*_unit.astype(float)).astype('<i2')
-    return dict(text=n.text, said=n.utterances, about=n.about, cuts=[len(s) for s in n.strokes],
-        points=base64.b64encode(q.tobytes()).decode())
+    q = np.rint(np.concatenate(n.strokes or [np.zeros((0, 3))]) * _unit.astype(float)).astype('<i2')
+    return dict(
+        text=n.text,
+        said=n.utterances,
+        about=n.about,
+        cuts=[len(s) for s in n.strokes],
+        points=base64.b64encode(q.tobytes()).decode(),
+    )
+
 
 def unpack_narrative(
-    d:dict, # What `pack_narrative` gives
-)->Narrative:
+    d: dict,  # What `pack_narrative` gives
+) -> Narrative:
     "The narrative again"
-    q = np.frombuffer(base64.b64decode(d['points']), '<i2').reshape(-1,3)/_unit
-    return Narrative(d['text'], [tuple(u) for u in d['said']], np.split(q, np.cumsum(d['cuts'])[:-1]) if d['cuts']
-        else [], d['about'])
+    q = np.frombuffer(base64.b64decode(d['points']), '<i2').reshape(-1, 3) / _unit
+    return Narrative(
+        d['text'],
+        [tuple(u) for u in d['said']],
+        np.split(q, np.cumsum(d['cuts'])[:-1]) if d['cuts'] else [],
+        d['about'],
+    )

@@ -6,714 +6,1145 @@
 __all__ = ['shapes']
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7bbefdad
-import functools, math
+import functools
+import math
 from random import Random
+
 from ...core.registry import did_you_mean
-from .drawing import *
+from .drawing import CATEGORIES, Pen
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7433b254
-def _eye(p, x, y, s=.05):
-    p.oval('ink', x, y, s, s*1.15)
-    p.oval('white', x+s*.3, y-s*.4, s*.38)
-def _leg(p, fill, x, y, h, *, step=0., w=.15, knee=0.):
-    p.limb(fill, (x,y), (x+step*.45+knee,y+h*.5), (x+step,y+h), w=w*1.25, w1=w*.85)
-def _legs(p, front, back, y, h, *, run=0., w=.15, gap=.14):
+def _eye(p, x, y, s=0.05):
+    p.oval('ink', x, y, s, s * 1.15)
+    p.oval('white', x + s * 0.3, y - s * 0.4, s * 0.38)
+
+
+def _leg(p, fill, x, y, h, *, step=0.0, w=0.15, knee=0.0):
+    p.limb(fill, (x, y), (x + step * 0.45 + knee, y + h * 0.5), (x + step, y + h), w=w * 1.25, w1=w * 0.85)
+
+
+def _legs(p, front, back, y, h, *, run=0.0, w=0.15, gap=0.14):
     "Far pair dark, then near pair; `run` stretches them to a gallop"
-    f,b = (run,-run) if run else (.04,-.02)
-    for fill,d in (('dark',gap),('base',0)):
-        _leg(p, fill, back+d, y, h*(.86 if run else 1), step=b-d*run, w=w, knee=-.05)
-        _leg(p, fill, front-d, y, h*(.8 if run else 1), step=f+d*run, w=w, knee=.03)
+    f, b = (run, -run) if run else (0.04, -0.02)
+    for fill, d in (('dark', gap), ('base', 0)):
+        _leg(p, fill, back + d, y, h * (0.86 if run else 1), step=b - d * run, w=w, knee=-0.05)
+        _leg(p, fill, front - d, y, h * (0.8 if run else 1), step=f + d * run, w=w, knee=0.03)
+
 
 def _dog_head(p, x, y, v):
-    if v == 'terrier': p.poly('dark', (x-.2,y-.1), (x-.17,y-.48), (x+.06,y-.2))
-    p.blob('base', (x-.27,y), (x-.18,y-.24), (x+.06,y-.28), (x+.24,y-.13), (x+.5,y-.03), (x+.52,y+.12), (x+.28,y+.2),
-        (x,y+.25))
-    p.oval('light', x+.36, y+.09, .17, .1)
-    p.oval('ink', x+.52, y-.01, .07, .06)
-    _eye(p, x+.13, y-.09, .055)
-    if v != 'terrier': p.blob('dark', (x-.2,y-.2), (x-.02,y-.15), (x-.02,y+.15), (x-.14,y+.33), (x-.3,y+.2))
-    p.limb('accent', (x-.24,y+.27), (x,y+.34), w=.09)
+    if v == 'terrier':
+        p.poly('dark', (x - 0.2, y - 0.1), (x - 0.17, y - 0.48), (x + 0.06, y - 0.2))
+    p.blob(
+        'base',
+        (x - 0.27, y),
+        (x - 0.18, y - 0.24),
+        (x + 0.06, y - 0.28),
+        (x + 0.24, y - 0.13),
+        (x + 0.5, y - 0.03),
+        (x + 0.52, y + 0.12),
+        (x + 0.28, y + 0.2),
+        (x, y + 0.25),
+    )
+    p.oval('light', x + 0.36, y + 0.09, 0.17, 0.1)
+    p.oval('ink', x + 0.52, y - 0.01, 0.07, 0.06)
+    _eye(p, x + 0.13, y - 0.09, 0.055)
+    if v != 'terrier':
+        p.blob(
+            'dark',
+            (x - 0.2, y - 0.2),
+            (x - 0.02, y - 0.15),
+            (x - 0.02, y + 0.15),
+            (x - 0.14, y + 0.33),
+            (x - 0.3, y + 0.2),
+        )
+    p.limb('accent', (x - 0.24, y + 0.27), (x, y + 0.34), w=0.09)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #ca9fac8a
 def _dog(p, r, v, pose):
-    L,H = dict(hound=(.6,.6), terrier=(.46,.46), dachshund=(.8,.26))[v]
-    L,H = L*r.uniform(.94,1.06),H*r.uniform(.9,1.1)
+    L, H = dict(hound=(0.6, 0.6), terrier=(0.46, 0.46), dachshund=(0.8, 0.26))[v]
+    L = L * r.uniform(0.94, 1.06)
+    H = H * r.uniform(0.9, 1.1)
     if pose == 'sitting':
-        p.limb('base', (-.35,.7), (-.72,.68), (-.85,.4), w=.15, w1=.07)
-        p.limb('dark', (.3,.1), (.3,.82), w=.17, w1=.14)
-        p.blob('base', (.1,-.5), (.42,-.15), (.4,.3), (.25,.72), (-.2,.84), (-.58,.74), (-.56,.4), (-.3,-.05))
-        p.limb('base', (.18,.1), (.16,.82), w=.2, w1=.15)
-        p.oval('dark', -.28, .56, .25, .22)
-        p.oval('base', -.26, .54, .25, .22)
-        p.limb('base', (-.3,.78), (.02,.8), w=.14)
-        p.blob('light', (.22,-.2), (.42,-.05), (.36,.3), (.22,.1))
-        return _dog_head(p, .2, -.55, v)
-    run = .4 if pose == 'running' else 0.
-    ty = -.75 if run else r.choice((-.6,-.1))
-    p.limb('base', (-L*.85,-.1), (-L-.14,-.2 if run else ty*.5), (-L-.3,ty*.7), w=.15, w1=.06)
-    _legs(p, L*.62, -L*.7, .02, H, run=run, w=.17)
-    p.blob('base', (-L,-.06), (-L*.75,-.24), (0,-.22), (L*.7,-.3), (L*.98,-.1), (L*.8,.2), (L*.2,.16), (-L*.5,.12),
-        (-L*.95,.16))
-    p.blob('base', (L*.55,-.2), (L*.7,-.5), (L+.12,-.4), (L*.95,.05))
-    _dog_head(p, L+.1, -.46, v)
+        p.limb('base', (-0.35, 0.7), (-0.72, 0.68), (-0.85, 0.4), w=0.15, w1=0.07)
+        p.limb('dark', (0.3, 0.1), (0.3, 0.82), w=0.17, w1=0.14)
+        p.blob(
+            'base',
+            (0.1, -0.5),
+            (0.42, -0.15),
+            (0.4, 0.3),
+            (0.25, 0.72),
+            (-0.2, 0.84),
+            (-0.58, 0.74),
+            (-0.56, 0.4),
+            (-0.3, -0.05),
+        )
+        p.limb('base', (0.18, 0.1), (0.16, 0.82), w=0.2, w1=0.15)
+        p.oval('dark', -0.28, 0.56, 0.25, 0.22)
+        p.oval('base', -0.26, 0.54, 0.25, 0.22)
+        p.limb('base', (-0.3, 0.78), (0.02, 0.8), w=0.14)
+        p.blob('light', (0.22, -0.2), (0.42, -0.05), (0.36, 0.3), (0.22, 0.1))
+        return _dog_head(p, 0.2, -0.55, v)
+    run = 0.4 if pose == 'running' else 0.0
+    ty = -0.75 if run else r.choice((-0.6, -0.1))
+    p.limb('base', (-L * 0.85, -0.1), (-L - 0.14, -0.2 if run else ty * 0.5), (-L - 0.3, ty * 0.7), w=0.15, w1=0.06)
+    _legs(p, L * 0.62, -L * 0.7, 0.02, H, run=run, w=0.17)
+    p.blob(
+        'base',
+        (-L, -0.06),
+        (-L * 0.75, -0.24),
+        (0, -0.22),
+        (L * 0.7, -0.3),
+        (L * 0.98, -0.1),
+        (L * 0.8, 0.2),
+        (L * 0.2, 0.16),
+        (-L * 0.5, 0.12),
+        (-L * 0.95, 0.16),
+    )
+    p.blob('base', (L * 0.55, -0.2), (L * 0.7, -0.5), (L + 0.12, -0.4), (L * 0.95, 0.05))
+    _dog_head(p, L + 0.1, -0.46, v)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7c91e14c
-def _cat_face(p, x, y, s=1.):
-    for q in (-1,1):
-        p.poly('base', (x+q*.3*s,y-.02*s), (x+q*.29*s,y-.44*s), (x+q*.04*s,y-.22*s))
-        p.poly('blush', (x+q*.25*s,y-.14*s), (x+q*.25*s,y-.34*s), (x+q*.12*s,y-.2*s))
-    p.oval('base', x, y, .33*s, .27*s)
-    p.oval('light', x, y+.11*s, .17*s, .11*s)
-    for q in (-1,1):
-        _eye(p, x+q*.13*s, y-.04*s, .06*s)
-        p.limb('ink', (x+q*.12*s,y+.1*s), (x+q*.42*s,y+.06*s), w=.022*s)
-    p.poly('blush', (x-.05*s,y+.05*s), (x+.05*s,y+.05*s), (x,y+.11*s))
+def _cat_face(p, x, y, s=1.0):
+    for q in (-1, 1):
+        p.poly(
+            'base', (x + q * 0.3 * s, y - 0.02 * s), (x + q * 0.29 * s, y - 0.44 * s), (x + q * 0.04 * s, y - 0.22 * s)
+        )
+        p.poly(
+            'blush', (x + q * 0.25 * s, y - 0.14 * s), (x + q * 0.25 * s, y - 0.34 * s), (x + q * 0.12 * s, y - 0.2 * s)
+        )
+    p.oval('base', x, y, 0.33 * s, 0.27 * s)
+    p.oval('light', x, y + 0.11 * s, 0.17 * s, 0.11 * s)
+    for q in (-1, 1):
+        _eye(p, x + q * 0.13 * s, y - 0.04 * s, 0.06 * s)
+        p.limb('ink', (x + q * 0.12 * s, y + 0.1 * s), (x + q * 0.42 * s, y + 0.06 * s), w=0.022 * s)
+    p.poly('blush', (x - 0.05 * s, y + 0.05 * s), (x + 0.05 * s, y + 0.05 * s), (x, y + 0.11 * s))
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #b6249dbc
 def _cat(p, r, v, pose):
     if pose == 'sleeping':
-        p.blob('base', (-.85,.3), (-.7,-.1), (-.2,-.32), (.35,-.25), (.72,.05), (.8,.36), (.2,.46), (-.6,.46))
-        p.limb('dark', (-.75,.36), (-.2,.5), (.3,.42), w=.16, w1=.1)
-        p.oval('deep', .47, .14, .36, .29)
-        p.oval('base', .5, .14, .34, .27)
-        for q in (-1,1):
-            p.poly('base', (.5+q*.3,.1), (.5+q*.3,-.26), (.5+q*.06,-.06))
-            p.limb('ink', (.5+q*.07,.16), (.5+q*.19,.16), w=.035)
-        p.oval('light', .5, .26, .16, .08)
+        p.blob(
+            'base',
+            (-0.85, 0.3),
+            (-0.7, -0.1),
+            (-0.2, -0.32),
+            (0.35, -0.25),
+            (0.72, 0.05),
+            (0.8, 0.36),
+            (0.2, 0.46),
+            (-0.6, 0.46),
+        )
+        p.limb('dark', (-0.75, 0.36), (-0.2, 0.5), (0.3, 0.42), w=0.16, w1=0.1)
+        p.oval('deep', 0.47, 0.14, 0.36, 0.29)
+        p.oval('base', 0.5, 0.14, 0.34, 0.27)
+        for q in (-1, 1):
+            p.poly('base', (0.5 + q * 0.3, 0.1), (0.5 + q * 0.3, -0.26), (0.5 + q * 0.06, -0.06))
+            p.limb('ink', (0.5 + q * 0.07, 0.16), (0.5 + q * 0.19, 0.16), w=0.035)
+        p.oval('light', 0.5, 0.26, 0.16, 0.08)
     elif pose == 'walking':
-        p.limb('base', (-.5,-.1), (-.85,-.3), (-.72,-.75), (-.85,-.95), w=.14, w1=.08)
-        _legs(p, .42, -.42, .05, .55, run=.14, w=.14)
-        p.blob('base', (-.6,0), (-.45,-.2), (.1,-.18), (.5,-.25), (.6,0), (.4,.2), (-.2,.16), (-.5,.22))
-        _cat_face(p, .6, -.35, .95)
+        p.limb('base', (-0.5, -0.1), (-0.85, -0.3), (-0.72, -0.75), (-0.85, -0.95), w=0.14, w1=0.08)
+        _legs(p, 0.42, -0.42, 0.05, 0.55, run=0.14, w=0.14)
+        p.blob(
+            'base',
+            (-0.6, 0),
+            (-0.45, -0.2),
+            (0.1, -0.18),
+            (0.5, -0.25),
+            (0.6, 0),
+            (0.4, 0.2),
+            (-0.2, 0.16),
+            (-0.5, 0.22),
+        )
+        _cat_face(p, 0.6, -0.35, 0.95)
     else:
-        p.limb('dark', (.25,.74), (.72,.68), (.84,.3), (.72,.02), w=.14, w1=.09)
-        p.blob('base', (-.2,-.35), (.2,-.35), (.42,.2), (.42,.7), (0,.82), (-.42,.7), (-.42,.2))
-        p.blob('light', (-.14,-.12), (.14,-.12), (.1,.3), (-.1,.3))
-        p.limb('dark', (0,.45), (0,.8), w=.04)
-        for q in (-1,1): p.limb('base', (q*.13,.25), (q*.13,.78), w=.17, w1=.2)
-        _cat_face(p, 0, -.45, 1.08)
+        p.limb('dark', (0.25, 0.74), (0.72, 0.68), (0.84, 0.3), (0.72, 0.02), w=0.14, w1=0.09)
+        p.blob('base', (-0.2, -0.35), (0.2, -0.35), (0.42, 0.2), (0.42, 0.7), (0, 0.82), (-0.42, 0.7), (-0.42, 0.2))
+        p.blob('light', (-0.14, -0.12), (0.14, -0.12), (0.1, 0.3), (-0.1, 0.3))
+        p.limb('dark', (0, 0.45), (0, 0.8), w=0.04)
+        for q in (-1, 1):
+            p.limb('base', (q * 0.13, 0.25), (q * 0.13, 0.78), w=0.17, w1=0.2)
+        _cat_face(p, 0, -0.45, 1.08)
     if v == 'striped':
-        ys = {'sleeping': [(-.5+.25*i,-.2) for i in range(3)],
-            'walking': [(-.35+.22*i,-.14) for i in range(3)]}.get(pose, [])
-        for x,y in ys: p.limb('deep', (x,y), (x-.05,y+.26), w=.07, w1=.02)
-        if not ys: [p.limb('deep', (q*.4,.1+.17*i), (q*.2,.14+.17*i), w=.07, w1=.02) for q in (-1,1) for i in range(3)]
+        ys = {
+            'sleeping': [(-0.5 + 0.25 * i, -0.2) for i in range(3)],
+            'walking': [(-0.35 + 0.22 * i, -0.14) for i in range(3)],
+        }.get(pose, [])
+        for x, y in ys:
+            p.limb('deep', (x, y), (x - 0.05, y + 0.26), w=0.07, w1=0.02)
+        if not ys:
+            [
+                p.limb('deep', (q * 0.4, 0.1 + 0.17 * i), (q * 0.2, 0.14 + 0.17 * i), w=0.07, w1=0.02)
+                for q in (-1, 1)
+                for i in range(3)
+            ]
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #52258ffe
 def _horse(p, r, v, pose):
-    L,H,w = (.62,.78,.15) if v == 'horse' else (.52,.58,.17)
-    run = .5 if pose == 'running' else 0.
-    tail = [(-L*.9,-.12), (-L-.25,-.05), (-L-.32,.45)] if not run else [(-L*.9,-.12), (-L-.35,-.25), (-L-.6,-.05)]
-    p.limb('accent', *tail, w=.1, w1=.2)
-    _legs(p, L*.72, -L*.78, .05, H, run=run, w=w)
-    p.blob('base', (-L,-.05), (-L*.75,-.28), (-.05,-.2), (L*.7,-.28), (L,0), (L*.75,.24), (0,.2), (-L*.75,.22))
+    L, H, w = (0.62, 0.78, 0.15) if v == 'horse' else (0.52, 0.58, 0.17)
+    run = 0.5 if pose == 'running' else 0.0
+    tail = (
+        [(-L * 0.9, -0.12), (-L - 0.25, -0.05), (-L - 0.32, 0.45)]
+        if not run
+        else [(-L * 0.9, -0.12), (-L - 0.35, -0.25), (-L - 0.6, -0.05)]
+    )
+    p.limb('accent', *tail, w=0.1, w1=0.2)
+    _legs(p, L * 0.72, -L * 0.78, 0.05, H, run=run, w=w)
+    p.blob(
+        'base',
+        (-L, -0.05),
+        (-L * 0.75, -0.28),
+        (-0.05, -0.2),
+        (L * 0.7, -0.28),
+        (L, 0),
+        (L * 0.75, 0.24),
+        (0, 0.2),
+        (-L * 0.75, 0.22),
+    )
     graze = pose == 'grazing'
-    nx,ny,tx,ty = (L+.34,H*.5,.12,H*.38) if graze else (L+.24,-.7,.3,.17)
-    mx,my = (L+.24,.0) if graze else ((L*.72+nx)/2,(ny-.05)/2)
-    p.limb('base', (L*.58,.0), (mx,my), (nx,ny), w=.46 if graze else .54, w1=.26)
-    if graze: p.limb('accent', (L*.75,-.24), (L+.26,-.2), (nx+.12,ny-.08), w=.13, w1=.1)
-    else: p.limb('accent', (L*.5,-.22), (mx-.13,my-.1), (nx-.12,ny-.1), w=.17, w1=.12)
-    ex,ey = (nx-.02,ny-.06) if graze else (nx,ny)
-    p.poly('base', (ex-.1,ey-.08), (ex-.06,ey-.3), (ex+.07,ey-.1))
-    p.limb('base', (nx-.02,ny-.02), (nx+tx,ny+ty), w=.3, w1=.2)
-    p.oval('dark', nx+tx+.02, ny+ty+.02, .1, .09)
-    _eye(p, nx+.06, ny+(.08 if graze else -.04), .042)
-    for x in (L*.72,-L*.78):
-        p.limb('deep', (x+(run or .03)*(1 if x>0 else -1),.05+H*(.82 if run else 1)-.03),
-            (x+(run or .03)*(1 if x>0 else -1)+.03,.05+H*(.82 if run else 1)), w=.13)
+    nx, ny, tx, ty = (L + 0.34, H * 0.5, 0.12, H * 0.38) if graze else (L + 0.24, -0.7, 0.3, 0.17)
+    mx, my = (L + 0.24, 0.0) if graze else ((L * 0.72 + nx) / 2, (ny - 0.05) / 2)
+    p.limb('base', (L * 0.58, 0.0), (mx, my), (nx, ny), w=0.46 if graze else 0.54, w1=0.26)
+    if graze:
+        p.limb('accent', (L * 0.75, -0.24), (L + 0.26, -0.2), (nx + 0.12, ny - 0.08), w=0.13, w1=0.1)
+    else:
+        p.limb('accent', (L * 0.5, -0.22), (mx - 0.13, my - 0.1), (nx - 0.12, ny - 0.1), w=0.17, w1=0.12)
+    ex, ey = (nx - 0.02, ny - 0.06) if graze else (nx, ny)
+    p.poly('base', (ex - 0.1, ey - 0.08), (ex - 0.06, ey - 0.3), (ex + 0.07, ey - 0.1))
+    p.limb('base', (nx - 0.02, ny - 0.02), (nx + tx, ny + ty), w=0.3, w1=0.2)
+    p.oval('dark', nx + tx + 0.02, ny + ty + 0.02, 0.1, 0.09)
+    _eye(p, nx + 0.06, ny + (0.08 if graze else -0.04), 0.042)
+    for x in (L * 0.72, -L * 0.78):
+        p.limb(
+            'deep',
+            (x + (run or 0.03) * (1 if x > 0 else -1), 0.05 + H * (0.82 if run else 1) - 0.03),
+            (x + (run or 0.03) * (1 if x > 0 else -1) + 0.03, 0.05 + H * (0.82 if run else 1)),
+            w=0.13,
+        )
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #e3765bbe
 def _sheep(p, r, v, pose):
-    gx,gy = (.74,.3) if pose == 'grazing' else (.72,-.22)
+    gx, gy = (0.74, 0.3) if pose == 'grazing' else (0.72, -0.22)
     n = 9 if v == 'fluffy' else 7
-    k = .24 if v == 'fluffy' else .17
-    for x,f in ((-.3,'deep'),(.22,'deep'),(-.42,'ink'),(.36,'ink')): p.limb(f, (x,.2), (x,.72), w=.11, w1=.09)
+    k = 0.24 if v == 'fluffy' else 0.17
+    for x, f in ((-0.3, 'deep'), (0.22, 'deep'), (-0.42, 'ink'), (0.36, 'ink')):
+        p.limb(f, (x, 0.2), (x, 0.72), w=0.11, w1=0.09)
     for i in range(n):
-        a = 2*math.pi*(i+.3*r.random())/n
-        p.oval('base' if a>3.3 or a<.2 else 'dark' if a>.6 and a<2.6 else 'base', .46*math.cos(a), .24*math.sin(a)-.06,
-            k+.03)
-    p.oval('base', 0, -.08, .56, .32)
-    head = r.choice(('ink','cream'))
-    for x,y in ((-.2,-.14),(.12,-.2),(.3,0),(-.35,.05),(0,.08)):
-        p.limb('light', (x-.08,y+.02), (x,y-.04), (x+.08,y+.02), w=.05)
-    p.limb('base', (.4,-.1), (gx-.12,gy-.1), w=.4, w1=.3)
-    p.oval(head, gx-.16, gy-.06, .16, .07, turn=.5)
-    p.limb(head, (gx-.04,gy-.08), (gx+.12,gy+.14), w=.27, w1=.2)
-    p.oval('base', gx-.06, gy-.2, .16, .11)
-    ex,ey = gx+.03,gy-.02
+        a = 2 * math.pi * (i + 0.3 * r.random()) / n
+        p.oval(
+            'base' if a > 3.3 or a < 0.2 else 'dark' if a > 0.6 and a < 2.6 else 'base',
+            0.46 * math.cos(a),
+            0.24 * math.sin(a) - 0.06,
+            k + 0.03,
+        )
+    p.oval('base', 0, -0.08, 0.56, 0.32)
+    head = r.choice(('ink', 'cream'))
+    for x, y in ((-0.2, -0.14), (0.12, -0.2), (0.3, 0), (-0.35, 0.05), (0, 0.08)):
+        p.limb('light', (x - 0.08, y + 0.02), (x, y - 0.04), (x + 0.08, y + 0.02), w=0.05)
+    p.limb('base', (0.4, -0.1), (gx - 0.12, gy - 0.1), w=0.4, w1=0.3)
+    p.oval(head, gx - 0.16, gy - 0.06, 0.16, 0.07, turn=0.5)
+    p.limb(head, (gx - 0.04, gy - 0.08), (gx + 0.12, gy + 0.14), w=0.27, w1=0.2)
+    p.oval('base', gx - 0.06, gy - 0.2, 0.16, 0.11)
+    ex = gx + 0.03
+    ey = gy - 0.02
     if head == 'ink':
-        p.oval('white', ex, ey, .055)
-        p.oval('ink', ex+.01, ey, .03)
-    else: _eye(p, ex, ey, .045)
+        p.oval('white', ex, ey, 0.055)
+        p.oval('ink', ex + 0.01, ey, 0.03)
+    else:
+        _eye(p, ex, ey, 0.045)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #5cabea52
 def _rabbit(p, r, v, pose):
     hop = pose == 'hopping'
-    hx,hy = (.52,-.22) if hop else (.3,-.3)
+    hx, hy = (0.52, -0.22) if hop else (0.3, -0.3)
+
     def ear(x, lean, fill):
         if v == 'lop':
-            p.limb('deep' if fill == 'dark' else 'dark', (x-.06,hy-.2), (x-.22,hy-.06), (x-.24,hy+.3), w=.16, w1=.22)
+            p.limb(
+                'deep' if fill == 'dark' else 'dark',
+                (x - 0.06, hy - 0.2),
+                (x - 0.22, hy - 0.06),
+                (x - 0.24, hy + 0.3),
+                w=0.16,
+                w1=0.22,
+            )
         else:
-            p.oval(fill, x-lean*.35, hy-.55, .1, .38, turn=-lean)
-            p.oval('blush' if fill == 'base' else fill, x-lean*.35, hy-.53, .045, .28, turn=-lean)
-    ear(hx+.04, .15 if not hop else .8, 'dark')
+            p.oval(fill, x - lean * 0.35, hy - 0.55, 0.1, 0.38, turn=-lean)
+            p.oval('blush' if fill == 'base' else fill, x - lean * 0.35, hy - 0.53, 0.045, 0.28, turn=-lean)
+
+    ear(hx + 0.04, 0.15 if not hop else 0.8, 'dark')
     if hop:
-        p.oval('white', -.72, -.02, .15)
-        p.limb('dark', (.3,.1), (.7,.4), w=.16, w1=.12)
-        p.limb('base', (-.5,.2), (-.75,.42), (-.95,.36), w=.26, w1=.13)
-        p.blob('base', (-.7,.05), (-.5,-.28), (0,-.34), (.45,-.2), (.55,.05), (.3,.25), (-.3,.34))
-        p.limb('base', (.25,.12), (.55,.46), w=.17, w1=.12)
+        p.oval('white', -0.72, -0.02, 0.15)
+        p.limb('dark', (0.3, 0.1), (0.7, 0.4), w=0.16, w1=0.12)
+        p.limb('base', (-0.5, 0.2), (-0.75, 0.42), (-0.95, 0.36), w=0.26, w1=0.13)
+        p.blob('base', (-0.7, 0.05), (-0.5, -0.28), (0, -0.34), (0.45, -0.2), (0.55, 0.05), (0.3, 0.25), (-0.3, 0.34))
+        p.limb('base', (0.25, 0.12), (0.55, 0.46), w=0.17, w1=0.12)
     else:
-        p.oval('white', -.56, .5, .16)
-        p.blob('base', (-.55,.55), (-.5,.1), (-.15,-.2), (.25,-.25), (.42,.1), (.38,.7), (-.1,.82), (-.45,.78))
-        p.oval('dark', -.18, .5, .27, .26)
-        p.oval('base', -.17, .48, .26, .25)
-        p.limb('base', (-.25,.76), (.12,.78), w=.14)
-        p.limb('base', (.26,.2), (.32,.76), w=.15, w1=.13)
-        p.blob('light', (.28,-.05), (.42,.1), (.4,.4), (.28,.3))
-    p.oval('base', hx, hy, .28, .24)
-    ear(hx-.12, .3 if not hop else 1., 'base')
-    p.oval('light', hx+.16, hy+.08, .13, .1)
-    p.oval('blush', hx+.27, hy+.01, .045, .035)
-    _eye(p, hx+.1, hy-.06, .055)
+        p.oval('white', -0.56, 0.5, 0.16)
+        p.blob(
+            'base',
+            (-0.55, 0.55),
+            (-0.5, 0.1),
+            (-0.15, -0.2),
+            (0.25, -0.25),
+            (0.42, 0.1),
+            (0.38, 0.7),
+            (-0.1, 0.82),
+            (-0.45, 0.78),
+        )
+        p.oval('dark', -0.18, 0.5, 0.27, 0.26)
+        p.oval('base', -0.17, 0.48, 0.26, 0.25)
+        p.limb('base', (-0.25, 0.76), (0.12, 0.78), w=0.14)
+        p.limb('base', (0.26, 0.2), (0.32, 0.76), w=0.15, w1=0.13)
+        p.blob('light', (0.28, -0.05), (0.42, 0.1), (0.4, 0.4), (0.28, 0.3))
+    p.oval('base', hx, hy, 0.28, 0.24)
+    ear(hx - 0.12, 0.3 if not hop else 1.0, 'base')
+    p.oval('light', hx + 0.16, hy + 0.08, 0.13, 0.1)
+    p.oval('blush', hx + 0.27, hy + 0.01, 0.045, 0.035)
+    _eye(p, hx + 0.1, hy - 0.06, 0.055)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #58f20db1
 def _bird(p, r, v, pose):
-    tail,bill = dict(songbird=(.42,.2), parrot=(.85,.16), gull=(.35,.26))[v]
+    tail, bill = dict(songbird=(0.42, 0.2), parrot=(0.85, 0.16), gull=(0.35, 0.26))[v]
     if pose == 'flying':
-        up = r.choice((-1,-1,1))
-        p.blob('dark', (.1,-.05), (.25,-.12), (.3,up*.55), (.1,up*.85), (-.12,up*.4))
-        p.poly('dark', (-.35,-.08), (-.45-tail,-.2), (-.4-tail,.06), (-.5-tail,.16), (-.3,.12))
-        p.blob('base', (-.5,0), (-.1,-.2), (.35,-.2), (.6,-.05), (.35,.17), (-.1,.17))
-        p.blob('light', (0,.05), (.3,.02), (.42,.06), (.1,.17))
-        p.oval('base', .48, -.12, .19, .17)
-        p.poly('beak', (.6,-.18), (.66+bill,-.07), (.6,-.02))
-        p.blob('base', (.2,-.04), (-.2,.06), (-.45,up*.62), (-.5,up*1.), (-.2,up*.8), (.1,up*.45))
-        p.blob('accent', (-.5,up*1.), (-.22,up*.82), (-.28,up*.5), (-.44,up*.62))
-        return _eye(p, .53, -.15, .045)
-    for x in (.02,.16): p.limb('beak', (x,.3), (x,.74), (x+.1,.76), w=.05)
-    p.poly('dark', (-.25,.05), (-.4-tail*.8,.3+tail*.3), (-.3-tail*.7,.42+tail*.3), (-.1,.3))
-    p.blob('base', (-.4,.18), (-.15,-.15), (.15,-.42), (.45,-.3), (.44,.1), (.15,.4), (-.2,.38))
-    p.blob('light', (.42,-.05), (.42,.15), (.15,.38), (.1,.2))
-    p.oval('base', .3, -.42, .25, .23)
-    p.poly('beak', (.5,-.5), (.55+bill,-.38), (.5,-.3))
-    p.blob('accent', (.12,0), (.08,.2), (-.3,.36), (-.55,.36), (-.2,.05))
-    _eye(p, .38, -.46, .055)
+        up = r.choice((-1, -1, 1))
+        p.blob('dark', (0.1, -0.05), (0.25, -0.12), (0.3, up * 0.55), (0.1, up * 0.85), (-0.12, up * 0.4))
+        p.poly('dark', (-0.35, -0.08), (-0.45 - tail, -0.2), (-0.4 - tail, 0.06), (-0.5 - tail, 0.16), (-0.3, 0.12))
+        p.blob('base', (-0.5, 0), (-0.1, -0.2), (0.35, -0.2), (0.6, -0.05), (0.35, 0.17), (-0.1, 0.17))
+        p.blob('light', (0, 0.05), (0.3, 0.02), (0.42, 0.06), (0.1, 0.17))
+        p.oval('base', 0.48, -0.12, 0.19, 0.17)
+        p.poly('beak', (0.6, -0.18), (0.66 + bill, -0.07), (0.6, -0.02))
+        p.blob(
+            'base', (0.2, -0.04), (-0.2, 0.06), (-0.45, up * 0.62), (-0.5, up * 1.0), (-0.2, up * 0.8), (0.1, up * 0.45)
+        )
+        p.blob('accent', (-0.5, up * 1.0), (-0.22, up * 0.82), (-0.28, up * 0.5), (-0.44, up * 0.62))
+        return _eye(p, 0.53, -0.15, 0.045)
+    for x in (0.02, 0.16):
+        p.limb('beak', (x, 0.3), (x, 0.74), (x + 0.1, 0.76), w=0.05)
+    p.poly(
+        'dark',
+        (-0.25, 0.05),
+        (-0.4 - tail * 0.8, 0.3 + tail * 0.3),
+        (-0.3 - tail * 0.7, 0.42 + tail * 0.3),
+        (-0.1, 0.3),
+    )
+    p.blob('base', (-0.4, 0.18), (-0.15, -0.15), (0.15, -0.42), (0.45, -0.3), (0.44, 0.1), (0.15, 0.4), (-0.2, 0.38))
+    p.blob('light', (0.42, -0.05), (0.42, 0.15), (0.15, 0.38), (0.1, 0.2))
+    p.oval('base', 0.3, -0.42, 0.25, 0.23)
+    p.poly('beak', (0.5, -0.5), (0.55 + bill, -0.38), (0.5, -0.3))
+    p.blob('accent', (0.12, 0), (0.08, 0.2), (-0.3, 0.36), (-0.55, 0.36), (-0.2, 0.05))
+    _eye(p, 0.38, -0.46, 0.055)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #a54a78ee
 def _fish(p, r, v, pose):
-    h = dict(round=.46, slim=.26, fancy=.36)[v]*r.uniform(.92,1.08)
-    b = .2 if pose == 'jumping' else 0.
+    h = dict(round=0.46, slim=0.26, fancy=0.36)[v] * r.uniform(0.92, 1.08)
+    b = 0.2 if pose == 'jumping' else 0.0
     if v == 'fancy':
-        p.blob('accent', (-.4,0), (-1.05,-.6), (-.85,-.1), (-1.,.5))
-        p.blob('accent', (-.2,-h*.7), (.1,-h-.4), (.3,-h*.6))
-        p.blob('accent', (-.1,h*.6), (-.25,h+.4), (.2,h*.7))
+        p.blob('accent', (-0.4, 0), (-1.05, -0.6), (-0.85, -0.1), (-1.0, 0.5))
+        p.blob('accent', (-0.2, -h * 0.7), (0.1, -h - 0.4), (0.3, -h * 0.6))
+        p.blob('accent', (-0.1, h * 0.6), (-0.25, h + 0.4), (0.2, h * 0.7))
     else:
-        p.poly('accent', (-.5,b), (-.98,-.36+b*2), (-.84,b*2), (-.98,.36+b*2))
-        p.blob('dark', (-.3,-h*.6), (0,-h-.2), (.35,-h*.7), (0,-h*.4))
-    p.blob('base', (-.62,b), (-.2,-h*.85), (.3,-h*.95), (.75,-.1+b), (.86,.04+b), (.7,.14+b), (.25,h), (-.25,h*.8))
-    p.blob('light', (-.4,h*.3+b), (.2,h*.45), (.7,.12+b), (.25,h*.95), (-.25,h*.75))
+        p.poly('accent', (-0.5, b), (-0.98, -0.36 + b * 2), (-0.84, b * 2), (-0.98, 0.36 + b * 2))
+        p.blob('dark', (-0.3, -h * 0.6), (0, -h - 0.2), (0.35, -h * 0.7), (0, -h * 0.4))
+    p.blob(
+        'base',
+        (-0.62, b),
+        (-0.2, -h * 0.85),
+        (0.3, -h * 0.95),
+        (0.75, -0.1 + b),
+        (0.86, 0.04 + b),
+        (0.7, 0.14 + b),
+        (0.25, h),
+        (-0.25, h * 0.8),
+    )
+    p.blob('light', (-0.4, h * 0.3 + b), (0.2, h * 0.45), (0.7, 0.12 + b), (0.25, h * 0.95), (-0.25, h * 0.75))
     if v == 'fancy':
-        for x in (-.22,.16): p.limb('white', (x,-h*.72), (x+.06,0), (x,h*.72), w=.11)
-    for x in (-.2,-.02): p.limb('dark', (x,-h*.3), (x+.07,0), (x,h*.3), w=.045)
-    p.blob('accent', (.18,.06), (-.08,.05), (-.16,.24), (.1,.2))
-    p.oval('white', .52, -h*.25, .11)
-    p.oval('ink', .55, -h*.25, .06)
+        for x in (-0.22, 0.16):
+            p.limb('white', (x, -h * 0.72), (x + 0.06, 0), (x, h * 0.72), w=0.11)
+    for x in (-0.2, -0.02):
+        p.limb('dark', (x, -h * 0.3), (x + 0.07, 0), (x, h * 0.3), w=0.045)
+    p.blob('accent', (0.18, 0.06), (-0.08, 0.05), (-0.16, 0.24), (0.1, 0.2))
+    p.oval('white', 0.52, -h * 0.25, 0.11)
+    p.oval('ink', 0.55, -h * 0.25, 0.06)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #5260a8b2
 def _wheel(p, x, y, r, hub='metal'):
     p.oval('tyre', x, y, r)
-    p.oval(hub, x, y, r*.52)
-    p.oval('tyre', x, y, r*.16)
+    p.oval(hub, x, y, r * 0.52)
+    p.oval('tyre', x, y, r * 0.16)
+
+
 def _drive(p, x, y):
     "What speed leaves behind"
-    for i,(dx,s) in enumerate(((.05,.1),(-.2,.14),(-.48,.19))): p.fx.oval('smoke', x+dx, y-.07*i, s)
+    for i, (dx, s) in enumerate(((0.05, 0.1), (-0.2, 0.14), (-0.48, 0.19))):
+        p.fx.oval('smoke', x + dx, y - 0.07 * i, s)
+
 
 def _car(p, r, v, pose):
-    if pose == 'driving': _drive(p, -1.1, .25)
-    top = dict(sedan=[(-.62,-.06),(-.4,-.52),(.22,-.52),(.52,-.06)],
-        beetle=[(-.72,.0),(-.5,-.45),(-.05,-.62),(.35,-.42),(.6,.0)],
-        van=[(-.88,.0),(-.86,-.56),(.3,-.56),(.62,-.06)])[v]
-    (p.blob if v == 'beetle' else p.poly)('base', *top, *([(.4,.2),(-.5,.2)] if v == 'beetle' else []))
+    if pose == 'driving':
+        _drive(p, -1.1, 0.25)
+    top = dict(
+        sedan=[(-0.62, -0.06), (-0.4, -0.52), (0.22, -0.52), (0.52, -0.06)],
+        beetle=[(-0.72, 0.0), (-0.5, -0.45), (-0.05, -0.62), (0.35, -0.42), (0.6, 0.0)],
+        van=[(-0.88, 0.0), (-0.86, -0.56), (0.3, -0.56), (0.62, -0.06)],
+    )[v]
+    (p.blob if v == 'beetle' else p.poly)('base', *top, *([(0.4, 0.2), (-0.5, 0.2)] if v == 'beetle' else []))
     if v == 'beetle':
-        p.blob('glass', (-.48,-.1), (-.38,-.36), (-.08,-.46), (-.08,-.1))
-        p.blob('glass', (.02,-.1), (.02,-.46), (.25,-.34), (.42,-.1))
+        p.blob('glass', (-0.48, -0.1), (-0.38, -0.36), (-0.08, -0.46), (-0.08, -0.1))
+        p.blob('glass', (0.02, -0.1), (0.02, -0.46), (0.25, -0.34), (0.42, -0.1))
     else:
         x = top[0][0]
-        p.poly('glass', (x+.14,-.08), (top[1][0]+.06,-.44), (-.14,-.44), (-.14,-.08))
-        p.poly('glass', (-.04,-.08), (-.04,-.44), (top[2][0]-.05,-.44), (top[3][0]-.12,-.08))
+        p.poly('glass', (x + 0.14, -0.08), (top[1][0] + 0.06, -0.44), (-0.14, -0.44), (-0.14, -0.08))
+        p.poly('glass', (-0.04, -0.08), (-0.04, -0.44), (top[2][0] - 0.05, -0.44), (top[3][0] - 0.12, -0.08))
     if v == 'beetle':
-        p.blob('base', (-.98,.3), (-.92,-.02), (-.4,-.16), (.4,-.16), (.92,.02), (.98,.3), (.4,.38), (-.4,.38))
-    else: p.blob('base', (-.98,.34), (-.96,-.02), (-.5,-.1), (.5,-.1), (.92,.0), (1.,.32), (.5,.38), (-.5,.38))
-    p.rect('dark', -.95,.22,.96,.36,cut=.06)
-    p.oval('flame', .92, .08, .07, .09)
-    p.oval('accent', -.94, .08, .05, .08)
-    p.limb('light', (-.8,.02), (.7,.02), w=.04)
+        p.blob(
+            'base',
+            (-0.98, 0.3),
+            (-0.92, -0.02),
+            (-0.4, -0.16),
+            (0.4, -0.16),
+            (0.92, 0.02),
+            (0.98, 0.3),
+            (0.4, 0.38),
+            (-0.4, 0.38),
+        )
+    else:
+        p.blob(
+            'base',
+            (-0.98, 0.34),
+            (-0.96, -0.02),
+            (-0.5, -0.1),
+            (0.5, -0.1),
+            (0.92, 0.0),
+            (1.0, 0.32),
+            (0.5, 0.38),
+            (-0.5, 0.38),
+        )
+    p.rect('dark', -0.95, 0.22, 0.96, 0.36, cut=0.06)
+    p.oval('flame', 0.92, 0.08, 0.07, 0.09)
+    p.oval('accent', -0.94, 0.08, 0.05, 0.08)
+    p.limb('light', (-0.8, 0.02), (0.7, 0.02), w=0.04)
     if pose == 'driving':
-        p.oval('blush', .12, -.2, .1, .12)
-        p.blob('ink', (.0,-.22), (.06,-.36), (.2,-.34), (.2,-.26), (.08,-.24))
-    for x in (-.55,.55): _wheel(p, x, .36, .23)
+        p.oval('blush', 0.12, -0.2, 0.1, 0.12)
+        p.blob('ink', (0.0, -0.22), (0.06, -0.36), (0.2, -0.34), (0.2, -0.26), (0.08, -0.24))
+    for x in (-0.55, 0.55):
+        _wheel(p, x, 0.36, 0.23)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #3784ad46
 def _bus(p, r, v, pose):
-    if pose == 'driving': _drive(p, -1.12, .35)
-    t = dict(city=-.5, double=-.95, school=-.45)[v]
-    front = .74 if v == 'school' else 1.
-    p.rect('base', -1,t,front,.5,cut=.12)
+    if pose == 'driving':
+        _drive(p, -1.12, 0.35)
+    t = dict(city=-0.5, double=-0.95, school=-0.45)[v]
+    front = 0.74 if v == 'school' else 1.0
+    p.rect('base', -1, t, front, 0.5, cut=0.12)
     if v == 'school':
-        p.rect('base', .5,.02,1.04,.5,cut=.12)
-        p.limb('ink', (-.95,.2), (1,.2), w=.05)
-    for i in range(4): p.rect('glass', -.9+.4*i,t+.14,-.6+.4*i,t+.44,cut=.05)
-    if v != 'school': p.rect('glass', .72,t+.14,.97,t+.44,cut=.05)
+        p.rect('base', 0.5, 0.02, 1.04, 0.5, cut=0.12)
+        p.limb('ink', (-0.95, 0.2), (1, 0.2), w=0.05)
+    for i in range(4):
+        p.rect('glass', -0.9 + 0.4 * i, t + 0.14, -0.6 + 0.4 * i, t + 0.44, cut=0.05)
+    if v != 'school':
+        p.rect('glass', 0.72, t + 0.14, 0.97, t + 0.44, cut=0.05)
     if v == 'double':
-        [p.rect('glass', -.9+.4*i,-.34,-.6+.4*i,-.04,cut=.05) for i in range(5)]
-        p.rect('accent', -1,-.48,1,-.4)
-    p.rect('accent', -1,.08,front,.2)
-    p.rect('dark', -1,.38,front+.02,.52,cut=.04)
-    p.oval('flame', front-.04 if v != 'school' else 1., .32, .07)
-    for x in (-.58,.56): _wheel(p, x, .52, .21)
+        [p.rect('glass', -0.9 + 0.4 * i, -0.34, -0.6 + 0.4 * i, -0.04, cut=0.05) for i in range(5)]
+        p.rect('accent', -1, -0.48, 1, -0.4)
+    p.rect('accent', -1, 0.08, front, 0.2)
+    p.rect('dark', -1, 0.38, front + 0.02, 0.52, cut=0.04)
+    p.oval('flame', front - 0.04 if v != 'school' else 1.0, 0.32, 0.07)
+    for x in (-0.58, 0.56):
+        _wheel(p, x, 0.52, 0.21)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #bb790791
 def _truck(p, r, v, pose):
-    if pose == 'driving': _drive(p, -1.14, .3)
+    if pose == 'driving':
+        _drive(p, -1.14, 0.3)
     if v == 'tipper':
-        p.poly('base', (-1.02,-.35), (.26,-.35), (.2,.22), (-.9,.22))
-        p.blob('wood', (-.9,-.36), (-.5,-.62), (0,-.55), (.16,-.36))
-        p.limb('dark', (-.9,-.05), (.2,-.05), w=.06)
-        p.limb('accent', (-.98,-.3), (.22,-.3), w=.07)
+        p.poly('base', (-1.02, -0.35), (0.26, -0.35), (0.2, 0.22), (-0.9, 0.22))
+        p.blob('wood', (-0.9, -0.36), (-0.5, -0.62), (0, -0.55), (0.16, -0.36))
+        p.limb('dark', (-0.9, -0.05), (0.2, -0.05), w=0.06)
+        p.limb('accent', (-0.98, -0.3), (0.22, -0.3), w=0.07)
     else:
-        p.rect('base', -1.02,-.72,.28,.26,cut=.05)
-        p.rect('white', -.86,-.5,.12,-.04,cut=.04)
-        p.rect('accent', -.86,-.34,.12,-.2)
-        p.rect('dark', -1.02,.16,.28,.26)
-    p.poly('base', (.32,.36), (.32,-.48), (.72,-.48), (.9,-.08), (1.05,.02), (1.06,.4))
-    p.poly('glass', (.42,-.08), (.42,-.38), (.68,-.38), (.82,-.08))
-    p.rect('dark', -1.,.26,1.08,.4,cut=.04)
-    p.oval('flame', 1.02, .16, .06, .08)
-    p.limb('light', (.4,.06), (.9,.06), w=.04)
-    for x in (-.72,-.24,.68): _wheel(p, x, .46, .22)
+        p.rect('base', -1.02, -0.72, 0.28, 0.26, cut=0.05)
+        p.rect('white', -0.86, -0.5, 0.12, -0.04, cut=0.04)
+        p.rect('accent', -0.86, -0.34, 0.12, -0.2)
+        p.rect('dark', -1.02, 0.16, 0.28, 0.26)
+    p.poly('base', (0.32, 0.36), (0.32, -0.48), (0.72, -0.48), (0.9, -0.08), (1.05, 0.02), (1.06, 0.4))
+    p.poly('glass', (0.42, -0.08), (0.42, -0.38), (0.68, -0.38), (0.82, -0.08))
+    p.rect('dark', -1.0, 0.26, 1.08, 0.4, cut=0.04)
+    p.oval('flame', 1.02, 0.16, 0.06, 0.08)
+    p.limb('light', (0.4, 0.06), (0.9, 0.06), w=0.04)
+    for x in (-0.72, -0.24, 0.68):
+        _wheel(p, x, 0.46, 0.22)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #73a53c50
 def _bicycle(p, r, v, pose):
-    b,f,s,h = (-.58,.34),(.58,.34),(-.22,-.32),(.4,-.4)
-    for x,y in (b,f):
-        p.ring('tyre', x, y, .39, .09)
+    b = (-0.58, 0.34)
+    f = (0.58, 0.34)
+    s = (-0.22, -0.32)
+    h = (0.4, -0.4)
+    for x, y in (b, f):
+        p.ring('tyre', x, y, 0.39, 0.09)
         for i in range(3):
-            a = i*1.05+.3
-            p.limb('metal', (x+.34*math.cos(a),y+.34*math.sin(a)), (x-.34*math.cos(a),y-.34*math.sin(a)), w=.022)
-    c = (-.02,.36)
-    p.limb('base', b, s, w=.08)
-    p.limb('base', b, c, w=.08)
-    p.limb('base', s, c, w=.1)
-    p.limb('base', (s[0]+.03,s[1]+.1), (h[0]+.02,h[1]+.14), w=.11) if v == 'racer' else p.limb('base', c, (.1,.0), h,
-        w=.11)
-    p.limb('base', c, (h[0]+.03,h[1]+.12), w=.11)
-    p.limb('base', (h[0]-.03,h[1]-.12), f, w=.1)
-    p.limb('ink', (s[0]-.14,s[1]-.1), (s[0]+.15,s[1]-.12), w=.13, w1=.08)
-    p.limb('metal', s, (s[0],s[1]-.1), w=.06)
-    p.limb('ink', (h[0]-.03,h[1]-.12), (h[0]+.2,h[1]-.14), (h[0]+.18,h[1]+.06),
-        w=.07) if v == 'racer' else p.limb('ink', (h[0]-.22,h[1]-.16), (h[0]-.02,h[1]-.18), w=.08)
-    if v == 'city': p.rect('wood', .52,-.5,.86,-.24,cut=.04)
-    p.oval('metal', *c, .09)
-    p.limb('ink', (c[0]-.02,c[1]), (c[0]+.1,c[1]+.16), w=.05)
+            a = i * 1.05 + 0.3
+            p.limb(
+                'metal',
+                (x + 0.34 * math.cos(a), y + 0.34 * math.sin(a)),
+                (x - 0.34 * math.cos(a), y - 0.34 * math.sin(a)),
+                w=0.022,
+            )
+    c = (-0.02, 0.36)
+    p.limb('base', b, s, w=0.08)
+    p.limb('base', b, c, w=0.08)
+    p.limb('base', s, c, w=0.1)
+    p.limb('base', (s[0] + 0.03, s[1] + 0.1), (h[0] + 0.02, h[1] + 0.14), w=0.11) if v == 'racer' else p.limb(
+        'base', c, (0.1, 0.0), h, w=0.11
+    )
+    p.limb('base', c, (h[0] + 0.03, h[1] + 0.12), w=0.11)
+    p.limb('base', (h[0] - 0.03, h[1] - 0.12), f, w=0.1)
+    p.limb('ink', (s[0] - 0.14, s[1] - 0.1), (s[0] + 0.15, s[1] - 0.12), w=0.13, w1=0.08)
+    p.limb('metal', s, (s[0], s[1] - 0.1), w=0.06)
+    p.limb(
+        'ink', (h[0] - 0.03, h[1] - 0.12), (h[0] + 0.2, h[1] - 0.14), (h[0] + 0.18, h[1] + 0.06), w=0.07
+    ) if v == 'racer' else p.limb('ink', (h[0] - 0.22, h[1] - 0.16), (h[0] - 0.02, h[1] - 0.18), w=0.08)
+    if v == 'city':
+        p.rect('wood', 0.52, -0.5, 0.86, -0.24, cut=0.04)
+    p.oval('metal', *c, 0.09)
+    p.limb('ink', (c[0] - 0.02, c[1]), (c[0] + 0.1, c[1] + 0.16), w=0.05)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7bc57191
 def _boat(p, r, v, pose):
     sail = pose == 'sailing'
-    if sail: [p.fx.limb('white', (-.7-.2*i,.62+.1*i), (-1.25-.1*i,.66+.1*i), w=.07, w1=.02) for i in range(2)]
+    if sail:
+        [
+            p.fx.limb('white', (-0.7 - 0.2 * i, 0.62 + 0.1 * i), (-1.25 - 0.1 * i, 0.66 + 0.1 * i), w=0.07, w1=0.02)
+            for i in range(2)
+        ]
     if v == 'sailboat':
-        p.limb('bark', (0,.3), (0,-1.), w=.07, w1=.05)
+        p.limb('bark', (0, 0.3), (0, -1.0), w=0.07, w1=0.05)
         if sail:
-            p.blob('white', (.05,-.95), (.3,-.55), (.75,.08), (.3,.12), (.05,.1))
-            p.blob('accent', (-.05,-.9), (-.25,-.45), (-.58,.08), (-.2,.1), (-.05,.08))
-            p.poly('accent2', (0,-1.), (.26,-.92), (0,-.84))
+            p.blob('white', (0.05, -0.95), (0.3, -0.55), (0.75, 0.08), (0.3, 0.12), (0.05, 0.1))
+            p.blob('accent', (-0.05, -0.9), (-0.25, -0.45), (-0.58, 0.08), (-0.2, 0.1), (-0.05, 0.08))
+            p.poly('accent2', (0, -1.0), (0.26, -0.92), (0, -0.84))
         else:
-            p.limb('cream', (.02,.02), (.62,.0), w=.15, w1=.1)
-            p.limb('bark', (0,.1), (.66,.08), w=.05)
+            p.limb('cream', (0.02, 0.02), (0.62, 0.0), w=0.15, w1=0.1)
+            p.limb('bark', (0, 0.1), (0.66, 0.08), w=0.05)
     else:
-        if sail: [p.fx.oval('soft', .2-.25*i, -.95-.12*i, .14+.05*i) for i in range(3)]
-        p.rect('accent', .08,-.72,.34,-.2)
-        p.rect('ink', .08,-.72,.34,-.6)
-        p.rect('cream', -.5,-.28,.5,.3,cut=.05)
-        for x in (-.34,-.02,.28): p.oval('glass', x, 0, .09)
-    p.blob('base', (-.98,.2), (-.5,.3), (.5,.3), (1.02,.12), (.9,.4), (.62,.66), (-.6,.68), (-.86,.45))
-    p.limb('light', (-.84,.32), (0,.38), (.88,.28), w=.07)
-    p.poly('dark', (-.74,.56), (.74,.54), (.62,.67), (-.6,.69))
+        if sail:
+            [p.fx.oval('soft', 0.2 - 0.25 * i, -0.95 - 0.12 * i, 0.14 + 0.05 * i) for i in range(3)]
+        p.rect('accent', 0.08, -0.72, 0.34, -0.2)
+        p.rect('ink', 0.08, -0.72, 0.34, -0.6)
+        p.rect('cream', -0.5, -0.28, 0.5, 0.3, cut=0.05)
+        for x in (-0.34, -0.02, 0.28):
+            p.oval('glass', x, 0, 0.09)
+    p.blob(
+        'base',
+        (-0.98, 0.2),
+        (-0.5, 0.3),
+        (0.5, 0.3),
+        (1.02, 0.12),
+        (0.9, 0.4),
+        (0.62, 0.66),
+        (-0.6, 0.68),
+        (-0.86, 0.45),
+    )
+    p.limb('light', (-0.84, 0.32), (0, 0.38), (0.88, 0.28), w=0.07)
+    p.poly('dark', (-0.74, 0.56), (0.74, 0.54), (0.62, 0.67), (-0.6, 0.69))
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #055a013f
 def _plane(p, r, v, pose):
-    if pose == 'parked': [p.limb('metal', (x,.1), (x,.46), w=.06) or p.oval('tyre', x, .48, .1) for x in (-.35,.55)]
-    else: [p.fx.limb('white', (-1.05,y), (-1.6,y), w=.06, w1=.02) for y in (-.05,.12)]
-    p.poly('dark', (.15,-.08), (-.15,-.5), (-.34,-.5), (-.18,-.08))
-    p.poly('accent', (-.72,-.1), (-1.,-.58), (-.78,-.58), (-.44,-.1))
-    p.blob('base', (-1.,-.04), (-.5,-.17), (.4,-.2), (.86,-.1), (1.02,.05), (.8,.17), (-.2,.19), (-.8,.08))
-    p.blob('light', (-.5,.12), (.2,.07), (.98,.06), (.78,.16), (-.2,.18))
-    p.blob('glass', (.62,-.14), (.82,-.1), (.9,.0), (.66,.0))
-    for i in range(5 if v == 'jet' else 3): p.oval('ink' if v == 'jet' else 'glass', -.4+.2*i, -.06, .045, .055)
-    p.poly('light', (.28,.05), (-.3,.52), (-.54,.52), (-.16,.05))
-    p.poly('accent2', (-.7,.0), (-1.,.22), (-1.1,.22), (-.92,.0))
+    if pose == 'parked':
+        [p.limb('metal', (x, 0.1), (x, 0.46), w=0.06) or p.oval('tyre', x, 0.48, 0.1) for x in (-0.35, 0.55)]
+    else:
+        [p.fx.limb('white', (-1.05, y), (-1.6, y), w=0.06, w1=0.02) for y in (-0.05, 0.12)]
+    p.poly('dark', (0.15, -0.08), (-0.15, -0.5), (-0.34, -0.5), (-0.18, -0.08))
+    p.poly('accent', (-0.72, -0.1), (-1.0, -0.58), (-0.78, -0.58), (-0.44, -0.1))
+    p.blob(
+        'base',
+        (-1.0, -0.04),
+        (-0.5, -0.17),
+        (0.4, -0.2),
+        (0.86, -0.1),
+        (1.02, 0.05),
+        (0.8, 0.17),
+        (-0.2, 0.19),
+        (-0.8, 0.08),
+    )
+    p.blob('light', (-0.5, 0.12), (0.2, 0.07), (0.98, 0.06), (0.78, 0.16), (-0.2, 0.18))
+    p.blob('glass', (0.62, -0.14), (0.82, -0.1), (0.9, 0.0), (0.66, 0.0))
+    for i in range(5 if v == 'jet' else 3):
+        p.oval('ink' if v == 'jet' else 'glass', -0.4 + 0.2 * i, -0.06, 0.045, 0.055)
+    p.poly('light', (0.28, 0.05), (-0.3, 0.52), (-0.54, 0.52), (-0.16, 0.05))
+    p.poly('accent2', (-0.7, 0.0), (-1.0, 0.22), (-1.1, 0.22), (-0.92, 0.0))
     if v == 'propeller':
-        p.oval('ink', 1.02, -.14, .045, .2)
-        p.oval('ink', 1.02, .22, .045, .2)
-        p.oval('metal', 1.02, .04, .07)
-    else: p.limb('metal', (-.02,.3), (-.22,.32), w=.15)
+        p.oval('ink', 1.02, -0.14, 0.045, 0.2)
+        p.oval('ink', 1.02, 0.22, 0.045, 0.2)
+        p.oval('metal', 1.02, 0.04, 0.07)
+    else:
+        p.limb('metal', (-0.02, 0.3), (-0.22, 0.32), w=0.15)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #3f12680f
 def _tree(p, r, v, pose):
     if v == 'palm':
-        x = r.uniform(-.25,.25)
-        p.limb('bark', (0,.98), (x*.3,.3), (x,-.45), w=.22, w1=.12)
-        for a in (-2.9,-2.3,-1.6,-.9,-.25,.3,2.85):
-            p.limb('dark' if abs(a)>2.8 or a>.2 else 'base', (x,-.45), (x+.4*math.cos(a),-.5+.3*math.sin(a)),
-                (x+.78*math.cos(a),-.3+.4*math.sin(a)), w=.22, w1=.05)
-        p.oval('wood', x-.06, -.4, .09)
-        return p.oval('wood', x+.08, -.38, .09)
-    p.limb('bark', (0,.98), (r.uniform(-.05,.05),.4), (0,-.1), w=.26, w1=.14)
+        x = r.uniform(-0.25, 0.25)
+        p.limb('bark', (0, 0.98), (x * 0.3, 0.3), (x, -0.45), w=0.22, w1=0.12)
+        for a in (-2.9, -2.3, -1.6, -0.9, -0.25, 0.3, 2.85):
+            p.limb(
+                'dark' if abs(a) > 2.8 or a > 0.2 else 'base',
+                (x, -0.45),
+                (x + 0.4 * math.cos(a), -0.5 + 0.3 * math.sin(a)),
+                (x + 0.78 * math.cos(a), -0.3 + 0.4 * math.sin(a)),
+                w=0.22,
+                w1=0.05,
+            )
+        p.oval('wood', x - 0.06, -0.4, 0.09)
+        return p.oval('wood', x + 0.08, -0.38, 0.09)
+    p.limb('bark', (0, 0.98), (r.uniform(-0.05, 0.05), 0.4), (0, -0.1), w=0.26, w1=0.14)
     if v == 'pine':
-        for i,(y,w) in enumerate(((.2,.62),(-.18,.5),(-.55,.36))):
-            p.poly('dark', (0,y-.62), (w,y+.3), (w*.5,y+.24), (0,y+.34), (-w*.5,y+.24), (-w,y+.3))
-            p.poly('base', (-.02,y-.6), (w*.55,y+.22), (0,y+.26), (-w*.5,y+.18), (-w*.93,y+.26))
+        for i, (y, w) in enumerate(((0.2, 0.62), (-0.18, 0.5), (-0.55, 0.36))):
+            p.poly(
+                'dark',
+                (0, y - 0.62),
+                (w, y + 0.3),
+                (w * 0.5, y + 0.24),
+                (0, y + 0.34),
+                (-w * 0.5, y + 0.24),
+                (-w, y + 0.3),
+            )
+            p.poly(
+                'base',
+                (-0.02, y - 0.6),
+                (w * 0.55, y + 0.22),
+                (0, y + 0.26),
+                (-w * 0.5, y + 0.18),
+                (-w * 0.93, y + 0.26),
+            )
         return
     if v == 'poplar':
-        p.blob('dark', (0,-1.), (.34,-.4), (.38,.2), (.1,.5), (-.3,.4), (-.38,0), (-.28,-.6))
-        p.blob('base', (-.04,-.98), (.2,-.45), (.18,.15), (-.1,.4), (-.36,.1), (-.26,-.55))
-        return p.blob('light', (-.12,-.75), (.0,-.3), (-.1,.1), (-.26,-.2))
-    p.limb('bark', (0,.3), (.3,-.1), w=.1, w1=.06)
-    k = r.uniform(.9,1.1)
-    for f,x,y,q in (('dark',.36,-.02,.36), ('dark',-.3,.06,.36), ('dark',.05,.1,.34), ('base',-.42,-.2,.36),
-        ('base',.42,-.3,.36), ('base',0,-.1,.4), ('base',.02,-.58,.42*k), ('light',-.18,-.62,.26),
-        ('light',-.5,-.28,.17), ('light',.3,-.42,.15)): p.oval(f, x, y, q, q*.92)
+        p.blob('dark', (0, -1.0), (0.34, -0.4), (0.38, 0.2), (0.1, 0.5), (-0.3, 0.4), (-0.38, 0), (-0.28, -0.6))
+        p.blob('base', (-0.04, -0.98), (0.2, -0.45), (0.18, 0.15), (-0.1, 0.4), (-0.36, 0.1), (-0.26, -0.55))
+        return p.blob('light', (-0.12, -0.75), (0.0, -0.3), (-0.1, 0.1), (-0.26, -0.2))
+    p.limb('bark', (0, 0.3), (0.3, -0.1), w=0.1, w1=0.06)
+    k = r.uniform(0.9, 1.1)
+    for f, x, y, q in (
+        ('dark', 0.36, -0.02, 0.36),
+        ('dark', -0.3, 0.06, 0.36),
+        ('dark', 0.05, 0.1, 0.34),
+        ('base', -0.42, -0.2, 0.36),
+        ('base', 0.42, -0.3, 0.36),
+        ('base', 0, -0.1, 0.4),
+        ('base', 0.02, -0.58, 0.42 * k),
+        ('light', -0.18, -0.62, 0.26),
+        ('light', -0.5, -0.28, 0.17),
+        ('light', 0.3, -0.42, 0.15),
+    ):
+        p.oval(f, x, y, q, q * 0.92)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #5ea15e12
 def _flower(p, r, v, pose):
-    b = r.uniform(-.12,.12)
-    p.limb('leaf', (0,1.), (b,.4), (0,-.3), w=.1, w1=.08)
-    p.blob('leaf', (0,.72), (.28,.4), (.52,.4), (.3,.66))
-    p.blob('leaf', (b,.6), (-.25,.25), (-.48,.28), (-.26,.54))
+    b = r.uniform(-0.12, 0.12)
+    p.limb('leaf', (0, 1.0), (b, 0.4), (0, -0.3), w=0.1, w1=0.08)
+    p.blob('leaf', (0, 0.72), (0.28, 0.4), (0.52, 0.4), (0.3, 0.66))
+    p.blob('leaf', (b, 0.6), (-0.25, 0.25), (-0.48, 0.28), (-0.26, 0.54))
     if v == 'tulip':
-        p.blob('dark', (-.3,-.75), (0,-.4), (.3,-.75), (.36,-.3), (0,-.02), (-.36,-.3))
-        p.blob('base', (-.12,-.1), (-.42,-.4), (-.4,-.86), (-.05,-.45))
-        p.blob('base', (.12,-.1), (.42,-.4), (.4,-.86), (.05,-.45))
-        return p.blob('light', (0,-.9), (.2,-.5), (.12,-.12), (-.12,-.12), (-.2,-.5))
-    n,k = (12,.13) if v == 'sunflower' else (r.choice((6,7,8)),.2)
+        p.blob('dark', (-0.3, -0.75), (0, -0.4), (0.3, -0.75), (0.36, -0.3), (0, -0.02), (-0.36, -0.3))
+        p.blob('base', (-0.12, -0.1), (-0.42, -0.4), (-0.4, -0.86), (-0.05, -0.45))
+        p.blob('base', (0.12, -0.1), (0.42, -0.4), (0.4, -0.86), (0.05, -0.45))
+        return p.blob('light', (0, -0.9), (0.2, -0.5), (0.12, -0.12), (-0.12, -0.12), (-0.2, -0.5))
+    n, k = (12, 0.13) if v == 'sunflower' else (r.choice((6, 7, 8)), 0.2)
     for i in range(n):
-        a = 2*math.pi*i/n+.2
-        p.oval('dark' if i%2 and v == 'sunflower' else 'base', .37*math.cos(a), -.4+.37*math.sin(a), .25, k, turn=a)
-        p.oval('light', .42*math.cos(a), -.4+.42*math.sin(a), .1, k*.4, turn=a)
-    p.oval('bark' if v == 'sunflower' else 'gold', 0, -.4, .25 if v == 'sunflower' else .19)
-    p.oval('gold' if v != 'sunflower' else 'wood', -.03, -.43, .11)
+        a = 2 * math.pi * i / n + 0.2
+        p.oval(
+            'dark' if i % 2 and v == 'sunflower' else 'base',
+            0.37 * math.cos(a),
+            -0.4 + 0.37 * math.sin(a),
+            0.25,
+            k,
+            turn=a,
+        )
+        p.oval('light', 0.42 * math.cos(a), -0.4 + 0.42 * math.sin(a), 0.1, k * 0.4, turn=a)
+    p.oval('bark' if v == 'sunflower' else 'gold', 0, -0.4, 0.25 if v == 'sunflower' else 0.19)
+    p.oval('gold' if v != 'sunflower' else 'wood', -0.03, -0.43, 0.11)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #7c1cf095
 def _cactus(p, r, v, pose):
     if v == 'saguaro':
-        y,z = r.uniform(-.1,.25),r.uniform(-.1,.25)
-        p.limb('base', (-.1,y+.2), (-.52,y+.16), (-.56,y-.4), w=.22, w1=.2)
-        p.limb('base', (.1,z+.1), (.5,z+.06), (.54,z-.45), w=.2, w1=.18)
-        p.limb('base', (0,.98), (0,-.75), w=.42, w1=.36)
-        for x in (-.1,.06): p.limb('dark', (x,.9), (x,-.75), w=.035)
-        p.limb('light', (-.14,.6), (-.14,-.7), w=.04)
-        p.oval('accent', .0, -.95, .11)
-        return p.oval('accent', -.56, y-.55, .08)
+        y = r.uniform(-0.1, 0.25)
+        z = r.uniform(-0.1, 0.25)
+        p.limb('base', (-0.1, y + 0.2), (-0.52, y + 0.16), (-0.56, y - 0.4), w=0.22, w1=0.2)
+        p.limb('base', (0.1, z + 0.1), (0.5, z + 0.06), (0.54, z - 0.45), w=0.2, w1=0.18)
+        p.limb('base', (0, 0.98), (0, -0.75), w=0.42, w1=0.36)
+        for x in (-0.1, 0.06):
+            p.limb('dark', (x, 0.9), (x, -0.75), w=0.035)
+        p.limb('light', (-0.14, 0.6), (-0.14, -0.7), w=0.04)
+        p.oval('accent', 0.0, -0.95, 0.11)
+        return p.oval('accent', -0.56, y - 0.55, 0.08)
     if v == 'barrel':
-        p.blob('base', (0,-.5), (.5,-.35), (.66,.2), (.42,.62), (0,.68), (-.42,.62), (-.66,.2), (-.5,-.35))
-        for x in (-.42,-.16,.16,.42):
-            p.limb('dark', (x*.5,-.44), (x,.1), (x*.75,.56), w=.04)
-            [p.oval('cream', x*k, q, .035) for k,q in ((.75,-.2),(1,.1),(.9,.4))]
-        for x in (-.14,.14,0): p.oval('accent', x, -.55-(x==0)*.06, .13, .15)
+        p.blob(
+            'base',
+            (0, -0.5),
+            (0.5, -0.35),
+            (0.66, 0.2),
+            (0.42, 0.62),
+            (0, 0.68),
+            (-0.42, 0.62),
+            (-0.66, 0.2),
+            (-0.5, -0.35),
+        )
+        for x in (-0.42, -0.16, 0.16, 0.42):
+            p.limb('dark', (x * 0.5, -0.44), (x, 0.1), (x * 0.75, 0.56), w=0.04)
+            [p.oval('cream', x * k, q, 0.035) for k, q in ((0.75, -0.2), (1, 0.1), (0.9, 0.4))]
+        for x in (-0.14, 0.14, 0):
+            p.oval('accent', x, -0.55 - (x == 0) * 0.06, 0.13, 0.15)
     else:
-        p.oval('dark', .34, -.1, .22, .3, turn=.6)
-        p.oval('base', 0, .2, .34, .5)
-        p.oval('base', -.36, -.2, .22, .32, turn=-.5)
-        p.oval('base', .1, -.48, .22, .32, turn=.15)
-        for x,y in ((-.1,0),(.12,.2),(0,.45),(-.38,-.2),(.1,-.5),(.36,-.1),(-.44,-.38)): p.oval('cream', x, y, .04)
-        p.oval('accent', .12, -.82, .12)
-        p.oval('accent', -.5, -.5, .1)
-    p.poly('accent2', (-.5,.55), (.5,.55), (.38,1.), (-.38,1.))
-    p.rect('accent', -.56,.5,.56,.66,cut=.04)
+        p.oval('dark', 0.34, -0.1, 0.22, 0.3, turn=0.6)
+        p.oval('base', 0, 0.2, 0.34, 0.5)
+        p.oval('base', -0.36, -0.2, 0.22, 0.32, turn=-0.5)
+        p.oval('base', 0.1, -0.48, 0.22, 0.32, turn=0.15)
+        for x, y in ((-0.1, 0), (0.12, 0.2), (0, 0.45), (-0.38, -0.2), (0.1, -0.5), (0.36, -0.1), (-0.44, -0.38)):
+            p.oval('cream', x, y, 0.04)
+        p.oval('accent', 0.12, -0.82, 0.12)
+        p.oval('accent', -0.5, -0.5, 0.1)
+    p.poly('accent2', (-0.5, 0.55), (0.5, 0.55), (0.38, 1.0), (-0.38, 1.0))
+    p.rect('accent', -0.56, 0.5, 0.56, 0.66, cut=0.04)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #b18893f5
 def _mushroom(p, r, v, pose):
     def one(x, y, s, flat, dots=True):
-        p.blob('cream', (x-.19*s,y-.1), (x+.19*s,y-.1), (x+.3*s,y+.8*s), (x,y+.9*s), (x-.3*s,y+.8*s))
-        h = .45 if flat else .85
-        p.blob('base', (x-.8*s,y+.08), (x-.62*s,y-h*.55*s), (x,y-h*s), (x+.62*s,y-h*.55*s), (x+.8*s,y+.08), (x,y+.16*s))
-        p.oval('cream', x, y+.08*s, .6*s, .08*s)
-        for dx,dy,q in ((-.4,-.22,.12),(.05,-.55 if not flat else -.3,.13),(.42,-.2,.1),(-.08,-.14,.08)):
-            p.oval('white' if not flat else 'light', x+dx*s, y+dy*s, q*s, q*.85*s)
-    if v == 'pair': one(.48, .32, .6, False)
-    one(-.1 if v == 'pair' else 0, 0, .95, v == 'flat')
+        p.blob(
+            'cream',
+            (x - 0.19 * s, y - 0.1),
+            (x + 0.19 * s, y - 0.1),
+            (x + 0.3 * s, y + 0.8 * s),
+            (x, y + 0.9 * s),
+            (x - 0.3 * s, y + 0.8 * s),
+        )
+        h = 0.45 if flat else 0.85
+        p.blob(
+            'base',
+            (x - 0.8 * s, y + 0.08),
+            (x - 0.62 * s, y - h * 0.55 * s),
+            (x, y - h * s),
+            (x + 0.62 * s, y - h * 0.55 * s),
+            (x + 0.8 * s, y + 0.08),
+            (x, y + 0.16 * s),
+        )
+        p.oval('cream', x, y + 0.08 * s, 0.6 * s, 0.08 * s)
+        for dx, dy, q in (
+            (-0.4, -0.22, 0.12),
+            (0.05, -0.55 if not flat else -0.3, 0.13),
+            (0.42, -0.2, 0.1),
+            (-0.08, -0.14, 0.08),
+        ):
+            p.oval('white' if not flat else 'light', x + dx * s, y + dy * s, q * s, q * 0.85 * s)
+
+    if v == 'pair':
+        one(0.48, 0.32, 0.6, False)
+    one(-0.1 if v == 'pair' else 0, 0, 0.95, v == 'flat')
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #4381c2b5
-def _window(p, x, y, w=.2, h=.24):
-    p.rect('white', x-w/2-.03,y-h/2-.03,x+w/2+.03,y+h/2+.03)
-    p.rect('pane', x-w/2,y-h/2,x+w/2,y+h/2)
-    p.rect('white', x-.015,y-h/2,x+.015,y+h/2)
-    p.rect('white', x-w/2,y-.015,x+w/2,y+.015)
+def _window(p, x, y, w=0.2, h=0.24):
+    p.rect('white', x - w / 2 - 0.03, y - h / 2 - 0.03, x + w / 2 + 0.03, y + h / 2 + 0.03)
+    p.rect('pane', x - w / 2, y - h / 2, x + w / 2, y + h / 2)
+    p.rect('white', x - 0.015, y - h / 2, x + 0.015, y + h / 2)
+    p.rect('white', x - w / 2, y - 0.015, x + w / 2, y + 0.015)
+
 
 def _house(p, r, v, pose):
-    w = dict(cottage=.82, town=.56, barn=.88)[v]*r.uniform(.94,1.06)
-    t = dict(cottage=-.1, town=-.42, barn=-.05)[v]
-    ch = r.choice((-1,1))
-    p.rect('stone', ch*w*.5-.1,t-.72,ch*w*.5+.1,t)
-    p.rect('bark', ch*w*.5-.13,t-.76,ch*w*.5+.13,t-.66)
-    p.rect('base', -w,t,w,.95)
-    p.rect('dark', w*.72,t,w,.95)
+    w = dict(cottage=0.82, town=0.56, barn=0.88)[v] * r.uniform(0.94, 1.06)
+    t = dict(cottage=-0.1, town=-0.42, barn=-0.05)[v]
+    ch = r.choice((-1, 1))
+    p.rect('stone', ch * w * 0.5 - 0.1, t - 0.72, ch * w * 0.5 + 0.1, t)
+    p.rect('bark', ch * w * 0.5 - 0.13, t - 0.76, ch * w * 0.5 + 0.13, t - 0.66)
+    p.rect('base', -w, t, w, 0.95)
+    p.rect('dark', w * 0.72, t, w, 0.95)
     if v == 'barn':
-        p.poly('accent', (-w-.1,t+.04), (-w*.72,t-.42), (0,t-.72), (w*.72,t-.42), (w+.1,t+.04))
-        p.poly('base', (-w*.7,t+.04), (-w*.5,t-.3), (0,t-.5), (w*.5,t-.3), (w*.7,t+.04))
-        p.rect('white', -.36,.28,.36,.95)
-        p.rect('accent2', -.31,.33,.31,.95)
-        p.limb('white', (-.3,.36), (.3,.92), w=.05)
-        p.limb('white', (.3,.36), (-.3,.92), w=.05)
-        return _window(p, 0, .02, .22, .2)
-    peak = -.72 if v == 'cottage' else -1.
-    p.poly('accent', (-w-.14,t+.06), (-w*.1,peak-.02), (w*.1,peak-.02), (w+.14,t+.06))
-    p.poly('accent2', (w*.1,peak-.02), (w+.14,t+.06), (w*.6,t+.06))
-    p.rect('accent2', -w-.14,t,w+.14,t+.07)
-    d = r.choice((-.5,0,.5)) if v == 'cottage' else 0
-    p.rect('white', d*w-.17,.36,d*w+.17,.95)
-    p.rect('wood', d*w-.13,.4,d*w+.13,.95)
-    p.oval('gold', d*w+.07, .7, .03)
-    if v == 'town': [_window(p, x, y) for x in (-.28,.28) for y in (-.18,.2)]
-    else: [_window(p, x*w, .3, .26) for x in (-.5,0,.5) if x != d]
+        p.poly(
+            'accent',
+            (-w - 0.1, t + 0.04),
+            (-w * 0.72, t - 0.42),
+            (0, t - 0.72),
+            (w * 0.72, t - 0.42),
+            (w + 0.1, t + 0.04),
+        )
+        p.poly('base', (-w * 0.7, t + 0.04), (-w * 0.5, t - 0.3), (0, t - 0.5), (w * 0.5, t - 0.3), (w * 0.7, t + 0.04))
+        p.rect('white', -0.36, 0.28, 0.36, 0.95)
+        p.rect('accent2', -0.31, 0.33, 0.31, 0.95)
+        p.limb('white', (-0.3, 0.36), (0.3, 0.92), w=0.05)
+        p.limb('white', (0.3, 0.36), (-0.3, 0.92), w=0.05)
+        return _window(p, 0, 0.02, 0.22, 0.2)
+    peak = -0.72 if v == 'cottage' else -1.0
+    p.poly('accent', (-w - 0.14, t + 0.06), (-w * 0.1, peak - 0.02), (w * 0.1, peak - 0.02), (w + 0.14, t + 0.06))
+    p.poly('accent2', (w * 0.1, peak - 0.02), (w + 0.14, t + 0.06), (w * 0.6, t + 0.06))
+    p.rect('accent2', -w - 0.14, t, w + 0.14, t + 0.07)
+    d = r.choice((-0.5, 0, 0.5)) if v == 'cottage' else 0
+    p.rect('white', d * w - 0.17, 0.36, d * w + 0.17, 0.95)
+    p.rect('wood', d * w - 0.13, 0.4, d * w + 0.13, 0.95)
+    p.oval('gold', d * w + 0.07, 0.7, 0.03)
+    if v == 'town':
+        [_window(p, x, y) for x in (-0.28, 0.28) for y in (-0.18, 0.2)]
+    else:
+        [_window(p, x * w, 0.3, 0.26) for x in (-0.5, 0, 0.5) if x != d]
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #299e14ee
 def _tent(p, r, v, pose):
     if v == 'dome':
-        p.blob('base', (-.98,.58), (-.8,-.1), (-.3,-.55), (.3,-.55), (.8,-.1), (.98,.58), (0,.66))
-        p.blob('accent', (-.3,-.55), (.3,-.55), (.16,.0), (-.16,.0))
-        p.blob('deep', (-.34,.62), (-.28,.1), (0,-.1), (.28,.1), (.34,.62))
-        return p.limb('light', (-.8,.0), (-.3,-.47), w=.06)
+        p.blob('base', (-0.98, 0.58), (-0.8, -0.1), (-0.3, -0.55), (0.3, -0.55), (0.8, -0.1), (0.98, 0.58), (0, 0.66))
+        p.blob('accent', (-0.3, -0.55), (0.3, -0.55), (0.16, 0.0), (-0.16, 0.0))
+        p.blob('deep', (-0.34, 0.62), (-0.28, 0.1), (0, -0.1), (0.28, 0.1), (0.34, 0.62))
+        return p.limb('light', (-0.8, 0.0), (-0.3, -0.47), w=0.06)
     if v == 'tipi':
-        for x in (-.2,.2): p.limb('wood', (x,-1.), (-x*.5,-.6), w=.06)
-        p.poly('base', (-.06,-.8), (.06,-.8), (.74,.92), (-.74,.92))
-        p.poly('dark', (.06,-.8), (.74,.92), (.4,.92))
-        p.poly('accent', (-.4,.06), (.4,.06), (.47,.24), (-.47,.24))
-        p.poly('accent', (-.19,-.46), (.19,-.46), (.25,-.3), (-.25,-.3))
-        return p.poly('deep', (0,.15), (.24,.92), (-.24,.92))
-    p.poly('dark', (.0,-.62), (.5,-.55), (1.05,.6), (.6,.66))
-    p.poly('base', (0,-.66), (.66,.66), (-.86,.66))
-    p.poly('accent', (0,-.66), (.2,-.26), (-.26,-.26))
-    p.poly('deep', (-.06,-.3), (.2,.66), (-.34,.66))
-    p.poly('light', (-.06,-.3), (-.34,.66), (-.48,.66))
-    p.limb('cream', (-.86,.64), (-1.04,.74), w=.04)
+        for x in (-0.2, 0.2):
+            p.limb('wood', (x, -1.0), (-x * 0.5, -0.6), w=0.06)
+        p.poly('base', (-0.06, -0.8), (0.06, -0.8), (0.74, 0.92), (-0.74, 0.92))
+        p.poly('dark', (0.06, -0.8), (0.74, 0.92), (0.4, 0.92))
+        p.poly('accent', (-0.4, 0.06), (0.4, 0.06), (0.47, 0.24), (-0.47, 0.24))
+        p.poly('accent', (-0.19, -0.46), (0.19, -0.46), (0.25, -0.3), (-0.25, -0.3))
+        return p.poly('deep', (0, 0.15), (0.24, 0.92), (-0.24, 0.92))
+    p.poly('dark', (0.0, -0.62), (0.5, -0.55), (1.05, 0.6), (0.6, 0.66))
+    p.poly('base', (0, -0.66), (0.66, 0.66), (-0.86, 0.66))
+    p.poly('accent', (0, -0.66), (0.2, -0.26), (-0.26, -0.26))
+    p.poly('deep', (-0.06, -0.3), (0.2, 0.66), (-0.34, 0.66))
+    p.poly('light', (-0.06, -0.3), (-0.34, 0.66), (-0.48, 0.66))
+    p.limb('cream', (-0.86, 0.64), (-1.04, 0.74), w=0.04)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #cecb6d6a
 def _windmill(p, r, v, pose):
-    p.poly('base', (-.28,-.4), (.28,-.4), (.46,.98), (-.46,.98))
-    p.poly('dark', (.1,-.4), (.28,-.4), (.46,.98), (.2,.98))
-    p.blob('accent', (-.36,-.36), (-.24,-.62), (0,-.74), (.24,-.62), (.36,-.36)) if v == 'stone' else p.poly('accent',
-        (-.38,-.36), (0,-.82), (.38,-.36))
-    p.rect('wood', -.13,.6,.13,.98)
-    p.oval('pane', 0, .16, .1, .12)
-    a0 = r.uniform(0,1.57)
+    p.poly('base', (-0.28, -0.4), (0.28, -0.4), (0.46, 0.98), (-0.46, 0.98))
+    p.poly('dark', (0.1, -0.4), (0.28, -0.4), (0.46, 0.98), (0.2, 0.98))
+    p.blob(
+        'accent', (-0.36, -0.36), (-0.24, -0.62), (0, -0.74), (0.24, -0.62), (0.36, -0.36)
+    ) if v == 'stone' else p.poly('accent', (-0.38, -0.36), (0, -0.82), (0.38, -0.36))
+    p.rect('wood', -0.13, 0.6, 0.13, 0.98)
+    p.oval('pane', 0, 0.16, 0.1, 0.12)
+    a0 = r.uniform(0, 1.57)
     for i in range(4):
-        a = a0+i*math.pi/2
-        c,s = math.cos(a),math.sin(a)
-        at = lambda u,q: (u*c-q*s,-.4+u*s+q*c)
-        p.poly('cream' if v == 'stone' else 'accent', at(.2,.0), at(.92,.0), at(.92,.24), at(.2,.2))
-        p.limb('bark', at(0,0), at(.95,0), w=.06)
-        p.limb('bark', at(.56,0), at(.56,.22), w=.03)
-    p.oval('bark', 0, -.4, .1)
+        a = a0 + i * math.pi / 2
+        c = math.cos(a)
+        s = math.sin(a)
+
+        def at(u, q):
+            return (u * c - q * s, -0.4 + u * s + q * c)
+
+        p.poly('cream' if v == 'stone' else 'accent', at(0.2, 0.0), at(0.92, 0.0), at(0.92, 0.24), at(0.2, 0.2))
+        p.limb('bark', at(0, 0), at(0.95, 0), w=0.06)
+        p.limb('bark', at(0.56, 0), at(0.56, 0.22), w=0.03)
+    p.oval('bark', 0, -0.4, 0.1)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #843e4aa5
 def _apple(p, r, v, pose):
-    p.limb('bark', (0,-.4), (.1,-.8), w=.1, w1=.07)
-    p.blob('leaf', (.08,-.6), (.3,-.85), (.58,-.75), (.35,-.55))
-    p.blob('base', (0,-.44), (.35,-.56), (.72,-.3), (.74,.2), (.42,.72), (0,.66), (-.42,.72), (-.74,.2), (-.72,-.3),
-        (-.35,-.56))
-    p.blob('dark', (.72,.2), (.42,.72), (0,.66), (.4,.5))
-    p.oval('soft', -.36, -.16, .16, .22, turn=.5)
+    p.limb('bark', (0, -0.4), (0.1, -0.8), w=0.1, w1=0.07)
+    p.blob('leaf', (0.08, -0.6), (0.3, -0.85), (0.58, -0.75), (0.35, -0.55))
+    p.blob(
+        'base',
+        (0, -0.44),
+        (0.35, -0.56),
+        (0.72, -0.3),
+        (0.74, 0.2),
+        (0.42, 0.72),
+        (0, 0.66),
+        (-0.42, 0.72),
+        (-0.74, 0.2),
+        (-0.72, -0.3),
+        (-0.35, -0.56),
+    )
+    p.blob('dark', (0.72, 0.2), (0.42, 0.72), (0, 0.66), (0.4, 0.5))
+    p.oval('soft', -0.36, -0.16, 0.16, 0.22, turn=0.5)
     if v == 'bitten':
-        p.blob('cream', (.8,-.25), (.52,-.2), (.4,.08), (.52,.36), (.8,.4))
-        p.oval('bark', .56, .08, .05, .08)
+        p.blob('cream', (0.8, -0.25), (0.52, -0.2), (0.4, 0.08), (0.52, 0.36), (0.8, 0.4))
+        p.oval('bark', 0.56, 0.08, 0.05, 0.08)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #2348c3ba
 def _banana(p, r, v, pose):
-    k = r.uniform(.34,.46)
+    k = r.uniform(0.34, 0.46)
+
     def one(turn, fill):
-        c,s = math.cos(turn),math.sin(turn)
-        t = lambda *ps: [((x+.75)*c-y*s-.75,(x+.75)*s+y*c) for x,y in ps]
-        p.blob(fill, *t((-.86,-.4), (-.5,.1), (0,.34), (.5,.24), (.9,-.2), (.82,-.3), (.4,-.04), (0,.34-k), (-.45,-.2),
-            (-.76,-.48)))
-        p.limb('light' if fill == 'base' else 'base', *t((-.55,-.1), (-.1,.14), (.4,.08)), w=.06)
-        p.limb('bark', *t((-.82,-.42), (-.84,-.6)), w=.13, w1=.1)
-        p.oval('bark', *t((.87,-.26))[0], .07)
+        c = math.cos(turn)
+        s = math.sin(turn)
+
+        def t(*ps):
+            return [((x + 0.75) * c - y * s - 0.75, (x + 0.75) * s + y * c) for x, y in ps]
+
+        p.blob(
+            fill,
+            *t(
+                (-0.86, -0.4),
+                (-0.5, 0.1),
+                (0, 0.34),
+                (0.5, 0.24),
+                (0.9, -0.2),
+                (0.82, -0.3),
+                (0.4, -0.04),
+                (0, 0.34 - k),
+                (-0.45, -0.2),
+                (-0.76, -0.48),
+            ),
+        )
+        p.limb('light' if fill == 'base' else 'base', *t((-0.55, -0.1), (-0.1, 0.14), (0.4, 0.08)), w=0.06)
+        p.limb('bark', *t((-0.82, -0.42), (-0.84, -0.6)), w=0.13, w1=0.1)
+        p.oval('bark', *t((0.87, -0.26))[0], 0.07)
+
     if v == 'bunch':
-        one(.5, 'dark')
-        one(.2, 'dark')
-    one(-.08, 'base')
+        one(0.5, 'dark')
+        one(0.2, 'dark')
+    one(-0.08, 'base')
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #0c9326bf
 def _cake(p, r, v, pose):
     if v == 'cupcake':
-        p.poly('accent', (-.5,.2), (.5,.2), (.38,.85), (-.38,.85))
-        [p.limb('accent2', (x,.26), (x*.8,.82), w=.04) for x in (-.3,-.1,.1,.3)]
-        for x,y,q in ((-.34,.12,.3),(.34,.12,.3),(0,.1,.34),(-.16,-.2,.3),(.17,-.2,.28),(0,-.46,.22)):
-            p.oval('base', x, y, q, q*.8)
-        p.oval('light', -.12, -.28, .14, .08, turn=-.3)
-        return p.oval('blush', 0, -.72, .14)
+        p.poly('accent', (-0.5, 0.2), (0.5, 0.2), (0.38, 0.85), (-0.38, 0.85))
+        [p.limb('accent2', (x, 0.26), (x * 0.8, 0.82), w=0.04) for x in (-0.3, -0.1, 0.1, 0.3)]
+        for x, y, q in (
+            (-0.34, 0.12, 0.3),
+            (0.34, 0.12, 0.3),
+            (0, 0.1, 0.34),
+            (-0.16, -0.2, 0.3),
+            (0.17, -0.2, 0.28),
+            (0, -0.46, 0.22),
+        ):
+            p.oval('base', x, y, q, q * 0.8)
+        p.oval('light', -0.12, -0.28, 0.14, 0.08, turn=-0.3)
+        return p.oval('blush', 0, -0.72, 0.14)
     if v == 'slice':
-        p.poly('cream', (-.8,-.1), (.8,-.3), (.8,.62), (-.8,.62))
-        p.poly('base', (-.8,.18), (.8,.08), (.8,.28), (-.8,.34))
-        p.poly('base', (-.84,-.06), (.2,-.5), (.84,-.38), (.84,-.2), (-.8,.04))
-        p.poly('light', (-.84,-.06), (.2,-.5), (.84,-.38))
-        return p.oval('accent', .3, -.46, .15)
-    p.oval('white', 0, .66, 1., .16)
-    p.rect('base', -.8,-.1,.8,.62,cut=.1)
-    p.oval('light', 0, -.1, .79, .17)
-    p.rect('cream', -.8,.24,.8,.36)
-    for i in range(5): p.oval('accent', -.64+.32*i, -.04+.08*(2-abs(i-2))*.4, .15, .17)
-    for x in (-.36,0,.36):
-        p.rect('white', x-.05,-.6,x+.05,-.12)
-        p.oval('flame', x, -.72, .07, .12)
-        p.oval('beak', x, -.69, .035, .06)
+        p.poly('cream', (-0.8, -0.1), (0.8, -0.3), (0.8, 0.62), (-0.8, 0.62))
+        p.poly('base', (-0.8, 0.18), (0.8, 0.08), (0.8, 0.28), (-0.8, 0.34))
+        p.poly('base', (-0.84, -0.06), (0.2, -0.5), (0.84, -0.38), (0.84, -0.2), (-0.8, 0.04))
+        p.poly('light', (-0.84, -0.06), (0.2, -0.5), (0.84, -0.38))
+        return p.oval('accent', 0.3, -0.46, 0.15)
+    p.oval('white', 0, 0.66, 1.0, 0.16)
+    p.rect('base', -0.8, -0.1, 0.8, 0.62, cut=0.1)
+    p.oval('light', 0, -0.1, 0.79, 0.17)
+    p.rect('cream', -0.8, 0.24, 0.8, 0.36)
+    for i in range(5):
+        p.oval('accent', -0.64 + 0.32 * i, -0.04 + 0.08 * (2 - abs(i - 2)) * 0.4, 0.15, 0.17)
+    for x in (-0.36, 0, 0.36):
+        p.rect('white', x - 0.05, -0.6, x + 0.05, -0.12)
+        p.oval('flame', x, -0.72, 0.07, 0.12)
+        p.oval('beak', x, -0.69, 0.035, 0.06)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #9c1d8e57
 def _chair(p, r, v, pose):
     if v == 'stool':
-        for x,q in ((-.3,'dark'),(.3,'dark'),(-.42,'base'),(.42,'base')):
-            p.limb(q, (x*.8,-.2), (x*1.25,.95), w=.13, w1=.1)
-        p.limb('dark', (-.42,.5), (.42,.5), w=.08)
-        p.oval('dark', 0, -.2, .62, .2)
-        return p.oval('light', 0, -.28, .62, .2)
+        for x, q in ((-0.3, 'dark'), (0.3, 'dark'), (-0.42, 'base'), (0.42, 'base')):
+            p.limb(q, (x * 0.8, -0.2), (x * 1.25, 0.95), w=0.13, w1=0.1)
+        p.limb('dark', (-0.42, 0.5), (0.42, 0.5), w=0.08)
+        p.oval('dark', 0, -0.2, 0.62, 0.2)
+        return p.oval('light', 0, -0.28, 0.62, 0.2)
     if v == 'armchair':
-        for x in (-.6,.6): p.rect('wood', x-.08,.7,x+.08,.95)
-        p.blob('dark', (-.66,.5), (-.66,-.5), (-.4,-.85), (.4,-.85), (.66,-.5), (.66,.5))
-        p.blob('base', (-.56,.4), (-.56,-.46), (-.34,-.74), (.34,-.74), (.56,-.46), (.56,.4))
-        p.rect('base', -.7,.3,.7,.78,cut=.1)
-        p.rect('light', -.56,.12,.56,.4,cut=.12)
-        return [p.rect('base', x-.2,-.1,x+.2,.8,cut=.16) for x in (-.72,.72)] and None
-    h = r.uniform(-.98,-.8)
-    for x in (-.32,.5): p.limb('dark', (x,.1), (x,.8), w=.1)
-    p.limb('base', (-.46,h), (-.44,.95), w=.13)
-    p.limb('base', (.28,.2), (.3,.95), w=.12)
-    p.limb('dark', (.48,h+.03), (.5,.1), w=.11)
-    for y in (h+.1,h+.38): p.poly('base', (-.46,y-.06), (.48,y-.03), (.48,y+.12), (-.46,y+.1))
-    p.poly('base', (-.54,.16), (-.36,-.08), (.58,-.08), (.46,.16))
-    p.rect('dark', -.54,.15,.46,.25)
-    p.poly('accent', (-.42,.12), (-.3,-.05), (.48,-.05), (.38,.12))
+        for x in (-0.6, 0.6):
+            p.rect('wood', x - 0.08, 0.7, x + 0.08, 0.95)
+        p.blob('dark', (-0.66, 0.5), (-0.66, -0.5), (-0.4, -0.85), (0.4, -0.85), (0.66, -0.5), (0.66, 0.5))
+        p.blob('base', (-0.56, 0.4), (-0.56, -0.46), (-0.34, -0.74), (0.34, -0.74), (0.56, -0.46), (0.56, 0.4))
+        p.rect('base', -0.7, 0.3, 0.7, 0.78, cut=0.1)
+        p.rect('light', -0.56, 0.12, 0.56, 0.4, cut=0.12)
+        return [p.rect('base', x - 0.2, -0.1, x + 0.2, 0.8, cut=0.16) for x in (-0.72, 0.72)] and None
+    h = r.uniform(-0.98, -0.8)
+    for x in (-0.32, 0.5):
+        p.limb('dark', (x, 0.1), (x, 0.8), w=0.1)
+    p.limb('base', (-0.46, h), (-0.44, 0.95), w=0.13)
+    p.limb('base', (0.28, 0.2), (0.3, 0.95), w=0.12)
+    p.limb('dark', (0.48, h + 0.03), (0.5, 0.1), w=0.11)
+    for y in (h + 0.1, h + 0.38):
+        p.poly('base', (-0.46, y - 0.06), (0.48, y - 0.03), (0.48, y + 0.12), (-0.46, y + 0.1))
+    p.poly('base', (-0.54, 0.16), (-0.36, -0.08), (0.58, -0.08), (0.46, 0.16))
+    p.rect('dark', -0.54, 0.15, 0.46, 0.25)
+    p.poly('accent', (-0.42, 0.12), (-0.3, -0.05), (0.48, -0.05), (0.38, 0.12))
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #726f6cfe
 def _lamp(p, r, v, pose):
     on = pose == 'shining'
-    if on: p.fx.oval('flame', 0, -.35 if v == 'desk' else -.6, .95, .8)
-    y,b = (-.1,.9) if v == 'desk' else (-.4,1.)
-    p.limb('bark', (0,y), (0,b), w=.1)
-    if v == 'desk': p.blob('accent', (-.2,.2), (.2,.2), (.34,.55), (.2,.86), (-.2,.86), (-.34,.55))
-    p.oval('bark', 0, b, .4, .1)
-    t,w = r.uniform(.2,.36),r.uniform(.58,.68)
-    p.oval('flame' if on else 'deep', 0, y, w*.96, .1)
-    p.poly('soft' if on else 'base', (-t,y-.72), (t,y-.72), (w,y), (-w,y))
-    p.poly('base', (-t,y-.72), (t,y-.72), (t+.04,y-.62), (-t-.04,y-.62))
-    p.poly('base', (-w+.03,y-.09), (w-.03,y-.09), (w,y), (-w,y))
-    p.limb('light', (-t*.7,y-.6), (-w*.7,y-.14), w=.07)
+    if on:
+        p.fx.oval('flame', 0, -0.35 if v == 'desk' else -0.6, 0.95, 0.8)
+    y, b = (-0.1, 0.9) if v == 'desk' else (-0.4, 1.0)
+    p.limb('bark', (0, y), (0, b), w=0.1)
+    if v == 'desk':
+        p.blob('accent', (-0.2, 0.2), (0.2, 0.2), (0.34, 0.55), (0.2, 0.86), (-0.2, 0.86), (-0.34, 0.55))
+    p.oval('bark', 0, b, 0.4, 0.1)
+    t = r.uniform(0.2, 0.36)
+    w = r.uniform(0.58, 0.68)
+    p.oval('flame' if on else 'deep', 0, y, w * 0.96, 0.1)
+    p.poly('soft' if on else 'base', (-t, y - 0.72), (t, y - 0.72), (w, y), (-w, y))
+    p.poly('base', (-t, y - 0.72), (t, y - 0.72), (t + 0.04, y - 0.62), (-t - 0.04, y - 0.62))
+    p.poly('base', (-w + 0.03, y - 0.09), (w - 0.03, y - 0.09), (w, y), (-w, y))
+    p.limb('light', (-t * 0.7, y - 0.6), (-w * 0.7, y - 0.14), w=0.07)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #edd32eaa
 def _table(p, r, v, pose):
     if v == 'round':
-        p.limb('dark', (0,-.1), (0,.7), w=.2, w1=.16)
-        p.limb('dark', (-.45,.82), (0,.66), (.45,.82), w=.12)
-        p.oval('dark', 0, -.14, .98, .26)
-        p.oval('base', 0, -.22, .98, .26)
-        return p.oval('light', -.1, -.25, .66, .14)
-    for x in (-.6,.6): p.limb('deep', (x,-.1), (x,.55), w=.12)
-    for x in (-.86,.86): p.limb('base', (x,0), (x,.82), w=.16, w1=.11)
-    p.poly('base', (-1.,-.08), (-.7,-.4), (.7,-.4), (1.,-.08))
-    p.rect('dark', -1.,-.1,1.,.06)
-    p.poly('light', (-.8,-.16), (-.6,-.34), (.2,-.34), (.1,-.16)) if r.random()<.5 else p.poly('accent', (-.3,-.08),
-        (-.24,-.4), (.24,-.4), (.3,-.08))
+        p.limb('dark', (0, -0.1), (0, 0.7), w=0.2, w1=0.16)
+        p.limb('dark', (-0.45, 0.82), (0, 0.66), (0.45, 0.82), w=0.12)
+        p.oval('dark', 0, -0.14, 0.98, 0.26)
+        p.oval('base', 0, -0.22, 0.98, 0.26)
+        return p.oval('light', -0.1, -0.25, 0.66, 0.14)
+    for x in (-0.6, 0.6):
+        p.limb('deep', (x, -0.1), (x, 0.55), w=0.12)
+    for x in (-0.86, 0.86):
+        p.limb('base', (x, 0), (x, 0.82), w=0.16, w1=0.11)
+    p.poly('base', (-1.0, -0.08), (-0.7, -0.4), (0.7, -0.4), (1.0, -0.08))
+    p.rect('dark', -1.0, -0.1, 1.0, 0.06)
+    p.poly('light', (-0.8, -0.16), (-0.6, -0.34), (0.2, -0.34), (0.1, -0.16)) if r.random() < 0.5 else p.poly(
+        'accent', (-0.3, -0.08), (-0.24, -0.4), (0.24, -0.4), (0.3, -0.08)
+    )
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #66d6ca2a
 def _ball(p, r, v, pose):
-    if pose == 'bouncing': [p.fx.limb('white', (x,1.2), (x*1.2,1.75), w=.08, w1=.02) for x in (-.5,0,.5)]
-    p.oval('base', 0, 0, .92)
-    a0 = r.uniform(0,6.28)
+    if pose == 'bouncing':
+        [p.fx.limb('white', (x, 1.2), (x * 1.2, 1.75), w=0.08, w1=0.02) for x in (-0.5, 0, 0.5)]
+    p.oval('base', 0, 0, 0.92)
+    a0 = r.uniform(0, 6.28)
     if v == 'beach':
         for i in range(3):
-            a = a0+i*2.094
-            p.poly('white' if i<2 else 'accent', (.1*math.cos(a),.1*math.sin(a)),
-                *[(.91*math.cos(a+.174*j),.91*math.sin(a+.174*j)) for j in range(7)])
-        p.oval('white', 0, 0, .16)
+            a = a0 + i * 2.094
+            p.poly(
+                'white' if i < 2 else 'accent',
+                (0.1 * math.cos(a), 0.1 * math.sin(a)),
+                *[(0.91 * math.cos(a + 0.174 * j), 0.91 * math.sin(a + 0.174 * j)) for j in range(7)],
+            )
+        p.oval('white', 0, 0, 0.16)
     elif v == 'football':
         for i in range(5):
-            a = a0+i*1.257
-            p.oval('accent2', .74*math.cos(a), .74*math.sin(a), .19, .17, turn=a)
-            p.limb('dark', (.3*math.cos(a),.3*math.sin(a)), (.6*math.cos(a),.6*math.sin(a)), w=.06)
-        p.poly('accent2', *[(.32*math.cos(a0+i*1.257),.32*math.sin(a0+i*1.257)) for i in range(5)])
+            a = a0 + i * 1.257
+            p.oval('accent2', 0.74 * math.cos(a), 0.74 * math.sin(a), 0.19, 0.17, turn=a)
+            p.limb('dark', (0.3 * math.cos(a), 0.3 * math.sin(a)), (0.6 * math.cos(a), 0.6 * math.sin(a)), w=0.06)
+        p.poly('accent2', *[(0.32 * math.cos(a0 + i * 1.257), 0.32 * math.sin(a0 + i * 1.257)) for i in range(5)])
     else:
-        c,s = math.cos(a0*.2),math.sin(a0*.2)
-        p.poly('accent', *[(x*c-y*s,x*s+y*c) for x,y in ((-.88,-.24),(.88,-.24),(.91,0),(.88,.24),(-.88,.24),(-.91,0))])
-    p.oval('light', -.36, -.42, .2, .14, turn=-.7)
+        c = math.cos(a0 * 0.2)
+        s = math.sin(a0 * 0.2)
+        p.poly(
+            'accent',
+            *[
+                (x * c - y * s, x * s + y * c)
+                for x, y in ((-0.88, -0.24), (0.88, -0.24), (0.91, 0), (0.88, 0.24), (-0.88, 0.24), (-0.91, 0))
+            ],
+        )
+    p.oval('light', -0.36, -0.42, 0.2, 0.14, turn=-0.7)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #08269a94
 def _kite(p, r, v, pose):
     fly = pose == 'flying'
-    q = [(.0,.42),(.14,.6),(-.1,.78),(.1,1.),(-.02,1.2)] if fly else [(.0,.42),(.3,.52),(.6,.42),(.9,.54)]
-    p.limb('ink', *q, w=.04)
-    for i,(x,y) in enumerate(q[1:]):
-        p.poly('accent' if i%2 else 'base', (x-.14,y-.09), (x,y), (x-.14,y+.09))
-        p.poly('accent' if i%2 else 'base', (x+.14,y-.09), (x,y), (x+.14,y+.09))
+    q = (
+        [(0.0, 0.42), (0.14, 0.6), (-0.1, 0.78), (0.1, 1.0), (-0.02, 1.2)]
+        if fly
+        else [(0.0, 0.42), (0.3, 0.52), (0.6, 0.42), (0.9, 0.54)]
+    )
+    p.limb('ink', *q, w=0.04)
+    for i, (x, y) in enumerate(q[1:]):
+        p.poly('accent' if i % 2 else 'base', (x - 0.14, y - 0.09), (x, y), (x - 0.14, y + 0.09))
+        p.poly('accent' if i % 2 else 'base', (x + 0.14, y - 0.09), (x, y), (x + 0.14, y + 0.09))
     if v == 'delta':
-        p.poly('base', (0,-.9), (.95,.3), (0,.42), (-.95,.3))
-        p.poly('accent', (0,-.9), (.34,.36), (0,.42), (-.34,.36))
-        p.poly('dark', (0,-.9), (.95,.3), (.62,.34))
-        return p.limb('ink', (0,-.9), (0,.42), w=.03)
-    w = r.uniform(.6,.72)
-    p.poly('base', (0,-.98), (w,-.25), (0,.45), (-w,-.25))
-    p.poly('light', (0,-.98), (w,-.25), (0,-.25))
-    p.poly('light', (0,.45), (-w,-.25), (0,-.25))
-    p.limb('ink', (0,-.96), (0,.42), w=.035)
-    p.limb('ink', (-w,-.25), (w,-.25), w=.035)
+        p.poly('base', (0, -0.9), (0.95, 0.3), (0, 0.42), (-0.95, 0.3))
+        p.poly('accent', (0, -0.9), (0.34, 0.36), (0, 0.42), (-0.34, 0.36))
+        p.poly('dark', (0, -0.9), (0.95, 0.3), (0.62, 0.34))
+        return p.limb('ink', (0, -0.9), (0, 0.42), w=0.03)
+    w = r.uniform(0.6, 0.72)
+    p.poly('base', (0, -0.98), (w, -0.25), (0, 0.45), (-w, -0.25))
+    p.poly('light', (0, -0.98), (w, -0.25), (0, -0.25))
+    p.poly('light', (0, 0.45), (-w, -0.25), (0, -0.25))
+    p.limb('ink', (0, -0.96), (0, 0.42), w=0.035)
+    p.limb('ink', (-w, -0.25), (w, -0.25), w=0.035)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #ddcebd0a
 def _umbrella(p, r, v, pose):
-    w,y,h,n = (.95,-.12,.85,4) if v == 'rain' else (1.,-.25,.68,5)
-    p.limb('bark', (0,y-.6), (0,.72), *([(.03,.9),(.16,.95),(.25,.8)] if v == 'rain' else [(0,1.)]), w=.09)
-    def rib(k, m=1): return [(k*w*math.sin(1.5708*i/6), y-h*math.cos(1.5708*i/6)) for i in range(7)][::m]
+    w, y, h, n = (0.95, -0.12, 0.85, 4) if v == 'rain' else (1.0, -0.25, 0.68, 5)
+    p.limb(
+        'bark',
+        (0, y - 0.6),
+        (0, 0.72),
+        *([(0.03, 0.9), (0.16, 0.95), (0.25, 0.8)] if v == 'rain' else [(0, 1.0)]),
+        w=0.09,
+    )
+
+    def rib(k, m=1):
+        return [(k * w * math.sin(1.5708 * i / 6), y - h * math.cos(1.5708 * i / 6)) for i in range(7)][::m]
+
     def panel(fill, k0, k1):
-        p.poly(fill, *rib(k0), *[(w*(k0+(k1-k0)*t), y-.11*math.sin(3.1416*t)) for t in (.25,.5,.75)], *rib(k1, -1))
-    for i in range(n): panel('base' if i%2 == 0 else 'cream' if v == 'beach' else 'dark', -1+2*i/n, -1+2*(i+1)/n)
-    p.limb('bark', (0,y-h+.02), (0,y-h-.13), w=.07)
-    p.limb('light', (-.7*w,y-h*.52), (-.42*w,y-h*.8), w=.06)
+        p.poly(
+            fill,
+            *rib(k0),
+            *[(w * (k0 + (k1 - k0) * t), y - 0.11 * math.sin(3.1416 * t)) for t in (0.25, 0.5, 0.75)],
+            *rib(k1, -1),
+        )
+
+    for i in range(n):
+        panel('base' if i % 2 == 0 else 'cream' if v == 'beach' else 'dark', -1 + 2 * i / n, -1 + 2 * (i + 1) / n)
+    p.limb('bark', (0, y - h + 0.02), (0, y - h - 0.13), w=0.07)
+    p.limb('light', (-0.7 * w, y - h * 0.52), (-0.42 * w, y - h * 0.8), w=0.06)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #36eec943
 def _cup(p, r, v, pose):
     if pose == 'steaming':
-        [p.fx.limb('white', (x,-.62), (x+.1,-.82), (x-.06,-1.02), (x+.05,-1.22), w=.1, w1=.04) for x in (-.22,.08,.36)]
-    b = r.uniform(.36,.46) if v == 'mug' else .26
-    t = -.5 if v == 'mug' else -.3
+        [
+            p.fx.limb('white', (x, -0.62), (x + 0.1, -0.82), (x - 0.06, -1.02), (x + 0.05, -1.22), w=0.1, w1=0.04)
+            for x in (-0.22, 0.08, 0.36)
+        ]
+    b = r.uniform(0.36, 0.46) if v == 'mug' else 0.26
+    t = -0.5 if v == 'mug' else -0.3
     if v == 'teacup':
-        p.oval('accent2', 0, .66, .86, .16)
-        p.oval('accent', 0, .6, .86, .15)
-    p.ring('dark', .6 if v == 'mug' else .66, .02 if v == 'mug' else -.02, .24 if v == 'mug' else .18, .12)
-    p.blob('base', (-.58,t), (-.57,.1), (-b,.6), (0,.7), (b,.6), (.57,.1), (.58,t)) if v == 'teacup' else p.poly('base',
-        (-.56,t), (.56,t), (b+.03,.6), (b-.1,.7), (-b+.1,.7), (-b-.03,.6))
-    p.poly('accent', (-.55,-.08), (.55,-.08), (.5,.16), (-.5,.16)) if v == 'mug' else [p.oval('accent', x, .1,
-        .09) for x in (-.3,0,.3)]
-    p.oval('light', 0, t, .57, .15)
-    p.oval('bark', 0, t+.02, .46, .1)
+        p.oval('accent2', 0, 0.66, 0.86, 0.16)
+        p.oval('accent', 0, 0.6, 0.86, 0.15)
+    p.ring('dark', 0.6 if v == 'mug' else 0.66, 0.02 if v == 'mug' else -0.02, 0.24 if v == 'mug' else 0.18, 0.12)
+    p.blob(
+        'base', (-0.58, t), (-0.57, 0.1), (-b, 0.6), (0, 0.7), (b, 0.6), (0.57, 0.1), (0.58, t)
+    ) if v == 'teacup' else p.poly(
+        'base', (-0.56, t), (0.56, t), (b + 0.03, 0.6), (b - 0.1, 0.7), (-b + 0.1, 0.7), (-b - 0.03, 0.6)
+    )
+    p.poly('accent', (-0.55, -0.08), (0.55, -0.08), (0.5, 0.16), (-0.5, 0.16)) if v == 'mug' else [
+        p.oval('accent', x, 0.1, 0.09) for x in (-0.3, 0, 0.3)
+    ]
+    p.oval('light', 0, t, 0.57, 0.15)
+    p.oval('bark', 0, t + 0.02, 0.46, 0.1)
 
 # %% ../../../nbs/datasets/world/05_objects.ipynb #525dc698
-_draw = dict(dog=_dog, cat=_cat, horse=_horse, sheep=_sheep, bird=_bird, fish=_fish, car=_car, bus=_bus, boat=_boat,
-    bicycle=_bicycle, tree=_tree, flower=_flower, cactus=_cactus, house=_house, tent=_tent, apple=_apple, cake=_cake,
-    banana=_banana, chair=_chair, lamp=_lamp, ball=_ball, kite=_kite, umbrella=_umbrella, cup=_cup, rabbit=_rabbit,
-    truck=_truck, plane=_plane, mushroom=_mushroom, windmill=_windmill, table=_table)
+_draw = dict(
+    dog=_dog,
+    cat=_cat,
+    horse=_horse,
+    sheep=_sheep,
+    bird=_bird,
+    fish=_fish,
+    car=_car,
+    bus=_bus,
+    boat=_boat,
+    bicycle=_bicycle,
+    tree=_tree,
+    flower=_flower,
+    cactus=_cactus,
+    house=_house,
+    tent=_tent,
+    apple=_apple,
+    cake=_cake,
+    banana=_banana,
+    chair=_chair,
+    lamp=_lamp,
+    ball=_ball,
+    kite=_kite,
+    umbrella=_umbrella,
+    cup=_cup,
+    rabbit=_rabbit,
+    truck=_truck,
+    plane=_plane,
+    mushroom=_mushroom,
+    windmill=_windmill,
+    table=_table,
+)
+
+
 @functools.lru_cache(128, typed=True)
 def _drawn(c, variant, action, seed):
     p = Pen()
     _draw[c](p, Random(seed), variant, action)
-    return p.shapes,p.fx.shapes
+    return p.shapes, p.fx.shapes
+
 
 def shapes(
-    thing:dict,   # An object of an annotation: category, variant, action, look
-    x:float=0.,   # Where its own origin goes
-    y:float=0.,
-    size:float=1.,# Length of one of its units
-)->tuple:         # `Outlines` twice: the thing, and effects around it
+    thing: dict,  # An object of an annotation: category, variant, action, look
+    x: float = 0.0,  # Where its own origin goes
+    y: float = 0.0,
+    size: float = 1.0,  # Length of one of its units
+) -> tuple:  # `Outlines` twice: the thing, and effects around it
     "The outlines of `thing`"
-    k,c = thing['look'],thing['category']
-    if c not in _draw: raise did_you_mean('category', c, CATEGORIES)
-    ca,sa = math.cos(k['angle']),math.sin(k['angle'])
+    k = thing['look']
+    c = thing['category']
+    if c not in _draw:
+        raise did_you_mean('category', c, CATEGORIES)
+    ca = math.cos(k['angle'])
+    sa = math.sin(k['angle'])
     f = -k['wide'] if k['flip'] else k['wide']
-    m = f*ca*size,-k['tall']*sa*size,f*sa*size,k['tall']*ca*size,x,y
+    m = f * ca * size, -k['tall'] * sa * size, f * sa * size, k['tall'] * ca * size, x, y
     return tuple(o.at(m) for o in _drawn(c, thing['variant'], thing['action'], k['seed']))

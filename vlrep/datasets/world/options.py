@@ -7,37 +7,60 @@ __all__ = ['WorldOptions']
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #21963cc6
 from dataclasses import dataclass
-from ...core.fields import *
-from ..base import *
+
+from ...core.fields import Float, Fraction, Int
+from ..base import DATASETS, DatasetBuilder, PartSeed
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #7e38d684
 @dataclass(frozen=True)
 class WorldOptions:
     "How many scenes of the world each part of the job sees"
-    scenes:Int(16, 10**8)=10_000  # To learn from
-    valid:Int(4, 10**6)=500       # Held out: they choose the checkpoint
-    probe:Int(40, 10**6)=1500     # Shifted scenes that the probes are fitted to
-    probe_held:Int(40, 10**6)=500 # Shifted scenes that choose the probes' strength
-    test:Int(40, 10**6)=2000      # Shifted scenes that are reported
-    shown:Int(4, 10**6)=500       # Scenes that are captioned, and checked for their nouns
-    part:Fraction=1.              # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
-    captions:Int(0, 1000)=0       # Captions of each that are used; 0 means all
-    part_seed:PartSeed=0          # Which part, and which captions; -1: each run takes its own, by its seed
-    point:Int(0, 10**6)=500       # Scenes of either domain for the question where a named thing is; 0 for none
-    narrated:bool=False           # Are the captions of a scene what its narrative says? LocTex's words for captions
-    draws:Int(0, 10**5)=0         # Keep each score under so many draws of the test scenes, to compare runs in pairs
-    baselines:bool=True           # Show the supervised baseline, and measure random features?
-    train_supervised:bool=False # Train that baseline even where a kept run of the same recipe can be shown?
-    zeroshot:Int(0, 10**6)=0 # Shifted scenes, most of one thing, for unseen categories by attributes; 0 for none
-    density:Float(.2, 4)=1. # How much the captions to learn from say: `density` of `Difficulty`
-    coarse:bool=False      # Are the labels to learn from groups (animal, vehicle, ...) instead of categories?
+
+    scenes: Int(16, 10**8) = 10_000  # To learn from
+    valid: Int(4, 10**6) = 500  # Held out: they choose the checkpoint
+    probe: Int(40, 10**6) = 1500  # Shifted scenes that the probes are fitted to
+    probe_held: Int(40, 10**6) = 500  # Shifted scenes that choose the probes' strength
+    test: Int(40, 10**6) = 2000  # Shifted scenes that are reported
+    shown: Int(4, 10**6) = 500  # Scenes that are captioned, and checked for their nouns
+    part: Fraction = 1.0  # Part of the training scenes that is used (VirTex sec. 4.2: a tenth to all)
+    captions: Int(0, 1000) = 0  # Captions of each that are used; 0 means all
+    part_seed: PartSeed = 0  # Which part, and which captions; -1: each run takes its own, by its seed
+    point: Int(0, 10**6) = 500  # Scenes of either domain for the question where a named thing is; 0 for none
+    narrated: bool = False  # Are the captions of a scene what its narrative says? LocTex's words for captions
+    draws: Int(0, 10**5) = 0  # Keep each score under so many draws of the test scenes, to compare runs in pairs
+    baselines: bool = True  # Show the supervised baseline, and measure random features?
+    train_supervised: bool = False  # Train that baseline even where a kept run of the same recipe can be shown?
+    zeroshot: Int(0, 10**6) = 0  # Shifted scenes, most of one thing, for unseen categories by attributes; 0 for none
+    density: Float(0.2, 4) = 1.0  # How much the captions to learn from say: `density` of `Difficulty`
+    coarse: bool = False  # Are the labels to learn from groups (animal, vehicle, ...) instead of categories?
 
 # %% ../../../nbs/datasets/world/02_options.ipynb #808b8b93
-def _as_drawn(view): return view
+def _as_drawn(view):
+    return view
 
-DATASETS.add(DatasetBuilder('world', {'captions','narratives','masks','labels','categories','paraphrases','boxes',
-                                      'questions','statements','twin'}, WorldOptions(),
-                            build='vlrep.datasets.world.build:build_world', recipe='world', stored_size=_as_drawn,
-                            build_test='vlrep.datasets.world.build:build_test',
-                            redraw='vlrep.datasets.world.build:redraw_test',
-                            answers={'objects','domain_shift'}, audit=False))
+
+DATASETS.add(
+    DatasetBuilder(
+        'world',
+        {
+            'captions',
+            'narratives',
+            'masks',
+            'labels',
+            'categories',
+            'paraphrases',
+            'boxes',
+            'questions',
+            'statements',
+            'twin',
+        },
+        WorldOptions(),
+        build='vlrep.datasets.world.build:build_world',
+        recipe='world',
+        stored_size=_as_drawn,
+        build_test='vlrep.datasets.world.build:build_test',
+        redraw='vlrep.datasets.world.build:redraw_test',
+        answers={'objects', 'domain_shift'},
+        audit=False,
+    )
+)

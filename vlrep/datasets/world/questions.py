@@ -7,193 +7,276 @@ __all__ = ['UNANSWERABLE', 'LABELS', 'ask', 'state']
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #952a938f
 from random import Random
-from ...core.seeding import *
-from .drawing import *
-from .layout import *
-from .captions import *
-from .captions import _acts, _names, _relations
+
+from ...core.seeding import seed_of
+from .captions import KINDS, _acts, _names, _relations, article, plural, third_of
+from .drawing import ACTIONS, CATEGORIES, COLORS, GROUPS, SEEN, SETTINGS
+from .layout import relation
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #b9c54224
 UNANSWERABLE = 'unanswerable'
-_alike = dict(red='orange pink', blue='purple', green='yellow blue', yellow='orange', orange='red yellow',
-    purple='blue pink', brown='orange black',
-    black='gray brown', white='gray', gray='white black grey', pink='red purple')
-_alike = {k: tuple(v.split()) for k,v in _alike.items()}
+_alike = dict(
+    red='orange pink',
+    blue='purple',
+    green='yellow blue',
+    yellow='orange',
+    orange='red yellow',
+    purple='blue pink',
+    brown='orange black',
+    black='gray brown',
+    white='gray',
+    gray='white black grey',
+    pink='red purple',
+)
+_alike = {k: tuple(v.split()) for k, v in _alike.items()}
+
 
 def _ten(r, right, others):
     "Ten answers, most of them `right`"
-    agree = r.choice((10,10,10,9,9,9,8,8,7,6,5))
+    agree = r.choice((10, 10, 10, 9, 9, 9, 8, 8, 7, 6, 5))
     others = [o for o in dict.fromkeys(others) if o != right] or ['not sure']
-    out,n = [right]*agree,{}
+    out = [right] * agree
+    n = {}
     while len(out) < 10:
-        o = r.choice(others) if r.random() < .85 else UNANSWERABLE
-        if n.get(o, 0) < min(agree-2, 4):
-            n[o] = n.get(o, 0)+1
+        o = r.choice(others) if r.random() < 0.85 else UNANSWERABLE
+        if n.get(o, 0) < min(agree - 2, 4):
+            n[o] = n.get(o, 0) + 1
             out.append(o)
         elif n.get('not sure', 0) < 2:
-            n['not sure'] = n.get('not sure', 0)+1
+            n['not sure'] = n.get('not sure', 0) + 1
             out.append('not sure')
     r.shuffle(out)
     return out
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #0e6ff761
-_where = dict(street='street', beach='beach', field='field', snow='snow', room='living room', forest='forest',
-    lake='lake', kitchen='kitchen', desert='desert')
+_where = dict(
+    street='street',
+    beach='beach',
+    field='field',
+    snow='snow',
+    room='living room',
+    forest='forest',
+    lake='lake',
+    kitchen='kitchen',
+    desert='desert',
+)
+
 
 def _alone(scene):
     "Objects that are the only one of their category"
     cs = [o['category'] for o in scene['objects']]
     return [o for o in scene['objects'] if cs.count(o['category']) == 1]
 
-def _also(o): return [w for w in _names(o['category'], o['variant'], o['size']) if w != o['category']]
-def _relatives(o): return [c for c in CATEGORIES if GROUPS[c] == o['group'] and c != o['category']]
+
+def _also(o):
+    return [w for w in _names(o['category'], o['variant'], o['size']) if w != o['category']]
+
+
+def _relatives(o):
+    return [c for c in CATEGORIES if GROUPS[c] == o['group'] and c != o['category']]
+
 
 def _q_what(s, r):
     "What is on the left? What is behind the house? What animal is it?"
-    os,found = s['objects'],[]
-    for side in ('left','right','middle'):
+    os = s['objects']
+    found = []
+    for side in ('left', 'right', 'middle'):
         if len(x := [o for o in os if third_of(o) == side]) == 1:
             found.append((f'What is {"in" if side == "middle" else "on"} the {side}?', x[0]))
     for a in _alone(s):
-        for rel in ('behind','front','above','below'):
+        for rel in ('behind', 'front', 'above', 'below'):
             if len(x := [o for o in os if o is not a and relation(o, a) == rel]) == 1:
                 found.append((f'What is {_relations[rel][0]} the {a["category"]}?', x[0]))
-    for k in ('animal','vehicle','plant','fruit','toy'):
+    for k in ('animal', 'vehicle', 'plant', 'fruit', 'toy'):
         if (x := [o for o in os if o['category'] in KINDS[k]]) and len({o['category'] for o in x}) == 1:
             found.append((f'What {k} is in the picture?', x[0]))
-    if not found: return None
-    q,o = r.choice(found)
-    return q,o['category'],_also(o)*2+_relatives(o)
+    if not found:
+        return None
+    q, o = r.choice(found)
+    return q, o['category'], _also(o) * 2 + _relatives(o)
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #3b33f9bf
 def _q_color(s, r):
     "What color is the dog?"
-    if not (x := _alone(s)): return None
+    if not (x := _alone(s)):
+        return None
     o = r.choice(x)
-    return f'What color is the {o["category"]}?',o['color'],_alike[o['color']]*2+(r.choice(list(COLORS)),)
+    return f'What color is the {o["category"]}?', o['color'], _alike[o['color']] * 2 + (r.choice(list(COLORS)),)
+
 
 def _q_number(s, r):
     "How many dogs are there? How many animals can you see?"
-    os,k = s['objects'],r.random()
+    os = s['objects']
+    k = r.random()
     o = r.choice(os)
-    if k < .2: n,q = len(os),'How many things are in the picture?'
-    elif k < .45 and (w := [k for k,cs in KINDS.items() if any(p['category'] in cs for p in os)]):
+    if k < 0.2:
+        n = len(os)
+        q = 'How many things are in the picture?'
+    elif k < 0.45 and (w := [k for k, cs in KINDS.items() if any(p['category'] in cs for p in os)]):
         w = r.choice(w)
-        n,q = sum(p['category'] in KINDS[w] for p in os),f'How many {plural(w)} can you see?'
-    else: n,q = sum(p['category'] == o['category'] for p in os),f'How many {plural(o["category"])} are there?'
-    return q,str(n),[str(n+1),str(max(n-1, 0)),str(n+2)]
+        n = sum(p['category'] in KINDS[w] for p in os)
+        q = f'How many {plural(w)} can you see?'
+    else:
+        n = sum(p['category'] == o['category'] for p in os)
+        q = f'How many {plural(o["category"])} are there?'
+    return q, str(n), [str(n + 1), str(max(n - 1, 0)), str(n + 2)]
+
 
 def _q_where(s, r):
     "Where is the dog? Where was this picture taken?"
     x = [o for o in _alone(s) if third_of(o)]
     place = _where.get(s['setting'])
-    if place and (not x or r.random() < .5):
-        return 'Where was this picture taken?',place,[p for p in _where.values() if r.random() < .3]+['outside'
-            if place not in ('living room','kitchen') else 'inside']
-    if not x: return None
+    if place and (not x or r.random() < 0.5):
+        return (
+            'Where was this picture taken?',
+            place,
+            [p for p in _where.values() if r.random() < 0.3]
+            + ['outside' if place not in ('living room', 'kitchen') else 'inside'],
+        )
+    if not x:
+        return None
     o = r.choice(x)
-    return f'Where is the {o["category"]}?',third_of(o),['left','right','middle']
+    return f'Where is the {o["category"]}?', third_of(o), ['left', 'right', 'middle']
+
 
 def _q_action(s, r):
     "What is the dog doing?"
     x = [o for o in _alone(s) if o['action']]
-    if not x: return None
+    if not x:
+        return None
     o = r.choice(x)
-    return f'What is the {o["category"]} doing?',o['action'],[*_acts[o['action']][0],*_acts[o['action']][0],
-        *ACTIONS[o['category']],'nothing']
+    return (
+        f'What is the {o["category"]} doing?',
+        o['action'],
+        [*_acts[o['action']][0], *_acts[o['action']][0], *ACTIONS[o['category']], 'nothing'],
+    )
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #1cecf2cd
 def _q_yesno(s, r):
     "Is there a dog? Is the dog brown? Is the dog running? Is the dog to the left of the tree?"
-    yes,k,os = r.random() < .5,r.random(),s['objects']
+    yes = r.random() < 0.5
+    k = r.random()
+    os = s['objects']
     x = _alone(s)
     ans = 'yes' if yes else 'no'
-    other = ['no' if yes else 'yes']*3
-    if k < .4 or not x:
+    other = ['no' if yes else 'yes'] * 3
+    if k < 0.4 or not x:
         there = {o['category'] for o in os}
         c = r.choice(sorted(there) if yes else [c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there])
-        return f'Is there {article(c)} in the picture?',ans,other
+        return f'Is there {article(c)} in the picture?', ans, other
     o = r.choice(x)
-    if k < .6:
+    if k < 0.6:
         c = o['color'] if yes else r.choice([c for c in COLORS if c != o['color']])
-        return f'Is the {o["category"]} {c}?',ans,other
-    if k < .8 and len(acts := ACTIONS[o['category']]) > 1 and o['action']:
+        return f'Is the {o["category"]} {c}?', ans, other
+    if k < 0.8 and len(acts := ACTIONS[o['category']]) > 1 and o['action']:
         a = o['action'] if yes else r.choice([a for a in acts if a != o['action']])
-        return f'Is the {o["category"]} {a}?',ans,other
-    pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above',
-        'below')]
-    if not pairs: return f'Is the {o["category"]} {o["color"] if yes else r.choice(_alike[o["color"]][:1])}?',ans,other
-    a,b,rel = r.choice(pairs)
+        return f'Is the {o["category"]} {a}?', ans, other
+    pairs = [
+        (a, b, rel)
+        for a in x
+        for b in x
+        if a is not b and (rel := relation(a, b)) in ('left', 'right', 'above', 'below')
+    ]
+    if not pairs:
+        return f'Is the {o["category"]} {o["color"] if yes else r.choice(_alike[o["color"]][:1])}?', ans, other
+    a, b, rel = r.choice(pairs)
     back = dict(left='right', right='left', above='below', below='above')[rel]
-    return f'Is the {a["category"]} {_relations[rel if yes else back][0]} the {b["category"]}?',ans,other
+    return f'Is the {a["category"]} {_relations[rel if yes else back][0]} the {b["category"]}?', ans, other
+
 
 def _q_none(s, r):
     "A question that cannot be answered from the picture"
     there = {o['category'] for o in s['objects']}
     c = r.choice([c for c in (CATEGORIES if s['shifted'] else SEEN) if c not in there])
     o = r.choice(s['objects'])
-    q,guess = r.choice(((f'What color is the {c}?', list(COLORS)),
-        (f'What is the {c} doing?', ['nothing',*ACTIONS[c]]), ('What does the sign say?', ['no sign','stop']),
-        (f'What is the name of the {o["category"]}?', ['no idea',o['category']]),
-        ('What day is it?', ['sunday','no idea']), (f'How old is the {o["category"]}?', ['2','10','old'])))
-    return q,UNANSWERABLE,['unsuitable',*guess]
+    q, guess = r.choice(
+        (
+            (f'What color is the {c}?', list(COLORS)),
+            (f'What is the {c} doing?', ['nothing', *ACTIONS[c]]),
+            ('What does the sign say?', ['no sign', 'stop']),
+            (f'What is the name of the {o["category"]}?', ['no idea', o['category']]),
+            ('What day is it?', ['sunday', 'no idea']),
+            (f'How old is the {o["category"]}?', ['2', '10', 'old']),
+        )
+    )
+    return q, UNANSWERABLE, ['unsuitable', *guess]
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #35ee3a37
 _asks = dict(what=_q_what, color=_q_color, number=_q_number, where=_q_where, action=_q_action, **{'yes/no': _q_yesno})
 
+
 def ask(
-    scene:dict,             # Annotation, as `layout` gives it
-    *key,                   # What makes this set of questions different from another, e.g. the scene's number
-    n:int=6,                # How many
-    unanswerable:float=.15, # Share of questions that the picture does not answer
-)->list:                    # Dicts: question, answers (ten), answer (what most say), kind, type, answerable
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes this set of questions different from another, e.g. the scene's number
+    n: int = 6,  # How many
+    unanswerable: float = 0.15,  # Share of questions that the picture does not answer
+) -> list:  # Dicts: question, answers (ten), answer (what most say), kind, type, answerable
     "Questions about a scene, each answered by ten people"
-    if not scene['objects']: raise ValueError('nothing can be asked about a scene without objects')
+    if not scene['objects']:
+        raise ValueError('nothing can be asked about a scene without objects')
     if n < 1 or not 0 <= unanswerable <= 1:
         raise ValueError(f'n={n}, unanswerable={unanswerable}: at least 1, and a share from 0 to 1')
     r = Random(seed_of('ask', *key))
-    out,asked = [],set()
+    out = []
+    asked = set()
     kinds = list(_asks)
     r.shuffle(kinds)
     tries = 0
-    while len(out) < n and (tries := tries+1) < 12*n:
+    while len(out) < n and (tries := tries + 1) < 12 * n:
         none = r.random() < unanswerable
         kind = kinds[tries % len(kinds)]
-        if not (found := (_q_none if none else _asks[kind])(scene, r)) or found[0] in asked: continue
-        q,a,others = found
+        if not (found := (_q_none if none else _asks[kind])(scene, r)) or found[0] in asked:
+            continue
+        q, a, others = found
         asked.add(q)
         answers = _ten(r, a, list(others))
         kind = 'none' if none else kind
-        type_ = kind if kind in ('number','yes/no') else UNANSWERABLE if none else 'other'
+        type_ = kind if kind in ('number', 'yes/no') else UNANSWERABLE if none else 'other'
         out.append(dict(question=q, answers=answers, answer=a, kind=kind, type=type_, answerable=not none))
     return out
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #145fb32c
-LABELS = ('entailment','contradiction','neutral')
-_here = dict(street='on a street', beach='on a beach', field='in a field', snow='in the snow', room='in a living room',
-    night='outside at night', forest='in a forest', lake='at a lake',
-    kitchen='in a kitchen', desert='in a desert')
-_unseen = dict(animal='is hungry|is friendly|is three years old|is lost|belongs to a farmer',
+LABELS = ('entailment', 'contradiction', 'neutral')
+_here = dict(
+    street='on a street',
+    beach='on a beach',
+    field='in a field',
+    snow='in the snow',
+    room='in a living room',
+    night='outside at night',
+    forest='in a forest',
+    lake='at a lake',
+    kitchen='in a kitchen',
+    desert='in a desert',
+)
+_unseen = dict(
+    animal='is hungry|is friendly|is three years old|is lost|belongs to a farmer',
     vehicle='is for sale|belongs to a doctor|is brand new|is rented',
-    plant='was planted last year|smells good|is very old', building='is for sale|is haunted|belongs to a baker',
+    plant='was planted last year|smells good|is very old',
+    building='is for sale|is haunted|belongs to a baker',
     food='is for the children|tastes good|is very fresh',
-    furniture='is expensive|was a present|is very old', thing='was a present|is brand new|belongs to a girl')
-_unseen = {k: v.split('|') for k,v in _unseen.items()}
-_digit = ('no','one','two','three','four','five','six')
+    furniture='is expensive|was a present|is very old',
+    thing='was a present|is brand new|belongs to a girl',
+)
+_unseen = {k: v.split('|') for k, v in _unseen.items()}
+_digit = ('no', 'one', 'two', 'three', 'four', 'five', 'six')
 
 # %% ../../../nbs/datasets/world/30_questions.ipynb #66b37212
 def _visible(s, r, true):
     "A claim about what can be seen, true or false"
-    os,x,k = s['objects'],_alone(s),r.random()
+    os = s['objects']
+    x = _alone(s)
+    k = r.random()
     o = r.choice(os)
     pool = CATEGORIES if s['shifted'] else SEEN
     there = {p['category'] for p in os}
-    if k < .2: return f'There is {article(o["category"] if true else r.choice([c for c in pool if c not in there]))}.'
-    if k < .4:
+    if k < 0.2:
+        return f'There is {article(o["category"] if true else r.choice([c for c in pool if c not in there]))}.'
+    if k < 0.4:
         n = sum(p['category'] == o['category'] for p in os)
-        m = n if true else r.choice([m for m in (1,2,3,4) if m != n])
+        m = n if true else r.choice([m for m in (1, 2, 3, 4) if m != n])
         return f'There {"is" if m == 1 else "are"} exactly {_digit[m]} {(str if m == 1 else plural)(o["category"])}.'
-    if k < .5:
+    if k < 0.5:
         t = s['setting'] if true else r.choice([t for t in SETTINGS if t != s['setting']])
         return f'The picture was taken {_here[t]}.'
     if not x:
@@ -202,12 +285,16 @@ def _visible(s, r, true):
         return f'There is {article(c)} {o["category"]}.'
     o = r.choice(x)
     acts = ACTIONS[o['category']]
-    if k < .7 and o['action'] and (true or len(acts) > 1):
+    if k < 0.7 and o['action'] and (true or len(acts) > 1):
         return f'The {o["category"]} is {o["action"] if true else r.choice([a for a in acts if a != o["action"]])}.'
-    pairs = [(a,b,rel) for a in x for b in x if a is not b and (rel := relation(a, b)) in ('left','right','above',
-        'below')]
-    if k < .85 and pairs:
-        a,b,rel = r.choice(pairs)
+    pairs = [
+        (a, b, rel)
+        for a in x
+        for b in x
+        if a is not b and (rel := relation(a, b)) in ('left', 'right', 'above', 'below')
+    ]
+    if k < 0.85 and pairs:
+        a, b, rel = r.choice(pairs)
         rel = rel if true else dict(left='right', right='left', above='below', below='above')[rel]
         return f'The {a["category"]} is {_relations[rel][0]} the {b["category"]}.'
     return f'The {o["category"]} is {o["color"] if true else r.choice([c for c in COLORS if c != o["color"]])}.'
@@ -218,25 +305,29 @@ def _neutral(s, r):
     o = r.choice(_alone(s) or s['objects'])
     the = f'The {o["category"]}' if o in _alone(s) else f'One of the {plural(o["category"])}'
     k = r.random()
-    if k < .15:
-        return f'Somebody is looking for the {o["category"]}.' if the.startswith('The') else f'Somebody will come soon.'
-    if k < .3: return f'There is {article(r.choice(SEEN))} outside the picture.'
+    if k < 0.15:
+        return f'Somebody is looking for the {o["category"]}.' if the.startswith('The') else 'Somebody will come soon.'
+    if k < 0.3:
+        return f'There is {article(r.choice(SEEN))} outside the picture.'
     return f'{the} {r.choice(_unseen[o["group"]])}.'
 
+
 def state(
-    scene:dict, # Annotation, as `layout` gives it
-    *key,       # What makes these statements different from others, e.g. the scene's number
-    n:int=6,    # How many; labels take turns
-)->list:        # Dicts: text, label
+    scene: dict,  # Annotation, as `layout` gives it
+    *key,  # What makes these statements different from others, e.g. the scene's number
+    n: int = 6,  # How many; labels take turns
+) -> list:  # Dicts: text, label
     "Statements about a scene, as many that follow as contradict it as are undecided"
-    if not scene['objects']: raise ValueError('nothing can be stated about a scene without objects')
+    if not scene['objects']:
+        raise ValueError('nothing can be stated about a scene without objects')
     r = Random(seed_of('state', *key))
     out = {}
-    for tries in range(20*n):
-        if len(out) == n: break
-        label = LABELS[len(out)%3]
+    for tries in range(20 * n):
+        if len(out) == n:
+            break
+        label = LABELS[len(out) % 3]
         text = _neutral(scene, r) if label == 'neutral' else _visible(scene, r, label == 'entailment')
         out.setdefault(text, label)
-    out = [dict(text=t, label=l) for t,l in out.items()]
+    out = [dict(text=t, label=l) for t, l in out.items()]
     r.shuffle(out)
     return out

@@ -7,12 +7,14 @@ __all__ = ['WorldTaskOptions']
 
 # %% ../../../nbs/datasets/world/65_task_options.ipynb #df19b9d9
 from dataclasses import dataclass
-from ...core.fields import *
+
+from ...core.fields import Int
 
 # %% ../../../nbs/datasets/world/65_task_options.ipynb #3fa79943
 @dataclass(frozen=True)
 class WorldTaskOptions:
     "How many scenes the parts of a task have"
-    scenes:Int(4, 10**7)=2000 # To learn from
-    valid:Int(4, 10**6)=400   # Held out: they choose the checkpoint
-    test:Int(4, 10**6)=1000   # Scenes that are reported
+
+    scenes: Int(4, 10**7) = 2000  # To learn from
+    valid: Int(4, 10**6) = 400  # Held out: they choose the checkpoint
+    test: Int(4, 10**6) = 1000  # Scenes that are reported

@@ -7,37 +7,53 @@ __all__ = ['read_world_task']
 
 # %% ../../../nbs/datasets/world/70_tasks.ipynb #0739efd3
 from collections.abc import Callable
-from ...core.registry import *
+
+from ...core.registry import did_you_mean
 from ...data.tasks import TaskDataset
-from .dataset import *
-from .task_options import *
+from .dataset import world
+from .task_options import WorldTaskOptions
 
 # %% ../../../nbs/datasets/world/70_tasks.ipynb #c4b0acc8
 def _questions(r, none):
     "What is asked of a scene: what it answers, or what it does not and as much that it does"
-    can,cannot = ([q for q in r.questions if q['answerable'] == k] for k in (True,False))
-    picked = can if not none else cannot + can[:len(cannot)]
+    can, cannot = ([q for q in r.questions if q['answerable'] == k] for k in (True, False))
+    picked = can if not none else cannot + can[: len(cannot)]
     return [(q['question'], None, q['answers'], q['type']) for q in picked]
 
+
 _EXTRA = dict(vqa='questions', vizwiz='questions', snli_ve='statements', mm_imdb='genre')
-_ASKS = dict(vqa=lambda r: _questions(r, False), vizwiz=lambda r: _questions(r, True),
-             snli_ve=lambda r: [(s['text'], None, [s['label']], None) for s in r.statements],
-             mm_imdb=lambda r: [(r.plot, None, r.genre, None)])
+_ASKS = dict(
+    vqa=lambda r: _questions(r, False),
+    vizwiz=lambda r: _questions(r, True),
+    snli_ve=lambda r: [(s['text'], None, [s['label']], None) for s in r.statements],
+    mm_imdb=lambda r: [(r.plot, None, r.genre, None)],
+)
+
 
 def read_world_task(
-    task:str,                                       # vqa, vizwiz, snli_ve or mm_imdb
-    split:str,                                      # train, valid or test
-    size:int=48,                                    # Side of the scenes in pixels
-    options:WorldTaskOptions=WorldTaskOptions(),    # How many scenes
-    log:Callable=print,                             # Not used: nothing is left out
-)->TaskDataset:
+    task: str,  # vqa, vizwiz, snli_ve or mm_imdb
+    split: str,  # train, valid or test
+    size: int = 48,  # Side of the scenes in pixels
+    options: WorldTaskOptions = WorldTaskOptions(),  # How many scenes
+    log: Callable = print,  # Not used: nothing is left out
+) -> TaskDataset:
     "The examples of a task about scenes"
-    if task not in _ASKS: raise did_you_mean('task of the world', task, _ASKS)
+    if task not in _ASKS:
+        raise did_you_mean('task of the world', task, _ASKS)
     n = dict(train=options.scenes, valid=options.valid, test=options.test).get(split)
-    if n is None: raise did_you_mean('split', split, ('train','valid','test'))
+    if n is None:
+        raise did_you_mean('split', split, ('train', 'valid', 'test'))
     scenes = world(split, n, size, with_=_EXTRA[task])
-    found = [(i, *x) for i,r in enumerate(scenes) for x in _ASKS[task](r)]
-    rows,first,_,answers,kinds = map(list, zip(*found))
-    ids = [f'{scenes.ids[i]}-{k}' for k,i in enumerate(rows)]
-    return TaskDataset(scenes, rows, first, answers=answers, ids=ids, kinds=kinds if kinds[0] else None,
-                       name=f'{task} of the world', split=split)
+    found = [(i, *x) for i, r in enumerate(scenes) for x in _ASKS[task](r)]
+    rows, first, _, answers, kinds = map(list, zip(*found))
+    ids = [f'{scenes.ids[i]}-{k}' for k, i in enumerate(rows)]
+    return TaskDataset(
+        scenes,
+        rows,
+        first,
+        answers=answers,
+        ids=ids,
+        kinds=kinds if kinds[0] else None,
+        name=f'{task} of the world',
+        split=split,
+    )

@@ -12,136 +12,158 @@ __all__ = ['read_vqa_world', 'read_vizwiz_world', 'read_snli_ve_world', 'read_mm
 import json
 from functools import partial
 from pathlib import Path
-import numpy as np, torch, torch.nn.functional as F
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
-from ...core.files import *
+
+from ...core.files import FilePath, atomic_file, write_json
 from ...data.tasks import TaskDataset
 from ...datasets.mm_imdb import GENRES_23
 from ...datasets.snli_ve import ENTAILMENT
 from ...datasets.world.tasks import read_world_task
+from .plan import FinetunePlan
 from ...metrics.multilabel import f1_interval
-from ...metrics.vqa import answer_vocabulary, mean_interval, soft_scores, UNKNOWN
-from .plan import *
+from ...metrics.vqa import UNKNOWN, answer_vocabulary, mean_interval, soft_scores
 
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #a816fd87
 def answer_labels(
-    train:TaskDataset,  # With answers of people
-    plan:FinetunePlan,  # Its `answers` is used; 0 means the 3129 of VQA 2.0
-)->list:                # `<unk>` and the most frequent answers
+    train: TaskDataset,  # With answers of people
+    plan: FinetunePlan,  # Its `answers` is used; 0 means the 3129 of VQA 2.0
+) -> list:  # `<unk>` and the most frequent answers
     "The answer vocabulary"
     return answer_vocabulary((train.answers[i] for i in range(len(train))), plan.answers or 3129)
 
+
 def answer_scores(
-    answers:list, # Of ten people
-    labels:list,  # Not used: what is not among them is counted by `with_targets`
-)->dict:          # Answer -> score
+    answers: list,  # Of ten people
+    labels: list,  # Not used: what is not among them is counted by `with_targets`
+) -> dict:  # Answer -> score
     "The score of each answer"
     return soft_scores(answers)
 
-def entailment_labels(train:TaskDataset, plan:FinetunePlan)->list:
+
+def entailment_labels(train: TaskDataset, plan: FinetunePlan) -> list:
     "The three classes"
     return list(ENTAILMENT)
 
-def all_labels(train:TaskDataset, plan:FinetunePlan)->list:
+
+def all_labels(train: TaskDataset, plan: FinetunePlan) -> list:
     "All labels that occur in training, sorted"
     return sorted({a for i in range(len(train)) for a in train.answers[i]})
 
-def film_genres(train:TaskDataset, plan:FinetunePlan)->list:
+
+def film_genres(train: TaskDataset, plan: FinetunePlan) -> list:
     "The genres of MM-IMDB"
-    return [*GENRES_23, *[UNKNOWN]*(plan.genres == 24)]
+    return [*GENRES_23, *[UNKNOWN] * (plan.genres == 24)]
+
 
 def label_sets(
-    answers:list, # Labels of an example
-    labels:list,  # All labels; `<unk>`, if there, represents all others
-)->dict:          # Label -> 1
+    answers: list,  # Labels of an example
+    labels: list,  # All labels; `<unk>`, if there, represents all others
+) -> dict:  # Label -> 1
     "Each label has the score 1"
-    return {a if a in labels or UNKNOWN not in labels else UNKNOWN: 1. for a in answers}
+    return {a if a in labels or UNKNOWN not in labels else UNKNOWN: 1.0 for a in answers}
 
-read_vqa_world,read_vizwiz_world,read_snli_ve_world,read_mm_imdb_world = (
-    partial(read_world_task, task) for task in ('vqa','vizwiz','snli_ve','mm_imdb'))
+
+read_vqa_world, read_vizwiz_world, read_snli_ve_world, read_mm_imdb_world = (
+    partial(read_world_task, task) for task in ('vqa', 'vizwiz', 'snli_ve', 'mm_imdb')
+)
 
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #0e53f147
 def label_bce(
-    logits:Tensor, # Scores of labels (b,k)
-    target:Tensor, # From 0 to 1 (b,k)
-)->tuple:          # Total () and count
+    logits: Tensor,  # Scores of labels (b,k)
+    target: Tensor,  # From 0 to 1 (b,k)
+) -> tuple:  # Total () and count
     "Binary cross-entropy, summed over labels, a mean over examples"
-    return F.binary_cross_entropy_with_logits(logits, target, reduction='sum'),len(logits)
+    return F.binary_cross_entropy_with_logits(logits, target, reduction='sum'), len(logits)
+
 
 def class_ce(
-    logits:Tensor, # Scores of classes (b,k)
-    target:Tensor, # 1 for the right one (b,k)
-)->tuple:          # Total () and count
+    logits: Tensor,  # Scores of classes (b,k)
+    target: Tensor,  # 1 for the right one (b,k)
+) -> tuple:  # Total () and count
     "Cross-entropy of one right class"
-    return F.cross_entropy(logits, target.argmax(1), reduction='sum'),len(logits)
+    return F.cross_entropy(logits, target.argmax(1), reduction='sum'), len(logits)
 
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #af21f24a
 def best_label(
-    logits:Tensor, # (n,k)
-    labels:list,   # k
-)->np.ndarray:     # int64 (n,)
+    logits: Tensor,  # (n,k)
+    labels: list,  # k
+) -> np.ndarray:  # int64 (n,)
     "The best label that is not `<unk>`"
     hidden = torch.tensor([l == UNKNOWN for l in labels], device=logits.device)
     return logits.masked_fill(hidden, -torch.inf).argmax(1).cpu().numpy()
 
-def likely_labels(logits:Tensor, labels:list)->np.ndarray: # bool (n,k)
+
+def likely_labels(logits: Tensor, labels: list) -> np.ndarray:  # bool (n,k)
     "The labels with a probability above one half"
     return (logits > 0).cpu().numpy()
 
+
 def commonest_label(
-    train:TaskDataset # With targets
-)->np.ndarray:        # int64 (1,)
+    train: TaskDataset,  # With targets
+) -> np.ndarray:  # int64 (1,)
     "The label with the highest total score over all training examples: the baseline without any input"
     return np.asarray(train.targets.sum(0)).argmax(1)
 
-def commonest_set(train:TaskDataset)->np.ndarray: # bool (1,k)
+
+def commonest_set(train: TaskDataset) -> np.ndarray:  # bool (1,k)
     "The most frequent labels, as many as have the best micro F1 over all training examples"
     true = train.targets.toarray() > 0
     n = true.sum(0)
     order = np.argsort(-n, kind='stable')
-    f1 = 2*n[order].cumsum()/(len(true)*np.arange(1, len(n)+1) + n.sum())
-    out = np.zeros((1,len(n)), bool)
-    out[0,order[:f1.argmax()+1]] = True
+    f1 = 2 * n[order].cumsum() / (len(true) * np.arange(1, len(n) + 1) + n.sum())
+    out = np.zeros((1, len(n)), bool)
+    out[0, order[: f1.argmax() + 1]] = True
     return out
 
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #8e524564
 def answer_accuracy(
-    decisions:np.ndarray,  # int64 (n,)
-    examples:TaskDataset,  # With targets
-    seed:int=0,            # Of the bootstrap
-    draws:int=500,         # Number of bootstrap resamples of images, each with all its questions
-)->dict:                   # accuracy -> (value, low, high)
+    decisions: np.ndarray,  # int64 (n,)
+    examples: TaskDataset,  # With targets
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 500,  # Number of bootstrap resamples of images, each with all its questions
+) -> dict:  # accuracy -> (value, low, high)
     "The mean score of the answers given"
-    scores = np.asarray(examples.targets[np.arange(len(examples)),np.array(decisions)]).ravel()
+    scores = np.asarray(examples.targets[np.arange(len(examples)), np.array(decisions)]).ravel()
     return dict(accuracy=mean_interval(scores, examples.rows, draws, seed))
 
+
 def label_f1(
-    decisions:np.ndarray,  # bool (n,k)
-    examples:TaskDataset,  # With targets
-    seed:int=0,            # Of the bootstrap
-    draws:int=500,         # Number of bootstrap resamples
-)->dict:                   # micro F1 and macro F1 -> (value, low, high)
+    decisions: np.ndarray,  # bool (n,k)
+    examples: TaskDataset,  # With targets
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 500,  # Number of bootstrap resamples
+) -> dict:  # micro F1 and macro F1 -> (value, low, high)
     "F1 of several labels, as scikit-learn counts it"
     true = examples.targets.toarray() > 0
-    return {f'{how} F1': f1_interval(decisions, true, how, draws, seed) for how in ('micro','macro')}
+    return {f'{how} F1': f1_interval(decisions, true, how, draws, seed) for how in ('micro', 'macro')}
 
 # %% ../../../nbs/evaluation/finetune/30_answers.ipynb #97e68731
-def _texts(examples, decisions): return [examples.classes[k] for k in decisions]
+def _texts(examples, decisions):
+    return [examples.classes[k] for k in decisions]
 
-def submit_vqa(path:FilePath, examples:TaskDataset, decisions:np.ndarray)->None:
+
+def submit_vqa(path: FilePath, examples: TaskDataset, decisions: np.ndarray) -> None:
     "Write decisions in the format of the VQA 2.0 server"
-    write_json(path, [dict(question_id=i, answer=a) for i,a in zip(examples.ids, _texts(examples, decisions))])
+    write_json(path, [dict(question_id=i, answer=a) for i, a in zip(examples.ids, _texts(examples, decisions))])
 
-def submit_vizwiz(path:FilePath, examples:TaskDataset, decisions:np.ndarray)->None:
+
+def submit_vizwiz(path: FilePath, examples: TaskDataset, decisions: np.ndarray) -> None:
     "Write decisions in the format of the VizWiz server"
-    write_json(path, [dict(image=i, answer=a) for i,a in zip(examples.ids, _texts(examples, decisions))])
+    write_json(path, [dict(image=i, answer=a) for i, a in zip(examples.ids, _texts(examples, decisions))])
 
-def submit_snli_ve(path:FilePath, examples:TaskDataset, decisions:np.ndarray)->None:
+
+def submit_snli_ve(path: FilePath, examples: TaskDataset, decisions: np.ndarray) -> None:
     "A line of JSON for each statement"
-    lines = [json.dumps(dict(pairID=i, prediction=a)) for i,a in zip(examples.ids, _texts(examples, decisions))]
-    with atomic_file(path) as new: new.write_text('\n'.join([*lines, '']), encoding='utf-8')
+    lines = [json.dumps(dict(pairID=i, prediction=a)) for i, a in zip(examples.ids, _texts(examples, decisions))]
+    with atomic_file(path) as new:
+        new.write_text('\n'.join([*lines, '']), encoding='utf-8')
 
-def submit_mm_imdb(path:FilePath, examples:TaskDataset, decisions:np.ndarray)->None:
+
+def submit_mm_imdb(path: FilePath, examples: TaskDataset, decisions: np.ndarray) -> None:
     "Name of each film -> its genres"
-    said = ([c for c,yes in zip(examples.classes, row) if yes] for row in decisions)
+    said = ([c for c, yes in zip(examples.classes, row) if yes] for row in decisions)
     write_json(path, dict(zip(examples.ids, said)))

@@ -8,10 +8,13 @@ __all__ = ['AnswerHead', 'without_regions', 'Fuses', 'FinetuneModel', 'GridAndTe
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #0c6fb7f6
 from types import SimpleNamespace
 from typing import Protocol, runtime_checkable
-import torch, torch.nn as nn
-from torch import Tensor
+
+import torch
+import torch.nn as nn
 from fastcore.basics import patch
-from ...core.seeding import *
+from torch import Tensor
+
+from ...core.seeding import seed_of, torch_rng
 from ...data.masking import sequence_mask
 from ...models.text_decoder import init_weights
 from ...models.text_encoder import TextEncoder
@@ -19,34 +22,49 @@ from ...models.text_encoder import TextEncoder
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #d58d5115
 class AnswerHead(nn.Module):
     "Dropout, a dense layer with GELU and LayerNorm, and a score for each label"
-    def __init__(self,
-        width:int,        # Of the input vector
-        labels:int,       # Number of labels
-        dropout:float=.1, # On the input
-        seed:int=0,       # The initial weights depend on this and the sizes alone
+
+    def __init__(
+        self,
+        width: int,  # Of the input vector
+        labels: int,  # Number of labels
+        dropout: float = 0.1,  # On the input
+        seed: int = 0,  # The initial weights depend on this and the sizes alone
     ):
         super().__init__()
-        self.drop,self.dense,self.norm = nn.Dropout(dropout),nn.Linear(width, width),nn.LayerNorm(width, eps=1e-12)
+        self.drop = nn.Dropout(dropout)
+        self.dense = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=1e-12)
         self.out = nn.Linear(width, labels)
-        init_weights(self, .02, torch_rng(seed, 'answer head'))
-        for m in (self.dense,self.out): nn.init.zeros_(m.bias)
-    def forward(self,
-        x:Tensor # (b,width)
-    )->Tensor:   # (b,labels)
+        init_weights(self, 0.02, torch_rng(seed, 'answer head'))
+        for m in (self.dense, self.out):
+            nn.init.zeros_(m.bias)
+
+    def forward(
+        self,
+        x: Tensor,  # (b,width)
+    ) -> Tensor:  # (b,labels)
         "Scores of labels"
         return self.out(self.norm(nn.functional.gelu(self.dense(self.drop(x)))))
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #923a678d
 def without_regions(
-    batch:dict, # With `tok`
-    width:int,  # Of the features of regions
-)->dict:        # The same without the image: of each row no region is real
+    batch: dict,  # With `tok`
+    width: int,  # Of the features of regions
+) -> dict:  # The same without the image: of each row no region is real
     "A batch of texts alone"
-    b,like = len(batch['tok']),batch.get('img', batch['tok'])
-    zeros = lambda *shape: torch.zeros(shape, device=like.device)
-    gone = dict(region_feats=zeros(b, 1, width), region_boxes=zeros(b, 1, 4),
-                region_counts=torch.zeros(b, dtype=torch.int64, device=like.device))
-    return {k: v for k,v in batch.items() if k != 'img' and not k.startswith('region_')} | gone
+    b = len(batch['tok'])
+    like = batch.get('img', batch['tok'])
+
+    def zeros(*shape):
+        return torch.zeros(shape, device=like.device)
+
+    gone = dict(
+        region_feats=zeros(b, 1, width),
+        region_boxes=zeros(b, 1, 4),
+        region_counts=torch.zeros(b, dtype=torch.int64, device=like.device),
+    )
+    return {k: v for k, v in batch.items() if k != 'img' and not k.startswith('region_')} | gone
+
 
 @runtime_checkable
 class Fuses(Protocol):
@@ -55,93 +73,123 @@ class Fuses(Protocol):
     Besides `pooled_width` and `fuse_width`, the widths of what `fuse` gives, `poolers`, which of `cls` and `last` a
     head may take, `max_len`, the most tokens of a text or 0, `visual`, and `region_encoder` with its `width`
     """
-    def fuse(self,
-        batch:dict # `tok` (b,s), `lens` (b,), and the image or its regions
-    )->dict:       # `pooled` (b,d), `text` (b,s,d'), `regions` (b,n,e)
+
+    def fuse(
+        self,
+        batch: dict,  # `tok` (b,s), `lens` (b,), and the image or its regions
+    ) -> dict:  # `pooled` (b,d), `text` (b,s,d'), `regions` (b,n,e)
         "Text and image combined"
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #923a678e
 class FinetuneModel(nn.Module):
     "A body with `fuse`, and a head that scores labels"
-    def __init__(self,
-        body:Fuses,         # What is fine-tuned
-        labels:int,         # How many
-        *, pooler:str='cls', # cls or last
-        dropout:float=.1,   # Before the head
-        frozen:bool=False,  # Train the head alone?
-        blind:bool=False,   # Without the image?
-        seed:int=0,         # Of the head
+
+    def __init__(
+        self,
+        body: Fuses,  # What is fine-tuned
+        labels: int,  # How many
+        *,
+        pooler: str = 'cls',  # cls or last
+        dropout: float = 0.1,  # Before the head
+        frozen: bool = False,  # Train the head alone?
+        blind: bool = False,  # Without the image?
+        seed: int = 0,  # Of the head
     ):
         super().__init__()
         if not isinstance(body, Fuses):
             raise ValueError(f'{type(body).__name__}: has no `fuse`, so it cannot combine a text and an image')
-        if pooler not in ('cls','last'): raise ValueError(f'pooler={pooler!r}: cls or last')
+        if pooler not in ('cls', 'last'):
+            raise ValueError(f'pooler={pooler!r}: cls or last')
         pooler = 'cls' if body.poolers == ('cls',) else pooler
-        self.body,self.frozen,self.blind,self.pooler = body,frozen,blind,pooler
+        self.body = body
+        self.frozen = frozen
+        self.blind = blind
+        self.pooler = pooler
         self.head = AnswerHead(body.pooled_width if self.pooler == 'cls' else body.fuse_width, labels, dropout, seed)
-        if frozen: body.requires_grad_(False)
+        if frozen:
+            body.requires_grad_(False)
         self.train()
+
     @property
-    def visual(self)->nn.Module:
+    def visual(self) -> nn.Module:
         "The visual backbone of the body"
         return self.body.visual
-    def train(self, mode:bool=True)->'FinetuneModel':
+
+    def train(self, mode: bool = True) -> 'FinetuneModel':
         "As `nn.Module.train`; a frozen body stays in evaluation mode"
         super().train(mode)
-        if self.frozen: self.body.eval()
+        if self.frozen:
+            self.body.eval()
         return self
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #c74f2c05
 @patch
-def pool(self:FinetuneModel,
-    batch:dict,       # `tok` (b,s), `lens` (b,), perhaps `segments`, and the image or its regions
-    blind:bool=False, # Without the image?
-)->Tensor:            # (b,d)
+def pool(
+    self: FinetuneModel,
+    batch: dict,  # `tok` (b,s), `lens` (b,), perhaps `segments`, and the image or its regions
+    blind: bool = False,  # Without the image?
+) -> Tensor:  # (b,d)
     "The input of the head"
-    if blind or self.blind: batch = without_regions(batch, self.body.region_encoder.width)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen): got = self.body.fuse(batch)
-    if self.pooler == 'cls': return got['pooled']
-    at = (batch['lens']-2).clamp(min=0)
-    return got['text'][torch.arange(len(at), device=at.device),at]
+    if blind or self.blind:
+        batch = without_regions(batch, self.body.region_encoder.width)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+        got = self.body.fuse(batch)
+    if self.pooler == 'cls':
+        return got['pooled']
+    at = (batch['lens'] - 2).clamp(min=0)
+    return got['text'][torch.arange(len(at), device=at.device), at]
+
 
 @patch
-def forward(self:FinetuneModel,
-    batch:dict,       # As for `pool`
-    blind:bool=False, # Without the image?
-)->dict:              # `logits` (b,labels)
+def forward(
+    self: FinetuneModel,
+    batch: dict,  # As for `pool`
+    blind: bool = False,  # Without the image?
+) -> dict:  # `logits` (b,labels)
     "Scores of labels"
     return dict(logits=self.head(self.pool(batch, blind)))
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #74ecfd34
 class GridAndText(nn.Module):
     "A backbone and a randomly initialised text encoder, as a model with `fuse`"
-    poolers = 'cls','last'
-    def __init__(self,
-        visual:nn.Module,   # img (b,3,h,w) -> grid (b,c,h',w'); has `width`
-        tok:'Tokenizer',    # Of the texts
-        width:int=256,      # Of the states, d
-        depth:int=2,        # Layers of the text encoder
-        *, max_len:int=128, # Most tokens
-        seed:int=0,         # Of the randomly initialised weights
+
+    poolers = 'cls', 'last'
+
+    def __init__(
+        self,
+        visual: nn.Module,  # img (b,3,h,w) -> grid (b,c,h',w'); has `width`
+        tok: 'Tokenizer',  # Of the texts
+        width: int = 256,  # Of the states, d
+        depth: int = 2,  # Layers of the text encoder
+        *,
+        max_len: int = 128,  # Most tokens
+        seed: int = 0,  # Of the randomly initialised weights
     ):
         super().__init__()
-        self.visual,self.pooled_width,self.fuse_width,self.max_len = visual,width,width,max_len
+        self.visual = visual
+        self.pooled_width = width
+        self.fuse_width = width
+        self.max_len = max_len
         self.region_encoder = SimpleNamespace(width=visual.width)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, 'grid and text'))
             self.text = TextEncoder(len(tok), width, depth, max_len=max_len, pad=tok.pad)
             self.project = nn.Linear(visual.width, width)
             self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-    def fuse(self,
-        batch:dict # `img` (b,3,h,w) or `region_feats` and `region_counts`; `tok` (b,s), `lens` (b,)
-    )->dict:       # `pooled` (b,d), `text` (b,s,d), `regions` (b,n,d)
+
+    def fuse(
+        self,
+        batch: dict,  # `img` (b,3,h,w) or `region_feats` and `region_counts`; `tok` (b,s), `lens` (b,)
+    ) -> dict:  # `pooled` (b,d), `text` (b,s,d), `regions` (b,n,d)
         "Text and image combined: the product of two vectors"
-        if 'region_feats' in batch: cells,counts = batch['region_feats'],batch['region_counts']
+        if 'region_feats' in batch:
+            cells = batch['region_feats']
+            counts = batch['region_counts']
         else:
             cells = self.visual(batch['img']).flatten(2).transpose(1, 2).float()
             counts = torch.full((len(cells),), cells.shape[1], device=cells.device)
         regions = self.project(cells)
         real = sequence_mask(counts, regions.shape[1])
-        mean = (regions*real[...,None]).sum(1)/counts.clamp(min=1)[:,None]
+        mean = (regions * real[..., None]).sum(1) / counts.clamp(min=1)[:, None]
         words = self.text(batch['tok'], batch['lens'])
-        return dict(pooled=self.norms[0](mean)*self.norms[1](words[:,0]), text=words, regions=regions)
+        return dict(pooled=self.norms[0](mean) * self.norms[1](words[:, 0]), text=words, regions=regions)

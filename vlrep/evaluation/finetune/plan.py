@@ -8,87 +8,106 @@ __all__ = ['PLANS', 'TASKS', 'FinetunePlan', 'TaskSource', 'FinetuneTask']
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #b65c87ac
 from collections.abc import Callable
 from dataclasses import dataclass
-from ...core.fields import *
-from ...core.registry import *
+
+from ...core.fields import Choice, Float, Int, Share
+from ...core.registry import Lazy, Registry, did_you_mean
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #6a742b64
 @dataclass(frozen=True)
 class FinetunePlan:
     "The hyperparameters of a fine-tuning"
-    steps:Int(1, 10**8)=60_000   # Steps of the optimiser (released configurations: 60,000)
-    bs:Int(1, 10**6)=480         # Examples a step (released configurations: 480)
-    lr:Float(0, 10, above=True)=5e-5 # Peak learning rate (released configurations: 5e-5)
-    warmup:Int(0, 10**8)=6000    # Steps of linear warm-up; then linear decay to 0
-    every:Int(1, 10**8)=6000     # Steps between evaluations of the validation set
-    patience:Int(0, 10**6)=0     # Stop after this number of evaluations without improvement; 0: never
-    wd:Float(0, 1)=.01           # Weight decay, except of biases and layer norms
-    dropout:Share=.1             # Before the head
-    frozen:bool=False            # Train the head alone, with a frozen body?
-    pooler:Choice('auto','cls','last')='auto' # What feeds the head: cls, last: the token before the last [SEP], or as
-                                              # the paper's code for each task
-    max_len:Int(0, 4096)=0       # Most tokens of a text, or of a pair; 0: the task's
-    answers:Int(0, 10**6)=0      # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)
-    genres:Int(23, 24)=23        # Of MM-IMDB: 24 has one for all others (the paper says 23, its code has 24)
-    blind:bool=False             # Train and evaluate without the image: the baseline of the text alone
-    decay_steps:Int(0, 10**8)=0 # The linear schedule ends at 0 after these steps, which may be more than are
-                                       # made (released configuration for MM-IMDB: 88,000); 0: with the last step
-    report:Choice('both','valid','test')='both' # The sets in the table, whose rows name them
-    draws:Int(0, 10**5)=0 # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
-    max_cut:Share=.5      # Share of the tokens that may be cut off by max_len, before the run is refused
-    max_unknown:Share=.25 # Share of the tokens that may be unknown (such as ?), before the run is refused
-    def check(self)->None:
+
+    steps: Int(1, 10**8) = 60_000  # Steps of the optimiser (released configurations: 60,000)
+    bs: Int(1, 10**6) = 480  # Examples a step (released configurations: 480)
+    lr: Float(0, 10, above=True) = 5e-5  # Peak learning rate (released configurations: 5e-5)
+    warmup: Int(0, 10**8) = 6000  # Steps of linear warm-up; then linear decay to 0
+    every: Int(1, 10**8) = 6000  # Steps between evaluations of the validation set
+    patience: Int(0, 10**6) = 0  # Stop after this number of evaluations without improvement; 0: never
+    wd: Float(0, 1) = 0.01  # Weight decay, except of biases and layer norms
+    dropout: Share = 0.1  # Before the head
+    frozen: bool = False  # Train the head alone, with a frozen body?
+    pooler: Choice('auto', 'cls', 'last') = (
+        'auto'  # What feeds the head: cls, last: the token before the last [SEP], or as
+    )
+    # the paper's code for each task
+    max_len: Int(0, 4096) = 0  # Most tokens of a text, or of a pair; 0: the task's
+    answers: Int(0, 10**6) = 0  # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)
+    genres: Int(23, 24) = 23  # Of MM-IMDB: 24 has one for all others (the paper says 23, its code has 24)
+    blind: bool = False  # Train and evaluate without the image: the baseline of the text alone
+    decay_steps: Int(0, 10**8) = 0  # The linear schedule ends at 0 after these steps, which may be more than are
+    # made (released configuration for MM-IMDB: 88,000); 0: with the last step
+    report: Choice('both', 'valid', 'test') = 'both'  # The sets in the table, whose rows name them
+    draws: Int(0, 10**5) = 0  # Bootstrap resamples of the test images to keep scores of, to compare runs in pairs
+    max_cut: Share = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
+    max_unknown: Share = 0.25  # Share of the tokens that may be unknown (such as ?), before the run is refused
+
+    def check(self) -> None:
         "Check that warm-up is shorter than training, and training no longer than the schedule"
         if 0 < self.decay_steps < self.steps:
             raise ValueError(f'decay_steps={self.decay_steps}: the schedule would end before steps={self.steps}')
         if self.warmup >= self.steps:
             raise ValueError(f'warmup={self.warmup}: warm-up must be shorter than steps={self.steps}')
 
-PLANS = dict(paper=FinetunePlan(), mm_imdb=FinetunePlan(warmup=2000, decay_steps=88_000), # 60,000 steps of 88,000
-             world=FinetunePlan(steps=3000, bs=64, lr=2e-3, warmup=300, every=300, patience=5))
+
+PLANS = dict(
+    paper=FinetunePlan(),
+    mm_imdb=FinetunePlan(warmup=2000, decay_steps=88_000),  # 60,000 steps of 88,000
+    world=FinetunePlan(steps=3000, bs=64, lr=2e-3, warmup=300, every=300, patience=5),
+)
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #deedf42f
 @dataclass(frozen=True, eq=False, repr=False)
 class TaskSource:
     "Where the examples of a task come from"
-    read:Callable=Lazy()       # (root, split, size, log=, max_damaged=) -> TaskDataset; with `options`: (split,
-                               # size, options, log=)
-    root_help:str=''           # What --root must hold; '' if no files are needed
-    options:object=None        # A frozen dataclass: sizes, with their defaults
-    labels:Callable=Lazy(None) # (training TaskDataset, FinetunePlan) -> labels, if they are others than the task's
-    plan:str='paper'           # One of `PLANS`: the default
+
+    read: Callable = Lazy()  # (root, split, size, log=, max_damaged=) -> TaskDataset; with `options`: (split,
+    # size, options, log=)
+    root_help: str = ''  # What --root must hold; '' if no files are needed
+    options: object = None  # A frozen dataclass: sizes, with their defaults
+    labels: Callable = Lazy(None)  # (training TaskDataset, FinetunePlan) -> labels, if they are others than the task's
+    plan: str = 'paper'  # One of `PLANS`: the default
 
 # %% ../../../nbs/evaluation/finetune/10_plan.ipynb #cf4e9883
 @dataclass(frozen=True, eq=False, repr=False)
 class FinetuneTask:
     "A downstream task on an image and a text; a new one is registered with `TASKS.add(FinetuneTask(...))`"
-    name:str                   # On the command line: --task
-    explain:str                # One line, for help
-    sources:dict               # Name, as for --data, -> `TaskSource`; the first is the default without --root
-    labels:Callable=Lazy()     # (training TaskDataset, FinetunePlan) -> list of labels
-    score:Callable=Lazy()      # (answers of an example, labels) -> {label: score}
-    loss:Callable=Lazy()       # (scores of labels (b,k), targets (b,k)) -> (total, count)
-    decide:Callable=Lazy()     # (scores of labels (n,k), labels) -> decisions, an array of n rows
-    measure:Callable=Lazy()    # (decisions, TaskDataset, seed=, draws=) -> {metric: (value, low, high)}, from 0 to 1
-    constant:Callable=Lazy()   # (training TaskDataset) -> the best constant decision, one row: chance
-    submit:Callable=Lazy()     # (path, TaskDataset, decisions) -> writes a file in the format of the challenge
-    suffix:str='.json'         # Of that file
-    pooler:str='cls'           # The meaning of `pooler=auto`: cls or last
-    max_len:int=128            # Most tokens of a text
-    answers:int=0              # Most answers, where people's answers are the labels
-    closed:bool=False          # Is an answer that is none of the labels an error?
-    asks:bool=False            # Is its text a question, so that `answer` applies?
-    def __repr__(self): return f'FinetuneTask({self.name!r})'
-    def source(self,
-        data:str # As for --data
-    )->TaskSource:
+
+    name: str  # On the command line: --task
+    explain: str  # One line, for help
+    sources: dict  # Name, as for --data, -> `TaskSource`; the first is the default without --root
+    labels: Callable = Lazy()  # (training TaskDataset, FinetunePlan) -> list of labels
+    score: Callable = Lazy()  # (answers of an example, labels) -> {label: score}
+    loss: Callable = Lazy()  # (scores of labels (b,k), targets (b,k)) -> (total, count)
+    decide: Callable = Lazy()  # (scores of labels (n,k), labels) -> decisions, an array of n rows
+    measure: Callable = Lazy()  # (decisions, TaskDataset, seed=, draws=) -> {metric: (value, low, high)}, from 0 to 1
+    constant: Callable = Lazy()  # (training TaskDataset) -> the best constant decision, one row: chance
+    submit: Callable = Lazy()  # (path, TaskDataset, decisions) -> writes a file in the format of the challenge
+    suffix: str = '.json'  # Of that file
+    pooler: str = 'cls'  # The meaning of `pooler=auto`: cls or last
+    max_len: int = 128  # Most tokens of a text
+    answers: int = 0  # Most answers, where people's answers are the labels
+    closed: bool = False  # Is an answer that is none of the labels an error?
+    asks: bool = False  # Is its text a question, so that `answer` applies?
+
+    def __repr__(self):
+        return f'FinetuneTask({self.name!r})'
+
+    def source(
+        self,
+        data: str,  # As for --data
+    ) -> TaskSource:
         "Where the examples of `data` come from; a `ValueError` names the nearest"
-        if data not in self.sources: raise did_you_mean(f'--data of --task {self.name}', data, self.sources)
+        if data not in self.sources:
+            raise did_you_mean(f'--data of --task {self.name}', data, self.sources)
         return self.sources[data]
-    def default_data(self,
-        root:str=None # As for --root
-    )->str:           # As for --data
+
+    def default_data(
+        self,
+        root: str = None,  # As for --root
+    ) -> str:  # As for --data
         "The default source of examples: with files those of the files, without them the first"
-        fit = [n for n,s in self.sources.items() if bool(s.root_help) == bool(root)]
+        fit = [n for n, s in self.sources.items() if bool(s.root_help) == bool(root)]
         return (fit or list(self.sources))[0]
+
 
 TASKS = Registry('task', 'vlrep.evaluation.finetune.tasks')

@@ -7,103 +7,155 @@ __all__ = ['told_examples', 'task_report_html', 'write_task_report']
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #dfeeb65a
 from pathlib import Path
+
 import numpy as np
-from ...core.files import *
-from ...core.run_facts import *
-from ...core.seeding import *
+
+from ...core.files import FilePath, atomic_file, read_json
+from ...core.run_facts import last_result, log_rows, read_run_facts
+from ...core.seeding import rng
 from ...data.tasks import TaskDataset
-from ...reports.figures import (bars_html, cards_html, curves_svg, facts_html, page_html, render_macro, table_html,
-                                   wide_rows)
+from vlrep.reports.figures import (
+    bars_html,
+    cards_html,
+    curves_svg,
+    facts_html,
+    page_html,
+    render_macro,
+    table_html,
+    wide_rows,
+)
 from ...reports.page import jpeg_uri, shown_files
 from ...reports.weight_drift import drift_lines, drift_rows
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #cace6180
 def told_examples(
-    examples:TaskDataset,  # With targets
-    decisions:np.ndarray,  # From `decide_all`: a label each, or which labels (n,k)
-    n:int=10,              # How many
-    seed:int=0,            # Which
-)->list:                   # As `cards_html` takes them
+    examples: TaskDataset,  # With targets
+    decisions: np.ndarray,  # From `decide_all`: a label each, or which labels (n,k)
+    n: int = 10,  # How many
+    seed: int = 0,  # Which
+) -> list:  # As `cards_html` takes them
     "Some examples with their images, decisions and targets"
     rows = np.sort(rng(seed, 'told examples').permutation(len(examples))[:n])
     out = []
     for i in rows:
         worth = examples.targets[int(i)].toarray()[0]
         chosen = np.flatnonzero(decisions[i]) if np.ndim(decisions) == 2 else [int(decisions[i])]
-        names = lambda ks: [examples.classes[k] for k in ks]
+
+        def names(ks):
+            return [examples.classes[k] for k in ks]
+
         right = [k for k in np.argsort(-worth, kind='stable') if worth[k] > 0]
-        first,second = examples.texts([int(i)])
-        said = dict(right=[k for k in chosen if worth[k] > 0], wrong=[k for k in chosen if not worth[k]],
-                    missed=[k for k in right if k not in chosen] if np.ndim(decisions) == 2 else [])
-        out.append(dict(image=jpeg_uri(examples.base[int(examples.rows[i])].load()),
-                        caption=' '.join([first[0], *([second[0]] if second else [])])[:400],
-                        **{k: names(v) for k,v in said.items()},
-                        said=', '.join(names(right[:3])) or 'nothing among the labels'))
+        first, second = examples.texts([int(i)])
+        said = dict(
+            right=[k for k in chosen if worth[k] > 0],
+            wrong=[k for k in chosen if not worth[k]],
+            missed=[k for k in right if k not in chosen] if np.ndim(decisions) == 2 else [],
+        )
+        out.append(
+            dict(
+                image=jpeg_uri(examples.base[int(examples.rows[i])].load()),
+                caption=' '.join([first[0], *([second[0]] if second else [])])[:400],
+                **{k: names(v) for k, v in said.items()},
+                said=', '.join(names(right[:3])) or 'nothing among the labels',
+            )
+        )
     return out
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #270df642
 def _numbers(info, res):
     "Facts about the run, for `facts_html`"
-    ft,plan = info['finetune'],info['finetune']['plan']
+    ft = info['finetune']
+    plan = info['finetune']['plan']
     n = res['numbers']
-    return {'task': ft['task'], 'examples': ft['data'],
-            'begun with': f'{ft.get("run", "unknown")}, {ft.get("which", "")}', 'method': info['method'],
-            'body': 'frozen' if plan['frozen'] else 'trained',
-            'labels': ft.get('classes', 'unknown'), 'steps': f'{plan["steps"]:,} of {plan["bs"]} examples',
-            'best step': n['best_step'], 'learning rate': plan['lr'], 'seed': info['seed'],
-            'precision': res.get('precision', info['precision']), 'threads': info['threads'],
-            'processor': res.get('processor', 'unknown'),
-            'seconds': round(sum(res['seconds'].values())), 'commit': res.get('commit') or 'unknown',
-            'date': res.get('date', '')}
+    return {
+        'task': ft['task'],
+        'examples': ft['data'],
+        'begun with': f'{ft.get("run", "unknown")}, {ft.get("which", "")}',
+        'method': info['method'],
+        'body': 'frozen' if plan['frozen'] else 'trained',
+        'labels': ft.get('classes', 'unknown'),
+        'steps': f'{plan["steps"]:,} of {plan["bs"]} examples',
+        'best step': n['best_step'],
+        'learning rate': plan['lr'],
+        'seed': info['seed'],
+        'precision': res.get('precision', info['precision']),
+        'threads': info['threads'],
+        'processor': res.get('processor', 'unknown'),
+        'seconds': round(sum(res['seconds'].values())),
+        'commit': res.get('commit') or 'unknown',
+        'date': res.get('date', ''),
+    }
+
 
 def _drift(rows):
     "The drift of the attention weights, as figures and a table; '' if it was not measured"
-    if not rows: return ''
-    said = ('Drift of each attention matrix in full fine-tuning: L1, the mean absolute change of a weight, and the '
-            'angle between the weights before and after, divided by π (0: the same direction, 0.5: orthogonal).')
-    curves = [curves_svg(drift_lines(rows, k), x='layer', y=y, zero=True) for k,y in
-              (('l1','L1'), ('angle','angle, in half turns'))]
+    if not rows:
+        return ''
+    said = (
+        'Drift of each attention matrix in full fine-tuning: L1, the mean absolute change of a weight, and the '
+        'angle between the weights before and after, divided by π (0: the same direction, 0.5: orthogonal).'
+    )
+    curves = [
+        curves_svg(drift_lines(rows, k), x='layer', y=y, zero=True)
+        for k, y in (('l1', 'L1'), ('angle', 'angle, in half turns'))
+    ]
     return render_macro('two', curves) + table_html(drift_rows(rows), said)
+
 
 def _curves(log, history):
     "Losses of the log, and the score of each evaluation"
-    col = lambda k: ([float(r['step']) for r in log if r.get(k)], [float(r[k]) for r in log if r.get(k)])
-    known = [(s,100*v) for s,_,v in history if v is not None]
-    return [curves_svg(dict(training=col('train_loss'), validation=col('valid_loss')), x='steps', y='loss'),
-            curves_svg(dict(validation=tuple(zip(*known))) if known else {}, x='steps', y='score in percent')]
+
+    def col(k):
+        return ([float(r['step']) for r in log if r.get(k)], [float(r[k]) for r in log if r.get(k)])
+
+    known = [(s, 100 * v) for s, _, v in history if v is not None]
+    return [
+        curves_svg(dict(training=col('train_loss'), validation=col('valid_loss')), x='steps', y='loss'),
+        curves_svg(dict(validation=tuple(zip(*known))) if known else {}, x='steps', y='score in percent'),
+    ]
 
 # %% ../../../nbs/evaluation/finetune/70_report.ipynb #d15857cf
 def task_report_html(
-    info:dict,           # recipe.json, with `finetune`
-    res:dict,            # The line of result.jsonl
-    log:list|tuple=(),   # Rows of log.csv
-    examples:list|tuple=(), # From `told_examples`
-)->str:                  # The page
+    info: dict,  # recipe.json, with `finetune`
+    res: dict,  # The line of result.jsonl
+    log: list | tuple = (),  # Rows of log.csv
+    examples: list | tuple = (),  # From `told_examples`
+) -> str:  # The page
     "The page of a fine-tuned run"
-    rows,ft = res['numbers']['table'],info['finetune']
-    care = ('The same numbers, in percent, with 95 % intervals of a bootstrap; chance is the best constant answer. ' 
-            'Each row names its examples, valid or test.')
+    rows = res['numbers']['table']
+    ft = info['finetune']
+    care = (
+        'The same numbers, in percent, with 95 % intervals of a bootstrap; chance is the best constant answer. '
+        'Each row names its examples, valid or test.'
+    )
     scores = bars_html(rows) + table_html(wide_rows(rows), care) if rows else ''
-    return page_html(f'{info["method"]} on {ft["task"]}', {
-        'Results, with the image and without': scores,
-        'Learning': render_macro('two', _curves(list(log), res['numbers']['history'])),
-        'Drift of the weights': _drift(res['numbers'].get('drift', [])),
-        'Examples': cards_html(list(examples)) if examples else '',
-        'What was run': facts_html(_numbers(info, res)),
-        'The plan': facts_html({k: str(v) for k,v in ft['plan'].items()})},
-        'A pretrained model, fine-tuned on a task: its answers, with the image and without.')
+    return page_html(
+        f'{info["method"]} on {ft["task"]}',
+        {
+            'Results, with the image and without': scores,
+            'Learning': render_macro('two', _curves(list(log), res['numbers']['history'])),
+            'Drift of the weights': _drift(res['numbers'].get('drift', [])),
+            'Examples': cards_html(list(examples)) if examples else '',
+            'What was run': facts_html(_numbers(info, res)),
+            'The plan': facts_html({k: str(v) for k, v in ft['plan'].items()}),
+        },
+        'A pretrained model, fine-tuned on a task: its answers, with the image and without.',
+    )
+
 
 def write_task_report(
-    run:FilePath # A fine-tuned run that has a result
-)->Path:         # report.html in that folder
+    run: FilePath,  # A fine-tuned run that has a result
+) -> Path:  # report.html in that folder
     "Write the page of a fine-tuned run"
     run = Path(getattr(run, 'path', run))
     info = read_run_facts(run, ('method', 'finetune'))
-    if not (run/'result.jsonl').is_file():
+    if not (run / 'result.jsonl').is_file():
         raise ValueError(f'{run}: has no result yet; resume with: vlrep-finetune {run} --resume')
-    res, log = last_result(run), log_rows(run)
-    samples = read_json(run/'samples.json') if (run/'samples.json').is_file() else {}
+    res = last_result(run)
+    log = log_rows(run)
+    samples = read_json(run / 'samples.json') if (run / 'samples.json').is_file() else {}
     with shown_files(run):
         page = task_report_html(info, res, log, samples.get('examples', []))
-    with atomic_file(run/'report.html') as new: new.write_text(page, encoding='utf-8')
-    return run/'report.html'
+    with atomic_file(run / 'report.html') as new:
+        new.write_text(page, encoding='utf-8')
+    return run / 'report.html'

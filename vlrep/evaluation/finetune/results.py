@@ -6,208 +6,277 @@
 __all__ = ['decide_all', 'task_draws', 'task_rows', 'Answerer']
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #5265a8aa
-import copy,warnings
-from collections.abc import Callable
-import numpy as np, torch
+import copy
+import warnings
+
+import numpy as np
+import torch
 from fastcore.basics import patch
 from PIL import Image
 from torch import Tensor
-from ...core.files import *
+
+from ...core.files import FilePath, brief
 from ...data.image_files import has_text, some_of
 from ...data.loader import StatefulLoader
 from ...data.tasks import TaskDataset
 from ...data.text_pairs import encode_pairs
 from ...data.transforms import EvalTransform
+from .model import FinetuneModel
+from .plan import FinetuneTask
+from .training import TaskCollator
 from ...metrics.ranking import draw_counts
 from ...metrics.vqa import UNKNOWN
 from ...models.features import frozen
 from ...models.pretrained import Pretrained, to_image
-from .plan import *
-from .model import *
-from .training import *
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #b0c7f36e
 def decide_all(
-    model:FinetuneModel,   # Trained
-    task:FinetuneTask,             # Decides
-    examples:TaskDataset,  # With `classes`
-    collate:TaskCollator,  # As in training
-    *, size:int=None,      # Side of the views; that of the images by default
-    bs:int=256,            # Examples at a time
-    blind:bool=False,      # Without the image?
-)->np.ndarray:             # As `task.decide` gives it
+    model: FinetuneModel,  # Trained
+    task: FinetuneTask,  # Decides
+    examples: TaskDataset,  # With `classes`
+    collate: TaskCollator,  # As in training
+    *,
+    size: int = None,  # Side of the views; that of the images by default
+    bs: int = 256,  # Examples at a time
+    blind: bool = False,  # Without the image?
+) -> np.ndarray:  # As `task.decide` gives it
     "The decisions of the model for all examples, in their order"
     p = next(model.parameters())
-    dl = StatefulLoader(examples, bs, aug=EvalTransform(size or examples.size, whole=True), collate=collate, flip_p=0.,
-                        device=p.device, max_damaged=0)
+    dl = StatefulLoader(
+        examples,
+        bs,
+        aug=EvalTransform(size or examples.size, whole=True),
+        collate=collate,
+        flip_p=0.0,
+        device=p.device,
+        max_damaged=0,
+    )
     with frozen(model):
-        return np.concatenate([task.decide(model(b, blind)['logits'].float(), examples.classes) for b,_ in dl])
+        return np.concatenate([task.decide(model(b, blind)['logits'].float(), examples.classes) for b, _ in dl])
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #68ea90ad
 def _rows(task, examples, decisions, *, constant, who, question, seed):
     "Rows of one set of examples, one for each metric"
     got = task.measure(decisions, examples, seed=seed)
     chance = task.measure(np.repeat(constant, len(examples), 0), examples, seed=seed, draws=1)
-    return [dict(question=question + f', {m}'*(len(got) > 1), metric=m, backbone=who, n=len(examples),
-                 **{k: round(100*float(v), 3) for k,v in zip(('chance','value','low','high'), (chance[m][0], *got[m]))})
-            for m in got]
+    return [
+        dict(
+            question=question + f', {m}' * (len(got) > 1),
+            metric=m,
+            backbone=who,
+            n=len(examples),
+            **{
+                k: round(100 * float(v), 3) for k, v in zip(('chance', 'value', 'low', 'high'), (chance[m][0], *got[m]))
+            },
+        )
+        for m in got
+    ]
+
 
 def task_draws(
-    task:FinetuneTask,     # Measures
-    examples:TaskDataset,  # With targets
-    decisions:np.ndarray,  # From `decide_all`
-    draws:int=200,         # Number of bootstrap resamples of images, each with all its questions
-)->dict:                   # Metric -> `draws` scores in percent
+    task: FinetuneTask,  # Measures
+    examples: TaskDataset,  # With targets
+    decisions: np.ndarray,  # From `decide_all`
+    draws: int = 200,  # Number of bootstrap resamples of images, each with all its questions
+) -> dict:  # Metric -> `draws` scores in percent
     "Each score under bootstrap resamples of the images, the same for every model evaluated on these images"
-    images,at = np.unique(examples.rows, return_inverse=True)
-    out,base = {},copy.copy(examples)
+    images, at = np.unique(examples.rows, return_inverse=True)
+    out = {}
+    base = copy.copy(examples)
     for w in draw_counts(len(images), draws):
         idx = np.repeat(np.arange(len(examples)), w[at].astype(int))
-        base.n,base.rows,base.targets = len(idx),examples.rows[idx],examples.targets[idx]
+        base.n = len(idx)
+        base.rows = examples.rows[idx]
+        base.targets = examples.targets[idx]
         base.kinds = examples.kinds and [examples.kinds[i] for i in idx]
         base.answers = examples.answers and examples.answers.subset(idx)
-        for m,v in task.measure(decisions[idx], base, draws=1).items(): out.setdefault(m, []).append(round(100*v[0], 2))
+        for m, v in task.measure(decisions[idx], base, draws=1).items():
+            out.setdefault(m, []).append(round(100 * v[0], 2))
     return out
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #2c22abd6
 def task_rows(
-    task:FinetuneTask,             # Measures
-    train:TaskDataset,     # The training examples, which define chance
-    examples:TaskDataset,  # The examples to evaluate, with targets
-    decisions:np.ndarray,  # From `decide_all`
-    who:str='model',       # Name of the model
-    *, alone:np.ndarray=None, # Decisions without the image
-    seed:int=0,            # Of the bootstrap
-    draws:int=0,           # How many resamplings of each score are kept as `draws`, see `task_draws`
-)->list:                   # Dicts `question, metric, backbone, n, chance, value, low, high`, in percent
+    task: FinetuneTask,  # Measures
+    train: TaskDataset,  # The training examples, which define chance
+    examples: TaskDataset,  # The examples to evaluate, with targets
+    decisions: np.ndarray,  # From `decide_all`
+    who: str = 'model',  # Name of the model
+    *,
+    alone: np.ndarray = None,  # Decisions without the image
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 0,  # How many resamplings of each score are kept as `draws`, see `task_draws`
+) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high`, in percent
     "The table of a task"
-    constant,q = task.constant(train),f'{task.name} {examples.split}'
-    both = [(decisions,who), *[(alone,f'{who}, no image')]*(alone is not None)]
-    rows = [r for d,name in both for r in _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)]
-    for d,name in both if draws else ():
+    constant = task.constant(train)
+    q = f'{task.name} {examples.split}'
+    both = [(decisions, who), *[(alone, f'{who}, no image')] * (alone is not None)]
+    rows = [r for d, name in both for r in _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)]
+    for d, name in both if draws else ():
         kept = task_draws(task, examples, d, draws)
-        for r in (r for r in rows if r['backbone'] == name): r['draws'] = kept[r['metric']]
-    for kind in sorted(set(examples.kinds or [])-{None}):
-        at,known = (np.flatnonzero([k == kind for k in e.kinds or []]) for e in (examples, train))
-        if len(known): constant = task.constant(train.subset(known))          # the best constant answer for this type
+        for r in (r for r in rows if r['backbone'] == name):
+            r['draws'] = kept[r['metric']]
+    for kind in sorted(set(examples.kinds or []) - {None}):
+        at, known = (np.flatnonzero([k == kind for k in e.kinds or []]) for e in (examples, train))
+        if len(known):
+            constant = task.constant(train.subset(known))  # the best constant answer for this type
         some = examples.subset(at)
-        for d,name in both:
+        for d, name in both:
             rows += _rows(task, some, d[at], constant=constant, who=name, question=f'{q}: {kind}', seed=seed)
     return rows
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #7eb9b18a
 class Answerer:
     "A fine-tuned model with the transform, the tokenizer and the labels it was trained with"
-    def __init__(self,
-        model:FinetuneModel, # Trained
-        task:FinetuneTask,           # The task it was fine-tuned on
-        labels:list,         # Names of its outputs
-        collate:TaskCollator, # Tokenizer and limit
-        view,                # `batch(images)` gives `img`, such as `vlrep.training.learner.PictureView`
-        *, regions:str='grid', # How it reads regions: grid, boxes or files
+
+    def __init__(
+        self,
+        model: FinetuneModel,  # Trained
+        task: FinetuneTask,  # The task it was fine-tuned on
+        labels: list,  # Names of its outputs
+        collate: TaskCollator,  # Tokenizer and limit
+        view,  # `batch(images)` gives `img`, such as `vlrep.training.learner.PictureView`
+        *,
+        regions: str = 'grid',  # How it reads regions: grid, boxes or files
     ):
-        self.model,self.task,self.labels,self.collate = model.eval(),task,labels,collate
-        self.view,self.regions = view,regions
+        self.model = model.eval()
+        self.task = task
+        self.labels = labels
+        self.collate = collate
+        self.view = view
+        self.regions = regions
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #dc42cadc
 @patch
-def boxes(self:Answerer,
-    boxes:list # Of tuples x0 y0 x1 y1, parts of width and height; None
-)->dict:       # `region_boxes` (1,n,4) and `region_counts` (1,), or nothing
+def boxes(
+    self: Answerer,
+    boxes: list,  # Of tuples x0 y0 x1 y1, parts of width and height; None
+) -> dict:  # `region_boxes` (1,n,4) and `region_counts` (1,), or nothing
     "The boxes of one image as a batch; a `ValueError` says what is wrong with them"
     if self.regions == 'files':
-        raise ValueError('this run reads region features from files: it answers about images that have them, with '
-                         'vlrep-finetune, and not about a new one')
+        raise ValueError(
+            'this run reads region features from files: it answers about images that have them, with '
+            'vlrep-finetune, and not about a new one'
+        )
     if self.regions == 'grid':
-        if boxes is not None: raise ValueError('boxes: this run reads cells of a grid, leave them out')
+        if boxes is not None:
+            raise ValueError('boxes: this run reads cells of a grid, leave them out')
         return {}
     if boxes is None or not len(boxes):
-        raise ValueError('boxes: this run reads regions of boxes, give them as parts of width and height, such as '
-                         '[(0, 0, 1, 1)] for the whole image')
+        raise ValueError(
+            'boxes: this run reads regions of boxes, give them as parts of width and height, such as '
+            '[(0, 0, 1, 1)] for the whole image'
+        )
     b = torch.as_tensor(np.asarray(boxes, np.float32)).reshape(len(boxes), -1)
-    if b.shape[1:] != (4,) or not ((b >= 0) & (b <= 1)).all() or not (b[:,2:] > b[:,:2]).all():
+    if b.shape[1:] != (4,) or not ((b >= 0) & (b <= 1)).all() or not (b[:, 2:] > b[:, :2]).all():
         raise ValueError(f'boxes: {some_of(boxes)}: four numbers from 0 to 1 each, left, top, right, bottom')
     return dict(region_boxes=b[None], region_counts=torch.tensor([len(b)]))
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #28aa2bce
 def _picture(image):
     "A path as it is, any other picture as an array; a `ValueError` says what is wrong with it"
-    if isinstance(image, FilePath): return image
-    try: return np.array(to_image(image))
-    except ValueError as e: raise ValueError(f'image: {e}') from None
+    if isinstance(image, FilePath):
+        return image
+    try:
+        return np.array(to_image(image))
+    except ValueError as e:
+        raise ValueError(f'image: {e}') from None
+
 
 def _pairs(image, question, boxes):
     "Images, questions and boxes, as many of each; and whether a single question was asked"
-    many = [isinstance(x, (list,tuple)) for x in (image, question)]
-    if not any(many): return [image],[question],[boxes],True
-    n = max(len(x) for x,m in zip((image, question), many) if m)
-    images,questions = (list(x) if m else [x]*n for x,m in zip((image, question), many))
-    if len(images) != len(questions): raise ValueError(f'question: {len(questions)} for {len(images)} images')
-    if not n: raise ValueError('question: an empty list')
-    own = list(boxes) if many[0] and boxes is not None else [boxes]*n
-    if len(own) != n: raise ValueError(f'boxes: of {len(own)} images, and there are {n}')
-    return images,questions,own,False
+    many = [isinstance(x, (list, tuple)) for x in (image, question)]
+    if not any(many):
+        return [image], [question], [boxes], True
+    n = max(len(x) for x, m in zip((image, question), many) if m)
+    images, questions = (list(x) if m else [x] * n for x, m in zip((image, question), many))
+    if len(images) != len(questions):
+        raise ValueError(f'question: {len(questions)} for {len(images)} images')
+    if not n:
+        raise ValueError('question: an empty list')
+    own = list(boxes) if many[0] and boxes is not None else [boxes] * n
+    if len(own) != n:
+        raise ValueError(f'boxes: of {len(own)} images, and there are {n}')
+    return images, questions, own, False
+
 
 @patch
-def _texts(self:Answerer, questions):
+def _texts(self: Answerer, questions):
     "Questions as tokens; what is cut is counted in a warning"
-    for k,q in enumerate(questions):
-        where = 'question' + f' {k}'*(len(questions) > 1)
-        if not isinstance(q, str): raise ValueError(f'{where}: a text is expected, not {brief(q)}')
-        if not has_text(q): raise ValueError(f'{where}: is empty')
+    for k, q in enumerate(questions):
+        where = 'question' + f' {k}' * (len(questions) > 1)
+        if not isinstance(q, str):
+            raise ValueError(f'{where}: a text is expected, not {brief(q)}')
+        if not has_text(q):
+            raise ValueError(f'{where}: is empty')
     text = encode_pairs(self.collate.tok, questions, max_len=self.collate.max_len)
     if long := int((text['cut'] > 0).sum()):
-        warnings.warn(f'{long} of {len(questions)} questions are longer than the {self.collate.max_len} tokens that '
-                      f'this run reads: their last {int(text["cut"].sum())} tokens are cut', stacklevel=4)
-    return {k: text[k] for k in ('tok','lens','segments')}
+        warnings.warn(
+            f'{long} of {len(questions)} questions are longer than the {self.collate.max_len} tokens that '
+            f'this run reads: their last {int(text["cut"].sum())} tokens are cut',
+            stacklevel=4,
+        )
+    return {k: text[k] for k in ('tok', 'lens', 'segments')}
+
 
 @patch
-def _boxes(self:Answerer, many):
+def _boxes(self: Answerer, many):
     "The boxes of several images as a batch"
     got = [self.boxes(b) for b in many]
-    if not got[0]: return {}
+    if not got[0]:
+        return {}
     n = max(g['region_boxes'].shape[1] for g in got)
-    pad = [torch.nn.functional.pad(g['region_boxes'], (0,0,0,n-g['region_boxes'].shape[1])) for g in got]
+    pad = [torch.nn.functional.pad(g['region_boxes'], (0, 0, 0, n - g['region_boxes'].shape[1])) for g in got]
     return dict(region_boxes=torch.cat(pad), region_counts=torch.cat([g['region_counts'] for g in got]))
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #1b767478
 @patch
-def probabilities(self:Answerer,
-    image:FilePath|Image.Image|np.ndarray|Tensor|list, # A picture, or a list of them
-    question:str|list,  # A question, or a list of them
-    boxes:list=None,    # As for `answer`
-    bs:int=64,          # Questions at a time
-)->Tensor:              # (k,), or (n,k) for a list
+def probabilities(
+    self: Answerer,
+    image: FilePath | Image.Image | np.ndarray | Tensor | list,  # A picture, or a list of them
+    question: str | list,  # A question, or a list of them
+    boxes: list = None,  # As for `answer`
+    bs: int = 64,  # Questions at a time
+) -> Tensor:  # (k,), or (n,k) for a list
     "The probability of each label"
     if self.task.closed or not self.task.asks:
         raise ValueError(f'this run was fine-tuned on {self.task.name} ({self.task.explain}): it answers no questions')
-    images,questions,own,one = _pairs(image, question, boxes)
-    text,regions = self._texts(questions),self._boxes(own)
-    p,out = next(self.model.parameters()),[]
+    images, questions, own, one = _pairs(image, question, boxes)
+    text = self._texts(questions)
+    regions = self._boxes(own)
+    p = next(self.model.parameters())
+    out = []
     for i in range(0, len(questions), bs):
-        pictures = [_picture(x) for x in images[i:i+bs]]
-        batch = {**self.view.batch(pictures), **{k: v[i:i+bs] for k,v in (text|regions).items()}}
+        pictures = [_picture(x) for x in images[i : i + bs]]
+        batch = {**self.view.batch(pictures), **{k: v[i : i + bs] for k, v in (text | regions).items()}}
         with frozen(self.model):
-            out.append(self.model({k: v.to(p.device) for k,v in batch.items()})['logits'].float().sigmoid().cpu())
+            out.append(self.model({k: v.to(p.device) for k, v in batch.items()})['logits'].float().sigmoid().cpu())
     out = torch.cat(out)
     return out[0] if one else out
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #4561a936
 @patch
-def answer(self:Pretrained,
-    image:FilePath|Image.Image|np.ndarray|Tensor|list, # A picture, or a list of them
-    question:str|list, # A question about it, or a list: several about one picture, or one for each picture
-    boxes:list=None, # For a run that reads regions of boxes: left, top, right, bottom of each, as parts of the sides;
-                     # for a list of pictures a list of such lists
-    top:int=5,       # How many answers
-)->list:             # Pairs of an answer and its probability, the most likely first; for a list a list of such lists
+def answer(
+    self: Pretrained,
+    image: FilePath | Image.Image | np.ndarray | Tensor | list,  # A picture, or a list of them
+    question: str | list,  # A question about it, or a list: several about one picture, or one for each picture
+    boxes: list = None,  # For a run that reads regions of boxes: left, top, right, bottom of each, as parts of the
+    # sides;
+    # for a list of pictures a list of such lists
+    top: int = 5,  # How many answers
+) -> list:  # Pairs of an answer and its probability, the most likely first; for a list a list of such lists
     "The most likely answers; a `ValueError` if the run was not fine-tuned on questions, or the input is invalid"
     if (asked := self.capabilities.get('answer')) is None:
-        raise ValueError(f'{self.name}: was not fine-tuned on questions: vlrep-finetune {self.name} --task vqa makes a '
-                         f'run that answers')
-    if top < 1: raise ValueError(f'top={top}: at least 1 answer')
-    p,labels = asked(image, question, boxes),asked.__self__.labels
+        raise ValueError(
+            f'{self.name}: was not fine-tuned on questions: vlrep-finetune {self.name} --task vqa makes a '
+            f'run that answers'
+        )
+    if top < 1:
+        raise ValueError(f'top={top}: at least 1 answer')
+    p = asked(image, question, boxes)
+    labels = asked.__self__.labels
+
     def best(p):
         order = [k for k in p.argsort(descending=True, stable=True).tolist() if labels[k] != UNKNOWN]
         return [(labels[k], float(p[k])) for k in order[:top]]
+
     return best(p) if p.ndim == 1 else [best(q) for q in p]

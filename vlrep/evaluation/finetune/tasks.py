@@ -7,31 +7,77 @@ __all__ = []
 
 # %% ../../../nbs/evaluation/finetune/20_tasks.ipynb #492eb7bf
 from ...datasets.world.task_options import WorldTaskOptions
-from .plan import *
+from .plan import TASKS, FinetuneTask, TaskSource
 
 # %% ../../../nbs/evaluation/finetune/20_tasks.ipynb #db24f777
 _here = 'vlrep.evaluation.finetune.answers:'
+
 
 def _sources(task, root_help, labels=None, plan='paper'):
     "The photos' own files, or the world"
     world = TaskSource(f'{_here}read_{task}_world', options=WorldTaskOptions(), plan='world')
     return {'world': world, task: TaskSource(f'vlrep.datasets.{task}:read_{task}', root_help, labels=labels, plan=plan)}
 
-_ANSWERS = dict(labels=_here+'answer_labels', score=_here+'answer_scores', loss=_here+'label_bce',
-                decide=_here+'best_label', measure=_here+'answer_accuracy', constant=_here+'commonest_label',
-                pooler='last', asks=True)
 
-TASKS.add(FinetuneTask('vqa', 'questions about an image (VQA 2.0)',
-               _sources('vqa', 'the folder of VQA 2.0: questions, annotations, train2014/, val2014/'),
-               submit=_here+'submit_vqa', answers=3129, **_ANSWERS))
-TASKS.add(FinetuneTask('vizwiz', 'questions of blind people, of which many cannot be answered (VizWiz)',
-               _sources('vizwiz', 'the folder of VizWiz: train.json, val.json, train/, val/'),
-               submit=_here+'submit_vizwiz', answers=7371, **_ANSWERS))
-TASKS.add(FinetuneTask('snli_ve', 'does a statement follow from an image? (SNLI-VE)',
-               _sources('snli_ve', 'the folder that holds snli_ve_train.jsonl and flickr30k_images/'),
-               _here+'entailment_labels', _here+'label_sets', _here+'class_ce', _here+'best_label',
-               _here+'answer_accuracy', _here+'commonest_label', _here+'submit_snli_ve', '.jsonl', closed=True))
-TASKS.add(FinetuneTask('mm_imdb', 'the genres of a film, from its poster and its plot (MM-IMDB)',
-               _sources('mm_imdb', 'the folder that holds split.json and dataset/', _here+'film_genres', 'mm_imdb'),
-               _here+'all_labels', _here+'label_sets', _here+'label_bce', _here+'likely_labels', _here+'label_f1',
-               _here+'commonest_set', _here+'submit_mm_imdb', max_len=256))
+_ANSWERS = dict(
+    labels=_here + 'answer_labels',
+    score=_here + 'answer_scores',
+    loss=_here + 'label_bce',
+    decide=_here + 'best_label',
+    measure=_here + 'answer_accuracy',
+    constant=_here + 'commonest_label',
+    pooler='last',
+    asks=True,
+)
+
+TASKS.add(
+    FinetuneTask(
+        'vqa',
+        'questions about an image (VQA 2.0)',
+        _sources('vqa', 'the folder of VQA 2.0: questions, annotations, train2014/, val2014/'),
+        submit=_here + 'submit_vqa',
+        answers=3129,
+        **_ANSWERS,
+    )
+)
+TASKS.add(
+    FinetuneTask(
+        'vizwiz',
+        'questions of blind people, of which many cannot be answered (VizWiz)',
+        _sources('vizwiz', 'the folder of VizWiz: train.json, val.json, train/, val/'),
+        submit=_here + 'submit_vizwiz',
+        answers=7371,
+        **_ANSWERS,
+    )
+)
+TASKS.add(
+    FinetuneTask(
+        'snli_ve',
+        'does a statement follow from an image? (SNLI-VE)',
+        _sources('snli_ve', 'the folder that holds snli_ve_train.jsonl and flickr30k_images/'),
+        _here + 'entailment_labels',
+        _here + 'label_sets',
+        _here + 'class_ce',
+        _here + 'best_label',
+        _here + 'answer_accuracy',
+        _here + 'commonest_label',
+        _here + 'submit_snli_ve',
+        '.jsonl',
+        closed=True,
+    )
+)
+TASKS.add(
+    FinetuneTask(
+        'mm_imdb',
+        'the genres of a film, from its poster and its plot (MM-IMDB)',
+        _sources('mm_imdb', 'the folder that holds split.json and dataset/', _here + 'film_genres', 'mm_imdb'),
+        _here + 'all_labels',
+        _here + 'label_sets',
+        _here + 'label_bce',
+        _here + 'likely_labels',
+        _here + 'label_f1',
+        _here + 'commonest_set',
+        _here + 'submit_mm_imdb',
+        max_len=256,
+    )
+)

@@ -10,114 +10,162 @@ __all__ = ['TaskCollator', 'Rounds', 'TaskScore', 'BestScore', 'KeptBest', 'text
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-import numpy as np, torch
+
+import numpy as np
+import torch
 from fastai.callback.core import CancelFitException
 from fastai.learner import Metric
-from ...core.seeding import *
-from ...data.loader import loaders, StatefulLoader
+
+from ...data.loader import StatefulLoader, loaders
 from ...data.records import TextBuffer
 from ...data.tasks import TaskDataset
-from ...data.text_pairs import encode_pairs, MARK, uncut_pairs
+from ...data.text_pairs import MARK, encode_pairs, uncut_pairs
 from ...data.transforms import EvalTransform
+from .model import FinetuneModel, Fuses
+from .plan import FinetunePlan, FinetuneTask
 from ...training.callbacks import LRScheduler, SkipNonFinite, StepSeed
 from ...training.checkpoint import Checkpointer
 from ...training.data_parallel import DDPTraining
-from ...training.distributed import current_dist, Dist
-from ...training.learner import BatchLearner, GradientAccumulation, learner, MicroBatchLoader
+from ...training.distributed import Dist, current_dist
+from ...training.learner import BatchLearner, GradientAccumulation, MicroBatchLoader, learner
 from ...training.optim import norm_or_bias, param_groups
 from ...training.precision import MixedPrecision
-from .plan import *
-from .model import *
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #829a35a9
 class TaskCollator:
     "Texts of examples as tokens, their targets, and regions of their images"
-    def __init__(self,
-        tok:'Tokenizer',       # Cuts texts into tokens
-        max_len:int=128,       # Most tokens of a text, or of a pair
-        regions:Callable=None, # (dataset of images, rows) -> tensors `region_*`, such as a `RegionReader`
-    ): self.tok,self.max_len,self.regions = tok,max_len,regions
-    def texts(self, source:TaskDataset, rows:np.ndarray)->dict:
+
+    def __init__(
+        self,
+        tok: 'Tokenizer',  # Cuts texts into tokens
+        max_len: int = 128,  # Most tokens of a text, or of a pair
+        regions: Callable = None,  # (dataset of images, rows) -> tensors `region_*`, such as a `RegionReader`
+    ):
+        self.tok = tok
+        self.max_len = max_len
+        self.regions = regions
+
+    def texts(self, source: TaskDataset, rows: np.ndarray) -> dict:
         "`tok`, `lens`, `segments`, and how many tokens were `cut`"
         return encode_pairs(self.tok, *source.texts(rows), max_len=self.max_len)
-    def all_texts(self, source:TaskDataset)->TextBuffer:
+
+    def all_texts(self, source: TaskDataset) -> TextBuffer:
         "The text of each example; of a pair both, with `MARK` between"
         if not source.pairs:
             return source.captions
         return TextBuffer([MARK.join(source.captions[i])] for i in range(len(source)))
-    def uncut(self, texts:list)->list:
+
+    def uncut(self, texts: list) -> list:
         "The tokens of texts or pairs, special ones included, however many there are"
         return uncut_pairs(self.tok, texts)
-    def __call__(self,
-        source:TaskDataset, # Examples
-        rows:np.ndarray,    # Which of them (b,)
-        when,               # Not used: the same in every epoch
-        seed:int,           # Not used
-        flip:np.ndarray,    # None is mirrored: a question may say left
-    )->dict:                # `tok`, `segments` (b,s), `lens` (b,), `target` (b,k) if it is known, `region_*`
+
+    def __call__(
+        self,
+        source: TaskDataset,  # Examples
+        rows: np.ndarray,  # Which of them (b,)
+        when,  # Not used: the same in every epoch
+        seed: int,  # Not used
+        flip: np.ndarray,  # None is mirrored: a question may say left
+    ) -> dict:  # `tok`, `segments` (b,s), `lens` (b,), `target` (b,k) if it is known, `region_*`
         "What a batch holds in addition to the images"
-        if flip.any(): raise ValueError('flip_p: images of a task are not mirrored, for its texts say left and right')
-        out = {k: v for k,v in self.texts(source, rows).items() if k != 'cut'}
-        if source.targets is not None: out['target'] = torch.from_numpy(source.targets[rows].toarray())
+        if flip.any():
+            raise ValueError('flip_p: images of a task are not mirrored, for its texts say left and right')
+        out = {k: v for k, v in self.texts(source, rows).items() if k != 'cut'}
+        if source.targets is not None:
+            out['target'] = torch.from_numpy(source.targets[rows].toarray())
         return out | (self.regions(source.base, source.rows[rows]) if self.regions else {})
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #821a5ec8
 class Rounds:
     "A training loader in rounds of `every` steps, however long its epochs are"
-    def __init__(self,
-        dl:StatefulLoader, # Its batches follow from epoch and step
-        every:int,         # Steps of a round
+
+    def __init__(
+        self,
+        dl: StatefulLoader,  # Its batches follow from epoch and step
+        every: int,  # Steps of a round
     ):
-        if every < 1: raise ValueError(f'every={every}: at least 1 step')
-        self.dl,self.every,self.at = dl,int(every),0
-    def __len__(self): return self.every
-    def __getattr__(self, k): return getattr(self.__dict__['dl'], k)
+        if every < 1:
+            raise ValueError(f'every={every}: at least 1 step')
+        self.dl = dl
+        self.every = int(every)
+        self.at = 0
+
+    def __len__(self):
+        return self.every
+
+    def __getattr__(self, k):
+        return getattr(self.__dict__['dl'], k)
+
     def __setattr__(self, k, v):
-        if k == 'parts': self.dl.parts = v                               # several processes: who has which rows
-        else: super().__setattr__(k, v)
-    def seek(self, epoch:int, step:int=0)->'Rounds':
+        if k == 'parts':
+            self.dl.parts = v  # several processes: who has which rows
+        else:
+            super().__setattr__(k, v)
+
+    def seek(self, epoch: int, step: int = 0) -> 'Rounds':
         "Go to a step of a round"
-        self.at = epoch*self.every+step
+        self.at = epoch * self.every + step
         return self
+
     def __iter__(self):
-        end = (self.at//self.every+1)*self.every
+        end = (self.at // self.every + 1) * self.every
         while self.at < end:
-            epoch,step = divmod(self.at, len(self.dl))
-            for b in islice(iter(self.dl.seek(epoch, step)), end-self.at):
+            epoch, step = divmod(self.at, len(self.dl))
+            for b in islice(iter(self.dl.seek(epoch, step)), end - self.at):
                 self.at += 1
                 yield b
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #84d3f7e2
 class TaskScore(Metric):
     "A task's metric over the validation set, of which each process has a share"
-    def __init__(self,
-        task:FinetuneTask,            # Decides and measures
-        examples:TaskDataset, # The validation set, with targets
-        dist:Dist=Dist(),     # The processes; all call for the value
-    ): self.task,self.examples,self.dist,self.rows,self.said = task,examples,dist,[],[]
+
+    def __init__(
+        self,
+        task: FinetuneTask,  # Decides and measures
+        examples: TaskDataset,  # The validation set, with targets
+        dist: Dist = Dist(),  # The processes; all call for the value
+    ):
+        self.task = task
+        self.examples = examples
+        self.dist = dist
+        self.rows = []
+        self.said = []
+
     @property
-    def name(self)->str: return 'score'
-    def reset(self)->None: self.rows,self.said,self._value = [],[],None
-    def accumulate(self, learn:BatchLearner)->None:
+    def name(self) -> str:
+        return 'score'
+
+    def reset(self) -> None:
+        self.rows = []
+        self.said = []
+        self._value = None
+
+    def accumulate(self, learn: BatchLearner) -> None:
         "Add the decisions for the batch that `learn` has just evaluated"
         rows = learn.yb[0]['id'].cpu().numpy()
-        if not len(rows): return
+        if not len(rows):
+            return
         self.rows.append(rows)
         self.said.append(self.task.decide(learn.pred['logits'].float(), self.examples.classes))
+
     def _all(self):
         "Rows and decisions of all processes, in the order of one"
         got = self.dist.objects((self.rows, self.said))
-        rows,said = ([x for share in part for x in share] for part in zip(*got))
-        if not rows: return None,None
-        rows,said = np.concatenate(rows),np.concatenate(said)
+        rows, said = ([x for share in part for x in share] for part in zip(*got))
+        if not rows:
+            return None, None
+        rows = np.concatenate(rows)
+        said = np.concatenate(said)
         order = np.argsort(rows, kind='stable') if self.dist.world_size > 1 else slice(None)
-        return rows[order],said[order]
+        return rows[order], said[order]
+
     @property
-    def value(self)->float:
+    def value(self) -> float:
         "From 0 to 1; of several metrics the first"
         if self._value is None:
-            rows,said = self._all()
-            if rows is None: return None
+            rows, said = self._all()
+            if rows is None:
+                return None
             whole = np.array_equal(rows, np.arange(len(self.examples)))
             seen = self.examples if whole else self.examples.subset(rows)
             self._value = next(iter(self.task.measure(said, seen, draws=1).values()))[0]
@@ -126,50 +174,71 @@ class TaskScore(Metric):
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #10f1d71d
 class BestScore(Checkpointer):
     "Save `last`, and `best` by a score; stop after some evaluations without improvement"
-    _keep = ('at','score','since','history')
-    def __init__(self,
-        folder,           # Has `save(name, weights, state, frozen)`, such as a `Run`, or `KeptBest`
-        metric:TaskScore, # Its value chooses `best`
-        patience:int=0,   # Stop after this number of evaluations without improvement; 0: never
-        *, every:int=0,   # Steps between saves within a round; 0 for none
-        log:Callable=print, # Called with a line for each evaluation
+
+    _keep = ('at', 'score', 'since', 'history')
+
+    def __init__(
+        self,
+        folder,  # Has `save(name, weights, state, frozen)`, such as a `Run`, or `KeptBest`
+        metric: TaskScore,  # Its value chooses `best`
+        patience: int = 0,  # Stop after this number of evaluations without improvement; 0: never
+        *,
+        every: int = 0,  # Steps between saves within a round; 0 for none
+        log: Callable = print,  # Called with a line for each evaluation
     ):
         super().__init__(folder, every)
-        self.metric,self.patience,self.log,self.score,self.since,self.history = metric,patience,log,None,0,[]
+        self.metric = metric
+        self.patience = patience
+        self.log = log
+        self.score = None
+        self.since = 0
+        self.history = []
+
     @property
-    def done(self)->bool:
+    def done(self) -> bool:
         "Has it not improved for `patience` evaluations?"
         return bool(self.patience) and self.since >= self.patience
-    def after_epoch(self)->None:
+
+    def after_epoch(self) -> None:
         "Evaluate, record, save, and perhaps stop"
-        s,v,loss = self.learn.train_state,self.metric.value,self.recorder.loss.value
+        s = self.learn.train_state
+        v = self.metric.value
+        loss = self.recorder.loss.value
         better = v is not None and (self.score is None or v > self.score)
-        self.since = 0 if better else self.since+1
-        if better: self.score,s.best_step,s.best_loss = v,s.step,float(loss)
+        self.since = 0 if better else self.since + 1
+        if better:
+            self.score = v
+            s.best_step = s.step
+            s.best_loss = float(loss)
         self.history.append([s.step, float(loss), v])
-        self.log(f'step {s.step}: {100*v:.2f} on the validation set' + ', the best so far'*better)
+        self.log(f'step {s.step}: {100 * v:.2f} on the validation set' + ', the best so far' * better)
         self.save(*(['best'] if better else []), 'last')
         if self.done:
             self.log(f'no improvement in {self.since} evaluations: training stops early')
             raise CancelFitException()
 
+
 class KeptBest:
     "Replaces a run folder: keeps the best weights in memory"
+
     weights = None
-    def save(self, name:str, weights:dict, state:dict, frozen:'Iterable[str]'=())->None:
+
+    def save(self, name: str, weights: dict, state: dict, frozen: 'Iterable[str]' = ()) -> None:
         "Keep them, if they are the best"
-        if name == 'best': self.weights = {k: v.detach().clone() for k,v in weights.items()}
+        if name == 'best':
+            self.weights = {k: v.detach().clone() for k, v in weights.items()}
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #62b06f21
 def _linear(step, total, warmup):
     "Linear warm-up, then linear decay to 0"
-    return step/warmup if step < warmup else max(0., (total-step)/max(1, total-warmup))
+    return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
+
 
 def text_limit(
-    body:Fuses,        # A model with `fuse`; None: one without limit
-    plan:FinetunePlan, # Its `max_len` counts
-    task:FinetuneTask,         # Its `max_len` counts if the plan has none
-)->int:                # Most tokens
+    body: Fuses,  # A model with `fuse`; None: one without limit
+    plan: FinetunePlan,  # Its `max_len` counts
+    task: FinetuneTask,  # Its `max_len` counts if the plan has none
+) -> int:  # Most tokens
     "The maximum length of a text: as planned, and at most the number of the model's positions"
     most = body.max_len if body else 0
     if plan.max_len and most and plan.max_len > most:
@@ -178,60 +247,84 @@ def text_limit(
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #da722299
 def without_idle(
-    model:FinetuneModel, # Weights that its scores do not depend on have requires_grad=False afterwards
-    batch:dict,          # Any batch, to find them with
-)->list:                 # Their names
+    model: FinetuneModel,  # Weights that its scores do not depend on have requires_grad=False afterwards
+    batch: dict,  # Any batch, to find them with
+) -> list:  # Their names
     "Freeze the weights that the scores do not depend on; nothing else in the model changes"
-    modes,named = [(m, m.training) for m in model.modules()],list(model.named_parameters())
+    modes = [(m, m.training) for m in model.modules()]
+    named = list(model.named_parameters())
     model.eval()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         scores = model(batch)['logits'].sum()
-        learn = [(n, p) for n,p in named if p.requires_grad]
-        got = torch.autograd.grad(scores, [p for _,p in learn], allow_unused=True)
-    for m,mode in modes: m.training = mode
-    idle = [(n, p) for (n,p),g in zip(learn, got) if g is None]
-    for _,p in idle: p.requires_grad_(False)
-    return [n for n,_ in idle]
+        learn = [(n, p) for n, p in named if p.requires_grad]
+        got = torch.autograd.grad(scores, [p for _, p in learn], allow_unused=True)
+    for m, mode in modes:
+        m.training = mode
+    idle = [(n, p) for (n, p), g in zip(learn, got) if g is None]
+    for _, p in idle:
+        p.requires_grad_(False)
+    return [n for n, _ in idle]
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #b7eca3b0
 def task_loss(
-    task:FinetuneTask # Its loss counts
-)->Callable: # (output, batch) -> total and count
+    task: FinetuneTask,  # Its loss counts
+) -> Callable:  # (output, batch) -> total and count
     "The loss of a task on the output of `FinetuneModel`"
-    def loss(out, batch): return task.loss(out['logits'].float(), batch['target'])
+
+    def loss(out, batch):
+        return task.loss(out['logits'].float(), batch['target'])
+
     return loss
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #110692cf
 def finetune_learner(
-    model:FinetuneModel, # Body and head
-    task:FinetuneTask,           # Loss and metric
-    parts:dict,          # `train` and `valid`: TaskDatasets with targets
-    collate:TaskCollator, # Texts, targets, regions
-    plan:FinetunePlan,   # The hyperparameters
-    *, size:int=None,    # Side of the views; that of the images by default
-    folder:'Run'=None,   # For checkpoints; `KeptBest` by default
-    seed:int=0,          # Of the order and dropout
-    precision:str='auto', # As for `MixedPrecision`
-    accumulate:int=1,    # Parts of a batch
-    workers:int=0,       # Processes that read images ahead
-    save_every:int=0,    # Steps between checkpoints within a round
-    max_damaged:int|float|str=None, # Images that may be unreadable in training
-    cbs:list|tuple=(),   # More callbacks
-    log:Callable=print,  # Called with lines about the progress
-)->BatchLearner:         # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
+    model: FinetuneModel,  # Body and head
+    task: FinetuneTask,  # Loss and metric
+    parts: dict,  # `train` and `valid`: TaskDatasets with targets
+    collate: TaskCollator,  # Texts, targets, regions
+    plan: FinetunePlan,  # The hyperparameters
+    *,
+    size: int = None,  # Side of the views; that of the images by default
+    folder: 'Run' = None,  # For checkpoints; `KeptBest` by default
+    seed: int = 0,  # Of the order and dropout
+    precision: str = 'auto',  # As for `MixedPrecision`
+    accumulate: int = 1,  # Parts of a batch
+    workers: int = 0,  # Processes that read images ahead
+    save_every: int = 0,  # Steps between checkpoints within a round
+    max_damaged: int | float | str = None,  # Images that may be unreadable in training
+    cbs: list | tuple = (),  # More callbacks
+    log: Callable = print,  # Called with lines about the progress
+) -> BatchLearner:  # For `fit_task`; `learn.save_run.history` has step, loss and score of each evaluation
     "fastai's Learner for a task, with the callbacks of the other trainings"
-    view = EvalTransform(size or parts['train'].size, whole=True)          # a question is about all of the image
+    view = EvalTransform(size or parts['train'].size, whole=True)  # a question is about all of the image
     dist = current_dist()
     several = dict(rank=dist.rank, world_size=dist.world_size, device=dist.device) if dist.world_size > 1 else {}
-    dls = loaders(parts['train'], parts['valid'], size=view.size, bs=plan.bs, aug=view, plain=view, seed=seed,
-                  flip_p=0., collate=collate, workers=workers, max_damaged=max_damaged, **several)
+    dls = loaders(
+        parts['train'],
+        parts['valid'],
+        size=view.size,
+        bs=plan.bs,
+        aug=view,
+        plain=view,
+        seed=seed,
+        flip_p=0.0,
+        collate=collate,
+        workers=workers,
+        max_damaged=max_damaged,
+        **several,
+    )
     dls.loaders[0] = MicroBatchLoader(Rounds(dls.train, min(plan.every, plan.steps)), accumulate)
-    opt = torch.optim.AdamW(param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd), plan.lr, (.9,.999), 1e-8)
+    opt = torch.optim.AdamW(param_groups(model, [(None, plan.lr, norm_or_bias)], plan.wd), plan.lr, (0.9, 0.999), 1e-8)
     score = TaskScore(task, parts['valid'], dist)
     keeper = BestScore(folder or KeptBest(), score, plan.patience, every=save_every, log=log)
-    rules = [LRScheduler(partial(_linear, total=plan.decay_steps or plan.steps, warmup=plan.warmup)),
-             StepSeed(seed, dist.rank), MixedPrecision(precision, out=None), SkipNonFinite(),
-             GradientAccumulation(accumulate), keeper]
+    rules = [
+        LRScheduler(partial(_linear, total=plan.decay_steps or plan.steps, warmup=plan.warmup)),
+        StepSeed(seed, dist.rank),
+        MixedPrecision(precision, out=None),
+        SkipNonFinite(),
+        GradientAccumulation(accumulate),
+        keeper,
+    ]
     if several:
         without_idle(model.to(dist.device), dls.train.one_batch()[0])
         rules.append(DDPTraining(dist))
@@ -239,11 +332,13 @@ def finetune_learner(
 
 # %% ../../../nbs/evaluation/finetune/50_training.ipynb #964018e6
 def fit_task(
-    learn:BatchLearner, # From `finetune_learner`
-    plan:FinetunePlan,  # Its `steps` count
-)->None:
+    learn: BatchLearner,  # From `finetune_learner`
+    plan: FinetunePlan,  # Its `steps` count
+) -> None:
     "Train to the end, or until early stopping; a training that was stopped early is not continued"
     try:
-        if not learn.save_run.done: learn.fit_steps(plan.steps)
+        if not learn.save_run.done:
+            learn.fit_steps(plan.steps)
     finally:
-        for dl in learn.dls.loaders: dl.close()
+        for dl in learn.dls.loaders:
+            dl.close()

@@ -6,11 +6,19 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/fusion_ablation/20_options.ipynb #70a47b02
-from ..base import *
+from ..base import EVALUATIONS, Evaluation
 
 # %% ../../../nbs/evaluation/fusion_ablation/20_options.ipynb #8ed62d4c
 _table = 'vlrep.evaluation.fusion_ablation.table:'
 
-EVALUATIONS.add(Evaluation('fusion_ablation', 'masked names of things: with the image, without it, without the thing',
-    _table+'ask_fusion_ablation', uses_root=True, needs=frozenset({'fill_mask','regions'}),
-    measure=_table+'measure_fusion_ablation', asks=frozenset({'objects'})))
+EVALUATIONS.add(
+    Evaluation(
+        'fusion_ablation',
+        'masked names of things: with the image, without it, without the thing',
+        _table + 'ask_fusion_ablation',
+        uses_root=True,
+        needs=frozenset({'fill_mask', 'regions'}),
+        measure=_table + 'measure_fusion_ablation',
+        asks=frozenset({'objects'}),
+    )
+)

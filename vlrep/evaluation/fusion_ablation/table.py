@@ -7,66 +7,82 @@ __all__ = ['naming_samples', 'inside', 'keep_regions', 'fusion_ablation_table', 
            'measure_fusion_ablation']
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #ddfa78e8
-import numpy as np, torch
+import numpy as np
+import torch
 from torch import Tensor
-from ...core.progress import *
-from ...core.seeding import *
+
+from ...core.progress import progress
+from ...core.seeding import chances, rng
 from ...data.masking import sequence_mask
-from ...data.regions import RegionReader
 from ...data.records import ImageTextDataset
+from ...data.regions import RegionReader
 from ...data.tokenizer import pad_tokens
 from ...datasets.base import DATASETS
-from ..base import *
-from ..held_out import *
+from ..base import EvaluationContext
+from ..held_out import open_held_out
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
 from ...models.pretrained import Pretrained
 from ...reports.instability import mark_warned
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #e91fe5e9
 def naming_samples(
-    dataset:ImageTextDataset, # With captions, and records with objects
-    tok:'Tokenizer',          # The model's
-    n:int=500,                # How many are drawn
-    seed:int=0,               # Of the draw
-    *, max_len:int=40,        # Most tokens of a caption
-)->list:                      # (row, ids with [MASK], the word's id, the box of what it names), row after row
+    dataset: ImageTextDataset,  # With captions, and records with objects
+    tok: 'Tokenizer',  # The model's
+    n: int = 500,  # How many are drawn
+    seed: int = 0,  # Of the draw
+    *,
+    max_len: int = 40,  # Most tokens of a caption
+) -> list:  # (row, ids with [MASK], the word's id, the box of what it names), row after row
     "Captions with the name of one object masked; a `ValueError` if no caption names any"
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, of which a word could be masked')
-    one,found = {},[]
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions, of which a word could be masked')
+    one = {}
+    found = []
+
     def token(word):
-        if word not in one: one[word] = tok.encode([word], 1 << 30)[0][1:-1]
+        if word not in one:
+            one[word] = tok.encode([word], 1 << 30)[0][1:-1]
         return one[word][0] if len(one[word]) == 1 else None
-    for row,r in enumerate(dataset):
+
+    for row, r in enumerate(dataset):
         names = [o['category'] for o in r.objects or []]
-        boxes = {token(c): o['box'] for c,o in zip(names, r.objects or []) if names.count(c) == 1}
+        boxes = {token(c): o['box'] for c, o in zip(names, r.objects or []) if names.count(c) == 1}
         for text in dataset.captions[row]:
             ids = tok.encode([text], max_len)[0]
-            at = [j for j,i in enumerate(ids) if i in boxes]
-            if not at: continue
+            at = [j for j, i in enumerate(ids) if i in boxes]
+            if not at:
+                continue
             j = at[int(rng(seed, 'named', row, text).integers(len(at)))]
-            found.append((row, [*ids[:j],tok.mask,*ids[j+1:]], ids[j], boxes[ids[j]]))
-    if not found: raise ValueError(f'{dataset.name}: no caption names an object of its image in one token')
+            found.append((row, [*ids[:j], tok.mask, *ids[j + 1 :]], ids[j], boxes[ids[j]]))
+    if not found:
+        raise ValueError(f'{dataset.name}: no caption names an object of its image in one token')
     keep = np.sort(rng(seed, 'named').permutation(len(found))[:n])
     return [found[k] for k in keep]
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #457beac4
 def inside(
-    regions:Tensor, # Boxes x0 y0 x1 y1 (b,n,4)
-    box:Tensor,     # One for each image (b,4)
-)->Tensor:          # (b,n)
+    regions: Tensor,  # Boxes x0 y0 x1 y1 (b,n,4)
+    box: Tensor,  # One for each image (b,4)
+) -> Tensor:  # (b,n)
     "The part of each region's area that lies in the box"
-    low,high = torch.maximum(regions[...,:2], box[:,None,:2]),torch.minimum(regions[...,2:], box[:,None,2:])
-    area = lambda a, b: (b-a).clamp(min=0).prod(-1)
-    return area(low, high)/area(regions[...,:2], regions[...,2:]).clamp(min=1e-9)
+    low = torch.maximum(regions[..., :2], box[:, None, :2])
+    high = torch.minimum(regions[..., 2:], box[:, None, 2:])
+
+    def area(a, b):
+        return (b - a).clamp(min=0).prod(-1)
+
+    return area(low, high) / area(regions[..., :2], regions[..., 2:]).clamp(min=1e-9)
+
 
 def keep_regions(
-    regions:dict, # `region_feats`, `region_boxes` (b,n,...), perhaps `region_probs`, and `region_counts` (b,)
-    keep:Tensor,  # Which ones (b,n) bool
-)->dict:          # The same tensors: those that are kept stand first, in their order
+    regions: dict,  # `region_feats`, `region_boxes` (b,n,...), perhaps `region_probs`, and `region_counts` (b,)
+    keep: Tensor,  # Which ones (b,n) bool
+) -> dict:  # The same tensors: those that are kept stand first, in their order
     "Some of the regions"
     order = (~keep).int().argsort(dim=1, stable=True)
-    row = torch.arange(len(keep), device=keep.device)[:,None]
-    return {k: keep.sum(1) if k == 'region_counts' else v[row,order] for k,v in regions.items()}
+    row = torch.arange(len(keep), device=keep.device)[:, None]
+    return {k: keep.sum(1) if k == 'region_counts' else v[row, order] for k, v in regions.items()}
+
 
 def _ways(regions, box, first):
     """Name of each ablation -> mask of the regions that are kept; and which images have enough other regions
@@ -75,97 +91,132 @@ def _ways(regions, box, first):
     """
     n = regions['region_boxes'].shape[1]
     real = sequence_mask(regions['region_counts'], n)
-    named = real & (inside(regions['region_boxes'], box) > .5)
-    rest,k = real & ~named,named.sum(1, keepdim=True)
+    named = real & (inside(regions['region_boxes'], box) > 0.5)
+    rest = real & ~named
+    k = named.sum(1, keepdim=True)
     many = rest.sum(1, keepdim=True)
-    rank = rest.cumsum(1)-1 - (first[:,None]*many).long()
+    rank = rest.cumsum(1) - 1 - (first[:, None] * many).long()
     others = rest & (rank.remainder(many.clamp(min=1)) < k)
-    return {'all regions': real, 'without others': real & ~others, 'without the thing': real & ~named,
-            'no image': real & False},((many >= k) & (k > 0))[:,0]
+    return {
+        'all regions': real,
+        'without others': real & ~others,
+        'without the thing': real & ~named,
+        'no image': real & False,
+    }, ((many >= k) & (k > 0))[:, 0]
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #7483c706
 @torch.no_grad()
 def _asked(m, dataset, samples, reader, seed, *, bs):
     "Name of each ablation -> nats and hits of each sample (n,2); and which samples have enough other regions (n,)"
-    can,out,fair = m.capabilities,{},[]
+    can = m.capabilities
+    out = {}
+    fair = []
     for k in progress(range(0, len(samples), bs), label='named words'):
-        rows,ids,words,boxes = zip(*samples[k:k+bs])
+        rows, ids, words, boxes = zip(*samples[k : k + bs])
         img = m.batch([dataset[r].load() for r in rows]) if reader.how != 'files' else None
         device = next(p for owner in m._owners() for p in owner.parameters()).device
-        tok,lens = (t.to(device) for t in pad_tokens(list(ids), m.tok.pad))
-        batch = {a: v.to(device) for a,v in reader(dataset, np.array(rows)).items()}
+        tok, lens = (t.to(device) for t in pad_tokens(list(ids), m.tok.pad))
+        batch = {a: v.to(device) for a, v in reader(dataset, np.array(rows)).items()}
         regions = can['regions'](batch if img is None else {**batch, 'img': img})
         want = torch.tensor(words, device=device)
-        first = torch.from_numpy(chances(np.arange(k, k+len(rows)), seed, 'other regions')).to(device)
-        ways,enough = _ways(regions, torch.tensor(boxes, device=device), first)
+        first = torch.from_numpy(chances(np.arange(k, k + len(rows)), seed, 'other regions')).to(device)
+        ways, enough = _ways(regions, torch.tensor(boxes, device=device), first)
         fair.append(enough.cpu())
-        for way,keep in ways.items():
+        for way, keep in ways.items():
             scores = can['fill_mask'](dict(tok=tok, lens=lens, **keep_regions(regions, keep))).float()
-            nats = -scores.log_softmax(1).gather(1, want[:,None])[:,0]
-            out.setdefault(way, []).append(torch.stack([nats,(scores.argmax(1) == want).float()], 1).double().cpu())
-    return {way: torch.cat(v).numpy() for way,v in out.items()},torch.cat(fair).numpy()
+            nats = -scores.log_softmax(1).gather(1, want[:, None])[:, 0]
+            out.setdefault(way, []).append(torch.stack([nats, (scores.argmax(1) == want).float()], 1).double().cpu())
+    return {way: torch.cat(v).numpy() for way, v in out.items()}, torch.cat(fair).numpy()
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #0361adec
 def fusion_ablation_table(
-    m:Pretrained,             # Has the capabilities `fill_mask` and `regions`
-    dataset:ImageTextDataset, # Images with captions and objects, not trained on
-    reader:RegionReader,      # Of the model's regions
-    n:int=500,                # Words that are masked
-    seed:int=0,               # Which, and of the bootstrap
-    *, bs:int=64,             # Captions at a time
-    keep:int=0,               # As for `pointing_table`
-)->list:                      # Rows as those of `transfer_table`; `backbone` names the regions
+    m: Pretrained,  # Has the capabilities `fill_mask` and `regions`
+    dataset: ImageTextDataset,  # Images with captions and objects, not trained on
+    reader: RegionReader,  # Of the model's regions
+    n: int = 500,  # Words that are masked
+    seed: int = 0,  # Which, and of the bootstrap
+    *,
+    bs: int = 64,  # Captions at a time
+    keep: int = 0,  # As for `pointing_table`
+) -> list:  # Rows as those of `transfer_table`; `backbone` names the regions
     """Nats and top-1 of words that name a thing: with all regions, without others, without the thing, without any
 
     Of the samples those where as many others can be left out as show the thing; `all less none` is the paired
     difference of the first and the last
     """
     samples = naming_samples(dataset, m.tok, n, seed, max_len=m.max_len)
-    with m.evaluating(): got,fair = _asked(m, dataset, samples, reader, seed, bs=bs)
-    got['all less none'] = got['all regions']-got['no image']               # paired: sample by sample
-    if not fair.any(): raise ValueError(f'{dataset.name}: no image shows anything but what its caption names')
-    sums = lambda v: np.bincount([s[0] for s in samples], fair*v, minlength=len(dataset))
-    total,rows = sums(np.ones(len(samples))),[]
-    for j,(metric,unit,chance) in enumerate((('nats',1,np.log(len(m.tok))), ('top-1',100,1/len(m.tok)))):
-        for way,values in got.items():
-            part = sums(values[:,j])
-            stat = lambda w: unit*(w@part)/np.maximum(w@total, 1)
-            v = dict(zip(('value','low','high'), bootstrap_interval(stat, len(dataset), seed=seed)))
-            by_chance = 0. if way == 'all less none' else round(float(unit*chance), 3)
-            rows.append(dict(question='masked name of a thing', metric=metric, backbone=way, n=int(fair.sum()),
-                             chance=by_chance, **{a: round(x, 3) for a,x in v.items()}, l2=[],
-                             **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {})))
+    with m.evaluating():
+        got, fair = _asked(m, dataset, samples, reader, seed, bs=bs)
+    got['all less none'] = got['all regions'] - got['no image']  # paired: sample by sample
+    if not fair.any():
+        raise ValueError(f'{dataset.name}: no image shows anything but what its caption names')
+
+    def sums(v):
+        return np.bincount([s[0] for s in samples], fair * v, minlength=len(dataset))
+
+    total = sums(np.ones(len(samples)))
+    rows = []
+    for j, (metric, unit, chance) in enumerate((('nats', 1, np.log(len(m.tok))), ('top-1', 100, 1 / len(m.tok)))):
+        for way, values in got.items():
+            part = sums(values[:, j])
+
+            def stat(w):
+                return unit * (w @ part) / np.maximum(w @ total, 1)
+
+            v = dict(zip(('value', 'low', 'high'), bootstrap_interval(stat, len(dataset), seed=seed)))
+            by_chance = 0.0 if way == 'all less none' else round(float(unit * chance), 3)
+            rows.append(
+                dict(
+                    question='masked name of a thing',
+                    metric=metric,
+                    backbone=way,
+                    n=int(fair.sum()),
+                    chance=by_chance,
+                    **{a: round(x, 3) for a, x in v.items()},
+                    l2=[],
+                    **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {}),
+                )
+            )
     return rows
 
 # %% ../../../nbs/evaluation/fusion_ablation/10_table.ipynb #c7743baa
 def ask_fusion_ablation(
-    context:EvaluationContext, # The model, and the run that it is from
-)->list:                       # Rows
+    context: EvaluationContext,  # The model, and the run that it is from
+) -> list:  # Rows
     "The image ablation on the test set of the run's data"
-    name,r = context.info['data']['name'],context.recipe
-    if context.splits is not None: dataset = context.splits['test']
-    else: dataset = open_held_out(context)
+    name = context.info['data']['name']
+    r = context.recipe
+    if context.splits is not None:
+        dataset = context.splits['test']
+    else:
+        dataset = open_held_out(context)
     if 'objects' not in DATASETS[name].answers:
         raise ValueError(f'{name}: its records have no objects with boxes, which --on fusion_ablation needs')
     reader = RegionReader(r.regions, r.region_files or None, r.max_regions)
-    return fusion_ablation_table(context.model, dataset, reader, seed=context.info['seed'],
-                                 keep=getattr(context.options, 'draws', 0))
+    return fusion_ablation_table(
+        context.model, dataset, reader, seed=context.info['seed'], keep=getattr(context.options, 'draws', 0)
+    )
+
 
 def image_use(
-    rows:list # Of `fusion_ablation_table`
-)->str:
+    rows: list,  # Of `fusion_ablation_table`
+) -> str:
     "A sentence on the use of the image, from the table"
     gain = next(r for r in rows if r['metric'] == 'top-1' and r['backbone'] == 'all less none')
     of = f'top-1 {gain["value"]:+.1f} [{gain["low"]:+.1f}, {gain["high"]:+.1f}] points'
-    if gain['low'] > 0: return f'the image is used: with it, accuracy on masked names is higher than without ({of})'
-    if gain['high'] < 0: return f'the image misleads: without it, accuracy on masked names is higher ({of})'
+    if gain['low'] > 0:
+        return f'the image is used: with it, accuracy on masked names is higher than without ({of})'
+    if gain['high'] < 0:
+        return f'the image misleads: without it, accuracy on masked names is higher ({of})'
     return f'this does not show that the image is used: with all regions minus with none, {of}'
 
+
 def measure_fusion_ablation(
-    context:EvaluationContext, # Right after a training
-)->tuple:                      # Numbers: `fusion_ablation`; no samples
+    context: EvaluationContext,  # Right after a training
+) -> tuple:  # Numbers: `fusion_ablation`; no samples
     "The table of the image ablation"
-    with context.stages('fusion'): rows = mark_warned(ask_fusion_ablation(context), context.warnings)
+    with context.stages('fusion'):
+        rows = mark_warned(ask_fusion_ablation(context), context.warnings)
     context.log(table_text(rows))
     context.log(image_use(rows))
-    return dict(fusion_ablation=rows),[]
+    return dict(fusion_ablation=rows), []

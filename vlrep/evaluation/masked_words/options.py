@@ -6,11 +6,19 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/masked_words/20_options.ipynb #2400b171
-from ..base import *
+from ..base import EVALUATIONS, Evaluation
 
 # %% ../../../nbs/evaluation/masked_words/20_options.ipynb #1f7370e2
 _table = 'vlrep.evaluation.masked_words.table:'
 
-EVALUATIONS.add(Evaluation('masked_words', 'masked words of captions: with the right image, another one, or none',
-    _table+'ask_masked_words', uses_root=True, needs=frozenset({'fill_mask','masked_counts'}),
-    measure=_table+'measure_masked_words', figures=_table+'show_masked_words'))
+EVALUATIONS.add(
+    Evaluation(
+        'masked_words',
+        'masked words of captions: with the right image, another one, or none',
+        _table + 'ask_masked_words',
+        uses_root=True,
+        needs=frozenset({'fill_mask', 'masked_counts'}),
+        measure=_table + 'measure_masked_words',
+        figures=_table + 'show_masked_words',
+    )
+)

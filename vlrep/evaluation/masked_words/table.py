@@ -7,16 +7,18 @@ __all__ = ['masked_samples', 'masked_word_table', 'ask_masked_words', 'measure_m
            'show_masked_words']
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #782f66fa
-import numpy as np, torch
-from ...core.progress import *
-from ...core.seeding import *
+import numpy as np
+import torch
+
+from ...core.progress import progress
+from ...core.seeding import rng
 from ...data.concepts import split_marks
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
 from ...datasets.base import DATASETS
-from ..base import *
-from ..held_out import *
+from ..base import EvaluationContext
 from ..content import derangement
+from ..held_out import open_held_out
 from ..samples import seen
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
 from ...models.features import plain_batches
@@ -26,112 +28,159 @@ from ...reports.page import jpeg_uri
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #48eb742a
 def masked_samples(
-    dataset:ImageTextDataset, # With captions
-    tok:'Tokenizer',          # The model's
-    known:np.ndarray,         # Which tokens it was trained to predict (v,) bool
-    n:int=1000,               # How many are drawn
-    *, seed:int=0,            # Of the draw
-    max_len:int=30,           # Most tokens of a caption
-)->list:                      # (row, ids with the mask, its position, the original token), row after row
+    dataset: ImageTextDataset,  # With captions
+    tok: 'Tokenizer',  # The model's
+    known: np.ndarray,  # Which tokens it was trained to predict (v,) bool
+    n: int = 1000,  # How many are drawn
+    *,
+    seed: int = 0,  # Of the draw
+    max_len: int = 30,  # Most tokens of a caption
+) -> list:  # (row, ids with the mask, its position, the original token), row after row
     "Captions with one word masked; a `ValueError` if none of the model's words is in them"
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, of which a word could be masked')
-    all_of,cut = [],{}
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions, of which a word could be masked')
+    all_of = []
+    cut = {}
+
     def pieces(w):
-        if w not in cut: cut[w] = tok.encode([w], 1 << 30)[0][1:-1]
+        if w not in cut:
+            cut[w] = tok.encode([w], 1 << 30)[0][1:-1]
         return cut[w]
+
     for row in range(len(dataset)):
         for text in dataset.captions[row]:
             words = [pieces(w) for w in split_marks(text, tok.normalisation).split()]
-            ids = [tok.sos, *(i for p in words for i in p)][:max_len-1] + [tok.eos]
+            ids = [tok.sos, *(i for p in words for i in p)][: max_len - 1] + [tok.eos]
             starts = np.cumsum([1, *map(len, words)])[:-1]
-            all_of += [(row, ids, int(at)) for p,at in zip(words, starts)
-                       if len(p) == 1 and known[p[0]] and p[0] != tok.unk and at < max_len-1]
-    if not all_of: raise ValueError(f'{dataset.name}: its captions have none of the words that the model predicts')
+            all_of += [
+                (row, ids, int(at))
+                for p, at in zip(words, starts)
+                if len(p) == 1 and known[p[0]] and p[0] != tok.unk and at < max_len - 1
+            ]
+    if not all_of:
+        raise ValueError(f'{dataset.name}: its captions have none of the words that the model predicts')
     keep = np.sort(rng(seed, 'masked words').permutation(len(all_of))[:n])
     out = [all_of[k] for k in keep]
-    return [(row, [*ids[:at],tok.mask,*ids[at+1:]], at, ids[at]) for row,ids,at in out]
+    return [(row, [*ids[:at], tok.mask, *ids[at + 1 :]], at, ids[at]) for row, ids, at in out]
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #0faf9534
 def _hits(scores, answers):
     "Whether the target is in the top 1, and in the top 5 (m,2)"
     if bad := int((~scores.isfinite()).any(1).sum()):
-        raise ValueError(f'fill_mask: {bad} of {len(scores)} masked words have scores that are not finite (NaN or '
-                         f'infinite): the weights are broken, evaluate an earlier checkpoint or train again')
-    rank = (~(scores < scores.gather(1, answers[:,None]))).sum(1)-1      # equal scores stand before the answer
-    return torch.stack([rank < 1,rank < 5], 1).double().cpu().numpy()
+        raise ValueError(
+            f'fill_mask: {bad} of {len(scores)} masked words have scores that are not finite (NaN or '
+            f'infinite): the weights are broken, evaluate an earlier checkpoint or train again'
+        )
+    rank = (~(scores < scores.gather(1, answers[:, None]))).sum(1) - 1  # equal scores stand before the answer
+    return torch.stack([rank < 1, rank < 5], 1).double().cpu().numpy()
+
 
 @torch.no_grad()
 def _asked(m, dataset, samples, bs, seed):
     "Name of each way to predict -> hits of every sample (n,2)"
-    fill,counts = m.capabilities['fill_mask'],m.capabilities['masked_counts']()
+    fill = m.capabilities['fill_mask']
+    counts = m.capabilities['masked_counts']()
     others = derangement(len(dataset), seed) if len(dataset) > 1 else None
-    device,out = counts.device,dict(right=[], other=[], text=[], unigram=[])
+    device = counts.device
+    out = dict(right=[], other=[], text=[], unigram=[])
     for k in progress(range(0, len(samples), bs), label='masked words'):
-        rows,ids,_,answers = zip(*samples[k:k+bs])
-        tok,lens = (t.to(device) for t in pad_tokens(list(ids), m.tok.pad))
-        answers,rows = torch.tensor(answers, device=device),np.array(rows)
+        rows, ids, _, answers = zip(*samples[k : k + bs])
+        tok, lens = (t.to(device) for t in pad_tokens(list(ids), m.tok.pad))
+        answers = torch.tensor(answers, device=device)
+        rows = np.array(rows)
         shown = dict(right=rows, **({} if others is None else dict(other=others[rows])), text=None)
-        for who,at in shown.items():
+        for who, at in shown.items():
             img = None if at is None else next(plain_batches(dataset.subset(at), m.view.size, bs, device))
             out[who].append(_hits(fill(dict(tok=tok, lens=lens, img=img)).float(), answers))
         # words equally frequent: the one with the lower number
-        order = counts.double()-torch.arange(len(counts), device=device).double()/len(counts)/2
+        order = counts.double() - torch.arange(len(counts), device=device).double() / len(counts) / 2
         out['unigram'].append(_hits(order.expand(len(answers), -1), answers))
-    return {k: np.concatenate(v) for k,v in out.items() if v}
+    return {k: np.concatenate(v) for k, v in out.items() if v}
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #8f9d1daf
 def masked_word_table(
-    m:Pretrained,             # Has the capabilities `fill_mask` and `masked_counts`
-    dataset:ImageTextDataset, # Images with captions, not trained on
-    who:str='model',          # Name of the model
-    n:int=1000,               # Words that are masked
-    seed:int=0,               # Which, and of the bootstrap
-    *, bs:int=64,             # Captions at a time
-    keep:int=0,               # As for `pointing_table`
-)->list:                      # Rows as those of `transfer_table`, in percent
+    m: Pretrained,  # Has the capabilities `fill_mask` and `masked_counts`
+    dataset: ImageTextDataset,  # Images with captions, not trained on
+    who: str = 'model',  # Name of the model
+    n: int = 1000,  # Words that are masked
+    seed: int = 0,  # Which, and of the bootstrap
+    *,
+    bs: int = 64,  # Captions at a time
+    keep: int = 0,  # As for `pointing_table`
+) -> list:  # Rows as those of `transfer_table`, in percent
     "Top-1 and top-5 accuracy on the masked word, and with less information"
     known = (m.capabilities['masked_counts']() > 0).cpu().numpy()
     samples = masked_samples(dataset, m.tok, known, n, seed=seed, max_len=m.max_len)
-    with m.evaluating(): got = _asked(m, dataset, samples, bs, seed)
-    sums = lambda v: np.bincount([s[0] for s in samples], v, minlength=len(dataset))
-    total,rows = sums(np.ones(len(samples))),[]
+    with m.evaluating():
+        got = _asked(m, dataset, samples, bs, seed)
+
+    def sums(v):
+        return np.bincount([s[0] for s in samples], v, minlength=len(dataset))
+
+    total = sums(np.ones(len(samples)))
+    rows = []
     named = dict(right=who, other='other image', text='text alone', unigram='unigram')
-    for j,(question,metric) in enumerate((('masked word','top-1'), ('masked word, five guesses','top-5'))):
-        for k,hits in got.items():
-            right = sums(hits[:,j])
-            stat = lambda w: w@right / np.maximum(w@total, 1)
-            chance = min(1, (1,5)[j]/max(1, known.sum()))
-            v = dict(zip(('chance','value','low','high'), (chance, *bootstrap_interval(stat, len(dataset), seed=seed))))
-            rows.append(dict(question=question, metric=metric, backbone=named[k], n=len(samples),
-                             **{a: round(100*x, 3) for a,x in v.items()}, l2=[],
-                             **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {})))
+    for j, (question, metric) in enumerate((('masked word', 'top-1'), ('masked word, five guesses', 'top-5'))):
+        for k, hits in got.items():
+            right = sums(hits[:, j])
+
+            def stat(w):
+                return w @ right / np.maximum(w @ total, 1)
+
+            chance = min(1, (1, 5)[j] / max(1, known.sum()))
+            v = dict(
+                zip(('chance', 'value', 'low', 'high'), (chance, *bootstrap_interval(stat, len(dataset), seed=seed)))
+            )
+            rows.append(
+                dict(
+                    question=question,
+                    metric=metric,
+                    backbone=named[k],
+                    n=len(samples),
+                    **{a: round(100 * x, 3) for a, x in v.items()},
+                    l2=[],
+                    **(dict(draws=bootstrap_scores(stat, len(dataset), keep)) if keep else {}),
+                )
+            )
     return rows
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #60156714
 def _test_set(context):
     "The test images of the run, or None if they have no captions"
-    if context.splits is not None: dataset = context.splits['test']
-    else: dataset = open_held_out(context)
+    if context.splits is not None:
+        dataset = context.splits['test']
+    else:
+        dataset = open_held_out(context)
     return None if dataset.captions is None else dataset
 
+
 def ask_masked_words(
-    context:EvaluationContext, # The model, and the run that it is from
-)->list:                       # Rows
+    context: EvaluationContext,  # The model, and the run that it is from
+) -> list:  # Rows
     "The masked word of held-out captions, with the right image, with another one, without any"
     dataset = _test_set(context)
-    if dataset is None: raise ValueError(f'{context.info["data"]["name"]}: its test images have no captions')
-    return masked_word_table(context.model, dataset, context.info['method'], seed=context.info['seed'],
-                             keep=getattr(context.options, 'draws', 0))
+    if dataset is None:
+        raise ValueError(f'{context.info["data"]["name"]}: its test images have no captions')
+    return masked_word_table(
+        context.model,
+        dataset,
+        context.info['method'],
+        seed=context.info['seed'],
+        keep=getattr(context.options, 'draws', 0),
+    )
+
 
 def measure_masked_words(
-    context:EvaluationContext, # Right after a training
-)->tuple:                      # Numbers: `masked_words`; samples: rows of the test set
+    context: EvaluationContext,  # Right after a training
+) -> tuple:  # Numbers: `masked_words`; samples: rows of the test set
     "The table of masked words; nothing if the test images have no captions"
-    if _test_set(context) is None: return {},[]
-    with context.stages('masked words'): rows = mark_warned(ask_masked_words(context), context.warnings)
+    if _test_set(context) is None:
+        return {}, []
+    with context.stages('masked words'):
+        rows = mark_warned(ask_masked_words(context), context.warnings)
     context.log(table_text(rows))
     test = context.splits['test']
-    return dict(masked_words=rows),[int(r) for r in rng(context.info['seed'], 'masked').permutation(len(test))[:4]]
+    return dict(masked_words=rows), [int(r) for r in rng(context.info['seed'], 'masked').permutation(len(test))[:4]]
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #e754e803
 def _label(word, guess, swapped):
@@ -139,44 +188,54 @@ def _label(word, guess, swapped):
     notes = [*([f'{guess}?'] if guess != word else []), *([f'other image: {swapped}'] if swapped != guess else [])]
     return f'{word} ({"; ".join(notes)})' if notes else word
 
+
 @torch.no_grad()
 def masked_word_maps(
-    m:Pretrained,      # Has `attend` and `fill_mask`
-    picture:object,    # As `to_image` takes it
-    text:str,          # A caption of it
-    big:object=None,   # The same picture with more pixels, to show
-    other:object=None, # Another picture, with which the words are predicted once more
-)->dict:               # `image`, `said`, `words`: a dict `word, map` for each, as `words_html` takes it
+    m: Pretrained,  # Has `attend` and `fill_mask`
+    picture: object,  # As `to_image` takes it
+    text: str,  # A caption of it
+    big: object = None,  # The same picture with more pixels, to show
+    other: object = None,  # Another picture, with which the words are predicted once more
+) -> dict:  # `image`, `said`, `words`: a dict `word, map` for each, as `words_html` takes it
     """Each word of a caption masked in turn: the attention of the model, and its prediction where this is another word
 
     With `other`, also what is predicted from that picture, where it changes the prediction
     """
     with m.evaluating(native=True):
         img = m.batch([picture])
-        views = [img] if other is None else [img,m.batch([other])]
+        views = [img] if other is None else [img, m.batch([other])]
         ids = m.tok.encode([split_marks(text, m.tok.normalisation)], m.max_len)
-        tok,lens = (t.to(img.device) for t in pad_tokens(ids, m.tok.pad))
-        maps,out = m.capabilities['attend'](img, tok, lens)[0].float().cpu(),[]
+        tok, lens = (t.to(img.device) for t in pad_tokens(ids, m.tok.pad))
+        maps = m.capabilities['attend'](img, tok, lens)[0].float().cpu()
+        out = []
         known = m.capabilities['masked_counts']() > 0
-        for j in range(1, int(lens[0])-1):
-            if not known[tok[0,j]]: continue
+        for j in range(1, int(lens[0]) - 1):
+            if not known[tok[0, j]]:
+                continue
             masked = tok.clone()
-            masked[0,j] = m.tok.mask
+            masked[0, j] = m.tok.mask
             best = [int(m.capabilities['fill_mask'](dict(tok=masked, lens=lens, img=v))[0].argmax()) for v in views]
-            word,*guesses = (m.tok.decode([i]) for i in (int(tok[0,j]),*best))
+            word, *guesses = (m.tok.decode([i]) for i in (int(tok[0, j]), *best))
             out.append(dict(word=_label(word, guesses[0], guesses[-1]), map=maps[j].numpy().round(4).tolist()))
-        shown, = seen(m, [picture if big is None else big])
+        (shown,) = seen(m, [picture if big is None else big])
     return dict(image=jpeg_uri(shown, 192), said=text, words=out)
 
 # %% ../../../nbs/evaluation/masked_words/10_table.ipynb #f9f01421
 def show_masked_words(
-    context:EvaluationContext, # Right after a training
-    samples:list,              # Those of `measure_masked_words`
-)->dict:                       # `words`, if the model can `attend`
+    context: EvaluationContext,  # Right after a training
+    samples: list,  # Those of `measure_masked_words`
+) -> dict:  # `words`, if the model can `attend`
     "Held-out captions with each word masked in turn"
-    if not samples or 'attend' not in context.model.capabilities: return {}
-    test,draw = context.splits['test'],DATASETS[context.info['data']['name']].redraw
-    other = {r: test[n].load() for r,n in zip(samples, samples[1:]+samples[:1]) if n != r}
-    out = [masked_word_maps(context.model, test[r].load(), test.captions[r][0],
-                            draw(r, 192).load() if draw else None, other.get(r)) for r in samples if test.captions[r]]
+    if not samples or 'attend' not in context.model.capabilities:
+        return {}
+    test = context.splits['test']
+    draw = DATASETS[context.info['data']['name']].redraw
+    other = {r: test[n].load() for r, n in zip(samples, samples[1:] + samples[:1]) if n != r}
+    out = [
+        masked_word_maps(
+            context.model, test[r].load(), test.captions[r][0], draw(r, 192).load() if draw else None, other.get(r)
+        )
+        for r in samples
+        if test.captions[r]
+    ]
     return dict(words=[o for o in out if o['words']])

@@ -6,102 +6,144 @@
 __all__ = ['open_for_retrieval', 'ask_retrieval', 'measure_retrieval', 'show_retrieval']
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #17cec572
-import io,textwrap
+import io
+import textwrap
+
 import matplotlib.pyplot as plt
 from PIL import Image
-from ...core.plotting import *
+
+from ...core.plotting import INK, bars, drawable, png_uri
 from ...data.records import ImageTextDataset
 from ...datasets.base import DATASETS
+from ..base import EvaluationContext
+from ..held_out import open_held_out
+from .embed import caption_pairs, duplicate_captions, image_vectors, text_vectors
+from .pictures import nearest_captions, nearest_images, retrieval_samples, similarity_matrix
+from .table import DIRECTIONS, retrieval_table
+from ..transfer import table_text
 from ...metrics.retrieval import PROTOCOLS
 from ...reports.instability import mark_warned
 from ...reports.page import jpeg_uri
-from ..base import *
-from ..held_out import *
-from ..transfer import *
-from .embed import *
-from .pictures import *
-from .table import *
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #d4efac8d
 def open_for_retrieval(
-    context:EvaluationContext, # The model, and the run that it is from
-    data:str=None,             # One of `DATASETS`; by default what the run was trained on
-    protocol:str='all',        # One of `PROTOCOLS`
-    split:str='auto',          # As for `open_held_out`
-)->ImageTextDataset:
+    context: EvaluationContext,  # The model, and the run that it is from
+    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    protocol: str = 'all',  # One of `PROTOCOLS`
+    split: str = 'auto',  # As for `open_held_out`
+) -> ImageTextDataset:
     "The requested test set, with as many scenes as the protocol requires; photos that cannot be read are left out"
     return open_held_out(context, data, split, shown=PROTOCOLS[protocol][0])
 
-def _split_name(dataset): return dataset.split or 'test'
+
+def _split_name(dataset):
+    return dataset.split or 'test'
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #732c23a9
 def _vectors(m, dataset):
     "Images that have captions, all captions, the image of each, and the vectors of both"
-    dataset,texts,image_of = caption_pairs(dataset)
-    return dataset,texts,image_of,image_vectors(m, dataset),text_vectors(m, texts)
+    dataset, texts, image_of = caption_pairs(dataset)
+    return dataset, texts, image_of, image_vectors(m, dataset), text_vectors(m, texts)
+
 
 def _ks(n, log):
     "Those of 1, 5 and 10 that are below `n`, the number of images"
-    ks = [k for k in (1,5,10) if k < n]
-    if len(ks) < 3: log(f'{n} images: R@k only for k below that')
+    ks = [k for k in (1, 5, 10) if k < n]
+    if len(ks) < 3:
+        log(f'{n} images: R@k only for k below that')
     return ks
 
-def _tell(d, log, where):
-    log(f'{where}: {d["captions"]:,} captions ({100*d["share"]:.1f} %) belong to several images, word for word; '
-        f'{d["pairs"]:.2f} equal pairs in a batch of {d["bs"]} on average')
 
-def _size(protocol, n): return PROTOCOLS[protocol][0] or n
+def _tell(d, log, where):
+    log(
+        f'{where}: {d["captions"]:,} captions ({100 * d["share"]:.1f} %) belong to several images, word for word; '
+        f'{d["pairs"]:.2f} equal pairs in a batch of {d["bs"]} on average'
+    )
+
+
+def _size(protocol, n):
+    return PROTOCOLS[protocol][0] or n
+
 
 def ask_retrieval(
-    context:EvaluationContext, # The model has `embed_image` and `embed_text`
-    data:str=None,             # One of `DATASETS`; by default what the run was trained on
-    protocol:str='all',        # One of `PROTOCOLS`
-    split:str='auto',          # Where the data comes with several splits
-)->list:                       # Rows, as `retrieval_table` gives them
+    context: EvaluationContext,  # The model has `embed_image` and `embed_text`
+    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    protocol: str = 'all',  # One of `PROTOCOLS`
+    split: str = 'auto',  # Where the data comes with several splits
+) -> list:  # Rows, as `retrieval_table` gives them
     "Retrieval in both directions, without further training"
-    m,info,log = context.model,context.info,context.log
-    dataset,texts,image_of,img,txt = _vectors(m, open_for_retrieval(context, data, protocol, split))
+    m = context.model
+    info = context.info
+    log = context.log
+    dataset, texts, image_of, img, txt = _vectors(m, open_for_retrieval(context, data, protocol, split))
     _tell(duplicate_captions(texts, image_of, getattr(context.recipe, 'bs', 2)), log, 'test')
-    return retrieval_table(img, txt, image_of, info['method'], _split_name(dataset), protocol=protocol,
-                           ks=_ks(_size(protocol, len(dataset)), log), seed=info['seed'],
-                           keep=getattr(context.options, 'draws', 0))
+    return retrieval_table(
+        img,
+        txt,
+        image_of,
+        info['method'],
+        _split_name(dataset),
+        protocol=protocol,
+        ks=_ks(_size(protocol, len(dataset)), log),
+        seed=info['seed'],
+        keep=getattr(context.options, 'draws', 0),
+    )
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #7ab2ef77
 def measure_retrieval(
-    context:EvaluationContext, # Right after a training
-)->tuple:                      # Numbers `retrieval` and `retrieval_duplicates`; what the report shows
+    context: EvaluationContext,  # Right after a training
+) -> tuple:  # Numbers `retrieval` and `retrieval_duplicates`; what the report shows
     "Retrieval in both directions on the test set"
-    info,test,log,bs = context.info,context.splits['test'],context.log,getattr(context.recipe, 'bs', 2)
-    try: caption_pairs(test)
+    info = context.info
+    test = context.splits['test']
+    log = context.log
+    bs = getattr(context.recipe, 'bs', 2)
+    try:
+        caption_pairs(test)
     except ValueError as e:
         log(f'retrieval: {e}')
-        return {},[]
+        return {}, []
     with context.stages('retrieval'):
-        test,texts,image_of,img,txt = _vectors(context.model, test)
-        rows = retrieval_table(img, txt, image_of, info['method'], _split_name(test), ks=_ks(len(test), log),
-                               seed=info['seed'], keep=getattr(context.options, 'draws', 0))
+        test, texts, image_of, img, txt = _vectors(context.model, test)
+        rows = retrieval_table(
+            img,
+            txt,
+            image_of,
+            info['method'],
+            _split_name(test),
+            ks=_ks(len(test), log),
+            seed=info['seed'],
+            keep=getattr(context.options, 'draws', 0),
+        )
         rows = mark_warned(rows, context.warnings)
         twice = dict(test=duplicate_captions(texts, image_of, bs))
         train = context.splits.get('train')
         if train is not None and train.captions is not None:
             twice['train'] = duplicate_captions(*caption_pairs(train)[1:], bs)
     log(table_text(rows))
-    for where,d in twice.items(): _tell(d, log, where)
+    for where, d in twice.items():
+        _tell(d, log, where)
     shown = dict(retrieval_samples(img, txt, image_of, info['seed']), rows=rows, twice=twice, test=test, texts=texts)
-    return dict(retrieval=rows, retrieval_duplicates=twice),[shown]
+    return dict(retrieval=rows, retrieval_duplicates=twice), [shown]
 
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #750b3300
 def _bars(rows):
     "R@k in both directions"
-    fig,axs = plt.subplots(1, 2, figsize=(8.6,2.8), sharey=True)
-    for ax,name in zip(axs, DIRECTIONS.values()):
+    fig, axs = plt.subplots(1, 2, figsize=(8.6, 2.8), sharey=True)
+    for ax, name in zip(axs, DIRECTIONS.values()):
         these = [r for r in rows if r['question'].startswith(name) and 'R@' in r['question']]
-        bars([r['question'].split()[-1] for r in these], {these[0]['backbone']: [(r['value'], r['low'], r['high'])
-                                                                              for r in these]},
-             chance=[r['chance'] for r in these], colors={these[0]['backbone']: INK['method']}, ylabel='%', ax=ax)
+        bars(
+            [r['question'].split()[-1] for r in these],
+            {these[0]['backbone']: [(r['value'], r['low'], r['high']) for r in these]},
+            chance=[r['chance'] for r in these],
+            colors={these[0]['backbone']: INK['method']},
+            ylabel='%',
+            ax=ax,
+        )
         ax.set_title(drawable(textwrap.fill(f'{name}: R@k {these[0]["metric"]}', 52)), fontsize=9)
     fig.tight_layout()
     return fig
+
 
 def _jpeg(fig):
     "A figure with photos as a data URI, smaller than `png_uri` makes it"
@@ -113,29 +155,58 @@ def _jpeg(fig):
 # %% ../../../nbs/evaluation/retrieval/40_ask.ipynb #f4f39035
 def _words(rows, twice):
     "The numbers as a sentence"
-    med = ', '.join(f'{r["question"].split(":")[0]} {r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}] (chance '
-                    f'{r["chance"]:.0f})' for r in rows if 'median' in r['question'])
-    same = '; '.join(f'{100*d["share"]:.1f} % of the captions of the {w} set belong to several images word for word, '
-                     f'{d["pairs"]:.2f} pairs of a batch of {d["bs"]}' for w,d in twice.items())
-    return (f'The model without further training. Thin lines: 95 % intervals over images; dotted: chance. Median rank: '
-            f'{med}. {same[0].upper()}{same[1:]}.')
+    med = ', '.join(
+        f'{r["question"].split(":")[0]} {r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}] (chance {r["chance"]:.0f})'
+        for r in rows
+        if 'median' in r['question']
+    )
+    same = '; '.join(
+        f'{100 * d["share"]:.1f} % of the captions of the {w} set belong to several images word for word, '
+        f'{d["pairs"]:.2f} pairs of a batch of {d["bs"]}'
+        for w, d in twice.items()
+    )
+    return (
+        f'The model without further training. Thin lines: 95 % intervals over images; dotted: chance. Median rank: '
+        f'{med}. {same[0].upper()}{same[1:]}.'
+    )
+
 
 def show_retrieval(
-    context:EvaluationContext, # Right after a training
-    samples:list,              # That of `measure_retrieval`
-)->dict:                       # `figures`
+    context: EvaluationContext,  # Right after a training
+    samples: list,  # That of `measure_retrieval`
+) -> dict:  # `figures`
     "Bars, examples in both directions, and the matrix of cosines"
-    if not samples: return {}
-    s, = samples
-    draw,texts = DATASETS[context.info['data']['name']].redraw,s['texts']
-    at = {name: i for i,name in enumerate(context.splits['test'].ids)}
-    def show(row): return draw(at[s['test'].ids[row]], 192).load() if draw else s['test'][row].load()
-    def figure(title, image, explain): return dict(title=title, image=image, explain=explain)
-    return dict(figures=[
-        figure('Retrieval', png_uri(_bars(s['rows'])), _words(s['rows'], s['twice'])),
-        figure('Image to text', _jpeg(nearest_captions(s, texts, show)),
-               'Held-out images drawn at random, each with its nearest captions and their cosines; its own are green.'),
-        figure('Text to image', _jpeg(nearest_images(s, texts, show)),
-               'Captions drawn at random, each with its nearest images; its own has a green frame.'),
-        figure('Cosines', png_uri(similarity_matrix(s)), 'Images drawn at random, each with one of its captions, in '
-               'the same order: matching pairs are on the diagonal.')])
+    if not samples:
+        return {}
+    (s,) = samples
+    draw = DATASETS[context.info['data']['name']].redraw
+    texts = s['texts']
+    at = {name: i for i, name in enumerate(context.splits['test'].ids)}
+
+    def show(row):
+        return draw(at[s['test'].ids[row]], 192).load() if draw else s['test'][row].load()
+
+    def figure(title, image, explain):
+        return dict(title=title, image=image, explain=explain)
+
+    return dict(
+        figures=[
+            figure('Retrieval', png_uri(_bars(s['rows'])), _words(s['rows'], s['twice'])),
+            figure(
+                'Image to text',
+                _jpeg(nearest_captions(s, texts, show)),
+                'Held-out images drawn at random, each with its nearest captions and their cosines; its own are green.',
+            ),
+            figure(
+                'Text to image',
+                _jpeg(nearest_images(s, texts, show)),
+                'Captions drawn at random, each with its nearest images; its own has a green frame.',
+            ),
+            figure(
+                'Cosines',
+                png_uri(similarity_matrix(s)),
+                'Images drawn at random, each with one of its captions, in '
+                'the same order: matching pairs are on the diagonal.',
+            ),
+        ]
+    )

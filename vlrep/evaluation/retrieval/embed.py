@@ -7,73 +7,86 @@ __all__ = ['caption_pairs', 'image_vectors', 'text_vectors', 'duplicate_captions
 
 # %% ../../../nbs/evaluation/retrieval/10_embed.ipynb #0079abdd
 import re
-import numpy as np, torch
+
+import numpy as np
+import torch
 from torch import Tensor
-from ...core.progress import *
+
+from ...core.progress import progress
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import pad_tokens
 from ...models.pretrained import Pretrained
 
 # %% ../../../nbs/evaluation/retrieval/10_embed.ipynb #81fd681f
 def caption_pairs(
-    dataset:ImageTextDataset, # Images with captions
-)->tuple:                     # The images that have some, all captions (m,), and the row of the image of each (m,)
+    dataset: ImageTextDataset,  # Images with captions
+) -> tuple:  # The images that have some, all captions (m,), and the row of the image of each (m,)
     "Images and their captions; a `ValueError` if there are no captions, or fewer than two images with some"
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has no captions, so nothing can be retrieved')
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has no captions, so nothing can be retrieved')
     some = np.flatnonzero(dataset.captions.counts() > 0)
     if len(some) < 2:
         raise ValueError(f'{dataset.name}: {len(some)} images with captions; retrieval needs at least 2 to choose from')
-    if len(some) < len(dataset): dataset = dataset.subset(some)
-    return dataset,list(dataset.captions.flat()),np.repeat(np.arange(len(dataset)), dataset.captions.counts())
+    if len(some) < len(dataset):
+        dataset = dataset.subset(some)
+    return dataset, list(dataset.captions.flat()), np.repeat(np.arange(len(dataset)), dataset.captions.counts())
 
 # %% ../../../nbs/evaluation/retrieval/10_embed.ipynb #3d3e66de
 def image_vectors(
-    m:Pretrained,             # With the capability `embed_image`
-    dataset:ImageTextDataset, # Images
-    bs:int=64,                # Images at a time
-)->Tensor:                    # (n,d) float32, on the CPU
+    m: Pretrained,  # With the capability `embed_image`
+    dataset: ImageTextDataset,  # Images
+    bs: int = 64,  # Images at a time
+) -> Tensor:  # (n,d) float32, on the CPU
     "The vector of each image, in the view of training"
-    p,out = next(m.backbone.parameters()),[]
+    p = next(m.backbone.parameters())
+    out = []
     with m.evaluating():
         for idx in progress(np.array_split(np.arange(len(dataset)), range(bs, len(dataset), bs)), label='images'):
-            img,hw = (x.to(p.device) for x in dataset.images(idx))
+            img, hw = (x.to(p.device) for x in dataset.images(idx))
             view = m.view(dict(img=img, hw=hw), ('use',))['img'].to(p.dtype)
             out.append(m.capabilities['embed_image'](view).float().cpu())
     return torch.cat(out)
 
+
 def text_vectors(
-    m:Pretrained, # With the capability `embed_text` and a tokenizer
-    texts:list,   # Captions
-    bs:int=256,   # Captions at a time
-)->Tensor:        # (m,d) float32, on the CPU
+    m: Pretrained,  # With the capability `embed_text` and a tokenizer
+    texts: list,  # Captions
+    bs: int = 256,  # Captions at a time
+) -> Tensor:  # (m,d) float32, on the CPU
     "The vector of each caption; equal ones are embedded once; a `ValueError` if the model has no tokenizer"
-    if m.tok is None: raise ValueError(f'{m.name}: has no tokenizer, so its captions cannot be embedded')
+    if m.tok is None:
+        raise ValueError(f'{m.name}: has no tokenizer, so its captions cannot be embedded')
     ids = list(map(tuple, m.tok.encode(list(texts), m.max_len)))
     once = sorted(set(ids), key=lambda t: (len(t), t))
-    device,out = next(m.backbone.parameters()).device,[]
+    device = next(m.backbone.parameters()).device
+    out = []
     with m.evaluating():
         for a in progress(range(0, len(once), bs), label='captions'):
-            tok,lens = (x.to(device) for x in pad_tokens([list(t) for t in once[a:a+bs]], m.tok.pad))
+            tok, lens = (x.to(device) for x in pad_tokens([list(t) for t in once[a : a + bs]], m.tok.pad))
             out.append(m.capabilities['embed_text'](tok, lens).float().cpu())
-    at = {t: i for i,t in enumerate(once)}
+    at = {t: i for i, t in enumerate(once)}
     return torch.cat(out)[[at[t] for t in ids]]
 
 # %% ../../../nbs/evaluation/retrieval/10_embed.ipynb #aec327ac
 def duplicate_captions(
-    texts:list,          # Captions (m,)
-    image_of:np.ndarray, # The image of each (m,)
-    bs:int=2,            # Images in a batch, one caption each
-)->dict:                 # `captions` that are also another image's, their `share` of all, `bs`, and `pairs`: of images
-                         # with the same caption, on average over batches
+    texts: list,  # Captions (m,)
+    image_of: np.ndarray,  # The image of each (m,)
+    bs: int = 2,  # Images in a batch, one caption each
+) -> dict:  # `captions` that are also another image's, their `share` of all, `bs`, and `pairs`: of images
+    # with the same caption, on average over batches
     "How many captions belong to several images, word for word"
     words = [' '.join(re.findall(r'\w+', s.lower())) for s in texts]
     code = np.unique(words, return_inverse=True)[1]
     n = len(np.unique(image_of))
-    both,times = np.unique(np.stack([code, np.asarray(image_of)]), axis=1, return_counts=True)
-    owners = np.bincount(both[0])                              # images that have each text
+    both, times = np.unique(np.stack([code, np.asarray(image_of)]), axis=1, return_counts=True)
+    owners = np.bincount(both[0])  # images that have each text
     said = np.bincount(np.asarray(image_of))[both[1]]
-    p = times/said
-    square = lambda x: np.bincount(both[0], x)
-    equal = (square(p)**2-square(p**2)).sum()/2
-    hit,b = int((owners[code] > 1).sum()),min(bs, n)
-    return dict(captions=hit, share=hit/len(texts), bs=b, pairs=float(equal*b*(b-1)/max(n*(n-1), 1)))
+    p = times / said
+
+    def square(x):
+        return np.bincount(both[0], x)
+
+    equal = (square(p) ** 2 - square(p**2)).sum() / 2
+    hit = int((owners[code] > 1).sum())
+    b = min(bs, n)
+    return dict(captions=hit, share=hit / len(texts), bs=b, pairs=float(equal * b * (b - 1) / max(n * (n - 1), 1)))

@@ -6,29 +6,56 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #07c80a8f
-from ...core.fields import *
+from ...core.fields import Between
 from ...datasets.base import DATASETS, SPLITS
-from ..base import *
-from ..options import *                               # so that these are listed behind them
+from ..base import EVALUATIONS, Evaluation, Option
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #71c6bd75
 _here = 'vlrep.evaluation.retrieval.'
-_data = Option(None, 'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
-               registry=DATASETS)
+_data = Option(
+    None,
+    'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
+    registry=DATASETS,
+)
 _split = Option('auto', 'where data comes with several splits: the one to follow', SPLITS)
-_protocol = Option('all', 'for retrieval and vsepp: the images that are ranked among each other: all, the first 1000 '
-                          'or 5000, or the mean over folds of 1000', ('all','1k','1k-folds','5k'))
+_protocol = Option(
+    'all',
+    'for retrieval and vsepp: the images that are ranked among each other: all, the first 1000 '
+    'or 5000, or the mean over folds of 1000',
+    ('all', '1k', '1k-folds', '5k'),
+)
 
-_scores = tuple(f'{way}: {k}' for way in ('image to text','text to image') for k in ('R@1','R@5','R@10','median rank'))
+_scores = tuple(
+    f'{way}: {k}' for way in ('image to text', 'text to image') for k in ('R@1', 'R@5', 'R@10', 'median rank')
+)
 
-EVALUATIONS.add(Evaluation('retrieval', 'which caption belongs to an image, which image to a caption: R@1, R@5, R@10',
-    _here+'ask:ask_retrieval', dict(data=_data, protocol=_protocol, split=_split), uses_root=True,
-    needs=frozenset({'embed_image','embed_text'}), measure=_here+'ask:measure_retrieval',
-    figures=_here+'ask:show_retrieval', scores=_scores))
-EVALUATIONS.add(Evaluation('vsepp', 'retrieval by a text encoder that is trained on the frozen backbone (VSE++)',
-    _here+'vsepp:ask_vsepp', dict(data=_data, protocol=_protocol, split=_split,
-                                  epochs=Option(30, 'for vsepp and tagging: passes over the training data',
-                                                bounds=Between(1, 10_000)),
-                                  joint=Option(1024, 'for vsepp: width of the joint space',
-                                               bounds=Between(1, 16_384))), uses_root=True,
-    scores=_scores, beside=('random',)))
+EVALUATIONS.add(
+    Evaluation(
+        'retrieval',
+        'which caption belongs to an image, which image to a caption: R@1, R@5, R@10',
+        _here + 'ask:ask_retrieval',
+        dict(data=_data, protocol=_protocol, split=_split),
+        uses_root=True,
+        needs=frozenset({'embed_image', 'embed_text'}),
+        measure=_here + 'ask:measure_retrieval',
+        figures=_here + 'ask:show_retrieval',
+        scores=_scores,
+    )
+)
+EVALUATIONS.add(
+    Evaluation(
+        'vsepp',
+        'retrieval by a text encoder that is trained on the frozen backbone (VSE++)',
+        _here + 'vsepp:ask_vsepp',
+        dict(
+            data=_data,
+            protocol=_protocol,
+            split=_split,
+            epochs=Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000)),
+            joint=Option(1024, 'for vsepp: width of the joint space', bounds=Between(1, 16_384)),
+        ),
+        uses_root=True,
+        scores=_scores,
+        beside=('random',),
+    )
+)

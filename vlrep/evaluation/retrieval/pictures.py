@@ -6,85 +6,109 @@
 __all__ = ['retrieval_samples', 'nearest_captions', 'nearest_images', 'similarity_matrix']
 
 # %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #8d2cd267
-import matplotlib.pyplot as plt, numpy as np
+import matplotlib.pyplot as plt
+import numpy as np
 from torch import Tensor
-from ...core.plotting import *
-from ...core.seeding import *
+
+from ...core.plotting import INK, drawable, shortened, to_hwc
+from ...core.seeding import rng
 
 # %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #b6e0f34c
 def _nearest(query, items, right, k):
     "The `k` nearest of `items`: [row, cosine, right?] each"
-    s = items@query
+    s = items @ query
     top = s.topk(min(k, len(s)))
-    return [[int(j), round(float(c), 4), int(j) in right] for c,j in zip(*top)]
+    return [[int(j), round(float(c), 4), int(j) in right] for c, j in zip(*top)]
+
 
 def retrieval_samples(
-    images:Tensor,       # Vectors of length 1 of the images (n,d)
-    captions:Tensor,     # Vectors of length 1 of the captions (m,d)
-    image_of:np.ndarray, # Row of the image of each caption (m,)
-    seed:int=0,          # Which are drawn
-    k:int=4,             # How many of the nearest
-    *, asks:int=3,       # Images, and captions, as queries
-    most:int=40,         # Images in the matrix
-)->dict:                 # `images` and `captions`: (row, its nearest) each; `matrix`: cosines of images with a caption
-                         # of each (s,s), and its `rows`
+    images: Tensor,  # Vectors of length 1 of the images (n,d)
+    captions: Tensor,  # Vectors of length 1 of the captions (m,d)
+    image_of: np.ndarray,  # Row of the image of each caption (m,)
+    seed: int = 0,  # Which are drawn
+    k: int = 4,  # How many of the nearest
+    *,
+    asks: int = 3,  # Images, and captions, as queries
+    most: int = 40,  # Images in the matrix
+) -> dict:  # `images` and `captions`: (row, its nearest) each; `matrix`: cosines of images with a caption
+    # of each (s,s), and its `rows`
     "The nearest candidates of some images and captions, drawn at random"
     owner = np.asarray(image_of)
-    row = lambda what, n, m: np.sort(rng(seed, 'retrieval', what).permutation(n)[:m]).tolist()
+
+    def row(what, n, m):
+        return np.sort(rng(seed, 'retrieval', what).permutation(n)[:m]).tolist()
+
     first = np.unique(owner, return_index=True)[1]
     shown = row('matrix', len(images), most)
     return dict(
-        images=[(i, _nearest(images[i], captions, set(np.flatnonzero(owner == i)), k))
-                for i in row('images', len(images), asks)],
+        images=[
+            (i, _nearest(images[i], captions, set(np.flatnonzero(owner == i)), k))
+            for i in row('images', len(images), asks)
+        ],
         captions=[(j, _nearest(captions[j], images, {int(owner[j])}, k)) for j in row('captions', len(owner), asks)],
-        matrix=(images[shown]@captions[first[shown]].T).numpy(), rows=shown)
+        matrix=(images[shown] @ captions[first[shown]].T).numpy(),
+        rows=shown,
+    )
 
 # %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #1f41f9c1
-def _mark(right): return INK['good'] if right else INK['text']
+def _mark(right):
+    return INK['good'] if right else INK['text']
+
 
 def nearest_captions(
-    samples:dict, # From `retrieval_samples`
-    texts:list,   # All captions
-    show:callable, # Row of an image -> PIL image or array to show
-)->plt.Figure:
+    samples: dict,  # From `retrieval_samples`
+    texts: list,  # All captions
+    show: callable,  # Row of an image -> PIL image or array to show
+) -> plt.Figure:
     "Images as queries, each with its nearest captions; its own are green"
     rows = samples['images']
-    fig,axs = plt.subplots(len(rows), 2, figsize=(8.4,1.7*len(rows)), width_ratios=(1,4.2), squeeze=False)
-    for (pic,text),(i,near) in zip(axs, rows):
+    fig, axs = plt.subplots(len(rows), 2, figsize=(8.4, 1.7 * len(rows)), width_ratios=(1, 4.2), squeeze=False)
+    for (pic, text), (i, near) in zip(axs, rows):
         pic.imshow(to_hwc(np.asarray(show(i))))
-        for ax in (pic, text): ax.axis('off')
-        for l,(j,c,right) in enumerate(near):
+        for ax in (pic, text):
+            ax.axis('off')
+        for l, (j, c, right) in enumerate(near):
             said = drawable(shortened(texts[j], 88))
-            text.text(0, 1-(l+.5)/len(near), f'{c:+.2f}  {"✓ " if right else ""}{said}', va='center', fontsize=9,
-                      color=_mark(right), weight='bold' if right else 'normal', transform=text.transAxes)
-    fig.tight_layout(pad=.4)
+            text.text(
+                0,
+                1 - (l + 0.5) / len(near),
+                f'{c:+.2f}  {"✓ " if right else ""}{said}',
+                va='center',
+                fontsize=9,
+                color=_mark(right),
+                weight='bold' if right else 'normal',
+                transform=text.transAxes,
+            )
+    fig.tight_layout(pad=0.4)
     return fig
 
+
 def nearest_images(
-    samples:dict, # From `retrieval_samples`
-    texts:list,   # All captions
-    show:callable, # Row of an image -> PIL image or array to show
-)->plt.Figure:
+    samples: dict,  # From `retrieval_samples`
+    texts: list,  # All captions
+    show: callable,  # Row of an image -> PIL image or array to show
+) -> plt.Figure:
     "Captions as queries, each above its nearest images; its own has a green frame"
     rows = samples['captions']
     k = len(rows[0][1])
-    fig,axs = plt.subplots(len(rows), k, figsize=(1.6*k,2.1*len(rows)), squeeze=False)
-    for line,(j,near) in zip(axs, rows):
-        line[0].set_title(drawable(shortened(texts[j], 22*k)), loc='left', fontsize=9)
-        for ax,(i,c,right) in zip(line, near):
+    fig, axs = plt.subplots(len(rows), k, figsize=(1.6 * k, 2.1 * len(rows)), squeeze=False)
+    for line, (j, near) in zip(axs, rows):
+        line[0].set_title(drawable(shortened(texts[j], 22 * k)), loc='left', fontsize=9)
+        for ax, (i, c, right) in zip(line, near):
             ax.imshow(to_hwc(np.asarray(show(i))))
             ax.set(xticks=[], yticks=[], xlabel=f'{c:+.2f}')
-            for side in ax.spines.values(): side.set(visible=right, color=_mark(right), linewidth=4)
-    fig.tight_layout(pad=.4)
+            for side in ax.spines.values():
+                side.set(visible=right, color=_mark(right), linewidth=4)
+    fig.tight_layout(pad=0.4)
     return fig
 
 # %% ../../../nbs/evaluation/retrieval/30_pictures.ipynb #60da1d61
 def similarity_matrix(
-    samples:dict, # From `retrieval_samples`
-)->plt.Figure:
+    samples: dict,  # From `retrieval_samples`
+) -> plt.Figure:
     "Cosines of some images with a caption of each: matching pairs are on the diagonal"
     s = samples['matrix']
-    fig,ax = plt.subplots(figsize=(4.4,3.8))
+    fig, ax = plt.subplots(figsize=(4.4, 3.8))
     fig.colorbar(ax.imshow(s, cmap='viridis'), ax=ax, label='cosine')
     ax.set(xlabel='caption', ylabel='image', xticks=[], yticks=[])
     off = s[~np.eye(len(s), dtype=bool)]

@@ -6,47 +6,68 @@
 __all__ = ['DIRECTIONS', 'retrieval_table']
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #7756c87f
-import numpy as np, torch
+import numpy as np
+import torch
 from torch import Tensor
+
+from ..transfer import bootstrap_interval, bootstrap_scores
 from ...metrics.ranking import bootstrap, draw_counts
 from ...metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
-from ..transfer import *
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #673af893
 def _folds(images, captions, image_of, protocol):
     "The ranks of each fold, and the rows of its images"
-    owner,out = torch.as_tensor(image_of),[]
+    owner = torch.as_tensor(image_of)
+    out = []
     for rows in retrieval_folds(len(images), protocol):
         at = (owner >= int(rows[0])) & (owner <= int(rows[-1]))
-        out.append((rows, retrieval_ranks(images[rows[0]:rows[-1]+1], captions[at], owner[at]-int(rows[0]))))
+        out.append((rows, retrieval_ranks(images[rows[0] : rows[-1] + 1], captions[at], owner[at] - int(rows[0]))))
     return out
+
 
 def _said(counts, n, m, way, split):
     "The conditions of every number: candidates, captions per image, split"
     an_image = f'{counts.min()}' if counts.min() == counts.max() else f'{counts.min()} to {counts.max()}'
     what = f'{m:,} captions' if way == 'i2t' else f'{n:,} images'
-    return dict(metric=f'of {what}; {an_image} captions an image, {split}', candidates=m if way == 'i2t' else n,
-                captions_per_image=an_image, split=split)
+    return dict(
+        metric=f'of {what}; {an_image} captions an image, {split}',
+        candidates=m if way == 'i2t' else n,
+        captions_per_image=an_image,
+        split=split,
+    )
+
 
 def _check_ks(ks, n):
     "A `ValueError` names each `k` that is larger than the number of candidates"
     ks = list(ks)
-    if not ks or min(ks) < 1: raise ValueError(f'ks={ks}: expected numbers of candidates, at least 1')
-    if max(ks) > n: raise ValueError(f'k={max(ks)}: a caption has only {n} images to choose from; take a smaller k, or '
-                                     f'more images')
+    if not ks or min(ks) < 1:
+        raise ValueError(f'ks={ks}: expected numbers of candidates, at least 1')
+    if max(ks) > n:
+        raise ValueError(f'k={max(ks)}: a caption has only {n} images to choose from; take a smaller k, or more images')
     return ks
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #74a24b19
 DIRECTIONS = dict(i2t='image to text', t2i='text to image')
 
+
 def _rows(parts, way, counts, ks):
     "Name of each metric -> (its statistic over weights of images, chance, 100 if it is a share)"
-    def mean(f): return lambda w: np.mean([f(r[way], w[:,rows]) for rows,r in parts], 0)
-    at = lambda k: mean(lambda r, w: r.recall(k, w))
-    right = [counts[rows] if way == 'i2t' else np.ones(len(r[way]), int) for rows,r in parts]
-    guess = lambda f: float(np.mean([f(c, r[way].n) for c,(_,r) in zip(right, parts)]))
-    for k in ks: yield f'R@{k}',at(k),guess(lambda c, n: chance_recall(c, n, k)),100
-    yield 'median rank',mean(lambda r, w: r.median(w)),guess(chance_median),1
+
+    def mean(f):
+        return lambda w: np.mean([f(r[way], w[:, rows]) for rows, r in parts], 0)
+
+    def at(k):
+        return mean(lambda r, w: r.recall(k, w))
+
+    right = [counts[rows] if way == 'i2t' else np.ones(len(r[way]), int) for rows, r in parts]
+
+    def guess(f):
+        return float(np.mean([f(c, r[way].n) for c, (_, r) in zip(right, parts)]))
+
+    for k in ks:
+        yield f'R@{k}', at(k), guess(lambda c, n: chance_recall(c, n, k)), 100
+    yield 'median rank', mean(lambda r, w: r.median(w)), guess(chance_median), 1
+
 
 def _kept(stat, n, keep, unit):
     "The metric under bootstrap resamples that are the same for every run"
@@ -54,33 +75,41 @@ def _kept(stat, n, keep, unit):
 
 # %% ../../../nbs/evaluation/retrieval/20_table.ipynb #a5d2dc86
 def retrieval_table(
-    images:Tensor,        # Vectors of images (n,d)
-    captions:Tensor,      # Vectors of captions (m,d)
-    image_of:np.ndarray,  # Row of the image of each caption (m,)
-    who:str='this run',   # Name of the model in the table
-    split:str='test',     # Which images these are
-    *, ks:tuple=(1,5,10), # The k of R@k
-    protocol:str='all',   # Which images are ranked among each other: one of `PROTOCOLS`
-    seed:int=0,           # Of the bootstrap
-    draws:int=500,        # Number of bootstrap resamples of the images
-    keep:int=0,           # Keep the scores under this number of resamplings, the same for all runs, as `draws`
-)->list:                  # Dicts `question, metric, backbone, n, chance, value, low, high`, R@k in percent, and
-                          # `candidates, captions_per_image, split, protocol`
+    images: Tensor,  # Vectors of images (n,d)
+    captions: Tensor,  # Vectors of captions (m,d)
+    image_of: np.ndarray,  # Row of the image of each caption (m,)
+    who: str = 'this run',  # Name of the model in the table
+    split: str = 'test',  # Which images these are
+    *,
+    ks: tuple = (1, 5, 10),  # The k of R@k
+    protocol: str = 'all',  # Which images are ranked among each other: one of `PROTOCOLS`
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 500,  # Number of bootstrap resamples of the images
+    keep: int = 0,  # Keep the scores under this number of resamplings, the same for all runs, as `draws`
+) -> list:  # Dicts `question, metric, backbone, n, chance, value, low, high`, R@k in percent, and
+    # `candidates, captions_per_image, split, protocol`
     "R@k and the median rank in both directions; a `ValueError` if a `k` is larger than the number of candidates"
     parts = _folds(images, captions, image_of, protocol)
-    used,n = np.concatenate([rows for rows,_ in parts]),len(parts[0][0])
-    ks,counts = _check_ks(ks, n),np.bincount(image_of, minlength=len(images))
+    used = np.concatenate([rows for rows, _ in parts])
+    n = len(parts[0][0])
+    ks = _check_ks(ks, n)
+    counts = np.bincount(image_of, minlength=len(images))
     out = []
-    for way,name in DIRECTIONS.items():
-        m = round(np.mean([r['i2t'].n for _,r in parts]))
+    for way, name in DIRECTIONS.items():
+        m = round(np.mean([r['i2t'].n for _, r in parts]))
         facts = _said(counts[used], n, m, way, split if protocol == 'all' else f'{split}, protocol {protocol}')
-        for metric,stat,chance,unit in _rows(parts, way, counts, ks):
-            value = float(stat(np.ones((1,len(images))))[0])
-            if unit == 100: low,high = np.clip(bootstrap_interval(stat, len(images), draws, seed)[1:], 0, 1)
-            else: low,high = bootstrap(stat, len(images), draws, seed=seed)
-            got = {k: round(unit*float(v), 3) for k,v in dict(chance=chance, value=value, low=low, high=high).items()}
-            asked = sum(len(r[way]) for _,r in parts)
+        for metric, stat, chance, unit in _rows(parts, way, counts, ks):
+            value = float(stat(np.ones((1, len(images))))[0])
+            if unit == 100:
+                low, high = np.clip(bootstrap_interval(stat, len(images), draws, seed)[1:], 0, 1)
+            else:
+                low, high = bootstrap(stat, len(images), draws, seed=seed)
+            got = {
+                k: round(unit * float(v), 3) for k, v in dict(chance=chance, value=value, low=low, high=high).items()
+            }
+            asked = sum(len(r[way]) for _, r in parts)
             kept = dict(draws=_kept(stat, len(images), keep, unit)) if keep else {}
-            out.append(dict(question=f'{name}: {metric}', backbone=who, n=asked, protocol=protocol, **facts, **got,
-                            **kept))
+            out.append(
+                dict(question=f'{name}: {metric}', backbone=who, n=asked, protocol=protocol, **facts, **got, **kept)
+            )
     return out

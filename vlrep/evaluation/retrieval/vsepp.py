@@ -9,76 +9,90 @@ __all__ = ['hardest_negatives_loss', 'word_numbers', 'encode_words', 'VseppEncod
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #2b5a54a4
 from collections import Counter
 from dataclasses import dataclass
-import numpy as np, torch, torch.nn.functional as F
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
-from ...core.progress import *
-from ...core.seeding import *
+
+from ...core.progress import progress
+from ...core.seeding import rng, seed_of
 from ...data.tokenizer import pad_tokens
+from ..base import EvaluationContext
+from ..held_out import open_probe_sets
+from .embed import caption_pairs
+from .table import retrieval_table
 from ...metrics.captioning import caption_words
 from ...models.features import bn_statistics, features
 from ...models.named import initial_backbone
-from ..base import *
-from ..held_out import *
-from .embed import *
-from .table import *
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #4e2caec8
 def hardest_negatives_loss(
-    s:Tensor,         # Cosines of images (rows) with captions (columns); pairs on the diagonal (b,b)
-    margin:float=.2,  # The margin
-    own:Tensor=None,  # Other matching pairs, which are no negatives: bool (b,b)
-)->Tensor:            # ()
+    s: Tensor,  # Cosines of images (rows) with captions (columns); pairs on the diagonal (b,b)
+    margin: float = 0.2,  # The margin
+    own: Tensor = None,  # Other matching pairs, which are no negatives: bool (b,b)
+) -> Tensor:  # ()
     "Hinge on the hardest negative of each image and of each caption, summed over the batch (VSE++ eq. 6)"
-    if s.ndim != 2 or s.shape[0] != s.shape[1]: raise ValueError(f's: {tuple(s.shape)}, expected a square (b,b)')
+    if s.ndim != 2 or s.shape[0] != s.shape[1]:
+        raise ValueError(f's: {tuple(s.shape)}, expected a square (b,b)')
     right = s.diagonal()
     none = torch.eye(len(s), dtype=torch.bool, device=s.device)
-    other = s.masked_fill(none if own is None else none|own, -torch.inf)
-    return sum((margin+other.amax(axis)-right).clamp(min=0).sum() for axis in (1,0))
+    other = s.masked_fill(none if own is None else none | own, -torch.inf)
+    return sum((margin + other.amax(axis) - right).clamp(min=0).sum() for axis in (1, 0))
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #5ec0af95
-_PAD,_START,_END,_OTHER = range(4)
+_PAD, _START, _END, _OTHER = range(4)
+
 
 def word_numbers(
-    texts:list,      # Captions to learn from
-    min_count:int=4, # Rarer words are left out
-)->dict:             # Word -> number from 4 on; 0 to 3 are padding, start, end and all other words
+    texts: list,  # Captions to learn from
+    min_count: int = 4,  # Rarer words are left out
+) -> dict:  # Word -> number from 4 on; 0 to 3 are padding, start, end and all other words
     "The vocabulary, frequent words first"
     n = Counter(w for t in texts for w in caption_words(t))
-    kept = sorted((w for w,c in n.items() if c >= min_count), key=lambda w: (-n[w], w))
-    return {w: i for i,w in enumerate(kept, 4)}
+    kept = sorted((w for w, c in n.items() if c >= min_count), key=lambda w: (-n[w], w))
+    return {w: i for i, w in enumerate(kept, 4)}
+
 
 def encode_words(
-    texts:list,   # Captions
-    numbers:dict, # From `word_numbers`
-)->list:          # Lists of numbers
+    texts: list,  # Captions
+    numbers: dict,  # From `word_numbers`
+) -> list:  # Lists of numbers
     "Captions as numbers, from start to end"
     return [[_START, *(numbers.get(w, _OTHER) for w in caption_words(t)), _END] for t in texts]
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #babf2731
 class VseppEncoders(nn.Module):
     "A linear layer for image features, and a GRU for words (VSE++ sec. 3)"
-    def __init__(self,
-        features:int,   # Width of the image features
-        words:int,      # Numbers of words, the special ones included
-        joint:int=1024, # Width of the joint space
-        word:int=300,   # Width of a word
+
+    def __init__(
+        self,
+        features: int,  # Width of the image features
+        words: int,  # Numbers of words, the special ones included
+        joint: int = 1024,  # Width of the joint space
+        word: int = 300,  # Width of a word
     ):
         super().__init__()
-        self.image,self.words,self.gru = nn.Linear(features, joint),nn.Embedding(words, word),nn.GRU(word, joint,
-                                                                                              batch_first=True)
+        self.image = nn.Linear(features, joint)
+        self.words = nn.Embedding(words, word)
+        self.gru = nn.GRU(word, joint, batch_first=True)
         nn.init.xavier_uniform_(self.image.weight)
         nn.init.zeros_(self.image.bias)
-        nn.init.uniform_(self.words.weight, -.1, .1)
-    def embed_image(self,
-        f:Tensor # Features of the backbone (b,c)
-    )->Tensor:   # Length 1 (b,joint)
+        nn.init.uniform_(self.words.weight, -0.1, 0.1)
+
+    def embed_image(
+        self,
+        f: Tensor,  # Features of the backbone (b,c)
+    ) -> Tensor:  # Length 1 (b,joint)
         "Vectors of images"
         return F.normalize(self.image(F.normalize(f, dim=1)), dim=1)
-    def embed_text(self,
-        tok:Tensor,  # Numbers of words (b,s)
-        lens:Tensor, # Real ones in each row (b,), at least 1
-    )->Tensor:       # Length 1 (b,joint)
+
+    def embed_text(
+        self,
+        tok: Tensor,  # Numbers of words (b,s)
+        lens: Tensor,  # Real ones in each row (b,), at least 1
+    ) -> Tensor:  # Length 1 (b,joint)
         "Vectors of captions"
         packed = pack_padded_sequence(self.words(tok), lens.cpu(), batch_first=True, enforce_sorted=False)
         return F.normalize(self.gru(packed)[1][0], dim=1)
@@ -87,25 +101,30 @@ class VseppEncoders(nn.Module):
 @dataclass(frozen=True)
 class VseppRecipe:
     "Hyperparameters of VSE++ for a frozen backbone, as MCT uses them"
-    joint:int=1024   # Width of the joint space, and of the GRU
-    word:int=300     # Width of a word
-    min_count:int=4  # Rarer words share a vector
-    margin:float=.2  # Of the hinge
-    bs:int=128       # Captions in a batch
-    epochs:int=30    # Passes over the captions
-    lr:float=2e-4    # Of Adam; a tenth of it in the second half
-    clip:float=2.    # Largest norm of the gradient
-    def check(self)->None:
+
+    joint: int = 1024  # Width of the joint space, and of the GRU
+    word: int = 300  # Width of a word
+    min_count: int = 4  # Rarer words share a vector
+    margin: float = 0.2  # Of the hinge
+    bs: int = 128  # Captions in a batch
+    epochs: int = 30  # Passes over the captions
+    lr: float = 2e-4  # Of Adam; a tenth of it in the second half
+    clip: float = 2.0  # Largest norm of the gradient
+
+    def check(self) -> None:
         "A `ValueError` names a field that is out of range"
-        for k in ('joint','word','min_count','epochs'):
-            if getattr(self, k) < 1: raise ValueError(f'{k}={getattr(self, k)}: at least 1')
-        if self.bs < 2: raise ValueError(f'bs={self.bs}: a pair that is alone has no negatives; take at least 2')
+        for k in ('joint', 'word', 'min_count', 'epochs'):
+            if getattr(self, k) < 1:
+                raise ValueError(f'{k}={getattr(self, k)}: at least 1')
+        if self.bs < 2:
+            raise ValueError(f'bs={self.bs}: a pair that is alone has no negatives; take at least 2')
+
 
 def _step(model, opt, batch, recipe):
     "One step on features, words, and the image of each"
-    f,tok,lens,image = batch
-    own = image[:,None] == image
-    loss = hardest_negatives_loss(model.embed_image(f)@model.embed_text(tok, lens).T, recipe.margin, own)
+    f, tok, lens, image = batch
+    own = image[:, None] == image
+    loss = hardest_negatives_loss(model.embed_image(f) @ model.embed_text(tok, lens).T, recipe.margin, own)
     opt.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
@@ -114,76 +133,96 @@ def _step(model, opt, batch, recipe):
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #183e1f91
 def fit_vsepp(
-    f:Tensor,                   # Features of the training images (n,c)
-    texts:list,                 # Their captions (m,)
-    image_of:np.ndarray,        # Row of the image of each caption (m,)
-    recipe:VseppRecipe=None,    # The paper's by default
-    seed:int=0,                 # Of initial weights and order
-    *, log:callable=print,      # Called with the loss, about eight times
-    device:str|torch.device='cpu', # Where to train
-)->tuple:                       # `VseppEncoders`, trained, and the vocabulary
+    f: Tensor,  # Features of the training images (n,c)
+    texts: list,  # Their captions (m,)
+    image_of: np.ndarray,  # Row of the image of each caption (m,)
+    recipe: VseppRecipe = None,  # The paper's by default
+    seed: int = 0,  # Of initial weights and order
+    *,
+    log: callable = print,  # Called with the loss, about eight times
+    device: str | torch.device = 'cpu',  # Where to train
+) -> tuple:  # `VseppEncoders`, trained, and the vocabulary
     "Train a linear layer and a text encoder on features that stay as they are"
     recipe = recipe or VseppRecipe()
     recipe.check()
     numbers = word_numbers(texts, recipe.min_count)
-    ids,owner = encode_words(texts, numbers),torch.as_tensor(image_of)
+    ids = encode_words(texts, numbers)
+    owner = torch.as_tensor(image_of)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'vsepp'))
-        model = VseppEncoders(f.shape[1], len(numbers)+4, recipe.joint, recipe.word).to(device)
-    opt,every = torch.optim.Adam(model.parameters(), recipe.lr),max(1, recipe.epochs//8)
+        model = VseppEncoders(f.shape[1], len(numbers) + 4, recipe.joint, recipe.word).to(device)
+    opt = torch.optim.Adam(model.parameters(), recipe.lr)
+    every = max(1, recipe.epochs // 8)
     for epoch in progress(range(recipe.epochs), label='epochs of VSE++'):
-        for g in opt.param_groups: g['lr'] = recipe.lr/(10 if 2*epoch >= recipe.epochs and recipe.epochs > 1 else 1)
-        order,total = rng(seed, 'vsepp', epoch).permutation(len(ids)),0.
-        for a in range(0, len(order)-1, recipe.bs):
-            at = order[a:a+recipe.bs]
-            tok,lens = pad_tokens([ids[i] for i in at], _PAD)
+        for g in opt.param_groups:
+            g['lr'] = recipe.lr / (10 if 2 * epoch >= recipe.epochs and recipe.epochs > 1 else 1)
+        order = rng(seed, 'vsepp', epoch).permutation(len(ids))
+        total = 0.0
+        for a in range(0, len(order) - 1, recipe.bs):
+            at = order[a : a + recipe.bs]
+            tok, lens = pad_tokens([ids[i] for i in at], _PAD)
             batch = [x.to(device) for x in (f[owner[at]], tok, lens, owner[at])]
             total += float(_step(model, opt, batch, recipe))
-        if epoch % every == 0 or epoch+1 == recipe.epochs:
-            log(f'VSE++ epoch {epoch+1} of {recipe.epochs}: loss {total/len(ids):.4f} a caption')
-    return model.eval(),numbers
+        if epoch % every == 0 or epoch + 1 == recipe.epochs:
+            log(f'VSE++ epoch {epoch + 1} of {recipe.epochs}: loss {total / len(ids):.4f} a caption')
+    return model.eval(), numbers
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #d3b14d28
 @torch.no_grad()
 def vsepp_vectors(
-    model:VseppEncoders, # From `fit_vsepp`
-    numbers:dict,        # Its vocabulary
-    f:Tensor,            # Features of images (n,c)
-    texts:list,          # Captions (m,)
-    bs:int=512,          # At a time
-)->tuple:                # Vectors of images (n,d) and of captions (m,d), on the CPU
+    model: VseppEncoders,  # From `fit_vsepp`
+    numbers: dict,  # Its vocabulary
+    f: Tensor,  # Features of images (n,c)
+    texts: list,  # Captions (m,)
+    bs: int = 512,  # At a time
+) -> tuple:  # Vectors of images (n,d) and of captions (m,d), on the CPU
     "Both sides in the joint space"
-    device,ids = model.image.weight.device,encode_words(texts, numbers)
+    device = model.image.weight.device
+    ids = encode_words(texts, numbers)
     v = [model.embed_image(x.to(device)).cpu() for x in f.split(bs)]
-    t = [model.embed_text(*(x.to(device) for x in pad_tokens(ids[a:a+bs], _PAD))).cpu() for a in range(0, len(ids), bs)]
-    return torch.cat(v),torch.cat(t)
+    t = [
+        model.embed_text(*(x.to(device) for x in pad_tokens(ids[a : a + bs], _PAD))).cpu()
+        for a in range(0, len(ids), bs)
+    ]
+    return torch.cat(v), torch.cat(t)
 
 # %% ../../../nbs/evaluation/retrieval/50_vsepp.ipynb #c3d49579
 def _feature_sets(nets, splits, size):
     "Name of a backbone -> its features of the training and of the test images"
-    return {who: [features(net, s, size)['avg'] for s in splits] for who,net in nets.items()}
+    return {who: [features(net, s, size)['avg'] for s in splits] for who, net in nets.items()}
+
 
 def ask_vsepp(
-    context:EvaluationContext, # The model
-    data:str=None,             # One of `DATASETS`; by default what the run was trained on
-    protocol:str='all',        # One of `PROTOCOLS`
-    epochs:int=30,             # Passes over the training captions
-    joint:int=1024,            # Width of the joint space
-    split:str='auto',          # Where the data comes with several splits
-)->list:                       # Rows, as `retrieval_table` gives them
+    context: EvaluationContext,  # The model
+    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    protocol: str = 'all',  # One of `PROTOCOLS`
+    epochs: int = 30,  # Passes over the training captions
+    joint: int = 1024,  # Width of the joint space
+    split: str = 'auto',  # Where the data comes with several splits
+) -> list:  # Rows, as `retrieval_table` gives them
     "Retrieval by a text encoder that is trained on the frozen backbone; the same on random features, if `baselines`"
-    m,info,log = context.model,context.info,context.log
+    m = context.model
+    info = context.info
+    log = context.log
     parts = open_probe_sets(context, data, split)
-    (train,texts,owner),(test,asked,whose) = map(caption_pairs, parts)
+    (train, texts, owner), (test, asked, whose) = map(caption_pairs, parts)
     nets = {info['method']: m.backbone}
     if getattr(context.options, 'baselines', True):
         random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
         nets['random'] = bn_statistics(random, train, m.view.size)
-    recipe,rows = VseppRecipe(epochs=epochs, joint=joint),[]
+    recipe = VseppRecipe(epochs=epochs, joint=joint)
+    rows = []
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    for who,(f,g) in _feature_sets(nets, (train, test), m.view.size).items():
-        model,numbers = fit_vsepp(f, texts, owner, recipe, info['seed'], log=log, device=device)
-        rows += retrieval_table(*vsepp_vectors(model, numbers, g, asked), whose, who, test.split or 'test',
-                                protocol=protocol, seed=info['seed'], ks=[k for k in (1,5,10) if k < len(test)],
-                                keep=getattr(context.options, 'draws', 0))
+    for who, (f, g) in _feature_sets(nets, (train, test), m.view.size).items():
+        model, numbers = fit_vsepp(f, texts, owner, recipe, info['seed'], log=log, device=device)
+        rows += retrieval_table(
+            *vsepp_vectors(model, numbers, g, asked),
+            whose,
+            who,
+            test.split or 'test',
+            protocol=protocol,
+            seed=info['seed'],
+            ks=[k for k in (1, 5, 10) if k < len(test)],
+            keep=getattr(context.options, 'draws', 0),
+        )
     return rows

@@ -6,20 +6,33 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
-from ...core.fields import *
+from ...core.fields import Between
 from ...datasets.base import DATASETS, SPLITS
-from ..base import *
-from ..options import *                               # so that these are listed behind them
+from ..base import EVALUATIONS, Evaluation, Option
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #f9cf0bf1
-EVALUATIONS.add(Evaluation('tagging', 'which tags an image has, by a network on frozen features: mIOU@k (MCT)',
-    'vlrep.evaluation.tagging.tagging:ask_tagging',
-    dict(data=Option(None, 'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was '
-                           'trained on)',
-                     registry=DATASETS),
-         split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS),
-         tags=Option(18157, 'for tagging: the most frequent tags, or words of captions, that are learned',
-                     bounds=Between(1, 10_000_000)),
-         k=Option(5, 'for tagging: how many tags are predicted for each image', bounds=Between(1, 10_000)),
-         epochs=Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000))),
-    uses_root=True, scores=('tags','words of captions'), beside=('random',)))
+EVALUATIONS.add(
+    Evaluation(
+        'tagging',
+        'which tags an image has, by a network on frozen features: mIOU@k (MCT)',
+        'vlrep.evaluation.tagging.tagging:ask_tagging',
+        dict(
+            data=Option(
+                None,
+                'for captions, retrieval, vsepp and tagging: a dataset (default: what the run was trained on)',
+                registry=DATASETS,
+            ),
+            split=Option('auto', 'where data comes with several splits: the one to follow', SPLITS),
+            tags=Option(
+                18157,
+                'for tagging: the most frequent tags, or words of captions, that are learned',
+                bounds=Between(1, 10_000_000),
+            ),
+            k=Option(5, 'for tagging: how many tags are predicted for each image', bounds=Between(1, 10_000)),
+            epochs=Option(30, 'for vsepp and tagging: passes over the training data', bounds=Between(1, 10_000)),
+        ),
+        uses_root=True,
+        scores=('tags', 'words of captions'),
+        beside=('random',),
+    )
+)

@@ -9,136 +9,158 @@ __all__ = ['mean_iou', 'tag_lists', 'tag_vocabulary', 'tag_matrix', 'pmi', 'tag_
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #b143a820
 from collections import Counter
 from dataclasses import dataclass
-import numpy as np, torch, torch.nn.functional as F
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
-from ...core.progress import *
-from ...core.seeding import *
+
+from ...core.progress import progress
+from ...core.seeding import rng, seed_of
 from ...data.records import ImageTextDataset
+from ..base import EvaluationContext
+from ..held_out import open_probe_sets
+from ..transfer import bootstrap_scores
 from ...metrics.captioning import caption_words
 from ...metrics.ranking import bootstrap
 from ...models.features import bn_statistics, features
 from ...models.named import initial_backbone
-from ..base import *
-from ..held_out import *
-from ..transfer import bootstrap_scores
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #082adbc9
 def mean_iou(
-    scores:Tensor, # Of each tag for each image (n,t)
-    truth:Tensor,  # Which tags each image has (n,t), 1 or 0
-    k:int=5,       # How many are predicted
-)->np.ndarray:     # Of each image (n,); their mean is mIOU@k
+    scores: Tensor,  # Of each tag for each image (n,t)
+    truth: Tensor,  # Which tags each image has (n,t), 1 or 0
+    k: int = 5,  # How many are predicted
+) -> np.ndarray:  # Of each image (n,); their mean is mIOU@k
     "Size of the intersection of the `k` best and the true tags over that of their union"
     if scores.shape != truth.shape or scores.ndim != 2:
         raise ValueError(f'scores {tuple(scores.shape)} do not fit truth {tuple(truth.shape)}')
-    if not 1 <= k <= scores.shape[1]: raise ValueError(f'k={k}: there are {scores.shape[1]} tags')
+    if not 1 <= k <= scores.shape[1]:
+        raise ValueError(f'k={k}: there are {scores.shape[1]} tags')
     truth = truth.bool()
-    if not truth.any(1).all(): raise ValueError('truth: an image without a tag; leave it out')
+    if not truth.any(1).all():
+        raise ValueError('truth: an image without a tag; leave it out')
     both = truth.gather(1, scores.topk(k, dim=1)[1]).sum(1)
-    return (both/(k+truth.sum(1)-both)).numpy()
+    return (both / (k + truth.sum(1) - both)).numpy()
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #ef18a327
-_IDLE = frozenset('a an and are at by for from has have in is it its of on one or that the there this to two '
-                  'with'.split())
+_IDLE = frozenset(
+    'a an and are at by for from has have in is it its of on one or that the there this to two with'.split()
+)
+
 
 def tag_lists(
-    dataset:ImageTextDataset, # With labels `tags`, or captions
-)->list:                      # The tags of each image, each once, sorted
+    dataset: ImageTextDataset,  # With labels `tags`, or captions
+) -> list:  # The tags of each image, each once, sorted
     "The tags of each image: labels, or the words of its captions without stop words"
     y = dataset.labels.get('tags')
     if y is not None:
         names = dataset.names.get('tags') or [f'tag {j}' for j in range(y.shape[1])]
         return [sorted(names[j] for j in np.flatnonzero(row)) for row in y]
-    if dataset.captions is None: raise ValueError(f'{dataset.name}: has neither labels called tags nor captions')
-    of = lambda i: sorted({w for c in dataset.captions[i] for w in caption_words(c)}-_IDLE)
+    if dataset.captions is None:
+        raise ValueError(f'{dataset.name}: has neither labels called tags nor captions')
+
+    def of(i):
+        return sorted({w for c in dataset.captions[i] for w in caption_words(c)} - _IDLE)
+
     return [of(i) for i in range(len(dataset))]
 
+
 def tag_vocabulary(
-    lists:list,     # Tags of each image
-    size:int=18157, # Largest size (MCT sec. 4)
-)->dict:            # Tag -> column, the most frequent first
+    lists: list,  # Tags of each image
+    size: int = 18157,  # Largest size (MCT sec. 4)
+) -> dict:  # Tag -> column, the most frequent first
     "The tags that most images have"
-    if size < 1: raise ValueError(f'tags={size}: at least 1')
+    if size < 1:
+        raise ValueError(f'tags={size}: at least 1')
     n = Counter(t for l in lists for t in l)
-    if not n: raise ValueError('not a single tag among the training images')
-    return {t: j for j,t in enumerate(sorted(n, key=lambda t: (-n[t], t))[:size])}
+    if not n:
+        raise ValueError('not a single tag among the training images')
+    return {t: j for j, t in enumerate(sorted(n, key=lambda t: (-n[t], t))[:size])}
+
 
 def tag_matrix(
-    lists:list,      # Tags of each image
-    vocabulary:dict, # From `tag_vocabulary`
-)->csr_matrix:       # 1 where an image has a tag (n,t), float32
+    lists: list,  # Tags of each image
+    vocabulary: dict,  # From `tag_vocabulary`
+) -> csr_matrix:  # 1 where an image has a tag (n,t), float32
     "Which image has which tag"
-    at = [(i, vocabulary[t]) for i,l in enumerate(lists) for t in l if t in vocabulary]
-    rows,cols = np.array(at, np.int64).reshape(-1, 2).T
-    return csr_matrix((np.ones(len(at), np.float32), (rows,cols)), (len(lists),len(vocabulary)))
+    at = [(i, vocabulary[t]) for i, l in enumerate(lists) for t in l if t in vocabulary]
+    rows, cols = np.array(at, np.int64).reshape(-1, 2).T
+    return csr_matrix((np.ones(len(at), np.float32), (rows, cols)), (len(lists), len(vocabulary)))
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #dc962398
 def pmi(
-    has:csr_matrix # Which image has which tag (n,t)
-)->csr_matrix:     # (t,t)
+    has: csr_matrix,  # Which image has which tag (n,t)
+) -> csr_matrix:  # (t,t)
     "Positive pointwise mutual information of every two tags; 0 for those that never co-occur"
     n = has.shape[0]
-    both = (has.T@has).tocoo()
+    both = (has.T @ has).tocoo()
     alone = np.asarray(has.sum(0)).ravel()
-    value = np.log(both.data.astype(np.float64)*n/(alone[both.row]*alone[both.col]))
-    return csr_matrix((np.maximum(value, 0).astype(np.float32), (both.row,both.col)), both.shape)
+    value = np.log(both.data.astype(np.float64) * n / (alone[both.row] * alone[both.col]))
+    return csr_matrix((np.maximum(value, 0).astype(np.float32), (both.row, both.col)), both.shape)
+
 
 def tag_vectors(
-    has:csr_matrix, # Which image has which tag (n,t)
-    dim:int=4096,   # Width (MCT sec. 4); at most the number of tags
-    seed:int=0,     # Of the approximate decomposition
-    exact:int=2000, # Up to this number of tags it is computed exactly
-)->Tensor:          # Length 1 (t,d), 0 for a tag that no image has
+    has: csr_matrix,  # Which image has which tag (n,t)
+    dim: int = 4096,  # Width (MCT sec. 4); at most the number of tags
+    seed: int = 0,  # Of the approximate decomposition
+    exact: int = 2000,  # Up to this number of tags it is computed exactly
+) -> Tensor:  # Length 1 (t,d), 0 for a tag that no image has
     "A vector for each tag, similar if the tags occur together"
-    m,dim = pmi(has).tocoo(),min(dim, has.shape[1])
+    m = pmi(has).tocoo()
+    dim = min(dim, has.shape[1])
     if has.shape[1] <= exact:
-        value,u = torch.linalg.eigh(torch.from_numpy(m.toarray()).double())
+        value, u = torch.linalg.eigh(torch.from_numpy(m.toarray()).double())
         order = value.abs().sort(descending=True, stable=True)[1][:dim]
-        return F.normalize((u[:,order]*value[order].abs().sqrt()).float(), dim=1)
+        return F.normalize((u[:, order] * value[order].abs().sqrt()).float(), dim=1)
     at = torch.from_numpy(np.stack([m.row, m.col]).astype(np.int64))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'tag vectors'))
         sparse = torch.sparse_coo_tensor(at, torch.from_numpy(m.data), m.shape, check_invariants=True)
         sparse = sparse.coalesce()
-        u,s,_ = torch.svd_lowrank(sparse, q=dim, niter=2)
-    return F.normalize(u*s.sqrt(), dim=1)
+        u, s, _ = torch.svd_lowrank(sparse, q=dim, niter=2)
+    return F.normalize(u * s.sqrt(), dim=1)
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #9e47a69c
 @dataclass(frozen=True)
 class TaggingRecipe:
     "Hyperparameters of MCT's tagging; what the paper does not specify is marked"
-    tags:int=18157  # The most frequent ones
-    dim:int=4096    # Width of their vectors
-    hidden:int=2048 # Width of the layer in between
-    bs:int=256      # Images in a batch (unspecified)
-    epochs:int=30   # Passes over the images (unspecified)
-    lr:float=1e-3   # Of Adam (unspecified)
-    k:int=5         # Tags that are predicted
+
+    tags: int = 18157  # The most frequent ones
+    dim: int = 4096  # Width of their vectors
+    hidden: int = 2048  # Width of the layer in between
+    bs: int = 256  # Images in a batch (unspecified)
+    epochs: int = 30  # Passes over the images (unspecified)
+    lr: float = 1e-3  # Of Adam (unspecified)
+    k: int = 5  # Tags that are predicted
+
 
 def tagging_network(
-    features:int,         # Width of the backbone's features
-    recipe:TaggingRecipe, # Widths
-    tags:int,             # How many there are; the width of their vectors is not larger
-)->nn.Module:             # (b,features) -> (b,d)
+    features: int,  # Width of the backbone's features
+    recipe: TaggingRecipe,  # Widths
+    tags: int,  # How many there are; the width of their vectors is not larger
+) -> nn.Module:  # (b,features) -> (b,d)
     "A two-layer MLP from features to tag vectors"
-    return nn.Sequential(nn.Linear(features, recipe.hidden), nn.ReLU(inplace=True),
-                         nn.Linear(recipe.hidden, min(recipe.dim, tags)))
+    return nn.Sequential(
+        nn.Linear(features, recipe.hidden), nn.ReLU(inplace=True), nn.Linear(recipe.hidden, min(recipe.dim, tags))
+    )
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #7a661a01
 def fit_tagging(
-    f:Tensor,                      # Features of the training images (n,c)
-    has:csr_matrix,                # Their tags (n,t)
-    recipe:TaggingRecipe=None,     # The paper's by default
-    seed:int=0,                    # Of initial weights and order
-    device:str|torch.device='cpu', # Where to train
-)->tuple:                          # The network, and the vectors of the tags (t,d)
+    f: Tensor,  # Features of the training images (n,c)
+    has: csr_matrix,  # Their tags (n,t)
+    recipe: TaggingRecipe = None,  # The paper's by default
+    seed: int = 0,  # Of initial weights and order
+    device: str | torch.device = 'cpu',  # Where to train
+) -> tuple:  # The network, and the vectors of the tags (t,d)
     "Train a network to predict the vectors of an image's tags; images without a known tag are left out"
     recipe = recipe or TaggingRecipe()
-    if recipe.epochs < 1: raise ValueError(f'epochs={recipe.epochs}: at least 1')
+    if recipe.epochs < 1:
+        raise ValueError(f'epochs={recipe.epochs}: at least 1')
     vectors = tag_vectors(has, recipe.dim, seed)
-    goal = F.normalize(torch.from_numpy(has@vectors.numpy()), dim=1)
-    some = (goal.norm(dim=1) > .5).nonzero()[:,0].numpy()
+    goal = F.normalize(torch.from_numpy(has @ vectors.numpy()), dim=1)
+    some = (goal.norm(dim=1) > 0.5).nonzero()[:, 0].numpy()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'tagging'))
         net = tagging_network(f.shape[1], recipe, has.shape[1]).to(device)
@@ -146,69 +168,101 @@ def fit_tagging(
     for epoch in progress(range(recipe.epochs), label='epochs of tagging'):
         order = torch.from_numpy(some[rng(seed, 'tagging', epoch).permutation(len(some))])
         for at in order.split(recipe.bs):
-            loss = (1-F.cosine_similarity(net(f[at].to(device)), goal[at].to(device))).mean()
+            loss = (1 - F.cosine_similarity(net(f[at].to(device)), goal[at].to(device))).mean()
             opt.zero_grad()
             loss.backward()
             opt.step()
-    return net.eval(),vectors
+    return net.eval(), vectors
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #05cef70f
 @torch.no_grad()
 def tagging_row(
-    net:nn.Module, vectors:Tensor, # From `fit_tagging`
-    f:Tensor,                      # Features of the test images (n,c)
-    has:csr_matrix,                # Their tags (n,t)
-    k:int=5,                       # Tags that are predicted
-    *, who:str='this run',         # Name in the table
-    usual:np.ndarray,              # How many training images have each tag (t,)
-    what:str='tags',               # What the tags are
-    seed:int=0,                    # Of the bootstrap
-    draws:int=500,                 # Number of bootstrap resamples of the images
-    keep:int=0,                    # Number of resamples, shared by all runs, whose scores are kept as `draws`
-)->dict:                           # `question, metric, backbone, n, chance, value, low, high`, in percent
+    net: nn.Module,
+    vectors: Tensor,  # From `fit_tagging`
+    f: Tensor,  # Features of the test images (n,c)
+    has: csr_matrix,  # Their tags (n,t)
+    k: int = 5,  # Tags that are predicted
+    *,
+    who: str = 'this run',  # Name in the table
+    usual: np.ndarray,  # How many training images have each tag (t,)
+    what: str = 'tags',  # What the tags are
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 500,  # Number of bootstrap resamples of the images
+    keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
+) -> dict:  # `question, metric, backbone, n, chance, value, low, high`, in percent
     "mIOU@k of images that have a known tag; chance: the most frequent tags for all"
     some = np.flatnonzero(np.asarray(has.sum(1)).ravel())
-    if not len(some): raise ValueError('no test image has a tag of the training images')
-    truth,device = torch.from_numpy(has[some].toarray()),next(net.parameters()).device
-    scores = F.normalize(net(f[some].to(device)).cpu(), dim=1)@vectors.T
+    if not len(some):
+        raise ValueError('no test image has a tag of the training images')
+    truth = torch.from_numpy(has[some].toarray())
+    device = next(net.parameters()).device
+    scores = F.normalize(net(f[some].to(device)).cpu(), dim=1) @ vectors.T
     got = mean_iou(scores, truth, k)
     blind = mean_iou(torch.as_tensor(usual).float().expand(len(some), -1), truth, k)
-    low,high = bootstrap(got, draws=draws, seed=seed)
+    low, high = bootstrap(got, draws=draws, seed=seed)
     nums = dict(chance=blind.mean(), value=got.mean(), low=low, high=high)
-    sums = np.zeros((2,has.shape[0]))
-    sums[0,some],sums[1,some] = got,1
-    stat = lambda w: w@sums[0]/np.maximum(w@sums[1], 1)
-    return dict(question=what, metric=f'mIOU@{k} of {has.shape[1]:,}', backbone=who, n=len(some),
-                **{c: round(100*float(x), 3) for c,x in nums.items()}, k=k,
-                **(dict(draws=bootstrap_scores(stat, has.shape[0], keep)) if keep else {}))
+    sums = np.zeros((2, has.shape[0]))
+    sums[0, some], sums[1, some] = got, 1
+
+    def stat(w):
+        return w @ sums[0] / np.maximum(w @ sums[1], 1)
+
+    return dict(
+        question=what,
+        metric=f'mIOU@{k} of {has.shape[1]:,}',
+        backbone=who,
+        n=len(some),
+        **{c: round(100 * float(x), 3) for c, x in nums.items()},
+        k=k,
+        **(dict(draws=bootstrap_scores(stat, has.shape[0], keep)) if keep else {}),
+    )
 
 # %% ../../../nbs/evaluation/tagging/20_tagging.ipynb #bd8ea7f1
 def ask_tagging(
-    context:EvaluationContext, # The model
-    data:str=None,             # One of `DATASETS`; by default what the run was trained on
-    tags:int=18157,            # The most frequent tags that are learned
-    k:int=5,                   # Tags that are predicted
-    epochs:int=30,             # Passes over the training images
-    split:str='auto',          # Where the data comes with several splits
-)->list:                       # Rows
+    context: EvaluationContext,  # The model
+    data: str = None,  # One of `DATASETS`; by default what the run was trained on
+    tags: int = 18157,  # The most frequent tags that are learned
+    k: int = 5,  # Tags that are predicted
+    epochs: int = 30,  # Passes over the training images
+    split: str = 'auto',  # Where the data comes with several splits
+) -> list:  # Rows
     "mIOU@k of a small network on frozen features; the same on random features, if `baselines`"
-    m,info,log = context.model,context.info,context.log
-    train,test = open_probe_sets(context, data, split, ('labels',))
+    m = context.model
+    info = context.info
+    log = context.log
+    train, test = open_probe_sets(context, data, split, ('labels',))
     lists = [tag_lists(s) for s in (train, test)]
     vocabulary = tag_vocabulary(lists[0], tags)
-    if not 1 <= k <= len(vocabulary): raise ValueError(f'--k {k}: there are {len(vocabulary)} tags')
-    has,there = (tag_matrix(l, vocabulary) for l in lists)
+    if not 1 <= k <= len(vocabulary):
+        raise ValueError(f'--k {k}: there are {len(vocabulary)} tags')
+    has, there = (tag_matrix(l, vocabulary) for l in lists)
     what = 'tags' if 'tags' in train.labels else 'words of captions'
-    log(f'{len(vocabulary):,} {what}, {has.nnz/len(train):.1f} an image; the most frequent: '
-        + ', '.join(list(vocabulary)[:k]))
-    nets,device = {info['method']: m.backbone},'cuda' if torch.cuda.is_available() else 'cpu'
+    log(
+        f'{len(vocabulary):,} {what}, {has.nnz / len(train):.1f} an image; the most frequent: '
+        + ', '.join(list(vocabulary)[:k])
+    )
+    nets = {info['method']: m.backbone}
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
     if getattr(context.options, 'baselines', True):
         random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
         nets['random'] = bn_statistics(random, train, m.view.size)
-    recipe,rows = TaggingRecipe(tags, epochs=epochs, k=k),[]
-    for who,net in nets.items():
-        f,g = (features(net, s, m.view.size)['avg'] for s in (train, test))
-        head,vectors = fit_tagging(f, has, recipe, info['seed'], device)
-        rows.append(tagging_row(head, vectors, g, there, k, who=who, usual=np.asarray(has.sum(0)).ravel(), what=what,
-                                seed=info['seed'], keep=getattr(context.options, 'draws', 0)))
+    recipe = TaggingRecipe(tags, epochs=epochs, k=k)
+    rows = []
+    for who, net in nets.items():
+        f, g = (features(net, s, m.view.size)['avg'] for s in (train, test))
+        head, vectors = fit_tagging(f, has, recipe, info['seed'], device)
+        rows.append(
+            tagging_row(
+                head,
+                vectors,
+                g,
+                there,
+                k,
+                who=who,
+                usual=np.asarray(has.sum(0)).ravel(),
+                what=what,
+                seed=info['seed'],
+                keep=getattr(context.options, 'draws', 0),
+            )
+        )
     return rows

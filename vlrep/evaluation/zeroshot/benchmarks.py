@@ -8,44 +8,56 @@ __all__ = ['ZeroShotBenchmark', 'unit_rows', 'read_cub', 'read_awa2', 'world_att
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #54fe4364
 from dataclasses import dataclass
 from pathlib import Path
+
 import numpy as np
-from ...core.files import *
-from ...core.seeding import *
+
+from ...core.files import FilePath
+from ...core.seeding import rng
 from ...core.text_files import text_lines
 from ...data.image_files import find_files, some_of
 from ...data.records import ImageFileDataset, ImageTextDataset, Record
+from ...datasets.image_folder import read_folder
 from ...datasets.world.dataset import world
 from ...datasets.world.difficulty import Difficulty
 from ...datasets.world.drawing import CATEGORIES, GROUPS, UNSEEN
-from ...datasets.image_folder import read_folder
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #b77eca79
-_HELD = .2     # of the images of each seen class, as in the proposed splits of Xian and others (2018)
+_HELD = 0.2  # of the images of each seen class, as in the proposed splits of Xian and others (2018)
+
 
 @dataclass(frozen=True)
 class ZeroShotBenchmark:
     "Images with one class each, attributes of the classes, and which classes are unseen"
-    name:str                  # Of the benchmark
-    images:ImageTextDataset   # All of them
-    label:np.ndarray          # The class of each image (n,) int64
-    classes:tuple             # Names of the classes
-    attributes:np.ndarray     # A vector of length 1 for each class (k,d) float32
-    unseen:np.ndarray         # Which classes have no training image (k,) bool
+
+    name: str  # Of the benchmark
+    images: ImageTextDataset  # All of them
+    label: np.ndarray  # The class of each image (n,) int64
+    classes: tuple  # Names of the classes
+    attributes: np.ndarray  # A vector of length 1 for each class (k,d) float32
+    unseen: np.ndarray  # Which classes have no training image (k,) bool
+
     def __post_init__(self):
         if len(self.label) != len(self.images) or len(self.attributes) != len(self.classes):
-            raise ValueError(f'{self.name}: {len(self.label)} labels of {len(self.images)} images, '
-                             f'{len(self.attributes)} vectors of {len(self.classes)} classes')
+            raise ValueError(
+                f'{self.name}: {len(self.label)} labels of {len(self.images)} images, '
+                f'{len(self.attributes)} vectors of {len(self.classes)} classes'
+            )
         lost = [self.classes[j] for j in range(len(self.classes)) if not (self.label == j).any()]
-        if lost: raise ValueError(f'{self.name}: no image of {some_of(lost)}')
+        if lost:
+            raise ValueError(f'{self.name}: no image of {some_of(lost)}')
         if self.unseen.all() or not self.unseen.any():
-            raise ValueError(f'{self.name}: {int(self.unseen.sum())} of {len(self.unseen)} classes are unseen: '
-                             f'expected some, but not all')
-    def parts(self)->dict: # Rows
+            raise ValueError(
+                f'{self.name}: {int(self.unseen.sum())} of {len(self.unseen)} classes are unseen: '
+                f'expected some, but not all'
+            )
+
+    def parts(self) -> dict:  # Rows
         "`train` and `held`: images of seen classes; `test`: images of unseen ones. They do not depend on a seed"
-        train,held = [],[]
+        train = []
+        held = []
         for j in np.flatnonzero(~self.unseen):
             rows = rng('zero-shot', self.name, self.classes[j]).permutation(np.flatnonzero(self.label == j))
-            n = round(_HELD*len(rows)) if len(rows) > 1 else 0
+            n = round(_HELD * len(rows)) if len(rows) > 1 else 0
             held += rows[:n].tolist()
             train += rows[n:].tolist()
         test = np.flatnonzero(self.unseen[self.label])
@@ -53,143 +65,198 @@ class ZeroShotBenchmark:
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #d5171ef7
 def unit_rows(
-    a:np.ndarray, # Vectors (k,d)
-    about:str,    # A file, for messages
-)->np.ndarray:    # float32
+    a: np.ndarray,  # Vectors (k,d)
+    about: str,  # A file, for messages
+) -> np.ndarray:  # float32
     "Vectors at length 1; a `ValueError` if one is zero or not a number"
     a = np.asarray(a, np.float64)
     n = np.linalg.norm(a, axis=1, keepdims=True)
-    if bad := [str(i+1) for i in np.flatnonzero(~(n[:,0] > 0) | ~np.isfinite(n[:,0]))]:
+    if bad := [str(i + 1) for i in np.flatnonzero(~(n[:, 0] > 0) | ~np.isfinite(n[:, 0]))]:
         raise ValueError(f'{about}: no attribute in row {some_of(bad)}')
-    return (a/n).astype(np.float32)
+    return (a / n).astype(np.float32)
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #5dedaab5
 def _rows(path, width=None):
     "The words of each line of a list; a `ValueError` names a missing file, or a line with another number of words"
     out = [(i, line.split()) for i, line in text_lines(path)]
-    for i,words in out:
+    for i, words in out:
         if width is not None and len(words) != width:
             raise ValueError(f'{path}, line {i}: {len(words)} words; expected {width}')
-    if not out: raise ValueError(f'{path}: is empty')
+    if not out:
+        raise ValueError(f'{path}: is empty')
     return out
 
-def _is_number(word): return word.isascii() and word.isdecimal()
+
+def _is_number(word):
+    return word.isascii() and word.isdecimal()
+
 
 def _by_number(path):
     "The names of a list whose lines are a number, from 1 on, and a name"
     rows = _rows(path, 2)
-    for n,(i,(number,_)) in enumerate(rows, 1):
-        if number != str(n): raise ValueError(f'{path}, line {i}: begins with {number}, expected {n}')
-    names = [name for _,(_,name) in rows]
+    for n, (i, (number, _)) in enumerate(rows, 1):
+        if number != str(n):
+            raise ValueError(f'{path}, line {i}: begins with {number}, expected {n}')
+    names = [name for _, (_, name) in rows]
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
         raise ValueError(f'{path}: {twice} is there twice')
     return names
 
+
 def _matrix(path, height):
     "Numbers, a line for each class"
     rows = _rows(path)
     width = len(rows[0][1])
-    if len(rows) != height: raise ValueError(f'{path}: {len(rows)} lines for {height} classes')
-    out = np.empty((height,width))
-    for k,(i,words) in enumerate(_rows(path, width)):
-        try: out[k] = [float(w) for w in words]
-        except ValueError as e: raise ValueError(f'{path}, line {i}: {e}') from None
+    if len(rows) != height:
+        raise ValueError(f'{path}: {len(rows)} lines for {height} classes')
+    out = np.empty((height, width))
+    for k, (i, words) in enumerate(_rows(path, width)):
+        try:
+            out[k] = [float(w) for w in words]
+        except ValueError as e:
+            raise ValueError(f'{path}, line {i}: {e}') from None
     return out
+
 
 def _class_mask(path, classes):
     "Which classes a list names (k,) bool"
-    at,out = {c: j for j,c in enumerate(classes)},np.zeros(len(classes), bool)
-    for i,(name,) in _rows(path, 1):
-        if name not in at: raise ValueError(f'{path}, line {i}: {name} is no class of classes.txt')
+    at = {c: j for j, c in enumerate(classes)}
+    out = np.zeros(len(classes), bool)
+    for i, (name,) in _rows(path, 1):
+        if name not in at:
+            raise ValueError(f'{path}, line {i}: {name} is no class of classes.txt')
         out[at[name]] = True
     return out
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #6e900c20
 def read_cub(
-    root:FilePath='CUB_200_2011', # The folder that holds images, attributes and the lists, and testclasses.txt
-    size:int=256,                 # Images are fitted into squares of this side
-    max_damaged:int|float|str=None, # How many images may be missing, see `damage_limit`
-)->ZeroShotBenchmark:
+    root: FilePath = 'CUB_200_2011',  # The folder that holds images, attributes and the lists, and testclasses.txt
+    size: int = 256,  # Images are fitted into squares of this side
+    max_damaged: int | float | str = None,  # How many images may be missing, see `damage_limit`
+) -> ZeroShotBenchmark:
     "CUB-200-2011; a `ValueError` names what is missing or wrong"
     root = Path(root)
-    classes = _by_number(root/'classes.txt')
-    names = _by_number(root/'images.txt')
+    classes = _by_number(root / 'classes.txt')
+    names = _by_number(root / 'images.txt')
     label = np.full(len(names), -1)
-    path = root/'image_class_labels.txt'
-    for i,(image,j) in _rows(path, 2):
+    path = root / 'image_class_labels.txt'
+    for i, (image, j) in _rows(path, 2):
         if not (_is_number(image) and _is_number(j) and 1 <= int(image) <= len(names) and 1 <= int(j) <= len(classes)):
-            raise ValueError(f'{path}, line {i}: {image} {j}: expected an image from 1 to {len(names)} and a class '
-                             f'from 1 to {len(classes)}')
-        label[int(image)-1] = int(j)-1
-    if lost := [n for n,j in zip(names, label) if j < 0]: raise ValueError(f'{path}: no class of {some_of(lost)}')
-    test = root/'testclasses.txt'
+            raise ValueError(
+                f'{path}, line {i}: {image} {j}: expected an image from 1 to {len(names)} and a class '
+                f'from 1 to {len(classes)}'
+            )
+        label[int(image) - 1] = int(j) - 1
+    if lost := [n for n, j in zip(names, label) if j < 0]:
+        raise ValueError(f'{path}: no class of {some_of(lost)}')
+    test = root / 'testclasses.txt'
     if not test.is_file():
-        raise ValueError(f'{test}: no such file; it lists the unseen classes, a name in each line, and is part of the '
-                         f'archive xlsa17 (data/CUB/testclasses.txt)')
-    files = find_files(root/'images', names, root/'images.txt', max_damaged)
+        raise ValueError(
+            f'{test}: no such file; it lists the unseen classes, a name in each line, and is part of the '
+            f'archive xlsa17 (data/CUB/testclasses.txt)'
+        )
+    files = find_files(root / 'images', names, root / 'images.txt', max_damaged)
     label = label[[n in files for n in names]]
     names = [n for n in names if n in files]
-    path = root/'attributes'/'class_attribute_labels_continuous.txt'
-    def record(i): return Record(names[i], tags=[classes[label[i]]])
+    path = root / 'attributes' / 'class_attribute_labels_continuous.txt'
+
+    def record(i):
+        return Record(names[i], tags=[classes[label[i]]])
+
     images = ImageFileDataset([files[n] for n in names], size, 'CUB', ids=names, records=record)
-    return ZeroShotBenchmark('cub', images, label, tuple(classes), unit_rows(_matrix(path, len(classes)), path),
-                             _class_mask(test, classes))
+    return ZeroShotBenchmark(
+        'cub', images, label, tuple(classes), unit_rows(_matrix(path, len(classes)), path), _class_mask(test, classes)
+    )
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #3d653253
 def read_awa2(
-    root:FilePath='Animals_with_Attributes2', # The folder that holds JPEGImages, the lists and the matrix
-    size:int=256,                             # Images are fitted into squares of this side
-    max_damaged:int|float|str=None,           # Not used: the folders say which images there are
-)->ZeroShotBenchmark:
+    root: FilePath = 'Animals_with_Attributes2',  # The folder that holds JPEGImages, the lists and the matrix
+    size: int = 256,  # Images are fitted into squares of this side
+    max_damaged: int | float | str = None,  # Not used: the folders say which images there are
+) -> ZeroShotBenchmark:
     "Animals with Attributes 2; a `ValueError` names what is missing or wrong"
     root = Path(root)
-    classes = _by_number(root/'classes.txt')
-    path = root/'predicate-matrix-continuous.txt'
+    classes = _by_number(root / 'classes.txt')
+    path = root / 'predicate-matrix-continuous.txt'
     attributes = _matrix(path, len(classes))
-    predicates = len(_by_number(root/'predicates.txt'))
+    predicates = len(_by_number(root / 'predicates.txt'))
     if attributes.shape[1] != predicates:
         raise ValueError(f'{path}: {attributes.shape[1]} numbers a line for the {predicates} names of predicates.txt')
-    seen,unseen = (_class_mask(root/f, classes) for f in ('trainclasses.txt','testclasses.txt'))
-    if bad := [c for c,a,b in zip(classes, seen, unseen) if a == b]:
+    seen, unseen = (_class_mask(root / f, classes) for f in ('trainclasses.txt', 'testclasses.txt'))
+    if bad := [c for c, a, b in zip(classes, seen, unseen) if a == b]:
         raise ValueError(f'{root}: {some_of(bad)} must be in one of trainclasses.txt and testclasses.txt')
-    images = read_folder(root/'JPEGImages', size, classes=classes)
-    return ZeroShotBenchmark('awa2', images, images.labels['label'], tuple(classes),
-                             unit_rows(attributes.clip(min=0), path), unseen)
+    images = read_folder(root / 'JPEGImages', size, classes=classes)
+    return ZeroShotBenchmark(
+        'awa2', images, images.labels['label'], tuple(classes), unit_rows(attributes.clip(min=0), path), unseen
+    )
 
 # %% ../../../nbs/evaluation/zeroshot/20_benchmarks.ipynb #16c916c6
-_PARTS = {k: v.split() for k,v in {
-    'legs': 'dog cat horse sheep bird rabbit chair table', 'four legs': 'dog cat horse sheep rabbit chair table',
-    'fur': 'dog cat horse sheep rabbit', 'ears': 'dog cat horse sheep rabbit',
-    'eyes': 'dog cat horse sheep bird fish rabbit',
-    'whiskers': 'cat rabbit', 'tail': 'dog cat horse bird fish plane kite', 'wings': 'bird plane', 'fins': 'fish',
-    'wool': 'sheep',
-    'wheels': 'car bus bicycle truck plane', 'windows': 'car bus truck plane house windmill', 'sails': 'boat windmill',
-    'roof': 'house tent windmill', 'door': 'house tent windmill', 'flies': 'bird plane kite', 'on water': 'boat fish',
-    'long': 'bus truck plane boat banana', 'tall': 'tree lamp windmill house cactus horse',
-    'small': 'flower apple banana ball cup mushroom bird rabbit', 'stem': 'tree flower mushroom lamp umbrella',
-    'cap': 'mushroom umbrella lamp', 'leaves': 'tree flower apple', 'thorns': 'cactus', 'handle': 'cup umbrella',
-    'flat top': 'table cake', 'seat': 'chair bicycle', 'round': 'ball apple cake', 'sweet': 'cake apple banana',
-    'a load behind': 'truck', 'angular': 'house tent kite table truck'}.items()}
+_PARTS = {
+    k: v.split()
+    for k, v in {
+        'legs': 'dog cat horse sheep bird rabbit chair table',
+        'four legs': 'dog cat horse sheep rabbit chair table',
+        'fur': 'dog cat horse sheep rabbit',
+        'ears': 'dog cat horse sheep rabbit',
+        'eyes': 'dog cat horse sheep bird fish rabbit',
+        'whiskers': 'cat rabbit',
+        'tail': 'dog cat horse bird fish plane kite',
+        'wings': 'bird plane',
+        'fins': 'fish',
+        'wool': 'sheep',
+        'wheels': 'car bus bicycle truck plane',
+        'windows': 'car bus truck plane house windmill',
+        'sails': 'boat windmill',
+        'roof': 'house tent windmill',
+        'door': 'house tent windmill',
+        'flies': 'bird plane kite',
+        'on water': 'boat fish',
+        'long': 'bus truck plane boat banana',
+        'tall': 'tree lamp windmill house cactus horse',
+        'small': 'flower apple banana ball cup mushroom bird rabbit',
+        'stem': 'tree flower mushroom lamp umbrella',
+        'cap': 'mushroom umbrella lamp',
+        'leaves': 'tree flower apple',
+        'thorns': 'cactus',
+        'handle': 'cup umbrella',
+        'flat top': 'table cake',
+        'seat': 'chair bicycle',
+        'round': 'ball apple cake',
+        'sweet': 'cake apple banana',
+        'a load behind': 'truck',
+        'angular': 'house tent kite table truck',
+    }.items()
+}
 
-def world_attributes()->tuple: # Names (d), and of which category of `CATEGORIES` each is true (30,d) float32, length 1
+
+def world_attributes() -> (
+    tuple
+):  # Names (d), and of which category of `CATEGORIES` each is true (30,d) float32, length 1
     "Attributes of the world's categories"
     groups = dict.fromkeys(GROUPS.values())
     names = [*groups, *_PARTS]
     has = [[GROUPS[c] == g for g in groups] + [c in cs for cs in _PARTS.values()] for c in CATEGORIES]
-    return names,unit_rows(has, 'the world')
+    return names, unit_rows(has, 'the world')
+
 
 def world_zeroshot(
-    n:int=1500,   # Scenes that are drawn; about three quarters of them hold one category alone and are used
-    size:int=48,  # Side of the pictures in pixels
-)->ZeroShotBenchmark:
+    n: int = 1500,  # Scenes that are drawn; about three quarters of them hold one category alone and are used
+    size: int = 48,  # Side of the pictures in pixels
+) -> ZeroShotBenchmark:
     "Scenes with a single thing, under domain shift: 24 categories with training images, six with attributes only"
-    scenes = world('train', n, size=size, shifted=True, difficulty=Difficulty(number=.2))
+    scenes = world('train', n, size=size, shifted=True, difficulty=Difficulty(number=0.2))
     tags = scenes.labels['tags'].astype(bool)
     alone = np.flatnonzero(tags.sum(1) == 1)
     label = tags[alone].argmax(1)
     there = np.unique(label)
     if lost := [CATEGORIES[j] for j in range(len(CATEGORIES)) if j not in there]:
         raise ValueError(f'{n} scenes hold no {some_of(lost)} alone: draw more')
-    return ZeroShotBenchmark('world', scenes.subset(alone), label, CATEGORIES, world_attributes()[1],
-                             np.array([c in UNSEEN for c in CATEGORIES]))
+    return ZeroShotBenchmark(
+        'world',
+        scenes.subset(alone),
+        label,
+        CATEGORIES,
+        world_attributes()[1],
+        np.array([c in UNSEEN for c in CATEGORIES]),
+    )

@@ -6,15 +6,26 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/zeroshot/10_options.ipynb #caaf7178
-from ..base import *
-from ..options import *                               # so that these are listed behind them
+from ..base import EVALUATIONS, Evaluation, Option
 
 # %% ../../../nbs/evaluation/zeroshot/10_options.ipynb #2c08607a
 _table = 'vlrep.evaluation.zeroshot.zeroshot:'
 
-EVALUATIONS.add(Evaluation('zeroshot', 'classes without images, by their attributes: CUB, AWA2 or the world (ICMLM)',
-    _table+'ask_zeroshot',
-    dict(benchmark=Option('world', 'for zeroshot: world, cub (CUB_200_2011) or awa2 (Animals_with_Attributes2)',
-                          ('world','cub','awa2')),
-         average=Option('images', 'for zeroshot: mean over images, or over classes', ('images','classes'))),
-    uses_root=True, measure=_table+'measure_zeroshot', asks=frozenset({'domain_shift'})))
+EVALUATIONS.add(
+    Evaluation(
+        'zeroshot',
+        'classes without images, by their attributes: CUB, AWA2 or the world (ICMLM)',
+        _table + 'ask_zeroshot',
+        dict(
+            benchmark=Option(
+                'world',
+                'for zeroshot: world, cub (CUB_200_2011) or awa2 (Animals_with_Attributes2)',
+                ('world', 'cub', 'awa2'),
+            ),
+            average=Option('images', 'for zeroshot: mean over images, or over classes', ('images', 'classes')),
+        ),
+        uses_root=True,
+        measure=_table + 'measure_zeroshot',
+        asks=frozenset({'domain_shift'}),
+    )
+)

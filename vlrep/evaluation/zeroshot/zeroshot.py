@@ -7,164 +7,213 @@ __all__ = ['fit_attributes', 'unit_features', 'zeroshot_hits', 'zeroshot_rows', 
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #c9746d4a
 from dataclasses import replace
-import numpy as np, torch
-from torch import nn, Tensor
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
-from ...core.progress import *
-from ...core.seeding import *
+
+from ...core.progress import logged_warnings, progress
+from ...core.seeding import rng, seed_of
 from ...data.subsets import readable
-from ..base import *
+from ..base import EvaluationContext
 from ..transfer import bootstrap_interval, bootstrap_scores, table_text
-from .benchmarks import read_awa2, read_cub, world_zeroshot, ZeroShotBenchmark
+from .benchmarks import ZeroShotBenchmark, read_awa2, read_cub, world_zeroshot
 from ...models.features import bn_statistics, features
 from ...models.named import initial_backbone
 from ...reports.instability import mark_warned
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #c3fd2b30
 def fit_attributes(
-    x:Tensor,              # Features of images of seen classes (n,c)
-    label:Tensor,          # Their classes, among the seen ones (n,) int64
-    attributes:Tensor,     # Of the seen classes (k,d)
-    seed:int=0,            # Of the initial weights and the order
-    *, epochs:int=30,      # Passes over the images (unspecified)
-    lr:float=1e-3,         # Of AdamW (unspecified)
-    wd:float=1e-4,         # Weight decay (unspecified)
-    bs:int=128,            # Images in a batch (unspecified)
-)->nn.Linear:              # Features to attributes: Sigma and b
+    x: Tensor,  # Features of images of seen classes (n,c)
+    label: Tensor,  # Their classes, among the seen ones (n,) int64
+    attributes: Tensor,  # Of the seen classes (k,d)
+    seed: int = 0,  # Of the initial weights and the order
+    *,
+    epochs: int = 30,  # Passes over the images (unspecified)
+    lr: float = 1e-3,  # Of AdamW (unspecified)
+    wd: float = 1e-4,  # Weight decay (unspecified)
+    bs: int = 128,  # Images in a batch (unspecified)
+) -> nn.Linear:  # Features to attributes: Sigma and b
     "Learn f(x,a) with a softmax over the seen classes (ICMLM tab. 6)"
-    if not len(x): raise ValueError('no image of a seen class')
+    if not len(x):
+        raise ValueError('no image of a seen class')
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'zero-shot'))
         net = nn.Linear(x.shape[1], attributes.shape[1]).to(x.device)
     opt = torch.optim.AdamW(net.parameters(), lr, weight_decay=wd)
     for epoch in range(epochs):
         for at in torch.from_numpy(rng(seed, 'zero-shot', epoch).permutation(len(x))).split(bs):
-            loss = F.cross_entropy(net(x[at])@attributes.T, label[at])
+            loss = F.cross_entropy(net(x[at]) @ attributes.T, label[at])
             opt.zero_grad()
             loss.backward()
             opt.step()
     return net.eval()
 
+
 def unit_features(
-    x:Tensor # (n,c)
-)->Tensor:
+    x: Tensor,  # (n,c)
+) -> Tensor:
     "Features at length 1, times the root of their number"
-    return F.normalize(x, dim=1)*x.shape[1]**.5
+    return F.normalize(x, dim=1) * x.shape[1] ** 0.5
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #cc864c53
 def zeroshot_hits(
-    x:Tensor,                  # Features of all images (n,c)
-    bench:ZeroShotBenchmark,   # Classes, attributes
-    seeds:int=5,               # Maps that are learned (ICMLM: 5)
-    seed:int=0,                # The first of them
-    **kw,                      # For `fit_attributes`
-)->dict:                       # `rows` of held-out and test images (m,); the share of the maps that name the right one
-                               # of all classes, `all`, or of the unseen ones, `unseen` (m,); 0 for images of seen ones
+    x: Tensor,  # Features of all images (n,c)
+    bench: ZeroShotBenchmark,  # Classes, attributes
+    seeds: int = 5,  # Maps that are learned (ICMLM: 5)
+    seed: int = 0,  # The first of them
+    **kw,  # For `fit_attributes`
+) -> dict:  # `rows` of held-out and test images (m,); the share of the maps that name the right one
+    # of all classes, `all`, or of the unseen ones, `unseen` (m,); 0 for images of seen ones
     "Which held-out and test images are classified correctly"
-    parts,dev = bench.parts(),x.device
-    x,label,A = unit_features(x),torch.from_numpy(bench.label).to(dev),torch.from_numpy(bench.attributes).to(dev)
-    seen,unseen = (torch.from_numpy(np.flatnonzero(m)).to(dev) for m in (~bench.unseen,bench.unseen))
+    parts = bench.parts()
+    dev = x.device
+    x = unit_features(x)
+    label = torch.from_numpy(bench.label).to(dev)
+    A = torch.from_numpy(bench.attributes).to(dev)
+    seen, unseen = (torch.from_numpy(np.flatnonzero(m)).to(dev) for m in (~bench.unseen, bench.unseen))
     number = torch.full((len(A),), -1, device=dev)
     number[seen] = torch.arange(len(seen), device=dev)
-    rows = np.concatenate([parts['held'],parts['test']])
-    right = {k: torch.zeros(len(rows)) for k in ('all','unseen')}
-    for s in progress(range(seed, seed+seeds), label='maps to attributes'):
+    rows = np.concatenate([parts['held'], parts['test']])
+    right = {k: torch.zeros(len(rows)) for k in ('all', 'unseen')}
+    for s in progress(range(seed, seed + seeds), label='maps to attributes'):
         net = fit_attributes(x[parts['train']], number[label[parts['train']]], A[seen], s, **kw)
-        with torch.no_grad(): f = net(x[rows])@A.T
-        right['all'] += (f.argmax(1) == label[rows]).cpu()/seeds
-        right['unseen'] += (unseen[f[:,unseen].argmax(1)] == label[rows]).cpu()/seeds
-    return dict(rows=rows, **{k: v.double().numpy() for k,v in right.items()})
+        with torch.no_grad():
+            f = net(x[rows]) @ A.T
+        right['all'] += (f.argmax(1) == label[rows]).cpu() / seeds
+        right['unseen'] += (unseen[f[:, unseen].argmax(1)] == label[rows]).cpu() / seeds
+    return dict(rows=rows, **{k: v.double().numpy() for k, v in right.items()})
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #0607e32f
 def zeroshot_rows(
-    hits:dict,               # From `zeroshot_hits`
-    bench:ZeroShotBenchmark, # As there
-    who:str='model',         # Name of the model
-    average:str='images',    # Mean over images, or over classes
-    *, seed:int=0,           # Of the bootstrap
-    keep:int=0,              # As for `transfer_table`
-)->list:                     # Rows as those of `transfer_table`, in percent
+    hits: dict,  # From `zeroshot_hits`
+    bench: ZeroShotBenchmark,  # As there
+    who: str = 'model',  # Name of the model
+    average: str = 'images',  # Mean over images, or over classes
+    *,
+    seed: int = 0,  # Of the bootstrap
+    keep: int = 0,  # As for `transfer_table`
+) -> list:  # Rows as those of `transfer_table`, in percent
     "Unseen classes among all and among themselves, seen ones among all, and the harmonic mean of both"
     label = bench.label[hits['rows']]
-    new,k = bench.unseen[label],bench.unseen.sum()
-    each = 1/np.bincount(label)[label] if average == 'classes' else np.ones(len(label))
+    new = bench.unseen[label]
+    k = bench.unseen.sum()
+    each = 1 / np.bincount(label)[label] if average == 'classes' else np.ones(len(label))
+
     def mean(h, mask):
-        v = each*mask
-        return lambda w: (w@(h*v))/np.maximum(w@v, 1e-12)
-    unseen,alone,seen = mean(hits['all'], new),mean(hits['unseen'], new),mean(hits['all'], ~new)
+        v = each * mask
+        return lambda w: (w @ (h * v)) / np.maximum(w @ v, 1e-12)
+
+    unseen, alone, seen = mean(hits['all'], new), mean(hits['unseen'], new), mean(hits['all'], ~new)
+
     def both(w):
-        a,b = unseen(w),seen(w)
-        return 2*a*b/np.maximum(a+b, 1e-12)
-    all_of = 100/len(bench.classes)
-    asked = {'unseen, of all': (unseen,new.sum(),all_of), 'unseen, of unseen': (alone,new.sum(),100/k),
-             'seen, of all': (seen,(~new).sum(),all_of), 'harmonic mean': (both,len(new),all_of)}
+        a = unseen(w)
+        b = seen(w)
+        return 2 * a * b / np.maximum(a + b, 1e-12)
+
+    all_of = 100 / len(bench.classes)
+    asked = {
+        'unseen, of all': (unseen, new.sum(), all_of),
+        'unseen, of unseen': (alone, new.sum(), 100 / k),
+        'seen, of all': (seen, (~new).sum(), all_of),
+        'harmonic mean': (both, len(new), all_of),
+    }
     out = []
-    for question,(stat,n,chance) in asked.items():
-        v,low,high = (round(100*float(u), 3) for u in bootstrap_interval(stat, len(label), seed=seed))
+    for question, (stat, n, chance) in asked.items():
+        v, low, high = (round(100 * float(u), 3) for u in bootstrap_interval(stat, len(label), seed=seed))
         more = dict(draws=bootstrap_scores(stat, len(label), keep)) if keep else {}
-        out.append(dict(question=question, metric='top-1', backbone=who, n=int(n), chance=round(float(chance), 3),
-                        value=v, low=low, high=high, **more))
+        out.append(
+            dict(
+                question=question,
+                metric='top-1',
+                backbone=who,
+                n=int(n),
+                chance=round(float(chance), 3),
+                value=v,
+                low=low,
+                high=high,
+                **more,
+            )
+        )
     return out
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #358d845b
 def _drawn(root, size, n, max_damaged):
     "Scenes of the world"
-    if root is not None: raise ValueError(f'--root {root}: --benchmark world needs no files')
+    if root is not None:
+        raise ValueError(f'--root {root}: --benchmark world needs no files')
     return world_zeroshot(n, size)
+
 
 def _of_files(name, read, folder):
     "A function that reads the images of a published benchmark"
+
     def opened(root, size, n, max_damaged):
-        if root is None: raise ValueError(f'--root is missing: for --benchmark {name} the folder {folder}')
-        return read(root, 2*size, max_damaged)
+        if root is None:
+            raise ValueError(f'--root is missing: for --benchmark {name} the folder {folder}')
+        return read(root, 2 * size, max_damaged)
+
     return opened
 
-_BENCHMARKS = dict(world=_drawn, cub=_of_files('cub', read_cub, 'CUB_200_2011'),
-                   awa2=_of_files('awa2', read_awa2, 'Animals_with_Attributes2'))
+
+_BENCHMARKS = dict(
+    world=_drawn,
+    cub=_of_files('cub', read_cub, 'CUB_200_2011'),
+    awa2=_of_files('awa2', read_awa2, 'Animals_with_Attributes2'),
+)
+
 
 def _compare(nets, bench, size, seed, **kw):
     "Rows of several backbones"
     out = []
-    for who,net in nets.items():
+    for who, net in nets.items():
         hits = zeroshot_hits(features(net, bench.images, size)['grid2'], bench, seed=seed)
         out += zeroshot_rows(hits, bench, who, seed=seed, **kw)
     return out
 
+
 def ask_zeroshot(
-    context:EvaluationContext, # The model; `root` holds the benchmark's files
-    benchmark:str='world',     # world, cub or awa2
-    average:str='images',      # As for `zeroshot_rows`
-)->list:                       # Rows
+    context: EvaluationContext,  # The model; `root` holds the benchmark's files
+    benchmark: str = 'world',  # world, cub or awa2
+    average: str = 'images',  # As for `zeroshot_rows`
+) -> list:  # Rows
     "Accuracy on classes without training images, compared with random features"
-    m,info = context.model,context.info
+    m = context.model
+    info = context.info
     with logged_warnings(context.log):
-        bench = _BENCHMARKS[benchmark](context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500,
-                                       context.max_damaged)
+        bench = _BENCHMARKS[benchmark](
+            context.root, m.view.size, getattr(context.options, 'zeroshot', 0) or 1500, context.max_damaged
+        )
     images = readable(bench.images, context.log, context.max_damaged)
     if images is not bench.images:
         label = dict(zip(bench.images.ids, bench.label))
         bench = replace(bench, images=images, label=np.array([label[i] for i in images.ids]))
-    sizes = {k: len(v) for k,v in bench.parts().items()}
-    context.log(f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
-                f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} training images, '
-                f'{sizes["held"]:,} of seen and {sizes["test"]:,} of unseen classes')
+    sizes = {k: len(v) for k, v in bench.parts().items()}
+    context.log(
+        f'{benchmark}: {int((~bench.unseen).sum())} seen and {int(bench.unseen.sum())} unseen classes, '
+        f'{bench.attributes.shape[1]} attributes; {sizes["train"]:,} training images, '
+        f'{sizes["held"]:,} of seen and {sizes["test"]:,} of unseen classes'
+    )
     train = bench.images.subset(bench.parts()['train'])
     random = initial_backbone(context.recipe, info.get('backbone'), seed=info['seed'])
     random = bn_statistics(random, train, m.view.size)
-    return _compare({info['method']: m.backbone, 'random': random}, bench, m.view.size, info['seed'],
-                    average=average)
+    return _compare({info['method']: m.backbone, 'random': random}, bench, m.view.size, info['seed'], average=average)
 
 # %% ../../../nbs/evaluation/zeroshot/30_zeroshot.ipynb #495882f7
 def measure_zeroshot(
-    context:EvaluationContext, # Right after a training on the world
-)->tuple:                      # Numbers: `zeroshot`, none unless the options set it; no samples
+    context: EvaluationContext,  # Right after a training on the world
+) -> tuple:  # Numbers: `zeroshot`, none unless the options set it; no samples
     "Unseen categories by their attributes, with the baselines"
-    options,info = context.options,context.info
-    if not getattr(options, 'zeroshot', 0): return {},[]
+    options = context.options
+    info = context.info
+    if not getattr(options, 'zeroshot', 0):
+        return {}, []
     with context.stages('zero-shot'):
         bench = world_zeroshot(options.zeroshot, context.recipe.size)
         nets = {info['method']: context.model.backbone, **context.baselines()}
-        rows = mark_warned(_compare(nets, bench, context.recipe.size, info['seed'], keep=options.draws),
-                           context.warnings)
+        rows = mark_warned(
+            _compare(nets, bench, context.recipe.size, info['seed'], keep=options.draws), context.warnings
+        )
     context.log(table_text(rows))
-    return dict(zeroshot=rows),[]
+    return dict(zeroshot=rows), []

@@ -8,91 +8,116 @@ __all__ = ['ContrastModel', 'contrast_loss', 'contrast_learner']
 # %% ../../../nbs/methods/contrast/40_method.ipynb #9f59c3b8
 import math
 from functools import partial
-import torch, torch.nn as nn, torch.nn.functional as F
-from torch import Tensor
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from fastcore.basics import patch
-from ...core.seeding import *
+from torch import Tensor
+
+from ...core.seeding import seed_of
 from ...losses.contrastive import info_nce
 from ...losses.sigmoid import first_bias, sigmoid_pairs
+from .recipe import ContrastRecipe
+from ..word_head import WordNaming, rarity_in, word_term
 from ...models.backbones import make_backbone
-from ...models.text_encoder import mean_words, TextEncoder
+from ...models.text_encoder import TextEncoder, mean_words
 from ...training.callbacks import recipe_rules
 from ...training.distributed import Dist
 from ...training.learner import BatchLearner, combine_terms, learner
 from ...training.optim import param_groups, sgd
-from ..word_head import rarity_in, word_term, WordNaming
-from .recipe import *
 
 # %% ../../../nbs/methods/contrast/40_method.ipynb #c15d1bac
 class ContrastModel(WordNaming, nn.Module):
     "A backbone and a text encoder, each with a linear head into one space"
-    def __init__(self,
-        visual,                # A backbone: images to a grid (b,c,h,w); has `width` = c
-        text,                  # A text encoder: (tok, lens) to (b,s,d); has `width` = d
-        join:int=1024,         # Width of the joint space
-        temperature:float=.07, # Initial temperature
-        *, coldest:float=.01,  # Lowest temperature
-        bias:float=None,       # Initial bias of the sigmoid; None: a softmax, which has none
+
+    def __init__(
+        self,
+        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        text,  # A text encoder: (tok, lens) to (b,s,d); has `width` = d
+        join: int = 1024,  # Width of the joint space
+        temperature: float = 0.07,  # Initial temperature
+        *,
+        coldest: float = 0.01,  # Lowest temperature
+        bias: float = None,  # Initial bias of the sigmoid; None: a softmax, which has none
     ):
         super().__init__()
-        self.visual,self.text,self.coldest = visual,text,coldest
-        self.whole_v,self.whole_t = nn.Linear(visual.width, join),nn.Linear(text.width, join)
+        self.visual = visual
+        self.text = text
+        self.coldest = coldest
+        self.whole_v = nn.Linear(visual.width, join)
+        self.whole_t = nn.Linear(text.width, join)
         self.log_scale = nn.Parameter(torch.tensor([-math.log(temperature)]))
-        if bias is not None: self.bias = nn.Parameter(torch.tensor([float(bias)]))
+        if bias is not None:
+            self.bias = nn.Parameter(torch.tensor([float(bias)]))
 
-    def forward(self,
-        batch:dict, # `img`, `tok` and `lens`
-    )->dict:        # `img_vec`, `txt_vec` (b,join), `scale` (1,), of the sigmoid `bias` (1,); in training perhaps what
-                    # `name_words` gives
+    def forward(
+        self,
+        batch: dict,  # `img`, `tok` and `lens`
+    ) -> dict:  # `img_vec`, `txt_vec` (b,join), `scale` (1,), of the sigmoid `bias` (1,); in training perhaps what
+        # `name_words` gives
         "Vectors of images and captions, and the scale and bias that turn their cosines into logits"
-        mean = self.visual(batch['img']).mean((2,3))
+        mean = self.visual(batch['img']).mean((2, 3))
         words = self.text(batch['tok'], batch['lens'])
-        out = dict(img_vec=self.whole_v(mean), txt_vec=self.whole_t(mean_words(words, batch['lens'])),
-                   scale=self.log_scale.clamp(max=-math.log(self.coldest)).exp())
-        if hasattr(self, 'bias'): out['bias'] = self.bias
+        out = dict(
+            img_vec=self.whole_v(mean),
+            txt_vec=self.whole_t(mean_words(words, batch['lens'])),
+            scale=self.log_scale.clamp(max=-math.log(self.coldest)).exp(),
+        )
+        if hasattr(self, 'bias'):
+            out['bias'] = self.bias
         return out | self.name_words(mean, batch['tok']) if self.word_weight and self.training else out
 
 # %% ../../../nbs/methods/contrast/40_method.ipynb #be9c1f9a
 @patch
 @torch.no_grad()
-def embed_image(self:ContrastModel,
-    img:Tensor, # Normalised images (b,3,h,w)
-)->Tensor:      # Length 1 (b,join)
+def embed_image(
+    self: ContrastModel,
+    img: Tensor,  # Normalised images (b,3,h,w)
+) -> Tensor:  # Length 1 (b,join)
     "Vectors of images, to compare with those of `embed_text`"
-    return F.normalize(self.whole_v(self.visual(img).mean((2,3))).float(), dim=1)
+    return F.normalize(self.whole_v(self.visual(img).mean((2, 3))).float(), dim=1)
+
 
 @patch
 @torch.no_grad()
-def embed_text(self:ContrastModel,
-    tok:Tensor,  # Tokens (b,s)
-    lens:Tensor, # Real ones in each row (b,)
-)->Tensor:       # Length 1 (b,join)
+def embed_text(
+    self: ContrastModel,
+    tok: Tensor,  # Tokens (b,s)
+    lens: Tensor,  # Real ones in each row (b,)
+) -> Tensor:  # Length 1 (b,join)
     "Vectors of captions, to compare with those of `embed_image`"
     return F.normalize(self.whole_t(mean_words(self.text(tok, lens), lens)).float(), dim=1)
 
 # %% ../../../nbs/methods/contrast/40_method.ipynb #6eed5142
 def _terms(
-    out:dict,             # As `ContrastModel` gives it
-    batch:dict,           # Not used: targets are in `out`
-    *, words:bool=None,   # Is there a head for the words? None: if `out` has its scores
-    local_loss:bool=True, # As for `info_nce`
-    dist:Dist=Dist(),     # The processes: pairs of all are compared
-)->dict:                  # Name -> (weight, total (), samples ()): `contrast`, and `words` of a head
+    out: dict,  # As `ContrastModel` gives it
+    batch: dict,  # Not used: targets are in `out`
+    *,
+    words: bool = None,  # Is there a head for the words? None: if `out` has its scores
+    local_loss: bool = True,  # As for `info_nce`
+    dist: Dist = Dist(),  # The processes: pairs of all are compared
+) -> dict:  # Name -> (weight, total (), samples ()): `contrast`, and `words` of a head
     "The contrastive loss, and that of the word head"
     kw = dict(gather=dist.gather) if dist.world_size > 1 else {}
-    a,b = out['img_vec'],out['txt_vec']
-    if 'bias' in out: pair = sigmoid_pairs(a, b, out['scale'], out['bias'], local_loss=local_loss, **kw)
-    else: pair = info_nce(a, b, 1/out['scale'], 'symmetric', True, local_loss=local_loss, **kw)
-    parts = dict(contrast=(1., *pair))
-    if 'words' in out if words is None else words: parts['words'] = word_term(out, pair[0])
+    a = out['img_vec']
+    b = out['txt_vec']
+    if 'bias' in out:
+        pair = sigmoid_pairs(a, b, out['scale'], out['bias'], local_loss=local_loss, **kw)
+    else:
+        pair = info_nce(a, b, 1 / out['scale'], 'symmetric', True, local_loss=local_loss, **kw)
+    parts = dict(contrast=(1.0, *pair))
+    if 'words' in out if words is None else words:
+        parts['words'] = word_term(out, pair[0])
     return parts
 
+
 def contrast_loss(
-    out:dict,         # As `ContrastModel` gives it
-    batch:dict,       # Not used: targets are in `out`
-    dist:Dist=Dist(), # The processes: the means are over all
-    **kw              # `words` and `local_loss` of `_terms`
-)->tuple:             # Total (), pairs ()
+    out: dict,  # As `ContrastModel` gives it
+    batch: dict,  # Not used: targets are in `out`
+    dist: Dist = Dist(),  # The processes: the means are over all
+    **kw,  # `words` and `local_loss` of `_terms`
+) -> tuple:  # Total (), pairs ()
     "Softmax over the captions of the batch and over its images (CLIP, fig. 3), or sigmoid of all pairs (SigLIP, eq. 1)"
     return combine_terms(_terms(out, batch, dist=dist, **kw), dist)
 
@@ -100,40 +125,62 @@ def contrast_loss(
 def _model(r, visual, dl):
     "The model of recipe `r` for what the loader `dl` reads"
     tok = dl.tok
-    text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
-                       pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
-    model = ContrastModel(visual, text, r.width, r.temperature, coldest=r.coldest,
-                          bias=first_bias(r.bs) if r.loss == 'sigmoid' else None)
+    text = TextEncoder(
+        len(tok),
+        r.width,
+        r.depth,
+        r.heads or None,
+        r.dropout,
+        norm=r.norm,
+        max_len=r.max_len,
+        pad=tok.pad,
+        std=r.init if r.init == 'fan_in' else float(r.init),
+    )
+    model = ContrastModel(
+        visual, text, r.width, r.temperature, coldest=r.coldest, bias=first_bias(r.bs) if r.loss == 'sigmoid' else None
+    )
     if r.word_weight:
-        rare,first = rarity_in(dl)
+        rare, first = rarity_in(dl)
         model.add_word_head(rare, r.word_weight, first)
     return model
+
 
 def _counts(model, batch):
     "What `_terms` will count"
     words = dict(words=model.captions_named(batch['tok'])) if model.word_weight else {}
     return dict(contrast=len(batch['img']), **words)
 
+
 def contrast_learner(
-    recipe:ContrastRecipe, # All numbers
-    dls:'DataLoaders',     # From `loaders`; its tokenizer is `dls.train.tok`
-    visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # Initial weights and dropout depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: ContrastRecipe,  # All numbers
+    dls: 'DataLoaders',  # From `loaders`; its tokenizer is `dls.train.tok`
+    visual: nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights and dropout depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with a contrastive loss between images and captions"
     r = recipe
-    if dls.train.tok is None: raise ValueError('contrast needs captions: the loaders need a tokenizer (tok=...)')
+    if dls.train.tok is None:
+        raise ValueError('contrast needs captions: the loaders need a tokenizer (tok=...)')
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'contrast head'))
         model = _model(r, visual, dls.train)
     heads = [model.whole_v, model.whole_t, *([model.word_head] if r.word_weight else [])]
-    free = lambda *_: True                                             # temperature and bias have no decay
+
+    def free(*_):
+        return True  # temperature and bias have no decay
+
     groups = [([visual], r.cnn_lr), ([model.text], r.text_lr), (heads, r.lr), (None, r.scale_lr, free)]
     opt = sgd(param_groups(model, groups, r.wd), r.momentum, 0)
-    return learner(dls, model, partial(_terms, words=bool(r.word_weight), local_loss=r.local_loss), opt,
-                   cbs=[*recipe_rules(r, seed, precision), *cbs],
-                   capabilities=lambda m: dict(backbone=m.visual, embed_image=m.embed_image, embed_text=m.embed_text),
-                   counts=_counts)
+    return learner(
+        dls,
+        model,
+        partial(_terms, words=bool(r.word_weight), local_loss=r.local_loss),
+        opt,
+        cbs=[*recipe_rules(r, seed, precision), *cbs],
+        capabilities=lambda m: dict(backbone=m.visual, embed_image=m.embed_image, embed_text=m.embed_text),
+        counts=_counts,
+    )

@@ -7,89 +7,156 @@ __all__ = ['PairLoss', 'ContrastRecipe', 'check_pairs']
 
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #7c42ad5b
 from dataclasses import dataclass, replace
+
 from fastcore.basics import patch
-from ...core.fields import *
-from ..base import *
-from ..recipe import *
+
+from ...core.fields import Choice, Fraction, Share
+from ..base import METHODS, Method
+from vlrep.methods.recipe import (
+    Batch,
+    Channels,
+    Decay,
+    Drop,
+    HeadCount,
+    Init,
+    Layers,
+    Length,
+    MethodRecipe,
+    Momentum,
+    Norm,
+    Norm2,
+    OnOff,
+    Rate,
+    ResNet,
+    Side,
+    StepCount,
+    Temperature,
+    TextRecipe,
+    Vocab,
+    WarmUp,
+    Weight,
+    Width,
+    photo_recipes,
+)
 
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #8eff7927
 PairLoss = Choice('softmax', 'sigmoid')
 
+
 @dataclass(frozen=True)
 class ContrastRecipe(TextRecipe):
     "Image-text contrast in LocTex's setting: R50, COCO's captions"
-    loss:PairLoss='softmax'      # Of the pairs of a batch: softmax (CLIP, sec. 2.3) or sigmoid (SigLIP, eq. 1)
-    temperature:Temperature=.07  # Initial temperature, which is learned (CLIP, sec. 2.5; SigLIP: 0.1)
-    coldest:Temperature=.01      # Lowest temperature that is learned (CLIP, sec. 2.5)
-    word_weight:Weight=0.        # Weight of the auxiliary word head (rare words weigh more), in training
-    visual_depth:ResNet=50       # Layers of the ResNet; 10 is the small one for the world
-    visual_width:Channels=64     # Channels of its first stage
-    width:Width=1024             # Of the text encoder, and of the joint space
-    depth:Layers=4               # Its layers
-    heads:HeadCount=0            # Its attention heads; 0 means width/64
-    norm:Norm='post'             # LayerNorm after each part, or 'pre'
-    dropout:Drop=.1              # In the text encoder
-    init:Init='0.02'             # Standard deviation of its initial weights, or 'fan_in'
-    vocab:Vocab=10000            # Tokens
-    max_len:Length=30            # Longest caption in tokens
-    size:Side=224                # Side of the input images
-    scale_min:Fraction=.2        # Random crops keep at least this part of the area
-    jitter:Share=.4              # Most change of brightness, contrast and saturation; hue a quarter of it
-    jitter_p:Share=.8            # How often colours are changed
-    flip_p:Share=.5              # How often images are mirrored, with left and right swapped in the caption
-    bs:Batch=1024                # Pairs per step
-    steps:StepCount=69_300       # Steps: 600 epochs of COCO's 118,287 images
-    warmup:WarmUp=2_310          # Steps of linear warm-up, 20 epochs, then a cosine down to 0
-    cnn_lr:Rate=.4               # Peak learning rate of the backbone
-    text_lr:Rate=.002            # Peak learning rate of the text encoder
-    lr:Rate=.4                   # Peak learning rate of the linear heads
-    scale_lr:Rate=.01            # Peak learning rate of temperature and bias: at that of the heads they diverge
-    momentum:Momentum=.9         # Of SGD
-    wd:Decay=1e-4                # Weight decay, of everything but temperature and bias
-    clip:Norm2=0.                # Largest norm of the gradient; 0 for none
-    sync_bn:OnOff=True           # With several processes: BatchNorm over the images of all, or of each
-    local_loss:OnOff=True        # With several processes: each compares its own pairs with all, or all with all
+
+    loss: PairLoss = 'softmax'  # Of the pairs of a batch: softmax (CLIP, sec. 2.3) or sigmoid (SigLIP, eq. 1)
+    temperature: Temperature = 0.07  # Initial temperature, which is learned (CLIP, sec. 2.5; SigLIP: 0.1)
+    coldest: Temperature = 0.01  # Lowest temperature that is learned (CLIP, sec. 2.5)
+    word_weight: Weight = 0.0  # Weight of the auxiliary word head (rare words weigh more), in training
+    visual_depth: ResNet = 50  # Layers of the ResNet; 10 is the small one for the world
+    visual_width: Channels = 64  # Channels of its first stage
+    width: Width = 1024  # Of the text encoder, and of the joint space
+    depth: Layers = 4  # Its layers
+    heads: HeadCount = 0  # Its attention heads; 0 means width/64
+    norm: Norm = 'post'  # LayerNorm after each part, or 'pre'
+    dropout: Drop = 0.1  # In the text encoder
+    init: Init = '0.02'  # Standard deviation of its initial weights, or 'fan_in'
+    vocab: Vocab = 10000  # Tokens
+    max_len: Length = 30  # Longest caption in tokens
+    size: Side = 224  # Side of the input images
+    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area
+    jitter: Share = 0.4  # Most change of brightness, contrast and saturation; hue a quarter of it
+    jitter_p: Share = 0.8  # How often colours are changed
+    flip_p: Share = 0.5  # How often images are mirrored, with left and right swapped in the caption
+    bs: Batch = 1024  # Pairs per step
+    steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images
+    warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0
+    cnn_lr: Rate = 0.4  # Peak learning rate of the backbone
+    text_lr: Rate = 0.002  # Peak learning rate of the text encoder
+    lr: Rate = 0.4  # Peak learning rate of the linear heads
+    scale_lr: Rate = 0.01  # Peak learning rate of temperature and bias: at that of the heads they diverge
+    momentum: Momentum = 0.9  # Of SGD
+    wd: Decay = 1e-4  # Weight decay, of everything but temperature and bias
+    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none
+    sync_bn: OnOff = True  # With several processes: BatchNorm over the images of all, or of each
+    local_loss: OnOff = True  # With several processes: each compares its own pairs with all, or all with all
 
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #ba4de19d
 @patch
-def problems(self:ContrastRecipe)->'Iterator[str]':
+def problems(self: ContrastRecipe) -> 'Iterator[str]':
     "Reject pairs without negatives, and an initial temperature below the lowest"
     yield from MethodRecipe.problems(self)
     yield 'bs=1: a single pair has no negatives' if self.bs < 2 else None
     if self.coldest > self.temperature:
         yield f'coldest={self.coldest}: must not be above the initial temperature, {self.temperature}'
 
+
 @patch
-def check_parts(self:ContrastRecipe, parts:int)->None:
+def check_parts(self: ContrastRecipe, parts: int) -> None:
     "Raise a `ValueError` if a part has no negatives"
     MethodRecipe.check_parts(self, parts)
-    if parts > 1 and self.bs//parts < 2:
-        raise ValueError(f'--accumulate {parts}: parts of {self.bs//parts} pairs have no negatives')
+    if parts > 1 and self.bs // parts < 2:
+        raise ValueError(f'--accumulate {parts}: parts of {self.bs // parts} pairs have no negatives')
+
 
 def check_pairs(
-    recipe:ContrastRecipe, # Recipe of the run
-    splits:dict,           # Datasets `train` to learn from, and `valid` to choose the checkpoint by
-    data:str,              # Name of the dataset
-    accumulate:int=1,      # Parts into which a batch is cut
-)->list:                   # Lines
+    recipe: ContrastRecipe,  # Recipe of the run
+    splits: dict,  # Datasets `train` to learn from, and `valid` to choose the checkpoint by
+    data: str,  # Name of the dataset
+    accumulate: int = 1,  # Parts into which a batch is cut
+) -> list:  # Lines
     "Log lines on fewer negatives by accumulation; a `ValueError` if a pair would have none"
     if len(splits['valid']) < 2:
-        raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
-                         f'at least 2: add images, or --set valid=...')
-    return [f'accumulate {accumulate}: negatives are those of the same part only, '
-            f'{recipe.bs//accumulate-1} negatives instead of {recipe.bs-1}']*(accumulate > 1)
+        raise ValueError(
+            f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
+            f'at least 2: add images, or --set valid=...'
+        )
+    return [
+        f'accumulate {accumulate}: negatives are those of the same part only, '
+        f'{recipe.bs // accumulate - 1} negatives instead of {recipe.bs - 1}'
+    ] * (accumulate > 1)
 
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #c0e3836d
 _paper = ContrastRecipe()
-_world = ContrastRecipe(visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre', init='fan_in', bs=64,
-                        size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260,
-                        temperature=.1, cnn_lr=.5, text_lr=.2, lr=.2, clip=1.)
+_world = ContrastRecipe(
+    visual_depth=10,
+    visual_width=16,
+    width=64,
+    depth=1,
+    heads=4,
+    norm='pre',
+    init='fan_in',
+    bs=64,
+    size=48,
+    vocab=600,
+    dropout=0.0,
+    scale_min=0.6,
+    jitter=0.2,
+    steps=2600,
+    warmup=260,
+    temperature=0.1,
+    cnn_lr=0.5,
+    text_lr=0.2,
+    lr=0.2,
+    clip=1.0,
+)
 
-METHODS.add(Method('contrast', ContrastRecipe, {
-    'contrast_r50': _paper, 'contrast_r50_sigmoid': replace(_paper, loss='sigmoid', temperature=.1),
-    'world': _world, 'world_sigmoid': replace(_world, loss='sigmoid'),
-    'world_words': replace(_world, word_weight=1.), **photo_recipes(_world)},
-    **{k: f'vlrep.methods.contrast.method:{v}' for k,v in dict(model='ContrastModel', loss='contrast_loss',
-                                                               learner='contrast_learner').items()},
-    check='vlrep.methods.contrast.recipe:check_pairs',
-    paper='CLIP (Radford and others, 2021), SigLIP (Zhai and others, 2023)', loss_unit='nats a pair'))
+METHODS.add(
+    Method(
+        'contrast',
+        ContrastRecipe,
+        {
+            'contrast_r50': _paper,
+            'contrast_r50_sigmoid': replace(_paper, loss='sigmoid', temperature=0.1),
+            'world': _world,
+            'world_sigmoid': replace(_world, loss='sigmoid'),
+            'world_words': replace(_world, word_weight=1.0),
+            **photo_recipes(_world),
+        },
+        **{
+            k: f'vlrep.methods.contrast.method:{v}'
+            for k, v in dict(model='ContrastModel', loss='contrast_loss', learner='contrast_learner').items()
+        },
+        check='vlrep.methods.contrast.recipe:check_pairs',
+        paper='CLIP (Radford and others, 2021), SigLIP (Zhai and others, 2023)',
+        loss_unit='nats a pair',
+    )
+)

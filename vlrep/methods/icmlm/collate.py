@@ -6,78 +6,100 @@
 __all__ = ['split_dataset', 'triplet_tokenizer', 'TripletCollator', 'triplet_collator', 'check_triplets']
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #986d28be
-import numpy as np, torch
+import numpy as np
+import torch
 from fastcore.basics import patch
+
 from ...core.scripts import mirror_pairs
-from ...core.seeding import *
-from ...data.concepts import ConceptSet, split_marks, Triplets, usable_captions
+from ...core.seeding import chances
 from ...data.concept_targets import ConceptCollator, ConceptTargets
+from ...data.concepts import ConceptSet, Triplets, split_marks, usable_captions
 from ...data.records import ImageTextDataset, TextBuffer
 from ...data.tokenizer import pad_tokens
 from ...data.transforms import swap_left_right
-from ...models.bert import bert_config, bert_tokenizer
 from ..concept_training import recipe_normalisation, recipe_words
-from .recipe import *
+from .recipe import ICMLMRecipe
+from ...models.bert import bert_config, bert_tokenizer
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #e2f4d206
 def split_dataset(
-    dataset:ImageTextDataset, # With captions
-    how:str='nfkd',           # As for `normalise`
-)->ImageTextDataset:
+    dataset: ImageTextDataset,  # With captions
+    how: str = 'nfkd',  # As for `normalise`
+) -> ImageTextDataset:
     "The same captions in lower case, with spaces around punctuation: what BERT reads"
     texts = dataset.captions
     return dataset.with_captions(TextBuffer([split_marks(t, how) for t in texts[i]] for i in range(len(dataset))))
 
+
 def triplet_tokenizer(
-    recipe:ICMLMRecipe,     # With `bert` and `vocab`
-    train:ImageTextDataset, # With captions
-)->'Tokenizer':
+    recipe: ICMLMRecipe,  # With `bert` and `vocab`
+    train: ImageTextDataset,  # With captions
+) -> 'Tokenizer':
     "BERT's tokens; for a small BERT, tokens of the captions that are learned from"
-    if recipe.bert != 'small': return bert_tokenizer(recipe.bert, None, recipe.vocab, recipe.normalise)
+    if recipe.bert != 'small':
+        return bert_tokenizer(recipe.bert, None, recipe.vocab, recipe.normalise)
     how = recipe_normalisation(recipe, train)
     return bert_tokenizer('small', split_dataset(train, how), recipe.vocab, how)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #928cf87d
 class TripletCollator:
     "One masked word of one caption of each image, and the concepts of the image"
-    def __init__(self,
-        recipe:ICMLMRecipe,    # Which words are concepts, which captions are read, how triplets are drawn
-        tokenizer:'Tokenizer', # Cuts captions into tokens
+
+    def __init__(
+        self,
+        recipe: ICMLMRecipe,  # Which words are concepts, which captions are read, how triplets are drawn
+        tokenizer: 'Tokenizer',  # Cuts captions into tokens
     ):
-        self.tok,self.recipe,self.max_len = tokenizer,recipe,recipe.max_len
-        self.concepts,self.split,self._cut,self._triplets = None,[],{},[]
+        self.tok = tokenizer
+        self.recipe = recipe
+        self.max_len = recipe.max_len
+        self.concepts = None
+        self.split = []
+        self._cut = {}
+        self._triplets = []
         # concepts are in lower case, whatever a published BERT reads
         self.how = 'nfkd' if tokenizer.normalisation == 'nfkd' else 'nfkc'
         self.sides = mirror_pairs(recipe.mirror_words)
         self.tags = ConceptCollator(self._targets)
-    def ids(self, text:str)->list: # Without [CLS] and [SEP]
+
+    def ids(self, text: str) -> list:  # Without [CLS] and [SEP]
         "The tokens of a caption, word by word"
         return [i for w in split_marks(text, self.how).split() for i in self._word(w)]
-    def all_texts(self, source:ImageTextDataset)->TextBuffer:
+
+    def all_texts(self, source: ImageTextDataset) -> TextBuffer:
         "The captions that are read: as long as they may be, and no other one's double"
-        read,rows = self.usable(source),source.captions.rows
+        read = self.usable(source)
+        rows = source.captions.rows
         return source.captions.take(np.flatnonzero(read), np.diff(np.append(0, read.cumsum())[rows]))
-    def uncut(self, texts:list)->list:
+
+    def uncut(self, texts: list) -> list:
         "As `CaptionCollator.uncut`"
         return [[self.tok.sos, *self.ids(t), self.tok.eos] for t in texts]
+
     def _word(self, w):
         if w not in self._cut:
-            if len(self._cut) > 200_000: self._cut.clear()
+            if len(self._cut) > 200_000:
+                self._cut.clear()
             self._cut[w] = self.tok.encode([w], 1 << 30)[0][1:-1]
         return self._cut[w]
+
     def _whole(self, w):
         "Is the word one token, and one that the vocabulary has?"
         ids = self._word(w)
         return len(ids) == 1 and ids[0] != self.tok.unk
-    def places(self, text:str)->list:
+
+    def places(self, text: str) -> list:
         "Positions in a caption's tokens, [CLS] first, at which a word can be masked"
-        out,at = [],1
+        out = []
+        at = 1
         for w in split_marks(text, self.how).split():
             n = len(self._word(w))
-            if w in self.concepts.index and self._whole(w) and at < self.max_len-1: out.append(at)
+            if w in self.concepts.index and self._whole(w) and at < self.max_len - 1:
+                out.append(at)
             at += n
         return out
-    def fit(self, train:ImageTextDataset)->None:
+
+    def fit(self, train: ImageTextDataset) -> None:
         "Find the concepts of a training set; a `ValueError` if none can be masked"
         words = recipe_words(self.recipe, train, self.how).words
         whole = [w for w in words if self._whole(w)]
@@ -85,110 +107,135 @@ class TripletCollator:
         if not whole:
             r = self.recipe
             cure = f'raise vocab={r.vocab}' if r.bert == 'small' else f'choose another BERT than bert={r.bert}'
-            raise ValueError(f'{train.name}: the vocabulary splits or lacks all {len(words)} concepts, such as '
-                             f'{words[0]!r}: none can be masked; {cure}')
+            raise ValueError(
+                f'{train.name}: the vocabulary splits or lacks all {len(words)} concepts, such as '
+                f'{words[0]!r}: none can be masked; {cure}'
+            )
         self.concepts = ConceptSet(whole, self.how, self.sides)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #a864175d
 @patch
-def usable(self:TripletCollator, source:ImageTextDataset)->np.ndarray:
+def usable(self: TripletCollator, source: ImageTextDataset) -> np.ndarray:
     "Which captions are read, counted through all images (m,) bool"
     r = self.recipe
     pieces = None if r.length_unit == 'words' else lambda t: len(self.ids(t))
     return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces, how=self.how)
 
-@patch
-def _targets(self:TripletCollator, train):
-    "The concepts of the captions that are read, for each image"
-    def find(source):
-        ok,rows = self.usable(source),source.captions.rows
-        read = [[t for t,o in zip(source.captions[i], ok[rows[i]:rows[i+1]]) if o] for i in range(len(source))]
-        return [[(k, 1.) for k in self.concepts.of(ts)] for ts in read]
-    return ConceptTargets(self.concepts.words, find, self.concepts.mirror)
 
 @patch
-def triplets(self:TripletCollator,
-    source:ImageTextDataset # The first one is the training set, whose concepts are taken
-)->Triplets:
+def _targets(self: TripletCollator, train):
+    "The concepts of the captions that are read, for each image"
+
+    def find(source):
+        ok = self.usable(source)
+        rows = source.captions.rows
+        read = [[t for t, o in zip(source.captions[i], ok[rows[i] : rows[i + 1]]) if o] for i in range(len(source))]
+        return [[(k, 1.0) for k in self.concepts.of(ts)] for ts in read]
+
+    return ConceptTargets(self.concepts.words, find, self.concepts.mirror)
+
+
+@patch
+def triplets(
+    self: TripletCollator,
+    source: ImageTextDataset,  # The first one is the training set, whose concepts are taken
+) -> Triplets:
     "Every (image, caption, place) of a dataset; a `ValueError` if the training set has none"
-    for known,t in self._triplets:
-        if known is source: return t
-    if source.captions is None: raise ValueError(f'{source.name}: has no captions, of which a word could be masked')
-    if first := self.concepts is None: self.fit(source)
+    for known, t in self._triplets:
+        if known is source:
+            return t
+    if source.captions is None:
+        raise ValueError(f'{source.name}: has no captions, of which a word could be masked')
+    if first := self.concepts is None:
+        self.fit(source)
     t = Triplets(source.captions, self.usable(source), self.places)
     if first and not len(t):
         r = self.recipe
-        raise ValueError(f'{source.name}: no caption of {r.min_tokens} to {r.max_tokens} tokens has a concept, and '
-                         f'nothing can be masked (parts={r.parts}, top_k={r.top_k}, min_tokens, max_tokens)')
+        raise ValueError(
+            f'{source.name}: no caption of {r.min_tokens} to {r.max_tokens} tokens has a concept, and '
+            f'nothing can be masked (parts={r.parts}, top_k={r.top_k}, min_tokens, max_tokens)'
+        )
     self._triplets.append((source, t))
     return t
 
+
 @patch
-def check(self:TripletCollator, source:ImageTextDataset)->None:
+def check(self: TripletCollator, source: ImageTextDataset) -> None:
     "Count the triplets; a `ValueError` as for `triplets`"
     self.triplets(source)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #f045cbaf
 @patch
-def _masked(self:TripletCollator, triplets, j, which, flip):
+def _masked(self: TripletCollator, triplets, j, which, flip):
     "Tokens with a mask, its position, and the original token; position 0 if nothing is masked"
     text = triplets.text(j) if j >= 0 else ''
-    ids,places = self.ids(text),self.places(text) if j >= 0 else []
+    ids = self.ids(text)
+    places = self.places(text) if j >= 0 else []
     if flip:
         other = self.ids(swap_left_right(split_marks(text, self.how), pairs=self.sides))
-        ids,places = other,places if len(other) == len(ids) else []   # mirrored, a word may be more tokens
-    ids = [self.tok.sos, *ids[:self.max_len-2], self.tok.eos]
-    if not places: return ids,0,self.tok.mask
+        ids, places = other, places if len(other) == len(ids) else []  # mirrored, a word may be more tokens
+    ids = [self.tok.sos, *ids[: self.max_len - 2], self.tok.eos]
+    if not places:
+        return ids, 0, self.tok.mask
     at = places[which]
-    answer,ids[at] = ids[at],self.tok.mask
-    return ids,at,answer
+    answer = ids[at]
+    ids[at] = self.tok.mask
+    return ids, at, answer
+
 
 @patch
-def __call__(self:TripletCollator,
-    source:ImageTextDataset, # Images with captions
-    rows:np.ndarray,         # Which of them (b,)
-    when:int|str,            # Number of the epoch, or 'valid'
-    seed:int,                # Of the run
-    flip:np.ndarray,         # Which are mirrored (b,) bool
-)->dict:
+def __call__(
+    self: TripletCollator,
+    source: ImageTextDataset,  # Images with captions
+    rows: np.ndarray,  # Which of them (b,)
+    when: int | str,  # Number of the epoch, or 'valid'
+    seed: int,  # Of the run
+    flip: np.ndarray,  # Which are mirrored (b,) bool
+) -> dict:
     "A triplet of each image, and the tags of the image"
-    rows,all_of = np.asarray(rows),self.triplets(source)
-    j,which,weight = all_of.draw(rows, chances(rows, seed, 'triplet', when), self.recipe.sampling)
+    rows = np.asarray(rows)
+    all_of = self.triplets(source)
+    j, which, weight = all_of.draw(rows, chances(rows, seed, 'triplet', when), self.recipe.sampling)
     got = [self._masked(all_of, *o) for o in zip(j.tolist(), which.tolist(), flip.tolist())]
-    tok,lens = pad_tokens([ids for ids,_,_ in got], self.tok.pad)
-    place,answer = (torch.tensor([g[k] for g in got]) for k in (1,2))
-    weight = torch.from_numpy(weight).float().masked_fill(place == 0, 0.)
+    tok, lens = pad_tokens([ids for ids, _, _ in got], self.tok.pad)
+    place, answer = (torch.tensor([g[k] for g in got]) for k in (1, 2))
+    weight = torch.from_numpy(weight).float().masked_fill(place == 0, 0.0)
     concepts = torch.from_numpy(self.tags.rows(source, rows, flip))
     return dict(tok=tok, lens=lens, place=place, answer=answer, weight=weight, concepts=concepts)
 
+
 def triplet_collator(
-    recipe:ICMLMRecipe,    # As for `TripletCollator`
-    tokenizer:'Tokenizer', # From `triplet_tokenizer`
-)->TripletCollator:
+    recipe: ICMLMRecipe,  # As for `TripletCollator`
+    tokenizer: 'Tokenizer',  # From `triplet_tokenizer`
+) -> TripletCollator:
     "One masked word of one caption of each image"
     return TripletCollator(recipe, tokenizer)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #1424ce47
 def check_triplets(
-    recipe:ICMLMRecipe, # Recipe of the run
-    splits:dict,        # Datasets `train` and `valid`
-    data:str,           # Name of the dataset
-    accumulate:int=1,   # Parts into which a batch is cut
-)->list:                # Lines
+    recipe: ICMLMRecipe,  # Recipe of the run
+    splits: dict,  # Datasets `train` and `valid`
+    data: str,  # Name of the dataset
+    accumulate: int = 1,  # Parts into which a batch is cut
+) -> list:  # Lines
     "Log lines on triplets and on concepts that cannot be masked; a `ValueError` if there is no target"
     train = splits['train']
     room = None if recipe.bert == 'small' else bert_config(recipe.bert).max_len
     if room and recipe.max_len > room:
         raise ValueError(f'max_len={recipe.max_len}: {recipe.bert} has positions for {room} tokens only')
     collate = TripletCollator(recipe, triplet_tokenizer(recipe, train))
-    n,have = len(collate.triplets(train)),np.diff(collate.triplets(train).read[train.captions.rows])
+    n = len(collate.triplets(train))
+    have = np.diff(collate.triplets(train).read[train.captions.rows])
     if not len(collate.triplets(splits['valid'])):
-        raise ValueError(f'{data}: no caption of the held-out images has a concept that can be masked, and none can '
-                         f'choose the checkpoint: add images, or --set valid=...')
+        raise ValueError(
+            f'{data}: no caption of the held-out images has a concept that can be masked, and none can '
+            f'choose the checkpoint: add images, or --set valid=...'
+        )
     lines = [f'{data}: {n:,} triplets of {int(have.sum()):,} captions, {len(collate.concepts):,} concepts']
     if collate.split:
-        some = ', '.join(collate.split[:5]) + ' ...'*(len(collate.split) > 5)
-        lines.append(f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: '
-                     f'{some}')
+        some = ', '.join(collate.split[:5]) + ' ...' * (len(collate.split) > 5)
+        lines.append(
+            f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: {some}'
+        )
     none = int((have == 0).sum())
-    return lines + [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss']*bool(none)
+    return lines + [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss'] * bool(none)

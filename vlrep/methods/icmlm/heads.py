@@ -6,114 +6,143 @@
 __all__ = ['TfmLayer', 'TfmHead', 'HeadNorm', 'AttFcHead']
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #c7fb6029
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #3f7a28cb
 class TfmLayer(nn.Module):
     "A post-norm Transformer encoder layer with heads of width d/heads or d; also returns its attention"
-    def __init__(self,
-        width:int,           # d
-        heads:int=1,         # Of attention
-        dropout:float=.1,    # After attention and feed-forward part
-        full_width:bool=False, # Heads of width d (ICMLM app. E)? Else d/heads
+
+    def __init__(
+        self,
+        width: int,  # d
+        heads: int = 1,  # Of attention
+        dropout: float = 0.1,  # After attention and feed-forward part
+        full_width: bool = False,  # Heads of width d (ICMLM app. E)? Else d/heads
     ):
         super().__init__()
         if not full_width and width % heads:
             raise ValueError(f'heads={heads}: a width of {width} cannot be split into {heads} heads')
-        self.heads,self.size,self.drop = heads,width if full_width else width//heads,nn.Dropout(dropout)
-        self.query,self.key,self.value = (nn.Linear(width, heads*self.size) for _ in range(3))
-        self.out = nn.Linear(heads*self.size, width)
-        self.norm1,self.norm2 = nn.LayerNorm(width),nn.LayerNorm(width)
-        self.feed = nn.Sequential(nn.Linear(width, 4*width), nn.ReLU(), nn.Linear(4*width, width))
-    def forward(self,
-        x:Tensor,       # (b,n,d)
-        real:Tensor,    # False at padding (b,n) bool
-        at:Tensor=None, # Only this position is predicted (b,); None: all of them
-    )->tuple:           # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
+        self.heads = heads
+        self.size = width if full_width else width // heads
+        self.drop = nn.Dropout(dropout)
+        self.query, self.key, self.value = (nn.Linear(width, heads * self.size) for _ in range(3))
+        self.out = nn.Linear(heads * self.size, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+
+    def forward(
+        self,
+        x: Tensor,  # (b,n,d)
+        real: Tensor,  # False at padding (b,n) bool
+        at: Tensor = None,  # Only this position is predicted (b,); None: all of them
+    ) -> tuple:  # States (b,n,d), or (b,1,d); attention (b,heads,n or 1,n)
         "The output of the layer, and its attention"
-        asks = x if at is None else x[torch.arange(len(x), device=x.device),at][:,None]
-        q,k,v = (f(y).unflatten(2, (self.heads,self.size)).transpose(1,2)
-                 for f,y in ((self.query,asks), (self.key,x), (self.value,x)))
-        s = q@k.transpose(2,3)/self.size**.5
-        p = s.masked_fill(~real[:,None,None], -torch.inf).softmax(3)
-        y = self.norm1(asks + self.drop(self.out((p@v).transpose(1,2).flatten(2))))
-        return self.norm2(y + self.drop(self.feed(y))),p
+        asks = x if at is None else x[torch.arange(len(x), device=x.device), at][:, None]
+        q, k, v = (
+            f(y).unflatten(2, (self.heads, self.size)).transpose(1, 2)
+            for f, y in ((self.query, asks), (self.key, x), (self.value, x))
+        )
+        s = q @ k.transpose(2, 3) / self.size**0.5
+        p = s.masked_fill(~real[:, None, None], -torch.inf).softmax(3)
+        y = self.norm1(asks + self.drop(self.out((p @ v).transpose(1, 2).flatten(2))))
+        return self.norm2(y + self.drop(self.feed(y))), p
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #2d32761a
 class TfmHead(nn.Module):
     "Layers over cells and tokens; the output is the state at the masked position (ICMLM sec. 3.2, tfm)"
-    def __init__(self,
-        channels:int,   # Of the grid, c
-        width:int,      # Of BERT, d
-        layers:int=1,   # How many
-        heads:int=1,    # As for `TfmLayer`, and the next ones
-        *, dropout:float=.1, full_width:bool=False,
+
+    def __init__(
+        self,
+        channels: int,  # Of the grid, c
+        width: int,  # Of BERT, d
+        layers: int = 1,  # How many
+        heads: int = 1,  # As for `TfmLayer`, and the next ones
+        *,
+        dropout: float = 0.1,
+        full_width: bool = False,
     ):
         super().__init__()
         self.project = nn.Linear(channels, width)
         self.layers = nn.ModuleList(TfmLayer(width, heads, dropout, full_width) for _ in range(layers))
-    def forward(self,
-        x:Tensor,     # Cells (b,n,c)
-        w:Tensor,     # States of the tokens (b,s,d)
-        real:Tensor,  # False at padding (b,s) bool
-        place:Tensor, # The masked one (b,)
-    )->tuple:         # State of the masked token (b,d); its attention to each cell, sum 1 (b,n)
+
+    def forward(
+        self,
+        x: Tensor,  # Cells (b,n,c)
+        w: Tensor,  # States of the tokens (b,s,d)
+        real: Tensor,  # False at padding (b,s) bool
+        place: Tensor,  # The masked one (b,)
+    ) -> tuple:  # State of the masked token (b,d); its attention to each cell, sum 1 (b,n)
         "The output, and the attention of the masked token in the last layer"
         n = x.shape[1]
-        y = torch.cat([self.project(x),w], 1)
-        real = torch.cat([real.new_ones(x.shape[:2]),real], 1)
-        for l in self.layers[:-1]: y = l(y, real)[0]
-        y,p = self.layers[-1](y, real, place+n)
-        p = p[:,:,0,:n].mean(1)
-        return y[:,0],p/p.sum(1, keepdim=True).clamp(min=1e-12)
+        y = torch.cat([self.project(x), w], 1)
+        real = torch.cat([real.new_ones(x.shape[:2]), real], 1)
+        for l in self.layers[:-1]:
+            y = l(y, real)[0]
+        y, p = self.layers[-1](y, real, place + n)
+        p = p[:, :, 0, :n].mean(1)
+        return y[:, 0], p / p.sum(1, keepdim=True).clamp(min=1e-12)
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #b2b9fc1c
 class HeadNorm(nn.Module):
     "A projection to several heads, then LayerNorm within each, with weights of its own, and ReLU"
-    def __init__(self,
-        inputs:int, # Width of what comes in
-        heads:int,  # Heads
-        width:int,  # Of each, z
+
+    def __init__(
+        self,
+        inputs: int,  # Width of what comes in
+        heads: int,  # Heads
+        width: int,  # Of each, z
     ):
         super().__init__()
-        self.project = nn.Linear(inputs, heads*width, bias=False)
-        self.weight,self.bias = nn.Parameter(torch.ones(heads, width)),nn.Parameter(torch.zeros(heads, width))
-    def forward(self, x:Tensor)->Tensor:
+        self.project = nn.Linear(inputs, heads * width, bias=False)
+        self.weight = nn.Parameter(torch.ones(heads, width))
+        self.bias = nn.Parameter(torch.zeros(heads, width))
+
+    def forward(self, x: Tensor) -> Tensor:
         "(b,n,inputs) to (b,n,heads,z)"
         x = self.project(x).unflatten(2, self.weight.shape)
-        return (F.layer_norm(x, x.shape[-1:])*self.weight + self.bias).relu()
+        return (F.layer_norm(x, x.shape[-1:]) * self.weight + self.bias).relu()
 
 # %% ../../../nbs/methods/icmlm/30_heads.ipynb #94d20b0c
 class AttFcHead(nn.Module):
     "Attention of tokens over cells, and a prediction from the weighted mean of the cells (ICMLM sec. 3.2, att-fc)"
-    def __init__(self,
-        channels:int,  # Of the grid, c
-        width:int,     # Of BERT, d
-        layers:int=1,  # Hidden layers of fc
-        heads:int=1,   # Of attention
-        *, size:int=64, # Width of each head, z
-        final_linear:bool=True, # A linear layer after the hidden ones? Else ReLU is last
-        mask_specials:bool=False, # Leave out the first and the last token, too?
+
+    def __init__(
+        self,
+        channels: int,  # Of the grid, c
+        width: int,  # Of BERT, d
+        layers: int = 1,  # Hidden layers of fc
+        heads: int = 1,  # Of attention
+        *,
+        size: int = 64,  # Width of each head, z
+        final_linear: bool = True,  # A linear layer after the hidden ones? Else ReLU is last
+        mask_specials: bool = False,  # Leave out the first and the last token, too?
     ):
         super().__init__()
-        self.cells,self.tokens = HeadNorm(channels, heads, size),HeadNorm(width, heads, size)
-        self.mix,self.mask_specials = nn.Linear(heads, 1),mask_specials
-        nn.init.constant_(self.mix.weight, 1/heads)
-        sizes = [channels,*[width]*layers]
-        hidden = [m for a,b in zip(sizes, sizes[1:]) for m in (nn.Linear(a, b),nn.LayerNorm(b),nn.ReLU())]
+        self.cells = HeadNorm(channels, heads, size)
+        self.tokens = HeadNorm(width, heads, size)
+        self.mix = nn.Linear(heads, 1)
+        self.mask_specials = mask_specials
+        nn.init.constant_(self.mix.weight, 1 / heads)
+        sizes = [channels, *[width] * layers]
+        hidden = [m for a, b in zip(sizes, sizes[1:]) for m in (nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU())]
         self.fc = nn.Sequential(*hidden, *([nn.Linear(width, width)] if final_linear else []))
-    def attention(self, x:Tensor, w:Tensor, real:Tensor)->Tensor:
+
+    def attention(self, x: Tensor, w: Tensor, real: Tensor) -> Tensor:
         "Attention to each cell, sum 1 (b,n)"
         if self.mask_specials:
-            last = real.sum(1, keepdim=True)-1
+            last = real.sum(1, keepdim=True) - 1
             at = torch.arange(real.shape[1], device=real.device)
             inner = real & (at > 0) & (at < last)
             real = torch.where(inner.any(1, keepdim=True), inner, real)
-        s = torch.einsum('bihz,bjhz->bhij', self.cells(x), self.tokens(w))/self.cells.weight.shape[1]**.5
-        s = s.masked_fill(~real[:,None,None], -torch.inf).logsumexp(3)
-        return self.mix(s.transpose(1,2))[...,0].softmax(1)
-    def forward(self, x:Tensor, w:Tensor, real:Tensor, place:Tensor)->tuple:
+        s = torch.einsum('bihz,bjhz->bhij', self.cells(x), self.tokens(w)) / self.cells.weight.shape[1] ** 0.5
+        s = s.masked_fill(~real[:, None, None], -torch.inf).logsumexp(3)
+        return self.mix(s.transpose(1, 2))[..., 0].softmax(1)
+
+    def forward(self, x: Tensor, w: Tensor, real: Tensor, place: Tensor) -> tuple:
         "As `TfmHead`; the position is not used, since the state of [MASK] marks it"
         p = self.attention(x, w, real)
-        return self.fc((p[...,None]*x).sum(1)),p
+        return self.fc((p[..., None] * x).sum(1)), p

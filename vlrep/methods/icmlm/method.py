@@ -6,100 +6,141 @@
 __all__ = ['ICMLMModel', 'icmlm_loss', 'icmlm_learner']
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #b1e5f52c
-import torch, torch.nn as nn, torch.nn.functional as F
-from ...core.seeding import *
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from ...core.seeding import seed_of
 from ...data.subsets import take_part
-from ...models.bert import make_bert, small_config, SmallBertPlan
+from ..concept_training import FrozenStart, concept_backbone, concept_optimizer, concept_rules
+from .collate import TripletCollator, split_dataset
+from .heads import AttFcHead, TfmHead
+from .models import MaskedWordModel, icmlm_capabilities
+from .recipe import ICMLMRecipe
+from ...models.bert import SmallBertPlan, make_bert, small_config
 from ...models.bert_model import Bert, BertConfig
-from ...models.concept_head import concept_nats, ConceptHead
+from ...models.concept_head import ConceptHead, concept_nats
 from ...training.distributed import Dist
-from ...training.optim import param_groups
 from ...training.learner import BatchLearner, combine_terms, learner
-from ..concept_training import concept_backbone, concept_optimizer, concept_rules, FrozenStart
-from .collate import *
-from .heads import *
-from .models import *
-from .recipe import *
+from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #9de27997
 ICMLMModel = MaskedWordModel  # A backbone and a frozen BERT, a head for the masked word, one for the concepts
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #99068eb6
 def _terms(
-    out:dict,   # As the model gives it
-    batch:dict, # Not used
-)->dict:        # Name -> (weight, total (), count ()): `word` counts triplets, `tags` images that have a concept
+    out: dict,  # As the model gives it
+    batch: dict,  # Not used
+) -> dict:  # Name -> (weight, total (), count ()): `word` counts triplets, `tags` images that have a concept
     "Cross-entropy of the masked word, and of the image's concepts"
-    word,weight = F.cross_entropy(out['logits'].float(), out['target'], reduction='none'),out['target_weight']
-    tags,real = concept_nats(out['tags'], out['target_concepts'])
+    word = F.cross_entropy(out['logits'].float(), out['target'], reduction='none')
+    weight = out['target_weight']
+    tags, real = concept_nats(out['tags'], out['target_concepts'])
     # lambda is the same for all images; 0 for a process that has none
-    return dict(word=(1., (weight*word).sum(), weight.sum()),
-                tags=(out['target_tag_weight'][:1].sum(), tags.sum(), real.sum()))
+    return dict(
+        word=(1.0, (weight * word).sum(), weight.sum()),
+        tags=(out['target_tag_weight'][:1].sum(), tags.sum(), real.sum()),
+    )
+
 
 def _samples(model, batch):
     "What `_terms` will count"
     return dict(word=batch['weight'].sum(), tags=(batch['concepts'] > 0).any(1).sum())
 
+
 def icmlm_loss(
-    out:dict,         # As the model gives it
-    batch:dict,       # Not used
-    dist:Dist=Dist(), # The processes: each loss is a mean over all
-)->tuple:             # Total (), count ()
+    out: dict,  # As the model gives it
+    batch: dict,  # Not used
+    dist: Dist = Dist(),  # The processes: each loss is a mean over all
+) -> tuple:  # Total (), count ()
     "Cross-entropy of the masked word, plus lambda times that of the image's concepts (ICMLM eq. 8)"
     return combine_terms(_terms(out, batch), dist)
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #416443d8
 def _bert(recipe, tok, train, seed, sizes):
     "The recipe's BERT; without training captions, one of the same shape whose weights are loaded afterwards"
-    if recipe.bert != 'small' and sizes: return Bert(BertConfig(**sizes), seed, pooler=False)
-    if recipe.bert != 'small': return make_bert(recipe.bert, None, tok, seed, pooler=False, log=None)
+    if recipe.bert != 'small' and sizes:
+        return Bert(BertConfig(**sizes), seed, pooler=False)
+    if recipe.bert != 'small':
+        return make_bert(recipe.bert, None, tok, seed, pooler=False, log=None)
     config = small_config(tok, recipe.width, recipe.depth, max(128, recipe.max_len))
-    if train is None: return Bert(config, seed, pooler=False)
-    if recipe.bert_part < 1: train = take_part(train, recipe.bert_part, seed)
-    few = 12*len(train.captions.data)//50//64                  # about 12 epochs of captions of 50 letters; untrained,
+    if train is None:
+        return Bert(config, seed, pooler=False)
+    if recipe.bert_part < 1:
+        train = take_part(train, recipe.bert_part, seed)
+    few = 12 * len(train.captions.data) // 50 // 64  # about 12 epochs of captions of 50 letters; untrained,
     # its states hardly distinguish words, and a head has little to use: at least 200 steps
     plan = SmallBertPlan(steps=min(recipe.bert_steps, max(200, few)), max_len=min(40, recipe.max_len))
     return make_bert('small', split_dataset(train), tok, seed, config=config, plan=plan, pooler=False, log=None)
+
 
 def _counts(collate, train, tok):
     "How often each token is masked in the triplets of the training set (v,)"
     all_of = collate.triplets(train)
     texts = map(all_of.text, all_of.at.tolist())
-    answers = [ids[p-1] for t in texts for ids in [collate.ids(t)] for p in collate.places(t)]
+    answers = [ids[p - 1] for t in texts for ids in [collate.ids(t)] for p in collate.places(t)]
     return torch.bincount(torch.tensor(answers, dtype=torch.int64), minlength=len(tok))
+
 
 def _head(recipe, channels, width):
     if recipe.head == 'tfm':
-        return TfmHead(channels, width, recipe.layers, recipe.heads, dropout=recipe.dropout,
-                       full_width=recipe.full_width_heads)
-    return AttFcHead(channels, width, recipe.layers, recipe.heads, size=recipe.att_width,
-                     final_linear=recipe.fc_final_linear, mask_specials=recipe.att_mask_specials)
+        return TfmHead(
+            channels, width, recipe.layers, recipe.heads, dropout=recipe.dropout, full_width=recipe.full_width_heads
+        )
+    return AttFcHead(
+        channels,
+        width,
+        recipe.layers,
+        recipe.heads,
+        size=recipe.att_width,
+        final_linear=recipe.fc_final_linear,
+        mask_specials=recipe.att_mask_specials,
+    )
 
 # %% ../../../nbs/methods/icmlm/40_method.ipynb #b8555502
 def icmlm_learner(
-    recipe:ICMLMRecipe,    # All numbers, and the head
-    dls:'DataLoaders',     # From `loaders`, with the collator of the method
-    visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # Initial weights depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # When a run is opened: what `bert_sizes` has stored; {}: nothing
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: ICMLMRecipe,  # All numbers, and the head
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
+    visual: nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+    sizes: dict = None,  # When a run is opened: what `bert_sizes` has stored; {}: nothing
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with masked words"
-    r,collate,train = recipe,dls.train.collate,dls.train.source
+    r = recipe
+    collate = dls.train.collate
+    train = dls.train.source
     tok = dls.train.tok
-    if tok is None: raise ValueError('icmlm needs captions: the loaders need its collator, with a tokenizer')
-    known = isinstance(collate, TripletCollator)        # else a model is opened, whose weights will be loaded
-    if known: collate.triplets(train)
+    if tok is None:
+        raise ValueError('icmlm needs captions: the loaders need its collator, with a tokenizer')
+    known = isinstance(collate, TripletCollator)  # else a model is opened, whose weights will be loaded
+    if known:
+        collate.triplets(train)
     visual = concept_backbone(r, visual, seed)
     bert = _bert(r, tok, train if known else None, seed, sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'icmlm head'))
         tags = ConceptHead(visual.width, len(collate.concepts) if known else 0, r.tag_head, r.tag_width)
-        model = MaskedWordModel(visual, bert, _head(r, visual.width, bert.width), tags, tok, tag_weight=r.tag_weight,
-                                counts=_counts(collate, train, tok) if known else None, mlm_head=r.full_mlm_head)
+        model = MaskedWordModel(
+            visual,
+            bert,
+            _head(r, visual.width, bert.width),
+            tags,
+            tok,
+            tag_weight=r.tag_weight,
+            counts=_counts(collate, train, tok) if known else None,
+            mlm_head=r.full_mlm_head,
+        )
     groups = param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd)
-    wait = [FrozenStart(round(r.frozen_start*r.steps))] if r.frozen_start else []
-    return learner(dls, model, _terms, concept_optimizer(r, groups),
-                   cbs=[*concept_rules(r, seed, precision), *wait, *cbs], capabilities=icmlm_capabilities,
-                   counts=_samples)
+    wait = [FrozenStart(round(r.frozen_start * r.steps))] if r.frozen_start else []
+    return learner(
+        dls,
+        model,
+        _terms,
+        concept_optimizer(r, groups),
+        cbs=[*concept_rules(r, seed, precision), *wait, *cbs],
+        capabilities=icmlm_capabilities,
+        counts=_samples,
+    )

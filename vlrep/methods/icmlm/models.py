@@ -7,130 +7,167 @@ __all__ = ['bert_digest', 'MaskedWordModel', 'icmlm_capabilities', 'bert_sizes']
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #e3661e91
 from dataclasses import asdict
-import torch, torch.nn as nn, torch.nn.functional as F
-from torch import Tensor
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from fastcore.basics import patch
-from ...core.weights import *
+from torch import Tensor
+
+from ...core.weights import weights_sha256
 from ...data.masking import sequence_mask
+from ..concept_training import still_grid
 from ...models.bert_model import Bert
 from ...models.concept_head import ConceptHead
-from ..concept_training import still_grid
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #e3464a56
 def bert_digest(
-    bert:Bert # Any
-)->Tensor:    # uint8 (32,)
+    bert: Bert,  # Any
+) -> Tensor:  # uint8 (32,)
     "SHA-256 of its weights' values"
     return torch.tensor(list(bytes.fromhex(weights_sha256(bert.state_dict(), values=True))), dtype=torch.uint8)
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #707f60eb
 class MaskedWordModel(nn.Module):
     "A backbone, a frozen BERT, and a head that predicts the masked word from both (ICMLM fig. 2)"
-    waiting = False    # Is the backbone frozen at first? See `FrozenStart`
-    def __init__(self,
-        visual,           # A backbone: images to a grid (b,c,h,w); has `width` = c
-        bert:Bert,        # Encodes captions; it is frozen
-        head:nn.Module,   # `TfmHead` or `AttFcHead`
-        tags:ConceptHead, # Classifier of the concepts of an image
-        tok,              # Tokenizer: has `mask`
-        *, counts:Tensor=None, # How often each token is masked in training (v,); 0: never
-        tag_weight:float=1.,   # Lambda
-        mlm_head:bool=False,   # BERT's whole classifier of words? Else its word vectors alone
+
+    waiting = False  # Is the backbone frozen at first? See `FrozenStart`
+
+    def __init__(
+        self,
+        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        bert: Bert,  # Encodes captions; it is frozen
+        head: nn.Module,  # `TfmHead` or `AttFcHead`
+        tags: ConceptHead,  # Classifier of the concepts of an image
+        tok,  # Tokenizer: has `mask`
+        *,
+        counts: Tensor = None,  # How often each token is masked in training (v,); 0: never
+        tag_weight: float = 1.0,  # Lambda
+        mlm_head: bool = False,  # BERT's whole classifier of words? Else its word vectors alone
     ):
         super().__init__()
-        self.visual,self.bert,self.head,self.tags = visual,bert.freeze(),head,tags
-        for p in bert.parameters(): p.grad = None                    # of its own training
-        self.mask,self.tag_weight,self.mlm_head = tok.mask,tag_weight,mlm_head
+        self.visual = visual
+        self.bert = bert.freeze()
+        self.head = head
+        self.tags = tags
+        for p in bert.parameters():
+            p.grad = None  # of its own training
+        self.mask = tok.mask
+        self.tag_weight = tag_weight
+        self.mlm_head = mlm_head
         self.register_buffer('times_masked', torch.zeros(len(tok), dtype=torch.int64) if counts is None else counts)
         self.register_buffer('digest', bert_digest(bert))
         self.register_load_state_dict_post_hook(_same_bert)
 
+
 def _same_bert(model, keys):
     "A `ValueError` if the weights that were loaded belong to another BERT"
-    keys.missing_keys[:] = [k for k in keys.missing_keys if '.bert.' not in f'.{k}']        # of a run without them
+    keys.missing_keys[:] = [k for k in keys.missing_keys if '.bert.' not in f'.{k}']  # of a run without them
     if not torch.equal(model.digest.cpu(), bert_digest(model.bert)):
         raise ValueError('bert: these weights were trained with another BERT, its files have changed since')
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #d85a7811
 @patch
-def cells(self:MaskedWordModel,
-    img:Tensor # Normalised images (b,3,H,W)
-)->Tensor:     # The grid (b,c,h,w)
+def cells(
+    self: MaskedWordModel,
+    img: Tensor,  # Normalised images (b,3,H,W)
+) -> Tensor:  # The grid (b,c,h,w)
     "The feature map; no gradient while the backbone is frozen"
     return still_grid(self.visual, img) if self.waiting else self.visual(img)
 
-@patch
-@torch.no_grad()
-def language(self:MaskedWordModel,
-    tok:Tensor,  # Tokens, one of them masked (b,s)
-    lens:Tensor, # Real ones in each row (b,)
-)->tuple:        # BERT's states (b,s,d), and which of them are not padding (b,s)
-    "The states of the caption"
-    return self.bert(tok, lens),sequence_mask(lens, tok.shape[1])
 
 @patch
-def words(self:MaskedWordModel,
-    x:Tensor # From the head (b,d)
-)->Tensor:   # (b,v)
+@torch.no_grad()
+def language(
+    self: MaskedWordModel,
+    tok: Tensor,  # Tokens, one of them masked (b,s)
+    lens: Tensor,  # Real ones in each row (b,)
+) -> tuple:  # BERT's states (b,s,d), and which of them are not padding (b,s)
+    "The states of the caption"
+    return self.bert(tok, lens), sequence_mask(lens, tok.shape[1])
+
+
+@patch
+def words(
+    self: MaskedWordModel,
+    x: Tensor,  # From the head (b,d)
+) -> Tensor:  # (b,v)
     "A score for every word of the vocabulary"
     return self.bert.mlm_logits(x) if self.mlm_head else F.linear(x, self.bert.words.weight)
 
+
 @patch
-def forward(self:MaskedWordModel,
-    batch:dict # `img`, and what `TripletCollator` gives
-)->dict:       # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and their targets under `target...`
+def forward(
+    self: MaskedWordModel,
+    batch: dict,  # `img`, and what `TripletCollator` gives
+) -> dict:  # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and their targets under `target...`
     "Scores for the masked word of each caption, and for the concepts of each image"
-    place = batch['place']               # missing where the loaders have another collator than `TripletCollator`
-    grid,(w,real) = self.cells(batch['img']),self.language(batch['tok'], batch['lens'])
-    x,_ = self.head(grid.flatten(2).transpose(1,2), w, real, place)
-    return dict(logits=self.words(x), tags=self.tags(grid), target=batch['answer'], target_concepts=batch['concepts'],
-                target_weight=batch['weight'], target_tag_weight=torch.full_like(batch['weight'], self.tag_weight))
+    place = batch['place']  # missing where the loaders have another collator than `TripletCollator`
+    grid = self.cells(batch['img'])
+    (w, real) = self.language(batch['tok'], batch['lens'])
+    x, _ = self.head(grid.flatten(2).transpose(1, 2), w, real, place)
+    return dict(
+        logits=self.words(x),
+        tags=self.tags(grid),
+        target=batch['answer'],
+        target_concepts=batch['concepts'],
+        target_weight=batch['weight'],
+        target_tag_weight=torch.full_like(batch['weight'], self.tag_weight),
+    )
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #79332a37
 @patch
 @torch.no_grad()
-def attend(self:MaskedWordModel,
-    img:Tensor,  # Normalised images (b,3,H,W)
-    tok:Tensor,  # Tokens (b,s)
-    lens:Tensor, # Real ones in each row (b,)
-)->Tensor:       # Attention map of each word while it is masked, sum 1 (b,s,h,w)
+def attend(
+    self: MaskedWordModel,
+    img: Tensor,  # Normalised images (b,3,H,W)
+    tok: Tensor,  # Tokens (b,s)
+    lens: Tensor,  # Real ones in each row (b,)
+) -> Tensor:  # Attention map of each word while it is masked, sum 1 (b,s,h,w)
     "The head's attention to the cells, with each token masked in turn"
     grid = self.visual(img)
-    x,out = grid.flatten(2).transpose(1,2),[]
+    x = grid.flatten(2).transpose(1, 2)
+    out = []
     for j in range(tok.shape[1]):
         seen = tok.clone()
-        seen[:,j] = torch.where(j < lens, self.mask, tok[:,j])
-        w,real = self.language(seen, lens)
-        out.append(self.head(x, w, real, torch.full_like(lens, j).minimum(lens-1))[1])
+        seen[:, j] = torch.where(j < lens, self.mask, tok[:, j])
+        w, real = self.language(seen, lens)
+        out.append(self.head(x, w, real, torch.full_like(lens, j).minimum(lens - 1))[1])
     return torch.stack(out, 1).unflatten(2, grid.shape[2:])
+
 
 @patch
 @torch.no_grad()
-def fill_mask(self:MaskedWordModel,
-    batch:dict # `tok` (b,s) with [MASK]s, `lens` (b,); `img` (b,3,H,W), or none: the text alone
-)->Tensor:     # A score for every word at each [MASK], row after row (m,v)
+def fill_mask(
+    self: MaskedWordModel,
+    batch: dict,  # `tok` (b,s) with [MASK]s, `lens` (b,); `img` (b,3,H,W), or none: the text alone
+) -> Tensor:  # A score for every word at each [MASK], row after row (m,v)
     "Scores for the masked words"
-    w,real = self.language(batch['tok'], batch['lens'])
-    row,place = (batch['tok'] == self.mask).nonzero(as_tuple=True)
-    if batch.get('img') is None: return self.bert.mlm_logits(w[row,place])
-    x = self.visual(batch['img']).flatten(2).transpose(1,2)
+    w, real = self.language(batch['tok'], batch['lens'])
+    row, place = (batch['tok'] == self.mask).nonzero(as_tuple=True)
+    if batch.get('img') is None:
+        return self.bert.mlm_logits(w[row, place])
+    x = self.visual(batch['img']).flatten(2).transpose(1, 2)
     return self.words(self.head(x[row], w[row], real[row], place)[0])
 
+
 @patch
-def masked_counts(self:MaskedWordModel)->Tensor: # (v,)
+def masked_counts(self: MaskedWordModel) -> Tensor:  # (v,)
     "How often each word was masked in training"
     return self.times_masked
 
+
 def icmlm_capabilities(
-    model:MaskedWordModel # Any
-)->dict:                  # Name -> function
+    model: MaskedWordModel,  # Any
+) -> dict:  # Name -> function
     "The capabilities of the model, see `vlrep.models.pretrained`"
-    return dict(backbone=model.visual, attend=model.attend, fill_mask=model.fill_mask,
-                masked_counts=model.masked_counts)
+    return dict(
+        backbone=model.visual, attend=model.attend, fill_mask=model.fill_mask, masked_counts=model.masked_counts
+    )
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #a7c01e05
 def bert_sizes(
-    model:MaskedWordModel # Any
-)->dict:                  # As for `BertConfig`
+    model: MaskedWordModel,  # Any
+) -> dict:  # As for `BertConfig`
     "The sizes of its BERT, stored with a run so that it can be opened without the files of that BERT"
     return asdict(model.bert.config)

@@ -8,45 +8,47 @@ __all__ = ['ICMLMRecipe']
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #ad87dd61
 from dataclasses import dataclass, replace
 from typing import Annotated
-from ...core.fields import *
-from ..base import *
-from ..recipe import *
-from ..concept_recipe import *
+
+from ...core.fields import Choice, Fraction, Int, Share
+from ..base import METHODS, Method
+from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photos
+from ..recipe import BertName, Drop, Layers, Length, OnOff, Vocab, Weight, Width
 
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #6944db2e
-_Head     = Choice('tfm','attfc')
-_Sampling = Choice('triplets','captions')
-_Unit     = Choice('pieces','words')
-_Bert     = Annotated[str, BertName()]
-_Heads    = Int(1, 256)
-_Steps    = Int(1, 10**7)
+_Head = Choice('tfm', 'attfc')
+_Sampling = Choice('triplets', 'captions')
+_Unit = Choice('pieces', 'words')
+_Bert = Annotated[str, BertName()]
+_Heads = Int(1, 256)
+_Steps = Int(1, 10**7)
 
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #553a1ed3
 @dataclass(frozen=True)
 class ICMLMRecipe(ConceptRecipe):
     "ICMLM with a Transformer layer and ResNet-50, as in the supplement of the paper"
-    head:_Head='tfm'             # tfm: a Transformer over cells and words; attfc: words attend to cells (sec. 3.2)
-    bert:_Bert='bert-base-uncased' # Encodes the captions and stays frozen: small, a folder, or a name (sec. 4)
-    vocab:Vocab=10000            # Tokens of a small BERT, special ones included
-    width:Width=128              # Its hidden size; a published one has its own
-    depth:Layers=3               # Its layers
-    bert_steps:_Steps=1500       # Steps of its pretraining on captions, fewer if there are few captions
-    bert_part:Fraction=1. # Share of the images whose captions a small BERT is trained on (not in the paper)
-    max_len:Length=30            # Longest caption in tokens, [CLS] and [SEP] included
-    layers:Layers=1              # Layers of tfm; hidden layers of attfc's fc (tab. 5: 1 or 2)
-    heads:_Heads=1               # Attention heads: 1 (sec. 4.3), 12 (sec. 4), 8 (app. E)
-    att_width:Width=64           # Width of each of attfc's heads (not said)
-    dropout:Drop=.1              # Of tfm (not said; as BERT)
-    full_width_heads:OnOff=False # Heads of tfm as wide as BERT (app. E), or width/heads
-    full_mlm_head:OnOff=False    # BERT's whole classifier of words (sec. 3.2), or its word vectors alone (eq. 6); tfm
-    fc_final_linear:OnOff=True   # A last linear layer in attfc's fc, or ReLU to the word vectors (literal)
-    att_mask_specials:OnOff=False # Leave [CLS] and [SEP] out of attfc's attention, too, as padding is (eq. 4)
-    tag_weight:Weight=.1         # Lambda, weight of tag prediction (eq. 8: 1 for VGG16, 0.1 for ResNet)
-    length_unit:_Unit='pieces' # Of min_tokens and max_tokens: BERT's word pieces, or words (not said)
-    sampling:_Sampling='triplets' # Each triplet counts the same (app. F.1), or each caption (eq. 7)
-    frozen_start:Share=0.        # Share of the steps in which only the heads are trained (.25 for attfc with VGG16)
 
-    def problems(self)->'Iterator[str]':
+    head: _Head = 'tfm'  # tfm: a Transformer over cells and words; attfc: words attend to cells (sec. 3.2)
+    bert: _Bert = 'bert-base-uncased'  # Encodes the captions and stays frozen: small, a folder, or a name (sec. 4)
+    vocab: Vocab = 10000  # Tokens of a small BERT, special ones included
+    width: Width = 128  # Its hidden size; a published one has its own
+    depth: Layers = 3  # Its layers
+    bert_steps: _Steps = 1500  # Steps of its pretraining on captions, fewer if there are few captions
+    bert_part: Fraction = 1.0  # Share of the images whose captions a small BERT is trained on (not in the paper)
+    max_len: Length = 30  # Longest caption in tokens, [CLS] and [SEP] included
+    layers: Layers = 1  # Layers of tfm; hidden layers of attfc's fc (tab. 5: 1 or 2)
+    heads: _Heads = 1  # Attention heads: 1 (sec. 4.3), 12 (sec. 4), 8 (app. E)
+    att_width: Width = 64  # Width of each of attfc's heads (not said)
+    dropout: Drop = 0.1  # Of tfm (not said; as BERT)
+    full_width_heads: OnOff = False  # Heads of tfm as wide as BERT (app. E), or width/heads
+    full_mlm_head: OnOff = False  # BERT's whole classifier of words (sec. 3.2), or its word vectors alone (eq. 6); tfm
+    fc_final_linear: OnOff = True  # A last linear layer in attfc's fc, or ReLU to the word vectors (literal)
+    att_mask_specials: OnOff = False  # Leave [CLS] and [SEP] out of attfc's attention, too, as padding is (eq. 4)
+    tag_weight: Weight = 0.1  # Lambda, weight of tag prediction (eq. 8: 1 for VGG16, 0.1 for ResNet)
+    length_unit: _Unit = 'pieces'  # Of min_tokens and max_tokens: BERT's word pieces, or words (not said)
+    sampling: _Sampling = 'triplets'  # Each triplet counts the same (app. F.1), or each caption (eq. 7)
+    frozen_start: Share = 0.0  # Share of the steps in which only the heads are trained (.25 for attfc with VGG16)
+
+    def problems(self) -> 'Iterator[str]':
         "Reject options of the other head, and a BERT that is not pretrained"
         yield from super().problems()
         if self.head == 'attfc' and (self.full_width_heads or self.full_mlm_head):
@@ -63,22 +65,42 @@ class ICMLMRecipe(ConceptRecipe):
             yield f'heads={self.heads}: a width of {self.width} cannot be split into {self.heads} heads'
 
 # %% ../../../nbs/methods/icmlm/10_recipe.ipynb #43d1a87d
-_paper = ICMLMRecipe(steps=500_000, bs=512)                        # supplement: ResNet-50, from TP_Postag
-_vgg = ICMLMRecipe(**VGG_CONCEPTS, steps=200_000, bs=896, heads=12, tag_weight=1.)
-_small = ICMLMRecipe(**SMALL_CONCEPTS, bert='small', vocab=600, width=64, depth=2, heads=4, dropout=0., tag_weight=1.)
+_paper = ICMLMRecipe(steps=500_000, bs=512)  # supplement: ResNet-50, from TP_Postag
+_vgg = ICMLMRecipe(**VGG_CONCEPTS, steps=200_000, bs=896, heads=12, tag_weight=1.0)
+_small = ICMLMRecipe(**SMALL_CONCEPTS, bert='small', vocab=600, width=64, depth=2, heads=4, dropout=0.0, tag_weight=1.0)
 _attfc = dict(head='attfc')
-_wait = dict(head='attfc', frozen_start=.25)
+_wait = dict(head='attfc', frozen_start=0.25)
 
-METHODS.add(Method('icmlm', ICMLMRecipe, {
-    'icmlm_tfm_r50': _paper, 'icmlm_attfc_r50': replace(_paper, **_attfc),                      # tab. 3
-    **{f'icmlm_{h}_r50_l{l}h{n}': replace(_paper, head=h, layers=l, heads=n, tag_weight=0.)     # tab. 5
-       for h in ('tfm','attfc') for l,n in ((1,1), (1,4), (1,12), (2,12))},
-    'icmlm_tfm_vgg16': _vgg, 'icmlm_attfc_vgg16': replace(_vgg, **_wait),                       # tab. 1 and 2
-    'icmlm_tfm': _small, 'icmlm_attfc': replace(_small, **_attfc), 'world': _small,
-    **concept_photos(_small), **{f'{k}_attfc': replace(r, **_attfc) for k,r in concept_photos(_small).items()}},
-    **{k: f'vlrep.methods.icmlm.method:{v}' for k,v in dict(
-        model='ICMLMModel', loss='icmlm_loss', learner='icmlm_learner').items()},
-    **{k: f'vlrep.methods.icmlm.collate:{v}' for k,v in dict(
-        tokenizer='triplet_tokenizer', collate='triplet_collator', check='check_triplets').items()},
-    sizes='vlrep.methods.icmlm.models:bert_sizes', paper='ICMLM (Sariyildiz and others, 2020)',
-    loss_unit='nats per masked token, plus lambda times nats an image over its concepts'))
+METHODS.add(
+    Method(
+        'icmlm',
+        ICMLMRecipe,
+        {
+            'icmlm_tfm_r50': _paper,
+            'icmlm_attfc_r50': replace(_paper, **_attfc),  # tab. 3
+            **{
+                f'icmlm_{h}_r50_l{l}h{n}': replace(_paper, head=h, layers=l, heads=n, tag_weight=0.0)  # tab. 5
+                for h in ('tfm', 'attfc')
+                for l, n in ((1, 1), (1, 4), (1, 12), (2, 12))
+            },
+            'icmlm_tfm_vgg16': _vgg,
+            'icmlm_attfc_vgg16': replace(_vgg, **_wait),  # tab. 1 and 2
+            'icmlm_tfm': _small,
+            'icmlm_attfc': replace(_small, **_attfc),
+            'world': _small,
+            **concept_photos(_small),
+            **{f'{k}_attfc': replace(r, **_attfc) for k, r in concept_photos(_small).items()},
+        },
+        **{
+            k: f'vlrep.methods.icmlm.method:{v}'
+            for k, v in dict(model='ICMLMModel', loss='icmlm_loss', learner='icmlm_learner').items()
+        },
+        **{
+            k: f'vlrep.methods.icmlm.collate:{v}'
+            for k, v in dict(tokenizer='triplet_tokenizer', collate='triplet_collator', check='check_triplets').items()
+        },
+        sizes='vlrep.methods.icmlm.models:bert_sizes',
+        paper='ICMLM (Sariyildiz and others, 2020)',
+        loss_unit='nats per masked token, plus lambda times nats an image over its concepts',
+    )
+)

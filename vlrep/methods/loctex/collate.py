@@ -6,234 +6,279 @@
 __all__ = ['cut_windows', 'needed_points', 'pointing', 'check_narratives', 'pack_points', 'NarrativeCollator']
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #b539da3e
-import numpy as np, torch
+import numpy as np
+import torch
 from fastcore.basics import patch
-from ...core.seeding import *
+
+from ...core.seeding import chances
+from ...data.collate import CaptionCollator
+from ...data.narratives import Narratives
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import Tokenizer
 from ...data.transforms import ENGLISH_SIDES, swap_left_right
-from ...data.collate import CaptionCollator
-from ...data.narratives import Narratives
-from .recipe import *
+from .recipe import LocTexRecipe
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fbacd26c
 def cut_windows(
-    parts:tuple|list, # Arrays aligned with the texts, text after text (n,...)
-    fills:tuple|list, # The fill value of each
-    lens:np.ndarray,  # Length of each text (b,), their sum is n
-    draw:np.ndarray,  # A number in [0,1) for each text (b,): where its window begins
-    most:int,         # Length of a window; shorter texts stay whole
-)->tuple:             # For each part its windows (b,s,...), and the length of each (b,)
+    parts: tuple | list,  # Arrays aligned with the texts, text after text (n,...)
+    fills: tuple | list,  # The fill value of each
+    lens: np.ndarray,  # Length of each text (b,), their sum is n
+    draw: np.ndarray,  # A number in [0,1) for each text (b,): where its window begins
+    most: int,  # Length of a window; shorter texts stay whole
+) -> tuple:  # For each part its windows (b,s,...), and the length of each (b,)
     "Crop the same window from every part, one for each text"
     size = np.minimum(lens, most)
-    first = (draw*(lens-size+1)).astype(np.int64)
+    first = (draw * (lens - size + 1)).astype(np.int64)
     col = np.arange(size.max())
-    real = col < size[:,None]
-    at = (np.cumsum(lens)-lens+first)[:,None] + col
+    real = col < size[:, None]
+    at = (np.cumsum(lens) - lens + first)[:, None] + col
     out = []
-    for p,f in zip(parts, fills):
-        x = np.empty((*real.shape,*p.shape[1:]), p.dtype)
+    for p, f in zip(parts, fills):
+        x = np.empty((*real.shape, *p.shape[1:]), p.dtype)
         x[:] = f
         x[real] = p[at[real]]
         out.append(x)
-    return out,size
+    return out, size
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #0ca34ef3
 def needed_points(
-    span:np.ndarray,   # Start and end of each token in seconds (b,s,2); the end before the start: no time
-    t:np.ndarray,      # Seconds of all points, sample after sample (m,)
-    sample:np.ndarray, # The sample of each point (m,)
-)->np.ndarray:         # (m,) bool
+    span: np.ndarray,  # Start and end of each token in seconds (b,s,2); the end before the start: no time
+    t: np.ndarray,  # Seconds of all points, sample after sample (m,)
+    sample: np.ndarray,  # The sample of each point (m,)
+) -> np.ndarray:  # (m,) bool
     "Which points lie within the time of a token, both ends included"
-    real = span[...,1] >= span[...,0]
-    if not real.any() or not len(t): return np.zeros(len(t), bool)
-    apart = 2*max(np.abs(span[real]).max(), np.abs(t).max())+1.
-    far = apart*np.arange(len(span))
-    a,b = ((span[...,k].astype(np.float64)+far[:,None])[real] for k in (0,1))
+    real = span[..., 1] >= span[..., 0]
+    if not real.any() or not len(t):
+        return np.zeros(len(t), bool)
+    apart = 2 * max(np.abs(span[real]).max(), np.abs(t).max()) + 1.0
+    far = apart * np.arange(len(span))
+    a, b = ((span[..., k].astype(np.float64) + far[:, None])[real] for k in (0, 1))
     order = np.argsort(a, kind='stable')
-    a,latest = a[order],np.maximum.accumulate(b[order])
-    at = t.astype(np.float64)+far[sample]
-    i = np.searchsorted(a, at, 'right')-1
+    a = a[order]
+    latest = np.maximum.accumulate(b[order])
+    at = t.astype(np.float64) + far[sample]
+    i = np.searchsorted(a, at, 'right') - 1
     return (i >= 0) & (at <= latest[np.maximum(i, 0)])
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #78c0fd2d
 def pointing(
-    told:Narratives,   # Any
-    time_pad:float=0., # Seconds added to the time of each word, at both ends
-    chunk:int=2000,    # Narratives at a time
-)->dict:               # `trace`: has points; `times`: has words with times; `points`: has a point inside the image
-                       # while a word is said; bool (m,) each
+    told: Narratives,  # Any
+    time_pad: float = 0.0,  # Seconds added to the time of each word, at both ends
+    chunk: int = 2000,  # Narratives at a time
+) -> dict:  # `trace`: has points; `times`: has words with times; `points`: has a point inside the image
+    # while a word is said; bool (m,) each
     "Which narratives, image after image, have what the localisation loss needs"
     out = dict(trace=[], times=[], points=[])
     for i in range(0, len(told.at), chunk):
-        at = told.at[i:i+chunk]
-        (words,w),(t,n),(xy,_) = (told.cols[k].take(at) for k in ('words','t','xy'))
-        real = np.arange(max(1, w.max(initial=0))) < w[:,None]
-        span = np.tile(np.float32([0,-1]), (*real.shape,1))
-        span[real] = np.where((words[:,1] >= words[:,0])[:,None], words+np.float32([-time_pad,time_pad]),
-                              np.float32([0,-1]))
+        at = told.at[i : i + chunk]
+        (words, w), (t, n), (xy, _) = (told.cols[k].take(at) for k in ('words', 't', 'xy'))
+        real = np.arange(max(1, w.max(initial=0))) < w[:, None]
+        span = np.tile(np.float32([0, -1]), (*real.shape, 1))
+        span[real] = np.where(
+            (words[:, 1] >= words[:, 0])[:, None], words + np.float32([-time_pad, time_pad]), np.float32([0, -1])
+        )
         sample = np.repeat(np.arange(len(at)), n)
         inside = ((xy >= 0) & (xy <= 10_000)).all(1) & needed_points(span, t, sample)
         out['trace'].append(n > 0)
-        out['times'].append((span[...,1] >= span[...,0]).any(1))
+        out['times'].append((span[..., 1] >= span[..., 0]).any(1))
         out['points'].append(np.bincount(sample[inside], minlength=len(at)) > 0)
-    return {k: np.concatenate(v) if v else np.zeros(0, bool) for k,v in out.items()}
+    return {k: np.concatenate(v) if v else np.zeros(0, bool) for k, v in out.items()}
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #87db1231
 def _without_places(recipe, told, data):
     "How many narratives the localisation loss leaves out; a `ValueError` if it is on and leaves out all"
     first = slice(None) if recipe.all_narratives else told.rows[:-1][told.counts() > 0]  # those that are read
-    got = {k: v[first] for k,v in pointing(told, recipe.time_pad).items()}
+    got = {k: v[first] for k, v in pointing(told, recipe.time_pad).items()}
     lost = {'have no trace': ~got['trace']}
     lost['have no words with times'] = got['trace'] & ~got['times']
     lost['have no point inside the image while a word is said'] = got['trace'] & got['times'] & ~got['points']
-    why = [f'{v.sum():,} of {len(v):,} narratives {k}' for k,v in lost.items() if v.any()]
+    why = [f'{v.sum():,} of {len(v):,} narratives {k}' for k, v in lost.items() if v.any()]
     if recipe.localise and not recipe.oracle_masks and not got['points'].any():
         raise ValueError(
-            f'{data}: no narrative has a usable trace ({", ".join(why)}); train without traces: --set localise=0')
+            f'{data}: no narrative has a usable trace ({", ".join(why)}); train without traces: --set localise=0'
+        )
     return [f'{line}: the localisation loss leaves them out' for line in why]
 
+
 def check_narratives(
-    recipe:LocTexRecipe, # Recipe of the run
-    splits:dict,         # Datasets `train` to learn from, and `valid` to choose the checkpoint by
-    data:str,            # Name of the dataset
-    accumulate:int=1,    # Parts into which a batch is cut
-)->list:                 # Lines
+    recipe: LocTexRecipe,  # Recipe of the run
+    splits: dict,  # Datasets `train` to learn from, and `valid` to choose the checkpoint by
+    data: str,  # Name of the dataset
+    accumulate: int = 1,  # Parts into which a batch is cut
+) -> list:  # Lines
     "Log lines on missing narratives or traces and on fewer negatives; a `ValueError` if a loss has no samples"
     if recipe.contrast and len(splits['valid']) < 2:
-        raise ValueError(f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
-                         f'at least 2: add images, or --set valid=...')
+        raise ValueError(
+            f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
+            f'at least 2: add images, or --set valid=...'
+        )
     told = splits['train'].narratives
-    out = ([f'{data} has no narratives: captions are read in their place, without localisation'] if told is None
-           else _without_places(recipe, told, data))
+    out = (
+        [f'{data} has no narratives: captions are read in their place, without localisation']
+        if told is None
+        else _without_places(recipe, told, data)
+    )
     if recipe.all_narratives and (told is None or told.counts().max() < 2):
         out.append('all_narratives: no image has more than one narrative, so it changes nothing')
     if recipe.contrast and accumulate > 1:
-        out.append(f'accumulate {accumulate}: the pairs of a part are compared with each other only, '
-                   f'{recipe.bs//accumulate-1} negatives instead of {recipe.bs-1}')
+        out.append(
+            f'accumulate {accumulate}: the pairs of a part are compared with each other only, '
+            f'{recipe.bs // accumulate - 1} negatives instead of {recipe.bs - 1}'
+        )
     return out
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #3110f510
 def pack_points(
-    xy:np.ndarray,     # In 1/10000 of width and height, sample after sample (m,2)
-    t:np.ndarray,      # Seconds (m,)
-    joined:np.ndarray, # Is it joined to the point before? (m,) bool
-    sample:np.ndarray, # The sample of each point (m,), ascending
-    keep:np.ndarray,   # Which to keep (m,) bool
-    *, b:int,          # Number of samples
-)->np.ndarray:         # x, y, t, joined (b,n,4) float32, n >= 1; 0, 0, -1e6, 0 where there are no more points
+    xy: np.ndarray,  # In 1/10000 of width and height, sample after sample (m,2)
+    t: np.ndarray,  # Seconds (m,)
+    joined: np.ndarray,  # Is it joined to the point before? (m,) bool
+    sample: np.ndarray,  # The sample of each point (m,), ascending
+    keep: np.ndarray,  # Which to keep (m,) bool
+    *,
+    b: int,  # Number of samples
+) -> np.ndarray:  # x, y, t, joined (b,n,4) float32, n >= 1; 0, 0, -1e6, 0 where there are no more points
     "The kept points of each sample; one whose predecessor is not kept begins a stroke"
     joined = joined & np.concatenate([[False], keep[:-1]])
     whose = sample[keep]
     n = np.bincount(whose, minlength=b)
-    out = np.zeros((b,max(1, n.max()),4), np.float32)
-    out[...,2] = -1e6
-    real = np.arange(out.shape[1]) < n[:,None]
-    out[real] = np.concatenate([xy[keep]/np.float32(1e4), t[keep,None], joined[keep,None]], 1)
+    out = np.zeros((b, max(1, n.max()), 4), np.float32)
+    out[..., 2] = -1e6
+    real = np.arange(out.shape[1]) < n[:, None]
+    out[real] = np.concatenate([xy[keep] / np.float32(1e4), t[keep, None], joined[keep, None]], 1)
     return out
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #de255a1e
 class NarrativeCollator:
     "A narrative of each image as tokens, with the seconds of each token and the points of the trace"
-    windows = True            # of a longer one, another part in every epoch
-    def __init__(self,
-        tok:Tokenizer,        # Cuts words into tokens
-        max_len:int=60,       # Most tokens; of a longer narrative a window, redrawn in every epoch (LocTex sec. 3.5)
-        time_pad:float=0.,    # Seconds added to the time of each token, at both ends
-        all_narratives:bool=False, # Any narrative of an image, drawn anew in every epoch? Else always its first
-        substring:bool=False, # Exchange left and right inside words too, as VirTex's code does
-        sides:tuple=ENGLISH_SIDES, # As for `CaptionCollator`
+
+    windows = True  # of a longer one, another part in every epoch
+
+    def __init__(
+        self,
+        tok: Tokenizer,  # Cuts words into tokens
+        max_len: int = 60,  # Most tokens; of a longer narrative a window, redrawn in every epoch (LocTex sec. 3.5)
+        time_pad: float = 0.0,  # Seconds added to the time of each token, at both ends
+        all_narratives: bool = False,  # Any narrative of an image, drawn anew in every epoch? Else always its first
+        substring: bool = False,  # Exchange left and right inside words too, as VirTex's code does
+        sides: tuple = ENGLISH_SIDES,  # As for `CaptionCollator`
     ):
-        if max_len < 1: raise ValueError(f'max_len={max_len}: at least 1')
-        if not 0 <= time_pad < 1e6: raise ValueError(f'time_pad={time_pad}: seconds, not below 0')
-        self.tok,self.max_len,self.time_pad = tok,max_len,time_pad
-        self.all_narratives,self.substring = all_narratives,substring
+        if max_len < 1:
+            raise ValueError(f'max_len={max_len}: at least 1')
+        if not 0 <= time_pad < 1e6:
+            raise ValueError(f'time_pad={time_pad}: seconds, not below 0')
+        self.tok = tok
+        self.max_len = max_len
+        self.time_pad = time_pad
+        self.all_narratives = all_narratives
+        self.substring = substring
         self.sides = sides
         self._captions = CaptionCollator(tok, max_len, substring, sides)
-    def check(self,
-        source:ImageTextDataset  # What will be read
-    )->None:
+
+    def check(
+        self,
+        source: ImageTextDataset,  # What will be read
+    ) -> None:
         "A `ValueError` if there is an image without a narrative"
-        if source.narratives is None: return self._captions.check(source)
+        if source.narratives is None:
+            return self._captions.check(source)
         mute = np.flatnonzero(source.narratives.counts() == 0)
-        if len(mute): raise ValueError(f'{source.name}: {len(mute)} of {len(source)} images have no narrative, '
-                                       f'the first is {source.ids[mute[0]]}')
-    def which(self,
-        told:Narratives, rows:np.ndarray, when:int|str, seed:int, # As for the call
-    )->np.ndarray: # An entry of `told.at` for each row (b,)
+        if len(mute):
+            raise ValueError(
+                f'{source.name}: {len(mute)} of {len(source)} images have no narrative, '
+                f'the first is {source.ids[mute[0]]}'
+            )
+
+    def which(
+        self,
+        told: Narratives,
+        rows: np.ndarray,
+        when: int | str,
+        seed: int,  # As for the call
+    ) -> np.ndarray:  # An entry of `told.at` for each row (b,)
         "The narrative of each image"
-        first,n = told.rows[rows],told.rows[rows+1]-told.rows[rows]
-        return told.at[first + (chances(rows, seed, 'narrative', when)*n).astype(np.int64)*self.all_narratives]
-    def all_texts(self, source:ImageTextDataset)->'TextBuffer':
+        first = told.rows[rows]
+        n = told.rows[rows + 1] - told.rows[rows]
+        return told.at[first + (chances(rows, seed, 'narrative', when) * n).astype(np.int64) * self.all_narratives]
+
+    def all_texts(self, source: ImageTextDataset) -> 'TextBuffer':
         "The narratives of each image, or its captions"
         return source.captions if source.narratives is None else source.narratives.texts()
-    def uncut(self, texts:list)->list:
+
+    def uncut(self, texts: list) -> list:
         "As `CaptionCollator.uncut`"
         return self._captions.uncut(texts)
-    def lengths(self, source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int)->np.ndarray:
+
+    def lengths(self, source: ImageTextDataset, rows: np.ndarray, when: int | str, seed: int) -> np.ndarray:
         "How long what is read of each row is, in bytes (b,)"
         told = source.narratives
-        if told is None: return self._captions.lengths(source, rows, when, seed)
-        at,ends = self.which(told, rows, when, seed),told.cols['text'].ends
-        return ends[at+1]-ends[at]
+        if told is None:
+            return self._captions.lengths(source, rows, when, seed)
+        at = self.which(told, rows, when, seed)
+        ends = told.cols['text'].ends
+        return ends[at + 1] - ends[at]
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #11d61b1c
 @patch
-def pieces(self:NarrativeCollator,
-    texts:list,       # Of each sample (b)
-    times:np.ndarray, # Start and end of each word in seconds, sample after sample (w,2); 0 and -1 if it has none
-    draw:np.ndarray,  # A number in [0,1) for each sample (b,): where its window begins
-)->tuple:             # Padded tokens (b,s), their number (b,), start and end of each (b,s,2)
+def pieces(
+    self: NarrativeCollator,
+    texts: list,  # Of each sample (b)
+    times: np.ndarray,  # Start and end of each word in seconds, sample after sample (w,2); 0 and -1 if it has none
+    draw: np.ndarray,  # A number in [0,1) for each sample (b,): where its window begins
+) -> tuple:  # Padded tokens (b,s), their number (b,), start and end of each (b,s,2)
     "A window out of [SOS], the tokens of the words, [EOS], each with the time of its word"
     words = [t.split() for t in texts]
-    n = np.array([len(l)+2 for l in words])
+    n = np.array([len(l) + 2 for l in words])
     ends = n.cumsum()
-    cut = self.tok.encode([w for l in words for w in l], 1 << 30)               # each between its own [SOS] and [EOS]
+    cut = self.tok.encode([w for l in words for w in l], 1 << 30)  # each between its own [SOS] and [EOS]
     word = np.ones(ends[-1], bool)
-    word[ends-n] = word[ends-1] = False  # the others are [SOS] and [EOS]
+    word[ends - n] = word[ends - 1] = False  # the others are [SOS] and [EOS]
     per = np.ones(ends[-1], np.int64)
-    per[word] = [len(c)-2 for c in cut]
-    span = np.tile(np.float32([0,-1]), (ends[-1],1))
-    said = (times[:,1] >= times[:,0])[:,None]
+    per[word] = [len(c) - 2 for c in cut]
+    span = np.tile(np.float32([0, -1]), (ends[-1], 1))
+    said = (times[:, 1] >= times[:, 0])[:, None]
     pad = self.time_pad
-    span[word] = np.where(said, times + np.float32([-pad,pad]), np.float32([0,-1]))
+    span[word] = np.where(said, times + np.float32([-pad, pad]), np.float32([0, -1]))
     flat = []
     cut = iter(cut)
-    for l in words: flat += [self.tok.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tok.eos]
-    parts = np.array(flat, np.int64),np.repeat(span, per, 0)
-    (tok,span),size = cut_windows(parts, (self.tok.pad,(0,-1)), np.add.reduceat(per, ends-n), draw, self.max_len)
-    return tok,size,span
+    for l in words:
+        flat += [self.tok.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tok.eos]
+    parts = np.array(flat, np.int64), np.repeat(span, per, 0)
+    (tok, span), size = cut_windows(parts, (self.tok.pad, (0, -1)), np.add.reduceat(per, ends - n), draw, self.max_len)
+    return tok, size, span
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fd727523
 @patch
-def _texts(self:NarrativeCollator, source, rows, when, seed, flip):
+def _texts(self: NarrativeCollator, source, rows, when, seed, flip):
     "What is said, the times of the words, and which narratives they are (None: captions)"
     told = source.narratives
     if told is None:
         texts = self._captions.texts(source, rows, when, seed, flip)
-        return texts,np.tile(np.float32([0,-1]), (sum(len(t.split()) for t in texts),1)),None
-    if (told.rows[rows+1] == told.rows[rows]).any(): self.check(source)
+        return texts, np.tile(np.float32([0, -1]), (sum(len(t.split()) for t in texts), 1)), None
+    if (told.rows[rows + 1] == told.rows[rows]).any():
+        self.check(source)
     at = self.which(told, rows, when, seed)
     texts = [told.cols['text'][k].tobytes().decode() for k in at]
-    texts = [swap_left_right(t, self.substring, self.sides) if f else t for t,f in zip(texts, flip)]
-    return texts,told.cols['words'].take(at)[0],at
+    texts = [swap_left_right(t, self.substring, self.sides) if f else t for t, f in zip(texts, flip)]
+    return texts, told.cols['words'].take(at)[0], at
+
 
 @patch
-def __call__(self:NarrativeCollator,
-    source:ImageTextDataset, # Images with narratives; without, their captions are read, and nothing has a time
-    rows:np.ndarray,         # Which of them (b,)
-    when,                    # Number of the epoch, or 'valid'
-    seed:int,                # Of the run
-    flip:np.ndarray,         # Which are mirrored (b,) bool
-)->dict:                     # `tok` (b,s), `lens` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
+def __call__(
+    self: NarrativeCollator,
+    source: ImageTextDataset,  # Images with narratives; without, their captions are read, and nothing has a time
+    rows: np.ndarray,  # Which of them (b,)
+    when,  # Number of the epoch, or 'valid'
+    seed: int,  # Of the run
+    flip: np.ndarray,  # Which are mirrored (b,) bool
+) -> dict:  # `tok` (b,s), `lens` (b,), `span` (b,s,2) seconds, `trace` (b,n,4): x, y, t, joined
     "The narrative of each image; the trace is not mirrored yet, that is done together with the image"
     rows = np.asarray(rows)
     b = len(rows)
-    texts,times,at = self._texts(source, rows, when, seed, flip)
-    tok,lens,span = self.pieces(texts, times, chances(rows, seed, 'window', when))
+    texts, times, at = self._texts(source, rows, when, seed, flip)
+    tok, lens, span = self.pieces(texts, times, chances(rows, seed, 'window', when))
     cols = Narratives().close([]).cols if at is None else source.narratives.cols
     at = [] if at is None else at
-    (xy,n),(t,_),(joined,_) = (cols[k].take(at) for k in ('xy','t','joined'))
+    (xy, n), (t, _), (joined, _) = (cols[k].take(at) for k in ('xy', 't', 'joined'))
     sample = np.repeat(np.arange(len(n)), n)
     trace = pack_points(xy, t, joined, sample, needed_points(span, t, sample), b=b)
-    return {k: torch.from_numpy(v) for k,v in dict(tok=tok, lens=lens, span=span, trace=trace).items()}
+    return {k: torch.from_numpy(v) for k, v in dict(tok=tok, lens=lens, span=span, trace=trace).items()}

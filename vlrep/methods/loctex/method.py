@@ -7,23 +7,27 @@ __all__ = ['LocTexModel', 'loctex_loss', 'loctex_learner']
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #d4e3ff59
 from functools import partial
-import torch, torch.nn as nn, torch.nn.functional as F
-from torch import Tensor
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from fastcore.basics import patch
-from ...core.seeding import *
-from ...core.registry import *
+from torch import Tensor
+
+from ...core.registry import did_you_mean
+from ...core.seeding import seed_of
 from ...data.traces import HOW, render_traces
 from ...losses.contrastive import info_nce
 from ...losses.localization import attention_maps, localisation_loss
-from ...models.text_encoder import mean_words, TextEncoder
+from .oracle_masks import thing_masks
+from .recipe import LocTexRecipe
+from ..word_head import WordNaming, rarity_in, word_term
 from ...models.backbones import make_backbone
-from ...training.distributed import current_dist, Dist
-from ...training.optim import param_groups, sgd
-from ...training.learner import BatchLearner, combine_terms, learner
+from ...models.text_encoder import TextEncoder, mean_words
 from ...training.callbacks import recipe_rules
-from ..word_head import rarity_in, word_term, WordNaming
-from .oracle_masks import *
-from .recipe import *
+from ...training.distributed import Dist, current_dist
+from ...training.learner import BatchLearner, combine_terms, learner
+from ...training.optim import param_groups, sgd
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #96b57992
 class LocTexModel(WordNaming, nn.Module):
@@ -31,103 +35,135 @@ class LocTexModel(WordNaming, nn.Module):
 
     A pair of linear heads for the contrastive loss, and one on each grid for the localisation loss (LocTex fig. 2)
     """
-    def __init__(self,
-        visual,                  # A backbone: has `scales` and `scale_widths` as `Backbone`
-        text,                    # A text encoder: (tok, lens) to (b,s,d); has `width` = d
-        scales:int=2,            # Grids with localisation heads
-        join:int=1024,           # Width of the joint spaces
-        contrast:bool=True,      # With heads for the contrastive loss?
-        *, localise:bool=True,   # With heads for the localisation loss?
-        loc_scale:float=1.,      # Factor of the products of words and cells
-        render:str='polyline',   # What a trace covers, see `render_traces`
-        oracle_masks:bool=False, # Targets of the attention: ground-truth masks instead of traces
+
+    def __init__(
+        self,
+        visual,  # A backbone: has `scales` and `scale_widths` as `Backbone`
+        text,  # A text encoder: (tok, lens) to (b,s,d); has `width` = d
+        scales: int = 2,  # Grids with localisation heads
+        join: int = 1024,  # Width of the joint spaces
+        contrast: bool = True,  # With heads for the contrastive loss?
+        *,
+        localise: bool = True,  # With heads for the localisation loss?
+        loc_scale: float = 1.0,  # Factor of the products of words and cells
+        render: str = 'polyline',  # What a trace covers, see `render_traces`
+        oracle_masks: bool = False,  # Targets of the attention: ground-truth masks instead of traces
     ):
         super().__init__()
-        self.visual,self.text,self.loc_scale,self.render,self.oracle_masks = visual,text,loc_scale,render,oracle_masks
+        self.visual = visual
+        self.text = text
+        self.loc_scale = loc_scale
+        self.render = render
+        self.oracle_masks = oracle_masks
         self.n = scales if localise else 1
         widths = visual.scale_widths(self.n)
-        if contrast: self.whole_v,self.whole_t = nn.Linear(visual.width, join),nn.Linear(text.width, join)
+        if contrast:
+            self.whole_v = nn.Linear(visual.width, join)
+            self.whole_t = nn.Linear(text.width, join)
         if localise:
             self.place_v = nn.ModuleList(nn.Linear(w, join) for w in widths)
             self.place_t = nn.ModuleList(nn.Linear(text.width, join) for _ in widths)
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #34ac55fa
 @patch
-def compare(self:LocTexModel,
-    grid:Tensor,              # One of the backbone's grids (b,c,h,w)
-    words:Tensor,             # From the text encoder (b,s,d)
-    v:nn.Module, t:nn.Module, # Linear heads of the two
-)->Tensor:                    # (b,s,h,w)
+def compare(
+    self: LocTexModel,
+    grid: Tensor,  # One of the backbone's grids (b,c,h,w)
+    words: Tensor,  # From the text encoder (b,s,d)
+    v: nn.Module,
+    t: nn.Module,  # Linear heads of the two
+) -> Tensor:  # (b,s,h,w)
     "The attention of each word over the cells"
-    return attention_maps(t(words), v(grid.permute(0,2,3,1)).permute(0,3,1,2), self.loc_scale)
+    return attention_maps(t(words), v(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), self.loc_scale)
+
 
 @patch
-def masks(self:LocTexModel,
-    batch:dict, # `trace` and `span`, see `render_traces`; for oracle masks `things` and `about`, see `thing_masks`
-    grids:list, # Sides of the grids, (h,w) each
-)->list:        # bool (b,s,h,w) each
+def masks(
+    self: LocTexModel,
+    batch: dict,  # `trace` and `span`, see `render_traces`; for oracle masks `things` and `about`, see `thing_masks`
+    grids: list,  # Sides of the grids, (h,w) each
+) -> list:  # bool (b,s,h,w) each
     "Target masks of each word on each grid: rendered once, on the finest, where the coarser ones divide it evenly"
     if self.oracle_masks and 'things' not in batch:
-        raise ValueError('oracle_masks=True: the batch has no outlines of things; read with OracleMaskCollator, see '
-                         'vlrep.methods.loctex.oracle_masks')
-    if self.oracle_masks: return [thing_masks(batch['things'], batch['about'], g) for g in grids]
+        raise ValueError(
+            'oracle_masks=True: the batch has no outlines of things; read with OracleMaskCollator, see '
+            'vlrep.methods.loctex.oracle_masks'
+        )
+    if self.oracle_masks:
+        return [thing_masks(batch['things'], batch['about'], g) for g in grids]
     top = max(grids)
     fine = render_traces(batch['trace'], batch['span'], top, self.render)
+
     def on(g):
-        ky,kx = top[0]//g[0],top[1]//g[1]
-        if (g[0]*ky,g[1]*kx) != top: return render_traces(batch['trace'], batch['span'], g, self.render)
-        return fine if ky == kx == 1 else fine.unflatten(3, (g[1],kx)).any(4).unflatten(2, (g[0],ky)).any(3)
+        ky = top[0] // g[0]
+        kx = top[1] // g[1]
+        if (g[0] * ky, g[1] * kx) != top:
+            return render_traces(batch['trace'], batch['span'], g, self.render)
+        return fine if ky == kx == 1 else fine.unflatten(3, (g[1], kx)).any(4).unflatten(2, (g[0], ky)).any(3)
+
     return [on(g) for g in grids]
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #209d4749
 @patch
-def forward(self:LocTexModel,
-    batch:dict, # `img`, `tok`, `lens`, `span`, `trace`
-)->dict:        # `img_vec`, `txt_vec` (b,join); for each grid `attn` (b,s,h,w) that sums to 1, and `mask` (b,s,h,w)
-                # bool, numbered from the coarsest; in training perhaps what `name_words` gives
+def forward(
+    self: LocTexModel,
+    batch: dict,  # `img`, `tok`, `lens`, `span`, `trace`
+) -> dict:  # `img_vec`, `txt_vec` (b,join); for each grid `attn` (b,s,h,w) that sums to 1, and `mask` (b,s,h,w)
+    # bool, numbered from the coarsest; in training perhaps what `name_words` gives
     "Vectors of images and texts, and for each grid the words' attention maps and target masks"
     grids = self.visual.scales(batch['img'], self.n)
     words = self.text(batch['tok'], batch['lens'])
-    out,mean = {},grids[0].mean((2,3))
+    out = {}
+    mean = grids[0].mean((2, 3))
     if hasattr(self, 'whole_v'):
         out['img_vec'] = self.whole_v(mean)
         out['txt_vec'] = self.whole_t(mean_words(words, batch['lens']))
     if hasattr(self, 'place_v'):
         masks = self.masks(batch, [tuple(g.shape[2:]) for g in grids])
-        for k,(g,v,t,m) in enumerate(zip(grids, self.place_v, self.place_t, masks)):
-            out[f'attn{k}'],out[f'mask{k}'] = self.compare(g, words, v, t),m
+        for k, (g, v, t, m) in enumerate(zip(grids, self.place_v, self.place_t, masks)):
+            out[f'attn{k}'], out[f'mask{k}'] = self.compare(g, words, v, t), m
     return out | self.name_words(mean, batch['tok']) if self.word_weight and self.training else out
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #e31fb3c6
 @patch
 @torch.no_grad()
-def attend(self:LocTexModel,
-    img:Tensor,  # Normalised images (b,3,H,W)
-    tok:Tensor,  # Tokens (b,s)
-    lens:Tensor, # Real ones in each row (b,)
-)->Tensor:       # Sums to 1 over the cells (b,s,h,w)
+def attend(
+    self: LocTexModel,
+    img: Tensor,  # Normalised images (b,3,H,W)
+    tok: Tensor,  # Tokens (b,s)
+    lens: Tensor,  # Real ones in each row (b,)
+) -> Tensor:  # Sums to 1 over the cells (b,s,h,w)
     "Each word's attention on the finest supervised grid; without localisation heads, softmax of word-cell cosines"
     words = self.text(tok, lens)
     grid = self.visual.scales(img, self.n)[-1]
-    if hasattr(self, 'place_v'): return self.compare(grid, words, self.place_v[-1], self.place_t[-1])
-    unit = lambda x: F.normalize(x, dim=-1)
-    return attention_maps(unit(self.whole_t(words)), unit(self.whole_v(grid.permute(0,2,3,1))).permute(0,3,1,2), 10.)
+    if hasattr(self, 'place_v'):
+        return self.compare(grid, words, self.place_v[-1], self.place_t[-1])
+
+    def unit(x):
+        return F.normalize(x, dim=-1)
+
+    return attention_maps(
+        unit(self.whole_t(words)), unit(self.whole_v(grid.permute(0, 2, 3, 1))).permute(0, 3, 1, 2), 10.0
+    )
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #5e7a1c02
 @patch
 @torch.no_grad()
-def embed_image(self:LocTexModel,
-    img:Tensor, # Normalised images (b,3,H,W)
-)->Tensor:      # Length 1 (b,join)
+def embed_image(
+    self: LocTexModel,
+    img: Tensor,  # Normalised images (b,3,H,W)
+) -> Tensor:  # Length 1 (b,join)
     "Vectors of whole images, to compare with those of `embed_text`; only of a model with contrastive heads"
-    return F.normalize(self.whole_v(self.visual(img).mean((2,3))).float(), dim=1)
+    return F.normalize(self.whole_v(self.visual(img).mean((2, 3))).float(), dim=1)
+
 
 @patch
 @torch.no_grad()
-def embed_text(self:LocTexModel,
-    tok:Tensor,  # Tokens (b,s)
-    lens:Tensor, # Real ones in each row (b,)
-)->Tensor:       # Length 1 (b,join)
+def embed_text(
+    self: LocTexModel,
+    tok: Tensor,  # Tokens (b,s)
+    lens: Tensor,  # Real ones in each row (b,)
+) -> Tensor:  # Length 1 (b,join)
     "Vectors of whole texts, to compare with those of `embed_image`; only of a model with contrastive heads"
     return F.normalize(self.whole_t(mean_words(self.text(tok, lens), lens)).float(), dim=1)
 
@@ -138,67 +174,84 @@ def _paired(own, group, include_positive, dist):
     sizes[dist.rank] = own
     sizes = [int(n) for n in dist.sum(sizes)] if dist.world_size > 1 else [own]
     n = sum(sizes)
-    alone = not include_positive and (n%group if group else n) == 1                    # the last one of all
-    return own - (alone and own > 0 and not any(sizes[dist.rank+1:])), n - alone
+    alone = not include_positive and (n % group if group else n) == 1  # the last one of all
+    return own - (alone and own > 0 and not any(sizes[dist.rank + 1 :])), n - alone
+
 
 @torch.no_grad()
 def _sides(model, img):
     "Sizes of the model's grids for images of this shape, from a black image in evaluation mode"
     modes = [(m, m.training) for m in model.visual.modules()]
-    try: return [tuple(g.shape[2:]) for g in model.visual.eval().scales(img.new_zeros(1, *img.shape[1:]), model.n)]
+    try:
+        return [tuple(g.shape[2:]) for g in model.visual.eval().scales(img.new_zeros(1, *img.shape[1:]), model.n)]
     finally:
-        for m,mode in modes: m.training = mode
+        for m, mode in modes:
+            m.training = mode
+
 
 def _counts(model, batch, known, *, group, include_positive):
     "What `_terms` will count; `known`: sides of the grids, by shape of an image"
-    out,img = {},batch['img']
-    if hasattr(model, 'whole_v'): out['contrast'] = _paired(len(img), group, include_positive, current_dist())[0]
-    if model.word_weight: out['words'] = model.captions_named(batch['tok'])
-    if not hasattr(model, 'place_v'): return out
-    if img.shape[1:] not in known: known[img.shape[1:]] = _sides(model, img)
+    out = {}
+    img = batch['img']
+    if hasattr(model, 'whole_v'):
+        out['contrast'] = _paired(len(img), group, include_positive, current_dist())[0]
+    if model.word_weight:
+        out['words'] = model.captions_named(batch['tok'])
+    if not hasattr(model, 'place_v'):
+        return out
+    if img.shape[1:] not in known:
+        known[img.shape[1:]] = _sides(model, img)
     masks = model.masks(batch, known[img.shape[1:]])
-    return out | {f'localise{k}': m.flatten(1).any(1).sum() for k,m in enumerate(masks)}
+    return out | {f'localise{k}': m.flatten(1).any(1).sum() for k, m in enumerate(masks)}
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbec
 def _terms(
-    out:dict,          # As `LocTexModel` gives it
-    batch:dict,        # Not used: the targets are in `out`
-    contrast:float=1., # Weight of the contrastive loss
-    localise:float=1., # Weight of the localisation loss
-    norm:str='row',    # As for `localisation_loss`
-    *, group:int=0,    # As for `info_nce`, and the next ones
-    include_positive:bool=False,
-    words:bool=None,   # Is there a head for the words? None: if `out` has its scores
-    dist:Dist=Dist(),  # The processes: negatives come from all
-    **kw               # temperature, direction, local_loss
-)->dict:               # Name -> (weight, total (), samples ()): `contrast`, `localise0` ... for each grid, and `words`
-                       # of a head
+    out: dict,  # As `LocTexModel` gives it
+    batch: dict,  # Not used: the targets are in `out`
+    contrast: float = 1.0,  # Weight of the contrastive loss
+    localise: float = 1.0,  # Weight of the localisation loss
+    norm: str = 'row',  # As for `localisation_loss`
+    *,
+    group: int = 0,  # As for `info_nce`, and the next ones
+    include_positive: bool = False,
+    words: bool = None,  # Is there a head for the words? None: if `out` has its scores
+    dist: Dist = Dist(),  # The processes: negatives come from all
+    **kw,  # temperature, direction, local_loss
+) -> dict:  # Name -> (weight, total (), samples ()): `contrast`, `localise0` ... for each grid, and `words`
+    # of a head
     """Contrast and localisation (LocTex sec. 3.5), and the loss of the word head
 
     A pair that is alone in its group has no contrast
     """
     parts = {}
     if 'img_vec' in out and contrast:
-        m,n = _paired(len(out['img_vec']), group, include_positive, dist)
-        if dist.world_size > 1: kw['gather'] = dist.gather
+        m, n = _paired(len(out['img_vec']), group, include_positive, dist)
+        if dist.world_size > 1:
+            kw['gather'] = dist.gather
         # each process has a gradient, if only 0, for each weight
-        parts['contrast'] = (contrast, *info_nce(out['img_vec'][:m], out['txt_vec'][:m], group=group,
-                                                 include_positive=include_positive, **kw)
-                             ) if n else (0., out['img_vec'].sum()*0 + out['txt_vec'].sum()*0, 0)
+        parts['contrast'] = (
+            (
+                contrast,
+                *info_nce(out['img_vec'][:m], out['txt_vec'][:m], group=group, include_positive=include_positive, **kw),
+            )
+            if n
+            else (0.0, out['img_vec'].sum() * 0 + out['txt_vec'].sum() * 0, 0)
+        )
     for k in out:
         if k.startswith('attn') and localise:
-            parts['localise'+k[4:]] = localise,*localisation_loss(out[k], out['mask'+k[4:]], norm)
-    parts = parts or dict(contrast=(0., out['txt_vec'].sum()*0 if 'txt_vec' in out else torch.zeros(()), 0))
-    if 'words' in out if words is None else words: parts['words'] = word_term(out, next(iter(parts.values()))[1])
+            parts['localise' + k[4:]] = localise, *localisation_loss(out[k], out['mask' + k[4:]], norm)
+    parts = parts or dict(contrast=(0.0, out['txt_vec'].sum() * 0 if 'txt_vec' in out else torch.zeros(()), 0))
+    if 'words' in out if words is None else words:
+        parts['words'] = word_term(out, next(iter(parts.values()))[1])
     return parts
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #9386cbed
 def loctex_loss(
-    out:dict,         # As for `_terms`, and the next ones
-    batch:dict,
-    dist:Dist=Dist(), # The processes: the means are over all
-    **kw              # Weights and switches of `_terms`
-)->tuple:             # Total (), pairs ()
+    out: dict,  # As for `_terms`, and the next ones
+    batch: dict,
+    dist: Dist = Dist(),  # The processes: the means are over all
+    **kw,  # Weights and switches of `_terms`
+) -> tuple:  # Total (), pairs ()
     "Contrast and localisation, each a mean over its samples, added (LocTex sec. 3.5)"
     return combine_terms(_terms(out, batch, dist=dist, **kw), dist)
 
@@ -207,40 +260,65 @@ def _embeds(model):
     "The capabilities of a model with contrastive heads"
     return dict(embed_image=model.embed_image, embed_text=model.embed_text) if hasattr(model, 'whole_v') else {}
 
+
 def _model(r, visual, dl):
     "The model of recipe `r` for what the loader `dl` reads"
     tok = dl.tok
-    for k,there in dict(loc_scale=('none','sqrt'), loc_norm=('row','tensor','tensor_l1'),
-                        direction=('i2t','symmetric'), render=HOW).items():
-        if getattr(r, k) not in there: raise did_you_mean(k, getattr(r, k), there)
-    if not (r.contrast or r.localise): raise ValueError('contrast=0 and localise=0: nothing is left to learn')
+    for k, there in dict(
+        loc_scale=('none', 'sqrt'), loc_norm=('row', 'tensor', 'tensor_l1'), direction=('i2t', 'symmetric'), render=HOW
+    ).items():
+        if getattr(r, k) not in there:
+            raise did_you_mean(k, getattr(r, k), there)
+    if not (r.contrast or r.localise):
+        raise ValueError('contrast=0 and localise=0: nothing is left to learn')
     if r.localise and not 1 <= r.scales <= len(visual.sizes):
         raise ValueError(f'scales={r.scales}: this backbone has grids of 1 to {len(visual.sizes)} sizes')
     if r.contrast and not r.include_positive and (r.bs < 2 or r.group == 1 or r.group < 0):
-        raise ValueError(f'bs={r.bs}, group={r.group}: a pair that is alone has no negatives; take at least 2, or '
-                         f'include_positive=True, or contrast=0')
-    text = TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
-                       pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
-    model = LocTexModel(visual, text, r.scales, r.width, bool(r.contrast), localise=bool(r.localise),
-                        loc_scale=r.width**-.5 if r.loc_scale == 'sqrt' else 1., render=r.render,
-                        oracle_masks=r.oracle_masks)
+        raise ValueError(
+            f'bs={r.bs}, group={r.group}: a pair that is alone has no negatives; take at least 2, or '
+            f'include_positive=True, or contrast=0'
+        )
+    text = TextEncoder(
+        len(tok),
+        r.width,
+        r.depth,
+        r.heads or None,
+        r.dropout,
+        norm=r.norm,
+        max_len=r.max_len,
+        pad=tok.pad,
+        std=r.init if r.init == 'fan_in' else float(r.init),
+    )
+    model = LocTexModel(
+        visual,
+        text,
+        r.scales,
+        r.width,
+        bool(r.contrast),
+        localise=bool(r.localise),
+        loc_scale=r.width**-0.5 if r.loc_scale == 'sqrt' else 1.0,
+        render=r.render,
+        oracle_masks=r.oracle_masks,
+    )
     if r.word_weight:
         told = dl.source.narratives
-        rare,first = rarity_in(dl, None if told is None else told.texts())
+        rare, first = rarity_in(dl, None if told is None else told.texts())
         model.add_word_head(rare, r.word_weight, first)
     return model
 
 # %% ../../../nbs/methods/loctex/40_method.ipynb #61c312b5
 def loctex_learner(
-    recipe:LocTexRecipe,   # All numbers
-    dls:'DataLoaders',     # From `loaders`, with `collate=NarrativeCollator(tok, ...)`
-    visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # Initial weights and dropout depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: LocTexRecipe,  # All numbers
+    dls: 'DataLoaders',  # From `loaders`, with `collate=NarrativeCollator(tok, ...)`
+    visual: nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights and dropout depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with localized narratives"
-    r,tok = recipe,dls.train.tok
+    r = recipe
+    tok = dls.train.tok
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     if tok is None:
         raise ValueError('LocTex reads narratives: the loaders need a collator (collate=NarrativeCollator(tok, ...))')
@@ -250,9 +328,24 @@ def loctex_learner(
         torch.manual_seed(seed_of(seed, 'loctex head'))
         model = _model(r, visual, dls.train)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), ([model.text], r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
-    loss = partial(_terms, contrast=r.contrast, localise=r.localise, norm=r.loc_norm, group=r.group,
-                   include_positive=r.include_positive, temperature=r.temperature, direction=r.direction,
-                   local_loss=r.local_loss, words=bool(r.word_weight))
-    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs],
-                   capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend, **_embeds(m)},
-                   counts=partial(_counts, known={}, group=r.group, include_positive=r.include_positive))
+    loss = partial(
+        _terms,
+        contrast=r.contrast,
+        localise=r.localise,
+        norm=r.loc_norm,
+        group=r.group,
+        include_positive=r.include_positive,
+        temperature=r.temperature,
+        direction=r.direction,
+        local_loss=r.local_loss,
+        words=bool(r.word_weight),
+    )
+    return learner(
+        dls,
+        model,
+        loss,
+        opt,
+        cbs=[*recipe_rules(r, seed, precision), *cbs],
+        capabilities=lambda m: {'backbone': m.visual, 'attend': m.attend, **_embeds(m)},
+        counts=partial(_counts, known={}, group=r.group, include_positive=r.include_positive),
+    )

@@ -6,18 +6,22 @@
 __all__ = ['OracleMaskCollator', 'narrative_tokenizer', 'narrative_collator', 'thing_masks']
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #015a1de2
-import numpy as np, torch, torch.nn.functional as F
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
 from ...core.scripts import mirror_pairs
 from ...data.records import ImageTextDataset
 from ...data.tokenizer import Tokenizer
-from .collate import *
-from .recipe import *
+from .collate import NarrativeCollator
+from .recipe import LocTexRecipe
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #27a77ce2
 class OracleMaskCollator(NarrativeCollator):
     "As `NarrativeCollator`, and what each token is about: `about` (b,s), the number of an object, or -1"
-    def check(self, source:ImageTextDataset)->None:
+
+    def check(self, source: ImageTextDataset) -> None:
         "A `ValueError` if it is not known what the utterances are about, or where the things are"
         super().check(source)
         told = source.narratives
@@ -25,46 +29,50 @@ class OracleMaskCollator(NarrativeCollator):
             raise ValueError(f'{source.name}: oracle masks need narratives and the outlines of things (`thing_maps`)')
         if (told.cols['about'].data < -2).any():
             raise ValueError(f'{source.name}: its narratives do not say what they are about, which oracle masks need')
-    def __call__(self, source, rows, when, seed, flip)->dict:
+
+    def __call__(self, source, rows, when, seed, flip) -> dict:
         "The narrative of each image, and the object of each token"
         out = super().__call__(source, rows, when, seed, flip)
-        c,span = source.narratives.cols,out['span'].numpy()
+        c = source.narratives.cols
+        span = out['span'].numpy()
         about = np.full(span.shape[:2], -1)
-        for i,k in enumerate(self.which(source.narratives, np.asarray(rows), when, seed)):
-            timed = span[i,:,1] >= span[i,:,0]
-            at = np.searchsorted(c['times'][k][:,0], span[i,timed,0]+self.time_pad+1e-3, 'right')-1
-            about[i,timed] = np.maximum(c['about'][k][np.maximum(at, 0)], -1)
+        for i, k in enumerate(self.which(source.narratives, np.asarray(rows), when, seed)):
+            timed = span[i, :, 1] >= span[i, :, 0]
+            at = np.searchsorted(c['times'][k][:, 0], span[i, timed, 0] + self.time_pad + 1e-3, 'right') - 1
+            about[i, timed] = np.maximum(c['about'][k][np.maximum(at, 0)], -1)
         return {**out, 'about': torch.from_numpy(about)}
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #3a20edef
 def narrative_tokenizer(
-    recipe:LocTexRecipe,    # With `vocab`
-    train:ImageTextDataset, # With narratives, or with captions
-)->Tokenizer:
+    recipe: LocTexRecipe,  # With `vocab`
+    train: ImageTextDataset,  # With narratives, or with captions
+) -> Tokenizer:
     "Tokens from the narratives that are learned from; without narratives, from the captions"
     texts = train.captions if train.narratives is None else train.narratives.texts()
     return Tokenizer.train(texts.flat(), recipe.vocab, how=recipe.normalise)
 
+
 def narrative_collator(
-    recipe:LocTexRecipe, # With `max_len`, `time_pad`, `all_narratives`, `oracle_masks`
-    tokenizer:Tokenizer, # From `narrative_tokenizer`
-)->NarrativeCollator:
+    recipe: LocTexRecipe,  # With `max_len`, `time_pad`, `all_narratives`, `oracle_masks`
+    tokenizer: Tokenizer,  # From `narrative_tokenizer`
+) -> NarrativeCollator:
     "A narrative of each image, with traces or with the true outlines of things"
     kind = OracleMaskCollator if recipe.oracle_masks else NarrativeCollator
-    return kind(tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives,
-                sides=mirror_pairs(recipe.mirror_words))
+    return kind(
+        tokenizer, recipe.max_len, recipe.time_pad, recipe.all_narratives, sides=mirror_pairs(recipe.mirror_words)
+    )
 
 # %% ../../../nbs/methods/loctex/30_oracle_masks.ipynb #591013d0
 def thing_masks(
-    things:Tensor,  # Which object each pixel of the view shows, 0 for none (b,S,S)
-    about:Tensor,   # Which object each token is about, -1 for none (b,s)
-    grid:int|tuple, # Cells a side, or (h,w)
-)->Tensor:          # bool (b,s,h,w)
+    things: Tensor,  # Which object each pixel of the view shows, 0 for none (b,S,S)
+    about: Tensor,  # Which object each token is about, -1 for none (b,s)
+    grid: int | tuple,  # Cells a side, or (h,w)
+) -> Tensor:  # bool (b,s,h,w)
     "The cells that each token's thing covers"
     n = max(1, int(things.max()))
-    k = torch.arange(1, n+1, device=things.device, dtype=things.dtype)
-    cover = F.adaptive_avg_pool2d((things[:,None] == k[:,None,None]).float(), grid)
-    lit = (cover >= .5*cover.amax((2,3), keepdim=True)) & (cover > 0)
+    k = torch.arange(1, n + 1, device=things.device, dtype=things.dtype)
+    cover = F.adaptive_avg_pool2d((things[:, None] == k[:, None, None]).float(), grid)
+    lit = (cover >= 0.5 * cover.amax((2, 3), keepdim=True)) & (cover > 0)
     seen = (about >= 0) & (about < n)
-    at = about.clamp(0, n-1)
-    return lit[torch.arange(len(lit), device=lit.device)[:,None],at] & seen[:,:,None,None]
+    at = about.clamp(0, n - 1)
+    return lit[torch.arange(len(lit), device=lit.device)[:, None], at] & seen[:, :, None, None]

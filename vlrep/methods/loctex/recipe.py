@@ -7,96 +7,167 @@ __all__ = ['LocTexLosses', 'LocTexRecipe']
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #c1e9b16e
 from dataclasses import dataclass, replace
+
 from fastcore.basics import patch
-from ...core.fields import *
-from ..base import *
-from ..recipe import *
+
+from ...core.fields import Fraction, Share
+from ..base import METHODS, Method
+from vlrep.methods.recipe import (
+    Batch,
+    Channels,
+    Decay,
+    Direction,
+    Drop,
+    Grids,
+    Group,
+    HeadCount,
+    Init,
+    Layers,
+    Length,
+    LocNorm,
+    LocScale,
+    MethodRecipe,
+    Momentum,
+    Norm,
+    Norm2,
+    OnOff,
+    Rate,
+    Render,
+    ResNet,
+    Seconds,
+    Side,
+    StepCount,
+    Temperature,
+    TextRecipe,
+    Vocab,
+    WarmUp,
+    Weight,
+    Width,
+    photo_recipes,
+)
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #5f3a1c07
 @dataclass(frozen=True)
 class LocTexLosses(TextRecipe):
     "The two losses of LocTex, and the traces that supervise the second"
-    contrast:Weight=1.          # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
-    localise:Weight=1.          # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
-    word_weight:Weight=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
-    scales:Grids=2              # Grids whose attention the trace supervises, each twice as fine (sec. 3.4; tab. 5)
-    temperature:Temperature=.1  # Temperature of the contrastive loss (sec. 3.3)
-    direction:Direction='i2t'   # i2t: image to text (eq. 1); symmetric: text to image, too
-    include_positive:bool=False # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
-    group:Group=128             # Negatives from groups of this size, the pairs of one GPU (sec. 3.5); 0: whole batch
-    loc_norm:LocNorm='row'      # Each word's map is normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
-    loc_scale:LocScale='none'   # Products of words and cells as they are (eq. 2), or over the root of the width (sqrt)
-    render:Render='polyline'    # What a trace covers: polyline, points, bbox or hull (not said in the paper)
-    time_pad:Seconds=0.         # Seconds by which the time of each word is widened
-    all_narratives:bool=False   # Draw from all narratives of an image? The paper counts one each at 118K
-    oracle_masks:bool=False     # Ground-truth masks instead of traces (tab. 5)
-    sync_bn:OnOff=True          # With several processes: BatchNorm over the images of all (sec. 3.5), or of each
-    local_loss:OnOff=True       # With several processes: each compares its own pairs with all, or all with all
+
+    contrast: Weight = 1.0  # Weight of the contrastive loss; 0 leaves it out (sec. 3.5; tab. 4)
+    localise: Weight = 1.0  # Weight of the localisation loss; 0 leaves it out (sec. 3.5; tab. 4)
+    word_weight: Weight = 0.0  # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
+    scales: Grids = 2  # Grids whose attention the trace supervises, each twice as fine (sec. 3.4; tab. 5)
+    temperature: Temperature = 0.1  # Temperature of the contrastive loss (sec. 3.3)
+    direction: Direction = 'i2t'  # i2t: image to text (eq. 1); symmetric: text to image, too
+    include_positive: bool = False  # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
+    group: Group = 128  # Negatives from groups of this size, the pairs of one GPU (sec. 3.5); 0: whole batch
+    loc_norm: LocNorm = 'row'  # Each word's map is normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
+    loc_scale: LocScale = (
+        'none'  # Products of words and cells as they are (eq. 2), or over the root of the width (sqrt)
+    )
+    render: Render = 'polyline'  # What a trace covers: polyline, points, bbox or hull (not said in the paper)
+    time_pad: Seconds = 0.0  # Seconds by which the time of each word is widened
+    all_narratives: bool = False  # Draw from all narratives of an image? The paper counts one each at 118K
+    oracle_masks: bool = False  # Ground-truth masks instead of traces (tab. 5)
+    sync_bn: OnOff = True  # With several processes: BatchNorm over the images of all (sec. 3.5), or of each
+    local_loss: OnOff = True  # With several processes: each compares its own pairs with all, or all with all
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #b0c19c49
 @dataclass(frozen=True)
 class LocTexRecipe(LocTexLosses):
     "The setting of the LocTex paper: R50, COCO's narratives, 8 GPUs with 128 pairs each"
-    visual_depth:ResNet=50      # Layers of the ResNet (sec. 3.2); 10 is the small one for the world
-    visual_width:Channels=64    # Channels of its first stage
-    width:Width=1024            # Of the text encoder (sec. 3.2), and of the joint spaces (sec. 3.3)
-    depth:Layers=4              # Its layers (sec. 3.2)
-    heads:HeadCount=0           # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
-    norm:Norm='post'            # LayerNorm after each part, as in the original Transformer (sec. 3.2), or 'pre'
-    dropout:Drop=.1             # In the text encoder (not said)
-    init:Init='0.02'            # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
-    vocab:Vocab=10000           # Tokens (sec. 3.2)
-    max_len:Length=60           # Longest text in tokens; longer ones are cropped at random (sec. 3.5)
-    size:Side=224               # Side of the input images (sec. 3.4)
-    scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said; as VirTex)
-    jitter:Share=.4             # Change of brightness, contrast, saturation; hue a quarter of it (not said; as VirTex)
-    jitter_p:Share=.8           # How often colours are changed (not said; as VirTex)
-    flip_p:Share=.5             # How often images are mirrored, with trace and words (sec. 3.5)
-    bs:Batch=1024               # Pairs a step, 128 on each of 8 GPUs (sec. 3.5)
-    steps:StepCount=69_300      # Steps: 600 epochs of COCO's 118,287 images (sec. 3.5)
-    warmup:WarmUp=2_310         # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 3.5)
-    cnn_lr:Rate=.4              # Peak learning rate of the backbone (sec. 3.5)
-    text_lr:Rate=.002           # Peak learning rate of the text encoder (sec. 3.5)
-    lr:Rate=.4                  # Peak learning rate of all linear heads (sec. 3.5)
-    momentum:Momentum=.9        # Of SGD (sec. 3.5)
-    wd:Decay=1e-4               # Weight decay, of everything (sec. 3.5)
-    clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
+
+    visual_depth: ResNet = 50  # Layers of the ResNet (sec. 3.2); 10 is the small one for the world
+    visual_width: Channels = 64  # Channels of its first stage
+    width: Width = 1024  # Of the text encoder (sec. 3.2), and of the joint spaces (sec. 3.3)
+    depth: Layers = 4  # Its layers (sec. 3.2)
+    heads: HeadCount = 0  # Its attention heads; 0 means width/64, which is 16 (sec. 3.2)
+    norm: Norm = 'post'  # LayerNorm after each part, as in the original Transformer (sec. 3.2), or 'pre'
+    dropout: Drop = 0.1  # In the text encoder (not said)
+    init: Init = '0.02'  # Standard deviation of its initial weights (not said; as VirTex), or 'fan_in'
+    vocab: Vocab = 10000  # Tokens (sec. 3.2)
+    max_len: Length = 60  # Longest text in tokens; longer ones are cropped at random (sec. 3.5)
+    size: Side = 224  # Side of the input images (sec. 3.4)
+    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said; as VirTex)
+    jitter: Share = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (not said; as VirTex)
+    jitter_p: Share = 0.8  # How often colours are changed (not said; as VirTex)
+    flip_p: Share = 0.5  # How often images are mirrored, with trace and words (sec. 3.5)
+    bs: Batch = 1024  # Pairs a step, 128 on each of 8 GPUs (sec. 3.5)
+    steps: StepCount = 69_300  # Steps: 600 epochs of COCO's 118,287 images (sec. 3.5)
+    warmup: WarmUp = 2_310  # Steps of linear warm-up, 20 epochs, then a cosine down to 0 (sec. 3.5)
+    cnn_lr: Rate = 0.4  # Peak learning rate of the backbone (sec. 3.5)
+    text_lr: Rate = 0.002  # Peak learning rate of the text encoder (sec. 3.5)
+    lr: Rate = 0.4  # Peak learning rate of all linear heads (sec. 3.5)
+    momentum: Momentum = 0.9  # Of SGD (sec. 3.5)
+    wd: Decay = 1e-4  # Weight decay, of everything (sec. 3.5)
+    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #02b0c4f1
 @patch
-def problems(self:LocTexRecipe)->'Iterator[str]':
+def problems(self: LocTexRecipe) -> 'Iterator[str]':
     "Reject recipes without a loss, and pairs without negatives"
     yield from MethodRecipe.problems(self)
     yield None if self.contrast or self.localise else 'contrast=0 and localise=0: nothing is left to learn'
     yield 'bs=1: a single pair has no negatives' if self.contrast and self.bs < 2 else None
 
+
 @patch
-def check_parts(self:LocTexRecipe, parts:int)->None:
+def check_parts(self: LocTexRecipe, parts: int) -> None:
     "Raise a `ValueError` if a part has no negatives"
     MethodRecipe.check_parts(self, parts)
-    if self.contrast and parts > 1 and self.bs//parts < 2:
-        raise ValueError(f'--accumulate {parts}: parts of {self.bs//parts} pairs have no negatives')
+    if self.contrast and parts > 1 and self.bs // parts < 2:
+        raise ValueError(f'--accumulate {parts}: parts of {self.bs // parts} pairs have no negatives')
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #82dc466e
-_paper = LocTexRecipe()                         # LocTex's setting with 118K images: every default
-_world = LocTexRecipe(visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre', init='fan_in', bs=64,
-                      size=48, vocab=600, max_len=60, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260,
-                      cnn_lr=.5, text_lr=.2, lr=.2, clip=1., group=0)
+_paper = LocTexRecipe()  # LocTex's setting with 118K images: every default
+_world = LocTexRecipe(
+    visual_depth=10,
+    visual_width=16,
+    width=64,
+    depth=1,
+    heads=4,
+    norm='pre',
+    init='fan_in',
+    bs=64,
+    size=48,
+    vocab=600,
+    max_len=60,
+    dropout=0.0,
+    scale_min=0.6,
+    jitter=0.2,
+    steps=2600,
+    warmup=260,
+    cnn_lr=0.5,
+    text_lr=0.2,
+    lr=0.2,
+    clip=1.0,
+    group=0,
+)
 _collate = 'vlrep.methods.loctex.oracle_masks:narrative_'
 
-METHODS.add(Method('loctex', LocTexRecipe, {
-    'loctex_r50': _paper,
-    'loctex_r50_contrast': replace(_paper, localise=0.),                     # tab. 4: without the traces
-    'loctex_r50_1x': replace(_paper, scales=1),                              # tab. 5: one grid, as the next ones
-    'loctex_r50_4x': replace(_paper, scales=3),
-    'loctex_r50_oracle': replace(_paper, oracle_masks=True),
-    # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
-    'loctex_r50_809k': replace(_paper, all_narratives=True, steps=237_300, warmup=15_820),
-    'world': _world, **photo_recipes(_world)},
-    **{k: f'vlrep.methods.loctex.method:{v}' for k,v in dict(model='LocTexModel', loss='loctex_loss',
-                                                             learner='loctex_learner').items()},
-    needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle_masks else set()),
-    wants=lambda recipe: {'narratives'},
-    tokenizer=_collate+'tokenizer', collate=_collate+'collator', check='vlrep.methods.loctex.collate:check_narratives',
-    paper='LocTex (Liu and others, 2021)',
-    loss_unit='nats a pair plus the distances of attention and trace (LocTex eq. 1 can fall below 0)'))
+METHODS.add(
+    Method(
+        'loctex',
+        LocTexRecipe,
+        {
+            'loctex_r50': _paper,
+            'loctex_r50_contrast': replace(_paper, localise=0.0),  # tab. 4: without the traces
+            'loctex_r50_1x': replace(_paper, scales=1),  # tab. 5: one grid, as the next ones
+            'loctex_r50_4x': replace(_paper, scales=3),
+            'loctex_r50_oracle': replace(_paper, oracle_masks=True),
+            # App. A.2: COCO and Open Images, 300 epochs of 809,427 narratives
+            'loctex_r50_809k': replace(_paper, all_narratives=True, steps=237_300, warmup=15_820),
+            'world': _world,
+            **photo_recipes(_world),
+        },
+        **{
+            k: f'vlrep.methods.loctex.method:{v}'
+            for k, v in dict(model='LocTexModel', loss='loctex_loss', learner='loctex_learner').items()
+        },
+        needs=lambda recipe: {'captions'} | ({'masks'} if recipe.oracle_masks else set()),
+        wants=lambda recipe: {'narratives'},
+        tokenizer=_collate + 'tokenizer',
+        collate=_collate + 'collator',
+        check='vlrep.methods.loctex.collate:check_narratives',
+        paper='LocTex (Liu and others, 2021)',
+        loss_unit='nats a pair plus the distances of attention and trace (LocTex eq. 1 can fall below 0)',
+    )
+)

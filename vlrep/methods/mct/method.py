@@ -7,63 +7,88 @@ __all__ = ['MCTModel', 'mct_loss', 'mct_learner']
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #00e6ce78
 from functools import partial
+
 import torch
 from fastai.data.core import DataLoaders
 from torch import nn
-from ...core.seeding import *
+
+from ...core.seeding import seed_of
 from ...data.transforms import EvalTransform, TrainTransform
 from ...losses.queue import queue_hinge, queue_nce, shared_tags, tag_nce
+from .model import TwoTowers, projection_heads
+from .recipe import MCTRecipe
+from .views import HeldOutViews, TwoViews
+from ..word_head import rarity_in, word_term
 from ...models.backbones import make_backbone
 from ...models.bert import make_bert, small_config
 from ...models.bert_model import BertConfig
 from ...models.text_encoder import TextEncoder
 from ...training.callbacks import recipe_rules
 from ...training.distributed import Dist
-from ...training.learner import BatchLearner, combine_terms, learner, MicroBatchLoader
+from ...training.learner import BatchLearner, MicroBatchLoader, combine_terms, learner
 from ...training.momentum import EMAUpdate, EnqueueKeys
 from ...training.optim import param_groups, sgd
-from ..word_head import rarity_in, word_term
-from .recipe import *
-from .views import *
-from .model import *
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #895745f6
-MCTModel = TwoTowers # Two towers with four heads, their momentum copies, and a queue of keys (MCT fig. 2)
+MCTModel = TwoTowers  # Two towers with four heads, their momentum copies, and a queue of keys (MCT fig. 2)
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #c77ca177
 def _terms(
-    out:dict,   # As `MCTModel` gives it
-    batch:dict, # Not used: targets are in `out`
-    *, ii:float=1., tag:float=1., cc:float=1., ic:float=3.2768, ci:float=3.2768, # Weights
-    inter_loss:str='hinge',  # Between images and captions: hinge or nce
-    reduction:str='mean',    # Of the hinge, as for `queue_hinge`
-    margin:float=.2,         # Of the hinge
-    temperature:float=.07,   # Of the InfoNCE losses
-    own_answer:bool=True,    # As `own` for `tag_nce`
-    words:bool=None,         # Is there a head for the words? None: if `out` has its scores
-)->dict:                     # Name of the loss -> (weight, total (), images ())
+    out: dict,  # As `MCTModel` gives it
+    batch: dict,  # Not used: targets are in `out`
+    *,
+    ii: float = 1.0,
+    tag: float = 1.0,
+    cc: float = 1.0,
+    ic: float = 3.2768,
+    ci: float = 3.2768,  # Weights
+    inter_loss: str = 'hinge',  # Between images and captions: hinge or nce
+    reduction: str = 'mean',  # Of the hinge, as for `queue_hinge`
+    margin: float = 0.2,  # Of the hinge
+    temperature: float = 0.07,  # Of the InfoNCE losses
+    own_answer: bool = True,  # As `own` for `tag_nce`
+    words: bool = None,  # Is there a head for the words? None: if `out` has its scores
+) -> dict:  # Name of the loss -> (weight, total (), images ())
     "The losses of all comparisons of the model, each over the images that it applies to"
-    told,pair = out['told'],lambda k: (out[f'{k}_pos'], out[f'{k}_neg'])
-    def nce(k, side, rows): return queue_nce(*pair(k), temperature, out[f'ignore_{side}'], rows)
-    def hinge(k, side, rows): return queue_hinge(*pair(k), margin, out[f'ignore_{side}'], rows, reduction=reduction)
-    across,parts = nce if inter_loss == 'nce' else hinge,{}
-    if ii and 'ii_pos' in out: parts['ii'] = ii,*nce('ii', 'img', None)
+    told = out['told']
+
+    def pair(k):
+        return (out[f'{k}_pos'], out[f'{k}_neg'])
+
+    def nce(k, side, rows):
+        return queue_nce(*pair(k), temperature, out[f'ignore_{side}'], rows)
+
+    def hinge(k, side, rows):
+        return queue_hinge(*pair(k), margin, out[f'ignore_{side}'], rows, reduction=reduction)
+
+    across = nce if inter_loss == 'nce' else hinge
+    parts = {}
+    if ii and 'ii_pos' in out:
+        parts['ii'] = ii, *nce('ii', 'img', None)
     if tag and 'same' in out:
-        parts['tag'] = tag,*tag_nce(*pair('ii'), out['same'], temperature, out['ignore_img'], own=own_answer,
-                                    rows=out['tagged'])
-    if cc and 'cc_pos' in out: parts['cc'] = cc,*nce('cc', 'txt', told)
-    if ic and 'ic_pos' in out: parts['ic'] = ic,*across('ic', 'txt', told)
-    if ci and 'ci_pos' in out: parts['ci'] = ci,*across('ci', 'img', told)
-    if not parts: raise ValueError('all weights are 0: no loss is left')
-    if 'words' in out if words is None else words: parts['words'] = word_term(out, next(iter(parts.values()))[1])
+        parts['tag'] = (
+            tag,
+            *tag_nce(*pair('ii'), out['same'], temperature, out['ignore_img'], own=own_answer, rows=out['tagged']),
+        )
+    if cc and 'cc_pos' in out:
+        parts['cc'] = cc, *nce('cc', 'txt', told)
+    if ic and 'ic_pos' in out:
+        parts['ic'] = ic, *across('ic', 'txt', told)
+    if ci and 'ci_pos' in out:
+        parts['ci'] = ci, *across('ci', 'img', told)
+    if not parts:
+        raise ValueError('all weights are 0: no loss is left')
+    if 'words' in out if words is None else words:
+        parts['words'] = word_term(out, next(iter(parts.values()))[1])
     return parts
 
+
 def mct_loss(
-    out:dict,         # As `MCTModel` gives it
-    batch:dict,       # Not used: targets are in `out`
-    dist:Dist=Dist(), # The processes: each loss is a mean over all
-    **kw              # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer, words
-)->tuple:             # Total (), images ()
+    out: dict,  # As `MCTModel` gives it
+    batch: dict,  # Not used: targets are in `out`
+    dist: Dist = Dist(),  # The processes: each loss is a mean over all
+    **kw,  # ii, tag, cc, ic, ci: weights; inter_loss, reduction, margin, temperature, own_answer, words
+) -> tuple:  # Total (), images ()
     "The losses, each a mean over the images that it applies to, added with their weights (MCT eq. 15)"
     return combine_terms(_terms(out, batch, **kw), dist)
 
@@ -73,97 +98,163 @@ def _counts(model, batch, own):
     "What `_terms` will count; `own`: `own_answer`. The queue stays the same for all parts of a step"
     told = batch['told'].sum() if 'told' in batch else len(batch['img'])
     out = dict(ii=len(batch['img']), cc=told, ic=told, ci=told)
-    if model.word_weight: out['words'] = model.captions_named(batch['tok'])
-    if 'tag' not in model.compared: return out
-    tags,q = batch[model.tags] > 0,model.queue
+    if model.word_weight:
+        out['words'] = model.captions_named(batch['tok'])
+    if 'tag' not in model.compared:
+        return out
+    tags = batch[model.tags] > 0
+    q = model.queue
     counted = tags.any(1)
-    if not own: counted = counted & (shared_tags(tags, q.marks[:,1:], *model.answers) & q.active).any(1)
+    if not own:
+        counted = counted & (shared_tags(tags, q.marks[:, 1:], *model.answers) & q.active).any(1)
     return out | dict(tag=counted.sum())
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #566fd984
 def _two_views(r, dls):
     "Loaders like `dls` with two views of each image, unless their views are not those of this library"
-    train,valid = dls.train,dls.valid
+    train = dls.train
+    valid = dls.valid
     base = train.dl if isinstance(train, MicroBatchLoader) else train
     a = getattr(base, 'aug', None)
-    if not isinstance(a, TrainTransform): return dls
-    most = r.blur_max*a.size
-    view = TrainTransform(a.size, a.scale, a.ratio, a.jitter, a.jitter_p, mean=a.mean, std=a.std, grey_p=r.grey_p,
-                          blur_p=r.blur_p, blur=(most/20,most))
+    if not isinstance(a, TrainTransform):
+        return dls
+    most = r.blur_max * a.size
+    view = TrainTransform(
+        a.size,
+        a.scale,
+        a.ratio,
+        a.jitter,
+        a.jitter_p,
+        mean=a.mean,
+        std=a.std,
+        grey_p=r.grey_p,
+        blur_p=r.blur_p,
+        blur=(most / 20, most),
+    )
     new = base.new(aug=TwoViews(view, r.flip_p, r.swap_sides))
-    if new is not base and base is not train: new = MicroBatchLoader(new, train.parts)
-    if type(valid.aug) is EvalTransform: valid = valid.new(aug=HeldOutViews(valid.aug, view))
+    if new is not base and base is not train:
+        new = MicroBatchLoader(new, train.parts)
+    if type(valid.aug) is EvalTransform:
+        valid = valid.new(aug=HeldOutViews(valid.aug, view))
     return DataLoaders(new, valid, path=dls.path, device=dls.device)
+
 
 def _tags(r, dl):
     "The entry of a batch that holds tags, and how many there are"
-    if not r.tag: return '',0
-    if r.tags_from == 'words': return 'words',getattr(dl.collate, 'nouns', 0)
-    key = next((k for k in ('tags','objects') if k in dl.source.labels), None)
-    if key is None: raise ValueError(f'tag={r.tag:g}: {dl.source.name} has no labels called tags or objects')
-    return key,dl.source.labels[key].shape[1]
+    if not r.tag:
+        return '', 0
+    if r.tags_from == 'words':
+        return 'words', getattr(dl.collate, 'nouns', 0)
+    key = next((k for k in ('tags', 'objects') if k in dl.source.labels), None)
+    if key is None:
+        raise ValueError(f'tag={r.tag:g}: {dl.source.name} has no labels called tags or objects')
+    return key, dl.source.labels[key].shape[1]
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #cea9dfb6
-def _small(r, tok): return small_config(tok, max_len=max(128, r.max_len))
+def _small(r, tok):
+    return small_config(tok, max_len=max(128, r.max_len))
+
 
 def _text(r, dl, seed, sizes):
     """The encoder of texts: from scratch, a small BERT pretrained on the training captions, or a BERT by name
 
     `sizes`: those that an opened run has kept, whose weights come from its file; None: it is no opened run
     """
-    tok,opened = dl.tok,sizes is not None
+    tok = dl.tok
+    opened = sizes is not None
     if r.text == 'scratch':
-        return TextEncoder(len(tok), r.width, r.depth, r.heads or None, r.dropout, norm=r.norm, max_len=r.max_len,
-                           pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init))
+        return TextEncoder(
+            len(tok),
+            r.width,
+            r.depth,
+            r.heads or None,
+            r.dropout,
+            norm=r.norm,
+            max_len=r.max_len,
+            pad=tok.pad,
+            std=r.init if r.init == 'fan_in' else float(r.init),
+        )
     config = _small(r, tok) if r.text == 'small' else None
-    if opened and (config or sizes):                       # a BERT's own files may be gone
+    if opened and (config or sizes):  # a BERT's own files may be gone
         return make_bert('scratch', dl.source, tok, seed, config=config or BertConfig(**sizes), mlm=False, log=None)
     return make_bert(r.text, dl.source, tok, seed, config=config, mlm=False, log=None)
+
 
 def _model(r, visual, dl, seed, sizes):
     "The model of recipe `r` for what the loader `dl` reads; `sizes` as for `_text`"
     if (r.reads or r.word_weight) and dl.tok is None:
-        raise ValueError('MCT reads captions: the loaders need a collator (collate=PairCollator(tok)), or cc=0, ic=0, '
-                         'ci=0 and word_weight=0')
+        raise ValueError(
+            'MCT reads captions: the loaders need a collator (collate=PairCollator(tok)), or cc=0, ic=0, '
+            'ci=0 and word_weight=0'
+        )
     text = _text(r, dl, seed, sizes) if r.reads else None
     towers = dict(img=visual.width) | (dict(txt=text.width) if r.reads else {})
-    heads = projection_heads(towers, r.compared, r.intra_width, r.inter_width, r.head_width,
-                             unified=r.projections == 'unified')
-    tags,n = _tags(r, dl)
-    model = MCTModel(visual, text, heads, r.compared, r.queue, room=r.bs, key_momentum=r.key_momentum,
-                     bn_group=0 if r.sync_bn else r.bn_group, shuffle_bn=r.shuffle_bn and not r.sync_bn,
-                     mask_same=r.mask_same, tags=tags, n_tags=n, answers=(r.tag_threshold,r.strict))
+    heads = projection_heads(
+        towers, r.compared, r.intra_width, r.inter_width, r.head_width, unified=r.projections == 'unified'
+    )
+    tags, n = _tags(r, dl)
+    model = MCTModel(
+        visual,
+        text,
+        heads,
+        r.compared,
+        r.queue,
+        room=r.bs,
+        key_momentum=r.key_momentum,
+        bn_group=0 if r.sync_bn else r.bn_group,
+        shuffle_bn=r.shuffle_bn and not r.sync_bn,
+        mask_same=r.mask_same,
+        tags=tags,
+        n_tags=n,
+        answers=(r.tag_threshold, r.strict),
+    )
     if r.word_weight:
-        rare,first = rarity_in(dl)
+        rare, first = rarity_in(dl)
         model.add_word_head(rare, r.word_weight, first)
     return model
 
 # %% ../../../nbs/methods/mct/40_method.ipynb #935dfde6
 def _capabilities(model):
     "The capabilities of a trained model"
-    both = {'ic','ci'} & set(model.compared)
+    both = {'ic', 'ci'} & set(model.compared)
     one_space = dict(embed_image=model.embed_image, embed_text=model.embed_text) if both else {}
     return dict(backbone=model.visual, **one_space)
 
+
 def mct_learner(
-    recipe:MCTRecipe,      # All numbers
-    dls:'DataLoaders',     # From `loaders`, with `collate=mct_collator(recipe, tok)`
-    visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # Initial weights and dropout depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # When a run is opened: what `text_sizes` has stored
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: MCTRecipe,  # All numbers
+    dls: 'DataLoaders',  # From `loaders`, with `collate=mct_collator(recipe, tok)`
+    visual: nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights and dropout depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+    sizes: dict = None,  # When a run is opened: what `text_sizes` has stored
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with queues of images and of texts"
-    r,dls = recipe,_two_views(recipe, dls)
+    r = recipe
+    dls = _two_views(recipe, dls)
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'mct head'))
         model = _model(r, visual, dls.train, seed, sizes)
-    words = ([model.text] if r.reads else []) + [h for k,h in model.heads.items() if k.startswith('txt')]
+    words = ([model.text] if r.reads else []) + [h for k, h in model.heads.items() if k.startswith('txt')]
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (words, r.text_lr), (None, r.lr)], r.wd), r.momentum, 0)
-    loss = partial(_terms, **{k: getattr(r, k) for k in ('ii','tag','cc','ic','ci','inter_loss','margin',
-                                                           'temperature','own_answer')}, reduction=r.hinge_reduction,
-                   words=bool(r.word_weight))
-    return learner(dls, model, loss, opt, cbs=[*recipe_rules(r, seed, precision), EMAUpdate(), EnqueueKeys(), *cbs],
-                   capabilities=_capabilities, counts=partial(_counts, own=r.own_answer))
+    loss = partial(
+        _terms,
+        **{
+            k: getattr(r, k)
+            for k in ('ii', 'tag', 'cc', 'ic', 'ci', 'inter_loss', 'margin', 'temperature', 'own_answer')
+        },
+        reduction=r.hinge_reduction,
+        words=bool(r.word_weight),
+    )
+    return learner(
+        dls,
+        model,
+        loss,
+        opt,
+        cbs=[*recipe_rules(r, seed, precision), EMAUpdate(), EnqueueKeys(), *cbs],
+        capabilities=_capabilities,
+        counts=partial(_counts, own=r.own_answer),
+    )

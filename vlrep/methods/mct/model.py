@@ -7,40 +7,57 @@ __all__ = ['projection_heads', 'head_of', 'TwoTowers', 'text_sizes', 'pooled_tex
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #3b95edfc
 from dataclasses import asdict
-import torch, torch.nn.functional as F
+
+import torch
+import torch.nn.functional as F
 from fastcore.basics import patch
-from torch import nn, Tensor
+from torch import Tensor, nn
+
 from ...losses.queue import shared_tags
+from ..word_head import WordNaming
 from ...models.bert_model import Bert
-from ...models.momentum import by_groups, MomentumEncoder, Queue, shuffled
+from ...models.momentum import MomentumEncoder, Queue, by_groups, shuffled
 from ...models.text_encoder import mean_words
 from ...training.distributed import current_dist
-from ..word_head import WordNaming
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #541fda2a
-_NEEDS = dict(ii=('img_intra','img_intra'), tag=('img_intra','img_intra'), cc=('txt_intra','txt_intra'),
-              ic=('img_inter','txt_inter'), ci=('txt_inter','img_inter'))           # loss -> head of query and of key
+_NEEDS = dict(
+    ii=('img_intra', 'img_intra'),
+    tag=('img_intra', 'img_intra'),
+    cc=('txt_intra', 'txt_intra'),
+    ic=('img_inter', 'txt_inter'),
+    ci=('txt_inter', 'img_inter'),
+)  # loss -> head of query and of key
+
 
 def projection_heads(
-    towers:dict,        # 'img' and 'txt' -> width of the tower
-    losses:tuple,       # Out of ii, tag, cc, ic, ci
-    intra:int=128,      # Width in which images, and texts, are compared (MCT sec. 4.1)
-    inter:int=1024,     # Width in which images are compared with texts (MCT sec. 4.1)
-    hidden:int=2048,    # Width between the two layers
-    *, unified:bool=False, # One head for a tower's two spaces?
-)->nn.ModuleDict:       # img_intra, img_inter, txt_intra, txt_inter, as far as they are needed; unified: img, txt
+    towers: dict,  # 'img' and 'txt' -> width of the tower
+    losses: tuple,  # Out of ii, tag, cc, ic, ci
+    intra: int = 128,  # Width in which images, and texts, are compared (MCT sec. 4.1)
+    inter: int = 1024,  # Width in which images are compared with texts (MCT sec. 4.1)
+    hidden: int = 2048,  # Width between the two layers
+    *,
+    unified: bool = False,  # One head for a tower's two spaces?
+) -> nn.ModuleDict:  # img_intra, img_inter, txt_intra, txt_inter, as far as they are needed; unified: img, txt
     "The heads of both towers, two layers each (MCT sec. 3.1)"
     names = sorted({h for k in losses for h in _NEEDS[k]})
-    make = lambda name: nn.Sequential(nn.Linear(towers[name[:3]], hidden), nn.ReLU(inplace=True),
-                                      nn.Linear(hidden, inter if name.endswith('inter') else intra))
-    if unified: names = sorted({n[:3] for n in names})
+
+    def make(name):
+        return nn.Sequential(
+            nn.Linear(towers[name[:3]], hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, inter if name.endswith('inter') else intra),
+        )
+
+    if unified:
+        names = sorted({n[:3] for n in names})
     return nn.ModuleDict({n: make(n) for n in names})
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #caa1904c
 def head_of(
-    heads:nn.ModuleDict, # From `projection_heads`
-    kind:str,            # img_intra, img_inter, txt_intra, txt_inter
-)->nn.Module:
+    heads: nn.ModuleDict,  # From `projection_heads`
+    kind: str,  # img_intra, img_inter, txt_intra, txt_inter
+) -> nn.Module:
     "The head of a kind of vector: its own, or the one of its tower"
     return heads[kind if kind in heads else kind[:3]]
 
@@ -50,94 +67,124 @@ class TwoTowers(WordNaming, nn.Module):
 
     In training, queries are compared with the keys of earlier steps; while it is validated, with those in `held_out`.
     """
-    def __init__(self,
-        visual:nn.Module,      # A backbone: images to a grid (b,c,h,w); has `width` = c
-        text:nn.Module,        # A text encoder: (tok, lens) to (b,s,d), has `width`; None if no loss reads texts
-        heads:nn.ModuleDict,   # From `projection_heads`
-        losses:tuple,          # Out of ii, tag, cc, ic, ci
-        queue:int=32768,       # Keys in the queue (MCT sec. 4.1)
-        *, room:int=0,         # Images of a step, over all processes
-        key_momentum:float=.999, # As for `MomentumEncoder`
-        bn_group:int=0,        # As for `by_groups`
-        shuffle_bn:bool=True,  # Shuffle images before keys are normalised?
-        mask_same:bool=True,   # Leave older keys of the same image out of the negatives?
-        tags:str='',           # Which entry of a batch are the tags
-        n_tags:int=0,          # How many tags there are
-        answers:tuple=(2, True), # Positives by tags: `threshold` and `strict` for `shared_tags`
+
+    def __init__(
+        self,
+        visual: nn.Module,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        text: nn.Module,  # A text encoder: (tok, lens) to (b,s,d), has `width`; None if no loss reads texts
+        heads: nn.ModuleDict,  # From `projection_heads`
+        losses: tuple,  # Out of ii, tag, cc, ic, ci
+        queue: int = 32768,  # Keys in the queue (MCT sec. 4.1)
+        *,
+        room: int = 0,  # Images of a step, over all processes
+        key_momentum: float = 0.999,  # As for `MomentumEncoder`
+        bn_group: int = 0,  # As for `by_groups`
+        shuffle_bn: bool = True,  # Shuffle images before keys are normalised?
+        mask_same: bool = True,  # Leave older keys of the same image out of the negatives?
+        tags: str = '',  # Which entry of a batch are the tags
+        n_tags: int = 0,  # How many tags there are
+        answers: tuple = (2, True),  # Positives by tags: `threshold` and `strict` for `shared_tags`
     ):
         super().__init__()
-        self.visual,self.heads,self.compared,self.held_out = visual,heads,tuple(losses),()
-        if text is not None: self.text = text
-        self.bn_group,self.shuffle_bn,self.mask_same,self.tags,self.answers = bn_group,shuffle_bn,mask_same,tags,answers
+        self.visual = visual
+        self.heads = heads
+        self.compared = tuple(losses)
+        self.held_out = ()
+        if text is not None:
+            self.text = text
+        self.bn_group = bn_group
+        self.shuffle_bn = shuffle_bn
+        self.mask_same = mask_same
+        self.tags = tags
+        self.answers = answers
         self.kinds = sorted({_NEEDS[k][1] for k in losses})
         self.slow = MomentumEncoder(self.fast, key_momentum)
         widths = {k: head_of(heads, k)[-1].out_features for k in self.kinds}
-        self.queue = Queue(queue, widths, room, 1+n_tags)
-        self.queue.marks[:,0] = 1
+        self.queue = Queue(queue, widths, room, 1 + n_tags)
+        self.queue.marks[:, 0] = 1
         # what several processes fill alike need not be sent between them before each step
-        self._ddp_params_and_buffers_to_ignore = [f'queue.{k}' for k,_ in self.queue.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = [f'queue.{k}' for k, _ in self.queue.named_buffers()]
+
     @property
-    def fast(self)->dict:
+    def fast(self) -> dict:
         "The modules that learn"
         return dict(visual=self.visual, heads=self.heads) | (dict(text=self.text) if hasattr(self, 'text') else {})
-    def follow(self)->None:
+
+    def follow(self) -> None:
         "Update the momentum encoder"
         self.slow.follow(self.fast)
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #5332d675
 def text_sizes(
-    model:TwoTowers # Any
-)->dict:            # As for `BertConfig`
+    model: TwoTowers,  # Any
+) -> dict:  # As for `BertConfig`
     "The sizes of a BERT text tower, if there is one, stored with a run so that it opens without the BERT's files"
     text = model.fast.get('text')
     return asdict(text.config) if isinstance(text, Bert) else {}
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #68844313
 def pooled_text(
-    text:nn.Module,          # A text encoder
-    tok:Tensor, lens:Tensor, # Tokens (b,s), and how many of each row are real (b,)
-)->Tensor:                   # (b,d)
+    text: nn.Module,  # A text encoder
+    tok: Tensor,
+    lens: Tensor,  # Tokens (b,s), and how many of each row are real (b,)
+) -> Tensor:  # (b,d)
     "One vector for each text: the encoder's own way of pooling, or the mean of its words"
     words = text(tok, lens)
     return text.pooled(words) if hasattr(text, 'pooled') else mean_words(words, lens)
 
+
 @patch
-def pool(self:TwoTowers,
-    modules:dict, # Those that learn, or their copies
-    kinds:list,   # Of which towers: those whose names these begin with, img and txt
-    img:Tensor,   # Normalised images (b,3,h,w)
-    tok:Tensor=None, lens:Tensor=None, # Tokens (b,s), and how many of each row are real (b,)
-    *, keys:bool=False, # Are they keys? Their BatchNorm is over shuffled images
-)->dict:          # Tower -> (b,c)
+def pool(
+    self: TwoTowers,
+    modules: dict,  # Those that learn, or their copies
+    kinds: list,  # Of which towers: those whose names these begin with, img and txt
+    img: Tensor,  # Normalised images (b,3,h,w)
+    tok: Tensor = None,
+    lens: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
+    *,
+    keys: bool = False,  # Are they keys? Their BatchNorm is over shuffled images
+) -> dict:  # Tower -> (b,c)
     "One vector of the backbone for each image, the mean over its grid, and one of the text encoder for each text"
     towers = {}
     if any(k.startswith('img') for k in kinds):
         net = _Pooled(modules['visual'])
         dist = current_dist()
-        towers['img'] = (shuffled(net, img, self.bn_group, dist) if keys and self.shuffle_bn
-                         else by_groups(net, img, self.bn_group))
-    if any(k.startswith('txt') for k in kinds): towers['txt'] = pooled_text(modules['text'], tok, lens)
+        towers['img'] = (
+            shuffled(net, img, self.bn_group, dist) if keys and self.shuffle_bn else by_groups(net, img, self.bn_group)
+        )
+    if any(k.startswith('txt') for k in kinds):
+        towers['txt'] = pooled_text(modules['text'], tok, lens)
     return towers
+
 
 class _Pooled:
     "A backbone and the mean over its grid, as a function"
-    def __init__(self, visual): self.visual,self.training = visual,visual.training
-    def __call__(self, img): return self.visual(img).mean((2,3))
+
+    def __init__(self, visual):
+        self.visual = visual
+        self.training = visual.training
+
+    def __call__(self, img):
+        return self.visual(img).mean((2, 3))
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #5a225ebc
 def _projected(modules, kinds, towers):
     "Outputs of the heads for pooled vectors, normalised to length 1"
     out = {k: head_of(modules['heads'], k)(towers[k[:3]]) for k in kinds}
-    return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k,v in out.items()}
+    return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k, v in out.items()}
+
 
 @patch
-def encode(self:TwoTowers,
-    modules:dict, # Those that learn, or their copies
-    kinds:list,   # Which vectors: img_intra, img_inter, txt_intra, txt_inter
-    img:Tensor,   # Normalised images (b,3,h,w)
-    tok:Tensor=None, lens:Tensor=None, # Tokens (b,s), and how many of each row are real (b,)
-    *, keys:bool=False, # As for `pool`
-)->dict:          # Kind -> vectors of length 1 (b,d)
+def encode(
+    self: TwoTowers,
+    modules: dict,  # Those that learn, or their copies
+    kinds: list,  # Which vectors: img_intra, img_inter, txt_intra, txt_inter
+    img: Tensor,  # Normalised images (b,3,h,w)
+    tok: Tensor = None,
+    lens: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
+    *,
+    keys: bool = False,  # As for `pool`
+) -> dict:  # Kind -> vectors of length 1 (b,d)
     "Outputs of the heads for images and texts"
     return _projected(modules, kinds, self.pool(modules, kinds, img, tok, lens, keys=keys))
 
@@ -145,82 +192,98 @@ def encode(self:TwoTowers,
 def _read(batch, kinds, end=''):
     "Images, tokens and their numbers, as far as these kinds of vectors need them; of the other view where there is one"
     needed = {k[:3] for k in kinds}
-    of = lambda k, side: None if side not in needed else batch[k+end] if k+end in batch else batch[k]
-    return of('img', 'img'),of('tok', 'txt'),of('lens', 'txt')
+
+    def of(k, side):
+        return None if side not in needed else batch[k + end] if k + end in batch else batch[k]
+
+    return of('img', 'img'), of('tok', 'txt'), of('lens', 'txt')
+
 
 @patch
 @torch.no_grad()
-def keys_of(self:TwoTowers,
-    batch:dict, # `img2` and `tok2`, `lens2`, or else `img` and `tok`, `lens`; perhaps `id`, `told` and tags
-)->tuple:       # Kind -> keys (b,d), the images' numbers (b,), the marks of each key (b,m)
+def keys_of(
+    self: TwoTowers,
+    batch: dict,  # `img2` and `tok2`, `lens2`, or else `img` and `tok`, `lens`; perhaps `id`, `told` and tags
+) -> tuple:  # Kind -> keys (b,d), the images' numbers (b,), the marks of each key (b,m)
     "The keys of a batch, with the image numbers and marks that the queue stores beside them"
     self.slow.mirror(self.fast)
     keys = self.encode(self.slow, self.kinds, *_read(batch, self.kinds, '2'), keys=True)
-    n,device = len(batch['img']),batch['img'].device
+    n = len(batch['img'])
+    device = batch['img'].device
     told = batch['told'] if 'told' in batch else torch.ones(n, dtype=torch.bool, device=device)
     ids = batch['id'] if 'id' in batch else torch.full((n,), -2, device=device)
     tags = [(batch[self.tags] > 0).to(torch.uint8)] if self.tags else []
-    return keys,ids,torch.cat([told.to(torch.uint8)[:,None], *tags], 1)
+    return keys, ids, torch.cat([told.to(torch.uint8)[:, None], *tags], 1)
+
 
 @patch
-def stage_keys(self:TwoTowers,
-    out:dict,        # Output of the model
-    batch:dict,      # Its input
-    gather:callable, # As for `Queue.stage`
-)->None:
+def stage_keys(
+    self: TwoTowers,
+    out: dict,  # Output of the model
+    batch: dict,  # Its input
+    gather: callable,  # As for `Queue.stage`
+) -> None:
     "Stage the keys of a batch for the queue"
     self.queue.stage({k: out[f'key_{k}'] for k in self.kinds}, out['id'], out['marks'], gather)
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #c7540fa4
 @patch
-def forward(self:TwoTowers,
-    batch:dict, # `img`, `tok` and `lens`, and as for `keys_of`
-)->dict:        # For each loss `LOSS_pos` (b,) and `LOSS_neg` (b,n); `ignore_img`, `ignore_txt` and perhaps `same`
-                # (b,n) bool; `told` and perhaps `tagged` (b,) bool; `key_KIND` (b,d); `id`, `marks`; in training
-                # perhaps what `name_words` gives
+def forward(
+    self: TwoTowers,
+    batch: dict,  # `img`, `tok` and `lens`, and as for `keys_of`
+) -> dict:  # For each loss `LOSS_pos` (b,) and `LOSS_neg` (b,n); `ignore_img`, `ignore_txt` and perhaps `same`
+    # (b,n) bool; `told` and perhaps `tagged` (b,) bool; `key_KIND` (b,d); `id`, `marks`; in training
+    # perhaps what `name_words` gives
     "Similarities of queries with their keys and with those of the queue"
     queue = self.held_out[0] if self.held_out and not self.training else self.queue
-    keys,ids,marks = self.keys_of(batch)
+    keys, ids, marks = self.keys_of(batch)
     pairs = {k: _NEEDS[k] for k in self.compared if k != 'tag'}
-    if 'tag' in self.compared: pairs['ii'] = _NEEDS['tag']
-    kinds = sorted({q for q,_ in pairs.values()})
+    if 'tag' in self.compared:
+        pairs['ii'] = _NEEDS['tag']
+    kinds = sorted({q for q, _ in pairs.values()})
     named = self.word_weight and self.training
-    read = [*kinds,'img'] if named else kinds
+    read = [*kinds, 'img'] if named else kinds
     towers = self.pool(self.fast, read, *_read(batch, read))
     queries = _projected(self.fast, kinds, towers)
-    out = dict(told=marks[:,0] > 0, id=ids, marks=marks, **{f'key_{k}': v for k,v in keys.items()})
+    out = dict(told=marks[:, 0] > 0, id=ids, marks=marks, **{f'key_{k}': v for k, v in keys.items()})
     with torch.autocast(batch['img'].device.type, enabled=False):
-        for name,(q,k) in pairs.items():
-            out[f'{name}_pos'] = (queries[q]*keys[k]).sum(1)
-            out[f'{name}_neg'] = queries[q]@queue.keys(k).T
+        for name, (q, k) in pairs.items():
+            out[f'{name}_pos'] = (queries[q] * keys[k]).sum(1)
+            out[f'{name}_neg'] = queries[q] @ queue.keys(k).T
     words = self.name_words(towers['img'], batch['tok']) if named else {}
     return {**out, **self._which(queue, ids, marks), **words}
 
+
 @patch
-def _which(self:TwoTowers, queue, ids, marks):
+def _which(self: TwoTowers, queue, ids, marks):
     "Masks of the keys that are no negatives, and of those that are positives by tags"
     ignore = (~queue.active).expand(len(ids), -1)
     # a query meets its own key among those of the images that are validated
-    if self.mask_same or queue is not self.queue: ignore = ignore | (ids[:,None] == queue.ids) & (ids[:,None] >= 0)
-    out = dict(ignore_img=ignore, ignore_txt=ignore | (queue.marks[:,0] == 0))
-    if 'tag' not in self.compared: return out
-    same = shared_tags(marks[:,1:], queue.marks[:,1:], *self.answers) & queue.active
-    return out | dict(same=same, tagged=(marks[:,1:] > 0).any(1))
+    if self.mask_same or queue is not self.queue:
+        ignore = ignore | (ids[:, None] == queue.ids) & (ids[:, None] >= 0)
+    out = dict(ignore_img=ignore, ignore_txt=ignore | (queue.marks[:, 0] == 0))
+    if 'tag' not in self.compared:
+        return out
+    same = shared_tags(marks[:, 1:], queue.marks[:, 1:], *self.answers) & queue.active
+    return out | dict(same=same, tagged=(marks[:, 1:] > 0).any(1))
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #3bb58ef6
 @patch
 @torch.no_grad()
-def embed_image(self:TwoTowers,
-    img:Tensor, # Normalised images (b,3,h,w)
-)->Tensor:      # (b,d), unit length
+def embed_image(
+    self: TwoTowers,
+    img: Tensor,  # Normalised images (b,3,h,w)
+) -> Tensor:  # (b,d), unit length
     "Vectors of images, to compare with those of texts; by the part that learns, not by its copy"
     return self.encode(self.fast, ['img_inter'], img)['img_inter']
 
+
 @patch
 @torch.no_grad()
-def embed_text(self:TwoTowers,
-    tok:Tensor,  # Tokens (b,s)
-    lens:Tensor, # Real ones in each row (b,)
-)->Tensor:       # (b,d), unit length
+def embed_text(
+    self: TwoTowers,
+    tok: Tensor,  # Tokens (b,s)
+    lens: Tensor,  # Real ones in each row (b,)
+) -> Tensor:  # (b,d), unit length
     "Vectors of texts, to compare with those of images"
     return self.encode(self.fast, ['txt_inter'], None, tok, lens)['txt_inter']

@@ -10,25 +10,58 @@ __all__ = ['TextTower', 'Keys', 'TagCount', 'TextViews', 'TagSource', 'InterLoss
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
+
 from fastcore.basics import patch
-from ...core.fields import *
-from ..base import *
-from ..recipe import *
+
+from ...core.fields import Choice, Fraction, Int, Share
+from ..base import METHODS, Method
+from vlrep.methods.recipe import (
+    Batch,
+    BertName,
+    Channels,
+    Decay,
+    Drop,
+    Group,
+    HeadCount,
+    Init,
+    Layers,
+    Length,
+    MethodRecipe,
+    Momentum,
+    Norm,
+    Norm2,
+    OnOff,
+    Rate,
+    ResNet,
+    Side,
+    StepCount,
+    Temperature,
+    TextRecipe,
+    Vocab,
+    WarmUp,
+    Weight,
+    Width,
+    photo_recipes,
+)
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #ce001baa
 class _Lines:
     "Allows '' or the name of an existing file"
-    def __str__(self): return 'a JSONL file, or nothing'
-    def problem(self, name:str, value:str)->str:
+
+    def __str__(self):
+        return 'a JSONL file, or nothing'
+
+    def problem(self, name: str, value: str) -> str:
         return '' if not value or Path(value).is_file() else f'{name}={value}: no such file; expected a JSONL file'
 
-TextTower  = Annotated[str, BertName(('scratch','small'))]
-Keys       = Int(2, 2**26)
-TagCount   = Int(0, 10**6)
-TextViews  = Choice('captions', 'paraphrases', 'same')
-TagSource  = Choice('labels', 'words')
-InterLoss  = Choice('hinge', 'nce')
-Reduction  = Choice('sum', 'mean')
+
+TextTower = Annotated[str, BertName(('scratch', 'small'))]
+Keys = Int(2, 2**26)
+TagCount = Int(0, 10**6)
+TextViews = Choice('captions', 'paraphrases', 'same')
+TagSource = Choice('labels', 'words')
+InterLoss = Choice('hinge', 'nce')
+Reduction = Choice('sum', 'mean')
 HeadSharing = Choice('separate', 'unified')
 ParaphraseFile = Annotated[str, _Lines()]
 
@@ -36,106 +69,119 @@ ParaphraseFile = Annotated[str, _Lines()]
 @dataclass(frozen=True)
 class MCTLosses(TextRecipe):
     "The losses of MCT, their positives and negatives"
-    ii:Weight=1.                # Weight of the contrast of two views of an image; 0 leaves it out (sec. 3.1)
-    cc:Weight=1.                # Weight of the contrast of two texts of an image; 0 leaves it out (sec. 3.1)
-    tag:Weight=0.               # Weight of the contrast with images that share tags; 1 with tags, else 0 (sec. 3.1)
-    ic:Weight=1e-4              # Weight of images against captions; 0 leaves it out (sec. 3.2)
-    ci:Weight=1e-4              # Weight of captions against images (sec. 3.2)
-    word_weight:Weight=0. # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
-    inter_loss:InterLoss='hinge' # Between images and captions: a margin (sec. 3.2), or nce: as the other losses
-    hinge_reduction:Reduction='sum' # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter queues
-    margin:Share=.2             # Of the hinge (sec. 4.1)
-    temperature:Temperature=.07 # Of the InfoNCE losses (sec. 4.1; MoCo v2's own is .2)
-    tag_threshold:TagCount=2    # Positives share more tags than this number (sec. 3.1)
-    strict:bool=True            # More than that? Else at least as many
-    own_answer:bool=True        # Is an image's own key always a positive? By the formula only with enough tags
-    tags_from:TagSource='labels' # labels: those of the dataset; words: nouns of the image's captions
-    tag_words:TagCount=100      # With words: number of the most frequent nouns used
-    queue:Keys=32768            # Keys in each queue (sec. 4.1)
-    key_momentum:Share=.999     # Momentum of the key encoder (sec. 4.1)
-    mask_same:bool=True         # Leave older keys of the same image out of the negatives?
+
+    ii: Weight = 1.0  # Weight of the contrast of two views of an image; 0 leaves it out (sec. 3.1)
+    cc: Weight = 1.0  # Weight of the contrast of two texts of an image; 0 leaves it out (sec. 3.1)
+    tag: Weight = 0.0  # Weight of the contrast with images that share tags; 1 with tags, else 0 (sec. 3.1)
+    ic: Weight = 1e-4  # Weight of images against captions; 0 leaves it out (sec. 3.2)
+    ci: Weight = 1e-4  # Weight of captions against images (sec. 3.2)
+    word_weight: Weight = 0.0  # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
+    inter_loss: InterLoss = 'hinge'  # Between images and captions: a margin (sec. 3.2), or nce: as the other losses
+    hinge_reduction: Reduction = (
+        'sum'  # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter queues
+    )
+    margin: Share = 0.2  # Of the hinge (sec. 4.1)
+    temperature: Temperature = 0.07  # Of the InfoNCE losses (sec. 4.1; MoCo v2's own is .2)
+    tag_threshold: TagCount = 2  # Positives share more tags than this number (sec. 3.1)
+    strict: bool = True  # More than that? Else at least as many
+    own_answer: bool = True  # Is an image's own key always a positive? By the formula only with enough tags
+    tags_from: TagSource = 'labels'  # labels: those of the dataset; words: nouns of the image's captions
+    tag_words: TagCount = 100  # With words: number of the most frequent nouns used
+    queue: Keys = 32768  # Keys in each queue (sec. 4.1)
+    key_momentum: Share = 0.999  # Momentum of the key encoder (sec. 4.1)
+    mask_same: bool = True  # Leave older keys of the same image out of the negatives?
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #7e8852a5
 @dataclass(frozen=True)
 class MCTViews(MCTLosses):
     "The two views of an image and of a text, and the groups of BatchNorm"
-    text_views:TextViews='captions' # captions: two of the image's; paraphrases: of one; same: one, dropout differs
-    paraphrases:ParaphraseFile=''  # A JSONL file of paraphrases, for data that has none of its own
-    include_original:bool=False # May the caption itself be one of its paraphrases? (not said)
-    swap_sides:bool=False       # Mirror both views together, and exchange left and right in the texts? (not said)
-    grey_p:Share=.2             # How often a view loses its colours (as MoCo v2)
-    blur_p:Share=.5             # How often a view is blurred (as MoCo v2)
-    blur_max:Fraction=.009      # Largest standard deviation of the blur, as part of the side: 2 pixels of 224
-    bn_group:Group=64           # BatchNorm is over this number of images, as on one of 8 GPUs; 0: all of a process
-    shuffle_bn:bool=True        # Shuffle images before keys are normalised (ShuffleBN, as MoCo)
-    sync_bn:OnOff=False         # BatchNorm over the images of all processes; then there are no groups
+
+    text_views: TextViews = 'captions'  # captions: two of the image's; paraphrases: of one; same: one, dropout differs
+    paraphrases: ParaphraseFile = ''  # A JSONL file of paraphrases, for data that has none of its own
+    include_original: bool = False  # May the caption itself be one of its paraphrases? (not said)
+    swap_sides: bool = False  # Mirror both views together, and exchange left and right in the texts? (not said)
+    grey_p: Share = 0.2  # How often a view loses its colours (as MoCo v2)
+    blur_p: Share = 0.5  # How often a view is blurred (as MoCo v2)
+    blur_max: Fraction = 0.009  # Largest standard deviation of the blur, as part of the side: 2 pixels of 224
+    bn_group: Group = 64  # BatchNorm is over this number of images, as on one of 8 GPUs; 0: all of a process
+    shuffle_bn: bool = True  # Shuffle images before keys are normalised (ShuffleBN, as MoCo)
+    sync_bn: OnOff = False  # BatchNorm over the images of all processes; then there are no groups
+
 
 @dataclass(frozen=True)
 class MCTNetworks(MCTViews):
     "The two towers and their heads"
-    visual_depth:ResNet=50      # Layers of the ResNet (sec. 4.1); 10 is the small one for the world
-    visual_width:Channels=64    # Channels of its first stage
-    projections:HeadSharing='separate' # Heads of their own for each pair of losses (sec. 3.2), or unified
-    intra_width:Width=128       # Width in which images, and texts, are compared (sec. 4.1)
-    inter_width:Width=1024      # Width in which images are compared with texts (sec. 4.1)
-    head_width:Width=2048       # Width between the two layers of each head (sec. 4.1)
-    text:TextTower='scratch'    # scratch; small: a BERT pretrained on the captions; or a BERT's folder or name
-    width:Width=768             # Of a text encoder from scratch (as BERT's)
-    depth:Layers=12             # Its layers
-    heads:HeadCount=0           # Its attention heads; 0 means width/64
-    norm:Norm='post'            # LayerNorm after each part, or 'pre'
-    dropout:Drop=.1             # In the text encoder
-    init:Init='0.02'            # Standard deviation of its initial weights, or 'fan_in'
-    vocab:Vocab=10000           # Tokens of a text encoder from scratch
-    max_len:Length=40           # Longest text in tokens (not said)
+
+    visual_depth: ResNet = 50  # Layers of the ResNet (sec. 4.1); 10 is the small one for the world
+    visual_width: Channels = 64  # Channels of its first stage
+    projections: HeadSharing = 'separate'  # Heads of their own for each pair of losses (sec. 3.2), or unified
+    intra_width: Width = 128  # Width in which images, and texts, are compared (sec. 4.1)
+    inter_width: Width = 1024  # Width in which images are compared with texts (sec. 4.1)
+    head_width: Width = 2048  # Width between the two layers of each head (sec. 4.1)
+    text: TextTower = 'scratch'  # scratch; small: a BERT pretrained on the captions; or a BERT's folder or name
+    width: Width = 768  # Of a text encoder from scratch (as BERT's)
+    depth: Layers = 12  # Its layers
+    heads: HeadCount = 0  # Its attention heads; 0 means width/64
+    norm: Norm = 'post'  # LayerNorm after each part, or 'pre'
+    dropout: Drop = 0.1  # In the text encoder
+    init: Init = '0.02'  # Standard deviation of its initial weights, or 'fan_in'
+    vocab: Vocab = 10000  # Tokens of a text encoder from scratch
+    max_len: Length = 40  # Longest text in tokens (not said)
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #0228f67b
 @dataclass(frozen=True)
 class MCTRecipe(MCTNetworks):
     "The setting of the MCT paper: R50, COCO, 8 GPUs with 64 images each"
-    size:Side=224               # Side of the input images
-    scale_min:Fraction=.2       # Random crops keep at least this part of the area (as MoCo)
-    jitter:Share=.4             # Change of brightness, contrast, saturation; hue a quarter of it (as MoCo v2)
-    jitter_p:Share=.8           # How often colours are changed (as MoCo v2)
-    flip_p:Share=.5             # How often views are mirrored (as MoCo)
-    bs:Batch=512                # Images a step (sec. 4.1)
-    steps:StepCount=46_200      # Steps: 200 epochs of COCO's 118,287 images (sec. 4.1)
-    warmup:WarmUp=0             # Steps of linear warm-up (none is mentioned), then a cosine down to 0
-    cnn_lr:Rate=.03             # Peak learning rate of the backbone (sec. 4.1)
-    lr:Rate=.03                 # Peak learning rate of the heads of images (as the backbone)
-    text_lr:Rate=4e-5           # Peak learning rate of the text encoder and its heads (sec. 4.1)
-    momentum:Momentum=.9        # Of SGD (sec. 4.1)
-    wd:Decay=1e-4               # Weight decay, of everything (sec. 4.1)
-    clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
+
+    size: Side = 224  # Side of the input images
+    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (as MoCo)
+    jitter: Share = 0.4  # Change of brightness, contrast, saturation; hue a quarter of it (as MoCo v2)
+    jitter_p: Share = 0.8  # How often colours are changed (as MoCo v2)
+    flip_p: Share = 0.5  # How often views are mirrored (as MoCo)
+    bs: Batch = 512  # Images a step (sec. 4.1)
+    steps: StepCount = 46_200  # Steps: 200 epochs of COCO's 118,287 images (sec. 4.1)
+    warmup: WarmUp = 0  # Steps of linear warm-up (none is mentioned), then a cosine down to 0
+    cnn_lr: Rate = 0.03  # Peak learning rate of the backbone (sec. 4.1)
+    lr: Rate = 0.03  # Peak learning rate of the heads of images (as the backbone)
+    text_lr: Rate = 4e-5  # Peak learning rate of the text encoder and its heads (sec. 4.1)
+    momentum: Momentum = 0.9  # Of SGD (sec. 4.1)
+    wd: Decay = 1e-4  # Weight decay, of everything (sec. 4.1)
+    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #b195cfd9
 @patch(as_prop=True)
-def compared(self:MCTLosses)->tuple:
+def compared(self: MCTLosses) -> tuple:
     "Names of the losses that have a weight"
-    return tuple(k for k in ('ii','tag','cc','ic','ci') if getattr(self, k))
+    return tuple(k for k in ('ii', 'tag', 'cc', 'ic', 'ci') if getattr(self, k))
+
 
 @patch(as_prop=True)
-def reads(self:MCTLosses)->bool:
+def reads(self: MCTLosses) -> bool:
     "Does any of its losses compare captions?"
     return bool(self.cc or self.ic or self.ci)
 
+
 @patch(as_prop=True)
-def needs_captions(self:MCTLosses)->bool:
+def needs_captions(self: MCTLosses) -> bool:
     "Are captions compared, or their words named, or taken for tags?"
     return bool(self.reads or self.word_weight or self.tag and self.tags_from == 'words')
 
+
 @patch
-def problems(self:MCTRecipe)->'Iterator[str]':
+def problems(self: MCTRecipe) -> 'Iterator[str]':
     "Reject recipes without a loss, queues no longer than a batch, and towers that no loss trains"
     yield from MethodRecipe.problems(self)
-    if not self.compared: yield 'ii=0, tag=0, cc=0, ic=0, ci=0: nothing is left to learn'
+    if not self.compared:
+        yield 'ii=0, tag=0, cc=0, ic=0, ci=0: nothing is left to learn'
     if bool(self.ic) != bool(self.ci):
         yield f'ic={self.ic:g}, ci={self.ci:g}: both or neither, with one alone the other tower never learns'
     if self.queue <= self.bs:
         yield f'queue={self.queue}: must be longer than a batch of {self.bs}, or few keys are of other steps'
     if self.projections == 'unified' and self.intra_width != self.inter_width:
-        yield (f'projections=unified: one head for both needs one width, not intra_width={self.intra_width} and '
-               f'inter_width={self.inter_width}')
+        yield (
+            f'projections=unified: one head for both needs one width, not intra_width={self.intra_width} and '
+            f'inter_width={self.inter_width}'
+        )
     if self.tag and self.tags_from == 'words' and not self.tag_words:
         yield 'tag_words=0: with tags_from=words there must be words; tag=0 leaves the loss out'
     if self.tag and not self.tag_threshold and not self.strict:
@@ -146,45 +192,91 @@ def problems(self:MCTRecipe)->'Iterator[str]':
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #925c7c0e
 def _needs(r):
     asked = dict(captions=r.needs_captions, labels=r.tag and r.tags_from == 'labels')
-    return frozenset(k for k,there in asked.items() if there)
+    return frozenset(k for k, there in asked.items() if there)
 
-_paper = MCTRecipe()                                # COCO without tags, both towers from scratch: every default
-_bert = replace(_paper, text='bert-base-uncased')    # pretrained, as in the paper's main rows
-_moco = dict(cc=0., ic=0., ci=0.)
-_slip = dict(cc=0., inter_loss='nce', ic=.5, ci=.5)
-_one = lambda d: dict(intra_width=d, inter_width=d)
+
+_paper = MCTRecipe()  # COCO without tags, both towers from scratch: every default
+_bert = replace(_paper, text='bert-base-uncased')  # pretrained, as in the paper's main rows
+_moco = dict(cc=0.0, ic=0.0, ci=0.0)
+_slip = dict(cc=0.0, inter_loss='nce', ic=0.5, ci=0.5)
+
+
+def _one(d):
+    return dict(intra_width=d, inter_width=d)
+
+
 _mean = dict(hinge_reduction='mean', ic=3.2768, ci=3.2768)
-_world = replace(_paper, **_mean, visual_depth=10, visual_width=16, width=64, depth=1, heads=4, norm='pre',
-                 init='fan_in', vocab=600, max_len=30, dropout=0., head_width=128, intra_width=64, inter_width=128,
-                 queue=1024, key_momentum=.99, bn_group=32, bs=64, size=48, scale_min=.6, jitter=.2, blur_p=0.,
-                 steps=1600, warmup=160, cnn_lr=.1, lr=.1, text_lr=.1, clip=1.)
-_photos = {k: replace(r, cnn_lr=.1) for k,r in photo_recipes(_world).items()}
+_world = replace(
+    _paper,
+    **_mean,
+    visual_depth=10,
+    visual_width=16,
+    width=64,
+    depth=1,
+    heads=4,
+    norm='pre',
+    init='fan_in',
+    vocab=600,
+    max_len=30,
+    dropout=0.0,
+    head_width=128,
+    intra_width=64,
+    inter_width=128,
+    queue=1024,
+    key_momentum=0.99,
+    bn_group=32,
+    bs=64,
+    size=48,
+    scale_min=0.6,
+    jitter=0.2,
+    blur_p=0.0,
+    steps=1600,
+    warmup=160,
+    cnn_lr=0.1,
+    lr=0.1,
+    text_lr=0.1,
+    clip=1.0,
+)
+_photos = {k: replace(r, cnn_lr=0.1) for k, r in photo_recipes(_world).items()}
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #83e48524
-METHODS.add(Method('mct', MCTRecipe, {
-    'mct_r50': _bert,
-    'mct_r50_scratch': _paper,                                                  # tab. 1: both towers from scratch
-    'mct_r50_tags': replace(_bert, tag=1.),                                     # tab. 1: with tags
-    'mct_r50_moco_v2': replace(_paper, **_moco, temperature=.2),                # MoCo v2 on COCO
-    'mct_r50_ii_tag': replace(_paper, **_moco, tag=1.),                         # sec. 4.4: images and tags
-    'mct_r50_words': replace(_bert, tag=1., tags_from='words'),                # sec. 4.4: tags from captions
-    'mct_r50_slip': replace(_bert, **_slip),
-    'mct_r50_inter': replace(_bert, ii=0., cc=0., **_one(1024)),               # sec. 4.4: between modalities alone
-    **{f'mct_r50_unified_{d}': replace(_bert, projections='unified', **_one(d)) for d in (128,1024,1152)}, # sec. 4.4
-    **{f'mct_r50_equal_{d}': replace(_bert, **_one(d)) for d in (128,1024,1152)},
-    'world': _world,
-    'world_moco_v2': replace(_world, **_moco),
-    'world_inter': replace(_world, ii=0., cc=0.),
-    'world_tags': replace(_world, tag=1., tag_threshold=1),
-    'world_slip': replace(_world, **_slip),                                    # image contrast + images against texts
-    **_photos,
-    'flickr8k_slip': replace(_photos['flickr8k'], **_slip),
-    'narratives': replace(_photos['flickr8k'], text_views='same', dropout=.1, max_len=60)},
-    **{k: f'vlrep.methods.mct.method:{v}' for k,v in dict(model='MCTModel', loss='mct_loss',
-                                                          learner='mct_learner').items()},
-    needs=_needs,
-    wants=lambda r: {'paraphrases'} if r.text_views == 'paraphrases' and not r.paraphrases else set(),
-    tokenizer='vlrep.methods.mct.views:mct_tokenizer', collate='vlrep.methods.mct.views:mct_collator',
-    check='vlrep.methods.mct.views:check_views', sizes='vlrep.methods.mct.model:text_sizes',
-    paper='MCT (Yuan and others, 2021)',
-    loss_unit='nats a query, added over the contrasts, plus the margins; it rises while the queue fills'))
+METHODS.add(
+    Method(
+        'mct',
+        MCTRecipe,
+        {
+            'mct_r50': _bert,
+            'mct_r50_scratch': _paper,  # tab. 1: both towers from scratch
+            'mct_r50_tags': replace(_bert, tag=1.0),  # tab. 1: with tags
+            'mct_r50_moco_v2': replace(_paper, **_moco, temperature=0.2),  # MoCo v2 on COCO
+            'mct_r50_ii_tag': replace(_paper, **_moco, tag=1.0),  # sec. 4.4: images and tags
+            'mct_r50_words': replace(_bert, tag=1.0, tags_from='words'),  # sec. 4.4: tags from captions
+            'mct_r50_slip': replace(_bert, **_slip),
+            'mct_r50_inter': replace(_bert, ii=0.0, cc=0.0, **_one(1024)),  # sec. 4.4: between modalities alone
+            **{
+                f'mct_r50_unified_{d}': replace(_bert, projections='unified', **_one(d)) for d in (128, 1024, 1152)
+            },  # sec. 4.4
+            **{f'mct_r50_equal_{d}': replace(_bert, **_one(d)) for d in (128, 1024, 1152)},
+            'world': _world,
+            'world_moco_v2': replace(_world, **_moco),
+            'world_inter': replace(_world, ii=0.0, cc=0.0),
+            'world_tags': replace(_world, tag=1.0, tag_threshold=1),
+            'world_slip': replace(_world, **_slip),  # image contrast + images against texts
+            **_photos,
+            'flickr8k_slip': replace(_photos['flickr8k'], **_slip),
+            'narratives': replace(_photos['flickr8k'], text_views='same', dropout=0.1, max_len=60),
+        },
+        **{
+            k: f'vlrep.methods.mct.method:{v}'
+            for k, v in dict(model='MCTModel', loss='mct_loss', learner='mct_learner').items()
+        },
+        needs=_needs,
+        wants=lambda r: {'paraphrases'} if r.text_views == 'paraphrases' and not r.paraphrases else set(),
+        tokenizer='vlrep.methods.mct.views:mct_tokenizer',
+        collate='vlrep.methods.mct.views:mct_collator',
+        check='vlrep.methods.mct.views:check_views',
+        sizes='vlrep.methods.mct.model:text_sizes',
+        paper='MCT (Yuan and others, 2021)',
+        loss_unit='nats a query, added over the contrasts, plus the margins; it rises while the queue fills',
+    )
+)

@@ -6,274 +6,383 @@
 __all__ = ['TwoViews', 'HeldOutViews', 'frequent_nouns', 'PairCollator', 'mct_tokenizer', 'mct_collator', 'check_views']
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #fc8dc0a6
-import numpy as np, torch
+import numpy as np
+import torch
 from fastcore.basics import patch
-from ...core.files import *
+
+from ...core.files import FilePath
 from ...core.scripts import mirror_pairs
-from ...core.seeding import *
+from ...core.seeding import chances, torch_rng
 from ...data.collate import CaptionCollator
 from ...data.concepts import concept_counts, concept_words, plain_words
 from ...data.paraphrases import Paraphrases, read_paraphrases
 from ...data.records import ImageTextDataset
-from ...data.tokenizer import normalise, pad_tokens, Tokenizer
-from ...data.transforms import ENGLISH_SIDES, EvalTransform, swap_left_right, TrainTransform
+from ...data.tokenizer import Tokenizer, normalise, pad_tokens
+from ...data.transforms import ENGLISH_SIDES, EvalTransform, TrainTransform, swap_left_right
+from .recipe import MCTRecipe
 from ...models.bert import bert_config, bert_tokenizer
 from ...training.distributed import current_dist
-from .recipe import *
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #bf0a0316
 class TwoViews:
     "Two random views of every image of a batch: `img`, and `img2` for the key"
+
     flips = shares = True
-    def __init__(self,
-        view:TrainTransform, # Draws one view
-        flip_p:float=.5,     # How often the second view is mirrored
-        together:bool=False, # Mirror both views where `batch['flip']` says so?
+
+    def __init__(
+        self,
+        view: TrainTransform,  # Draws one view
+        flip_p: float = 0.5,  # How often the second view is mirrored
+        together: bool = False,  # Mirror both views where `batch['flip']` says so?
     ):
-        self.view,self.flip_p,self.together = view,flip_p,together
-        self.size,self.mean,self.std = view.size,view.mean,view.std
-    def __call__(self,
-        batch:dict, # As for `TrainTransform`
-        key:tuple,  # As for `TrainTransform`
-        share:tuple=None, # As for `TrainTransform`
-    )->dict:        # `img` and `img2`, both (b,3,size,size)
+        self.view = view
+        self.flip_p = flip_p
+        self.together = together
+        self.size = view.size
+        self.mean = view.mean
+        self.std = view.std
+
+    def __call__(
+        self,
+        batch: dict,  # As for `TrainTransform`
+        key: tuple,  # As for `TrainTransform`
+        share: tuple = None,  # As for `TrainTransform`
+    ) -> dict:  # `img` and `img2`, both (b,3,size,size)
         "The views of `batch` that belong to `key`"
-        n,own = share or (len(batch['img']), slice(None))
+        n, own = share or (len(batch['img']), slice(None))
         other = torch.rand(n, generator=torch_rng('second view', *key))[own] < self.flip_p
         flip = batch['flip'] if self.together else other
-        second = self.view({k: batch[k] for k in ('img','hw')} | dict(flip=flip), (*key,'second'), share)
+        second = self.view({k: batch[k] for k in ('img', 'hw')} | dict(flip=flip), (*key, 'second'), share)
         return {**self.view(batch, key, share), 'img2': second['img']}
+
 
 class HeldOutViews(EvalTransform):
     "The middle of every image, and of the images of a batch also a random view `img2`, the same in every epoch"
+
     shares = True
-    def __init__(self,
-        plain:EvalTransform, # The middle
-        view:TrainTransform, # Draws the other view
+
+    def __init__(
+        self,
+        plain: EvalTransform,  # The middle
+        view: TrainTransform,  # Draws the other view
     ):
         super().__init__(plain.size, plain.resize, plain.mean, plain.std)
         self.view = view
-    def __call__(self, batch:dict, key:tuple=None, share:tuple=None)->dict:
+
+    def __call__(self, batch: dict, key: tuple = None, share: tuple = None) -> dict:
         "The central view; for a batch of a loader also a drawn one"
         plain = super().__call__(batch)
-        if 'id' not in batch: return plain
-        return {**plain, 'img2': self.view({k: batch[k] for k in ('img','hw')}, key, share)['img']}
+        if 'id' not in batch:
+            return plain
+        return {**plain, 'img2': self.view({k: batch[k] for k in ('img', 'hw')}, key, share)['img']}
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #51988704
 def _of_records(source):
     "The paraphrases of the dataset itself"
     out = {}
     for r in (source[i] for i in range(len(source))):
-        for said,other in zip(r.captions or (), r.paraphrases or ()):
+        for said, other in zip(r.captions or (), r.paraphrases or ()):
             known = out.setdefault(said, {})
             known[f'data {len(known)}'] = other
     return Paraphrases(out, source.name)
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #aa54531d
 def frequent_nouns(
-    source:ImageTextDataset, # With captions
-    most:int,                # Number of words
-    how:str='nfkd',          # As for `normalise`
-)->list:
+    source: ImageTextDataset,  # With captions
+    most: int,  # Number of words
+    how: str = 'nfkd',  # As for `normalise`
+) -> list:
     "The most frequent nouns of the captions, which can replace tags (MCT sec. 4.4)"
     return concept_words(concept_counts(source.captions.flat(), 'nn', how=how))[:most]
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #16ebaf05
 class PairCollator(CaptionCollator):
     "Two texts of each image as tokens; images without any caption are marked in `told`"
-    def __init__(self,
-        tok:Tokenizer,               # Cuts captions into tokens
-        max_len:int=40,              # Most tokens of a text
-        views:str='captions',        # captions, paraphrases or same
-        paraphrases:FilePath='',     # A file for `read_paraphrases`; '' for those that the data has
-        include_original:bool=False, # May the caption itself be one of its paraphrases?
-        *, swap_sides:bool=False,    # Exchange left and right where the image is mirrored?
-        nouns:int=0,                 # Nouns of the first dataset used as tags: `words` (b,nouns) marks those that
-                                     # the image's captions have
-        sides:tuple=ENGLISH_SIDES,   # As for `CaptionCollator`
+
+    def __init__(
+        self,
+        tok: Tokenizer,  # Cuts captions into tokens
+        max_len: int = 40,  # Most tokens of a text
+        views: str = 'captions',  # captions, paraphrases or same
+        paraphrases: FilePath = '',  # A file for `read_paraphrases`; '' for those that the data has
+        include_original: bool = False,  # May the caption itself be one of its paraphrases?
+        *,
+        swap_sides: bool = False,  # Exchange left and right where the image is mirrored?
+        nouns: int = 0,  # Nouns of the first dataset used as tags: `words` (b,nouns) marks those that
+        # the image's captions have
+        sides: tuple = ENGLISH_SIDES,  # As for `CaptionCollator`
     ):
         super().__init__(tok, max_len, sides=sides)
-        self.views,self.include_original,self.swap_sides = views,include_original,swap_sides
+        self.views = views
+        self.include_original = include_original
+        self.swap_sides = swap_sides
         self.others = read_paraphrases(paraphrases) if paraphrases else None
-        self.nouns,self.place,self._own = nouns,{},[]
-    def check(self, source:ImageTextDataset)->None:
+        self.nouns = nouns
+        self.place = {}
+        self._own = []
+
+    def check(self, source: ImageTextDataset) -> None:
         "A `ValueError` if there are no captions at all; collects nouns, and the paraphrases that the data has"
         if source.captions is None or not source.captions.counts().any():
             raise ValueError(f'{source.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0')
         if self.nouns and not self.place:
-            self.place = {w: i for i,w in enumerate(frequent_nouns(source, self.nouns, self.tok.normalisation))}
+            self.place = {w: i for i, w in enumerate(frequent_nouns(source, self.nouns, self.tok.normalisation))}
         if self.views == 'paraphrases' and self.others is None and self._known(source) is None:
             self._own.append((source, _of_records(source)))
+
     def _known(self, source):
         "The paraphrases of a dataset; None if it was not checked"
-        return self.others or next((p for s,p in self._own if s is source), None)
-    def tags(self, source:ImageTextDataset, rows:np.ndarray)->torch.Tensor:
+        return self.others or next((p for s, p in self._own if s is source), None)
+
+    def tags(self, source: ImageTextDataset, rows: np.ndarray) -> torch.Tensor:
         "Which of the words the captions of each image have (b,n) uint8"
         out = torch.zeros(len(rows), self.nouns, dtype=torch.uint8)
-        for i,r in enumerate(rows):
+        for i, r in enumerate(rows):
             said = {w for t in source.captions[r] for w in plain_words(t, self.tok.normalisation)}
-            out[i,[self.place[w] for w in said & self.place.keys()]] = 1
+            out[i, [self.place[w] for w in said & self.place.keys()]] = 1
         return out
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #b944ac98
 @patch
-def pair(self:PairCollator,
-    source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int, # As for `CaptionCollator`
-)->tuple: # Two lists of strings, '' where there is no caption
+def pair(
+    self: PairCollator,
+    source: ImageTextDataset,
+    rows: np.ndarray,
+    when: int | str,
+    seed: int,  # As for `CaptionCollator`
+) -> tuple:  # Two lists of strings, '' where there is no caption
     "Two texts of each image"
-    c,rows = source.captions,np.asarray(rows)
-    n = c.rows[rows+1]-c.rows[rows]
-    u,v,w = (chances(rows, seed, k, when) for k in ('caption','second text','first text'))
-    one = (u*n).astype(np.int64)
-    two = (one + 1 + (v*(n-1)).astype(np.int64)) % np.maximum(n, 1) if self.views == 'captions' else one
-    read = lambda at: [c.data[c.ends[i]:c.ends[i+1]].tobytes().decode() if m else ''
-                       for i,m in zip(np.minimum(c.rows[rows]+at, len(c.ends)-2), n)]
-    first,second = read(one),read(two)
-    if self.views != 'paraphrases': return first,second
+    c = source.captions
+    rows = np.asarray(rows)
+    n = c.rows[rows + 1] - c.rows[rows]
+    u, v, w = (chances(rows, seed, k, when) for k in ('caption', 'second text', 'first text'))
+    one = (u * n).astype(np.int64)
+    two = (one + 1 + (v * (n - 1)).astype(np.int64)) % np.maximum(n, 1) if self.views == 'captions' else one
+
+    def read(at):
+        return [
+            c.data[c.ends[i] : c.ends[i + 1]].tobytes().decode() if m else ''
+            for i, m in zip(np.minimum(c.rows[rows] + at, len(c.ends) - 2), n)
+        ]
+
+    first = read(one)
+    second = read(two)
+    if self.views != 'paraphrases':
+        return first, second
     known = self._known(source)
-    if known is None: raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
+    if known is None:
+        raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
+
     def options(t):
         others = known.texts(t)
-        if self.include_original: return [t,*others],[t,*others]
-        return (others,others) if len(others) > 1 else ([t],others or [t])
+        if self.include_original:
+            return [t, *others], [t, *others]
+        return (others, others) if len(others) > 1 else ([t], others or [t])
+
     sets = list(map(options, first))
-    pick = lambda x, i: [s[i][int(y*len(s[i]))] for s,y in zip(sets, x)]
-    return pick(w, 0),pick(v, 1)
+
+    def pick(x, i):
+        return [s[i][int(y * len(s[i]))] for s, y in zip(sets, x)]
+
+    return pick(w, 0), pick(v, 1)
+
 
 @patch
-def __call__(self:PairCollator,
-    source:ImageTextDataset, rows:np.ndarray, when:int|str, seed:int, flip:np.ndarray, # As for `CaptionCollator`
-)->dict: # `tok` and `lens`, `tok2` and `lens2` for the key, `told` (b,) bool; perhaps `words` (b,n)
+def __call__(
+    self: PairCollator,
+    source: ImageTextDataset,
+    rows: np.ndarray,
+    when: int | str,
+    seed: int,
+    flip: np.ndarray,  # As for `CaptionCollator`
+) -> dict:  # `tok` and `lens`, `tok2` and `lens2` for the key, `told` (b,) bool; perhaps `words` (b,n)
     "Two texts of each image"
     turned = flip if self.swap_sides else np.zeros_like(flip)
     out = {}
-    for end,texts in zip(('','2'), self.pair(source, rows, when, seed)):
-        texts = [swap_left_right(t, pairs=self.sides) if f else t for t,f in zip(texts, turned)]
-        out['tok'+end],out['lens'+end] = pad_tokens(self.tok.encode(texts, self.max_len), self.tok.pad)
-    out['told'] = torch.from_numpy(source.captions.rows[np.asarray(rows)+1] > source.captions.rows[np.asarray(rows)])
+    for end, texts in zip(('', '2'), self.pair(source, rows, when, seed)):
+        texts = [swap_left_right(t, pairs=self.sides) if f else t for t, f in zip(texts, turned)]
+        out['tok' + end], out['lens' + end] = pad_tokens(self.tok.encode(texts, self.max_len), self.tok.pad)
+    out['told'] = torch.from_numpy(source.captions.rows[np.asarray(rows) + 1] > source.captions.rows[np.asarray(rows)])
     return {**out, 'words': self.tags(source, rows)} if self.nouns else out
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #d134f720
 def mct_tokenizer(
-    recipe:MCTRecipe,       # With `vocab`
-    train:ImageTextDataset, # The texts that are learned from
-)->Tokenizer:
+    recipe: MCTRecipe,  # With `vocab`
+    train: ImageTextDataset,  # The texts that are learned from
+) -> Tokenizer:
     "The tokenizer of a BERT, if one is named; else one trained on the captions; None if no captions are read"
-    if not recipe.needs_captions: return None
-    if train.captions is None: raise ValueError(f'{train.name}: has no captions to learn tokens from')
+    if not recipe.needs_captions:
+        return None
+    if train.captions is None:
+        raise ValueError(f'{train.name}: has no captions to learn tokens from')
     return bert_tokenizer(recipe.text if recipe.reads else 'scratch', train, recipe.vocab, recipe.normalise)
 
+
 def mct_collator(
-    recipe:MCTRecipe,    # With `text_views` and what belongs to it
-    tokenizer:Tokenizer, # From `mct_tokenizer`
-)->PairCollator:         # None for a recipe that reads no captions
+    recipe: MCTRecipe,  # With `text_views` and what belongs to it
+    tokenizer: Tokenizer,  # From `mct_tokenizer`
+) -> PairCollator:  # None for a recipe that reads no captions
     "Two texts of each image"
     r = recipe
     named = r.tag and r.tags_from == 'words'
-    if tokenizer is None or not r.needs_captions: return None
-    return PairCollator(tokenizer, r.max_len, r.text_views, r.paraphrases, r.include_original, swap_sides=r.swap_sides,
-                        nouns=r.tag_words if named else 0, sides=mirror_pairs(r.mirror_words))
+    if tokenizer is None or not r.needs_captions:
+        return None
+    return PairCollator(
+        tokenizer,
+        r.max_len,
+        r.text_views,
+        r.paraphrases,
+        r.include_original,
+        swap_sides=r.swap_sides,
+        nouns=r.tag_words if named else 0,
+        sides=mirror_pairs(r.mirror_words),
+    )
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #50bdb0be
 def _drops(r):
     "Does the encoder of texts have dropout?"
-    if r.text == 'scratch': return r.dropout > 0
-    if r.text == 'small': return True                                   # as every `small_config`
+    if r.text == 'scratch':
+        return r.dropout > 0
+    if r.text == 'small':
+        return True  # as every `small_config`
     config = bert_config(r.text)
     return max(config.dropout, config.attention_dropout) > 0
+
 
 def _different(captions):
     "How many captions each image has (n,), those that are alike counted once"
     return np.array([len({normalise(t, 'nfkc') for t in captions[i]}) for i in range(len(captions))])
 
+
 def _text_line(recipe, train):
     "A log line on the two texts of an image; a `ValueError` if there are none, or they are the same"
-    n,said = train.captions.counts(),'text views: '
+    n = train.captions.counts()
+    said = 'text views: '
     if recipe.text_views == 'same':
         if not _drops(recipe):
-            other = '--set dropout=.1, or '*(recipe.text == 'scratch')
-            raise ValueError(f'text_views=same: text={recipe.text} has no dropout, so the two views of a text would be '
-                             f'identical: {other}--text-views captions')
-        return said+'a caption twice, with different dropout'
+            other = '--set dropout=.1, or ' * (recipe.text == 'scratch')
+            raise ValueError(
+                f'text_views=same: text={recipe.text} has no dropout, so the two views of a text would be '
+                f'identical: {other}--text-views captions'
+            )
+        return said + 'a caption twice, with different dropout'
     if recipe.text_views == 'captions':
         different = _different(train.captions)
         if different.max() < 2:
-            raise ValueError(f'{train.name}: no image has a second caption, different from its first, and no '
-                             f'paraphrases are given, so there is no second view of a text: --text-views paraphrases '
-                             f'--paraphrases FILE, --text-views same --set dropout=.1, or --cc 0')
+            raise ValueError(
+                f'{train.name}: no image has a second caption, different from its first, and no '
+                f'paraphrases are given, so there is no second view of a text: --text-views paraphrases '
+                f'--paraphrases FILE, --text-views same --set dropout=.1, or --cc 0'
+            )
         few = int((different < 2).sum())
-        return said+f'two captions of an image, of {n.mean():.3g}' + f'; {few:,} images have a single one'*(few > 0)
+        return said + f'two captions of an image, of {n.mean():.3g}' + f'; {few:,} images have a single one' * (few > 0)
     known = read_paraphrases(recipe.paraphrases) if recipe.paraphrases else _of_records(train)
-    there,_ = known.coverage(train.captions.flat())
+    there, _ = known.coverage(train.captions.flat())
     if not there:
-        raise ValueError(f'{recipe.paraphrases or train.name}: has no paraphrases of the captions: --paraphrases FILE, '
-                         f'or --text-views captions')
-    return (said+f'paraphrases of {there:,} of {int(n.sum()):,} captions, from {recipe.paraphrases or "the data"}'
-            + ', or the caption itself'*recipe.include_original)
+        raise ValueError(
+            f'{recipe.paraphrases or train.name}: has no paraphrases of the captions: --paraphrases FILE, '
+            f'or --text-views captions'
+        )
+    return (
+        said
+        + f'paraphrases of {there:,} of {int(n.sum()):,} captions, from {recipe.paraphrases or "the data"}'
+        + ', or the caption itself' * recipe.include_original
+    )
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #567ecd19
 def _has_tags(r, train, least):
     "Does an image have at least `least` tags? For words: does it have captions of as many words?"
     if r.tags_from == 'words':
-        words = lambda i: {w for t in train.captions[i] for w in plain_words(t)}
+
+        def words(i):
+            return {w for t in train.captions[i] for w in plain_words(t)}
+
         return least <= r.tag_words and any(len(words(i)) >= least for i in range(len(train)))
-    key = next(k for k in ('tags','objects') if k in train.labels)
+    key = next(k for k in ('tags', 'objects') if k in train.labels)
     return int((np.asarray(train.labels[key]) > 0).sum(1).max(initial=0)) >= least
+
 
 def _check_tags(r, train):
     "A `ValueError` if J_tag would have no positives other than those of J_ii"
-    if r.tags_from == 'labels' and not {'tags','objects'} & set(train.labels):
-        raise ValueError(f'tag={r.tag:g}: {train.name} has no tags (labels called tags or objects): --tag 0, or '
-                         f'--tags-from words')
+    if r.tags_from == 'labels' and not {'tags', 'objects'} & set(train.labels):
+        raise ValueError(
+            f'tag={r.tag:g}: {train.name} has no tags (labels called tags or objects): --tag 0, or --tags-from words'
+        )
     if not _has_tags(r, train, 1):
-        raise ValueError(f'tag={r.tag:g}: the tags of all images of {train.name} are 0, so that none are shared: '
-                         f'--tag 0, or --tags-from words')
-    if not _has_tags(r, train, r.tag_threshold+r.strict):
-        raise ValueError(f'tag_threshold={r.tag_threshold:,}: no image of {train.name} has '
-                         f'{"more" if r.strict else "as many"} tags, so that no two images can share enough: lower it')
+        raise ValueError(
+            f'tag={r.tag:g}: the tags of all images of {train.name} are 0, so that none are shared: '
+            f'--tag 0, or --tags-from words'
+        )
+    if not _has_tags(r, train, r.tag_threshold + r.strict):
+        raise ValueError(
+            f'tag_threshold={r.tag_threshold:,}: no image of {train.name} has '
+            f'{"more" if r.strict else "as many"} tags, so that no two images can share enough: lower it'
+        )
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #f5a81215
-_PAPER = 32768 # Keys in the paper's queue (MCT sec. 4.1)
+_PAPER = 32768  # Keys in the paper's queue (MCT sec. 4.1)
+
 
 def _shuffle_line(r, accumulate):
     "What makes `shuffle_bn` ineffective; '' if nothing does"
-    n = r.bs//accumulate
+    n = r.bs // accumulate
     alone = r.shuffle_bn and not r.sync_bn and current_dist().world_size == 1
-    if not alone or r.bn_group and round(n/r.bn_group) > 1: return ''
-    return (f'shuffle_bn: has no effect in one process with bs={r.bs}, accumulate={accumulate}, bn_group={r.bn_group}: '
-            f'BatchNorm is over all {n:,} images of a forward pass, so that queries and their keys share statistics'
-            + f'; --set bn_group={n//2} makes two groups'*(n > 3))
+    if not alone or r.bn_group and round(n / r.bn_group) > 1:
+        return ''
+    return (
+        f'shuffle_bn: has no effect in one process with bs={r.bs}, accumulate={accumulate}, bn_group={r.bn_group}: '
+        f'BatchNorm is over all {n:,} images of a forward pass, so that queries and their keys share statistics'
+        + f'; --set bn_group={n // 2} makes two groups'
+        * (n > 3)
+    )
+
 
 def _weight_lines(r):
     "Weights between images and captions that are meant for another loss or another queue"
-    if not r.ic: return []
+    if not r.ic:
+        return []
     if r.inter_loss == 'nce':
-        if not {r.ic,r.ci} & {1e-4,_PAPER*1e-4}: return []
-        return [f'inter_loss=nce: ic={r.ic:g} and ci={r.ci:g} are weights of the hinge; contrasts have weights near 1, '
-                f'such as ic=.5 ci=.5']
-    if r.hinge_reduction == 'mean' or r.queue == _PAPER: return []
-    return [f'hinge_reduction=sum: J_ic and J_ci grow with the queue, and queue={r.queue:,} is {r.queue/_PAPER:.3g} '
-            f'times the paper\'s {_PAPER:,}; a mean (hinge_reduction=mean, ic and ci {_PAPER:,} times as large) does '
-            f'not depend on it']
+        if not {r.ic, r.ci} & {1e-4, _PAPER * 1e-4}:
+            return []
+        return [
+            f'inter_loss=nce: ic={r.ic:g} and ci={r.ci:g} are weights of the hinge; contrasts have weights near 1, '
+            f'such as ic=.5 ci=.5'
+        ]
+    if r.hinge_reduction == 'mean' or r.queue == _PAPER:
+        return []
+    return [
+        f'hinge_reduction=sum: J_ic and J_ci grow with the queue, and queue={r.queue:,} is {r.queue / _PAPER:.3g} '
+        f"times the paper's {_PAPER:,}; a mean (hinge_reduction=mean, ic and ci {_PAPER:,} times as large) does "
+        f'not depend on it'
+    ]
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #a9e50c2b
 def check_views(
-    recipe:MCTRecipe, # Its losses decide what is needed
-    parts:dict,       # `train` and others
-    data:str='',      # Not used
-    accumulate:int=1, # Parts of a batch: BatchNorm sees one at a time
-)->list:              # Lines for the log
+    recipe: MCTRecipe,  # Its losses decide what is needed
+    parts: dict,  # `train` and others
+    data: str = '',  # Not used
+    accumulate: int = 1,  # Parts of a batch: BatchNorm sees one at a time
+) -> list:  # Lines for the log
     "Log lines on the views and on settings without effect; a `ValueError` if something is missing or invalid"
-    r,train,lines = recipe,parts['train'],[]
+    r = recipe
+    train = parts['train']
+    lines = []
     if r.needs_captions and train.captions is None:
-        raise ValueError(f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0'
-                         + ' --word-weight 0'*(r.word_weight > 0))
-    if r.tag: _check_tags(r, train)
-    if r.cc: lines.append(_text_line(r, train))
-    if r.reads and r.text == 'small': lines.append('text=small: a BERT is first pretrained on the captions')
+        raise ValueError(
+            f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0'
+            + ' --word-weight 0' * (r.word_weight > 0)
+        )
+    if r.tag:
+        _check_tags(r, train)
+    if r.cc:
+        lines.append(_text_line(r, train))
+    if r.reads and r.text == 'small':
+        lines.append('text=small: a BERT is first pretrained on the captions')
     lines += [*_weight_lines(r), *filter(None, [_shuffle_line(r, accumulate)])]
     if r.queue >= len(train):
         hidden = 'are masked' if r.mask_same else 'count as negatives (mask_same=false)'
-        lines.append(f'queue={r.queue:,}: longer than the {len(train):,} images of an epoch, so that older keys of the '
-                     f'same image {hidden}; a shorter one is quicker')
+        lines.append(
+            f'queue={r.queue:,}: longer than the {len(train):,} images of an epoch, so that older keys of the '
+            f'same image {hidden}; a shorter one is quicker'
+        )
     return lines

@@ -7,68 +7,77 @@ __all__ = ['RotNetModel', 'rotnet_loss', 'rotnet_learner']
 
 # %% ../../../nbs/methods/rotnet/20_method.ipynb #86ab4d63
 from functools import partial
+
 import torch
-from torch import nn, Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-from ...core.seeding import *
+
+from ...core.seeding import seed_of
+from ..concept_training import concept_backbone, concept_optimizer
+from .recipe import RotNetRecipe
 from ...models.concept_head import ConceptHead
 from ...training.callbacks import LRScheduler, recipe_rules
 from ...training.learner import BatchLearner, learner
 from ...training.optim import param_groups
 from ...training.schedules import step_decay
-from ..concept_training import concept_backbone, concept_optimizer
-from .recipe import *
 
 # %% ../../../nbs/methods/rotnet/20_method.ipynb #d9901d89
 def _four_turns(
-    img:Tensor # Square images (b,c,s,s)
-)->tuple:      # (4b,c,s,s), all unrotated ones first; quarter turns of each, anticlockwise (4b,)
+    img: Tensor,  # Square images (b,c,s,s)
+) -> tuple:  # (4b,c,s,s), all unrotated ones first; quarter turns of each, anticlockwise (4b,)
     "Rotate every image by 0, 90, 180 and 270 degrees; a `ValueError` if the images are not square"
     if img.shape[-1] != img.shape[-2]:
         raise ValueError(f'images of {tuple(img.shape[-2:])}: only square ones keep their shape when rotated')
-    turned = torch.cat([img.rot90(k, (2,3)) for k in range(4)])
-    return turned,torch.arange(4, device=img.device).repeat_interleave(len(img))
+    turned = torch.cat([img.rot90(k, (2, 3)) for k in range(4)])
+    return turned, torch.arange(4, device=img.device).repeat_interleave(len(img))
 
 # %% ../../../nbs/methods/rotnet/20_method.ipynb #348275f6
 class RotNetModel(nn.Module):
     "A backbone and a classifier of four rotations"
-    def __init__(self,
-        visual,             # A backbone: images to a grid (b,c,h,w); has `width` = c
-        head:str='linear',  # As for `ConceptHead`
-        hidden:int=0,       # As for `ConceptHead`
+
+    def __init__(
+        self,
+        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        head: str = 'linear',  # As for `ConceptHead`
+        hidden: int = 0,  # As for `ConceptHead`
     ):
         super().__init__()
-        self.visual,self.head = visual,ConceptHead(visual.width, 4, head, hidden)
-    def forward(self, batch:dict)->dict:
+        self.visual = visual
+        self.head = ConceptHead(visual.width, 4, head, hidden)
+
+    def forward(self, batch: dict) -> dict:
         "Scores of the rotations of all images in all four (4b,4), `logits`; and the targets (4b,), `turns`"
-        img,turns = _four_turns(batch['img'])
+        img, turns = _four_turns(batch['img'])
         return dict(logits=self.head(self.visual(img)), turns=turns)
 
+
 def rotnet_loss(
-    out:dict,   # `logits` (n,4) and `turns` (n,)
-    batch:dict, # Not used
-)->tuple:       # Nats (), rotated images ()
+    out: dict,  # `logits` (n,4) and `turns` (n,)
+    batch: dict,  # Not used
+) -> tuple:  # Nats (), rotated images ()
     "Cross-entropy to the rotation of each image"
-    return F.cross_entropy(out['logits'].float(), out['turns'], reduction='sum'),len(out['turns'])
+    return F.cross_entropy(out['logits'].float(), out['turns'], reduction='sum'), len(out['turns'])
 
 # %% ../../../nbs/methods/rotnet/20_method.ipynb #25eb8d5a
 def rotnet_learner(
-    recipe:RotNetRecipe,   # All numbers
-    dls:'DataLoaders',     # From `loaders`
-    visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # Initial weights depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: RotNetRecipe,  # All numbers
+    dls: 'DataLoaders',  # From `loaders`
+    visual: nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with rotations"
-    r,visual = recipe,concept_backbone(recipe, visual, seed)
+    r = recipe
+    visual = concept_backbone(recipe, visual, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'rotation head'))
         model = RotNetModel(visual, r.head, r.head_width)
     opt = concept_optimizer(r, param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd))
     rules = recipe_rules(r, seed, precision)
     if r.schedule == 'steps':
-        drops = [round(r.steps*f) for f in (5/6,11/12)]
+        drops = [round(r.steps * f) for f in (5 / 6, 11 / 12)]
         steps = LRScheduler(partial(step_decay, drops=drops, warmup=r.warmup))
         rules = [steps if isinstance(rule, LRScheduler) else rule for rule in rules]
     return learner(dls, model, rotnet_loss, opt, cbs=[*rules, *cbs])

@@ -7,42 +7,59 @@ __all__ = ['RotNetRecipe']
 
 # %% ../../../nbs/methods/rotnet/10_recipe.ipynb #1a7a29ea
 from dataclasses import dataclass, replace
-from ...core.fields import *
-from ..base import *
-from ..recipe import *
+
+from ...core.fields import Choice, Fraction, Int, Share
+from ..base import METHODS, Method
+from vlrep.methods.recipe import (
+    Batch,
+    Channels,
+    Decay,
+    MethodRecipe,
+    Momentum,
+    Norm2,
+    OnOff,
+    Rate,
+    ResNet,
+    Side,
+    StepCount,
+    WarmUp,
+)
 
 # %% ../../../nbs/methods/rotnet/10_recipe.ipynb #1db1eaa9
-_Net      = Choice('resnet','vgg16')
-_Head     = Choice('linear','mlp','conv')
-_Hidden   = Int(0, 16384)
-_Optimise = Choice('sgd','radam')
-_Schedule = Choice('cosine','steps')
+_Net = Choice('resnet', 'vgg16')
+_Head = Choice('linear', 'mlp', 'conv')
+_Hidden = Int(0, 16384)
+_Optimise = Choice('sgd', 'radam')
+_Schedule = Choice('cosine', 'steps')
+
 
 @dataclass(frozen=True)
 class RotNetRecipe(MethodRecipe):
     "RotNet with VGG16, as the first stage of ICMLM's paper"
-    visual_depth:ResNet=50      # Layers of the ResNet, where net is resnet; 10 is the small one for the world
-    visual_width:Channels=64    # Channels of its first stage
-    net:_Net='vgg16'            # vgg16 (sec. 4): add --backbone torchvision/vgg16; or resnet
-    head:_Head='conv'           # Classifier of rotations on the grid: conv, mlp or linear (not said)
-    head_width:_Hidden=0        # Its hidden width; 0: that of the grid (not said)
-    size:Side=224               # Side of the input images (app. F.2, of the evaluation)
-    scale_min:Fraction=.2       # Random crops keep at least this part of the area (not said)
-    jitter:Share=0.             # Change of brightness, contrast, saturation; hue a quarter of it (not said)
-    jitter_p:Share=0.           # How often colours are changed (not said)
-    flip_p:Share=.5             # How often images are mirrored (as RotNet's code)
-    bs:Batch=128                # Images a step, each in four rotations (supplement)
-    steps:StepCount=120_000     # Steps (supplement)
-    warmup:WarmUp=0             # Steps of linear warm-up of the learning rate (none is mentioned)
-    optimiser:_Optimise='radam' # radam (supplement) or sgd
-    schedule:_Schedule='steps'  # steps: a tenth after 5/6 and 11/12 of the steps (supplement); or cosine
-    cnn_lr:Rate=1e-3            # Peak learning rate of the backbone (supplement)
-    lr:Rate=1e-3                # Peak learning rate of the classifier (supplement)
-    momentum:Momentum=.9        # Of SGD; for radam its first beta (not said)
-    wd:Decay=1e-5               # Weight decay (supplement)
-    clip:Norm2=0.               # Largest norm of the gradient; 0 for none (none is mentioned)
-    sync_bn:OnOff=False         # With several processes: BatchNorm over the images of all, or of each by itself
-    def problems(self)->'Iterator[str]':
+
+    visual_depth: ResNet = 50  # Layers of the ResNet, where net is resnet; 10 is the small one for the world
+    visual_width: Channels = 64  # Channels of its first stage
+    net: _Net = 'vgg16'  # vgg16 (sec. 4): add --backbone torchvision/vgg16; or resnet
+    head: _Head = 'conv'  # Classifier of rotations on the grid: conv, mlp or linear (not said)
+    head_width: _Hidden = 0  # Its hidden width; 0: that of the grid (not said)
+    size: Side = 224  # Side of the input images (app. F.2, of the evaluation)
+    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (not said)
+    jitter: Share = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it (not said)
+    jitter_p: Share = 0.0  # How often colours are changed (not said)
+    flip_p: Share = 0.5  # How often images are mirrored (as RotNet's code)
+    bs: Batch = 128  # Images a step, each in four rotations (supplement)
+    steps: StepCount = 120_000  # Steps (supplement)
+    warmup: WarmUp = 0  # Steps of linear warm-up of the learning rate (none is mentioned)
+    optimiser: _Optimise = 'radam'  # radam (supplement) or sgd
+    schedule: _Schedule = 'steps'  # steps: a tenth after 5/6 and 11/12 of the steps (supplement); or cosine
+    cnn_lr: Rate = 1e-3  # Peak learning rate of the backbone (supplement)
+    lr: Rate = 1e-3  # Peak learning rate of the classifier (supplement)
+    momentum: Momentum = 0.9  # Of SGD; for radam its first beta (not said)
+    wd: Decay = 1e-5  # Weight decay (supplement)
+    clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
+    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
+
+    def problems(self) -> 'Iterator[str]':
         "Reject frozen stages of VGG16, which are not defined"
         yield from super().problems()
         if self.net == 'vgg16' and self.frozen_stages:
@@ -50,16 +67,44 @@ class RotNetRecipe(MethodRecipe):
 
 # %% ../../../nbs/methods/rotnet/10_recipe.ipynb #d9f343cb
 _paper = RotNetRecipe()
-_r50   = replace(_paper, net='resnet', head='linear', optimiser='sgd', schedule='cosine', cnn_lr=.03, lr=.03, wd=1e-4)
-_small = replace(_r50, visual_depth=10, visual_width=16, size=48, scale_min=.6, jitter=.2, jitter_p=.8, bs=16,
-                 steps=2600, warmup=260, cnn_lr=.2, lr=.1, clip=1.)
+_r50 = replace(_paper, net='resnet', head='linear', optimiser='sgd', schedule='cosine', cnn_lr=0.03, lr=0.03, wd=1e-4)
+_small = replace(
+    _r50,
+    visual_depth=10,
+    visual_width=16,
+    size=48,
+    scale_min=0.6,
+    jitter=0.2,
+    jitter_p=0.8,
+    bs=16,
+    steps=2600,
+    warmup=260,
+    cnn_lr=0.2,
+    lr=0.1,
+    clip=1.0,
+)
 _photo = replace(_small, size=64, steps=750, warmup=75, bs=32)
 
-METHODS.add(Method('rotnet', RotNetRecipe, {
-    'rotnet_vgg16': _paper, 'rotnet_r50': _r50, 'rotnet': _small, 'world': _small,
-    'flickr8k': replace(_photo, visual_depth=18, visual_width=64, steps=500, warmup=50), 'flickr8k_small': _photo},
-    **{k: f'vlrep.methods.rotnet.method:{v}' for k,v in dict(
-        model='RotNetModel', loss='rotnet_loss', learner='rotnet_learner').items()},
-    needs=lambda recipe: frozenset(), tokenizer=None, collate=None,
-    paper='RotNet (Gidaris and others, 2018), as in ICMLM (Sariyildiz and others, 2020)',
-    loss_unit='nats a rotated image'))
+METHODS.add(
+    Method(
+        'rotnet',
+        RotNetRecipe,
+        {
+            'rotnet_vgg16': _paper,
+            'rotnet_r50': _r50,
+            'rotnet': _small,
+            'world': _small,
+            'flickr8k': replace(_photo, visual_depth=18, visual_width=64, steps=500, warmup=50),
+            'flickr8k_small': _photo,
+        },
+        **{
+            k: f'vlrep.methods.rotnet.method:{v}'
+            for k, v in dict(model='RotNetModel', loss='rotnet_loss', learner='rotnet_learner').items()
+        },
+        needs=lambda recipe: frozenset(),
+        tokenizer=None,
+        collate=None,
+        paper='RotNet (Gidaris and others, 2018), as in ICMLM (Sariyildiz and others, 2020)',
+        loss_unit='nats a rotated image',
+    )
+)

@@ -6,21 +6,25 @@
 __all__ = ['TagsModel', 'tags_loss', 'tags_learner']
 
 # %% ../../../nbs/methods/supervised/20_method.ipynb #70a8a4c1
-import numpy as np, torch
+import numpy as np
+import torch
 from torch import nn
+
 from ...losses.cross_entropy import multilabel_loss
+from .recipe import TagsRecipe
 from ...models.backbones import make_backbone
-from ...training.optim import param_groups, sgd
-from ...training.learner import BatchLearner, learner
 from ...training.callbacks import recipe_rules
-from .recipe import *
+from ...training.learner import BatchLearner, learner
+from ...training.optim import param_groups, sgd
 
 # %% ../../../nbs/methods/supervised/20_method.ipynb #207e65de
 class TagsModel(nn.Module):
     "A backbone, global average pooling, and a linear classifier with one logit for each tag"
-    def __init__(self,
+
+    def __init__(
+        self,
         visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
-        columns, # The tags that are learned, as columns of `batch['tags']`
+        columns,  # The tags that are learned, as columns of `batch['tags']`
     ):
         super().__init__()
         self.visual = visual
@@ -29,35 +33,39 @@ class TagsModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, batch:dict)->dict:
+    def forward(self, batch: dict) -> dict:
         "Scores `logits` (b,k), and the columns of the batch's tags that they predict (b,k)"
-        logits = self.head(self.visual(batch['img']).mean((2,3)))
+        logits = self.head(self.visual(batch['img']).mean((2, 3)))
         return dict(logits=logits, columns=self.columns.expand(len(logits), -1))
 
 # %% ../../../nbs/methods/supervised/20_method.ipynb #af557101
 def tags_loss(
-    out:dict,   # `logits` and `columns` (b,k)
-    batch:dict, # `tags` (b,all)
-)->tuple:       # Nats (), images ()
+    out: dict,  # `logits` and `columns` (b,k)
+    batch: dict,  # `tags` (b,all)
+) -> tuple:  # Nats (), images ()
     "Binary cross-entropy with logits, summed over the tags of an image"
-    total,_ = multilabel_loss(out['logits'], batch['tags'].gather(1, out['columns']))
-    return total,len(out['logits'])
+    total, _ = multilabel_loss(out['logits'], batch['tags'].gather(1, out['columns']))
+    return total, len(out['logits'])
 
 # %% ../../../nbs/methods/supervised/20_method.ipynb #17535977
 def tags_learner(
-    recipe:TagsRecipe,     # All numbers
-    dls:'DataLoaders',     # From `loaders`; their datasets have labels `tags`
-    visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # Initial weights depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: TagsRecipe,  # All numbers
+    dls: 'DataLoaders',  # From `loaders`; their datasets have labels `tags`
+    visual: nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with tags; those that the training images never show are left out"
-    r,labels = recipe,dls.train.source.labels
-    if 'tags' not in labels: raise ValueError(f'{dls.train.source.name}: has no labels called tags')
+    r = recipe
+    labels = dls.train.source.labels
+    if 'tags' not in labels:
+        raise ValueError(f'{dls.train.source.name}: has no labels called tags')
     shown = labels['tags'].any(0)
     columns = np.flatnonzero(shown if shown.any() else ~shown)
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
-    with torch.random.fork_rng(devices=[]): model = TagsModel(visual, columns)
+    with torch.random.fork_rng(devices=[]):
+        model = TagsModel(visual, columns)
     opt = sgd(param_groups(model, [([visual], r.cnn_lr), (None, r.lr)], r.wd), r.momentum, 0)
     return learner(dls, model, tags_loss, opt, cbs=[*recipe_rules(r, seed, precision), *cbs])

@@ -7,44 +7,55 @@ __all__ = ['concept_collator', 'check_concepts']
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #cc71dd34
 import hashlib
-from functools import lru_cache,partial
-import numpy as np, torch
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+
 from ...data.concept_targets import ConceptCollator
 from ...data.tokenizer import pad_tokens
-from ...models.bert import bert_tokenizer, make_bert
 from ..concept_training import recipe_targets
-from .recipe import *
+from .recipe import TagPredictionRecipe
+from ...models.bert import bert_tokenizer, make_bert
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #fde4e8fa
 def _bert_vectors(name, dataset):
     "A function from captions to the states of a BERT at their first token"
+
     @lru_cache(1)
-    def trained():                                       # at the first captions, after all else was checked
+    def trained():  # at the first captions, after all else was checked
         tok = bert_tokenizer(name, dataset, 10_000)
-        return tok,make_bert(name, dataset, tok, mlm=name == 'small', log=None).eval()
+        return tok, make_bert(name, dataset, tok, mlm=name == 'small', log=None).eval()
+
     @torch.no_grad()
     def states(texts):
-        out,(tok,bert) = [],trained()
+        out = []
+        (tok, bert) = trained()
         for i in range(0, len(texts), 256):
-            ids,lens = pad_tokens(tok.encode(texts[i:i+256], 40), tok.pad)
-            out.append(bert(ids, lens)[:,0].numpy())
+            ids, lens = pad_tokens(tok.encode(texts[i : i + 256], 40), tok.pad)
+            out.append(bert(ids, lens)[:, 0].numpy())
         return np.concatenate(out)
+
     return states
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #0df34b6c
-_FITTED = []                                             # (cache key, the tags), the latest last
+_FITTED = []  # (cache key, the tags), the latest last
 _DECIDE = 'concepts vectors bert top_k parts tagger min_count min_tokens max_tokens normalise mirror_words'.split()
+
 
 def _fit(recipe, dataset):
     "The tags of a recipe; those of the last four datasets and recipes are cached, since a run needs them twice"
-    if recipe.concepts == 'label': return recipe_targets(recipe, dataset, 'label')
+    if recipe.concepts == 'label':
+        return recipe_targets(recipe, dataset, 'label')
     words = dataset.captions
     digest = words and hashlib.sha256(b''.join(a.tobytes() for a in (words.data, words.ends, words.rows))).hexdigest()
-    key = digest,dataset.name,*(getattr(recipe, f) for f in _DECIDE)
-    for known,targets in _FITTED:
-        if words and known == key: return targets
+    key = digest, dataset.name, *(getattr(recipe, f) for f in _DECIDE)
+    for known, targets in _FITTED:
+        if words and known == key:
+            return targets
     _FITTED[:] = [*_FITTED[-3:], (key, _learned(recipe, dataset))]
     return _FITTED[-1][1]
+
 
 def _learned(recipe, dataset):
     "The tags of a recipe, computed anew"
@@ -53,24 +64,27 @@ def _learned(recipe, dataset):
 
 # %% ../../../nbs/methods/tag_prediction/15_collate.ipynb #6e51d906
 def concept_collator(
-    recipe:TagPredictionRecipe, # What the tags are made of
-    tokenizer:object=None,      # None: no words are read
-)->ConceptCollator:
+    recipe: TagPredictionRecipe,  # What the tags are made of
+    tokenizer: object = None,  # None: no words are read
+) -> ConceptCollator:
     "The tags of each image"
     return ConceptCollator(partial(_fit, recipe))
 
+
 def check_concepts(
-    recipe:TagPredictionRecipe, # Recipe of the run
-    splits:dict,                # Datasets `train` and `valid`
-    data:str,                   # Name of the dataset
-    accumulate:int=1,           # Parts into which a batch is cut
-)->list:                        # Lines
+    recipe: TagPredictionRecipe,  # Recipe of the run
+    splits: dict,  # Datasets `train` and `valid`
+    data: str,  # Name of the dataset
+    accumulate: int = 1,  # Parts into which a batch is cut
+) -> list:  # Lines
     "Log lines on tags, and on images without any; a `ValueError` if there is no target"
     collate = concept_collator(recipe)
     have = np.diff(collate.table(splits['train'])[0])
     if not len(collate.table(splits['valid'])[1]):
-        raise ValueError(f'{data}: no held-out image has a concept, and none can choose the checkpoint: add images, or '
-                         f'--set valid=...')
+        raise ValueError(
+            f'{data}: no held-out image has a concept, and none can choose the checkpoint: add images, or '
+            f'--set valid=...'
+        )
     lines = [f'{data}: {len(collate.targets):,} concepts ({recipe.concepts}), {have.mean():.1f} an image']
     none = int((have == 0).sum())
-    return lines + [f'{none:,} of {len(have):,} images have no concept and do not contribute to the loss']*bool(none)
+    return lines + [f'{none:,} of {len(have):,} images have no concept and do not contribute to the loss'] * bool(none)

@@ -8,61 +8,69 @@ __all__ = ['TagPredictionModel', 'tag_prediction_loss', 'tag_prediction_learner'
 # %% ../../../nbs/methods/tag_prediction/20_method.ipynb #1b7889f1
 import torch
 from torch import nn
-from ...core.seeding import *
+
+from ...core.seeding import seed_of
 from ...data.concept_targets import ConceptCollator
 from ...losses.cross_entropy import k_hot_loss
-from ...models.concept_head import concept_nats, ConceptHead
-from ...training.optim import param_groups
-from ...training.learner import BatchLearner, learner
 from ..concept_training import concept_backbone, concept_optimizer, concept_rules
-from .recipe import *
+from .recipe import TagPredictionRecipe
+from ...models.concept_head import ConceptHead, concept_nats
+from ...training.learner import BatchLearner, learner
+from ...training.optim import param_groups
 
 # %% ../../../nbs/methods/tag_prediction/20_method.ipynb #de8c6c77
 class TagPredictionModel(nn.Module):
     "A backbone and a classifier of concepts (ICMLM sec. 3.1)"
-    def __init__(self,
-        visual,          # A backbone: images to a grid (b,c,h,w); has `width` = c
-        concepts:int,    # How many k; 0: not known yet
-        head:str='mlp',  # As for `ConceptHead`
-        hidden:int=0,    # As for `ConceptHead`
-        soft:bool=False, # Topics, with a probability each?
+
+    def __init__(
+        self,
+        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        concepts: int,  # How many k; 0: not known yet
+        head: str = 'mlp',  # As for `ConceptHead`
+        hidden: int = 0,  # As for `ConceptHead`
+        soft: bool = False,  # Topics, with a probability each?
     ):
         super().__init__()
-        self.visual,self.soft = visual,soft
+        self.visual = visual
+        self.soft = soft
         self.head = ConceptHead(visual.width, concepts, head, hidden)
-    def forward(self, batch:dict)->dict:
+
+    def forward(self, batch: dict) -> dict:
         "Scores of concepts (b,k): `logits`, or `topics`, which are targets of their own; and `target`"
-        target = batch['concepts']       # missing where the loaders have another collator than `ConceptCollator`
+        target = batch['concepts']  # missing where the loaders have another collator than `ConceptCollator`
         return {'topics' if self.soft else 'logits': self.head(self.visual(batch['img'])), 'target': target}
 
 # %% ../../../nbs/methods/tag_prediction/20_method.ipynb #065a71a5
 def tag_prediction_loss(
-    out:dict,   # `logits` or `topics`, and `target` (b,k)
-    batch:dict, # Not used
-)->tuple:       # Nats (), images that have a concept ()
+    out: dict,  # `logits` or `topics`, and `target` (b,k)
+    batch: dict,  # Not used
+) -> tuple:  # Nats (), images that have a concept ()
     "Cross-entropy to an image's concepts (ICMLM sec. 3.1); for topics, to the probability of each"
     soft = 'topics' in out
-    nats,real = concept_nats(out['topics' if soft else 'logits'], out['target'], soft)
-    return nats.sum(),real.sum()
+    nats, real = concept_nats(out['topics' if soft else 'logits'], out['target'], soft)
+    return nats.sum(), real.sum()
 
 # %% ../../../nbs/methods/tag_prediction/20_method.ipynb #bb3d2288
 def tag_prediction_learner(
-    recipe:TagPredictionRecipe, # All numbers, and what the tags are made of
-    dls:'DataLoaders',     # From `loaders`, with the collator of the method
-    visual:nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,            # Initial weights depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: TagPredictionRecipe,  # All numbers, and what the tags are made of
+    dls: 'DataLoaders',  # From `loaders`, with the collator of the method
+    visual: nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with tags made from captions"
     collate = dls.train.collate
-    known = isinstance(collate, ConceptCollator)        # else a model is opened, whose weights determine how many
-    if known: collate.table(dls.train.source)
+    known = isinstance(collate, ConceptCollator)  # else a model is opened, whose weights determine how many
+    if known:
+        collate.table(dls.train.source)
     visual = concept_backbone(recipe, visual, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, 'tag prediction head'))
-        model = TagPredictionModel(visual, len(collate.targets) if known else 0, recipe.tag_head, recipe.tag_width,
-                                   recipe.concepts == 'lda')
+        model = TagPredictionModel(
+            visual, len(collate.targets) if known else 0, recipe.tag_head, recipe.tag_width, recipe.concepts == 'lda'
+        )
     groups = param_groups(model, [([visual], recipe.cnn_lr), (None, recipe.lr)], recipe.wd)
     rules = concept_rules(recipe, seed, precision)
     return learner(dls, model, tag_prediction_loss, concept_optimizer(recipe, groups), cbs=[*rules, *cbs])

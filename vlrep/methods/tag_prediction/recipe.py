@@ -8,28 +8,32 @@ __all__ = ['TagPredictionRecipe']
 # %% ../../../nbs/methods/tag_prediction/10_recipe.ipynb #44b8ad32
 from dataclasses import dataclass, replace
 from typing import Annotated
-from ...core.fields import *
-from ..base import *
+
+from ...core.fields import Choice
+from ..base import METHODS, Method
+from ..concept_recipe import SMALL_CONCEPTS, VGG_CONCEPTS, ConceptRecipe, concept_photos
 from ..recipe import BertName
-from ..concept_recipe import *
 
 # %% ../../../nbs/methods/tag_prediction/10_recipe.ipynb #3f7c1016
-_Concepts = Choice('postag','cluster','lda','label')
-_Vectors  = Choice('tfidf','bert')
-_Bert     = Annotated[str, BertName()]
+_Concepts = Choice('postag', 'cluster', 'lda', 'label')
+_Vectors = Choice('tfidf', 'bert')
+_Bert = Annotated[str, BertName()]
+
 
 @dataclass(frozen=True)
 class TagPredictionRecipe(ConceptRecipe):
     "TP_Postag of the ICMLM paper with ResNet-50: the 5000 most frequent nouns, adjectives and verbs"
-    concepts:_Concepts='postag' # Tags: words (postag), clusters or topics (lda) of captions, or categories (label)
-    vectors:_Vectors='tfidf'    # Captions for clusters: tfidf, or bert's state at [CLS] (sec. 3.1)
-    bert:_Bert='small'   # Whose states: small (trained on the captions), a folder, or a name
-    def problems(self)->'Iterator[str]':
+
+    concepts: _Concepts = 'postag'  # Tags: words (postag), clusters or topics (lda) of captions, or categories (label)
+    vectors: _Vectors = 'tfidf'  # Captions for clusters: tfidf, or bert's state at [CLS] (sec. 3.1)
+    bert: _Bert = 'small'  # Whose states: small (trained on the captions), a folder, or a name
+
+    def problems(self) -> 'Iterator[str]':
         "Reject clusters and topics without a number, and a BERT that is not read or not pretrained"
         yield from super().problems()
-        if self.concepts in ('cluster','lda') and not self.top_k:
+        if self.concepts in ('cluster', 'lda') and not self.top_k:
             yield f'top_k=0: for concepts={self.concepts} it is their number, and must be above 0'
-        if self.concepts in ('cluster','lda') and self.top_k == 1:
+        if self.concepts in ('cluster', 'lda') and self.top_k == 1:
             yield f'top_k=1: all images would have the same tag; concepts={self.concepts} needs at least 2'
         if self.concepts != 'cluster' and self.vectors == 'bert':
             yield f'vectors=bert: only clusters are made of them; leave it out for concepts={self.concepts}'
@@ -42,23 +46,42 @@ class TagPredictionRecipe(ConceptRecipe):
 _paper = TagPredictionRecipe()
 _vgg = replace(_paper, **VGG_CONCEPTS)
 _world = replace(_paper, **SMALL_CONCEPTS)
-_kinds = dict(postag={}, cluster=dict(concepts='cluster', top_k=200), lda=dict(concepts='lda', top_k=40),
-              label=dict(concepts='label'))
+_kinds = dict(
+    postag={},
+    cluster=dict(concepts='cluster', top_k=200),
+    lda=dict(concepts='lda', top_k=40),
+    label=dict(concepts='label'),
+)
 _states = dict(concepts='cluster', vectors='bert', bert='bert-base-uncased')
 _large = {**_kinds, 'cluster': dict(_states, top_k=1000)}
 
-METHODS.add(Method('tag_prediction', TagPredictionRecipe, {
-    **{f'tp_{k}_r50': replace(_paper, **v) for k,v in _large.items()},           # supplement: ResNet-50
-    **{f'tp_postag_r50_{p}': replace(_paper, parts=p) for p in ('nn','nn_adj')}, # tab. 4: parts of speech
-    **{f'tp_{k}_vgg16': replace(_vgg, **v) for k,v in _large.items()},           # tab. 2: VGG16
-    'tp_postag10k_vgg16': replace(_vgg, top_k=10_000),                           # tab. 2: K of 10,000
-    'tp_cluster10k_vgg16': replace(_vgg, **_states, top_k=10_000),
-    **{f'tp_{k}': replace(_world, **v) for k,v in _kinds.items()},               # the synthetic world
-    'world': _world, **concept_photos(_world)},
-    **{k: f'vlrep.methods.tag_prediction.method:{v}' for k,v in dict(
-        model='TagPredictionModel', loss='tag_prediction_loss', learner='tag_prediction_learner').items()},
-    **{k: f'vlrep.methods.tag_prediction.collate:{v}' for k,v in dict(
-        collate='concept_collator', check='check_concepts').items()},
-    needs=lambda recipe: {'labels'} if recipe.concepts == 'label' else {'captions'},
-    tokenizer=None, paper='ICMLM (Sariyildiz and others, 2020)',
-    loss_unit='nats an image, over the set of its concepts'))
+METHODS.add(
+    Method(
+        'tag_prediction',
+        TagPredictionRecipe,
+        {
+            **{f'tp_{k}_r50': replace(_paper, **v) for k, v in _large.items()},  # supplement: ResNet-50
+            **{f'tp_postag_r50_{p}': replace(_paper, parts=p) for p in ('nn', 'nn_adj')},  # tab. 4: parts of speech
+            **{f'tp_{k}_vgg16': replace(_vgg, **v) for k, v in _large.items()},  # tab. 2: VGG16
+            'tp_postag10k_vgg16': replace(_vgg, top_k=10_000),  # tab. 2: K of 10,000
+            'tp_cluster10k_vgg16': replace(_vgg, **_states, top_k=10_000),
+            **{f'tp_{k}': replace(_world, **v) for k, v in _kinds.items()},  # the synthetic world
+            'world': _world,
+            **concept_photos(_world),
+        },
+        **{
+            k: f'vlrep.methods.tag_prediction.method:{v}'
+            for k, v in dict(
+                model='TagPredictionModel', loss='tag_prediction_loss', learner='tag_prediction_learner'
+            ).items()
+        },
+        **{
+            k: f'vlrep.methods.tag_prediction.collate:{v}'
+            for k, v in dict(collate='concept_collator', check='check_concepts').items()
+        },
+        needs=lambda recipe: {'labels'} if recipe.concepts == 'label' else {'captions'},
+        tokenizer=None,
+        paper='ICMLM (Sariyildiz and others, 2020)',
+        loss_unit='nats an image, over the set of its concepts',
+    )
+)

@@ -8,32 +8,43 @@ __all__ = ['ViLBERTModel', 'vilbert_loss', 'vilbert_learner']
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #95872658
 from fastai.data.core import DataLoaders
 from torch import nn
+
+from ..fusion_method import fusion_learner, fusion_loss
+from .recipe import ViLBERTRecipe, vilbert_config
 from ...models.fusion_model import FusionHeads, FusionModel
 from ...training.learner import BatchLearner
-from ..fusion_method import fusion_learner, fusion_loss
-from .recipe import *
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #3127b885
 ViLBERTModel = FusionModel  # Two streams with co-attention
-vilbert_loss = fusion_loss   # Of masked words, and of masked regions
+vilbert_loss = fusion_loss  # Of masked words, and of masked regions
+
 
 def _parts(recipe, bert, classes):
     "Two streams, with embeddings and heads"
-    r,config = recipe,vilbert_config(recipe, bert)
-    heads = FusionHeads(boxes=True, pool_width=r.image_width or bert.width, pool_region=r.pool_region,
-                        tie_words=r.tie_mlm, classes=classes, share=r.mask_share, region_share=r.region_share,
-                        zeroed=r.region_zeroed)
-    return config,heads
+    r = recipe
+    config = vilbert_config(recipe, bert)
+    heads = FusionHeads(
+        boxes=True,
+        pool_width=r.image_width or bert.width,
+        pool_region=r.pool_region,
+        tie_words=r.tie_mlm,
+        classes=classes,
+        share=r.mask_share,
+        region_share=r.region_share,
+        zeroed=r.region_zeroed,
+    )
+    return config, heads
 
 # %% ../../../nbs/methods/vilbert/40_method.ipynb #d0fa51be
 def vilbert_learner(
-    recipe:ViLBERTRecipe, # All numbers
-    dls:DataLoaders,       # From `loaders`, with the collator of the method
-    visual:nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,            # Initial weights depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # When a run is opened: as for `make_fusion`
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: ViLBERTRecipe,  # All numbers
+    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    visual: nn.Module = None,  # Another backbone than the recipe's, for the regions
+    seed: int = 0,  # Initial weights depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+    sizes: dict = None,  # When a run is opened: as for `make_fusion`
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains ViLBERT"
     return fusion_learner(recipe, dls, visual, seed, precision, parts=_parts, cbs=cbs, sizes=sizes)

@@ -7,64 +7,104 @@ __all__ = ['ViLBERTRecipe', 'vilbert_config']
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #6850e262
 from dataclasses import dataclass, replace
+
 from fastcore.basics import patch
-from ...core.fields import *
-from ...models.sublayers import FusionConfig, make_sublayers, StreamSizes
-from ..base import *
-from ..recipe import *
-from ..fusion_recipe import *
+
+from ...core.fields import Choice, Int
+from ..base import METHODS, Method
+from vlrep.methods.fusion_recipe import (
+    NO_BACKBONE,
+    FusionRecipe,
+    fusion_needs,
+    fusion_wants,
+    fusion_world,
+    paper_recipes,
+    sublayer_problem,
+)
+from ..recipe import HeadCount
+from ...models.sublayers import FusionConfig, StreamSizes, make_sublayers
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #73c7e9f2
 _Blocks = Int(0, 64)
-_Wide   = Int(0, 16384)
-_Pooled = Choice('first','mean')
+_Wide = Int(0, 16384)
+_Pooled = Choice('first', 'mean')
+
 
 @dataclass(frozen=True)
 class ViLBERTRecipe(FusionRecipe):
     "ViLBERT in the paper: BERT-base and six layers of width 1024, COCO, masked words and regions"
-    blocks:_Blocks=6         # Co-attention blocks, and layers of the image; 0: half as many as BERT has layers (code)
-    image_width:_Wide=1024   # Hidden size of the image's stream (code); 0: as the text's
-    image_heads:HeadCount=8  # Its attention heads (code); 0: as the text's
-    image_ffn:_Wide=1024     # Hidden width of its feed-forward parts (code); 0: as image_width
-    co_width:_Wide=1024      # Width of co-attention (code); 0: as image_width
-    co_heads:HeadCount=8     # Its heads (code); 0: as image_heads
-    co_attention:bool=True   # Do the streams attend to each other?
-    pool_region:_Pooled='first' # Pooled region: first, the detector's most confident (code), or mean of all
+
+    blocks: _Blocks = 6  # Co-attention blocks, and layers of the image; 0: half as many as BERT has layers (code)
+    image_width: _Wide = 1024  # Hidden size of the image's stream (code); 0: as the text's
+    image_heads: HeadCount = 8  # Its attention heads (code); 0: as the text's
+    image_ffn: _Wide = 1024  # Hidden width of its feed-forward parts (code); 0: as image_width
+    co_width: _Wide = 1024  # Width of co-attention (code); 0: as image_width
+    co_heads: HeadCount = 8  # Its heads (code); 0: as image_heads
+    co_attention: bool = True  # Do the streams attend to each other?
+    pool_region: _Pooled = 'first'  # Pooled region: first, the detector's most confident (code), or mean of all
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #082a66e8
 def vilbert_config(
-    recipe:ViLBERTRecipe,   # With `sublayers`, and the sizes of the image's stream
-    bert:'Bert|BertConfig', # Sizes of the text's
-)->FusionConfig:            # Two streams with co-attention, unless the recipe lists other sublayers
+    recipe: ViLBERTRecipe,  # With `sublayers`, and the sizes of the image's stream
+    bert: 'Bert|BertConfig',  # Sizes of the text's
+) -> FusionConfig:  # Two streams with co-attention, unless the recipe lists other sublayers
     "The sizes of the encoder"
-    r,blocks = recipe,recipe.blocks or max(1, bert.depth//2)
-    e,heads = r.image_width or bert.width,r.image_heads or bert.heads
-    sizes = StreamSizes(bert.depth, blocks, bert.heads, heads, r.co_heads or heads, (r.co_width or e)*r.co_attention)
-    return FusionConfig(make_sublayers(r.sublayers or 'dual_stream', sizes), bert.width, bert.hidden, e,
-                        r.image_ffn or e, dropout=bert.dropout, attention_dropout=bert.attention_dropout, eps=bert.eps,
-                        std=bert.std)
+    r = recipe
+    blocks = recipe.blocks or max(1, bert.depth // 2)
+    e = r.image_width or bert.width
+    heads = r.image_heads or bert.heads
+    sizes = StreamSizes(bert.depth, blocks, bert.heads, heads, r.co_heads or heads, (r.co_width or e) * r.co_attention)
+    return FusionConfig(
+        make_sublayers(r.sublayers or 'dual_stream', sizes),
+        bert.width,
+        bert.hidden,
+        e,
+        r.image_ffn or e,
+        dropout=bert.dropout,
+        attention_dropout=bert.attention_dropout,
+        eps=bert.eps,
+        std=bert.std,
+    )
+
 
 @patch
-def problems(self:ViLBERTRecipe)->'Iterator[str]':
+def problems(self: ViLBERTRecipe) -> 'Iterator[str]':
     "The checks of all fusion models, and that of the sublayers"
     yield from FusionRecipe.problems(self)
-    if self.sublayers not in ('','dual_stream') and not self.co_attention:
-        yield (f'co_attention=False: is read with sublayers=dual_stream; leave ti and it out of '
-               f'sublayers={self.sublayers!r}')
+    if self.sublayers not in ('', 'dual_stream') and not self.co_attention:
+        yield (
+            f'co_attention=False: is read with sublayers=dual_stream; leave ti and it out of '
+            f'sublayers={self.sublayers!r}'
+        )
     yield sublayer_problem(self, vilbert_config)
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #44905419
 _base = ViLBERTRecipe(mim='kl')
-_small = {k: replace(r, blocks=0, image_width=0, image_heads=0, image_ffn=0, co_width=0, co_heads=0, pool_region='mean')
-          for k,r in fusion_world(_base).items()}
+_small = {
+    k: replace(r, blocks=0, image_width=0, image_heads=0, image_ffn=0, co_width=0, co_heads=0, pool_region='mean')
+    for k, r in fusion_world(_base).items()
+}
 
-METHODS.add(Method('vilbert', ViLBERTRecipe, {
-    **paper_recipes(_base, 'vilbert', 1024), **_small},
-    **{k: f'vlrep.methods.vilbert.method:{v}' for k,v in dict(
-        model='ViLBERTModel', loss='vilbert_loss', learner='vilbert_learner').items()},
-    **{k: f'vlrep.methods.fusion_collate:{v}' for k,v in dict(
-        tokenizer='fusion_tokenizer', collate='fusion_collator').items()},
-    check='vlrep.methods.fusion_method:check_fusion_data', sizes='vlrep.methods.fusion_training:fusion_sizes',
-    contents='vlrep.methods.fusion_collate:fusion_contents', no_backbone=NO_BACKBONE,
-    needs=fusion_needs, wants=fusion_wants, paper='ViLBERT (Lu and others, 2019; Singh and others, 2020)',
-    loss_unit='nats per masked word, plus nats per masked region'))
+METHODS.add(
+    Method(
+        'vilbert',
+        ViLBERTRecipe,
+        {**paper_recipes(_base, 'vilbert', 1024), **_small},
+        **{
+            k: f'vlrep.methods.vilbert.method:{v}'
+            for k, v in dict(model='ViLBERTModel', loss='vilbert_loss', learner='vilbert_learner').items()
+        },
+        **{
+            k: f'vlrep.methods.fusion_collate:{v}'
+            for k, v in dict(tokenizer='fusion_tokenizer', collate='fusion_collator').items()
+        },
+        check='vlrep.methods.fusion_method:check_fusion_data',
+        sizes='vlrep.methods.fusion_training:fusion_sizes',
+        contents='vlrep.methods.fusion_collate:fusion_contents',
+        no_backbone=NO_BACKBONE,
+        needs=fusion_needs,
+        wants=fusion_wants,
+        paper='ViLBERT (Lu and others, 2019; Singh and others, 2020)',
+        loss_unit='nats per masked word, plus nats per masked region',
+    )
+)

@@ -6,19 +6,27 @@
 __all__ = ['VirTexModel', 'virtex_loss', 'virtex_learner']
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #2e4e6870
-import numpy as np, torch
-from torch import Tensor
-from ...core.seeding import *
-from ...core.registry import *
+import numpy as np
+import torch
+
+from ...core.registry import did_you_mean
+from ...core.seeding import seed_of
 from ...losses.cross_entropy import caption_loss, k_hot_loss
-from ...models.backbones import make_backbone
-from ...training.distributed import Dist
-from ...training.optim import norm_or_bias, param_groups, sgd
-from ...training.learner import BatchLearner, combine_terms, learner
-from ...training.callbacks import recipe_rules
+from vlrep.methods.virtex.models import (
+    CaptioningModel,
+    MaskedLMModel,
+    MultiLabelClassificationModel,
+    TokenClassificationModel,
+    VisualTextDecoder,
+    virtex_capabilities,
+)
+from .recipe import VirTexRecipe
 from ..word_head import rarity_in, word_term
-from .models import *
-from .recipe import *
+from ...models.backbones import make_backbone
+from ...training.callbacks import recipe_rules
+from ...training.distributed import Dist
+from ...training.learner import BatchLearner, combine_terms, learner
+from ...training.optim import norm_or_bias, param_groups, sgd
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #85b9728f
 VirTexModel = CaptioningModel  # A backbone and two decoders that share everything but their layers (VirTex fig. 2)
@@ -26,76 +34,104 @@ VirTexModel = CaptioningModel  # A backbone and two decoders that share everythi
 # %% ../../../nbs/methods/virtex/30_method.ipynb #5c9007e4
 def _answers(out):
     "Cross-entropy of each output, the outputs' means added: total (), words or images ()"
+
     def cost(k):
-        if k.startswith('nats'): return out[k].sum(),torch.tensor(len(out[k]), device=out[k].device)
-        x,y = out[k],out['target'+k[6:]]
+        if k.startswith('nats'):
+            return out[k].sum(), torch.tensor(len(out[k]), device=out[k].device)
+        x = out[k]
+        y = out['target' + k[6:]]
         return k_hot_loss(x, y) if y.is_floating_point() else caption_loss(x, y, -100)
-    (total,n),*rest = [cost(k) for k in out if k.startswith(('logits','nats'))]
-    for t,m in rest: total = total + t*(n/m.clamp(min=1))
-    return total,n
+
+    (total, n), *rest = [cost(k) for k in out if k.startswith(('logits', 'nats'))]
+    for t, m in rest:
+        total = total + t * (n / m.clamp(min=1))
+    return total, n
+
 
 def virtex_loss(
-    out:dict,   # `logits_f`, `target_f` and so on, as the models of `vlrep.methods.virtex.models` give them
-    batch:dict, # Not used: the targets are in `out`
-    dist:Dist=Dist(), # The processes: a head's mean is over the images of all
-)->tuple:       # Nats (), words or images (); for bicaptioning their ratio is CE forward + CE backward
+    out: dict,  # `logits_f`, `target_f` and so on, as the models of `vlrep.methods.virtex.models` give them
+    batch: dict,  # Not used: the targets are in `out`
+    dist: Dist = Dist(),  # The processes: a head's mean is over the images of all
+) -> tuple:  # Nats (), words or images (); for bicaptioning their ratio is CE forward + CE backward
     "Cross-entropy of each output, the outputs' means added (VirTex eq. 1; sec. 4.2 for sets of words and labels)"
     return combine_terms(_terms(out, batch), dist) if 'words' in out else _answers(out)
 
+
 def _terms(
-    out:dict,   # As for `virtex_loss`
-    batch:dict, # Not used
-)->dict:        # Name -> (weight, total (), count ()): `captions`, and `words` of a head, which counts no image where
-                # the model gives no `words`, as in validation
+    out: dict,  # As for `virtex_loss`
+    batch: dict,  # Not used
+) -> dict:  # Name -> (weight, total (), count ()): `captions`, and `words` of a head, which counts no image where
+    # the model gives no `words`, as in validation
     "The loss of a recipe with `word_weight`"
-    total,n = _answers(out)
-    return dict(captions=(1., total, n), words=word_term(out, total))
+    total, n = _answers(out)
+    return dict(captions=(1.0, total, n), words=word_term(out, total))
+
 
 def _counts(model, batch):
     "What `_terms` will count; which words `masked_lm` hides is drawn in the step itself, and cannot be known before"
-    if not isinstance(model, VirTexModel): return None
+    if not isinstance(model, VirTexModel):
+        return None
     return dict(captions=model.asked(batch['tok'], batch['lens']).sum(), words=model.captions_named(batch['tok']))
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #d5c3423a
 _TASKS = 'bicaption forward masked_lm token_cls multilabel'.split()
 
+
 def _model(r, visual, dl):
     "The model that learns the task of recipe `r` from the loader `dl`"
-    if r.task not in _TASKS: raise did_you_mean('task', r.task, _TASKS)
-    if r.masking not in ('virtex','bert'): raise did_you_mean('masking', r.masking, ('virtex','bert'))
+    if r.task not in _TASKS:
+        raise did_you_mean('task', r.task, _TASKS)
+    if r.masking not in ('virtex', 'bert'):
+        raise did_you_mean('masking', r.masking, ('virtex', 'bert'))
     if r.task == 'multilabel':
         labels = dl.source.labels
-        key = next((k for k in ('tags','objects') if k in labels), None)
+        key = next((k for k in ('tags', 'objects') if k in labels), None)
         if key is None:
             raise ValueError(f'{dl.source.name}: has no labels called tags or objects, which multilabel learns from')
         shown = (labels[key] > 0).any(0)
         columns = np.flatnonzero(shown if shown.any() else ~shown)
         return MultiLabelClassificationModel(visual, columns, key)
     tok = dl.tok
-    if tok is None: raise ValueError(f'the task {r.task} reads captions: the loaders need a tokenizer (tok=...)')
+    if tok is None:
+        raise ValueError(f'the task {r.task} reads captions: the loaders need a tokenizer (tok=...)')
     if r.task == 'token_cls':
-        first = max(tok.sos, tok.eos, tok.mask, tok.pad)+1
+        first = max(tok.sos, tok.eos, tok.mask, tok.pad) + 1
         return TokenClassificationModel(visual, len(tok), first, rarity_in(dl)[0] if r.idf else None)
-    kw = dict(width=r.width, depth=r.depth, heads=r.heads or None, dropout=r.dropout, norm=r.norm, max_len=r.max_len,
-              sos=tok.sos, eos=tok.eos, pad=tok.pad, std=r.init if r.init == 'fan_in' else float(r.init),
-              logit_chunk=r.logit_chunk)
-    if r.task == 'masked_lm': model = MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', **kw)
-    else: model = VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
-    if r.parallel: model.parallel,model.mask = r.parallel,tok.mask
+    kw = dict(
+        width=r.width,
+        depth=r.depth,
+        heads=r.heads or None,
+        dropout=r.dropout,
+        norm=r.norm,
+        max_len=r.max_len,
+        sos=tok.sos,
+        eos=tok.eos,
+        pad=tok.pad,
+        std=r.init if r.init == 'fan_in' else float(r.init),
+        logit_chunk=r.logit_chunk,
+    )
+    if r.task == 'masked_lm':
+        model = MaskedLMModel(visual, len(tok), tok.mask, r.masking == 'bert', **kw)
+    else:
+        model = VirTexModel(visual, len(tok), **kw, backward=r.task == 'bicaption')
+    if r.parallel:
+        model.parallel = r.parallel
+        model.mask = tok.mask
     if r.word_weight:
-        rare,first = rarity_in(dl)
+        rare, first = rarity_in(dl)
         model.add_word_head(rare, r.word_weight, first)
     return model
 
 # %% ../../../nbs/methods/virtex/30_method.ipynb #8bcbf62f
 def virtex_learner(
-    recipe:VirTexRecipe,  # All numbers, and the task
-    dls:'DataLoaders',    # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its datasets have labels
-    visual:torch.nn.Module=None, # Another backbone than the recipe's
-    seed:int=0,           # Initial weights and dropout depend on this alone
-    precision:str='auto', # As for `MixedPrecision`
-    *, cbs:list|tuple=(),    # More callbacks
-)->BatchLearner:          # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: VirTexRecipe,  # All numbers, and the task
+    dls: 'DataLoaders',  # From `loaders`; its tokenizer is `dls.train.tok`, for multilabel its datasets have labels
+    visual: torch.nn.Module = None,  # Another backbone than the recipe's
+    seed: int = 0,  # Initial weights and dropout depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains a backbone with one of the pretext tasks of VirTex"
     r = recipe
     visual = visual if visual is not None else make_backbone(r.visual_depth, r.visual_width, seed)
@@ -103,8 +139,18 @@ def virtex_learner(
         torch.manual_seed(seed_of(seed, 'virtex head'))
         model = _model(r, visual, dls.train)
     text = [model.embed, *model.decoders] if isinstance(model, VisualTextDecoder) else []
-    opt = sgd(param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd), r.momentum,
-              r.lookahead_k, r.lookahead_alpha)
-    return learner(dls, model, _terms if r.word_weight else virtex_loss, opt,
-                   cbs=[*recipe_rules(r, seed, precision), *cbs], capabilities=virtex_capabilities,
-                   counts=_counts if r.word_weight else None)
+    opt = sgd(
+        param_groups(model, [([visual], r.cnn_lr), (text, r.lr, norm_or_bias), (None, r.lr)], r.wd),
+        r.momentum,
+        r.lookahead_k,
+        r.lookahead_alpha,
+    )
+    return learner(
+        dls,
+        model,
+        _terms if r.word_weight else virtex_loss,
+        opt,
+        cbs=[*recipe_rules(r, seed, precision), *cbs],
+        capabilities=virtex_capabilities,
+        counts=_counts if r.word_weight else None,
+    )

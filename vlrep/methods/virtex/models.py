@@ -8,210 +8,270 @@ __all__ = ['VisualTextDecoder', 'CaptioningModel', 'MaskedLMModel', 'TokenClassi
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #b47a620b
 from contextlib import nullcontext
-import torch, torch.nn as nn
-from torch import Tensor
+
+import torch
+import torch.nn as nn
 from fastcore.basics import patch
+from torch import Tensor
+
 from ...data.masking import hashed_uniform, mask_tokens
 from ...losses.cross_entropy import chunked_nats
-from ...models.decoding import attention, Cached, decode
-from ...models.text_decoder import CaptionEmbedding, Decoder, init_weights, Packing, reverse_captions
+from ..word_head import WordNaming, rarity_shares, word_rarity, words_in
+from ...models.decoding import Cached, attention, decode
+from ...models.text_decoder import CaptionEmbedding, Decoder, Packing, init_weights, reverse_captions
 from ...training.distributed import current_dist
-from ..word_head import rarity_shares, word_rarity, words_in, WordNaming
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a7235ba9
 class VisualTextDecoder(WordNaming, nn.Module):
     "A backbone, and one or two decoders that read captions beside its grid (VirTex fig. 2)"
+
     packed = None  # Leave padding out on a CPU? None: if the backbone computes in bf16; fp32 keeps its bits
-    multiple = 1   # With a bf16 backbone the number of rows is rounded up to a multiple of this
-    def __init__(self,
-        visual,              # A backbone: images to a grid (b,c,h,w); has `width` = c
-        vocab:int,           # Tokens v
-        width:int=1024,      # Hidden size d
-        depth:int=1,         # Layers of each decoder
-        heads:int=None,      # Attention heads, by default width/64
-        *, dropout:float=.1, # In embedding and decoders
-        norm:str='post',     # Where LayerNorm stands: 'post' or 'pre'
-        max_len:int=30,      # Longest caption
-        sos:int=1, eos:int=2, pad:int=4, # Ids of the special tokens
-        std=.02,             # Initial standard deviation of the head, or 'fan_in'
-        backward:bool=True,  # A second decoder, for reversed captions?
-        logit_chunk:int=0,   # Words whose scores are in memory at a time, see `chunked_nats`; 0: all, as an output
+    multiple = 1  # With a bf16 backbone the number of rows is rounded up to a multiple of this
+
+    def __init__(
+        self,
+        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        vocab: int,  # Tokens v
+        width: int = 1024,  # Hidden size d
+        depth: int = 1,  # Layers of each decoder
+        heads: int = None,  # Attention heads, by default width/64
+        *,
+        dropout: float = 0.1,  # In embedding and decoders
+        norm: str = 'post',  # Where LayerNorm stands: 'post' or 'pre'
+        max_len: int = 30,  # Longest caption
+        sos: int = 1,
+        eos: int = 2,
+        pad: int = 4,  # Ids of the special tokens
+        std=0.02,  # Initial standard deviation of the head, or 'fan_in'
+        backward: bool = True,  # A second decoder, for reversed captions?
+        logit_chunk: int = 0,  # Words whose scores are in memory at a time, see `chunked_nats`; 0: all, as an output
     ):
         super().__init__()
-        self.visual,self.sos,self.eos,self.pad,self.max_len = visual,sos,eos,pad,max_len
+        self.visual = visual
+        self.sos = sos
+        self.eos = eos
+        self.pad = pad
+        self.max_len = max_len
         self.logit_chunk = logit_chunk
         self.project = nn.Linear(visual.width, width)
-        self.embed   = CaptionEmbedding(vocab, width, max_len, dropout, pad)
+        self.embed = CaptionEmbedding(vocab, width, max_len, dropout, pad)
         self.forward_decoder = Decoder(width, depth, heads, None, dropout, norm=norm)
-        if backward: self.backward_decoder = Decoder(width, depth, heads, None, dropout, norm=norm)
-        self.output  = nn.Linear(width, vocab)
-        for m in (self.project, self.embed, *self.decoders): init_weights(m, std)
+        if backward:
+            self.backward_decoder = Decoder(width, depth, heads, None, dropout, norm=norm)
+        self.output = nn.Linear(width, vocab)
+        for m in (self.project, self.embed, *self.decoders):
+            init_weights(m, std)
         self.output.weight = self.embed.words.weight
         nn.init.zeros_(self.output.bias)
-    def answer(self, x:Tensor, target:Tensor, way:str='')->dict:
+
+    def answer(self, x: Tensor, target: Tensor, way: str = '') -> dict:
         "Logits (n,v) of states `x` (n,d) for the words `target` (n,), or with `logit_chunk` their nats (n,)"
-        if not self.logit_chunk: return {'logits'+way: self.output(x), 'target'+way: target}
+        if not self.logit_chunk:
+            return {'logits' + way: self.output(x), 'target' + way: target}
         nats = chunked_nats(x, self.output.weight, self.output.bias, target, self.logit_chunk)
-        return {'nats'+way: nats, 'target'+way: target}
+        return {'nats' + way: nats, 'target' + way: target}
+
     @property
-    def autocast_dtype(self)->'torch.dtype':
+    def autocast_dtype(self) -> 'torch.dtype':
         "The lower precision of the backbone on a CPU, None if it has none"
         return getattr(self.visual, 'autocast', None)
+
     @property
-    def decoders(self)->list: return [m for m in self.children() if isinstance(m, Decoder)]
+    def decoders(self) -> list:
+        return [m for m in self.children() if isinstance(m, Decoder)]
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #27ccab70
 @patch
-def visual_tokens(self:VisualTextDecoder,
-    img:Tensor, # Normalised images (b,3,h,w)
-)->Tensor:      # Cells of the grid at the decoders' width (b,n,d)
+def visual_tokens(
+    self: VisualTextDecoder,
+    img: Tensor,  # Normalised images (b,3,h,w)
+) -> Tensor:  # Cells of the grid at the decoders' width (b,n,d)
     "What the decoders attend to"
-    return self.project(self.visual(img).flatten(2).transpose(1,2))
+    return self.project(self.visual(img).flatten(2).transpose(1, 2))
+
 
 @patch
-def _look(self:VisualTextDecoder, img):
+def _look(self: VisualTextDecoder, img):
     "`visual_tokens`, and the mean over the grid if there is a head for words that is being trained, else None"
-    if not (self.word_weight and self.training): return self.visual_tokens(img),None
+    if not (self.word_weight and self.training):
+        return self.visual_tokens(img), None
     grid = self.visual(img)
-    return self.project(grid.flatten(2).transpose(1,2)),grid.mean((2,3))
+    return self.project(grid.flatten(2).transpose(1, 2)), grid.mean((2, 3))
+
 
 @patch
-def hidden_states(self:VisualTextDecoder,
-    vis:Tensor,           # From `visual_tokens` (b,n,d)
-    tok:Tensor,           # Tokens, padding last: the causal mask hides it (b,s)
-    decoder:nn.Module,    # One of `decoders`
-    packing:Packing=None, # Leave padding out
-    *, blind:Tensor=None, # Captions whose input tokens are all masked, predicted in parallel (b,) bool
-    lens:Tensor=None,     # Tokens of each caption that are read (b,); needed with `blind`
-)->Tensor:                # (b,s,d), or (n,d) without padding
+def hidden_states(
+    self: VisualTextDecoder,
+    vis: Tensor,  # From `visual_tokens` (b,n,d)
+    tok: Tensor,  # Tokens, padding last: the causal mask hides it (b,s)
+    decoder: nn.Module,  # One of `decoders`
+    packing: Packing = None,  # Leave padding out
+    *,
+    blind: Tensor = None,  # Captions whose input tokens are all masked, predicted in parallel (b,) bool
+    lens: Tensor = None,  # Tokens of each caption that are read (b,); needed with `blind`
+) -> Tensor:  # (b,s,d), or (n,d) without padding
     "States of the decoder after each token"
-    if blind is None: return decoder(self.embed(tok, packing), vis, packing=packing)
-    seen = tok.masked_fill(blind[:,None] & (tok != self.pad), self.mask)
+    if blind is None:
+        return decoder(self.embed(tok, packing), vis, packing=packing)
+    seen = tok.masked_fill(blind[:, None] & (tok != self.pad), self.mask)
     return decoder(self.embed(seen, packing), vis, lens, ~blind, packing=packing)
 
+
 @patch
-def packing(self:VisualTextDecoder,
-    lens:Tensor, # Tokens of each caption that are read (b,)
-    s:int,       # Positions of each
-)->Packing:      # None: padding stays
+def packing(
+    self: VisualTextDecoder,
+    lens: Tensor,  # Tokens of each caption that are read (b,)
+    s: int,  # Positions of each
+) -> Packing:  # None: padding stays
     "How padding is left out, or None"
     packed = self.autocast_dtype is not None if self.packed is None else self.packed
-    if not packed or lens.device.type != 'cpu': return None
+    if not packed or lens.device.type != 'cpu':
+        return None
     return Packing(lens, s, multiple=1 if self.autocast_dtype is None else self.multiple)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
     "Predicts each next word, from the caption's start and, with a second decoder, from its end (VirTex sec. 3)"
-    parallel,mask = 0.,3 # Share of the captions that are predicted in parallel in training, and the id of [MASK]
-    multiple = 64        # Few shapes: in bf16 each new one is expensive
-    low_precision = 'backbone and decoders' # What computes in the lower precision on a CPU
-    def asked(self, tok:Tensor, lens:Tensor)->Tensor:
-        "Where in `tok` (b,s), its first column left out, a word is to be predicted (b,s-1)"
-        place = torch.arange(tok.shape[1]-1, device=tok.device)
-        return (place < lens[:,None]-1) & (tok[:,1:] != self.pad)
 
-    def forward(self,
-        batch:dict, # `img`, `tok` and `lens`
-    )->dict:        # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
+    # Share of the captions that are predicted in parallel in training, and the id of [MASK]
+    parallel = 0.0
+    mask = 3
+    multiple = 64  # Few shapes: in bf16 each new one is expensive
+    low_precision = 'backbone and decoders'  # What computes in the lower precision on a CPU
+
+    def asked(self, tok: Tensor, lens: Tensor) -> Tensor:
+        "Where in `tok` (b,s), its first column left out, a word is to be predicted (b,s-1)"
+        place = torch.arange(tok.shape[1] - 1, device=tok.device)
+        return (place < lens[:, None] - 1) & (tok[:, 1:] != self.pad)
+
+    def forward(
+        self,
+        batch: dict,  # `img`, `tok` and `lens`
+    ) -> dict:  # `logits_f` (n,v), `target_f` (n,), a row for each word; backward the same with `_b`
         "Scores of each next word, and the words; rows without a word have the target -100"
         dtype = self.autocast_dtype if batch['img'].device.type == 'cpu' else None
-        with nullcontext() if dtype is None else torch.autocast('cpu', dtype): return self._next_words(batch)
+        with nullcontext() if dtype is None else torch.autocast('cpu', dtype):
+            return self._next_words(batch)
 
     def _next_words(self, batch):
-        (vis,mean),tok,lens = self._look(batch['img']),batch['tok'],batch['lens']
-        out,packing = {},self.packing(lens-1, tok.shape[1]-1)
+        (vis, mean), tok, lens = self._look(batch['img']), batch['tok'], batch['lens']
+        out = {}
+        packing = self.packing(lens - 1, tok.shape[1] - 1)
         ways = zip('fb', (tok, reverse_captions(tok, lens)), self.decoders)
-        how = dict(blind=self.blind(tok, lens), lens=lens-1)
-        for k,t,x in [(k, t, self.hidden_states(vis, t[:,:-1], d, packing, **how)) for k,t,d in ways]:
-            asked,words = self.asked(t, lens),t[:,1:]
-            if packing is not None: asked,words = packing.pack(asked),packing.pack(words)
-            if packing is not None and packing.multiple > 1 and not self.logit_chunk: # keep the number of rows
+        how = dict(blind=self.blind(tok, lens), lens=lens - 1)
+        for k, t, x in [(k, t, self.hidden_states(vis, t[:, :-1], d, packing, **how)) for k, t, d in ways]:
+            asked = self.asked(t, lens)
+            words = t[:, 1:]
+            if packing is not None:
+                asked = packing.pack(asked)
+                words = packing.pack(words)
+            if packing is not None and packing.multiple > 1 and not self.logit_chunk:  # keep the number of rows
                 words = words.masked_fill(~asked, -100)
-            elif packing is None or not asked.all(): x,words = x[asked],words[asked]
-            out |= self.answer(x, words, '_'+k)
+            elif packing is None or not asked.all():
+                x = x[asked]
+                words = words[asked]
+            out |= self.answer(x, words, '_' + k)
         return out if mean is None else out | self.name_words(mean, tok)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #b7cfed1d
 @patch
-def blind(self:CaptioningModel,
-    tok:Tensor, lens:Tensor, # Captions (b,s), real tokens in each (b,)
-)->Tensor:                   # (b,) bool; None if there are none at all, as in validation
+def blind(
+    self: CaptioningModel,
+    tok: Tensor,
+    lens: Tensor,  # Captions (b,s), real tokens in each (b,)
+) -> Tensor:  # (b,) bool; None if there are none at all, as in validation
     "Which captions are predicted in parallel in this training step (CapPa, sec. 3)"
-    if not (self.parallel and self.training): return None
+    if not (self.parallel and self.training):
+        return None
     # all processes choose by the number that the first one draws
     salt = int(current_dist().broadcast(torch.randint(1, 2**62, ())))
-    return hashed_uniform(tok, lens, 1, salt)[0,:,0] < self.parallel
+    return hashed_uniform(tok, lens, 1, salt)[0, :, 0] < self.parallel
+
 
 @patch
 @torch.no_grad()
-def generate(self:CaptioningModel,
-    img:Tensor,        # Normalised images (b,3,h,w)
-    max_len:int=None,  # Longest caption in tokens; as in training by default
-    how:str='greedy',  # greedy, beam or nucleus
-    **kw               # As for `decode`: never, repeat, beams, per_node, norm, p, temperature, seed, ids
-)->Tensor:             # Tokens (b,s)
+def generate(
+    self: CaptioningModel,
+    img: Tensor,  # Normalised images (b,3,h,w)
+    max_len: int = None,  # Longest caption in tokens; as in training by default
+    how: str = 'greedy',  # greedy, beam or nucleus
+    **kw,  # As for `decode`: never, repeat, beams, per_node, norm, p, temperature, seed, ids
+) -> Tensor:  # Tokens (b,s)
     "Write a caption of each image with the forward decoder"
     step = Cached(self.embed, self.forward_decoder, self.output)
-    return decode(step, self.visual_tokens(img), self.sos, self.eos, max_len or self.max_len, pad=self.pad, how=how,
-                  **kw)
+    return decode(
+        step, self.visual_tokens(img), self.sos, self.eos, max_len or self.max_len, pad=self.pad, how=how, **kw
+    )
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a77e4d01
 @patch
 @torch.no_grad()
-def attend(self:CaptioningModel,
-    img:Tensor,  # Normalised images (b,3,h,w)
-    tok:Tensor,  # Captions, [SOS] first (b,s)
-    lens:Tensor, # Not used: the decoder is causal
-)->Tensor:       # Sums to 1 over the cells, 0 for [SOS] (b,s,h',w')
+def attend(
+    self: CaptioningModel,
+    img: Tensor,  # Normalised images (b,3,h,w)
+    tok: Tensor,  # Captions, [SOS] first (b,s)
+    lens: Tensor,  # Not used: the decoder is causal
+) -> Tensor:  # Sums to 1 over the cells, 0 for [SOS] (b,s,h',w')
     "Cross-attention of the forward decoder when it predicts each token, the mean over layers and heads"
     grid = self.visual(img)
-    maps = attention(self.embed, self.forward_decoder, self.visual_tokens(img), tok).float().mean((1,2))
+    maps = attention(self.embed, self.forward_decoder, self.visual_tokens(img), tok).float().mean((1, 2))
     maps = maps.unflatten(2, grid.shape[2:])
-    return torch.cat([torch.zeros_like(maps[:,:1]), maps], 1)
+    return torch.cat([torch.zeros_like(maps[:, :1]), maps], 1)
+
 
 @patch
-def attribute(self:CaptioningModel,
-    img:Tensor,    # Normalised images (b,3,h,w)
-    tok:Tensor,    # Captions, [SOS] first (b,s)
-    weight:Tensor, # Of each token; 1 for those to attribute (b,s)
-)->Tensor:         # Above 0 (b,h',w')
+def attribute(
+    self: CaptioningModel,
+    img: Tensor,  # Normalised images (b,3,h,w)
+    tok: Tensor,  # Captions, [SOS] first (b,s)
+    weight: Tensor,  # Of each token; 1 for those to attribute (b,s)
+) -> Tensor:  # Above 0 (b,h',w')
     "Which cells raise the log-probability of tokens: gradient times input, below 0 cut off"
-    h,w = self.visual(img).shape[2:]
+    h, w = self.visual(img).shape[2:]
     with torch.enable_grad():
         vis = self.visual_tokens(img).detach().requires_grad_()
-        x = self.output(self.hidden_states(vis, tok[:,:-1], self.forward_decoder))
-        says = (x.float().log_softmax(-1).gather(-1, tok[:,1:,None])[...,0]*weight[:,1:]).sum()
-        up, = torch.autograd.grad(says, vis)
+        x = self.output(self.hidden_states(vis, tok[:, :-1], self.forward_decoder))
+        says = (x.float().log_softmax(-1).gather(-1, tok[:, 1:, None])[..., 0] * weight[:, 1:]).sum()
+        (up,) = torch.autograd.grad(says, vis)
     # no evidence at all: a uniform map
-    return (up*vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h,w)).float() + 1e-12
+    return (up * vis.detach()).sum(-1).clamp(min=0).unflatten(1, (h, w)).float() + 1e-12
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #63c68fd4
 class MaskedLMModel(VisualTextDecoder):
     "Predicts the masked tokens of a caption (masked language modelling, virtex code)"
-    def __init__(self,
-        visual, vocab:int,  # As for `VisualTextDecoder`
-        mask:int=3,         # Id of [MASK]
-        bert:bool=False,    # BERT's way of masking? See `mask_tokens`
-        **kw                # As for `VisualTextDecoder`
+
+    def __init__(
+        self,
+        visual,
+        vocab: int,  # As for `VisualTextDecoder`
+        mask: int = 3,  # Id of [MASK]
+        bert: bool = False,  # BERT's way of masking? See `mask_tokens`
+        **kw,  # As for `VisualTextDecoder`
     ):
         super().__init__(visual, vocab, backward=False, **kw)
-        self.mask,self.bert,self.first = mask,bert,max(self.sos, self.eos, self.pad, mask)+1
+        self.mask = mask
+        self.bert = bert
+        self.first = max(self.sos, self.eos, self.pad, mask) + 1
 
-    def masked(self,
-        tok:Tensor, lens:Tensor, # Tokens (b,s), real ones in each row (b,)
-    )->tuple:                    # Input tokens (b,s); targets, else -100 (b,s)
+    def masked(
+        self,
+        tok: Tensor,
+        lens: Tensor,  # Tokens (b,s), real ones in each row (b,)
+    ) -> tuple:  # Input tokens (b,s); targets, else -100 (b,s)
         "Captions with masked tokens: others in each step of a training, else always the same"
         # all processes mask by the number that the first one draws
         salt = int(current_dist().broadcast(torch.randint(1, 2**62, ()))) if self.training else 0
         return mask_tokens(tok, lens, self.output.out_features, self.first, self.mask, bert=self.bert, salt=salt)
 
-    def forward(self,
-        batch:dict, # `img`, `tok` and `lens`
-    )->dict:        # `logits` (n,v), `target` (n,): one row for each target
+    def forward(
+        self,
+        batch: dict,  # `img`, `tok` and `lens`
+    ) -> dict:  # `logits` (n,v), `target` (n,): one row for each target
         "Scores of each missing word, and the words"
-        (vis,mean),tok,lens = self._look(batch['img']),batch['tok'],batch['lens']
-        seen,target = self.masked(tok, lens)
-        asked,packing = (target >= 0) & (target != self.pad),self.packing(lens, tok.shape[1])
+        (vis, mean), tok, lens = self._look(batch['img']), batch['tok'], batch['lens']
+        seen, target = self.masked(tok, lens)
+        asked = (target >= 0) & (target != self.pad)
+        packing = self.packing(lens, tok.shape[1])
         x = self.forward_decoder(self.embed(seen, packing), vis, lens, causal=False, packing=packing)
         chosen = asked if packing is None else packing.pack(asked)
         out = self.answer(x[chosen], target[asked])
@@ -220,23 +280,32 @@ class MaskedLMModel(VisualTextDecoder):
 # %% ../../../nbs/methods/virtex/20_models.ipynb #72cb20a8
 class _Classifier(nn.Module):
     "A backbone, the mean over its grid, and scores for one softmax over all classes"
+
     def __init__(self, visual, classes):
         super().__init__()
-        self.visual,self.head = visual,nn.Linear(visual.width, classes)
-    def scores(self, img): return self.head(self.visual(img).mean((2,3)))
+        self.visual = visual
+        self.head = nn.Linear(visual.width, classes)
+
+    def scores(self, img):
+        return self.head(self.visual(img).mean((2, 3)))
+
 
 class TokenClassificationModel(_Classifier):
     "Predicts the set of a caption's words (token classification, VirTex sec. 4.2)"
-    def __init__(self,
-        visual,      # A backbone: images to a grid (b,c,h,w); has `width` = c
-        vocab:int,   # Tokens v
-        first:int=5, # Smaller ids are special, and no words
-        idf:Tensor=None, # How rare each token is (v,), from `word_rarity`: shares go by it; None: equal shares
+
+    def __init__(
+        self,
+        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        vocab: int,  # Tokens v
+        first: int = 5,  # Smaller ids are special, and no words
+        idf: Tensor = None,  # How rare each token is (v,), from `word_rarity`: shares go by it; None: equal shares
     ):
         super().__init__(visual, vocab)
         self.first = first
-        if idf is not None: self.register_buffer('idf', idf)
-    def forward(self, batch:dict)->dict:
+        if idf is not None:
+            self.register_buffer('idf', idf)
+
+    def forward(self, batch: dict) -> dict:
         "`logits` (b,v), and `target` (b,v): 1 for each word of the caption, or its share by how rare it is"
         logits = self.scores(batch['img'])
         target = words_in(batch['tok'], logits.shape[1], self.first)
@@ -245,24 +314,28 @@ class TokenClassificationModel(_Classifier):
 # %% ../../../nbs/methods/virtex/20_models.ipynb #91cf44db
 class MultiLabelClassificationModel(_Classifier):
     "Predicts which labels an image has (multi-label classification, VirTex sec. 4.2)"
-    def __init__(self,
-        visual,          # A backbone: images to a grid (b,c,h,w); has `width` = c
-        columns,         # The labels that are learned, as columns of the label table
-        key:str='tags',  # The label table's name in a batch
+
+    def __init__(
+        self,
+        visual,  # A backbone: images to a grid (b,c,h,w); has `width` = c
+        columns,  # The labels that are learned, as columns of the label table
+        key: str = 'tags',  # The label table's name in a batch
     ):
         super().__init__(visual, len(columns))
         self.register_buffer('columns', torch.as_tensor(columns, dtype=torch.int64))
         self.key = key
-    def forward(self, batch:dict)->dict:
+
+    def forward(self, batch: dict) -> dict:
         "`logits` (b,k), and `target` (b,k), 1 for each label of the image"
-        return dict(logits=self.scores(batch['img']), target=batch[self.key][:,self.columns].float())
+        return dict(logits=self.scores(batch['img']), target=batch[self.key][:, self.columns].float())
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a77e4d03
 def virtex_capabilities(
-    model:nn.Module, # One of the models above
-)->dict:             # Functions by name, see `vlrep.models.pretrained`
+    model: nn.Module,  # One of the models above
+) -> dict:  # Functions by name, see `vlrep.models.pretrained`
     "The capabilities of a trained model"
     if isinstance(model, CaptioningModel):
         return dict(backbone=model.visual, caption=model.generate, attend=model.attend, attribute=model.attribute)
-    if isinstance(model, _Classifier): return dict(backbone=model.visual, classify=model.scores)
+    if isinstance(model, _Classifier):
+        return dict(backbone=model.visual, classify=model.scores)
     return dict(backbone=model.visual)

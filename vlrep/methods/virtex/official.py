@@ -7,73 +7,106 @@ __all__ = ['virtex_state', 'save_virtex', 'load_virtex', 'virtex_captions']
 
 # %% ../../../nbs/methods/virtex/40_official.ipynb #ea5da063
 import torch
-from ...core.files import *
-from ...core.registry import *
-from ...core.weights import *
-from ...models.decoding import beam
+
+from ...core.files import FilePath, atomic_file
+from ...core.registry import did_you_mean
+from ...core.weights import check_weights
+from vlrep.methods.virtex.models import (
+    CaptioningModel,
+    MaskedLMModel,
+    MultiLabelClassificationModel,
+    TokenClassificationModel,
+)
 from ...models.backbones import backbone_shape, make_backbone
+from ...models.decoding import beam
 from ...models.weights import _bounded, _check, _opened, _some, network_weights
-from .models import *
 
 # %% ../../../nbs/methods/virtex/40_official.ipynb #232fa854
-_PLACES = (('visual.', 'visual.cnn.'),
-           ('project.', 'textual.visual_projection.'), ('embed.', 'textual.embedding.'),
-           ('output.', 'textual.output.'), ('head.', 'textual.output.'),
-           ('forward_decoder.', 'textual.transformer.'), ('backward_decoder.', 'backward_textual.transformer.'))
-_SHARED = tuple('textual.'+s for s in ('visual_projection.','embedding.','output.'))
+_PLACES = (
+    ('visual.', 'visual.cnn.'),
+    ('project.', 'textual.visual_projection.'),
+    ('embed.', 'textual.embedding.'),
+    ('output.', 'textual.output.'),
+    ('head.', 'textual.output.'),
+    ('forward_decoder.', 'textual.transformer.'),
+    ('backward_decoder.', 'backward_textual.transformer.'),
+)
+_SHARED = tuple('textual.' + s for s in ('visual_projection.', 'embedding.', 'output.'))
 
-def _theirs(k): return next((b+k[len(a):] for a,b in _PLACES if k.startswith(a)), None)
+
+def _theirs(k):
+    return next((b + k[len(a) :] for a, b in _PLACES if k.startswith(a)), None)
+
 
 def virtex_state(
-    model:torch.nn.Module, # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
-                           # `MultiLabelClassificationModel`
-)->dict:                   # Name -> tensor
+    model: torch.nn.Module,  # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
+    # `MultiLabelClassificationModel`
+) -> dict:  # Name -> tensor
     "The model's weights under the names of VirTex's code; `dict(model=virtex_state(m))` is what its checkpoints hold"
-    out = {_theirs(k): v for k,v in model.state_dict().items() if _theirs(k)}
+    out = {_theirs(k): v for k, v in model.state_dict().items() if _theirs(k)}
     if any(k.startswith('backward_') for k in out):
-        out |= {'backward_'+k: v for k,v in out.items() if k.startswith(_SHARED)}
+        out |= {'backward_' + k: v for k, v in out.items() if k.startswith(_SHARED)}
     return out
+
 
 def _settings(model):
     "Settings that cannot be inferred from the shapes of the weights"
     if isinstance(model, MultiLabelClassificationModel):
         return dict(task='multilabel', columns=model.columns.tolist(), key=model.key)
-    if isinstance(model, TokenClassificationModel): return dict(task='token_cls', first=model.first)
+    if isinstance(model, TokenClassificationModel):
+        return dict(task='token_cls', first=model.first)
     layer = model.decoders[0].layers[0]
-    out = dict(heads=layer.self_attn.num_heads, norm='pre' if layer.norm_first else 'post', dropout=model.embed.p,
-               sos=model.sos, eos=model.eos, pad=model.pad)
-    if isinstance(model, MaskedLMModel): return dict(task='masked_lm', **out, mask=model.mask, bert=model.bert)
+    out = dict(
+        heads=layer.self_attn.num_heads,
+        norm='pre' if layer.norm_first else 'post',
+        dropout=model.embed.p,
+        sos=model.sos,
+        eos=model.eos,
+        pad=model.pad,
+    )
+    if isinstance(model, MaskedLMModel):
+        return dict(task='masked_lm', **out, mask=model.mask, bert=model.bert)
     return dict(task='bicaption' if len(model.decoders) == 2 else 'forward', **out)
 
+
 def save_virtex(
-    model:torch.nn.Module, # As for `virtex_state`
-    path:FilePath,         # Where to
-)->None:
+    model: torch.nn.Module,  # As for `virtex_state`
+    path: FilePath,  # Where to
+) -> None:
     "Write a checkpoint that VirTex's code can load; beside `model` it has `settings`, which `load_virtex` reads"
-    state = {k: v.detach().cpu().clone() for k,v in virtex_state(model).items()}
-    with atomic_file(path) as new: torch.save(dict(model=state, settings=_settings(model)), new)
+    state = {k: v.detach().cpu().clone() for k, v in virtex_state(model).items()}
+    with atomic_file(path) as new:
+        torch.save(dict(model=state, settings=_settings(model)), new)
 
 # %% ../../../nbs/methods/virtex/40_official.ipynb #95c90542
-_FOUND = dict(bicaption=('bicaption',), forward=('forward','masked_lm'), token_cls=('token_cls','multilabel'))
+_FOUND = dict(bicaption=('bicaption',), forward=('forward', 'masked_lm'), token_cls=('token_cls', 'multilabel'))
+
 
 def _task(state, task, name):
     "The task of the weights `state`, if `task` does not contradict"
-    has = lambda p: any(k.startswith(p) for k in state)
+
+    def has(p):
+        return any(k.startswith(p) for k in state)
+
     found = 'bicaption' if has('backward_textual.') else 'forward' if has('textual.transformer.') else 'token_cls'
-    if task is None: return 'multilabel' if found == 'token_cls' and len(state['textual.output.bias']) == 81 else found
-    if task not in (known := [t for ts in _FOUND.values() for t in ts]): raise did_you_mean('task', task, known)
+    if task is None:
+        return 'multilabel' if found == 'token_cls' and len(state['textual.output.bias']) == 81 else found
+    if task not in (known := [t for ts in _FOUND.values() for t in ts]):
+        raise did_you_mean('task', task, known)
     if task not in _FOUND[found]:
         raise ValueError(f'{name}: its weights were trained for {" or ".join(_FOUND[found])}, not {task}')
     return task
+
 
 def _facts(whole, given, name):
     "Settings as given, or as the file has them; a `ValueError` where the two contradict each other"
     had = whole.get('settings') or {}
     kinds = dict(task=str, norm=str, key=str, dropout=float, bert=bool, columns=list)
-    odd = [k for k,v in had.items() if type(v) is not kinds.get(k, int)] if isinstance(had, dict) else ['it']
-    if odd: raise ValueError(f'{name}: its settings are damaged ({odd[0]})')
-    given = {k: v for k,v in given.items() if v is not None}
-    for k,v in given.items():
+    odd = [k for k, v in had.items() if type(v) is not kinds.get(k, int)] if isinstance(had, dict) else ['it']
+    if odd:
+        raise ValueError(f'{name}: its settings are damaged ({odd[0]})')
+    given = {k: v for k, v in given.items() if v is not None}
+    for k, v in given.items():
         if had.get(k, v) != v:
             raise ValueError(f'{name}: written with {k}={had[k]!r}, which contradicts {k}={v!r}: leave it out')
     return {**had, **given}
@@ -81,82 +114,114 @@ def _facts(whole, given, name):
 # %% ../../../nbs/methods/virtex/40_official.ipynb #57e8ce32
 def _empty_model(state, task, had, name):
     "A model with room for `state`, in VirTex's names"
-    net = {k[11:]: v for k,v in state.items() if k.startswith('visual.cnn.')}
+    net = {k[11:]: v for k, v in state.items() if k.startswith('visual.cnn.')}
     visual = make_backbone(*backbone_shape(net, name))
     n = len(state['textual.output.bias'])
-    if task == 'token_cls': return TokenClassificationModel(visual, n, had.get('first', 4))
+    if task == 'token_cls':
+        return TokenClassificationModel(visual, n, had.get('first', 4))
     if task == 'multilabel':
         return MultiLabelClassificationModel(visual, had.get('columns', range(n)), had.get('key', 'tags'))
-    need = [k for k in ('words','positions') if f'textual.embedding.{k}.weight' not in state]
-    if need: raise ValueError(f'{name}: the weights do not fit; missing: textual.embedding.{need[0]}.weight')
-    places,width = state['textual.embedding.positions.weight'].shape
+    need = [k for k in ('words', 'positions') if f'textual.embedding.{k}.weight' not in state]
+    if need:
+        raise ValueError(f'{name}: the weights do not fit; missing: textual.embedding.{need[0]}.weight')
+    places, width = state['textual.embedding.positions.weight'].shape
     last = 'textual.transformer.norm.weight' in state
     depth = len({k.split('.')[3] for k in state if k.startswith('textual.transformer.layers.')})
-    bad = [f'{k}={had[k]}' for k,low,most in (('heads',1,width), *((k, 0, n-1) for k in ('sos','eos','pad','mask')))
-           if not low <= had.get(k, low) <= most]
-    if bad: raise ValueError(f'{name}: {bad[0]} does not fit {n} tokens and {width} channels')
-    if 'heads' not in had and width%64:
+    bad = [
+        f'{k}={had[k]}'
+        for k, low, most in (('heads', 1, width), *((k, 0, n - 1) for k in ('sos', 'eos', 'pad', 'mask')))
+        if not low <= had.get(k, low) <= most
+    ]
+    if bad:
+        raise ValueError(f'{name}: {bad[0]} does not fit {n} tokens and {width} channels')
+    if 'heads' not in had and width % 64:
         raise ValueError(
-            f'{name}: the file does not say how many attention heads its {width} channels have: pass heads')
-    kw = dict(heads=width//64, pad=0, norm='pre' if last else 'post', width=width, depth=depth, max_len=places)
+            f'{name}: the file does not say how many attention heads its {width} channels have: pass heads'
+        )
+    kw = dict(heads=width // 64, pad=0, norm='pre' if last else 'post', width=width, depth=depth, max_len=places)
     kw |= {k: had[k] for k in 'heads norm dropout sos eos pad mask bert'.split() if k in had}
-    if task == 'masked_lm': model = MaskedLMModel(visual, n, **kw)
-    else: model = CaptioningModel(visual, n, backward=task == 'bicaption', **kw)
+    if task == 'masked_lm':
+        model = MaskedLMModel(visual, n, **kw)
+    else:
+        model = CaptioningModel(visual, n, backward=task == 'bicaption', **kw)
     if had.get('norm') == 'pre' and not last:
-        for d in model.decoders: d.norm = None
+        for d in model.decoders:
+            d.norm = None
     return model
 
 # %% ../../../nbs/methods/virtex/40_official.ipynb #aeac0155
 def load_virtex(
-    source:FilePath|dict, # A checkpoint of VirTex's code: a file, or the dict in it
-    task:str=None,        # bicaption, forward, masked_lm, token_cls or multilabel; by default what file or weights
-                          # suggest
-    norm:str=None,        # 'pre' or 'post'; by default what file or weights suggest
-    heads:int=None,       # Attention heads; by default what the file has, else width/64
-    pad:int=None,         # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
-                          # tokens
-    *, log:callable=print,   # Called with what had to be assumed; None for no message
-)->torch.nn.Module:       # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
-                          # `MultiLabelClassificationModel`, in evaluation mode
+    source: FilePath | dict,  # A checkpoint of VirTex's code: a file, or the dict in it
+    task: str = None,  # bicaption, forward, masked_lm, token_cls or multilabel; by default what file or weights
+    # suggest
+    norm: str = None,  # 'pre' or 'post'; by default what file or weights suggest
+    heads: int = None,  # Attention heads; by default what the file has, else width/64
+    pad: int = None,  # Id of padding; by default what the file has, else 0, which VirTex's code shares with unknown
+    # tokens
+    *,
+    log: callable = print,  # Called with what had to be assumed; None for no message
+) -> torch.nn.Module:  # A `CaptioningModel`, `MaskedLMModel`, `TokenClassificationModel` or
+    # `MultiLabelClassificationModel`, in evaluation mode
     "Open a model trained with VirTex's code; a `ValueError` lists weights that do not fit or contradict each other"
-    whole,name = _opened(source)
-    state,_,before,_ = network_weights(whole, ('textual.output.bias',), name)
+    whole, name = _opened(source)
+    state, _, before, _ = network_weights(whole, ('textual.output.bias',), name)
     if before is None:
         raise ValueError(f'{name}: the weights do not fit VirTex; missing: textual.output.bias')
     check_weights(state, name)
     _bounded(state, name, 'visual.cnn.', text=True)
-    if task is not None: _task(state, task, name)
+    if task is not None:
+        _task(state, task, name)
     had = _facts(whole, dict(task=task, norm=norm, heads=heads, pad=pad), name)
     task = _task(state, had.get('task'), name)
-    with torch.random.fork_rng(devices=[]): model = _empty_model(state, task, had, name)
+    with torch.random.fork_rng(devices=[]):
+        model = _empty_model(state, task, had, name)
     _check(state, virtex_state(model), name)
     twice = [(k, k.removeprefix('backward_')) for k in state if k.removeprefix('backward_').startswith(_SHARED)]
     words = 'textual.embedding.words.weight'
-    if words in state: twice.append(('textual.output.weight', words))
-    odd = [k for k,first in twice if not torch.equal(state[k], state[first])]
-    if odd: raise ValueError(f'{name}: parts that should be one and the same differ: {_some(odd)}')
+    if words in state:
+        twice.append(('textual.output.weight', words))
+    odd = [k for k, first in twice if not torch.equal(state[k], state[first])]
+    if odd:
+        raise ValueError(f'{name}: parts that should be one and the same differ: {_some(odd)}')
     model.load_state_dict({k: state[_theirs(k)] for k in model.state_dict() if _theirs(k) in state}, strict=False)
     used = _settings(model)
-    guess = [f'{k}={used[k]}' for k in ('task','heads','pad','first') if k in used and k not in had]
-    if guess and log: log(f"{name}: assumed, as VirTex's code has it: {', '.join(guess)}")
+    guess = [f'{k}={used[k]}' for k in ('task', 'heads', 'pad', 'first') if k in used and k not in had]
+    if guess and log:
+        log(f"{name}: assumed, as VirTex's code has it: {', '.join(guess)}")
     return model.eval()
 
 # %% ../../../nbs/methods/virtex/40_official.ipynb #0e1ff5a2
 @torch.no_grad()
 def virtex_captions(
-    model:CaptioningModel, # A `CaptioningModel`, such as from `load_virtex`
-    img:torch.Tensor,      # Normalised images (b,3,h,w)
-    max_words:int=30,      # Most words, [EOS] included (virtex code)
-    beams:int=5,           # Beam size (virtex code)
-    per_node:int=2,        # Candidates per beam, after the first word (virtex code)
-)->torch.Tensor:           # Tokens (b,s) without [SOS], `model.pad` after [EOS]
+    model: CaptioningModel,  # A `CaptioningModel`, such as from `load_virtex`
+    img: torch.Tensor,  # Normalised images (b,3,h,w)
+    max_words: int = 30,  # Most words, [EOS] included (virtex code)
+    beams: int = 5,  # Beam size (virtex code)
+    per_node: int = 2,  # Candidates per beam, after the first word (virtex code)
+) -> torch.Tensor:  # Tokens (b,s) without [SOS], `model.pad` after [EOS]
     "Captions as VirTex's code generates them"
+
     def step(vis, tok):
-        return model.output(model.hidden_states(vis, tok[:,1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:,-1:])
-    most = min(max_words, model.max_len)+1
-    tok,score = beam(step, model.visual_tokens(img), model.sos, model.eos, most, pad=model.pad, never=(),
-                     repeat='virtex', beams=beams, per_node=per_node, norm=0., every=True)
-    tok = tok[torch.arange(len(tok)),score.argmax(1),1:]
+        return model.output(
+            model.hidden_states(vis, tok[:, 1:] if tok.shape[1] > 1 else tok, model.decoders[0])[:, -1:]
+        )
+
+    most = min(max_words, model.max_len) + 1
+    tok, score = beam(
+        step,
+        model.visual_tokens(img),
+        model.sos,
+        model.eos,
+        most,
+        pad=model.pad,
+        never=(),
+        repeat='virtex',
+        beams=beams,
+        per_node=per_node,
+        norm=0.0,
+        every=True,
+    )
+    tok = tok[torch.arange(len(tok)), score.argmax(1), 1:]
     ended = (tok == model.eos).int()
-    tok = tok.masked_fill(ended.cumsum(1)-ended > 0, model.pad)
-    return tok[:,:int((ended.cumsum(1)-ended == 0).sum(1).amax())] if len(tok) else tok
+    tok = tok.masked_fill(ended.cumsum(1) - ended > 0, model.pad)
+    return tok[:, : int((ended.cumsum(1) - ended == 0).sum(1).amax())] if len(tok) else tok

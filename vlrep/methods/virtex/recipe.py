@@ -7,111 +7,213 @@ __all__ = ['WordHead', 'Parallel', 'VirTexRecipe']
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #21dc6af9
 from dataclasses import dataclass, replace
+
 from fastcore.basics import patch
-from ...core.fields import *
-from ..base import *
-from ..recipe import *
+
+from ...core.fields import Fraction, Share
+from ..base import METHODS, Method
+from vlrep.methods.recipe import (
+    Batch,
+    Channels,
+    Chunk,
+    Decay,
+    Drop,
+    Every,
+    HeadCount,
+    Init,
+    Layers,
+    Length,
+    Masking,
+    MethodRecipe,
+    Momentum,
+    Norm,
+    Norm2,
+    OnOff,
+    Rate,
+    ResNet,
+    Side,
+    StepCount,
+    Task,
+    TextRecipe,
+    Vocab,
+    WarmUp,
+    Weight,
+    Width,
+    photo_recipes,
+)
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #6279e631
 WordHead = Weight
 Parallel = Share
 
+
 @dataclass(frozen=True)
 class VirTexRecipe(TextRecipe):
     "The base model of the VirTex paper, R50 with one layer of width 1024"
-    task:Task='bicaption'    # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
-    masking:Masking='virtex' # How masked_lm chooses masked tokens: virtex (code), or bert
-    visual_depth:ResNet=50   # Layers of the ResNet, as torchvision; 10 is the small one for the world (sec. 3)
-    visual_width:Channels=64 # Channels of its first stage; 128 with depth 50 is the paper's R50 w2x
-    width:Width=1024         # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
-    depth:Layers=1           # Their layers L (tab. 2 varies it)
-    heads:HeadCount=0        # Attention heads; 0 means width/64 (sec. 3)
-    norm:Norm='post'         # LayerNorm after each part, as in the original Transformer (sec. 3); or 'pre' (code)
-    dropout:Drop=.1          # (code)
-    init:Init='0.02'         # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
-    vocab:Vocab=10000        # Tokens, special ones included (sec. 3)
-    max_len:Length=30        # Longest caption in tokens, [SOS] and [EOS] included (code)
-    size:Side=224            # Side of the input images (sec. 3)
-    scale_min:Fraction=.2    # Random crops keep at least this part of the area (sec. 3)
-    jitter:Share=.4          # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
-    jitter_p:Share=.8        # How often colours are changed (code)
-    flip_p:Share=.5          # How often images are mirrored, with left and right swapped in the caption (sec. 3)
-    bs:Batch=256             # Images a step (sec. 3)
-    steps:StepCount=500_000  # Steps (sec. 3)
-    warmup:WarmUp=10_000     # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
-    cnn_lr:Rate=.2           # Peak learning rate of the backbone (sec. 3)
-    lr:Rate=1e-3             # Peak learning rate of everything else (sec. 3)
-    momentum:Momentum=.9     # Of SGD (sec. 3)
-    wd:Decay=1e-4            # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
-    lookahead_k:Every=5      # Lookahead's steps; 0 for none (sec. 3)
-    lookahead_alpha:Share=.5 # Lookahead's share (sec. 3)
-    clip:Norm2=10.           # Largest norm of the gradient; 0 for none (code)
-    sync_bn:OnOff=False      # With several processes: BatchNorm over the images of all, or of each by itself
-    logit_chunk:Chunk=0      # Words whose scores over the vocabulary are in memory at a time; 0 for all
-    idf:OnOff=False          # token_cls: rare words get a larger share of the target (SuperClass, eq. 3)
-    word_weight:WordHead=0.  # Tasks with a decoder: weight of the auxiliary word head (rare words weigh more)
-    parallel:Parallel=0.     # Captioning: share of the captions that are predicted in parallel (CapPa: .75)
+
+    task: Task = 'bicaption'  # Pretext task: bicaption, forward, token_cls, multilabel (sec. 4.2) or masked_lm (code)
+    masking: Masking = 'virtex'  # How masked_lm chooses masked tokens: virtex (code), or bert
+    visual_depth: ResNet = 50  # Layers of the ResNet, as torchvision; 10 is the small one for the world (sec. 3)
+    visual_width: Channels = 64  # Channels of its first stage; 128 with depth 50 is the paper's R50 w2x
+    width: Width = 1024  # Hidden size H of the decoders (sec. 3; tab. 2 varies it)
+    depth: Layers = 1  # Their layers L (tab. 2 varies it)
+    heads: HeadCount = 0  # Attention heads; 0 means width/64 (sec. 3)
+    norm: Norm = 'post'  # LayerNorm after each part, as in the original Transformer (sec. 3); or 'pre' (code)
+    dropout: Drop = 0.1  # (code)
+    init: Init = '0.02'  # Standard deviation of the textual head's weights (code), or 'fan_in' for small widths
+    vocab: Vocab = 10000  # Tokens, special ones included (sec. 3)
+    max_len: Length = 30  # Longest caption in tokens, [SOS] and [EOS] included (code)
+    size: Side = 224  # Side of the input images (sec. 3)
+    scale_min: Fraction = 0.2  # Random crops keep at least this part of the area (sec. 3)
+    jitter: Share = 0.4  # Most change of brightness, contrast and saturation; hue a quarter of it (sec. 3; code)
+    jitter_p: Share = 0.8  # How often colours are changed (code)
+    flip_p: Share = 0.5  # How often images are mirrored, with left and right swapped in the caption (sec. 3)
+    bs: Batch = 256  # Images a step (sec. 3)
+    steps: StepCount = 500_000  # Steps (sec. 3)
+    warmup: WarmUp = 10_000  # Steps of linear warm-up, then a cosine down to 0 (sec. 3)
+    cnn_lr: Rate = 0.2  # Peak learning rate of the backbone (sec. 3)
+    lr: Rate = 1e-3  # Peak learning rate of everything else (sec. 3)
+    momentum: Momentum = 0.9  # Of SGD (sec. 3)
+    wd: Decay = 1e-4  # Weight decay, none for LayerNorms and biases of embedding and decoders (sec. 3)
+    lookahead_k: Every = 5  # Lookahead's steps; 0 for none (sec. 3)
+    lookahead_alpha: Share = 0.5  # Lookahead's share (sec. 3)
+    clip: Norm2 = 10.0  # Largest norm of the gradient; 0 for none (code)
+    sync_bn: OnOff = False  # With several processes: BatchNorm over the images of all, or of each by itself
+    logit_chunk: Chunk = 0  # Words whose scores over the vocabulary are in memory at a time; 0 for all
+    idf: OnOff = False  # token_cls: rare words get a larger share of the target (SuperClass, eq. 3)
+    word_weight: WordHead = 0.0  # Tasks with a decoder: weight of the auxiliary word head (rare words weigh more)
+    parallel: Parallel = 0.0  # Captioning: share of the captions that are predicted in parallel (CapPa: .75)
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #57d90b11
 @patch
-def problems(self:VirTexRecipe)->'Iterator[str]':
+def problems(self: VirTexRecipe) -> 'Iterator[str]':
     "Reject options that the task does not have"
     yield from MethodRecipe.problems(self)
     if self.task == 'multilabel' and (self.normalise, self.mirror_words) != ('auto', 'auto'):
         yield 'normalise, mirror_words: the task multilabel reads no captions; leave them out'
-    if self.logit_chunk and self.task in ('token_cls','multilabel'):
+    if self.logit_chunk and self.task in ('token_cls', 'multilabel'):
         yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores an image; leave it out'
-    if self.word_weight and self.task in ('token_cls','multilabel'):
+    if self.word_weight and self.task in ('token_cls', 'multilabel'):
         yield f'word_weight={self.word_weight}: the task {self.task} has no decoder to train the word head beside'
-    if self.parallel and self.task not in ('bicaption','forward'):
+    if self.parallel and self.task not in ('bicaption', 'forward'):
         yield f'parallel={self.parallel}: belongs to captioning, not to {self.task}'
-    if self.idf and self.task != 'token_cls': yield f'idf=True: belongs to the task token_cls, not to {self.task}'
+    if self.idf and self.task != 'token_cls':
+        yield f'idf=True: belongs to the task token_cls, not to {self.task}'
+
 
 @patch
-def _heads(self:VirTexRecipe):
-    return None if self.task in ('token_cls','multilabel') else MethodRecipe._heads(self)   # a classifier has no heads
+def _heads(self: VirTexRecipe):
+    return None if self.task in ('token_cls', 'multilabel') else MethodRecipe._heads(self)  # a classifier has no heads
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #8c458b16
 _base = VirTexRecipe()
-_small = replace(_base, visual_depth=10, visual_width=16, width=64, heads=4, norm='pre', init='fan_in', bs=64,
-                 cnn_lr=.5, lr=.2, lookahead_k=0)
-_world = replace(_small, size=48, vocab=600, dropout=0., scale_min=.6, jitter=.2, steps=2600, warmup=260)
-_parts = {k: f'vlrep.methods.virtex.method:virtex_{k}' for k in ('loss','learner')}
+_small = replace(
+    _base,
+    visual_depth=10,
+    visual_width=16,
+    width=64,
+    heads=4,
+    norm='pre',
+    init='fan_in',
+    bs=64,
+    cnn_lr=0.5,
+    lr=0.2,
+    lookahead_k=0,
+)
+_world = replace(_small, size=48, vocab=600, dropout=0.0, scale_min=0.6, jitter=0.2, steps=2600, warmup=260)
+_parts = {k: f'vlrep.methods.virtex.method:virtex_{k}' for k in ('loss', 'learner')}
 _models = 'vlrep.methods.virtex.models:'
 _paper = 'VirTex (Desai and Johnson, 2021)'
 
-METHODS.add(Method('virtex', VirTexRecipe, {
-    'virtex_r50_l1_h1024': _base,
-    **{f'virtex_r50_l1_h{h}': replace(_base, width=h) for h in (512,768,2048)}, # tab. 2: width
-    **{f'virtex_r50_l{l}_h1024': replace(_base, depth=l) for l in (2,3,4)},     # tab. 2: depth
-    'virtex_r50w2x_l1_h1024': replace(_base, visual_width=128),                 # tab. 3: backbones
-    'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
-    'world': _world, 'world_words': replace(_world, word_weight=1., lr=.1), **photo_recipes(_small)},
-    model=_models+'CaptioningModel', **_parts, paper=_paper, stage='bicaptioning',
-    loss_unit='nats per token, both directions added'))
+METHODS.add(
+    Method(
+        'virtex',
+        VirTexRecipe,
+        {
+            'virtex_r50_l1_h1024': _base,
+            **{f'virtex_r50_l1_h{h}': replace(_base, width=h) for h in (512, 768, 2048)},  # tab. 2: width
+            **{f'virtex_r50_l{l}_h1024': replace(_base, depth=l) for l in (2, 3, 4)},  # tab. 2: depth
+            'virtex_r50w2x_l1_h1024': replace(_base, visual_width=128),  # tab. 3: backbones
+            'virtex_r101_l1_h1024': replace(_base, visual_depth=101),
+            'world': _world,
+            'world_words': replace(_world, word_weight=1.0, lr=0.1),
+            **photo_recipes(_small),
+        },
+        model=_models + 'CaptioningModel',
+        **_parts,
+        paper=_paper,
+        stage='bicaptioning',
+        loss_unit='nats per token, both directions added',
+    )
+)
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #150ff83f
-METHODS.add(Method('captioning', VirTexRecipe, {
-    'captioning_r50_l1_h2048': replace(_base, task='forward', width=2048),      # tab. 1
-    'world': replace(_world, task='forward'),
-    'world_words': replace(_world, task='forward', word_weight=1.),
-    'world_parallel': replace(_world, task='forward', parallel=.75), **photo_recipes(_small, task='forward')},
-    model=_models+'CaptioningModel', **_parts, paper=_paper, loss_unit='nats per token'))
+METHODS.add(
+    Method(
+        'captioning',
+        VirTexRecipe,
+        {
+            'captioning_r50_l1_h2048': replace(_base, task='forward', width=2048),  # tab. 1
+            'world': replace(_world, task='forward'),
+            'world_words': replace(_world, task='forward', word_weight=1.0),
+            'world_parallel': replace(_world, task='forward', parallel=0.75),
+            **photo_recipes(_small, task='forward'),
+        },
+        model=_models + 'CaptioningModel',
+        **_parts,
+        paper=_paper,
+        loss_unit='nats per token',
+    )
+)
 
-METHODS.add(Method('masked_lm', VirTexRecipe, {
-    'masked_lm_r50_l1_h2048': replace(_base, task='masked_lm', width=2048),     # code
-    'world': replace(_world, task='masked_lm', lr=.05), **photo_recipes(_small, task='masked_lm', lr=.05)},
-    model=_models+'MaskedLMModel', **_parts, paper=_paper, loss_unit='nats per masked token'))
+METHODS.add(
+    Method(
+        'masked_lm',
+        VirTexRecipe,
+        {
+            'masked_lm_r50_l1_h2048': replace(_base, task='masked_lm', width=2048),  # code
+            'world': replace(_world, task='masked_lm', lr=0.05),
+            **photo_recipes(_small, task='masked_lm', lr=0.05),
+        },
+        model=_models + 'MaskedLMModel',
+        **_parts,
+        paper=_paper,
+        loss_unit='nats per masked token',
+    )
+)
 
-METHODS.add(Method('token_cls', VirTexRecipe, {
-    'token_cls_r50': replace(_base, task='token_cls'),                          # tab. 1
-    'world': replace(_world, task='token_cls'), 'world_idf': replace(_world, task='token_cls', idf=True),  # SuperClass
-    **photo_recipes(_small, task='token_cls')},
-    model=_models+'TokenClassificationModel', **_parts, paper=_paper,
-    loss_unit='nats per caption, over the set of its tokens'))
+METHODS.add(
+    Method(
+        'token_cls',
+        VirTexRecipe,
+        {
+            'token_cls_r50': replace(_base, task='token_cls'),  # tab. 1
+            'world': replace(_world, task='token_cls'),
+            'world_idf': replace(_world, task='token_cls', idf=True),  # SuperClass
+            **photo_recipes(_small, task='token_cls'),
+        },
+        model=_models + 'TokenClassificationModel',
+        **_parts,
+        paper=_paper,
+        loss_unit='nats per caption, over the set of its tokens',
+    )
+)
 
-METHODS.add(Method('multilabel', VirTexRecipe, {
-    'multilabel_r50': replace(_base, task='multilabel'),                        # tab. 1
-    'world': replace(_world, task='multilabel'), **photo_recipes(_small, 'coco', task='multilabel')},
-    model=_models+'MultiLabelClassificationModel', **_parts, paper=_paper, needs=lambda recipe: {'labels'},
-    tokenizer=None, collate=None, loss_unit='nats an image, over the set of its labels'))
+METHODS.add(
+    Method(
+        'multilabel',
+        VirTexRecipe,
+        {
+            'multilabel_r50': replace(_base, task='multilabel'),  # tab. 1
+            'world': replace(_world, task='multilabel'),
+            **photo_recipes(_small, 'coco', task='multilabel'),
+        },
+        model=_models + 'MultiLabelClassificationModel',
+        **_parts,
+        paper=_paper,
+        needs=lambda recipe: {'labels'},
+        tokenizer=None,
+        collate=None,
+        loss_unit='nats an image, over the set of its labels',
+    )
+)

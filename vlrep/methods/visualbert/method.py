@@ -8,31 +8,40 @@ __all__ = ['VisualBERTModel', 'visualbert_loss', 'visualbert_learner']
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #9bd8a23d
 from fastai.data.core import DataLoaders
 from torch import nn
+
+from ..fusion_method import fusion_learner, fusion_loss
+from .recipe import VisualBERTRecipe, visualbert_config
 from ...models.fusion_model import FusionHeads, FusionModel
 from ...training.learner import BatchLearner
-from ..fusion_method import fusion_learner, fusion_loss
-from .recipe import *
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #fd564699
 VisualBERTModel = FusionModel  # One stream of words and regions
-visualbert_loss = fusion_loss    # Of masked words, and of masked regions if there are any
+visualbert_loss = fusion_loss  # Of masked words, and of masked regions if there are any
+
 
 def _parts(recipe, bert, classes):
     "One stream, as deep as BERT, and its heads"
     r = recipe
-    heads = FusionHeads(pool_token=r.pooler, tie_words=r.tie_mlm, classes=classes, share=r.mask_share,
-                        region_share=r.region_share, zeroed=r.region_zeroed)
-    return visualbert_config(r, bert),heads
+    heads = FusionHeads(
+        pool_token=r.pooler,
+        tie_words=r.tie_mlm,
+        classes=classes,
+        share=r.mask_share,
+        region_share=r.region_share,
+        zeroed=r.region_zeroed,
+    )
+    return visualbert_config(r, bert), heads
 
 # %% ../../../nbs/methods/visualbert/40_method.ipynb #0e397dbe
 def visualbert_learner(
-    recipe:VisualBERTRecipe, # All numbers
-    dls:DataLoaders,       # From `loaders`, with the collator of the method
-    visual:nn.Module=None, # Another backbone than the recipe's, for the regions
-    seed:int=0,            # Initial weights depend on this alone
-    precision:str='auto',  # As for `MixedPrecision`
-    *, cbs:list|tuple=(),  # More callbacks
-    sizes:dict=None,       # When a run is opened: as for `make_fusion`
-)->BatchLearner:           # A fastai Learner; train it with `fit_steps(recipe.steps)`
+    recipe: VisualBERTRecipe,  # All numbers
+    dls: DataLoaders,  # From `loaders`, with the collator of the method
+    visual: nn.Module = None,  # Another backbone than the recipe's, for the regions
+    seed: int = 0,  # Initial weights depend on this alone
+    precision: str = 'auto',  # As for `MixedPrecision`
+    *,
+    cbs: list | tuple = (),  # More callbacks
+    sizes: dict = None,  # When a run is opened: as for `make_fusion`
+) -> BatchLearner:  # A fastai Learner; train it with `fit_steps(recipe.steps)`
     "A learner that trains VisualBERT"
     return fusion_learner(recipe, dls, visual, seed, precision, parts=_parts, cbs=cbs, sizes=sizes)

@@ -7,33 +7,52 @@ __all__ = ['VisualBERTRecipe', 'visualbert_config']
 
 # %% ../../../nbs/methods/visualbert/10_recipe.ipynb #12b4ebc5
 from dataclasses import dataclass, replace
+
 from fastcore.basics import patch
-from ...core.fields import *
-from ...models.sublayers import FusionConfig, make_sublayers, StreamSizes
-from ..base import *
-from ..recipe import *
-from ..fusion_recipe import *
+
+from ...core.fields import Choice
+from ..base import METHODS, Method
+from vlrep.methods.fusion_recipe import (
+    NO_BACKBONE,
+    FusionRecipe,
+    fusion_needs,
+    fusion_wants,
+    fusion_world,
+    paper_recipes,
+    sublayer_problem,
+)
+from ...models.sublayers import FusionConfig, StreamSizes, make_sublayers
 
 # %% ../../../nbs/methods/visualbert/10_recipe.ipynb #fe784ad2
-_Pooled = Choice('cls','last')
+_Pooled = Choice('cls', 'last')
+
 
 @dataclass(frozen=True)
 class VisualBERTRecipe(FusionRecipe):
     "VisualBERT in the paper: BERT-base, COCO, masked words"
-    pooler:_Pooled='cls' # Which token is pooled: cls, through tanh, or last: the one before the last [SEP] (A25)
+
+    pooler: _Pooled = 'cls'  # Which token is pooled: cls, through tanh, or last: the one before the last [SEP] (A25)
 
 # %% ../../../nbs/methods/visualbert/10_recipe.ipynb #616a5b00
 def visualbert_config(
-    recipe:VisualBERTRecipe, # With `sublayers`
-    bert:'Bert|BertConfig',  # Its sizes
-)->FusionConfig:             # One stream, as deep as BERT, unless the recipe lists other sublayers
+    recipe: VisualBERTRecipe,  # With `sublayers`
+    bert: 'Bert|BertConfig',  # Its sizes
+) -> FusionConfig:  # One stream, as deep as BERT, unless the recipe lists other sublayers
     "The sizes of the encoder; words and regions have the same width"
-    sizes = StreamSizes(bert.depth, max(1, bert.depth//2), bert.heads, bert.heads, bert.heads, bert.width)
-    return FusionConfig(make_sublayers(recipe.sublayers or 'single_stream', sizes), bert.width, bert.hidden,
-                        dropout=bert.dropout, attention_dropout=bert.attention_dropout, eps=bert.eps, std=bert.std)
+    sizes = StreamSizes(bert.depth, max(1, bert.depth // 2), bert.heads, bert.heads, bert.heads, bert.width)
+    return FusionConfig(
+        make_sublayers(recipe.sublayers or 'single_stream', sizes),
+        bert.width,
+        bert.hidden,
+        dropout=bert.dropout,
+        attention_dropout=bert.attention_dropout,
+        eps=bert.eps,
+        std=bert.std,
+    )
+
 
 @patch
-def problems(self:VisualBERTRecipe)->'Iterator[str]':
+def problems(self: VisualBERTRecipe) -> 'Iterator[str]':
     "The checks of all fusion models, and that of the sublayers"
     yield from FusionRecipe.problems(self)
     yield sublayer_problem(self, visualbert_config)
@@ -42,13 +61,26 @@ def problems(self:VisualBERTRecipe)->'Iterator[str]':
 _base = VisualBERTRecipe()
 _small = fusion_world(_base)
 
-METHODS.add(Method('visualbert', VisualBERTRecipe, {
-    **paper_recipes(_base, 'visualbert'), **_small, 'world_mim': replace(_small['world'], mim='kl')},
-    **{k: f'vlrep.methods.visualbert.method:{v}' for k,v in dict(
-        model='VisualBERTModel', loss='visualbert_loss', learner='visualbert_learner').items()},
-    **{k: f'vlrep.methods.fusion_collate:{v}' for k,v in dict(
-        tokenizer='fusion_tokenizer', collate='fusion_collator').items()},
-    check='vlrep.methods.fusion_method:check_fusion_data', sizes='vlrep.methods.fusion_training:fusion_sizes',
-    contents='vlrep.methods.fusion_collate:fusion_contents', no_backbone=NO_BACKBONE,
-    needs=fusion_needs, wants=fusion_wants, paper='VisualBERT (Li and others, 2019; Singh and others, 2020)',
-    loss_unit='nats per masked word, plus nats per masked region if there are any'))
+METHODS.add(
+    Method(
+        'visualbert',
+        VisualBERTRecipe,
+        {**paper_recipes(_base, 'visualbert'), **_small, 'world_mim': replace(_small['world'], mim='kl')},
+        **{
+            k: f'vlrep.methods.visualbert.method:{v}'
+            for k, v in dict(model='VisualBERTModel', loss='visualbert_loss', learner='visualbert_learner').items()
+        },
+        **{
+            k: f'vlrep.methods.fusion_collate:{v}'
+            for k, v in dict(tokenizer='fusion_tokenizer', collate='fusion_collator').items()
+        },
+        check='vlrep.methods.fusion_method:check_fusion_data',
+        sizes='vlrep.methods.fusion_training:fusion_sizes',
+        contents='vlrep.methods.fusion_collate:fusion_contents',
+        no_backbone=NO_BACKBONE,
+        needs=fusion_needs,
+        wants=fusion_wants,
+        paper='VisualBERT (Li and others, 2019; Singh and others, 2020)',
+        loss_unit='nats per masked word, plus nats per masked region if there are any',
+    )
+)
