@@ -11,6 +11,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import vlrep.datasets.options  # noqa: F401, so that these are listed behind them
 from ...core.fields import Int, Share
 from ...core.files import FilePath
 from ..base import DATASETS, DatasetBuilder, PhotoOptions

@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/retrieval/05_options.ipynb #07c80a8f
+import vlrep.evaluation.options  # noqa: F401, so that these are listed behind them
 from ...core.fields import Between
 from ...datasets.base import DATASETS, SPLITS
 from ..base import EVALUATIONS, Evaluation, Option

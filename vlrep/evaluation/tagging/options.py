@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/evaluation/tagging/10_options.ipynb #d2f75459
+import vlrep.evaluation.options  # noqa: F401, so that these are listed behind them
 from ...core.fields import Between
 from ...datasets.base import DATASETS, SPLITS
 from ..base import EVALUATIONS, Evaluation, Option
