@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 
 help:
-	@echo 'make pretrain     train on the world and print the transfer table (ARGS="--recipe world_words", or others of vlrep-pretrain)'
+	@echo 'make pretrain     train on the world and print the transfer table (ARGS="--recipe world_words", or others of vlrep pretrain)'
 	@echo 'make test         every check there is; the last line is "N passed, M failed"'
 	@echo 'make robust       the checks on learning with other seeds, precisions, threads and instruction sets: hours (ONLY=... SEEDS=... ISA=...)'
 	@echo 'make lab          JupyterLab on the notebooks'
@@ -21,7 +21,7 @@ venv:
 	@$(PYTHON) .ci/environment.py
 
 pretrain: venv
-	@$(BIN)/vlrep-pretrain $(or $(ARGS),--recipe world_words)
+	@$(BIN)/vlrep pretrain $(or $(ARGS),--recipe world_words)
 
 test:
 	@$(PYTHON) .ci/test.py

@@ -161,19 +161,19 @@ def checks(folder):
         print('  ' + call('python', '-W', 'ignore', '-c', IMPORT_ALL.format(venv=str(NEWEST))), flush=True)
 
     def trains():
-        call('vlrep-pretrain', *[w for s in TINY for w in ('--set', s)], '--out', out)
+        call('vlrep', 'pretrain', *[w for s in TINY for w in ('--set', s)], '--out', out)
 
     def writes():
-        said = call('vlrep-caption', out, 'scene.png')
+        said = call('vlrep', 'caption', out, 'scene.png')
         if not said:
-            raise Failed('vlrep-caption printed nothing')
+            raise Failed('vlrep caption printed nothing')
         print('  ' + said.splitlines()[-1], flush=True)
 
     yield 'wheel installs with its newest requirements', installs
     yield 'every module imports', imports
-    yield 'vlrep-pretrain takes 20 steps', trains
-    yield 'vlrep-caption writes a caption', writes
-    wrong = [bin / 'vlrep-pretrain', '--set', 'stepz=20', '--out', Path(folder) / 'no']
+    yield 'vlrep pretrain takes 20 steps', trains
+    yield 'vlrep caption writes a caption', writes
+    wrong = [bin / 'vlrep', 'pretrain', '--set', 'stepz=20', '--out', Path(folder) / 'no']
     yield 'a wrong option is named, exit code 2', lambda: wrong_option(wrong, folder)
 
 

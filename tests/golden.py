@@ -36,7 +36,7 @@ TIMES = ('seconds', 'images_s', 'images_per_second', 'memory_mb')
 
 
 def call(*words, wait=True):
-    "vlrep-pretrain with one thread; the process if it is not waited for"
+    "vlrep pretrain with one thread; the process if it is not waited for"
     env = {
         **os.environ,
         'PYTHONPATH': str(ROOT),

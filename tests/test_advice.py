@@ -148,7 +148,7 @@ ASIDE = {
     ('evaluation/held_out.py', '--split'),
     ('data/collate.py', '--mirror-words'),
 }  # fine-tuning mirrors nothing
-NAMED = re.compile(r'vlrep-([a-z]+)([^;,]*)')
+NAMED = re.compile(r'vlrep ([a-z]+)([^;,]*)')
 
 
 def messages(path):
@@ -179,7 +179,7 @@ def misplaced(path, there):
         named += [(command, o) for o in OPTION.findall(NAMED.sub('', text)) for command in say]
         for command, option in named:
             if option.replace('_', '-') not in there[command] | OTHERS and (name, option) not in ASIDE:
-                yield f'{name}:{line}: vlrep-{command} has no {option}'
+                yield f'{name}:{line}: vlrep {command} has no {option}'
 
 
 def test_every_option_is_one_of_the_command_that_names_it():
@@ -194,10 +194,10 @@ def test_an_option_of_another_command_is_seen(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), 'HOME', tmp_path)
     (tmp_path / 'experiments').mkdir()
     (tmp_path / 'experiments/finetune.py').write_text(
-        'def f(x):\n    print(f"{x}: add --seed 1, or: vlrep-study run {x} --jobs 2, or --bert")\n'
-        '    raise ValueError(f"{x}; resume with: vlrep-study run {x} --resume --out {x}")\n'
+        'def f(x):\n    print(f"{x}: add --seed 1, or: vlrep study run {x} --jobs 2, or --bert")\n'
+        '    raise ValueError(f"{x}; resume with: vlrep study run {x} --resume --out {x}")\n'
     )
     assert list(misplaced(tmp_path / 'experiments/finetune.py', options())) == [
-        'experiments/finetune.py:2: vlrep-finetune has no --bert',
-        'experiments/finetune.py:3: vlrep-study has no --resume',
+        'experiments/finetune.py:2: vlrep finetune has no --bert',
+        'experiments/finetune.py:3: vlrep study has no --resume',
     ]

@@ -1,4 +1,4 @@
-"vlrep-benchmark: what can be checked of its GPU half without a GPU, and that the command is installed like the others"
+"vlrep benchmark: what can be checked of its GPU half without a GPU, and that the command is installed like the others"
 
 import configparser
 from dataclasses import replace
@@ -14,12 +14,11 @@ from vlrep.experiments.config import get_recipe
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_command_is_installed():
+def test_one_command_is_installed():
     cfg = configparser.ConfigParser(delimiters=['='])
     cfg.read(ROOT / 'settings.ini', encoding='utf-8')
-    lines = cfg['DEFAULT']['console_scripts'].split()
-    assert lines == [f'vlrep-{k}=vlrep.cli:{k}_main' for k in cli.COMMANDS]
-    assert all(callable(getattr(cli, f'{k}_main')) for k in cli.COMMANDS)
+    assert cfg['DEFAULT']['console_scripts'].split() == ['vlrep=vlrep.cli:main']
+    assert 'benchmark' in cli.COMMANDS
 
 
 def test_the_command_passes_on_what_it_is_told(monkeypatch, tmp_path):

@@ -154,7 +154,7 @@ def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
         names.append(str(tmp_path / f'{i}.png'))
         Image.fromarray(np.random.default_rng(i).integers(0, 255, (40 + i, 60, 3), dtype=np.uint8)).save(names[-1])
     a = forked.run(
-        'import sys; from vlrep.cli import caption_main; sys.exit(caption_main())', [run_folder, *names], tmp_path
+        'from vlrep.cli import main; main()', ['caption', run_folder, *names], tmp_path
     )  # what the script calls; that scripts start is asked by `on_photos`
     capsys.readouterr()
     main(['caption', str(run_folder), *names])

@@ -287,7 +287,7 @@ def test_resume_is_exact(fault):
     "Two processes, one of them shot in mid-epoch, taken up, both stopped, taken up: the bits of a run nobody disturbed"
     got, cwd = fault
     assert codes(got['killed']) == [1, -signal.SIGKILL]
-    assert last(got['killed'][0]) == 'vlrep-pretrain: rank 1 ended without a message (killed?)'
+    assert last(got['killed'][0]) == 'vlrep pretrain: rank 1 ended without a message (killed?)'
     assert got['killed'][0]['seconds'] < 10
     assert codes(got['stopped']) == [143, 143] and codes(got['resumed']) == [0, 0]
     (says,) = {last(r) for r in got['stopped']}
@@ -356,8 +356,8 @@ def test_fewer_images_than_processes(fault):
 
 def test_slow_rank_is_named(fault):
     got, _ = fault
-    assert last(got['slow'][0]) == 'vlrep-pretrain: rank 1 did not answer for 2 s'
-    assert codes(got['slow']) == [1, 1] and last(got['slow'][1]).startswith('vlrep-pretrain: rank 0')
+    assert last(got['slow'][0]) == 'vlrep pretrain: rank 1 did not answer for 2 s'
+    assert codes(got['slow']) == [1, 1] and last(got['slow'][1]).startswith('vlrep pretrain: rank 0')
 
 
 def test_exception_in_one_rank_stops_all(fault):

@@ -148,7 +148,7 @@ def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys)
         assert e.value.code == 143
     run = tmp_path / 'runs' / f'{data}-{method}-1'
     said = capsys.readouterr().err
-    assert f'vlrep-pretrain --resume {run.relative_to(tmp_path)}' in said, said
+    assert f'vlrep pretrain --resume {run.relative_to(tmp_path)}' in said, said
     main(['pretrain', '--resume', str(run)])
     finished(run, data)
     assert 'resuming from step 2' in capsys.readouterr().out
@@ -158,7 +158,7 @@ def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys)
 
 @pytest.mark.parametrize('data', [d for d in DATASETS if d != 'world' and reads('virtex', d)])
 def test_as_printed(data, roots, tmp_path, monkeypatch):
-    "`vlrep-pretrain --data X --root ...` goes to its end"
+    "`vlrep pretrain --data X --root ...` goes to its end"
     monkeypatch.chdir(tmp_path)
     main(['pretrain', '--data', data, '--root', str(roots[data])])
     finished(tmp_path / 'runs' / f'{data}-virtex-1', data)

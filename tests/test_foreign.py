@@ -187,7 +187,7 @@ def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
     says = refused(capsys, *words, '--max-damaged', '1')
     assert (
         '2 of 66 images cannot be read, and max_damaged=1 allows 1' in says
-        and f'vlrep-pretrain --resume {tmp_path / "strict"} --max-damaged NUMBER' in says
+        and f'vlrep pretrain --resume {tmp_path / "strict"} --max-damaged NUMBER' in says
     )
     assert load(tmp_path / 'strict').info['max_damaged'] == '1'
     assert 'allows 1' in refused(capsys, 'pretrain', '--resume', tmp_path / 'strict')

@@ -150,7 +150,7 @@ def test_a_store_from_before_knows_no_images_and_opens(tmp_path):
     RegionReader('files', tmp_path / 'store')(dataset(a), [0])
 
 
-# ---------------------------------------------------------------- vlrep-regions
+# ---------------------------------------------------------------- vlrep regions
 
 MODEL = 'fasterrcnn_mobilenet_v3_large_320_fpn'
 

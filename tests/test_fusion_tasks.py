@@ -83,7 +83,7 @@ def roots(tmp_path_factory):
 
 @pytest.mark.parametrize('task', WRITERS)
 def test_pretrains_on_a_task(task, roots, tmp_path, capsys):
-    "`vlrep-pretrain --method visualbert --data vqa --root FOLDER`, and the other tasks"
+    "`vlrep pretrain --method visualbert --data vqa --root FOLDER`, and the other tasks"
     words = [w for c in SMALL for w in ('--set', c)]
     main(
         [

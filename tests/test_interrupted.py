@@ -192,7 +192,7 @@ def test_disk_full_in_the_first_save(tmp_path, monkeypatch, whole, quick):
         and e.value.filename == str(run / f'steps/{FIRST:06d}/state.pt')
         and e.value.strerror == 'the disk is full (No space left on device)'
     )
-    assert said[-1] == f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run}'
+    assert said[-1] == f'the checkpoints are kept; when the cause is mended: vlrep pretrain --resume {run}'
     monkeypatch.undo()
     again(run)
     same_run(run, whole)
@@ -455,7 +455,7 @@ def test_test_photos_gone(tmp_path, monkeypatch):
     assert (
         n > 5
         and str(e.value).startswith(f'{n} of {n} test photos cannot be read, and at least 2 must be: ')
-        and f'vlrep-pretrain --resume {run}' in str(e.value)
+        and f'vlrep pretrain --resume {run}' in str(e.value)
     )
     assert f'left out: {n - 5} more' in said and str(moved[0]) in str(e.value) and not (run / 'result.jsonl').exists()
     monkeypatch.undo()

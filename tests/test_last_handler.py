@@ -52,7 +52,7 @@ def test_one_line_and_a_file(name, says, odd, tmp_path, capsys):
     odd(ODD[says])
     err = refused(capsys, name, 'RUN', code=1)
     shown = ' '.join(says.split()).replace('\x1b', '\\x1b')
-    assert err.startswith(f'vlrep-{name}: {shown}; the traceback is in {tmp_path}/vlrep-{name}-'), err
+    assert err.startswith(f'vlrep {name}: {shown}; the traceback is in {tmp_path}/vlrep-{name}-'), err
     kept = Path(re.search(rf'in ({tmp_path}/\S+\.txt) ', err)[1]).read_text()
     assert 'Traceback' in kept and 'in fail' in kept and says.split(':')[0] in kept
 
@@ -64,7 +64,7 @@ def test_debug_shows_the_traceback(name, odd, capsys):
         main([name, 'RUN', '--debug'])
     err = capsys.readouterr().err
     assert e.value.code == 1 and 'Traceback' in err and 'in fail' in err
-    assert err.splitlines()[-1].startswith(f'vlrep-{name}: TypeError: odd')
+    assert err.splitlines()[-1].startswith(f'vlrep {name}: TypeError: odd')
 
 
 def test_debug_belongs_to_every_command(capsys):
@@ -77,7 +77,7 @@ def test_debug_belongs_to_every_command(capsys):
 def test_no_room_for_the_traceback(odd, monkeypatch, capsys):
     odd(TypeError('odd'))
     monkeypatch.setattr(tempfile, 'tempdir', '/nowhere')
-    assert refused(capsys, 'caption', code=1) == 'vlrep-caption: TypeError: odd; --debug shows where\n'
+    assert refused(capsys, 'caption', code=1) == 'vlrep caption: TypeError: odd; --debug shows where\n'
 
 
 @pytest.mark.parametrize('name', COMMANDS)
@@ -88,13 +88,13 @@ def test_what_is_no_error_passes(name, odd, capsys):
             main([name])
         err = capsys.readouterr().err
         assert e.value.code == code and err.count('\n') == (code == 130) and 'Traceback' not in err
-        assert ('vlrep-pretrain --resume' in err) == (code == 130 and name == 'pretrain')
+        assert ('vlrep pretrain --resume' in err) == (code == 130 and name == 'pretrain')
 
 
 # ---------------------------------------------------------------- output that nobody reads
 
-CLOSED = 'import os, sys\nos.close(1)\nsys.stdout = None\n'  # vlrep-... >&-
-NO_READER = 'import os\nr, w = os.pipe()\nos.dup2(w, 1)\nos.close(w)\nos.close(r)\n'  # vlrep-... | head -0
+CLOSED = 'import os, sys\nos.close(1)\nsys.stdout = None\n'  # vlrep ... >&-
+NO_READER = 'import os\nr, w = os.pipe()\nos.dup2(w, 1)\nos.close(w)\nos.close(r)\n'  # vlrep ... | head -0
 FULL = "import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
 NO_ERRORS = 'import os, sys\nos.close(2)\nsys.stderr = None\n'
 LOST = dict(closed=CLOSED, no_reader=NO_READER, full=FULL)
@@ -150,7 +150,7 @@ def test_a_job_goes_on(name, how, place, tmp_path):
 @pytest.mark.parametrize('photos', [1, 9])
 def test_a_command_that_prints_says_that_it_could_not(how, code, says, photos, place):
     got, err = ended(how, ['caption', 'run', *['x.png'] * photos], place)
-    assert (got, err) == (code, f'vlrep-caption: standard output: {says}\n' if says else '')
+    assert (got, err) == (code, f'vlrep caption: standard output: {says}\n' if says else '')
 
 
 def test_errors_that_nobody_reads(place):

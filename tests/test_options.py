@@ -278,7 +278,7 @@ def test_too_few_photos_are_refused_before_training(n, tmp_path, capsys):
 
 # ---------------------------------------------------------------- how long it takes to say so
 
-# without the name of the command they are of `vlrep-pretrain`
+# without the name of the command they are of `vlrep pretrain`
 EARLY = [
     '--help',
     '--fields',
@@ -341,8 +341,8 @@ def test_every_one_of_them_is_answered(answers):
         'nowhere: no such run folder',
         "did you mean 'resnet18'",
         'nowhere.pth: no such file',
-        'vlrep-finetune: --threads 0: must be from 1',
-        'vlrep-finetune: --max-damaged',
+        'vlrep finetune: --threads 0: must be from 1',
+        'vlrep finetune: --max-damaged',
     ):
         assert any(part in l for l in said), (part, said)
 

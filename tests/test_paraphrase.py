@@ -1,4 +1,4 @@
-"""vlrep-paraphrase with Marian models of transformers, tiny and random: the real path, stopped and gone on with
+"""vlrep paraphrase with Marian models of transformers, tiny and random: the real path, stopped and gone on with
 
 The file and its reader are checked in nbs/data/55_paraphrases.
 """

@@ -76,7 +76,7 @@ def test_the_tutorial_prints_what_is_tested():
         ''.join(c['source'])
         for c in json.loads((ROOT / 'nbs' / 'tutorials' / 'your_method.ipynb').read_text())['cells']
     )
-    assert ADD in page and 'vlrep-pretrain --plugin match.py --method match' in page
+    assert ADD in page and 'vlrep pretrain --plugin match.py --method match' in page
 
 
 def test_a_method_from_a_file(folder):

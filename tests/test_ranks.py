@@ -76,17 +76,17 @@ def test_one_is_refused(done, name, rank):
     got, cwd = done
     ranks = got[name]
     assert [r['code'] for r in ranks] == [2 if r == rank else 1 for r in range(3)] and not list(cwd.glob('[ab]'))
-    own = last(ranks[rank]).removeprefix('vlrep-pretrain: ')
+    own = last(ranks[rank]).removeprefix('vlrep pretrain: ')
     for r in range(3):
         if r != rank:
-            assert last(ranks[r]) == f'vlrep-pretrain: rank {rank} was refused: {own}'
+            assert last(ranks[r]) == f'vlrep pretrain: rank {rank} was refused: {own}'
     assert max(r['seconds'] for r in ranks) < 15
 
 
 def test_one_does_not_come(done):
     (alone,), (_, nobody) = done[0]['alone'], done[0]['nobody']
     assert alone['code'] == nobody['code'] == 1
-    assert last(alone) == 'vlrep-pretrain: rank 1 of 2 did not come within 2 s'
+    assert last(alone) == 'vlrep pretrain: rank 1 of 2 did not come within 2 s'
     assert 'nobody answers there after 2 s (Connection refused)' in last(nobody) and 'MASTER_PORT=' in last(nobody)
 
 
@@ -101,7 +101,7 @@ def test_a_batch_for_fewer_processes(done):
     got, cwd = done
     assert codes(got['small']) == [2] * 3 and not (cwd / 'e').exists()
     for r in got['small']:
-        assert r['err'] == 'vlrep-pretrain: bs=2: a batch of so many images cannot be shared by 3 processes\n'
+        assert r['err'] == 'vlrep pretrain: bs=2: a batch of so many images cannot be shared by 3 processes\n'
 
 
 def test_trained_and_not_evaluated(done):

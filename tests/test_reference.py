@@ -27,7 +27,7 @@ KEPT = [(m, r) for m, f in FILES.items() for r in f['recipes']]
 
 
 def facts(method, recipe):
-    "recipe.json of `vlrep-pretrain --method METHOD --tiny`, or of the recipe of that name, as far as it is compared"
+    "recipe.json of `vlrep pretrain --method METHOD --tiny`, or of the recipe of that name, as far as it is compared"
     parts = [get_recipe(method, 'world' if recipe == 'tiny' else recipe), DATASETS['world'].options]
     if recipe == 'tiny':
         parts = override_all(parts, smoke_test(*parts))
@@ -81,7 +81,7 @@ def test_another_recipe_is_not_compared():
 
 @functools.cache
 def material():
-    "Method, recipe, images and tokenizer of `vlrep-pretrain --tiny`"
+    "Method, recipe, images and tokenizer of `vlrep pretrain --tiny`"
     method = METHODS['virtex']
     parts = [get_recipe('virtex', 'world'), DATASETS['world'].options]
     recipe, options = override_all(parts, smoke_test(*parts))

@@ -1,4 +1,4 @@
-"""vlrep-regions with a detector of torchvision, small and random: the real path, stopped, killed and gone on with
+"""vlrep regions with a detector of torchvision, small and random: the real path, stopped, killed and gone on with
 
 The store, the sources of regions and the command's function are checked in nbs/data/57_regions,
 nbs/models/66_region_sources and nbs/experiments/72_region_files.

@@ -64,7 +64,7 @@ def test_killed_processes(shot, undisturbed):
     for (code, err, step), name in ((got[0], 'SIGTERM'), (got[2], 'SIGINT')):
         last = err.strip().splitlines()[-1]
         assert last == (
-            f'vlrep-pretrain: stopped by {name} after step {step}; resume with: vlrep-pretrain --resume {run}'
+            f'vlrep pretrain: stopped by {name} after step {step}; resume with: vlrep pretrain --resume {run}'
         )
         assert 'Traceback' not in err, err
     pretrain(resume_run=run, log=lambda s: None)

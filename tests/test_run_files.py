@@ -182,7 +182,7 @@ def test_results_and_samples(whole, name, tmp_path, capsys):
                     continue
                 count += 1
                 held(words, [run], capsys, (path, odd, words[0]))
-            for ask_times in (recorded_speed, recorded_tasks):  # vlrep-study plan --recorded
+            for ask_times in (recorded_speed, recorded_tasks):  # vlrep study plan --recorded
                 try:
                     ask_times(tmp_path)
                 except ValueError as e:

@@ -303,7 +303,7 @@ def test_sorted_by_length_each_sample_has_its_loss(at):
 
 
 def test_command_writes_the_same_bytes(at, tmp_path):
-    "`vlrep-shards` in both spellings; data with a split of its own, tags, narratives"
+    "`vlrep shards` in both spellings; data with a split of its own, tags, narratives"
     csv = '--data', 'csv', '--root', at / 'csv' / 'photos.csv', '--per-shard', 12
     places = [tmp_path / f'{k}' for k in range(2)]
     for p in places:

@@ -1,4 +1,4 @@
-"vlrep-study: a tiny study from end to end, killed twice on its way, and what is judged by hand"
+"vlrep study: a tiny study from end to end, killed twice on its way, and what is judged by hand"
 
 import json
 import math
@@ -597,7 +597,7 @@ def test_plan_counts_fine_tunings(tuned):
 
 def test_nothing_to_try_out_of_no_steps(capsys):
     said = refused(capsys, 'pretrain', '--method', 'visualbert', '--steps', '0', '--dry-run')
-    assert said == 'vlrep-pretrain: --dry-run: steps=0 trains nothing, so there is nothing to try out\n'
+    assert said == 'vlrep pretrain: --dry-run: steps=0 trains nothing, so there is nothing to try out\n'
 
 
 # ---------------------------------------------------------------- mistakes, one line each
@@ -635,7 +635,7 @@ def test_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, say
     assert old in STUDY
     (tmp_path / 's.toml').write_text(STUDY.replace(old, new, 1))
     err = refused(capsys, 'study', 'plan', tmp_path / 's.toml')
-    assert err.startswith(f'vlrep-study: {tmp_path / "s.toml"}: ') and says in err
+    assert err.startswith(f'vlrep study: {tmp_path / "s.toml"}: ') and says in err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"vlrep-study: a bad study file is one line that names file and field, before anything is drawn or trained"
+"vlrep study: a bad study file is one line that names file and field, before anything is drawn or trained"
 
 import pytest
 from test_study import STUDY
@@ -161,7 +161,7 @@ BAD = [
 def said(tmp_path, capsys, text, *more):
     (tmp_path / 's.toml').write_text(text)
     err = refused(capsys, 'study', 'plan', tmp_path / 's.toml', *more)
-    assert err.startswith(f'vlrep-study: {tmp_path / "s.toml"}: '), err
+    assert err.startswith(f'vlrep study: {tmp_path / "s.toml"}: '), err
     return err
 
 

@@ -1,4 +1,4 @@
-"vlrep-study on a folder of photos: planned, run, resumed, judged by evaluations that keep redraws of the test photos"
+"vlrep study on a folder of photos: planned, run, resumed, judged by evaluations that keep redraws of the test photos"
 
 import ast
 import json
@@ -174,7 +174,7 @@ def test_root_in_the_file(photos, tmp_path, capsys):
     assert 'together' in capsys.readouterr().out
     (tmp_path / 's.toml').write_text("name='w'\nseeds=[0]\n[data]\nname='world'\n[[arms]]\nname='a'\nmethod='virtex'\n")
     said = refused(capsys, 'study', 'plan', tmp_path / 's.toml', '--root', photos)
-    assert said.startswith(f'vlrep-study: --root {photos}') and 'needs no files' in said
+    assert said.startswith(f'vlrep study: --root {photos}') and 'needs no files' in said
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_mistakes_about_photos(tmp_path, capsys, photos, old, new, says):
     assert old in STUDY
     (tmp_path / 's.toml').write_text(STUDY.replace(old, new, 1))
     err = refused(capsys, 'study', 'plan', tmp_path / 's.toml', '--root', photos)
-    assert err.startswith(f'vlrep-study: {tmp_path / "s.toml"}: ') and says in err
+    assert err.startswith(f'vlrep study: {tmp_path / "s.toml"}: ') and says in err
 
 
 def test_redraws_of_photos_stand_in_their_options(tmp_path):

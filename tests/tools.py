@@ -35,12 +35,9 @@ def command(name, module=True):
     "A command in one of its two spellings: as a module, or as the script that installing makes"
     if module:
         return [sys.executable, '-m', 'vlrep.cli', name]
-    script = Path(sys.executable).parent / f'vlrep-{name}'
-    return (
-        [str(script)]
-        if script.exists()
-        else [sys.executable, '-c', f'import sys; from vlrep.cli import {name}_main; sys.exit({name}_main())']
-    )
+    script = Path(sys.executable).parent / 'vlrep'
+    call = [str(script)] if script.exists() else [sys.executable, '-c', 'from vlrep.cli import main; main()']
+    return [*call, name]
 
 
 MODULE = "import runpy; runpy.run_module('vlrep.cli', run_name='__main__', alter_sys=True)"

@@ -177,7 +177,7 @@ def field_rows(
 def field_lines(
     *parts,  # Dataclasses, such as a recipe and the sizes of a job
 ) -> list:  # A line for each field: its value, what it is, and what is allowed
-    "What `vlrep-pretrain --FIELD VALUE` can change"
+    "What `vlrep pretrain --FIELD VALUE` can change"
     rows = [(f'{name}={value}', about) for p in parts for name, _, value, about in field_rows(p)]
     wide = max(len(a) for a, _ in rows)
     return [f'{a:<{wide}}  {b}' for a, b in rows]

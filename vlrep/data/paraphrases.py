@@ -217,7 +217,7 @@ def _lines(path):
             yield n, line
     except ValueError as e:
         torn = 'was the file cut off' in str(e)
-        raise ValueError(f'{e}; run the same vlrep-paraphrase again to continue' if torn else str(e)) from None
+        raise ValueError(f'{e}; run the same vlrep paraphrase again to continue' if torn else str(e)) from None
 
 # %% ../../nbs/data/55_paraphrases.ipynb #2558ad35
 class Paraphrases:
@@ -261,12 +261,12 @@ class Paraphrases:
 
 
 def read_paraphrases(
-    path: FilePath,  # What `vlrep-paraphrase` wrote
+    path: FilePath,  # What `vlrep paraphrase` wrote
 ) -> Paraphrases:
     "The paraphrases in a file; a `ValueError` names the file and the line of what is wrong"
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f'{path}: no such file with paraphrases; vlrep-paraphrase writes one')
+        raise ValueError(f'{path}: no such file with paraphrases; vlrep paraphrase writes one')
     said = {}
     for _, line in _lines(path):
         said.setdefault(line['caption'], {}).update({p['via']: p['text'] for p in line['paraphrases']})

@@ -508,7 +508,7 @@ def _index(folder, checked):
     "Read the index of a store and compare the files with it"
     if not (folder / 'index.json').is_file():
         raise ValueError(
-            f'{folder}: no stored regions there (index.json is missing); vlrep-regions or convert_regions writes them'
+            f'{folder}: no stored regions there (index.json is missing); vlrep regions or convert_regions writes them'
         )
     if not checked and (why := folder_damage(folder, _LARGE)):
         raise ValueError(f'{why}; restore the store, or write it anew')
@@ -704,7 +704,7 @@ def check_pictures(
         raise ValueError(
             f'{self.folder}: holds the regions of other images than those of {source_name}: their names '
             f'are the same, but {len(odd)} of {n} images that were compared are not, such as '
-            f'{some_of(odd)}; store the regions of this folder (vlrep-regions), or name the store '
+            f'{some_of(odd)}; store the regions of this folder (vlrep regions), or name the store '
             f'that was made from it'
         )
 

@@ -64,7 +64,7 @@ class Option:
 # %% ../../nbs/evaluation/05_base.ipynb #f22c3e0b
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    "An evaluation of a trained model: `vlrep-evaluate RUN --on NAME`"
+    "An evaluation of a trained model: `vlrep evaluate RUN --on NAME`"
 
     name: str  # On the command line: --on
     explain: str  # One line, for help

@@ -235,7 +235,7 @@ def unless_begun(
         yield
     except TooManyDamaged as e:  # the run stays: it can go on with another limit
         raise TooManyDamaged(
-            f'{e}; to continue all the same: vlrep-pretrain --resume {run.path} --max-damaged NUMBER'
+            f'{e}; to continue all the same: vlrep pretrain --resume {run.path} --max-damaged NUMBER'
         ) from None
     except BaseException as e:
         begun = bool(run.saved()) or (run / 'best').is_dir()
@@ -245,7 +245,7 @@ def unless_begun(
             if {p.name for p in run.path.iterdir()} <= {'.lock', 'steps'}:
                 shutil.rmtree(run.path)
         elif begun and isinstance(e, OSError):
-            log(f'the checkpoints are kept; when the cause is mended: vlrep-pretrain --resume {run.path}')
+            log(f'the checkpoints are kept; when the cause is mended: vlrep pretrain --resume {run.path}')
         raise
 
 # %% ../../nbs/experiments/70_commands.ipynb #c3429897
@@ -269,7 +269,7 @@ def _asked(given, resume):
     run = _opened(resume)
     info = run.info
     if 'finetune' in info:
-        raise ValueError(f'{run.path}: is a fine-tuned run; resume with: vlrep-finetune {run.path} --resume')
+        raise ValueError(f'{run.path}: is a fine-tuned run; resume with: vlrep finetune {run.path} --resume')
     was = {k: info.get(k, v) for k, v in default.items()}
     was['data'] = _data_of(run)
     was = _named(was)

@@ -314,7 +314,7 @@ def _check_regions(reader, parts):
             more = (
                 '; --region-files takes the boxes of a store or a file'
                 if reader.store is None
-                else '; vlrep-regions stores those of a folder of photos'
+                else '; vlrep regions stores those of a folder of photos'
             )
             raise ValueError(f'{d.split}: {e}{more}') from None
 
@@ -456,7 +456,7 @@ def check_finetune(
     if resume and out:
         raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
     if out and (Path(out) / 'recipe.json').exists():
-        raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep-finetune {out} --resume')
+        raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep finetune {out} --resume')
 
 
 def _asked_for(run, given, was):

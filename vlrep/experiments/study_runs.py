@@ -174,14 +174,14 @@ def _do(study, job, folder, log):
 
 @contextmanager
 def _advice_for(study):
-    "Name `max_damaged` of a study's file where a message names the option of `vlrep-pretrain`"
+    "Name `max_damaged` of a study's file where a message names the option of `vlrep pretrain`"
     try:
         yield
     except TrainingDiverged:
         raise
     except ValueError as e:
         said = re.sub(
-            r'(vlrep-pretrain --resume \S+ )?--max-damaged (\w+)',
+            r'(vlrep pretrain --resume \S+ )?--max-damaged (\w+)',
             lambda m: f'max_damaged = {m[2]} in [data] of {study.file}',
             str(e),
         )

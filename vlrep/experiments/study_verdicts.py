@@ -130,7 +130,7 @@ def _lines_path(path):
     "The file of lines that is meant"
     path = Path(path) / 'study.jsonl' if Path(path).is_dir() else Path(path)
     if not path.is_file():
-        raise ValueError(f'{path}: no such file; vlrep-study run writes it')
+        raise ValueError(f'{path}: no such file; vlrep study run writes it')
     return path
 
 # %% ../../nbs/experiments/84_study_verdicts.ipynb #cf1e13e5

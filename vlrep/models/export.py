@@ -56,7 +56,7 @@ def _need_name(backbone, to):
         f'{to} has no network like this one (visual_depth {depth}, visual_width {width}), and nothing was '
         f'written: what it can open has visual_depth {names[64]} with visual_width 64, or {names[128]} '
         f'with 128; train with --set visual_depth=18 --set visual_width=64, '
-        'or with one of the recipes for which `vlrep-pretrain --recipes` lists another library'
+        'or with one of the recipes for which `vlrep pretrain --recipes` lists another library'
     )
 
 # %% ../../nbs/models/55_export.ipynb #0f20ba2c

@@ -172,7 +172,7 @@ def _entries(method):
 
 def reference_curve(
     method: str,  # One of `METHODS`
-    recipe: str = 'world',  # 'tiny', for `vlrep-pretrain --tiny`, or the name of a recipe
+    recipe: str = 'world',  # 'tiny', for `vlrep pretrain --tiny`, or the name of a recipe
 ) -> dict:  # As from `gather_curves`: facts, `seeds`, `curves` of 'training' and 'held out', `overfit`
     "The losses of runs that are known to be right; a `ValueError` if there are none"
     there = _entries(method)

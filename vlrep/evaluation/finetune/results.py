@@ -155,7 +155,7 @@ def boxes(
     if self.regions == 'files':
         raise ValueError(
             'this run reads region features from files: it answers about images that have them, with '
-            'vlrep-finetune, and not about a new one'
+            'vlrep finetune, and not about a new one'
         )
     if self.regions == 'grid':
         if boxes is not None:
@@ -267,7 +267,7 @@ def answer(
     "The most likely answers; a `ValueError` if the run was not fine-tuned on questions, or the input is invalid"
     if (asked := self.capabilities.get('answer')) is None:
         raise ValueError(
-            f'{self.name}: was not fine-tuned on questions: vlrep-finetune {self.name} --task vqa makes a '
+            f'{self.name}: was not fine-tuned on questions: vlrep finetune {self.name} --task vqa makes a '
             f'run that answers'
         )
     if top < 1:
