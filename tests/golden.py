@@ -35,8 +35,8 @@ RUNS |= {'photos': ['--method', 'virtex', *PHOTOS]}
 TIMES = ('seconds', 'images_s', 'images_per_second', 'memory_mb')
 
 
-def call(*words, wait=True):
-    "vlrep pretrain with one thread; the process if it is not waited for"
+def call(*words, wait=True, command='pretrain'):
+    "vlrep pretrain, or another command, with one thread; the process if it is not waited for"
     env = {
         **os.environ,
         'PYTHONPATH': str(ROOT),
@@ -44,7 +44,7 @@ def call(*words, wait=True):
         'MKL_NUM_THREADS': '1',
         'CUDA_VISIBLE_DEVICES': '',
     }
-    cmd = [sys.executable, '-W', 'ignore', '-m', 'vlrep.cli', 'pretrain', *map(str, words)]
+    cmd = [sys.executable, '-W', 'ignore', '-m', 'vlrep.cli', command, *map(str, words)]
     p = subprocess.Popen(cmd, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if not wait:
         return p
@@ -137,7 +137,7 @@ def compare(folder, names):
             half = Path(tmp) / f'{name}-stopped'
             call(*start_words(name, whole))
             stopped(name, half)
-            call('--resume', half)
+            call(half, command='resume')
             for what, run in (('again', whole), ('resumed', half)):
                 now = json.loads(json.dumps(without_times(facts(run))))
                 diffs = list(lines(golden[name], as_known(now, golden[name])))

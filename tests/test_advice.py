@@ -43,6 +43,7 @@ def options():
     data = fields_of(*(d.options for d in DATASETS.values()))
     recipes = fields_of(*(r for m in METHODS.values() for r in m.recipes.values()))
     configs = dict(
+        resume=[cli._Resume, cli._Job, cli._Backbone],
         pretrain=[cli._Job, cli._Backbone, cli._Trial, cli._main_options()],
         caption=[cli._Caption],
         evaluate=[cli._evaluate_options()],
@@ -57,6 +58,7 @@ def options():
     names['finetune'] = {f'--{name}' for name, *_ in cli._finetune_rows()} | fields_of(
         *PLANS.values(), *(s.options for t in TASKS.values() for s in t.sources.values() if s.options)
     )
+    names['resume'] |= recipes | data | names['finetune']
     names |= {name: of_data(main) | data for name, main in dict(shards=cli._shards, paraphrase=cli._paraphrase).items()}
     return {c: {n.replace('_', '-') for n in there} for c, there in names.items()}
 
@@ -112,7 +114,7 @@ def test_every_option_in_a_message_exists():
 
 def test_the_walk_sees_a_wrong_one(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), 'HOME', tmp_path)
-    code = '"--not-shown"\ndef f(x): raise ValueError(f"{x}: add --resume_inexact or --no-such-thing")\n'
+    code = '"--not-shown"\ndef f(x): raise ValueError(f"{x}: add --save_every or --no-such-thing")\n'
     (tmp_path / 'a.py').write_text(code)
     assert unknown(tmp_path / 'a.py', set().union(*options().values())) == ['a.py:2: --no-such-thing']
 

@@ -81,7 +81,7 @@ def said(folder):
         [*resnet, '--out', 'resnet'],
         [*mobile, '--out', 'mobile'],
         [*mobile, '--out', 'told', '--method', 'loctex'],
-        ['pretrain', '--resume', 'mobile'],
+        ['resume', 'mobile'],
         ['export', 'resnet', '--to', 'torchvision'],
         ['export', 'mobile', '--to', 'timm'],
         codes=[0, 0, 0, 0, 0, 2],

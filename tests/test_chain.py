@@ -125,13 +125,13 @@ def test_a_resumed_run_needs_no_source_but_to_begin_anew(folder, net):
             (out / name).unlink(missing_ok=True)
 
     stopped()
-    resume = ['pretrain', '--resume', out.name]
+    resume = ['resume', out.name]
     with Run.reopen(source) as r:
         r.save('best', {k: v + 1 for k, v in r.weights('best').items()}, dict(step=2))
-    assert 'has changed since' in vlrep(folder, [*resume, '--resume-at', '0'], codes=[2])[0]
+    assert 'has changed since' in vlrep(folder, [*resume, '--at', '0'], codes=[2])[0]
     shutil.rmtree(source)
-    assert 'model.safetensors: no such file' in vlrep(folder, [*resume, '--resume-at', '0'], codes=[2])[0]
-    vlrep(folder, [*resume, '--resume-at', '2'])
+    assert 'model.safetensors: no such file' in vlrep(folder, [*resume, '--at', '0'], codes=[2])[0]
+    vlrep(folder, [*resume, '--at', '2'])
     assert same(load(out).weights('last'), whole)
 
 

@@ -226,14 +226,16 @@ def faults(cwd):
         whole=dict(words=both(*new('whole', '--save-every', '4'))),
         killed=dict(words=both(*new('run', '--save-every', '4')), kill=[f'{run}/steps/[0-9]*', 2, signal.SIGKILL, [1]]),
         stopped=dict(
-            words=both('--resume', run),
+            words=both(run),
+            command='resume',
             kill=[f'{run}/steps/00001[6-9]', 1, signal.SIGTERM, [0, 1]],
             copy=[run, str(cwd / 'copy')],
         ),
-        resumed=dict(words=both('--resume', run)),
-        alone=dict(words=[['--resume', str(cwd / 'copy')]]),
+        resumed=dict(words=both(run), command='resume'),
+        alone=dict(words=[[str(cwd / 'copy')]], command='resume'),
         inexact=dict(
-            words=[['--resume', str(cwd / 'copy'), '--resume-inexact']],
+            words=[[str(cwd / 'copy'), '--inexact']],
+            command='resume',
             kill=[f'{cwd}/copy/steps/00002*', 1, signal.SIGTERM, [0]],
         ),
         told=dict(words=both(*new('told', '--save-every', '4')), kill=[f'{cwd}/told/steps/*', 1, signal.SIGTERM, [1]]),
@@ -241,7 +243,7 @@ def faults(cwd):
         keys_stopped=dict(
             words=both(*MCT, '--out', str(cwd / 'keys')), kill=[f'{cwd}/keys/steps/[0-9]*', 2, signal.SIGTERM, [0, 1]]
         ),
-        keys_resumed=dict(words=both('--resume', str(cwd / 'keys'))),
+        keys_resumed=dict(words=both(str(cwd / 'keys')), command='resume'),
         port=dict(words=both(*new('port'))[:1], world_size=2, hold=True),
         recipe=dict(words=[new('recipe'), new('recipe', '--lr', '.1')]),
         small=dict(words=[new('small', '--set', 'valid=4')] * 5),
@@ -324,7 +326,7 @@ def test_another_number_of_processes(fault):
     got, cwd = fault
     assert codes(got['alone']) == [2] and codes(got['inexact']) == [143]
     assert 'would not be the same run (world_size: was 2, now 1)' in last(got['alone'][0])
-    assert '--resume-inexact' in last(got['alone'][0])
+    assert '--inexact' in last(got['alone'][0])
     assert 'no longer exact, it differs in: world_size: was 2, now 1' in got['inexact'][0]['out']
     assert load(cwd / 'copy').info['world_size'] == 1 and 'no longer' not in got['resumed'][0]['out']
 

@@ -134,7 +134,7 @@ def finished(run, data):
 
 @pytest.mark.parametrize('method,data', PAIRS)
 def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys):
-    "`--data X` without another option, a stop, `--resume` without another option"
+    "`--data X` without another option, a stop, `vlrep resume` without another option"
     monkeypatch.chdir(tmp_path)
     words = [
         'pretrain',
@@ -148,11 +148,11 @@ def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys)
         assert e.value.code == 143
     run = tmp_path / 'runs' / f'{data}-{method}-1'
     said = capsys.readouterr().err
-    assert f'vlrep pretrain --resume {run.relative_to(tmp_path)}' in said, said
-    main(['pretrain', '--resume', str(run)])
+    assert f'vlrep resume {run.relative_to(tmp_path)}' in said, said
+    main(['resume', str(run)])
     finished(run, data)
     assert 'resuming from step 2' in capsys.readouterr().out
-    main(['pretrain', '--resume', str(run)])
+    main(['resume', str(run)])
     assert 'complete' in capsys.readouterr().out
 
 

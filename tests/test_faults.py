@@ -468,7 +468,7 @@ def test_two_runs_in_one_folder(tmp_path, capsys):
             if Run(out).saved():
                 break
             time.sleep(0.05)
-        assert 'is in use by another process' in refused(capsys, 'pretrain', '--resume', out)
+        assert 'is in use by another process' in refused(capsys, 'resume', out)
         assert 'holds a run already' in refused(capsys, 'pretrain', '--out', out, '--method', 'tags', *sets(TAGS))
         p.send_signal(signal.SIGTERM)
         assert p.wait(60) == 143

@@ -664,7 +664,7 @@ def test_answers(tuned, body):
 
 
 def test_what_a_fine_tuned_run_is_not(tuned, body):
-    with pytest.raises(ValueError, match='--resume'):
+    with pytest.raises(ValueError, match='vlrep resume'):
         pretrain(resume_run=tuned, log=quiet)
     with pytest.raises(ValueError, match='stands in none with others'):
         report([tuned, tuned])
@@ -704,5 +704,5 @@ def test_command(body, tmp_path, capsys):
     told = info['finetune']
     assert told['plan']['frozen'] is True and info['seed'] == 3 and told['sizes']['scenes'] == 12
     assert 'vqa test (accuracy)' in capsys.readouterr().out
-    main(['finetune', '--resume', str(tmp_path / 'out')])
+    main(['resume', str(tmp_path / 'out')])
     assert 'nothing is left to do' in capsys.readouterr().out

@@ -33,14 +33,14 @@ def jobs(cwd, body):
     def new(name, *more):
         return [str(body), *WORDS, '--out', str(cwd / name), *more]
 
-    go_on = [str(cwd / 'run'), '--resume']
+    go_on = [str(cwd / 'run')]
     return dict(
         one=dict(words=[new('one')]),
         two=dict(words=[new('two')] * 2),
         three=dict(words=[new('three')] * 3),
         stopped=dict(words=[new('run')] * 2, kill=[f'{cwd}/run/steps/*', 1, signal.SIGTERM, [1]]),
-        alone=dict(words=[go_on]),
-        resumed=dict(words=[go_on] * 2),
+        alone=dict(words=[go_on], command='resume'),
+        resumed=dict(words=[go_on] * 2, command='resume'),
         other=dict(words=[new('other'), new('other', '--lr', '.1')]),
     )
 
@@ -50,7 +50,7 @@ def done(tmp_path_factory):
     "What became of each run, and the folder of all of them"
     cwd = tmp_path_factory.mktemp('finetuned')
     body = untrained(cwd / 'body', 'vilbert', region_model='given', mim='off', dropout=0.0, **TINY)
-    runs = {k: {**run, 'command': 'finetune'} for k, run in jobs(cwd, body).items()}
+    runs = {k: {'command': 'finetune', **run} for k, run in jobs(cwd, body).items()}
     (cwd / 'runs.json').write_text(json.dumps(runs))
     p = forked.run(
         'import forked_ranks, sys; forked_ranks.work(*sys.argv[1:])',

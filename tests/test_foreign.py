@@ -187,11 +187,11 @@ def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
     says = refused(capsys, *words, '--max-damaged', '1')
     assert (
         '2 of 66 images cannot be read, and max_damaged=1 allows 1' in says
-        and f'vlrep pretrain --resume {tmp_path / "strict"} --max-damaged NUMBER' in says
+        and f'vlrep resume {tmp_path / "strict"} --max-damaged NUMBER' in says
     )
     assert load(tmp_path / 'strict').info['max_damaged'] == '1'
-    assert 'allows 1' in refused(capsys, 'pretrain', '--resume', tmp_path / 'strict')
-    vlrep.cli.main(['pretrain', '--resume', str(tmp_path / 'strict'), '--max-damaged', '5%'])
+    assert 'allows 1' in refused(capsys, 'resume', tmp_path / 'strict')
+    vlrep.cli.main(['resume', str(tmp_path / 'strict'), '--max-damaged', '5%'])
     assert load(tmp_path / 'strict').results() and load(tmp_path / 'strict').info['max_damaged'] == '5%'
     a, b = (load(p).weights('best') for p in (tmp_path / 'run', tmp_path / 'strict'))
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -525,7 +525,7 @@ def test_made_by_a_newer_vlrep(built, capsys, tmp_path):
     write_json(built / 'recipe.json', d)
     for words in (
         ['caption', built, tmp_path / 'x.png'],
-        ['pretrain', '--resume', built],
+        ['resume', built],
         ['evaluate', built, '--on', 'world'],
         ['report', built],
     ):

@@ -1090,7 +1090,7 @@ def test_a_photo_lost_between_start_and_resume(copy, tmp_path, capsys):
     said, again, scores, changed = vlrep(
         tmp_path,
         [*start, *sets(small)],
-        ['pretrain', '--resume', run],
+        ['resume', run],
         ['evaluate', run, '--on', 'captions'],
         ['evaluate', run, '--on', 'captions', '--max-damaged', 0],
         codes=[0, 0, 0, 2],
@@ -1100,5 +1100,5 @@ def test_a_photo_lost_between_start_and_resume(copy, tmp_path, capsys):
     shutil.rmtree(run / 'best', ignore_errors=True)
     (run / 'result.jsonl').unlink()
     second.unlink()
-    (said,) = vlrep(tmp_path, ['pretrain', '--resume', run, '--max-damaged', 5], codes=[2])
+    (said,) = vlrep(tmp_path, ['resume', run, '--max-damaged', 5], codes=[2])
     assert 'images' in said and 'would not be the same run' in said

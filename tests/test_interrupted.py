@@ -145,11 +145,9 @@ def test_first_save_inexact(run, quick):
 
 def test_first_save_other_options(run, capsys):
     "What cannot be done says what can"
-    assert f'there is the best one, {run}/best: ask for best' in refused(
-        capsys, 'pretrain', '--resume', run, '--resume-at', 7
-    )
-    assert f'resume it: --resume {run}' in refused(capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(JOB))
-    assert 'leave --out or --resume out' in refused(capsys, 'pretrain', '--resume', run, '--out', run)
+    assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'resume', run, '--at', 7)
+    assert f'or: vlrep resume {run}' in refused(capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(JOB))
+    assert "unknown option '--out'" in refused(capsys, 'resume', run, '--out', run)
     assert f'there is the best one, {run}/best: ask for best' in refused(
         capsys, 'caption', run, 'x.jpg', '--which', 'last'
     )
@@ -158,8 +156,8 @@ def test_first_save_other_options(run, capsys):
 def test_first_save_and_damaged(run, whole, quick, capsys):
     "No checkpoint that can be used: the message says how to begin anew, and that works"
     flip(run / 'best/model.safetensors')
-    err = refused(capsys, 'pretrain', '--resume', run, '--threads', 1)
-    assert 'best/model.safetensors: damaged' in err and '--resume-at 0 begins the run anew' in err
+    err = refused(capsys, 'resume', run, '--threads', 1)
+    assert 'best/model.safetensors: damaged' in err and '--at 0 begins the run anew' in err
     again(run, at='0')
     same_run(run, whole)
 
@@ -192,7 +190,7 @@ def test_disk_full_in_the_first_save(tmp_path, monkeypatch, whole, quick):
         and e.value.filename == str(run / f'steps/{FIRST:06d}/state.pt')
         and e.value.strerror == 'the disk is full (No space left on device)'
     )
-    assert said[-1] == f'the checkpoints are kept; when the cause is mended: vlrep pretrain --resume {run}'
+    assert said[-1] == f'the checkpoints are kept; when the cause is mended: vlrep resume {run}'
     monkeypatch.undo()
     again(run)
     same_run(run, whole)
@@ -298,7 +296,7 @@ def test_a_damaged_line_is_not_a_torn_one(whole, tmp_path, capsys):
     run = Path(shutil.copytree(whole, tmp_path / 'run'))
     p = run / 'result.jsonl'
     p.write_bytes(b'{"a"\n' + p.read_bytes())
-    assert 'result.jsonl: line 1 is damaged' in refused(capsys, 'pretrain', '--resume', run)
+    assert 'result.jsonl: line 1 is damaged' in refused(capsys, 'resume', run)
 
 
 # ---------------------------------------------------------------- the cache of the world
@@ -455,7 +453,7 @@ def test_test_photos_gone(tmp_path, monkeypatch):
     assert (
         n > 5
         and str(e.value).startswith(f'{n} of {n} test photos cannot be read, and at least 2 must be: ')
-        and f'vlrep pretrain --resume {run}' in str(e.value)
+        and f'vlrep resume {run}' in str(e.value)
     )
     assert f'left out: {n - 5} more' in said and str(moved[0]) in str(e.value) and not (run / 'result.jsonl').exists()
     monkeypatch.undo()

@@ -212,7 +212,6 @@ WRONG = {
     '--accumulate 0': '--accumulate 0',
     '--accumulate 100 --set bs=64': '--accumulate 100: a batch has 64 images',
     '--save-every -1': '--save-every -1',
-    '--resume-at 3': '--resume RUN',
     '--method loctex --accumulate 64': 'have no negatives',
 }
 
@@ -223,7 +222,7 @@ def test_options(words, capsys):
 
 
 PATHS = {
-    'pretrain': ['--out', '--root', '--resume', '--weights', '--plugin'],
+    'pretrain': ['--out', '--root', '--weights', '--plugin'],
     'export x --to timm': ['--out'],
     'report x y': ['--out'],
     'benchmark': ['--out'],
@@ -292,9 +291,9 @@ EARLY = [
     '--threads 100000',
     '--data csv --root nowhere',
     '--max-damaged many',
-    '--resume-at 3',
-    '--resume-inexact',
-    '--resume nowhere',
+    '--at 3',
+    'resume nowhere',
+    'resume --inexact',
     '--backbone resnet8',
     '--weights nowhere.pth',
     '--dry-run --max-damaged many',
@@ -337,7 +336,7 @@ def test_every_one_of_them_is_answered(answers):
     assert len(said) == len([w for w in EARLY if '--help' not in w and w != '--fields'])
     for part in (
         '--max-damaged: max_damaged=many',
-        '--resume-at and --resume-inexact belong to --resume RUN',
+        'RUN is missing',
         'nowhere: no such run folder',
         "did you mean 'resnet18'",
         'nowhere.pth: no such file',

@@ -150,7 +150,7 @@ def test_stopped_while_a_worker_is_stuck(tmp_path):
     finally:
         p.kill()
     err = p.said()[1]
-    assert err.count('\n') == 1 and 'stopped by SIGTERM after step' in err and f'--resume {out}' in err
+    assert err.count('\n') == 1 and 'stopped by SIGTERM after step' in err and f'vlrep resume {out}' in err
     assert load(out).state()['step'] >= 3 and workers and not any(alive(pid) for pid in workers)
 
 

@@ -51,7 +51,7 @@ def jobs(cwd):
         trained=dict(words=[[*FEW, '--out', run]] * 2, before={0: QUICK}),
     )
     for k in range(8):
-        got[f'again{k}'] = dict(words=[['--resume', run]] * 2, before={0: AGAIN.format(run)})
+        got[f'again{k}'] = dict(words=[[run]] * 2, command='resume', before={0: AGAIN.format(run)})
     return got
 
 

@@ -43,11 +43,11 @@ def words(*more):
 
 
 def test_more_steps_with_moved_photos(trained, run, capsys):
-    "--resume RUN --root NEW --steps MORE: the data set is that of the run, and the photos are found"
+    "resume RUN --root NEW --steps MORE: the data set is that of the run, and the photos are found"
     before = load(run).log()
-    err = refused(capsys, 'pretrain', '--resume', run, '--steps', 9)
+    err = refused(capsys, 'resume', run, '--steps', 9)
     assert 'photos' in err and '--root' in err, err
-    main(words('pretrain', '--resume', run, '--root', trained / 'moved', '--steps', 9))
+    main(words('resume', run, '--root', trained / 'moved', '--steps', 9))
     said = capsys.readouterr().out
     assert 'the run was finished and goes on to 9 steps, on a schedule made anew' in said, said
     assert 'at step 6 the learning rate is 0.' in said and 'no longer exact, it differs in: steps: was 6, now 9' in said
@@ -56,7 +56,7 @@ def test_more_steps_with_moved_photos(trained, run, capsys):
     assert done.info['inexact'] == ['steps: was 6, now 9'] and done.info['root'] == str(trained / 'moved')
     assert [r['step'] for r in done.log()][: len(before)] == [r['step'] for r in before]
     assert done.log()[-1]['step'] == 9
-    main(words('pretrain', '--resume', run))
+    main(words('resume', run))
     assert 'complete, nothing is left to do' in capsys.readouterr().out
 
 
@@ -73,10 +73,10 @@ def test_stopped_on_the_way_to_more_steps(trained, run, capsys):
     with pytest.MonkeyPatch.context() as m:
         m.setattr(commands, '_finish', stop)
         with pytest.raises(SystemExit) as e:
-            main(words('pretrain', '--resume', run, '--root', trained / 'moved', '--steps', 9))
+            main(words('resume', run, '--root', trained / 'moved', '--steps', 9))
     assert e.value.code == 143 and load(run).unfinished()
     capsys.readouterr()
-    main(words('pretrain', '--resume', run))
+    main(words('resume', run))
     assert 'report: ' in capsys.readouterr().out
     assert [r['numbers']['steps'] for r in load(run).results()] == [6, 9]
 
@@ -85,21 +85,20 @@ WRONG = {
     '--steps 5': 'is finished, and this would be another run (steps: was 6, now 5)',
     '--steps 9 --lr .5': 'is finished, and this would be another run (lr: was 0.2, now 0.5)',
     '--seed 4': 'is finished, and this would be another run (seed: was 0, now 4)',
-    '--data csv': 'is finished, and this would be another run (',
 }
 
 
 @pytest.mark.parametrize('more', WRONG)
 def test_what_a_finished_run_cannot(more, trained, run, capsys):
     "One line, whose advice leads on: no option that answers that nothing is left to do"
-    err = refused(capsys, 'pretrain', '--resume', run, '--root', trained / 'moved', *more.split())
-    assert WRONG[more] in err and '--resume-inexact' not in err, err
+    err = refused(capsys, 'resume', run, '--root', trained / 'moved', *more.split())
+    assert WRONG[more] in err and '--inexact' not in err, err
 
 
 def test_an_unfinished_run_is_another_with_more_steps(trained, run, capsys):
     (run / 'result.jsonl').unlink()
-    err = refused(capsys, 'pretrain', '--resume', run, '--root', trained / 'moved', '--steps', 9)
-    assert 'would not be the same run (steps: was 6, now 9)' in err and '--resume-inexact' in err
+    err = refused(capsys, 'resume', run, '--root', trained / 'moved', '--steps', 9)
+    assert 'would not be the same run (steps: was 6, now 9)' in err and '--inexact' in err
 
 
 def test_the_data_of_the_run_is_asked_not_the_default(trained, run, tmp_path, capsys):
@@ -107,7 +106,7 @@ def test_the_data_of_the_run_is_asked_not_the_default(trained, run, tmp_path, ca
     pretrain(resume_run=run, root=trained / 'moved', log=said.append)
     assert 'complete' in said[-1]
     build(tmp_path / 'world')
-    err = refused(capsys, 'pretrain', '--resume', tmp_path / 'world', '--root', tmp_path)
+    err = refused(capsys, 'resume', tmp_path / 'world', '--root', tmp_path)
     assert 'world needs no files' in err
     with pytest.raises(ValueError, match='world needs no files'):
         pretrain(resume_run=tmp_path / 'world', root=tmp_path)

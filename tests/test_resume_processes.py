@@ -51,7 +51,7 @@ def shot(undisturbed, tmp_path_factory):
     got = []
     begin = ['pretrain', '--threads', 1, '--seed', 5, '--save-every', 8, '--out', run, *sets(JOB)]
     for after, sig, words in ((15, signal.SIGTERM, begin), (50, signal.SIGKILL, None), (90, signal.SIGINT, None)):
-        got.append((*shoot(words or ['pretrain', '--resume', run], cwd, run, after, sig), Run(run).saved()[-1]))
+        got.append((*shoot(words or ['resume', run], cwd, run, after, sig), Run(run).saved()[-1]))
         if sig == signal.SIGTERM:
             shutil.copytree(run, cwd / 'stopped')
     return run, got
@@ -61,11 +61,9 @@ def test_killed_processes(shot, undisturbed):
     run, got = shot
     # kept, like the other options
     assert [c for c, *_ in got] == [143, -9, 130] and load(run).info['save_every'] == 8
-    for (code, err, step), name in ((got[0], 'SIGTERM'), (got[2], 'SIGINT')):
+    for (code, err, step), name, command in ((got[0], 'SIGTERM', 'pretrain'), (got[2], 'SIGINT', 'resume')):
         last = err.strip().splitlines()[-1]
-        assert last == (
-            f'vlrep pretrain: stopped by {name} after step {step}; resume with: vlrep pretrain --resume {run}'
-        )
+        assert last == f'vlrep {command}: stopped by {name} after step {step}; resume with: vlrep resume {run}'
         assert 'Traceback' not in err, err
     pretrain(resume_run=run, log=lambda s: None)
     a = load(run)
@@ -87,7 +85,6 @@ OTHER = {
     'data': (['--set', 'scenes=199'], 'data scenes: was 200, now 199'),
     'seed': (['--seed', 6], 'seed: was 5, now 6'),
     'accumulate': (['--accumulate', 2], 'accumulate: was 1, now 2'),
-    'method': (['--method', 'tags'], "method: was 'virtex', now 'tags'"),
     'precision': (['--precision', 'PRECISION'], 'precision: was'),
 }
 
@@ -97,12 +94,12 @@ def test_another_run_is_refused(shot, tmp_path, capsys, what):
     old = shot[0].parent / 'stopped'
     words, says = OTHER[what]
     now = dict(fp32='bf16', bf16='fp32')[load(old).info['precision']]
-    err = refused(capsys, 'pretrain', '--resume', old, *[now if w == 'PRECISION' else w for w in words])
+    err = refused(capsys, 'resume', old, *[now if w == 'PRECISION' else w for w in words])
     torch.set_num_threads(1)
     assert (
         'would not be the same run' in err
         and says in err
-        and '--resume-inexact' in err
+        and '--inexact' in err
         and load(old).saved() == Run(old).saved()
     )
 
@@ -157,7 +154,7 @@ def test_another_model_is_refused_even_then(shot, tmp_path, capsys):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     assert 'the weights of another model' in refused(
-        capsys, 'pretrain', '--resume', run, '--resume-inexact', '--set', 'width=48', '--set', 'heads=3'
+        capsys, 'resume', run, '--inexact', '--set', 'width=48', '--set', 'heads=3'
     )
 
 
@@ -167,7 +164,7 @@ def test_earlier_checkpoint(shot, undisturbed, tmp_path, capsys):
     *early, new = Run(run).saved()
     p = run / f'steps/{new:06d}/state.pt'
     p.write_bytes(p.read_bytes()[:-1])
-    err = refused(capsys, 'pretrain', '--resume', run)
+    err = refused(capsys, 'resume', run)
     assert f'{p}: truncated' in err and f'checkpoints of the steps {early}' in err
     pretrain(resume_run=run, at=str(early[-1]), log=lambda s: None)
     w = load(undisturbed).weights('last')
@@ -175,17 +172,19 @@ def test_earlier_checkpoint(shot, undisturbed, tmp_path, capsys):
 
 
 def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
-    assert 'no such run folder' in refused(capsys, 'pretrain', '--resume', tmp_path / 'none')
-    assert '--out' in refused(capsys, 'pretrain', '--resume', shot[0], '--out', tmp_path / 'x')
+    assert 'no such run folder' in refused(capsys, 'resume', tmp_path / 'none')
+    assert '--out' in refused(capsys, 'resume', shot[0], '--out', tmp_path / 'x')
     assert 'there are last, best and the steps' in refused(
-        capsys, 'pretrain', '--resume', shot[0].parent / 'stopped', '--resume-at', 'yesterday'
+        capsys, 'resume', shot[0].parent / 'stopped', '--at', 'yesterday'
     )
     lines = []
     assert pretrain(resume_run=undisturbed, log=lines.append) == undisturbed and 'complete' in lines[0]
-    assert 'lr: was 0.2, now 0.3' in refused(capsys, 'pretrain', '--resume', undisturbed, '--set', 'lr=.3')
-    assert 'belong to --resume' in refused(capsys, 'pretrain', '--resume-at', 7) and 'belong to --resume' in refused(
-        capsys, 'pretrain', '--resume-inexact'
+    assert 'lr: was 0.2, now 0.3' in refused(capsys, 'resume', undisturbed, '--set', 'lr=.3')
+    assert "'--at'" in refused(capsys, 'pretrain', '--at', 7) and 'RUN is missing' in refused(
+        capsys, 'resume', '--inexact'
     )
+    with pytest.raises(ValueError, match='options of a run that is resumed'):
+        pretrain(inexact=True)
     assert '--save-every -3' in refused(capsys, 'pretrain', '--save-every', -3)
 
 
@@ -195,13 +194,13 @@ def test_changed_by_hand(shot, tmp_path, capsys):
     p = run / 'recipe.json'
     text = p.read_text()
     p.write_text(text.replace('"seed": 5', '"seed": 6'))
-    assert 'recipe.json: damaged, or changed by hand' in refused(capsys, 'pretrain', '--resume', run)
+    assert 'recipe.json: damaged, or changed by hand' in refused(capsys, 'resume', run)
     p.write_text(text)
     t = run / 'tokenizer.model'
     b = bytearray(t.read_bytes())
     b[len(b) // 2] ^= 1
     t.write_bytes(b)
-    assert 'tokenizer.model: damaged' in refused(capsys, 'pretrain', '--resume', run)
+    assert 'tokenizer.model: damaged' in refused(capsys, 'resume', run)
 
 
 def test_signal_at_the_very_end(tmp_path, monkeypatch):

@@ -119,7 +119,7 @@ def test_facts_of_a_run(whole, tmp_path, capsys):
     for name in places(run):
         for odd in ODD:
             put_facts(run, {**plain, name: odd})
-            asked = [['pretrain', '--resume', run, '--bs', 0]]
+            asked = [['resume', run, '--bs', 0]]
             if odd in (-1, 'x', []):
                 asked.append(['report', run])
             if odd in (-1, OBJECT):
@@ -140,7 +140,7 @@ def test_facts_of_a_fine_tuning(whole, tmp_path, capsys):
     for name in FINE:
         for odd in ODD:
             put_facts(run, {**plain, 'finetune': {**FINE, name: odd}})
-            asked = [['report', run], ['finetune', run, '--resume']]
+            asked = [['report', run], ['resume', run]]
             if odd == OBJECT:
                 asked.append(['caption', run, whole / 'x.png'])
             for words in asked:
@@ -228,7 +228,7 @@ def test_whole_files(whole, name, tmp_path, capsys):
         if name in ('recipe.json', 'tokenizer.model'):
             asked.append(['caption', run, whole / 'x.png'])
         if name == 'recipe.json':
-            asked.append(['pretrain', '--resume', run, '--bs', 0])
+            asked.append(['resume', run, '--bs', 0])
         for words in asked:
             held(words, [run, '--bs'], capsys, (name, content[:20], words[0]))
 

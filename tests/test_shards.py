@@ -148,7 +148,7 @@ def test_stopped_and_resumed(at, tmp_path, step):
     words = ['--data', 'webdataset', '--root', at / 'five' / PATTERN, '--window', 2, '--bucket', 2]
     whole = trained(tmp_path / 'whole', *words)
     stopped(step, tmp_path / 'run', *words, '--workers', 2)
-    main(['pretrain', '--resume', str(tmp_path / 'run')])
+    main(['resume', str(tmp_path / 'run')])
     assert same(load(tmp_path / 'run'), whole)
     rows = [
         [{k: v for k, v in r.items() if k not in ('seconds', 'images_s', 'memory_mb')} for r in x.log()]
@@ -161,7 +161,7 @@ def test_other_shards_are_other_data(at, tmp_path, capsys):
     "A run does not go on with shards that are not those it began with, or with another order"
     stopped(2, tmp_path / 'run', '--data', 'webdataset', '--root', at / 'five')
     more = changed(at, tmp_path / 'more', lambda p: write_shard(p, []))
-    again = 'pretrain', '--resume', tmp_path / 'run', '--data', 'webdataset'
+    again = 'resume', tmp_path / 'run'
     assert 'images train: was' in refused(capsys, *again, '--root', more.parent)
     assert 'window: was 10, now 3' in refused(capsys, *again, '--window', 3)
     data = [read_webdataset(p, 24) for p in (at / 'five', at / 'five' / PATTERN, more.parent)]

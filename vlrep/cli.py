@@ -167,7 +167,6 @@ class _Job:
     "Folder, checkpoints, precision, processes"
 
     root: _DIR = None  # For photos: the folder in the layout of --data, or the CSV file
-    out: _DIR = None  # Folder of the run (default: the next free one in runs/)
     seed: _N = None  # Random seed (default: 0)
     precision: _NAME = None  # auto, fp32, bf16 or fp16 (default: auto)
     threads: _N = None  # CPU threads (default: what PyTorch chooses)
@@ -187,23 +186,22 @@ class _Backbone:
     weights: _FILE = None  # Initial weights: a run folder, or a file of torchvision, timm, MoCo, VirTex or this library
 
 
-_STEP = Annotated[str, arg(metavar='STEP')]
-
-
 @dataclass(frozen=True)
 class _Trial:
-    "List, try out, resume"
+    "List, try out"
 
     fields: _FLAG = False  # List the options of the recipe and the data with their values, and end
     recipes: _FLAG = False  # List the recipes, one line each, and end
     tiny: _FLAG = False  # A job of some twenty seconds, which learns next to nothing
     dry_run: _FLAG = False  # The plan only: parameters, steps, memory and time, from 20 timed steps
     overfit: _FLAG = False  # Overfit one batch, or say that it failed (code 1)
-    resume_at: _STEP = 'last'  # From which checkpoint: a step, best, or 0, the beginning; later ones are removed
-    resume_inexact: _FLAG = False  # Continue although something differs
 
 # %% ../nbs/90_cli.ipynb #c040f946
 _PLUGIN = _option('FILE', 'A Python file that registers a method, a dataset or an evaluation; may be repeated')
+
+
+_SET = _option('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data')
+_A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
 
 
 def _main_options():
@@ -212,10 +210,21 @@ def _main_options():
         method=('NAME', f'One of: {", ".join(METHODS)} (default: virtex)'),
         data=('NAME', f'One of: {", ".join(DATASETS)} (default: world)'),
         recipe=('NAME', 'A recipe of the method (default: the one called like the data)'),
-        set=('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data'),
-        resume=('RUN', 'Resume a run that was stopped; its options need not be repeated'),
+        out=('DIR', 'Folder of the run (default: the next free one in runs/)'),
     )
-    return _made('_Main', [*((k, _option(*v), None) for k, v in about.items()), ('plugin', _PLUGIN, None)])
+    rows = [(k, _option(*v), None) for k, v in about.items()]
+    return _made('_Main', [*rows, ('set', _SET, None), ('plugin', _PLUGIN, None)])
+
+
+@dataclass(frozen=True)
+class _Resume:
+    "The run, and from where on"
+
+    run: _A_RUN
+    at: Annotated[str, arg(metavar='STEP')] = 'last'  # From a step, best, or 0, the beginning; later ones are removed
+    inexact: _FLAG = False  # Continue although something differs
+    set: _SET = None
+    plugin: _PLUGIN = None
 
 
 def _field_options(part, about, taken, only=None):
@@ -232,23 +241,6 @@ def _field_options(part, about, taken, only=None):
     return _made(type(part).__name__, rows, about)
 
 # %% ../nbs/90_cli.ipynb #5b7c90a2
-def _begun(run):
-    "Method, recipe and data of a run folder that is resumed; a `ValueError` says why it cannot be"
-    if not run:
-        return {}
-    info = read_run_facts(run)
-    check_plugins(run, info.get('plugins', []))
-    path = Path(run) / 'recipe.json'
-    data = info['data']['name'] if isinstance(info['data'], dict) else info['data']
-    one_of(f'method in {path}', info['method'], METHODS)
-    one_of(f'data in {path}', data, DATASETS)
-    try:
-        name = recipe_name(info['method'], info.get('name'), data)
-    except ValueError as e:
-        raise ValueError(f'{path}: {e}') from None
-    return dict(method=info['method'], recipe=name, data=data)
-
-
 def _as_options(argv, names, taken, here):
     "Rewrite `--set FIELD=VALUE` as `--FIELD=VALUE`; separately, the pairs whose field has a name in `taken`"
     words = iter(argv)
@@ -274,28 +266,18 @@ def _as_options(argv, names, taken, here):
     return out, pairs
 
 # %% ../nbs/90_cli.ipynb #5b7c90a3
-_ARGUMENTS = dict(
-    recipe='name', weights='weights_file', tiny='small', resume='resume_run', resume_at='at', resume_inexact='inexact'
-)
+_ARGUMENTS = dict(recipe='name', weights='weights_file', tiny='small', run='resume_run')
 _ABOUT = """Pretrain a network on captions and evaluate it: a run folder with report.html
 
 Exit codes: 0 done; 1 a system error (full disk, no permission); 2 a wrong argument, value or file; stopped after a
 checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once."""
 
 
-def _pretrain_options(argv):
-    "The arguments of `vlrep pretrain`, by the names that `pretrain` has for them"
-    main = _main_options()
-    words = vars(_tyro('pretrain', argv, main, add_help=False)[0])
-    was = _begun(words['resume'])
-    method, data = (words[k] or was.get(k) or unset for k, unset in (('method', 'virtex'), ('data', 'world')))
-    one_of('--data', data, DATASETS)
-    one_of('--method', method, METHODS)
-    name = recipe_name(method, words['recipe'] or was.get('recipe'), data)
+def _training_options(command, argv, groups, about, *, method, name, data):
+    "The arguments of a command that pretrains, by the names that `pretrain` has for them"
     here = f'--method {method} --data {data}'
     recipe = get_recipe(method, name)
     sizes = DATASETS[data].options
-    groups = dict(main=main, job=_Job, backbone=_Backbone, trial=_Trial)
     taken = {'--help', *(n for g in groups.values() for n in _names(g))}
     parts = dict(
         recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
@@ -305,13 +287,24 @@ def _pretrain_options(argv):
     if 'init' not in names:
         argv = [re.sub('^--init(?==|$)', '--weights', w) for w in argv]  # as the field has it
     argv, changes = _as_options(argv, names, taken, here)
-    config = _made('_Pretrain', [*groups.items(), *parts.items()], _ABOUT)
-    got = _parse('pretrain', argv, config, [n for p in parts.values() for n in _names(p)], here)
+    config = _made(f'_{command.title()}', [*groups.items(), *parts.items()], about)
+    got = _parse(command, argv, config, [n for p in parts.values() for n in _names(p)], here)
     changes += [f'{k}={v}' for p in parts for k, v in vars(got[p]).items() if v is not None]
     told = {k: v for g in groups for k, v in vars(got[g]).items() if k not in ('set', 'plugin')}
-    if was and told['root'] is not None:
-        told['data'] = data  # --root NEW: of the data that the run began with
     return {**{_ARGUMENTS.get(k, k): v for k, v in told.items()}, 'changes': changes}
+
+
+def _pretrain_options(argv):
+    "The arguments of `vlrep pretrain`"
+    main = _main_options()
+    words = _tyro('pretrain', argv, main, add_help=False)[0]
+    method = words.method or 'virtex'
+    data = words.data or 'world'
+    one_of('--data', data, DATASETS)
+    one_of('--method', method, METHODS)
+    name = recipe_name(method, words.recipe, data)
+    groups = dict(main=main, job=_Job, backbone=_Backbone, trial=_Trial)
+    return _training_options('pretrain', argv, groups, _ABOUT, method=method, name=name, data=data)
 
 # %% ../nbs/90_cli.ipynb #118c413f
 def _pretrain(argv):
@@ -331,47 +324,45 @@ def _pretrain(argv):
         )
         return
     what = [w for w in ('dry-run', 'overfit') if a.pop(w.replace('-', '_'))]
-    for k, unset in dict(
-        out=None, save_every=None, resume_run=None, at='last', inexact=False, tracker=None, timeout=None
-    ).items():
-        if what and a.pop(k) != unset:
-            raise ValueError(
-                f'--{what[0]}: keeps nothing and resumes nothing, leave --out, --save-every, --tracker, '
-                f'--timeout and --resume out'
-            )
-    _early(a)
+    for k in ('out', 'save_every', 'tracker', 'timeout'):
+        if what and a.pop(k) is not None:
+            raise ValueError(f'--{what[0]}: keeps nothing, leave --out, --save-every, --tracker and --timeout out')
+    plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
+    _check_job(a, a['data'] or 'world')
     from vlrep.experiments.commands import pretrain, run_checks
-    from vlrep.training.interrupts import TrainingInterrupted
 
     if what:
         if not all([run_checks(w, **a) for w in what]):
             sys.exit(1)
         return
-    try:
-        pretrain(**a)
-    except TrainingInterrupted as e:
-        raise _Exit(e.code, f'{e}; resume with: vlrep pretrain --resume {e.run}') from e
+    _train(pretrain, a)
 
 
-def _early(a):
-    "Check all that depends on the arguments alone, before the library is imported"
-    fresh = a.get('resume_run') is None
+def _check_job(a, data='world', **more):
+    "Check what depends on the arguments alone, before the library is imported"
     if a.get('tracker'):
         check_tracker(a['tracker'])
-    if fresh:
-        plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
+    numbers = {k: a.get(k) for k in ('threads', 'accumulate', 'workers', 'save_every', 'timeout')}
     check_options(
-        a['data'] or 'world',
+        data,
         a['root'],
         a.get('out'),
-        a.get('resume_run'),
-        a['precision'] or 'auto',
-        resuming=not fresh,
-        exact=a.get('at', 'last') == 'last' and not a.get('inexact'),
+        precision=a['precision'] or 'auto',
         weights=a.get('weights_file'),
-        max_damaged=a.get('max_damaged'),
-        **{k: a.get(k) for k in ('threads', 'accumulate', 'workers', 'save_every', 'timeout')},
+        max_damaged=a['max_damaged'],
+        **numbers,
+        **more,
     )
+
+
+def _train(job, options):
+    "Call a function that trains, and that a signal may stop"
+    from vlrep.training.interrupts import TrainingInterrupted
+
+    try:
+        job(**options)
+    except TrainingInterrupted as e:
+        raise _Exit(e.code, f'{e}; resume with: vlrep resume {e.run}') from e
 
 
 class _Exit(Exception):
@@ -387,7 +378,6 @@ def _some(word, help):
     return Positional[Annotated[tuple[str, ...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
 
 
-_A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
 _WHICH = Annotated[str, arg(metavar='WHICH', help='Which checkpoint: best, last, or the number of a step')]
 
 
@@ -646,7 +636,7 @@ def _shards(argv):
 # %% ../nbs/90_cli.ipynb #f17e0002
 _ABOUT_FINETUNE = """Fine-tune a finished run on a task: a new run folder with a table, and files of predictions
 
-Exit codes: as those of vlrep pretrain. Ctrl-C saves a checkpoint; vlrep finetune NEW_RUN --resume continues."""
+Exit codes: as those of vlrep pretrain. Ctrl-C saves a checkpoint; vlrep resume NEW_RUN continues."""
 
 
 def _finetune_rows():
@@ -675,80 +665,102 @@ def _finetune_rows():
     return [
         *((k, _option(words.get(k, 'NAME'), h), None) for k, h in texts.items()),
         *((k, _option('N', h, int), None) for k, h in numbers.items()),
-        (
-            'resume',
-            Annotated[
-                bool,
-                arg(
-                    help_behavior_hint='',
-                    help='Resume RUN, a fine-tuned run that was stopped; its options need not be repeated',
-                ),
-            ],
-            False,
-        ),
         ('plugin', _PLUGIN, None),
     ]
 
 # %% ../nbs/90_cli.ipynb #f17e0003
-def _task_source(words):
-    "Name of the task, and where its examples come from, of the options `words` or of the resumed run"
-    was = {}
-    if words['resume']:
-        for p in (p for p in words['rest'] if (Path(p) / 'recipe.json').is_file()):
-            facts = read_run_facts(p)
-            check_plugins(p, facts.get('plugins', []))
-            was = facts.get('finetune', {})
-    task = words['task'] or was.get('task')
-    if task is None:
-        return None, None
-    one_of('--task', task, TASKS)
-    return task, TASKS[task].source(words['data'] or was.get('data') or TASKS[task].default_data(words['root']))
-
-
-def _finetune_options(argv):
-    "The arguments of `vlrep finetune`, by the names that `finetune` has for them"
-    rows = _finetune_rows()
-    first, rest = _tyro('finetune', argv, _made('_Main', rows), add_help=False)
-    source = _task_source({**vars(first), 'rest': rest})[1]
+def _tuning_options(command, argv, rows, about, source, here):
+    "The arguments of a command that fine-tunes, by the names that `finetune` has for them"
     main = _made('_Main', [('run', _A_RUN), *rows], 'The job')
     taken = {'--help', *_names(main)}
     plan = PLANS[source.plan if source else 'paper']
     groups = dict(main=main, plan=_field_options(plan, 'How it is trained', taken))
     if source and source.options:
         groups['sizes'] = _field_options(source.options, 'Of the data', taken)
-    config = _made('_Finetune', [*groups.items()], _ABOUT_FINETUNE)
+    config = _made('_Finetune', [*groups.items()], about)
     argv = [
         w + '=true' if w in ('--frozen', '--blind') and argv[i + 1 : i + 2] not in (['true'], ['false']) else w
         for i, w in enumerate(argv)
     ]
-    got = _parse(
-        'finetune',
-        argv,
-        config,
-        [n for k in groups if k != 'main' for n in _names(groups[k])],
-        f'--task {first.task}' if first.task else None,
-    )
+    got = _parse(command, argv, config, [n for k in groups if k != 'main' for n in _names(groups[k])], here)
     changes = [f'{k}={v}' for g in groups if g != 'main' for k, v in vars(got[g]).items() if v is not None]
     return {**{k: v for k, v in vars(got['main']).items() if k != 'plugin'}, 'changes': changes}
+
+
+def _finetune_options(argv):
+    "The arguments of `vlrep finetune`"
+    rows = _finetune_rows()
+    first = _tyro('finetune', argv, _made('_Main', rows), add_help=False)[0]
+    if first.task is None:
+        return _tuning_options('finetune', argv, rows, _ABOUT_FINETUNE, None, None)
+    one_of('--task', first.task, TASKS)
+    task = TASKS[first.task]
+    source = task.source(first.data or task.default_data(first.root))
+    return _tuning_options('finetune', argv, rows, _ABOUT_FINETUNE, source, f'--task {first.task}')
 
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
     a = _finetune_options(argv)
-    check_options(
-        precision=a['precision'] or 'auto',
-        max_damaged=a['max_damaged'],
-        **{k: a[k] for k in ('threads', 'accumulate', 'workers', 'save_every', 'timeout')},
-    )
+    _check_job({**a, 'root': None, 'out': None})
     check_run(a['run'])
     from vlrep.experiments.finetune import finetune
-    from vlrep.training.interrupts import TrainingInterrupted
 
+    _train(finetune, a)
+
+# %% ../nbs/90_cli.ipynb #7e50a002
+_ABOUT_RESUME = """Resume a pretrained or fine-tuned run that was stopped; its options need not be repeated
+
+vlrep resume RUN --help also lists the fields of the run. Exit codes: as those of vlrep pretrain."""
+_BEGUN_WITH = 'task', 'data', 'out', 'labels', 'region_files', 'which'  # Options of `finetune` that stay what they were
+
+
+def _resume_pretrained(argv, facts):
+    path = Path(argv[0]) / 'recipe.json'
+    method = facts['method']
+    data = facts['data']['name'] if isinstance(facts['data'], dict) else facts['data']
+    one_of(f'method in {path}', method, METHODS)
+    one_of(f'data in {path}', data, DATASETS)
     try:
-        finetune(**a)
-    except TrainingInterrupted as e:
-        raise _Exit(e.code, f'{e}; resume with: vlrep finetune {e.run} --resume') from e
-    except KeyboardInterrupt:
-        raise _Exit(130, 'stopped; resume a run that has a checkpoint with: vlrep finetune NEW_RUN --resume') from None
+        name = recipe_name(method, facts.get('name'), data)
+    except ValueError as e:
+        raise ValueError(f'{path}: {e}') from None
+    groups = dict(main=_Resume, job=_Job, backbone=_Backbone)
+    a = _training_options('resume', argv, groups, _ABOUT_RESUME, method=method, name=name, data=data)
+    _check_job(a, data, resuming=True)
+    from vlrep.experiments.commands import pretrain
+
+    _train(pretrain, a)
+
+
+def _resume_finetuned(argv, facts):
+    was = facts['finetune']
+    one_of(f'task in {Path(argv[0]) / "recipe.json"}', was['task'], TASKS)
+    source = TASKS[was['task']].source(was['data'])
+    rows = [row for row in _finetune_rows() if row[0] not in _BEGUN_WITH]
+    a = _tuning_options('resume', argv, rows, _ABOUT_RESUME, source, f'--task {was["task"]}')
+    _check_job({**a, 'root': None})
+    from vlrep.experiments.finetune import finetune
+
+    _train(finetune, {**a, 'resume': True})
+
+
+def _resume(argv):
+    if argv and argv[0] in ('-h', '--help'):
+        _parse(
+            'resume',
+            argv,
+            _made('_Options', [('main', _Resume), ('job', _Job), ('backbone', _Backbone)], _ABOUT_RESUME),
+        )
+    if not argv or argv[0].startswith('-'):
+        raise ValueError('RUN is missing: vlrep resume RUN; the run comes before the options')
+    if not argv[0].strip():
+        raise ValueError(f'RUN {argv[0]!r}: a path is missing')
+    facts = read_run_facts(argv[0])
+    check_plugins(argv[0], facts.get('plugins', []))
+    if 'finetune' in facts:
+        _resume_finetuned(argv, facts)
+    else:
+        _resume_pretrained(argv, facts)
 
 # %% ../nbs/90_cli.ipynb #be270012
 _MODEL = (
@@ -871,6 +883,7 @@ def _regions(argv):
 # %% ../nbs/90_cli.ipynb #5e610003
 COMMANDS = dict(
     pretrain=_pretrain,
+    resume=_resume,
     caption=_caption,
     evaluate=_evaluate,
     report=_report,
@@ -910,6 +923,9 @@ def _unexpected(error, name):
     return f'{said}; the traceback is in {file.name} (--debug prints it): please report this bug'
 
 
+_TRAINING = 'pretrain', 'resume', 'finetune'  # Commands that train
+
+
 def _problem(error, name, argv):
     "Exit code and line for an error that ends a command"
     if isinstance(error, ValueError):
@@ -919,7 +935,7 @@ def _problem(error, name, argv):
     if isinstance(error, _Exit):
         return error.code, str(error)
     if isinstance(error, KeyboardInterrupt):
-        again = '; resume a run that has a checkpoint with: vlrep pretrain --resume RUN' if name == 'pretrain' else ''
+        again = '; resume a run that has a checkpoint with: vlrep resume RUN' if name in _TRAINING else ''
         return 130, 'stopped' + again
     return 1, _unexpected(error, name)
 
@@ -1025,7 +1041,7 @@ def _command(name, argv, debug):
             traceback.print_exc()
     who = f'vlrep {name}' if name in COMMANDS else 'vlrep'
     print(f'{who}: {_one_line(text)}', file=sys.stderr, flush=True)
-    if name in ('pretrain', 'finetune') and os.environ.get('WORLD_SIZE', '1') != '1':
+    if name in _TRAINING and os.environ.get('WORLD_SIZE', '1') != '1':
         from vlrep.training.distributed import tell_others
 
         tell_others(_one_line(text))

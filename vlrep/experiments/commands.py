@@ -186,7 +186,7 @@ def run_folder(
     "The folder of a new run"
     if out is not None:
         if (Path(out) / 'recipe.json').exists():
-            raise ValueError(f'--out {out}: holds a run already; choose another folder, or resume it: --resume {out}')
+            raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep resume {out}')
         return Path(out)
     n = 1
     while True:
@@ -234,9 +234,7 @@ def unless_begun(
     try:
         yield
     except TooManyDamaged as e:  # the run stays: it can go on with another limit
-        raise TooManyDamaged(
-            f'{e}; to continue all the same: vlrep pretrain --resume {run.path} --max-damaged NUMBER'
-        ) from None
+        raise TooManyDamaged(f'{e}; to continue all the same: vlrep resume {run.path} --max-damaged NUMBER') from None
     except BaseException as e:
         begun = bool(run.saved()) or (run / 'best').is_dir()
         if fresh and not begun:
@@ -245,7 +243,7 @@ def unless_begun(
             if {p.name for p in run.path.iterdir()} <= {'.lock', 'steps'}:
                 shutil.rmtree(run.path)
         elif begun and isinstance(e, OSError):
-            log(f'the checkpoints are kept; when the cause is mended: vlrep pretrain --resume {run.path}')
+            log(f'the checkpoints are kept; when the cause is mended: vlrep resume {run.path}')
         raise
 
 # %% ../../nbs/experiments/70_commands.ipynb #c3429897
@@ -269,7 +267,7 @@ def _asked(given, resume):
     run = _opened(resume)
     info = run.info
     if 'finetune' in info:
-        raise ValueError(f'{run.path}: is a fine-tuned run; resume with: vlrep finetune {run.path} --resume')
+        raise ValueError(f'{run.path}: is a fine-tuned run; resume with: vlrep resume {run.path}')
     was = {k: info.get(k, v) for k, v in default.items()}
     was['data'] = _data_of(run)
     was = _named(was)
@@ -339,12 +337,11 @@ def _compare(run, facts, inexact):
     if read and not inexact:
         raise ValueError(
             f'{run.path}: what it reads has changed since it began ({"; ".join(read)}): restore it, begin '
-            f'another run, or add --resume-inexact'
+            f'another run, or add --inexact'
         )
     if bad and not inexact:
         raise ValueError(
-            f'{run.path}: this would not be the same run ({"; ".join(bad)}); leave these options out, '
-            f'or add --resume-inexact'
+            f'{run.path}: this would not be the same run ({"; ".join(bad)}); leave these options out, or add --inexact'
         )
     return diffs
 

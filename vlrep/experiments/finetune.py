@@ -431,10 +431,10 @@ def _begin(run, given, changes, resume, *, out, log, dist):
     was = run.info.get('finetune')
     if was and not resume:
         raise ValueError(
-            f'{run.path}: is fine-tuned already; resume it: --resume, or start from the run that it came from'
+            f'{run.path}: is fine-tuned already; resume it: vlrep resume {run.path}, or start from the run it came from'
         )
     if resume and not was:
-        raise ValueError(f'{run.path}: is no fine-tuned run; leave --resume out')
+        raise ValueError(f'{run.path}: is no fine-tuned run; leave resume=True out')
     began = dict(which='which', labels='labels_file', region_files='region_files') if was else {}
     for k, name in began.items():
         if given[k] is not None and str(given[k]) != str(was[name]):
@@ -454,9 +454,9 @@ def check_finetune(
     )
     check_damage(given.get('max_damaged'))
     if resume and out:
-        raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
+        raise ValueError(f'--out {out}: a run is resumed in its own folder; leave it out')
     if out and (Path(out) / 'recipe.json').exists():
-        raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep finetune {out} --resume')
+        raise ValueError(f'--out {out}: holds a run already; choose another folder, or: vlrep resume {out}')
 
 
 def _asked_for(run, given, was):

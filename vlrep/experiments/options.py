@@ -122,16 +122,16 @@ def check_options(
     precision: str = 'auto',  # auto, fp32, bf16 or fp16
     *,
     resuming: bool = False,  # Do `root` and others come from a resumed run?
-    exact: bool = True,  # Neither --resume-at nor --resume-inexact?
+    exact: bool = True,  # Exactly the resumed run, from its last checkpoint?
     weights: 'FilePath' = None,  # A file or a run folder, or None
     max_damaged: int | float | str = None,  # See `damage_limit`
     **numbers,  # threads, accumulate, workers, save_every, timeout: whole numbers, or None
 ) -> None:
     "A `ValueError` names the option that is invalid"
     one_of('--data', data, DATASETS)
-    for k, v in dict(root=root, out=out, resume=resume_run).items():
+    for k, v in {'--root': root, '--out': out, 'RUN': resume_run}.items():
         if v is not None and not str(v).strip():
-            raise ValueError(f'--{k} {str(v)!r}: a path is missing')
+            raise ValueError(f'{k} {str(v)!r}: a path is missing')
     one_of('precision', precision, ('auto', 'fp32', 'bf16', 'fp16'))
     for k, v in numbers.items():
         low, high = _LIMITS[k]
@@ -139,11 +139,11 @@ def check_options(
             raise ValueError(f'--{k.replace("_", "-")} {v}: must be from {low} to {high:,}')
     check_damage(max_damaged)
     if not resume_run and not exact:
-        raise ValueError('--resume-at and --resume-inexact belong to --resume RUN')
+        raise ValueError('at and inexact are options of a run that is resumed')
     if weights and not Path(weights).exists():
         raise ValueError(f'--weights {weights}: no such file')
     if resume_run and out:
-        raise ValueError(f'--out {out}: a run is resumed in its own folder; leave --out or --resume out')
+        raise ValueError(f'--out {out}: a run is resumed in its own folder; leave it out')
     if root is not None and not DATASETS[data].root_help:
         with_files = ', '.join(n for n, d in DATASETS.items() if d.root_help)
         raise ValueError(f'--root {root}: {data} needs no files; choose a layout with --data: {with_files}')

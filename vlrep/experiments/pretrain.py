@@ -60,7 +60,7 @@ def _still(dataset, what, least, run, log):
         raise ValueError(
             f'{len(said)} of {len(dataset)} {what} photos cannot be read, and at least {least} must be: '
             f'{said[0].removeprefix("left out: ")}; the training is done and kept: put the photos back, '
-            f'then: vlrep pretrain --resume {run}'
+            f'then: vlrep resume {run}'
         )
     return good
 

@@ -181,7 +181,7 @@ def _advice_for(study):
         raise
     except ValueError as e:
         said = re.sub(
-            r'(vlrep pretrain --resume \S+ )?--max-damaged (\w+)',
+            r'(vlrep resume \S+ )?--max-damaged (\w+)',
             lambda m: f'max_damaged = {m[2]} in [data] of {study.file}',
             str(e),
         )

@@ -388,7 +388,7 @@ def start(
         if alone and str(which).isdecimal() and self.state('best')['step'] == int(which):
             return self.checkpoint('best')
     except ValueError as e:
-        anew = 'remove the folder and begin again' if 'finetune' in self.info else '--resume-at 0 begins the run anew'
+        anew = 'remove the folder and begin again' if 'finetune' in self.info else '--at 0 begins the run anew'
         raise ValueError(f'{e}; it is the only checkpoint: {anew}') from None
     return self.checkpoint(which)
 

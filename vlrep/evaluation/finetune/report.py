@@ -150,7 +150,7 @@ def write_task_report(
     run = Path(getattr(run, 'path', run))
     info = read_run_facts(run, ('method', 'finetune'))
     if not (run / 'result.jsonl').is_file():
-        raise ValueError(f'{run}: has no result yet; resume with: vlrep finetune {run} --resume')
+        raise ValueError(f'{run}: has no result yet; resume with: vlrep resume {run}')
     res = last_result(run)
     log = log_rows(run)
     samples = read_json(run / 'samples.json') if (run / 'samples.json').is_file() else {}
