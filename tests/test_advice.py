@@ -5,7 +5,9 @@ readers and models, whose messages several commands show.
 """
 
 import ast
+import io
 import re
+import sys
 from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import vlrep
-from vlrep import cli
+from vlrep.cli import COMMANDS, main
 from vlrep.datasets.base import DATASETS
 from vlrep.evaluation.finetune.plan import PLANS, TASKS
 from vlrep.methods.base import METHODS
@@ -42,40 +44,25 @@ def options():
     "The options of each command: its own, and the fields of recipes, data and plans"
     data = fields_of(*(d.options for d in DATASETS.values()))
     recipes = fields_of(*(r for m in METHODS.values() for r in m.recipes.values()))
-    configs = dict(
-        resume=[cli._Resume, cli._Job, cli._Backbone],
-        pretrain=[cli._Job, cli._Backbone, cli._Trial, cli._main_options()],
-        caption=[cli._Caption],
-        evaluate=[cli._evaluate_options()],
-        export=[cli._Export],
-        report=[cli._Report],
-        benchmark=[cli._Benchmark],
-        study=[cli._StudyPlan, cli._StudyRun, cli._StudyReport],
-        regions=[cli._Regions],
-    )
-    names = {c: {n for part in parts for n in cli._names(part)} for c, parts in configs.items()}
-    names['pretrain'] |= recipes | data
-    names['finetune'] = {f'--{name}' for name, *_ in cli._finetune_rows()} | fields_of(
-        *PLANS.values(), *(s.options for t in TASKS.values() for s in t.sources.values() if s.options)
-    )
-    names['resume'] |= recipes | data | names['finetune']
-    names |= {name: of_data(main) | data for name, main in dict(shards=cli._shards, paraphrase=cli._paraphrase).items()}
-    return {c: {n.replace('_', '-') for n in there} for c, there in names.items()}
-
-
-def of_data(main):
-    "The options of a command that reads any dataset"
-    seen = []
-
-    def note(name, argv, rows, about):
-        seen.extend(f'--{r[0]}' for r in rows)
-        raise KeyError
-
+    plans = fields_of(*PLANS.values(), *(s.options for t in TASKS.values() for s in t.sources.values() if s.options))
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(cli, '_of_data', note)
-        with pytest.raises(KeyError):
-            main([])
-    return {*seen, '--data', '--root', '--max-damaged', '--plugin'}
+        there = {c: shown(c, m) for c in COMMANDS}
+    there['pretrain'] |= recipes | data
+    there['resume'] |= recipes | data | plans
+    there['finetune'] |= plans
+    for c in ('shards', 'paraphrase'):
+        there[c] |= data
+    return {c: {n.replace('_', '-') for n in names} for c, names in there.items()}
+
+
+def shown(command, patch):
+    "The options in the help of a command, and of what it is divided into"
+    pages = io.StringIO()
+    patch.setattr(sys, 'stdout', pages)
+    for words in ([command], *([command, w] for w in ('plan', 'run', 'report') if command == 'study')):
+        with pytest.raises(SystemExit):
+            main([*words, '--help'])
+    return set(OPTION.findall(pages.getvalue()))
 
 
 def texts(path):
@@ -141,7 +128,7 @@ SAY = {
     'training/interrupts.py': 'pretrain finetune',
     'data/image_files.py': 'pretrain finetune evaluate shards paraphrase',
     'data/subsets.py': 'pretrain finetune evaluate',
-    'core/registry.py': ' '.join(cli.COMMANDS),
+    'core/registry.py': ' '.join(COMMANDS),
 }
 # No advice: what is taken away from a message, or looked for in it; or said of the run that is evaluated
 ASIDE = {
@@ -188,7 +175,7 @@ def test_every_option_is_one_of_the_command_that_names_it():
     there = options()
     files = [p for p in modules() if p.suffix == '.py']
     named = [k for k in SAY if not any(fnmatch(p.relative_to(HOME).as_posix(), k) for p in files)]
-    assert not named and sorted(there) == sorted(cli.COMMANDS)
+    assert not named and sorted(there) == sorted(COMMANDS)
     assert not (bad := [b for p in files for b in misplaced(p, there)]), '\n'.join(bad)
 
 

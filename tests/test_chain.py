@@ -87,12 +87,12 @@ def test_each_run_begins_with_the_backbone_of_the_one_before(folder, net):
             'tag_prediction', f'{net}-file', '--weights', f'{net}-rotnet/best/model.safetensors', *NETS[net], still=True
         ),
         words('tag_prediction', f'{net}-tags', '--weights', f'{net}-rotnet'),
-        words('icmlm', f'{net}-icmlm', '--init', f'{net}-tags', still=True),
+        words('icmlm', f'{net}-icmlm', '--weights', f'{net}-tags', still=True),
         [
             'pretrain',
             '--method',
             'icmlm',
-            '--init',
+            '--weights',
             f'{net}-tags',
             *sets(SIZES),
             *sets(BERT),
@@ -144,7 +144,7 @@ def test_what_can_be_wrong(folder):
     (folder / 'empty').mkdir()
     cases = {
         ('--weights', 'empty'): 'empty: holds no run',
-        ('--init', 'none'): 'none: no such file',
+        ('--weights', 'none'): 'none: no such file',
         ('--weights', 'bare'): 'bare: this rotnet run has no backbone to start from',
         ('--weights', 'unsaved'): 'unsaved/best: no such checkpoint',
         ('--weights', 'ours-rotnet', '--backbone', 'resnet18'): 'is ResNet-10 of width 8, not resnet18',

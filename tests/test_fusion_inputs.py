@@ -411,7 +411,7 @@ def test_what_needs_a_backbone_says_why_there_is_none(tmp_path, capsys):
         run_backbone(run)
     at = photos(tmp_path / 'photos', 0, 1)
     assert why in refused(capsys, 'regions', at, '--by', run, '--out', tmp_path / 'store')
-    assert why in refused(capsys, 'pretrain', '--method', 'tags', '--init', run, '--out', tmp_path / 'next')
+    assert why in refused(capsys, 'pretrain', '--method', 'tags', '--weights', run, '--out', tmp_path / 'next')
     assert why in refused(capsys, 'export', run, '--to', 'timm')
     assert not (tmp_path / 'store').exists() and not (tmp_path / 'next').exists()
 

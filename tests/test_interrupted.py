@@ -147,7 +147,7 @@ def test_first_save_other_options(run, capsys):
     "What cannot be done says what can"
     assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'resume', run, '--at', 7)
     assert f'or: vlrep resume {run}' in refused(capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(JOB))
-    assert "unknown option '--out'" in refused(capsys, 'resume', run, '--out', run)
+    assert 'Unrecognized options: --out' in refused(capsys, 'resume', run, '--out', run)
     assert f'there is the best one, {run}/best: ask for best' in refused(
         capsys, 'caption', run, 'x.jpg', '--which', 'last'
     )

@@ -140,7 +140,7 @@ def test_a_job_goes_on(name, how, place, tmp_path):
     code, err = ended(how, words, place)
     made = (place if name == 'report' else tmp_path) / MADE.get(name, '.')
     assert code == 0 and made.exists() and 'Traceback' not in err and 'Exception ignored' not in err, err
-    said = how != 'no_reader' and name not in ('names', 'help', 'pretrain_help')
+    said = how != 'no_reader' and name not in ('names', 'help', 'pretrain_help', 'study')
     assert err.count('\n') == said and ('standard output' in err) == said, err
 
 

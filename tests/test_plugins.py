@@ -101,7 +101,7 @@ def test_a_method_from_a_file(folder):
     (folder / 'match_stopping.py').write_text(code.replace("'match')", "'another seed')"))
     resume = ['resume', 'halves', '--plugin', 'match_stopping.py']
     changed, field = vlrep(folder, resume, [*resume, '--depth', 2], codes=[2, 2])
-    assert "plugin_code: was 'match_stopping.py" in changed and 'not to --method match' in field
+    assert "plugin_code: was 'match_stopping.py" in changed and 'Unrecognized options: --depth' in field
     (folder / 'match_stopping.py').write_text(code)
     (again,) = vlrep(folder, resume)
     mean = ['evaluate', '--plugin', 'mean.py', 'whole', '--on', 'mean', '--scenes']
@@ -143,9 +143,9 @@ def test_what_can_be_wrong_with_a_file(folder):
     (folder / 'broken.py').write_text('METHODS.add(1)')
     (folder / 'taken.py').write_text('from vlrep.all import *\nMETHODS.add(replace(METHODS["loctex"], name="virtex"))')
     words = {
-        ('--method', 'match'): "unknown --method 'match'",
+        ('--method', 'match'): "--method: unknown name 'match'",
         ('--plugin', 'none.py'): 'none.py: no such file',
-        ('--plugin',): '--plugin: a file is missing',
+        ('--plugin',): "Missing value for argument '--plugin'",
         ('--plugin', 'broken.py'): 'broken.py: NameError',
         ('--plugin', 'taken.py'): "method 'virtex': registered by vlrep.methods.virtex.recipe and by taken",
     }

@@ -7,21 +7,20 @@ __all__ = ['COMMANDS', 'main']
 
 # %% ../nbs/90_cli.ipynb #6df84a84
 import contextlib
-import difflib
 import errno
-import io
 import os
 import re
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import DisallowNone, FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
+from tyro.extras import subcommand_cli_from_dict
 
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
@@ -36,17 +35,40 @@ from .methods.base import METHODS
 from .training.trackers import check_tracker
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
-def _option(word, help=None, kind=str):
-    "The type of an option that may be left out: one text, or one `kind`, called `word` in the help"
+_CONFIG = DisallowNone, FlagCreatePairsOff, OmitArgPrefixes
+
+
+def _option(word, help=None, kind=str, names=()):
+    "The type of an option that may be left out: one text, or one `kind`, called `word` in the help; one of `names`"
 
     def read(words):
+        if not words[0].strip():
+            raise ValueError(f'{words[0]!r}: a {"path" if word in ("DIR", "FILE", "PATH") else "value"} is missing')
+        if names and words[0] not in names:
+            raise did_you_mean(word.lower(), words[0], names)
         try:
             return kind(words[0])
         except ValueError:
             raise ValueError(f'{words[0]!r} is not {"a whole number" if kind is int else "a number"}')
 
+    help = ' '.join(filter(None, (names and f'One of: {", ".join(names)}', help))) or None
     spec = PrimitiveConstructorSpec(1, word, read, lambda v: v is None or isinstance(v, kind), lambda v: [str(v)])
     return Annotated[kind | None, spec, arg(metavar=word, help=help, help_behavior_hint='')]
+
+
+def _one_of(names, help=None):
+    "The type of an option that is one of some names"
+    return _option('NAME', help, names=tuple(names))
+
+
+def _some(word, help):
+    "The type of an argument that takes all positional words"
+    return Positional[Annotated[tuple[str, ...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
+
+
+def _repeated(word, help):
+    "The type of an option that may be repeated"
+    return UseAppendAction[Annotated[tuple[str, ...], arg(metavar=word, help=help, help_behavior_hint='')]]
 
 
 def _made(name, rows, about=None):
@@ -59,99 +81,28 @@ def _made(name, rows, about=None):
 _NAME, _FILE, _DIR = map(_option, ('NAME', 'FILE', 'DIR'))
 _N = _option('N', kind=int)
 _FLAG = Annotated[bool, arg(help_behavior_hint='')]
-
-
-def _sentence(box):
-    "What tyro's box says above its first rule, without frame and colours"
-    _, text, *_ = re.split(r'^.*[─-]{5}.*$', re.sub(r'\x1b\[[\d;]*m', '', box), flags=re.M) + ['']
-    text = ' '.join(text.replace('│', ' ').split()).removeprefix('Error parsing ')
-    text = re.sub(r"^Missing value for argument '(\S+)'.*", r'\1: a value is missing', text)
-    return re.sub(r'^Missing from vlrep [\w -]+:', 'missing:', text)
-
-
-def _tyro(name, argv, config, **kw):
-    "Arguments as an instance of the dataclass `config`, and the unknown ones; a `ValueError` for invalid ones"
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                config,
-                prog=f'vlrep {name}',
-                args=argv,
-                return_unknown_args=True,
-                config=(DisallowNone, FlagCreatePairsOff, OmitArgPrefixes),
-                **kw,
-            )
-    except SystemExit as e:
-        if not e.code:
-            raise  # help was asked for
-        raise ValueError(_sentence(said.getvalue()) or f'these arguments cannot be parsed: {" ".join(argv)}') from None
+_PLUGIN = _repeated('FILE', 'A Python file that registers a method, a dataset or an evaluation')
 
 # %% ../nbs/90_cli.ipynb #5b7c90a1
-def _names(config):
-    "The options of `config` and of the dataclasses in it, as the help shows them"
-    for f in fields(config):
-        if is_dataclass(f.type):
-            yield from _names(f.type)
-        elif Positional not in getattr(f.type, '__metadata__', ()):
-            yield f'--{f.name}'.replace('_', '-')
+def _parse(name, config, argv):
+    "Arguments as an instance of the dataclass `config`; tyro prints help or what is wrong, and ends the process"
+    return tyro.cli(config, prog=f'vlrep {name}', args=argv, config=_CONFIG)
 
 
-def _elsewhere(name, option, here):
-    "An error if the field `name` is one of other methods or datasets than those of the words `here`, else None"
-    there = [
-        f'{o} {k}'
-        for o, d in (
-            ('--method', {k: m.recipe for k, m in METHODS.items()}),
-            ('--data', {k: d.options for k, d in DATASETS.items()}),
-        )
-        for k, part in d.items()
-        if name in [f.name for f in fields(part)]
-    ]
-    return ValueError(f'{option}: belongs to {", ".join(there)}, not to {here}') if there else None
-
-# %% ../nbs/90_cli.ipynb #66a51645
-def _empty_paths(got):
-    "A `ValueError` if an option that names a file, a folder or one of several things was given no name"
-    for f in fields(got):
-        value = getattr(got, f.name)
-        if is_dataclass(value):
-            _empty_paths(value)
-        words = [getattr(m, 'metavar', '') for m in getattr(f.type, '__metadata__', ())]
-        what = 'name' if 'NAME' in words else 'path' if {'DIR', 'FILE', 'PATH'} & set(words) else ''
-        if what and isinstance(value, str) and not value.strip():
-            raise ValueError(f'--{f.name.replace("_", "-")} {value!r}: a {what} is missing')
+def _first(name, config, argv):
+    "The options that decide which others there are"
+    kinds = dict(return_unknown_args=True, add_help=False, config=_CONFIG)
+    return tyro.cli(config, prog=f'vlrep {name}', args=argv, **kinds)[0]
 
 
-def _parse(name, argv, config, own=(), here=None):
-    "The options in `argv`; the first unknown word is an error. `own`: those that are fields of what `here` names"
-    general = ['--help', *(n for n in _names(config) if n not in own)]
-    for w in argv[: argv.index('--')] if '--' in argv else argv:
-        o = w.partition('=')[0].replace('_', '-')
-        if not o.startswith('--') or o in general or o in own:
-            continue
-        if here and (problem := _elsewhere(o[2:].replace('-', '_'), o, here)):
-            raise problem
-        near = difflib.get_close_matches(o, [*general, *own], 1, 0.5)
-        raise did_you_mean('option', w.partition('=')[0], own if near and near[0] in own else general)
-    got, rest = _tyro(name, argv, config)
-    if rest and rest[0].startswith('-'):
-        raise did_you_mean('option', rest[0], general)
-    if rest:
-        raise ValueError(f'{rest[0]!r}: unexpected argument')
-    _empty_paths(got)
-    return vars(got)
+@dataclass(frozen=True)
+class _Plugins:
+    plugin: _PLUGIN = ()
 
 
-def _load_plugins(words):
-    "Import the files that follow `--plugin`, before anything else is read: they may add methods and datasets"
-    for i, w in enumerate(words):
-        option, sep, path = w.partition('=')
-        if option != '--plugin':
-            continue
-        if not sep and i + 1 == len(words):
-            raise ValueError('--plugin: a file is missing')
-        load_plugin(path if sep else words[i + 1])
+def _given(*groups):
+    "All options of several groups by their names"
+    return {k: v for group in groups for k, v in vars(group).items() if k not in ('set', 'plugin')}
 
 # %% ../nbs/90_cli.ipynb #e02a8393
 _MAX_DAMAGED = _option(
@@ -197,23 +148,20 @@ class _Trial:
     overfit: _FLAG = False  # Overfit one batch, or say that it failed (code 1)
 
 # %% ../nbs/90_cli.ipynb #c040f946
-_PLUGIN = _option('FILE', 'A Python file that registers a method, a dataset or an evaluation; may be repeated')
-
-
-_SET = _option('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data')
+_SET = _repeated('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the options of the recipe and the data')
 _A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
 
 
-def _main_options():
-    "Method and data: the names are those that are registered"
-    about = dict(
-        method=('NAME', f'One of: {", ".join(METHODS)} (default: virtex)'),
-        data=('NAME', f'One of: {", ".join(DATASETS)} (default: world)'),
-        recipe=('NAME', 'A recipe of the method (default: the one called like the data)'),
-        out=('DIR', 'Folder of the run (default: the next free one in runs/)'),
-    )
-    rows = [(k, _option(*v), None) for k, v in about.items()]
-    return _made('_Main', [*rows, ('set', _SET, None), ('plugin', _PLUGIN, None)])
+def _pretrain_main(recipes):
+    "Method, data and recipe: the names are those that are registered"
+    about = 'A recipe of the method (default: the one called like the data)'
+    rows = [
+        ('method', _one_of(METHODS, '(default: virtex)')),
+        ('data', _one_of(DATASETS, '(default: world)')),
+        ('recipe', _one_of(recipes, about)),
+        ('out', _option('DIR', 'Folder of the run (default: the next free one in runs/)')),
+    ]
+    return _made('_Main', [*((k, v, None) for k, v in rows), ('set', _SET, ()), ('plugin', _PLUGIN, ())])
 
 
 @dataclass(frozen=True)
@@ -223,47 +171,33 @@ class _Resume:
     run: _A_RUN
     at: Annotated[str, arg(metavar='STEP')] = 'last'  # From a step, best, or 0, the beginning; later ones are removed
     inexact: _FLAG = False  # Continue although something differs
-    set: _SET = None
-    plugin: _PLUGIN = None
+    set: _SET = ()
+    plugin: _PLUGIN = ()
 
 
-def _field_options(part, about, taken, only=None):
-    "The fields of a recipe, or of a dataset's sizes, as options of a dataclass that keeps their texts"
-
-    def whole(text):
-        return re.sub(r'(?<=\d),(?=\d{3})', '_', text)  # 1_000: tyro breaks lines at commas
-
-    rows = [
-        (name, _option(getattr(kind, '__name__', str(kind)).upper(), f'{whole(help)} (default: {value})'), None)
-        for name, kind, value, help in field_rows(part)
-        if f'--{name}'.replace('_', '-') not in taken and (only is None or name in only)
-    ]
+def _field_options(part, about, taken=(), only=None, flags=False):
+    "The fields of a recipe, or of a dataset's sizes, as options that may be left out"
+    rows = []
+    for name, kind, value, help in field_rows(part):
+        if name in taken or only is not None and name not in only:
+            continue
+        help = re.sub(r'(?<=\d),(?=\d{3})', '_', help)  # 1_000: tyro breaks lines at commas
+        if flags and value is False:
+            rows.append((name, Annotated[bool, arg(help=help, help_behavior_hint='')], False))
+        else:
+            option = _option(kind.__name__.upper(), f'{help} (default: {value})', kind if kind in (int, float) else str)
+            rows.append((name, option, None))
     return _made(type(part).__name__, rows, about)
 
-# %% ../nbs/90_cli.ipynb #5b7c90a2
-def _as_options(argv, names, taken, here):
-    "Rewrite `--set FIELD=VALUE` as `--FIELD=VALUE`; separately, the pairs whose field has a name in `taken`"
-    words = iter(argv)
-    out = []
-    pairs = []
-    for w in words:
-        option, sep, pair = w.partition('=')
-        if option != '--set':
-            out.append(w)
-            continue
-        if not sep:
-            pair = next(words, '')
-        name, sep, text = pair.partition('=')
-        name = name.strip()
-        if not sep:
-            raise ValueError(f'--set: {pair!r}: write field=value')
-        if name not in names:
-            raise ValueError(f'--set: {_elsewhere(name, name, here) or did_you_mean("field", name, names)}')
-        if f'--{name}'.replace('_', '-') in taken:
-            pairs.append(pair)
-        else:
-            out.append(f'--{name}={text}')
-    return out, pairs
+
+def _changes(parts, pairs=()):
+    "Texts `field=value` of the fields that were given, by --set or as options"
+    options = {k: v for part in parts for k, v in vars(part).items() if v is not None and v is not False}
+    for pair in pairs:
+        name = pair.partition('=')[0].strip()
+        if name in options:
+            raise ValueError(f'--set {pair}: --{name.replace("_", "-")} is given, too; leave one of them out')
+    return [*pairs, *(f'{k}={v}' for k, v in options.items())]
 
 # %% ../nbs/90_cli.ipynb #5b7c90a3
 _ARGUMENTS = dict(recipe='name', weights='weights_file', tiny='small', run='resume_run')
@@ -275,60 +209,47 @@ checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the pro
 
 def _training_options(command, argv, groups, about, *, method, name, data):
     "The arguments of a command that pretrains, by the names that `pretrain` has for them"
-    here = f'--method {method} --data {data}'
     recipe = get_recipe(method, name)
     sizes = DATASETS[data].options
-    taken = {'--help', *(n for g in groups.values() for n in _names(g))}
+    taken = {'help', *(f.name for group in groups.values() for f in fields(group))}
     parts = dict(
         recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
         data=_field_options(sizes, type(sizes).__doc__, taken),
     )
-    names = [f.name for p in (recipe, sizes) for f in fields(p)]
-    if 'init' not in names:
-        argv = [re.sub('^--init(?==|$)', '--weights', w) for w in argv]  # as the field has it
-    argv, changes = _as_options(argv, names, taken, here)
-    config = _made(f'_{command.title()}', [*groups.items(), *parts.items()], about)
-    got = _parse(command, argv, config, [n for p in parts.values() for n in _names(p)], here)
-    changes += [f'{k}={v}' for p in parts for k, v in vars(got[p]).items() if v is not None]
-    told = {k: v for g in groups for k, v in vars(got[g]).items() if k not in ('set', 'plugin')}
-    return {**{_ARGUMENTS.get(k, k): v for k, v in told.items()}, 'changes': changes}
+    got = vars(_parse(command, _made(f'_{command.title()}', [*groups.items(), *parts.items()], about), argv))
+    changes = _changes([got[part] for part in parts], got['main'].set)
+    told = {_ARGUMENTS.get(k, k): v for k, v in _given(*(got[g] for g in groups)).items()}
+    return {**told, 'changes': changes}
 
 
 def _pretrain_options(argv):
     "The arguments of `vlrep pretrain`"
-    main = _main_options()
-    words = _tyro('pretrain', argv, main, add_help=False)[0]
-    method = words.method or 'virtex'
-    data = words.data or 'world'
-    one_of('--data', data, DATASETS)
-    one_of('--method', method, METHODS)
-    name = recipe_name(method, words.recipe, data)
-    groups = dict(main=main, job=_Job, backbone=_Backbone, trial=_Trial)
-    return _training_options('pretrain', argv, groups, _ABOUT, method=method, name=name, data=data)
+    rows = [(k, _NAME, None) for k in ('method', 'data', 'recipe')]
+    words = _first('pretrain', _made('_First', rows), argv)
+    method = words.method if words.method in METHODS else 'virtex'  # what is no method, tyro refuses below
+    data = words.data if words.data in DATASETS else 'world'
+    recipes = METHODS[method].recipes
+    name = recipe_name(method, words.recipe if words.recipe in recipes else None, data)
+    groups = dict(main=_pretrain_main(recipes), job=_Job, backbone=_Backbone, trial=_Trial)
+    told = _training_options('pretrain', argv, groups, _ABOUT, method=method, name=name, data=data)
+    return {**told, 'method': method, 'data': data}
 
 # %% ../nbs/90_cli.ipynb #118c413f
 def _pretrain(argv):
+    "Pretrain a network on captions and evaluate it"
     a = _pretrain_options(argv)
     if a.pop('recipes'):
         print('\n'.join(recipe_lines(a['method'])))
         return
     if a.pop('fields'):
-        print(
-            '\n'.join(
-                field_lines(
-                    *plan(
-                        a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone']
-                    )
-                )
-            )
-        )
+        print('\n'.join(field_lines(*_planned(a))))
         return
     what = [w for w in ('dry-run', 'overfit') if a.pop(w.replace('-', '_'))]
     for k in ('out', 'save_every', 'tracker', 'timeout'):
         if what and a.pop(k) is not None:
             raise ValueError(f'--{what[0]}: keeps nothing, leave --out, --save-every, --tracker and --timeout out')
-    plan(a['method'] or 'virtex', a['name'], a['changes'], a['data'] or 'world', backbone=a['backbone'])
-    _check_job(a, a['data'] or 'world')
+    _planned(a)
+    _check_job(a, a['data'])
     from vlrep.experiments.commands import pretrain, run_checks
 
     if what:
@@ -336,6 +257,11 @@ def _pretrain(argv):
             sys.exit(1)
         return
     _train(pretrain, a)
+
+
+def _planned(a):
+    "Recipe and options of the data"
+    return plan(a['method'], a['name'], a['changes'], a['data'], backbone=a['backbone'])
 
 
 def _check_job(a, data='world', **more):
@@ -373,11 +299,6 @@ class _Exit(Exception):
         super().__init__(text)
 
 # %% ../nbs/90_cli.ipynb #25d3e1c3
-def _some(word, help):
-    "The type of an argument that takes all positional words"
-    return Positional[Annotated[tuple[str, ...], arg(metavar=f'{word}...', help=help, help_behavior_hint='')]]
-
-
 _WHICH = Annotated[str, arg(metavar='WHICH', help='Which checkpoint: best, last, or the number of a step')]
 
 
@@ -388,26 +309,26 @@ class _Caption:
     run: _A_RUN
     images: _some('IMAGE', 'Image files')
     which: _WHICH = 'best'
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 
 def _caption(argv):
-    a = _parse('caption', argv, _Caption)
-    del a['plugin']  # `main` has imported it
-    if not a['images']:
+    "Print one caption for each image"
+    options = _parse('caption', _Caption, argv)
+    if not options.images:
         raise ValueError('IMAGE is missing: name at least one image file')
-    check_run(a['run'])
+    check_run(options.run)
     from vlrep.experiments.commands import caption
 
-    if None in caption(**a):
+    if None in caption(**_given(options)):
         sys.exit(1)  # what is wrong with an image was printed
 
 # %% ../nbs/90_cli.ipynb #5b7c90a4
-def _evaluate_options():
+def _evaluate_config():
     "The options of all registered evaluations"
     rows = [
         ('run', _A_RUN),
-        ('on', Annotated[str, arg(metavar='NAME', help=f'One of: {", ".join(EVALUATIONS)}')]),
+        ('on', _one_of(EVALUATIONS)),
         ('root', _option('DIR', 'Where the photos are: VOCdevkit/VOC2007, or a folder with train/ and val/'), None),
         ('which', _WHICH, 'best'),
         ('max_damaged', _MAX_DAMAGED, None),
@@ -417,13 +338,12 @@ def _evaluate_options():
         kind = str if o.default is None else type(o.default)
         help = o.help + f'; one of: {", ".join(there)}' * bool(there) + f' (default: {o.default})' * bool(o.default)
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
-    return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, None)], 'Evaluate a trained model')
+    return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, ())], 'Evaluate a trained model')
 
 
 def _evaluate(argv):
-    a = _parse('evaluate', argv, _evaluate_options())
-    del a['plugin']
-    one_of('--on', a['on'], EVALUATIONS)
+    "Evaluate a trained model"
+    a = _given(_parse('evaluate', _evaluate_config(), argv))
     EVALUATIONS[a['on']].check(**{k: v for k, v in a.items() if k not in ('run', 'on', 'which', 'max_damaged')})
     check_damage(a['max_damaged'])
     check_run(a['run'])
@@ -437,20 +357,19 @@ class _Export:
     "Export the backbone for another library, and compare the features that it computes"
 
     run: _A_RUN
-    to: Annotated[str, arg(metavar='LAYOUT', help=f'One of: {", ".join(LAYOUT_NAMES)}')]
+    to: _one_of(LAYOUT_NAMES)
     out: _DIR = None  # Folder to write to (default: RUN/export-LAYOUT)
     which: _WHICH = 'best'
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 
 def _export(argv):
-    a = _parse('export', argv, _Export)
-    del a['plugin']
-    one_of('--to', a['to'], LAYOUT_NAMES)
-    check_run(a['run'])
+    "Export the backbone for another library"
+    options = _parse('export', _Export, argv)
+    check_run(options.run)
     from vlrep.experiments.commands import export
 
-    export(**a)
+    export(**_given(options))
 
 
 @dataclass(frozen=True)
@@ -459,18 +378,19 @@ class _Report:
 
     runs: _some('RUN', 'Run folders')
     out: _FILE = None  # The page of several runs (default: comparison.html)
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 
 def _report(argv):
-    a = _parse('report', argv, _Report)
-    if not a['runs']:
+    "Write the report of a run, or one report that compares several runs"
+    options = _parse('report', _Report, argv)
+    if not options.runs:
         raise ValueError('RUN is missing: name at least one run folder')
-    for run in a['runs']:
+    for run in options.runs:
         check_run(run)
     from vlrep.experiments.commands import report
 
-    report(a['runs'], a['out'])
+    report(options.runs, options.out)
 
 # %% ../nbs/90_cli.ipynb #be9c0030
 @dataclass(frozen=True)
@@ -481,17 +401,17 @@ class _Benchmark:
     device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
     batch: _N = None  # Images a step (default: 64; on a CPU 8 of the paper's model)
     out: _FILE = None  # A file for the numbers, as JSON
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 
 def _benchmark(argv):
-    a = _parse('benchmark', argv, _Benchmark)
-    del a['plugin']
-    if a['batch'] is not None and a['batch'] < 1:
-        raise ValueError(f'--batch {a["batch"]}: at least 1 image a step')
+    "Measure images a second of training steps and of the loader"
+    options = _parse('benchmark', _Benchmark, argv)
+    if options.batch is not None and options.batch < 1:
+        raise ValueError(f'--batch {options.batch}: at least 1 image a step')
     from vlrep.experiments.benchmark import run_benchmark
 
-    run_benchmark(**a)
+    run_benchmark(**_given(options))
 
 # %% ../nbs/90_cli.ipynb #57d90a01
 _A_STUDY = Positional[Annotated[str, arg(metavar='FILE', help='The study, a TOML file')]]
@@ -504,9 +424,9 @@ class _StudyPlan:
     file: _A_STUDY
     recorded: _DIR = None  # Finished run folders to take times from, instead of timing a few steps
     root: _DIR = None  # Folder of its photos (default: that in the file)
-    jobs: _N = None  # Trainings at a time (default: 1)
+    jobs: int = 1  # Trainings at a time
     quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 
 @dataclass(frozen=True)
@@ -514,12 +434,12 @@ class _StudyRun:
     "Tune, train and compare; finished jobs are kept, unfinished ones resumed"
 
     file: _A_STUDY
-    out: Annotated[str, arg(metavar='DIR', help='Folder of the study')]
+    out: _option('DIR', 'Folder of the study')
     root: _DIR = None  # Folder of its photos (default: that in the file)
-    jobs: _N = None  # Trainings at a time, each with one thread (default: 1)
+    jobs: int = 1  # Trainings at a time, each with one thread
     mix: _FLAG = False  # Continue although lines were made by other code, versions or processors; the page names them
     quick: _FLAG = False  # In the size of its [quick]: only to see that everything works
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 
 @dataclass(frozen=True)
@@ -528,99 +448,78 @@ class _StudyReport:
 
     path: Positional[Annotated[str, arg(metavar='PATH', help='The folder of a study, or its study.jsonl')]]
     out: _DIR = None  # Where to (default: beside the lines)
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 # %% ../nbs/90_cli.ipynb #57d90a02
-_STUDY = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
-
-
-def _study_options(argv):
-    "The subcommand of `vlrep study`, and its arguments"
-    what = argv[0] if argv else '--help'
-    if what not in _STUDY:
-        raise did_you_mean('word', what, _STUDY)
-    a = _parse(f'study {what}', argv[1:], _STUDY[what])
-    del a['plugin']
-    if a.get('jobs') is not None and a['jobs'] < 1:
-        raise ValueError(f'--jobs {a["jobs"]}: at least 1')
-    if 'jobs' in a:
-        a['jobs'] = a['jobs'] or 1
-    return what, a
-
-
 def _study(argv):
-    if not argv or argv[0] in ('-h', '--help'):
-        print(
-            'usage: vlrep study plan FILE, vlrep study run FILE --out DIR, vlrep study report PATH; vlrep study NAME '
-            '--help explains its options'
-        )
+    "Plan, run or report a study: a comparison that is written down in a file"
+    kinds = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
+    options = subcommand_cli_from_dict(kinds, prog='vlrep study', description=_study.__doc__, args=argv, config=_CONFIG)
+    if isinstance(options, _StudyReport):
+        from vlrep.experiments.study_report import write_study_report
+
+        print(f'report: {write_study_report(options.path, options.out)}')
         return
-    what, a = _study_options(argv)
+    if options.jobs < 1:
+        raise ValueError(f'--jobs {options.jobs}: at least 1')
     from vlrep.experiments.study import read_study
 
-    if what != 'report':
-        study = read_study(a['file'], a['quick'])
-    from vlrep.experiments.study_report import write_study_report
+    study = read_study(options.file, options.quick)
     from vlrep.experiments.study_runs import plan_study, run_study
     from vlrep.training.interrupts import TrainingInterrupted
 
-    if what == 'report':
-        print(f'report: {write_study_report(**a)}')
-    elif what == 'plan':
-        plan_study(study, a['recorded'], a['jobs'], root=a['root'])
-    else:
-        try:
-            run_study(**a)
-        except (TrainingInterrupted, KeyboardInterrupt) as e:
-            raise _Exit(
-                getattr(e, 'code', 130),
-                f'stopped; resume with: vlrep study run {a["file"]} --out {a["out"]}'
-                + (f' --root {a["root"]}' if a['root'] else '')
-                + ' --quick' * a['quick'],
-            ) from e
+    if isinstance(options, _StudyPlan):
+        plan_study(study, options.recorded, options.jobs, root=options.root)
+        return
+    try:
+        run_study(**_given(options))
+    except (TrainingInterrupted, KeyboardInterrupt) as e:
+        again = ['vlrep study run', options.file, '--out', options.out]
+        if options.root:
+            again += ['--root', options.root]
+        if options.quick:
+            again.append('--quick')
+        raise _Exit(getattr(e, 'code', 130), f'stopped; resume with: {" ".join(again)}') from e
 
 # %% ../nbs/90_cli.ipynb #5ac10002
 def _of_data(name, argv, rows, about):
     "The arguments of a command that reads any dataset: its own options, and `options`, the sizes of generated data"
-    rows = [
-        ('data', _option('NAME', f'The dataset; one of: {", ".join(DATASETS)}'), None),
-        ('root', _option('DIR', 'Folder of its files'), None),
-        *rows,
-        ('max_damaged', _MAX_DAMAGED, None),
-        ('plugin', _PLUGIN, None),
-    ]
-    main = _made('_Main', rows, about)
-    first = _tyro(name, argv, main, add_help=False)[0]
-    data = first.data
-    if data is not None:
-        one_of('--data', data, DATASETS)
-        if not {'-h', '--help'} & set(argv):
-            DATASETS[data].check_root(first.root)
-    sized = data is not None and (not DATASETS[data].read or any(k != 'max_damaged' for k in DATASETS[data].reads))
+    main = _made(
+        '_Main',
+        [
+            ('data', _one_of(DATASETS)),
+            ('root', _option('DIR', 'Folder of its files'), None),
+            *rows,
+            ('max_damaged', _MAX_DAMAGED, None),
+            ('plugin', _PLUGIN, ()),
+        ],
+        about,
+    )
+    builder = DATASETS.get(_first(name, _made('_First', [('data', _NAME, None)]), argv).data)
     groups = dict(main=main)
-    if sized:
-        only = DATASETS[data].reads if DATASETS[data].read else None
-        groups['sizes'] = _field_options(DATASETS[data].options, f'Of {data}', {'--help', *_names(main)}, only)
-    config = _made(f'_{name.title()}', [*groups.items()], about)
-    got = _parse(name, argv, config, _names(groups['sizes']) if sized else (), f'--data {data}')
-    told = {k: v for k, v in vars(got['main']).items() if k != 'plugin' and v is not None}
+    if builder and (not builder.read or any(k != 'max_damaged' for k in builder.reads)):
+        only = builder.reads if builder.read else None
+        taken = {'help', *(f.name for f in fields(main))}
+        groups['sizes'] = _field_options(builder.options, f'Of {builder.name}', taken, only)
+    got = vars(_parse(name, _made(f'_{name.title()}', [*groups.items()], about), argv))
+    told = {k: v for k, v in _given(got['main']).items() if v is not None}
+    builder.check_root(told.get('root'))
     check_damage(told.get('max_damaged'))
-    if data is None:
-        raise ValueError(f'--data is missing: one of {", ".join(DATASETS)}')
-    if sized:
-        changes = [f'{k}={v}' for k, v in vars(got['sizes']).items() if v is not None]
-        told['options'] = check_fields(override(DATASETS[data].options, changes))
-        DATASETS[data].check_options(told['options'], {c.partition('=')[0] for c in changes})
+    if 'sizes' in got:
+        changes = _changes([got['sizes']])
+        told['options'] = check_fields(override(builder.options, changes))
+        builder.check_options(told['options'], {c.partition('=')[0] for c in changes})
     return told
 
 
 def _shards(argv):
+    "Write a dataset as tar files of images, captions, tags and narratives"
     rows = [
         ('out', _option('DIR', 'A new folder for the shards (default: shards)'), None),
         ('per_shard', _option('N', 'Images a shard (default: 1000)', int), None),
         ('seed', _option('N', 'Write the images in an order drawn from this (default: in their own)', int), None),
         ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None),
-        ('split', _option('NAME', f'The split of the data to keep, of: {", ".join(SPLITS)} (default: auto)'), None),
+        ('split', _one_of(SPLITS, 'The split of the data to keep (default: auto)'), None),
     ]
     told = _of_data(
         'shards',
@@ -628,7 +527,6 @@ def _shards(argv):
         rows,
         'Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset',
     )
-    one_of('--split', told.get('split', 'auto'), SPLITS)
     from vlrep.datasets.webdataset.reader import make_shards
 
     make_shards(**told)
@@ -641,10 +539,8 @@ Exit codes: as those of vlrep pretrain. Ctrl-C saves a checkpoint; vlrep resume 
 
 def _finetune_rows():
     "Options of `vlrep finetune`, except those of the plan and of the data"
-    sources = ', '.join(dict.fromkeys(d for t in TASKS.values() for d in t.sources))
+    sources = dict.fromkeys(d for t in TASKS.values() for d in t.sources)
     texts = dict(
-        task=f'One of: {", ".join(TASKS)}',
-        data=f'Whose examples; one of: {sources} (default: those of --root, else world)',
         root='The folder of the photos and questions',
         out='Folder of the new run (default: the next free one in runs/)',
         labels="A file of labels, one a line, or JSON (default: the task's, or those of the training answers)",
@@ -663,43 +559,36 @@ def _finetune_rows():
         timeout='With torchrun: seconds after which a process gives up waiting for the others (default: 600)',
     )
     return [
+        ('task', _one_of(TASKS), None),
+        ('data', _one_of(sources, '(default: those of --root, else world)'), None),
         *((k, _option(words.get(k, 'NAME'), h), None) for k, h in texts.items()),
         *((k, _option('N', h, int), None) for k, h in numbers.items()),
-        ('plugin', _PLUGIN, None),
+        ('plugin', _PLUGIN, ()),
     ]
 
 # %% ../nbs/90_cli.ipynb #f17e0003
-def _tuning_options(command, argv, rows, about, source, here):
+def _tuning_options(command, argv, rows, about, source):
     "The arguments of a command that fine-tunes, by the names that `finetune` has for them"
     main = _made('_Main', [('run', _A_RUN), *rows], 'The job')
-    taken = {'--help', *_names(main)}
-    plan = PLANS[source.plan if source else 'paper']
-    groups = dict(main=main, plan=_field_options(plan, 'How it is trained', taken))
-    if source and source.options:
+    taken = {'help', *(f.name for f in fields(main))}
+    groups = dict(plan=_field_options(PLANS[source.plan], 'How it is trained', taken, flags=True))
+    if source.options:
         groups['sizes'] = _field_options(source.options, 'Of the data', taken)
-    config = _made('_Finetune', [*groups.items()], about)
-    argv = [
-        w + '=true' if w in ('--frozen', '--blind') and argv[i + 1 : i + 2] not in (['true'], ['false']) else w
-        for i, w in enumerate(argv)
-    ]
-    got = _parse(command, argv, config, [n for k in groups if k != 'main' for n in _names(groups[k])], here)
-    changes = [f'{k}={v}' for g in groups if g != 'main' for k, v in vars(got[g]).items() if v is not None]
-    return {**{k: v for k, v in vars(got['main']).items() if k != 'plugin'}, 'changes': changes}
+    got = vars(_parse(command, _made(f'_{command.title()}', [('main', main), *groups.items()], about), argv))
+    return {**_given(got['main']), 'changes': _changes([got[g] for g in groups])}
 
 
 def _finetune_options(argv):
     "The arguments of `vlrep finetune`"
-    rows = _finetune_rows()
-    first = _tyro('finetune', argv, _made('_Main', rows), add_help=False)[0]
-    if first.task is None:
-        return _tuning_options('finetune', argv, rows, _ABOUT_FINETUNE, None, None)
-    one_of('--task', first.task, TASKS)
-    task = TASKS[first.task]
-    source = task.source(first.data or task.default_data(first.root))
-    return _tuning_options('finetune', argv, rows, _ABOUT_FINETUNE, source, f'--task {first.task}')
+    rows = [('task', _NAME, None), ('data', _NAME, None), ('root', _DIR, None)]
+    words = _first('finetune', _made('_First', rows), argv)
+    task = TASKS[words.task if words.task in TASKS else next(iter(TASKS))]
+    source = task.source(words.data or task.default_data(words.root))
+    return _tuning_options('finetune', argv, _finetune_rows(), _ABOUT_FINETUNE, source)
 
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
+    "Fine-tune a finished run on a task"
     a = _finetune_options(argv)
     _check_job({**a, 'root': None, 'out': None})
     check_run(a['run'])
@@ -714,8 +603,8 @@ vlrep resume RUN --help also lists the fields of the run. Exit codes: as those o
 _BEGUN_WITH = 'task', 'data', 'out', 'labels', 'region_files', 'which'  # Options of `finetune` that stay what they were
 
 
-def _resume_pretrained(argv, facts):
-    path = Path(argv[0]) / 'recipe.json'
+def _resume_pretrained(run, argv, facts):
+    path = Path(run) / 'recipe.json'
     method = facts['method']
     data = facts['data']['name'] if isinstance(facts['data'], dict) else facts['data']
     one_of(f'method in {path}', method, METHODS)
@@ -732,12 +621,13 @@ def _resume_pretrained(argv, facts):
     _train(pretrain, a)
 
 
-def _resume_finetuned(argv, facts):
-    was = facts['finetune']
-    one_of(f'task in {Path(argv[0]) / "recipe.json"}', was['task'], TASKS)
+def _resume_finetuned(run, argv, was):
+    path = Path(run) / 'recipe.json'
+    one_of(f'task in {path}', was['task'], TASKS)
+    one_of(f'data in {path}', was['data'], TASKS[was['task']].sources)
     source = TASKS[was['task']].source(was['data'])
     rows = [row for row in _finetune_rows() if row[0] not in _BEGUN_WITH]
-    a = _tuning_options('resume', argv, rows, _ABOUT_RESUME, source, f'--task {was["task"]}')
+    a = _tuning_options('resume', argv, rows, _ABOUT_RESUME, source)
     _check_job({**a, 'root': None})
     from vlrep.experiments.finetune import finetune
 
@@ -745,22 +635,20 @@ def _resume_finetuned(argv, facts):
 
 
 def _resume(argv):
-    if argv and argv[0] in ('-h', '--help'):
-        _parse(
-            'resume',
-            argv,
-            _made('_Options', [('main', _Resume), ('job', _Job), ('backbone', _Backbone)], _ABOUT_RESUME),
-        )
-    if not argv or argv[0].startswith('-'):
-        raise ValueError('RUN is missing: vlrep resume RUN; the run comes before the options')
-    if not argv[0].strip():
-        raise ValueError(f'RUN {argv[0]!r}: a path is missing')
-    facts = read_run_facts(argv[0])
-    check_plugins(argv[0], facts.get('plugins', []))
+    "Resume a pretrained or fine-tuned run that was stopped"
+    if argv and not argv[0].startswith('-'):
+        run = argv[0]
+    else:  # options that every run has may come before it
+        groups = [('main', _Resume), ('job', _Job), ('backbone', _Backbone)]
+        run = _parse('resume', _made('_Resume', groups, _ABOUT_RESUME), argv).main.run
+    if not run.strip():
+        raise ValueError(f'RUN {run!r}: a path is missing')
+    facts = read_run_facts(run)
+    check_plugins(run, facts.get('plugins', []))
     if 'finetune' in facts:
-        _resume_finetuned(argv, facts)
+        _resume_finetuned(run, argv, facts['finetune'])
     else:
-        _resume_pretrained(argv, facts)
+        _resume_pretrained(run, argv, facts)
 
 # %% ../nbs/90_cli.ipynb #be270012
 _MODEL = (
@@ -770,6 +658,7 @@ _MODEL = (
 
 
 def _paraphrase(argv):
+    "Paraphrase the captions of a dataset by translating them into other languages and back"
     rows = [
         (
             'out',
@@ -857,11 +746,12 @@ class _Regions:
     ) = None
     half: _FLAG = False  # In float16, half the size
     device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
-    plugin: _PLUGIN = None
+    plugin: _PLUGIN = ()
 
 
 def _regions(argv):
-    a = {k: v for k, v in _parse('regions', argv, _Regions).items() if k != 'plugin' and v is not None}
+    "Store the regions of photos: features, boxes, class distributions"
+    a = {k: v for k, v in _given(_parse('regions', _Regions, argv)).items() if v is not None}
     by = a.get('by', 'detector')
     if not Path(a['photos']).exists():
         raise ValueError(f'{a["photos"]}: no such folder')
@@ -897,13 +787,6 @@ COMMANDS = dict(
 )
 
 # %% ../nbs/90_cli.ipynb #435958d7
-def _as_written(problem, argv):
-    "What is wrong with a field, named as it was written: --lr=-1, not --set lr=-1"
-    if any(w.partition('=')[0] == '--set' for w in argv):
-        return problem
-    return re.sub(r'^--set:? (\w+)', lambda m: '--' + m[1].replace('_', '-'), problem)
-
-
 def _one_line(text):
     "A message without line breaks, and without characters that could do something to a terminal"
     return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in ' '.join(text.split()))
@@ -926,10 +809,10 @@ def _unexpected(error, name):
 _TRAINING = 'pretrain', 'resume', 'finetune'  # Commands that train
 
 
-def _problem(error, name, argv):
+def _problem(error, name):
     "Exit code and line for an error that ends a command"
     if isinstance(error, ValueError):
-        return 2, _as_written(str(error), argv)
+        return 2, str(error)
     if isinstance(error, OSError):
         return 1, f'{error.filename}: {error.strerror}' if error.filename else str(error) or type(error).__name__
     if isinstance(error, _Exit):
@@ -1025,23 +908,42 @@ def _end_of_output(name, error):
         sys.exit(141 if error.errno == errno.EPIPE else 1)
 
 # %% ../nbs/90_cli.ipynb #80bfeb44
-def _command(name, argv, debug):
-    "Carry a command out; an error is one line, and a code to exit with"
-    try:
-        if name not in COMMANDS:
-            raise did_you_mean('command', name, COMMANDS)
-        _load_plugins(argv)
+def _carry_out(words):
+    "Carry out the command that `words` name; tyro prints help, and what is wrong with them"
+    for file in _first('', _Plugins, words).plugin:
+        load_plugin(file)  # it may add methods and datasets, whose names are options
+    name, *argv = words or ['--help']
+    if name in COMMANDS:
         COMMANDS[name](argv)
+        return
+    pages = {k: _made(k, [], command.__doc__) for k, command in COMMANDS.items()}
+    subcommand_cli_from_dict(pages, prog='vlrep', description=_ABOUT_VLREP, args=words or ['--help'])
+
+
+_ABOUT_VLREP = """Learn visual representations from captions
+
+vlrep NAME --help explains the options of a command; --debug, behind any command, shows the traceback of an error."""
+
+
+def _command(name, words, debug):
+    "Carry a command out; an error is one line, and a code to exit with"
+    several = name in _TRAINING and os.environ.get('WORLD_SIZE', '1') != '1'
+    try:
+        _carry_out(words)
         return 0
+    except SystemExit as e:
+        if e.code != 2 or not several:
+            raise
+        code, text = 2, f'wrong arguments: {" ".join(words)}'
     except (Exception, KeyboardInterrupt) as e:
         if e is getattr(sys.stdout, 'error', None):
             return 0  # see `_end_of_output`
-        code, text = _problem(e, name, argv)
+        code, text = _problem(e, name)
         if debug:
             traceback.print_exc()
     who = f'vlrep {name}' if name in COMMANDS else 'vlrep'
     print(f'{who}: {_one_line(text)}', file=sys.stderr, flush=True)
-    if name in _TRAINING and os.environ.get('WORLD_SIZE', '1') != '1':
+    if several:
         from vlrep.training.distributed import tell_others
 
         tell_others(_one_line(text))
@@ -1054,15 +956,10 @@ def main(
     "Parse the arguments, call the function, turn errors into one line and an exit code"
     words = sys.argv[1:] if argv is None else argv
     debug = '--debug' in words or bool(os.environ.get('VLREP_DEBUG'))
-    name, *argv = [w for w in words if w != '--debug'] or ['--help']
+    words = [w for w in words if w != '--debug']
+    name = words[0] if words else ''
     with _outputs(name) as out:
-        if name in ('-h', '--help'):
-            print(
-                f'usage: vlrep NAME ...; NAME is one of: {", ".join(COMMANDS)}; '
-                f'vlrep NAME --help explains its options; --debug shows the traceback of an error'
-            )
-            return
-        code = _command(name, argv, debug)
+        code = _command(name, words, debug)
         out._ends = False
         out.flush()
         if code:

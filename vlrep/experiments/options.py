@@ -56,7 +56,7 @@ def missing_annotations(
 def _with_shape(recipe, backbone, names):
     "The recipe with the depth and the width of a ResNet by name; other networks have none"
     if both := names & {'visual_depth', 'visual_width'}:
-        raise ValueError(f'--set {min(both)}: --backbone {backbone} decides it')
+        raise ValueError(f'--{min(both).replace("_", "-")}: --backbone {backbone} decides it')
     if '/' in backbone:
         return recipe
     one_of('--backbone', backbone, RESNETS)
@@ -81,13 +81,10 @@ def plan(
     names = {c.split('=')[0].strip() for c in changes}
     if backbone:
         parts = [_with_shape(parts[0], backbone, names), parts[1]]
-    try:
-        recipe, options = map(check_fields, override_all(parts, changes))
-        if 'task' in names:
-            raise ValueError('task: the method decides it, see --method')
-        DATASETS[data].check_options(options, names)
-    except ValueError as e:
-        raise ValueError(f'--set: {e}') from None
+    recipe, options = map(check_fields, override_all(parts, changes))
+    if 'task' in names:
+        raise ValueError('--task: the method decides it, see --method')
+    DATASETS[data].check_options(options, names)
     if missing := missing_annotations(METHODS[method], recipe, DATASETS[data]):
         raise ValueError(f'--method {method}: learns from {", ".join(missing)}, and {data} has none')
     return recipe, options
