@@ -450,7 +450,7 @@ def test_help_lists_every_field(method, data, capsys):
     "With its meaning, its bounds and its value in the recipe that is meant"
 
     def plain(text):
-        return re.sub(r'[\s,│]', '', text)  # lines are broken and numbers grouped
+        return re.sub(r'[\s,_│]', '', text)  # lines are broken and numbers grouped
 
     with pytest.raises(SystemExit) as e:
         main(['pretrain', '--help', '--method', method, '--data', data])

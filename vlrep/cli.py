@@ -73,9 +73,10 @@ def _repeated(word, help):
 
 def _made(name, rows, about=None):
     "A dataclass of `rows`, declared as built-in: else tyro would look for comments in the source of a module"
-    cls = make_dataclass(name, rows, namespace=dict(__doc__=about) if about else {})
-    cls.__module__ = 'builtins'
-    return cls
+    namespace = dict(__module__='builtins')
+    if about:
+        namespace['__doc__'] = about
+    return make_dataclass(name, rows, namespace=namespace, frozen=True)
 
 
 _NAME, _FILE, _DIR = map(_option, ('NAME', 'FILE', 'DIR'))
@@ -117,16 +118,22 @@ _MAX_DAMAGED = _option(
 class _Job:
     "Folder, checkpoints, precision, processes"
 
-    root: _DIR = None  # For photos: the folder in the layout of --data, or the CSV file
+    root: _DIR = None  # Folder of the photos in the layout of --data, or a CSV file
     seed: _N = None  # Random seed (default: 0)
     precision: _NAME = None  # auto, fp32, bf16 or fp16 (default: auto)
     threads: _N = None  # CPU threads (default: what PyTorch chooses)
     accumulate: _N = None  # Cut each batch into N parts to save memory (default: 1)
     workers: _N = None  # Processes that load images in advance (default: 0)
-    save_every: _N = None  # Also save every N steps within an epoch (default: only at its end)
+    save_every: _N = None  # Also save every N steps between evaluations (default: 0, never)
     timeout: _N = None  # With torchrun: seconds that a process waits for the others (default: 600)
-    tracker: _NAME = None  # Send losses to tensorboard or wandb, too
     max_damaged: _MAX_DAMAGED = None
+
+
+@dataclass(frozen=True)
+class _PretrainJob(_Job):
+    "Folder, checkpoints, precision, processes"
+
+    tracker: _NAME = None  # Send losses to tensorboard or wandb, too
 
 
 @dataclass(frozen=True)
@@ -152,16 +159,23 @@ _SET = _repeated('FIELD=VALUE', 'Another way to write --FIELD VALUE, for the opt
 _A_RUN = Positional[Annotated[str, arg(metavar='RUN', help='A run folder')]]
 
 
-def _pretrain_main(recipes):
-    "Method, data and recipe: the names are those that are registered"
-    about = 'A recipe of the method (default: the one called like the data)'
+def _pretrain_names(recipes):
+    "Method, data and recipe, by the names that are registered"
     rows = [
-        ('method', _one_of(METHODS, '(default: virtex)')),
-        ('data', _one_of(DATASETS, '(default: world)')),
-        ('recipe', _one_of(recipes, about)),
-        ('out', _option('DIR', 'Folder of the run (default: the next free one in runs/)')),
+        ('method', _one_of(METHODS, '(default: virtex)'), None),
+        ('data', _one_of(DATASETS, '(default: world)'), None),
+        ('recipe', _one_of(recipes, '(default: the one called like the data)'), None),
     ]
-    return _made('_Main', [*((k, v, None) for k, v in rows), ('set', _SET, ()), ('plugin', _PLUGIN, ())])
+    return _made('_Names', rows, 'What is pretrained on what')
+
+
+@dataclass(frozen=True)
+class _Pretrain:
+    "The run"
+
+    out: _DIR = None  # Its folder (default: the next free one in runs/)
+    set: _SET = ()
+    plugin: _PLUGIN = ()
 
 
 @dataclass(frozen=True)
@@ -230,7 +244,7 @@ def _pretrain_options(argv):
     data = words.data if words.data in DATASETS else 'world'
     recipes = METHODS[method].recipes
     name = recipe_name(method, words.recipe if words.recipe in recipes else None, data)
-    groups = dict(main=_pretrain_main(recipes), job=_Job, backbone=_Backbone, trial=_Trial)
+    groups = dict(names=_pretrain_names(recipes), main=_Pretrain, job=_PretrainJob, backbone=_Backbone, trial=_Trial)
     told = _training_options('pretrain', argv, groups, _ABOUT, method=method, name=name, data=data)
     return {**told, 'method': method, 'data': data}
 
@@ -482,27 +496,16 @@ def _study(argv):
         raise _Exit(getattr(e, 'code', 130), f'stopped; resume with: {" ".join(again)}') from e
 
 # %% ../nbs/90_cli.ipynb #5ac10002
-def _of_data(name, argv, rows, about):
+def _of_data(name, argv, own):
     "The arguments of a command that reads any dataset: its own options, and `options`, the sizes of generated data"
-    main = _made(
-        '_Main',
-        [
-            ('data', _one_of(DATASETS)),
-            ('root', _option('DIR', 'Folder of its files'), None),
-            *rows,
-            ('max_damaged', _MAX_DAMAGED, None),
-            ('plugin', _PLUGIN, ()),
-        ],
-        about,
-    )
     builder = DATASETS.get(_first(name, _made('_First', [('data', _NAME, None)]), argv).data)
-    groups = dict(main=main)
+    groups = dict(names=_made('_Names', [('data', _one_of(DATASETS))], 'The dataset'), main=own)
     if builder and (not builder.read or any(k != 'max_damaged' for k in builder.reads)):
+        taken = {'help', 'data', *(f.name for f in fields(own))}
         only = builder.reads if builder.read else None
-        taken = {'help', *(f.name for f in fields(main))}
         groups['sizes'] = _field_options(builder.options, f'Of {builder.name}', taken, only)
-    got = vars(_parse(name, _made(f'_{name.title()}', [*groups.items()], about), argv))
-    told = {k: v for k, v in _given(got['main']).items() if v is not None}
+    got = vars(_parse(name, _made(f'_{name.title()}', [*groups.items()], own.__doc__), argv))
+    told = {k: v for k, v in _given(got['names'], got['main']).items() if v is not None}
     builder.check_root(told.get('root'))
     check_damage(told.get('max_damaged'))
     if 'sizes' in got:
@@ -512,21 +515,23 @@ def _of_data(name, argv, rows, about):
     return told
 
 
+@dataclass(frozen=True)
+class _Shards:
+    "Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset"
+
+    root: _DIR = None  # Folder of its files
+    out: _DIR = None  # A new folder for the shards (default: shards)
+    per_shard: _N = None  # Images a shard (default: 1000)
+    seed: _N = None  # Write the images in an order drawn from this (default: in their own)
+    size: _N = None  # Side in pixels of images that are drawn (default: 64)
+    split: _one_of(SPLITS, 'The split of the data to keep (default: auto)') = None
+    max_damaged: _MAX_DAMAGED = None
+    plugin: _PLUGIN = ()
+
+
 def _shards(argv):
     "Write a dataset as tar files of images, captions, tags and narratives"
-    rows = [
-        ('out', _option('DIR', 'A new folder for the shards (default: shards)'), None),
-        ('per_shard', _option('N', 'Images a shard (default: 1000)', int), None),
-        ('seed', _option('N', 'Write the images in an order drawn from this (default: in their own)', int), None),
-        ('size', _option('N', 'Side in pixels of images that are drawn (default: 64)', int), None),
-        ('split', _one_of(SPLITS, 'The split of the data to keep (default: auto)'), None),
-    ]
-    told = _of_data(
-        'shards',
-        argv,
-        rows,
-        'Write a dataset as tar files of images, captions, tags and narratives, for --data webdataset',
-    )
+    told = _of_data('shards', argv, _Shards)
     from vlrep.datasets.webdataset.reader import make_shards
 
     make_shards(**told)
@@ -537,45 +542,39 @@ _ABOUT_FINETUNE = """Fine-tune a finished run on a task: a new run folder with a
 Exit codes: as those of vlrep pretrain. Ctrl-C saves a checkpoint; vlrep resume NEW_RUN continues."""
 
 
-def _finetune_rows():
-    "Options of `vlrep finetune`, except those of the plan and of the data"
+@dataclass(frozen=True)
+class _Tuned:
+    "The run"
+
+    run: _A_RUN
+    plugin: _PLUGIN = ()
+
+
+@dataclass(frozen=True)
+class _Finetune(_Tuned):
+    "The run that is trained further, and the new one"
+
+    out: _DIR = None  # Folder of the new run (default: the next free one in runs/)
+    labels: _FILE = None  # A file of labels, one a line, or JSON (default: the task's, or those in training)
+    region_files: _option('PATH') = None  # A store of regions of the photos (see vlrep regions); for boxes also a file
+    which: _NAME = None  # Checkpoint to start from: best, last, or the number of a step (default: best)
+
+
+def _finetune_names():
+    "Task and data, by the names that are registered"
     sources = dict.fromkeys(d for t in TASKS.values() for d in t.sources)
-    texts = dict(
-        root='The folder of the photos and questions',
-        out='Folder of the new run (default: the next free one in runs/)',
-        labels="A file of labels, one a line, or JSON (default: the task's, or those of the training answers)",
-        region_files="A store of regions of the task's photos (see vlrep regions); for boxes also a file",
-        which='Checkpoint to start from: best, last, or the number of a step (default: best)',
-        precision='auto, fp32, bf16 or fp16 (default: auto)',
-        max_damaged='Stop when more photos than this are missing or cannot be read: a number (20) or a share (5%)',
-    )
-    words = dict(root='DIR', out='DIR', labels='FILE', region_files='PATH')
-    numbers = dict(
-        seed='Of head, order and dropout (default: 0)',
-        threads='CPU threads (default: what PyTorch chooses)',
-        accumulate='Cut each batch into N parts to save memory (default: 1)',
-        workers='Processes that load images in advance (default: 0)',
-        save_every='Also save every N steps between evaluations (default: 0, never)',
-        timeout='With torchrun: seconds after which a process gives up waiting for the others (default: 600)',
-    )
-    return [
-        ('task', _one_of(TASKS), None),
-        ('data', _one_of(sources, '(default: those of --root, else world)'), None),
-        *((k, _option(words.get(k, 'NAME'), h), None) for k, h in texts.items()),
-        *((k, _option('N', h, int), None) for k, h in numbers.items()),
-        ('plugin', _PLUGIN, ()),
-    ]
+    data = _one_of(sources, '(default: those of --root, else world)')
+    return _made('_Names', [('task', _one_of(TASKS), None), ('data', data, None)], 'The task')
 
 # %% ../nbs/90_cli.ipynb #f17e0003
-def _tuning_options(command, argv, rows, about, source):
+def _tuning_options(command, argv, own, about, source):
     "The arguments of a command that fine-tunes, by the names that `finetune` has for them"
-    main = _made('_Main', [('run', _A_RUN), *rows], 'The job')
-    taken = {'help', *(f.name for f in fields(main))}
+    taken = {'help', *(f.name for group in own.values() for f in fields(group))}
     groups = dict(plan=_field_options(PLANS[source.plan], 'How it is trained', taken, flags=True))
     if source.options:
         groups['sizes'] = _field_options(source.options, 'Of the data', taken)
-    got = vars(_parse(command, _made(f'_{command.title()}', [('main', main), *groups.items()], about), argv))
-    return {**_given(got['main']), 'changes': _changes([got[g] for g in groups])}
+    got = vars(_parse(command, _made(f'_{command.title()}', [*own.items(), *groups.items()], about), argv))
+    return {**_given(*(got[g] for g in own)), 'changes': _changes([got[g] for g in groups])}
 
 
 def _finetune_options(argv):
@@ -584,7 +583,8 @@ def _finetune_options(argv):
     words = _first('finetune', _made('_First', rows), argv)
     task = TASKS[words.task if words.task in TASKS else next(iter(TASKS))]
     source = task.source(words.data or task.default_data(words.root))
-    return _tuning_options('finetune', argv, _finetune_rows(), _ABOUT_FINETUNE, source)
+    own = dict(names=_finetune_names(), main=_Finetune, job=_Job)
+    return _tuning_options('finetune', argv, own, _ABOUT_FINETUNE, source)
 
 # %% ../nbs/90_cli.ipynb #f17e0004
 def _finetune(argv):
@@ -600,7 +600,6 @@ def _finetune(argv):
 _ABOUT_RESUME = """Resume a pretrained or fine-tuned run that was stopped; its options need not be repeated
 
 vlrep resume RUN --help also lists the fields of the run. Exit codes: as those of vlrep pretrain."""
-_BEGUN_WITH = 'task', 'data', 'out', 'labels', 'region_files', 'which'  # Options of `finetune` that stay what they were
 
 
 def _resume_pretrained(run, argv, facts):
@@ -613,7 +612,7 @@ def _resume_pretrained(run, argv, facts):
         name = recipe_name(method, facts.get('name'), data)
     except ValueError as e:
         raise ValueError(f'{path}: {e}') from None
-    groups = dict(main=_Resume, job=_Job, backbone=_Backbone)
+    groups = dict(main=_Resume, job=_PretrainJob, backbone=_Backbone)
     a = _training_options('resume', argv, groups, _ABOUT_RESUME, method=method, name=name, data=data)
     _check_job(a, data, resuming=True)
     from vlrep.experiments.commands import pretrain
@@ -626,8 +625,7 @@ def _resume_finetuned(run, argv, was):
     one_of(f'task in {path}', was['task'], TASKS)
     one_of(f'data in {path}', was['data'], TASKS[was['task']].sources)
     source = TASKS[was['task']].source(was['data'])
-    rows = [row for row in _finetune_rows() if row[0] not in _BEGUN_WITH]
-    a = _tuning_options('resume', argv, rows, _ABOUT_RESUME, source)
+    a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, source)
     _check_job({**a, 'root': None})
     from vlrep.experiments.finetune import finetune
 
@@ -639,7 +637,7 @@ def _resume(argv):
     if argv and not argv[0].startswith('-'):
         run = argv[0]
     else:  # options that every run has may come before it
-        groups = [('main', _Resume), ('job', _Job), ('backbone', _Backbone)]
+        groups = [('main', _Resume), ('job', _PretrainJob), ('backbone', _Backbone)]
         run = _parse('resume', _made('_Resume', groups, _ABOUT_RESUME), argv).main.run
     if not run.strip():
         raise ValueError(f'RUN {run!r}: a path is missing')
@@ -657,33 +655,26 @@ _MODEL = (
 )
 
 
+@dataclass(frozen=True)
+class _Paraphrase:
+    "Paraphrase captions: into other languages and back, by Marian models of transformers, as text views of MCT"
+
+    root: _DIR = None  # Folder of its files
+    out: _FILE = None  # One line for each caption; an existing file is continued (default: paraphrases.jsonl)
+    via: _option('LANGUAGES') = None  # Languages to go through, separated by commas (default: fr,de)
+    there: _option('MODEL', 'From English into the language, ' + _MODEL.format('en-{via}')) = None
+    back: _option('MODEL', 'From the language into English, ' + _MODEL.format('{via}-en')) = None
+    batch: _N = None  # Sentences at a time (default: 32)
+    beams: _N = None  # Width of the beam (default: 4)
+    limit: _N = None  # Write at most N captions (default: all)
+    device: _NAME = None  # cpu, cuda, cuda:1 (default: the GPU if there is one)
+    max_damaged: _MAX_DAMAGED = None
+    plugin: _PLUGIN = ()
+
+
 def _paraphrase(argv):
     "Paraphrase the captions of a dataset by translating them into other languages and back"
-    rows = [
-        (
-            'out',
-            _option('FILE', 'One line for each caption; an existing file is continued (default: paraphrases.jsonl)'),
-            None,
-        ),
-        ('via', _option('LANGUAGES', 'Languages to go through, separated by commas (default: fr,de)'), None),
-        ('there', _option('MODEL', 'From English into the language, ' + _MODEL.format('en-{via}')), None),
-        ('back', _option('MODEL', 'From the language into English, ' + _MODEL.format('{via}-en')), None),
-        *(
-            (k, _option('N', f'{help} (default: {n})', int), None)
-            for k, help, n in (
-                ('batch', 'Sentences at a time', 32),
-                ('beams', 'Width of the beam', 4),
-                ('limit', 'Write at most N captions', 'all'),
-            )
-        ),
-        ('device', _option('NAME', 'cpu, cuda, cuda:1 (default: the GPU if there is one)'), None),
-    ]
-    told = _of_data(
-        'paraphrase',
-        argv,
-        rows,
-        'Paraphrase captions: into other languages and back, by Marian models of transformers, as text views of MCT',
-    )
+    told = _of_data('paraphrase', argv, _Paraphrase)
     for k in ('batch', 'beams', 'limit'):
         if told.get(k, 1) < 1:
             raise ValueError(f'--{k} {told[k]}: at least 1')
