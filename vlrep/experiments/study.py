@@ -423,7 +423,7 @@ def arm_recipe(
         check_kinds(changes, parts)
         return parts
     except ValueError as e:
-        raise ValueError(f'{study.file}: arms[{arm.name}].{where}: {str(e).removeprefix("--set: ")}') from None
+        raise ValueError(f'{study.file}: arms[{arm.name}].{where}: {e}') from None
 
 # %% ../../nbs/experiments/82_study.ipynb #b7a2549b
 def source_run(
