@@ -126,7 +126,7 @@ def test_facts_of_a_run(whole, tmp_path, capsys):
                 asked += [['caption', run, whole / 'x.png'], ['finetune', run, '--task', 'vqa', '--steps', 0]]
             for words in asked:
                 count += 1
-                refusals += held(words, [run, '--bs', 'steps=0'], capsys, (name, odd, words[0]))
+                refusals += held(words, [run, 'bs=0', 'steps=0'], capsys, (name, odd, words[0]))
     assert count > 300 and refusals > 250
     put_facts(run, plain)
     assert not ask(['report', run], capsys)[0] and not ask(['caption', run, whole / 'x.png'], capsys)[0]
@@ -230,7 +230,7 @@ def test_whole_files(whole, name, tmp_path, capsys):
         if name == 'recipe.json':
             asked.append(['resume', run, '--bs', 0])
         for words in asked:
-            held(words, [run, '--bs'], capsys, (name, content[:20], words[0]))
+            held(words, [run, 'bs=0'], capsys, (name, content[:20], words[0]))
 
 
 @pytest.mark.parametrize('row', ['3,x,,.1,.2', '3,2.5', '3,2.5,,.1,.2,7', '3 2.5'])

@@ -629,7 +629,10 @@ def _resume_finetuned(run, argv, was):
     _check_job({**a, 'root': None})
     from vlrep.experiments.finetune import finetune
 
-    _train(finetune, {**a, 'resume': True})
+    try:
+        _train(finetune, {**a, 'resume': True})
+    except ValueError as e:  # about an option that the run began with, perhaps
+        raise ValueError(str(e) if str(run) in str(e) else f'{run}: {e}') from e
 
 
 def _resume(argv):
