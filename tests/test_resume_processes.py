@@ -180,7 +180,7 @@ def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
     lines = []
     assert pretrain(resume_run=undisturbed, log=lines.append) == undisturbed and 'complete' in lines[0]
     assert 'lr: was 0.2, now 0.3' in refused(capsys, 'resume', undisturbed, '--set', 'lr=.3')
-    assert 'options: --at' in refused(capsys, 'pretrain', '--at', 7) and 'RUN is missing' in refused(
+    assert 'options: --at' in refused(capsys, 'pretrain', '--at', 7) and 'Missing from vlrep resume: RUN' in refused(
         capsys, 'resume', '--inexact'
     )
     with pytest.raises(ValueError, match='options of a run that is resumed'):
