@@ -96,9 +96,8 @@ class FusionInput(TextRecipe):
     regions: _Regions = 'files'  # files: a store of features (sec. 2.5); boxes: of the data or a file; grid: cells
     region_files: _Store = ''  # With regions=files: the folder of the store; with boxes: it, or a file of boxes (ours)
     region_width: _Feats = 0  # Width that its features must have (code: 2048); 0: that of the store
-    region_model: _Network = (
-        'given'  # given: the run's backbone, --weights; small: one that learns the data's categories
-    )
+    region_model: _Network = 'given'  # given: the run's backbone, --weights; small: one that learns the data's
+    # categories
     region_steps: _Steps = 800  # Training steps of the small one, fewer if there are few images
     cache_regions: bool = False  # Compute the regions of each image once and cache them? Only without crops and jitter
     standardize: bool = False  # Features with mean 0 and standard deviation 1, measured on training images (ours)

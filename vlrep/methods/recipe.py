@@ -155,9 +155,8 @@ class TextRecipe(MethodRecipe):
     "Options of methods that read captions"
 
     normalise: TextForm = 'auto'  # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
-    mirror_words: SideWords = (
-        'auto'  # Words a mirror exchanges; auto: left=right if English (not every verb left is known)
-    )
+    mirror_words: SideWords = 'auto'  # Words a mirror exchanges; auto: left=right if English (not every verb left is
+    # known)
     max_cut: AtMost = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
     max_unknown: AtMost = 0.05  # Share of the tokens that may be unknown, before the run is refused
 

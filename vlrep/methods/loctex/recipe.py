@@ -60,9 +60,8 @@ class LocTexLosses(TextRecipe):
     include_positive: bool = False  # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
     group: Group = 128  # Negatives from groups of this size, the pairs of one GPU (sec. 3.5); 0: whole batch
     loc_norm: LocNorm = 'row'  # Each word's map is normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
-    loc_scale: LocScale = (
-        'none'  # Products of words and cells as they are (eq. 2), or over the root of the width (sqrt)
-    )
+    loc_scale: LocScale = 'none'  # Products of words and cells as they are (eq. 2), or over the root of the width
+    # (sqrt)
     render: Render = 'polyline'  # What a trace covers: polyline, points, bbox or hull (not said in the paper)
     time_pad: Seconds = 0.0  # Seconds by which the time of each word is widened
     all_narratives: bool = False  # Draw from all narratives of an image? The paper counts one each at 118K

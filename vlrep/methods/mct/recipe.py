@@ -77,9 +77,8 @@ class MCTLosses(TextRecipe):
     ci: Weight = 1e-4  # Weight of captions against images (sec. 3.2)
     word_weight: Weight = 0.0  # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
     inter_loss: InterLoss = 'hinge'  # Between images and captions: a margin (sec. 3.2), or nce: as the other losses
-    hinge_reduction: Reduction = (
-        'sum'  # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter queues
-    )
+    hinge_reduction: Reduction = 'sum'  # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter
+    # queues
     margin: Share = 0.2  # Of the hinge (sec. 4.1)
     temperature: Temperature = 0.07  # Of the InfoNCE losses (sec. 4.1; MoCo v2's own is .2)
     tag_threshold: TagCount = 2  # Positives share more tags than this number (sec. 3.1)
