@@ -46,6 +46,7 @@ TITLES = dict(
     methods='Methods',
     evaluation='Evaluation',
     experiments='Experiments',
+    studies='Studies',
 )
 
 

@@ -143,8 +143,8 @@ SAY = {
 }
 # No advice: what is taken away from a message, or looked for in it; or said of the run that is evaluated
 ASIDE = {
-    ('experiments/study.py', '--set'),
-    ('experiments/study_runs.py', '--max-damaged'),
+    ('studies/plan.py', '--set'),
+    ('studies/runs.py', '--max-damaged'),
     ('evaluation/held_out.py', '--split'),
     ('data/collate.py', '--mirror-words'),
 }  # fine-tuning mirrors nothing

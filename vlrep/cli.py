@@ -567,12 +567,12 @@ def _study(argv):
         )
         return
     what, a = _study_options(argv)
-    from vlrep.experiments.study import read_study
+    from vlrep.studies.plan import read_study
 
     if what != 'report':
         study = read_study(a['file'], a['quick'])
-    from vlrep.experiments.study_report import write_study_report
-    from vlrep.experiments.study_runs import plan_study, run_study
+    from vlrep.studies.report import write_study_report
+    from vlrep.studies.runs import plan_study, run_study
     from vlrep.training.interrupts import TrainingInterrupted
 
     if what == 'report':
