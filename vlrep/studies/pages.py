@@ -18,10 +18,10 @@ from ..core.plotting import drawable
 from ..core.text_files import raw_lines, read_toml
 from ..datasets.base import DATASETS
 from ..experiments.comparisons import variant
+from ..reports.instability import dagger
 from .plan import Study, arm_recipe, read_study
 from .report import contrast_rows, cost_rows, rows_markdown, score_rows, study_notes, trial_rows
 from .verdicts import as_today, judge_study, read_study_lines, runs_by_arm, study_head
-from ..reports.instability import dagger
 
 # %% ../../nbs/studies/70_pages.ipynb #f4c9566e
 def kept_study(

@@ -22,6 +22,9 @@ from ..core.plotting import INK, drawable, png_uri
 from ..core.text_files import read_toml
 from ..evaluation.base import EVALUATIONS
 from ..experiments.comparisons import t975
+from ..reports.figures import ask_name, curves_svg, facts_html, figures_html, page_html, table_html
+from ..reports.instability import dagger
+from ..reports.page import shown_files
 from .plan import Arm, Study, arm_recipe, change_texts, questions_of, quick_table
 from vlrep.studies.verdicts import (
     as_today,
@@ -33,9 +36,6 @@ from vlrep.studies.verdicts import (
     unstable_beside,
     unstable_run,
 )
-from ..reports.figures import ask_name, curves_svg, facts_html, figures_html, page_html, table_html
-from ..reports.instability import dagger
-from ..reports.page import shown_files
 
 # %% ../../nbs/studies/40_report.ipynb #da32f8de
 def _spread_of(v, digits=1):

@@ -36,6 +36,7 @@ from ..experiments.config import recipe_dict
 from ..experiments.sanity_checks import dry_run
 from ..experiments.splits import open_splits
 from ..experiments.start import with_backbone
+from ..methods.base import METHODS
 from vlrep.studies.plan import (
     Arm,
     Study,
@@ -53,7 +54,6 @@ from .report import write_study_report
 from .tasks import measured_task_speed, task_line, train_task, train_task_trial
 from .tuning import best_trials, study_precision, train_trial, tuning_rounds
 from .verdicts import judge_study, mixed_facts, read_study_lines, study_head
-from ..methods.base import METHODS
 from ..training.callbacks import TrainingDiverged
 from ..training.interrupts import TrainingInterrupted, signals
 from ..training.resume import differences

@@ -18,9 +18,9 @@ from ..core.run_facts import last_result, read_log
 from ..core.text_files import raw_lines
 from ..experiments.commands import pretrain
 from ..experiments.finetune import finetune
+from ..reports.weight_drift import weight_drift
 from .plan import Arm, Study, arm_recipe, change_texts, task_plan
 from .verdicts import constant_row
-from ..reports.weight_drift import weight_drift
 from ..training.callbacks import TrainingDiverged
 from ..training.run_folder import load
 

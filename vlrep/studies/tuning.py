@@ -22,10 +22,10 @@ from ..experiments.baselines import train_on
 from ..experiments.config import recipe_dict
 from ..experiments.splits import open_splits
 from ..experiments.start import run_backbone, with_backbone
-from .plan import Arm, Study, Tuning, arm_recipe, shorter, source_changes, source_run
 from ..methods.base import METHODS
 from ..models.features import features
 from ..reports.instability import learning_warning
+from .plan import Arm, Study, Tuning, arm_recipe, shorter, source_changes, source_run
 from ..training.checkpoint import Checkpointer
 from ..training.logging import CSVLogger
 from ..training.precision import choose_precision

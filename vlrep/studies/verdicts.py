@@ -22,9 +22,9 @@ from ..core.files import FilePath, brief, parse_json
 from ..core.run_facts import check_result, check_types
 from ..core.text_files import raw_lines
 from ..experiments.comparisons import Difference, _redrawn, paired, t975, vs_baseline
+from ..reports.page import read_results
 from .plan import TASK_TABLES, Arm, Contrast, Study, held_equal, study_of
 from .tuning import unstable_text
-from ..reports.page import read_results
 
 # %% ../../nbs/studies/30_verdicts.ipynb #362f6ca5
 def study_verdict(

@@ -256,7 +256,7 @@ class ProgressLogger(BaseCallback):
         self.run = training(self.learn)
         if self.run:
             self.live = LiveBar()
-            self.first = self.learn.train_state.batch
+            self.first_batch = self.learn.train_state.batch
 
     def after_batch(self) -> None:
         if not self.live or not self.live.kind:
@@ -265,7 +265,7 @@ class ProgressLogger(BaseCallback):
         total = self.learn.train_state.total
         steps = s.step + round((total - s.batch) / getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
-        self.live(s.batch - self.first, total - self.first, f'step {s.step}/{steps}, {what}')
+        self.live(s.batch - self.first_batch, total - self.first_batch, f'step {s.step}/{steps}, {what}')
 
     def after_epoch(self) -> None:
         s = self.learn.train_state
