@@ -426,7 +426,11 @@ def _evaluate_options():
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
         there = o.allowed or o.registry or ()
         kind = str if o.default is None else type(o.default)
-        help = o.help + f'; one of: {", ".join(there)}' * bool(there) + f' (default: {o.default})' * bool(o.default)
+        help = (
+            o.help
+            + (f'; one of: {", ".join(there)}' if there else '')
+            + (f' (default: {o.default})' if o.default else '')
+        )
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
     return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, None)], 'Evaluate a trained model')
 

@@ -458,7 +458,7 @@ def _read(self: ArrayFile, row, n):
         if not b:
             raise ValueError(
                 f'{self.path}: truncated after it was opened, row {(at - self._start) // self._row} is gone'
-                + f'; {self.hint}' * bool(self.hint)
+                + (f'; {self.hint}' if self.hint else '')
             )
         got.append(b)
         want -= len(b)

@@ -244,7 +244,7 @@ def fusion_needs(
     "The annotations that the dataset must have"
     text = 'questions' if recipe.source == 'questions' else 'captions'
     learns = recipe.region_model == 'small' and not recipe.aux_scenes  # the categories of the data's boxes
-    return frozenset([text, *['boxes'] * (recipe.regions == 'boxes' and (learns or not recipe.region_files))])
+    return frozenset([text, *(['boxes'] if recipe.regions == 'boxes' and (learns or not recipe.region_files) else [])])
 
 
 def fusion_wants(

@@ -153,7 +153,7 @@ def caption(
     "Captions of images"
     write = self.capabilities.get('caption')
     if write is None:
-        there = ' (its features are there: `embed`)' * ('backbone' in self.capabilities)
+        there = ' (its features are there: `embed`)' if 'backbone' in self.capabilities else ''
         raise ValueError(f'{self.name} cannot write captions: it was trained without them{there}')
     return self._each(img, lambda x: [self.tok.decode(t) for t in write(x, **how)], bs)
 

@@ -43,7 +43,7 @@ def _spread_of(v, digits=1):
     if not v:
         return '–'
     few = f'{min(v):.{digits}f} to {max(v):.{digits}f}'
-    return f'{np.mean(v):.{digits}f}' + f' ({few})' * (max(v) > min(v))
+    return f'{np.mean(v):.{digits}f}' + (f' ({few})' if max(v) > min(v) else '')
 
 
 def _marked(arm, runs):
@@ -120,7 +120,7 @@ def _cell(rows):
     k = len(rows)
     s_scene = np.mean([r['draws'] for r in rows], 0).std(ddof=1)
     half = math.hypot(t975(k - 1) * np.std(v, ddof=1) / k**0.5 if k > 1 else 0.0, 1.96 * s_scene)
-    return f'{np.mean(v):.1f} ± {half:.1f} ({k} seed{"s" * (k > 1)}{", scenes alone" * (k == 1)})'
+    return f'{np.mean(v):.1f} ± {half:.1f} ({k} seed{("s" if k > 1 else "")}{(", scenes alone" if k == 1 else "")})'
 
 
 def task_rows_of(
@@ -152,7 +152,7 @@ def task_rows_of(
             ]
             bad = [l for l in own if l.get('task') in (None, t) and unstable_run(l)]
             gone = sum(l['kind'] == 'diverged' for l in bad)
-            text = _cell(got) + f', {gone} diverged' * bool(gone)
+            text = _cell(got) + (f', {gone} diverged' if gone else '')
             cells[q] = dagger(text, bool(bad)) if t in jobs else '–'
         out.append(
             {'model': a.method, 'pretrained on': source_of(study, a), 'arm': _marked(a.name, groups[a.name]), **cells}
@@ -180,7 +180,7 @@ def task_trial_rows(
 
         def text(l):
             score = '–' if l['score'] is None else f'{l["score"]:.1f}'
-            return dagger(score, bool(unstable_run(l))) + ' ✓' * (l['trial'] == c['trial'])
+            return dagger(score, bool(unstable_run(l))) + (' ✓' if l['trial'] == c['trial'] else '')
 
         same.sort(key=lambda l: l['trial'])
         trials = {', '.join(change_texts(l['values'])) or 'as planned': text(l) for l in same}

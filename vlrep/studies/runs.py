@@ -518,7 +518,7 @@ def _round(folder, r, steps, *, values, jobs, log):
         folder.add(kind='trial', **keep, **got, facts=folder.facts, spec=spec)
         log(
             f'   {study.tune.score} of validation scenes: {got["score"]}'
-            + f' ({got["error"] or got["unstable"]})' * bool(got['error'] or got['unstable'])
+            + (f' ({got["error"] or got["unstable"]})' if got['error'] or got['unstable'] else '')
         )
 
 # %% ../../nbs/studies/60_runs.ipynb #834bbe42
@@ -737,7 +737,7 @@ def tune_tasks(
         folder.add(kind='task_trial', **keep, **got, facts=folder.facts, spec=_task_spec(study, job))
         log(
             f'   {job["task"]} of validation scenes: {got["score"]}'
-            + f' ({got["error"] or got["unstable"]})' * bool(got['error'] or got['unstable'])
+            + (f' ({got["error"] or got["unstable"]})' if got['error'] or got['unstable'] else '')
         )
     return {(a.name, t, m): _chosen_trial(folder, a, t, m) for a, t, m in each}
 
@@ -956,7 +956,7 @@ def plan_study(
     for row in rows:
         log('  '.join(c.ljust(w) for c, w in zip(row, wide)).rstrip())
     timed = [a.name for a in study.arms if a.method not in known]
-    told = f', {out["tasks"]} fine-tunings and {out["task_trials"]} trials' * bool(study.finetune)
+    told = f', {out["tasks"]} fine-tunings and {out["task_trials"]} trials' if study.finetune else ''
     log(
         f'together      {out["runs"]} runs and {out["trials"]} trials, {out["views"]:,} image views{told}, about '
         f'{out["hours"]:.2g} hours with {jobs} at a time'

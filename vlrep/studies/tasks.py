@@ -35,7 +35,7 @@ def task_trouble(
     last = rows[-1]['train_loss']
     if not np.isfinite(last) or last > first:
         said.append(f'the training loss went from {first:.3f} to {last:.3f}')
-    return '; '.join(said + [f'{skipped} step{"s" * (skipped > 1)} not finite'] * bool(skipped))
+    return '; '.join(said + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))
 
 
 def _finetune(study, job, steps=0, log=print):

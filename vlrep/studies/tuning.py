@@ -167,4 +167,4 @@ def unstable_text(
 ) -> str:  # '' for a training without trouble
     "Warnings about a training"
     said = [warning['text']] if warning else []
-    return '; '.join(said + [f'{skipped} step{"s" * (skipped > 1)} not finite'] * bool(skipped))
+    return '; '.join(said + ([f'{skipped} step{("s" if skipped > 1 else "")} not finite'] if skipped else []))

@@ -215,7 +215,7 @@ def _changed_rows(a, b, *, key, cls, kind, gone=''):
     for k in both:
         out += _differing(*(t[k] | dict(text='') for t in (a, b)), f'{kind} {k}: ')
     words = [k for k in both if a[k].get('text') != b[k].get('text')]
-    return out + [f'reworded: {", ".join(words)}'] * bool(words)
+    return out + ([f'reworded: {", ".join(words)}'] if words else [])
 
 # %% ../../nbs/studies/30_verdicts.ipynb #41af9225
 def file_changes(
@@ -444,7 +444,7 @@ def _why(lines, arm, seed, c):
     bad = [l for l in bad if 'task' not in l or (l['task'], l['mode']) == _tasks_of(c)]
     if bad and 'its source ' in bad[0].get('error', ''):
         return f': {bad[0]["error"]}'  # it was never begun
-    return ': diverged' * bool(bad)
+    return ': diverged' if bad else ''
 
 
 def _against(c, x, groups, lines):

@@ -228,7 +228,7 @@ def _note(self: SkipNonFinite, why):
         self.learn,
         TrainingDiverged(
             f'{why} at step {step}, the last of {self.row} bad steps in a row; samples '
-            f'{ids[:8]}{" ..." * (len(ids) > 8)}: '
+            f'{ids[:8]}{(" ..." if len(ids) > 8 else "")}: '
             f'lower the learning rate, train in fp32, or look at these samples{where}'
         ),
     )

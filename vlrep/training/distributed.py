@@ -211,7 +211,7 @@ def _meet(store, dist):
             raise ProcessFailure(why)
         if time.monotonic() > until:
             raise ProcessFailure(
-                f'rank{"s" * (len(late) > 1)} {", ".join(map(str, late))} of {dist.world_size} did not '
+                f'rank{("s" if len(late) > 1 else "")} {", ".join(map(str, late))} of {dist.world_size} did not '
                 f'come within {dist.timeout:g} s'
             )
         time.sleep(0.05)
@@ -361,7 +361,7 @@ def _cause(dist, store, e, patience):
     silent = [r for r in range(dist.world_size) if r != dist.rank and r not in said]
     if not silent:
         return f'the connection between the processes broke ({str(e).splitlines()[0]})'
-    who = f'rank{"s" * (len(silent) > 1)} {", ".join(map(str, silent))}'
+    who = f'rank{("s" if len(silent) > 1 else "")} {", ".join(map(str, silent))}'
     late = 'imed out' in str(e) or 'imeout' in str(e)
     return f'{who} did not answer for {dist.timeout:g} s' if late else f'{who} ended without a message (killed?)'
 

@@ -61,7 +61,7 @@ def _rows(task, examples, decisions, *, constant, who, question, seed):
     chance = task.measure(np.repeat(constant, len(examples), 0), examples, seed=seed, draws=1)
     return [
         dict(
-            question=question + f', {m}' * (len(got) > 1),
+            question=question + (f', {m}' if len(got) > 1 else ''),
             metric=m,
             backbone=who,
             n=len(examples),
@@ -109,7 +109,7 @@ def task_rows(
     "The table of a task"
     constant = task.constant(train)
     q = f'{task.name} {examples.split}'
-    both = [(decisions, who), *[(alone, f'{who}, no image')] * (alone is not None)]
+    both = [(decisions, who), *([(alone, f'{who}, no image')] if alone is not None else [])]
     rows = [r for d, name in both for r in _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)]
     for d, name in both if draws else ():
         kept = task_draws(task, examples, d, draws)
@@ -203,7 +203,7 @@ def _pairs(image, question, boxes):
 def _texts(self: Answerer, questions):
     "Questions as tokens; what is cut is counted in a warning"
     for k, q in enumerate(questions):
-        where = 'question' + f' {k}' * (len(questions) > 1)
+        where = 'question' + (f' {k}' if len(questions) > 1 else '')
         if not isinstance(q, str):
             raise ValueError(f'{where}: a text is expected, not {brief(q)}')
         if not has_text(q):

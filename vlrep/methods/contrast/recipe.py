@@ -109,10 +109,14 @@ def check_pairs(
             f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
             f'at least 2: add images, or --set valid=...'
         )
-    return [
-        f'accumulate {accumulate}: negatives are those of the same part only, '
-        f'{recipe.bs // accumulate - 1} negatives instead of {recipe.bs - 1}'
-    ] * (accumulate > 1)
+    return (
+        [
+            f'accumulate {accumulate}: negatives are those of the same part only, '
+            f'{recipe.bs // accumulate - 1} negatives instead of {recipe.bs - 1}'
+        ]
+        if accumulate > 1
+        else []
+    )
 
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #c0e3836d
 _paper = ContrastRecipe()

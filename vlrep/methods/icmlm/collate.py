@@ -233,9 +233,11 @@ def check_triplets(
         )
     lines = [f'{data}: {n:,} triplets of {int(have.sum()):,} captions, {len(collate.concepts):,} concepts']
     if collate.split:
-        some = ', '.join(collate.split[:5]) + ' ...' * (len(collate.split) > 5)
+        some = ', '.join(collate.split[:5]) + (' ...' if len(collate.split) > 5 else '')
         lines.append(
             f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: {some}'
         )
     none = int((have == 0).sum())
-    return lines + [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss'] * bool(none)
+    return lines + (
+        [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss'] if none else []
+    )

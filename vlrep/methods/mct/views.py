@@ -260,7 +260,7 @@ def _text_line(recipe, train):
     said = 'text views: '
     if recipe.text_views == 'same':
         if not _drops(recipe):
-            other = '--set dropout=.1, or ' * (recipe.text == 'scratch')
+            other = '--set dropout=.1, or ' if recipe.text == 'scratch' else ''
             raise ValueError(
                 f'text_views=same: text={recipe.text} has no dropout, so the two views of a text would be '
                 f'identical: {other}--text-views captions'
@@ -275,7 +275,11 @@ def _text_line(recipe, train):
                 f'--paraphrases FILE, --text-views same --set dropout=.1, or --cc 0'
             )
         few = int((different < 2).sum())
-        return said + f'two captions of an image, of {n.mean():.3g}' + f'; {few:,} images have a single one' * (few > 0)
+        return (
+            said
+            + f'two captions of an image, of {n.mean():.3g}'
+            + (f'; {few:,} images have a single one' if few > 0 else '')
+        )
     known = read_paraphrases(recipe.paraphrases) if recipe.paraphrases else _of_records(train)
     there, _ = known.coverage(train.captions.flat())
     if not there:
@@ -286,7 +290,7 @@ def _text_line(recipe, train):
     return (
         said
         + f'paraphrases of {there:,} of {int(n.sum()):,} captions, from {recipe.paraphrases or "the data"}'
-        + ', or the caption itself' * recipe.include_original
+        + (', or the caption itself' if recipe.include_original else '')
     )
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #567ecd19
@@ -332,8 +336,7 @@ def _shuffle_line(r, accumulate):
     return (
         f'shuffle_bn: has no effect in one process with bs={r.bs}, accumulate={accumulate}, bn_group={r.bn_group}: '
         f'BatchNorm is over all {n:,} images of a forward pass, so that queries and their keys share statistics'
-        + f'; --set bn_group={n // 2} makes two groups'
-        * (n > 3)
+        + (f'; --set bn_group={n // 2} makes two groups' if n > 3 else '')
     )
 
 
@@ -370,7 +373,7 @@ def check_views(
     if r.needs_captions and train.captions is None:
         raise ValueError(
             f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0'
-            + ' --word-weight 0' * (r.word_weight > 0)
+            + (' --word-weight 0' if r.word_weight > 0 else '')
         )
     if r.tag:
         _check_tags(r, train)
