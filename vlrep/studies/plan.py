@@ -16,8 +16,6 @@ import typing
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 
-from fastcore.basics import patch
-
 from ..core.fields import Choice, Float, Int, check_fields, damage_limit, rule_of
 from ..core.files import FilePath, brief
 from ..core.registry import did_you_mean, resolve
@@ -161,33 +159,29 @@ class Study:
         "The arms that are tuned: those that train at all"
         return [a for a in self.arms if arm_recipe(self, a)[0].steps] if self.tune else []
 
+    def jobs(
+        self,
+        arm: Arm,  # One of `arms`
+    ) -> list:
+        "Task and mode of each fine-tuning of an arm's run"
+        f = self.finetune
+        if not f:
+            return []
+        return [
+            (t, m)
+            for t in (f.tasks if arm.tasks == ('all',) else arm.tasks)
+            for m in (f.modes if arm.modes == ('all',) else arm.modes)
+        ]
+
+    def source_arm(
+        self,
+        arm: Arm,  # One of `arms`
+    ) -> Arm:
+        "The arm whose run writes the captions (`generated = '@NAME'`) or is the start (`weights = '@NAME'`); or None"
+        name = _source_of(arm.weights, arm.changes)
+        return self.arm(name) if name else None
+
 # %% ../../nbs/studies/10_plan.ipynb #2e175464
-@patch
-def jobs(
-    self: Study,
-    arm: Arm,  # One of `arms`
-) -> list:
-    "Task and mode of each fine-tuning of an arm's run"
-    f = self.finetune
-    if not f:
-        return []
-    return [
-        (t, m)
-        for t in (f.tasks if arm.tasks == ('all',) else arm.tasks)
-        for m in (f.modes if arm.modes == ('all',) else arm.modes)
-    ]
-
-
-@patch
-def source_arm(
-    self: Study,
-    arm: Arm,  # One of `arms`
-) -> Arm:
-    "The arm whose run generates this one's captions, `generated = '@NAME'`, or is its start, `weights = '@NAME'`; None"
-    name = _source_of(arm.weights, arm.changes)
-    return self.arm(name) if name else None
-
-
 def _source_of(weights, changes):
     "The name of the arm that `weights = '@NAME'` or `generated = '@NAME'` means; ''"
     name = weights or str(changes.get('generated', ''))

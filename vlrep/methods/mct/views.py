@@ -142,51 +142,49 @@ class PairCollator(CaptionCollator):
             out[i, [self.place[w] for w in said & self.place.keys()]] = 1
         return out
 
+    def pair(
+        self,
+        source: ImageTextDataset,
+        rows: np.ndarray,
+        when: int | str,
+        seed: int,  # As for `CaptionCollator`
+    ) -> tuple:  # Two lists of strings, '' where there is no caption
+        "Two texts of each image"
+        c = source.captions
+        rows = np.asarray(rows)
+        n = c.rows[rows + 1] - c.rows[rows]
+        u, v, w = (chances(rows, seed, k, when) for k in ('caption', 'second text', 'first text'))
+        one = (u * n).astype(np.int64)
+        two = (one + 1 + (v * (n - 1)).astype(np.int64)) % np.maximum(n, 1) if self.views == 'captions' else one
+
+        def read(at):
+            return [
+                c.data[c.ends[i] : c.ends[i + 1]].tobytes().decode() if m else ''
+                for i, m in zip(np.minimum(c.rows[rows] + at, len(c.ends) - 2), n)
+            ]
+
+        first = read(one)
+        second = read(two)
+        if self.views != 'paraphrases':
+            return first, second
+        known = self._known(source)
+        if known is None:
+            raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
+
+        def options(t):
+            others = known.texts(t)
+            if self.include_original:
+                return [t, *others], [t, *others]
+            return (others, others) if len(others) > 1 else ([t], others or [t])
+
+        sets = list(map(options, first))
+
+        def pick(x, i):
+            return [s[i][int(y * len(s[i]))] for s, y in zip(sets, x)]
+
+        return pick(w, 0), pick(v, 1)
+
 # %% ../../../nbs/methods/mct/20_views.ipynb #b944ac98
-@patch
-def pair(
-    self: PairCollator,
-    source: ImageTextDataset,
-    rows: np.ndarray,
-    when: int | str,
-    seed: int,  # As for `CaptionCollator`
-) -> tuple:  # Two lists of strings, '' where there is no caption
-    "Two texts of each image"
-    c = source.captions
-    rows = np.asarray(rows)
-    n = c.rows[rows + 1] - c.rows[rows]
-    u, v, w = (chances(rows, seed, k, when) for k in ('caption', 'second text', 'first text'))
-    one = (u * n).astype(np.int64)
-    two = (one + 1 + (v * (n - 1)).astype(np.int64)) % np.maximum(n, 1) if self.views == 'captions' else one
-
-    def read(at):
-        return [
-            c.data[c.ends[i] : c.ends[i + 1]].tobytes().decode() if m else ''
-            for i, m in zip(np.minimum(c.rows[rows] + at, len(c.ends) - 2), n)
-        ]
-
-    first = read(one)
-    second = read(two)
-    if self.views != 'paraphrases':
-        return first, second
-    known = self._known(source)
-    if known is None:
-        raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
-
-    def options(t):
-        others = known.texts(t)
-        if self.include_original:
-            return [t, *others], [t, *others]
-        return (others, others) if len(others) > 1 else ([t], others or [t])
-
-    sets = list(map(options, first))
-
-    def pick(x, i):
-        return [s[i][int(y * len(s[i]))] for s, y in zip(sets, x)]
-
-    return pick(w, 0), pick(v, 1)
-
-
 @patch
 def __call__(
     self: PairCollator,
