@@ -130,7 +130,7 @@ def _data_of(run):
     "The name of the data in `recipe.json`; a `ValueError` names the file"
     data = run.info['data']
     if not isinstance(data, dict):
-        raise ValueError(f'{run / "recipe.json"}: data is {brief(data)}, expected a set of fields')
+        raise ValueError(f'{run / "recipe.json"}: data is {brief(data)}, expected a JSON object')
     return data['name']
 
 

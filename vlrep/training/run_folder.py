@@ -106,7 +106,7 @@ def load_weights(
             notes = parse_json((f.metadata() or {}).get('notes', '{}'))
         w.update({a: w[b] for a, b in notes.get('tied', {}).items()})
         if not isinstance(notes.get('frozen', ''), str):
-            raise ValueError('frozen is no text')
+            raise ValueError('frozen is not text')
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, not safetensors ({e})') from e
     if 'frozen' in notes:

@@ -35,7 +35,7 @@ def _ten(r, right, others):
     "Ten answers, most of them `right`"
     agree = r.choice((10, 10, 10, 9, 9, 9, 8, 8, 7, 6, 5))
     others = [o for o in dict.fromkeys(others) if o != right] or ['not sure']
-    out = [right] if agree else []
+    out = [right] * agree
     n = {}
     while len(out) < 10:
         o = r.choice(others) if r.random() < 0.85 else UNANSWERABLE
