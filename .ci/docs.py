@@ -46,6 +46,7 @@ TITLES = dict(
     methods='Methods',
     evaluation='Evaluation',
     experiments='Experiments',
+    studies='Studies',
 )
 
 
@@ -222,7 +223,7 @@ def below_title(here, module):
 
 def toctree(entries, caption='', hidden=True, depth=1):
     "A table of contents in MyST"
-    options = [':hidden:' * hidden, f':caption: {caption}' * bool(caption), f':maxdepth: {depth}']
+    options = [':hidden:' * hidden, (f':caption: {caption}' if caption else ''), f':maxdepth: {depth}']
     return '\n'.join(['```{toctree}', *filter(None, options), '', *entries, '```', ''])
 
 
@@ -320,7 +321,11 @@ def result_tables(groups):
         return {t['question']: t for t in r['numbers'].get('table', []) if t['backbone'] == r['method']}
 
     def label(key, rs):
-        return f'`{key[0]}` {key[1]}' + (f', {key[2]}' if key[2] else '') + f', {len(rs)} seed{"s" * (len(rs) != 1)}'
+        return (
+            f'`{key[0]}` {key[1]}'
+            + (f', {key[2]}' if key[2] else '')
+            + f', {len(rs)} seed{("s" if len(rs) != 1 else "")}'
+        )
 
     asked = list(dict.fromkeys(q for rs in groups.values() for r in rs for q in own(r)))
     if asked:

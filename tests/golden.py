@@ -30,7 +30,7 @@ METHODS = (
 PHOTOS = ['--data', 'flickr8k', '--root', str(ROOT / 'data' / 'flickr8k-world')]
 # so that what is drawn in each step counts
 DROPOUT = {'virtex', 'masked_lm', 'contrast', 'loctex', 'mct', 'icmlm', 'visualbert', 'vilbert'}
-RUNS = {m: ['--method', m] + ['--set', 'dropout=.1'] * (m in DROPOUT) for m in METHODS}
+RUNS = {m: ['--method', m] + (['--set', 'dropout=.1'] if m in DROPOUT else []) for m in METHODS}
 RUNS |= {'photos': ['--method', 'virtex', *PHOTOS]}
 TIMES = ('seconds', 'images_s', 'images_per_second', 'memory_mb')
 

@@ -119,7 +119,7 @@ SAY = {
     'experiments/sanity_checks.py': 'pretrain',
     'training/trackers.py': 'pretrain',
     'experiments/benchmark.py': 'benchmark',
-    'experiments/study*.py': 'study',
+    'studies/*': 'study',
     'experiments/region_files.py': 'regions',
     'data/paraphrases.py': 'paraphrase',
     'data/collate.py': 'pretrain finetune',
@@ -132,7 +132,7 @@ SAY = {
 }
 # No advice: what is taken away from a message, or looked for in it; or said of the run that is evaluated
 ASIDE = {
-    ('experiments/study_runs.py', '--max-damaged'),
+    ('studies/runs.py', '--max-damaged'),
     ('evaluation/held_out.py', '--split'),
     ('data/collate.py', '--mirror-words'),
 }  # fine-tuning mirrors nothing

@@ -100,14 +100,14 @@ def test_recipe_is_frozen_and_complete(case):
     # what the jobs read
     assert {'size', 'bs', 'steps', 'warmup', 'visual_depth', 'visual_width'} <= {f.name for f in dataclasses.fields(R)}
     lines = [l for c in R.__mro__ if dataclasses.is_dataclass(c) for l in inspect.getsource(c).splitlines()]
-    fields = [l for l in lines if re.match(r' {4}\w+:\w+', l)]
+    fields = [l for l in lines if re.match(r' {4}\w+: \w+', l)]
     # every number is explained
     assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)
 
 
 def test_learner_takes_what_all_take(case):
     m = case.method
-    taken = ['recipe', 'dls', 'visual', 'seed', 'precision', 'cbs'] + ['sizes'] * bool(m.sizes)
+    taken = ['recipe', 'dls', 'visual', 'seed', 'precision', 'cbs'] + (['sizes'] if m.sizes else [])
     assert list(inspect.signature(m.learner).parameters) == taken
 
 

@@ -18,11 +18,11 @@ from vlrep.evaluation.captioning import show_attention
 from vlrep.evaluation.data_efficiency import efficiency_curve
 from vlrep.evaluation.retrieval.pictures import nearest_captions, nearest_images
 from vlrep.experiments.comparisons import show_claims
-from vlrep.experiments.study_report import show_contrasts
 from vlrep.methods.mct.views import HeldOutViews, TwoViews
 from vlrep.metrics import captioning, multilabel, pointing_game, ranking, retrieval, vqa
 from vlrep.reports.page import comparison_html
 from vlrep.reports.weight_drift import drift_figure
+from vlrep.studies.report import show_contrasts
 
 # ---------------------------------------------------------------- metrics
 

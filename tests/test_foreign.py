@@ -696,8 +696,8 @@ def test_odd_facts_in_recipe_json(built, tmp_path):
         ('9' * 5000, 'not valid JSON'),
         ('{"a":' * 950 + '1' + '}' * 950, 'recipe.json'),
         ('\x00', 'not valid JSON'),
-        ('null', 'no set of fields'),
-        ('[]', 'no set of fields'),
+        ('null', 'not a JSON object'),
+        ('[]', 'not a JSON object'),
     ):
         (built / 'recipe.json').write_text(text)
         for ask in (open_run, write_report):

@@ -35,8 +35,8 @@ from vlrep.datasets.world.dataset import scene, world
 from vlrep.datasets.world.drawing import CATEGORIES
 from vlrep.evaluation.zeroshot.benchmarks import read_cub
 from vlrep.experiments.region_files import find_photos
-from vlrep.experiments.study_verdicts import study_head
 from vlrep.methods.fusion_collate import read_written
+from vlrep.studies.verdicts import study_head
 from vlrep.training.resume import _cut_lines
 
 N = 12

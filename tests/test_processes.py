@@ -189,7 +189,7 @@ time.sleep(600)
 JOB = """
 import json, sys, time
 from pathlib import Path
-from vlrep.experiments.study_runs import _started
+from vlrep.studies.runs import _started
 _started(dict(folder='job-of-nobody'), Path(sys.argv[1]))
 time.sleep(600)
 """

@@ -28,8 +28,9 @@ FLOORS = dict(
     methods=4,
     evaluation=4,
     experiments=5,
-    cli=6,
-    all=6,
+    studies=6,
+    cli=7,
+    all=7,
 )
 
 # ---------------------------------------------------------------- reading the project

@@ -208,7 +208,7 @@ def test_a_study_without_its_lines_deletes_nothing(plain, tmp_path, capsys):
 
 def test_a_study_that_lost_a_line_deletes_nothing(plain, tmp_path):
     from vlrep.core.text_files import read_toml
-    from vlrep.experiments.study_runs import StudyFolder, _begin
+    from vlrep.studies.runs import StudyFolder, _begin
 
     (tmp_path / 's.toml').write_text(STUDY)
     folder = StudyFolder(tmp_path / 'out', read_toml(tmp_path / 's.toml'), 's.toml')

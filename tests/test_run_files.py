@@ -16,8 +16,8 @@ from vlrep.cli import main
 from vlrep.core.files import read_json, write_json
 from vlrep.core.run_facts import facts_seal, log_rows, read_log
 from vlrep.core.text_files import read_toml
-from vlrep.experiments.study_runs import recorded_speed, recorded_tasks
 from vlrep.reports.reference import compare_curve
+from vlrep.studies.runs import recorded_speed, recorded_tasks
 from vlrep.training.run_folder import load
 
 OBJECT = {'a': {'b': []}}

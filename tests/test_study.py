@@ -13,15 +13,16 @@ import pytest
 import torch
 from tools import refused
 
-from vlrep.experiments import study_tuning
 from vlrep.experiments.commands import pretrain
 from vlrep.experiments.comparisons import Difference
 from vlrep.experiments.finetune import finetune
-from vlrep.experiments.study import arm_recipe, read_study, read_toml, task_plan
-from vlrep.experiments.study_report import write_study_report
-from vlrep.experiments.study_runs import StudyFolder, plan_study, run_study
-from vlrep.experiments.study_tuning import tuning_rounds
-from vlrep.experiments.study_verdicts import (
+from vlrep.models.named import weights_digest
+from vlrep.studies import tuning as study_tuning
+from vlrep.studies.plan import arm_recipe, read_study, read_toml, task_plan
+from vlrep.studies.report import write_study_report
+from vlrep.studies.runs import StudyFolder, plan_study, run_study
+from vlrep.studies.tuning import tuning_rounds
+from vlrep.studies.verdicts import (
     from_start,
     holm,
     judge_study,
@@ -30,7 +31,6 @@ from vlrep.experiments.study_verdicts import (
     read_study_lines,
     study_verdict,
 )
-from vlrep.models.named import weights_digest
 from vlrep.training.callbacks import TrainingDiverged
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import load
@@ -315,7 +315,7 @@ def test_another_choice_is_refused(done, capsys):
 
 def test_more_seeds_keep_what_is_there(done, tmp_path):
     (tmp_path / 's.toml').write_text(STUDY.replace('seeds = [0, 1]', 'seeds = [0, 1, 2]'))
-    from vlrep.experiments.study import read_toml
+    from vlrep.studies.plan import read_toml
 
     keep = (done['out'] / 'study.jsonl').read_bytes()
     try:
@@ -529,7 +529,7 @@ def test_diverged_fine_tuning_says_so(tuned, tmp_path, monkeypatch):
     def wild(*args):
         raise TrainingDiverged('the training loss is nan at step 3')
 
-    monkeypatch.setattr('vlrep.experiments.study_runs.train_task', wild)
+    monkeypatch.setattr('vlrep.studies.runs.train_task', wild)
     said = []
     run_study(tuned['file'], out, log=said.append, quick=True)
     assert '   diverged: the training loss is nan at step 3' in said

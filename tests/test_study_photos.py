@@ -10,11 +10,11 @@ from tools import ROOT, refused
 from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene
-from vlrep.experiments.study import arm_recipe, read_study
-from vlrep.experiments.study_pages import kept_study, sign_rows
-from vlrep.experiments.study_report import write_study_report
-from vlrep.experiments.study_runs import files_hash, plan_study, run_study
-from vlrep.experiments.study_verdicts import judge_study, read_study_lines
+from vlrep.studies.pages import kept_study, sign_rows
+from vlrep.studies.plan import arm_recipe, read_study
+from vlrep.studies.report import write_study_report
+from vlrep.studies.runs import files_hash, plan_study, run_study
+from vlrep.studies.verdicts import judge_study, read_study_lines
 from vlrep.training.run_folder import load
 
 NET = (

@@ -350,7 +350,11 @@ def _evaluate_config():
     for k, o in {k: o for e in EVALUATIONS.values() for k, o in e.options.items()}.items():
         there = o.allowed or o.registry or ()
         kind = str if o.default is None else type(o.default)
-        help = o.help + f'; one of: {", ".join(there)}' * bool(there) + f' (default: {o.default})' * bool(o.default)
+        help = (
+            o.help
+            + (f'; one of: {", ".join(there)}' if there else '')
+            + (f' (default: {o.default})' if o.default else '')
+        )
         rows.append((k, _option('N' if kind is int else 'VALUE', help, kind), None))
     return _made('_Evaluate', [*rows, ('plugin', _PLUGIN, ())], 'Evaluate a trained model')
 
@@ -470,16 +474,16 @@ def _study(argv):
     kinds = dict(plan=_StudyPlan, run=_StudyRun, report=_StudyReport)
     options = subcommand_cli_from_dict(kinds, prog='vlrep study', description=_study.__doc__, args=argv, config=_CONFIG)
     if isinstance(options, _StudyReport):
-        from vlrep.experiments.study_report import write_study_report
+        from vlrep.studies.report import write_study_report
 
         print(f'report: {write_study_report(options.path, options.out)}')
         return
     if options.jobs < 1:
         raise ValueError(f'--jobs {options.jobs}: at least 1')
-    from vlrep.experiments.study import read_study
+    from vlrep.studies.plan import read_study
 
     study = read_study(options.file, options.quick)
-    from vlrep.experiments.study_runs import plan_study, run_study
+    from vlrep.studies.runs import plan_study, run_study
     from vlrep.training.interrupts import TrainingInterrupted
 
     if isinstance(options, _StudyPlan):

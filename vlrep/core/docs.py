@@ -48,7 +48,7 @@ def _typed(rest):
     "':int=3' -> ': int, default 3'"
     kind, _, default = rest.partition('=')
     parts = [kind.strip(': ').strip("'"), default and f'default {default.strip()}']
-    return ' : ' * bool(kind or default) + ', '.join(filter(None, parts))
+    return (' : ' if kind or default else '') + ', '.join(filter(None, parts))
 
 # %% ../../nbs/core/40_docs.ipynb #34504b9c
 def explained(
@@ -75,9 +75,11 @@ def explained(
             params += [(name, _typed(rest), note.strip()) for name, rest in _arguments(head) if name != 'self']
     if not returns and not any(note for *_, note in params):
         return ''
-    rows = [f'{name}{kind}' + f'\n    {note}' * bool(note) for name, kind, note in params]
-    out = ['Parameters\n----------\n' + '\n'.join(rows)] * bool(rows)
-    return '\n\n'.join(out + ['Returns\n-------\n' + '\n'.join(f'{k}\n    {n}' for k, n in returns)] * bool(returns))
+    rows = [f'{name}{kind}' + (f'\n    {note}' if note else '') for name, kind, note in params]
+    out = ['Parameters\n----------\n' + '\n'.join(rows)] if rows else []
+    return '\n\n'.join(
+        out + (['Returns\n-------\n' + '\n'.join(f'{k}\n    {n}' for k, n in returns)] if returns else [])
+    )
 
 # %% ../../nbs/core/40_docs.ipynb #6daa72a9
 def _fields(lines, name):
@@ -89,7 +91,9 @@ def _fields(lines, name):
             break
         code, _, note = line.partition(' #')
         m = re.match(r'    (\w+)\s*(:.*)', code)
-        rows += [f'{k}{_typed(r)}' + f'\n    {note.strip()}' * bool(note) for k, r in (_arguments(code) if m else ())]
+        rows += [
+            f'{k}{_typed(r)}' + (f'\n    {note.strip()}' if note else '') for k, r in (_arguments(code) if m else ())
+        ]
     return 'Parameters\n----------\n' + '\n'.join(rows) if rows else ''
 
 

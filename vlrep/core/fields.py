@@ -155,7 +155,7 @@ def check_fields(
 def field_rows(
     part: object,  # A dataclass, such as a recipe or the sizes of a job
 ) -> list:  # (name, plain type, value, what it is and what is allowed) of each field
-    "What each field is, by the comment behind it, and its bounds"
+    "What each field is, by the comment behind it and below it, and its bounds"
     about = {}
     hints = typing.get_type_hints(type(part), include_extras=True)
     rows = []
@@ -164,9 +164,15 @@ def field_rows(
             source = inspect.getsource(cls)
         except (OSError, TypeError):
             continue  # defined in a notebook or at the prompt: no comments to read
-        for l in source.splitlines():
-            if m := re.match(r'\s+(\w+):[^#]*#\s*(.*)', l):
-                about[m[1]] = m[2]
+        name = None
+        for line in source.splitlines():
+            if m := re.match(r'\s+(\w+):[^#]*#\s*(.*)', line):
+                name = m[1]
+                about[name] = m[2]
+            elif name and (m := re.match(r'\s+#\s*(.*)', line)):  # the comment goes on
+                about[name] += ' ' + m[1]
+            else:
+                name = None
     shared = {f.name for c in type(part).__mro__[1:] if is_dataclass(c) for f in fields(c) if f.kw_only}
     for f in sorted(fields(part), key=lambda f: f.name in shared):  # what all methods have comes last
         kind, rule = rule_of(hints[f.name])

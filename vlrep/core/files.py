@@ -406,64 +406,59 @@ class ArrayFile:
     def __array__(self, dtype=None, copy=None):
         return np.asarray(self[:], dtype)
 
-# %% ../../nbs/core/10_files.ipynb #2cb4e3f6
-@patch(cls_method=True)
-def create(
-    cls: ArrayFile,
-    path: FilePath,  # The new file
-    shape: tuple,  # Its rows first
-) -> 'ArrayFile':  # Zeros, open for writing
-    "Make the file with all its space; an `OSError` names it if the disk is too full"
-    head = dict(descr='|u1', fortran_order=False, shape=tuple(map(int, shape)))
-    try:
-        with open(path, 'wb') as f:
-            np.lib.format.write_array_header_1_0(f, head)
-            f.flush()
-            at = f.tell()
-            if n := int(np.prod(shape)):
-                _reserve(f.fileno(), at, at + n)
-    except OSError as e:
-        raise write_error(e, path) from e
-    return cls(path, True)
-
-# %% ../../nbs/core/10_files.ipynb #9c089e36
-@patch
-def __getitem__(self: ArrayFile, i):
-    n = len(self)
-    if np.ndim(i) == 0 and not isinstance(i, slice):
-        i = operator.index(i)
-        if not -n <= i < n:
-            raise IndexError(f'row {i} of {n}')
-        return self._read(i % n, 1)[0]
-    rows = np.arange(n)[i]
-    out = np.empty((len(rows), *self.shape[1:]), np.uint8)
-    # rows that follow each other are read at once
-    ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)] if len(rows) else []
-    for a, b in zip([0, *ends], ends):
-        out[a:b] = self._read(int(rows[a]), int(b - a))
-    return out
-
-
-@patch
-def _read(self: ArrayFile, row, n):
-    "Rows `row` to `row+n`"
-    got = []
-    want = n * self._row
-    at = self._start + row * self._row
-    while want:
+    @classmethod
+    def create(
+        cls,
+        path: FilePath,  # The new file
+        shape: tuple,  # Its rows first
+    ) -> 'ArrayFile':  # Zeros, open for writing
+        "Make the file with all its space; an `OSError` names it if the disk is too full"
+        head = dict(descr='|u1', fortran_order=False, shape=tuple(map(int, shape)))
         try:
-            b = read_at(self._fd, min(want, 1 << 30), at)
+            with open(path, 'wb') as f:
+                np.lib.format.write_array_header_1_0(f, head)
+                f.flush()
+                at = f.tell()
+                if n := int(np.prod(shape)):
+                    _reserve(f.fileno(), at, at + n)
         except OSError as e:
-            raise OSError(e.errno, e.strerror, str(self.path)) from e
-        if not b:
-            raise ValueError(
-                f'{self.path}: truncated after it was opened, row {(at - self._start) // self._row} is gone'
-                + f'; {self.hint}' * bool(self.hint)
-            )
-        got.append(b)
-        want -= len(b)
-        at += len(b)
-    return np.frombuffer(got[0] if len(got) == 1 else b''.join(got), np.uint8).reshape(n, *self.shape[1:]).copy()
+            raise write_error(e, path) from e
+        return cls(path, True)
+
+    def __getitem__(self, i):
+        n = len(self)
+        if np.ndim(i) == 0 and not isinstance(i, slice):
+            i = operator.index(i)
+            if not -n <= i < n:
+                raise IndexError(f'row {i} of {n}')
+            return self._read(i % n, 1)[0]
+        rows = np.arange(n)[i]
+        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        # rows that follow each other are read at once
+        ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1), len(rows)] if len(rows) else []
+        for a, b in zip([0, *ends], ends):
+            out[a:b] = self._read(int(rows[a]), int(b - a))
+        return out
+
+    def _read(self, row, n):
+        "Rows `row` to `row+n`"
+        got = []
+        want = n * self._row
+        at = self._start + row * self._row
+        while want:
+            try:
+                b = read_at(self._fd, min(want, 1 << 30), at)
+            except OSError as e:
+                raise OSError(e.errno, e.strerror, str(self.path)) from e
+            if not b:
+                raise ValueError(
+                    f'{self.path}: truncated after it was opened, row {(at - self._start) // self._row} is gone'
+                    + (f'; {self.hint}' if self.hint else '')
+                )
+            got.append(b)
+            want -= len(b)
+            at += len(b)
+        return np.frombuffer(got[0] if len(got) == 1 else b''.join(got), np.uint8).reshape(n, *self.shape[1:]).copy()
 
 # %% ../../nbs/core/10_files.ipynb #ae217578
 @patch

@@ -25,7 +25,7 @@ _WORDS = {
     int: 'a whole number',
     float: 'a finite number',
     bool: 'true or false',
-    dict: 'a set of fields',
+    dict: 'a JSON object',
     list: 'a list',
     NoneType: 'nothing',
 }
@@ -64,7 +64,7 @@ def type_words(
     if origin is list:
         return f'a list, each of it {type_words(inner[0])}'
     if origin is dict:
-        return f'a set of fields, each of them {type_words(inner[1])}'
+        return f'a JSON object, each of them {type_words(inner[1])}'
     return _WORDS[NoneType if kind is None else kind]
 
 
@@ -76,7 +76,7 @@ def check_types(
 ) -> dict:  # `facts`
     "A `ValueError` names the file and the field that is missing or of another type"
     if not isinstance(facts, dict):
-        raise ValueError(f'{path}: damaged, {brief(facts)} is no set of fields')
+        raise ValueError(f'{path}: damaged, {brief(facts)} is not a JSON object')
     if lost := [k for k in needed if k not in facts]:
         raise ValueError(f'{path}: damaged, {", ".join(lost)} missing')
     for name, kind in kinds.items():

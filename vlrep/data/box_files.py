@@ -148,59 +148,53 @@ class BoxFile:
             return at
         return next((self._short[n] for n in _short_names(image) if n in self._short), -1)
 
-# %% ../../nbs/data/56_box_files.ipynb #b2141412
-@patch
-def rows(
-    self: BoxFile,
-    ids: list,  # Of images
-    source_name: str = 'data',  # Where they come from, for messages
-) -> np.ndarray:  # (n,) int64
-    "The rows of images in the file; a `ValueError` names those that are missing, and two that would be the same"
-    rows = np.array([self.row(str(i)) for i in ids], np.int64)
-    if len(lost := np.flatnonzero(rows < 0)):
-        raise ValueError(
-            f'{source_name}: {len(lost)} of {len(rows)} images have no boxes in {self.path}: '
-            f'{some_of(ids[int(i)] for i in lost)}; it has those of {len(self):,} images, such as '
-            f'{self.ids[0]}; a line with "boxes": [] says that an image has none'
-        )
-    used, first, counts = np.unique(rows, return_index=True, return_counts=True)
-    if len(twice := np.flatnonzero(counts > 1)):
-        both = [ids[int(i)] for i in np.flatnonzero(rows == used[twice[0]])[:2]]
-        raise ValueError(
-            f'{source_name}: the images {both[0]} and {both[1]} would both have the boxes of '
-            f'{self.ids[int(used[twice[0]])]} in {self.path}: write their names with folders'
-        )
-    return rows
+    def rows(
+        self,
+        ids: list,  # Of images
+        source_name: str = 'data',  # Where they come from, for messages
+    ) -> np.ndarray:  # (n,) int64
+        "The rows of images in the file; a `ValueError` names those that are missing, and two that would be the same"
+        rows = np.array([self.row(str(i)) for i in ids], np.int64)
+        if len(lost := np.flatnonzero(rows < 0)):
+            raise ValueError(
+                f'{source_name}: {len(lost)} of {len(rows)} images have no boxes in {self.path}: '
+                f'{some_of(ids[int(i)] for i in lost)}; it has those of {len(self):,} images, such as '
+                f'{self.ids[0]}; a line with "boxes": [] says that an image has none'
+            )
+        used, first, counts = np.unique(rows, return_index=True, return_counts=True)
+        if len(twice := np.flatnonzero(counts > 1)):
+            both = [ids[int(i)] for i in np.flatnonzero(rows == used[twice[0]])[:2]]
+            raise ValueError(
+                f'{source_name}: the images {both[0]} and {both[1]} would both have the boxes of '
+                f'{self.ids[int(used[twice[0]])]} in {self.path}: write their names with folders'
+            )
+        return rows
 
+    def read(
+        self,
+        rows: np.ndarray | list,  # Of the file (b,)
+        most: int = None,  # Most boxes of each, the first ones; by default all
+        boxes: bool = True,  # Not used: there is nothing else
+    ) -> dict:  # region_boxes (b,n,4), region_counts (b,)
+        "Boxes of some images, padded with zeros at the end"
+        rows = np.asarray(rows, np.int64)
+        first = self.offsets[rows]
+        counts = self.offsets[rows + 1] - self.offsets[rows]
+        if most is not None:
+            counts = np.minimum(counts, most)
+        out = np.zeros((len(rows), max(1, int(counts.max(initial=0))), 4), np.float32)
+        for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
+            out[i, :k] = self.boxes[a : a + k]
+        return dict(region_counts=torch.from_numpy(counts), region_boxes=torch.from_numpy(out))
 
-@patch
-def read(
-    self: BoxFile,
-    rows: np.ndarray | list,  # Of the file (b,)
-    most: int = None,  # Most boxes of each, the first ones; by default all
-    boxes: bool = True,  # Not used: there is nothing else
-) -> dict:  # region_boxes (b,n,4), region_counts (b,)
-    "Boxes of some images, padded with zeros at the end"
-    rows = np.asarray(rows, np.int64)
-    first = self.offsets[rows]
-    counts = self.offsets[rows + 1] - self.offsets[rows]
-    if most is not None:
-        counts = np.minimum(counts, most)
-    out = np.zeros((len(rows), max(1, int(counts.max(initial=0))), 4), np.float32)
-    for i, (a, k) in enumerate(zip(first.tolist(), counts.tolist())):
-        out[i, :k] = self.boxes[a : a + k]
-    return dict(region_counts=torch.from_numpy(counts), region_boxes=torch.from_numpy(out))
+    def digest(self) -> str:
+        "12 hexadecimal digits over names and boxes"
+        h = hashlib.sha256('\n'.join(self.ids).encode())
+        for a in (self.offsets, self.boxes):
+            h.update(np.ascontiguousarray(a).tobytes())
+        return h.hexdigest()[:12]
 
 # %% ../../nbs/data/56_box_files.ipynb #9717faf5
-@patch
-def digest(self: BoxFile) -> str:
-    "12 hexadecimal digits over names and boxes"
-    h = hashlib.sha256('\n'.join(self.ids).encode())
-    for a in (self.offsets, self.boxes):
-        h.update(np.ascontiguousarray(a).tobytes())
-    return h.hexdigest()[:12]
-
-
 @patch
 def lines(
     self: BoxFile,

@@ -14,7 +14,6 @@ from collections import Counter
 from functools import lru_cache
 
 import numpy as np
-from fastcore.basics import patch
 
 from ..core.registry import did_you_mean
 from .records import TextBuffer
@@ -244,29 +243,27 @@ class Triplets:
         ends = self.captions.ends
         return self.captions.data[ends[j] : ends[j + 1]].tobytes().decode()
 
-# %% ../../nbs/data/52_concepts.ipynb #dbbded2a
-@patch
-def draw(
-    self: Triplets,
-    rows: np.ndarray,  # Images (b,)
-    u: np.ndarray,  # A number in [0,1) for each (b,)
-    sampling: str = 'triplets',  # triplets: each counts the same (App. F.1); captions: each caption does (eq. 7)
-) -> tuple:  # Caption (b,), which of its places (b,), weight of the sample (b,); caption -1 and weight 0 if the
-    # image has no triplet
-    "A triplet of each image"
-    if sampling not in ('triplets', 'captions'):
-        raise did_you_mean('sampling', sampling, ('triplets', 'captions'))
-    first = self.captions.rows[rows]
-    last = self.captions.rows[np.asarray(rows) + 1]
-    through = self.ends if sampling == 'triplets' else self.read
-    n = through[last] - through[first]
-    at = u * n
-    t = through[first] + np.minimum(at.astype(np.int64), np.maximum(n - 1, 0))
-    if sampling == 'triplets':
-        j = np.searchsorted(self.ends, t, 'right') - 1
-        which = t - self.ends[np.maximum(j, 0)]
-    else:
-        j = self.at[np.minimum(t, len(self.at) - 1)] if len(self.at) else t - 1
-        which = ((at - np.floor(at)) * self.counts[j]).astype(np.int64)
-    none = n == 0
-    return np.where(none, -1, j), np.where(none, 0, which), n
+    def draw(
+        self,
+        rows: np.ndarray,  # Images (b,)
+        u: np.ndarray,  # A number in [0,1) for each (b,)
+        sampling: str = 'triplets',  # triplets: each counts the same (App. F.1); captions: each caption does (eq. 7)
+    ) -> tuple:  # Caption (b,), which of its places (b,), weight of the sample (b,); caption -1 and weight 0 if the
+        # image has no triplet
+        "A triplet of each image"
+        if sampling not in ('triplets', 'captions'):
+            raise did_you_mean('sampling', sampling, ('triplets', 'captions'))
+        first = self.captions.rows[rows]
+        last = self.captions.rows[np.asarray(rows) + 1]
+        through = self.ends if sampling == 'triplets' else self.read
+        n = through[last] - through[first]
+        at = u * n
+        t = through[first] + np.minimum(at.astype(np.int64), np.maximum(n - 1, 0))
+        if sampling == 'triplets':
+            j = np.searchsorted(self.ends, t, 'right') - 1
+            which = t - self.ends[np.maximum(j, 0)]
+        else:
+            j = self.at[np.minimum(t, len(self.at) - 1)] if len(self.at) else t - 1
+            which = ((at - np.floor(at)) * self.counts[j]).astype(np.int64)
+        none = n == 0
+        return np.where(none, -1, j), np.where(none, 0, which), n

@@ -153,6 +153,46 @@ class StatefulLoader:
         self.waiting = None  # Called with the seconds that the workers' next batch has been waited for
         self._check()
 
+    def _check(self):
+        s = self.source
+        name = s.name
+        if self.train and s.split == 'test':
+            raise ValueError(f'{name}: a test split must not be trained on')
+        if not len(s):
+            raise ValueError(f'{name}: no images')
+        for k, low in dict(bs=1, world_size=1, workers=0, max_len=2, bucket=0).items():
+            if getattr(self, k) < low:
+                raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
+        damage_limit(len(s), self.max_damaged)
+        if not self.timeout > 0:
+            raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
+        if not 0 <= self.flip_p <= 1:
+            raise ValueError(f'flip_p={self.flip_p}: a part, from 0 to 1')
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f'rank={self.rank} of {self.world_size}')
+        if len(s) < self.world_size:
+            raise ValueError(f'{name}: {len(s)} images cannot be shared by {self.world_size} processes')
+        check_share(self.bs, self.world_size)
+        flips = self.train and getattr(self.aug, 'flips', False)
+        collate = self.collate
+        if collate is None and self.tok is not None:
+            collate = CaptionCollator(self.tok, self.max_len, self.substring)
+        if hasattr(collate, 'check'):
+            collate.check(s)
+        if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
+            raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
+        self._jobs = _Jobs(s, collate, self.seed, self.train, self.flip_p if flips else 0.0)
+
+    @property
+    def dataset(self) -> ImageTextDataset:
+        "The dataset, under the name that fastai uses"
+        return self.source
+
+    @property
+    def n(self) -> int:
+        "Number of images"
+        return len(self.source)
+
 # %% ../../nbs/data/60_loader.ipynb #b77776dc
 def check_share(
     bs: int,  # Images a batch
@@ -161,50 +201,6 @@ def check_share(
     "A `ValueError` if some process would never have an image"
     if bs < world_size:
         raise ValueError(f'bs={bs}: a batch of so many images cannot be shared by {world_size} processes')
-
-
-@patch
-def _check(self: StatefulLoader):
-    s = self.source
-    name = s.name
-    if self.train and s.split == 'test':
-        raise ValueError(f'{name}: a test split must not be trained on')
-    if not len(s):
-        raise ValueError(f'{name}: no images')
-    for k, low in dict(bs=1, world_size=1, workers=0, max_len=2, bucket=0).items():
-        if getattr(self, k) < low:
-            raise ValueError(f'{k}={getattr(self, k)}: at least {low}')
-    damage_limit(len(s), self.max_damaged)
-    if not self.timeout > 0:
-        raise ValueError(f'timeout={self.timeout}: seconds, more than 0')
-    if not 0 <= self.flip_p <= 1:
-        raise ValueError(f'flip_p={self.flip_p}: a part, from 0 to 1')
-    if not 0 <= self.rank < self.world_size:
-        raise ValueError(f'rank={self.rank} of {self.world_size}')
-    if len(s) < self.world_size:
-        raise ValueError(f'{name}: {len(s)} images cannot be shared by {self.world_size} processes')
-    check_share(self.bs, self.world_size)
-    flips = self.train and getattr(self.aug, 'flips', False)
-    collate = self.collate
-    if collate is None and self.tok is not None:
-        collate = CaptionCollator(self.tok, self.max_len, self.substring)
-    if hasattr(collate, 'check'):
-        collate.check(s)
-    if self.bucket and collate is not None and not hasattr(collate, 'lengths'):
-        raise ValueError(f'bucket={self.bucket}: {type(collate).__name__} has no `lengths` to sort by')
-    self._jobs = _Jobs(s, collate, self.seed, self.train, self.flip_p if flips else 0.0)
-
-
-@patch(as_prop=True)
-def dataset(self: StatefulLoader) -> ImageTextDataset:
-    "The dataset, under the name that fastai uses"
-    return self.source
-
-
-@patch(as_prop=True)
-def n(self: StatefulLoader) -> int:
-    "Number of images"
-    return len(self.source)
 
 
 @patch

@@ -162,6 +162,22 @@ class Narratives:
         self.rows = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n or 0))])
         return self
 
+    def __len__(self):
+        return len(self.rows) - 1
+
+    def counts(self) -> np.ndarray:  # (n,)
+        "How many narratives each image has"
+        return np.diff(self.rows)
+
+    def traced(self) -> np.ndarray:  # One for each narrative, image after image, bool (m,)
+        "Which narratives have a trace"
+        return np.diff(self.cols['t'].ends)[self.at] > 0
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes in memory, which subsets share"
+        return sum(c.data.nbytes + c.ends.nbytes for c in self.cols.values())
+
 # %% ../../nbs/data/40_narratives.ipynb #cfb1a7cb
 @patch(cls_method=True)
 def of(
@@ -178,29 +194,6 @@ def of(
             rows.append(i)
         n = i + 1
     return self.close(rows, n)
-
-
-@patch
-def __len__(self: Narratives):
-    return len(self.rows) - 1
-
-
-@patch
-def counts(self: Narratives) -> np.ndarray:  # (n,)
-    "How many narratives each image has"
-    return np.diff(self.rows)
-
-
-@patch
-def traced(self: Narratives) -> np.ndarray:  # One for each narrative, image after image, bool (m,)
-    "Which narratives have a trace"
-    return np.diff(self.cols['t'].ends)[self.at] > 0
-
-
-@patch(as_prop=True)
-def nbytes(self: Narratives) -> int:
-    "Bytes in memory, which subsets share"
-    return sum(c.data.nbytes + c.ends.nbytes for c in self.cols.values())
 
 
 @patch

@@ -192,14 +192,14 @@ def _problem(line):
     if not isinstance(line, dict):
         return 'not an object'
     if not isinstance(line.get('caption'), str):
-        return 'its "caption" is no text'
+        return 'its "caption" is not text'
     image = line.setdefault('image', line.get('id'))
     if not isinstance(image, str):
         return 'has neither "image" nor "id"'
     k = line.get('caption_index')
     said = line.get('paraphrases')
     if not isinstance(k, int) or isinstance(k, bool) or k < 0:
-        return '"caption_index" is no number from 0 on'
+        return '"caption_index" is not a number from 0 on'
     if not isinstance(said, list):
         return '"paraphrases" is no list'
     for p in said:

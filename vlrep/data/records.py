@@ -611,12 +611,10 @@ class ImageFileDataset(ImageTextDataset):
         r.path = self.path(i)
         return r
 
-# %% ../../nbs/data/00_records.ipynb #f7e20b7a
-@patch
-def subset(
-    self: ImageFileDataset,
-    idx: np.ndarray | list | range,  # Rows to keep, in their new order
-    split: str = None,  # The split they make
-) -> ImageTextDataset:
-    "A dataset of these rows"
-    return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))
+    def subset(
+        self,
+        idx: np.ndarray | list | range,  # Rows to keep, in their new order
+        split: str = None,  # The split they make
+    ) -> ImageTextDataset:
+        "A dataset of these rows"
+        return ImageFileDataset([self.path(i) for i in idx], self.size, self.name, self.keep, **self._rows(idx, split))

@@ -219,6 +219,61 @@ class RegionWriter:
     def __len__(self):
         return len(self.ids)
 
+    def _begun(self):
+        "Read the journal of a process that was killed, or begin one"
+        head = json.dumps(self.facts) + '\n'
+        data = self._journal.read_bytes() if self._journal.exists() else b''
+        text = data[: data.rfind(b'\n') + 1].decode(errors='replace')  # a torn last line is none
+        lines = io.StringIO(text).readlines()
+        if lines and lines[0] != head:
+            raise ValueError(
+                f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
+                'or choose a new folder'
+            )
+        with atomic_file(self._journal) as new:
+            new.write_text(''.join(lines or [head]), encoding='utf-8')
+        for n, line in enumerate(lines[1:], 2):
+            try:
+                self._note(*_entry(line))
+            except (ValueError, TypeError, IndexError, KeyError):
+                raise ValueError(
+                    f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}'
+                ) from None
+
+    def _note(self, image_id, count, x, look=None):
+        """Remember an image with so many regions, their checksum `x`, and what it looks like (width, height,
+        thumbnail in hexadecimal digits); or, without any, why it is left out"""
+        if count is None:
+            self.left_out[image_id] = x
+        else:
+            self.left_out.pop(image_id, None)  # it has been restored
+            self.ids.append(image_id)
+            self.counts.append(count)
+            self.sums.append(x)
+            self.looks.append(look or (0, 0, ''))
+            self._seen.add(image_id)
+
+    def add(
+        self,
+        image_id: str,  # Each once
+        feats: np.ndarray,  # Features (k,d)
+        boxes: np.ndarray,  # x0 y0 x1 y1 as parts of width and height (k,4)
+        probs: np.ndarray = None,  # Distributions over classes (k,c), where the store has them
+        *,
+        image: Image.Image = None,  # The image itself, RGB, so that the store is not taken for other images of its name
+        sides: tuple = None,  # Or at least its width and height
+    ) -> None:
+        "Add the regions of an image; a `ValueError` names image and what is wrong"
+        if image_id in self._seen:
+            raise ValueError(f'{image_id}: is in the store already')
+        data = [a.tobytes() for a in _region_arrays(image_id, feats, boxes, probs, self.facts).values()]
+        for c, b in zip(self.cols.values(), data):
+            c.add(b, len(boxes))
+        if image is not None:
+            sides = image.size
+        look = [] if sides is None else [[*map(int, sides), '' if image is None else thumbnail(image).tobytes().hex()]]
+        self._log(image_id, len(boxes), _sums(data), *look)
+
 # %% ../../nbs/data/57_regions.ipynb #6757000e
 @patch
 def __enter__(self: RegionWriter) -> RegionWriter:
@@ -242,29 +297,6 @@ def __enter__(self: RegionWriter) -> RegionWriter:
     return self
 
 
-@patch
-def _begun(self: RegionWriter):
-    "Read the journal of a process that was killed, or begin one"
-    head = json.dumps(self.facts) + '\n'
-    data = self._journal.read_bytes() if self._journal.exists() else b''
-    text = data[: data.rfind(b'\n') + 1].decode(errors='replace')  # a torn last line is none
-    lines = io.StringIO(text).readlines()
-    if lines and lines[0] != head:
-        raise ValueError(
-            f'{self.partial}: was begun with other settings ({brief(lines[0].strip(), 200)}); remove it, '
-            'or choose a new folder'
-        )
-    with atomic_file(self._journal) as new:
-        new.write_text(''.join(lines or [head]), encoding='utf-8')
-    for n, line in enumerate(lines[1:], 2):
-        try:
-            self._note(*_entry(line))
-        except (ValueError, TypeError, IndexError, KeyError):
-            raise ValueError(
-                f'{self._journal}, line {n}: damaged: {brief(line.strip())}; remove {self.partial}'
-            ) from None
-
-
 def _entry(line):
     "Name of an image, how many regions, their checksum, what it looks like; or name, None, and why it is left out"
     name, count, x, *look = parse_json(line)
@@ -275,21 +307,6 @@ def _entry(line):
     if look and len(bytes.fromhex(look[0][2])) not in (0, 3 * _POINTS**2):
         raise ValueError
     return name, count, x, *look
-
-# %% ../../nbs/data/57_regions.ipynb #a7c01e16
-@patch
-def _note(self: RegionWriter, image_id, count, x, look=None):
-    """Remember an image with so many regions, their checksum `x`, and what it looks like (width, height, thumbnail in
-    hexadecimal digits); or, without any, why it is left out"""
-    if count is None:
-        self.left_out[image_id] = x
-    else:
-        self.left_out.pop(image_id, None)  # it has been restored
-        self.ids.append(image_id)
-        self.counts.append(count)
-        self.sums.append(x)
-        self.looks.append(look or (0, 0, ''))
-        self._seen.add(image_id)
 
 # %% ../../nbs/data/57_regions.ipynb #6757000f
 def _region_arrays(image_id, feats, boxes, probs, facts):
@@ -321,29 +338,6 @@ def _region_arrays(image_id, feats, boxes, probs, facts):
     return out
 
 # %% ../../nbs/data/57_regions.ipynb #67570010
-@patch
-def add(
-    self: RegionWriter,
-    image_id: str,  # Each once
-    feats: np.ndarray,  # Features (k,d)
-    boxes: np.ndarray,  # x0 y0 x1 y1 as parts of width and height (k,4)
-    probs: np.ndarray = None,  # Distributions over classes (k,c), where the store has them
-    *,
-    image: Image.Image = None,  # The image itself, RGB, so that the store is not taken for other images of its name
-    sides: tuple = None,  # Or at least its width and height
-) -> None:
-    "Add the regions of an image; a `ValueError` names image and what is wrong"
-    if image_id in self._seen:
-        raise ValueError(f'{image_id}: is in the store already')
-    data = [a.tobytes() for a in _region_arrays(image_id, feats, boxes, probs, self.facts).values()]
-    for c, b in zip(self.cols.values(), data):
-        c.add(b, len(boxes))
-    if image is not None:
-        sides = image.size
-    look = [] if sides is None else [[*map(int, sides), '' if image is None else thumbnail(image).tobytes().hex()]]
-    self._log(image_id, len(boxes), _sums(data), *look)
-
-
 @patch
 def leave_out(
     self: RegionWriter,
@@ -599,48 +593,60 @@ class RegionStore:
             f'width {self.width}, {self.classes} classes)'
         )
 
-# %% ../../nbs/data/57_regions.ipynb #67570d16
-@patch
-def digest(self: RegionStore) -> str:
-    "A hash of the store's index and of the checksums of its images, 12 hexadecimal digits"
-    return hashlib.sha256(json.dumps(self.index).encode() + np.asarray(self.cols['sums']).tobytes()).hexdigest()[:12]
+    def digest(self) -> str:
+        "A hash of the store's index and of the checksums of its images, 12 hexadecimal digits"
+        return hashlib.sha256(json.dumps(self.index).encode() + np.asarray(self.cols['sums']).tobytes()).hexdigest()[
+            :12
+        ]
 
-# %% ../../nbs/data/57_regions.ipynb #67570018
-@patch
-def row(
-    self: RegionStore,
-    image_id: str,  # Of an image; with or without folder and suffix
-) -> int:  # Its row, or -1 if the store does not have it
-    "Where an image is in the store"
-    for name in _spellings(str(image_id)):
-        row = self._named(name, str(image_id))
-        if row >= 0:
-            return row
-        if name in self.left_out:
-            return -1  # it is known, and could not be read
-    return -1
+    def row(
+        self,
+        image_id: str,  # Of an image; with or without folder and suffix
+    ) -> int:  # Its row, or -1 if the store does not have it
+        "Where an image is in the store"
+        for name in _spellings(str(image_id)):
+            row = self._named(name, str(image_id))
+            if row >= 0:
+                return row
+            if name in self.left_out:
+                return -1  # it is known, and could not be read
+        return -1
 
+    def _named(self, name, image_id):
+        "The row of an image that is called `name`, which is one of the spellings of `image_id`; -1 if there is none"
+        hashes = self.cols['hashes']
+        h = np.uint64(_hash(name))
+        at = int(np.searchsorted(hashes, h))
+        while at < len(hashes) and hashes[at] == h:
+            row = int(self.cols['hash_rows'][at])
+            if name in _spellings(stored := self.ids[row]) and not _other_part(image_id, stored):
+                return row
+            at += 1
+        return -1
 
-@patch
-def _named(self: RegionStore, name, image_id):
-    "The row of an image that is called `name`, which is one of the spellings of `image_id`; -1 if there is none"
-    hashes = self.cols['hashes']
-    h = np.uint64(_hash(name))
-    at = int(np.searchsorted(hashes, h))
-    while at < len(hashes) and hashes[at] == h:
-        row = int(self.cols['hash_rows'][at])
-        if name in _spellings(stored := self.ids[row]) and not _other_part(image_id, stored):
-            return row
-        at += 1
-    return -1
+    def _in_folder(self, path):
+        "The row of an image that is called like the end of its path, with one folder or two; -1 if there is none"
+        parts = PurePosixPath(path).parts
+        rows = [self._named(n, n) for n in ('/'.join(parts[-k:]) for k in (2, 3) if len(parts) > k)]
+        return max([*rows, -1])
 
+    def expect_width(
+        self,
+        width: int,  # Of the features that are expected
+        who: str,  # Who expects them, for messages
+        hint: str,  # What can be done, for messages
+    ) -> None:
+        "A `ValueError` if the features have another width"
+        if self.width != width:
+            raise ValueError(
+                f'{self.folder}: has features of width {self.width}, and {who} asks for width {width}; {hint}'
+            )
 
-@patch
-def _in_folder(self: RegionStore, path):
-    "The row of an image that is called like the end of its path, with one folder or two; -1 if there is none"
-    parts = PurePosixPath(path).parts
-    rows = [self._named(n, n) for n in ('/'.join(parts[-k:]) for k in (2, 3) if len(parts) > k)]
-    return max([*rows, -1])
+    def check(self) -> None:
+        "Read everything and compare checksums; a `ValueError` names the first image whose regions have changed"
+        self._sound[:] = False
+        for i in progress(range(len(self)), label='images checked'):
+            self._compare([i])
 
 # %% ../../nbs/data/57_regions.ipynb #a7c01e14
 @patch
@@ -708,18 +714,6 @@ def check_pictures(
             f'that was made from it'
         )
 
-
-@patch
-def expect_width(
-    self: RegionStore,
-    width: int,  # Of the features that are expected
-    who: str,  # Who expects them, for messages
-    hint: str,  # What can be done, for messages
-) -> None:
-    "A `ValueError` if the features have another width"
-    if self.width != width:
-        raise ValueError(f'{self.folder}: has features of width {self.width}, and {who} asks for width {width}; {hint}')
-
 # %% ../../nbs/data/57_regions.ipynb #a7c01e13
 @patch
 def read(
@@ -750,14 +744,6 @@ def read(
     if 'region_probs' in out and self.index['dtype'] == '<f2':  # rounded: they add up to 1 only nearly
         out['region_probs'] /= out['region_probs'].sum(2, keepdims=True).clip(1e-9)
     return dict(region_counts=torch.from_numpy(counts), **{k: torch.from_numpy(a) for k, a in out.items()})
-
-
-@patch
-def check(self: RegionStore) -> None:
-    "Read everything and compare checksums; a `ValueError` names the first image whose regions have changed"
-    self._sound[:] = False
-    for i in progress(range(len(self)), label='images checked'):
-        self._compare([i])
 
 
 @patch
@@ -1168,52 +1154,48 @@ class RegionReader:
         n = max(1, int(counts.max(initial=0)))
         return dict(region_boxes=torch.from_numpy(boxes[:, :n]), region_counts=torch.from_numpy(counts))
 
-# %% ../../nbs/data/57_regions.ipynb #6757003d
-@patch
-def _stored(self: RegionReader, source):
-    "The rows of a dataset's images in the store, which must have been made from these images"
-    files = isinstance(source, ImageFileDataset)
-    if isinstance(self.store, BoxFile):
-        rows = self.store.rows(source.ids, source.name)
-        turns = {i: annotation_turn(source.path(i), self.store.sizes[k]) for i, k in enumerate(rows)} if files else {}
-        self._turns[source] = {i: turn for i, turn in turns.items() if turn != 1}
+    def _stored(self, source):
+        "The rows of a dataset's images in the store, which must have been made from these images"
+        files = isinstance(source, ImageFileDataset)
+        if isinstance(self.store, BoxFile):
+            rows = self.store.rows(source.ids, source.name)
+            turns = (
+                {i: annotation_turn(source.path(i), self.store.sizes[k]) for i, k in enumerate(rows)} if files else {}
+            )
+            self._turns[source] = {i: turn for i, turn in turns.items() if turn != 1}
+            return rows
+        paths = [source.path(i) for i in range(len(source))] if files else None
+        rows = self.store.rows(source.ids, source.name, paths)
+        where = f'{source.name} ({Path(paths[0]).parent})' if files and len(source) else source.name
+
+        def picture(i):
+            img, hw = source.images([i])
+            h, w = np.asarray(hw)[0].tolist()
+            return img[0, :, :h, :w].permute(1, 2, 0).contiguous().numpy()
+
+        self.store.check_pictures(rows, picture, lambda i: source.ids[i], where)
         return rows
-    paths = [source.path(i) for i in range(len(source))] if files else None
-    rows = self.store.rows(source.ids, source.name, paths)
-    where = f'{source.name} ({Path(paths[0]).parent})' if files and len(source) else source.name
 
-    def picture(i):
-        img, hw = source.images([i])
-        h, w = np.asarray(hw)[0].tolist()
-        return img[0, :, :h, :w].permute(1, 2, 0).contiguous().numpy()
+    def _all(self, source):
+        "What is looked up once for a dataset: rows of the store, or the boxes of all records"
+        if self.store is not None:
+            return self._stored(source)
+        boxes = np.zeros((len(source), self.most, 4), np.float32)
+        counts = np.zeros(len(source), np.int64)
+        for i, r in enumerate(source):
+            if r.boxes is None:
+                raise ValueError(f'{source.name}: image {r.id} has no boxes; regions from the grid need none')
+            b = np.asarray(r.boxes, np.float32).reshape(-1, 4)[: self.most]
+            boxes[i, : len(b)], counts[i] = b, len(b)
+            check_boxes(torch.from_numpy(boxes[i : i + 1]), torch.tensor([len(b)]), f'{source.name}, image {r.id}')
+        return boxes, counts
 
-    self.store.check_pictures(rows, picture, lambda i: source.ids[i], where)
-    return rows
-
-# %% ../../nbs/data/57_regions.ipynb #a7c01e15
-@patch
-def _all(self: RegionReader, source):
-    "What is looked up once for a dataset: rows of the store, or the boxes of all records"
-    if self.store is not None:
-        return self._stored(source)
-    boxes = np.zeros((len(source), self.most, 4), np.float32)
-    counts = np.zeros(len(source), np.int64)
-    for i, r in enumerate(source):
-        if r.boxes is None:
-            raise ValueError(f'{source.name}: image {r.id} has no boxes; regions from the grid need none')
-        b = np.asarray(r.boxes, np.float32).reshape(-1, 4)[: self.most]
-        boxes[i, : len(b)], counts[i] = b, len(b)
-        check_boxes(torch.from_numpy(boxes[i : i + 1]), torch.tensor([len(b)]), f'{source.name}, image {r.id}')
-    return boxes, counts
-
-
-@patch
-def mirror(
-    self: RegionReader,
-    batch: dict,  # With `region_boxes` (b,n,4) and `region_counts`, or without
-    flip: Tensor,  # Which images are mirrored (b,) bool
-) -> dict:  # The same batch with boxes where the regions are then
-    "Mirror the boxes of mirrored images. Features from files stay those of the image as it was"
-    if 'region_boxes' not in batch:
-        return batch
-    return batch | dict(region_boxes=mirror_boxes(batch['region_boxes'], flip, batch['region_counts']))
+    def mirror(
+        self,
+        batch: dict,  # With `region_boxes` (b,n,4) and `region_counts`, or without
+        flip: Tensor,  # Which images are mirrored (b,) bool
+    ) -> dict:  # The same batch with boxes where the regions are then
+        "Mirror the boxes of mirrored images. Features from files stay those of the image as it was"
+        if 'region_boxes' not in batch:
+            return batch
+        return batch | dict(region_boxes=mirror_boxes(batch['region_boxes'], flip, batch['region_counts']))

@@ -589,67 +589,57 @@ class ShardIndex:
     def __len__(self):
         return self.n
 
-# %% ../../nbs/data/75_shard_index.ipynb #5a750013
-@patch
-def captions(self: ShardIndex) -> MappedText:
-    "The captions of all samples"
-    return MappedText(*(self.cols[k] for k in ('text', 'text_ends', 'text_rows')))
+    def captions(self) -> MappedText:
+        "The captions of all samples"
+        return MappedText(*(self.cols[k] for k in ('text', 'text_ends', 'text_rows')))
 
+    def ids(
+        self,
+        at: np.ndarray,  # Samples (n,)
+    ) -> MappedNames:
+        "The ids of samples"
+        return MappedNames(self.cols['id'], self.cols['id_ends'], at)
 
-@patch
-def ids(
-    self: ShardIndex,
-    at: np.ndarray,  # Samples (n,)
-) -> MappedNames:
-    "The ids of samples"
-    return MappedNames(self.cols['id'], self.cols['id_ends'], at)
+    def narratives(self) -> Narratives:  # None if no sample has any
+        "The narratives of all samples, their arrays mapped"
+        rows = self.cols['told_rows']
+        if not rows[-1]:
+            return None
+        out = Narratives()
+        for k, c in out.cols.items():
+            c.data = self.cols[f'told_{k}']
+            c.ends = self.cols[f'told_{k}_ends']
+        out.at = np.arange(rows[-1])
+        out.rows = rows
+        return out
 
+    def tag_labels(
+        self,
+        at: np.ndarray,  # Samples (n,)
+        names: list = (),  # Of the columns, if they are more than the tags that are met here
+    ) -> tuple:  # float32 (n,k), mapped from a file; and the names of the columns, sorted
+        "Which tags each sample has; a `ValueError` if there are more than ten thousand"
+        names = sorted({*self.tags, *names})
+        if len(names) > 10_000:
+            raise ValueError(f'{len(names):,} different tags: at most 10,000 can be labels')
+        column = np.array([names.index(t) for t in self.tags], np.int64)
+        rows = self.cols['tag_rows']
+        out = GrowingArray('f4', len(names))
+        for i in range(0, len(at), 1024):
+            which, n = rows_at(rows, at[i : i + 1024])
+            hot = np.zeros((len(n), len(names)), np.float32)
+            hot[np.repeat(np.arange(len(n)), n), column[self.cols['tag'][which]]] = 1
+            out.add(hot)
+        return out.close(), names
 
-@patch
-def narratives(self: ShardIndex) -> Narratives:  # None if no sample has any
-    "The narratives of all samples, their arrays mapped"
-    rows = self.cols['told_rows']
-    if not rows[-1]:
-        return None
-    out = Narratives()
-    for k, c in out.cols.items():
-        c.data = self.cols[f'told_{k}']
-        c.ends = self.cols[f'told_{k}_ends']
-    out.at = np.arange(rows[-1])
-    out.rows = rows
-    return out
-
-
-@patch
-def tag_labels(
-    self: ShardIndex,
-    at: np.ndarray,  # Samples (n,)
-    names: list = (),  # Of the columns, if they are more than the tags that are met here
-) -> tuple:  # float32 (n,k), mapped from a file; and the names of the columns, sorted
-    "Which tags each sample has; a `ValueError` if there are more than ten thousand"
-    names = sorted({*self.tags, *names})
-    if len(names) > 10_000:
-        raise ValueError(f'{len(names):,} different tags: at most 10,000 can be labels')
-    column = np.array([names.index(t) for t in self.tags], np.int64)
-    rows = self.cols['tag_rows']
-    out = GrowingArray('f4', len(names))
-    for i in range(0, len(at), 1024):
-        which, n = rows_at(rows, at[i : i + 1024])
-        hot = np.zeros((len(n), len(names)), np.float32)
-        hot[np.repeat(np.arange(len(n)), n), column[self.cols['tag'][which]]] = 1
-        out.add(hot)
-    return out.close(), names
+    def where(
+        self,
+        k: int,  # Sample
+    ) -> tuple:  # Path of its shard; byte and size of its image
+        "The place of a sample"
+        return self.shards[self.cols['shard'][k]][0], int(self.cols['at'][k]), int(self.cols['size'][k])
 
 # %% ../../nbs/data/75_shard_index.ipynb #5a750014
-@patch
-def where(
-    self: ShardIndex,
-    k: int,  # Sample
-) -> tuple:  # Path of its shard; byte and size of its image
-    "The place of a sample"
-    return self.shards[self.cols['shard'][k]][0], int(self.cols['at'][k]), int(self.cols['size'][k])
-
-
 @patch
 def read(
     self: ShardIndex,
@@ -768,6 +758,28 @@ class ShardDataset(ImageTextDataset):
             opened=lambda: self._open(i),
         )
 
+    def image_bytes(
+        self,
+        i: int,  # Row
+    ) -> tuple:  # Suffix of the file's name, and its bytes
+        "The image of a row as it stands in the shard"
+        return IMAGE_SUFFIXES[self.index.cols['kind'][self.at[i]]], self.index.read(self.at[i])
+
+    def image_size(
+        self,
+        i: int,  # Row
+    ) -> int:
+        "Bytes of the image file of a row"
+        return self.index.where(self.at[i])[2]
+
+    def order(
+        self,
+        seed: int,  # Of the run
+        epoch: int,  # Its number
+    ) -> np.ndarray:  # Every row once (n,)
+        "In which order an epoch reads the rows; without a window, that of any other dataset"
+        return shard_order(self.index.cols['shard'][self.at], self.window, seed, 'order', epoch)
+
 # %% ../../nbs/data/75_shard_index.ipynb #5a75001b
 @patch
 def subset(
@@ -795,31 +807,3 @@ def _rows_of(a, idx):
     for i in range(0, len(idx), 1024):
         out.add(a[idx[i : i + 1024]])
     return out.close()
-
-
-@patch
-def image_bytes(
-    self: ShardDataset,
-    i: int,  # Row
-) -> tuple:  # Suffix of the file's name, and its bytes
-    "The image of a row as it stands in the shard"
-    return IMAGE_SUFFIXES[self.index.cols['kind'][self.at[i]]], self.index.read(self.at[i])
-
-
-@patch
-def image_size(
-    self: ShardDataset,
-    i: int,  # Row
-) -> int:
-    "Bytes of the image file of a row"
-    return self.index.where(self.at[i])[2]
-
-
-@patch
-def order(
-    self: ShardDataset,
-    seed: int,  # Of the run
-    epoch: int,  # Its number
-) -> np.ndarray:  # Every row once (n,)
-    "In which order an epoch reads the rows; without a window, that of any other dataset"
-    return shard_order(self.index.cols['shard'][self.at], self.window, seed, 'order', epoch)

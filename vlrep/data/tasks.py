@@ -81,6 +81,15 @@ class TaskDataset(ImageTextDataset):
         both = [self.captions[i] for i in idx]
         return [t[0] for t in both], [t[1] for t in both] if self.pairs else None
 
+    def digest(self) -> str:  # 16 hexadecimal digits
+        "A hash of names, texts, targets and rows; that of the pixels is `vlrep.training.resume.fingerprint` of `base`"
+        h = hashlib.sha256(repr((len(self), list(self.ids), self.classes)).encode())
+        for b in (self.captions, self.answers):
+            for k in ('data', 'ends', 'rows') if b is not None else ():
+                h.update(np.ascontiguousarray(getattr(b, k)).tobytes())
+        h.update(self.rows.tobytes())
+        return h.hexdigest()[:16]
+
 # %% ../../nbs/data/58_tasks.ipynb #0201a38c
 @patch
 def subset(
@@ -106,17 +115,6 @@ def subset(
     new.classes = self.classes
     new.targets = None if self.targets is None else self.targets[idx]
     return new
-
-
-@patch
-def digest(self: TaskDataset) -> str:  # 16 hexadecimal digits
-    "A hash of names, texts, targets and rows; that of the pixels is `vlrep.training.resume.fingerprint` of `base`"
-    h = hashlib.sha256(repr((len(self), list(self.ids), self.classes)).encode())
-    for b in (self.captions, self.answers):
-        for k in ('data', 'ends', 'rows') if b is not None else ():
-            h.update(np.ascontiguousarray(getattr(b, k)).tobytes())
-    h.update(self.rows.tobytes())
-    return h.hexdigest()[:16]
 
 # %% ../../nbs/data/58_tasks.ipynb #c63fa73a
 _UNKNOWN = '<unk>'  # The label that stands for all answers that are none of the others

@@ -335,26 +335,24 @@ class TrainTransform:
         x = self._softened(jitter(x, fac, order), key, share)
         return {**batch, **_moved(batch, boxes, self.size, flip), 'img': _finish(x, self.mean, self.std)}
 
-# %% ../../nbs/data/35_transforms.ipynb #08f31c8b
-@patch
-def draw(
-    self: TrainTransform,
-    hw: Tensor,  # Height and width of each image (b,2)
-    key: tuple,  # What the draw depends on, e.g. (seed, step)
-    share: tuple = None,  # As for `TrainTransform`
-) -> tuple:  # Boxes (b,4), colour factors (b,4), order of the colour changes
-    "Draw the crops and colour changes of a batch"
-    gen = torch_rng('augment', *key)
-    n, own = share or (len(hw), slice(None))
-    boxes = crop_boxes(hw, gen, self.scale, self.ratio, share=share)
-    if self.whole:
-        boxes = _all_of(hw.cpu())
-    amount = torch.tensor(self.jitter)
-    mid = torch.tensor([1.0, 1, 1, 0])
-    low = torch.where(mid > 0, (mid - amount).clamp(min=0), -amount)
-    on = torch.rand(n, 1, generator=gen)[own] < self.jitter_p
-    fac = low + torch.rand(n, 4, generator=gen)[own] * (mid + amount - low)
-    return boxes, torch.where(on, fac, mid), torch.randperm(4, generator=gen).tolist()
+    def draw(
+        self,
+        hw: Tensor,  # Height and width of each image (b,2)
+        key: tuple,  # What the draw depends on, e.g. (seed, step)
+        share: tuple = None,  # As for `TrainTransform`
+    ) -> tuple:  # Boxes (b,4), colour factors (b,4), order of the colour changes
+        "Draw the crops and colour changes of a batch"
+        gen = torch_rng('augment', *key)
+        n, own = share or (len(hw), slice(None))
+        boxes = crop_boxes(hw, gen, self.scale, self.ratio, share=share)
+        if self.whole:
+            boxes = _all_of(hw.cpu())
+        amount = torch.tensor(self.jitter)
+        mid = torch.tensor([1.0, 1, 1, 0])
+        low = torch.where(mid > 0, (mid - amount).clamp(min=0), -amount)
+        on = torch.rand(n, 1, generator=gen)[own] < self.jitter_p
+        fac = low + torch.rand(n, 4, generator=gen)[own] * (mid + amount - low)
+        return boxes, torch.where(on, fac, mid), torch.randperm(4, generator=gen).tolist()
 
 # %% ../../nbs/data/35_transforms.ipynb #b7c1d2e1
 def grey(

@@ -103,43 +103,39 @@ class WordPieceTokenizer:
         top = max(getattr(self, k) for k in _SPECIAL)
         return top + 1 if top < 5 else 0
 
+    def encode(
+        self,
+        texts: str | list,  # A caption or a list of captions
+        max_len: int = 30,  # Most ids, [CLS] and [SEP] included
+        keep_eos: bool = True,  # Keep [SEP] when a caption is cut?
+    ) -> list:  # A list of ids for each caption; for a single caption, its list
+        "Captions to ids, from [CLS] to [SEP]"
+        if isinstance(texts, str):
+            return self.encode([texts], max_len, keep_eos)[0]
+        if max_len < 2:
+            raise ValueError(f'max_len={max_len}: needs room for [CLS] and [SEP]')
+        out = []
+        for e in self._backend.encode_batch(list(texts), add_special_tokens=False):
+            ids = [self.cls, *e.ids]
+            out.append(ids[: max_len - 1] + [self.sep] if keep_eos else (ids + [self.sep])[:max_len])
+        return out
+
+    def decode(
+        self,
+        ids: list,  # Ids (s,): a list or a tensor; what follows [SEP] is ignored
+    ) -> str:  # Their text
+        "Ids back to text, without the special tokens"
+        ids = [int(i) for i in ids]
+        if self.eos in ids:
+            ids = ids[: ids.index(self.eos)]
+        if ids and not 0 <= min(ids) <= max(ids) < len(self):
+            raise ValueError(f'ids outside 0..{len(self) - 1}: {min(ids)}..{max(ids)}')
+        words = [i for i in ids if i not in (self.cls, self.mask, self.pad)]
+        return self._backend.decode(words, skip_special_tokens=False).replace(" ' ", "'")
+
 
 def _unpickled(vocab, how):
     return WordPieceTokenizer(vocab, **how)
-
-# %% ../../nbs/data/22_wordpiece.ipynb #91d695dd
-@patch
-def encode(
-    self: WordPieceTokenizer,
-    texts: str | list,  # A caption or a list of captions
-    max_len: int = 30,  # Most ids, [CLS] and [SEP] included
-    keep_eos: bool = True,  # Keep [SEP] when a caption is cut?
-) -> list:  # A list of ids for each caption; for a single caption, its list
-    "Captions to ids, from [CLS] to [SEP]"
-    if isinstance(texts, str):
-        return self.encode([texts], max_len, keep_eos)[0]
-    if max_len < 2:
-        raise ValueError(f'max_len={max_len}: needs room for [CLS] and [SEP]')
-    out = []
-    for e in self._backend.encode_batch(list(texts), add_special_tokens=False):
-        ids = [self.cls, *e.ids]
-        out.append(ids[: max_len - 1] + [self.sep] if keep_eos else (ids + [self.sep])[:max_len])
-    return out
-
-
-@patch
-def decode(
-    self: WordPieceTokenizer,
-    ids: list,  # Ids (s,): a list or a tensor; what follows [SEP] is ignored
-) -> str:  # Their text
-    "Ids back to text, without the special tokens"
-    ids = [int(i) for i in ids]
-    if self.eos in ids:
-        ids = ids[: ids.index(self.eos)]
-    if ids and not 0 <= min(ids) <= max(ids) < len(self):
-        raise ValueError(f'ids outside 0..{len(self) - 1}: {min(ids)}..{max(ids)}')
-    words = [i for i in ids if i not in (self.cls, self.mask, self.pad)]
-    return self._backend.decode(words, skip_special_tokens=False).replace(" ' ", "'")
 
 # %% ../../nbs/data/22_wordpiece.ipynb #1f81f042
 _READS = dict(lower='do_lower_case', strip_accents='strip_accents', chinese='tokenize_chinese_chars')

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from fastcore.basics import patch
-
 from ..core.fields import Choice, Fraction, Int, Share
 from ..core.files import FilePath
 from ..core.registry import Lazy, Registry
@@ -84,89 +82,83 @@ class DatasetBuilder:
         "Is `field` one of those that a job may change?"
         return field not in (self.fixed or {})
 
-# %% ../../nbs/datasets/05_base.ipynb #007a8b8b
-@patch
-def check_root(
-    self: DatasetBuilder,
-    root: FilePath,  # A folder or file, or None
-) -> None:
-    "A `ValueError` if files are needed and no folder is given, or it does not exist"
-    if not self.root_help:
-        return
-    if root is None:
-        raise ValueError(f'--root is missing: {self.root_help}')
-    if not Path(root).exists():
-        raise ValueError(f'--root {root}: no such file or folder; expected {self.root_help}')
+    def check_root(
+        self,
+        root: FilePath,  # A folder or file, or None
+    ) -> None:
+        "A `ValueError` if files are needed and no folder is given, or it does not exist"
+        if not self.root_help:
+            return
+        if root is None:
+            raise ValueError(f'--root is missing: {self.root_help}')
+        if not Path(root).exists():
+            raise ValueError(f'--root {root}: no such file or folder; expected {self.root_help}')
 
+    def check_options(
+        self,
+        options: object,  # As changed
+        changed: set = frozenset(),  # Names of the fields that were changed
+    ) -> None:
+        "Raise a `ValueError` if a field was changed that is fixed, or no test images would be left"
+        for k, why in (self.fixed or {}).items():
+            if k in changed:
+                raise ValueError(f'{k}: {why}')
+        if getattr(options, 'test', 1) == 0 and self.can_set('test'):
+            raise ValueError('test=0: must be above 0, so that there are test photos')
 
-@patch
-def check_options(
-    self: DatasetBuilder,
-    options: object,  # As changed
-    changed: set = frozenset(),  # Names of the fields that were changed
-) -> None:
-    "Raise a `ValueError` if a field was changed that is fixed, or no test images would be left"
-    for k, why in (self.fixed or {}).items():
-        if k in changed:
-            raise ValueError(f'{k}: {why}')
-    if getattr(options, 'test', 1) == 0 and self.can_set('test'):
-        raise ValueError('test=0: must be above 0, so that there are test photos')
+    def open(
+        self,
+        options: object = None,  # Sizes; the builder's own by default
+        root: FilePath = None,  # Where the files are
+        size: int = 64,  # Longer side of the stored images in pixels
+        wanted: 'Iterable[str]' = (),  # Annotations that the method reads; what the dataset lacks is left out
+        log: Callable = print,  # Called with what is left out
+        max_damaged: int
+        | float
+        | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
+    ) -> dict:  # Datasets `train`, `valid`, `test`
+        "Training, validation and test images"
+        self.check_root(root)
+        wanted = frozenset(wanted) & self.provides
+        return self.build(
+            self, options or self.options, root, size=size, wanted=wanted, log=log, max_damaged=max_damaged
+        )
+
+    def whole(
+        self,
+        root: FilePath,  # Where the files are
+        size: int = 64,  # As for `open`
+        options: object = None,  # As for `open`
+        max_damaged: int | float | str = None,  # As for `open`
+    ) -> 'ImageTextDataset':  # None if it comes in parts, see `open`
+        "All images in one dataset, with whatever is read of them"
+        if not self.read:
+            return None
+        options = options or self.options
+        own = {k: getattr(options, k, getattr(self.options, k)) for k in self.reads if k != 'max_damaged'}
+        limit = dict(max_damaged=max_damaged) if 'max_damaged' in self.reads else {}
+        return self.read(root, size=size, **own, **limit)
+
+    def open_test(
+        self,
+        options: object = None,
+        root: FilePath = None,
+        size: int = 64,
+        log: Callable = print,  # As for `open`
+        max_damaged: int | float | str = None,  # As for `open`
+    ) -> 'ImageTextDataset':
+        "The test set alone"
+        if self.build_test:
+            return self.build_test(options or self.options, size)
+        return self.open(whole_data(options or self.options), root, size, log=log, max_damaged=max_damaged)['test']
 
 # %% ../../nbs/datasets/05_base.ipynb #79884d78
-@patch
-def open(
-    self: DatasetBuilder,
-    options: object = None,  # Sizes; the builder's own by default
-    root: FilePath = None,  # Where the files are
-    size: int = 64,  # Longer side of the stored images in pixels
-    wanted: 'Iterable[str]' = (),  # Annotations that the method reads; what the dataset lacks is left out
-    log: Callable = print,  # Called with what is left out
-    max_damaged: int | float | str = None,  # How many photos and rows may be missing or unusable, see `damage_limit`
-) -> dict:  # Datasets `train`, `valid`, `test`
-    "Training, validation and test images"
-    self.check_root(root)
-    wanted = frozenset(wanted) & self.provides
-    return self.build(self, options or self.options, root, size=size, wanted=wanted, log=log, max_damaged=max_damaged)
-
-
-@patch
-def whole(
-    self: DatasetBuilder,
-    root: FilePath,  # Where the files are
-    size: int = 64,  # As for `open`
-    options: object = None,  # As for `open`
-    max_damaged: int | float | str = None,  # As for `open`
-) -> 'ImageTextDataset':  # None if it comes in parts, see `open`
-    "All images in one dataset, with whatever is read of them"
-    if not self.read:
-        return None
-    options = options or self.options
-    own = {k: getattr(options, k, getattr(self.options, k)) for k in self.reads if k != 'max_damaged'}
-    limit = dict(max_damaged=max_damaged) if 'max_damaged' in self.reads else {}
-    return self.read(root, size=size, **own, **limit)
-
-
 def whole_data(
     options: object,  # Of a dataset, such as `PhotoOptions`
 ) -> object:  # The same without `part` and `captions`
     "Options for evaluations, which use the whole training set, whatever part of it the run used"
     left_out = dict(part=1.0, captions=0)
     return replace(options, **{f.name: left_out[f.name] for f in fields(options) if f.name in left_out})
-
-
-@patch
-def open_test(
-    self: DatasetBuilder,
-    options: object = None,
-    root: FilePath = None,
-    size: int = 64,
-    log: Callable = print,  # As for `open`
-    max_damaged: int | float | str = None,  # As for `open`
-) -> 'ImageTextDataset':
-    "The test set alone"
-    if self.build_test:
-        return self.build_test(options or self.options, size)
-    return self.open(whole_data(options or self.options), root, size, log=log, max_damaged=max_damaged)['test']
 
 
 DATASETS = Registry('dataset', 'vlrep.datasets.*.options', 'vlrep.datasets.options')

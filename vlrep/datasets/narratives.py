@@ -91,7 +91,7 @@ def _checked(d):
         raise ValueError(f'an object with {", ".join(_keys)} is expected, not {_short(d)}')
     for k, (t, what) in _keys.items():
         if k not in d:
-            raise ValueError(f'has no {k!r}' + ' (files of captions alone will not do)' * (list in t))
+            raise ValueError(f'has no {k!r}' + (' (files of captions alone will not do)' if list in t else ''))
         if type(d[k]) not in t:
             raise ValueError(f'{k} is {_short(d[k])}, expected {what}')
     if isinstance(d['image_id'], float):

@@ -128,7 +128,7 @@ def _task(name, provides, texts, help, *, secret=False, recipe='flickr8k'):
     "Register the images of a task"
     kept = dict.fromkeys(
         ('train', 'test') if secret else ('train', 'valid', 'test'),
-        f'{name} comes with its own split' + ', only valid can be set' * secret,
+        f'{name} comes with its own split' + (', only valid can be set' if secret else ''),
     )
     kept['split'] = f'{name} comes with its own split'
     if secret:

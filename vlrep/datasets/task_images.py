@@ -151,7 +151,7 @@ def build_task_images(
             raise ValueError(f'--root {root}: has no test set; {builder.name} expects {builder.root_help}')
         return builder.texts(got, log=log)
 
-    own = {split: part(split) for split in ('train', 'valid') + ('test',) * (not builder.secret)}
+    own = {split: part(split) for split in ('train', 'valid') + (('test',) if not builder.secret else ())}
     parts, done = complete_split(own, builder.name, options.valid)
     log_split(f'that of {builder.name}', parts, log, done)
     check_parts(parts, builder)

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastcore.basics import patch
-
 from ..core.fields import Between
 from ..core.files import FilePath
 from ..core.registry import Lazy, Registry, did_you_mean
@@ -113,36 +111,34 @@ class Evaluation:
         "Does it run at the end of the training of such a model?"
         return self.measure is not None and not self.missing(capabilities) and self.asks <= set(answers)
 
+    def check(
+        self,
+        root: FilePath = None,  # Where the files are
+        **options,  # Those of all evaluations; None or the default if they were left out
+    ) -> dict:  # Its own options, with defaults
+        "Check the options; a `ValueError` names one that is invalid, or that belongs to another evaluation"
+        for e in EVALUATIONS.values():
+            for k, o in e.options.items():
+                v = options.get(k, o.default)
+                if v is None or k in self.options:
+                    continue
+                o.check(f'--{k}', v)
+                if v != o.default:
+                    raise ValueError(f'--{k} {v}: belongs to --on {e.name}, not to --on {self.name}')
+        got = {k: o.default if options.get(k) is None else options[k] for k, o in self.options.items()}
+        for k, o in self.options.items():
+            o.check(f'--{k}', got[k])
+        if unknown := set(options) - {k for e in EVALUATIONS.values() for k in e.options}:
+            raise did_you_mean('option', min(unknown), self.options)
+        if self.root_help and root is None:
+            raise ValueError(f'--root is missing: {self.root_help}')
+        if root is not None and not (self.root_help or self.uses_root):
+            raise ValueError(f'--root {root}: --on {self.name} needs no files')
+        if root is not None and got.get('data'):
+            DATASETS[got['data']].check_root(root)
+        elif root is not None and 'data' not in self.options and not Path(root).exists():
+            raise ValueError(f'--root {root}: no such file or folder')
+        return got
+
 # %% ../../nbs/evaluation/05_base.ipynb #281001eb
 EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.*.options', 'vlrep.evaluation.options')
-
-# %% ../../nbs/evaluation/05_base.ipynb #5c1f0b7e
-@patch
-def check(
-    self: Evaluation,
-    root: FilePath = None,  # Where the files are
-    **options,  # Those of all evaluations; None or the default if they were left out
-) -> dict:  # Its own options, with defaults
-    "Check the options; a `ValueError` names one that is invalid, or that belongs to another evaluation"
-    for e in EVALUATIONS.values():
-        for k, o in e.options.items():
-            v = options.get(k, o.default)
-            if v is None or k in self.options:
-                continue
-            o.check(f'--{k}', v)
-            if v != o.default:
-                raise ValueError(f'--{k} {v}: belongs to --on {e.name}, not to --on {self.name}')
-    got = {k: o.default if options.get(k) is None else options[k] for k, o in self.options.items()}
-    for k, o in self.options.items():
-        o.check(f'--{k}', got[k])
-    if unknown := set(options) - {k for e in EVALUATIONS.values() for k in e.options}:
-        raise did_you_mean('option', min(unknown), self.options)
-    if self.root_help and root is None:
-        raise ValueError(f'--root is missing: {self.root_help}')
-    if root is not None and not (self.root_help or self.uses_root):
-        raise ValueError(f'--root {root}: --on {self.name} needs no files')
-    if root is not None and got.get('data'):
-        DATASETS[got['data']].check_root(root)
-    elif root is not None and 'data' not in self.options and not Path(root).exists():
-        raise ValueError(f'--root {root}: no such file or folder')
-    return got

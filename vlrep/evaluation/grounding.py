@@ -61,7 +61,7 @@ def grounding_table(
     for shifted in (False, True):
         dataset = world('test', n, size=size, shifted=shifted, with_='masks')
         rows = pointing_table(dict(maps, centre=centre_map), dataset, size, SEEN, seed, keep=keep)
-        out += [r | dict(question=r['question'] + ', shifted' * shifted) for r in rows]
+        out += [r | dict(question=r['question'] + (', shifted' if shifted else '')) for r in rows]
     return out
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #a5a721d2
@@ -74,7 +74,7 @@ def thin_stroke(
     for i in range(1, len(s) - 1):
         if np.hypot(*(s[i, :2] - s[keep[-1], :2])) >= far:
             keep.append(i)
-    return s[keep + [len(s) - 1] * (len(s) > 1)]
+    return s[keep + ([len(s) - 1] if len(s) > 1 else [])]
 
 # %% ../../nbs/evaluation/60_grounding.ipynb #e0bb6b03
 _small = set(

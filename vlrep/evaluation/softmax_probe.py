@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 
 from ..core.progress import progress
@@ -101,44 +100,40 @@ class Heads:
         "The scores of every head for every row"
         return torch.addmm(self.w[-1], x, self.w[:-1]).unflatten(1, self.shape)
 
-# %% ../../nbs/evaluation/20_softmax_probe.ipynb #e6d1fa69
-@patch
-def step(
-    self: Heads,
-    x: Tensor,  # Features (b,d)
-    y: Tensor,  # Right classes (b,)
-    rate: float = 1.0,  # Part of each head's learning rate
-) -> Tensor:  # Each head's mean cross-entropy before the step (m,)
-    "One step of SGD in every head"
-    logp = self(x).log_softmax(-1)
-    rows = torch.arange(len(y), device=x.device)
-    loss = -logp[rows, :, y].mean(0)
-    g = logp.exp_()
-    g[rows, :, y] -= 1
-    g = g.flatten(1).div_(len(y))
-    self.v.mul_(self.momentum).addcmul_(self.w, self.wd)
-    self.v[:-1].addmm_(x.mT, g)
-    self.v[-1] += g.sum(0)
-    self.w.addcmul_(self.v, self.lr, value=-rate)
-    return loss
+    def step(
+        self,
+        x: Tensor,  # Features (b,d)
+        y: Tensor,  # Right classes (b,)
+        rate: float = 1.0,  # Part of each head's learning rate
+    ) -> Tensor:  # Each head's mean cross-entropy before the step (m,)
+        "One step of SGD in every head"
+        logp = self(x).log_softmax(-1)
+        rows = torch.arange(len(y), device=x.device)
+        loss = -logp[rows, :, y].mean(0)
+        g = logp.exp_()
+        g[rows, :, y] -= 1
+        g = g.flatten(1).div_(len(y))
+        self.v.mul_(self.momentum).addcmul_(self.w, self.wd)
+        self.v[:-1].addmm_(x.mT, g)
+        self.v[-1] += g.sum(0)
+        self.w.addcmul_(self.v, self.lr, value=-rate)
+        return loss
 
-
-@patch
-def right(
-    self: Heads,
-    x: Tensor,  # Features (n,d)
-    y: Tensor,  # Right classes (n,)
-    bs: int = 1024,  # Rows at a time
-) -> np.ndarray:  # 1. where a head's highest score is the right class, 0. elsewhere and in heads that diverged
-    # (n,m)
-    "Which rows each head classifies correctly"
-    ok = self.w.isfinite().all(0).view(self.shape).all(1)
-    return (
-        torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
-        .float()
-        .cpu()
-        .numpy()
-    )
+    def right(
+        self,
+        x: Tensor,  # Features (n,d)
+        y: Tensor,  # Right classes (n,)
+        bs: int = 1024,  # Rows at a time
+    ) -> np.ndarray:  # 1. where a head's highest score is the right class, 0. elsewhere and in heads that diverged
+        # (n,m)
+        "Which rows each head classifies correctly"
+        ok = self.w.isfinite().all(0).view(self.shape).all(1)
+        return (
+            torch.cat([(self(a).argmax(-1) == b[:, None]) & ok for a, b in zip(x.split(bs), y.split(bs))])
+            .float()
+            .cpu()
+            .numpy()
+        )
 
 # %% ../../nbs/evaluation/20_softmax_probe.ipynb #b3413736
 def _epochs(backbone, dataset, rows, recipe, size, *, seed, p):

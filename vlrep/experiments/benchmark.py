@@ -387,7 +387,7 @@ def measure_operations(
     kind.run(2)
     cuda = torch.device(device).type == 'cuda'
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # else every start and stop of the profiler is a line on stderr
-    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda) as p:
+    with profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])) as p:
         kind.run(steps)
     # operations, not the kernels that they start
     events = [e for e in p.key_averages() if not cuda or e.device_type == torch.autograd.DeviceType.CPU]

@@ -130,7 +130,7 @@ def _data_of(run):
     "The name of the data in `recipe.json`; a `ValueError` names the file"
     data = run.info['data']
     if not isinstance(data, dict):
-        raise ValueError(f'{run / "recipe.json"}: data is {brief(data)}, expected a set of fields')
+        raise ValueError(f'{run / "recipe.json"}: data is {brief(data)}, expected a JSON object')
     return data['name']
 
 
@@ -494,7 +494,7 @@ def _begin(run, at, regroup, inexact, log, *, resume_run):
         if run.unfinished() and (run / 'result.jsonl').exists():
             log(_new_schedule(run, learn, step))
         log(
-            (f'resuming from step {step}' + ', that of the best checkpoint: there is no other' * alone)
+            (f'resuming from step {step}' + (', that of the best checkpoint: there is no other' if alone else ''))
             if step
             else 'no checkpoint: beginning anew'
         )
@@ -703,9 +703,9 @@ def _first_line(asked, recipe, splits, facts, method):
     return (
         f'{asked["method"]} on {asked["data"]}: {len(splits["train"]):,} images to learn from, {recipe.steps:,} '
         f'steps of {recipe.bs}'
-        + f', shared by {n} processes' * (n > 1)
+        + (f', shared by {n} processes' if n > 1 else '')
         + f'; seed {asked["seed"]}, threads {facts["threads"]}, precision {facts["precision"]}'
-        + f'; the loss is {method.loss_unit}' * bool(method.loss_unit)
+        + (f'; the loss is {method.loss_unit}' if method.loss_unit else '')
     )
 
 

@@ -624,7 +624,7 @@ def _train_and_tell(job, source, was, out):
     n = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
     log(
         f'{a["task"]} on {a["data"]}: {job.parts["train"]}; {job.plan.steps:,} steps of {job.plan.bs}, {n:,} '
-        f'parameters learn{" (the body is frozen)" * job.plan.frozen}; seed {a["seed"]}, precision '
+        f'parameters learn{(" (the body is frozen)" if job.plan.frozen else "")}; seed {a["seed"]}, precision '
         f'{effective_precision(job.model, job.facts["precision"])}'
     )
     main = job.dist.is_main
@@ -715,7 +715,7 @@ def _told_rows(job, run):
     rows = []
     shown = []
     task = job.task
-    who = job.facts['method'] + ', frozen' * job.plan.frozen + ', blind' * job.plan.blind
+    who = job.facts['method'] + (', frozen' if job.plan.frozen else '') + (', blind' if job.plan.blind else '')
     for split in ('valid', 'test'):
         if (d := job.parts.get(split)) is None:
             continue

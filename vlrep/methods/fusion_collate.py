@@ -254,17 +254,43 @@ class FusionCollator(CaptionCollator):
         drawn = chances(rows, seed, 'second sentence', when) < self.recipe.two_sentence
         return first, [t if d else s for t, d, s in zip(more, drawn, second)]
 
+    def use_cache(
+        self,
+        source: ImageTextDataset,  # Its images
+        cache: RegionCache,  # Their regions
+    ) -> None:
+        "Take the regions of a dataset from this cache from now on"
+        self._cached = [(s, c) for s, c in self._cached if s is not source] + [(source, cache)]
+
+    def regions(
+        self,
+        source: ImageTextDataset,  # Images
+        rows: np.ndarray,  # Which of them (b,)
+        flip: np.ndarray,  # Which are mirrored (b,) bool
+    ) -> dict:  # As `RegionReader`
+        "The regions of some images, or what the model needs to make them"
+        for known, cache in self._cached:
+            if known is source:
+                return cache(rows, flip)
+        return self.reader.mirror(self.reader(source, rows), torch.as_tensor(flip))
+
+    def __call__(
+        self,
+        source: ImageTextDataset,  # Images with texts
+        rows: np.ndarray,  # Which of them (b,)
+        when: int | str,  # Number of the epoch, or 'valid'
+        seed: int,  # Of the run
+        flip: np.ndarray,  # Which are mirrored (b,) bool
+    ) -> dict:  # `tok`, `lens`, `segments`, `salt`, and the regions'
+        "A text of each image, and its regions"
+        rows = np.asarray(rows)
+        first, second = self.pairs(source, rows, when, seed, flip)
+        out = encode_pairs(self.tok, list(first), second, self.max_len)
+        del out['cut']
+        salt = torch.from_numpy((chances(rows, seed, 'mask', when) * 2**52).astype(np.int64))
+        return {**out, 'salt': salt, **self.regions(source, rows, flip)}
+
 # %% ../../nbs/methods/06_fusion_collate.ipynb #1f37ea6c
-@patch
-def use_cache(
-    self: FusionCollator,
-    source: ImageTextDataset,  # Its images
-    cache: RegionCache,  # Their regions
-) -> None:
-    "Take the regions of a dataset from this cache from now on"
-    self._cached = [(s, c) for s, c in self._cached if s is not source] + [(source, cache)]
-
-
 @patch
 def without_cache(self: FusionCollator) -> FusionCollator:
     "A collator like this one that takes regions from no cache"
@@ -272,39 +298,7 @@ def without_cache(self: FusionCollator) -> FusionCollator:
     new._cached = []
     return new
 
-
-@patch
-def regions(
-    self: FusionCollator,
-    source: ImageTextDataset,  # Images
-    rows: np.ndarray,  # Which of them (b,)
-    flip: np.ndarray,  # Which are mirrored (b,) bool
-) -> dict:  # As `RegionReader`
-    "The regions of some images, or what the model needs to make them"
-    for known, cache in self._cached:
-        if known is source:
-            return cache(rows, flip)
-    return self.reader.mirror(self.reader(source, rows), torch.as_tensor(flip))
-
 # %% ../../nbs/methods/06_fusion_collate.ipynb #308a74f5
-@patch
-def __call__(
-    self: FusionCollator,
-    source: ImageTextDataset,  # Images with texts
-    rows: np.ndarray,  # Which of them (b,)
-    when: int | str,  # Number of the epoch, or 'valid'
-    seed: int,  # Of the run
-    flip: np.ndarray,  # Which are mirrored (b,) bool
-) -> dict:  # `tok`, `lens`, `segments`, `salt`, and the regions'
-    "A text of each image, and its regions"
-    rows = np.asarray(rows)
-    first, second = self.pairs(source, rows, when, seed, flip)
-    out = encode_pairs(self.tok, list(first), second, self.max_len)
-    del out['cut']
-    salt = torch.from_numpy((chances(rows, seed, 'mask', when) * 2**52).astype(np.int64))
-    return {**out, 'salt': salt, **self.regions(source, rows, flip)}
-
-
 def fusion_collator(
     recipe: FusionInput,  # As for `FusionCollator`
     tokenizer: 'Tokenizer',  # From `fusion_tokenizer`

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated
 
-from fastcore.basics import patch
-
 from ..core.fields import Choice, Float, Fraction, Int, Share
 from vlrep.methods.recipe import (
     Batch,
@@ -96,9 +94,8 @@ class FusionInput(TextRecipe):
     regions: _Regions = 'files'  # files: a store of features (sec. 2.5); boxes: of the data or a file; grid: cells
     region_files: _Store = ''  # With regions=files: the folder of the store; with boxes: it, or a file of boxes (ours)
     region_width: _Feats = 0  # Width that its features must have (code: 2048); 0: that of the store
-    region_model: _Network = (
-        'given'  # given: the run's backbone, --weights; small: one that learns the data's categories
-    )
+    region_model: _Network = 'given'  # given: the run's backbone, --weights; small: one that learns the data's
+    # categories
     region_steps: _Steps = 800  # Training steps of the small one, fewer if there are few images
     cache_regions: bool = False  # Compute the regions of each image once and cache them? Only without crops and jitter
     standardize: bool = False  # Features with mean 0 and standard deviation 1, measured on training images (ours)
@@ -141,63 +138,57 @@ class FusionRecipe(FusionInput):
     wd: Decay = 0.01  # Weight decay, none of biases and LayerNorms (code)
     clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (tab. A.1)
 
-# %% ../../nbs/methods/03_fusion_recipe.ipynb #023abdf5
-@patch
-def problems(self: FusionRecipe) -> 'Iterator[str]':
-    "Error messages for fields that require or exclude each other"
-    yield from MethodRecipe.problems(self)
-    if self.source == 'generated' and not self.generated:
-        yield 'source=generated: set generated to a run or file'
-    if self.generated and self.source != 'generated':
-        yield f'generated={self.generated}: is read with source=generated alone'
-    if self.region_files and self.regions == 'grid':
-        yield f'region_files={self.region_files}: is read with regions=files or regions=boxes alone'
-    if self.two_sentence and self.source == 'questions':
-        yield f'two_sentence={self.two_sentence}: source=questions has a second text already, the answer'
-    if not self.mask_share and (self.mim == 'off' or not self.region_share):
-        yield f'mask_share={self.mask_share}: no word and no region is masked, so there is nothing to predict'
-    if self.regions == 'files' and self.region_model != 'given':
-        yield f'region_model={self.region_model}: regions=files are features already; leave it out'
-    if self.regions == 'files' and (self.flip_p or self.jitter * self.jitter_p):
-        yield 'regions=files: the features are those of the images as they were; flip_p=0 and jitter=0 are expected'
-    if self.regions != 'grid' and self.scale_min < 1:
-        yield f'scale_min={self.scale_min}: boxes are those of whole images; scale_min=1 is expected, or regions=grid'
-    if self.mim == 'kl' and self.regions != 'files' and self.region_model != 'small':
-        yield (
-            f'mim=kl: masked regions are compared with a distribution over classes, and regions={self.regions} of '
-            f'the given backbone have none; take region_model=small, regions=files, or mim=off'
-        )
-    if self.cache_regions and (self.regions == 'files' or self.scale_min < 1 or self.jitter * self.jitter_p):
-        yield (
-            'cache_regions=True: regions are kept that never change; regions=boxes or grid, scale_min=1 and '
-            'jitter=0 are expected'
-        )
-    if self.aux_scenes and self.bert != 'small' and self.region_model != 'small':
-        yield f'aux_scenes={self.aux_scenes}: is read with bert=small or region_model=small alone; leave it out'
-    if self.region_model == 'small' and self.visual_depth != 10:
-        yield f'visual_depth={self.visual_depth}: region_model=small is a ResNet-10; visual_depth=10 is expected'
-    yield self._layers()
-    if self.frozen_stages or self.layer_decay < 1 or self.activation_checkpointing:
-        yield 'frozen_stages, layer_decay, activation_checkpointing: the backbone of the regions is frozen as it is'
+    def problems(self) -> 'Iterator[str]':
+        "Error messages for fields that require or exclude each other"
+        yield from MethodRecipe.problems(self)
+        if self.source == 'generated' and not self.generated:
+            yield 'source=generated: set generated to a run or file'
+        if self.generated and self.source != 'generated':
+            yield f'generated={self.generated}: is read with source=generated alone'
+        if self.region_files and self.regions == 'grid':
+            yield f'region_files={self.region_files}: is read with regions=files or regions=boxes alone'
+        if self.two_sentence and self.source == 'questions':
+            yield f'two_sentence={self.two_sentence}: source=questions has a second text already, the answer'
+        if not self.mask_share and (self.mim == 'off' or not self.region_share):
+            yield f'mask_share={self.mask_share}: no word and no region is masked, so there is nothing to predict'
+        if self.regions == 'files' and self.region_model != 'given':
+            yield f'region_model={self.region_model}: regions=files are features already; leave it out'
+        if self.regions == 'files' and (self.flip_p or self.jitter * self.jitter_p):
+            yield 'regions=files: the features are those of the images as they were; flip_p=0 and jitter=0 are expected'
+        if self.regions != 'grid' and self.scale_min < 1:
+            yield f'scale_min={self.scale_min}: boxes are those of whole images; use scale_min=1 or regions=grid'
+        if self.mim == 'kl' and self.regions != 'files' and self.region_model != 'small':
+            yield (
+                f'mim=kl: masked regions are compared with a distribution over classes, and regions={self.regions} of '
+                f'the given backbone have none; take region_model=small, regions=files, or mim=off'
+            )
+        if self.cache_regions and (self.regions == 'files' or self.scale_min < 1 or self.jitter * self.jitter_p):
+            yield (
+                'cache_regions=True: regions are kept that never change; regions=boxes or grid, scale_min=1 and '
+                'jitter=0 are expected'
+            )
+        if self.aux_scenes and self.bert != 'small' and self.region_model != 'small':
+            yield f'aux_scenes={self.aux_scenes}: is read with bert=small or region_model=small alone; leave it out'
+        if self.region_model == 'small' and self.visual_depth != 10:
+            yield f'visual_depth={self.visual_depth}: region_model=small is a ResNet-10; visual_depth=10 is expected'
+        yield self._layers()
+        if self.frozen_stages or self.layer_decay < 1 or self.activation_checkpointing:
+            yield 'frozen_stages, layer_decay, activation_checkpointing: the backbone of the regions is frozen as it is'
 
-# %% ../../nbs/methods/03_fusion_recipe.ipynb #11179ce3
-@patch
-def _layers(self: FusionRecipe) -> str:
-    "The error message if the text-to-text sublayers are not as many as the layers of the BERT that initialises them"
-    if self.sublayers in ('', *PRESETS) or self.bert != 'small' or self.start != 'bert':
-        return
-    if (n := text_sublayers(self.sublayers)) != self.depth:
-        return (
-            f'sublayers={self.sublayers!r}: {n} sublayers read text at text, and the BERT that they begin with has '
-            f'depth={self.depth} layers: give depth={n}, or start=random'
-        )
+    def _layers(self) -> str:
+        "The error if the text-to-text sublayers are not as many as the layers of the BERT that initialises them"
+        if self.sublayers in ('', *PRESETS) or self.bert != 'small' or self.start != 'bert':
+            return
+        if (n := text_sublayers(self.sublayers)) != self.depth:
+            return (
+                f'sublayers={self.sublayers!r}: {n} sublayers read text at text, and the BERT that they begin with has '
+                f'depth={self.depth} layers: give depth={n}, or start=random'
+            )
 
-
-@patch
-def _schedule(self: FusionRecipe) -> str:
-    "The check of the warm-up; none for a recipe of no steps"
-    if self.steps:
-        return MethodRecipe._schedule(self)
+    def _schedule(self) -> str:
+        "The check of the warm-up; none for a recipe of no steps"
+        if self.steps:
+            return MethodRecipe._schedule(self)
 
 # %% ../../nbs/methods/03_fusion_recipe.ipynb #f63454aa
 def small_bert_sizes(
@@ -245,7 +236,7 @@ def fusion_needs(
     "The annotations that the dataset must have"
     text = 'questions' if recipe.source == 'questions' else 'captions'
     learns = recipe.region_model == 'small' and not recipe.aux_scenes  # the categories of the data's boxes
-    return frozenset([text, *['boxes'] * (recipe.regions == 'boxes' and (learns or not recipe.region_files))])
+    return frozenset([text, *(['boxes'] if recipe.regions == 'boxes' and (learns or not recipe.region_files) else [])])
 
 
 def fusion_wants(

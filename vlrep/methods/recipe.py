@@ -14,8 +14,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fastcore.basics import patch
-
 from ..core.fields import Between, Choice, Float, Fraction, Int, Parsed, Share
 from ..core.scripts import mirror_pairs
 
@@ -137,13 +135,11 @@ class MethodRecipe:
         if self.activation_checkpointing and self.compile != 'none':
             return f'compile={self.compile}: compiled code already recomputes; leave activation_checkpointing out'
 
-# %% ../../nbs/methods/00_recipe.ipynb #d8dc631f
-@patch
-def network(self: MethodRecipe) -> tuple:  # Its name; (depth, width), or None if it is no ResNet of this library
-    "The backbone; recipes for VGG16 have a field `net`, and are run with `--backbone torchvision/vgg16`"
-    if getattr(self, 'net', 'resnet') == 'vgg16':
-        return 'torchvision/vgg16', None
-    return f'ResNet-{self.visual_depth}, width {self.visual_width}', (self.visual_depth, self.visual_width)
+    def network(self) -> tuple:  # Its name; (depth, width), or None if it is no ResNet of this library
+        "The backbone; recipes for VGG16 have a field `net`, and are run with `--backbone torchvision/vgg16`"
+        if getattr(self, 'net', 'resnet') == 'vgg16':
+            return 'torchvision/vgg16', None
+        return f'ResNet-{self.visual_depth}, width {self.visual_width}', (self.visual_depth, self.visual_width)
 
 # %% ../../nbs/methods/00_recipe.ipynb #4c76a1da
 _pairs = Parsed(mirror_pairs, 'auto, none, or pairs of words such as links=rechts,left=right')
@@ -155,9 +151,8 @@ class TextRecipe(MethodRecipe):
     "Options of methods that read captions"
 
     normalise: TextForm = 'auto'  # Form of letters: nfkd as in the papers (no marks), nfkc, none; auto: by the captions
-    mirror_words: SideWords = (
-        'auto'  # Words a mirror exchanges; auto: left=right if English (not every verb left is known)
-    )
+    mirror_words: SideWords = 'auto'  # Words a mirror exchanges; auto: left=right if English (not every verb left is
+    # known)
     max_cut: AtMost = 0.5  # Share of the tokens that may be cut off by max_len, before the run is refused
     max_unknown: AtMost = 0.05  # Share of the tokens that may be unknown, before the run is refused
 

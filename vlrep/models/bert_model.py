@@ -130,66 +130,60 @@ class Bert(nn.Module):
         x = self.norm(self.words(tok) + self.positions.weight[:s] + kind)
         return drop(x, self.config.dropout, self.training)
 
-# %% ../../nbs/models/57_bert_model.ipynb #0380a0cf
-@patch
-def encode(
-    self: Bert,
-    x: Tensor,  # Vectors of words, regions, ... (b,n,d)
-    real: Tensor,  # Which of them are real (b,n) bool
-) -> Tensor:  # (b,n,d); arbitrary where `real` is False
-    "Contextual vectors"
-    if x.shape[-1] != self.width:
-        raise ValueError(f'x: vectors of width {x.shape[-1]}, but this BERT has width {self.width}: project them first')
-    if x.shape[:2] != real.shape:
-        raise ValueError(
-            f'real: one truth value for each vector is expected, {tuple(x.shape[:2])}, not {tuple(real.shape)}'
-        )
-    first = torch.arange(real.shape[1], device=real.device) == 0
-    real = real | (first & ~real.any(1, keepdim=True))  # attention needs something to look at
-    mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:, None, None]
-    at = None
-    if x.device.type == 'cpu' and not real.all():
-        at = real.flatten().nonzero()[:, 0]
-        x = x.flatten(0, 1).index_select(0, at)
-    for layer in self.layers:
-        x = layer(x, mask, at)
-    return x if at is None else _spread(x, at, *real.shape)
+    def encode(
+        self,
+        x: Tensor,  # Vectors of words, regions, ... (b,n,d)
+        real: Tensor,  # Which of them are real (b,n) bool
+    ) -> Tensor:  # (b,n,d); arbitrary where `real` is False
+        "Contextual vectors"
+        if x.shape[-1] != self.width:
+            raise ValueError(
+                f'x: vectors of width {x.shape[-1]}, but this BERT has width {self.width}: project them first'
+            )
+        if x.shape[:2] != real.shape:
+            raise ValueError(
+                f'real: one truth value for each vector is expected, {tuple(x.shape[:2])}, not {tuple(real.shape)}'
+            )
+        first = torch.arange(real.shape[1], device=real.device) == 0
+        real = real | (first & ~real.any(1, keepdim=True))  # attention needs something to look at
+        mask = torch.zeros(real.shape, device=x.device).masked_fill_(~real, -torch.inf)[:, None, None]
+        at = None
+        if x.device.type == 'cpu' and not real.all():
+            at = real.flatten().nonzero()[:, 0]
+            x = x.flatten(0, 1).index_select(0, at)
+        for layer in self.layers:
+            x = layer(x, mask, at)
+        return x if at is None else _spread(x, at, *real.shape)
 
+    def forward(
+        self,
+        tok: Tensor,  # Tokens, padding last (b,s)
+        lens: Tensor,  # Real ones in each row (b,)
+        segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
+    ) -> Tensor:  # (b,s,d); arbitrary at padding
+        "The contextual vector of each token"
+        real = sequence_mask(lens, tok.shape[1])
+        return self.encode(self.embeddings(tok, segments), real)
 
-@patch
-def forward(
-    self: Bert,
-    tok: Tensor,  # Tokens, padding last (b,s)
-    lens: Tensor,  # Real ones in each row (b,)
-    segments: Tensor = None,  # 0 or 1 for first and second sentence (b,s); None: all first
-) -> Tensor:  # (b,s,d); arbitrary at padding
-    "The contextual vector of each token"
-    real = sequence_mask(lens, tok.shape[1])
-    return self.encode(self.embeddings(tok, segments), real)
+    def pooled(
+        self,
+        states: Tensor,  # From `forward` (b,s,d)
+    ) -> Tensor:  # (b,d), in (-1,1)
+        "One vector for a whole text: the first token's, through a linear layer and tanh"
+        if self.pooler is None:
+            raise ValueError('this BERT was made without a pooler: Bert(..., pooler=True)')
+        return self.pooler(states[:, 0]).tanh()
+
+    def mlm_logits(
+        self,
+        states: Tensor,  # From `forward`, of all positions or of the masked ones (...,d)
+    ) -> Tensor:  # (...,v)
+        "A score for every token of the vocabulary; the last layer is tied to the word embeddings"
+        if self.transform is None:
+            raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')
+        return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
 
 # %% ../../nbs/models/57_bert_model.ipynb #56a95e45
-@patch
-def pooled(
-    self: Bert,
-    states: Tensor,  # From `forward` (b,s,d)
-) -> Tensor:  # (b,d), in (-1,1)
-    "One vector for a whole text: the first token's, through a linear layer and tanh"
-    if self.pooler is None:
-        raise ValueError('this BERT was made without a pooler: Bert(..., pooler=True)')
-    return self.pooler(states[:, 0]).tanh()
-
-
-@patch
-def mlm_logits(
-    self: Bert,
-    states: Tensor,  # From `forward`, of all positions or of the masked ones (...,d)
-) -> Tensor:  # (...,v)
-    "A score for every token of the vocabulary; the last layer is tied to the word embeddings"
-    if self.transform is None:
-        raise ValueError('this BERT was made without a head for words: Bert(..., mlm=True)')
-    return F.linear(self.transform_norm(F.gelu(self.transform(states))), self.words.weight, self.bias)
-
-
 @patch
 def freeze(self: Bert) -> Bert:
     "No parameter is trained, and dropout stays off in training: the same text always has the same vectors"

@@ -260,6 +260,13 @@ class Cached:
         m = self.decoder.layers[i].multihead_attn
         return _attend(m, _heads(m, x, 0, 1)[0], *self.cells[i])[0]
 
+    def keep(
+        self,
+        parent: Tensor,  # For each beam that is kept, the one it continues (b,beams)
+    ) -> None:
+        "Continue these beams: their ancestors are looked up, and no key or value is moved"
+        self.mine = self.mine.gather(1, parent[..., None].expand(-1, -1, self.mine.shape[2]))
+
 # %% ../../nbs/models/40_decoding.ipynb #996acc8c
 @patch
 @torch.no_grad()
@@ -290,15 +297,6 @@ def __call__(
         x = self.decoder.norm(x)
     self.seen = s
     return self.output(x.flatten(0, 1))[:, None]
-
-
-@patch
-def keep(
-    self: Cached,
-    parent: Tensor,  # For each beam that is kept, the one it continues (b,beams)
-) -> None:
-    "Continue these beams: their ancestors are looked up, and no key or value is moved"
-    self.mine = self.mine.gather(1, parent[..., None].expand(-1, -1, self.mine.shape[2]))
 
 # %% ../../nbs/models/40_decoding.ipynb #b40edec2
 def decode(

@@ -125,30 +125,30 @@ class FusionLayer(nn.Module):
                     k[s], v[s] = key, value
         return q, k, v
 
-# %% ../../nbs/models/59_fusion.ipynb #422542c2
-@patch
-def forward(
-    self: FusionLayer,
-    rows: dict,  # Stream -> its vectors without padding (m,d)
-    seats: dict,  # Stream -> where they stand
-    opened: Callable,  # Streams attended to -> mask, and which samples have anything to attend to
-) -> dict:  # Stream -> new vectors
-    "Attention, then the feed-forward network"
-    (q, k, v), seen = self._heads(rows, seats), {}
-    for shown, askers in self.groups:
-        mask, some = opened(shown)
-        keys, values = (torch.cat([x[s] for s in shown], 2) for x in (k, v))
-        y = attend(torch.cat([q[s] for s in askers], 2), keys, values, mask, self.attention_p if self.training else 0.0)
-        y = (y * some.to(y.dtype)).transpose(1, 2).flatten(2)
-        seen |= {s: seats[s].pack(part) for s, part in zip(askers, y.split([q[s].shape[2] for s in askers], 1))}
-    out = dict(rows)
-    for h, half in self.halves.items():
-        names = [s for s in self.users[h] if s in self.looks]
-        if not names:
-            continue
-        x = half.think(*(torch.cat([o[s] for s in names]) for o in (rows, seen)), self.p)
-        out |= dict(zip(names, x.split([len(rows[s]) for s in names])))
-    return out
+    def forward(
+        self,
+        rows: dict,  # Stream -> its vectors without padding (m,d)
+        seats: dict,  # Stream -> where they stand
+        opened: Callable,  # Streams attended to -> mask, and which samples have anything to attend to
+    ) -> dict:  # Stream -> new vectors
+        "Attention, then the feed-forward network"
+        (q, k, v), seen = self._heads(rows, seats), {}
+        for shown, askers in self.groups:
+            mask, some = opened(shown)
+            keys, values = (torch.cat([x[s] for s in shown], 2) for x in (k, v))
+            y = attend(
+                torch.cat([q[s] for s in askers], 2), keys, values, mask, self.attention_p if self.training else 0.0
+            )
+            y = (y * some.to(y.dtype)).transpose(1, 2).flatten(2)
+            seen |= {s: seats[s].pack(part) for s, part in zip(askers, y.split([q[s].shape[2] for s in askers], 1))}
+        out = dict(rows)
+        for h, half in self.halves.items():
+            names = [s for s in self.users[h] if s in self.looks]
+            if not names:
+                continue
+            x = half.think(*(torch.cat([o[s] for s in names]) for o in (rows, seen)), self.p)
+            out |= dict(zip(names, x.split([len(rows[s]) for s in names])))
+        return out
 
 # %% ../../nbs/models/59_fusion.ipynb #21ff02cf
 class FusionEncoder(nn.Module):

@@ -100,6 +100,17 @@ class Queue(nn.Module):
         "How many steps ago the active keys came; those of the beginning are as old as the queue"
         return (self.steps - self.born)[self.active]
 
+    def commit(self) -> None:
+        "Move the staged keys into the queue; as many of the oldest leave it"
+        self.pointer.add_(self.staged).remainder_(len(self.ids))
+        self.steps.add_(1)
+        self.staged.zero_()
+
+    def enqueue(self, keys: dict, ids: Tensor, marks: Tensor = None, gather: callable = None) -> None:
+        "`stage` and `commit`"
+        self.stage(keys, ids, marks, gather)
+        self.commit()
+
 # %% ../../nbs/models/45_momentum.ipynb #49fd2454
 @patch
 @torch.no_grad()
@@ -134,14 +145,6 @@ def stage(
 
 # %% ../../nbs/models/45_momentum.ipynb #49fd2455
 @patch
-def commit(self: Queue) -> None:
-    "Move the staged keys into the queue; as many of the oldest leave it"
-    self.pointer.add_(self.staged).remainder_(len(self.ids))
-    self.steps.add_(1)
-    self.staged.zero_()
-
-
-@patch
 @torch.no_grad()
 def drop(self: Queue) -> None:
     "Discard the staged keys"
@@ -152,13 +155,6 @@ def drop(self: Queue) -> None:
         if k.startswith('keys_'):
             b.masked_fill_(gone[:, None], 0.0)
     self.staged.zero_()
-
-
-@patch
-def enqueue(self: Queue, keys: dict, ids: Tensor, marks: Tensor = None, gather: callable = None) -> None:
-    "`stage` and `commit`"
-    self.stage(keys, ids, marks, gather)
-    self.commit()
 
 # %% ../../nbs/models/45_momentum.ipynb #fb1977ba
 @patch

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from fastcore.basics import patch
 from torch import Tensor, nn
 
 from ..core.files import FilePath, file_sha256
@@ -109,60 +108,52 @@ class NamedBackbone(nn.Module):
         dtype = next(self.parameters()).dtype
         return [g.to(dtype) for g in last.values()]
 
-# %% ../../nbs/models/52_named.ipynb #596ee65d
-@patch
-def forward(
-    self: NamedBackbone,
-    img: Tensor,  # Normalised float images (b,3,H,W)
-) -> Tensor:  # The last grid (b,c,h,w)
-    "The grid that describes `img`"
-    return self._each(img)[-1]
+    def forward(
+        self,
+        img: Tensor,  # Normalised float images (b,3,H,W)
+    ) -> Tensor:  # The last grid (b,c,h,w)
+        "The grid that describes `img`"
+        return self._each(img)[-1]
 
+    def scales(
+        self,
+        img: Tensor,  # Normalised float images (b,3,H,W)
+        n: int = 2,  # How many
+    ) -> list:  # Grids (b,c,h,w), the coarsest first
+        "The last grid of each resolution"
+        if not 1 <= n <= len(self.sizes):
+            raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
+        return self._each(img)[::-1][:n]
 
-@patch
-def scales(
-    self: NamedBackbone,
-    img: Tensor,  # Normalised float images (b,3,H,W)
-    n: int = 2,  # How many
-) -> list:  # Grids (b,c,h,w), the coarsest first
-    "The last grid of each resolution"
-    if not 1 <= n <= len(self.sizes):
-        raise ValueError(f'n={n}: this backbone has grids of {len(self.sizes)} sizes')
-    return self._each(img)[::-1][:n]
+    def scale_widths(
+        self,
+        n: int = 2,  # How many
+    ) -> list:  # Channels of each
+        "Channels of the grids of `scales`"
+        return self.widths[:n]
 
+    def load(
+        self,
+        source: FilePath | dict,  # A file with the weights of the whole network, or of a run's model; or a dict of them
+        log: Callable = None,  # Called with what was taken and what is not used
+    ) -> None:
+        """Load weights, under the names of the other library or those in a run's model; a head is left out
 
-@patch
-def scale_widths(
-    self: NamedBackbone,
-    n: int = 2,  # How many
-) -> list:  # Channels of each
-    "Channels of the grids of `scales`"
-    return self.widths[:n]
-
-
-@patch
-def load(
-    self: NamedBackbone,
-    source: FilePath | dict,  # A file with the weights of the whole network, or of a run's model; or a dict of them
-    log: Callable = None,  # Called with what was taken and what is not used
-) -> None:
-    """Load weights, under the names of the other library or those in a run's model; a head is left out
-
-    A `ValueError` names those that are missing or of another shape
-    """
-    own = self.net.state_dict()
-    there, rest, before, name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
-    state = {k: v for k, v in there.items() if k in own}
-    lost = {k for k in own.keys() - state.keys() if not k.endswith('num_batches_tracked')}
-    bad = {k for k in own.keys() & state.keys() if own[k].shape != state[k].shape}
-    says = [f'{what}: {_some(ks)}' for what, ks in (('missing', lost), ('of another shape', bad)) if ks]
-    if says:
-        raise ValueError(f'{name}: the weights are not those of {self.name}; ' + '; '.join(says))
-    check_weights(state, name, own)
-    self.net.load_state_dict(state, strict=False)
-    rest = [*(before + k for k in there if k not in own), *rest]
-    if log and (line := _found_line(name, before, rest)):
-        log(line)
+        A `ValueError` names those that are missing or of another shape
+        """
+        own = self.net.state_dict()
+        there, rest, before, name = network_weights(source, tuple(k for k in own if k.endswith('.weight'))[:2])
+        state = {k: v for k, v in there.items() if k in own}
+        lost = {k for k in own.keys() - state.keys() if not k.endswith('num_batches_tracked')}
+        bad = {k for k in own.keys() & state.keys() if own[k].shape != state[k].shape}
+        says = [f'{what}: {_some(ks)}' for what, ks in (('missing', lost), ('of another shape', bad)) if ks]
+        if says:
+            raise ValueError(f'{name}: the weights are not those of {self.name}; ' + '; '.join(says))
+        check_weights(state, name, own)
+        self.net.load_state_dict(state, strict=False)
+        rest = [*(before + k for k in there if k not in own), *rest]
+        if log and (line := _found_line(name, before, rest)):
+            log(line)
 
 # %% ../../nbs/models/52_named.ipynb #c4cc6fd8
 def _resnet(depth, width, weights, seed, hint, log):

@@ -102,6 +102,42 @@ class Pretrained:
         p = next(p for owner in self._owners() for p in owner.parameters())
         return self.view(dict(img=img.to(p.device), hw=hw.to(p.device)), ('use',))['img'].to(p.dtype)
 
+    def _each(self, img, f, bs):
+        "`f` of one picture, or of each of a list, `bs` at a time"
+        one = not isinstance(img, (list, tuple))
+        imgs = [img] if one else list(img)
+        with self.evaluating():
+            out = [
+                o
+                for i in progress(range(0, len(imgs), bs), label='batches of pictures')
+                for o in f(self.batch(imgs[i : i + bs]))
+            ]
+        return out[0] if one else out
+
+    def embed(
+        self,
+        img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+        bs: int = 64,  # Pictures at a time
+    ) -> np.ndarray:  # float32 (d,), or (n,d) for a list
+        "Global average of the backbone's grid: one feature vector for each image"
+        out = self._each(img, lambda x: self.backbone(x).mean((2, 3)).float().cpu().numpy(), bs)
+        if not isinstance(out, list):
+            return out
+        return np.stack(out) if out else np.zeros((0, self.backbone.width), np.float32)
+
+    def caption(
+        self,
+        img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
+        bs: int = 64,  # Pictures at a time
+        **how,  # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
+    ) -> str | list:  # A sentence, or a list of them
+        "Captions of images"
+        write = self.capabilities.get('caption')
+        if write is None:
+            there = ' (its features are there: `embed`)' if 'backbone' in self.capabilities else ''
+            raise ValueError(f'{self.name} cannot write captions: it was trained without them{there}')
+        return self._each(img, lambda x: [self.tok.decode(t) for t in write(x, **how)], bs)
+
 # %% ../../nbs/models/70_pretrained.ipynb #5b1e07c4
 @patch
 @contextmanager
@@ -114,48 +150,6 @@ def evaluating(
         for owner in self._owners():
             stack.enter_context(frozen(owner, native))
         yield self
-
-# %% ../../nbs/models/70_pretrained.ipynb #bfacb799
-@patch
-def _each(self: Pretrained, img, f, bs):
-    "`f` of one picture, or of each of a list, `bs` at a time"
-    one = not isinstance(img, (list, tuple))
-    imgs = [img] if one else list(img)
-    with self.evaluating():
-        out = [
-            o
-            for i in progress(range(0, len(imgs), bs), label='batches of pictures')
-            for o in f(self.batch(imgs[i : i + bs]))
-        ]
-    return out[0] if one else out
-
-
-@patch
-def embed(
-    self: Pretrained,
-    img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
-    bs: int = 64,  # Pictures at a time
-) -> np.ndarray:  # float32 (d,), or (n,d) for a list
-    "Global average of the backbone's grid: one feature vector for each image"
-    out = self._each(img, lambda x: self.backbone(x).mean((2, 3)).float().cpu().numpy(), bs)
-    if not isinstance(out, list):
-        return out
-    return np.stack(out) if out else np.zeros((0, self.backbone.width), np.float32)
-
-
-@patch
-def caption(
-    self: Pretrained,
-    img: FilePath | Image.Image | np.ndarray | torch.Tensor | list,  # A picture, or a list of them
-    bs: int = 64,  # Pictures at a time
-    **how,  # How to write, as the model's `generate` takes it: how='beam', beams=5, ...
-) -> str | list:  # A sentence, or a list of them
-    "Captions of images"
-    write = self.capabilities.get('caption')
-    if write is None:
-        there = ' (its features are there: `embed`)' * ('backbone' in self.capabilities)
-        raise ValueError(f'{self.name} cannot write captions: it was trained without them{there}')
-    return self._each(img, lambda x: [self.tok.decode(t) for t in write(x, **how)], bs)
 
 # %% ../../nbs/models/70_pretrained.ipynb #f40a1ea1
 @patch(cls_method=True)

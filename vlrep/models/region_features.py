@@ -109,6 +109,56 @@ class RegionEncoder(nn.Module):
             self.requires_grad_(False)
         self.train()
 
+    def forward(
+        self,
+        batch: dict,  # With `img` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
+    ) -> dict:  # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
+        "The regions of a batch; a `ValueError` names what is missing, or of another width"
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            out = getattr(self, f'_{self.how}')(batch)
+            if self.classifier is None or 'region_probs' in out:
+                return out
+            return out | dict(region_probs=self._probs(out['region_feats'], out['region_counts']))
+
+    def _probs(self, feats, counts):
+        "A distribution for each real region, zeros elsewhere"
+        probs = self.classifier(feats.to(self.classifier.weight.dtype)).float().softmax(-1)
+        return probs * sequence_mask(counts, feats.shape[1])[..., None]
+
+    def _grid(self, batch):
+        grid = self.visual(self._img(batch)).float()
+        b, _, h, w = grid.shape
+        return dict(
+            region_feats=grid.flatten(2).mT,
+            region_boxes=cell_boxes(h, w, grid.device).expand(b, -1, -1),
+            region_counts=torch.full((b,), h * w, device=grid.device),
+        )
+
+    def _boxes(self, batch):
+        boxes, counts = _part(batch, 'region_boxes', 'boxes'), _part(batch, 'region_counts', 'boxes')
+        img = self._img(batch)
+        boxes = boxes.to(img.device)
+        counts = counts.to(img.device)
+        return dict(
+            region_feats=roi_features(self.visual(img), boxes, counts), region_boxes=boxes, region_counts=counts
+        )
+
+    def _files(self, batch):
+        got = {k: _part(batch, k, 'files') for k in ('region_feats', 'region_boxes', 'region_counts')}
+        for k, want in (('region_feats', self.width), ('region_probs', self.classes)):
+            if k not in batch:
+                continue
+            if batch[k].shape[-1] != want and (want or k == 'region_feats'):
+                raise ValueError(
+                    f'{k}: stored with a width of {batch[k].shape[-1]}, a width of {want} is expected: read '
+                    'files of the detector that this model was made for'
+                )
+            got[k] = batch[k]
+        return got
+
+    def _img(self, batch):
+        return _part(batch, 'img', self.how)
+
 # %% ../../nbs/models/62_region_features.ipynb #6762001b
 @patch
 def train(self: RegionEncoder, mode: bool = True) -> RegionEncoder:
@@ -122,67 +172,7 @@ def freeze(self: RegionEncoder) -> RegionEncoder:
     self.frozen = True
     return self.requires_grad_(False).eval()
 
-
-@patch
-def forward(
-    self: RegionEncoder,
-    batch: dict,  # With `img` (b,3,h,w); 'boxes': `region_boxes`, `region_counts`; 'files': `region_feats`, too
-) -> dict:  # region_feats (b,n,d), region_boxes (b,n,4), region_counts (b,); perhaps region_probs (b,n,c)
-    "The regions of a batch; a `ValueError` names what is missing, or of another width"
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-        out = getattr(self, f'_{self.how}')(batch)
-        if self.classifier is None or 'region_probs' in out:
-            return out
-        return out | dict(region_probs=self._probs(out['region_feats'], out['region_counts']))
-
-
-@patch
-def _probs(self: RegionEncoder, feats, counts):
-    "A distribution for each real region, zeros elsewhere"
-    probs = self.classifier(feats.to(self.classifier.weight.dtype)).float().softmax(-1)
-    return probs * sequence_mask(counts, feats.shape[1])[..., None]
-
 # %% ../../nbs/models/62_region_features.ipynb #6762001c
-@patch
-def _grid(self: RegionEncoder, batch):
-    grid = self.visual(self._img(batch)).float()
-    b, _, h, w = grid.shape
-    return dict(
-        region_feats=grid.flatten(2).mT,
-        region_boxes=cell_boxes(h, w, grid.device).expand(b, -1, -1),
-        region_counts=torch.full((b,), h * w, device=grid.device),
-    )
-
-
-@patch
-def _boxes(self: RegionEncoder, batch):
-    boxes, counts = _part(batch, 'region_boxes', 'boxes'), _part(batch, 'region_counts', 'boxes')
-    img = self._img(batch)
-    boxes = boxes.to(img.device)
-    counts = counts.to(img.device)
-    return dict(region_feats=roi_features(self.visual(img), boxes, counts), region_boxes=boxes, region_counts=counts)
-
-
-@patch
-def _files(self: RegionEncoder, batch):
-    got = {k: _part(batch, k, 'files') for k in ('region_feats', 'region_boxes', 'region_counts')}
-    for k, want in (('region_feats', self.width), ('region_probs', self.classes)):
-        if k not in batch:
-            continue
-        if batch[k].shape[-1] != want and (want or k == 'region_feats'):
-            raise ValueError(
-                f'{k}: stored with a width of {batch[k].shape[-1]}, a width of {want} is expected: read '
-                'files of the detector that this model was made for'
-            )
-        got[k] = batch[k]
-    return got
-
-
-@patch
-def _img(self: RegionEncoder, batch):
-    return _part(batch, 'img', self.how)
-
-
 def _part(batch, key, how):
     if key not in batch:
         raise ValueError(f'{key}: missing in the batch; regions from {how} need it')

@@ -70,7 +70,7 @@ def dual_stream(
         raise ValueError(f'blocks={blocks}: each is followed by one of the {depth} layers of text')
     text = Sublayer('tt', heads=heads)
     image = Sublayer('ii', heads=image_heads)
-    co = (Sublayer('ti it', width=co_width, heads=co_heads),) * bool(co_width)
+    co = (Sublayer('ti it', width=co_width, heads=co_heads),) if co_width else ()
     return (text,) * (depth - blocks) + (*co, text, image) * blocks
 
 # %% ../../nbs/models/56_sublayers.ipynb #19bfa76c

@@ -186,10 +186,10 @@ def _groups(names, before):
     heads = []
     for parts in (n.split('.') for n in names):
         same = next((i for i, (a, b) in enumerate(zip(parts, own)) if a != b), min(len(parts), len(own)) - 1)
-        heads.append('.'.join(parts[: same + 1]) + '.*' * (len(parts) > same + 1))
+        heads.append('.'.join(parts[: same + 1]) + ('.*' if len(parts) > same + 1 else ''))
     counts = {h: heads.count(h) for h in dict.fromkeys(heads)}
-    told = [h + f' ({n})' * h.endswith('*') for h, n in counts.items()]
-    return ', '.join(told[:12]) + f' and {len(told) - 12} more' * (len(told) > 12)
+    told = [h + (f' ({n})' if h.endswith('*') else '') for h, n in counts.items()]
+    return ', '.join(told[:12]) + (f' and {len(told) - 12} more' if len(told) > 12 else '')
 
 
 def _found_line(name, before, rest):

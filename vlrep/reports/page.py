@@ -266,7 +266,7 @@ def report_html(
     data = info['data']['name']
     n = info['threads']
     cost = (
-        f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{"s" * (n > 1)}; '
+        f'Together {_clock(sum(res["seconds"].values()))} on {n} thread{("s" if n > 1 else "")}; '
         f'training went through {num["images_per_second"]:,.0f} images a second.'
     )
     said = table_html(

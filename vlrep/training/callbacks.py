@@ -187,27 +187,23 @@ class SkipNonFinite(StatefulCallback):
         if self.why:
             raise CancelStepException()
 
+    def after_cancel_step(self) -> None:
+        "Count the step, unless the scaler skipped it while adjusting its factor"
+        self.learn.bad = True
+        scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
+        if self.why is None and scaler and scaler.get_scale() >= 1:
+            return
+        self.learn.train_state.skipped += 1
+        self.row += 1
+        self._note(self.why or 'the scaled gradient is not finite')
+
+    def after_step(self) -> None:
+        if not self.learn.bad:
+            self.row = 0
+        self.why = None
+        self.ids = []
+
 # %% ../../nbs/training/40_callbacks.ipynb #43bf5fab
-@patch
-def after_cancel_step(self: SkipNonFinite) -> None:
-    "Count the step, unless the scaler skipped it while adjusting its factor"
-    self.learn.bad = True
-    scaler = self.learn.precision.scaler if hasattr(self.learn, 'precision') else None
-    if self.why is None and scaler and scaler.get_scale() >= 1:
-        return
-    self.learn.train_state.skipped += 1
-    self.row += 1
-    self._note(self.why or 'the scaled gradient is not finite')
-
-
-@patch
-def after_step(self: SkipNonFinite) -> None:
-    if not self.learn.bad:
-        self.row = 0
-    self.why = None
-    self.ids = []
-
-
 @patch
 def _note(self: SkipNonFinite, why):
     names = getattr(getattr(self.dls.train, 'source', None), 'ids', None)
@@ -228,7 +224,7 @@ def _note(self: SkipNonFinite, why):
         self.learn,
         TrainingDiverged(
             f'{why} at step {step}, the last of {self.row} bad steps in a row; samples '
-            f'{ids[:8]}{" ..." * (len(ids) > 8)}: '
+            f'{ids[:8]}{(" ..." if len(ids) > 8 else "")}: '
             f'lower the learning rate, train in fp32, or look at these samples{where}'
         ),
     )

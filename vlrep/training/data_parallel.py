@@ -80,16 +80,21 @@ class DDPTraining(BaseCallback):
         self._plain()
         self.window.close()
 
+    def before_validate(self) -> None:
+        "Validate the network of rank 0, running statistics included"
+        if self.procs.world_size == 1:
+            return
+        for b in self.model.buffers():
+            b.copy_(self.procs.broadcast(b))
+
+    def on_exit(self) -> None:
+        "Leave the model as it was"
+        self._plain()
+        self.window.close()
+        self.held.close()
+        self.net = None
+
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e80009
-@patch
-def before_validate(self: DDPTraining) -> None:
-    "Validate the network of rank 0, running statistics included"
-    if self.procs.world_size == 1:
-        return
-    for b in self.model.buffers():
-        b.copy_(self.procs.broadcast(b))
-
-
 @patch
 @torch.no_grad()
 def after_epoch(self: DDPTraining) -> None:
@@ -103,15 +108,6 @@ def after_epoch(self: DDPTraining) -> None:
         for bad in self.procs.objects(dict(getattr(dl, 'damaged', {}))):
             if bad:
                 dl._note(bad)
-
-
-@patch
-def on_exit(self: DDPTraining) -> None:
-    "Leave the model as it was"
-    self._plain()
-    self.window.close()
-    self.held.close()
-    self.net = None
 
 # %% ../../nbs/training/38_data_parallel.ipynb #b2e8000b
 def leave_process_group(

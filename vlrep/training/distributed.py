@@ -71,27 +71,37 @@ class Dist:
         distributed.broadcast(there, 0)
         return there.to(x.device)
 
+    def objects(
+        self,
+        x: object,  # What `pickle` can hold
+    ) -> list:  # By rank
+        "The `x` of every process"
+        if self.world_size == 1:
+            return [x]
+        out = [None] * self.world_size
+        distributed.all_gather_object(out, x)
+        return out
+
+    def barrier(self) -> None:
+        "Wait for all"
+        if self.world_size > 1:
+            distributed.barrier()
+
+    def gather(
+        self,
+        x: Tensor,  # Own rows (b,...); `b` may differ from process to process
+    ) -> tuple:  # All rows (n,...), and the index of the first own one
+        "The rows of all processes; a gradient flows back to the process they are from"
+        if self.world_size == 1:
+            return x, 0
+        mine = torch.zeros(self.world_size, dtype=torch.long, device=x.device)
+        mine[self.rank] = len(x)
+        sizes = self.sum(mine).tolist()
+        full = F.pad(x, (0, 0) * (x.ndim - 1) + (0, max(sizes) - len(x)))
+        rows = [r[:n] for r, n in zip(all_gather(full.contiguous()), sizes)]
+        return torch.cat(rows), sum(sizes[: self.rank])
+
 # %% ../../nbs/training/05_distributed.ipynb #6e537282
-@patch
-def objects(
-    self: Dist,
-    x: object,  # What `pickle` can hold
-) -> list:  # By rank
-    "The `x` of every process"
-    if self.world_size == 1:
-        return [x]
-    out = [None] * self.world_size
-    distributed.all_gather_object(out, x)
-    return out
-
-
-@patch
-def barrier(self: Dist) -> None:
-    "Wait for all"
-    if self.world_size > 1:
-        distributed.barrier()
-
-
 _TURNS = itertools.count()
 
 
@@ -117,22 +127,6 @@ def main_first(self: Dist) -> 'Iterator[None]':
     yield
     if self.world_size > 1 and self.is_main:
         distributed.distributed_c10d._get_default_store().set(key, '1')
-
-# %% ../../nbs/training/05_distributed.ipynb #d5c0e958
-@patch
-def gather(
-    self: Dist,
-    x: Tensor,  # Own rows (b,...); `b` may differ from process to process
-) -> tuple:  # All rows (n,...), and the index of the first own one
-    "The rows of all processes; a gradient flows back to the process they are from"
-    if self.world_size == 1:
-        return x, 0
-    mine = torch.zeros(self.world_size, dtype=torch.long, device=x.device)
-    mine[self.rank] = len(x)
-    sizes = self.sum(mine).tolist()
-    full = F.pad(x, (0, 0) * (x.ndim - 1) + (0, max(sizes) - len(x)))
-    rows = [r[:n] for r, n in zip(all_gather(full.contiguous()), sizes)]
-    return torch.cat(rows), sum(sizes[: self.rank])
 
 # %% ../../nbs/training/05_distributed.ipynb #80759403
 _JOINED = [Dist()]
@@ -211,7 +205,7 @@ def _meet(store, dist):
             raise ProcessFailure(why)
         if time.monotonic() > until:
             raise ProcessFailure(
-                f'rank{"s" * (len(late) > 1)} {", ".join(map(str, late))} of {dist.world_size} did not '
+                f'rank{("s" if len(late) > 1 else "")} {", ".join(map(str, late))} of {dist.world_size} did not '
                 f'come within {dist.timeout:g} s'
             )
         time.sleep(0.05)
@@ -361,7 +355,7 @@ def _cause(dist, store, e, patience):
     silent = [r for r in range(dist.world_size) if r != dist.rank and r not in said]
     if not silent:
         return f'the connection between the processes broke ({str(e).splitlines()[0]})'
-    who = f'rank{"s" * (len(silent) > 1)} {", ".join(map(str, silent))}'
+    who = f'rank{("s" if len(silent) > 1 else "")} {", ".join(map(str, silent))}'
     late = 'imed out' in str(e) or 'imeout' in str(e)
     return f'{who} did not answer for {dist.timeout:g} s' if late else f'{who} ended without a message (killed?)'
 

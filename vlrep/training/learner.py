@@ -126,32 +126,29 @@ class GlobalMeanLoss:
     def decodes(self, out: dict) -> object:
         return getattr(self.loss, 'decodes', _same)(out)
 
-# %% ../../nbs/training/30_learner.ipynb #3f8fab9d
-@patch(as_prop=True)
-def rows(self: GlobalMeanLoss) -> torch.Tensor:
-    "Total and count of the loss, then of each of its terms, over all processes (1+terms,2)"
-    return torch.stack([torch.stack([self.whole_total.double(), self.whole.double()]), *self.terms.values()])
+    @property
+    def rows(self) -> torch.Tensor:
+        "Total and count of the loss, then of each of its terms, over all processes (1+terms,2)"
+        return torch.stack([torch.stack([self.whole_total.double(), self.whole.double()]), *self.terms.values()])
 
-
-@patch
-def _sum(self: GlobalMeanLoss, samples):
-    "Total, count, samples and terms over all processes, in one exchange"
-    own = torch.stack(
-        [
-            self.total.double(),
-            self.count.double(),
-            self.total.new_tensor(samples).double(),
-            self.total.new_tensor(self.flag).double(),
-            *self.weighted.values(),
-        ]
-    )
-    n = len(self.terms)
-    (total, count, samples, self.flagged, *weighted), *terms = self.dist.sum(
-        torch.cat([own, *self.terms.values()])
-    ).split([4 + n] + [2] * n)
-    self.weighted = dict(zip(self.weighted, weighted))
-    self.terms = dict(zip(self.terms, terms))
-    return total, count.float(), samples
+    def _sum(self, samples):
+        "Total, count, samples and terms over all processes, in one exchange"
+        own = torch.stack(
+            [
+                self.total.double(),
+                self.count.double(),
+                self.total.new_tensor(samples).double(),
+                self.total.new_tensor(self.flag).double(),
+                *self.weighted.values(),
+            ]
+        )
+        n = len(self.terms)
+        (total, count, samples, self.flagged, *weighted), *terms = self.dist.sum(
+            torch.cat([own, *self.terms.values()])
+        ).split([4 + n] + [2] * n)
+        self.weighted = dict(zip(self.weighted, weighted))
+        self.terms = dict(zip(self.terms, terms))
+        return total, count.float(), samples
 
 # %% ../../nbs/training/30_learner.ipynb #9a0a0a97
 class CountedMean(Metric):
@@ -405,21 +402,17 @@ class TrainState(StatefulCallback):
         total, count = self._added(mark)[0]
         return total / count if count else float('nan')
 
-# %% ../../nbs/training/30_learner.ipynb #64cee443
-@patch
-def terms(
-    self: TrainState,
-    mark: torch.Tensor = None,  # As for `mean`
-) -> dict:  # Name -> mean, where something was counted
-    "Training losses since `mark`, of a loss of several terms"
-    rows = self._added(mark)[1:]
-    return {k: total / count for k, (total, count) in zip(self.loss_func.terms, rows) if count}
+    def terms(
+        self,
+        mark: torch.Tensor = None,  # As for `mean`
+    ) -> dict:  # Name -> mean, where something was counted
+        "Training losses since `mark`, of a loss of several terms"
+        rows = self._added(mark)[1:]
+        return {k: total / count for k, (total, count) in zip(self.loss_func.terms, rows) if count}
 
-
-@patch
-def _added(self: TrainState, mark):
-    mark = _of_height(self.mark if mark is None else mark, len(self.sums))
-    return (self.sums - mark.to(self.sums.device)).tolist()
+    def _added(self, mark):
+        mark = _of_height(self.mark if mark is None else mark, len(self.sums))
+        return (self.sums - mark.to(self.sums.device)).tolist()
 
 # %% ../../nbs/training/30_learner.ipynb #3de28a33
 class Part:
@@ -657,28 +650,48 @@ class BatchLearner(Learner):
         self._half('to_fp16')
         return Learner.to_non_native_fp16(self, **kw)
 
-# %% ../../nbs/training/30_learner.ipynb #437a9461
-@patch
-def fit(
-    self: BatchLearner,
-    n_epoch: int,  # Epochs
-    *args,  # As fastai's: lr, wd
-    cbs: list | tuple = None,  # Callbacks for this fit only
-    **kw,  # As fastai's: lr, wd, reset_opt, start_epoch
-) -> None:
-    "As fastai's; afterwards callbacks put back what they changed, and an error that ended it is raised as it was"
-    self.trouble = None
-    self.fitting = True
-    with self.added_cbs(cbs):
-        try:
-            Learner.fit(self, n_epoch, *args, **kw)
-        finally:
-            self.fitting = False
-            for cb in self.cbs:
-                if hasattr(type(cb), 'on_exit'):
-                    cb.on_exit()
-    if self.trouble:
-        raise self.trouble
+    def fit(
+        self,
+        n_epoch: int,  # Epochs
+        *args,  # As fastai's: lr, wd
+        cbs: list | tuple = None,  # Callbacks for this fit only
+        **kw,  # As fastai's: lr, wd, reset_opt, start_epoch
+    ) -> None:
+        "As fastai's; afterwards callbacks put back what they changed, and an error that ended it is raised as it was"
+        self.trouble = None
+        self.fitting = True
+        with self.added_cbs(cbs):
+            try:
+                Learner.fit(self, n_epoch, *args, **kw)
+            finally:
+                self.fitting = False
+                for cb in self.cbs:
+                    if hasattr(type(cb), 'on_exit'):
+                        cb.on_exit()
+        if self.trouble:
+            raise self.trouble
+
+    def fit_steps(
+        self,
+        steps: int,  # Steps of the optimiser in all, counted from the first fit
+        cbs: list | tuple = (),  # Callbacks for this fit only, such as an `LRScheduler`
+    ) -> None:
+        "Train until `steps` steps are done, from where the last fit stopped; a last, short epoch is validated"
+        n = max([cb.n for cb in self.cbs if isinstance(cb, GradientAccumulation)], default=1)
+        per = len(self.dls.train)
+        done = self.train_state.batch
+        due = self.train_state.due(int(steps) * n)
+        if per == 0:
+            raise ValueError('the training loader has no batches')
+        if int(steps) != steps or steps < self.train_state.step:
+            raise ValueError(
+                f'steps must be a whole number, at least the {self.train_state.step} already done, not {steps!r}'
+            )
+        if steps == self.train_state.step and not due:
+            return
+        epochs = -(-int(steps) * n // per) - done // per + (due and done % per == 0)
+        with self.added_cbs([StopAtStep(int(steps) * n), *cbs]):
+            self.fit(epochs)
 
 # %% ../../nbs/training/30_learner.ipynb #ff89a116
 class _Wrapped(OptimWrapper):
@@ -760,30 +773,6 @@ def learner(
         )
     learn.create_opt()
     return learn
-
-# %% ../../nbs/training/30_learner.ipynb #78e81cba
-@patch
-def fit_steps(
-    self: BatchLearner,
-    steps: int,  # Steps of the optimiser in all, counted from the first fit
-    cbs: list | tuple = (),  # Callbacks for this fit only, such as an `LRScheduler`
-) -> None:
-    "Train until `steps` steps are done, from where the last fit stopped; the last epoch is cut short, but validated"
-    n = max([cb.n for cb in self.cbs if isinstance(cb, GradientAccumulation)], default=1)
-    per = len(self.dls.train)
-    done = self.train_state.batch
-    due = self.train_state.due(int(steps) * n)
-    if per == 0:
-        raise ValueError('the training loader has no batches')
-    if int(steps) != steps or steps < self.train_state.step:
-        raise ValueError(
-            f'steps must be a whole number, at least the {self.train_state.step} already done, not {steps!r}'
-        )
-    if steps == self.train_state.step and not due:
-        return
-    epochs = -(-int(steps) * n // per) - done // per + (due and done % per == 0)
-    with self.added_cbs([StopAtStep(int(steps) * n), *cbs]):
-        self.fit(epochs)
 
 # %% ../../nbs/training/30_learner.ipynb #e7c33093
 def _view(dls):

@@ -132,42 +132,38 @@ class CSVLogger(StatefulCallback):
         v = self.recorder.loss.value
         self._row(self.train_state.mean(), None if v is None else float(v))
 
-# %% ../../nbs/training/41_logging.ipynb #e18ce425
-@patch
-def _row(self: CSVLogger, train, valid):
-    "Append a row, or have it wait"
-    s = self.learn.train_state
+    def _row(self, train, valid):
+        "Append a row, or have it wait"
+        s = self.learn.train_state
 
-    def g(x):
-        return '' if x is None else f'{x:.9g}'
+        def g(x):
+            return '' if x is None else f'{x:.9g}'
 
-    now = (s.samples - s.begun[0]) / max(time.perf_counter() - s.begun[1], 1e-9) if valid is None else s.speed
-    within = valid is None
-    terms = dict(train=s.terms(self.last if within else None), valid={} if within else self.recorder.loss.terms)
-    row = dict(
-        step=s.step,
-        epoch=g(s.batch / len(self.dls.train)),
-        train_loss=g(train),
-        valid_loss=g(valid),
-        **{f'lr{i}': g(h['lr']) for i, h in enumerate(self.opt.hypers)},
-        seconds=f'{s.elapsed:.2f}',
-        images_s=f'{now:.1f}',
-        **{k: g(v) for k, v in step_numbers(self.learn, self.norm).items()},
-        **{f'{part}_{k}': g(v) for part, of in terms.items() for k, v in of.items()},
-    )
-    self.wait.append((','.join(str(row.get(k, '')) for k in self.names) + '\n').encode())
-    self._write()
+        now = (s.samples - s.begun[0]) / max(time.perf_counter() - s.begun[1], 1e-9) if valid is None else s.speed
+        within = valid is None
+        terms = dict(train=s.terms(self.last if within else None), valid={} if within else self.recorder.loss.terms)
+        row = dict(
+            step=s.step,
+            epoch=g(s.batch / len(self.dls.train)),
+            train_loss=g(train),
+            valid_loss=g(valid),
+            **{f'lr{i}': g(h['lr']) for i, h in enumerate(self.opt.hypers)},
+            seconds=f'{s.elapsed:.2f}',
+            images_s=f'{now:.1f}',
+            **{k: g(v) for k, v in step_numbers(self.learn, self.norm).items()},
+            **{f'{part}_{k}': g(v) for part, of in terms.items() for k, v in of.items()},
+        )
+        self.wait.append((','.join(str(row.get(k, '')) for k in self.names) + '\n').encode())
+        self._write()
 
-
-@patch
-def on_exit(self: CSVLogger) -> None:
-    "Close the file"
-    if self.wait:
-        self.log(f'{self.path}: {len(self.wait)} rows could not be written')
-        self.wait = []
-    if self.file:
-        self.file.close()
-    self.file = None
+    def on_exit(self) -> None:
+        "Close the file"
+        if self.wait:
+            self.log(f'{self.path}: {len(self.wait)} rows could not be written')
+            self.wait = []
+        if self.file:
+            self.file.close()
+        self.file = None
 
 # %% ../../nbs/training/41_logging.ipynb #81f7516c
 @patch
@@ -256,7 +252,7 @@ class ProgressLogger(BaseCallback):
         self.run = training(self.learn)
         if self.run:
             self.live = LiveBar()
-            self.first = self.learn.train_state.batch
+            self.first_batch = self.learn.train_state.batch
 
     def after_batch(self) -> None:
         if not self.live or not self.live.kind:
@@ -265,7 +261,7 @@ class ProgressLogger(BaseCallback):
         total = self.learn.train_state.total
         steps = s.step + round((total - s.batch) / getattr(getattr(self.learn, 'accumulate', None), 'n', 1))
         what = f'loss {self.recorder.smooth_loss.value:.3f}' if self.training else 'validating'
-        self.live(s.batch - self.first, total - self.first, f'step {s.step}/{steps}, {what}')
+        self.live(s.batch - self.first_batch, total - self.first_batch, f'step {s.step}/{steps}, {what}')
 
     def after_epoch(self) -> None:
         s = self.learn.train_state

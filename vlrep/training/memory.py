@@ -295,23 +295,19 @@ class BackboneOptions(BaseCallback):
             for m in [m for ms in visual.stage_modules()[1:] for m in ms]:
                 m.compile(backend=self.backend)
 
-# %% ../../nbs/training/37_memory.ipynb #37a00018
-@patch
-def _split(self: BackboneOptions, stages):
-    groups = self.learn.opt_func.opt.param_groups
-    groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
-    self.learn.lr = [g['lr'] for g in groups]
-    for m in [m for ms in stages[: self.freeze] for m in ms]:
-        m.requires_grad_(False)
+    def _split(self, stages):
+        groups = self.learn.opt_func.opt.param_groups
+        groups[:] = stage_groups(groups, stages, self.freeze, self.decay)
+        self.learn.lr = [g['lr'] for g in groups]
+        for m in [m for ms in stages[: self.freeze] for m in ms]:
+            m.requires_grad_(False)
 
-
-@patch
-def before_train(self: BackboneOptions) -> None:
-    "BatchNorm of frozen stages keeps its statistics; it is looked up each time, for `sync_bn` exchanges the layers"
-    if not self.freeze:
-        return
-    for m in [m for ms in self.model.visual.stage_modules()[: self.freeze] for m in ms]:
-        m.eval()
+    def before_train(self) -> None:
+        "BatchNorm of frozen stages keeps its statistics; it is looked up each time, for `sync_bn` exchanges the layers"
+        if not self.freeze:
+            return
+        for m in [m for ms in self.model.visual.stage_modules()[: self.freeze] for m in ms]:
+            m.eval()
 
 # %% ../../nbs/training/37_memory.ipynb #37a00017
 _FIELDS = dict(frozen_stages=0, layer_decay=1.0, activation_checkpointing=False, memory_format='auto', compile='none')

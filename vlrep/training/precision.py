@@ -159,52 +159,40 @@ class MixedPrecision(StatefulCallback):
             if self.saved:
                 self.scaler.load_state_dict(self.saved)
 
-# %% ../../nbs/training/35_precision.ipynb #dcadadf6
-@patch
-def before_batch(self: MixedPrecision) -> None:
-    if self.kind != 'cpu' and self.dtype:
-        self.ctx = torch.autocast(self.kind, self.dtype)
-        self.ctx.__enter__()
+    def before_batch(self) -> None:
+        if self.kind != 'cpu' and self.dtype:
+            self.ctx = torch.autocast(self.kind, self.dtype)
+            self.ctx.__enter__()
 
+    def after_pred(self) -> None:
+        self._close()
+        if self.dtype:
 
-@patch
-def after_pred(self: MixedPrecision) -> None:
-    self._close()
-    if self.dtype:
+            def full(t):
+                return t.float() if torch.is_tensor(t) and t.is_floating_point() else t
 
-        def full(t):
-            return t.float() if torch.is_tensor(t) and t.is_floating_point() else t
+            self.learn.pred = apply(full, self.pred)
 
-        self.learn.pred = apply(full, self.pred)
+    def _close(self):
+        if self.ctx:
+            self.ctx.__exit__(None, None, None)
+        self.ctx = None
 
+    def on_exit(self) -> None:
+        "Put back what was swapped"
+        self._close()
+        if self.swapped:
+            self.swapped[0].autocast = self.swapped[1]
+        if self.emulation:
+            self.emulation.__exit__(None, None, None)
+        self.swapped = ()
+        self.emulation = None
 
-@patch
-def _close(self: MixedPrecision):
-    if self.ctx:
-        self.ctx.__exit__(None, None, None)
-    self.ctx = None
+    def after_cancel_batch(self) -> None:
+        self._close()
 
-
-@patch
-def on_exit(self: MixedPrecision) -> None:
-    "Put back what was swapped"
-    self._close()
-    if self.swapped:
-        self.swapped[0].autocast = self.swapped[1]
-    if self.emulation:
-        self.emulation.__exit__(None, None, None)
-    self.swapped = ()
-    self.emulation = None
-
-
-@patch
-def after_cancel_batch(self: MixedPrecision) -> None:
-    self._close()
-
-
-@patch
-def after_fit(self: MixedPrecision) -> None:
-    self.on_exit()
+    def after_fit(self) -> None:
+        self.on_exit()
 
 # %% ../../nbs/training/35_precision.ipynb #e39dd40d
 @patch

@@ -117,7 +117,7 @@ def fingerprint(
     images spread over the dataset"""
     h = hashlib.sha256(f'{type(dataset).__name__} {len(dataset)} {dataset.size}'.encode())
     for i, name in enumerate(dataset.ids):
-        h.update(('\n' * bool(i) + str(name)).encode())
+        h.update((('\n' if i else '') + str(name)).encode())
     if dataset.captions is not None:
         for k in ('data', 'ends', 'rows'):
             h.update(np.ascontiguousarray(getattr(dataset.captions, k)))

@@ -106,7 +106,7 @@ def load_weights(
             notes = parse_json((f.metadata() or {}).get('notes', '{}'))
         w.update({a: w[b] for a, b in notes.get('tied', {}).items()})
         if not isinstance(notes.get('frozen', ''), str):
-            raise ValueError('frozen is no text')
+            raise ValueError('frozen is not text')
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f'{path}: damaged, not safetensors ({e})') from e
     if 'frozen' in notes:
@@ -231,6 +231,14 @@ class Run:
     def close(self) -> None:
         self._open.close()
 
+    def _lock(self):
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f'{self.path}: not a folder')
+        try:
+            self._open.enter_context(locked(self / '.lock', f'run folder {self.path}'))
+        except OSError as e:
+            raise ValueError(f'{self.path}: cannot write there ({e.strerror})') from e
+
 # %% ../../nbs/training/50_run_folder.ipynb #fd1b7ea1
 @patch(cls_method=True)
 def create(
@@ -264,16 +272,6 @@ def create(
         self.close()
         raise
     return self
-
-
-@patch
-def _lock(self: Run):
-    if self.path.exists() and not self.path.is_dir():
-        raise ValueError(f'{self.path}: not a folder')
-    try:
-        self._open.enter_context(locked(self / '.lock', f'run folder {self.path}'))
-    except OSError as e:
-        raise ValueError(f'{self.path}: cannot write there ({e.strerror})') from e
 
 # %% ../../nbs/training/50_run_folder.ipynb #b4c26ce7
 @patch(cls_method=True)

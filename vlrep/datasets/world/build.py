@@ -52,7 +52,7 @@ def _scenes(split, n, size, options, wanted):
     masks = 'masks' in wanted
     more = sorted(wanted & _MORE)
     narrated = narratives or options.narrated
-    with_ = ['narrative', *['masks'] * masks, *more] if narrated else more
+    with_ = ['narrative', *(['masks'] if masks else []), *more] if narrated else more
     dataset = world(split, n, size=size, with_=with_, difficulty=Difficulty(density=options.density))
     if options.coarse:
         dataset = dataset.annotate(dict(tags=dataset.labels['groups']))

@@ -288,27 +288,82 @@ class Voice:
     def maybe(self, chance: float) -> bool:
         return self.random() < chance
 
+    def noticed(
+        self,
+        n: int,  # How many to choose
+        each: bool = False,  # Single things instead of all of a category at once?
+    ) -> list:  # Lists of things of one category; never all categories of three or more
+        "The things that this person mentions, large and lively ones first"
+        groups = {}
+        for i, o in enumerate(self.things):
+            groups.setdefault((o['category'], i if each else 0), []).append(o)
+        groups = list(groups.values())
+        if len(groups) < 2:
+            return groups
+        keys = [self.random() * (math.sqrt(sum(map(_area, g))) * (1.5 if g[0]['action'] else 1) + 0.1) for g in groups]
+        order = sorted(range(len(groups)), key=keys.__getitem__, reverse=True)
+        kinds = len({g[0]['category'] for g in groups})
+        most = (kinds if kinds > 2 else len(groups)) - 1
+        return [groups[i] for i in order[: min(n, max(2, most))]]
+
+    def name(
+        self,
+        things: list,  # Things of one category
+        count: str = None,  # What to say for the number, '' for nothing; chosen if None
+        did: bool = False,  # Has the action been told already?
+        plain: bool = False,  # Nothing but the name
+    ) -> str:  # 'a small dog', 'two red apples', 'several horses'
+        "The things with their number, and with what this person likes to say about them"
+        o = things[0]
+        n = len(things)
+        p = self.p
+        words = []
+        if not plain:
+            if self.maybe(p.size) and (s := _same(things, 'size')) in _sizes:
+                words.append(self.pick(_sizes[s]))
+            if not did and self.maybe(p.action * 0.3) and (a := _same(things, 'action')) in _before:
+                words.append(a)
+            if self.maybe(p.color) and (c := _same(things, 'color')):
+                words.append(self.gray if c == 'gray' else c)
+        kinds = _kinds_of[o['category']]
+        if n == 1 and kinds and not count and self.maybe(p.kind):
+            words.append(self.pick(kinds))
+        else:
+            w = self.pick(_names(o['category'], _same(things, 'variant'), _same(things, 'size')))
+            words.append(w if n == 1 else plural(w))
+        text = ' '.join(words)
+        if count is not None:
+            return f'{count} {text}'.strip()
+        return article(text) if n == 1 else f'{self.pick(_numbers[n])} {text}'.strip()
+
+    def doing(
+        self,
+        things: list,  # Things of one category
+    ) -> str:  # 'running', 'is running', 'runs'; '' if they do different things or nothing
+        "What the things do, agreeing in number"
+        act = _same(things, 'action')
+        if not act:
+            return ''
+        (ing, does), many, k = _acts[act], len(things) > 1, self.random()
+        return self.pick(ing) if k < 0.45 else ('are ' if many else 'is ') + self.pick(ing) if k < 0.75 else does[many]
+
+    def place(
+        self,
+        things: list = (),  # Who is there, if only they are spoken of
+        chance: float = None,  # How likely it is mentioned; the person's habit if None
+    ) -> str:  # ' on the beach' with its space, or ''
+        "Where the scene is"
+        if not self.maybe(self.p.place if chance is None else chance):
+            return ''
+        at, _, over = _places[self.setting]
+        act = _same(things, 'action') if things else None
+        if act == 'flying' and over and self.maybe(0.5):
+            return ' over ' + self.pick(over)
+        if act in _wet and self.maybe(0.5):
+            return _wet[act]
+        return ' ' + self.pick(at)
+
 # %% ../../../nbs/datasets/world/15_captions.ipynb #3b5ac9e5
-@patch
-def noticed(
-    self: Voice,
-    n: int,  # How many to choose
-    each: bool = False,  # Single things instead of all of a category at once?
-) -> list:  # Lists of things of one category; never all categories of three or more
-    "The things that this person mentions, large and lively ones first"
-    groups = {}
-    for i, o in enumerate(self.things):
-        groups.setdefault((o['category'], i if each else 0), []).append(o)
-    groups = list(groups.values())
-    if len(groups) < 2:
-        return groups
-    keys = [self.random() * (math.sqrt(sum(map(_area, g))) * (1.5 if g[0]['action'] else 1) + 0.1) for g in groups]
-    order = sorted(range(len(groups)), key=keys.__getitem__, reverse=True)
-    kinds = len({g[0]['category'] for g in groups})
-    most = (kinds if kinds > 2 else len(groups)) - 1
-    return [groups[i] for i in order[: min(n, max(2, most))]]
-
-
 def _same(things, key):
     "The value of `key` that all the things share, else None"
     v = things[0][key]
@@ -329,71 +384,8 @@ _before = (
 )  # a running dog, but not a driving bus
 _kinds_of = {c: tuple(k for k, cs in KINDS.items() if c in cs) for c in CATEGORIES}
 
-
-@patch
-def name(
-    self: Voice,
-    things: list,  # Things of one category
-    count: str = None,  # What to say for the number, '' for nothing; chosen if None
-    did: bool = False,  # Has the action been told already?
-    plain: bool = False,  # Nothing but the name
-) -> str:  # 'a small dog', 'two red apples', 'several horses'
-    "The things with their number, and with what this person likes to say about them"
-    o = things[0]
-    n = len(things)
-    p = self.p
-    words = []
-    if not plain:
-        if self.maybe(p.size) and (s := _same(things, 'size')) in _sizes:
-            words.append(self.pick(_sizes[s]))
-        if not did and self.maybe(p.action * 0.3) and (a := _same(things, 'action')) in _before:
-            words.append(a)
-        if self.maybe(p.color) and (c := _same(things, 'color')):
-            words.append(self.gray if c == 'gray' else c)
-    kinds = _kinds_of[o['category']]
-    if n == 1 and kinds and not count and self.maybe(p.kind):
-        words.append(self.pick(kinds))
-    else:
-        w = self.pick(_names(o['category'], _same(things, 'variant'), _same(things, 'size')))
-        words.append(w if n == 1 else plural(w))
-    text = ' '.join(words)
-    if count is not None:
-        return f'{count} {text}'.strip()
-    return article(text) if n == 1 else f'{self.pick(_numbers[n])} {text}'.strip()
-
 # %% ../../../nbs/datasets/world/15_captions.ipynb #24ba9e23
-@patch
-def doing(
-    self: Voice,
-    things: list,  # Things of one category
-) -> str:  # 'running', 'is running', 'runs'; '' if they do different things or nothing
-    "What the things do, agreeing in number"
-    act = _same(things, 'action')
-    if not act:
-        return ''
-    (ing, does), many, k = _acts[act], len(things) > 1, self.random()
-    return self.pick(ing) if k < 0.45 else ('are ' if many else 'is ') + self.pick(ing) if k < 0.75 else does[many]
-
-
 _wet = dict(floating=' on the water', sailing=' on the water', swimming=' in the water', jumping=' out of the water')
-
-
-@patch
-def place(
-    self: Voice,
-    things: list = (),  # Who is there, if only they are spoken of
-    chance: float = None,  # How likely it is mentioned; the person's habit if None
-) -> str:  # ' on the beach' with its space, or ''
-    "Where the scene is"
-    if not self.maybe(self.p.place if chance is None else chance):
-        return ''
-    at, _, over = _places[self.setting]
-    act = _same(things, 'action') if things else None
-    if act == 'flying' and over and self.maybe(0.5):
-        return ' over ' + self.pick(over)
-    if act in _wet and self.maybe(0.5):
-        return _wet[act]
-    return ' ' + self.pick(at)
 
 
 @patch

@@ -218,7 +218,7 @@ def _ended(code, log):
     log.seek(0)
     why = log.read().decode(errors='replace').strip()[-800:]
     how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'stopped with code {code}'
-    return OSError(f'a process that draws the world {how}' + f': {why}' * bool(why))
+    return OSError(f'a process that draws the world {how}' + (f': {why}' if why else ''))
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #c04e020a
 def _processes(folder, jobs):
@@ -444,7 +444,7 @@ def world(
     more = TextBuffer.load(folder / 'more.npz') if with_ else None
     sets, names = _sets(more, with_)
     row = functools.partial(_row, notes=notes, captions=caps, split=split, start=start, more=more, names=with_, px=px)
-    first = 'shifted-' * shifted + split
+    first = ('shifted-' if shifted else '') + split
     return ArrayDataset(
         px.pop('images'),
         'the shifted world' if shifted else 'the world',

@@ -132,7 +132,7 @@ def _lines(r):
     out = []
     if r.captions:
         also = r.paraphrases or [''] * len(r.captions)
-        out.append(('captions', [(c + f'   ({p})' * bool(p), ink) for c, p in list(zip(r.captions, also))[:5]]))
+        out.append(('captions', [(c + (f'   ({p})' if p else ''), ink) for c, p in list(zip(r.captions, also))[:5]]))
     if r.narrative:
         out.append(('narrative', [(r.narrative.text, ink)]))
     if r.statements:
@@ -196,7 +196,7 @@ def show_record(
     cut = 2 if len(blocks) > 2 else 1
     parts = blocks[:cut], blocks[cut:]
     rows_of_text = max(_rows(p, 92) for p in parts)
-    high = [3.9] + [1.25] * bool(qs) + [0.2 + 0.235 * rows_of_text] * bool(blocks)
+    high = [3.9] + ([1.25] if qs else []) + ([0.2 + 0.235 * rows_of_text] if blocks else [])
     fig = plt.figure(figsize=(max(3.6 * len(pics), 9), sum(high)), layout='constrained')
     rows = iter(fig.subfigures(len(high), 1, height_ratios=high, squeeze=False)[:, 0])
     for ax, p in zip(

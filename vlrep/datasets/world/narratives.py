@@ -131,7 +131,7 @@ def _pieces(scene, r):
             )
         ]
         for i, (w, where) in enumerate(some):
-            s += [('and', NOTHING, None)] * (i > 0) + [(w, PLACE, where)]
+            s += ([('and', NOTHING, None)] if i > 0 else []) + [(w, PLACE, where)]
         out.append(s)
     return out
 

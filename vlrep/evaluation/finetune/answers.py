@@ -56,7 +56,7 @@ def all_labels(train: TaskDataset, plan: FinetunePlan) -> list:
 
 def film_genres(train: TaskDataset, plan: FinetunePlan) -> list:
     "The genres of MM-IMDB"
-    return [*GENRES_23, *[UNKNOWN] * (plan.genres == 24)]
+    return [*GENRES_23, *([UNKNOWN] if plan.genres == 24 else [])]
 
 
 def label_sets(

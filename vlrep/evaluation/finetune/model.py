@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn as nn
-from fastcore.basics import patch
 from torch import Tensor
 
 from ...core.seeding import seed_of, torch_rng
@@ -122,32 +121,28 @@ class FinetuneModel(nn.Module):
             self.body.eval()
         return self
 
-# %% ../../../nbs/evaluation/finetune/40_model.ipynb #c74f2c05
-@patch
-def pool(
-    self: FinetuneModel,
-    batch: dict,  # `tok` (b,s), `lens` (b,), perhaps `segments`, and the image or its regions
-    blind: bool = False,  # Without the image?
-) -> Tensor:  # (b,d)
-    "The input of the head"
-    if blind or self.blind:
-        batch = without_regions(batch, self.body.region_encoder.width)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-        got = self.body.fuse(batch)
-    if self.pooler == 'cls':
-        return got['pooled']
-    at = (batch['lens'] - 2).clamp(min=0)
-    return got['text'][torch.arange(len(at), device=at.device), at]
+    def pool(
+        self,
+        batch: dict,  # `tok` (b,s), `lens` (b,), perhaps `segments`, and the image or its regions
+        blind: bool = False,  # Without the image?
+    ) -> Tensor:  # (b,d)
+        "The input of the head"
+        if blind or self.blind:
+            batch = without_regions(batch, self.body.region_encoder.width)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            got = self.body.fuse(batch)
+        if self.pooler == 'cls':
+            return got['pooled']
+        at = (batch['lens'] - 2).clamp(min=0)
+        return got['text'][torch.arange(len(at), device=at.device), at]
 
-
-@patch
-def forward(
-    self: FinetuneModel,
-    batch: dict,  # As for `pool`
-    blind: bool = False,  # Without the image?
-) -> dict:  # `logits` (b,labels)
-    "Scores of labels"
-    return dict(logits=self.head(self.pool(batch, blind)))
+    def forward(
+        self,
+        batch: dict,  # As for `pool`
+        blind: bool = False,  # Without the image?
+    ) -> dict:  # `logits` (b,labels)
+        "Scores of labels"
+        return dict(logits=self.head(self.pool(batch, blind)))
 
 # %% ../../../nbs/evaluation/finetune/40_model.ipynb #74ecfd34
 class GridAndText(nn.Module):

@@ -26,9 +26,8 @@ class FinetunePlan:
     wd: Float(0, 1) = 0.01  # Weight decay, except of biases and layer norms
     dropout: Share = 0.1  # Before the head
     frozen: bool = False  # Train the head alone, with a frozen body?
-    pooler: Choice('auto', 'cls', 'last') = (
-        'auto'  # What feeds the head: cls, last: the token before the last [SEP], or as
-    )
+    pooler: Choice('auto', 'cls', 'last') = 'auto'  # What feeds the head: cls, last: the token before the last [SEP],
+    # or as
     # the paper's code for each task
     max_len: Int(0, 4096) = 0  # Most tokens of a text, or of a pair; 0: the task's
     answers: Int(0, 10**6) = 0  # Answers to choose from, <unk> included; 0: the task's (VQA 2.0 3129, VizWiz 7371)

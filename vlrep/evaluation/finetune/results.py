@@ -61,7 +61,7 @@ def _rows(task, examples, decisions, *, constant, who, question, seed):
     chance = task.measure(np.repeat(constant, len(examples), 0), examples, seed=seed, draws=1)
     return [
         dict(
-            question=question + f', {m}' * (len(got) > 1),
+            question=question + (f', {m}' if len(got) > 1 else ''),
             metric=m,
             backbone=who,
             n=len(examples),
@@ -109,7 +109,7 @@ def task_rows(
     "The table of a task"
     constant = task.constant(train)
     q = f'{task.name} {examples.split}'
-    both = [(decisions, who), *[(alone, f'{who}, no image')] * (alone is not None)]
+    both = [(decisions, who), *([(alone, f'{who}, no image')] if alone is not None else [])]
     rows = [r for d, name in both for r in _rows(task, examples, d, constant=constant, who=name, question=q, seed=seed)]
     for d, name in both if draws else ():
         kept = task_draws(task, examples, d, draws)
@@ -145,31 +145,80 @@ class Answerer:
         self.view = view
         self.regions = regions
 
-# %% ../../../nbs/evaluation/finetune/60_results.ipynb #dc42cadc
-@patch
-def boxes(
-    self: Answerer,
-    boxes: list,  # Of tuples x0 y0 x1 y1, parts of width and height; None
-) -> dict:  # `region_boxes` (1,n,4) and `region_counts` (1,), or nothing
-    "The boxes of one image as a batch; a `ValueError` says what is wrong with them"
-    if self.regions == 'files':
-        raise ValueError(
-            'this run reads region features from files: it answers about images that have them, with '
-            'vlrep finetune, and not about a new one'
-        )
-    if self.regions == 'grid':
-        if boxes is not None:
-            raise ValueError('boxes: this run reads cells of a grid, leave them out')
-        return {}
-    if boxes is None or not len(boxes):
-        raise ValueError(
-            'boxes: this run reads regions of boxes, give them as parts of width and height, such as '
-            '[(0, 0, 1, 1)] for the whole image'
-        )
-    b = torch.as_tensor(np.asarray(boxes, np.float32)).reshape(len(boxes), -1)
-    if b.shape[1:] != (4,) or not ((b >= 0) & (b <= 1)).all() or not (b[:, 2:] > b[:, :2]).all():
-        raise ValueError(f'boxes: {some_of(boxes)}: four numbers from 0 to 1 each, left, top, right, bottom')
-    return dict(region_boxes=b[None], region_counts=torch.tensor([len(b)]))
+    def boxes(
+        self,
+        boxes: list,  # Of tuples x0 y0 x1 y1, parts of width and height; None
+    ) -> dict:  # `region_boxes` (1,n,4) and `region_counts` (1,), or nothing
+        "The boxes of one image as a batch; a `ValueError` says what is wrong with them"
+        if self.regions == 'files':
+            raise ValueError(
+                'this run reads region features from files: it answers about images that have them, with '
+                'vlrep finetune, and not about a new one'
+            )
+        if self.regions == 'grid':
+            if boxes is not None:
+                raise ValueError('boxes: this run reads cells of a grid, leave them out')
+            return {}
+        if boxes is None or not len(boxes):
+            raise ValueError(
+                'boxes: this run reads regions of boxes, give them as parts of width and height, such as '
+                '[(0, 0, 1, 1)] for the whole image'
+            )
+        b = torch.as_tensor(np.asarray(boxes, np.float32)).reshape(len(boxes), -1)
+        if b.shape[1:] != (4,) or not ((b >= 0) & (b <= 1)).all() or not (b[:, 2:] > b[:, :2]).all():
+            raise ValueError(f'boxes: {some_of(boxes)}: four numbers from 0 to 1 each, left, top, right, bottom')
+        return dict(region_boxes=b[None], region_counts=torch.tensor([len(b)]))
+
+    def _texts(self, questions):
+        "Questions as tokens; what is cut is counted in a warning"
+        for k, q in enumerate(questions):
+            where = 'question' + (f' {k}' if len(questions) > 1 else '')
+            if not isinstance(q, str):
+                raise ValueError(f'{where}: a text is expected, not {brief(q)}')
+            if not has_text(q):
+                raise ValueError(f'{where}: is empty')
+        text = encode_pairs(self.collate.tok, questions, max_len=self.collate.max_len)
+        if long := int((text['cut'] > 0).sum()):
+            warnings.warn(
+                f'{long} of {len(questions)} questions are longer than the {self.collate.max_len} tokens that '
+                f'this run reads: their last {int(text["cut"].sum())} tokens are cut',
+                stacklevel=4,
+            )
+        return {k: text[k] for k in ('tok', 'lens', 'segments')}
+
+    def _boxes(self, many):
+        "The boxes of several images as a batch"
+        got = [self.boxes(b) for b in many]
+        if not got[0]:
+            return {}
+        n = max(g['region_boxes'].shape[1] for g in got)
+        pad = [torch.nn.functional.pad(g['region_boxes'], (0, 0, 0, n - g['region_boxes'].shape[1])) for g in got]
+        return dict(region_boxes=torch.cat(pad), region_counts=torch.cat([g['region_counts'] for g in got]))
+
+    def probabilities(
+        self,
+        image: FilePath | Image.Image | np.ndarray | Tensor | list,  # A picture, or a list of them
+        question: str | list,  # A question, or a list of them
+        boxes: list = None,  # As for `answer`
+        bs: int = 64,  # Questions at a time
+    ) -> Tensor:  # (k,), or (n,k) for a list
+        "The probability of each label"
+        if self.task.closed or not self.task.asks:
+            raise ValueError(
+                f'this run was fine-tuned on {self.task.name} ({self.task.explain}): it answers no questions'
+            )
+        images, questions, own, one = _pairs(image, question, boxes)
+        text = self._texts(questions)
+        regions = self._boxes(own)
+        p = next(self.model.parameters())
+        out = []
+        for i in range(0, len(questions), bs):
+            pictures = [_picture(x) for x in images[i : i + bs]]
+            batch = {**self.view.batch(pictures), **{k: v[i : i + bs] for k, v in (text | regions).items()}}
+            with frozen(self.model):
+                out.append(self.model({k: v.to(p.device) for k, v in batch.items()})['logits'].float().sigmoid().cpu())
+        out = torch.cat(out)
+        return out[0] if one else out
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #28aa2bce
 def _picture(image):
@@ -197,61 +246,6 @@ def _pairs(image, question, boxes):
     if len(own) != n:
         raise ValueError(f'boxes: of {len(own)} images, and there are {n}')
     return images, questions, own, False
-
-
-@patch
-def _texts(self: Answerer, questions):
-    "Questions as tokens; what is cut is counted in a warning"
-    for k, q in enumerate(questions):
-        where = 'question' + f' {k}' * (len(questions) > 1)
-        if not isinstance(q, str):
-            raise ValueError(f'{where}: a text is expected, not {brief(q)}')
-        if not has_text(q):
-            raise ValueError(f'{where}: is empty')
-    text = encode_pairs(self.collate.tok, questions, max_len=self.collate.max_len)
-    if long := int((text['cut'] > 0).sum()):
-        warnings.warn(
-            f'{long} of {len(questions)} questions are longer than the {self.collate.max_len} tokens that '
-            f'this run reads: their last {int(text["cut"].sum())} tokens are cut',
-            stacklevel=4,
-        )
-    return {k: text[k] for k in ('tok', 'lens', 'segments')}
-
-
-@patch
-def _boxes(self: Answerer, many):
-    "The boxes of several images as a batch"
-    got = [self.boxes(b) for b in many]
-    if not got[0]:
-        return {}
-    n = max(g['region_boxes'].shape[1] for g in got)
-    pad = [torch.nn.functional.pad(g['region_boxes'], (0, 0, 0, n - g['region_boxes'].shape[1])) for g in got]
-    return dict(region_boxes=torch.cat(pad), region_counts=torch.cat([g['region_counts'] for g in got]))
-
-# %% ../../../nbs/evaluation/finetune/60_results.ipynb #1b767478
-@patch
-def probabilities(
-    self: Answerer,
-    image: FilePath | Image.Image | np.ndarray | Tensor | list,  # A picture, or a list of them
-    question: str | list,  # A question, or a list of them
-    boxes: list = None,  # As for `answer`
-    bs: int = 64,  # Questions at a time
-) -> Tensor:  # (k,), or (n,k) for a list
-    "The probability of each label"
-    if self.task.closed or not self.task.asks:
-        raise ValueError(f'this run was fine-tuned on {self.task.name} ({self.task.explain}): it answers no questions')
-    images, questions, own, one = _pairs(image, question, boxes)
-    text = self._texts(questions)
-    regions = self._boxes(own)
-    p = next(self.model.parameters())
-    out = []
-    for i in range(0, len(questions), bs):
-        pictures = [_picture(x) for x in images[i : i + bs]]
-        batch = {**self.view.batch(pictures), **{k: v[i : i + bs] for k, v in (text | regions).items()}}
-        with frozen(self.model):
-            out.append(self.model({k: v.to(p.device) for k, v in batch.items()})['logits'].float().sigmoid().cpu())
-    out = torch.cat(out)
-    return out[0] if one else out
 
 # %% ../../../nbs/evaluation/finetune/60_results.ipynb #4561a936
 @patch

@@ -211,7 +211,7 @@ class BestScore(Checkpointer):
             s.best_step = s.step
             s.best_loss = float(loss)
         self.history.append([s.step, float(loss), v])
-        self.log(f'step {s.step}: {100 * v:.2f} on the validation set' + ', the best so far' * better)
+        self.log(f'step {s.step}: {100 * v:.2f} on the validation set' + (', the best so far' if better else ''))
         self.save(*(['best'] if better else []), 'last')
         if self.done:
             self.log(f'no improvement in {self.since} evaluations: training stops early')

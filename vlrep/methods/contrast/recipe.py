@@ -8,8 +8,6 @@ __all__ = ['PairLoss', 'ContrastRecipe', 'check_pairs']
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #7c42ad5b
 from dataclasses import dataclass, replace
 
-from fastcore.basics import patch
-
 from ...core.fields import Choice, Fraction, Share
 from ..base import METHODS, Method
 from vlrep.methods.recipe import (
@@ -79,24 +77,20 @@ class ContrastRecipe(TextRecipe):
     sync_bn: OnOff = True  # With several processes: BatchNorm over the images of all, or of each
     local_loss: OnOff = True  # With several processes: each compares its own pairs with all, or all with all
 
+    def problems(self) -> 'Iterator[str]':
+        "Reject pairs without negatives, and an initial temperature below the lowest"
+        yield from MethodRecipe.problems(self)
+        yield 'bs=1: a single pair has no negatives' if self.bs < 2 else None
+        if self.coldest > self.temperature:
+            yield f'coldest={self.coldest}: must not be above the initial temperature, {self.temperature}'
+
+    def check_parts(self, parts: int) -> None:
+        "Raise a `ValueError` if a part has no negatives"
+        MethodRecipe.check_parts(self, parts)
+        if parts > 1 and self.bs // parts < 2:
+            raise ValueError(f'--accumulate {parts}: parts of {self.bs // parts} pairs have no negatives')
+
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #ba4de19d
-@patch
-def problems(self: ContrastRecipe) -> 'Iterator[str]':
-    "Reject pairs without negatives, and an initial temperature below the lowest"
-    yield from MethodRecipe.problems(self)
-    yield 'bs=1: a single pair has no negatives' if self.bs < 2 else None
-    if self.coldest > self.temperature:
-        yield f'coldest={self.coldest}: must not be above the initial temperature, {self.temperature}'
-
-
-@patch
-def check_parts(self: ContrastRecipe, parts: int) -> None:
-    "Raise a `ValueError` if a part has no negatives"
-    MethodRecipe.check_parts(self, parts)
-    if parts > 1 and self.bs // parts < 2:
-        raise ValueError(f'--accumulate {parts}: parts of {self.bs // parts} pairs have no negatives')
-
-
 def check_pairs(
     recipe: ContrastRecipe,  # Recipe of the run
     splits: dict,  # Datasets `train` to learn from, and `valid` to choose the checkpoint by
@@ -109,10 +103,14 @@ def check_pairs(
             f'--data {data}: 1 image is left to choose the checkpoint by, and a contrastive loss needs '
             f'at least 2: add images, or --set valid=...'
         )
-    return [
-        f'accumulate {accumulate}: negatives are those of the same part only, '
-        f'{recipe.bs // accumulate - 1} negatives instead of {recipe.bs - 1}'
-    ] * (accumulate > 1)
+    return (
+        [
+            f'accumulate {accumulate}: negatives are those of the same part only, '
+            f'{recipe.bs // accumulate - 1} negatives instead of {recipe.bs - 1}'
+        ]
+        if accumulate > 1
+        else []
+    )
 
 # %% ../../../nbs/methods/contrast/10_recipe.ipynb #c0e3836d
 _paper = ContrastRecipe()

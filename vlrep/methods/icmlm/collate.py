@@ -113,28 +113,28 @@ class TripletCollator:
             )
         self.concepts = ConceptSet(whole, self.how, self.sides)
 
+    def usable(self, source: ImageTextDataset) -> np.ndarray:
+        "Which captions are read, counted through all images (m,) bool"
+        r = self.recipe
+        pieces = None if r.length_unit == 'words' else lambda t: len(self.ids(t))
+        return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces, how=self.how)
+
+    def _targets(self, train):
+        "The concepts of the captions that are read, for each image"
+
+        def find(source):
+            ok = self.usable(source)
+            rows = source.captions.rows
+            read = [[t for t, o in zip(source.captions[i], ok[rows[i] : rows[i + 1]]) if o] for i in range(len(source))]
+            return [[(k, 1.0) for k in self.concepts.of(ts)] for ts in read]
+
+        return ConceptTargets(self.concepts.words, find, self.concepts.mirror)
+
+    def check(self, source: ImageTextDataset) -> None:
+        "Count the triplets; a `ValueError` as for `triplets`"
+        self.triplets(source)
+
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #a864175d
-@patch
-def usable(self: TripletCollator, source: ImageTextDataset) -> np.ndarray:
-    "Which captions are read, counted through all images (m,) bool"
-    r = self.recipe
-    pieces = None if r.length_unit == 'words' else lambda t: len(self.ids(t))
-    return usable_captions(source.captions, r.min_tokens, r.max_tokens, pieces, how=self.how)
-
-
-@patch
-def _targets(self: TripletCollator, train):
-    "The concepts of the captions that are read, for each image"
-
-    def find(source):
-        ok = self.usable(source)
-        rows = source.captions.rows
-        read = [[t for t, o in zip(source.captions[i], ok[rows[i] : rows[i + 1]]) if o] for i in range(len(source))]
-        return [[(k, 1.0) for k in self.concepts.of(ts)] for ts in read]
-
-    return ConceptTargets(self.concepts.words, find, self.concepts.mirror)
-
-
 @patch
 def triplets(
     self: TripletCollator,
@@ -157,12 +157,6 @@ def triplets(
         )
     self._triplets.append((source, t))
     return t
-
-
-@patch
-def check(self: TripletCollator, source: ImageTextDataset) -> None:
-    "Count the triplets; a `ValueError` as for `triplets`"
-    self.triplets(source)
 
 # %% ../../../nbs/methods/icmlm/20_collate.ipynb #f045cbaf
 @patch
@@ -233,9 +227,11 @@ def check_triplets(
         )
     lines = [f'{data}: {n:,} triplets of {int(have.sum()):,} captions, {len(collate.concepts):,} concepts']
     if collate.split:
-        some = ', '.join(collate.split[:5]) + ' ...' * (len(collate.split) > 5)
+        some = ', '.join(collate.split[:5]) + (' ...' if len(collate.split) > 5 else '')
         lines.append(
             f'{len(collate.split):,} concepts are not one token of the vocabulary and cannot be masked: {some}'
         )
     none = int((have == 0).sum())
-    return lines + [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss'] * bool(none)
+    return lines + (
+        [f'{none:,} of {len(have):,} images have no triplet and do not contribute to the loss'] if none else []
+    )

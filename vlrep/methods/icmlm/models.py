@@ -59,6 +59,38 @@ class MaskedWordModel(nn.Module):
         self.register_buffer('digest', bert_digest(bert))
         self.register_load_state_dict_post_hook(_same_bert)
 
+    def cells(
+        self,
+        img: Tensor,  # Normalised images (b,3,H,W)
+    ) -> Tensor:  # The grid (b,c,h,w)
+        "The feature map; no gradient while the backbone is frozen"
+        return still_grid(self.visual, img) if self.waiting else self.visual(img)
+
+    def words(
+        self,
+        x: Tensor,  # From the head (b,d)
+    ) -> Tensor:  # (b,v)
+        "A score for every word of the vocabulary"
+        return self.bert.mlm_logits(x) if self.mlm_head else F.linear(x, self.bert.words.weight)
+
+    def forward(
+        self,
+        batch: dict,  # `img`, and what `TripletCollator` gives
+    ) -> dict:  # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and their targets under `target...`
+        "Scores for the masked word of each caption, and for the concepts of each image"
+        place = batch['place']  # missing where the loaders have another collator than `TripletCollator`
+        grid = self.cells(batch['img'])
+        (w, real) = self.language(batch['tok'], batch['lens'])
+        x, _ = self.head(grid.flatten(2).transpose(1, 2), w, real, place)
+        return dict(
+            logits=self.words(x),
+            tags=self.tags(grid),
+            target=batch['answer'],
+            target_concepts=batch['concepts'],
+            target_weight=batch['weight'],
+            target_tag_weight=torch.full_like(batch['weight'], self.tag_weight),
+        )
+
 
 def _same_bert(model, keys):
     "A `ValueError` if the weights that were loaded belong to another BERT"
@@ -68,15 +100,6 @@ def _same_bert(model, keys):
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #d85a7811
 @patch
-def cells(
-    self: MaskedWordModel,
-    img: Tensor,  # Normalised images (b,3,H,W)
-) -> Tensor:  # The grid (b,c,h,w)
-    "The feature map; no gradient while the backbone is frozen"
-    return still_grid(self.visual, img) if self.waiting else self.visual(img)
-
-
-@patch
 @torch.no_grad()
 def language(
     self: MaskedWordModel,
@@ -85,35 +108,6 @@ def language(
 ) -> tuple:  # BERT's states (b,s,d), and which of them are not padding (b,s)
     "The states of the caption"
     return self.bert(tok, lens), sequence_mask(lens, tok.shape[1])
-
-
-@patch
-def words(
-    self: MaskedWordModel,
-    x: Tensor,  # From the head (b,d)
-) -> Tensor:  # (b,v)
-    "A score for every word of the vocabulary"
-    return self.bert.mlm_logits(x) if self.mlm_head else F.linear(x, self.bert.words.weight)
-
-
-@patch
-def forward(
-    self: MaskedWordModel,
-    batch: dict,  # `img`, and what `TripletCollator` gives
-) -> dict:  # Scores of words `logits` (b,v) and of concepts `tags` (b,k), and their targets under `target...`
-    "Scores for the masked word of each caption, and for the concepts of each image"
-    place = batch['place']  # missing where the loaders have another collator than `TripletCollator`
-    grid = self.cells(batch['img'])
-    (w, real) = self.language(batch['tok'], batch['lens'])
-    x, _ = self.head(grid.flatten(2).transpose(1, 2), w, real, place)
-    return dict(
-        logits=self.words(x),
-        tags=self.tags(grid),
-        target=batch['answer'],
-        target_concepts=batch['concepts'],
-        target_weight=batch['weight'],
-        target_tag_weight=torch.full_like(batch['weight'], self.tag_weight),
-    )
 
 # %% ../../../nbs/methods/icmlm/35_models.ipynb #79332a37
 @patch

@@ -217,34 +217,34 @@ class NarrativeCollator:
         ends = told.cols['text'].ends
         return ends[at + 1] - ends[at]
 
-# %% ../../../nbs/methods/loctex/20_collate.ipynb #11d61b1c
-@patch
-def pieces(
-    self: NarrativeCollator,
-    texts: list,  # Of each sample (b)
-    times: np.ndarray,  # Start and end of each word in seconds, sample after sample (w,2); 0 and -1 if it has none
-    draw: np.ndarray,  # A number in [0,1) for each sample (b,): where its window begins
-) -> tuple:  # Padded tokens (b,s), their number (b,), start and end of each (b,s,2)
-    "A window out of [SOS], the tokens of the words, [EOS], each with the time of its word"
-    words = [t.split() for t in texts]
-    n = np.array([len(l) + 2 for l in words])
-    ends = n.cumsum()
-    cut = self.tok.encode([w for l in words for w in l], 1 << 30)  # each between its own [SOS] and [EOS]
-    word = np.ones(ends[-1], bool)
-    word[ends - n] = word[ends - 1] = False  # the others are [SOS] and [EOS]
-    per = np.ones(ends[-1], np.int64)
-    per[word] = [len(c) - 2 for c in cut]
-    span = np.tile(np.float32([0, -1]), (ends[-1], 1))
-    said = (times[:, 1] >= times[:, 0])[:, None]
-    pad = self.time_pad
-    span[word] = np.where(said, times + np.float32([-pad, pad]), np.float32([0, -1]))
-    flat = []
-    cut = iter(cut)
-    for l in words:
-        flat += [self.tok.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tok.eos]
-    parts = np.array(flat, np.int64), np.repeat(span, per, 0)
-    (tok, span), size = cut_windows(parts, (self.tok.pad, (0, -1)), np.add.reduceat(per, ends - n), draw, self.max_len)
-    return tok, size, span
+    def pieces(
+        self,
+        texts: list,  # Of each sample (b)
+        times: np.ndarray,  # Start and end of each word in seconds, sample after sample (w,2); 0 and -1 if it has none
+        draw: np.ndarray,  # A number in [0,1) for each sample (b,): where its window begins
+    ) -> tuple:  # Padded tokens (b,s), their number (b,), start and end of each (b,s,2)
+        "A window out of [SOS], the tokens of the words, [EOS], each with the time of its word"
+        words = [t.split() for t in texts]
+        n = np.array([len(l) + 2 for l in words])
+        ends = n.cumsum()
+        cut = self.tok.encode([w for l in words for w in l], 1 << 30)  # each between its own [SOS] and [EOS]
+        word = np.ones(ends[-1], bool)
+        word[ends - n] = word[ends - 1] = False  # the others are [SOS] and [EOS]
+        per = np.ones(ends[-1], np.int64)
+        per[word] = [len(c) - 2 for c in cut]
+        span = np.tile(np.float32([0, -1]), (ends[-1], 1))
+        said = (times[:, 1] >= times[:, 0])[:, None]
+        pad = self.time_pad
+        span[word] = np.where(said, times + np.float32([-pad, pad]), np.float32([0, -1]))
+        flat = []
+        cut = iter(cut)
+        for l in words:
+            flat += [self.tok.sos, *(i for _ in l for i in next(cut)[1:-1]), self.tok.eos]
+        parts = np.array(flat, np.int64), np.repeat(span, per, 0)
+        (tok, span), size = cut_windows(
+            parts, (self.tok.pad, (0, -1)), np.add.reduceat(per, ends - n), draw, self.max_len
+        )
+        return tok, size, span
 
 # %% ../../../nbs/methods/loctex/20_collate.ipynb #fd727523
 @patch

@@ -8,8 +8,6 @@ __all__ = ['LocTexLosses', 'LocTexRecipe']
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #c1e9b16e
 from dataclasses import dataclass, replace
 
-from fastcore.basics import patch
-
 from ...core.fields import Fraction, Share
 from ..base import METHODS, Method
 from vlrep.methods.recipe import (
@@ -60,9 +58,8 @@ class LocTexLosses(TextRecipe):
     include_positive: bool = False  # Own caption in the denominator? Not in eq. 1, but in InfoNCE, which the text names
     group: Group = 128  # Negatives from groups of this size, the pairs of one GPU (sec. 3.5); 0: whole batch
     loc_norm: LocNorm = 'row'  # Each word's map is normalised alone (row), or all together (tensor: eq. 3; tensor_l1)
-    loc_scale: LocScale = (
-        'none'  # Products of words and cells as they are (eq. 2), or over the root of the width (sqrt)
-    )
+    loc_scale: LocScale = 'none'  # Products of words and cells as they are (eq. 2), or over the root of the width
+    # (sqrt)
     render: Render = 'polyline'  # What a trace covers: polyline, points, bbox or hull (not said in the paper)
     time_pad: Seconds = 0.0  # Seconds by which the time of each word is widened
     all_narratives: bool = False  # Draw from all narratives of an image? The paper counts one each at 118K
@@ -100,21 +97,17 @@ class LocTexRecipe(LocTexLosses):
     wd: Decay = 1e-4  # Weight decay, of everything (sec. 3.5)
     clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
-# %% ../../../nbs/methods/loctex/10_recipe.ipynb #02b0c4f1
-@patch
-def problems(self: LocTexRecipe) -> 'Iterator[str]':
-    "Reject recipes without a loss, and pairs without negatives"
-    yield from MethodRecipe.problems(self)
-    yield None if self.contrast or self.localise else 'contrast=0 and localise=0: nothing is left to learn'
-    yield 'bs=1: a single pair has no negatives' if self.contrast and self.bs < 2 else None
+    def problems(self) -> 'Iterator[str]':
+        "Reject recipes without a loss, and pairs without negatives"
+        yield from MethodRecipe.problems(self)
+        yield None if self.contrast or self.localise else 'contrast=0 and localise=0: nothing is left to learn'
+        yield 'bs=1: a single pair has no negatives' if self.contrast and self.bs < 2 else None
 
-
-@patch
-def check_parts(self: LocTexRecipe, parts: int) -> None:
-    "Raise a `ValueError` if a part has no negatives"
-    MethodRecipe.check_parts(self, parts)
-    if self.contrast and parts > 1 and self.bs // parts < 2:
-        raise ValueError(f'--accumulate {parts}: parts of {self.bs // parts} pairs have no negatives')
+    def check_parts(self, parts: int) -> None:
+        "Raise a `ValueError` if a part has no negatives"
+        MethodRecipe.check_parts(self, parts)
+        if self.contrast and parts > 1 and self.bs // parts < 2:
+            raise ValueError(f'--accumulate {parts}: parts of {self.bs // parts} pairs have no negatives')
 
 # %% ../../../nbs/methods/loctex/10_recipe.ipynb #82dc466e
 _paper = LocTexRecipe()  # LocTex's setting with 118K images: every default

@@ -114,6 +114,43 @@ class TwoTowers(WordNaming, nn.Module):
         "Update the momentum encoder"
         self.slow.follow(self.fast)
 
+    def pool(
+        self,
+        modules: dict,  # Those that learn, or their copies
+        kinds: list,  # Of which towers: those whose names these begin with, img and txt
+        img: Tensor,  # Normalised images (b,3,h,w)
+        tok: Tensor = None,
+        lens: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
+        *,
+        keys: bool = False,  # Are they keys? Their BatchNorm is over shuffled images
+    ) -> dict:  # Tower -> (b,c)
+        "One vector of the backbone for each image, the mean over its grid, and one of the text encoder for each text"
+        towers = {}
+        if any(k.startswith('img') for k in kinds):
+            net = _Pooled(modules['visual'])
+            dist = current_dist()
+            towers['img'] = (
+                shuffled(net, img, self.bn_group, dist)
+                if keys and self.shuffle_bn
+                else by_groups(net, img, self.bn_group)
+            )
+        if any(k.startswith('txt') for k in kinds):
+            towers['txt'] = pooled_text(modules['text'], tok, lens)
+        return towers
+
+    def encode(
+        self,
+        modules: dict,  # Those that learn, or their copies
+        kinds: list,  # Which vectors: img_intra, img_inter, txt_intra, txt_inter
+        img: Tensor,  # Normalised images (b,3,h,w)
+        tok: Tensor = None,
+        lens: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
+        *,
+        keys: bool = False,  # As for `pool`
+    ) -> dict:  # Kind -> vectors of length 1 (b,d)
+        "Outputs of the heads for images and texts"
+        return _projected(modules, kinds, self.pool(modules, kinds, img, tok, lens, keys=keys))
+
 # %% ../../../nbs/methods/mct/30_model.ipynb #5332d675
 def text_sizes(
     model: TwoTowers,  # Any
@@ -133,30 +170,6 @@ def pooled_text(
     return text.pooled(words) if hasattr(text, 'pooled') else mean_words(words, lens)
 
 
-@patch
-def pool(
-    self: TwoTowers,
-    modules: dict,  # Those that learn, or their copies
-    kinds: list,  # Of which towers: those whose names these begin with, img and txt
-    img: Tensor,  # Normalised images (b,3,h,w)
-    tok: Tensor = None,
-    lens: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
-    *,
-    keys: bool = False,  # Are they keys? Their BatchNorm is over shuffled images
-) -> dict:  # Tower -> (b,c)
-    "One vector of the backbone for each image, the mean over its grid, and one of the text encoder for each text"
-    towers = {}
-    if any(k.startswith('img') for k in kinds):
-        net = _Pooled(modules['visual'])
-        dist = current_dist()
-        towers['img'] = (
-            shuffled(net, img, self.bn_group, dist) if keys and self.shuffle_bn else by_groups(net, img, self.bn_group)
-        )
-    if any(k.startswith('txt') for k in kinds):
-        towers['txt'] = pooled_text(modules['text'], tok, lens)
-    return towers
-
-
 class _Pooled:
     "A backbone and the mean over its grid, as a function"
 
@@ -172,21 +185,6 @@ def _projected(modules, kinds, towers):
     "Outputs of the heads for pooled vectors, normalised to length 1"
     out = {k: head_of(modules['heads'], k)(towers[k[:3]]) for k in kinds}
     return {k: F.normalize(v if v.dtype == torch.float64 else v.float(), dim=1) for k, v in out.items()}
-
-
-@patch
-def encode(
-    self: TwoTowers,
-    modules: dict,  # Those that learn, or their copies
-    kinds: list,  # Which vectors: img_intra, img_inter, txt_intra, txt_inter
-    img: Tensor,  # Normalised images (b,3,h,w)
-    tok: Tensor = None,
-    lens: Tensor = None,  # Tokens (b,s), and how many of each row are real (b,)
-    *,
-    keys: bool = False,  # As for `pool`
-) -> dict:  # Kind -> vectors of length 1 (b,d)
-    "Outputs of the heads for images and texts"
-    return _projected(modules, kinds, self.pool(modules, kinds, img, tok, lens, keys=keys))
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #0733047f
 def _read(batch, kinds, end=''):

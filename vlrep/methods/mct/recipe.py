@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from fastcore.basics import patch
-
 from ...core.fields import Choice, Fraction, Int, Share
 from ..base import METHODS, Method
 from vlrep.methods.recipe import (
@@ -77,9 +75,8 @@ class MCTLosses(TextRecipe):
     ci: Weight = 1e-4  # Weight of captions against images (sec. 3.2)
     word_weight: Weight = 0.0  # Of the auxiliary word head (rare words weigh more), in training (not in the paper)
     inter_loss: InterLoss = 'hinge'  # Between images and captions: a margin (sec. 3.2), or nce: as the other losses
-    hinge_reduction: Reduction = (
-        'sum'  # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter queues
-    )
+    hinge_reduction: Reduction = 'sum'  # Over the queue (eq. 11); mean, with 32768 times the weight, suits shorter
+    # queues
     margin: Share = 0.2  # Of the hinge (sec. 4.1)
     temperature: Temperature = 0.07  # Of the InfoNCE losses (sec. 4.1; MoCo v2's own is .2)
     tag_threshold: TagCount = 2  # Positives share more tags than this number (sec. 3.1)
@@ -90,6 +87,21 @@ class MCTLosses(TextRecipe):
     queue: Keys = 32768  # Keys in each queue (sec. 4.1)
     key_momentum: Share = 0.999  # Momentum of the key encoder (sec. 4.1)
     mask_same: bool = True  # Leave older keys of the same image out of the negatives?
+
+    @property
+    def compared(self) -> tuple:
+        "Names of the losses that have a weight"
+        return tuple(k for k in ('ii', 'tag', 'cc', 'ic', 'ci') if getattr(self, k))
+
+    @property
+    def reads(self) -> bool:
+        "Does any of its losses compare captions?"
+        return bool(self.cc or self.ic or self.ci)
+
+    @property
+    def needs_captions(self) -> bool:
+        "Are captions compared, or their words named, or taken for tags?"
+        return bool(self.reads or self.word_weight or self.tag and self.tags_from == 'words')
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #7e8852a5
 @dataclass(frozen=True)
@@ -148,46 +160,29 @@ class MCTRecipe(MCTNetworks):
     wd: Decay = 1e-4  # Weight decay, of everything (sec. 4.1)
     clip: Norm2 = 0.0  # Largest norm of the gradient; 0 for none (none is mentioned)
 
-# %% ../../../nbs/methods/mct/10_recipe.ipynb #b195cfd9
-@patch(as_prop=True)
-def compared(self: MCTLosses) -> tuple:
-    "Names of the losses that have a weight"
-    return tuple(k for k in ('ii', 'tag', 'cc', 'ic', 'ci') if getattr(self, k))
-
-
-@patch(as_prop=True)
-def reads(self: MCTLosses) -> bool:
-    "Does any of its losses compare captions?"
-    return bool(self.cc or self.ic or self.ci)
-
-
-@patch(as_prop=True)
-def needs_captions(self: MCTLosses) -> bool:
-    "Are captions compared, or their words named, or taken for tags?"
-    return bool(self.reads or self.word_weight or self.tag and self.tags_from == 'words')
-
-
-@patch
-def problems(self: MCTRecipe) -> 'Iterator[str]':
-    "Reject recipes without a loss, queues no longer than a batch, and towers that no loss trains"
-    yield from MethodRecipe.problems(self)
-    if not self.compared:
-        yield 'ii=0, tag=0, cc=0, ic=0, ci=0: nothing is left to learn'
-    if bool(self.ic) != bool(self.ci):
-        yield f'ic={self.ic:g}, ci={self.ci:g}: both or neither, with one alone the other tower never learns'
-    if self.queue <= self.bs:
-        yield f'queue={self.queue}: must be longer than a batch of {self.bs}, or few keys are of other steps'
-    if self.projections == 'unified' and self.intra_width != self.inter_width:
-        yield (
-            f'projections=unified: one head for both needs one width, not intra_width={self.intra_width} and '
-            f'inter_width={self.inter_width}'
-        )
-    if self.tag and self.tags_from == 'words' and not self.tag_words:
-        yield 'tag_words=0: with tags_from=words there must be words; tag=0 leaves the loss out'
-    if self.tag and not self.tag_threshold and not self.strict:
-        yield 'tag_threshold=0, strict=false: then every image shares enough tags with every other; raise the threshold'
-    if self.paraphrases and self.text_views != 'paraphrases':
-        yield f'paraphrases={self.paraphrases}: are read with text_views=paraphrases'
+    def problems(self) -> 'Iterator[str]':
+        "Reject recipes without a loss, queues no longer than a batch, and towers that no loss trains"
+        yield from MethodRecipe.problems(self)
+        if not self.compared:
+            yield 'ii=0, tag=0, cc=0, ic=0, ci=0: nothing is left to learn'
+        if bool(self.ic) != bool(self.ci):
+            yield f'ic={self.ic:g}, ci={self.ci:g}: both or neither, with one alone the other tower never learns'
+        if self.queue <= self.bs:
+            yield f'queue={self.queue}: must be longer than a batch of {self.bs}, or few keys are of other steps'
+        if self.projections == 'unified' and self.intra_width != self.inter_width:
+            yield (
+                f'projections=unified: one head for both needs one width, not intra_width={self.intra_width} and '
+                f'inter_width={self.inter_width}'
+            )
+        if self.tag and self.tags_from == 'words' and not self.tag_words:
+            yield 'tag_words=0: with tags_from=words there must be words; tag=0 leaves the loss out'
+        if self.tag and not self.tag_threshold and not self.strict:
+            yield (
+                'tag_threshold=0, strict=false: then every image shares enough tags with every other; raise the '
+                'threshold'
+            )
+        if self.paraphrases and self.text_views != 'paraphrases':
+            yield f'paraphrases={self.paraphrases}: are read with text_views=paraphrases'
 
 # %% ../../../nbs/methods/mct/10_recipe.ipynb #925c7c0e
 def _needs(r):

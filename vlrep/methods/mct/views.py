@@ -142,51 +142,49 @@ class PairCollator(CaptionCollator):
             out[i, [self.place[w] for w in said & self.place.keys()]] = 1
         return out
 
+    def pair(
+        self,
+        source: ImageTextDataset,
+        rows: np.ndarray,
+        when: int | str,
+        seed: int,  # As for `CaptionCollator`
+    ) -> tuple:  # Two lists of strings, '' where there is no caption
+        "Two texts of each image"
+        c = source.captions
+        rows = np.asarray(rows)
+        n = c.rows[rows + 1] - c.rows[rows]
+        u, v, w = (chances(rows, seed, k, when) for k in ('caption', 'second text', 'first text'))
+        one = (u * n).astype(np.int64)
+        two = (one + 1 + (v * (n - 1)).astype(np.int64)) % np.maximum(n, 1) if self.views == 'captions' else one
+
+        def read(at):
+            return [
+                c.data[c.ends[i] : c.ends[i + 1]].tobytes().decode() if m else ''
+                for i, m in zip(np.minimum(c.rows[rows] + at, len(c.ends) - 2), n)
+            ]
+
+        first = read(one)
+        second = read(two)
+        if self.views != 'paraphrases':
+            return first, second
+        known = self._known(source)
+        if known is None:
+            raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
+
+        def options(t):
+            others = known.texts(t)
+            if self.include_original:
+                return [t, *others], [t, *others]
+            return (others, others) if len(others) > 1 else ([t], others or [t])
+
+        sets = list(map(options, first))
+
+        def pick(x, i):
+            return [s[i][int(y * len(s[i]))] for s, y in zip(sets, x)]
+
+        return pick(w, 0), pick(v, 1)
+
 # %% ../../../nbs/methods/mct/20_views.ipynb #b944ac98
-@patch
-def pair(
-    self: PairCollator,
-    source: ImageTextDataset,
-    rows: np.ndarray,
-    when: int | str,
-    seed: int,  # As for `CaptionCollator`
-) -> tuple:  # Two lists of strings, '' where there is no caption
-    "Two texts of each image"
-    c = source.captions
-    rows = np.asarray(rows)
-    n = c.rows[rows + 1] - c.rows[rows]
-    u, v, w = (chances(rows, seed, k, when) for k in ('caption', 'second text', 'first text'))
-    one = (u * n).astype(np.int64)
-    two = (one + 1 + (v * (n - 1)).astype(np.int64)) % np.maximum(n, 1) if self.views == 'captions' else one
-
-    def read(at):
-        return [
-            c.data[c.ends[i] : c.ends[i + 1]].tobytes().decode() if m else ''
-            for i, m in zip(np.minimum(c.rows[rows] + at, len(c.ends) - 2), n)
-        ]
-
-    first = read(one)
-    second = read(two)
-    if self.views != 'paraphrases':
-        return first, second
-    known = self._known(source)
-    if known is None:
-        raise ValueError(f'{source.name}: its paraphrases are not known yet: call check(dataset) first')
-
-    def options(t):
-        others = known.texts(t)
-        if self.include_original:
-            return [t, *others], [t, *others]
-        return (others, others) if len(others) > 1 else ([t], others or [t])
-
-    sets = list(map(options, first))
-
-    def pick(x, i):
-        return [s[i][int(y * len(s[i]))] for s, y in zip(sets, x)]
-
-    return pick(w, 0), pick(v, 1)
-
-
 @patch
 def __call__(
     self: PairCollator,
@@ -260,7 +258,7 @@ def _text_line(recipe, train):
     said = 'text views: '
     if recipe.text_views == 'same':
         if not _drops(recipe):
-            other = '--set dropout=.1, or ' * (recipe.text == 'scratch')
+            other = '--set dropout=.1, or ' if recipe.text == 'scratch' else ''
             raise ValueError(
                 f'text_views=same: text={recipe.text} has no dropout, so the two views of a text would be '
                 f'identical: {other}--text-views captions'
@@ -275,7 +273,11 @@ def _text_line(recipe, train):
                 f'--paraphrases FILE, --text-views same --set dropout=.1, or --cc 0'
             )
         few = int((different < 2).sum())
-        return said + f'two captions of an image, of {n.mean():.3g}' + f'; {few:,} images have a single one' * (few > 0)
+        return (
+            said
+            + f'two captions of an image, of {n.mean():.3g}'
+            + (f'; {few:,} images have a single one' if few > 0 else '')
+        )
     known = read_paraphrases(recipe.paraphrases) if recipe.paraphrases else _of_records(train)
     there, _ = known.coverage(train.captions.flat())
     if not there:
@@ -286,7 +288,7 @@ def _text_line(recipe, train):
     return (
         said
         + f'paraphrases of {there:,} of {int(n.sum()):,} captions, from {recipe.paraphrases or "the data"}'
-        + ', or the caption itself' * recipe.include_original
+        + (', or the caption itself' if recipe.include_original else '')
     )
 
 # %% ../../../nbs/methods/mct/20_views.ipynb #567ecd19
@@ -332,8 +334,7 @@ def _shuffle_line(r, accumulate):
     return (
         f'shuffle_bn: has no effect in one process with bs={r.bs}, accumulate={accumulate}, bn_group={r.bn_group}: '
         f'BatchNorm is over all {n:,} images of a forward pass, so that queries and their keys share statistics'
-        + f'; --set bn_group={n // 2} makes two groups'
-        * (n > 3)
+        + (f'; --set bn_group={n // 2} makes two groups' if n > 3 else '')
     )
 
 
@@ -370,7 +371,7 @@ def check_views(
     if r.needs_captions and train.captions is None:
         raise ValueError(
             f'{train.name}: has no captions; leave out what reads them: --cc 0 --ic 0 --ci 0'
-            + ' --word-weight 0' * (r.word_weight > 0)
+            + (' --word-weight 0' if r.word_weight > 0 else '')
         )
     if r.tag:
         _check_tags(r, train)

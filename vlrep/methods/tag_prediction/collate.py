@@ -87,4 +87,6 @@ def check_concepts(
         )
     lines = [f'{data}: {len(collate.targets):,} concepts ({recipe.concepts}), {have.mean():.1f} an image']
     none = int((have == 0).sum())
-    return lines + [f'{none:,} of {len(have):,} images have no concept and do not contribute to the loss'] * bool(none)
+    return lines + (
+        [f'{none:,} of {len(have):,} images have no concept and do not contribute to the loss'] if none else []
+    )

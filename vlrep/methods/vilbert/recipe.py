@@ -8,8 +8,6 @@ __all__ = ['ViLBERTRecipe', 'vilbert_config']
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #6850e262
 from dataclasses import dataclass, replace
 
-from fastcore.basics import patch
-
 from ...core.fields import Choice, Int
 from ..base import METHODS, Method
 from vlrep.methods.fusion_recipe import (
@@ -43,6 +41,16 @@ class ViLBERTRecipe(FusionRecipe):
     co_attention: bool = True  # Do the streams attend to each other?
     pool_region: _Pooled = 'first'  # Pooled region: first, the detector's most confident (code), or mean of all
 
+    def problems(self) -> 'Iterator[str]':
+        "The checks of all fusion models, and that of the sublayers"
+        yield from FusionRecipe.problems(self)
+        if self.sublayers not in ('', 'dual_stream') and not self.co_attention:
+            yield (
+                f'co_attention=False: is read with sublayers=dual_stream; leave ti and it out of '
+                f'sublayers={self.sublayers!r}'
+            )
+        yield sublayer_problem(self, vilbert_config)
+
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #082a66e8
 def vilbert_config(
     recipe: ViLBERTRecipe,  # With `sublayers`, and the sizes of the image's stream
@@ -65,18 +73,6 @@ def vilbert_config(
         eps=bert.eps,
         std=bert.std,
     )
-
-
-@patch
-def problems(self: ViLBERTRecipe) -> 'Iterator[str]':
-    "The checks of all fusion models, and that of the sublayers"
-    yield from FusionRecipe.problems(self)
-    if self.sublayers not in ('', 'dual_stream') and not self.co_attention:
-        yield (
-            f'co_attention=False: is read with sublayers=dual_stream; leave ti and it out of '
-            f'sublayers={self.sublayers!r}'
-        )
-    yield sublayer_problem(self, vilbert_config)
 
 # %% ../../../nbs/methods/vilbert/10_recipe.ipynb #44905419
 _base = ViLBERTRecipe(mim='kl')

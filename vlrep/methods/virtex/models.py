@@ -80,54 +80,46 @@ class VisualTextDecoder(WordNaming, nn.Module):
     def decoders(self) -> list:
         return [m for m in self.children() if isinstance(m, Decoder)]
 
-# %% ../../../nbs/methods/virtex/20_models.ipynb #27ccab70
-@patch
-def visual_tokens(
-    self: VisualTextDecoder,
-    img: Tensor,  # Normalised images (b,3,h,w)
-) -> Tensor:  # Cells of the grid at the decoders' width (b,n,d)
-    "What the decoders attend to"
-    return self.project(self.visual(img).flatten(2).transpose(1, 2))
+    def visual_tokens(
+        self,
+        img: Tensor,  # Normalised images (b,3,h,w)
+    ) -> Tensor:  # Cells of the grid at the decoders' width (b,n,d)
+        "What the decoders attend to"
+        return self.project(self.visual(img).flatten(2).transpose(1, 2))
 
+    def _look(self, img):
+        "`visual_tokens`, and the mean over the grid if there is a head for words that is being trained, else None"
+        if not (self.word_weight and self.training):
+            return self.visual_tokens(img), None
+        grid = self.visual(img)
+        return self.project(grid.flatten(2).transpose(1, 2)), grid.mean((2, 3))
 
-@patch
-def _look(self: VisualTextDecoder, img):
-    "`visual_tokens`, and the mean over the grid if there is a head for words that is being trained, else None"
-    if not (self.word_weight and self.training):
-        return self.visual_tokens(img), None
-    grid = self.visual(img)
-    return self.project(grid.flatten(2).transpose(1, 2)), grid.mean((2, 3))
+    def hidden_states(
+        self,
+        vis: Tensor,  # From `visual_tokens` (b,n,d)
+        tok: Tensor,  # Tokens, padding last: the causal mask hides it (b,s)
+        decoder: nn.Module,  # One of `decoders`
+        packing: Packing = None,  # Leave padding out
+        *,
+        blind: Tensor = None,  # Captions whose input tokens are all masked, predicted in parallel (b,) bool
+        lens: Tensor = None,  # Tokens of each caption that are read (b,); needed with `blind`
+    ) -> Tensor:  # (b,s,d), or (n,d) without padding
+        "States of the decoder after each token"
+        if blind is None:
+            return decoder(self.embed(tok, packing), vis, packing=packing)
+        seen = tok.masked_fill(blind[:, None] & (tok != self.pad), self.mask)
+        return decoder(self.embed(seen, packing), vis, lens, ~blind, packing=packing)
 
-
-@patch
-def hidden_states(
-    self: VisualTextDecoder,
-    vis: Tensor,  # From `visual_tokens` (b,n,d)
-    tok: Tensor,  # Tokens, padding last: the causal mask hides it (b,s)
-    decoder: nn.Module,  # One of `decoders`
-    packing: Packing = None,  # Leave padding out
-    *,
-    blind: Tensor = None,  # Captions whose input tokens are all masked, predicted in parallel (b,) bool
-    lens: Tensor = None,  # Tokens of each caption that are read (b,); needed with `blind`
-) -> Tensor:  # (b,s,d), or (n,d) without padding
-    "States of the decoder after each token"
-    if blind is None:
-        return decoder(self.embed(tok, packing), vis, packing=packing)
-    seen = tok.masked_fill(blind[:, None] & (tok != self.pad), self.mask)
-    return decoder(self.embed(seen, packing), vis, lens, ~blind, packing=packing)
-
-
-@patch
-def packing(
-    self: VisualTextDecoder,
-    lens: Tensor,  # Tokens of each caption that are read (b,)
-    s: int,  # Positions of each
-) -> Packing:  # None: padding stays
-    "How padding is left out, or None"
-    packed = self.autocast_dtype is not None if self.packed is None else self.packed
-    if not packed or lens.device.type != 'cpu':
-        return None
-    return Packing(lens, s, multiple=1 if self.autocast_dtype is None else self.multiple)
+    def packing(
+        self,
+        lens: Tensor,  # Tokens of each caption that are read (b,)
+        s: int,  # Positions of each
+    ) -> Packing:  # None: padding stays
+        "How padding is left out, or None"
+        packed = self.autocast_dtype is not None if self.packed is None else self.packed
+        if not packed or lens.device.type != 'cpu':
+            return None
+        return Packing(lens, s, multiple=1 if self.autocast_dtype is None else self.multiple)
 
 # %% ../../../nbs/methods/virtex/20_models.ipynb #a577cac3
 class CaptioningModel(VisualTextDecoder):
@@ -173,21 +165,19 @@ class CaptioningModel(VisualTextDecoder):
             out |= self.answer(x, words, '_' + k)
         return out if mean is None else out | self.name_words(mean, tok)
 
+    def blind(
+        self,
+        tok: Tensor,
+        lens: Tensor,  # Captions (b,s), real tokens in each (b,)
+    ) -> Tensor:  # (b,) bool; None if there are none at all, as in validation
+        "Which captions are predicted in parallel in this training step (CapPa, sec. 3)"
+        if not (self.parallel and self.training):
+            return None
+        # all processes choose by the number that the first one draws
+        salt = int(current_dist().broadcast(torch.randint(1, 2**62, ())))
+        return hashed_uniform(tok, lens, 1, salt)[0, :, 0] < self.parallel
+
 # %% ../../../nbs/methods/virtex/20_models.ipynb #b7cfed1d
-@patch
-def blind(
-    self: CaptioningModel,
-    tok: Tensor,
-    lens: Tensor,  # Captions (b,s), real tokens in each (b,)
-) -> Tensor:  # (b,) bool; None if there are none at all, as in validation
-    "Which captions are predicted in parallel in this training step (CapPa, sec. 3)"
-    if not (self.parallel and self.training):
-        return None
-    # all processes choose by the number that the first one draws
-    salt = int(current_dist().broadcast(torch.randint(1, 2**62, ())))
-    return hashed_uniform(tok, lens, 1, salt)[0, :, 0] < self.parallel
-
-
 @patch
 @torch.no_grad()
 def generate(

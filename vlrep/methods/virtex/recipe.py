@@ -8,8 +8,6 @@ __all__ = ['WordHead', 'Parallel', 'VirTexRecipe']
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #21dc6af9
 from dataclasses import dataclass, replace
 
-from fastcore.basics import patch
-
 from ...core.fields import Fraction, Share
 from ..base import METHODS, Method
 from vlrep.methods.recipe import (
@@ -84,26 +82,24 @@ class VirTexRecipe(TextRecipe):
     word_weight: WordHead = 0.0  # Tasks with a decoder: weight of the auxiliary word head (rare words weigh more)
     parallel: Parallel = 0.0  # Captioning: share of the captions that are predicted in parallel (CapPa: .75)
 
-# %% ../../../nbs/methods/virtex/10_recipe.ipynb #57d90b11
-@patch
-def problems(self: VirTexRecipe) -> 'Iterator[str]':
-    "Reject options that the task does not have"
-    yield from MethodRecipe.problems(self)
-    if self.task == 'multilabel' and (self.normalise, self.mirror_words) != ('auto', 'auto'):
-        yield 'normalise, mirror_words: the task multilabel reads no captions; leave them out'
-    if self.logit_chunk and self.task in ('token_cls', 'multilabel'):
-        yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores an image; leave it out'
-    if self.word_weight and self.task in ('token_cls', 'multilabel'):
-        yield f'word_weight={self.word_weight}: the task {self.task} has no decoder to train the word head beside'
-    if self.parallel and self.task not in ('bicaption', 'forward'):
-        yield f'parallel={self.parallel}: belongs to captioning, not to {self.task}'
-    if self.idf and self.task != 'token_cls':
-        yield f'idf=True: belongs to the task token_cls, not to {self.task}'
+    def problems(self) -> 'Iterator[str]':
+        "Reject options that the task does not have"
+        yield from MethodRecipe.problems(self)
+        if self.task == 'multilabel' and (self.normalise, self.mirror_words) != ('auto', 'auto'):
+            yield 'normalise, mirror_words: the task multilabel reads no captions; leave them out'
+        if self.logit_chunk and self.task in ('token_cls', 'multilabel'):
+            yield f'logit_chunk={self.logit_chunk}: the task {self.task} has one row of scores an image; leave it out'
+        if self.word_weight and self.task in ('token_cls', 'multilabel'):
+            yield f'word_weight={self.word_weight}: the task {self.task} has no decoder to train the word head beside'
+        if self.parallel and self.task not in ('bicaption', 'forward'):
+            yield f'parallel={self.parallel}: belongs to captioning, not to {self.task}'
+        if self.idf and self.task != 'token_cls':
+            yield f'idf=True: belongs to the task token_cls, not to {self.task}'
 
-
-@patch
-def _heads(self: VirTexRecipe):
-    return None if self.task in ('token_cls', 'multilabel') else MethodRecipe._heads(self)  # a classifier has no heads
+    def _heads(self):
+        return (
+            None if self.task in ('token_cls', 'multilabel') else MethodRecipe._heads(self)
+        )  # a classifier has no heads
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #8c458b16
 _base = VirTexRecipe()

@@ -8,8 +8,6 @@ __all__ = ['VisualBERTRecipe', 'visualbert_config']
 # %% ../../../nbs/methods/visualbert/10_recipe.ipynb #12b4ebc5
 from dataclasses import dataclass, replace
 
-from fastcore.basics import patch
-
 from ...core.fields import Choice
 from ..base import METHODS, Method
 from vlrep.methods.fusion_recipe import (
@@ -33,6 +31,11 @@ class VisualBERTRecipe(FusionRecipe):
 
     pooler: _Pooled = 'cls'  # Which token is pooled: cls, through tanh, or last: the one before the last [SEP] (A25)
 
+    def problems(self) -> 'Iterator[str]':
+        "The checks of all fusion models, and that of the sublayers"
+        yield from FusionRecipe.problems(self)
+        yield sublayer_problem(self, visualbert_config)
+
 # %% ../../../nbs/methods/visualbert/10_recipe.ipynb #616a5b00
 def visualbert_config(
     recipe: VisualBERTRecipe,  # With `sublayers`
@@ -49,13 +52,6 @@ def visualbert_config(
         eps=bert.eps,
         std=bert.std,
     )
-
-
-@patch
-def problems(self: VisualBERTRecipe) -> 'Iterator[str]':
-    "The checks of all fusion models, and that of the sublayers"
-    yield from FusionRecipe.problems(self)
-    yield sublayer_problem(self, visualbert_config)
 
 # %% ../../../nbs/methods/visualbert/10_recipe.ipynb #c79d4ed0
 _base = VisualBERTRecipe()
