@@ -130,7 +130,7 @@ SAY = {
     'experiments/sanity_checks.py': 'pretrain',
     'training/trackers.py': 'pretrain',
     'experiments/benchmark.py': 'benchmark',
-    'experiments/study*.py': 'study',
+    'studies/*': 'study',
     'experiments/region_files.py': 'regions',
     'data/paraphrases.py': 'paraphrase',
     'data/collate.py': 'pretrain finetune',
