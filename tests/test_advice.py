@@ -20,6 +20,7 @@ from vlrep.methods.base import METHODS
 
 HOME = Path(vlrep.__file__).parent
 OPTION = re.compile(r'(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*')
+# git's
 OTHERS = {
     '--help',
     '--debug',
@@ -31,7 +32,7 @@ OTHERS = {
     '--porcelain',
     '--short',
     '--error-unmatch',
-}  # git's
+}
 
 
 def fields_of(*parts):
@@ -142,12 +143,13 @@ SAY = {
     'core/registry.py': ' '.join(cli.COMMANDS),
 }
 # No advice: what is taken away from a message, or looked for in it; or said of the run that is evaluated
+# fine-tuning mirrors nothing
 ASIDE = {
     ('studies/plan.py', '--set'),
     ('studies/runs.py', '--max-damaged'),
     ('evaluation/held_out.py', '--split'),
     ('data/collate.py', '--mirror-words'),
-}  # fine-tuning mirrors nothing
+}
 NAMED = re.compile(r'vlrep-([a-z]+)([^;,]*)')
 
 
