@@ -164,7 +164,7 @@ def table_rows(
 
 # %% ../../nbs/core/12_text_files.ipynb #b5afd1bb
 def _encodes(text):
-    "JSON can hold halves of characters (lone surrogates)"
+    "Can a text be encoded as UTF-8? JSON can hold halves of characters (lone surrogates)"
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -219,7 +219,7 @@ def coco_table(
     bad: Callable[[str], None] = None,  # Called with what is wrong with a row, which is then left out; by default an
     # error
 ) -> list:  # Its rows, with 42 for '42' and 42.0 where a number is meant
-    "The rows of a table; a `ValueError` names the file and the row that is wrong or has the `unique` key of another"
+    "Read the rows of a table; a `ValueError` names the file and the row that is wrong or has a `unique` key again"
     rows = data.get(table) if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ValueError(f'{path}: has no list {table!r}: not a file in the layout of COCO')
@@ -242,8 +242,8 @@ def coco_table(
 
 def real_number(
     value: object,  # From a JSON file
-) -> float:  # None if it is none
-    "A finite number, also one that is written as text"
+) -> float:  # None if the value is not a number
+    "Convert a value to a finite number; text is parsed"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
