@@ -25,12 +25,13 @@ from environment import ROOT
 
 VENV = ROOT / '.venv-docs'
 SITE = ROOT / '_docs'
+# file of the project -> page
 DOCS = {
     'CHANGELOG.md': 'project/changelog.md',
     'CONTRIBUTING.md': 'project/contributing.md',
     'data/README.md': 'project/data.md',
     'README.md': 'index.ipynb',
-}  # file of the project -> page
+}
 MATH = 'tex-svg-full.js'  # MathJax 3 in one file: all extensions of TeX, and no fonts to fetch
 BLANK = 'blank'  # folder of the chapters without their solutions, among the notebooks to download
 TWINNED = {p.relative_to(ROOT / 'nbs').as_posix() for p in blank.chapters()}

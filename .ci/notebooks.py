@@ -5,6 +5,7 @@
                            their outputs
 """
 
+import importlib
 import json
 import os
 import re
@@ -73,9 +74,8 @@ def preload():
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT))
     try:
-        import vlrep.all
-        import vlrep.cli
-        import vlrep.evaluation.options  # before those of its folders, as most notebooks import them
+        for module in ('vlrep.evaluation.options', 'vlrep.all', 'vlrep.cli'):  # the options before those of its folders
+            importlib.import_module(module)
     except Exception:
         pass  # a notebook that imports what is broken says so, and only such a one fails
     finally:

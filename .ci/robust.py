@@ -43,7 +43,7 @@ def precisions(path):
     if path.suffix != '.ipynb':
         return 'fp32', 'bf16'
     src = '\n'.join(cells(path))
-    asked = re.search(r'^seed,precision = ', src, re.M) and re.search(r'\bprecision=precision\b', src)
+    asked = re.search(r'^precision = ', src, re.M) and re.search(r'\bprecision=precision\b', src)
     return ('fp32', 'bf16') if asked else ('fp32',)
 
 

@@ -22,6 +22,7 @@ from vlrep.methods.base import METHODS
 
 HOME = Path(vlrep.__file__).parent
 OPTION = re.compile(r'(?<![\w-])--[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*')
+# git's
 OTHERS = {
     '--help',
     '--debug',
@@ -33,7 +34,7 @@ OTHERS = {
     '--porcelain',
     '--short',
     '--error-unmatch',
-}  # git's
+}
 
 
 def fields_of(*parts):
@@ -134,8 +135,9 @@ SAY = {
 ASIDE = {
     ('studies/runs.py', '--max-damaged'),
     ('evaluation/held_out.py', '--split'),
+    # fine-tuning mirrors nothing
     ('data/collate.py', '--mirror-words'),
-}  # fine-tuning mirrors nothing
+}
 NAMED = re.compile(r'vlrep ([a-z]+)([^;,]*)')
 
 

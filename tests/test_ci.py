@@ -228,6 +228,14 @@ def test_every_check_on_learning_is_in_the_matrix(ci):
     assert calls and not [(name, c[:80]) for name, c in calls if not robust.learns(c) and 'expect_fail' not in c]
 
 
+def test_precisions_of_a_source(ci):
+    "A notebook that hands `precision` on is tried in both; a chapter in plain PyTorch is not"
+    robust = ci('robust')
+    both = [name for name, path in robust.sources().items() if robust.precisions(path) == ('fp32', 'bf16')]
+    assert {'methods/virtex/30_method', 'methods/loctex/40_method', 'tutorials/tour', 'falls'} <= {*both}
+    assert 'course/01_caption' not in both
+
+
 def test_the_table_has_the_smallest_margin_of_each_check(ci, tmp_path, monkeypatch):
     robust = ci('robust')
     monkeypatch.setattr(robust, 'TABLE', tmp_path / 'robust.csv')

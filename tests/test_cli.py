@@ -153,9 +153,8 @@ def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
     for i in range(2):
         names.append(str(tmp_path / f'{i}.png'))
         Image.fromarray(np.random.default_rng(i).integers(0, 255, (40 + i, 60, 3), dtype=np.uint8)).save(names[-1])
-    a = forked.run(
-        'from vlrep.cli import main; main()', ['caption', run_folder, *names], tmp_path
-    )  # what the script calls; that scripts start is asked by `on_photos`
+    # what the script calls; that scripts start is asked by `on_photos`
+    a = forked.run('from vlrep.cli import main; main()', ['caption', run_folder, *names], tmp_path)
     capsys.readouterr()
     main(['caption', str(run_folder), *names])
     assert a.returncode == 0 and not a.stderr and a.stdout == capsys.readouterr().out and a.stdout.count('\n') == 2

@@ -79,7 +79,7 @@ def test_readme_has_examples():
 def test_readme_as_pasted(tmp_path):
     "The Python blocks of README.md, one after the other; that each knows its names is asked below"
     code = '\n'.join(blocks((ROOT / 'README.md').read_text(encoding='utf-8')))
-    code = shorter(code, ('steps=100, warmup=10', 'steps=10, warmup=2'), ('assert after < .75*before\n', ''))
+    code = shorter(code, ('steps=100, warmup=10', 'steps=10, warmup=2'), ('assert after < 0.75 * before\n', ''))
     got = paste(code, tmp_path)
     assert got.returncode == 0, got.stderr[-2000:]
     assert 'generated caption:' in got.stdout and got.stdout.startswith('- ') and not list(tmp_path.iterdir())
@@ -106,7 +106,7 @@ def test_examples_show_their_imports_sees():
 def test_tutorial_as_pasted(tmp_path):
     "A tutorial in one paste: photos of one's own, from a table to captions"
     code = '\n'.join(visible(json.loads((ROOT / 'nbs' / 'tutorials' / 'own_data.ipynb').read_text(encoding='utf-8'))))
-    fall = "learned('own photos: fall of the held-out loss after the first pass', losses[0]-losses[-1], .5)\n"
+    fall = "learned('own photos: fall of the held-out loss after the first pass', losses[0] - losses[-1], 0.5)\n"
     got = paste(shorter(code, ('steps=160, warmup=16', 'steps=24, warmup=2'), (fall, '')), tmp_path)
     assert got.returncode == 0, got.stderr[-2000:]
     assert 'photos with' in got.stdout

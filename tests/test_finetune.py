@@ -140,12 +140,13 @@ def test_the_best_checkpoint_is_told(body, tmp_path, monkeypatch):
     monkeypatch.setattr(job, 'decide_all', noted)
     plan = ['steps=10', 'bs=8', 'every=2', 'warmup=2', 'patience=2']
     run = load(finetune(body, 'vqa', [*plan, *SCENES], out=tmp_path / 'out', log=quiet))
+    # no further
     assert [h[::2] for h in run.results()[0]['numbers']['history']] == [
         [2, 0.1],
         [4, 0.5],
         [6, 0.2],
         [8, 0.3],
-    ]  # no further
+    ]
     assert run.state('best')['step'] == run.results()[0]['numbers']['best_step'] == 4
     best, last = (run.weights(w)['head.out.weight'] for w in ('best', 'last'))
     assert not torch.equal(best, last) and len(used) == 4 and all(torch.equal(w, best) for w in used)

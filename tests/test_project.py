@@ -291,13 +291,14 @@ def test_visible_checks_are_seen():
 
 
 MODEL = re.compile(r'(^|[._])(model|body)$')
+# a word of the log
 ASKED = {
     ('training.momentum', 'follow'),
     ('training.momentum', 'stage_keys'),  # by `check`, to refuse a model
     ('training.precision', 'visual'),
     ('training.memory', 'visual'),  # None of a model without a backbone
     ('training.precision', 'low_precision'),
-}  # a word of the log
+}
 
 
 def asked_of_models(src):

@@ -92,7 +92,7 @@ def test_all_macros_are_used():
     python = '\n'.join(p.read_text(encoding='utf-8') for p in (ROOT / 'vlrep').rglob('*.py'))
     used = {
         *re.findall(r'(?<!macro )\b(\w+)\(', '\n'.join(TEMPLATES.values())),
-        *re.findall(r"render_macro\('(\w+)'", python),
+        *re.findall(r"render_macro\(\s*'(\w+)'", python),
     }
     assert len(macros) > 10 and not set(macros) - used
 

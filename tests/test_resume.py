@@ -28,9 +28,10 @@ from vlrep.training.run_folder import Run, load
 STEPS = 14
 BATCHES = 6
 SMALL = dict(steps=STEPS, warmup=3, bs=16, size=32, visual_width=8)
+# MCT's wraps around every 4 steps
 TEXT = dict(
     width=32, heads=2, vocab=300, dropout=0.1, lookahead_k=5, bert_steps=20, region_steps=20, aux_scenes=0, queue=44
-)  # MCT's wraps around every 4 steps
+)
 
 
 @pytest.fixture(scope='module')

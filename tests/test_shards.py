@@ -94,6 +94,7 @@ def test_what_webdataset_writes_is_read(tmp_path):
 
 # ---------------------------------------------------------------- a run
 
+# 48 to learn from: an epoch has 6 steps
 TINY = sets(
     [
         'size=32',
@@ -108,7 +109,7 @@ TINY = sets(
         'warmup=1',
         'shuffles=1',
     ]
-)  # 48 to learn from: an epoch has 6 steps
+)
 
 
 def trained(out, *words):

@@ -298,7 +298,7 @@ def test_all_that_a_study_starts_has_its_limit():
     "Every call that reads data is given `max_damaged`, in runs that are resumed and in estimates of the cost, too"
     calls = [
         (file.name, call)
-        for file in sorted((ROOT / 'vlrep' / 'experiments').glob('study*.py'))
+        for file in sorted((ROOT / 'vlrep' / 'studies').glob('*.py'))
         for call in ast.walk(ast.parse(file.read_text(encoding='utf-8')))
         if isinstance(call, ast.Call) and getattr(call.func, 'id', '') in LIMITED
     ]

@@ -79,9 +79,8 @@ def cub(tmp_path):
 def test_awa2(awa2):
     b = read_awa2(awa2, 32)
     assert b.classes == tuple(COLORS) and b.unseen.tolist() == [False, False, False, True]
-    assert np.allclose(
-        b.attributes, [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5**0.5, 0.5**0.5, 0]]
-    )  # unknown counts as absent
+    assert np.allclose(b.attributes, [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5**0.5, 0.5**0.5, 0]])  # unknown counts as
+    # absent
     for i in range(len(b.images)):
         (tag,) = b.images[i].tags
         assert tag == b.classes[b.label[i]] and near(b, i, COLORS[tag]), i

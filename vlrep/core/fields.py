@@ -63,7 +63,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Parsed:
-    "A text that a function understands"
+    "A text in a format of its own, checked by the function that parses it"
 
     read: Callable  # Called with the text; a `ValueError` says what is wrong with it
     form: str  # What such a text looks like

@@ -362,7 +362,7 @@ def npy_header(
     file: BinaryIO,  # A file at its beginning; afterwards at the first byte of the array
     path: FilePath,  # Its name, for the message
 ) -> tuple:  # Shape, is it in Fortran's order?, type
-    "Read the header of a `.npy` file; a `ValueError` names a file with another one"
+    "Read the header of a `.npy` file; a `ValueError` names a file whose header is damaged"
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         return readers[np.lib.format.read_magic(file)](file)

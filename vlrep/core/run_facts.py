@@ -262,7 +262,7 @@ def last_result(
 def read_log(
     path: FilePath,  # `log.csv` of a run
 ) -> list:  # A dict for each row, numbers as floats, what is not known as None
-    "The rows of a log; a last row torn off in mid-write is left out; a `ValueError` names a damaged line"
+    "Read the rows of a log, but not a last row that was torn off; a `ValueError` names a damaged line"
     path = Path(path)
     if not path.is_file():
         raise ValueError(f'{path}: no such log')
@@ -282,6 +282,6 @@ def read_log(
 def log_rows(
     run: FilePath,  # A run folder
 ) -> list:  # As from `read_log`
-    "The rows of a run's `log.csv`, if it has one"
+    "Read the rows of a run's `log.csv`; there are none without the file"
     path = Path(run) / 'log.csv'
     return read_log(path) if path.is_file() else []

@@ -69,9 +69,8 @@ def text_lines(
 # %% ../../nbs/core/12_text_files.ipynb #00506df3
 def json_lines(
     path: FilePath,  # A file with a JSON value on each line
-    bad: Callable[
-        [str], None
-    ] = None,  # Called with what is wrong with a line, which is then left out; by default an error.
+    bad: Callable[[str], None] = None,  # Called with what is wrong with a line, which is then left out; by default an
+    # error.
     # A last line that is cut off always is one
 ) -> Iterator[tuple]:  # Number of the line from 1, and its value
     "Yield the values in a file of JSON lines; a `ValueError` names file and line"
@@ -123,9 +122,8 @@ def table_rows(
     path: FilePath,  # A table whose first line names its columns
     columns: dict[str, tuple],  # What is wanted -> the names that its column may have, the usual one first
     optional: tuple[str, ...] = (),  # Which of the columns may be missing
-    bad: Callable[
-        [str], None
-    ] = None,  # Called with what is wrong with a row, which is then left out; by default an error
+    bad: Callable[[str], None] = None,  # Called with what is wrong with a row, which is then left out; by default an
+    # error
     hint: str = '',  # What to do if columns are not found, behind that they are not
 ) -> Iterator[tuple]:  # Number of the line on which a row begins, and column -> its text
     "Yield the rows of a table; a `ValueError` names the file and the line of what cannot be understood"
@@ -166,7 +164,7 @@ def table_rows(
 
 # %% ../../nbs/core/12_text_files.ipynb #b5afd1bb
 def _encodes(text):
-    "JSON can hold halves of characters (lone surrogates)"
+    "Can a text be encoded as UTF-8? JSON can hold halves of characters (lone surrogates)"
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -218,11 +216,10 @@ def coco_table(
     table: str,  # images, annotations or categories
     keys: dict,  # Keys that each row must have -> the type of their values
     unique: str = '',  # The key by which rows are found: two of one value are an error
-    bad: Callable[
-        [str], None
-    ] = None,  # Called with what is wrong with a row, which is then left out; by default an error
+    bad: Callable[[str], None] = None,  # Called with what is wrong with a row, which is then left out; by default an
+    # error
 ) -> list:  # Its rows, with 42 for '42' and 42.0 where a number is meant
-    "The rows of a table; a `ValueError` names the file and the row that is wrong or has the `unique` key of another"
+    "Read the rows of a table; a `ValueError` names the file and the row that is wrong or has a `unique` key again"
     rows = data.get(table) if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ValueError(f'{path}: has no list {table!r}: not a file in the layout of COCO')
@@ -245,8 +242,8 @@ def coco_table(
 
 def real_number(
     value: object,  # From a JSON file
-) -> float:  # None if it is none
-    "A finite number, also one that is written as text"
+) -> float:  # None if the value is not a number
+    "Convert a value to a finite number; text is parsed"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -102,7 +102,7 @@ class _Lmdb:
             self.damaged('the size of a value')
         return rest[:size]
 
-
+# %% ../../nbs/data/51_lmdb_files.ipynb #14d81439
 def lmdb_items(
     path: FilePath,  # The file, or the folder in which it is called data.mdb
 ) -> Iterator[tuple[bytes, bytes]]:

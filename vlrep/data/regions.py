@@ -173,7 +173,7 @@ def _sums(data):
         crc = zlib.crc32(piece, crc)
     return crc
 
-
+# %% ../../nbs/data/57_regions.ipynb #679c57ce
 class RegionWriter:
     "Write a store of regions, image by image, as a context: the store is there when the context ends without an error"
 
@@ -545,7 +545,7 @@ def _wrong_column(cols, index):
     if len(rows) != len(cols['hashes']) or len(rows) and not 0 <= rows.min() <= rows.max() < n:
         return 'hash_rows'
 
-
+# %% ../../nbs/data/57_regions.ipynb #971bf4f5
 class RegionStore:
     "The regions of many images, found by their ids, in files that are mapped"
 
@@ -1095,7 +1095,7 @@ def open_regions(
         )
     return BoxFile(path)
 
-
+# %% ../../nbs/data/57_regions.ipynb #482dbe1a
 class RegionReader:
     "Read the regions of a batch: (dataset, rows) -> tensors"
 

@@ -464,7 +464,7 @@ def _facts(paths):
     stats = [os.stat(p) for p in paths]
     return [[str(p), s.st_size, s.st_mtime_ns] for p, s in zip(paths, stats)]
 
-
+# %% ../../nbs/data/75_shard_index.ipynb #27b1a5bc
 def _repeated(hashes):
     "The rows whose id came before"
     hashes = np.concatenate([np.zeros(0, np.int64), *hashes])
@@ -500,7 +500,7 @@ def _build(folder, shards, how):
         ),
     )
 
-
+# %% ../../nbs/data/75_shard_index.ipynb #6c81f462
 def _current(folder, shards):
     "The head of the index in `folder` if it is made from these shards, else None; and what is damaged in it"
     if not (folder / 'index.json').is_file():

@@ -157,7 +157,7 @@ def _behind_sparse_map(file, block, at):
         at += 512
     return at
 
-
+# %% ../../nbs/data/70_shards.ipynb #34b39235
 _DATA = tarfile.REGULAR_TYPES  # a sparse file is one of them
 _NO_DATA = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
 _EXTENDED = (

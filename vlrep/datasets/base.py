@@ -161,7 +161,7 @@ def whole_data(
     return replace(options, **{f.name: left_out[f.name] for f in fields(options) if f.name in left_out})
 
 
-DATASETS = Registry('dataset', 'vlrep.datasets.*.options', 'vlrep.datasets.options')
+DATASETS = Registry('dataset', 'vlrep.datasets.options', 'vlrep.datasets.*.options')
 
 # %% ../../nbs/datasets/05_base.ipynb #384f302e
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _images(data, path, folder, max_damaged):
     return images, lost
 
 
-def _about_lost(path, rows, lost):
+def _of_kept_images(path, rows, lost):
     "Rows about images that are not left out; a warning counts the others"
     kept = [r for r in rows if r['image_id'] not in lost]
     if len(kept) < len(rows):
@@ -68,7 +68,7 @@ def _captions(data, path, folder, max_damaged):
     images, lost = _images(data, path, folder, max_damaged)
     caps = {r['file_name']: [] for r in images.values()}
     rows = coco_table(data, path, 'annotations', dict(image_id=ID, caption=str), bad=wrong.append)
-    for r in _about_lost(path, rows, lost):
+    for r in _of_kept_images(path, rows, lost):
         if r['image_id'] in images:
             caps[images[r['image_id']]['file_name']].append(r['caption'])
         else:
@@ -115,7 +115,7 @@ def _objects(data, path, folder, max_damaged=None):
         raise ValueError(f'{path}: categories: the name {twice[0]!r} is there twice')
     keys = dict(image_id=ID, category_id=ID, bbox=list)
     rows = coco_table(data, path, 'annotations', keys, bad=wrong.append)
-    for r in _about_lost(path, rows, lost):
+    for r in _of_kept_images(path, rows, lost):
         try:
             name, found = _object_of(r, images, at)
             out[name].append(found)

@@ -55,7 +55,7 @@ def _table_in(folder):
         raise ValueError(f'{folder}: holds {some_of(usual)}; name the table: --root {folder / usual[0]}')
     return folder / usual[0] if usual else None
 
-
+# %% ../../nbs/datasets/30_csv.ipynb #42492b57
 def _texts_beside(folder, max_damaged):
     "Name of each photo below a folder -> the text of the file beside it, in a list; and photos without one"
     photos = {}
@@ -89,7 +89,7 @@ def _texts_beside(folder, max_damaged):
     leave_out(folder, 'texts cannot be used', bad, len(caps) + len(bad), max_damaged)
     return caps, [name for names in photos.values() for name in names if name not in caps]
 
-
+# %% ../../nbs/datasets/30_csv.ipynb #619bfbf8
 def read_csv(
     path: FilePath,  # A table whose first line names its columns, `path` and `caption` among them; a file of JSON
     # lines; the folder of either; or a folder of photos with a text beside each

@@ -13,7 +13,7 @@ from ..core.files import FilePath
 from ..core.text_files import raw_lines, table_rows, text_lines
 from ..data.image_files import adding_to, caption_source, leave_out, some_of, write_images
 from ..data.records import ImageFileDataset
-from .flickr8k import _other_tables, mute_photos
+from .flickr8k import _other_tables, uncaptioned_photos
 
 # %% ../../nbs/datasets/20_flickr30k.ipynb #79574858
 _token = re.compile(r'(?P<name>[^\t]+)#(?P<k>\d+)\t(?P<text>.*)')
@@ -109,7 +109,7 @@ def read_flickr30k(
     table = first([table] if table else _tables, 'table')
     folder = first([images] if images else _folders, 'folder of images')
     caps = read_tokens(table, max_damaged)
-    extra = mute_photos(folder, caps)
+    extra = uncaptioned_photos(folder, caps)
     if only:
         want = [name for _, line in text_lines(root / only) for name in line.split()] if (root / only).is_file() else []
         lost = [n for n in want if n not in caps]

@@ -141,4 +141,4 @@ class Evaluation:
         return got
 
 # %% ../../nbs/evaluation/05_base.ipynb #281001eb
-EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.*.options', 'vlrep.evaluation.options')
+EVALUATIONS = Registry('evaluation', 'vlrep.evaluation.options', 'vlrep.evaluation.*.options')

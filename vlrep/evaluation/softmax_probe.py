@@ -29,9 +29,8 @@ class SoftmaxRecipe:
 
     epochs: int = 100  # Epochs of training
     bs: int = 256  # Pictures a step
-    lrs: tuple = tuple(
-        round(a * 10.0**e, 2) for e in (-2, -1, 0, 1) for a in (1, 2, 3)
-    )  # Learning rates that are tried
+    lrs: tuple = tuple(round(a * 10.0**e, 2) for e in (-2, -1, 0, 1) for a in (1, 2, 3))  # Learning rates that are
+    # tried
     wds: tuple = (0.0,)  # Weight decays that are tried, each with each rate
     momentum: float = 0.9  # Of the gradients
     drops: tuple = (60, 80)  # Epochs at which the rate drops

@@ -38,12 +38,13 @@ class VocSpec:
         return replace(self, size=size, resize=max(size, round(self.resize * size / self.size)))
 
 
+# ICMLM appendix; its costs were found by another search
 VOC_SPECS = dict(
     v1=VocSpec('squash', 224, 224, 'grid2'),  # VirTex, first version: code v0.9
     v2=VocSpec(),  # VirTex, second version: code v1
     loctex=VocSpec('squash', 224, 224),  # LocTex sec. 4
     icmlm=VocSpec(resize=224, pool='grid2'),
-)  # ICMLM appendix; its costs were found by another search
+)
 
 
 def squash(

@@ -33,19 +33,16 @@ class Method:
     learner: Callable = Lazy()  # (recipe, loaders, visual, seed, precision, cbs) -> Learner
     needs: Callable = _captions  # recipe -> annotations that the data must have
     wants: Callable = _nothing  # recipe -> annotations that are used where the data has them
-    tokenizer: Callable = Lazy(
-        'vlrep.data.collate:caption_tokenizer'
-    )  # (recipe, training set) -> Tokenizer; None: none
-    collate: Callable = Lazy(
-        'vlrep.data.collate:caption_collator'
-    )  # (recipe, tokenizer) -> collator; None: images only
+    tokenizer: Callable = Lazy('vlrep.data.collate:caption_tokenizer')  # (recipe, training set) -> Tokenizer; None:
+    # none
+    collate: Callable = Lazy('vlrep.data.collate:caption_collator')  # (recipe, tokenizer) -> collator; None: images
+    # only
     check: Callable = Lazy(None)  # (recipe, parts of the dataset, its name, accumulate) -> lines; may raise ValueError
     sizes: Callable = Lazy(None)  # Model -> plain values that a run keeps, for `learner(sizes=)` when it is opened
     contents: Callable = Lazy(None)  # (recipe, parts of the dataset) -> {name: digest} of what is read besides
     no_backbone: str = ''  # Why its models have no backbone that others could use; '': they have one
-    figures: Callable = Lazy(
-        None
-    )  # (EvaluationContext) -> {part of the report: what it shows}, beside the evaluations'
+    figures: Callable = Lazy(None)  # (EvaluationContext) -> {part of the report: what it shows}, beside the
+    # evaluations'
     stage: str = ''  # Name of its training in the log; `name` by default
     loss_unit: str = ''  # Unit of the loss, in words
     paper: str = ''  # The paper or papers it is from

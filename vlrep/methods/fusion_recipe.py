@@ -255,6 +255,7 @@ def paper_recipes(
     "The recipes of tab. A.1, of the released configs, and of a randomly initialised encoder"
     base = replace(base, region_width=2048)
     web = replace(base, source='web', bs=bs)
+    # tab. 2, app. C
     return {
         name: base,
         f'{name}_vqa': replace(base, source='questions', bs=bs),
@@ -263,13 +264,14 @@ def paper_recipes(
         f'{name}_cc': replace(web, steps=120_000),
         f'{name}_released': replace(base, bs=480, steps=11_000, warmup=1000, schedule='linear', beta2=0.999),
         f'{name}_random': replace(base, start='random'),
-    }  # tab. 2, app. C
+    }
 
 
+# A reason for commands to give
 NO_BACKBONE = (
     'its regions come from files, or from a network that is not trained with it; take the backbone of the '
     'run that this network is from'
-)  # A reason for commands to give
+)
 
 SMALL_FUSION = dict(
     visual_depth=10,

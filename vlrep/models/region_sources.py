@@ -59,12 +59,13 @@ class CellRegions:
         return got['region_feats'][0].float().cpu().numpy(), got['region_boxes'][0].cpu().numpy(), None
 
 # %% ../../nbs/models/66_region_sources.ipynb #6766000a
+# Of torchvision
 DETECTORS = (
     'fasterrcnn_resnet50_fpn',
     'fasterrcnn_resnet50_fpn_v2',
     'fasterrcnn_mobilenet_v3_large_fpn',
     'fasterrcnn_mobilenet_v3_large_320_fpn',
-)  # Of torchvision
+)
 
 
 def _made(name, weights, classes=91):

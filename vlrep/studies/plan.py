@@ -35,12 +35,13 @@ SCORES = dict(
     masked_words=('masked word', 'masked word, five guesses'),  # Tasks on scenes, by table
     zeroshot=('unseen, of all', 'unseen, of unseen', 'seen, of all', 'harmonic mean'),
 )
+# Rows beside the model's own: @random, ...
 BESIDE = dict(
     table=('random', 'supervised'),
     where=('centre',),
     zeroshot=('random', 'supervised'),
     masked_words=('other image', 'text alone', 'unigram'),
-)  # Rows beside the model's own: @random, ...
+)
 SHIFTED = 'table', 'where', 'zeroshot'  # Tables of scenes under domain shift
 MODES = dict(full={}, frozen=dict(frozen=True), blind=dict(blind=True))  # How a task is learned -> fields of the plan
 
@@ -56,9 +57,8 @@ class Arm:
     grid: tuple = ()  # Trials of its own in place of the study's, as many of them
     backbone: str = ''  # Another network than the recipe's, such as resnet18
     weights: str = ''  # Where its backbone starts: `@NAME`, the run of that arm with the same seed; '': at random
-    tasks: tuple = (
-        'all',
-    )  # What its runs are fine-tuned on: some of the study's tasks, all, or nothing: an empty list
+    tasks: tuple = ('all',)  # What its runs are fine-tuned on: some of the study's tasks, all, or nothing: an empty
+    # list
     modes: tuple = ('all',)  # Some of `MODES`, or all of the study's
 
 # %% ../../nbs/studies/10_plan.ipynb #1c5d9d93

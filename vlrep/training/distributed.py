@@ -187,7 +187,7 @@ def _meeting_place(rank, size, timeout):
     _reach(address, port, timeout)
     return store if host else distributed.TCPStore(address, port, size, False, timedelta(seconds=timeout), **more)
 
-
+# %% ../../nbs/training/05_distributed.ipynb #e82b5940
 def _missing(store, what, dist):
     "The other ranks that have not set `what`"
     return [r for r in range(dist.world_size) if r != dist.rank and not store.check([f'vlrep/{what}/{r}'])]
@@ -233,7 +233,7 @@ def tell_others(
         store.set(f'vlrep/heard/{dist.rank}', '1')
         _linger(store, dist)
 
-
+# %% ../../nbs/training/05_distributed.ipynb #1d46038f
 def current_dist() -> Dist:
     "This process among those that have joined a process group, as `init_dist` gave it; `Dist()` where there is none"
     if not (distributed.is_available() and distributed.is_initialized()):

@@ -370,6 +370,7 @@ def _same(things, key):
     return v if len(things) == 1 or all(o[key] == v for o in things) else None
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #0d874c4f
+# a running dog, but not a driving bus
 _before = (
     'running',
     'sleeping',
@@ -381,7 +382,7 @@ _before = (
     'sitting',
     'grazing',
     'jumping',
-)  # a running dog, but not a driving bus
+)
 _kinds_of = {c: tuple(k for k, cs in KINDS.items() if c in cs) for c in CATEGORIES}
 
 # %% ../../../nbs/datasets/world/15_captions.ipynb #24ba9e23

@@ -44,9 +44,8 @@ from .layout import layout
 
 # %% ../../../nbs/datasets/world/50_dataset.ipynb #f627bca0
 _each = 10_000_000
-RANGES = {
-    s: range(i * _each, (i + 1) * _each) for i, s in enumerate(('train', 'valid', 'test'))
-}  # split -> its scene numbers
+# split -> its scene numbers
+RANGES = {s: range(i * _each, (i + 1) * _each) for i, s in enumerate(('train', 'valid', 'test'))}
 
 
 def scene_number(

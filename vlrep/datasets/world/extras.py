@@ -15,6 +15,7 @@ from .narratives import narrate, pack_narrative, unpack_narrative
 from .questions import ask, state
 
 # %% ../../../nbs/datasets/world/45_extras.ipynb #421e5ab4
+# all names
 EXTRAS = (
     'masks',
     'narrative',
@@ -25,7 +26,7 @@ EXTRAS = (
     'statements',
     'genre',
     'twin',
-)  # all names
+)
 PIXELS = ('masks', 'twin')  # of these, what has pixels
 
 

@@ -21,13 +21,14 @@ from ...models.text_encoder import mean_words
 from ...training.distributed import current_dist
 
 # %% ../../../nbs/methods/mct/30_model.ipynb #541fda2a
+# loss -> head of query and of key
 _NEEDS = dict(
     ii=('img_intra', 'img_intra'),
     tag=('img_intra', 'img_intra'),
     cc=('txt_intra', 'txt_intra'),
     ic=('img_inter', 'txt_inter'),
     ci=('txt_inter', 'img_inter'),
-)  # loss -> head of query and of key
+)
 
 
 def projection_heads(

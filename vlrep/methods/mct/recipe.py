@@ -248,9 +248,8 @@ METHODS.add(
             'mct_r50_words': replace(_bert, tag=1.0, tags_from='words'),  # sec. 4.4: tags from captions
             'mct_r50_slip': replace(_bert, **_slip),
             'mct_r50_inter': replace(_bert, ii=0.0, cc=0.0, **_one(1024)),  # sec. 4.4: between modalities alone
-            **{
-                f'mct_r50_unified_{d}': replace(_bert, projections='unified', **_one(d)) for d in (128, 1024, 1152)
-            },  # sec. 4.4
+            # sec. 4.4
+            **{f'mct_r50_unified_{d}': replace(_bert, projections='unified', **_one(d)) for d in (128, 1024, 1152)},
             **{f'mct_r50_equal_{d}': replace(_bert, **_one(d)) for d in (128, 1024, 1152)},
             'world': _world,
             'world_moco_v2': replace(_world, **_moco),

@@ -97,9 +97,8 @@ class VirTexRecipe(TextRecipe):
             yield f'idf=True: belongs to the task token_cls, not to {self.task}'
 
     def _heads(self):
-        return (
-            None if self.task in ('token_cls', 'multilabel') else MethodRecipe._heads(self)
-        )  # a classifier has no heads
+        # a classifier has no heads
+        return None if self.task in ('token_cls', 'multilabel') else MethodRecipe._heads(self)
 
 # %% ../../../nbs/methods/virtex/10_recipe.ipynb #8c458b16
 _base = VirTexRecipe()
