@@ -20,8 +20,10 @@ KEPT = ROOT / 'vlrep' / 'reports' / 'baselines' / 'supervised.json'
 
 def trained(recipe, seed, folder):
     "The line of result.jsonl of a run, which is made where it is missing"
+    from vlrep.experiments.pretrain import pretrain
+    from vlrep.experiments.spec import run_spec
+
     from vlrep.core.files import read_json
-    from vlrep.experiments.commands import pretrain
     from vlrep.experiments.config import get_recipe
 
     usual = get_recipe('tags', 'world')
@@ -32,7 +34,7 @@ def trained(recipe, seed, folder):
     ]
     if not (folder / 'result.jsonl').exists():
         pretrain(
-            'tags', name='world', data='world', seed=seed, precision='fp32', threads=1, changes=changes, out=folder
+            run_spec('tags', changes, data='world', name='world', seed=seed, precision='fp32', threads=1), out=folder
         )
     return read_json(folder / 'result.jsonl')
 
@@ -55,7 +57,7 @@ def write(method, seeds, folder):
     from vlrep.datasets.base import DATASETS
     from vlrep.experiments.baselines import supervised_recipe
     from vlrep.experiments.config import get_recipe
-    from vlrep.experiments.pretrain import baseline_facts
+    from vlrep.experiments.measure import baseline_facts
 
     recipe = supervised_recipe(get_recipe(method, 'world'))
     facts = baseline_facts(recipe, dict(name='world'), DATASETS['world'].options)

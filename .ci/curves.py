@@ -32,25 +32,28 @@ def text(obj):
 
 def trained(method, recipe, seed, folder):
     "recipe.json, as a dict, and the rows of log.csv of a run, which is made where it is missing"
-    from vlrep.experiments.commands import pretrain
+    from vlrep.experiments.pretrain import pretrain
+    from vlrep.experiments.spec import run_spec
+
     from vlrep.training.run_folder import load
 
-    name = dict(small=True) if recipe == 'tiny' else dict(name=recipe)
+    name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)
     if not (folder / 'result.jsonl').exists():
-        pretrain(method, data='world', seed=seed, precision='fp32', threads=1, changes=LITTLE, out=folder, **name)
+        pretrain(run_spec(method, LITTLE, data='world', seed=seed, precision='fp32', threads=1, **name), out=folder)
     run = load(folder)
     return run.info, run.log()
 
 
 def overfitted(method, recipe, seed, path):
     "Steps of `--overfit`, None if it failed; what it says is kept in the file `path`"
-    from vlrep.experiments.commands import run_checks
+    from vlrep.experiments.pretrain import run_checks
+    from vlrep.experiments.spec import run_spec
 
-    name = dict(small=True) if recipe == 'tiny' else dict(name=recipe)
+    name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)
     if not path.exists():
         said = []
         run_checks(
-            'overfit', method=method, data='world', seed=seed, precision='fp32', threads=1, log=said.append, **name
+            'overfit', run_spec(method, data='world', seed=seed, precision='fp32', threads=1, **name), log=said.append
         )
         path.write_text('\n'.join(said) + '\n', encoding='utf-8')
     found = LINE.search(path.read_text(encoding='utf-8'))

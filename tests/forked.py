@@ -93,11 +93,11 @@ def serve():
     import torch
     import torchvision
     import tyro
+    import vlrep.experiments.pretrain
 
     import vlrep.all
     import vlrep.cli
     import vlrep.evaluation.automatic
-    import vlrep.experiments.commands
     import vlrep.experiments.sanity_checks
 
     torch.set_num_threads(1)

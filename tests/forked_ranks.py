@@ -18,8 +18,8 @@ import time
 import traceback
 
 import torch
+import vlrep.experiments.pretrain
 
-import vlrep.experiments.commands
 import vlrep.experiments.finetune
 from vlrep.cli import main
 

@@ -14,10 +14,11 @@ import torch
 from vlrep.core.testing import learned
 from vlrep.datasets.base import DATASETS
 from vlrep.experiments.baselines import train_on
-from vlrep.experiments.commands import METHODS
 from vlrep.experiments.config import get_recipe, override_all
-from vlrep.experiments.sanity_checks import overfit, smoke_test
+from vlrep.experiments.options import tiny_changes
+from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.splits import open_splits
+from vlrep.methods.base import METHODS
 
 
 @functools.cache
@@ -26,7 +27,7 @@ def material(name):
     method = METHODS[name]
     parts = [get_recipe(name, 'world'), DATASETS['world'].options]
     recipe, options = override_all(
-        parts, [*smoke_test(*parts), 'scenes=320', 'valid=32', 'shown=16', 'steps=60', 'warmup=15']
+        parts, [*tiny_changes(*parts), 'scenes=320', 'valid=32', 'shown=16', 'steps=60', 'warmup=15']
     )
     splits = open_splits(method, recipe, options, 'world')
     return method, recipe, splits, method.train_tokenizer(recipe, splits['train'])

@@ -22,8 +22,8 @@ from PIL import Image
 from vlrep.data.loader import loaders
 from vlrep.data.tokenizer import Tokenizer
 from vlrep.datasets.world.dataset import world
-from vlrep.experiments.commands import METHODS
 from vlrep.experiments.config import get_recipe
+from vlrep.methods.base import METHODS
 
 ROOT = Path(__file__).parents[1]
 
@@ -243,7 +243,7 @@ def page(o):
 
 
 def test_help_explains_functions():
-    from vlrep.experiments.commands import pretrain
+    from vlrep.experiments.pretrain import pretrain
 
     text = page(pretrain)
     assert 'Parameters' in text and 'Of everything that is drawn; 0' in text

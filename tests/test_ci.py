@@ -266,6 +266,6 @@ def test_golden_runs_every_method():
     "A method that is not among its runs could change by a bit unseen"
     import golden
 
-    from vlrep.experiments.commands import METHODS
+    from vlrep.methods.base import METHODS
 
     assert set(golden.METHODS) == {n for n, m in METHODS.items() if m.learner.__module__.startswith('vlrep.')}

@@ -14,6 +14,8 @@ import pytest
 import torch
 from PIL import Image
 from tools import NET, PHOTOS, ROOT, SIZES, WORLD, command, refused, run, sets
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import run_spec
 
 import vlrep
 import vlrep.experiments.commands as commands
@@ -28,7 +30,6 @@ from vlrep.datasets.flickr30k import write_flickr30k
 from vlrep.datasets.narratives import write_localized
 from vlrep.datasets.world.dataset import scene
 from vlrep.evaluation.captioning import caption_scores
-from vlrep.experiments.commands import pretrain
 from vlrep.experiments.options import plan
 from vlrep.training.run_folder import load
 
@@ -166,7 +167,7 @@ def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
 
 
 def test_same_seed_same_weights(on_world, tmp_path):
-    again = pretrain(changes=WORLD, seed=3, threads=1, out=tmp_path / 'again', log=lambda s: None)
+    again = pretrain(run_spec(changes=WORLD, seed=3, threads=1), out=tmp_path / 'again', log=lambda s: None)
     a, b = (vlrep.load(p).backbone.state_dict() for p in (on_world[1], again))
     assert all(torch.equal(a[k], b[k]) for k in a)
     t = [json.loads((p / 'result.jsonl').read_text())['numbers'] for p in (on_world[1], again)]
@@ -267,7 +268,7 @@ def test_damaged_photos(tmp_path, capsys):
     (photos / 'captions.txt').write_text(''.join(l for l in lines if not l.startswith(mute.name)))
     torn[0].write_bytes(torn[0].read_bytes()[:500])
     said = []
-    out = pretrain(data='flickr8k', root=photos, out=tmp_path / 'run', changes=TINY, log=said.append)
+    out = pretrain(run_spec(changes=TINY, data='flickr8k', root=photos), out=tmp_path / 'run', log=said.append)
     num = load(out).results()[-1]['numbers']
     assert any('1 of' in s and 'no caption' in s and mute.name in s for s in said) and any(
         torn[0].name in s for s in said
@@ -298,15 +299,17 @@ def test_other_layouts(data, tmp_path, capsys, monkeypatch):
         for split, part in (('train2017', recs[:48]), ('val2017', recs[48:])):
             write_coco(part, root, split)
     out = pretrain(
-        data=data,
-        root=root,
+        run_spec(
+            changes=[
+                *TINY,
+                'part=.5',
+                'captions=2',
+                *dict(coco=['valid=.2'], csv=['train=.5', 'valid=.3', 'test=.2']).get(data, []),
+            ],
+            data=data,
+            root=root,
+        ),
         out=tmp_path / 'run',
-        changes=[
-            *TINY,
-            'part=.5',
-            'captions=2',
-            *dict(coco=['valid=.2'], csv=['train=.5', 'valid=.3', 'test=.2']).get(data, []),
-        ],
         log=str,
     )
     num = load(out).results()[-1]['numbers']
@@ -327,18 +330,20 @@ def test_other_layouts(data, tmp_path, capsys, monkeypatch):
 
 def test_tags_cannot_caption(capsys, tmp_path):
     out = pretrain(
-        'tags',
-        changes=[
-            'scenes=64',
-            'valid=32',
-            'probe=60',
-            'probe_held=60',
-            'test=60',
-            'size=32',
-            'steps=4',
-            'warmup=1',
-            'bs=16',
-        ],
+        run_spec(
+            'tags',
+            [
+                'scenes=64',
+                'valid=32',
+                'probe=60',
+                'probe_held=60',
+                'test=60',
+                'size=32',
+                'steps=4',
+                'warmup=1',
+                'bs=16',
+            ],
+        ),
         out=tmp_path / 'tags',
         log=lambda s: None,
     )
@@ -353,7 +358,7 @@ LOCTEX = [*SIZES, 'baselines=False', 'vocab=300', 'size=32', 'steps=12', *NET]
 
 def test_loctex(tmp_path, capsys):
     "Where is it? On the world, in the table and on the page; a run of it cannot caption"
-    out = pretrain('loctex', changes=LOCTEX, threads=1, out=tmp_path / 'run', log=str)
+    out = pretrain(run_spec('loctex', LOCTEX, threads=1), out=tmp_path / 'run', log=str)
     num = load(out).results()[-1]['numbers']
     page = (out / 'report.html').read_text()
     assert {(r['question'], r['backbone']) for r in num['where']} == {
@@ -392,12 +397,7 @@ def test_narratives(tmp_path, capsys):
     table.write_text(''.join(json.dumps(l) + '\n' for l in lines))
     said = []
     out = pretrain(
-        'loctex',
-        data='narratives',
-        root=root,
-        changes=small,
-        accumulate=2,
-        threads=1,
+        run_spec('loctex', small, data='narratives', root=root, accumulate=2, threads=1),
         out=tmp_path / 'run',
         log=said.append,
     )

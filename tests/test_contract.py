@@ -19,9 +19,9 @@ from vlrep.datasets.base import DATASETS
 from vlrep.datasets.world.dataset import world
 from vlrep.evaluation.transfer import transfer_table
 from vlrep.experiments.baselines import train_on
-from vlrep.experiments.commands import METHODS
 from vlrep.experiments.config import get_recipe, override_all
-from vlrep.experiments.sanity_checks import overfit, smoke_test
+from vlrep.experiments.options import tiny_changes
+from vlrep.experiments.sanity_checks import overfit
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
 from vlrep.training.run_folder import Run, load
@@ -264,7 +264,7 @@ def two_steps(changes):
     parts = [get_recipe('loctex', 'world'), DATASETS['world'].options]
     method = METHODS['loctex']
     recipe, options = override_all(
-        parts, [*smoke_test(*parts), 'scenes=64', 'valid=16', 'shown=4', 'steps=2', 'warmup=1', *changes]
+        parts, [*tiny_changes(*parts), 'scenes=64', 'valid=16', 'shown=4', 'steps=2', 'warmup=1', *changes]
     )
     splits = open_splits(method, recipe, options, 'world')
     learn = train_on(

@@ -27,11 +27,13 @@ from forked import COMMAND, Program
 from forked import start as program
 from test_resume import STEPS, Ask, Crash, everything, make, rows, same, source, train
 from tools import SIZES, refused, sets
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import run_spec
 
 from vlrep.core.files import write_json
 from vlrep.core.run_facts import read_log
 from vlrep.data.workers import begin_worker
-from vlrep.experiments.commands import METHODS, pretrain
+from vlrep.methods.base import METHODS
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.resume import resume
 from vlrep.training.run_folder import Run, load
@@ -521,7 +523,7 @@ def test_out_of_memory(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(METHODS['tags'].model, 'forward', little)
     words = ['pretrain', '--method', 'tags', '--out', tmp_path / 'run', *sets(TAGS)]
     assert '--accumulate 2 does the same steps of 16 in 2 parts of 8' in refused(capsys, *words)
-    out = pretrain('tags', changes=TAGS, out=tmp_path / 'run', accumulate=2, log=quiet)
+    out = pretrain(run_spec('tags', TAGS, accumulate=2), out=tmp_path / 'run', log=quiet)
     assert load(out).results()[-1]['numbers']['steps'] == 4
 
 
@@ -529,7 +531,7 @@ def test_strange_places(tmp_path, monkeypatch):
     "Spaces, accents and other alphabets in a relative path"
     (tmp_path / 'Läufe und ラン').mkdir()
     monkeypatch.chdir(tmp_path / 'Läufe und ラン')
-    out = pretrain('tags', changes=TAGS, out='erster Lauf/№ 1', log=quiet)
+    out = pretrain(run_spec('tags', TAGS), out='erster Lauf/№ 1', log=quiet)
     assert (
         load(out).state()['step'] == 4
         and (tmp_path / 'Läufe und ラン' / 'erster Lauf' / '№ 1' / 'report.html').is_file()
@@ -539,5 +541,5 @@ def test_strange_places(tmp_path, monkeypatch):
 def test_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(METHODS['tags'].model, 'forward', lambda self, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        pretrain('tags', changes=TAGS, out=tmp_path / 'run', log=quiet)
+        pretrain(run_spec('tags', TAGS), out=tmp_path / 'run', log=quiet)
     assert not (tmp_path / 'run').exists()

@@ -32,9 +32,11 @@ from vlrep.datasets.world.dataset import world
 from vlrep.datasets.world.task_options import WorldTaskOptions
 from vlrep.evaluation.finetune.plan import PLANS, TASKS, FinetuneTask, TaskSource
 from vlrep.evaluation.finetune.training import TaskCollator
-from vlrep.experiments.commands import pretrain, report
+from vlrep.experiments.commands import report
 from vlrep.experiments.config import recipe_dict
-from vlrep.experiments.finetune import finetune, plan_finetune
+from vlrep.experiments.finetune import finetune
+from vlrep.experiments.pretrain import resume
+from vlrep.experiments.spec import Runtime, finetune_spec, recorded_spec
 from vlrep.methods.base import METHODS
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import Run, load
@@ -80,7 +82,9 @@ def body(tmp_path_factory):
 @pytest.fixture(scope='module')
 def tuned(body, tmp_path_factory):
     "The same, fine-tuned on questions, and stopped by nothing"
-    return finetune(body, 'vqa', [*PLAN, *SCENES], out=tmp_path_factory.mktemp('runs') / 'vqa', log=quiet)
+    return finetune(
+        finetune_spec(body, 'vqa', [*PLAN, *SCENES]), out=tmp_path_factory.mktemp('runs') / 'vqa', log=quiet
+    )
 
 
 # ---------------------------------------------------------------- a whole job
@@ -139,7 +143,7 @@ def test_the_best_checkpoint_is_told(body, tmp_path, monkeypatch):
     monkeypatch.setattr(TaskScore, 'value', property(value))
     monkeypatch.setattr(job, 'decide_all', noted)
     plan = ['steps=10', 'bs=8', 'every=2', 'warmup=2', 'patience=2']
-    run = load(finetune(body, 'vqa', [*plan, *SCENES], out=tmp_path / 'out', log=quiet))
+    run = load(finetune(finetune_spec(body, 'vqa', [*plan, *SCENES]), out=tmp_path / 'out', log=quiet))
     # no further
     assert [h[::2] for h in run.results()[0]['numbers']['history']] == [
         [2, 0.1],
@@ -153,7 +157,7 @@ def test_the_best_checkpoint_is_told(body, tmp_path, monkeypatch):
 
 
 def test_full_moves_the_body_and_frozen_does_not(tuned, body, tmp_path):
-    frozen = finetune(body, 'vqa', [*PLAN, *SCENES, 'frozen=true'], out=tmp_path / 'frozen', log=quiet)
+    frozen = finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES, 'frozen=true']), out=tmp_path / 'frozen', log=quiet)
     was = load(body).weights('best')
     for run, moves in ((tuned, True), (frozen, False)):
         now = {k.removeprefix('body.'): v for k, v in load(run).weights('last').items() if k.startswith('body.')}
@@ -174,10 +178,10 @@ def test_stop_and_go_on_gives_the_same_bits(tuned, body, tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(TrainingInterrupted) as e:
-        finetune(body, 'vqa', [*PLAN, *SCENES], out=tmp_path / 'stopped', log=Stop())
+        finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES]), out=tmp_path / 'stopped', log=Stop())
     assert e.value.code == 130 and load(tmp_path / 'stopped').saved()[-1] == 4
     said = []
-    out = finetune(tmp_path / 'stopped', resume=True, log=said.append)
+    out = resume(tmp_path / 'stopped', log=said.append)
     assert 'resuming from step 4' in said
     for which in ('last', 'best'):
         a = load(tuned).weights(which)
@@ -186,7 +190,7 @@ def test_stop_and_go_on_gives_the_same_bits(tuned, body, tmp_path):
     a, b = (load(r).results()[0]['numbers'] for r in (tuned, out))
     assert a['table'] == b['table'] and a['history'] == b['history']
     said.clear()
-    finetune(out, resume=True, log=said.append)
+    resume(out, log=said.append)
     assert 'nothing is left to do' in said[-1]
 
 
@@ -201,7 +205,7 @@ def test_another_run_is_not_gone_on_with(body, tmp_path, change, tuned):
             (tmp_path / 'copy' / p.relative_to(tuned)).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / 'copy' / p.relative_to(tuned)).write_bytes(p.read_bytes())
     with pytest.raises(ValueError, match='would not be the same run'):
-        finetune(tmp_path / 'copy', resume=True, log=quiet, **change)
+        resume(tmp_path / 'copy', recorded_spec(tmp_path / 'copy').changed(**change), log=quiet)
 
 
 def test_changed_questions_are_seen(body, tmp_path):
@@ -209,19 +213,21 @@ def test_changed_questions_are_seen(body, tmp_path):
     scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
     for split in ('train', 'valid'):
         write_vqa(scenes, tmp_path / 'root', split)
-    out = finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', log=quiet)
+    out = finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=quiet)
     (out / 'result.jsonl').unlink()
     path = tmp_path / 'root/v2_OpenEnded_mscoco_val2014_questions.json'
     path.write_text(path.read_text().replace('?', '??', 1))
     with pytest.raises(ValueError, match='would not be the same run .*examples valid'):
-        finetune(out, resume=True, log=quiet)
+        resume(out, log=quiet)
 
 
-@pytest.mark.parametrize('given', [dict(which=3), dict(labels='other.txt'), dict(region_files='other')])
+@pytest.mark.parametrize('given', [dict(which=3), dict(labels_file='other.txt'), dict(region_files='other')])
 def test_a_run_goes_on_from_what_it_began_with(tuned, given):
     "Nothing that was decided at the beginning is dropped in silence"
-    with pytest.raises(ValueError, match=f'--{next(iter(given)).replace("_", "-")} .*: the run began with'):
-        finetune(tuned, resume=True, log=quiet, **given)
+    with pytest.raises(
+        ValueError, match=f'--{next(iter(given)).removesuffix("_file").replace("_", "-")} .*: the run began with'
+    ):
+        resume(tuned, recorded_spec(tuned).changed(**given), log=quiet)
 
 
 # ---------------------------------------------------------------- tasks and their files
@@ -229,7 +235,9 @@ def test_a_run_goes_on_from_what_it_began_with(tuned, given):
 
 @pytest.mark.parametrize('task', ['vizwiz', 'snli_ve', 'mm_imdb'])
 def test_tasks_of_the_world(body, tmp_path, task):
-    out = finetune(body, task, ['steps=2', 'bs=8', 'every=2', 'warmup=1', *SCENES], out=tmp_path / task, log=quiet)
+    out = finetune(
+        finetune_spec(body, task, ['steps=2', 'bs=8', 'every=2', 'warmup=1', *SCENES]), out=tmp_path / task, log=quiet
+    )
     table = load(out).results()[0]['numbers']['table']
     metrics = {r['metric'] for r in table}
     assert metrics == ({'micro F1', 'macro F1'} if task == 'mm_imdb' else {'accuracy'})
@@ -257,7 +265,9 @@ def test_tasks_in_their_own_files(body, tmp_path, task):
         else:
             write(scenes, root, split)
     out = finetune(
-        body, task, ['steps=2', 'bs=4', 'every=2', 'warmup=1'], root=root, out=tmp_path / 'out', log=said.append
+        finetune_spec(body, task, ['steps=2', 'bs=4', 'every=2', 'warmup=1'], root=root),
+        out=tmp_path / 'out',
+        log=said.append,
     )
     run = load(out)
     table = run.results()[0]['numbers']['table']
@@ -285,9 +295,14 @@ def test_missing_photos_and_answers_are_counted(body, tmp_path):
     said = []
     lost = '1 of 4 images named in .* are missing: COCO_train2014_000000000002.jpg'
     with pytest.raises(ValueError, match=lost):
-        finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', max_damaged=0, log=quiet)
+        finetune(
+            finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'),
+            Runtime(max_damaged=0),
+            out=tmp_path / 'out',
+            log=quiet,
+        )
     assert not (tmp_path / 'out').exists()
-    finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', log=said.append)
+    finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=said.append)
     assert any(re.search(lost, line) and line.endswith('they are left out') for line in said)
 
 
@@ -298,9 +313,14 @@ def test_unreadable_photos_of_the_validation_set(body, tmp_path):
         write_vqa(scenes, tmp_path / 'root', split)
     (tmp_path / 'root/val2014/COCO_val2014_000000000002.jpg').write_bytes(b'no photo')
     with pytest.raises(ValueError, match='1 of 4 images cannot be read, at most 0 may be so'):
-        finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', max_damaged=0, log=quiet)
+        finetune(
+            finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'),
+            Runtime(max_damaged=0),
+            out=tmp_path / 'out',
+            log=quiet,
+        )
     said = []
-    run = finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', log=said.append)
+    run = finetune(finetune_spec(body, 'vqa', PLAN, root=tmp_path / 'root'), out=tmp_path / 'out', log=said.append)
     n = len(scenes[1].questions)
     assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in said), said
     rows = load(run).results()[-1]['numbers']['table']
@@ -310,9 +330,17 @@ def test_unreadable_photos_of_the_validation_set(body, tmp_path):
 def test_labels_of_another_data_set(body, tmp_path):
     (tmp_path / 'labels.txt').write_text('entailment\nneutral\n')
     with pytest.raises(ValueError, match='labels of another data set'):
-        finetune(body, 'vqa', [*PLAN, *SCENES], labels=tmp_path / 'labels.txt', out=tmp_path / 'out', log=quiet)
+        finetune(
+            finetune_spec(body, 'vqa', [*PLAN, *SCENES], labels_file=tmp_path / 'labels.txt'),
+            out=tmp_path / 'out',
+            log=quiet,
+        )
     with pytest.raises(ValueError, match='answers are none of the 2 labels'):
-        finetune(body, 'snli_ve', [*PLAN, *SCENES], labels=tmp_path / 'labels.txt', out=tmp_path / 'out', log=quiet)
+        finetune(
+            finetune_spec(body, 'snli_ve', [*PLAN, *SCENES], labels_file=tmp_path / 'labels.txt'),
+            out=tmp_path / 'out',
+            log=quiet,
+        )
 
 
 @pytest.mark.parametrize('part', PARTS)
@@ -345,10 +373,10 @@ def test_long_texts_are_counted(body, tmp_path):
     "Beginnings of plots are read only if that is asked for; nothing is left of a run that is refused"
     short = ['steps=1', 'bs=4', 'every=1', 'warmup=0', 'max_len=6', *SCENES]
     with pytest.raises(ValueError, match='train: 100 % of 12 texts are longer than max_len=6 .*--max-len .*--max-cut'):
-        finetune(body, 'mm_imdb', short, out=tmp_path / 'out', log=quiet)
+        finetune(finetune_spec(body, 'mm_imdb', short), out=tmp_path / 'out', log=quiet)
     assert not (tmp_path / 'out').exists()
     said = []
-    finetune(body, 'mm_imdb', [*short, 'max_cut=1'], out=tmp_path / 'out', log=said.append)
+    finetune(finetune_spec(body, 'mm_imdb', [*short, 'max_cut=1']), out=tmp_path / 'out', log=said.append)
     counted = [line for line in said if 'of the tokens are unknown' in line]
     assert [line.partition(' texts')[0] for line in counted] == [
         'train: 100 % of 12',
@@ -377,7 +405,7 @@ def test_a_fifth_task_is_one_add(body, tmp_path):
                 **{**parts, 'labels': lambda train, plan: ['no', 'yes']},
             )
         )
-        out = finetune(body, 'even', [*PLAN, *SCENES], out=tmp_path / 'out', log=quiet)
+        out = finetune(finetune_spec(body, 'even', [*PLAN, *SCENES]), out=tmp_path / 'out', log=quiet)
         assert load(out).results()[0]['numbers']['table'][0]['question'] == 'even valid'
     finally:
         TASKS.pop('even', None)
@@ -427,7 +455,11 @@ def test_the_edges_of_a_wide_photo_are_seen(body, boxed, tmp_path, how):
     "Photos of 2:1 that differ at the left edge alone: training, evaluation and `answer` look at it, and at its boxes"
     root = photos(tmp_path / 'root')
     given = dict(region_files=store_of(root, tmp_path / 'store')) if how == 'boxes' else {}
-    run = finetune(dict(grid=body, boxes=boxed)[how], 'vqa', SHORT, root=root, out=tmp_path / 'out', log=quiet, **given)
+    run = finetune(
+        finetune_spec(dict(grid=body, boxes=boxed)[how], 'vqa', SHORT, root=root, **given),
+        out=tmp_path / 'out',
+        log=quiet,
+    )
     m = vlrep.load(run)
     plain = np.full((48, 96, 3), 128, np.uint8)
     other = plain.copy()
@@ -462,24 +494,22 @@ def test_training_and_decisions_see_the_whole_photo(body, tmp_path, monkeypatch)
         return got
 
     monkeypatch.setattr(EvalTransform, '__call__', noted)
-    finetune(body, 'vqa', SHORT, root=photos(tmp_path / 'root'), out=tmp_path / 'out', log=quiet)
+    finetune(finetune_spec(body, 'vqa', SHORT, root=photos(tmp_path / 'root')), out=tmp_path / 'out', log=quiet)
     assert len(seen) >= 6 and all(seen)  # training, validation, decisions with and without images
 
 
 def test_boxes_have_to_come_from_somewhere(boxed, tmp_path):
     root = photos(tmp_path / 'root')
     with pytest.raises(ValueError, match='^train: .*has no boxes.*--region-files takes the boxes'):
-        finetune(boxed, 'vqa', SHORT, root=root, out=tmp_path / 'out', log=quiet)
+        finetune(finetune_spec(boxed, 'vqa', SHORT, root=root), out=tmp_path / 'out', log=quiet)
     lines = []
     with pytest.raises(ValueError, match='^test: .*4 of 4 images have no regions'):  # before training
         finetune(
-            boxed,
-            'vqa',
-            SHORT,
-            root=root,
+            finetune_spec(
+                boxed, 'vqa', SHORT, root=root, region_files=store_of(root, tmp_path / 'store', leave_out='test2015')
+            ),
             out=tmp_path / 'out',
             log=lines.append,
-            region_files=store_of(root, tmp_path / 'store', leave_out='test2015'),
         )
     assert not (tmp_path / 'out').exists() and not any('steps of' in l for l in lines)
 
@@ -538,7 +568,7 @@ def test_each_image_has_its_own_regions(tmp_path, monkeypatch, shuffled):
     try:
         TASKS.add(FinetuneTask('planted', 'a test', dict(world=source), labels=lambda *_: ['no', 'yes'], **parts))
         plan = ['steps=60', 'bs=32', 'every=20', 'warmup=6', 'lr=0.01']
-        out = finetune(run, 'planted', plan, out=tmp_path / 'out', log=quiet)
+        out = finetune(finetune_spec(run, 'planted', plan), out=tmp_path / 'out', log=quiet)
     finally:
         TASKS.pop('planted', None)
     table = {(r['question'], r['backbone']): r['value'] for r in load(out).results()[0]['numbers']['table']}
@@ -568,15 +598,14 @@ def test_a_model_without_a_part_for_bf16_is_trained_in_fp32(tmp_path, monkeypatc
     parts = {k: getattr(TASKS['snli_ve'], k) for k in 'score loss decide measure constant submit'.split()}
     try:
         TASKS.add(FinetuneTask('planted', 'a test', dict(world=source), labels=lambda *_: ['no', 'yes'], **parts))
-        out = finetune(run, 'planted', ['steps=2', 'bs=8', 'every=2', 'warmup=1'], out=tmp_path / 'out', log=quiet)
+        out = finetune(
+            finetune_spec(run, 'planted', ['steps=2', 'bs=8', 'every=2', 'warmup=1']), out=tmp_path / 'out', log=quiet
+        )
         assert load(out).results()[0]['precision'] == 'fp32'
         assert load(out).info['precision'] == ('bf16' if bf16 else 'fp32')
         with pytest.raises(ValueError, match='precision bf16: on a CPU the model needs'):
             finetune(
-                run,
-                'planted',
-                ['steps=2', 'bs=8', 'every=2', 'warmup=1'],
-                precision='bf16',
+                finetune_spec(run, 'planted', ['steps=2', 'bs=8', 'every=2', 'warmup=1'], precision='bf16'),
                 out=tmp_path / 'no',
                 log=quiet,
             )
@@ -591,19 +620,21 @@ def test_schedule_of_mm_imdb(tmp_path):
     "60,000 steps of a line that would end after 88,000; shorter ones in proportion"
     from vlrep.evaluation.finetune.training import _linear
 
-    asked = dict(task='mm_imdb', data=None, root=tmp_path)
-    plan = plan_finetune(asked, [])[1]
+    def planned(task='mm_imdb', changes=()):
+        return finetune_spec('run', task, changes, root=tmp_path).plan
+
+    plan = planned()
     assert (plan.steps, plan.warmup, plan.decay_steps) == (60_000, 2000, 88_000)
     assert _linear(60_000, plan.decay_steps, plan.warmup) == pytest.approx(28 / 86)
-    short = plan_finetune(asked, ['steps=6000'])[1]
+    short = planned(changes=['steps=6000'])
     assert (short.warmup, short.decay_steps) == (2000, 8800)
-    assert plan_finetune(asked, ['steps=6000', 'decay_steps=0'])[1].decay_steps == 0
-    assert plan_finetune({**asked, 'task': 'vqa'}, [])[1].decay_steps == 0
+    assert planned(changes=['steps=6000', 'decay_steps=0']).decay_steps == 0
+    assert planned('vqa').decay_steps == 0
 
 
 def test_the_table_may_leave_out_the_test_set(body, tmp_path):
     "Which split a number is of its row says (A27)"
-    out = finetune(body, 'snli_ve', [*SHORT, *SCENES, 'report=valid'], out=tmp_path / 'out', log=quiet)
+    out = finetune(finetune_spec(body, 'snli_ve', [*SHORT, *SCENES, 'report=valid']), out=tmp_path / 'out', log=quiet)
     asked = {r['question'] for r in load(out).results()[0]['numbers']['table']}
     assert {q.split(':')[0] for q in asked} == {'snli_ve valid'} and (out / 'predictions-test.jsonl').is_file()
 
@@ -630,7 +661,7 @@ def test_stopped_before_the_first_checkpoint(tuned, body, tmp_path):
     for name in ('recipe.json', 'labels.json', 'tokenizer.model'):
         (run / name).write_bytes((tuned / name).read_bytes())
     said = []
-    finetune(run, resume=True, log=said.append)
+    resume(run, log=said.append)
     a, b = (load(r).weights('last') for r in (run, tuned))
     assert said[0] == 'no checkpoint: beginning anew' and all(torch.equal(v, a[k]) for k, v in b.items())
     assert load(run).info['finetune'] == load(tuned).info['finetune']
@@ -642,8 +673,10 @@ def test_stopped_before_the_first_checkpoint(tuned, body, tmp_path):
 def test_a_backbone_gets_a_text_encoder(tmp_path):
     run = untrained(tmp_path / 'virtex', 'virtex', visual_depth=10, visual_width=8, width=32, size=32, vocab=200)
     with pytest.raises(ValueError, match='its text encoder would begin at random'):
-        finetune(run, 'vqa', [*PLAN, *SCENES, 'frozen=true'], out=tmp_path / 'no', log=quiet)
-    out = finetune(run, 'vqa', ['steps=2', 'bs=8', 'every=2', 'warmup=1', *SCENES], out=tmp_path / 'out', log=quiet)
+        finetune(finetune_spec(run, 'vqa', [*PLAN, *SCENES, 'frozen=true']), out=tmp_path / 'no', log=quiet)
+    out = finetune(
+        finetune_spec(run, 'vqa', ['steps=2', 'bs=8', 'every=2', 'warmup=1', *SCENES]), out=tmp_path / 'out', log=quiet
+    )
     m = vlrep.load(out)
     assert m.embed(world('test', 1, size=32)[0].image).shape == (m.backbone.width,)
     assert len(m.answer(world('test', 1, size=32)[0].image, 'what is it', top=3)) == 3
@@ -667,13 +700,13 @@ def test_answers(tuned, body):
 
 def test_what_a_fine_tuned_run_is_not(tuned, body):
     with pytest.raises(ValueError, match='vlrep resume'):
-        pretrain(resume_run=tuned, log=quiet)
+        resume(tuned, log=quiet)
     with pytest.raises(ValueError, match='stands in none with others'):
         report([tuned, tuned])
     with pytest.raises(ValueError, match='is fine-tuned already'):
-        finetune(tuned, 'vqa', log=quiet)
+        finetune(finetune_spec(tuned, 'vqa'), log=quiet)
     with pytest.raises(ValueError, match='is no fine-tuned run'):
-        finetune(body, resume=True, log=quiet)
+        resume(body, log=quiet)
 
 
 # ---------------------------------------------------------------- the command line

@@ -26,6 +26,9 @@ from PIL import EpsImagePlugin, Image
 from safetensors.torch import load_file, save_file
 from test_faults import resign
 from tools import NET, PHOTOS, refused, sets
+from vlrep.experiments.open import open_run
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import recorded_spec, run_spec
 
 import vlrep
 from vlrep.core.files import read_json, write_json
@@ -40,8 +43,8 @@ from vlrep.datasets.image_folder import read_folder
 from vlrep.datasets.narratives import read_localized, write_localized
 from vlrep.datasets.voc07 import read_voc_xml
 from vlrep.datasets.world.dataset import scene, world
-from vlrep.experiments.commands import METHODS, open_run, pretrain
 from vlrep.experiments.config import get_recipe, recipe_dict
+from vlrep.methods.base import METHODS
 from vlrep.methods.virtex.models import CaptioningModel
 from vlrep.methods.virtex.official import load_virtex, virtex_state
 from vlrep.models.backbones import make_backbone
@@ -170,7 +173,7 @@ def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
     "By default, at the shell; a smaller limit stops the run and keeps it, and it goes on with a larger one"
     for name in trained_on(photos)[1].ids[:2]:
         (photos / 'Images' / name).write_bytes(b'')
-    out = pretrain('token_cls', data='flickr8k', root=photos, out=tmp_path / 'run', changes=TINY, log=lambda s: None)
+    out = pretrain(run_spec('token_cls', TINY, data='flickr8k', root=photos), out=tmp_path / 'run', log=lambda s: None)
     assert len(load(out).results()[-1]['numbers']['damaged']) == 2
     words = [
         'pretrain',
@@ -324,11 +327,8 @@ def test_no_places_to_learn(tmp_path, why, capsys):
     for more, root in ([], 'some'), (['localise=0'], 'all'):
         with pytest.raises(Enough):
             pretrain(
-                'loctex',
-                data='narratives',
-                root=tmp_path / root,
+                run_spec('loctex', [*TINY[:-5], *NET, *more], data='narratives', root=tmp_path / root),
                 out=tmp_path / 'no',
-                changes=[*TINY[:-5], *NET, *more],
                 log=log,
             )
     counts = [int(s.split()[0]) for s in said if f'of 45 narratives {why}: the localisation loss leaves them out' in s]
@@ -680,7 +680,7 @@ def test_odd_facts_in_recipe_json(built, tmp_path):
             Run(built)._write({**whole, key: odd})
             for ask in (
                 lambda: open_run(built),
-                lambda: pretrain(resume_run=built, changes=['steps=x'], log=lambda s: None),
+                lambda: resume(built, recorded_spec(built).changed(['steps=x']), log=lambda s: None),
             ):
                 try:
                     ask()

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import run_spec
 
 from vlrep.core.files import write_json
 from vlrep.data.pair_masking import mask_words
 from vlrep.data.wordpiece import WordPieceTokenizer
-from vlrep.experiments.commands import evaluate, export, pretrain
+from vlrep.experiments.commands import evaluate, export
 from vlrep.models.bert import load_bert
 from vlrep.models.fusion import FusionConfig
 from vlrep.models.fusion_model import FusionModel
@@ -257,10 +259,10 @@ SMALL = [
 
 def test_a_run_reads_what_another_run_wrote(tmp_path):
     "Captions of a captioner's run beside the twins, and what the fusion uses is in the result and can be asked again"
-    how = dict(threads=1, precision='fp32', log=lambda s: None)
-    writer = pretrain('captioning', changes=SMALL, out=tmp_path / 'writer', **how)
+    how = dict(threads=1, precision='fp32')
+    writer = pretrain(run_spec('captioning', SMALL, **how), out=tmp_path / 'writer', log=str)
     wrote = ['source=generated', 'aux_scenes=0', f'generated={writer}']
-    run = pretrain('visualbert', changes=[*SMALL, *wrote], out=tmp_path / 'run', **how)
+    run = pretrain(run_spec('visualbert', [*SMALL, *wrote], **how), out=tmp_path / 'run', log=str)
     numbers = load(run).results()[-1]['numbers']
     rows = {(r['metric'], r['backbone']): r['value'] for r in numbers['fusion_ablation']}
     assert len(rows) == 10 and numbers['images'] == 64 and 'table' not in numbers
@@ -271,4 +273,6 @@ def test_a_run_reads_what_another_run_wrote(tmp_path):
     with pytest.raises(ValueError, match='has no backbone of its own'):
         export(run, 'torchvision', tmp_path / 'net')
     with pytest.raises(ValueError, match='cannot write captions'):
-        pretrain('visualbert', changes=[*SMALL, *wrote[:2], f'generated={run}'], out=tmp_path / 'mute', **how)
+        pretrain(
+            run_spec('visualbert', [*SMALL, *wrote[:2], f'generated={run}'], **how), out=tmp_path / 'mute', log=str
+        )

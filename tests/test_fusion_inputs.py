@@ -15,6 +15,9 @@ from PIL import Image
 from test_every_data import leaving
 from tools import refused
 from torchvision.models import detection
+from vlrep.experiments.open import open_run
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import finetune_spec, recorded_recipe, run_spec
 
 import vlrep
 from vlrep.core.weights import weights_sha256
@@ -22,7 +25,7 @@ from vlrep.data.records import ImageFileDataset
 from vlrep.data.regions import RegionReader, RegionStore, RegionWriter, convert_regions
 from vlrep.data.tasks import TaskDataset, read_labels
 from vlrep.datasets.world.dataset import world
-from vlrep.experiments.commands import evaluate, export, open_run, pretrain, recipe_of
+from vlrep.experiments.commands import evaluate, export
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.region_files import make_regions, write_regions
 from vlrep.experiments.start import run_backbone
@@ -280,7 +283,7 @@ SMALL = [
 ]
 FILES = ['regions=files', 'region_model=given', 'cache_regions=false', 'flip_p=0', 'mim=off', 'aux_scenes=0']
 TASK = ['steps=2', 'bs=4', 'every=2', 'warmup=1', 'scenes=12', 'valid=6', 'test=6']
-HOW = dict(threads=1, precision='fp32', log=quiet)
+HOW = dict(threads=1, precision='fp32')
 
 
 def stored(folder, width=6, seed=0):
@@ -299,7 +302,7 @@ def begun(out, changes, monkeypatch):
     with monkeypatch.context() as m:
         m.setitem(METHODS, 'visualbert', leaving(METHODS['visualbert']))
         with pytest.raises(TrainingInterrupted):
-            pretrain('visualbert', changes=[*SMALL, *changes], out=out, **HOW)
+            pretrain(run_spec('visualbert', [*SMALL, *changes], **HOW), out=out, log=quiet)
     return out
 
 
@@ -313,10 +316,10 @@ def test_a_changed_store_is_not_gone_on_with(tmp_path, monkeypatch):
         match=r'what it reads has changed since it began \(region_files: was .* now .*\): '
         'restore it',
     ):
-        pretrain(resume_run=run, **HOW)
+        resume(run, log=quiet)
     said = []
     stored(store)
-    pretrain(resume_run=run, **{**HOW, 'log': said.append})
+    resume(run, log=said.append)
     assert any('resuming from step 2' in s for s in said) and load(run).results()
 
 
@@ -325,7 +328,7 @@ def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
     run = begun(tmp_path / 'run', [*FILES, f'region_files={store}'], monkeypatch)
     was = load(run).info['contents']['region_files']
     stored(store, seed=1)
-    pretrain(resume_run=run, inexact=True, **HOW)
+    resume(run, inexact=True, log=quiet)
     now = load(run).info
     assert now['contents']['region_files'] != was and 'contents region_files' in str(now['inexact'])
 
@@ -343,7 +346,7 @@ def test_changed_texts_are_not_gone_on_with(tmp_path, monkeypatch):
     run = begun(tmp_path / 'run', [*grid, f'generated={said}'], monkeypatch)
     write('a blue car on the beach')
     with pytest.raises(ValueError, match='generated of train: was'):
-        pretrain(resume_run=run, **HOW)
+        resume(run, log=quiet)
 
 
 # ---------------------------------------------------------------- widths
@@ -358,10 +361,9 @@ def test_another_width_is_refused_before_a_bert_is_opened(tmp_path, monkeypatch)
         match='store: has features of width 6, and region_width=2048 asks for width 2048; add --set region_width=6',
     ):
         pretrain(
-            'visualbert',
-            changes=[*SMALL, *FILES, f'region_files={store}', 'region_width=2048'],
+            run_spec('visualbert', [*SMALL, *FILES, f'region_files={store}', 'region_width=2048'], **HOW),
             out=tmp_path / 'run',
-            **HOW,
+            log=quiet,
         )
     assert not (tmp_path / 'run').exists()
     paper = METHODS['vilbert'].recipes['vilbert']
@@ -373,27 +375,32 @@ def test_no_backbone_where_regions_come_from_files(tmp_path):
     store = stored(tmp_path / 'store')
     with pytest.raises(ValueError, match='regions=files: .*leave --backbone and --weights out'):
         pretrain(
-            'visualbert',
-            changes=[
-                *SMALL[:-12],
-                *[c for c in SMALL[-12:] if not c.startswith('visual_')],
-                *FILES,
-                f'region_files={store}',
-            ],
-            backbone='resnet18',
+            run_spec(
+                'visualbert',
+                [
+                    *SMALL[:-12],
+                    *[c for c in SMALL[-12:] if not c.startswith('visual_')],
+                    *FILES,
+                    f'region_files={store}',
+                ],
+                backbone='resnet18',
+                **HOW,
+            ),
             out=tmp_path / 'run',
-            **HOW,
+            log=quiet,
         )
 
 
 def test_fine_tuning_reads_features_of_the_same_width(tmp_path):
     store = stored(tmp_path / 'store')
-    run = pretrain('visualbert', changes=[*SMALL, *FILES, f'region_files={store}'], out=tmp_path / 'run', **HOW)
+    run = pretrain(
+        run_spec('visualbert', [*SMALL, *FILES, f'region_files={store}'], **HOW), out=tmp_path / 'run', log=quiet
+    )
     assert load(run).info['text_sizes']['region_width'] == 6
     other = stored(tmp_path / 'other', 8)
     said = []
     with pytest.raises(ValueError, match='other: has features of width 8, and this run asks for width 6'):
-        finetune(run, 'vqa', TASK, region_files=other, out=tmp_path / 'out', log=said.append)
+        finetune(finetune_spec(run, 'vqa', TASK, region_files=other), out=tmp_path / 'out', log=said.append)
     assert not said
 
 
@@ -402,7 +409,7 @@ def test_fine_tuning_reads_features_of_the_same_width(tmp_path):
 
 def test_what_needs_a_backbone_says_why_there_is_none(tmp_path, capsys):
     grid = ['regions=grid', 'region_model=given', 'cache_regions=false', 'mim=off', 'aux_scenes=0']
-    run = pretrain('vilbert', changes=[*SMALL, *grid], out=tmp_path / 'run', **HOW)
+    run = pretrain(run_spec('vilbert', [*SMALL, *grid], **HOW), out=tmp_path / 'run', log=quiet)
     why = 'its regions come from files, or from a network that is not trained'
     assert all(METHODS[m].no_backbone.startswith(why) for m in ('visualbert', 'vilbert'))
     with pytest.raises(ValueError, match=f'no backbone of its own .{why}'):
@@ -495,7 +502,7 @@ def test_a_run_opens_without_the_folder_of_its_bert(method, tmp_path):
     tok = bert_tokenizer('scratch', train, 300)
     folder = bert_in(tmp_path / 'bert', tok)
     own = [c for c in SMALL if method != 'icmlm' or c.partition('=')[0] not in ('width', 'heads', 'depth', 'vocab')]
-    run = pretrain(method, changes=[*own, *CHANGES[method], f'bert={folder}'], out=tmp_path / 'run', **HOW)
+    run = pretrain(run_spec(method, [*own, *CHANGES[method], f'bert={folder}'], **HOW), out=tmp_path / 'run', log=quiet)
     assert load(run).info['text_sizes'].items() >= dict(width=16, depth=1, heads=2, ffn=24, eps=1e-6).items()
     batch = dict(tok=torch.tensor([[2, 9, tok.mask, 7, 3]]), lens=torch.tensor([5]), img=torch.zeros(1, 3, 32, 32))
 
@@ -508,7 +515,7 @@ def test_a_run_opens_without_the_folder_of_its_bert(method, tmp_path):
     torch.testing.assert_close(asked(), before, rtol=0, atol=0)
     on = 'masked_words' if method == 'icmlm' else 'fusion_ablation'
     assert evaluate(run, on, log=quiet)
-    out = finetune(run, 'vqa', TASK, out=tmp_path / 'out', log=quiet)
+    out = finetune(finetune_spec(run, 'vqa', TASK), out=tmp_path / 'out', log=quiet)
     assert vlrep.load(out).answer(np.zeros((32, 32, 3), np.uint8), 'what is it?')
 
 
@@ -518,11 +525,20 @@ def test_an_older_run_of_icmlm_needs_the_folder_and_opens_with_it(tmp_path):
     tok = bert_tokenizer('scratch', train, 300)
     folder = bert_in(tmp_path / 'bert', tok)
     own = [c for c in SMALL if c.partition('=')[0] not in ('width', 'heads', 'depth', 'vocab')]
-    run = pretrain('icmlm', changes=[*own, *CHANGES['icmlm'], f'bert={folder}'], out=tmp_path / 'run', **HOW)
+    run = pretrain(
+        run_spec('icmlm', [*own, *CHANGES['icmlm'], f'bert={folder}'], **HOW), out=tmp_path / 'run', log=quiet
+    )
     want = open_run(run).capabilities['fill_mask']
     info = load(run).info
     weights = load(run).weights('best')
-    with Run.create(tmp_path / 'old', recipe_of(load(run)), 'icmlm', info['data'], 0, name=info['name']) as old:
+    with Run.create(
+        tmp_path / 'old',
+        recorded_recipe(load(run).info, run / 'recipe.json'),
+        'icmlm',
+        info['data'],
+        0,
+        name=info['name'],
+    ) as old:
         shutil.copy(run / 'tokenizer.model', old / 'tokenizer.model')
         old.keep_part('tokenizer.model')
         old.save('best', {k: v for k, v in weights.items() if not k.startswith('bert.')}, dict(step=4))

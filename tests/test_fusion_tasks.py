@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from tools import refused
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import Runtime, finetune_spec, run_spec
 
 import vlrep
 from vlrep.cli import main
@@ -26,7 +28,6 @@ from vlrep.datasets.snli_ve import write_snli_ve
 from vlrep.datasets.vizwiz import write_vizwiz
 from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.world.dataset import scene, world
-from vlrep.experiments.commands import pretrain
 from vlrep.experiments.config import recipe_dict
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.splits import open_splits
@@ -147,19 +148,24 @@ def test_questions_are_no_captions(roots, capsys):
 def test_other_questions_are_another_run(roots, tmp_path):
     "A question that was changed after the run began, and answers that are gone"
     shutil.copytree(roots / 'vqa', tmp_path / 'vqa')
-    run = pretrain('visualbert', None, SMALL, 'vqa', tmp_path / 'vqa', out=tmp_path / 'run', log=quiet, **HOW)
+    run = pretrain(
+        run_spec('visualbert', SMALL, data='vqa', root=tmp_path / 'vqa', **HOW), out=tmp_path / 'run', log=quiet
+    )
     path = tmp_path / 'vqa' / 'v2_OpenEnded_mscoco_train2014_questions.json'
     path.write_text(path.read_text().replace('?', '??'))
     (run / 'result.jsonl').unlink()
     with pytest.raises(ValueError, match='has changed since it began .questions of train'):
-        pretrain(resume_run=run, log=quiet)
+        resume(run, log=quiet)
     path = tmp_path / 'vqa' / 'v2_mscoco_train2014_annotations.json'
     data = json.loads(path.read_text())
     data['annotations'][0]['answers'] = []
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match='question 1000: answers is'):
         pretrain(
-            'visualbert', None, SMALL, 'vqa', tmp_path / 'vqa', out=tmp_path / 'other', log=quiet, max_damaged=0, **HOW
+            run_spec('visualbert', SMALL, data='vqa', root=tmp_path / 'vqa', **HOW),
+            Runtime(max_damaged=0),
+            out=tmp_path / 'other',
+            log=quiet,
         )
 
 
@@ -195,14 +201,9 @@ def test_pretrains_on_boxes_of_a_file(photos, tmp_path):
     said = []
     file = at / 'boxes.jsonl'
     run = pretrain(
-        'visualbert',
-        None,
-        [*SMALL, *BOXES, f'region_files={file}'],
-        'csv',
-        at / 'photos.csv',
+        run_spec('visualbert', [*SMALL, *BOXES, f'region_files={file}'], data='csv', root=at / 'photos.csv', **HOW),
         out=tmp_path / 'run',
         log=said.append,
-        **HOW,
     )
     assert any('36 boxes of 18 images' in s for s in said), said  # two are the test set
     assert any('3 of 21 images of the file are not in the data' in s for s in said)
@@ -219,7 +220,9 @@ def test_pretrains_on_boxes_of_a_file(photos, tmp_path):
     write(
         [dict(image=f'COCO_{s}2014_{i:012d}', boxes=[[0, 0, 0.5, 0.5]]) for s in ('train', 'val') for i in range(1, 5)]
     )
-    out = finetune(run, 'vqa', PLAN, root=tmp_path / 'vqa', region_files=file, out=tmp_path / 'vqa-run', log=quiet)
+    out = finetune(
+        finetune_spec(run, 'vqa', PLAN, root=tmp_path / 'vqa', region_files=file), out=tmp_path / 'vqa-run', log=quiet
+    )
     assert vlrep.load(out).answer(scene('test', 0, size=48).image, 'what is it?', [(0, 0, 0.5, 0.5)])
 
 
@@ -248,14 +251,15 @@ def test_bad_boxes_are_named(photos, tmp_path, change, says):
         write(change(lines[k:] + lines[:k]))
         try:
             pretrain(
-                'visualbert',
-                None,
-                [*SMALL, *BOXES, f'region_files={at / "boxes.jsonl"}'],
-                'csv',
-                at / 'photos.csv',
+                run_spec(
+                    'visualbert',
+                    [*SMALL, *BOXES, f'region_files={at / "boxes.jsonl"}'],
+                    data='csv',
+                    root=at / 'photos.csv',
+                    **HOW,
+                ),
                 out=tmp_path / f'run{k}',
                 log=quiet,
-                **HOW,
             )
         except ValueError as e:
             assert re.search(says, str(e)), e
@@ -293,12 +297,11 @@ def test_a_file_of_boxes_is_for_boxes(photos, capsys):
 def body(tmp_path_factory):
     "A VisualBERT that has learned a little"
     return pretrain(
-        'visualbert',
-        'world',
-        [*SMALL, *SCENES, 'regions=grid', 'region_model=given', 'aux_scenes=0'],
+        run_spec(
+            'visualbert', [*SMALL, *SCENES, 'regions=grid', 'region_model=given', 'aux_scenes=0'], name='world', **HOW
+        ),
         out=tmp_path_factory.mktemp('runs') / 'body',
         log=quiet,
-        **HOW,
     )
 
 
@@ -307,7 +310,7 @@ TASK = ['scenes=12', 'valid=6', 'test=6']
 
 @pytest.fixture(scope='module')
 def tuned(body, tmp_path_factory):
-    return finetune(body, 'vqa', [*PLAN, *TASK], out=tmp_path_factory.mktemp('runs') / 'vqa', log=quiet)
+    return finetune(finetune_spec(body, 'vqa', [*PLAN, *TASK]), out=tmp_path_factory.mktemp('runs') / 'vqa', log=quiet)
 
 
 def test_drift_is_in_the_report(body, tuned):
@@ -327,16 +330,16 @@ def test_drift_is_in_the_report(body, tuned):
 
 def test_no_drift_where_there_is_none(body, tuned, tmp_path):
     "A frozen body does not move; initial weights that are gone or changed are said, and the report goes without"
-    frozen = finetune(body, 'vqa', [*PLAN, *TASK, 'frozen=true'], out=tmp_path / 'frozen', log=quiet)
+    frozen = finetune(finetune_spec(body, 'vqa', [*PLAN, *TASK, 'frozen=true']), out=tmp_path / 'frozen', log=quiet)
     assert 'drift' not in load(frozen).results()[0]['numbers']
     assert 'Drift of the weights' not in (frozen / 'report.html').read_text()
     shutil.copytree(body, tmp_path / 'body')
-    out = finetune(tmp_path / 'body', 'vqa', [*PLAN, *TASK], out=tmp_path / 'out', log=quiet)
+    out = finetune(finetune_spec(tmp_path / 'body', 'vqa', [*PLAN, *TASK]), out=tmp_path / 'out', log=quiet)
     assert load(out).results()[0]['numbers']['drift'] == load(tuned).results()[0]['numbers']['drift']
     shutil.rmtree(tmp_path / 'body')
     said = []
     (out / 'result.jsonl').unlink()
-    finetune(out, resume=True, log=said.append)
+    resume(out, log=said.append)
     assert any(s.startswith('the drift of the weights is not known: ') and 'body' in s for s in said)
     assert 'drift' not in load(out).results()[0]['numbers']
 
@@ -374,7 +377,9 @@ def test_answers_have_limits(tuned, tmp_path):
 def writer(tmp_path_factory):
     changes = [c for c in SMALL if c.split('=')[0] != 'bert_steps']
     return pretrain(
-        'captioning', 'world', [*changes, *SCENES], out=tmp_path_factory.mktemp('runs') / 'writer', log=quiet, **HOW
+        run_spec('captioning', [*changes, *SCENES], name='world', **HOW),
+        out=tmp_path_factory.mktemp('runs') / 'writer',
+        log=quiet,
     )
 
 
@@ -522,7 +527,7 @@ def test_what_lies_between_is_a_run(method, tmp_path):
         pairs
         == dict(visualbert=['tt', 'ti it', 'ti it', 'tt ti it ii'], vilbert=['tt', 'ii', 'tt ti', 'it ii'])[method]
     )
-    finetune(run.path, 'vqa', [*PLAN, *TASK], out=tmp_path / 'vqa', log=quiet)
+    finetune(finetune_spec(run.path, 'vqa', [*PLAN, *TASK]), out=tmp_path / 'vqa', log=quiet)
     assert load(tmp_path / 'vqa').results()[0]['numbers']['drift']
 
 

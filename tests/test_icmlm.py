@@ -11,12 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tools import refused
+from vlrep.experiments.open import open_run
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import run_spec
 
 from vlrep.core.fields import check_fields
 from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
 from vlrep.evaluation.masked_words.table import masked_word_maps, masked_word_table
-from vlrep.experiments.commands import evaluate, open_run, pretrain
+from vlrep.experiments.commands import evaluate
 from vlrep.methods.base import METHODS
 from vlrep.methods.icmlm.heads import AttFcHead, TfmHead
 from vlrep.methods.icmlm.models import MaskedWordModel
@@ -470,11 +473,7 @@ def test_a_run_from_start_to_end(tmp_path):
     ]
     small = [f'{k}={v}' for k, v in SMALL.items()]
     out = pretrain(
-        'icmlm',
-        name='icmlm_attfc',
-        changes=[*sizes, *small],
-        threads=1,
-        precision='fp32',
+        run_spec('icmlm', [*sizes, *small], name='icmlm_attfc', threads=1, precision='fp32'),
         out=tmp_path / 'run',
         log=lambda s: None,
     )

@@ -18,9 +18,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import vlrep.experiments.pretrain
 from test_faults import flip, forked
 from test_resume import rows
 from tools import ENV, SIZES, refused, sets
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import Runtime, recorded_spec, run_spec
 
 import vlrep.experiments.commands
 import vlrep.training.run_folder
@@ -28,7 +31,6 @@ from vlrep.cli import main
 from vlrep.datasets.flickr8k import write_flickr8k
 from vlrep.datasets.world.dataset import scene, world
 from vlrep.evaluation.base import EVALUATIONS
-from vlrep.experiments.commands import pretrain
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.run_folder import Run, load
 
@@ -41,12 +43,12 @@ def quiet(s):
     return None
 
 
-def go(out, **kw):
-    return pretrain('tags', changes=JOB, threads=1, out=out, log=kw.pop('log', quiet), **kw)
+def go(out, log=quiet, **runtime):
+    return pretrain(run_spec('tags', JOB, threads=1), Runtime(**runtime), out, log)
 
 
-def again(run, **kw):
-    return pretrain(resume_run=run, log=kw.pop('log', quiet), **kw)
+def again(run, changes=(), log=quiet, **how):
+    return resume(run, recorded_spec(run).changed(changes), log=log, **how)
 
 
 @pytest.fixture
@@ -58,14 +60,14 @@ def quick(monkeypatch):
         return run / 'report.html'
 
     monkeypatch.setattr(
-        vlrep.experiments.commands,
+        vlrep.experiments.pretrain,
         'measure',
         lambda run, recipe, options, dataset, learn, **kw: (
             dict(steps=learn.train_state.step, held_loss=learn.train_state.best_loss),
             [],
         ),
     )
-    monkeypatch.setattr(vlrep.experiments.commands, 'write_report', page)
+    monkeypatch.setattr(vlrep.experiments.pretrain, 'write_report', page)
 
 
 @pytest.fixture(scope='module')
@@ -225,7 +227,7 @@ def test_tokenizer_torn(tmp_path, monkeypatch, quick):
 
     def work():
         Path.write_bytes = torn
-        pretrain('token_cls', changes=[*JOB, 'vocab=300', 'width=32', 'heads=2'], out=run, log=quiet)
+        pretrain(run_spec('token_cls', [*JOB, 'vocab=300', 'width=32', 'heads=2']), out=run, log=quiet)
 
     assert forked(work) == -signal.SIGKILL and (run / 'tokenizer.model').stat().st_size == 99
     again(run)
@@ -274,7 +276,7 @@ def test_torn_report(whole, tmp_path, monkeypatch, how):
     result = (run / 'result.jsonl').read_bytes()
     said = []
     p.unlink() if TORN[how] is None else p.write_bytes(TORN[how](b) if how != 'without its end' else b.rstrip()[:-1])
-    monkeypatch.setattr(vlrep.experiments.commands, 'open_splits', None)
+    monkeypatch.setattr(vlrep.experiments.pretrain, 'open_splits', None)
     again(run, log=said.append)
     assert p.read_bytes() == b and (run / 'result.jsonl').read_bytes() == result and said == [f'report: {p}']
 
@@ -283,7 +285,7 @@ def test_killed_before_the_report(tmp_path, quick):
     run = tmp_path / 'run'
 
     def work():
-        vlrep.experiments.commands.write_report = lambda r: os.kill(os.getpid(), signal.SIGKILL)
+        vlrep.experiments.pretrain.write_report = lambda r: os.kill(os.getpid(), signal.SIGKILL)
         go(run)
 
     assert forked(work) == -signal.SIGKILL and not (run / 'report.html').exists() and len(load(run).results()) == 1
@@ -431,7 +433,7 @@ def test_test_photos_gone(tmp_path, monkeypatch):
     "Said in one line; the training is kept, and asked once the photos are back"
     write_flickr8k((scene('valid', i, size=48) for i in range(60)), tmp_path / 'photos')
     away = tmp_path / 'away'
-    train = vlrep.experiments.commands.train_on
+    train = vlrep.experiments.pretrain.train_on
     moved = []
 
     def then_gone(*a, **kw):
@@ -443,12 +445,12 @@ def test_test_photos_gone(tmp_path, monkeypatch):
             shutil.move(moved[-1], away)
         return learn
 
-    monkeypatch.setattr(vlrep.experiments.commands, 'train_on', then_gone)
+    monkeypatch.setattr(vlrep.experiments.pretrain, 'train_on', then_gone)
     run = tmp_path / 'run'
     said = []
     changes = ['size=32', 'width=32', 'heads=2', 'vocab=200', 'bs=16', 'steps=2', 'warmup=1', 'train=.7', 'test=.2']
     with pytest.raises(ValueError) as e:
-        pretrain('masked_lm', data='flickr8k', root=tmp_path / 'photos', changes=changes, out=run, log=said.append)
+        pretrain(run_spec('masked_lm', changes, data='flickr8k', root=tmp_path / 'photos'), out=run, log=said.append)
     n = len(moved)
     assert (
         n > 5

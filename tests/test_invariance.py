@@ -12,7 +12,7 @@ from test_resume import small
 from tools import told
 
 from vlrep.data.loader import loaders
-from vlrep.experiments.commands import METHODS
+from vlrep.methods.base import METHODS
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader
 
 

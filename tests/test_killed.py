@@ -11,8 +11,9 @@ from test_faults import forked
 from test_finetune import SCENES, body, quiet
 from test_interrupted import JOB, quick
 from test_resume import rows
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import finetune_spec, run_spec
 
-from vlrep.experiments.commands import pretrain
 from vlrep.experiments.finetune import finetune
 from vlrep.training.run_folder import load
 
@@ -56,7 +57,7 @@ def test_finetune(body, tmp_path):
     "Before each write; where there is no run yet, the same command begins it"
 
     def begin(out):
-        return finetune(body, 'vqa', [*PLAN, *SCENES], out=out, threads=1, log=quiet)
+        return finetune(finetune_spec(body, 'vqa', [*PLAN, *SCENES], threads=1), out=out, log=quiet)
 
     whole = begin(tmp_path / 'whole')
     k = 0
@@ -64,7 +65,7 @@ def test_finetune(body, tmp_path):
     while killed_at(k := k + 1, lambda: begin(tmp_path / f'run{k}')):
         run = tmp_path / f'run{k}'
         if (run / 'recipe.json').exists():
-            finetune(run, resume=True, log=said.append)
+            resume(run, log=said.append)
         else:
             begin(run)
         same_run(run, whole)
@@ -76,7 +77,7 @@ def test_pretrain(quick, tmp_path):
     "The same for pretraining"
 
     def begin(out):
-        return pretrain('tags', changes=[*JOB, 'scenes=100', 'steps=4'], threads=1, out=out, log=quiet)
+        return pretrain(run_spec('tags', [*JOB, 'scenes=100', 'steps=4'], threads=1), out=out, log=quiet)
 
     whole = begin(tmp_path / 'whole')
     k = 0
@@ -84,7 +85,7 @@ def test_pretrain(quick, tmp_path):
     while killed_at(k := k + 1, lambda: begin(tmp_path / f'run{k}')):
         run = tmp_path / f'run{k}'
         if (run / 'recipe.json').exists():
-            pretrain(resume_run=run, log=said.append)
+            resume(run, log=said.append)
         else:
             begin(run)
         same_run(run, whole)

@@ -11,13 +11,14 @@ from learning import material
 from test_options import few_photos
 from test_resume import check, source
 from tools import refused, sets
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import run_spec
 
 import vlrep
 from vlrep.core.fields import check_fields
 from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
 from vlrep.experiments.baselines import train_on
-from vlrep.experiments.commands import pretrain
 from vlrep.experiments.config import override
 from vlrep.methods.base import METHODS
 from vlrep.methods.mct.views import check_views
@@ -60,7 +61,9 @@ TINY = dict(
 
 def tiny(out, name='world', log=str, **changes):
     "The folder of a whole job of some seconds"
-    return pretrain('mct', name, [f'{k}={v}' for k, v in (TINY | changes).items()], out=out, threads=1, log=log)
+    return pretrain(
+        run_spec('mct', [f'{k}={v}' for k, v in (TINY | changes).items()], name=name, threads=1), out=out, log=log
+    )
 
 
 class Gradients(BaseCallback):
@@ -185,7 +188,7 @@ def test_a_run_that_reads_nothing(tmp_path):
     m = vlrep.load(run)
     assert m.tok is None and not {'embed_image', 'embed_text'} & set(m.capabilities)
     said = []
-    pretrain(resume_run=run, threads=1, log=said.append)
+    resume(run, log=said.append)
     assert 'nothing is left to do' in said[0]
 
 
@@ -205,7 +208,7 @@ def test_the_report_says_which_text_views(tmp_path):
     assert first == 'text views: two captions of an image, of 5' and queue.startswith('queue=20') and first in said
     for f in ('result.jsonl', 'report.html'):
         (run / f).unlink()
-    pretrain(resume_run=run, threads=1, log=str)
+    resume(run, log=str)
     assert shown(run) == [first, queue, train, valid]
 
 

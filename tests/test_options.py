@@ -17,9 +17,8 @@ from vlrep.evaluation.base import EVALUATIONS
 from vlrep.evaluation.finetune.plan import PLANS, TASKS, FinetunePlan
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe
-from vlrep.experiments.finetune import plan_finetune
-from vlrep.experiments.options import plan
-from vlrep.experiments.sanity_checks import smoke_test
+from vlrep.experiments.options import plan, tiny_changes
+from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
 from vlrep.training.run_folder import load
@@ -43,7 +42,7 @@ def parts(method):
     "Recipe and job so small that two steps take a fraction of a second"
     both = [get_recipe(method, 'world'), DATASETS['world'].options]
     names = {f.name for p in both for f in dataclasses.fields(p)}
-    return plan(method, None, [*smoke_test(*both), *(c for c in SMALL if c.split('=')[0] in names)], 'world')
+    return plan(method, None, [*tiny_changes(*both), *(c for c in SMALL if c.split('=')[0] in names)], 'world')
 
 
 def trains(method, recipe, options):
@@ -143,13 +142,12 @@ def test_every_field_of_fine_tuning(task):
     for part in (PLANS[source.plan], source.options):
         for f in dataclasses.fields(part):
             for text in odd(typing.get_type_hints(type(part))[f.name]):
-                asked = dict(task=task, data='world', root=None)
                 try:
-                    _, new, sizes, _ = plan_finetune(asked, [f'{f.name}={text}'])
+                    spec = finetune_spec('run', task, [f'{f.name}={text}'], 'world')
                 except ValueError as e:
                     assert f.name in str(e) and '\n' not in str(e), (f.name, text, e)
                 else:
-                    assert check_fields(new) is new and check_fields(sizes) is sizes
+                    assert check_fields(spec.plan) is spec.plan and check_fields(spec.options) is spec.options
                     assert text in ('0', '2', '-1', 'maybe'), (f.name, text)
 
 
@@ -179,7 +177,7 @@ def test_the_walk_sees_a_field_without_bounds():
 
 def test_smallest_job(tmp_path):
     "The lower bounds of the world's job are enough for every question that is asked of it"
-    from vlrep.experiments.commands import pretrain
+    from vlrep.experiments.pretrain import pretrain
 
     low = {
         f.name: rule_of(typing.get_type_hints(type(DATASETS['world'].options), include_extras=True)[f.name])[1]
@@ -194,9 +192,7 @@ def test_smallest_job(tmp_path):
     ]
     for method, more in (('virtex', ['point=1']), ('loctex', ['point=1', 'baselines=false'])):
         out = pretrain(
-            method,
-            changes=[*least, *net, *more, 'steps=2', 'warmup=1', 'bs=4', 'vocab=64'],
-            threads=1,
+            run_spec(method, [*least, *net, *more, 'steps=2', 'warmup=1', 'bs=4', 'vocab=64'], threads=1),
             out=tmp_path / method,
             log=str,
         )

@@ -18,7 +18,7 @@ AT = "import os; os.environ['MASTER_ADDR'] = '{}'"
 SOON = 'import vlrep.training.distributed as d; d._REACH = 1.'
 # what comes after training, made short
 QUICK = """
-import vlrep.experiments.commands as c
+import vlrep.experiments.pretrain as c
 c.measure = lambda run, recipe, options, dataset, learn, **kw: (dict(steps=learn.train_state.step), [])
 c.write_report = lambda run: (run/'report.html').write_text('<html></html>') and run/'report.html'
 """

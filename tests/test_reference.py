@@ -12,7 +12,7 @@ from tools import ROOT
 from vlrep.datasets.base import DATASETS
 from vlrep.experiments.baselines import train_on
 from vlrep.experiments.config import get_recipe, override_all, recipe_dict
-from vlrep.experiments.sanity_checks import smoke_test
+from vlrep.experiments.options import tiny_changes
 from vlrep.experiments.splits import open_splits
 from vlrep.methods.base import METHODS
 from vlrep.methods.virtex.models import CaptioningModel
@@ -30,7 +30,7 @@ def facts(method, recipe):
     "recipe.json of `vlrep pretrain --method METHOD --tiny`, or of the recipe of that name, as far as it is compared"
     parts = [get_recipe(method, 'world' if recipe == 'tiny' else recipe), DATASETS['world'].options]
     if recipe == 'tiny':
-        parts = override_all(parts, smoke_test(*parts))
+        parts = override_all(parts, tiny_changes(*parts))
     return dict(method=method, recipe=recipe_dict(parts[0]), data=dict(name='world', **recipe_dict(parts[1])))
 
 
@@ -84,7 +84,7 @@ def material():
     "Method, recipe, images and tokenizer of `vlrep pretrain --tiny`"
     method = METHODS['virtex']
     parts = [get_recipe('virtex', 'world'), DATASETS['world'].options]
-    recipe, options = override_all(parts, smoke_test(*parts))
+    recipe, options = override_all(parts, tiny_changes(*parts))
     splits = open_splits(method, recipe, options, 'world', log=lambda s: None)
     return method, recipe, splits, method.train_tokenizer(recipe, splits['train'])
 

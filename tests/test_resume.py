@@ -15,8 +15,8 @@ from tools import told
 
 from vlrep.core.run_facts import read_log
 from vlrep.data.loader import loaders
-from vlrep.experiments.commands import METHODS
 from vlrep.experiments.config import get_recipe
+from vlrep.methods.base import METHODS
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.interrupts import Note, StopOnSignal, TrainingInterrupted
 from vlrep.training.learner import GradientAccumulation, MicroBatchLoader, StatefulCallback, StopAtStep

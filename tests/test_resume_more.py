@@ -12,10 +12,12 @@ from PIL import Image
 from test_foreign import build
 from test_study import STUDY
 from tools import NET, PHOTOS, refused
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import recorded_spec, run_spec
 
 import vlrep
 from vlrep.cli import main
-from vlrep.experiments.commands import caption, pretrain
+from vlrep.experiments.commands import caption
 from vlrep.training.run_folder import load
 
 SMALL = ['size=32', 'vocab=300', 'shuffles=1', *NET]
@@ -27,7 +29,9 @@ def trained(tmp_path_factory):
     d = tmp_path_factory.mktemp('more')
     shutil.copytree(PHOTOS, d / 'photos')
     pretrain(
-        data='flickr8k', root=d / 'photos', changes=[*SMALL, 'steps=6', 'warmup=1'], out=d / 'run', threads=1, log=str
+        run_spec(changes=[*SMALL, 'steps=6', 'warmup=1'], data='flickr8k', root=d / 'photos', threads=1),
+        out=d / 'run',
+        log=str,
     )
     (d / 'photos').rename(d / 'moved')
     return d
@@ -103,13 +107,13 @@ def test_an_unfinished_run_is_another_with_more_steps(trained, run, capsys):
 
 def test_the_data_of_the_run_is_asked_not_the_default(trained, run, tmp_path, capsys):
     said = []
-    pretrain(resume_run=run, root=trained / 'moved', log=said.append)
+    resume(run, recorded_spec(run).changed(root=trained / 'moved'), log=said.append)
     assert 'complete' in said[-1]
     build(tmp_path / 'world')
     err = refused(capsys, 'resume', tmp_path / 'world', '--root', tmp_path)
     assert 'world needs no files' in err
     with pytest.raises(ValueError, match='world needs no files'):
-        pretrain(resume_run=tmp_path / 'world', root=tmp_path)
+        resume(tmp_path / 'world', recorded_spec(tmp_path / 'world').changed(root=tmp_path))
 
 
 # ---------------------------------------------------------------- several photos

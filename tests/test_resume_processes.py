@@ -10,8 +10,9 @@ import pytest
 import torch
 from test_resume import rows
 from tools import NET, SIZES, refused, sets
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import recorded_spec, run_spec
 
-from vlrep.experiments.commands import pretrain
 from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.interrupts import TrainingInterrupted
 from vlrep.training.run_folder import Run, load
@@ -22,7 +23,7 @@ JOB = [*SIZES, 'vocab=300', 'size=32', 'steps=160', 'baselines=False', *NET]
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp('undisturbed') / 'run'
-    return pretrain(changes=JOB, seed=5, threads=1, out=out, log=lambda s: None)
+    return pretrain(run_spec(changes=JOB, seed=5, threads=1), out=out, log=lambda s: None)
 
 
 def shoot(words, cwd, run, after, sig, wait=120):
@@ -65,7 +66,7 @@ def test_killed_processes(shot, undisturbed):
         last = err.strip().splitlines()[-1]
         assert last == f'vlrep {command}: stopped by {name} after step {step}; resume with: vlrep resume {run}'
         assert 'Traceback' not in err, err
-    pretrain(resume_run=run, log=lambda s: None)
+    resume(run, log=lambda s: None)
     a = load(run)
     b = load(undisturbed)
     for which in ('last', 'best'):
@@ -143,7 +144,7 @@ def test_inexact_on_request(shot, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     lines = []
-    pretrain(resume_run=run, changes=['bs=8', 'steps=180'], inexact=True, log=lines.append)
+    resume(run, recorded_spec(run).changed(['bs=8', 'steps=180']), inexact=True, log=lines.append)
     assert any('no longer exact' in s and 'bs: was 16, now 8' in s and 'steps: was 160, now 180' in s for s in lines)
     info = load(run).info
     assert info['recipe']['bs'] == 8 and len(info['inexact']) == 2 and load(run).state()['step'] == 180
@@ -166,7 +167,7 @@ def test_earlier_checkpoint(shot, undisturbed, tmp_path, capsys):
     p.write_bytes(p.read_bytes()[:-1])
     err = refused(capsys, 'resume', run)
     assert f'{p}: truncated' in err and f'checkpoints of the steps {early}' in err
-    pretrain(resume_run=run, at=str(early[-1]), log=lambda s: None)
+    resume(run, at=str(early[-1]), log=lambda s: None)
     w = load(undisturbed).weights('last')
     assert all(torch.equal(v, w[k]) for k, v in load(run).weights('last').items())
 
@@ -178,13 +179,13 @@ def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
         capsys, 'resume', shot[0].parent / 'stopped', '--at', 'yesterday'
     )
     lines = []
-    assert pretrain(resume_run=undisturbed, log=lines.append) == undisturbed and 'complete' in lines[0]
+    assert resume(undisturbed, log=lines.append) == undisturbed and 'complete' in lines[0]
     assert 'lr: was 0.2, now 0.3' in refused(capsys, 'resume', undisturbed, '--set', 'lr=.3')
     assert 'options: --at' in refused(capsys, 'pretrain', '--at', 7) and 'Missing from vlrep resume: RUN' in refused(
         capsys, 'resume', '--inexact'
     )
     with pytest.raises(ValueError, match='options of a run that is resumed'):
-        pretrain(inexact=True)
+        pretrain(run_spec(), inexact=True)
     assert '--save-every -3' in refused(capsys, 'pretrain', '--save-every', -3)
 
 
@@ -214,8 +215,8 @@ def test_signal_at_the_very_end(tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpointer, 'after_epoch', late)
     options = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=False']
     with pytest.raises(TrainingInterrupted):
-        pretrain('tags', changes=options, out=tmp_path / 'run', log=lambda s: None)
+        pretrain(run_spec('tags', options), out=tmp_path / 'run', log=lambda s: None)
     monkeypatch.undo()
     assert load(tmp_path / 'run').state()['step'] == 20 and not (tmp_path / 'run/result.jsonl').exists()
-    pretrain(resume_run=tmp_path / 'run', log=lambda s: None)
+    resume(tmp_path / 'run', log=lambda s: None)
     assert load(tmp_path / 'run').results()[-1]['numbers']['steps'] == 20

@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from learning import material
 from tools import ENV, WORLD
+from vlrep.experiments.open import open_run
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import run_spec
 
 from vlrep.core.seeding import torch_rng
 from vlrep.data.loader import loaders
@@ -25,7 +28,7 @@ from vlrep.evaluation.retrieval.embed import image_vectors, text_vectors
 from vlrep.evaluation.retrieval.table import retrieval_table
 from vlrep.evaluation.retrieval.vsepp import hardest_negatives_loss
 from vlrep.evaluation.tagging.tagging import mean_iou
-from vlrep.experiments.commands import evaluate, open_run, pretrain
+from vlrep.experiments.commands import evaluate
 from vlrep.methods.base import METHODS
 from vlrep.metrics.retrieval import chance_median, chance_recall, retrieval_folds, retrieval_ranks
 from vlrep.models.pretrained import Pretrained
@@ -249,7 +252,7 @@ def test_vectors_do_not_depend_on_the_mode_of_the_model():
 def run(tmp_path_factory):
     few = ['scenes=64', 'valid=8', 'shown=24', 'point=1', 'steps=6', 'baselines=false']
     return pretrain(
-        'loctex', changes=[*WORLD, *few], threads=1, out=tmp_path_factory.mktemp('retrieval') / 'run', log=str
+        run_spec('loctex', [*WORLD, *few], threads=1), out=tmp_path_factory.mktemp('retrieval') / 'run', log=str
     )
 
 

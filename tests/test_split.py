@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 from tools import NET, ROOT, refused
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import run_spec
 
 from vlrep.core.seeding import rng, uniform_by_name
 from vlrep.data.image_files import caption_source
@@ -23,7 +25,7 @@ from vlrep.datasets.vizwiz import write_vizwiz
 from vlrep.datasets.vqa import write_vqa
 from vlrep.datasets.webdataset.reader import make_shards
 from vlrep.datasets.world.dataset import scene, world
-from vlrep.experiments.commands import evaluate, pretrain
+from vlrep.experiments.commands import evaluate
 from vlrep.training.run_folder import load
 from vlrep.training.test_photos import read_test_photos
 
@@ -127,7 +129,7 @@ def test_a_column_is_followed_and_recorded(tmp_path):
     words = ['train'] * 14 + ['restval'] * 2 + ['dev'] * 4 + ['test'] * 5 + [''] * 3
     root = table(tmp_path, words)
     said = []
-    out = pretrain(data='csv', root=root, changes=TINY, out=tmp_path / 'run', threads=1, log=said.append)
+    out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=said.append)
     line = next(l for l in said if l.startswith('split: '))
     assert line.startswith(
         'split: from the column split of photos.csv: 16 train, 4 valid, 5 test; 3 photos that it '
@@ -202,7 +204,7 @@ def test_a_run_keeps_to_the_split_that_it_began_with(two_splits, tmp_path):
     "A split that is put into the folder later changes nothing"
     late = two_splits / 'dataset_flickr8k.json'
     aside = late.rename(tmp_path / 'aside.json')
-    out = pretrain(data='flickr8k', root=two_splits, changes=TINY, out=tmp_path / 'run', threads=1, log=str)
+    out = pretrain(run_spec(changes=TINY, data='flickr8k', root=two_splits, threads=1), out=tmp_path / 'run', log=str)
     assert load(out).info['data']['split'] == 'lists'
     rows = evaluate(out, 'captions', log=str)
     aside.rename(late)
@@ -223,7 +225,7 @@ def test_the_same_numbers_when_a_photo_whose_name_sorts_first_is_added(tmp_path,
     "Train; add photos; evaluate: the same test photos, and none that was trained on. Then a test photo is deleted"
     root = tmp_path / 'photos.csv'
     write_csv([scene('train', i, size=48) for i in range(40)], root)
-    out = pretrain(data='csv', root=root, changes=TINY, out=tmp_path / 'run', threads=1, log=str)
+    out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=str)
     tested = [name for name, _ in read_test_photos(load(out))]
     before = evaluate(out, 'captions', log=str)
     lines = root.read_text().splitlines()
@@ -251,7 +253,7 @@ def test_a_stopped_run_goes_on_with_its_test_photos(tmp_path):
     "A new photo in the test part does not disturb it, nor do its bits change; one in train is refused, as before"
     root = tmp_path / 'photos.csv'
     write_csv([scene('train', i, size=48) for i in range(40)], root)
-    out = pretrain(data='csv', root=root, changes=TINY, out=tmp_path / 'run', threads=1, log=str)
+    out = pretrain(run_spec(changes=TINY, data='csv', root=root, threads=1), out=tmp_path / 'run', log=str)
     was = load(out).results()[-1]['numbers']['right']
     lines = root.read_text().splitlines()
     new = first_names(0.1, True)[0]
@@ -259,7 +261,7 @@ def test_a_stopped_run_goes_on_with_its_test_photos(tmp_path):
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]]) + '\n')
     (out / 'result.jsonl').unlink()
     said = []
-    pretrain(resume_run=out, log=said.append)
+    resume(out, log=said.append)
     assert load(out).results()[-1]['numbers']['right'] == was
     assert any('exactly the' in l and '1 photos that were added' in l for l in said)
     new = first_names(0.2, False)[0]
@@ -267,7 +269,7 @@ def test_a_stopped_run_goes_on_with_its_test_photos(tmp_path):
     root.write_text('\n'.join([lines[0], f'{new},a photo that came later', *lines[1:]]) + '\n')
     (out / 'result.jsonl').unlink()
     with pytest.raises(ValueError, match='images train: was'):
-        pretrain(resume_run=out, log=str)
+        resume(out, log=str)
 
 
 def test_no_evaluation_opens_the_data_of_a_run_by_itself():

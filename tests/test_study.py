@@ -13,9 +13,10 @@ import pytest
 import torch
 from tools import refused
 
-from vlrep.experiments.commands import pretrain
 from vlrep.experiments.comparisons import Difference
 from vlrep.experiments.finetune import finetune
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import finetune_spec, run_spec
 from vlrep.models.named import weights_digest
 from vlrep.studies import tuning as study_tuning
 from vlrep.studies.plan import arm_recipe, read_study, read_toml, task_plan
@@ -205,7 +206,7 @@ def test_killed_run_has_the_same_bits(done, tmp_path):
         f'{k}={str(v).lower() if isinstance(v, bool) else v}'
         for k, v in {**study.options, **study.arms[0].changes, **line['values']}.items()
     ]
-    pretrain('token_cls', None, changes, out=tmp_path / 'whole', seed=0, threads=1, precision='fp32', log=str)
+    pretrain(run_spec('token_cls', changes, seed=0, threads=1, precision='fp32'), out=tmp_path / 'whole', log=str)
     whole = load(tmp_path / 'whole')
     parts = load(done['out'] / 'runs' / 'sets-0')
     a = whole.weights('best')
@@ -496,13 +497,8 @@ def test_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
     changes = task_plan(study, 'mm_imdb', 'full', line['values'], draws=20)[2]
     whole = load(
         finetune(
-            tuned['out'] / 'runs' / 'vb-none-0',
-            'mm_imdb',
-            changes,
+            finetune_spec(tuned['out'] / 'runs' / 'vb-none-0', 'mm_imdb', changes, threads=1, seed=0, precision='bf16'),
             out=tmp_path / 'whole',
-            threads=1,
-            seed=0,
-            precision='bf16',
             log=str,
         )
     )
@@ -641,9 +637,9 @@ def test_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, say
 @pytest.mark.parametrize(
     'words,says',
     [
-        (('pln',), "unknown word 'pln': did you mean 'plan'"),
-        (('plan',), 'missing: FILE'),
-        (('run', 'a.toml'), 'missing: --out'),
+        (('pln',), 'Available subcommands: plan, run, report'),
+        (('plan',), 'Missing from vlrep study plan: FILE'),
+        (('run', 'a.toml'), 'Missing from vlrep study run: --out'),
         (('report', 'nowhere'), 'nowhere: no such file'),
         (('run', 'a.toml', '--out', 'b', '--jobs', '0'), '--jobs 0'),
         (('plan', 'nowhere.toml'), 'nowhere.toml: no such file'),

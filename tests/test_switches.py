@@ -13,10 +13,12 @@ import torch
 from learning import material
 from test_course import exercises
 from tools import ROOT, WORLD
+from vlrep.experiments.open import open_run
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import run_spec
 
 from vlrep.core.fields import check_fields
 from vlrep.experiments.baselines import train_on
-from vlrep.experiments.commands import open_run, pretrain
 from vlrep.experiments.config import recipe_dict, recipe_from_dict
 from vlrep.methods.base import METHODS
 from vlrep.methods.recipe import MethodRecipe
@@ -103,7 +105,7 @@ def test_a_run_keeps_the_averaged_weights(tmp_path):
         'logit_chunk=64',
         'activation_checkpointing=yes',
     ]
-    out = pretrain('virtex', changes=changes, threads=1, precision='fp32', out=tmp_path / 'run', log=lambda s: None)
+    out = pretrain(run_spec('virtex', changes, threads=1, precision='fp32'), out=tmp_path / 'run', log=lambda s: None)
     run = load(out)
     assert run.recipe['ema'] == 0.8 and run.recipe['frozen_stages'] == 1
     assert {'ema=0.8', 'logit_chunk=64'} <= set(run.results()[-1]['changes'])

@@ -13,13 +13,16 @@ from PIL import Image
 from test_foreign import build, facts, reseal
 from test_study import STUDY
 from tools import WORLD, refused, sets
+from vlrep.experiments.open import open_run
+from vlrep.experiments.pretrain import resume
+from vlrep.experiments.spec import finetune_spec
 
 import vlrep
 from vlrep.cli import main
 from vlrep.core import registry
 from vlrep.core.files import read_json, write_json
 from vlrep.core.registry import load_plugin
-from vlrep.experiments.commands import caption, evaluate, export, open_run, pretrain
+from vlrep.experiments.commands import caption, evaluate, export
 from vlrep.experiments.finetune import finetune
 from vlrep.experiments.region_files import make_regions
 from vlrep.methods.fusion_collate import written_by
@@ -106,9 +109,9 @@ ASK = dict(
     caption=lambda d: caption(d / 'run', [d / 'photos' / 'x.png']),
     evaluate=lambda d: evaluate(d / 'run', 'world'),
     export=lambda d: export(d / 'run', 'timm'),
-    resume=lambda d: pretrain(resume_run=d / 'run'),
-    finetune=lambda d: finetune(d / 'run', 'vqa'),
-    finetune_resume=lambda d: finetune(d / 'tuned', resume=True),
+    resume=lambda d: resume(d / 'run'),
+    finetune=lambda d: finetune(finetune_spec(d / 'run', 'vqa')),
+    finetune_resume=lambda d: resume(d / 'tuned'),
     regions=lambda d: make_regions(d / 'photos', d / 'out', d / 'run'),
     captions_of_a_run=lambda d: written_by(d / 'run', vlrep.datasets.world.dataset.world('train', 8, size=32)),
 )

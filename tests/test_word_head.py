@@ -8,12 +8,13 @@ from fastai.callback.core import Callback
 from test_every_data import leaving
 from test_resume import rows
 from tools import sets, told
+from vlrep.experiments.pretrain import pretrain, resume
+from vlrep.experiments.spec import run_spec
 
 import vlrep
 from vlrep.cli import main
 from vlrep.data.loader import loaders
 from vlrep.datasets.world.dataset import world
-from vlrep.experiments.commands import pretrain
 from vlrep.methods.base import METHODS
 from vlrep.methods.mct.views import check_views
 from vlrep.methods.word_head import word_rarity
@@ -55,7 +56,7 @@ def job(case, **changes):
     "What `pretrain` is called with"
     fields = {**JOB, 'word_weight': 1.0, **CASES[case], **changes}
     given = dict(method=fields.pop('method'), name=fields.pop('name', None))
-    return given | dict(changes=[f'{k}={v}' for k, v in fields.items()], threads=1, log=quiet, accumulate=2)
+    return given | dict(changes=[f'{k}={v}' for k, v in fields.items()], threads=1, accumulate=2)
 
 
 class Words(Callback):
@@ -89,15 +90,15 @@ def test_a_run_with_a_word_head(case, tmp_path, monkeypatch):
     method = METHODS[how['method']]
     with monkeypatch.context() as m:
         m.setitem(METHODS, method.name, watched(method, words))
-        whole = pretrain(out=tmp_path / 'whole', **how)
+        whole = pretrain(run_spec(**how), out=tmp_path / 'whole', log=quiet)
     assert len(words.seen) == 8 and all(0 < v < 20 for v in words.seen)
     with monkeypatch.context() as m:
         m.setitem(METHODS, method.name, leaving(method))
         with pytest.raises(TrainingInterrupted):
-            pretrain(out=tmp_path / 'run', **how)
+            pretrain(run_spec(**how), out=tmp_path / 'run', log=quiet)
     run = tmp_path / 'run'
     assert load(run).state()['step'] == 2
-    pretrain(resume_run=run, threads=1, log=quiet)
+    resume(run, log=quiet)
     for which in 'last', 'best':
         a, b = (load(r).weights(which) for r in (run, whole))
         assert a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())

@@ -24,15 +24,13 @@ from tyro.extras import subcommand_cli_from_dict
 
 from .core.fields import check_fields, field_lines, field_rows
 from .core.progress import plain_output
-from .core.registry import check_plugins, did_you_mean, load_plugin
-from .core.run_facts import read_run_facts
+from .core.registry import did_you_mean, load_plugin
 from .datasets.base import DATASETS, SPLITS
 from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
-from .experiments.options import LAYOUT_NAMES, check_damage, check_options, check_run, one_of, plan, recipe_name
+from .experiments.options import LAYOUT_NAMES, check_run, one_of, plan, recipe_name
 from .methods.base import METHODS
-from .training.trackers import check_tracker
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc
 _CONFIG = DisallowNone, FlagCreatePairsOff, OmitArgPrefixes
@@ -214,26 +212,22 @@ def _changes(parts, pairs=()):
     return [*pairs, *(f'{k}={v}' for k, v in options.items())]
 
 # %% ../nbs/90_cli.ipynb #5b7c90a3
-_ARGUMENTS = dict(recipe='name', weights='weights_file', tiny='small', run='resume_run')
 _ABOUT = """Pretrain a network on captions and evaluate it: a run folder with report.html
 
 Exit codes: 0 done; 1 a system error (full disk, no permission); 2 a wrong argument, value or file; stopped after a
 checkpoint by Ctrl-C 130, SIGTERM 143, SIGUSR1 138. A second signal ends the process at once."""
 
 
-def _training_options(command, argv, groups, about, *, method, name, data):
-    "The arguments of a command that pretrains, by the names that `pretrain` has for them"
-    recipe = get_recipe(method, name)
-    sizes = DATASETS[data].options
+def _training_options(command, argv, groups, about, *, recipe, sizes):
+    "The arguments of a command that pretrains; `changes` are those of the recipe and of the data"
     taken = {'help', *(f.name for group in groups.values() for f in fields(group))}
     parts = dict(
-        recipe=_field_options(recipe, f'Of the recipe {name} of {method}', taken),
+        recipe=_field_options(recipe, 'Of the recipe', taken),
         data=_field_options(sizes, type(sizes).__doc__, taken),
     )
     got = vars(_parse(command, _made(f'_{command.title()}', [*groups.items(), *parts.items()], about), argv))
     changes = _changes([got[part] for part in parts], got['main'].set)
-    told = {_ARGUMENTS.get(k, k): v for k, v in _given(*(got[g] for g in groups)).items()}
-    return {**told, 'changes': changes}
+    return {**_given(*(got[g] for g in groups)), 'changes': changes}
 
 
 def _pretrain_options(argv):
@@ -245,62 +239,65 @@ def _pretrain_options(argv):
     recipes = METHODS[method].recipes
     name = recipe_name(method, words.recipe if words.recipe in recipes else None, data)
     groups = dict(names=_pretrain_names(recipes), main=_Pretrain, job=_PretrainJob, backbone=_Backbone, trial=_Trial)
-    told = _training_options('pretrain', argv, groups, _ABOUT, method=method, name=name, data=data)
-    return {**told, 'method': method, 'data': data}
+    parts = dict(recipe=get_recipe(method, name), sizes=DATASETS[data].options)
+    return _training_options('pretrain', argv, groups, _ABOUT, **parts)
+
+
+def _values(arguments, names):
+    "Those of the arguments that were given"
+    return {k: arguments[k] for k in names if arguments.get(k) is not None}
+
+
+def _spec_values(arguments):
+    "The fields of a specification among the arguments"
+    values = _values(arguments, ('root', 'seed', 'precision', 'threads', 'accumulate', 'backbone', 'weights'))
+    return {'weights_file' if k == 'weights' else k: v for k, v in values.items()}
+
+
+def _runtime_values(arguments):
+    "The fields of a `Runtime` among the arguments"
+    return _values(arguments, [f.name for f in fields(Runtime)])
 
 # %% ../nbs/90_cli.ipynb #118c413f
+_TINY = (
+    'a tiny job: it shows that everything works, but learns next to nothing; captions like "a a a" are to be expected'
+)
+
+
 def _pretrain(argv):
     "Pretrain a network on captions and evaluate it"
     a = _pretrain_options(argv)
-    if a.pop('recipes'):
+    if a['recipes']:
         print('\n'.join(recipe_lines(a['method'])))
         return
-    if a.pop('fields'):
-        print('\n'.join(field_lines(*_planned(a))))
+    method = a['method'] or 'virtex'
+    data = a['data'] or 'world'
+    if a['fields']:
+        print('\n'.join(field_lines(*plan(method, a['recipe'], a['changes'], data, backbone=a['backbone']))))
         return
-    what = [w for w in ('dry-run', 'overfit') if a.pop(w.replace('-', '_'))]
-    for k in ('out', 'save_every', 'tracker', 'timeout'):
-        if what and a.pop(k) is not None:
-            raise ValueError(f'--{what[0]}: keeps nothing, leave --out, --save-every, --tracker and --timeout out')
-    _planned(a)
-    _check_job(a, a['data'])
-    from vlrep.experiments.commands import pretrain, run_checks
+    checks = [w for w in ('dry-run', 'overfit') if a[w.replace('-', '_')]]
+    if checks and _values(a, ('out', 'save_every', 'tracker', 'timeout')):
+        raise ValueError(f'--{checks[0]}: keeps nothing, leave --out, --save-every, --tracker and --timeout out')
+    check_out(a['out'])
+    runtime = Runtime(**_runtime_values(a))
+    spec = run_spec(method, a['changes'], data, name=a['recipe'], tiny=a['tiny'], **_spec_values(a))
+    from vlrep.experiments.pretrain import pretrain, run_checks
 
-    if what:
-        if not all([run_checks(w, **a) for w in what]):
+    if checks:
+        if not all([run_checks(check, spec, runtime) for check in checks]):
             sys.exit(1)
         return
-    _train(pretrain, a)
+    if a['tiny'] and os.environ.get('RANK', '0') == '0':
+        print(_TINY)
+    _train(pretrain, spec, runtime, a['out'])
 
 
-def _planned(a):
-    "Recipe and options of the data"
-    return plan(a['method'], a['name'], a['changes'], a['data'], backbone=a['backbone'])
-
-
-def _check_job(a, data='world', **more):
-    "Check what depends on the arguments alone, before the library is imported"
-    if a.get('tracker'):
-        check_tracker(a['tracker'])
-    numbers = {k: a.get(k) for k in ('threads', 'accumulate', 'workers', 'save_every', 'timeout')}
-    check_options(
-        data,
-        a['root'],
-        a.get('out'),
-        precision=a['precision'] or 'auto',
-        weights=a.get('weights_file'),
-        max_damaged=a['max_damaged'],
-        **numbers,
-        **more,
-    )
-
-
-def _train(job, options):
+def _train(job, *args, **options):
     "Call a function that trains, and that a signal may stop"
     from vlrep.training.interrupts import TrainingInterrupted
 
     try:
-        job(**options)
+        job(*args, **options)
     except TrainingInterrupted as e:
         raise _Exit(e.code, f'{e}; resume with: vlrep resume {e.run}') from e
 
@@ -572,7 +569,7 @@ def _finetune_names():
 
 # %% ../nbs/90_cli.ipynb #f17e0003
 def _tuning_options(command, argv, own, about, source):
-    "The arguments of a command that fine-tunes, by the names that `finetune` has for them"
+    "The arguments of a command that fine-tunes, with the changes of its plan and of its data"
     taken = {'help', *(f.name for group in own.values() for f in fields(group))}
     groups = dict(plan=_field_options(PLANS[source.plan], 'How it is trained', taken, flags=True))
     if source.options:
@@ -594,11 +591,14 @@ def _finetune_options(argv):
 def _finetune(argv):
     "Fine-tune a finished run on a task"
     a = _finetune_options(argv)
-    _check_job({**a, 'root': None, 'out': None})
     check_run(a['run'])
+    check_out(a['out'])
+    runtime = Runtime(**_runtime_values(a))
+    more = _spec_values(a) | _values(a, ('which', 'region_files'))
+    spec = finetune_spec(a['run'], a['task'], a['changes'], a['data'], labels_file=a['labels'], **more)
     from vlrep.experiments.finetune import finetune
 
-    _train(finetune, a)
+    _train(finetune, spec, runtime, a['out'])
 
 # %% ../nbs/90_cli.ipynb #7e50a002
 _ABOUT_RESUME = """Resume a pretrained or fine-tuned run that was stopped; its options need not be repeated
@@ -606,54 +606,30 @@ _ABOUT_RESUME = """Resume a pretrained or fine-tuned run that was stopped; its o
 vlrep resume RUN --help also lists the fields of the run. Exit codes: as those of vlrep pretrain."""
 
 
-def _resume_pretrained(run, argv, facts):
-    path = Path(run) / 'recipe.json'
-    method = facts['method']
-    data = facts['data']['name'] if isinstance(facts['data'], dict) else facts['data']
-    one_of(f'method in {path}', method, METHODS)
-    one_of(f'data in {path}', data, DATASETS)
-    try:
-        name = recipe_name(method, facts.get('name'), data)
-    except ValueError as e:
-        raise ValueError(f'{path}: {e}') from None
-    groups = dict(main=_Resume, job=_PretrainJob, backbone=_Backbone)
-    a = _training_options('resume', argv, groups, _ABOUT_RESUME, method=method, name=name, data=data)
-    _check_job(a, data, resuming=True)
-    from vlrep.experiments.commands import pretrain
-
-    _train(pretrain, a)
-
-
-def _resume_finetuned(run, argv, was):
-    path = Path(run) / 'recipe.json'
-    one_of(f'task in {path}', was['task'], TASKS)
-    one_of(f'data in {path}', was['data'], TASKS[was['task']].sources)
-    source = TASKS[was['task']].source(was['data'])
-    a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, source)
-    _check_job({**a, 'root': None})
-    from vlrep.experiments.finetune import finetune
-
-    try:
-        _train(finetune, {**a, 'resume': True})
-    except ValueError as e:  # about an option that the run began with, perhaps
-        raise ValueError(str(e) if str(run) in str(e) else f'{run}: {e}') from e
-
-
 def _resume(argv):
     "Resume a pretrained or fine-tuned run that was stopped"
+    groups = dict(main=_Resume, job=_PretrainJob, backbone=_Backbone)
     if argv and not argv[0].startswith('-'):
         run = argv[0]
     else:  # options that every run has may come before it
-        groups = [('main', _Resume), ('job', _PretrainJob), ('backbone', _Backbone)]
-        run = _parse('resume', _made('_Resume', groups, _ABOUT_RESUME), argv).main.run
+        run = _parse('resume', _made('_Resume', [*groups.items()], _ABOUT_RESUME), argv).main.run
     if not run.strip():
         raise ValueError(f'RUN {run!r}: a path is missing')
-    facts = read_run_facts(run)
-    check_plugins(run, facts.get('plugins', []))
-    if 'finetune' in facts:
-        _resume_finetuned(run, argv, facts['finetune'])
+    spec = recorded_spec(run)
+    if isinstance(spec, FinetuneSpec):
+        source = TASKS[spec.task].source(spec.data)
+        a = _tuning_options('resume', argv, dict(main=_Tuned, job=_Job), _ABOUT_RESUME, source)
     else:
-        _resume_pretrained(run, argv, facts)
+        parts = dict(recipe=spec.recipe, sizes=spec.options)
+        a = _training_options('resume', argv, groups, _ABOUT_RESUME, **parts)
+    runtime = replace(recorded_runtime(run), **_runtime_values(a))
+    how = _values(a, ('at', 'inexact'))
+    from vlrep.experiments.pretrain import resume
+
+    try:
+        _train(resume, run, spec.changed(a['changes'], **_spec_values(a)), runtime, **how)
+    except ValueError as e:  # about an option that the run began with, perhaps
+        raise ValueError(str(e) if str(run) in str(e) else f'{run}: {e}') from e
 
 # %% ../nbs/90_cli.ipynb #be270012
 _MODEL = (

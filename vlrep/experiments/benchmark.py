@@ -31,8 +31,8 @@ from ..data.records import ImageFileDataset
 from ..data.transforms import EvalTransform, TrainTransform
 from ..datasets.base import margin
 from ..datasets.world.dataset import world
-from .commands import processor
 from .config import get_recipe
+from .job import processor
 from ..methods.base import METHODS
 from ..training.learner import BaseCallback, BatchLearner
 from ..training.precision import choose_precision

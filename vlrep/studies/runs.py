@@ -22,6 +22,10 @@ from pathlib import Path
 
 import torch
 from fastcore.basics import noop
+from ..experiments.job import commit, processor
+from ..experiments.open import open_run
+from ..experiments.pretrain import pretrain, resume
+from ..experiments.spec import Runtime, run_spec
 
 from ..core.files import FilePath, atomic_file, file_sha256, locked, read_json, write_json
 from ..core.processes import end_processes, start_python
@@ -30,7 +34,7 @@ from ..core.registry import did_you_mean, load_plugin, plugin_files
 from ..core.run_facts import check_types, last_result, read_log
 from ..core.text_files import read_toml
 from ..evaluation.base import EVALUATIONS
-from ..experiments.commands import commit, evaluate, open_run, pretrain, processor
+from ..experiments.commands import evaluate
 from ..experiments.comparisons import _pack, _redrawn
 from ..experiments.config import recipe_dict
 from ..experiments.sanity_checks import dry_run
@@ -129,7 +133,7 @@ def _run_job(study, job, log):
     arm = study.arm(job['arm'])
     folder = Path(job['folder'])
     if (folder / 'recipe.json').exists():
-        pretrain(resume_run=folder, inexact=job['mix'], threads=1, max_damaged=study.max_damaged, log=log)
+        resume(folder, runtime=Runtime(max_damaged=study.max_damaged), inexact=job['mix'], log=log)
     else:
         changes = change_texts(
             {
@@ -141,18 +145,20 @@ def _run_job(study, job, log):
         )
         start = source_run(study, arm, folder.parent.parent, job['seed']) if arm.weights else None
         pretrain(
-            arm.method,
-            arm.recipe or None,
-            changes,
-            study.data,
-            study.root or None,
+            run_spec(
+                arm.method,
+                changes,
+                data=study.data,
+                root=study.root or None,
+                name=arm.recipe or None,
+                seed=job['seed'],
+                precision=study.precision,
+                threads=1,
+                backbone=arm.backbone or None,
+                weights_file=start,
+            ),
+            Runtime(max_damaged=study.max_damaged),
             out=folder,
-            seed=job['seed'],
-            precision=study.precision,
-            threads=1,
-            backbone=arm.backbone or None,
-            weights_file=start,
-            max_damaged=study.max_damaged,
             log=log,
         )
     ask_run(study, folder, log)

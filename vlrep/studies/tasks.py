@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 from fastcore.basics import noop
+from ..experiments.pretrain import pretrain, resume
+from ..experiments.spec import Runtime, finetune_spec, run_spec
 
 from ..core.run_facts import last_result, read_log
 from ..core.text_files import raw_lines
-from ..experiments.commands import pretrain
 from ..experiments.finetune import finetune
 from ..reports.weight_drift import weight_drift
 from .plan import Arm, Study, arm_recipe, change_texts, task_plan
@@ -43,22 +44,18 @@ def _finetune(study, job, steps=0, log=print):
     folder = Path(job['folder'])
     arm = study.arm(job['arm'])
     if any((folder / 'steps').glob('*')) or (folder / 'best').is_dir():
-        return finetune(folder, resume=True, max_damaged=study.max_damaged, log=log)
+        return resume(folder, runtime=Runtime(max_damaged=study.max_damaged), log=log)
     shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
     trial = job['kind'] == 'task_trial'
     source = Path(job['out']) / 'runs' / f'{arm.name}-{study.seeds[0] if trial else job["seed"]}'
     draws = 0 if trial else arm_recipe(study, arm)[1].draws
     changes = task_plan(study, job['task'], job['mode'], job['values'], steps=steps, draws=draws)[2]
     finetune(
-        source,
-        job['task'],
-        changes,
-        study.data,
+        finetune_spec(
+            source, job['task'], changes, data=study.data, seed=job['seed'], precision=study.precision, threads=1
+        ),
+        Runtime(max_damaged=study.max_damaged),
         out=folder,
-        seed=job['seed'],
-        precision=study.precision,
-        threads=1,
-        max_damaged=study.max_damaged,
         log=log,
     )
 
@@ -141,14 +138,11 @@ def _task_seconds(study, source, task, mode, folder):
     plan, sizes, changes = task_plan(study, task, mode)
     few = dict(steps=6, warmup=1, every=3, scenes=40, valid=20, test=20)
     finetune(
-        source,
-        task,
-        [*changes, *change_texts(few)],
-        study.data,
+        finetune_spec(
+            source, task, [*changes, *change_texts(few)], data=study.data, precision=study.precision, threads=1
+        ),
+        Runtime(max_damaged=study.max_damaged),
         out=folder,
-        precision=study.precision,
-        threads=1,
-        max_damaged=study.max_damaged,
         log=noop,
     )
     step = plan.bs / max(r['images_s'] for r in read_log(Path(folder) / 'log.csv'))
@@ -183,15 +177,17 @@ def measured_task_speed(
     texts = change_texts({**study.options, **own, **few})
     with tempfile.TemporaryDirectory() as tmp:
         pretrain(
-            arm.method,
-            arm.recipe or None,
-            texts,
-            study.data,
+            run_spec(
+                arm.method,
+                texts,
+                data=study.data,
+                name=arm.recipe or None,
+                threads=1,
+                precision=study.precision,
+                backbone=arm.backbone or None,
+            ),
+            Runtime(max_damaged=study.max_damaged),
             out=Path(tmp) / 'run',
-            threads=1,
-            precision=study.precision,
-            backbone=arm.backbone or None,
-            max_damaged=study.max_damaged,
             log=noop,
         )
         return {
