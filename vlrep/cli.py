@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +30,16 @@ from .evaluation.base import EVALUATIONS
 from .evaluation.finetune.plan import PLANS, TASKS
 from .experiments.config import get_recipe, override, recipe_lines
 from .experiments.options import LAYOUT_NAMES, check_run, one_of, plan, recipe_name
+from vlrep.experiments.spec import (
+    FinetuneSpec,
+    Runtime,
+    check_damage,
+    check_out,
+    finetune_spec,
+    recorded_runtime,
+    recorded_spec,
+    run_spec,
+)
 from .methods.base import METHODS
 
 # %% ../nbs/90_cli.ipynb #dfd8b0dc

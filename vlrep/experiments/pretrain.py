@@ -361,6 +361,8 @@ def resume(
     "Resume a run that was stopped, or go on to more steps; `TrainingInterrupted` if a signal ends it early"
     recorded = recorded_spec(run, plugins)
     spec = spec or recorded
+    if type(spec) is not type(recorded):
+        raise ValueError(f'spec is a {type(spec).__name__}, and {run} was begun with a {type(recorded).__name__}')
     with Job.begin(spec, runtime or recorded_runtime(run), log, resumed=True) as job:
         if isinstance(recorded, FinetuneSpec):
             return resolve('vlrep.experiments.finetune:resume_finetuning')(job, run, recorded)
