@@ -1,6 +1,6 @@
 """Every option that a message names is an option of some command, where it can be told of the one that says it
 
-It can be told of the modules in `SAY`, and of texts that name a command; not of experiments/commands.py and options.py,
+It can be told of the modules in `SAY`, and of texts that name a command; not of experiments/options.py and spec.py,
 readers and models, whose messages several commands show.
 """
 
@@ -114,7 +114,9 @@ SAY = {
     'experiments/finetune.py': 'finetune',
     'evaluation/finetune/*': 'finetune',
     'evaluation/*': 'evaluate',
-    'experiments/pretrain.py': 'pretrain',
+    'experiments/job.py': 'resume',
+    'experiments/measure.py': 'resume',
+    'experiments/pretrain.py': 'pretrain resume',
     'experiments/start.py': 'pretrain',
     'methods/*': 'pretrain',
     'experiments/sanity_checks.py': 'pretrain',

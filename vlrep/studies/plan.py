@@ -18,13 +18,14 @@ from pathlib import Path
 
 from ..core.fields import Choice, Float, Int, check_fields, damage_limit, rule_of
 from ..core.files import FilePath, brief
-from ..core.registry import did_you_mean, resolve
+from ..core.registry import did_you_mean
 from ..core.text_files import read_toml
 from ..datasets.base import DATASETS
 from ..evaluation.base import EVALUATIONS
 from ..evaluation.finetune.plan import TASKS
 from ..experiments.config import override
 from ..experiments.options import plan
+from ..experiments.spec import finetune_spec
 from ..methods.base import METHODS
 from ..methods.supervised.recipe import TagsRecipe
 
@@ -769,17 +770,16 @@ def task_plan(
     draws: int = 0,  # Kept of each score
 ) -> tuple:  # The plan, the sizes of the data, and the changes: texts field=value
     "How a run is fine-tuned; a `ValueError` names the field that is wrong"
-    read = resolve('vlrep.experiments.finetune:plan_finetune')
     changes = {**study.finetune.changes, **MODES[mode], **trial, **({'draws': draws} if draws else {})}
 
     def planned():
-        return read(dict(task=task, data=study.data, root=None), change_texts(changes))
+        return finetune_spec('', task, change_texts(changes), study.data)
 
-    plan = planned()[1]
     if steps:
+        plan = planned().plan
         changes |= dict(steps=steps, warmup=min(round(plan.warmup * steps / plan.steps), steps - 1))
-    _, plan, sizes, _ = planned()
-    return plan, sizes, change_texts(changes)
+    spec = planned()
+    return spec.plan, spec.options, change_texts(changes)
 
 # %% ../../nbs/studies/10_plan.ipynb #8346a445
 def questions_of(
