@@ -6,6 +6,7 @@ The results record the CPU seconds of each test, its fixtures and its processes;
 import os
 import resource
 import socket
+from pathlib import Path
 
 os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', MPLBACKEND='Agg')
 
@@ -43,15 +44,29 @@ def cache(tmp_path_factory):
     torch.set_num_threads(old[1])
 
 
+@pytest.fixture(scope='module')
+def source():
+    "Scenes to train on and to validate on, as any method reads them"
+    from tools import told
+
+    return told('train', 96), told('valid', 32)
+
+
 # ---------------------------------------------------------------- what a test costs
 
-DEAR = 'contract distributed every_data resume cli study resume_processes faults icmlm interrupted mct'.split()
+# files, the dearest first
+DEAR = """
+methods/test_contract training/test_distributed datasets/test_every_dataset training/test_resume cli/test_commands
+studies/test_study training/test_resume_killed_processes training/test_faults methods/test_icmlm
+experiments/test_interrupted_saves methods/test_mct
+""".split()
 
 
 def pytest_collection_modifyitems(items):
     "A file is the work of one process, so that what its tests share is made once: the dearest ones are not left over"
-    dear = {f'test_{name}': i for i, name in enumerate(DEAR)}
-    items.sort(key=lambda item: dear.get(item.path.stem, len(dear)))
+    tests = Path(__file__).parent
+    dear = {tests / f'{name}.py': i for i, name in enumerate(DEAR)}
+    items.sort(key=lambda item: dear.get(item.path, len(dear)))
 
 
 def cpu():
