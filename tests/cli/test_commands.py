@@ -67,7 +67,7 @@ def on_photos(tmp_path_factory):
     ), out
 
 
-def test_world(on_world):
+def test_a_run_on_the_world_leaves_its_files_and_a_table(on_world):
     done, out = on_world
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
     assert FILES <= {p.name for p in out.iterdir()}
@@ -113,7 +113,7 @@ def test_a_tracker_sees_every_step(on_photos):
     assert [e.value for e in seen.Scalars('valid_loss')] == pytest.approx(held)
 
 
-def test_report_is_one_page(on_world, on_photos):
+def test_the_report_of_a_run_is_one_page(on_world, on_photos):
     for _, out in (on_world, on_photos):
         page = (out / 'report.html').read_text()
         assert page.startswith('<!doctype html>') and '<svg' in page and 'data:image/jpeg;base64,' in page
@@ -128,7 +128,7 @@ def test_report_is_one_page(on_world, on_photos):
     )
 
 
-def test_photos(on_photos):
+def test_a_run_on_photos_leaves_its_files_and_a_table(on_photos):
     done, out = on_photos
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
     assert FILES <= {p.name for p in out.iterdir()}
@@ -147,7 +147,7 @@ def test_photos(on_photos):
     assert num['images'] == (uniform_by_name(os.listdir(PHOTOS / 'Images'), 0, 'held out') >= 0.2).sum()
 
 
-def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
+def test_captions_at_the_shell_are_those_in_python(on_world, tmp_path, capsys):
     _, run_folder = on_world
     names = []
     for i in range(2):
@@ -165,7 +165,7 @@ def test_caption_at_the_shell_and_in_python(on_world, tmp_path, capsys):
     )
 
 
-def test_same_seed_same_weights(on_world, tmp_path):
+def test_the_same_seed_gives_the_same_weights(on_world, tmp_path):
     again = pretrain(changes=WORLD, seed=3, threads=1, out=tmp_path / 'again', log=lambda s: None)
     a, b = (vlrep.load(p).backbone.state_dict() for p in (on_world[1], again))
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -224,11 +224,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize('words', WRONG)
-def test_wrong_words(capsys, words):
+def test_wrong_words_are_refused_in_one_line(capsys, words):
     assert WRONG[words] in refused(capsys, *words.split())
 
 
-def test_wrong_files(capsys, on_world, on_photos, tmp_path):
+def test_wrong_files_are_refused_in_one_line(capsys, on_world, on_photos, tmp_path):
     good = tmp_path / 'good.png'
     Image.new('RGB', (30, 30)).save(good)
     cut = tmp_path / 'cut.jpg'
@@ -255,7 +255,7 @@ def test_wrong_files(capsys, on_world, on_photos, tmp_path):
 TINY = ['size=32', 'vocab=300', 'steps=20', *NET]
 
 
-def test_damaged_photos(tmp_path, capsys):
+def test_damaged_photos_are_replaced_left_out_and_counted(tmp_path, capsys):
     """What cannot be read is replaced in training, left out in the test, and said
 
     A caption that is missing is said, too
@@ -276,7 +276,7 @@ def test_damaged_photos(tmp_path, capsys):
     assert math.isfinite(num['right']) and num['duplicates'] is not None
     for p in sorted((photos / 'Images').iterdir())[::2]:
         p.write_bytes(b'')
-    # which can go on, see test_foreign.py
+    # which can go on, see datasets/test_foreign_files.py
     assert 'images cannot be read' in refused(
         capsys, 'pretrain', '--data', 'flickr8k', '--root', photos, '--out', tmp_path / 'y', *sets(TINY)
     )
@@ -284,7 +284,7 @@ def test_damaged_photos(tmp_path, capsys):
 
 
 @pytest.mark.parametrize('data', ['csv', 'flickr30k', 'coco'])
-def test_other_layouts(data, tmp_path, capsys, monkeypatch):
+def test_photos_in_other_layouts_are_trained_on_and_judged(data, tmp_path, capsys, monkeypatch):
     "The same job on photos in another layout; then its captions are judged at the shell"
     dataset = read_flickr8k(PHOTOS, size=64)
     recs = [dataset[i] for i in range(60)]
@@ -325,7 +325,7 @@ def test_other_layouts(data, tmp_path, capsys, monkeypatch):
         assert asked == list(split_source(read_csv(root, size=64), (0.5, 0.3, 0.2), seed=0)[2].ids)
 
 
-def test_tags_cannot_caption(capsys, tmp_path):
+def test_a_run_without_text_cannot_caption(capsys, tmp_path):
     out = pretrain(
         'tags',
         changes=[
@@ -351,7 +351,7 @@ def test_tags_cannot_caption(capsys, tmp_path):
 LOCTEX = [*SIZES, 'baselines=False', 'vocab=300', 'size=32', 'steps=12', *NET]
 
 
-def test_loctex(tmp_path, capsys):
+def test_loctex_answers_where_things_are_and_cannot_caption(tmp_path, capsys):
     "Where is it? On the world, in the table and on the page; a run of it cannot caption"
     out = pretrain('loctex', changes=LOCTEX, threads=1, out=tmp_path / 'run', log=str)
     num = load(out).results()[-1]['numbers']
@@ -380,7 +380,7 @@ def test_loctex(tmp_path, capsys):
     )
 
 
-def test_narratives(tmp_path, capsys):
+def test_photos_with_and_without_narratives_are_trained_on(tmp_path, capsys):
     "Photos with narratives, some of them without a trace; photos without any"
     root = tmp_path / 'told'
     small = ['vocab=300', 'size=32', 'steps=6', 'all_narratives=True', *NET]
@@ -436,7 +436,7 @@ def test_narratives(tmp_path, capsys):
     assert 'captions are read in their place' in capsys.readouterr().out
 
 
-def test_fields(capsys):
+def test_the_list_of_fields_shows_values_that_were_changed(capsys):
     main(['pretrain', '--method', 'loctex', '--fields', '--set', 'temperature=.2'])
     lines = capsys.readouterr().out.splitlines()
     assert any(re.match(r'temperature=0\.2 +\S', l) for l in lines) and any(
@@ -498,7 +498,7 @@ def test_stored_changes_still_run():
             )
 
 
-def test_first_steps(tmp_path, capsys, on_world, on_photos, monkeypatch):
+def test_dry_run_overfit_and_comparison_are_first_steps(tmp_path, capsys, on_world, on_photos, monkeypatch):
     "The plan, one batch overfitted, and several runs on one page"
     words = ['pretrain', '--method', 'tags', '--tiny', '--threads', 1]
     main([*map(str, words), '--dry-run'])

@@ -1,7 +1,7 @@
 """Whatever goes wrong in a command is one line and an exit code, and output that nobody reads ends no job
 
 The commands are those of `COMMANDS`: a new one is asked, too. What each of them says of wrong words and files stands in
-test_cli.py, test_options.py and test_foreign.py.
+test_commands.py, test_options.py and datasets/test_foreign_files.py.
 """
 
 import json
@@ -47,7 +47,7 @@ def odd(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('says', ODD)
 @pytest.mark.parametrize('name', COMMANDS)
-def test_one_line_and_a_file(name, says, odd, tmp_path, capsys):
+def test_an_unforeseen_error_is_one_line_and_a_file(name, says, odd, tmp_path, capsys):
     odd(ODD[says])
     err = refused(capsys, name, 'RUN', code=1)
     shown = ' '.join(says.split()).replace('\x1b', '\\x1b')
@@ -73,7 +73,7 @@ def test_debug_belongs_to_every_command(capsys):
     assert e.value.code == 2 and 'Traceback' in err and 'nowhere: no such run folder' in err.splitlines()[-1]
 
 
-def test_no_room_for_the_traceback(odd, monkeypatch, capsys):
+def test_without_room_for_a_traceback_the_error_is_one_line(odd, monkeypatch, capsys):
     odd(TypeError('odd'))
     monkeypatch.setattr(tempfile, 'tempdir', '/nowhere')
     assert refused(capsys, 'caption', code=1) == 'vlrep caption: TypeError: odd; --debug shows where\n'
@@ -134,7 +134,7 @@ MADE = dict(report='run/report.html', pretrain='new/report.html', shards='tars/t
 
 @pytest.mark.parametrize('how', LOST)
 @pytest.mark.parametrize('name', GO_ON)
-def test_a_job_goes_on(name, how, place, tmp_path):
+def test_a_job_goes_on_when_nobody_reads_its_output(name, how, place, tmp_path):
     words = [w if w not in ('new', 'tars') else str(tmp_path / w) for w in GO_ON[name]]
     code, err = ended(how, words, place)
     made = (place if name == 'report' else tmp_path) / MADE.get(name, '.')
@@ -152,7 +152,7 @@ def test_a_command_that_prints_says_that_it_could_not(how, code, says, photos, p
     assert (got, err) == (code, f'vlrep caption: standard output: {says}\n' if says else '')
 
 
-def test_errors_that_nobody_reads(place):
+def test_errors_that_nobody_reads_end_nothing_else(place):
     p = Program(NO_ERRORS + COMMAND, ['caption', 'run', 'nowhere.png'], place)
     p.communicate()
     assert p.returncode == 2
@@ -172,7 +172,7 @@ def test_a_file_does_not_get_what_is_printed(tmp_path):
     assert p.returncode == 0 and (tmp_path / 'data').read_text() == 'data'
 
 
-def test_caption_ends_where_nobody_reads():
+def test_captioning_ends_where_nobody_reads():
     "and a training does not"
 
     class Gone:

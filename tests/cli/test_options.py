@@ -86,7 +86,7 @@ def fields_of_all():
 
 
 @pytest.mark.parametrize('method,name', fields_of_all())
-def test_every_field_of_every_recipe(method, name, monkeypatch):
+def test_every_field_of_every_recipe_is_refused_by_name_or_trains(method, name, monkeypatch):
     "Refused with one line that names the field, or two steps of training go well"
     recipe, options = parts(method)
     hints = typing.get_type_hints(type(recipe))
@@ -116,7 +116,7 @@ def test_every_field_of_every_recipe(method, name, monkeypatch):
 
 
 @pytest.mark.parametrize('data', DATASETS)
-def test_every_field_of_every_job(data):
+def test_every_field_of_every_job_is_refused_by_name_or_within_bounds(data):
     "Refused by name, or within the bounds that are written beside it"
     method = 'loctex' if data == 'world' else 'virtex' if 'captions' in DATASETS[data].provides else 'visualbert'
     for f in dataclasses.fields(DATASETS[data].options):
@@ -136,7 +136,7 @@ SIZES = {type(s.options) for t in TASKS.values() for s in t.sources.values() if 
 
 
 @pytest.mark.parametrize('task', TASKS)
-def test_every_field_of_fine_tuning(task):
+def test_every_field_of_fine_tuning_is_refused_by_name_or_within_bounds(task):
     "Those of the plan and of the sizes: refused by name, or within the bounds that are written beside it"
     source = TASKS[task].source('world')
     for part in (PLANS[source.plan], source.options):
@@ -156,7 +156,7 @@ NUMBERS = [(e, k, o) for e, x in EVALUATIONS.items() for k, o in x.options.items
 
 
 @pytest.mark.parametrize('on,name,option', NUMBERS, ids=[f'{e}-{k}' for e, k, _ in NUMBERS])
-def test_every_number_of_every_evaluation(on, name, option, capsys):
+def test_every_number_of_every_evaluation_is_checked_before_the_run_is_opened(on, name, option, capsys):
     "Before the run is opened"
     assert option.bounds and option.bounds.low <= option.default <= option.bounds.high
     for text in odd(type(option.default)):
@@ -176,7 +176,7 @@ def test_the_walk_sees_a_field_without_bounds():
             assert kind in (bool, str) or rule, f'{R.__name__}.{n} has no bounds'
 
 
-def test_smallest_job(tmp_path):
+def test_the_smallest_job_is_enough_for_every_evaluation(tmp_path):
     "The lower bounds of the world's job are enough for every question that is asked of it"
     from vlrep.experiments.commands import pretrain
 
@@ -217,7 +217,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize('words', WRONG)
-def test_options(words, capsys):
+def test_invalid_options_are_refused_by_name(words, capsys):
     assert WRONG[words] in refused(capsys, 'pretrain', *words.split())
 
 
@@ -236,7 +236,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize('words,option', [(w, o) for w, options in PATHS.items() for o in options])
-def test_an_empty_path(words, option, capsys, tmp_path, monkeypatch):
+def test_an_empty_path_is_refused(words, option, capsys, tmp_path, monkeypatch):
     "Refused; an empty name would be the folder where one is"
     monkeypatch.chdir(tmp_path)
     said = refused(capsys, *words.split(), option, '')
@@ -244,7 +244,7 @@ def test_an_empty_path(words, option, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_name(capsys):
+def test_an_empty_name_is_refused(capsys):
     assert "--backbone: '': a value is missing" in refused(capsys, 'pretrain', '--backbone', '')
 
 
@@ -257,7 +257,7 @@ EVALUATE = {
 
 
 @pytest.mark.parametrize('words', EVALUATE)
-def test_options_of_another_evaluation(words, capsys):
+def test_options_of_another_evaluation_are_refused(words, capsys):
     assert EVALUATE[words] in refused(capsys, 'evaluate', 'run', *words.split())
 
 
@@ -324,7 +324,7 @@ def test_words_are_answered_before_anything_slow_is_imported(answers):
     assert float(re.search(r'^HELP (.*)', answers.stdout, re.M)[1]) < 1, answers.stdout
 
 
-def test_every_one_of_them_is_answered(answers):
+def test_every_wrong_word_is_answered(answers):
     "Each says what is wrong, but for help and the list of fields"
     said = answers.stderr.split('====\n')[:-1]
     assert len(said) == len(EARLY)

@@ -100,7 +100,7 @@ def test_every_option_in_a_message_exists():
     assert not (bad := [b for p in files for b in unknown(p, there)]), '\n'.join(bad)
 
 
-def test_the_walk_sees_a_wrong_one(tmp_path, monkeypatch):
+def test_an_option_that_does_not_exist_is_seen(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), 'HOME', tmp_path)
     code = '"--not-shown"\ndef f(x): raise ValueError(f"{x}: add --save_every or --no-such-thing")\n'
     (tmp_path / 'a.py').write_text(code)

@@ -71,7 +71,7 @@ def folder(tmp_path_factory):
     return d
 
 
-def test_the_tutorial_prints_what_is_tested():
+def test_the_tutorial_prints_the_method_that_is_tested_here():
     page = ''.join(
         ''.join(c['source'])
         for c in json.loads((ROOT / 'nbs' / 'tutorials' / 'your_method.ipynb').read_text())['cells']
@@ -79,7 +79,7 @@ def test_the_tutorial_prints_what_is_tested():
     assert ADD in page and 'vlrep pretrain --plugin match.py --method match' in page
 
 
-def test_a_method_from_a_file(folder):
+def test_a_method_from_a_file_is_trained_resumed_evaluated_and_opened(folder):
     "Trained, stopped, resumed, evaluated, reported, opened; the stopped run ends as the other did"
     small = sets([*NET, 'steps=6', *SIZES])
     new = ['pretrain', '--plugin', 'match.py', '--method', 'match']
@@ -139,7 +139,7 @@ def test_a_method_from_a_file(folder):
     ]
 
 
-def test_what_can_be_wrong_with_a_file(folder):
+def test_wrong_plugin_files_are_refused_in_one_line(folder):
     (folder / 'broken.py').write_text('METHODS.add(1)')
     (folder / 'taken.py').write_text('from vlrep.all import *\nMETHODS.add(replace(METHODS["loctex"], name="virtex"))')
     words = {
@@ -171,7 +171,7 @@ DATASETS.add(DatasetBuilder('dots', {'captions'}, read=read))
 """
 
 
-def test_a_dataset_of_images_in_memory(folder):
+def test_a_dataset_of_images_in_memory_is_trained_on(folder):
     "A list of Pillow's images with captions, by the real command, with a method of the library and with one outside it"
     (folder / 'dots.py').write_text(DOTS)
     small = sets([*NET, 'visual_depth=10', 'steps=4', 'vocab=64', 'width=16', 'heads=2', 'dropout=0'])

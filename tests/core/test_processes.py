@@ -58,7 +58,7 @@ if libc.unshare(0x20000) or mount('none', '/', None, 0x44000, None) or mount('no
 """
 
 
-def test_small_shared_memory():
+def test_batches_come_with_small_shared_memory():
     "As in a container: batches come all the same, and one line says why that takes longer"
     p = forked.run(MOUNT + EPOCH + 'epoch()')
     if p.returncode == 99:
@@ -75,14 +75,14 @@ torch.Tensor.share_memory_ = full
 """
 
 
-def test_no_shared_memory():
+def test_batches_come_without_shared_memory():
     "The same where nothing can be mounted"
     out, err = did(EPOCH + FULL + 'epoch()')
     assert out == ['the same'] and len(err) == 1 and 'not shared' in err[0]
 
 
 @pytest.mark.parametrize('n', [12, 16, 24, 32, 64])
-def test_few_open_files(n):
+def test_few_open_files_give_batches_or_one_line(n):
     "Whatever the limit: the batches, or one line that names it, and nothing else; within seconds"
     out, err = did(EPOCH + f'import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({n}, {n}))\nepoch()')
     assert len(out) == 1 and len(err) <= 1 and not any('Traceback' in line for line in err), (out, err)
@@ -100,7 +100,7 @@ def start(self): raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize('what', ['os.fork = fork', 'import multiprocessing.popen_fork as p; p.Popen.__init__ = start'])
-def test_no_more_processes(what):
+def test_a_limit_on_processes_is_one_line(what):
     "As under `ulimit -u`"
     out, err = did(EPOCH + NO_MORE + what.replace('= start', '= lambda *a: start(a)') + '\nepoch()')
     assert not err and out == [
@@ -109,7 +109,7 @@ def test_no_more_processes(what):
     ]
 
 
-def test_a_bus_error():
+def test_a_bus_error_names_its_usual_cause():
     "Names its usual cause"
     hurt = 'ArrayDataset.images = lambda self, idx: os.kill(os.getpid(), 7)\nepoch()'
     out, err = did(EPOCH + hurt)
@@ -132,7 +132,7 @@ main(sys.argv[1:])
 """
 
 
-def test_stopped_while_a_worker_is_stuck(tmp_path):
+def test_a_stop_while_a_worker_is_stuck_saves_what_was_trained(tmp_path):
     "What was trained is saved, and the process ends within seconds"
     out = tmp_path / 'run'
     words = ['pretrain', *TAGS, '--workers', '2', '--save-every', '1', '--out', out]
@@ -222,13 +222,13 @@ def test_children_end_with_a_killed_parent(code, n, after, tmp_path):
 # ---------------------------------------------------------------- other systems
 
 
-def test_started_afresh():
+def test_workers_that_are_no_forks_read_the_same_batches():
     "Workers that are no forks, as on macOS and Windows: the same batches"
     out, _ = did('import torch.multiprocessing as mp; mp.set_start_method("spawn")' + EPOCH + 'epoch(1)')
     assert out == ['the same']
 
 
-def test_what_cannot_be_sent_to_a_worker():
+def test_data_that_cannot_be_sent_to_a_worker_is_refused_in_one_line():
     "Where it is no fork: one line"
     out, err = did(
         'import torch.multiprocessing as mp; mp.set_start_method("spawn")' + EPOCH + 'source.own = lambda: 3\nepoch()'
@@ -259,7 +259,7 @@ print(open_file_limit())
 """
 
 
-def test_modules_that_only_unix_has():
+def test_the_library_is_imported_without_modules_that_only_unix_has():
     "All modules of the library are imported without them"
     assert did(HIDE)[0] == ['0']
 
@@ -282,7 +282,7 @@ main(['pretrain', *sys.argv[1:], *SMALL, '--out', 'scenes'])
 """
 
 
-def test_rules_of_windows(tmp_path):
+def test_a_run_is_written_by_the_rules_of_windows(tmp_path):
     "No folder can be opened, what is only read cannot be pushed to the disk, and there is no `pread`"
     words = [
         '--method',

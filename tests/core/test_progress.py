@@ -118,7 +118,7 @@ def test_every_long_stage_has_a_bar_on_a_terminal(tmp_path):
     assert not left  # and it is wiped away
 
 
-def test_no_bar_in_a_log(tmp_path):
+def test_a_log_has_no_bar(tmp_path):
     env = {**os.environ, 'PYTHONPATH': str(ROOT), 'VLREP_CACHE': str(tmp_path)}
     script = STAGES.split("stage('captions'")[0]
     got = forked.run(script, env=env)

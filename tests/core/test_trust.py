@@ -92,7 +92,7 @@ def words_of(name, folder):
 
 
 @pytest.mark.parametrize('name', WORDS)
-def test_no_command_runs_it(name, folder, capsys):
+def test_no_command_runs_the_code_of_a_run_folder(name, folder, capsys):
     err = refused(capsys, *words_of(name, folder))
     assert f'add --plugin {folder / "run" / "odd_helper.py"} (in Python' in err and 'not trusted' in err, err
     assert not (folder / 'mark').exists() and 'odd_helper' not in sys.modules
@@ -114,7 +114,7 @@ ASK = dict(
 
 
 @pytest.mark.parametrize('name', ASK)
-def test_no_function_runs_it(name, folder):
+def test_no_function_runs_the_code_of_a_run_folder(name, folder):
     says = 'not trusted and was not imported: inspect it, then add --plugin .*odd_helper.py.*plugins='
     with pytest.raises(ValueError, match=says):
         ASK[name](folder)
@@ -144,7 +144,7 @@ def test_what_needs_no_code_does_without(name, folder, capsys):
     assert not (folder / 'mark').exists() and 'odd_helper' not in sys.modules
 
 
-def test_it_runs_if_it_is_named(folder, capsys):
+def test_the_code_runs_if_whoever_opens_the_run_names_it(folder, capsys):
     main(['caption', '--plugin', str(folder / 'run' / 'odd_helper.py'), *words_of('caption', folder)[1:]])
     assert (folder / 'mark').exists() and capsys.readouterr().out.count('\n') == 1
     (folder / 'mark').unlink()
@@ -165,7 +165,7 @@ def test_a_file_of_this_name_elsewhere_is_the_users_own(folder, tmp_path):
     assert not (folder / 'mark').exists()
 
 
-def test_names_that_could_do_something_to_a_shell(folder, tmp_path, capsys):
+def test_advice_quotes_names_that_could_do_something_to_a_shell(folder, tmp_path, capsys):
     shutil.copytree(folder / 'run', tmp_path / 'run')
     reseal(tmp_path / 'run', lambda facts: facts.update(plugins=['/tmp/a; rm -rf x/\x1b[2Jb.py', 'c d.py']))
     err = refused(capsys, 'caption', tmp_path / 'run', folder / 'photos' / 'x.png')

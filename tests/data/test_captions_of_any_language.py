@@ -69,7 +69,7 @@ def reads(method, dataset, **changes):
 
 @pytest.mark.parametrize('method', CUTS)
 @pytest.mark.parametrize('language', SAID)
-def test_letters_stay(method, language):
+def test_letters_stay_as_they_were_written(method, language):
     "Marks are dropped in English alone, and a line says so where they are not"
     data = photos(SAID[language])
     recipe, tok, collate = reads(method, data)
@@ -83,7 +83,7 @@ def test_letters_stay(method, language):
 
 
 @pytest.mark.parametrize('method', CUTS)
-def test_normalise_is_followed(method):
+def test_the_field_normalise_is_followed(method):
     data = photos(SAID['japanese'])
     recipe, tok, collate = reads(method, data, normalise='nfkd')
     assert tok.normalisation == 'nfkd'
@@ -91,7 +91,7 @@ def test_normalise_is_followed(method):
     assert 'normalise=nfkd: the tokens are those of letters without their marks' in lines[0]
 
 
-def test_tokenizers_of_random_text():
+def test_tokenizers_give_random_text_back():
     "What goes in comes out, in the form of the tokenizer; NUL is a space"
     draw = random.Random(1)
     pool = [chr(c) for c in range(0x3000) if not 0xD800 <= c < 0xE000]
@@ -107,7 +107,7 @@ def test_tokenizers_of_random_text():
 
 
 @pytest.mark.parametrize('method', READS)
-def test_mirrors_know_the_language(method):
+def test_images_of_captions_in_other_languages_are_not_mirrored(method):
     "Images of German captions are not mirrored, unless the words are given"
     swaps = dict(swap_sides=True) if hasattr(recipe_of(method), 'swap_sides') else {}
     cases = ('german', 'auto', True), ('german', 'links=rechts', False), ('english', 'auto', False)
@@ -244,7 +244,7 @@ PLAIN = dict(
 
 @pytest.mark.parametrize('form', ['NFC', 'NFD'])
 @pytest.mark.parametrize('language', PLAIN)
-def test_small_words_that_languages_share(language, form):
+def test_small_words_that_languages_share_make_no_text_english(language, form):
     "in, is, a, on, of, to, her, by stand in captions of many languages: images of English ones alone are mirrored"
     data = photos([unicodedata.normalize(form, c) for c in PLAIN[language]], 1)
     recipe, _, collate = reads('virtex', data, flip_p=0.5)
@@ -272,7 +272,7 @@ def test_given_words_are_exchanged(method):
         assert (got[k] == want[k]).all(), k
 
 
-def test_exchange_of_random_text():
+def test_exchanging_sides_changes_only_the_given_words():
     "Of texts without the words nothing changes; with them, only they do"
     draw = random.Random(2)
     for pairs in (mirror_pairs('auto'), mirror_pairs('links=rechts,左=右')):
@@ -289,7 +289,7 @@ def test_exchange_of_random_text():
 
 
 @pytest.mark.parametrize('method', CUTS)
-def test_lost_texts_are_said_and_refused(method):
+def test_cut_and_unknown_texts_are_counted_and_refused_above_a_limit(method):
     "Cut texts and unknown tokens: counted for both parts, and refused above what the recipe allows"
     short = photos(SAID['english'])
     long = photos([' and '.join(SAID['english'] * 8)])
@@ -342,7 +342,7 @@ READERS = dict(
 
 
 @pytest.mark.parametrize('reader', READERS)
-def test_no_control_characters_enter(tmp_path, reader):
+def test_control_characters_enter_no_dataset(tmp_path, reader):
     "In a text file of a shard, NUL is a sign of another encoding: see test_shard_faults.py"
     space = ' ' if reader == 'text_of_shards' else '\0'
     assert READERS[reader](f'a{space}dog on\x07a hill', tmp_path) == 'a dog on a hill'

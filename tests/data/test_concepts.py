@@ -29,8 +29,8 @@ def captions():
     return world('train', 80, size=16).captions
 
 
-def test_filter_is_exact(captions):
-    "T4: 3 to 25 tokens of any unit, and no caption twice for an image, whatever its case"
+def test_captions_are_filtered_by_length_and_repetition(captions):
+    "3 to 25 tokens of any unit, and no caption twice for an image, whatever its case"
     for length in (lambda t: len(t.split()), len):
         ok = usable_captions(captions, 3, 25, length)
         at = 0
@@ -47,7 +47,7 @@ def test_filter_is_exact(captions):
 
 
 def test_each_triplet_masks_one_concept(captions):
-    "T4: as many triplets as concept words, each found by its number, drawn in equal shares"
+    "As many triplets as concept words, each found by its number, drawn in equal shares"
     index = ConceptSet(concept_words(concept_counts(captions.flat()), 50)).index
 
     def spots(t):
@@ -73,7 +73,7 @@ def test_each_triplet_masks_one_concept(captions):
     assert [(row, a, spots(all_of.text(a))[b]) for a, b in zip(j, which)] == [w for w in want if w[0] == row]
 
 
-def test_a_tagger_of_ones_own(captions):
+def test_a_tagger_of_ones_own_is_used(captions):
     got = concept_counts(captions.flat(), 'nn', lambda words: ['NOUN' if w == 'dog' else '' for w in words])
     assert list(got) == ['dog'] and got['dog'] == sum(split_marks(t).split().count('dog') for t in captions.flat())
 
@@ -139,7 +139,7 @@ BAD = {
 
 
 @pytest.mark.parametrize('changes', BAD)
-def test_bad_input(changes, capsys):
+def test_bad_input_is_refused_in_one_line(changes, capsys):
     words = [w for c in changes.split() for w in ('--set', c)]
     assert BAD[changes] in refused(capsys, 'pretrain', '--method', 'tag_prediction', *TWO_STEPS, *words)
 
@@ -157,7 +157,7 @@ def by_hand(source):
     return [r for r in csv.DictReader(path.open(encoding='utf-8')) if r['source'] == source]
 
 
-def test_captions_tagged_by_hand():
+def test_taggers_agree_with_captions_tagged_by_hand():
     "100 of the world, whose words are today's captions; 100 of photos, of which no word is handed on"
     world_rows = by_hand('world')
     photos = by_hand('photos')

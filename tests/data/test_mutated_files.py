@@ -81,7 +81,7 @@ JSON = {
 
 
 @pytest.mark.parametrize('name', JSON)
-def test_json_of_all_types(name, tmp_path):
+def test_json_with_values_of_any_type_is_read_or_refused_by_name(name, tmp_path):
     value, written, opened = JSON[name]
     path = tmp_path / name
     refused = 0
@@ -98,13 +98,13 @@ def test_json_of_all_types(name, tmp_path):
                 assert str(path) in str(e) and len(str(e)) < 1000 and not isinstance(e, UnicodeError), (at, odd, e)
                 refused += 1
     assert refused > 0.5 * tried, (refused, tried)
-    # with a byte-order mark; files of lines with one are in test_foreign_tables.py
+    # with a byte-order mark; files of lines with one are in datasets/test_foreign_tables.py
     for encoding in ('utf-8-sig', 'utf-16') if path.suffix == '.json' else ():
         path.write_text(written(value), encoding=encoding)
         opened(path)
 
 
-def test_config_of_a_bert(tmp_path):
+def test_a_bert_config_with_values_of_any_type_is_read_or_refused_by_name(tmp_path):
     path, value = folder_of_bert(tmp_path / 'bert')
     for at in places({k: v for k, v in value.items() if k != 'vlrep'}):
         for odd in ODD:
@@ -115,7 +115,7 @@ def test_config_of_a_bert(tmp_path):
                 assert str(tmp_path / 'bert') in str(e), (at, odd, e)
 
 
-def test_key_of_a_number_map(tmp_path):
+def test_a_key_that_is_a_digit_and_no_number_is_refused(tmp_path):
     "'²' is a digit and no number"
     (tmp_path / 'l.json').write_text(json.dumps({'²': 'cat', '0': 'dog'}))
     with pytest.raises(ValueError, match='l.json: expected labels with their numbers'):
@@ -124,7 +124,7 @@ def test_key_of_a_number_map(tmp_path):
         written_sublayers('tt[width=²]')
 
 
-def test_no_module_asks_for_digits():
+def test_no_module_calls_isdigit():
     "`str.isdigit` is true for '²', which `int` refuses; `str.isdecimal` is not"
     modules = (ROOT / 'vlrep').rglob('*.py')
     assert not [p for p in modules if '.isdigit(' in p.read_text(encoding='utf-8')]
@@ -141,7 +141,7 @@ def store(folder):
     return folder
 
 
-def test_index_of_a_store(tmp_path):
+def test_a_store_index_with_values_of_any_type_is_read_or_refused_by_name(tmp_path):
     "With a checksum that fits: refused with the file's name, or as before"
     path = store(tmp_path / 'store') / 'index.json'
     value = json.loads(path.read_text())
@@ -168,7 +168,7 @@ def test_index_of_a_store(tmp_path):
     assert refused > 250 and len(RegionStore(tmp_path / 'store')) == 3, refused
 
 
-def test_columns_of_a_store_that_contradict_each_other(tmp_path):
+def test_columns_of_a_store_that_contradict_each_other_are_refused(tmp_path):
     "Files of other shapes, types and order, with checksums that fit"
     from vlrep.core.files import write_index
 
@@ -202,7 +202,7 @@ def test_columns_of_a_store_that_contradict_each_other(tmp_path):
     assert held > 35, held
 
 
-def test_journal_of_a_store(tmp_path):
+def test_a_damaged_line_of_a_journal_is_named(tmp_path):
     "A killed writer's journal with every line damaged: a line that names it"
     out = tmp_path / 'out'
 
@@ -286,7 +286,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize('how', ['npy', 'lmdb'])
-def test_region_items(how, tmp_path):
+def test_region_items_with_values_of_any_type_are_read_or_refused_by_name(how, tmp_path):
     "Each field replaced; what is read has two regions of width 4"
     refused = 0
     for k in item():
@@ -311,7 +311,7 @@ def test_region_items(how, tmp_path):
 
 
 @pytest.mark.parametrize('num', [-1, 0, 1, 3, 10**9, '-1', 1.5, True, np.array([-2])])
-def test_counts_that_contradict(num, tmp_path):
+def test_counts_that_contradict_the_data_are_refused(num, tmp_path):
     "Never a region less without a word; base64 and bytes, too"
     import base64
 
@@ -325,7 +325,7 @@ def test_counts_that_contradict(num, tmp_path):
             convert_regions(source, tmp_path / 'out', log=None)
 
 
-def test_arrays_that_claim_more_than_they_have(tmp_path):
+def test_arrays_that_claim_more_than_they_have_are_refused(tmp_path):
     "Shapes in headers and pickles: refused before memory is taken"
     header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 1000), }"
     big = b'\x93NUMPY\x01\x00\x76\x00' + header.ljust(117).encode() + b'\n'
@@ -345,7 +345,7 @@ def test_arrays_that_claim_more_than_they_have(tmp_path):
 # ---------------------------------------------------------------- LMDB
 
 
-def test_damaged_lmdb_ends_no_process(tmp_path):
+def test_a_damaged_lmdb_file_ends_no_process(tmp_path):
     "Cut off at 60 sizes and with 300 changed bytes, in a process of its own: a ValueError or as many entries"
     with lmdb.open(str(tmp_path / 'w'), map_size=2**24, subdir=False) as env, env.begin(write=True) as t:
         for i in range(60):

@@ -91,7 +91,7 @@ def whole(at):
     return at / 'whole.jsonl'
 
 
-def test_translators_are_marian_models(at, whole):
+def test_paraphrases_are_those_of_the_marian_models(at, whole):
     "What stands in the file is what transformers says, there by one model and back by the other"
     lines = [json.loads(l) for l in whole.read_text(encoding='utf-8').splitlines()]
     assert [l['caption'] for l in lines] == [' '.join(c.split()) for c in CAPTIONS[:10]]
@@ -110,7 +110,7 @@ def test_translators_are_marian_models(at, whole):
     assert len(said) > 10 and len(set(said)) > 5  # gibberish, but not the same for all
 
 
-def test_goes_on_to_the_same_bytes(at, whole, tmp_path, capsys):
+def test_a_stopped_job_goes_on_to_the_same_bytes(at, whole, tmp_path, capsys):
     part = tmp_path / 'part.jsonl'
     part.write_bytes(whole.read_bytes()[:-30])  # the last line is torn
     main(list(map(str, words(at, part, '--limit', 10, '--batch', 4))))
@@ -119,7 +119,7 @@ def test_goes_on_to_the_same_bytes(at, whole, tmp_path, capsys):
     assert 'the last line was torn' in out and '9 of 10 captions are there' in out and '1 of them new' in out
 
 
-def test_stopped_by_hand_and_gone_on_with(at, whole, tmp_path, capsys, monkeypatch):
+def test_a_job_interrupted_at_the_shell_goes_on_to_the_same_bytes(at, whole, tmp_path, capsys, monkeypatch):
     "Ctrl-C during the second batch: one line, code 130, whole lines; the same words again finish, with the same bytes"
     out = tmp_path / 'out.jsonl'
     calls = []
@@ -142,12 +142,12 @@ def test_stopped_by_hand_and_gone_on_with(at, whole, tmp_path, capsys, monkeypat
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_command_in_both_spellings(tmp_path):
+def test_both_spellings_of_the_command_write_the_same_file(tmp_path):
     for done in both_spellings('paraphrase', ['--data', 'csv', '--root', 'nowhere'], [tmp_path] * 2):
         assert done.returncode == 2 and 'nowhere' in done.stderr and done.stderr.count('\n') == 1, done.stderr
 
 
-def test_what_is_refused(at, whole, tmp_path, capsys):
+def test_wrong_words_and_files_are_refused_in_one_line(at, whole, tmp_path, capsys):
     assert 'no Marian model that can be opened' in refused(capsys, *words(at, tmp_path / 'a', '--via', 'xx'))
     assert 'whole.jsonl:1: is of other captions or languages' in refused(capsys, *words(at, whole, '--via', 'fr'))
     assert 'whole.jsonl:6: more lines than' in refused(capsys, *words(at, whole, '--limit', 5))

@@ -495,7 +495,7 @@ def test_strange_names_are_shown_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize('gap', [3 << 30, 9 << 30])
-def test_large_shards(tmp_path, gap):
+def test_shards_of_several_gigabytes_are_read(tmp_path, gap):
     "A sample behind 3 GB, and behind a member of 9 GB, whose size is written in base 256"
     part = tar_of(tmp_path / 'part.tar', plain(2)).read_bytes()
     with open(tmp_path / 'large.tar', 'wb') as f:
@@ -511,7 +511,7 @@ def test_large_shards(tmp_path, gap):
 
 
 @pytest.mark.parametrize('pattern', ['{000..999}{000..999}{000..999}', '{0..999999999999}', '{a,b}' * 40, '{0,1}' * 30])
-def test_brace_patterns_are_counted_first(tmp_path, capsys, pattern):
+def test_brace_patterns_are_counted_before_they_are_expanded(tmp_path, capsys, pattern):
     tracemalloc.start()
     try:
         with within(5):
@@ -621,7 +621,7 @@ def test_shards_are_read_without_pread(two, monkeypatch):
     assert data.captions[3] == ['photo number 3'] and data.image_bytes(6)[1] == picture(6, 'JPEG')
 
 
-def test_a_shard_cut_off_while_it_is_open(two):
+def test_a_shard_cut_off_while_it_is_open_is_an_error(two):
     index = ShardIndex(two)
     index.read(0)
     os.truncate(two[0], 600)
@@ -667,7 +667,7 @@ MOMENTS = [
 
 @pytest.mark.parametrize('owner,name,at', MOMENTS)
 @pytest.mark.parametrize('again', [False, True])
-def test_killed_builds_of_an_index(two, tmp_path, owner, name, at, again):
+def test_killed_builds_of_an_index_leave_nothing_behind(two, tmp_path, owner, name, at, again):
     "At any moment, also where a damaged index is replaced: the next one is whole, and nothing is left behind"
     want = captions(ShardIndex(two))
     folder = index_folder(tmp_path)
@@ -724,7 +724,7 @@ class Parts:
         (os, 'replace', 13),
     ],
 )
-def test_killed_writers_of_shards(tmp_path, monkeypatch, owner, name, at):
+def test_killed_writers_of_shards_leave_all_or_none(tmp_path, monkeypatch, owner, name, at):
     "All shards of all parts are there, or none; the next call writes them, and cleans up"
     monkeypatch.setattr('vlrep.datasets.webdataset.reader.DATASETS', {'drawn': Parts()})
 
@@ -738,7 +738,7 @@ def test_killed_writers_of_shards(tmp_path, monkeypatch, owner, name, at):
     assert len(paths) == 9 and all(p.is_file() for p in paths) and not left_behind(tmp_path)
 
 
-def test_killed_writers_that_add_to_a_folder(tmp_path):
+def test_what_killed_writers_leave_in_a_folder_is_removed_by_the_next(tmp_path):
     "What `write_csv` and its kind leave behind is removed by the next"
 
     def work():
@@ -797,7 +797,7 @@ def signed(data, draw):
 
 
 @pytest.mark.parametrize('seed', range(3))
-def test_mutated_shards(tmp_path, monkeypatch, seed):
+def test_mutated_shards_are_read_or_refused_by_name(tmp_path, monkeypatch, seed):
     """Any bytes: a `ValueError` or a dataset, within seconds
 
     A sample whose own bytes stand where they were has its own caption and its own photo.

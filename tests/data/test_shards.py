@@ -142,7 +142,7 @@ def test_a_run_on_shards_is_the_run_on_the_photos(at, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('step', [2, 6, 8])  # in mid-epoch, at its end, in the next
-def test_stopped_and_resumed(at, tmp_path, step):
+def test_a_run_stopped_and_resumed_on_shards_has_the_same_bits(at, tmp_path, step):
     "Stopped by a signal, in windows and with sorted captions, read by other processes: the bits of an unbroken run"
     words = ['--data', 'webdataset', '--root', at / 'five' / PATTERN, '--window', 2, '--bucket', 2]
     whole = trained(tmp_path / 'whole', *words)
@@ -156,7 +156,7 @@ def test_stopped_and_resumed(at, tmp_path, step):
     assert rows[0] == rows[1]
 
 
-def test_other_shards_are_other_data(at, tmp_path, capsys):
+def test_resume_with_other_shards_is_refused(at, tmp_path, capsys):
     "A run does not go on with shards that are not those it began with, or with another order"
     stopped(2, tmp_path / 'run', '--data', 'webdataset', '--root', at / 'five')
     more = changed(at, tmp_path / 'more', lambda p: write_shard(p, []))
@@ -195,7 +195,7 @@ def test_a_place_is_a_shard_and_a_sample(at, world_size):
             assert [b['id'].tolist() for b, _ in loader(r).seek(4, stop)] == whole[stop:]
 
 
-def test_workers_read_the_same(at):
+def test_workers_read_the_same_samples(at):
     data = read_webdataset(at / 'five', 24, window=1)
     got = []
     for workers in (0, 2):
@@ -252,7 +252,7 @@ def test_damaged_samples_are_named_and_counted(at, tmp_path):
         list(StatefulLoader(data, 16, max_damaged=1))
 
 
-def test_a_shard_that_changes_during_a_run(at, tmp_path):
+def test_a_shard_that_changes_during_a_run_is_an_error(at, tmp_path):
     "Its byte offsets are worth nothing any more: an error at once. One that is gone counts as damaged images"
     root = changed(at, tmp_path / 'changing', lambda p: None)
     ld = StatefulLoader(read_webdataset(root, 24), 16)
@@ -267,7 +267,7 @@ def test_a_shard_that_changes_during_a_run(at, tmp_path):
 # ---------------------------------------------------------------- captions of similar length
 
 
-def test_sorted_by_length_each_sample_has_its_loss(at):
+def test_the_loss_of_a_sample_does_not_depend_on_sorting_by_length(at):
     "The loss of each caption is that which it has in any other batch; fewer places are padded"
     data = read_webdataset(at / 'five', 32)
     said = [data.captions[i][0] for i in range(N)]
@@ -301,7 +301,7 @@ def test_sorted_by_length_each_sample_has_its_loss(at):
 # ---------------------------------------------------------------- writing
 
 
-def test_command_writes_the_same_bytes(at, tmp_path):
+def test_both_spellings_of_the_command_write_the_same_bytes(at, tmp_path):
     "`vlrep shards` in both spellings; data with a split of its own, tags, narratives"
     csv = '--data', 'csv', '--root', at / 'csv' / 'photos.csv', '--per-shard', 12
     places = [tmp_path / f'{k}' for k in range(2)]

@@ -21,7 +21,7 @@ VIEWS = dict(
 
 
 @pytest.mark.parametrize('view', VIEWS)
-def test_views_of_a_few_pixels(view):
+def test_images_of_a_few_pixels_have_views(view):
     "An image of one colour has views of that colour, from one pixel on; traces and maps stay in bounds"
     for h, w, size in itertools.product((1, 2, 5), (1, 3, 5), (1, 4)):
         side = max(h, w)

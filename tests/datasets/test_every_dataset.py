@@ -111,7 +111,7 @@ def finished(run, data):
 
 
 @pytest.mark.parametrize('method,data', PAIRS)
-def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys):
+def test_every_method_is_stopped_and_resumed_on_every_dataset(method, data, roots, tmp_path, monkeypatch, capsys):
     "`--data X` without another option, a stop, `vlrep resume` without another option"
     monkeypatch.chdir(tmp_path)
     words = [
@@ -135,7 +135,7 @@ def test_stopped_and_resumed(method, data, roots, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize('data', [d for d in DATASETS if d != 'world' and reads('virtex', d)])
-def test_as_printed(data, roots, tmp_path, monkeypatch):
+def test_the_printed_command_of_every_dataset_goes_to_its_end(data, roots, tmp_path, monkeypatch):
     "`vlrep pretrain --data X --root ...` goes to its end"
     monkeypatch.chdir(tmp_path)
     main(['pretrain', '--data', data, '--root', str(roots[data])])

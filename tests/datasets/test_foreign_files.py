@@ -2,8 +2,8 @@
 
 Each fault ends in one line that names the file, or is tolerated and reported.
 
-Readers of one format are tested in their notebooks (03, 05, 22 to 29); here is what needs several of them, a run, or
-the shell.
+Readers of one format are tested in their notebooks (nbs/datasets); here is what needs several of them, a run, or the
+shell.
 """
 
 import copy
@@ -70,7 +70,7 @@ OTHERS = dict(PCX='RGB', SGI='RGB', TGA='RGB', JPEG2000='RGB', ICO='RGB', IM='RG
 
 
 @pytest.mark.parametrize('kind', [*MEANT, *OTHERS])
-def test_formats(tmp_path, kind):
+def test_the_format_of_a_picture_is_that_of_its_content(tmp_path, kind):
     "By the content of the file, not by its name"
     mode = (MEANT | OTHERS)[kind]
     Image.new(mode, (32, 32)).save(tmp_path / f'x.{kind}', kind)
@@ -96,7 +96,7 @@ def png(w, h):
     )
 
 
-def test_too_many_pixels(tmp_path):
+def test_a_picture_of_too_many_pixels_is_refused(tmp_path):
     for n in (8001, 13_300, 13_377, 10**6):
         (tmp_path / 'x.png').write_bytes(png(n, n))
         with pytest.raises(DamagedImage) as e:
@@ -117,7 +117,7 @@ def test_too_many_pixels(tmp_path):
 
 @pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='peak memory is read from /proc')
 @pytest.mark.parametrize('mode', ['RGBA', 'I;16', 'LA', 'P'])
-def test_memory_of_a_picture(tmp_path, mode):
+def test_reading_a_picture_copies_no_more_than_its_pixels(tmp_path, mode):
     "No copy of the whole but the decoded pixels and the result: 8 bytes a pixel, where it were 14 to 20"
     n = 3000
     kw = dict(transparency=0) if mode == 'P' else {}
@@ -161,7 +161,7 @@ def trained_on(root):
     return read_flickr8k(root, size=32), DATASETS['flickr8k'].open(root=root, size=32, log=str)['train']
 
 
-def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
+def test_two_damaged_photos_of_eighty_are_within_the_limit(photos, tmp_path, capsys):
     "By default, at the shell; a smaller limit stops the run and keeps it, and it goes on with a larger one"
     for name in trained_on(photos)[1].ids[:2]:
         (photos / 'Images' / name).write_bytes(b'')
@@ -193,7 +193,7 @@ def test_two_of_eighty_are_borne(photos, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('what', ['dry-run', 'overfit'])
-def test_a_trial_has_the_limit_of_the_run(photos, capsys, what):
+def test_dry_runs_have_the_limit_of_damage_of_the_run(photos, capsys, what):
     "A photo that cannot be read stops what tries a run out, unless --max-damaged lets it pass"
     for name in trained_on(photos)[1].ids[:2]:
         (photos / 'Images' / name).write_bytes(b'')
@@ -206,7 +206,7 @@ def test_a_trial_has_the_limit_of_the_run(photos, capsys, what):
         assert what == 'overfit' and 'failed to overfit' in capsys.readouterr().out
 
 
-def test_mostly_damaged_stops(photos, tmp_path, capsys):
+def test_mostly_damaged_photos_stop_the_run(photos, tmp_path, capsys):
     "... and the folder that was named stays"
     for p in sorted((photos / 'Images').iterdir())[::2]:
         p.write_bytes(b'')
@@ -221,7 +221,7 @@ def test_mostly_damaged_stops(photos, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('text', ['-1', 'many', '1.5', '101%', 'nan', ''])
-def test_wrong_limits(text, capsys, tmp_path):
+def test_wrong_limits_of_damage_are_refused(text, capsys, tmp_path):
     assert (
         '--max-damaged' in refused(capsys, 'pretrain', f'--max-damaged={text}', '--out', tmp_path / 'no')
         and not (tmp_path / 'no').exists()
@@ -232,7 +232,7 @@ def test_wrong_limits(text, capsys, tmp_path):
 # ---------------------------------------------------------------- captions, narratives, boxes
 
 
-def test_captions_of_nothing(tmp_path):
+def test_captions_of_invisible_characters_are_no_text(tmp_path):
     "Zero-width spaces, a byte-order mark, control characters: no text, in any layout"
     recs = [scene('train', i, size=32, with_='narrative') for i in range(4)]
     nothing = '\u200b\ufeff\u200d \x07'
@@ -285,7 +285,7 @@ NO_PLACES = {
 
 
 @pytest.mark.parametrize('why', NO_PLACES)
-def test_no_places_to_learn(tmp_path, why, capsys):
+def test_narratives_without_places_are_refused_where_places_are_learned(tmp_path, why, capsys):
     "All narratives: refused; some: said and counted; without the localisation loss: trained"
     narrated(tmp_path / 'all', lambda i, l: NO_PLACES[why](l))
     words = [
@@ -339,7 +339,7 @@ def coco(root, **other):
         write_coco(part, root, split, classes=other.get(split, ['car', 'cat', 'dog']))
 
 
-def test_categories_of_train_and_val(tmp_path):
+def test_coco_categories_that_differ_between_train_and_val_are_refused(tmp_path):
     builder = DATASETS['coco']
 
     def opened(root):
@@ -364,7 +364,7 @@ ODD = [None, True, False, [], [1], {}, {'a': 1}, 'x', '', -1, 0, 1e308, math.inf
 
 
 @pytest.mark.filterwarnings('ignore::UserWarning')
-def test_odd_values_in_coco(tmp_path):
+def test_coco_values_of_other_types_are_read_or_refused_by_name(tmp_path):
     "Each value of each table replaced by values of other types: read, or refused with the file's name"
     root = tmp_path / 'coco'
     coco(root)
@@ -412,7 +412,7 @@ def test_odd_values_in_coco(tmp_path):
     assert tried > 150
 
 
-def test_bombs_in_tables(tmp_path):
+def test_tables_that_unfold_without_end_are_refused(tmp_path):
     "XML that unfolds, a line without end in gzip, nesting, folders that contain themselves"
     (tmp_path / 'a.xml').write_text(
         '<!DOCTYPE l [<!ENTITY a0 "lol">'
@@ -464,7 +464,7 @@ def built(opened, tmp_path):
 
 
 @pytest.mark.parametrize('method', ['tags', 'virtex'])
-def test_scalars_in_place_of_weights(method, tmp_path):
+def test_scalars_in_place_of_weights_are_refused_by_name(method, tmp_path):
     "Every kind of tensor of a run as a number without dimensions: one error that names the run, never a traceback"
     run = build(tmp_path / 'run', method)
     f = run / 'best' / 'model.safetensors'
@@ -479,7 +479,7 @@ def test_scalars_in_place_of_weights(method, tmp_path):
             open_run(run)
 
 
-def test_made_by_a_newer_vlrep(built, capsys, tmp_path):
+def test_runs_of_a_newer_vlrep_are_refused(built, capsys, tmp_path):
     open_run(built)
     Image.new('RGB', (8, 8)).save(tmp_path / 'x.png')
     man = read_json(built / 'best' / 'manifest.json')
@@ -512,7 +512,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize('why', WEIGHTS)
-def test_weights_that_are_none(built, why, tmp_path):
+def test_weights_that_are_no_finite_floats_are_refused(built, why, tmp_path):
     "NaN, infinite, whole and complex numbers, in a run's checkpoint and in a foreign file: tensor and file are named"
     f = built / 'best' / 'model.safetensors'
     w = load_file(f)
@@ -590,7 +590,7 @@ KEYS = (
 
 
 @pytest.mark.parametrize('how', SHAPES)
-def test_foreign_weights_of_odd_shapes(how, tmp_path):
+def test_foreign_weights_of_odd_shapes_are_refused(how, tmp_path):
     "Each kind of tensor of a checkpoint replaced by something else: `ValueError`, never another error"
     whole = virtex_state(CaptioningModel(make_backbone(10, 16), 50, width=64, depth=1, heads=1))
     p = tmp_path / 'w.pth'
@@ -613,7 +613,7 @@ def test_foreign_weights_of_odd_shapes(how, tmp_path):
             ask(open_, odd, 'w.pth')
 
 
-def test_damaged_pickles(tmp_path):
+def test_damaged_pickles_are_read_or_refused_by_name(tmp_path):
     "Bytes flipped and cut anywhere: `ValueError` that names the file, or weights"
     torch.save(dict(model=make_backbone(10, 16).state_dict()), tmp_path / 'w.pth')
     data = (tmp_path / 'w.pth').read_bytes()
@@ -638,7 +638,7 @@ def test_damaged_pickles(tmp_path):
 ANY = [None, True, [], {}, 'x', '', -1, 3, 1.5, [[1]], {'name': 3}, {'a': 'b'}]
 
 
-def test_odd_facts_in_recipe_json(built, tmp_path):
+def test_odd_facts_in_recipe_json_open_or_name_the_file(built, tmp_path):
     "Each fact of recipe.json replaced by values of other types: the run opens, or the file is named"
     Image.new('RGB', (8, 8)).save(tmp_path / 'x.png')
     whole = read_json(built / 'recipe.json')
@@ -695,7 +695,7 @@ OUTSIDE = dict(
 
 
 @pytest.mark.parametrize('field', OUTSIDE)
-def test_recipes_out_of_bounds(built, field):
+def test_recipes_out_of_bounds_are_refused_before_a_model_is_built(built, field):
     "A recipe that would build for ever is refused before anything is built"
     reseal(built, lambda d: d['recipe'].update({field: OUTSIDE[field]}))
     with pytest.raises(ValueError) as e:

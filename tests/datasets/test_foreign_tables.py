@@ -161,7 +161,7 @@ SPELLINGS = dict(
 
 @pytest.mark.parametrize('spelling', SPELLINGS)
 @pytest.mark.parametrize('name', LAYOUTS)
-def test_encodings(name, spelling, written, copy):
+def test_tables_in_any_encoding_give_the_same_data(name, spelling, written, copy):
     "Byte-order marks, UTF-16, line breaks of Windows and of old Macs: the same data"
     layout = LAYOUTS[name]
     root = copy(name)
@@ -175,7 +175,7 @@ SEPARATORS = '\u2028', '\u2029', '\x85', '\x0b', '\x0c', '\x1c'  # what `str.spl
 
 
 @pytest.mark.parametrize('name', [n for n in LAYOUTS if n not in ('voc', 'mm_imdb')])
-def test_separators_within_a_text(name, copy):
+def test_unicode_separators_within_a_text_do_not_split_it(name, copy):
     "A text with U+2028 and its like is one text, and lines behind it keep their numbers"
     layout = LAYOUTS[name]
     root = copy(name)
@@ -197,7 +197,7 @@ def test_separators_within_a_text(name, copy):
 
 
 @pytest.mark.parametrize('name', [n for n in LAYOUTS if LAYOUTS[n].kind == 'table'])
-def test_quoted_line_breaks(name, copy):
+def test_a_quoted_caption_may_run_over_two_lines(name, copy):
     "A caption in quotes may run over two lines"
     layout = LAYOUTS[name]
     root = copy(name)
@@ -211,7 +211,7 @@ def test_quoted_line_breaks(name, copy):
 
 @pytest.mark.parametrize('separator', ['\t', ';', '|'])
 @pytest.mark.parametrize('name', [n for n in LAYOUTS if LAYOUTS[n].kind == 'table'])
-def test_separators_of_columns(name, separator, written, copy):
+def test_any_usual_separator_of_columns_is_recognised(name, separator, written, copy):
     layout = LAYOUTS[name]
     root = copy(name)
     change(root, layout, lambda text: text.replace(',', separator, 1).replace('.jpg,', f'.jpg{separator}').encode())
@@ -219,7 +219,7 @@ def test_separators_of_columns(name, separator, written, copy):
 
 
 @pytest.mark.parametrize('name', ['csv', 'coco'])
-def test_paths_of_windows(name, written, copy):
+def test_paths_of_windows_are_read(name, written, copy):
     "`images\\a.jpg` is `images/a.jpg` if there is no file of that very name"
     layout = LAYOUTS[name]
     root = copy(name)
@@ -284,7 +284,7 @@ LINES = {
 
 @pytest.mark.parametrize('spelling', [*SPELLINGS, 'gz'])
 @pytest.mark.parametrize('name', LINES)
-def test_files_of_lines(name, spelling, tmp_path):
+def test_files_of_lines_are_read_in_any_encoding(name, spelling, tmp_path):
     "One value a line: read alike, however the file was saved"
     file, values, read = LINES[name]
     if name == 'vocabulary' and spelling == 'blank_lines':
@@ -305,7 +305,7 @@ def test_files_of_lines(name, spelling, tmp_path):
 
 
 @pytest.mark.parametrize('name', [n for n in LINES if n not in ('labels', 'vocabulary', 'study')])
-def test_lines_nested_too_deeply(name, tmp_path):
+def test_lines_nested_too_deeply_are_refused_by_number(name, tmp_path):
     file, values, read = LINES[name]
     (tmp_path / file).write_text('\n'.join([json.dumps(v) for v in values]) + '\n' + '[' * 100_000)
     with pytest.raises(ValueError, match=f'{file}, line {len(values) + 1}: .*nested too deeply'):
@@ -340,7 +340,7 @@ IDS = 'id', 'image_id', 'category_id', 'question_id'
 
 @pytest.mark.parametrize('how', [_as_text, _as_floats])
 @pytest.mark.parametrize('name', ['coco', 'vqa'])
-def test_numbers_as_text_and_floats(name, how, written, copy):
+def test_numbers_written_as_text_or_floats_are_read(name, how, written, copy):
     layout = LAYOUTS[name]
     root = copy(name)
 
@@ -356,7 +356,7 @@ def test_numbers_as_text_and_floats(name, how, written, copy):
 
 
 @pytest.mark.parametrize('given', ['7', 7, 7.0])
-def test_ids_that_name_photos(given, copy):
+def test_ids_that_name_photos_follow_the_rule_for_names(given, copy):
     "An id is the name of a photo's file, with the same rule as elsewhere"
     root = copy('snli_ve')
     (root / 'flickr30k_images' / 'train000000.jpg').rename(root / 'flickr30k_images' / '7.jpg')
@@ -371,7 +371,7 @@ def test_ids_that_name_photos(given, copy):
 
 @pytest.mark.parametrize('how', [_as_text, _as_floats])
 @pytest.mark.parametrize('table', ['images', 'annotations'])
-def test_numbers_of_box_files(table, how, written, copy):
+def test_numbers_in_box_files_may_be_text_or_floats(table, how, written, copy):
     path = copy('coco') / 'annotations' / 'instances_train2017.json'
     want = BoxFile(path).boxes.tolist()
     data = json.loads(path.read_text())
@@ -384,7 +384,7 @@ def test_numbers_of_box_files(table, how, written, copy):
 
 
 @pytest.mark.parametrize('value', [True, float('nan'), None, 7.5, [1]])
-def test_what_is_no_number(value, copy):
+def test_values_that_are_no_number_are_refused(value, copy):
     root = copy('coco')
     for path in found(root, LAYOUTS['coco']):
         data = json.loads(path.read_text())
@@ -411,7 +411,7 @@ def test_ids_that_nobody_reads_may_repeat(written, copy):
     'name,table,key',
     [('coco', 'images', 'id'), ('vqa', 'questions', 'question_id'), ('vqa', 'annotations', 'question_id')],
 )
-def test_ids_that_matter_may_not(name, table, key, copy):
+def test_ids_that_matter_may_not_repeat(name, table, key, copy):
     "A later row would silently replace the first"
     root = copy(name)
     for path in found(root, LAYOUTS[name]):
@@ -427,7 +427,7 @@ def test_ids_that_matter_may_not(name, table, key, copy):
 
 
 @pytest.mark.parametrize('name', LAYOUTS)
-def test_missing_photos(name, copy):
+def test_missing_photos_are_left_out_and_counted_up_to_a_limit(name, copy):
     "Left out and counted; refused above the limit, with the option that lets them pass"
     layout = LAYOUTS[name]
     root = copy(name)
@@ -514,7 +514,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize('spoilt', SPOILT)
-def test_unusable_rows(spoilt, copy):
+def test_unusable_rows_are_left_out_and_counted_up_to_a_limit(spoilt, copy):
     "A row that cannot be used is left out, named and counted; max_damaged=0 refuses it"
     name, which, spoil = SPOILT[spoilt]
     layout = LAYOUTS[name]
@@ -532,7 +532,7 @@ def test_unusable_rows(spoilt, copy):
 
 
 @pytest.mark.parametrize('which', [0, 1])
-def test_annotations_about_unknown_images(which, copy):
+def test_annotations_about_unknown_images_are_refused(which, copy):
     "Those about an image that is left out are counted; those about no image are refused, also beside one left out"
     root = copy('coco')
     path = found(root, LAYOUTS['coco'])[which]
@@ -550,7 +550,7 @@ def test_annotations_about_unknown_images(which, copy):
         _both_coco(root)
 
 
-def test_answers_to_unknown_questions(copy):
+def test_answers_to_unknown_questions_are_counted(copy):
     "Counted: a list of questions may be a part of the published one, and its answers may be those of another"
     root = copy('vqa')
     questions = found(root, LAYOUTS['vqa'])[0]
@@ -601,7 +601,7 @@ def one_photo(tmp_path):
 
 @pytest.mark.parametrize('name', [f'./{PHOTO}', PHOTO.replace('/', '//'), PHOTO.replace('/', '\\')])
 @pytest.mark.parametrize('reader', TWICE)
-def test_two_names_of_a_photo(reader, name, one_photo):
+def test_two_names_of_a_photo_are_one_photo(reader, name, one_photo):
     "Another way to write its path makes no second photo, which would be dealt to another part of the split"
     got = TWICE[reader](one_photo, name)
     assert len(getattr(got, 'base', got)) == 1
@@ -610,7 +610,7 @@ def test_two_names_of_a_photo(reader, name, one_photo):
 
 @pytest.mark.parametrize('absolute', [True, False])
 @pytest.mark.parametrize('reader', TWICE)
-def test_a_photo_by_names_that_are_not_joined(reader, absolute, one_photo):
+def test_a_photo_by_names_that_cannot_be_joined_is_refused(reader, absolute, one_photo):
     "Absolute and relative, composed and decomposed letters: refused, with both names"
     name = str(one_photo / PHOTO) if absolute else unicodedata.normalize('NFD', PHOTO)
     if reader == 'vizwiz' and absolute:
@@ -621,7 +621,7 @@ def test_a_photo_by_names_that_are_not_joined(reader, absolute, one_photo):
 
 @pytest.mark.parametrize('name', [f'./{PHOTO}', PHOTO.replace('/', '\\')])
 @pytest.mark.parametrize('form', ['csv', 'jsonl'])
-def test_one_part_for_all_names_of_a_photo(form, name, one_photo):
+def test_all_names_of_a_photo_belong_to_one_split(form, name, one_photo):
     rows = [dict(path=PHOTO, caption='a', split='train'), dict(path=name, caption='b', split='test')]
     path = one_photo / f'photos.{form}'
     lines = (
@@ -635,7 +635,7 @@ def test_one_part_for_all_names_of_a_photo(form, name, one_photo):
 
 
 @pytest.mark.parametrize('which', [0, 1])
-def test_files_of_coco_that_are_there_twice(which, copy):
+def test_coco_photos_that_are_there_twice_are_refused(which, copy):
     root = copy('coco')
     path = found(root, LAYOUTS['coco'])[which]
     data = json.loads(path.read_text())
@@ -648,7 +648,7 @@ def test_files_of_coco_that_are_there_twice(which, copy):
 # ---------------------------------------------------------------- rows of JSON lines, texts beside photos
 
 
-def test_columns_of_json_lines(tmp_path):
+def test_columns_of_json_lines_are_found_by_name(tmp_path):
     "The rules of tables: the usual name counts, else a name must be the only one; null is nothing"
     Image.new('RGB', (8, 8)).save(tmp_path / 'a.jpg')
     path = tmp_path / 'm.jsonl'
@@ -674,7 +674,7 @@ def test_columns_of_json_lines(tmp_path):
         ([], ['a.txt'], '1 of 2 texts cannot be used: a.txt has no photo'),
     ],
 )
-def test_texts_that_belong_to_no_single_photo(photos, texts, problem, tmp_path):
+def test_texts_that_belong_to_no_single_photo_are_left_out(photos, texts, problem, tmp_path):
     "What is said to be left out is left out"
     for name in *photos, 'b.jpg':
         Image.new('RGB', (8, 8)).save(tmp_path / name)
@@ -715,7 +715,7 @@ def test_photos_without_captions_are_counted(name, written, copy):
         '\xff\xfe<',
     ],
 )
-def test_annotations_of_voc_that_cannot_be_read(text, copy):
+def test_unreadable_voc_annotations_are_left_out_and_counted(text, copy):
     root = copy('voc')
     path = sorted((root / 'Annotations').iterdir())[3]
     if text is None:
@@ -766,7 +766,7 @@ def test_the_reasons_are_in_the_log_of_a_refusal(name, copy, written):
     assert any(f'{N - 1} of {N}' in line and 'missing' in line for line in lines), lines
 
 
-def test_limits_of_commands(copy, capsys, tmp_path):
+def test_every_command_has_a_limit_of_damage(copy, capsys, tmp_path):
     "`--max-damaged` of each command that reads data; photos that are gone are counted by it"
     root = copy('csv')
     for path in sorted((root / 'images').iterdir())[:4]:
@@ -792,7 +792,7 @@ def test_limits_of_commands(copy, capsys, tmp_path):
 # ---------------------------------------------------------------- layouts in use elsewhere
 
 
-def test_flickr8k_as_two_archives(written, tmp_path):
+def test_flickr8k_unpacked_as_two_archives_is_read(written, tmp_path):
     want = LAYOUTS['flickr30k'].read(written / 'flickr30k')
     shutil.copytree(written / 'flickr30k' / 'flickr30k-images', tmp_path / 'Flickr8k_Dataset' / 'Flicker8k_Dataset')
     (tmp_path / 'Flickr8k_text').mkdir()
@@ -805,7 +805,7 @@ def test_flickr8k_as_two_archives(written, tmp_path):
 
 @pytest.mark.parametrize('folders', ['{}', 'images/{}'])
 @pytest.mark.parametrize('tables', ['annotations/', ''])
-def test_coco_of_2014(folders, tables, tmp_path):
+def test_coco_of_2014_is_read(folders, tables, tmp_path):
     "The names of 2014, wherever the tables and the photos are"
     for split in ('train', 'val'):
         recs = [scene(split.replace('val', 'valid'), i, size=32) for i in range(4)]
@@ -825,7 +825,7 @@ def test_coco_of_2014(folders, tables, tmp_path):
 
 
 @pytest.mark.parametrize('tables', ['annotations', '.'])
-def test_objects_of_coco(tables, tmp_path):
+def test_objects_of_coco_are_found_beside_the_captions(tables, tmp_path):
     "The labels of Karpathy's split are found where the captions are"
     for split in ('train', 'valid'):
         name = split.replace('valid', 'val') + '2017'
@@ -844,7 +844,7 @@ def test_objects_of_coco(tables, tmp_path):
 
 @pytest.mark.parametrize('tables', ['{kind}', 'v2_{kind}_Train_mscoco', 'annotations'])
 @pytest.mark.parametrize('photos', ['Images/mscoco/train2014', 'images/train2014', 'train2014'])
-def test_folders_of_vqa(tables, photos, written, copy):
+def test_the_folders_of_vqa_are_found(tables, photos, written, copy):
     root = copy('vqa')
     for path in list(root.glob('*.json')):
         to = root / tables.format(kind='Questions' if 'questions' in path.name else 'Annotations') / path.name
@@ -856,7 +856,7 @@ def test_folders_of_vqa(tables, photos, written, copy):
     assert contents(LAYOUTS['vqa'].read(root)) == contents(LAYOUTS['vqa'].read(written / 'vqa'))
 
 
-def test_columns_of_the_command(copy, capsys, tmp_path):
+def test_every_command_that_reads_a_table_takes_columns(copy, capsys, tmp_path):
     "--columns names them, in every command that reads the table; without it the message says so"
     root = copy('csv')
     change(root, LAYOUTS['csv'], lambda text: text.replace('path,caption', 'url,alt').encode())
@@ -870,7 +870,7 @@ def test_columns_of_the_command(copy, capsys, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['csv', 'flickr8k', 'results'])
-def test_advice_for_columns(name, copy, capsys, tmp_path):
+def test_a_message_about_columns_names_an_option_of_its_command(name, copy, capsys, tmp_path):
     "What a message advises is an option of the command that prints it"
     root = copy(name)
     if name == 'results':
@@ -897,7 +897,7 @@ def litter(folder, *names):
 
 
 @pytest.mark.parametrize('name', LAYOUTS)
-def test_hidden_entries(name, written, copy):
+def test_hidden_files_are_no_photos_and_no_tables(name, written, copy):
     "Files of macOS and Windows are no photos and no tables"
     layout = LAYOUTS[name]
     root = copy(name)
@@ -908,7 +908,7 @@ def test_hidden_entries(name, written, copy):
         assert contents(layout.read(root)) == contents(layout.read(written / name))
 
 
-def test_hidden_entries_of_folders(tmp_path):
+def test_hidden_files_in_folders_are_no_photos_and_no_texts(tmp_path):
     write_folder([scene('train', i, size=32) for i in range(6)], tmp_path / 'a', lambda r: r.setting)
     photos = find_photos(tmp_path / 'a')
     for folder in (tmp_path / 'a', *(p for p in (tmp_path / 'a').iterdir() if p.is_dir())):
@@ -1038,7 +1038,7 @@ def test_traces_follow_a_turned_photo(turn, tmp_path):
 
 
 @pytest.mark.parametrize('turn', [3, 6])
-def test_square_photos_count_as_stored(turn, tmp_path):
+def test_boxes_of_square_photos_turn_with_the_stored_pixels(turn, tmp_path):
     exif = Image.Exif()
     exif[274] = turn
     (tmp_path / 'photos').mkdir()
@@ -1050,7 +1050,7 @@ def test_square_photos_count_as_stored(turn, tmp_path):
 # ---------------------------------------------------------------- benchmarks
 
 
-def test_lists_of_cub(tmp_path):
+def test_the_lists_of_cub_are_read_in_any_encoding(tmp_path):
     "Lists with a byte-order mark and in UTF-16; a missing photo is left out with its label"
     root = tmp_path / 'CUB'
     (root / 'attributes').mkdir(parents=True)
@@ -1079,7 +1079,7 @@ def test_lists_of_cub(tmp_path):
 # ---------------------------------------------------------------- a run goes on with the photos that it began with
 
 
-def test_a_photo_lost_between_start_and_resume(copy, tmp_path, capsys):
+def test_resume_with_a_lost_photo_is_refused(copy, tmp_path, capsys):
     "Missing at the start, a photo is a line in the log; gone later, the run is refused; evaluations keep its limit"
     root = copy('csv')
     first, second, *_ = sorted((root / 'images').iterdir())

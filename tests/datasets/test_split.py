@@ -84,7 +84,7 @@ LAYOUTS = dict(
 )
 
 
-def test_every_layout_that_is_split_is_here():
+def test_every_layout_that_is_split_is_tested_here():
     "A new dataset has to say here that its photos stay where they are, or that it comes with its own split"
     own = {'world', 'snli_ve', 'mm_imdb'}
     assert set(LAYOUTS) | own == set(DATASETS)
@@ -123,7 +123,7 @@ def table(root, words):
     return root / 'photos.csv'
 
 
-def test_a_column_is_followed_and_recorded(tmp_path):
+def test_a_split_column_is_followed_and_recorded(tmp_path):
     words = ['train'] * 14 + ['restval'] * 2 + ['dev'] * 4 + ['test'] * 5 + [''] * 3
     root = table(tmp_path, words)
     said = []
@@ -154,7 +154,7 @@ def test_words_of_a_split_that_mean_nothing_are_refused(tmp_path):
         DATASETS['csv'].open(root=root, size=32, log=str)
 
 
-def test_a_reader_gives_the_words_of_the_data(tmp_path):
+def test_a_reader_gives_the_split_names_of_the_data(tmp_path):
     "What `caption_source` takes from any reader"
     write_csv([scene('train', i, size=32) for i in range(4)], tmp_path / 'photos.csv')
     names = [f'train-{i:06d}.jpg' for i in range(4)]
@@ -247,7 +247,7 @@ def test_the_same_numbers_when_a_photo_whose_name_sorts_first_is_added(tmp_path,
     assert any(f'the other {len(tested) - 2} are used' in l for l in asked) and rows != before
 
 
-def test_a_stopped_run_goes_on_with_its_test_photos(tmp_path):
+def test_a_stopped_run_keeps_its_test_photos(tmp_path):
     "A new photo in the test part does not disturb it, nor do its bits change; one in train is refused, as before"
     root = tmp_path / 'photos.csv'
     write_csv([scene('train', i, size=48) for i in range(40)], root)

@@ -95,8 +95,8 @@ def test_several_captions_are_counted_rightly():
     assert ranks.recall(1) > 1.5 * float((place[:, 0] == 0).float().mean())
 
 
-def test_chance_of_a_thousand_images():
-    "T43: R@1 .1 %, R@10 1.0 %, median rank 500 and about 647; R@K rises with K; identity finds everything"
+def test_chance_of_a_thousand_images_is_that_of_the_papers():
+    "R@1 .1 %, R@10 1.0 %, median rank 500 and about 647; R@K rises with K; identity finds everything"
     five = np.full(1000, 5)
     assert (chance_median(five, 5000), chance_median(np.ones(1000, int), 1000)) == (647, 500)
     assert np.allclose([chance_recall(five, 5000, k) for k in (1, 10)], [0.001, 0.01], atol=1e-4)
@@ -141,7 +141,7 @@ BAD = {
 
 
 @pytest.mark.parametrize('says', BAD)
-def test_what_cannot_be_ranked(says):
+def test_embeddings_that_cannot_be_ranked_are_refused(says):
     with pytest.raises(ValueError) as e:
         BAD[says](torch.eye(3), torch.eye(3))
     assert says in str(e.value) and '\n' not in str(e.value)
@@ -171,7 +171,7 @@ def test_memory_does_not_grow_with_the_number_of_cosines():
 # ---------------------------------------------------------------- losses, sets
 
 
-def test_hardest_negatives_against_a_loop():
+def test_hardest_negatives_are_those_of_a_loop():
     g = torch_rng('hardest')
     s = torch.randn(6, 6, generator=g)
     image = torch.tensor([0, 1, 0, 2, 3, 1])
@@ -183,8 +183,8 @@ def test_hardest_negatives_against_a_loop():
     assert abs(float(hardest_negatives_loss(s, 0.2, image[:, None] == image)) - total) < 1e-5
 
 
-def test_sets_that_are_equal_and_sets_that_are_not():
-    "T45: mIOU of equal sets 1, of disjoint ones 0"
+def test_intersection_over_union_is_1_for_equal_and_0_for_disjoint_sets():
+    "mIOU of equal sets 1, of disjoint ones 0"
     truth = torch.tensor([[1, 1, 1, 0, 0, 0]])
     assert mean_iou(truth.float(), truth, 3) == 1 and mean_iou(-truth.float(), truth, 3) == 0
     assert mean_iou(truth.float(), truth, 1) == pytest.approx(1 / 3)
@@ -195,7 +195,7 @@ def test_sets_that_are_equal_and_sets_that_are_not():
 
 
 @pytest.mark.parametrize('name', METHODS)
-def test_embeddings_are_one_space(name):
+def test_image_and_text_embeddings_are_unit_vectors_of_one_width(name):
     "Both capabilities or neither; unit vectors of one width, the same alone and in company"
     method, recipe, splits, tok = material(name)
     dls = loaders(splits['train'], splits['valid'], collate=method.collator(recipe, tok), size=recipe.size, bs=8)
@@ -268,7 +268,7 @@ def test_a_training_ends_with_retrieval(run):
     assert 'belong to several images' in said[0] and 'of 120 captions; 5 captions an image, test' in said[1]
 
 
-def test_the_same_run_is_asked_of_other_photos(run, tmp_path):
+def test_a_run_is_evaluated_on_other_photos(run, tmp_path):
     "COCO by Karpathy's split: only its test images; nothing is said to be known of what the run has seen"
     rows = []
     for n, part in enumerate(['train'] * 4 + ['restval'] * 2 + ['val'] * 3 + ['test'] * 12):
@@ -304,7 +304,7 @@ def test_the_same_run_is_asked_of_other_photos(run, tmp_path):
     assert (parts[1]['test'].labels['tags'].sum(1) == 2).all() and not parts[0]['test'].labels
 
 
-def test_the_frozen_backbone_is_asked(run):
+def test_evaluations_that_train_leave_the_backbone_as_it_is(run):
     "VSE++ and tagging train something on top: the same numbers again, and the run's weights stay"
     before = open_run(run).backbone.state_dict()
     for on, more in (('vsepp', dict(epochs=1, joint=8)), ('tagging', dict(epochs=1, k=3, tags=12))):

@@ -76,7 +76,7 @@ def cub(tmp_path):
     return root
 
 
-def test_awa2(awa2):
+def test_awa2_is_read_as_it_is_handed_out(awa2):
     b = read_awa2(awa2, 32)
     assert b.classes == tuple(COLORS) and b.unseen.tolist() == [False, False, False, True]
     assert np.allclose(b.attributes, [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5**0.5, 0.5**0.5, 0]])  # unknown counts as
@@ -89,7 +89,7 @@ def test_awa2(awa2):
     assert not b.unseen[b.label[rows['train']]].any() and {*b.label[rows['held']]} == {0, 1, 2}
 
 
-def test_cub(cub):
+def test_cub_is_read_as_it_is_handed_out(cub):
     b = read_cub(cub, 32)
     assert b.label.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and b.unseen.tolist() == [False, True, False]
     assert np.allclose(np.linalg.norm(b.attributes, axis=1), 1)
@@ -114,7 +114,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize('which,name,text,says', WRONG, ids=[w[3][:40] for w in WRONG])
-def test_what_is_wrong_is_named(which, name, text, says, request):
+def test_wrong_folders_are_refused_by_name(which, name, text, says, request):
     root = request.getfixturevalue(which)
     path = root / name
     if path.is_dir():
@@ -143,7 +143,7 @@ def test_the_unseen_class_is_found_by_its_attributes(awa2):
         fit_attributes(x[:0], torch.zeros(0), x[:3])
 
 
-def test_any_model_is_asked(awa2):
+def test_any_model_is_evaluated(awa2):
     m = Pretrained(make_backbone(10, 4), EvalTransform(32), 32, name='RUN')
     about = EvaluationContext(
         m,

@@ -12,7 +12,7 @@ from vlrep.experiments import benchmark as b
 from vlrep.experiments.config import get_recipe
 
 
-def test_one_command_is_installed():
+def test_the_command_is_installed_like_the_others():
     cfg = configparser.ConfigParser(delimiters=['='])
     cfg.read(ROOT / 'settings.ini', encoding='utf-8')
     assert cfg['DEFAULT']['console_scripts'].split() == ['vlrep=vlrep.cli:main']
@@ -34,7 +34,7 @@ def test_the_command_passes_on_what_it_is_told(monkeypatch, tmp_path):
     'capability,bf16,can',
     [((9, 0), True, {'fp32', 'tf32', 'bf16', 'fp16', 'compiled'}), ((7, 5), False, {'fp32', 'fp16', 'compiled'})],
 )
-def test_kinds_of_steps_of_a_gpu(monkeypatch, capability, bf16, can):
+def test_a_gpu_is_measured_in_each_kind_of_step(monkeypatch, capability, bf16, can):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda d: capability)
     monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: bf16 or including_emulation)
     assert {m for m in b._MODES if not b.mode_problem(m, 'cuda')} == can

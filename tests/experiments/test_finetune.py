@@ -45,7 +45,7 @@ def tuned(body, tmp_path_factory):
 # ---------------------------------------------------------------- a whole job
 
 
-def test_leaves_a_run(tuned):
+def test_fine_tuning_leaves_a_run_folder(tuned):
     run = load(tuned)
     (line,) = run.results()
     rows = {(r['question'], r['backbone']): r for r in line['numbers']['table']}
@@ -64,7 +64,7 @@ def test_leaves_a_run(tuned):
     assert max(h[2] for h in line['numbers']['history']) == kept['score']
 
 
-def test_table_is_that_of_the_best_checkpoint(tuned, body):
+def test_the_table_is_that_of_the_best_checkpoint(tuned, body):
     "The validation accuracy in the table is the score by which the checkpoint was chosen"
     run = load(tuned)
     (line,) = run.results()
@@ -124,7 +124,7 @@ def test_full_moves_the_body_and_frozen_does_not(tuned, body, tmp_path):
     assert not torch.equal(a, b)
 
 
-def test_stop_and_go_on_gives_the_same_bits(tuned, body, tmp_path):
+def test_a_stopped_and_resumed_fine_tuning_has_the_same_bits(tuned, body, tmp_path):
     "A signal in the middle of a round: saved, gone on with, and the weights and the table are those of a run unstopped"
 
     class Stop:
@@ -153,7 +153,7 @@ OTHERS = [dict(changes=['lr=0.02']), dict(changes=['scenes=13']), dict(seed=1), 
 
 
 @pytest.mark.parametrize('change', OTHERS)
-def test_another_run_is_not_gone_on_with(body, tmp_path, change, tuned):
+def test_resume_as_another_fine_tuning_is_refused(body, tmp_path, change, tuned):
     (tmp_path / 'copy').mkdir()
     for p in load(tuned).path.rglob('*'):
         if p.is_file() and p.name not in ('result.jsonl', '.lock'):
@@ -163,7 +163,7 @@ def test_another_run_is_not_gone_on_with(body, tmp_path, change, tuned):
         finetune(tmp_path / 'copy', resume=True, log=quiet, **change)
 
 
-def test_changed_questions_are_seen(body, tmp_path):
+def test_resume_with_changed_questions_is_refused(body, tmp_path):
     "A question that reads otherwise than when the run began"
     scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
     for split in ('train', 'valid'):
@@ -187,7 +187,7 @@ def test_a_run_goes_on_from_what_it_began_with(tuned, given):
 
 
 @pytest.mark.parametrize('task', ['vizwiz', 'snli_ve', 'mm_imdb'])
-def test_tasks_of_the_world(body, tmp_path, task):
+def test_every_task_is_trained_on_the_world(body, tmp_path, task):
     out = finetune(body, task, ['steps=2', 'bs=8', 'every=2', 'warmup=1', *SCENES], out=tmp_path / task, log=quiet)
     table = load(out).results()[0]['numbers']['table']
     metrics = {r['metric'] for r in table}
@@ -196,7 +196,7 @@ def test_tasks_of_the_world(body, tmp_path, task):
 
 
 @pytest.mark.parametrize('task', WRITERS)
-def test_tasks_in_their_own_files(body, tmp_path, task):
+def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
     "The layouts of the downloads; VQA's and VizWiz's test sets have no answers, and get a file of predictions"
     write, extra = WRITERS[task]
     root = tmp_path / 'root'
@@ -242,7 +242,7 @@ def test_missing_photos_and_answers_are_counted(body, tmp_path):
     assert any(re.search(lost, line) and line.endswith('they are left out') for line in said)
 
 
-def test_unreadable_photos_of_the_validation_set(body, tmp_path):
+def test_unreadable_photos_of_the_validation_set_are_counted_before_training(body, tmp_path):
     "Their examples are left out and counted before the training, not met after it; --max-damaged limits them"
     scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
     for split in ('train', 'valid'):
@@ -258,7 +258,7 @@ def test_unreadable_photos_of_the_validation_set(body, tmp_path):
     assert max(r['n'] for r in rows) == sum(len(s.questions) for s in scenes) - n
 
 
-def test_labels_of_another_data_set(body, tmp_path):
+def test_labels_of_another_data_set_are_refused(body, tmp_path):
     (tmp_path / 'labels.txt').write_text('entailment\nneutral\n')
     with pytest.raises(ValueError, match='labels of another data set'):
         finetune(body, 'vqa', [*PLAN, *SCENES], labels=tmp_path / 'labels.txt', out=tmp_path / 'out', log=quiet)
@@ -268,7 +268,7 @@ def test_labels_of_another_data_set(body, tmp_path):
 
 @pytest.mark.parametrize('part', PARTS)
 @pytest.mark.parametrize('task', ['vqa', 'vizwiz', 'snli_ve', 'mm_imdb'])
-def test_lost_texts_are_said_and_refused(task, part):
+def test_cut_and_unknown_texts_are_counted_and_refused_above_a_limit(task, part):
     "Cut texts and unknown tokens: counted in all three parts, and refused above what the plan allows"
     whole = TASKS[task].source('world').read('train', options=WorldTaskOptions(scenes=12))
     words = list(whole.captions.flat())
@@ -292,7 +292,7 @@ def test_lost_texts_are_said_and_refused(task, part):
     assert '% of the tokens are unknown' in '\n'.join(ask('犬 猫 鳥 馬', max_unknown=1.0))
 
 
-def test_long_texts_are_counted(body, tmp_path):
+def test_beginnings_of_long_texts_are_read_only_on_request(body, tmp_path):
     "Beginnings of plots are read only if that is asked for; nothing is left of a run that is refused"
     short = ['steps=1', 'bs=4', 'every=1', 'warmup=0', 'max_len=6', *SCENES]
     with pytest.raises(ValueError, match='train: 100 % of 12 texts are longer than max_len=6 .*--max-len .*--max-cut'):
@@ -538,7 +538,7 @@ def test_a_model_without_a_part_for_bf16_is_trained_in_fp32(tmp_path, monkeypatc
 # ---------------------------------------------------------------- the schedule, the page, a stop too early
 
 
-def test_schedule_of_mm_imdb(tmp_path):
+def test_the_schedule_of_mm_imdb_is_that_of_the_paper(tmp_path):
     "60,000 steps of a line that would end after 88,000; shorter ones in proportion"
     from vlrep.evaluation.finetune.training import _linear
 
@@ -553,13 +553,13 @@ def test_schedule_of_mm_imdb(tmp_path):
 
 
 def test_the_table_may_leave_out_the_test_set(body, tmp_path):
-    "Which split a number is of its row says (A27)"
+    "Which split a number is of its row says"
     out = finetune(body, 'snli_ve', [*SHORT, *SCENES, 'report=valid'], out=tmp_path / 'out', log=quiet)
     asked = {r['question'] for r in load(out).results()[0]['numbers']['table']}
     assert {q.split(':')[0] for q in asked} == {'snli_ve valid'} and (out / 'predictions-test.jsonl').is_file()
 
 
-def test_page(tuned):
+def test_the_page_shows_task_table_curves_and_examples(tuned):
     "Task, metric with interval, without the image, curves, ten examples with picture, question, answer and truth"
     page = (tuned / 'report.html').read_text()
     run = load(tuned)
@@ -574,7 +574,7 @@ def test_page(tuned):
     assert report([tuned], log=quiet) == tuned / 'report.html' and (tuned / 'report.html').read_text() == page
 
 
-def test_stopped_before_the_first_checkpoint(tuned, body, tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tuned, body, tmp_path):
     "As a process that is killed leaves it: it begins anew, as it was begun, if the run that it starts from is there"
     run = tmp_path / 'run'
     run.mkdir()
@@ -603,7 +603,7 @@ def test_a_backbone_gets_a_text_encoder(tmp_path):
 # ---------------------------------------------------------------- afterwards
 
 
-def test_answers(tuned, body):
+def test_a_fine_tuned_run_answers_questions(tuned, body):
     m = vlrep.load(tuned)
     img = world('test', 2, size=64)[1].image
     got = m.answer(img, 'What color is the dog?')
@@ -616,7 +616,7 @@ def test_answers(tuned, body):
         m.answer(img, 'what?', [(0, 0, 1, 1)])
 
 
-def test_what_a_fine_tuned_run_is_not(tuned, body):
+def test_a_fine_tuned_run_is_refused_where_others_are_expected(tuned, body):
     with pytest.raises(ValueError, match='vlrep resume'):
         pretrain(resume_run=tuned, log=quiet)
     with pytest.raises(ValueError, match='stands in none with others'):
@@ -647,7 +647,7 @@ def test_wrong_words_are_one_line(body, words, why, capsys):
     assert why in refused(capsys, 'finetune', body, *words)
 
 
-def test_command(body, tmp_path, capsys):
+def test_the_command_trains_and_resumes(body, tmp_path, capsys):
     words = [str(body), '--task', 'vqa', '--frozen', '--out', str(tmp_path / 'out'), '--seed', '3']
     main(['finetune', *words, *(f'--{c}' for c in [*PLAN, *SCENES])])
     info = load(tmp_path / 'out').info

@@ -108,7 +108,7 @@ def test_resume_is_exact(done):
         assert w and all(torch.equal(v, w[k]) for k, v in a.weights(which).items())
 
 
-def test_others_are_refused(done):
+def test_other_words_and_other_numbers_of_processes_are_refused(done):
     "Another number of processes, and processes with other words"
     got, cwd = done
     assert codes(got['alone']) == [2] and 'was begun by 2 process(es), and with 1 it would' in last(got['alone'][0])

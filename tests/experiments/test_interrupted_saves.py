@@ -90,7 +90,7 @@ def same_run(a, b):
 # ---------------------------------------------------------------- in the first save
 
 
-def test_killed_in_the_first_save(run, whole):
+def test_a_run_killed_in_its_first_save_goes_on_to_the_same_bits(run, whole):
     "It goes on from the best checkpoint, which is of the same step, to the same bits and numbers"
     said = []
     again(run, log=said.append)
@@ -102,14 +102,14 @@ def test_killed_in_the_first_save(run, whole):
 
 
 @pytest.mark.parametrize('at,step', [(FIRST, FIRST), ('best', FIRST), (0, 0)])
-def test_first_save_from_a_named_step(run, whole, quick, at, step):
+def test_after_a_torn_first_save_a_step_can_be_named(run, whole, quick, at, step):
     said = []
     again(run, at=str(at), log=said.append)
     same_run(run, whole)
     assert any(s.startswith(f'resuming from step {step}' if step else 'no checkpoint: beginning anew') for s in said)
 
 
-def test_first_save_inexact(run, quick):
+def test_after_a_torn_first_save_an_inexact_resume_works(run, quick):
     said = []
     again(run, inexact=True, changes=['bs=8', 'steps=30'], log=said.append)
     assert (
@@ -119,7 +119,7 @@ def test_first_save_inexact(run, quick):
     )
 
 
-def test_first_save_other_options(run, capsys):
+def test_after_a_torn_first_save_other_options_are_refused(run, capsys):
     "What cannot be done says what can"
     assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'resume', run, '--at', 7)
     assert f'or: vlrep resume {run}' in refused(capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(JOB))
@@ -129,7 +129,7 @@ def test_first_save_other_options(run, capsys):
     )
 
 
-def test_first_save_and_damaged(run, whole, quick, capsys):
+def test_after_a_torn_and_a_damaged_save_the_message_says_how_to_begin_anew(run, whole, quick, capsys):
     "No checkpoint that can be used: the message says how to begin anew, and that works"
     flip(run / 'best/model.safetensors')
     err = refused(capsys, 'resume', run, '--threads', 1)
@@ -138,7 +138,7 @@ def test_first_save_and_damaged(run, whole, quick, capsys):
     same_run(run, whole)
 
 
-def test_killed_before_any_checkpoint(tmp_path, whole, quick):
+def test_a_run_killed_before_any_checkpoint_begins_anew(tmp_path, whole, quick):
     run = tmp_path / 'run'
 
     def work():
@@ -150,7 +150,7 @@ def test_killed_before_any_checkpoint(tmp_path, whole, quick):
     same_run(run, whole)
 
 
-def test_disk_full_in_the_first_save(tmp_path, monkeypatch, whole, quick):
+def test_a_disk_full_in_the_first_save_leaves_only_the_recipe(tmp_path, monkeypatch, whole, quick):
     "The recipe stays beside a checkpoint; one line names the file and the reason"
 
     def full():
@@ -173,7 +173,7 @@ def test_disk_full_in_the_first_save(tmp_path, monkeypatch, whole, quick):
 
 
 @pytest.mark.parametrize('k', [1, 2])
-def test_a_worker_dies_in_the_first_save(tmp_path, monkeypatch, quick, k):
+def test_a_worker_that_dies_in_the_first_save_is_an_error(tmp_path, monkeypatch, quick, k):
     "The error names a checkpoint that is there, or none, and the folder is gone"
 
     def dead():
@@ -190,7 +190,7 @@ def test_a_worker_dies_in_the_first_save(tmp_path, monkeypatch, quick, k):
         assert load(run).state('best')['step'] == FIRST
 
 
-def test_tokenizer_torn(tmp_path, monkeypatch, quick):
+def test_a_torn_tokenizer_is_made_again(tmp_path, monkeypatch, quick):
     "Killed while the tokenizer was written: it is made again"
     run = tmp_path / 'run'
     write = Path.write_bytes
@@ -220,7 +220,7 @@ TORN = {
 
 
 @pytest.mark.parametrize('how', TORN)
-def test_torn_result(whole, tmp_path, quick, how):
+def test_a_torn_result_is_written_again(whole, tmp_path, quick, how):
     run = Path(shutil.copytree(whole, tmp_path / 'run'))
     p = run / 'result.jsonl'
     b = p.read_bytes()
@@ -242,7 +242,7 @@ def test_torn_result(whole, tmp_path, quick, how):
 
 
 @pytest.mark.parametrize('how', TORN)
-def test_torn_report(whole, tmp_path, monkeypatch, how):
+def test_a_torn_report_is_written_again_without_reading_images(whole, tmp_path, monkeypatch, how):
     "Only the report is written, from what is there: no image is opened, and no second result is added"
     run = Path(shutil.copytree(whole, tmp_path / 'run'))
     p = run / 'report.html'
@@ -255,7 +255,7 @@ def test_torn_report(whole, tmp_path, monkeypatch, how):
     assert p.read_bytes() == b and (run / 'result.jsonl').read_bytes() == result and said == [f'report: {p}']
 
 
-def test_killed_before_the_report(tmp_path, quick):
+def test_a_run_killed_before_its_report_writes_only_the_report(tmp_path, quick):
     run = tmp_path / 'run'
 
     def work():
@@ -278,7 +278,7 @@ def test_a_damaged_line_is_not_a_torn_one(whole, tmp_path, capsys):
 # ---------------------------------------------------------------- the cache of the world
 
 
-def test_a_killed_build(tmp_path, monkeypatch):
+def test_a_killed_drawing_of_scenes_leaves_nothing_behind(tmp_path, monkeypatch):
     "Its helpers end with it, at any moment; what it left half drawn is removed by the next process that draws"
     stub = tmp_path / 'stub'
     cache = tmp_path / 'cache'
@@ -353,7 +353,7 @@ print('held')
 """
 
 
-def test_really_full_disk(tmp_path):
+def test_a_full_file_system_is_one_line(tmp_path):
     "A file system of 2 MB, where the system lets us make one"
     words = [
         'unshare',
@@ -376,7 +376,7 @@ def test_really_full_disk(tmp_path):
     assert (p.returncode, p.stdout) == (0, 'held\n'), p.stderr
 
 
-def test_images_cut_while_a_run_reads_them(tmp_path, monkeypatch, whole, quick):
+def test_scenes_cut_off_while_a_run_reads_them_are_an_error(tmp_path, monkeypatch, whole, quick):
     "An error that names the file, not a signal; the next process draws them anew, and the run goes on"
     monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     run = tmp_path / 'run'
@@ -403,7 +403,7 @@ def test_images_cut_while_a_run_reads_them(tmp_path, monkeypatch, whole, quick):
 # ---------------------------------------------------------------- photos, and where words are printed
 
 
-def test_test_photos_gone(tmp_path, monkeypatch):
+def test_missing_test_photos_keep_the_training(tmp_path, monkeypatch):
     "Said in one line; the training is kept, and asked once the photos are back"
     write_flickr8k((scene('valid', i, size=48) for i in range(60)), tmp_path / 'photos')
     away = tmp_path / 'away'
@@ -440,7 +440,7 @@ def test_test_photos_gone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('encoding', ['latin-1', 'ascii'])
-def test_output_that_is_not_utf8(tmp_path, monkeypatch, quick, encoding):
+def test_a_path_is_printed_on_a_terminal_that_lacks_its_letters(tmp_path, monkeypatch, quick, encoding):
     "The path that a finished training prints has letters that the terminal lacks"
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     monkeypatch.setattr(sys, 'stdout', out)
@@ -451,7 +451,7 @@ def test_output_that_is_not_utf8(tmp_path, monkeypatch, quick, encoding):
     assert '\\U0001f600/report.html' in out.buffer.getvalue().decode(encoding) and load(tmp_path / 'Läufe 😀').results()
 
 
-def test_a_name_that_is_not_utf8(tmp_path):
+def test_a_folder_name_that_is_not_utf8_is_refused_before_training(tmp_path):
     "The library that reads weights takes no such path: said before anything is trained"
     out = tmp_path / os.fsdecode(b'l\xe4ufe')
     with pytest.raises(ValueError, match='the name of the folder is not UTF-8'):
@@ -459,7 +459,7 @@ def test_a_name_that_is_not_utf8(tmp_path):
     assert not out.exists()
 
 
-def test_disk_full_while_an_evaluation_is_noted(run, quick, monkeypatch, tmp_path):
+def test_a_disk_full_while_an_evaluation_is_noted_keeps_earlier_lines(run, quick, monkeypatch, tmp_path):
     "What was noted before stands; half a line of an older version does not spoil the next"
     again(run)
     log = run / 'evaluations.jsonl'

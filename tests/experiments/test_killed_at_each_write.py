@@ -51,7 +51,7 @@ def same_run(a, b):
     assert not [p for p in a.rglob('.*') if p.suffix in ('.tmp', '.old')]
 
 
-def test_finetune(body, tmp_path):
+def test_fine_tuning_killed_at_any_write_resumes_to_the_same_bits(body, tmp_path):
     "Before each write; where there is no run yet, the same command begins it"
 
     def begin(out):
@@ -71,7 +71,7 @@ def test_finetune(body, tmp_path):
     assert 'resuming from step 1, that of the best checkpoint: there is no other' in said
 
 
-def test_pretrain(quick, tmp_path):
+def test_pretraining_killed_at_any_write_resumes_to_the_same_bits(quick, tmp_path):
     "The same for pretraining"
 
     def begin(out):

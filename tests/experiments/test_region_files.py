@@ -78,7 +78,7 @@ def contents(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def test_regions_are_the_detectors(at, whole):
+def test_stored_regions_are_those_of_the_detector(at, whole):
     "Its own box head makes the stored vector from the stored box, its classifier the stored distribution"
     store = RegionStore(whole)
     assert (list(store.ids), store.width, store.classes) == (['0.png', '1.png', '2.png'], 1024, 5)
@@ -101,14 +101,14 @@ def test_regions_are_the_detectors(at, whole):
         assert (sure.diff() <= 0).all() and sure[0] > sure[-1] and got['region_feats'].std(0).max() > 0.01
 
 
-def test_says_what_is_left_out(at, whole, capsys):
+def test_damaged_photos_are_left_out_and_named(at, whole, capsys):
     "Once more with the same words: nothing is computed, and the damaged photo is named again"
     main(words(at, whole))
     out = capsys.readouterr().out
     assert 'nothing to do' in out and '1 photos could not be read' in out and 'torn.png' in out
 
 
-def test_stopped_by_hand_and_gone_on_with(at, whole, tmp_path, capsys, monkeypatch):
+def test_a_job_interrupted_at_the_shell_goes_on_to_the_same_bytes(at, whole, tmp_path, capsys, monkeypatch):
     "Ctrl-C at the third photo: one line, code 130, no store; the same words again finish, with the same bytes"
     opened = []
 
@@ -127,7 +127,7 @@ def test_stopped_by_hand_and_gone_on_with(at, whole, tmp_path, capsys, monkeypat
     assert contents(tmp_path / 'out') == contents(whole)
 
 
-def test_killed_and_gone_on_with(at, whole, tmp_path, capsys, monkeypatch):
+def test_a_killed_job_goes_on_from_its_journal(at, whole, tmp_path, capsys, monkeypatch):
     "A process that is killed writes nothing more; what its journal has is kept, what lies beyond it is dropped"
     pid = os.fork()
     if not pid:
@@ -178,7 +178,7 @@ def test_cells_of_a_run_or_a_backbone_need_no_detector(at, tmp_path, capsys):
     assert np.isfinite(got['region_feats'].numpy()).all() and 'region_probs' not in got
 
 
-def test_what_is_refused(at, whole, tmp_path, capsys, monkeypatch):
+def test_wrong_words_and_files_are_refused_in_one_line(at, whole, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('TORCH_HOME', str(tmp_path))  # where nothing was downloaded
     offline = refused(capsys, 'regions', at / 'photos', '--out', tmp_path / 'a', '--model', MODEL, '--device', 'cpu')
     assert 'cannot be downloaded' in offline and 'give a file' in offline
@@ -190,7 +190,7 @@ def test_what_is_refused(at, whole, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / 'a').exists()
 
 
-def test_command_in_both_spellings(tmp_path):
+def test_both_spellings_of_the_command_write_the_same_store(tmp_path):
     for done in both_spellings('regions', ['nowhere'], [tmp_path] * 2):
         assert done.returncode == 2 and 'nowhere: no such folder' in done.stderr, done.stderr
         assert done.stderr.count('\n') == 1, done.stderr

@@ -1,6 +1,6 @@
 """A stopped or finished run goes on: with its data at another place, for more steps, beside another evaluation
 
-What is said of other changes stands in test_resume_processes.py.
+What is said of other changes stands in training/test_resume_killed_processes.py.
 """
 
 import json
@@ -41,7 +41,7 @@ def words(*more):
     return [str(w) for w in more]
 
 
-def test_more_steps_with_moved_photos(trained, run, capsys):
+def test_a_finished_run_trains_more_steps_with_moved_photos(trained, run, capsys):
     "resume RUN --root NEW --steps MORE: the data set is that of the run, and the photos are found"
     before = load(run).log()
     err = refused(capsys, 'resume', run, '--steps', 9)
@@ -59,7 +59,7 @@ def test_more_steps_with_moved_photos(trained, run, capsys):
     assert 'complete, nothing is left to do' in capsys.readouterr().out
 
 
-def test_stopped_on_the_way_to_more_steps(trained, run, capsys):
+def test_a_run_stopped_on_the_way_to_more_steps_is_not_finished(trained, run, capsys):
     "The result of fewer steps does not count as one of more"
     from vlrep.experiments import commands
     from vlrep.training.interrupts import TrainingInterrupted
@@ -88,13 +88,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize('more', WRONG)
-def test_what_a_finished_run_cannot(more, trained, run, capsys):
+def test_advice_about_a_finished_run_leads_on(more, trained, run, capsys):
     "One line, whose advice leads on: no option that answers that nothing is left to do"
     err = refused(capsys, 'resume', run, '--root', trained / 'moved', *more.split())
     assert WRONG[more] in err and '--inexact' not in err, err
 
 
-def test_an_unfinished_run_is_another_with_more_steps(trained, run, capsys):
+def test_more_steps_for_an_unfinished_run_are_refused(trained, run, capsys):
     (run / 'result.jsonl').unlink()
     err = refused(capsys, 'resume', run, '--root', trained / 'moved', '--steps', 9)
     assert 'would not be the same run (steps: was 6, now 9)' in err and '--inexact' in err
@@ -127,7 +127,7 @@ def plain(tmp_path_factory):
     return build(tmp_path_factory.mktemp('plain') / 'run')
 
 
-def test_one_damaged_photo_among_several(plain, photos, tmp_path, capsys):
+def test_one_damaged_photo_among_several_is_an_empty_line(plain, photos, tmp_path, capsys):
     "The others get their captions, a line each; an empty line stands for the damaged one, which is named; code 1"
     bad = [tmp_path / 'cut.png', tmp_path / 'gone.png', tmp_path / 'run.txt']
     (tmp_path / 'run.txt').write_text('no image')
@@ -149,7 +149,7 @@ def test_one_damaged_photo_among_several(plain, photos, tmp_path, capsys):
     assert capsys.readouterr().out.split('\n')[:-1] == whole
 
 
-def test_nothing_but_damaged_photos(plain, photos, tmp_path, capsys):
+def test_nothing_but_damaged_photos_is_an_error(plain, photos, tmp_path, capsys):
     assert 'cut.png: damaged' in refused(capsys, 'caption', plain, tmp_path / 'cut.png')
     with pytest.raises(SystemExit) as e:
         main(words('caption', plain, tmp_path / 'cut.png', tmp_path / 'gone.png'))
@@ -179,7 +179,7 @@ for _ in range(20): commands.evaluate(sys.argv[1], 'quick', log=str)
 """
 
 
-def test_evaluations_at_once(plain, tmp_path):
+def test_evaluations_at_the_same_time_lose_no_line(plain, tmp_path):
     "Six processes, twenty evaluations each: no line is lost"
     run = shutil.copytree(plain, tmp_path / 'run')
     programs = [forked.Program(EVALUATE, [run], tmp_path) for _ in range(6)]

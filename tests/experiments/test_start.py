@@ -135,7 +135,7 @@ def test_a_resumed_run_needs_no_source_but_to_begin_anew(folder, net):
     assert same(load(out).weights('last'), whole)
 
 
-def test_what_can_be_wrong(folder):
+def test_wrong_sources_are_refused_in_one_line(folder):
     facts = load(folder / 'ours-rotnet').info
     for name, weights in (('bare', {'head.weight': torch.zeros(2, 2)}), ('unsaved', None)):
         with Run.create(folder / name, facts['recipe'], 'rotnet', facts['data'], 0) as r:
@@ -159,7 +159,7 @@ def test_what_can_be_wrong(folder):
     assert not (folder / 'never').exists()
 
 
-def test_init_of_a_recipe_stays_its_own(folder):
+def test_a_recipe_field_named_init_is_no_folder(folder):
     "VirTex has a field of that name, which is no folder"
     few = sets(['scenes=64', 'steps=2', 'warmup=1'])
     said = vlrep(

@@ -52,7 +52,7 @@ def three(src):
 
 
 @pytest.mark.parametrize('mod', TASKS)
-def test_three_names(mod):
+def test_a_method_exports_three_names(mod):
     assert not three(TASKS[mod])
 
 
@@ -63,7 +63,7 @@ def exports(*lines):
     return "__all__ = ['NewModel', 'new_loss', 'new_learner', 'more']\n" + '\n'.join(lines)
 
 
-def test_three_names_sees():
+def test_a_method_that_exports_other_names_is_seen():
     a, b, c = GOOD
     assert (
         not three(exports(*GOOD)) and not three(exports('NewModel = int', b, c)) and not three(exports('_x = 1', *GOOD))
@@ -89,7 +89,7 @@ def case(request):
     return Case(request.param)
 
 
-def test_recipe_is_frozen_and_complete(case):
+def test_every_recipe_is_frozen_and_complete(case):
     R = case.method.recipe
     assert dataclasses.is_dataclass(R) and R.__dataclass_params__.frozen and R.__doc__ and isinstance(R(), R)
     assert all(f.type in (int, float, str, bool, tuple) or f.default is not None for f in dataclasses.fields(R))
@@ -105,19 +105,19 @@ def test_recipe_is_frozen_and_complete(case):
     assert len(fields) == len(dataclasses.fields(R)) and all('#' in l for l in fields)
 
 
-def test_learner_takes_what_all_take(case):
+def test_every_learner_takes_what_all_take(case):
     m = case.method
     taken = ['recipe', 'dls', 'visual', 'seed', 'precision', 'cbs'] + (['sizes'] if m.sizes else [])
     assert list(inspect.signature(m.learner).parameters) == taken
 
 
-def test_it_trains_and_the_loss_falls(case):
+def test_training_lowers_the_loss(case):
     assert case.learn.train_state.step == case.recipe.steps == 3 * len(case.learn.dls.train)
     check_falls(case)
     assert np.isfinite(float(case.learn.validate()[0]))
 
 
-def test_loss_is_a_total_and_a_count_and_pure(case):
+def test_the_loss_is_a_total_and_a_count_and_pure(case):
     out = case.answer(case.learn.model)
     assert isinstance(out, dict)
     kept = {k: v.clone() for k, v in out.items()}
@@ -167,11 +167,11 @@ def loose(model):
     yield from (k for k, _ in model.named_buffers() if k not in saved)
 
 
-def test_state_is_parameters_and_buffers(case):
+def test_all_state_is_parameters_and_buffers(case):
     assert not list(loose(case.learn.model))
 
 
-def test_state_is_parameters_and_buffers_sees():
+def test_state_outside_parameters_and_buffers_is_seen():
     m = torch.nn.Linear(2, 2)
     assert not list(loose(m))
     m.queue = [torch.zeros(3)]
@@ -179,7 +179,7 @@ def test_state_is_parameters_and_buffers_sees():
     assert list(loose(m)) == ['.queue.0', 'b']
 
 
-def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
+def test_a_model_saved_and_loaded_answers_the_same(case, tmp_path):
     facts = dict(method=case.name, name='world', data=dict(name='world'), seed=0, precision='fp32', threads=1)
     with Run.create(tmp_path / 'run', recipe=case.recipe, **facts) as run:
         if case.tok:
@@ -212,7 +212,7 @@ def test_saved_and_loaded_it_answers_the_same(case, tmp_path):
             m.caption(pics)
 
 
-def test_transfer_table_and_the_backbone_stays(case):
+def test_measuring_transfer_leaves_the_backbone_as_it_is(case):
     net = case.learn.model.visual
     old = {k: v.clone() for k, v in net.state_dict().items()}
     three = (world(s, n, size=case.recipe.size, shifted=True) for s, n in (('train', 60), ('valid', 40), ('test', 40)))
@@ -285,6 +285,6 @@ def usual():
 
 
 @pytest.mark.parametrize('switch', SWITCHES)
-def test_every_switch(switch, usual):
+def test_every_switch_trains(switch, usual):
     got = two_steps([switch])
     assert all(map(np.isfinite, got)) and abs(got[1] - usual[1]) > 1e-4, (got, usual)

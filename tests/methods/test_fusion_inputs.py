@@ -91,7 +91,7 @@ def test_one_changed_photo_of_many_is_no_other_folder(tmp_path):
         RegionReader('files', store)(dataset(a), [0])
 
 
-def test_parts_of_coco_with_the_same_numbers(tmp_path):
+def test_a_store_of_another_part_of_coco_is_refused(tmp_path):
     "A store of both parts: the folder of the images decides; of one part: another part is refused by name"
     names = [f'{i:012d}.jpg' for i in range(1, 7)]
     for part, first in (('train2017', 0), ('val2017', 6)):
@@ -160,7 +160,7 @@ def detector(tmp_path_factory):
     return at
 
 
-def test_classes_of_a_detector(detector, tmp_path, capsys):
+def test_the_classes_of_a_detector_are_stored(detector, tmp_path, capsys):
     at = photos(tmp_path / 'photos', 0, 1)
 
     def words(out, *more):
@@ -200,7 +200,7 @@ def vlrep_main(words):
     main(list(map(str, words)))
 
 
-def test_label_map_of_another_detector():
+def test_a_label_map_of_another_detector_is_refused():
     from vlrep.experiments.region_files import _class_names
 
     known = ['__background__', 'person', 'bicycle']
@@ -235,7 +235,7 @@ def test_damaged_photos_are_counted_against_a_limit(tmp_path, capsys):
     assert '--max-damaged: max_damaged=lots' in refused(capsys, 'regions', at, '--by', 'files', '--max-damaged', 'lots')
 
 
-def test_classes_and_damage_of_published_files(tmp_path):
+def test_published_files_give_classes_and_count_damage(tmp_path):
     src = published(tmp_path / 'npy', [f'i{k}' for k in range(4)], [(8, 8)] * 4)
     for k in range(4):
         info = np.load(src / f'i{k}_info.npy', allow_pickle=True).item()
@@ -299,7 +299,7 @@ def begun(out, changes, monkeypatch):
     return out
 
 
-def test_a_changed_store_is_not_gone_on_with(tmp_path, monkeypatch):
+def test_resume_with_a_changed_store_is_refused(tmp_path, monkeypatch):
     store = stored(tmp_path / 'store')
     run = begun(tmp_path / 'run', [*FILES, f'region_files={store}'], monkeypatch)
     assert set(load(run).info['contents']) == {'region_files', 'captions of train', 'captions of valid'}
@@ -326,7 +326,7 @@ def test_a_changed_store_may_be_excused(tmp_path, monkeypatch):
     assert now['contents']['region_files'] != was and 'contents region_files' in str(now['inexact'])
 
 
-def test_changed_texts_are_not_gone_on_with(tmp_path, monkeypatch):
+def test_resume_with_changed_texts_is_refused(tmp_path, monkeypatch):
     "Captions that were written to a file"
     said = tmp_path / 'said.jsonl'
 
@@ -365,7 +365,7 @@ def test_another_width_is_refused_before_a_bert_is_opened(tmp_path, monkeypatch)
         fusion_collate.check_region_store(replace(paper, region_files=str(store)))
 
 
-def test_no_backbone_where_regions_come_from_files(tmp_path):
+def test_there_is_no_backbone_where_regions_come_from_files(tmp_path):
     store = stored(tmp_path / 'store')
     with pytest.raises(ValueError, match='regions=files: .*leave --backbone and --weights out'):
         pretrain(
@@ -425,7 +425,7 @@ def test_what_needs_a_backbone_says_why_there_is_none(tmp_path, capsys):
         '{"categories": [{"id": 1, "name": "b"}, {"id": 7, "name": "a"}, {"id": 9, "name": "c"}], "images": []}',
     ],
 )
-def test_label_maps_in_json(tmp_path, text):
+def test_label_maps_in_json_are_read(tmp_path, text):
     (tmp_path / 'l.json').write_text(text)
     (tmp_path / 'l.txt').write_text('b\na\n\nc\n')
     assert read_labels(tmp_path / 'l.json') == read_labels(tmp_path / 'l.txt') == ['b', 'a', 'c']
@@ -444,14 +444,14 @@ def test_label_maps_in_json(tmp_path, text):
         ('{', 'l.json'),
     ],
 )
-def test_what_is_no_label_map(tmp_path, text, why):
+def test_files_that_are_no_label_map_are_refused(tmp_path, text, why):
     (tmp_path / 'l.json').write_text(text)
     with pytest.raises(ValueError, match='l.json') as e:
         read_labels(tmp_path / 'l.json')
     assert why in str(e.value)
 
 
-def test_a_label_map_of_another_data_set(tmp_path):
+def test_a_label_map_of_another_data_set_is_refused(tmp_path):
     "Also if it has a label for all that is unknown"
     d = TaskDataset(
         world('train', 4, size=32), [0, 1, 2, 3], ['what?'] * 4, answers=[['red'], ['blue'], ['red'], ['green']]

@@ -69,7 +69,7 @@ def roots(tmp_path_factory):
 
 
 @pytest.mark.parametrize('task', WRITERS)
-def test_pretrains_on_a_task(task, roots, tmp_path, capsys):
+def test_every_task_is_pretrained_on(task, roots, tmp_path, capsys):
     "`vlrep pretrain --method visualbert --data vqa --root FOLDER`, and the other tasks"
     words = [w for c in SMALL for w in ('--set', c)]
     main(
@@ -120,7 +120,7 @@ def test_a_pair_is_a_question_and_one_of_its_answers(roots):
     assert {r.id for r in splits['test']} == {f'COCO_val2014_{k:012d}' for k in range(1, 5)}
 
 
-def test_questions_are_no_captions(roots, capsys):
+def test_questions_are_not_read_as_captions(roots, capsys):
     assert 'learns from captions, and vqa has none' in refused(
         capsys, 'pretrain', '--data', 'vqa', '--root', roots / 'vqa'
     )
@@ -131,7 +131,7 @@ def test_questions_are_no_captions(roots, capsys):
     assert 'has questions alone' in refused(capsys, 'shards', '--data', 'vqa', '--root', roots / 'vqa')
 
 
-def test_other_questions_are_another_run(roots, tmp_path):
+def test_resume_with_other_questions_is_refused(roots, tmp_path):
     "A question that was changed after the run began, and answers that are gone"
     shutil.copytree(roots / 'vqa', tmp_path / 'vqa')
     run = pretrain('visualbert', None, SMALL, 'vqa', tmp_path / 'vqa', out=tmp_path / 'run', log=quiet, **HOW)
@@ -175,7 +175,7 @@ def photos(tmp_path):
 BOXES = ['regions=boxes', 'shuffles=1']
 
 
-def test_pretrains_on_boxes_of_a_file(photos, tmp_path):
+def test_boxes_of_a_file_are_pretrained_and_fine_tuned_on(photos, tmp_path):
     "RoI features of a backbone for boxes of one's own, in pretraining and then in fine-tuning"
     at, lines, write = photos
     write([*lines, dict(image='elsewhere.jpg', boxes=[[0, 0, 1, 1]])])
@@ -251,7 +251,7 @@ def test_bad_boxes_are_named(photos, tmp_path, change, says):
     pytest.fail('accepted')
 
 
-def test_a_file_of_boxes_is_for_boxes(photos, capsys):
+def test_a_file_of_boxes_is_refused_where_no_boxes_are_read(photos, capsys):
     at, _, _ = photos
     words = ['pretrain', '--method', 'visualbert', '--data', 'csv', '--root', at / 'photos.csv', '--set']
     assert 'regions=boxes alone' in refused(
@@ -312,7 +312,7 @@ def test_drift_is_in_the_report(body, tuned):
     assert section.count('<svg') >= 2 and f'{rows[0]["angle"]:.4f}' in section and f'{rows[3]["l1"]:.2e}' in section
 
 
-def test_no_drift_where_there_is_none(body, tuned, tmp_path):
+def test_the_report_has_no_drift_where_there_is_none(body, tuned, tmp_path):
     "A frozen body does not move; initial weights that are gone or changed are said, and the report goes without"
     frozen = finetune(body, 'vqa', [*PLAN, *TASK, 'frozen=true'], out=tmp_path / 'frozen', log=quiet)
     assert 'drift' not in load(frozen).results()[0]['numbers']
@@ -328,7 +328,7 @@ def test_no_drift_where_there_is_none(body, tuned, tmp_path):
     assert 'drift' not in load(out).results()[0]['numbers']
 
 
-def test_answers_have_limits(tuned, tmp_path):
+def test_questions_and_pictures_out_of_bounds_are_refused(tuned, tmp_path):
     "Questions that are empty, too long or no text; pictures that are none; several at once"
     m = vlrep.load(tuned)
     pics = [scene('test', i, size=48).image for i in range(3)]
@@ -391,7 +391,7 @@ def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch):
     assert written_by(writer, images) == first  # a damaged file is written anew
 
 
-def test_captions_of_other_weights_are_others(writer, tmp_path, monkeypatch):
+def test_captions_of_other_weights_are_written_anew(writer, tmp_path, monkeypatch):
     "Another checkpoint in the same folder"
     monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     images = world('train', 4, size=48)
@@ -426,7 +426,7 @@ def test_empty_captions_are_counted(writer, tmp_path, monkeypatch):
     assert written_by(writer, data['train'])[:3] == ['a picture', 'a dog', 'a picture']
 
 
-# ---------------------------------------------------------------- A32 and lists of sublayers
+# ---------------------------------------------------------------- the head for words, lists of sublayers
 
 
 def learner(method, **changes):
@@ -449,7 +449,7 @@ def learner(method, **changes):
 
 
 def test_an_untied_head_is_new_as_a_whole():
-    "A32: neither tied nor initialised from BERT, as the switch says; the default has all of BERT's head"
+    "Neither tied nor initialised from BERT, as the switch says; the default has all of BERT's head"
     tied, new = (learner('vilbert', depth=2, tie_mlm=t).model for t in (True, False))
     std = new.encoder.config.std
     for m, trained in ((tied, True), (new, False)):
@@ -463,7 +463,7 @@ def test_an_untied_head_is_new_as_a_whole():
 
 
 @pytest.mark.parametrize('method,name', [('visualbert', 'single_stream'), ('vilbert', 'dual_stream')])
-def test_presets_are_the_methods(method, name):
+def test_presets_of_sublayers_are_the_methods(method, name):
     "By name, and in writing: the same weights to the bit, and the same after steps"
     text = dict(visualbert='2*tt+ti+it+ii[shared]', vilbert='1*tt, ti+it, tt, ii')[method]
     runs = [learner(method, depth=2, sublayers=s) for s in ('', name, text)]
@@ -480,7 +480,7 @@ BETWEEN = dict(visualbert='tt, 2*ti+it[width=12 heads=3], tt+ti+it+ii[shared]', 
 
 
 @pytest.mark.parametrize('method', BETWEEN)
-def test_what_lies_between_is_a_run(method, tmp_path):
+def test_a_list_of_sublayers_is_trained_opened_and_fine_tuned(method, tmp_path):
     "A list on the command line: trained, opened, fine-tuned"
     words = [
         w
@@ -525,7 +525,7 @@ def test_what_lies_between_is_a_run(method, tmp_path):
         (['sublayers=dual_steam'], 'single_stream, dual_stream'),
     ],
 )
-def test_wrong_lists_are_refused(capsys, given, says):
+def test_wrong_lists_of_sublayers_are_refused(capsys, given, says):
     "In one line, before anything is imported or trained"
     words = [w for c in given for w in ('--set', c)]
     assert says in refused(capsys, 'pretrain', '--method', 'visualbert', *words)

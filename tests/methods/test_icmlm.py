@@ -1,4 +1,4 @@
-"""ICMLM: the invariants T27 to T31, every switch, a published BERT, what is refused, and a run from start to end"""
+"""ICMLM: attention, what is frozen, every switch, a published BERT, what is refused, and a run from start to end"""
 
 import copy
 import json
@@ -60,8 +60,8 @@ def two_steps(data, **changes):
 
 
 @pytest.mark.parametrize('kind', [TfmHead, AttFcHead])
-def test_attention_over_cells(kind):
-    "T27: it sums to 1, moves with the cells, is even where all cells are alike; their order changes no answer"
+def test_attention_over_cells_sums_to_1_and_moves_with_the_cells(kind):
+    "It sums to 1, moves with the cells, is even where all cells are alike; their order changes no answer"
     torch.manual_seed(0)
     head = kind(6, 8, 2, 2).eval()
     x = torch.randn(3, 12, 6)
@@ -80,8 +80,8 @@ def test_attention_over_cells(kind):
     assert torch.allclose(padded[0], out, atol=1e-5) and torch.allclose(padded[1], p, atol=1e-6)
 
 
-def test_the_text_only_says_where(data):
-    "T29: with the weights of att-fc fixed, another sentence gives the same scores; with tfm it does not"
+def test_the_text_of_att_fc_only_says_where_to_look(data):
+    "With the weights of att-fc fixed, another sentence gives the same scores; with tfm it does not"
     for head in ('attfc', 'tfm'):
         model = made(data, head=head)[0].model.eval()
         model.head.to(torch.float32)
@@ -106,7 +106,7 @@ class TwoWide(torch.nn.Module):
 
 
 @pytest.mark.parametrize('mlm_head', [False, True])
-def test_scores_by_hand(mlm_head):
+def test_scores_of_att_fc_are_those_worked_out_by_hand(mlm_head):
     """att-fc's answer is a product with BERT's word vectors
 
     One cell (2,-1), fc the identity, words (1,0), (0,1), (1,1): 2, -1 and 1. With BERT's whole classifier, whose first
@@ -146,8 +146,8 @@ def test_scores_by_hand(mlm_head):
 # ---------------------------------------------------------------- BERT stays, the backbone waits
 
 
-def test_bert_never_moves(data):
-    "T28: the same bits after steps with weight decay, no gradient, no dropout while everything else trains"
+def test_no_weight_of_bert_moves(data):
+    "The same bits after steps with weight decay, no gradient, no dropout while everything else trains"
     learn, r = made(data, head='attfc', wd=0.1)
     model = learn.model
     kept = copy.deepcopy(model.bert.state_dict())
@@ -164,8 +164,8 @@ def test_bert_never_moves(data):
 
 
 @pytest.mark.parametrize('optimiser', ['sgd', 'radam'])
-def test_the_backbone_waits(data, optimiser):
-    "T30: half of the steps without a bit of change, statistics included, whatever decay and momentum; then it learns"
+def test_the_backbone_waits_for_half_of_the_steps(data, optimiser):
+    "Half of the steps without a bit of change, statistics included, whatever decay and momentum; then it learns"
     learn, r = made(data, frozen_start=0.5, wd=0.1, optimiser=optimiser, frozen_stages=1)
     net = learn.model.visual
     first = copy.deepcopy(net.state_dict())
@@ -180,7 +180,7 @@ def test_the_backbone_waits(data, optimiser):
 
 
 def test_lambda_0_trains_no_tags(data):
-    "T30: the classifier of concepts has a gradient of exactly zero, and the loss is the masked word's alone"
+    "The classifier of concepts has a gradient of exactly zero, and the loss is the masked word's alone"
     learn, _ = made(data, tag_weight=0.0)
     model = learn.model.train()
     b = learn.dls.train.one_batch()[0]
@@ -194,7 +194,7 @@ def test_lambda_0_trains_no_tags(data):
     assert float(model.visual.conv1.weight.grad.abs().max()) > 0
 
 
-def test_terms_are_logged_apart(data):
+def test_both_terms_are_logged_apart(data):
     "The held-out loss is the word's mean over triplets plus lambda times the tags' mean over images"
     learn, _ = made(data, tag_weight=0.5)
     # tags that cost differently for each image
@@ -217,7 +217,7 @@ def test_terms_are_logged_apart(data):
 
 
 @pytest.mark.parametrize('table', [True, False])
-def test_asked_without_dropout(table, data):
+def test_evaluation_has_no_dropout(table, data):
     "In training mode the head drops half of its numbers; asked, it does not, and is in training mode again afterwards"
     learn, _ = made(data, head='tfm', dropout=0.5)
     m = Pretrained.from_learner(learn)
@@ -244,7 +244,7 @@ def test_asked_without_dropout(table, data):
 # ---------------------------------------------------------------- batches
 
 
-def test_one_word_is_masked(data):
+def test_exactly_one_word_is_masked(data):
     "One [MASK] each, where `place` says; with the answer put back it is a caption of the image"
     learn, r = made(data)
     tok = learn.dls.train.tok
@@ -261,8 +261,8 @@ def test_one_word_is_masked(data):
     assert seen.min() > 0 and b['concepts'].shape == (48, len(collate.concepts))
 
 
-def test_labels_share_the_probability(data):
-    "T31: normalised, an image's tags sum to 1; the tags are the union over its captions"
+def test_normalised_tags_of_an_image_sum_to_1(data):
+    "Normalised, an image's tags sum to 1; the tags are the union over its captions"
     learn, _ = made(data)
     collate = learn.dls.train.collate
     y = torch.from_numpy(collate.tags.rows(data[0], np.arange(48), np.zeros(48, bool)))
@@ -308,7 +308,7 @@ def usual(data):
 
 
 @pytest.mark.parametrize('changes', [*SWITCHES, *(dict(head='attfc', **c) for c in OF_ATTFC)], ids=str)
-def test_every_switch(changes, data, usual):
+def test_every_switch_trains(changes, data, usual):
     got = two_steps(data, **changes)
     before = usual['attfc' if len(changes) > 1 and 'head' in changes else 'tfm']
     assert all(map(np.isfinite, got)) and got != before
@@ -332,7 +332,7 @@ def folder(data, tmp_path_factory):
     return at
 
 
-def test_it_is_saved_once_and_older_checkpoints_load(data, folder):
+def test_a_bert_is_saved_once_and_older_checkpoints_load(data, folder):
     "BERT is frozen, so that a run keeps it once; older checkpoints have its digest alone, and refuse another BERT"
     learn, _ = made(data, bert=str(folder))
     state = learn.model.state_dict()
@@ -363,7 +363,7 @@ def test_a_bert_without_weights_is_refused_before_training(data, folder, tmp_pat
         METHOD.check(recipe(bert=str(at)), dict(train=data[0], valid=data[1]), 'world')
 
 
-def test_clusters_of_the_states_of_a_given_bert(data, folder, monkeypatch):
+def test_words_are_clustered_by_the_states_of_a_given_bert(data, folder, monkeypatch):
     "By the path of the recipes of the paper; the number of clusters is checked before a BERT is opened or trained"
     import vlrep.methods.tag_prediction.collate as collate
 
@@ -380,7 +380,7 @@ def test_clusters_of_the_states_of_a_given_bert(data, folder, monkeypatch):
 # ---------------------------------------------------------------- VGG16, as in the main text of the paper
 
 
-def test_vgg16(data, folder):
+def test_all_of_vgg16_learns_and_waits(data, folder):
     "RotNet, tag prediction, ICMLM in turn, recipes of the paper but for sizes: all of VGG16 learns, and waits"
     visual = named_backbone('torchvision/vgg16', seed=0)
 
@@ -424,12 +424,12 @@ BAD = {
 
 
 @pytest.mark.parametrize('changes', BAD)
-def test_bad_input(changes, capsys):
+def test_bad_input_is_refused_in_one_line(changes, capsys):
     words = [w for c in changes.split() for w in ('--set', c)]
     assert BAD[changes] in refused(capsys, 'pretrain', '--method', 'icmlm', *TWO_STEPS, *words)
 
 
-def test_what_cannot_be_masked_is_said(data):
+def test_words_that_cannot_be_masked_are_counted(data):
     lines = METHOD.check(recipe(vocab=150), dict(train=data[0], valid=data[1]), 'world', 1)
     assert 'triplets of' in lines[0] and 'are not one token of the vocabulary and cannot be masked: ' in lines[1]
 
@@ -437,7 +437,7 @@ def test_what_cannot_be_masked_is_said(data):
 # ---------------------------------------------------------------- a run
 
 
-def test_a_run_from_start_to_end(tmp_path):
+def test_a_run_has_its_tables_and_opens_to_the_same_answers(tmp_path):
     "A run with att-fc has the tables of masked words and of places; opened again, it gives the same answers"
     sizes = [
         'scenes=64',

@@ -39,7 +39,7 @@ def apart(a, b):
 
 
 @pytest.mark.parametrize('name', ['virtex', 'masked_lm', 'tags', 'loctex'])
-def test_switches_of_every_method(name):
+def test_every_method_follows_the_inherited_switches(name):
     "Recomputed activations: the same bits. Chunks of scores: but for rounding. Frozen stages stay, the average differs"
     plain = trained(name)
     assert apart(trained(name, activation_checkpointing=True), plain) == 0
@@ -136,7 +136,7 @@ def test_wrong_switches_are_named(fields, says):
         check_fields(dataclasses.replace(METHODS['virtex'].recipes['world'], **fields))
 
 
-def test_a_backbone_without_known_stages_says_so():
+def test_freezing_a_backbone_without_known_stages_is_refused():
     method, recipe, splits, tok = material('virtex')
     visual = torch.nn.Module()
     visual.width = 8

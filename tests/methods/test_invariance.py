@@ -83,7 +83,7 @@ def single(case):
     return torch.tensor([total(case, rows(case[2], slice(i, i + 1))) for i in range(12)], dtype=torch.float64)
 
 
-def test_neighbours(case):
+def test_a_sample_does_not_depend_on_its_neighbours(case):
     "The batch costs what its samples cost one by one"
     skip_pairs(case[0])
     each = single(case)
@@ -91,7 +91,7 @@ def test_neighbours(case):
     close(total(case, case[2]), tuple(each.sum(0).tolist()))
 
 
-def test_order(case):
+def test_a_batch_does_not_depend_on_its_order(case):
     perm = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     close(total(case, rows(case[2], perm)), total(case, case[2]))
     skip_pairs(case[0])
@@ -102,7 +102,7 @@ def test_order(case):
         )
 
 
-def test_padding(case):
+def test_a_batch_does_not_depend_on_padding(case):
     model, _, batch = case
     if 'tok' not in batch:
         pytest.skip('reads no captions')
@@ -111,7 +111,7 @@ def test_padding(case):
         close(total(case, longer(batch, n, pad)), total(case, batch))
 
 
-def test_bucketing(case):
+def test_the_loss_does_not_depend_on_bucketing(case):
     "Batches of captions of like length cost what mixed ones cost"
     model, _, batch = case
     if 'tok' not in batch:
@@ -144,7 +144,7 @@ class Peek(Callback):
 
 
 @pytest.mark.parametrize('method', METHODS)
-def test_accumulation(method):
+def test_accumulated_gradients_are_those_of_the_batch(method):
     "The gradient of 4 parts of a batch, of unequal counts, is that of the batch"
     m = METHODS[method]
     r = alone(method)
@@ -169,7 +169,7 @@ def test_accumulation(method):
 
 
 @torch.no_grad()
-def test_embedding(case):
+def test_an_embedding_does_not_depend_on_the_batch(case):
     model, _, batch = case
     img = batch['img']
     whole = model.visual(img).mean((2, 3))

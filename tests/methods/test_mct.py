@@ -92,7 +92,7 @@ def told():
 
 
 @pytest.mark.parametrize('name', VARIANTS)
-def test_every_set_of_losses(name, told):
+def test_every_set_of_losses_trains_all_that_the_model_has(name, told):
     "All that the model has learns, views differ, the copy follows, the queue is full, a validation is finite"
     changes, parts = VARIANTS[name]
     seen = Gradients()
@@ -157,12 +157,12 @@ def test_parts_of_a_step_are_one_step():
     assert int(q.steps) == 2 and int((q.ids[q.active] >= 0).sum()) == 32 and int(q.staged) == 0
 
 
-def test_resume_within_a_window(tmp_path, source):
+def test_resume_within_an_accumulation_window_is_exact(tmp_path, source):
     "The queue, its staged keys, and the copy"
     check(tmp_path, source, [8, 19], method='mct', accumulate=3)
 
 
-def test_a_run_with_tags_is_opened(tmp_path):
+def test_a_run_with_tags_opens_without_its_data(tmp_path):
     "Its queue has tags beside the keys, which a run that is opened without its data does not know of"
     method, recipe, parts, tok = material('mct')
     recipe = replace(recipe, steps=3, warmup=1, queue=40, tag=1.0)
@@ -177,7 +177,7 @@ def test_a_run_with_tags_is_opened(tmp_path):
     torch.testing.assert_close(m.capabilities['embed_image'](img), learn.model.embed_image(img))
 
 
-def test_a_run_that_reads_nothing(tmp_path):
+def test_a_run_without_text_is_finished_opened_and_resumed(tmp_path):
     "MoCo v2 by switching losses off: a run without tokenizer, finished, opened, and gone on with"
     run = tiny(tmp_path / 'run', 'world_moco_v2')
     assert not (run / 'tokenizer.model').exists() and 'retrieval' not in load(run).results()[0]['numbers']
@@ -253,11 +253,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize('change', WRONG)
-def test_wrong_fields(change, capsys):
+def test_wrong_fields_are_refused_by_name(change, capsys):
     assert WRONG[change] in refused(capsys, 'pretrain', '--method', 'mct', *sets(change.split()))
 
 
-def test_what_the_data_lacks(tmp_path, capsys):
+def test_fields_that_need_what_the_data_lacks_are_refused(tmp_path, capsys):
     words = ['pretrain', '--method', 'mct', '--data', 'csv', '--root', few_photos(tmp_path, 60)]
     said = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8']))
     assert 'no image has a second caption' in said and '--text-views same --set dropout=.1' in said
@@ -290,7 +290,7 @@ MUTE = {
 
 
 @pytest.mark.parametrize('change', MUTE)
-def test_images_without_captions(change):
+def test_images_without_captions_are_refused_where_text_is_read(change):
     "One line that says what to leave out, whatever was to be read"
     bare = world('train', 20, size=32).subset(range(20))
     bare.captions = None
@@ -301,7 +301,7 @@ def test_images_without_captions(change):
     assert '\n' not in str(e.value)
 
 
-def test_data_without_paraphrases(tmp_path, capsys):
+def test_data_without_paraphrases_is_refused_before_training(tmp_path, capsys):
     "Before anything is learned, and before the tokenizer"
     words = ['pretrain', '--method', 'mct', '--data', 'csv', '--root', few_photos(tmp_path, 60)]
     said = refused(capsys, *words, '--out', tmp_path / 'run', *sets(['queue=40', 'bs=8', 'text_views=paraphrases']))
@@ -311,7 +311,7 @@ def test_data_without_paraphrases(tmp_path, capsys):
 # ---------------------------------------------------------------- a BERT as the tower of texts
 
 
-def test_a_small_bert_reads_the_texts(tmp_path, monkeypatch):
+def test_a_small_bert_as_text_encoder_learns_on_and_opens(tmp_path, monkeypatch):
     "It begins with what it has learned from the captions, learns on, and is opened without them"
     import vlrep.methods.mct.method as method
     from vlrep.models.bert import SmallBertPlan, make_bert
@@ -358,7 +358,7 @@ def test_a_run_is_opened_without_the_folder_of_its_bert(tmp_path):
     torch.testing.assert_close(embed(), before, rtol=0, atol=0)
 
 
-def test_images_alone_need_no_captions():
+def test_contrast_of_images_alone_needs_no_captions():
     "MoCo v2, by switching losses off; the nouns of captions as tags need them again"
     from vlrep.methods.mct.views import mct_tokenizer
 

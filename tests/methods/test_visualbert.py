@@ -135,7 +135,7 @@ def grads(m):
     return {k: p.grad for k, p in m.named_parameters() if p.grad is not None}
 
 
-def test_states_loss_and_gradients_are_theirs(tmp_path):
+def test_states_loss_and_gradients_are_those_of_transformers(tmp_path):
     theirs, ours = both(tmp_path / 'vb', 80, 32, 3, 4, 10)
     x = batch(80, 10)
     seen, want = mask_words(x['tok'], x['lens'], x['salt'], ours.tok, 0.3)
@@ -255,7 +255,7 @@ SMALL = [
 ]
 
 
-def test_a_run_reads_what_another_run_wrote(tmp_path):
+def test_a_run_reads_captions_that_another_run_wrote(tmp_path):
     "Captions of a captioner's run beside the twins, and what the fusion uses is in the result and can be asked again"
     how = dict(threads=1, precision='fp32', log=lambda s: None)
     writer = pretrain('captioning', changes=SMALL, out=tmp_path / 'writer', **how)

@@ -77,7 +77,7 @@ def watched(method, watch):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_a_run_with_a_word_head(case, tmp_path, monkeypatch):
+def test_a_run_with_a_word_head_resumes_exactly_and_opens_without_it(case, tmp_path, monkeypatch):
     "It is stopped after two of four steps, in parts, resumed to the bits of a run that was not, and opened"
     how = job(case)
     words = Words()
@@ -104,7 +104,7 @@ def test_a_run_with_a_word_head(case, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('method', ['loctex', 'mct'])
-def test_dry_run(method, capsys, tmp_path, monkeypatch):
+def test_a_dry_run_writes_nothing(method, capsys, tmp_path, monkeypatch):
     "A few steps, and nothing is written"
     monkeypatch.chdir(tmp_path)
     fields = [f'{k}={v}' for k, v in {**JOB, 'word_weight': 1.0, **CASES[method]}.items() if k != 'method']
@@ -112,7 +112,7 @@ def test_dry_run(method, capsys, tmp_path, monkeypatch):
     assert 'step' in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
-def test_images_without_captions():
+def test_images_without_captions_are_refused():
     "Refused in one line that says what to leave out"
     bare = world('train', 20, size=32).subset(range(20))
     bare.captions = None
@@ -123,7 +123,7 @@ def test_images_without_captions():
 
 
 @pytest.mark.parametrize('source,names', [('narratives', True), ('captions', False)])
-def test_rarity_is_that_of_what_is_read(source, names):
+def test_the_rarity_of_words_is_counted_in_the_texts_that_are_read(source, names):
     "LocTex counts in the narratives, where there are some"
     data = told('train', 60)
     if not names:

@@ -91,7 +91,7 @@ IDS = [f'{f.__name__}-{i}' for i, (f, *_) in enumerate(METRICS)]
 
 
 @pytest.mark.parametrize('function,args,want', METRICS, ids=IDS)
-def test_metrics_of_nothing(function, args, want):
+def test_a_metric_of_nothing_is_documented_or_refused_by_name(function, args, want):
     "An error that names the argument, or the documented value; no warning of NumPy"
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -106,7 +106,7 @@ def test_metrics_of_nothing(function, args, want):
         assert np.array_equal(np.asarray(got, float), np.asarray(want, float), equal_nan=True), got
 
 
-def test_metrics_of_nothing_are_all_there():
+def test_every_public_metric_is_tested_here():
     tried = {f.__name__ for f, *_ in METRICS}
     modules = captioning, multilabel, pointing_game, ranking, retrieval, vqa
     public = {n for m in modules for n in m.__all__ if inspect.isfunction(getattr(m, n))}

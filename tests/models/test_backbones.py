@@ -89,7 +89,7 @@ def said(folder):
     return dict(zip('resnet mobile told again export refused'.split(), lines))
 
 
-def test_weights_of_torchvision(folder, said):
+def test_a_run_starts_from_weights_of_torchvision(folder, said):
     "The run says where it started, is compared with that, and ends near it"
     run = load(folder / 'resnet')
     assert run.info['backbone'] == 'resnet18' and run.info['weights'].startswith('torchvision.pth ')
@@ -102,7 +102,7 @@ def test_weights_of_torchvision(folder, said):
     assert 'torchvision' in said['export']
 
 
-def test_weights_in_four_layouts(folder, said):
+def test_weights_in_four_layouts_start_the_same_run(folder, said):
     "The same network in files of timm, MoCo and the official VirTex: runs with the weights of that from torchvision's"
     names = 'timm moco virtex'.split()
     start = ['pretrain', '--backbone', 'resnet18', *SMALL, '--baselines', 'false']
@@ -111,7 +111,7 @@ def test_weights_in_four_layouts(folder, said):
     assert all(torch.equal(v, w[k]) for w in others for k, v in first.items())
 
 
-def test_a_network_of_timm(folder, said):
+def test_a_network_of_timm_opens_without_its_file(folder, said):
     "Opened without the file it started from; its weights keep timm's names"
     assert 'complete' in said['again'] and 'a network of another library already' in said['refused']
     (folder / 'mobile.pth').unlink()
@@ -121,7 +121,7 @@ def test_a_network_of_timm(folder, said):
     timm.create_model('mobilenetv3_small_050', num_classes=0).load_state_dict(m.backbone.net.state_dict())
 
 
-def test_what_can_be_wrong(folder):
+def test_wrong_backbones_and_files_are_refused(folder):
     words = {
         ('--backbone', 'resnet8'): "did you mean 'resnet18'",
         ('--weights', 'none.pth'): 'none.pth: no such file',

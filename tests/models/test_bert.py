@@ -83,7 +83,7 @@ def theirs(cls, folder):
 # ---------------------------------------------------------------- the network
 
 
-def test_states_and_pooled_are_theirs(folder, batch):
+def test_states_and_pooled_vectors_are_those_of_transformers(folder, batch):
     tok, lens, real = batch
     a = load_bert(folder, log=None)
     b = theirs('BertModel', folder)
@@ -97,7 +97,7 @@ def test_states_and_pooled_are_theirs(folder, batch):
     assert (other - out.last_hidden_state[real]).abs().max() > 1e-2
 
 
-def test_logits_and_gradients_are_theirs(folder, batch):
+def test_logits_and_gradients_are_those_of_transformers(folder, batch):
     tok, lens, real = batch
     a = load_bert(folder, log=None)
     b = theirs('BertForMaskedLM', folder)
@@ -118,7 +118,7 @@ def test_logits_and_gradients_are_theirs(folder, batch):
         torch.testing.assert_close(a.layers[i].linear1.bias.grad, layer.intermediate.dense.bias.grad, rtol=0, atol=1e-5)
 
 
-def test_what_we_write_transformers_reads(folder, batch, tmp_path):
+def test_transformers_reads_what_we_write(folder, batch, tmp_path):
     tok, lens, real = batch
     bert = Bert(small_config(WordPieceTokenizer.from_folder(folder), 32, 2), 3).eval()
     save_bert(bert, tmp_path / 'ours', WordPieceTokenizer.from_folder(folder))
@@ -131,7 +131,7 @@ def test_what_we_write_transformers_reads(folder, batch, tmp_path):
     assert bert_tokenizer(folder).encode('the naïve cat') == ids
 
 
-def test_old_spellings_and_files(folder, batch, tmp_path):
+def test_old_names_of_weights_and_files_are_read(folder, batch, tmp_path):
     "A pickle with LayerNorm as gamma and beta and with position_ids; weights of a BERT without heads"
     tok, lens, _ = batch
     new = load_bert(folder, log=None)
@@ -177,7 +177,7 @@ def test_a_pickle_that_holds_code_is_not_run(folder, tmp_path):
         ('vocab.txt', 'has no vocabulary'),
     ],
 )
-def test_a_folder_without_one_of_its_files(folder, tmp_path, remove, says):
+def test_a_folder_without_one_of_its_files_is_refused(folder, tmp_path, remove, says):
     at = shutil.copytree(folder, tmp_path / 'part')
     (at / remove).unlink()
     with pytest.raises(ValueError, match=says) as e:
@@ -185,7 +185,7 @@ def test_a_folder_without_one_of_its_files(folder, tmp_path, remove, says):
     assert 'part' in str(e.value) and '\n' not in str(e.value)
 
 
-def test_what_else_is_refused(folder, tmp_path):
+def test_models_that_are_no_bert_are_refused(folder, tmp_path):
     tok = bert_tokenizer(folder)
     with pytest.raises(ValueError, match='no such folder'):
         make_bert(tmp_path / 'gone', None, tok)
@@ -273,7 +273,7 @@ def strings():
 
 
 @pytest.mark.parametrize('lower', [True, False])
-def test_tokens_are_theirs(folder, tmp_path, lower):
+def test_tokens_are_those_of_transformers(folder, tmp_path, lower):
     vocab = (folder / 'vocab.txt').read_text(encoding='utf-8').split('\n')[:-1]
     their = transformers.BertTokenizer(vocab={t: i for i, t in enumerate(vocab)}, do_lower_case=lower)
     their.save_pretrained(tmp_path)
@@ -311,7 +311,7 @@ def test_a_run_keeps_either_kind_of_tokenizer(folder, tmp_path):
 # ---------------------------------------------------------------- the hub
 
 
-def test_by_name_from_the_cache_of_the_hub(folder, batch, tmp_path):
+def test_a_bert_is_opened_by_name_from_the_cache_of_the_hub(folder, batch, tmp_path):
     """What was downloaded once is opened without a network, and without transformers; what was not is refused in a line
 
     That a file does not exist is known from the download, too; that it is unknown is not the same.
@@ -393,7 +393,7 @@ def trained(cache):
         os.environ['VLREP_CACHE'] = old
 
 
-def test_two_processes_train_one(tmp_path, monkeypatch):
+def test_two_processes_that_want_a_bert_train_one(tmp_path, monkeypatch):
     "Both want the same small BERT at once: it is trained once, and both have the same bits, as has one trained alone"
     learn = library._learn
 
@@ -425,7 +425,7 @@ def test_two_processes_train_one(tmp_path, monkeypatch):
     torch.set_num_threads(1)
 
 
-def test_small_with_the_tokens_of_a_pretrained_bert(folder):
+def test_a_small_bert_takes_the_tokens_of_a_pretrained_one(folder):
     "Any tokenizer will do: ids of words and of padding stand elsewhere than in ours"
     d = captions()
     t = bert_tokenizer(folder)

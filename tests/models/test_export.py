@@ -51,7 +51,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize('data', ['world', 'flickr8k'])
 @pytest.mark.parametrize('to', ['torchvision', 'timm'])
-def test_the_printed_lines_open_it(to, data, runs, tmp_path, capsys, monkeypatch):
+def test_the_printed_lines_open_an_export(to, data, runs, tmp_path, capsys, monkeypatch):
     "Pasted as printed, they compute our features of a photo"
     if to == 'timm':
         pytest.importorskip('timm')
@@ -71,7 +71,7 @@ def test_the_printed_lines_open_it(to, data, runs, tmp_path, capsys, monkeypatch
         assert ours @ theirs > 0.99 * np.linalg.norm(ours) * np.linalg.norm(theirs)
 
 
-def test_detectron2_files_and_lines(runs, tmp_path, capsys, monkeypatch):
+def test_the_lines_for_detectron2_are_python_and_name_its_files(runs, tmp_path, capsys, monkeypatch):
     """detectron2 cannot be had here
 
     Its lines are Python, name the files that are there, and say how pixels are prepared
@@ -93,7 +93,7 @@ def test_detectron2_files_and_lines(runs, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize('to', LAYOUTS)
-def test_what_nothing_else_can_open_is_refused(to, runs, tmp_path, capsys):
+def test_an_export_that_nothing_else_can_open_is_refused(to, runs, tmp_path, capsys):
     said = refused(capsys, 'export', runs['small'], '--to', to, '--out', tmp_path / 'net')
     assert (
         f'{to} has no network like this one (visual_depth 10' in said

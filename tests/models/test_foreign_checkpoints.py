@@ -136,7 +136,7 @@ class Config(dict):
 
 @pytest.mark.parametrize('legacy', [False, True])
 @pytest.mark.parametrize('by', WRITTEN)
-def test_as_libraries_write_them(by, legacy, net, grid, tmp_path):
+def test_weights_are_read_as_libraries_write_them(by, legacy, net, grid, tmp_path):
     "The same features as the original's, from both formats of PyTorch's files; what is left out is listed"
     torch.save(WRITTEN[by](net), tmp_path / 'w.pth', _use_new_zipfile_serialization=not legacy)
     said = parity(tmp_path / 'w.pth', grid)
@@ -146,7 +146,7 @@ def test_as_libraries_write_them(by, legacy, net, grid, tmp_path):
 
 
 @pytest.mark.parametrize('seed', range(30))
-def test_any_stack_of_keys_and_prefixes(seed, tmp_path):
+def test_a_network_is_found_under_any_keys_and_prefixes(seed, tmp_path):
     net = make_backbone(10, 8).eval()
     draw = random.Random(seed)
     grid = net(IMG).detach()
@@ -173,14 +173,14 @@ def test_any_stack_of_keys_and_prefixes(seed, tmp_path):
         load_backbone(state)
 
 
-def test_two_networks_that_nothing_tells_apart(net):
+def test_two_networks_that_nothing_tells_apart_are_refused(net):
     both = Other(rgb=net, depth=other_net(net)).state_dict()
     with pytest.raises(ValueError, match=r'several networks, rgb\.\* and depth\.\*'):
         load_backbone(both)
     load_backbone(Other(model=net, alias=net).state_dict(), None)  # one and the same
 
 
-def test_the_log_of_a_backbone_by_name(net, tmp_path):
+def test_the_log_says_what_was_found_and_left_out(net, tmp_path):
     "What the commands use says it, too"
     torch.save(dict(state_dict=nn.DataParallel(net).state_dict()), tmp_path / 'w.pth')
     said = []
@@ -360,7 +360,7 @@ def peak(do):
 
 @pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='peak memory is read from /proc')
 @pytest.mark.parametrize('bomb', BOMBS)
-def test_bombs(bomb, tmp_path):
+def test_files_that_unpack_to_more_than_they_are_are_refused(bomb, tmp_path):
     "Refused by every reader with the name of the file, before the memory is taken"
     for name, opened in OPENERS.items():
         if bomb in ('expanded', 'storage') and name in ('state', 'pickle'):
@@ -372,7 +372,7 @@ def test_bombs(bomb, tmp_path):
 
 
 @pytest.mark.parametrize('what', HOSTILE)
-def test_hostile_pickles(what, tmp_path, monkeypatch):
+def test_hostile_pickles_are_refused_and_nothing_runs(what, tmp_path, monkeypatch):
     "Refused by every reader with the name of what they ask for; nothing ran"
     monkeypatch.chdir(tmp_path)
     for opened in OPENERS.values():
@@ -401,13 +401,13 @@ FOREIGN = {'net.onnx': 'ONNX', 'model.ckpt.index': 'TensorFlow', 'm.h5': 'Keras'
 
 
 @pytest.mark.parametrize('name', FOREIGN)
-def test_files_of_other_libraries(name, tmp_path):
+def test_files_of_other_libraries_are_refused_by_name(name, tmp_path):
     (tmp_path / name).write_bytes(b'\x08\x07\x12\x04' * 10)
     with pytest.raises(ValueError, match=f'a file of {FOREIGN[name]}; .*torch.save.model.state_dict'):
         read_state(tmp_path / name)
 
 
-def test_headers_of_safetensors(net, tmp_path):
+def test_safetensors_headers_that_claim_more_than_the_file_are_refused(net, tmp_path):
     "Sizes and shapes that the file does not have, in both readers"
     save_file({'a': torch.zeros(4)}, tmp_path / 'w.safetensors')
     whole = (tmp_path / 'w.safetensors').read_bytes()

@@ -71,7 +71,7 @@ def test_cached_regions_are_those_of_the_network(scenes, method):
     assert any((p - q).abs().max() > 0.01 for p, q in zip(got, losses(other)))
 
 
-def test_scale_is_measured_on_training_images(scenes):
+def test_the_scale_of_features_is_measured_on_training_images(scenes):
     m = learner(scenes, standardize=True).model
     off = learner(scenes, standardize=False).model
     assert off.regions_in.mean is None and m.regions_in.std.std() > 0
@@ -81,7 +81,7 @@ def test_scale_is_measured_on_training_images(scenes):
     assert even.mean(0).abs().mean() < 0.5 < even.std(0).mean() < 1.5
 
 
-def test_source_changes_texts_alone(scenes):
+def test_the_source_of_texts_changes_texts_alone(scenes):
     "With aux_scenes the tokens, the small BERT and the region network are the same for every source"
     how = [dict(source='captions'), dict(source='questions'), dict(source='web', train=twins(scenes['train']))]
 
@@ -99,7 +99,7 @@ def test_source_changes_texts_alone(scenes):
     assert not same(first, rest[-1])  # the twins would teach another detector
 
 
-def test_scenes_are_no_help_for_photos(scenes):
+def test_auxiliary_scenes_are_refused_for_photos(scenes):
     recipe = replace(METHODS['visualbert'].recipes['world'], **{**SMALL, 'aux_scenes': 50})
     with pytest.raises(ValueError, match='aux_scenes=50.*the data is flickr8k'):
         check_fusion(recipe, scenes, 'flickr8k')

@@ -59,14 +59,14 @@ def test_every_source_has_a_chapter(contents):
     assert len(listed) == len(set(listed)) and set(listed) == sources
 
 
-def test_order_is_that_of_the_floors(contents):
+def test_the_order_of_contents_is_that_of_the_floors(contents):
     nbs = {n: nb for n, nb in contents.read(ROOT).items() if n != 'index.ipynb' and not n.startswith('course/')}
     got = contents.levels(nbs)
     assert {p: got[p] for p in FLOORS if p in got} == {p: f for p, f in FLOORS.items() if p not in ('cli', 'all')}
     assert got['tutorials'] > got['95_all.ipynb'] == got['90_cli.ipynb'] > max(FLOORS[p] for p in FLOORS if p in got)
 
 
-def test_order_has_no_circle(contents):
+def test_the_order_of_contents_has_no_circle(contents):
     def source(exp, imp):
         cells = f'#| default_exp {exp}', f'#| export\nimport vlrep.{imp}'
         return notebook(*(dict(cell_type='code', source=s) for s in cells))
@@ -75,7 +75,7 @@ def test_order_has_no_circle(contents):
         contents.levels({'a/1.ipynb': source('a', 'b.x'), 'b/1.ipynb': source('b', 'a.x')})
 
 
-def test_contents_lead_to_every_notebook(contents):
+def test_the_contents_lead_to_every_notebook(contents):
     page = ROOT / 'nbs' / contents.CONTENTS
     src = '\n'.join(text(c['source']) for c in load(page)['cells'])
     to = {(page.parent / l).resolve() for l in re.findall(r'\]\(([^)]+)\)', src)}
@@ -98,7 +98,7 @@ def test_links_go_back_and_forth(contents):
         assert {step(n, 'Up') for n in seen} == {page or contents.CONTENTS}
 
 
-def test_new_notebook_edits_no_list(contents, copy):
+def test_a_new_notebook_edits_no_list(contents, copy):
     "A notebook with a chapter in its title cell stands in the contents and between its neighbours"
     new = '# Momentum encoder\n\n> A slow copy of the encoder\n\n- chapter: 8'
     save(copy / 'nbs' / 'models' / '35_momentum.ipynb', notebook(markdown('0a0b0c0d', new)))
@@ -112,7 +112,7 @@ def test_new_notebook_edits_no_list(contents, copy):
     assert [c['id'] for c in cells] == ['0a0b0c0d', contents.LINKS] and text(cells[0]['source']) == new
 
 
-def test_new_chapter_edits_no_list(contents, copy):
+def test_a_new_chapter_edits_no_list(contents, copy):
     for p in (copy / 'nbs' / 'course').glob('0[1-4]_*.ipynb'):
         p.unlink()  # so that the new one has none before it
     save(
@@ -143,19 +143,19 @@ def test_links_are_replaced(contents, copy):
 
 
 @pytest.mark.parametrize('line', ['', '- chapter: 12', '- chapter: five'])
-def test_missing_chapter_is_named(contents, copy, line):
+def test_a_missing_chapter_is_named(contents, copy, line):
     save(copy / 'nbs' / 'models' / '35_momentum.ipynb', notebook(markdown('0a0b0c0d', f'# M\n\n> A line\n\n{line}')))
     with pytest.raises(ValueError, match='(?s)- chapter: N.*nbs/models/35_momentum.ipynb'):
         contents.changes(copy)
 
 
-def test_chapter_beyond_the_outline_is_named(contents, copy):
+def test_a_chapter_beyond_the_outline_is_named(contents, copy):
     save(copy / 'nbs' / 'course' / '12_more.ipynb', notebook(markdown('0a0b0c0d', '# More\n\n> A line')))
     with pytest.raises(ValueError, match='nbs/course/12_more.ipynb'):
         contents.changes(copy)
 
 
-def test_script(tmp_path):
+def test_the_script_checks_and_make_export_calls_it(tmp_path):
     "`--check` says nothing if all is well; make export calls the script"
     done = subprocess.run([sys.executable, ROOT / '.ci' / 'contents.py', '--check'], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
@@ -206,7 +206,7 @@ PRACTISED = [
 
 
 @pytest.mark.parametrize('path', CHAPTERS + PRACTISED, ids=lambda p: p.stem)
-def test_chapter_has_exercises(path):
+def test_every_chapter_has_exercises(path):
     assert not list(exercises(load(path)))
 
 
@@ -221,7 +221,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize('old,new,says', SPOILT)
-def test_chapter_has_exercises_sees(old, new, says):
+def test_incomplete_exercises_are_seen(old, new, says):
     nb = load(ROOT / 'nbs' / 'course' / '05_captioning.ipynb')
     for c in nb['cells']:
         c['source'] = text(c['source']).replace(old, new)
@@ -277,7 +277,7 @@ def parts(nb):
 
 
 @pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
-def test_chapter_has_its_parts(path):
+def test_every_chapter_has_its_parts(path):
     assert not list(parts(load(path)))
 
 
@@ -295,7 +295,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize('old,new,says', MISSING)
-def test_chapter_has_its_parts_sees(old, new, says):
+def test_a_chapter_without_its_parts_is_seen(old, new, says):
     nb = load(ROOT / 'nbs' / 'course' / '01_caption.ipynb')
     for c in nb['cells']:
         c['source'] = text(c['source']).replace(old, new)
@@ -336,7 +336,7 @@ def test_quoted_errors_are_true(path):
         assert quoted and set(quoted) == true, f'exercise {n}'
 
 
-def test_quoted_errors_are_compared():
+def test_a_quoted_error_that_is_untrue_is_seen():
     nb = load(ROOT / 'nbs' / 'course' / '01_caption.ipynb')
     for c in nb['cells']:
         c['source'] = text(c['source']).replace('`max |a-b| = 0.693`', '`max |a-b| = 0.7`')
@@ -388,7 +388,7 @@ def leaks(blank, nb):
 
 
 @pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
-def test_twin_has_no_solution(blank, path):
+def test_a_blank_chapter_has_no_solution(blank, path):
     nb = load(path)
     twin = blank.twin(nb)
     assert not list(leaks(blank, nb))
@@ -398,7 +398,7 @@ def test_twin_has_no_solution(blank, path):
     assert not any('eval: false' in text(c['source']) for c in twin['cells'])
 
 
-def test_solution_in_a_twin_is_seen(blank):
+def test_a_solution_in_a_blank_chapter_is_seen(blank):
     nb = load(ROOT / 'nbs' / 'course' / '06_trust.ipynb')
     for c in nb['cells']:
         c['source'] = text(c['source']).replace('# Solution of exercise 1', '# The solution of exercise 1')
@@ -407,7 +407,7 @@ def test_solution_in_a_twin_is_seen(blank):
     assert 'missing: by_last' in leaks(blank, nb)
 
 
-def test_make_blank(blank, tmp_path, capsys):
+def test_make_blank_keeps_what_was_worked_on(blank, tmp_path, capsys):
     "Links and files are found from the twins' folder; what was worked on is kept"
     folder = ROOT / '_course'
     for p in CHAPTERS:
@@ -456,7 +456,7 @@ def test_stubs_run_and_must_fail(blank, check, passes):
     assert 'blank.with_stubs(self.nb)' in runner and 'check_stubs()' in runner
 
 
-def test_twins_are_offered_on_the_site(blank):
+def test_blank_chapters_are_offered_on_the_site(blank):
     docs = importlib.import_module('docs')
     try:
         line = text(docs.below_title('course/05_captioning.ipynb', None)['source'])

@@ -154,7 +154,7 @@ LINKS = [
     ('[a](../methods/virtex)', '[a](../methods/virtex/index.md)'),
     ('[a](../../CHANGELOG.md)', '[a](../project/changelog.md)'),
     ('[a](../../README.md)', '[a](../index.ipynb)'),
-    ('[a](../../tests/test_docs.py)', '[a](https://x.org/blob/main/tests/test_docs.py)'),
+    ('[a](../../tests/project/test_gate.py)', '[a](https://x.org/blob/main/tests/project/test_gate.py)'),
     ('[![test](https://y.org/b.svg)](https://y.org/c) ![d](//y.org/e.png)', ' d'),
     ('[a](20_y.ipynb#2.-Left,-and-right) [b](#1.-A)', '[a](20_y.ipynb#2-left-and-right) [b](#1-a)'),
     ('[a](https://y.org/z.ipynb) [b](#here)',) * 2,
@@ -172,7 +172,7 @@ def test_links_are_those_of_the_site(ci, md, want):
     assert relink(ci, md) == want
 
 
-def test_links_of_a_file_of_the_project(ci):
+def test_links_of_a_file_of_the_project_follow_its_page(ci):
     "A page that stands elsewhere in the site than its file in the project"
     got = relink(ci, '[a](../nbs/data/20_y.ipynb)', '../data/README.md', page='project/data.md')
     assert got == '[a](../data/20_y.ipynb)'
@@ -232,7 +232,7 @@ def test_cells_keep_their_outputs(ci):
     assert got['data']['text/html'].startswith('<div><template shadowrootmode="open"><style>svg{width:9px}</style><p>a')
 
 
-def test_title_has_no_front_matter(ci):
+def test_the_title_has_no_front_matter(ci):
     title = ci('docs').title_cell
     assert title('# T\n\n> line\n\n- chapter: 5\n- skip_exec: true\n') == '# T\n\n> line'
     assert title('# T\n\n> line\n\n- left: a side') == '# T\n\n> line\n\n- left: a side'
@@ -284,7 +284,7 @@ def test_sidebar_and_folders_hold_every_notebook(ci):
     assert 'virtex/index' in packages['methods/index.md'] and '](00_recipe.ipynb): ' in packages['methods/index.md']
 
 
-def test_results_are_means_over_seeds(ci, tmp_path):
+def test_results_on_the_site_are_means_over_seeds(ci, tmp_path):
     def run(seed, value, changes=()):
         mine = dict(question='objects', metric='mAP', backbone='m', n=9, chance=6.7, value=value)
         return dict(
@@ -327,7 +327,7 @@ def site(folder, page=GOOD, css='a{background:url(a.js)}'):
     return folder
 
 
-def test_check_passes_a_sound_site(ci, tmp_path):
+def test_the_check_passes_a_sound_site(ci, tmp_path):
     assert list(ci('docs_check').problems(site(tmp_path))) == []
 
 
@@ -348,13 +348,13 @@ BAD = [
 
 
 @pytest.mark.parametrize('old,new,want', BAD)
-def test_check_sees_what_is_wrong(ci, tmp_path, old, new, want):
+def test_the_check_sees_what_is_wrong(ci, tmp_path, old, new, want):
     assert old in GOOD
     lines = list(ci('docs_check').problems(site(tmp_path, GOOD.replace(old, new))))
     assert len(lines) == 1 and want in lines[0] and lines[0].startswith('a.html')
 
 
-def test_check_sees_style_sheets_and_empty_sites(ci, tmp_path):
+def test_the_check_sees_style_sheets_and_empty_sites(ci, tmp_path):
     check = ci('docs_check')
     for css in ('@import "https://x.org/f.css";', 'a{src:url( "//x.org/f.woff")}'):
         (line,) = check.problems(site(tmp_path, css=css))

@@ -23,7 +23,7 @@ def tree(folder, **files):
     return folder
 
 
-def test_differences(ci, tmp_path):
+def test_edited_unknown_and_missing_modules_are_named(ci, tmp_path):
     "An edited, an unknown and a missing module are each named; byte code is not looked at"
     gate = ci('test')
     old = tree(tmp_path / 'old', a='1', b='2', c='3')
@@ -34,7 +34,7 @@ def test_differences(ci, tmp_path):
     assert not list(gate.differences(old, old))
 
 
-def test_step_counts_what_raises(ci, capsys):
+def test_a_step_that_raises_counts_as_failed(ci, capsys):
     gate = ci('test')
 
     def broken():
@@ -54,7 +54,7 @@ def test_step_counts_what_raises(ci, capsys):
         ('pass', (0, 1)),  # nothing was checked
     ],
 )
-def test_background_counts_lines(ci, script, want):
+def test_a_background_script_is_counted_by_its_lines(ci, script, want):
     gate = ci('test')
     gate.step('beside', gate.Background(sys.executable, '-c', script).results)
     assert (gate.passed, gate.failed) == want
@@ -65,7 +65,7 @@ RESULTS = """<testsuite tests="2">
 <testcase classname="tests.test_a" name="test_d" /></testsuite>"""
 
 
-def test_the_dearest_are_named(ci):
+def test_the_most_expensive_checks_are_named(ci):
     gate = ci('test')
     got = gate.pytest_costs(xml.fromstring(RESULTS))
     assert got == {'tests.test_a::b[c]': 2.5}
@@ -76,7 +76,7 @@ def test_the_dearest_are_named(ci):
     assert [l.split()[-1] for l in lines] == ['a.ipynb', 'tests.test_a::b[c]']
 
 
-def test_only_what_is_alike_is_linked(ci):
+def test_only_packages_of_the_same_version_are_linked(ci):
     "The same version, and no folder that pip will install something else into"
     new = ci('newest')
     rows = [
@@ -118,7 +118,7 @@ def test_environment_is_rebuilt_only_for_new_settings(ci, tmp_path, monkeypatch)
     assert build() and not build() and len(built) == 2  # what was left half built is built again
 
 
-def test_quiet_shows_what_failed(ci):
+def test_a_quiet_command_shows_its_output_when_it_fails(ci):
     env = ci('environment')
     assert env.quiet(sys.executable, '-c', 'print(3)') == '3\n'
     fails = 'import sys; print("boom"); sys.exit(3)'
@@ -135,7 +135,7 @@ def test_quiet_shows_what_failed(ci):
         ('something is wrong', 2, False),
     ],
 )
-def test_wrong_option(ci, tmp_path, says, exit, ok):
+def test_a_wrong_option_is_refused(ci, tmp_path, says, exit, ok):
     new = ci('newest')
     env = ci('environment')
     cmd = [sys.executable, '-c', f'import sys; print({says!r}, file=sys.stderr); sys.exit({exit})']
@@ -160,11 +160,11 @@ def test_wrong_option(ci, tmp_path, says, exit, ok):
         ('f(x)', 'f(x)'),
     ],
 )
-def test_readme_links(ci, md, want):
+def test_links_of_the_readme_lead_to_the_files(ci, md, want):
     assert ci('readme').relink(md) == want
 
 
-def test_readme(ci):
+def test_the_readme_is_made_of_the_index_notebook(ci):
     png = base64.b64encode(b'a picture').decode()
 
     def code(src, *outs):
@@ -219,7 +219,7 @@ def test_every_check_on_learning_is_in_the_matrix(ci):
     assert calls and not [(name, c[:80]) for name, c in calls if not robust.learns(c) and 'expect_fail' not in c]
 
 
-def test_precisions_of_a_source(ci):
+def test_a_source_is_tried_in_the_precisions_that_it_takes(ci):
     "A notebook that hands `precision` on is tried in both; a chapter in plain PyTorch is not"
     robust = ci('robust')
     both = [name for name, path in robust.sources().items() if robust.precisions(path) == ('fp32', 'bf16')]

@@ -100,7 +100,7 @@ def fail_with(lines):
 # ---------------------------------------------------------------- layers and names
 
 
-def test_floors():
+def test_no_package_imports_from_its_own_or_a_higher_floor():
     fail_with(violations(MODULES, KNOWN))
 
 
@@ -117,7 +117,7 @@ UP = [
 
 
 @pytest.mark.parametrize('src', UP)
-def test_floors_see_every_import(src):
+def test_every_kind_of_import_is_seen(src):
     "A made-up import that goes sideways is found, and both modules are named"
     (line,) = violations({'vlrep.models.text': src}, numbers(['training/30_learner', 'models/20_text']))
     assert 'vlrep.models.text' in line and 'vlrep.training.learner' in line
@@ -145,12 +145,12 @@ ARROWS = [
 
 
 @pytest.mark.parametrize('frm,to,ok', ARROWS)
-def test_floors_arrows(frm, to, ok):
+def test_only_imports_that_go_down_are_allowed(frm, to, ok):
     known = numbers([frm, to])
     assert (not list(violations({module(frm): f'from {module(to)} import *'}, known))) == ok
 
 
-def test_floors_unknown_module():
+def test_an_import_of_no_notebooks_module_is_seen():
     (line,) = violations({'vlrep.core.files': 'import vlrep.nowhere'}, numbers(['core/10_files']))
     assert 'vlrep.nowhere' in line
 
@@ -160,7 +160,7 @@ def stars(src, mod):
     yield from (base for _, base, names in imports(src, mod) if '*' in names)
 
 
-def test_imports_are_explicit():
+def test_imports_of_exported_cells_are_explicit():
     fail_with(f'{m}: import from {o} by name' for m, src in MODULES.items() if m != 'vlrep.all' for o in stars(src, m))
     found = stars('from ..data.loader import *\nfrom ..core.files import FilePath\nfrom .b import *', 'vlrep.models.a')
     assert list(found) == ['vlrep.data.loader', 'vlrep.models.b']
@@ -181,7 +181,7 @@ def test_every_module_has_a_notebook():
     fail_with(f'{m}: no notebook' for m in MODULES if m not in KNOWN)
 
 
-def test_notebook_exports_where_its_name_says():
+def test_every_notebook_exports_where_its_name_says():
     def bad(name, nb):
         to = [m for s in code(nb) for m in re.findall(r'^#\|\s*default_exp\s+(\S+)', s, re.M)]
         if to != ([KNOWN_PATHS[name]] if name in KNOWN_PATHS else []):
@@ -206,7 +206,7 @@ def test_public_names_are_documented():
     fail_with(f'{m}: {n}' for m, src in MODULES.items() for n in undocumented(src))
 
 
-def test_public_names_are_documented_sees():
+def test_an_undocumented_public_name_is_seen():
     src = "__all__ = ['f', 'g']\ndef f(): pass\ndef g(): 'doc'\ndef _h(): pass\n@patch\ndef m(self:C): pass"
     assert list(undocumented(src)) == ['f', 'm']
 
@@ -231,7 +231,7 @@ def test_many_checks_are_folded():
     fail_with(l for name, nb in NBS.items() for l in visible_checks(name, nb))
 
 
-def test_visible_checks_are_seen():
+def test_many_visible_checks_are_seen():
     def nb(n, **meta):
         return dict(cells=[dict(cell_type='code', outputs=[], metadata=meta, source=['test_eq(1, 1)\n'] * n)])
 
@@ -335,7 +335,7 @@ def test_links_lead_somewhere():
     )
 
 
-def test_links_lead_somewhere_sees():
+def test_a_link_that_leads_nowhere_is_seen():
     assert broken(
         ROOT / 'nbs/x.ipynb', '[a](gone.ipynb) [b](https://x.org) [c](../README.md "t") [d](index.ipynb#part)'
     ) == ['gone.ipynb']
@@ -390,7 +390,7 @@ def test_notebook_outputs_are_clean():
         ('loss 2.3', False),
     ],
 )
-def test_notebook_outputs_are_clean_sees(s, bad):
+def test_an_unclean_output_is_seen(s, bad):
     assert bool(dirt(dict(text=s, name='stdout'))) == bad
 
 
@@ -439,7 +439,7 @@ def test_third_party_imports_are_required():
     assert not top & {t for _, t in optional}
 
 
-def test_installed_metadata():
+def test_the_installed_metadata_is_that_of_settings_ini():
     "The installed package carries settings.ini's facts: reinstall (make test does) if this fails"
     from importlib.metadata import entry_points, metadata
 
@@ -451,7 +451,7 @@ def test_installed_metadata():
     assert {e.name for e in entry_points(group='console_scripts')} >= {'vlrep'}
 
 
-def test_version_is_one():
+def test_there_is_one_version():
     import yaml
 
     import vlrep
@@ -461,7 +461,7 @@ def test_version_is_one():
     assert re.search(rf'^## {re.escape(CFG["version"])}\b', (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8'), re.M)
 
 
-def test_citation():
+def test_the_citation_has_what_its_format_asks_for():
     import yaml
 
     cff = yaml.safe_load((ROOT / 'CITATION.cff').read_text(encoding='utf-8'))
@@ -505,3 +505,20 @@ def test_resumed_runs_are_counted():
     trained = [max(l['seconds'].get(k, 0) for k in ('loctex', 'bicaptioning')) for l in lines_of('loctex.jsonl')]
     number = 'None One Two Three Four Five Six'.split()[sum(s < 1 for s in trained)]
     assert f'{number} of them were stopped and resumed' in read(ROOT / 'data' / 'README.md')
+
+
+# ---------------------------------------------------------------- tests
+
+
+def test_folders_of_tests_are_those_of_the_library():
+    tests = {p.parent.name for p in (ROOT / 'tests').glob('*/test_*.py')}
+    assert len(tests) > 10 and tests <= {*FLOORS, 'project'}
+    assert not list((ROOT / 'tests').glob('test_*.py'))
+
+
+def test_files_named_in_the_readme_of_tests_are_there():
+    page = read(ROOT / 'tests' / 'README.md')
+    named = re.findall(r'`((?:\w+/)?[\w*]+\.py)`', page)
+    assert len(named) > 15 and not [n for n in named if not list((ROOT / 'tests').glob(n))]
+    modules = {m for row in re.findall(r'^\| ((?:`\w+`(?:, )?)+) \|', page, re.M) for m in re.findall(r'\w+', row)}
+    assert modules == {p.stem for p in (ROOT / 'tests' / 'support').glob('*.py')} - {'paths'}

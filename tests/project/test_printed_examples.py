@@ -71,11 +71,11 @@ def unknown(source):
     return sorted(read - made - set(here) - set(dir(builtins)) - {'__name__', '__annotations__'})
 
 
-def test_readme_has_examples():
+def test_the_readme_has_examples():
     assert len(blocks((ROOT / 'README.md').read_text(encoding='utf-8'))) >= 2
 
 
-def test_readme_as_pasted(tmp_path):
+def test_the_readme_runs_as_pasted(tmp_path):
     "The Python blocks of README.md, one after the other; that each knows its names is asked below"
     code = '\n'.join(blocks((ROOT / 'README.md').read_text(encoding='utf-8')))
     code = shorter(code, ('steps=100, warmup=10', 'steps=10, warmup=2'), ('assert after < 0.75 * before\n', ''))
@@ -94,7 +94,7 @@ def test_examples_show_their_imports(path):
     assert texts and not [n for t in texts for n in unknown(t)]
 
 
-def test_examples_show_their_imports_sees():
+def test_an_example_without_its_imports_is_seen():
     assert unknown('from math import *\nx = pi\nclass A:\n    y = 1\n    def f(self): return y2 + x\nprint(z)') == [
         'y2',
         'z',
@@ -102,7 +102,7 @@ def test_examples_show_their_imports_sees():
     assert unknown('def f(a): return [a*b for b in range(a)]\nf(2)') == []
 
 
-def test_tutorial_as_pasted(tmp_path):
+def test_the_tutorial_on_own_data_runs_as_pasted(tmp_path):
     "A tutorial in one paste: photos of one's own, from a table to captions"
     code = '\n'.join(visible(json.loads((ROOT / 'nbs' / 'tutorials' / 'own_data.ipynb').read_text(encoding='utf-8'))))
     fall = "learned('own photos: fall of the held-out loss after the first pass', losses[0] - losses[-1], 0.5)\n"

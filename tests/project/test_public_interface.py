@@ -132,7 +132,7 @@ def test_quoted_types_are_names():
     assert not odd
 
 
-def test_import_needs_no_torch():
+def test_importing_vlrep_imports_no_torch():
     code = "import sys, vlrep; print([m for m in ('torch', 'numpy', 'fastai') if m in sys.modules])"
     got = subprocess.run(
         [sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': str(ROOT)}
@@ -146,7 +146,7 @@ def test_types_are_shipped():
     ).read_text(encoding='utf-8')
 
 
-def test_all_brings_every_public_name():
+def test_vlrep_all_has_every_public_name():
     import importlib
     import pkgutil
 

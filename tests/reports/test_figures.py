@@ -63,7 +63,7 @@ def fonts(monkeypatch):
 
 @pytest.mark.parametrize('text', ODD)
 @pytest.mark.parametrize('name', FIGURES)
-def test_figures_of_odd_names(name, text, fonts):
+def test_figures_of_odd_names_are_drawn_without_a_flood_of_warnings(name, text, fonts):
     "No formula, no flood: at most one warning, which says what to install"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')

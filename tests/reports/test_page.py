@@ -93,7 +93,7 @@ def test_pictures_of_a_page_are_part_of_it(tmp_path):
                 write_report(put(tmp_path / 'run', d))
 
 
-def test_page_of_many_runs():
+def test_a_page_shows_more_runs_than_there_are_colours():
     "More runs than colours: every one of them is on the page"
     files = facts('a run')
     info = files['recipe.json']

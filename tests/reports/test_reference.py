@@ -113,12 +113,12 @@ def test_a_fresh_seed_is_as_usual(tmp_path):
     assert got['kind'] == 'within' and 'the range of 5 runs' in got['text'], got
 
 
-def test_rates_that_are_ten_times_too_high(tmp_path):
+def test_rates_ten_times_too_high_are_unusual(tmp_path):
     got = verdict(tmp_path, 15, times=10)
     assert got['kind'] == 'above' and 'training' in got['text'], got
 
 
-def test_a_label_shift_that_gives_the_answer_away(tmp_path, monkeypatch):
+def test_a_label_shift_that_gives_the_answer_away_is_unusual(tmp_path, monkeypatch):
     "Each target is the token that was just read"
     answer = CaptioningModel.answer
     monkeypatch.setattr(CaptioningModel, 'answer', lambda self, x, target, *a: answer(self, x, target.roll(1), *a))

@@ -70,7 +70,7 @@ def test_text_arrives_as_it_was():
         assert not any(re.search('&(lt|amp|#34|#39|quot);', s) for s in read.said)
 
 
-def test_page_text_is_escaped():
+def test_text_of_a_page_is_escaped():
     page = page_html(NAME, {NAME: NAME, 'table': table_html([{NAME: NAME}], NAME)}, NAME)
     assert '<script' not in page and sum(NAME in s for s in Reader(page).said) == 8  # the title twice
 

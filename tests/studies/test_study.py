@@ -104,7 +104,7 @@ def done(tmp_path_factory):
     return dict(seen, out=out)
 
 
-def test_study_is_complete(done):
+def test_a_finished_study_is_complete(done):
     study, lines = read_study_lines(done['out'])
     kinds = [l['kind'] for l in lines]
     assert {k: kinds.count(k) for k in set(kinds)} == dict(trial=6, choice=2, run=4)
@@ -139,14 +139,14 @@ def test_trials_are_alike_and_on_validation_scenes(done):
     assert '| labels † |' in page and '† labels, trial 2 of round 1: ' in page
 
 
-def test_stopped_study_keeps_what_it_has(done):
+def test_a_stopped_study_keeps_what_it_has(done):
     "After the signal: all trials, both choices, no run yet, and a checkpoint of the first run"
     kinds = [l['kind'] for l in done['after stop']]
     assert kinds.count('trial') == 6 and kinds.count('choice') == 2 and 'run' not in kinds
     assert done['step'] and done['step'][-1] < 12
 
 
-def test_study_goes_on_where_it_was(done):
+def test_a_study_goes_on_where_it_was(done):
     "No trial is trained again, and no run that had ended; a run that had begun goes on"
     assert not [l for l in done['resumed'] if l.startswith('-- ') and l.count('-') > 3]  # -- sets-1-2: a trial
     assert {'sets-0', 'labels-0'} <= set(done['begun'])
@@ -156,7 +156,7 @@ def test_study_goes_on_where_it_was(done):
     assert not [l for l in again if l.startswith('--')] and (done['out'] / 'study.jsonl').read_bytes() == was
 
 
-def test_killed_run_has_the_same_bits(done, tmp_path):
+def test_a_killed_run_of_a_study_has_the_same_bits(done, tmp_path):
     "The run that was stopped, killed and finished is the run that is trained at once"
     study, lines = read_study_lines(done['out'])
     line = next(l for l in lines if l['kind'] == 'run' and (l['arm'], l['seed']) == ('sets', 0))
@@ -177,7 +177,7 @@ def test_killed_run_has_the_same_bits(done, tmp_path):
     assert packed['kind'] == 'run' and isinstance(packed['numbers']['table'][0]['draws'], str)
 
 
-def test_other_facts_are_not_mixed_in(done, capsys):
+def test_lines_of_other_code_are_not_mixed_in(done, capsys):
     "A line of other code stops the study, in one line; with --mix the page says which"
     path = done['out'] / 'study.jsonl'
     was = path.read_bytes()
@@ -252,13 +252,13 @@ def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
         ('steps = 8', 'steps = 6', 'trial 1 of round 1 of sets'),
     ],
 )
-def test_changed_study_is_refused(done, tmp_path, old, new, says, capsys):
+def test_a_changed_study_is_refused(done, tmp_path, old, new, says, capsys):
     assert old in STUDY
     (tmp_path / 's.toml').write_text(STUDY.replace(old, new))
     assert says in refused(capsys, 'study', 'run', tmp_path / 's.toml', '--out', done['out'])
 
 
-def test_another_choice_is_refused(done, capsys):
+def test_another_choice_of_tuning_is_refused(done, capsys):
     "Where more trials, or an edited line, would choose otherwise, runs of the old choice are not mixed with new ones"
     path = done['out'] / 'study.jsonl'
     was = path.read_bytes()
@@ -272,7 +272,7 @@ def test_another_choice_is_refused(done, capsys):
         path.write_bytes(was)
 
 
-def test_more_seeds_keep_what_is_there(done, tmp_path):
+def test_more_seeds_keep_the_runs_that_are_there(done, tmp_path):
     (tmp_path / 's.toml').write_text(STUDY.replace('seeds = [0, 1]', 'seeds = [0, 1, 2]'))
     from vlrep.studies.plan import read_toml
 
@@ -285,7 +285,7 @@ def test_more_seeds_keep_what_is_there(done, tmp_path):
         (done['out'] / 'study.jsonl').write_bytes(keep)
 
 
-def test_plan_counts_what_the_study_did(done):
+def test_the_plan_counts_what_the_study_did(done):
     study, lines = read_study_lines(done['out'])
     told = plan_study(study, done['out'] / 'runs', log=str)
     assert (
@@ -445,7 +445,7 @@ def test_sources_are_pretrained_once_and_fine_tuned(tuned):
     assert '## Tasks, the body frozen' in page and '| visualbert | none | vb-none |' in page
 
 
-def test_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
+def test_a_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
     "It was stopped before the last of four steps, and goes on; what was there before is not trained again"
     assert tuned['stopped'] and tuned['stopped'][-1] < 4
     assert next(l for l in tuned['again'] if l.startswith('-- ')) == '-- vb-none-0-mm_imdb-full'
@@ -475,7 +475,7 @@ def test_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
     assert not [l for l in again if l.startswith('--')] and (tuned['out'] / 'study.jsonl').read_bytes() == was
 
 
-def test_diverged_fine_tuning_says_so(tuned, tmp_path, monkeypatch):
+def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
     "The study goes on without it; its contrast is not run, and the page says why"
     out = tmp_path / 'out'
     shutil.copytree(tuned['out'], out)
@@ -502,7 +502,7 @@ def test_diverged_fine_tuning_says_so(tuned, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('seed', [0, 1])
-def test_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
+def test_a_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
     """Trials read what the writer of the first seed wrote: without it the arm is not tuned, and no seed is run
 
     The rest is judged
@@ -541,20 +541,20 @@ def test_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
         ('steps   = 2\nchanges', 'steps   = 3\nchanges', 'plan steps: was 2'),
     ],
 )
-def test_changed_fine_tuning_is_refused(tuned, tmp_path, old, new, says, capsys):
+def test_a_changed_fine_tuning_is_refused(tuned, tmp_path, old, new, says, capsys):
     text = tuned['file'].read_text()
     assert text.count(old) == 1
     (tmp_path / 's.toml').write_text(text.replace(old, new))
     assert says in refused(capsys, 'study', 'run', tmp_path / 's.toml', '--out', tuned['out'], '--quick')
 
 
-def test_plan_counts_fine_tunings(tuned):
+def test_the_plan_counts_fine_tunings(tuned):
     study, _ = read_study_lines(tuned['out'])
     told = plan_study(study, tuned['out'], log=str)
     assert [told[k] for k in ('runs', 'trials', 'tasks', 'task_trials')] == [6, 4, 8, 8] and told['hours'] > 0
 
 
-def test_nothing_to_try_out_of_no_steps(capsys):
+def test_a_dry_run_of_no_steps_is_refused(capsys):
     said = refused(capsys, 'pretrain', '--method', 'visualbert', '--steps', '0', '--dry-run')
     assert said == 'vlrep pretrain: --dry-run: steps=0 trains nothing, so there is nothing to try out\n'
 
@@ -590,7 +590,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize('old,new,says', MISTAKES, ids=[m[2][:40] for m in MISTAKES])
-def test_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, says):
+def test_a_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, says):
     assert old in STUDY
     (tmp_path / 's.toml').write_text(STUDY.replace(old, new, 1))
     err = refused(capsys, 'study', 'plan', tmp_path / 's.toml')
@@ -608,7 +608,7 @@ def test_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, say
         (('plan', 'nowhere.toml'), 'nowhere.toml: no such file'),
     ],
 )
-def test_mistyped_words(capsys, words, says):
+def test_mistyped_words_are_refused(capsys, words, says):
     assert says in refused(capsys, 'study', *words)
 
 
@@ -640,7 +640,7 @@ def seen(each, s_scene=0.0):
         (1.5, 0.6, 0, 1, 'not resolved (± 0.6)'),
     ],
 )
-def test_verdicts(diff, half, sign, margin, want):
+def test_verdicts_are_those_of_the_interval(diff, half, sign, margin, want):
     assert study_verdict(diff, half, sign, margin) == want
 
 
@@ -654,18 +654,18 @@ def test_verdicts(diff, half, sign, margin, want):
         ([], []),
     ],
 )
-def test_holm_by_hand(p, want):
+def test_holm_correction_is_that_worked_out_by_hand(p, want):
     assert holm(p) == pytest.approx(want)
 
 
-def test_p_values_by_hand():
+def test_p_values_are_those_worked_out_by_hand():
     "Two seeds, 1 and 3: t = 2 with one degree of freedom; agreeing seeds: the normal tail at two deviations is 2.275 %"
     assert p_value(seen([1, 3])) == pytest.approx(1 - 2 / math.pi * math.atan(2))
     assert p_value(seen([2, 2, 2], 1.0)) == pytest.approx(0.0455, abs=1e-4)
     assert p_value(seen([-1, 1])) == 1 and p_value(seen([3, 3])) == 0
 
 
-def test_two_one_sided_tests_by_hand():
+def test_two_one_sided_tests_are_those_worked_out_by_hand():
     """A tie within 2: two seeds, 0 and 2, have the mean 1 and the standard error 1: the nearer edge is t = 1 away
 
     With one degree of freedom each tail is 1/4, and each of the two tests is at 2.5 %. A mean of 3 is as far outside
@@ -676,7 +676,7 @@ def test_two_one_sided_tests_by_hand():
     assert p_value(seen([2, 2]), 2.0) == 1 and p_value(seen([1, 1]), 2.0) == 0
 
 
-def test_seeds_that_a_difference_needs():
+def test_the_seeds_that_a_difference_needs_are_counted():
     "Spread 1, size 1: 2.571/sqrt(6) = 1.05 is too wide, 2.447/sqrt(7) = 0.92 is not; scenes of 0.2 make 1.005 of it"
     assert needed_seeds(seen([-1, 0, 1]), 1.0) == 7
     assert needed_seeds(seen([-1, 0, 1], 0.2), 1.0) == 8
@@ -689,7 +689,7 @@ FILES = sorted((ROOT / 'data' / 'studies').glob('*.toml'))
 
 
 @pytest.mark.parametrize('file', FILES, ids=lambda p: p.stem)
-def test_committed_study_is_ready_to_run(file):
+def test_every_committed_study_is_ready_to_run(file):
     study = read_study(file)
     assert study.name == file.stem and study.contrasts and len(study.seeds) >= 3
     assert study.tune or 'Nothing is tuned here' in file.read_text(encoding='utf-8')

@@ -165,7 +165,7 @@ def said(tmp_path, capsys, text, *more):
 
 
 @pytest.mark.parametrize('old,new,says', BAD, ids=[f'{i}-{b[2][:40]}' for i, b in enumerate(BAD)])
-def test_bad_file_is_one_line(tmp_path, capsys, old, new, says):
+def test_a_bad_study_file_is_one_line(tmp_path, capsys, old, new, says):
     assert old in STUDY
     assert says in said(tmp_path, capsys, STUDY.replace(old, new, 1))
 
@@ -185,7 +185,7 @@ BAD_TASKS = [
 
 
 @pytest.mark.parametrize('old,new,says', BAD_TASKS, ids=[b[2][:40] for b in BAD_TASKS])
-def test_bad_fine_tuning_is_one_line(tmp_path, capsys, old, new, says):
+def test_a_bad_fine_tuning_is_one_line(tmp_path, capsys, old, new, says):
     assert old in TASKS
     assert says in said(tmp_path, capsys, TASKS.replace(old, new, 1))
 
@@ -207,12 +207,12 @@ BAD_QUICK = [
 
 
 @pytest.mark.parametrize('old,new,says', BAD_QUICK, ids=[b[2][:40] for b in BAD_QUICK])
-def test_bad_quick_is_one_line(tmp_path, capsys, old, new, says):
+def test_a_bad_quick_table_is_one_line(tmp_path, capsys, old, new, says):
     assert old in TASKS
     assert says in said(tmp_path, capsys, TASKS.replace(old, new, 1), '--quick')
 
 
-def test_bad_bytes_are_one_line(tmp_path, capsys):
+def test_a_file_of_bad_bytes_is_one_line(tmp_path, capsys):
     (tmp_path / 's.toml').write_bytes(b"name = '\xff'")
     assert 'not UTF-8 text' in refused(capsys, 'study', 'plan', tmp_path / 's.toml')
     assert 'no such file' in refused(capsys, 'study', 'plan', tmp_path)

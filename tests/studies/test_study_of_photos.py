@@ -104,7 +104,7 @@ def done(photos, tmp_path_factory):
     return tmp
 
 
-def test_photos_are_judged(done):
+def test_a_study_of_photos_is_judged(done):
     "Both evaluations, every seed: the redraws are those of the same test photos, and every contrast has a verdict"
     study, lines = read_study_lines(done / 'out')
     runs = [l for l in lines if l['kind'] == 'run']
@@ -133,7 +133,7 @@ def test_lines_know_which_photos_they_saw(done, photos):
     assert 'root' not in first['table']['data']
 
 
-def test_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, capsys):
+def test_a_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, capsys):
     said = []
     was = (done / 'out' / 'study.jsonl').read_bytes()
     run_study(done / 's.toml', done / 'out', log=said.append, root=photos)
@@ -145,7 +145,7 @@ def test_finished_study_of_photos_is_not_repeated(done, photos, tmp_path, capsys
     assert load(done / 'out' / 'runs' / 'soft-0').info['root'] == str(photos.resolve())
 
 
-def test_page_needs_no_photos(done, tmp_path):
+def test_the_page_needs_no_photos(done, tmp_path):
     "Committed results are read and judged where no photos are; the table of signs finds them by their data"
     for f in ('studies', 'results'):
         (tmp_path / f).mkdir()
@@ -158,7 +158,7 @@ def test_page_needs_no_photos(done, tmp_path):
     assert '±' in row['photos'] and row['verdict on photos']
 
 
-def test_plan_of_photos(done, photos, capsys):
+def test_a_plan_is_timed_on_the_photos(done, photos, capsys):
     "Timed on the photos; without them one line says where to write it"
     assert plan_study(read_study(done / 's.toml'), done / 'out' / 'runs', log=str, root=photos)['runs'] == 4
     main(['study', 'plan', str(done / 's.toml'), '--root', str(photos)])
@@ -167,7 +167,7 @@ def test_plan_of_photos(done, photos, capsys):
     assert '--root nowhere: no such file' in refused(capsys, 'study', 'plan', done / 's.toml', '--root', 'nowhere')
 
 
-def test_root_in_the_file(photos, tmp_path, capsys):
+def test_the_study_file_may_name_the_root(photos, tmp_path, capsys):
     (tmp_path / 's.toml').write_text(STUDY.replace("name = 'flickr8k'", f"name = 'flickr8k'\nroot = '{photos}'"))
     assert read_study(tmp_path / 's.toml').root == str(photos)
     main(['study', 'plan', str(tmp_path / 's.toml')])
@@ -195,7 +195,7 @@ def test_root_in_the_file(photos, tmp_path, capsys):
         ('test = 0.2', 'test = 0.5', 'data: train=0.6, valid=0.2, test=0.5: parts of the whole'),
     ],
 )
-def test_mistakes_about_photos(tmp_path, capsys, photos, old, new, says):
+def test_mistakes_about_photos_are_one_line(tmp_path, capsys, photos, old, new, says):
     assert old in STUDY
     (tmp_path / 's.toml').write_text(STUDY.replace(old, new, 1))
     err = refused(capsys, 'study', 'plan', tmp_path / 's.toml', '--root', photos)
@@ -264,7 +264,7 @@ TUNED = "\n[tune]\nsteps = 4\nscore = 'held_loss'\ngrid = [{cnn_lr = 0.2}]\n"
 
 
 @pytest.mark.parametrize('tuned', ['', TUNED], ids=['plain', 'tuned'])
-def test_damaged_photos_are_limited(photos, tmp_path, capsys, tuned):
+def test_damaged_photos_of_a_study_are_limited(photos, tmp_path, capsys, tuned):
     "Missing photos stop a study; `max_damaged` of [data] lets runs, trials and evaluations pass, in the same folder"
     root = tmp_path / 'photos'
     file = tmp_path / 's.toml'
@@ -294,7 +294,7 @@ def test_damaged_photos_are_limited(photos, tmp_path, capsys, tuned):
 LIMITED = 'pretrain', 'finetune', 'evaluate', 'open_splits', 'train_on', 'dry_run'  # They read data, up to a limit
 
 
-def test_all_that_a_study_starts_has_its_limit():
+def test_all_that_a_study_starts_has_its_limit_of_damage():
     "Every call that reads data is given `max_damaged`, in runs that are resumed and in estimates of the cost, too"
     calls = [
         (file.name, call)

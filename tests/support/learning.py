@@ -1,6 +1,6 @@
 """What each method must learn in a tiny training
 
-`test_contract.py` asks it once, `make robust` with other seeds, precisions, threads and instruction sets.
+`methods/test_contract.py` asks it once, `make robust` with other seeds, precisions, threads and instruction sets.
 """
 
 import dataclasses

@@ -34,12 +34,12 @@ FOUND = (p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not 
 NOTEBOOKS = sorted(p for p in FOUND if has_such_cells(p))
 
 
-def test_there_are_some():
+def test_there_are_notebooks_with_cells_of_several_processes():
     assert {'05_distributed', '30_learner'} <= {p.stem for p in NOTEBOOKS}
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
-def test_cells_of_several_processes(path):
+def test_cells_of_several_processes_pass(path):
     env = dict(os.environ, OMP_NUM_THREADS='1', CUDA_VISIBLE_DEVICES='')
     done = forked.run(CODE, [path, ROOT], ROOT / 'nbs', env)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
@@ -140,7 +140,7 @@ def test_averaged_weights_are_those_of_all(pair):
         assert first == second, name
 
 
-def test_batchnorm_per_rank_is_the_exception(pair):
+def test_only_batchnorm_per_rank_differs_from_one_process(pair):
     got = pair['virtex, BatchNorm per rank']
     assert got['first'] > 0.05 and abs(got['one'][0] - got['two'][0]) > 1e-4
     assert pair['virtex']['first'] < 0.001 * got['first']
@@ -245,7 +245,7 @@ def fault(tmp_path_factory):
     return run_ranks(cwd, faults(cwd)), cwd
 
 
-def test_every_process_ends_well(fault):
+def test_every_process_ends_with_code_0(fault):
     "The main process alone writes, prints and measures; the others leave with 0 when they have trained"
     got, cwd = fault
     assert codes(got['whole']) == [0, 0] and load(cwd / 'whole').info['world_size'] == 2
@@ -291,7 +291,7 @@ def test_resume_of_a_queue_is_exact(fault):
     assert int(b.weights('last')['queue.steps']) == 12 and (held >= 0).all() and len(held) == 60
 
 
-def test_another_number_of_processes(fault):
+def test_resume_with_another_number_of_processes_is_refused_unless_inexact(fault):
     got, cwd = fault
     assert codes(got['alone']) == [2] and codes(got['inexact']) == [143]
     assert 'would not be the same run (world_size: was 2, now 1)' in last(got['alone'][0])
@@ -300,45 +300,45 @@ def test_another_number_of_processes(fault):
     assert load(cwd / 'copy').info['world_size'] == 1 and 'no longer' not in got['resumed'][0]['out']
 
 
-def test_signal_to_one_rank_stops_all(fault):
+def test_a_signal_to_one_rank_stops_all(fault):
     got, cwd = fault
     assert codes(got['told']) == [143, 143] and max(r['seconds'] for r in got['told']) < 10
     assert last(got['told'][0]) == last(got['told'][1])
     assert f'after step {load(cwd / "told").saved()[-1]};' in last(got['told'][0])
 
 
-def test_port_taken(fault):
+def test_a_taken_port_is_named(fault):
     (only,) = fault[0]['port']
     assert only['code'] == 2 and 'another program has this port; torchrun --standalone finds a free one' in last(only)
 
 
-def test_recipes_are_compared(fault):
+def test_ranks_with_different_recipes_are_refused(fault):
     got, cwd = fault
     assert codes(got['recipe']) == [2, 2] and not (cwd / 'recipe').exists()
     for r in got['recipe']:
         assert 'rank 1 would train another run (lr 0.5 in rank 0 and 0.1 in rank 1)' in last(r)
 
 
-def test_fewer_images_than_processes(fault):
+def test_fewer_images_than_processes_are_refused(fault):
     got, cwd = fault
     assert codes(got['small']) == [2] * 5 and not (cwd / 'small').exists()
     assert all('4 images cannot be shared by 5 processes' in last(r) for r in got['small'])
 
 
-def test_slow_rank_is_named(fault):
+def test_a_slow_rank_is_named(fault):
     got, _ = fault
     assert last(got['slow'][0]) == 'vlrep pretrain: rank 1 did not answer for 2 s'
     assert codes(got['slow']) == [1, 1] and last(got['slow'][1]).startswith('vlrep pretrain: rank 0')
 
 
-def test_exception_in_one_rank_stops_all(fault):
+def test_an_exception_in_one_rank_stops_all(fault):
     one, two = fault[0]['broken']
     assert (one['code'], two['code']) == (1, 2) and 'img-17 is a map of the moon' in last(two)
     assert 'rank 1 failed: ValueError: ' in last(one) and 'img-17 is a map of the moon' in last(one)
     assert abs(one['seconds'] - two['seconds']) < 10
 
 
-def test_disk_full_on_the_main_process(fault):
+def test_a_full_disk_on_the_main_process_stops_all(fault):
     one, two = fault[0]['full']
     assert (one['code'], two['code']) == (1, 1) and 'No space left on device' in last(one)
     assert 'rank 0 failed: OSError: ' in last(two) and 'No space left on device' in last(two)

@@ -1,7 +1,7 @@
 """What goes wrong on the way, done on purpose: each test injects one fault and checks what was promised
 
-Faults of images and captions are tested with the readers (notebooks 03, 22 to 29), stops and kills in test_resume.py,
-padding and order in test_invariance.py.
+Faults of images and captions are tested with their readers (tests/datasets and the notebooks of nbs/datasets), stops
+and kills in test_resume.py, padding and order in methods/test_invariance.py.
 """
 
 import errno
@@ -58,10 +58,10 @@ def whole(whole_run, source):
     return train(whole_run, source)
 
 
-# E1 a process is killed while it writes a checkpoint
+# ---------------------------------------------------------------- a process is killed while it writes a checkpoint
 
 
-def test_killed_in_mid_write(run, source, whole, monkeypatch):
+def test_a_kill_in_mid_write_leaves_the_last_checkpoint(run, source, whole, monkeypatch):
     save = torch.save
 
     def dying(obj, to, **kw):
@@ -82,10 +82,10 @@ def test_killed_in_mid_write(run, source, whole, monkeypatch):
     assert not [p for p in run.rglob('.*.tmp')]
 
 
-# E2 a checkpoint cannot be written: full disk, read-only place, no permission
+# ---------------------------------------------------------------- a checkpoint cannot be written
 
 
-def test_full_disk(run, source, whole):
+def test_a_full_disk_leaves_old_checkpoints_and_can_be_saved_later(run, source, whole):
     "Loud; old checkpoints stand; what is in memory can be trained on and saved once there is room"
 
     def work():
@@ -106,7 +106,7 @@ def test_full_disk(run, source, whole):
     assert in_child(work) == 0
 
 
-def test_full_disk_at_the_shell(tmp_path):
+def test_a_full_disk_at_the_shell_is_one_line(tmp_path):
     "One line, exit code 1, and the folder can be taken up"
     code = 'import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (102_400, 102_400))'  # `ulimit -f 100`
     p = Program(
@@ -119,7 +119,7 @@ def test_full_disk_at_the_shell(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can become somebody else')
-def test_no_permission(run):
+def test_a_folder_without_permission_is_one_line(run):
     "Root may write anywhere, so somebody else tries"
     with tempfile.TemporaryDirectory() as d:
         os.chmod(d, 0o755)
@@ -138,12 +138,12 @@ def test_no_permission(run):
         assert in_child(work) == 0
 
 
-def test_read_only_place(capsys):
+def test_a_read_only_place_is_refused(capsys):
     err = refused(capsys, 'pretrain', '--out', '/proc/vlrep/run', '--method', 'tags', *sets(FOUR_STEPS))
     assert '/proc/vlrep/run: cannot write there' in err
 
 
-# E6, E7, E8 damaged, foreign and hostile checkpoints
+# ---------------------------------------------------------------- damaged, foreign and hostile checkpoints
 
 
 def without(key):
@@ -195,7 +195,7 @@ HARM = {
 
 
 @pytest.mark.parametrize('what', HARM)
-def test_damaged_checkpoint(run, source, tmp_path, what):
+def test_a_damaged_checkpoint_is_refused_by_name(run, source, tmp_path, what):
     "Path and reason, and never another checkpoint instead"
     harm, says = HARM[what]
     Evil.mark = tmp_path / 'owned'
@@ -214,7 +214,7 @@ def test_damaged_checkpoint(run, source, tmp_path, what):
             assert '[6]' in str(e.value)
 
 
-def test_another_models_checkpoint(run, source, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(run, source, tmp_path):
     train(tmp_path / 'tags', source, 9, method='tags')
     shutil.rmtree(run / 'steps/000009')
     shutil.copytree(tmp_path / 'tags/steps/000009', run / 'steps/000009')
@@ -222,7 +222,7 @@ def test_another_models_checkpoint(run, source, tmp_path):
         resume(make(r, source), r)
 
 
-# E13 broken numbers
+# ---------------------------------------------------------------- broken numbers
 
 
 class Break(Callback):
@@ -294,7 +294,7 @@ def test_many_broken_steps_end_the_run(tmp_path, source):
         )
 
 
-def test_broken_steps_resume(tmp_path, source):
+def test_left_out_steps_are_counted_over_a_stop(tmp_path, source):
     "Left out before and after a stop: the same bits, the same count"
 
     def go(path, stops):
@@ -364,10 +364,10 @@ def test_damaged_images_are_remembered_over_a_stop(tmp_path, source):
         assert new.dls.train.damaged == {5: 'cannot be read'}
 
 
-# E14 a process that reads images is killed (a hanging one: notebook 27)
+# ---------------------------------------------------------------- a process that reads images is killed
 
 
-def test_reader_is_killed(tmp_path):
+def test_a_killed_reader_is_one_line_and_the_run_can_go_on(tmp_path):
     "One line, exit code 1, the last checkpoint stands, and the run can go on"
     out = tmp_path / 'run'
     p = program(
@@ -415,10 +415,10 @@ def test_lost_connections_of_a_worker_are_not_printed(capfd):
     assert in_child(work) == 0 and capfd.readouterr().err.splitlines() == ['ValueError: odd']
 
 
-# E17 two runs in one folder
+# ---------------------------------------------------------------- two runs in one folder
 
 
-def test_two_runs_in_one_folder(tmp_path, capsys):
+def test_two_runs_in_one_folder_are_refused(tmp_path, capsys):
     out = tmp_path / 'run'
     p = program(['pretrain', '--out', out, '--method', 'tags', *sets([*FOUR_STEPS, 'steps=100000'])], tmp_path)
     try:
@@ -436,10 +436,10 @@ def test_two_runs_in_one_folder(tmp_path, capsys):
     assert load(out).state()['step'] > 0
 
 
-# E20 logger, clock, memory, strange places
+# ---------------------------------------------------------------- logger, clock, memory, strange places
 
 
-def test_log_cannot_be_written(tmp_path, source, monkeypatch, whole, whole_run):
+def test_a_log_that_cannot_be_written_is_written_later(tmp_path, source, monkeypatch, whole, whole_run):
     "Training goes on, the rows are kept and written later"
     write = os.write
     fails = [5]
@@ -459,7 +459,7 @@ def test_log_cannot_be_written(tmp_path, source, monkeypatch, whole, whole_run):
     assert rows(tmp_path / 'run') == rows(whole_run) and len(said) == 1 and 'No space left on device' in said[0]
 
 
-def test_clock_jumps(tmp_path, source, monkeypatch):
+def test_a_clock_that_jumps_changes_no_time(tmp_path, source, monkeypatch):
     now = time.time
     monkeypatch.setattr(time, 'time', lambda: now() + 1e6 * math.sin(1e3 * now()))
     l = train(tmp_path / 'run', source)
@@ -467,7 +467,7 @@ def test_clock_jumps(tmp_path, source, monkeypatch):
     assert t == sorted(t) and 0 <= t[0] and t[-1] < 600 and 0 < l.train_state.elapsed < 600
 
 
-def test_out_of_memory(capsys, monkeypatch, tmp_path):
+def test_out_of_memory_advises_smaller_micro_batches_that_work(capsys, monkeypatch, tmp_path):
     "A micro-batch with the same effective batch, and with it the job runs"
     forward = METHODS['tags'].model.forward
 
@@ -483,7 +483,7 @@ def test_out_of_memory(capsys, monkeypatch, tmp_path):
     assert load(out).results()[-1]['numbers']['steps'] == 4
 
 
-def test_strange_places(tmp_path, monkeypatch):
+def test_paths_with_spaces_and_other_alphabets_work(tmp_path, monkeypatch):
     "Spaces, accents and other alphabets in a relative path"
     (tmp_path / 'Läufe und ラン').mkdir()
     monkeypatch.chdir(tmp_path / 'Läufe und ラン')
@@ -494,7 +494,7 @@ def test_strange_places(tmp_path, monkeypatch):
     )
 
 
-def test_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failure_before_the_first_checkpoint_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(METHODS['tags'].model, 'forward', lambda self, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pretrain('tags', changes=FOUR_STEPS, out=tmp_path / 'run', log=quiet)

@@ -71,7 +71,7 @@ def exported(learn):
 
 
 @pytest.mark.parametrize('method', sorted(METHODS))
-def test_predict_and_export(data, tmp_path, photo, method):
+def test_every_method_predicts_and_so_does_its_export(data, tmp_path, photo, method):
     """Every method predicts from a picture and from a batch, and so does its exported learner
 
     The learner itself can go on
@@ -111,7 +111,7 @@ def test_predict_agrees_with_the_run_opened_for_use(learn, photo):
     assert torch.allclose(batch['img'], m.batch([photo])) and same['caption'] == got['caption']
 
 
-def test_predict_refuses(learn):
+def test_predict_refuses_what_it_cannot_read(learn):
     batch = learn.dls.valid.one_batch()[0]
     with pytest.raises(ValueError, match="no 'tok', which CaptioningModel reads"):
         learn.predict({k: v for k, v in batch.items() if k != 'tok'})
@@ -123,7 +123,7 @@ def test_predict_refuses(learn):
         learn.predict(batch, rm_type_tfms=1)
 
 
-def test_exported_learner_says_what_it_cannot(learn):
+def test_an_exported_learner_says_what_it_cannot(learn):
     again = exported(learn)
     for f in (again.validate, again.get_preds, again.show_results, again.summary):
         with pytest.raises(ValueError, match='has no data: give a loader'):
@@ -148,14 +148,14 @@ WORK = dict(
 
 
 @pytest.mark.parametrize('what', WORK)
-def test_methods_that_work(learn, what):
+def test_methods_of_fastai_work(learn, what):
     with redirect_stdout(io.StringIO()):
         WORK[what](learn)
     assert np.isfinite(learn.validate()[0])
 
 
 @pytest.mark.parametrize('what', ['summary', 'show_results', 'get_preds'])
-def test_methods_that_work_with_a_queue(data, tmp_path, what):
+def test_methods_of_fastai_work_with_a_queue(data, tmp_path, what):
     "Validation begins with the keys of the images that are validated; `summary` has batches without a second part"
     learn = made(data, tmp_path, 'mct')
     with redirect_stdout(io.StringIO()):
@@ -163,7 +163,7 @@ def test_methods_that_work_with_a_queue(data, tmp_path, what):
     assert np.isfinite(learn.validate()[0])
 
 
-def test_save_and_load(data, tmp_path):
+def test_a_learner_loads_what_another_saved(data, tmp_path):
     one = made(data, tmp_path)
     two = made(data, tmp_path)
     with redirect_stdout(io.StringIO()):
@@ -173,7 +173,7 @@ def test_save_and_load(data, tmp_path):
     assert one.validate()[0] == two.validate()[0]
 
 
-def test_freeze(learn):
+def test_freeze_fixes_weights_and_unfreeze_releases_them(learn):
     learn.freeze()
     fixed = [p for p in learn.model.parameters() if not p.requires_grad]
     old = [p.clone() for p in fixed]
@@ -196,7 +196,7 @@ REFUSED = dict(
 
 
 @pytest.mark.parametrize('what', REFUSED)
-def test_methods_that_refuse(learn, what):
+def test_methods_of_fastai_that_cannot_work_say_so(learn, what):
     f, error, reason = REFUSED[what]
     with pytest.raises(error, match=reason):
         f(learn)
@@ -206,7 +206,7 @@ def test_methods_that_refuse(learn, what):
 
 
 @pytest.mark.parametrize('method', sorted(METHODS))
-def test_models_in_double(data, tmp_path, method):
+def test_every_model_trains_in_double_precision(data, tmp_path, method):
     "A model in double precision trains in it: loss near that in single precision, every gradient double"
     learn = made(data, tmp_path, method)
     batch = learn.dls.valid.one_batch()[0]

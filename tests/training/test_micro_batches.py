@@ -127,7 +127,7 @@ def far(a, b):
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_parts_are_the_whole(name, data):
+def test_gradients_of_micro_batches_are_those_of_the_batch(name, data):
     "Gradients and loss of a batch in 1, 2, 3 and 5 parts; uncounted, those of 3 parts are others"
     whole, loss = in_parts(name, data, 1)
     size = max(float(g.abs().max()) for g in whole.grads.values())
@@ -151,7 +151,7 @@ class Held(BaseCallback):
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_held_out_loss_is_of_all(name, data):
+def test_the_held_out_loss_is_that_of_all_samples(name, data):
     "The weighted sum of each term's total over its count, of all batches; no mean over batches"
     held = Held()
     learn = fresh(name, data, bs=16, seen=[held])

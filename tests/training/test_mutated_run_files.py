@@ -109,7 +109,7 @@ def places(run):
     return sorted({*there, *MORE} - {'sha256'})
 
 
-def test_facts_of_a_run(whole, tmp_path, capsys):
+def test_facts_of_a_run_with_odd_values_open_or_name_the_file(whole, tmp_path, capsys):
     "Every fact x every odd value, by every command that opens a run"
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -131,7 +131,7 @@ def test_facts_of_a_run(whole, tmp_path, capsys):
     assert not ask(['report', run], capsys)[0] and not ask(['caption', run, whole / 'x.png'], capsys)[0]
 
 
-def test_facts_of_a_fine_tuning(whole, tmp_path, capsys):
+def test_facts_of_a_fine_tuning_with_odd_values_open_or_name_the_file(whole, tmp_path, capsys):
     run = tmp_path / 'tuned'
     shutil.copytree(whole / 'run', run)
     plain = read_json(run / 'recipe.json')
@@ -164,7 +164,7 @@ def with_odd(d, path, odd):
 
 
 @pytest.mark.parametrize('name', ['result.jsonl', 'samples.json'])
-def test_results_and_samples(whole, name, tmp_path, capsys):
+def test_results_and_samples_with_odd_values_are_shown_or_name_the_file(whole, name, tmp_path, capsys):
     "Every field in them, by the page of a run, of several, and the times that a study is planned with"
     run = tmp_path / 'run'
     other = tmp_path / 'other'
@@ -217,7 +217,7 @@ FILES = (
 
 
 @pytest.mark.parametrize('name', FILES)
-def test_whole_files(whole, name, tmp_path, capsys):
+def test_damaged_files_of_a_run_are_named(whole, name, tmp_path, capsys):
     "Nested too deeply, empty, cut off, of another type, of bytes that are no text"
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -300,7 +300,7 @@ LINES = [
 ONE_TRIAL = STUDY.replace('{cnn_lr = 0.2}, ', '').replace('{cnn_lr = 0.5}, ', '').replace('rounds = 2', 'rounds = 1')
 
 
-def test_lines_of_a_study(tmp_path, capsys):
+def test_lines_of_a_study_with_odd_values_are_shown_or_name_the_file(tmp_path, capsys):
     "Each field with three of the odd values in turn: the page is made, and the last time the study goes on"
     (tmp_path / 's.toml').write_text(ONE_TRIAL)
     head = dict(kind='study', file='s.toml', table=read_toml(tmp_path / 's.toml'))

@@ -1,7 +1,7 @@
 """A run that is stopped and continued is the run that never stopped: the same losses, the same bits
 
 Within this process every method is stopped after every single batch, in both precisions;
-`test_resume_processes.py` kills real processes.
+`test_resume_killed_processes.py` kills real processes.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def undisturbed(tmp_path_factory, source):
 # After every batch: in mid-epoch, at an epoch's border (6, 12), before the first step of a Lookahead window (5, 10) and
 # within one, at the very end (14)
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
-def test_stop_at_every_step(tmp_path, source, precision, undisturbed):
+def test_a_stop_at_every_step_changes_no_bit(tmp_path, source, precision, undisturbed):
     whole = undisturbed if precision == 'fp32' else None
     whole = check(tmp_path, source, range(1, STEPS + 1), whole, precision=precision)
     assert whole.opt.opt.counter == STEPS % 5 and len(set(whole.curve.seen.values())) == STEPS
@@ -33,21 +33,21 @@ def test_stop_at_every_step(tmp_path, source, precision, undisturbed):
 
 
 @pytest.mark.parametrize('precision', ['fp32', 'bf16'])
-def test_stop_within_an_accumulation_window(tmp_path, source, precision):
+def test_a_stop_within_an_accumulation_window_changes_no_bit(tmp_path, source, precision):
     whole = check(tmp_path, source, [1, 2, 8, 17, 18, 19, 31, 41], precision=precision, accumulate=3)
     assert whole.train_state.batch == 3 * STEPS and whole.train_state.step == STEPS
 
 
-def test_stop_within_validation(tmp_path, source, undisturbed):
+def test_a_stop_within_validation_changes_no_bit(tmp_path, source, undisturbed):
     check(tmp_path, source, [(6, True), (12, True), (14, True)], undisturbed)
 
 
-def test_stop_with_workers(tmp_path, source, undisturbed):
+def test_a_stop_with_workers_changes_no_bit(tmp_path, source, undisturbed):
     "Stopped and continued with 2, compared with 0"
     check(tmp_path, source, [4, 6, 9], undisturbed, workers=2)
 
 
-def test_crash_between_checkpoints(tmp_path, source, undisturbed):
+def test_a_crash_between_checkpoints_cuts_the_log_back(tmp_path, source, undisturbed):
     "The log has gone further than the checkpoint: it is cut back, and the steps are done again"
     at, whole = undisturbed
     with Run.create(tmp_path / 'run', recipe={}, method='m', data='d', seed=3) as r:
@@ -59,7 +59,7 @@ def test_crash_between_checkpoints(tmp_path, source, undisturbed):
     assert rows(tmp_path / 'run') == rows(at)
 
 
-def test_validated_untrained_and_again(tmp_path, source):
+def test_a_run_of_no_steps_has_one_row_after_a_resume(tmp_path, source):
     "A run of no steps that is resumed has its row in the log once"
     for _ in range(2):
         run = (
@@ -76,7 +76,7 @@ def test_validated_untrained_and_again(tmp_path, source):
         assert [r['step'] for r in rows(tmp_path / 'run')] == [0]
 
 
-def test_stop_twice(tmp_path, source, undisturbed):
+def test_two_stops_change_no_bit(tmp_path, source, undisturbed):
     at, whole = undisturbed
     for stop in (3, 4, 12, None):
         l = train(tmp_path / 'often', source, stop)
@@ -85,11 +85,11 @@ def test_stop_twice(tmp_path, source, undisturbed):
 
 
 @pytest.mark.parametrize('method', METHODS)
-def test_every_method(tmp_path, source, method, undisturbed):
+def test_a_stop_changes_no_bit_of_any_method(tmp_path, source, method, undisturbed):
     check(tmp_path, source, [7], undisturbed if method == 'virtex' else None, method=method)
 
 
-def test_state_is_complete(tmp_path, source, undisturbed):
+def test_forgetting_any_state_changes_bits(tmp_path, source, undisturbed):
     "A check that can fail: forget something, and the bits differ"
     whole = everything(undisturbed[1])
 

@@ -57,7 +57,7 @@ def shot(undisturbed, tmp_path_factory):
     return run, got
 
 
-def test_killed_processes(shot, undisturbed):
+def test_a_killed_and_resumed_process_ends_in_the_same_bits(shot, undisturbed):
     run, got = shot
     # kept, like the other options
     assert [c for c, *_ in got] == [143, -9, 130] and load(run).info['save_every'] == 8
@@ -90,7 +90,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize('what', OTHER)
-def test_another_run_is_refused(shot, tmp_path, capsys, what):
+def test_resume_as_another_run_is_refused(shot, tmp_path, capsys, what):
     old = shot[0].parent / 'stopped'
     words, says = OTHER[what]
     now = dict(fp32='bf16', bf16='fp32')[load(old).info['precision']]
@@ -104,7 +104,7 @@ def test_another_run_is_refused(shot, tmp_path, capsys, what):
     )
 
 
-def test_signal_to_every_process(tmp_path):
+def test_a_signal_to_every_process_still_saves_a_checkpoint(tmp_path):
     "What a terminal or a scheduler sends reaches the reading processes, too; the checkpoint is made all the same"
     run = tmp_path / 'run'
     end = time.monotonic() + 120
@@ -139,7 +139,7 @@ def test_signal_to_every_process(tmp_path):
     assert load(run).state()['step'] == int(err.split('after step ')[1].split(';')[0])
 
 
-def test_inexact_on_request(shot, tmp_path):
+def test_resume_as_another_run_is_inexact_on_request(shot, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     lines = []
@@ -150,7 +150,7 @@ def test_inexact_on_request(shot, tmp_path):
     assert load(run).results()[-1]['numbers']['steps'] == 180
 
 
-def test_another_model_is_refused_even_then(shot, tmp_path, capsys):
+def test_an_inexact_resume_as_another_model_is_refused(shot, tmp_path, capsys):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     assert 'the weights of another model' in refused(
@@ -158,7 +158,7 @@ def test_another_model_is_refused_even_then(shot, tmp_path, capsys):
     )
 
 
-def test_earlier_checkpoint(shot, undisturbed, tmp_path, capsys):
+def test_resume_from_an_earlier_checkpoint_is_exact(shot, undisturbed, tmp_path, capsys):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     *early, new = Run(run).saved()
@@ -171,7 +171,7 @@ def test_earlier_checkpoint(shot, undisturbed, tmp_path, capsys):
     assert all(torch.equal(v, w[k]) for k, v in load(run).weights('last').items())
 
 
-def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
+def test_folders_that_cannot_be_resumed_are_refused(shot, undisturbed, tmp_path, capsys):
     assert 'no such run folder' in refused(capsys, 'resume', tmp_path / 'none')
     assert '--out' in refused(capsys, 'resume', shot[0], '--out', tmp_path / 'x')
     assert 'there are last, best and the steps' in refused(
@@ -188,7 +188,7 @@ def test_what_cannot_be_resumed(shot, undisturbed, tmp_path, capsys):
     assert '--save-every -3' in refused(capsys, 'pretrain', '--save-every', -3)
 
 
-def test_changed_by_hand(shot, tmp_path, capsys):
+def test_a_file_changed_by_hand_is_refused(shot, tmp_path, capsys):
     run = tmp_path / 'run'
     shutil.copytree(shot[0].parent / 'stopped', run)
     p = run / 'recipe.json'
@@ -203,7 +203,7 @@ def test_changed_by_hand(shot, tmp_path, capsys):
     assert 'tokenizer.model: damaged' in refused(capsys, 'resume', run)
 
 
-def test_signal_at_the_very_end(tmp_path, monkeypatch):
+def test_a_signal_during_the_last_save_leaves_only_the_evaluation(tmp_path, monkeypatch):
     "It comes while the last checkpoint is written: the run stops all the same, and only the questions are left to do"
     save = Checkpointer.after_epoch
 

@@ -56,7 +56,7 @@ def done(tmp_path_factory):
 
 
 @pytest.mark.parametrize('name,rank', [('first', 0), ('last', 2)])
-def test_one_is_refused(done, name, rank):
+def test_a_rank_that_is_refused_ends_the_others(done, name, rank):
     "By its own words, before all have met: the others end at once, with the reason"
     got, cwd = done
     ranks = got[name]
@@ -68,20 +68,20 @@ def test_one_is_refused(done, name, rank):
     assert max(r['seconds'] for r in ranks) < 15
 
 
-def test_one_does_not_come(done):
+def test_a_rank_that_does_not_come_is_named(done):
     (alone,), (_, nobody) = done[0]['alone'], done[0]['nobody']
     assert alone['code'] == nobody['code'] == 1
     assert last(alone) == 'vlrep pretrain: rank 1 of 2 did not come within 2 s'
     assert 'nobody answers there after 2 s (Connection refused)' in last(nobody) and 'MASTER_PORT=' in last(nobody)
 
 
-def test_wrong_addresses(done):
+def test_wrong_addresses_are_named(done):
     (_, strange), (number,) = done[0]['strange'], done[0]['number']
     assert strange['code'] == 1 and 'MASTER_ADDR=no.invalid' in last(strange) and strange['seconds'] < 20
     assert number['code'] == 2 and 'MASTER_PORT=http: expected a whole number' in last(number)
 
 
-def test_a_batch_for_fewer_processes(done):
+def test_a_batch_smaller_than_the_processes_is_refused(done):
     "Refused before there is a folder, and nobody names anything else"
     got, cwd = done
     assert codes(got['small']) == [2] * 3 and not (cwd / 'e').exists()
@@ -89,7 +89,7 @@ def test_a_batch_for_fewer_processes(done):
         assert r['err'] == 'vlrep pretrain: bs=2: a batch of so many images cannot be shared by 3 processes\n'
 
 
-def test_trained_and_not_evaluated(done):
+def test_a_trained_run_is_evaluated_by_resumed_ranks(done):
     "Taken up eight times: the other ranks leave well, although the main process has nothing to train"
     got, cwd = done
     assert codes(got['trained']) == [0, 0], got['trained']
@@ -98,7 +98,7 @@ def test_trained_and_not_evaluated(done):
     assert not load(cwd / 'run').missing()
 
 
-def test_a_signal_while_waiting(tmp_path):
+def test_a_signal_ends_a_rank_that_waits(tmp_path):
     "For another that does not come"
     env = {**os.environ, 'RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     p = forked.start(['pretrain', *FEW, '--out', tmp_path / 'run'], tmp_path, env)
