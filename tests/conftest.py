@@ -44,6 +44,13 @@ def cache(tmp_path_factory):
     torch.set_num_threads(old[1])
 
 
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    "A cache of this test alone"
+    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
+    return tmp_path / 'cache'
+
+
 @pytest.fixture(scope='module')
 def source():
     "Scenes to train on and to validate on, as any method reads them"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from forked import COMMAND, Program
 from PIL import Image
-from runs import build, facts
+from run_folders import build, facts
 from tools import FOUR_STEPS, refused, sets
 
 from vlrep import cli

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tools import same_tensors
 
 from vlrep.data.collate import caption_tokenizer
 from vlrep.data.regions import RegionReader, RegionStore, RegionWriter
@@ -53,10 +54,6 @@ def captions(scenes, log):
 CACHES = dict(bert=small_bert, classifier=classifier, regions=regions, captions=captions)
 
 
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
 def kept(cache):
     "The files of all caches but that of the world, and of locks"
     return [
@@ -74,14 +71,13 @@ def flipped(path, part):
 
 
 @pytest.mark.parametrize('name', CACHES)
-def test_a_changed_byte_in_a_cache_is_made_anew(name, tmp_path, monkeypatch):
+def test_a_changed_byte_in_a_cache_is_made_anew(name, monkeypatch, own_cache):
     "In each file, at the beginning, in the middle and at the end; one file that is gone; the first result, and a line"
-    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setattr(fusion_collate, '_caption_key', lambda *a: 'key')
     monkeypatch.setattr(fusion_collate, 'resolve', lambda name: lambda run: Writer())
     scenes = world('train', 20, size=32)
     first = CACHES[name](scenes, str)
-    files = kept(tmp_path / 'cache')
+    files = kept(own_cache)
     assert any(p.name == 'index.json' for p in files) and len(files) > 1
     tried = 0
     for path in files:
@@ -91,7 +87,7 @@ def test_a_changed_byte_in_a_cache_is_made_anew(name, tmp_path, monkeypatch):
             else:
                 flipped(path, at)
             said = []
-            assert same(CACHES[name](scenes, said.append), first), (path.name, at)
+            assert same_tensors(CACHES[name](scenes, said.append), first), (path.name, at)
             assert any(path.name in s and 'made anew' in s for s in said), (path.name, at, said)
             tried += 1
         again = []
@@ -132,7 +128,7 @@ def test_a_changed_byte_in_a_store_is_refused(tmp_path):
         for part in np.linspace(0, 1, 40):
             flipped(path, part)
             with pytest.raises(ValueError, match='store') as e:
-                assert same(read_all(tmp_path / 'store'), first)  # padding of the header of features
+                assert same_tensors(read_all(tmp_path / 'store'), first)  # padding of the header of features
                 raise ValueError('the same store')
             held += 'the same' not in str(e.value)
             path.write_bytes(whole)
@@ -142,4 +138,4 @@ def test_a_changed_byte_in_a_store_is_refused(tmp_path):
                 read_all(tmp_path / 'store')
         path.write_bytes(whole)
     assert held > 250, held
-    assert same(read_all(tmp_path / 'store'), first)
+    assert same_tensors(read_all(tmp_path / 'store'), first)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from PIL import Image
-from runs import build, facts, reseal
+from run_folders import build, facts, reseal
 from tools import STUDY, WORLD, refused, sets
 
 import vlrep

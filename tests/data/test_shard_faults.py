@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from mutations import IN_PLACE, SHIFTING, mutations, within
 from PIL import Image
-from runs import in_child
+from run_folders import in_child
 from tools import NET, refused, sets
 
 import vlrep.data.shard_index as shard_index
@@ -575,9 +575,8 @@ def test_parts_are_folders_or_names(tmp_path, capsys):
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch):
+def two(tmp_path, own_cache):
     "Two shards, and a cache of their own for the index"
-    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     return [tar_of(tmp_path / f'{k}.tar', plain(5, 5 * k)) for k in range(2)]
 
 
@@ -797,12 +796,11 @@ def signed(data, draw):
 
 
 @pytest.mark.parametrize('seed', range(3))
-def test_mutated_shards_are_read_or_refused_by_name(tmp_path, monkeypatch, seed):
+def test_mutated_shards_are_read_or_refused_by_name(tmp_path, own_cache, seed):
     """Any bytes: a `ValueError` or a dataset, within seconds
 
     A sample whose own bytes stand where they were has its own caption and its own photo.
     """
-    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     files = plain(6) + [('9.json', b'{"captions": ["a", "b"]}'), ('9.png', picture(9))]
     files += [(f'{"long" * 40}.{e}', d) for e, d in (('jpg', picture(3, 'JPEG')), ('txt', b'a long name'))]
     form = [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT][seed]
@@ -836,5 +834,5 @@ def test_mutated_shards_are_read_or_refused_by_name(tmp_path, monkeypatch, seed)
                 own = slice(begins[i], ends[i])
                 if data[own] == raw[own]:
                     assert (got[i], shown[i]) == (want[i], photos[i]), what
-        shutil.rmtree(tmp_path / 'cache')
+        shutil.rmtree(own_cache)
     assert refusals + opens == 200 and opens > 120

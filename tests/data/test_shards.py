@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import leaving
+from run_folders import leaving
 from tools import both_spellings, refused, sets
 
 import vlrep.data.shards as shards

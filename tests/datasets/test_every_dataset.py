@@ -6,7 +6,7 @@ Every layout of data with every method that can read it, stopped and resumed.
 from dataclasses import replace
 
 import pytest
-from runs import leaving
+from run_folders import leaving
 
 from vlrep.cli import main
 from vlrep.data.shards import write_shards

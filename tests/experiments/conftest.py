@@ -1,5 +1,5 @@
 import pytest
-from runs import TINY, untrained
+from run_folders import TINY, untrained
 
 import vlrep.experiments.commands
 

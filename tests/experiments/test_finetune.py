@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import SCENES, TINY, WRITERS, untrained
+from run_folders import SCENES, TINY, WRITERS, untrained
 from tools import quiet, refused
 
 import vlrep
@@ -40,6 +40,15 @@ PLAN = ['steps=6', 'bs=8', 'every=3', 'warmup=2', 'lr=0.01']
 def tuned(body, tmp_path_factory):
     "The same, fine-tuned on questions, and stopped by nothing"
     return finetune(body, 'vqa', [*PLAN, *SCENES], out=tmp_path_factory.mktemp('runs') / 'vqa', log=quiet)
+
+
+@pytest.fixture
+def scenes_in_vqa(tmp_path):
+    "Four scenes with questions, to train and to validate on, written to `root` in VQA's layout"
+    scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
+    for split in ('train', 'valid'):
+        write_vqa(scenes, tmp_path / 'root', split)
+    return scenes
 
 
 # ---------------------------------------------------------------- a whole job
@@ -163,11 +172,8 @@ def test_resume_as_another_fine_tuning_is_refused(body, tmp_path, change, tuned)
         finetune(tmp_path / 'copy', resume=True, log=quiet, **change)
 
 
-def test_resume_with_changed_questions_is_refused(body, tmp_path):
+def test_resume_with_changed_questions_is_refused(body, scenes_in_vqa, tmp_path):
     "A question that reads otherwise than when the run began"
-    scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
-    for split in ('train', 'valid'):
-        write_vqa(scenes, tmp_path / 'root', split)
     out = finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', log=quiet)
     (out / 'result.jsonl').unlink()
     path = tmp_path / 'root/v2_OpenEnded_mscoco_val2014_questions.json'
@@ -228,10 +234,7 @@ def test_every_task_is_trained_on_its_own_files(body, tmp_path, task):
     assert run.info['finetune']['data'] == task
 
 
-def test_missing_photos_and_answers_are_counted(body, tmp_path):
-    scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
-    for split in ('train', 'valid'):
-        write_vqa(scenes, tmp_path / 'root', split)
+def test_missing_photos_and_answers_are_counted(body, scenes_in_vqa, tmp_path):
     (tmp_path / 'root/train2014/COCO_train2014_000000000002.jpg').unlink()
     said = []
     lost = '1 of 4 images named in .* are missing: COCO_train2014_000000000002.jpg'
@@ -242,20 +245,17 @@ def test_missing_photos_and_answers_are_counted(body, tmp_path):
     assert any(re.search(lost, line) and line.endswith('they are left out') for line in said)
 
 
-def test_unreadable_photos_of_the_validation_set_are_counted_before_training(body, tmp_path):
+def test_unreadable_photos_of_the_validation_set_are_counted_before_training(body, scenes_in_vqa, tmp_path):
     "Their examples are left out and counted before the training, not met after it; --max-damaged limits them"
-    scenes = [world('train', 8, size=48, with_='questions')[i] for i in range(4)]
-    for split in ('train', 'valid'):
-        write_vqa(scenes, tmp_path / 'root', split)
     (tmp_path / 'root/val2014/COCO_val2014_000000000002.jpg').write_bytes(b'no photo')
     with pytest.raises(ValueError, match='1 of 4 images cannot be read, at most 0 may be so'):
         finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', max_damaged=0, log=quiet)
     said = []
     run = finetune(body, 'vqa', PLAN, root=tmp_path / 'root', out=tmp_path / 'out', log=said.append)
-    n = len(scenes[1].questions)
+    n = len(scenes_in_vqa[1].questions)
     assert any(f'{n} of ' in line and 'are about images that cannot be read' in line for line in said), said
     rows = load(run).results()[-1]['numbers']['table']
-    assert max(r['n'] for r in rows) == sum(len(s.questions) for s in scenes) - n
+    assert max(r['n'] for r in rows) == sum(len(s.questions) for s in scenes_in_vqa) - n
 
 
 def test_labels_of_another_data_set_are_refused(body, tmp_path):

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from ranks import codes, last, run_ranks
-from runs import TINY, rows, untrained
+from run_folders import TINY, rows, untrained
 
 from vlrep.training.run_folder import load
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import flip, in_child, rows
+from run_folders import flip, in_child, rows
 from tools import ENV, SIZES, quiet, refused, sets
 
 import vlrep.experiments.commands
@@ -376,15 +376,14 @@ def test_a_full_file_system_is_one_line(tmp_path):
     assert (p.returncode, p.stdout) == (0, 'held\n'), p.stderr
 
 
-def test_scenes_cut_off_while_a_run_reads_them_are_an_error(tmp_path, monkeypatch, whole, quick):
+def test_scenes_cut_off_while_a_run_reads_them_are_an_error(tmp_path, own_cache, whole, quick):
     "An error that names the file, not a signal; the next process draws them anew, and the run goes on"
-    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     run = tmp_path / 'run'
     save = Checkpointer.after_epoch
 
     def cut(self):
         save(self)
-        for p in (tmp_path / 'cache' / 'world').glob('train-0-200-*/images.npy'):
+        for p in (own_cache / 'world').glob('train-0-200-*/images.npy'):
             os.truncate(p, 4096)
 
     def work():

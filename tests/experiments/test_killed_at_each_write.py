@@ -8,7 +8,7 @@ import signal
 
 import torch
 from ranks import JOB
-from runs import SCENES, in_child, rows
+from run_folders import SCENES, in_child, rows
 from tools import quiet
 
 from vlrep.experiments.commands import pretrain

@@ -9,7 +9,7 @@ import shutil
 import forked
 import pytest
 from PIL import Image
-from runs import build
+from run_folders import build
 from tools import NET, PHOTOS, STUDY, refused
 
 import vlrep

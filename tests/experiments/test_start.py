@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from tools import sets, vlrep
+from tools import same_tensors, sets, vlrep
 
 from vlrep.training.run_folder import Run, load
 
@@ -59,10 +59,6 @@ def backbone(run):
 
 def begun(a, b):
     return a.keys() == b.keys() and all(torch.allclose(v, b[k], rtol=0, atol=1e-12) for k, v in a.items())
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
 
 
 @pytest.fixture(scope='module')
@@ -132,7 +128,7 @@ def test_a_resumed_run_needs_no_source_but_to_begin_anew(folder, net):
     shutil.rmtree(source)
     assert 'model.safetensors: no such file' in vlrep(folder, [*resume, '--at', '0'], codes=[2])[0]
     vlrep(folder, [*resume, '--at', '2'])
-    assert same(load(out).weights('last'), whole)
+    assert same_tensors(load(out).weights('last'), whole)
 
 
 def test_wrong_sources_are_refused_in_one_line(folder):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import leaving
+from run_folders import leaving
 from tools import quiet, refused
 from torchvision.models import detection
 

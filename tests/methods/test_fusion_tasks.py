@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from runs import WRITERS
+from run_folders import WRITERS
 from tools import quiet, refused
 
 import vlrep
@@ -365,7 +365,7 @@ def writer(tmp_path_factory):
     )
 
 
-def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch):
+def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch, own_cache):
     "A few images in memory at a time; once for the same weights and images, whatever folder and names they have"
     asked = []
     caption = Pretrained.caption
@@ -376,7 +376,6 @@ def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Pretrained, 'caption', counted)
     monkeypatch.setattr(fusion_collate, '_CAPTIONED', 8)
-    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     images = world('train', 20, size=48)
     first = written_by(writer, images)
     assert asked == [8, 8, 4]
@@ -386,14 +385,13 @@ def test_captions_are_written_in_chunks_and_kept(writer, tmp_path, monkeypatch):
     assert written_by(tmp_path / 'same', images) == first and not asked
     written_by(writer, images.subset([*range(1, 20), 0]))  # as many, and others in each place
     assert asked == [8, 8, 4]
-    for kept in (tmp_path / 'cache' / 'captions').glob('*/captions.json'):
+    for kept in (own_cache / 'captions').glob('*/captions.json'):
         kept.write_text('[')
     assert written_by(writer, images) == first  # a damaged file is written anew
 
 
-def test_captions_of_other_weights_are_written_anew(writer, tmp_path, monkeypatch):
+def test_captions_of_other_weights_are_written_anew(writer, tmp_path, own_cache):
     "Another checkpoint in the same folder"
-    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
     images = world('train', 4, size=48)
     shutil.copytree(writer, tmp_path / 'run')
     written_by(tmp_path / 'run', images)
@@ -401,11 +399,10 @@ def test_captions_of_other_weights_are_written_anew(writer, tmp_path, monkeypatc
     with Run.reopen(tmp_path / 'run') as run:
         run.save('best', moved, dict(step=0))
     written_by(tmp_path / 'run', images)
-    assert len(list((tmp_path / 'cache' / 'captions').glob('*/captions.json'))) == 2
+    assert len(list((own_cache / 'captions').glob('*/captions.json'))) == 2
 
 
-def test_empty_captions_are_counted(writer, tmp_path, monkeypatch):
-    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
+def test_empty_captions_are_counted(writer, monkeypatch, own_cache):
     monkeypatch.setattr(
         Pretrained,
         'caption',

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fastai.callback.core import Callback
-from runs import leaving, rows
+from run_folders import leaving, rows
 from tools import quiet, sets, told
 
 import vlrep

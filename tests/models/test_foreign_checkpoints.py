@@ -6,7 +6,6 @@ Every reader of foreign weights: ResNets, networks of timm and torchvision, VirT
 import argparse
 import collections
 import functools
-import os
 import pickle
 import random
 import struct
@@ -19,6 +18,7 @@ import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
+from tools import needs_clear_refs, peak
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -336,29 +336,7 @@ OPENERS = dict(
 )
 
 
-def peak(do):
-    "Bytes by which a forked process grows, and what it raised as text; a signal is an error"
-    r, w = os.pipe()
-    pid = os.fork()
-    if not pid:
-
-        def status(k):
-            return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(k)) * 1024
-
-        Path('/proc/self/clear_refs').write_text('5')
-        base = status('VmRSS')
-        try:
-            said = f'opened {type(do()).__name__}'
-        except Exception as e:
-            said = f'{type(e).__name__}: {e}'
-        os.write(w, f'{status("VmHWM") - base} {said[:2000]}'.encode())
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    grown, said = os.read(r, 3000).decode().split(' ', 1)
-    return int(grown), said
-
-
-@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='peak memory is read from /proc')
+@needs_clear_refs
 @pytest.mark.parametrize('bomb', BOMBS)
 def test_files_that_unpack_to_more_than_they_are_are_refused(bomb, tmp_path):
     "Refused by every reader with the name of the file, before the memory is taken"

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from runs import facts, picture, put
+from run_folders import facts, picture, put
 
 from vlrep.reports.page import comparison_html, write_comparison, write_report
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from html.parser import HTMLParser
 
 import pytest
-from runs import facts, put
+from run_folders import facts, put
 from tools import ENV, ROOT
 
 from vlrep.reports.figures import page_html, render_macro, render_template, table_html

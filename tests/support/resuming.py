@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastai.callback.core import Callback
-from runs import rows
+from run_folders import rows
 
 from vlrep.data.loader import loaders
 from vlrep.experiments.commands import METHODS

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 from paths import PHOTOS, ROOT
 
 from vlrep.cli import main
@@ -100,6 +101,37 @@ def told(split, n, size=32):
     "Scenes with captions, labels and narratives: what any method may read"
     dataset = world(split, n, size=size, with_='narrative')
     return dataset.with_narratives(narratives_of(dataset))
+
+
+def same_tensors(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def peak(do):
+    "Bytes by which a forked process grows, and what it raised as text; a signal is an error"
+    r, w = os.pipe()
+    pid = os.fork()
+    if not pid:
+
+        def status(k):
+            return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(k)) * 1024
+
+        Path('/proc/self/clear_refs').write_text('5')
+        base = status('VmRSS')
+        try:
+            said = f'opened {type(do()).__name__}'
+        except Exception as e:
+            said = f'{type(e).__name__}: {e}'
+        os.write(w, f'{status("VmHWM") - base} {said[:2000]}'.encode())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    grown, said = os.read(r, 3000).decode().split(' ', 1)
+    return int(grown), said
+
+
+needs_clear_refs = pytest.mark.skipif(
+    not Path('/proc/self/clear_refs').exists(), reason='peak memory is read from /proc'
+)
 
 
 def sets(changes):

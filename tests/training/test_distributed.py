@@ -10,7 +10,7 @@ import forked
 import pytest
 import torch
 from ranks import SIZES, TAGS, codes, free_port, last, run_ranks
-from runs import rows
+from run_folders import rows
 from tools import ENV, ROOT, sets
 
 from vlrep.training.run_folder import load

@@ -24,7 +24,7 @@ from fastai.callback.core import Callback
 from forked import COMMAND, Program
 from forked import start as program
 from resuming import STEPS, Ask, Crash, everything, make, same, train
-from runs import flip, in_child, resign, rows
+from run_folders import flip, in_child, resign, rows
 from tools import FOUR_STEPS, quiet, refused, sets
 
 from vlrep.core.run_facts import read_log

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from PIL import Image
-from runs import build, facts
+from run_folders import build, facts
 from tools import STUDY, refused
 
 from vlrep.cli import main

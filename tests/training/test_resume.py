@@ -7,7 +7,7 @@ Within this process every method is stopped after every single batch, in both pr
 import pytest
 import torch
 from resuming import STEPS, Crash, check, everything, make, same, train
-from runs import rows
+from run_folders import rows
 
 from vlrep.experiments.commands import METHODS
 from vlrep.training.learner import StopAtStep

@@ -8,7 +8,7 @@ import time
 import forked
 import pytest
 import torch
-from runs import rows
+from run_folders import rows
 from tools import NET, SIZES, refused, sets
 
 from vlrep.experiments.commands import pretrain
