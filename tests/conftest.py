@@ -1,6 +1,6 @@
 """Tests run on the CPU with one thread and without a network, the way `make test` runs them
 
-The results record the CPU seconds of each test, its fixtures and its processes; the dearest files begin first.
+The results record the CPU seconds of each test, its fixtures and its processes; the slowest files begin first.
 """
 
 import os
@@ -61,8 +61,8 @@ def source():
 
 # ---------------------------------------------------------------- what a test costs
 
-# files, the dearest first
-DEAR = """
+# files, the slowest first
+SLOWEST = """
 methods/test_contract training/test_distributed datasets/test_every_dataset training/test_resume cli/test_commands
 studies/test_study training/test_resume_killed_processes training/test_faults methods/test_icmlm
 experiments/test_interrupted_saves methods/test_mct
@@ -70,10 +70,11 @@ experiments/test_interrupted_saves methods/test_mct
 
 
 def pytest_collection_modifyitems(items):
-    "A file is the work of one process, so that what its tests share is made once: the dearest ones are not left over"
+    "A file is the work of one process, so that what its tests share is made once: the slowest ones begin"
     tests = Path(__file__).parent
-    dear = {tests / f'{name}.py': i for i, name in enumerate(DEAR)}
-    items.sort(key=lambda item: dear.get(item.path, len(dear)))
+    slow = {tests / f'{name}.py': i for i, name in enumerate(SLOWEST)}
+    assert all(path.is_file() for path in slow), 'SLOWEST names files that are gone'
+    items.sort(key=lambda item: slow.get(item.path, len(slow)))
 
 
 def cpu():
@@ -95,7 +96,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    "The ten dearest tests"
+    "The ten most expensive tests"
     reports = [r for group in terminalreporter.stats.values() for r in group if getattr(r, 'when', '') == 'teardown']
     cost = sorted(((dict(r.user_properties).get('cpu', 0), r.nodeid) for r in reports), reverse=True)
     terminalreporter.section(f'CPU seconds: {sum(c for c, _ in cost):.0f}')
