@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from run_folders import flip, in_child, rows
-from tools import ENV, SIZES, quiet, refused, sets
+from tools import ENV, TWENTY_STEPS, quiet, refused, sets
 
 import vlrep.experiments.commands
 import vlrep.training.run_folder
@@ -32,12 +32,11 @@ from vlrep.training.checkpoint import Checkpointer
 from vlrep.training.run_folder import Run, load
 
 # epochs end, and checkpoints are made, at the steps 13 and 20
-JOB = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=false', 'jitter=.3', 'flip_p=.5']
 FIRST = 13
 
 
 def go(out, **kw):
-    return pretrain('tags', changes=JOB, threads=1, out=out, log=kw.pop('log', quiet), **kw)
+    return pretrain('tags', changes=TWENTY_STEPS, threads=1, out=out, log=kw.pop('log', quiet), **kw)
 
 
 def again(run, **kw):
@@ -122,7 +121,9 @@ def test_after_a_torn_first_save_an_inexact_resume_works(run, quick):
 def test_after_a_torn_first_save_other_options_are_refused(run, capsys):
     "What cannot be done says what can"
     assert f'there is the best one, {run}/best: ask for best' in refused(capsys, 'resume', run, '--at', 7)
-    assert f'or: vlrep resume {run}' in refused(capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(JOB))
+    assert f'or: vlrep resume {run}' in refused(
+        capsys, 'pretrain', '--out', run, '--method', 'tags', *sets(TWENTY_STEPS)
+    )
     assert 'Unrecognized options: --out' in refused(capsys, 'resume', run, '--out', run)
     assert f'there is the best one, {run}/best: ask for best' in refused(
         capsys, 'caption', run, 'x.jpg', '--which', 'last'
@@ -201,7 +202,7 @@ def test_a_torn_tokenizer_is_made_again(tmp_path, monkeypatch, quick):
 
     def work():
         Path.write_bytes = torn
-        pretrain('token_cls', changes=[*JOB, 'vocab=300', 'width=32', 'heads=2'], out=run, log=quiet)
+        pretrain('token_cls', changes=[*TWENTY_STEPS, 'vocab=300', 'width=32', 'heads=2'], out=run, log=quiet)
 
     assert in_child(work) == -signal.SIGKILL and (run / 'tokenizer.model').stat().st_size == 99
     again(run)
@@ -444,7 +445,7 @@ def test_a_path_is_printed_on_a_terminal_that_lacks_its_letters(tmp_path, monkey
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     monkeypatch.setattr(sys, 'stdout', out)
     monkeypatch.setattr(sys, 'stderr', err)
-    main(['pretrain', '--out', str(tmp_path / 'Läufe 😀'), '--method', 'tags', *sets(JOB)])
+    main(['pretrain', '--out', str(tmp_path / 'Läufe 😀'), '--method', 'tags', *sets(TWENTY_STEPS)])
     out.flush()
     monkeypatch.undo()
     assert '\\U0001f600/report.html' in out.buffer.getvalue().decode(encoding) and load(tmp_path / 'Läufe 😀').results()

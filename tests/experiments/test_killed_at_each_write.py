@@ -7,9 +7,8 @@ import os
 import signal
 
 import torch
-from ranks import JOB
 from run_folders import SCENES, in_child, rows
-from tools import quiet
+from tools import TWENTY_STEPS, quiet
 
 from vlrep.experiments.commands import pretrain
 from vlrep.experiments.finetune import finetune
@@ -75,7 +74,7 @@ def test_pretraining_killed_at_any_write_resumes_to_the_same_bits(quick, tmp_pat
     "The same for pretraining"
 
     def begin(out):
-        return pretrain('tags', changes=[*JOB, 'scenes=100', 'steps=4'], threads=1, out=out, log=quiet)
+        return pretrain('tags', changes=[*TWENTY_STEPS, 'scenes=100', 'steps=4'], threads=1, out=out, log=quiet)
 
     whole = begin(tmp_path / 'whole')
     k = 0

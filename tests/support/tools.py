@@ -21,6 +21,7 @@ NET = ['visual_depth=10', 'visual_width=16', 'width=32', 'heads=2', 'bs=16', 'wa
 SIZES = ['scenes=200', 'valid=32', 'probe=80', 'probe_held=60', 'test=60', 'shown=24', 'point=12']
 WORLD = [*SIZES, 'vocab=300', 'size=32', 'steps=20', *NET]
 FOUR_STEPS = [*SIZES, 'size=32', 'steps=4', 'warmup=1', 'bs=16']
+TWENTY_STEPS = [*SIZES, 'size=32', 'steps=20', 'warmup=2', 'bs=16', 'baselines=false', 'jitter=.3', 'flip_p=.5']
 TWO_STEPS = [
     '--threads',
     '1',
