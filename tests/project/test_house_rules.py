@@ -516,6 +516,15 @@ def test_folders_of_tests_are_those_of_the_library():
     assert not list((ROOT / 'tests').glob('test_*.py'))
 
 
+def test_test_files_import_nothing_from_each_other():
+    fail_with(
+        f'{p.name}: {line.strip()}'
+        for p in sorted((ROOT / 'tests').rglob('*.py'))
+        for line in read(p).splitlines()
+        if re.match(r'\s*(from|import) (tests|test_|conftest)', line)
+    )
+
+
 def test_files_named_in_the_readme_of_tests_are_there():
     page = read(ROOT / 'tests' / 'README.md')
     named = re.findall(r'`((?:\w+/)?[\w*]+\.py)`', page)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
+from run_folders import facts as page_facts
 from tools import ROOT
 
 from vlrep.datasets.base import DATASETS
@@ -130,8 +131,6 @@ def test_a_label_shift_that_gives_the_answer_away_is_unusual(tmp_path, monkeypat
 
 
 def test_the_report_shows_the_verdict_and_the_range():
-    from test_foreign import facts as page_facts
-
     files = page_facts()
     c = reference_curve('virtex', 'tiny')['curves']['training']
     info = {**files['recipe.json'], **facts('virtex', 'tiny')}
