@@ -20,11 +20,10 @@ KEPT = ROOT / 'vlrep' / 'reports' / 'baselines' / 'supervised.json'
 
 def trained(recipe, seed, folder):
     "The line of result.jsonl of a run, which is made where it is missing"
-    from vlrep.experiments.pretrain import pretrain
-    from vlrep.experiments.spec import run_spec
-
     from vlrep.core.files import read_json
     from vlrep.experiments.config import get_recipe
+    from vlrep.experiments.pretrain import pretrain
+    from vlrep.experiments.spec import run_spec
 
     usual = get_recipe('tags', 'world')
     changes = [

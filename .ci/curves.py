@@ -34,7 +34,6 @@ def trained(method, recipe, seed, folder):
     "recipe.json, as a dict, and the rows of log.csv of a run, which is made where it is missing"
     from vlrep.experiments.pretrain import pretrain
     from vlrep.experiments.spec import run_spec
-
     from vlrep.training.run_folder import load
 
     name = dict(tiny=True) if recipe == 'tiny' else dict(name=recipe)

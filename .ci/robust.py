@@ -1,7 +1,7 @@
 """Do the checks on learning hold with other seeds, precisions, threads and instruction sets? For `make robust`
 
 A notebook's cells that begin with `#| learns` train something and say with `learned` how far it came. Here they run
-again, each time with other values of `seed` and `precision`; so do the functions of `tests/learning.py`.
+again, each time with other values of `seed` and `precision`; so do the functions of `tests/support/learning.py`.
 Where nothing is trained in a precision that can be chosen (chapters of the course in plain PyTorch), fp32 stands alone.
 A margin of 1 is what `make test` asks for, MARGIN is asked here.
 
@@ -75,12 +75,12 @@ def sources():
     "Name -> notebook or file in which something is learned"
     nbs = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
     books = {p.relative_to(ROOT / 'nbs').with_suffix('').as_posix(): p for p in nbs if any(map(learns, cells(p)))}
-    return books | {n: ROOT / 'tests' / 'learning.py' for n in functions()}
+    return books | {n: ROOT / 'tests' / 'support' / 'learning.py' for n in functions()}
 
 
 def functions():
-    "Names of the public functions of tests/learning.py"
-    p = ROOT / 'tests' / 'learning.py'
+    "Names of the public functions of tests/support/learning.py"
+    p = ROOT / 'tests' / 'support' / 'learning.py'
     return re.findall(r'^def ([a-z]\w*)\(seed, precision\)', p.read_text(encoding='utf-8'), re.M) if p.is_file() else []
 
 
@@ -130,7 +130,7 @@ def notebook_runner(path):
 
 
 def function_runner(name):
-    sys.path.insert(0, str(ROOT / 'tests'))
+    sys.path.insert(0, str(ROOT / 'tests' / 'support'))
     import learning
 
     return getattr(learning, name)

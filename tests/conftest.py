@@ -1,11 +1,12 @@
 """Tests run on the CPU with one thread and without a network, the way `make test` runs them
 
-The results record the CPU seconds of each test, its fixtures and its processes; the dearest files begin first.
+The results record the CPU seconds of each test, its fixtures and its processes; the slowest files begin first.
 """
 
 import os
 import resource
 import socket
+from pathlib import Path
 
 os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', MPLBACKEND='Agg')
 
@@ -43,15 +44,37 @@ def cache(tmp_path_factory):
     torch.set_num_threads(old[1])
 
 
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    "A cache of this test alone"
+    monkeypatch.setenv('VLREP_CACHE', str(tmp_path / 'cache'))
+    return tmp_path / 'cache'
+
+
+@pytest.fixture(scope='module')
+def source():
+    "Scenes to train on and to validate on, as any method reads them"
+    from tools import told
+
+    return told('train', 96), told('valid', 32)
+
+
 # ---------------------------------------------------------------- what a test costs
 
-DEAR = 'contract distributed every_data resume cli study resume_processes faults icmlm interrupted mct'.split()
+# files, the slowest first
+SLOWEST = """
+methods/test_contract training/test_distributed datasets/test_every_dataset training/test_resume cli/test_commands
+studies/test_study training/test_resume_killed_processes training/test_faults methods/test_icmlm
+experiments/test_interrupted_saves methods/test_mct
+""".split()
 
 
 def pytest_collection_modifyitems(items):
-    "A file is the work of one process, so that what its tests share is made once: the dearest ones are not left over"
-    dear = {f'test_{name}': i for i, name in enumerate(DEAR)}
-    items.sort(key=lambda item: dear.get(item.path.stem, len(dear)))
+    "A file is the work of one process, so that what its tests share is made once: the slowest ones begin"
+    tests = Path(__file__).parent
+    slow = {tests / f'{name}.py': i for i, name in enumerate(SLOWEST)}
+    assert all(path.is_file() for path in slow), 'SLOWEST names files that are gone'
+    items.sort(key=lambda item: slow.get(item.path, len(slow)))
 
 
 def cpu():
@@ -73,7 +96,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    "The ten dearest tests"
+    "The ten most expensive tests"
     reports = [r for group in terminalreporter.stats.values() for r in group if getattr(r, 'when', '') == 'teardown']
     cost = sorted(((dict(r.user_properties).get('cpu', 0), r.nodeid) for r in reports), reverse=True)
     terminalreporter.section(f'CPU seconds: {sum(c for c, _ in cost):.0f}')

@@ -12,9 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from .job import Job, commit, resumed_line, run_folder
-from .open import blank_learner, open_folder
-from .spec import FinetuneSpec, Runtime, check_out, recorded_recipe, recorded_spec
 
 from ..core.files import FilePath, brief, read_json, write_json
 from ..core.progress import logged_warnings
@@ -34,6 +31,9 @@ from ..evaluation.finetune.results import Answerer, decide_all, task_rows
 from ..evaluation.finetune.training import TaskCollator, finetune_learner, fit_task, text_limit
 from ..evaluation.transfer import table_text
 from .config import recipe_dict
+from .job import Job, commit, resumed_line, run_folder
+from .open import blank_learner, open_folder
+from .spec import FinetuneSpec, Runtime, check_out, recorded_recipe, recorded_spec
 from ..methods.base import METHODS
 from ..models.named import initial_backbone
 from ..models.pretrained import Pretrained

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from .open import open_run
 
 from ..core.fields import damage_limit
 from ..core.files import FilePath, brief
@@ -25,6 +24,7 @@ from ..data.records import DamagedImage, open_image
 from ..data.regions import RegionStore, RegionWriter, convert_regions
 from ..data.shards import IMAGE_SUFFIXES
 from ..data.tasks import read_labels
+from .open import open_run
 from ..models.named import named_backbone, weights_digest
 from ..models.region_sources import CellRegions, DetectorRegions, load_detector
 

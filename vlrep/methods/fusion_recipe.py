@@ -119,16 +119,16 @@ class FusionRecipe(FusionInput):
     "The setting of the paper: COCO, batches of 896, 88,000 updates"
 
     mask_share: Share = 0.15  # Probability that a word is masked (sec. 2.5)
-    mim: _Targets = 'off'  # Masked regions: off, or kl: the detector's distribution is the target (A24)
+    mim: _Targets = 'off'  # Masked regions: off, or kl: the detector's distribution is the target
     region_share: Share = 0.15  # Probability that a region is masked (sec. 2.5)
     region_zeroed: Share = 0.9  # Part of the masked regions whose features become zero (code; sec. 2.4: all)
-    tie_mlm: bool = True  # MLM head: BERT's, tied to the word embeddings, or all new? ViLBERT's code: new (A32)
+    tie_mlm: bool = True  # MLM head: BERT's, tied to the word embeddings, or all new? ViLBERT's code: new
     size: Side = 224  # Side of the images, where regions are made from pixels
     scale_min: Fraction = 1.0  # Random crops keep at least this part of the area; regions are of whole images
     jitter: Share = 0.0  # Change of brightness, contrast, saturation; hue a quarter of it
     jitter_p: Share = 0.0  # How often colours are changed
     flip_p: Share = 0.0  # How often images are mirrored, with their boxes and left and right in the text
-    bs: Batch = 896  # Texts a step (tab. A.1; sec. 2.5: 1024; released: 480) (A23)
+    bs: Batch = 896  # Texts a step (tab. A.1; sec. 2.5: 1024; released: 480)
     steps: _Updates = 88_000  # Steps (sec. 2.5; released: 11,000); 0: no pretraining, only BERT (tab. 1)
     warmup: WarmUp = 2000  # Steps of linear warm-up (sec. 2.5; released: 1000)
     schedule: _Decay = 'cosine'  # Down to 0 after that (sec. 2.5; released: linear)

@@ -154,7 +154,7 @@ class FusionModel(nn.Module):
         new = [
             m for m in (self.regions_in, self.text_pool, self.region_pool, self.classify, self.decoder) if m is not None
         ]
-        if not heads.tie_words:  # then nothing of BERT's head remains (A32)
+        if not heads.tie_words:  # then nothing of BERT's head remains
             new.append(bert.transform)
             bert.transform_norm.reset_parameters()
             nn.init.zeros_(bert.bias)

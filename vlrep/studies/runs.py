@@ -22,10 +22,6 @@ from pathlib import Path
 
 import torch
 from fastcore.basics import noop
-from ..experiments.job import commit, processor
-from ..experiments.open import open_run
-from ..experiments.pretrain import pretrain, resume
-from ..experiments.spec import Runtime, run_spec
 
 from ..core.files import FilePath, atomic_file, file_sha256, locked, read_json, write_json
 from ..core.processes import end_processes, start_python
@@ -37,7 +33,11 @@ from ..evaluation.base import EVALUATIONS
 from ..experiments.commands import evaluate
 from ..experiments.comparisons import _pack, _redrawn
 from ..experiments.config import recipe_dict
+from ..experiments.job import commit, processor
+from ..experiments.open import open_run
+from ..experiments.pretrain import pretrain, resume
 from ..experiments.sanity_checks import dry_run
+from ..experiments.spec import Runtime, run_spec
 from ..experiments.splits import open_splits
 from ..experiments.start import with_backbone
 from ..methods.base import METHODS

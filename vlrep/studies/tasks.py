@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 from fastcore.basics import noop
-from ..experiments.pretrain import pretrain, resume
-from ..experiments.spec import Runtime, finetune_spec, run_spec
 
 from ..core.run_facts import last_result, read_log
 from ..core.text_files import raw_lines
 from ..experiments.finetune import finetune
+from ..experiments.pretrain import pretrain, resume
+from ..experiments.spec import Runtime, finetune_spec, run_spec
 from ..reports.weight_drift import weight_drift
 from .plan import Arm, Study, arm_recipe, change_texts, task_plan
 from .verdicts import constant_row

@@ -29,7 +29,7 @@ _Pooled = Choice('cls', 'last')
 class VisualBERTRecipe(FusionRecipe):
     "VisualBERT in the paper: BERT-base, COCO, masked words"
 
-    pooler: _Pooled = 'cls'  # Which token is pooled: cls, through tanh, or last: the one before the last [SEP] (A25)
+    pooler: _Pooled = 'cls'  # Which token is pooled: cls, through tanh, or last: the one before the last [SEP]
 
     def problems(self) -> 'Iterator[str]':
         "The checks of all fusion models, and that of the sublayers"

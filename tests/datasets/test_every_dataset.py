@@ -1,0 +1,142 @@
+"""Each command of the README as printed, to its report
+
+Every layout of data with every method that can read it, stopped and resumed.
+"""
+
+from dataclasses import replace
+
+import pytest
+from run_folders import leaving
+
+from vlrep.cli import main
+from vlrep.data.shards import write_shards
+from vlrep.datasets.base import DATASETS
+from vlrep.datasets.coco import write_coco
+from vlrep.datasets.csv import write_csv
+from vlrep.datasets.flickr8k import write_flickr8k
+from vlrep.datasets.flickr30k import write_flickr30k
+from vlrep.datasets.mm_imdb import write_mm_imdb
+from vlrep.datasets.narratives import write_localized
+from vlrep.datasets.snli_ve import write_snli_ve
+from vlrep.datasets.vizwiz import write_vizwiz
+from vlrep.datasets.vqa import write_vqa
+from vlrep.datasets.world.dataset import scene, world
+from vlrep.experiments.comparisons import changes_of
+from vlrep.methods.base import METHODS
+from vlrep.training.run_folder import load
+
+N = 60
+NET = dict(
+    size=32,
+    visual_depth=10,
+    visual_width=8,
+    width=16,
+    depth=1,
+    heads=2,
+    vocab=200,
+    bs=8,
+    steps=3,
+    warmup=1,
+    bert_steps=20,
+    region_steps=20,
+    aux_scenes=0,
+)
+SCENES = dict(scenes=64, valid=8, probe=60, probe_held=60, test=60, shown=4, point=4, baselines=False)
+
+
+def less(part, **values):
+    "A recipe or a job with smaller values of the fields that it has"
+    return replace(part, **{k: v for k, v in values.items() if hasattr(part, k)})
+
+
+@pytest.fixture(autouse=True)
+def small_defaults(monkeypatch):
+    "The commands are run without options, so the defaults themselves have to be small"
+    for method in METHODS.values():
+        for n in {'world', 'flickr8k', 'coco', 'narratives', 'vqa'} & set(method.recipes):
+            monkeypatch.setitem(method.recipes, n, less(method.recipes[n], **NET))
+    for name, d in list(DATASETS.items()):
+        small = less(d.options, **(SCENES if name == 'world' else dict(shuffles=1)))
+        monkeypatch.setitem(DATASETS, name, replace(d, options=small))
+
+
+@pytest.fixture(scope='module')
+def roots(tmp_path_factory):
+    "The same scenes in every layout of photos"
+    at = tmp_path_factory.mktemp('layouts')
+    recs = [scene('train', i, size=64, with_='narrative') for i in range(N)]
+    write_csv(recs, at / 'csv' / 'photos.csv')
+    write_flickr8k(recs, at / 'flickr8k')
+    write_flickr30k(recs, at / 'flickr30k')
+    write_localized(recs, at / 'narratives')
+    for split, part in (('train2017', recs[:44]), ('val2017', recs[44:])):
+        write_coco(part, at / 'coco', split, classes=sorted({o['category'] for r in recs for o in r.objects}))
+    write_shards(world('train', N, size=64, with_='narrative'), at / 'webdataset', 20)
+    asked = world('train', 28, size=64, with_=('questions', 'statements', 'genre'))
+    for task, write in WRITERS.items():
+        for split, rows in (('train', range(20)), ('valid', range(20, 24)), ('test', range(24, 28))):
+            write([asked[i] for i in rows], at / task, split)
+    folders = *WRITERS, 'flickr8k', 'flickr30k', 'narratives', 'coco', 'webdataset'
+    return {d: at / d for d in folders} | dict(csv=at / 'csv' / 'photos.csv')
+
+
+WRITERS = dict(vqa=write_vqa, vizwiz=write_vizwiz, snli_ve=write_snli_ve, mm_imdb=write_mm_imdb)
+FUSION = 'visualbert', 'vilbert'
+
+
+def reads(method, data):
+    "Can `method` learn from `data`? Of the methods that can, two learn from the statements and plots of tasks"
+    if data in ('vqa', 'vizwiz'):
+        return method in FUSION
+    if data in WRITERS:
+        return method in ('virtex', 'visualbert')
+    return (method, data) in {
+        ('multilabel', 'coco'),
+        ('multilabel', 'webdataset'),
+        ('multilabel', 'world'),
+        ('tags', 'world'),
+    } or method not in ('multilabel', 'tags')
+
+
+PAIRS = [(m, d) for m in METHODS for d in DATASETS if reads(m, d)]
+
+
+def finished(run, data):
+    "The run has its result and its report, and knows by which recipe it went"
+    info = load(run).info
+    res = load(run).results()
+    assert len(res) == 1 and (run / 'report.html').stat().st_size > 1000
+    assert info['name'] in METHODS[info['method']].recipes and not changes_of(info)
+    assert (res[0]['recipe'], res[0]['data'], res[0]['changes']) == (info['name'], data, [])
+
+
+@pytest.mark.parametrize('method,data', PAIRS)
+def test_every_method_is_stopped_and_resumed_on_every_dataset(method, data, roots, tmp_path, monkeypatch, capsys):
+    "`--data X` without another option, a stop, `vlrep resume` without another option"
+    monkeypatch.chdir(tmp_path)
+    words = [
+        'pretrain',
+        *(['--method', method] if method != 'virtex' else []),
+        *(['--data', data, '--root', str(roots[data])] if data != 'world' else []),
+    ]
+    with monkeypatch.context() as m:
+        m.setitem(METHODS, method, leaving(METHODS[method]))
+        with pytest.raises(SystemExit) as e:
+            main(words)
+        assert e.value.code == 143
+    run = tmp_path / 'runs' / f'{data}-{method}-1'
+    said = capsys.readouterr().err
+    assert f'vlrep resume {run.relative_to(tmp_path)}' in said, said
+    main(['resume', str(run)])
+    finished(run, data)
+    assert 'resuming from step 2' in capsys.readouterr().out
+    main(['resume', str(run)])
+    assert 'complete' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('data', [d for d in DATASETS if d != 'world' and reads('virtex', d)])
+def test_the_printed_command_of_every_dataset_goes_to_its_end(data, roots, tmp_path, monkeypatch):
+    "`vlrep pretrain --data X --root ...` goes to its end"
+    monkeypatch.chdir(tmp_path)
+    main(['pretrain', '--data', data, '--root', str(roots[data])])
+    finished(tmp_path / 'runs' / f'{data}-virtex-1', data)

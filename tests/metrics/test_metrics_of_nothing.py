@@ -1,0 +1,113 @@
+"Metrics of nothing, or of what is no number: the documented value, or an error that names the argument"
+
+import inspect
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from vlrep.metrics import captioning, multilabel, pointing_game, ranking, retrieval, vqa
+
+nan = float('nan')
+none = np.zeros
+one = torch.tensor([0])
+
+# (function, arguments) -> the argument that the message names, or the value, as documented
+METRICS = [
+    (captioning.caption_words, ('',), []),
+    (captioning.cider_d, (['a dog'], [['a dog']]), 'refs: CIDEr-D .* of one image'),
+    (captioning.cider_d, ([], []), 'refs'),
+    (captioning.cider_d, ([nan, 'a'], [['a'], ['b']]), 'a caption is one string'),
+    (captioning.cider_d, ([None, 'a'], [['a'], ['b']]), 'a caption is one string'),
+    (captioning.cider_d, (['', ''], [['a'], ['']]), [0, 0]),
+    (captioning.References, ([[nan], ['a']],), 'refs: image 0 has nan'),
+    (captioning.References, ([[]],), 'refs: image 0 has no references'),
+    (captioning.References, ([],), 'refs'),
+    (captioning.bleu_counts, ([], []), 'refs'),
+    (captioning.bleu, (none(10),), [0] * 4),
+    (captioning.bleu, (none(3),), 'counts'),
+    (captioning.bleu, ([nan] * 10,), 'counts'),
+    (captioning.rouge_l, (['', ''], [['a'], ['b']]), [0, 0]),
+    (captioning.rouge_l, (['a'], [['a']]), [1]),
+    (captioning.judge_captions, (['a'], [['a']]), 'refs'),
+    (ranking.average_precision, ([], []), 'scores: empty'),
+    (ranking.average_precision, ([0.1], [1]), 1),
+    (ranking.average_precision, ([0.5] * 3, [1, 0, 0]), 1 / 3),
+    (ranking.average_precision, ([nan, 1], [1, 0]), 'scores: holds NaN'),
+    (ranking.average_precision, ([0.2, 1], [0, 0]), nan),
+    (ranking.average_precision, ([0.2, 1], [1, 0], [-1, 0]), 'weights'),
+    (ranking.mean_ap, ([[0.2], [1]], [[0], [0]]), (nan, 0)),
+    (ranking.mean_ap, (none((2, 0)), none((2, 0))), 'scores: empty'),
+    (ranking.correct, (none((0, 3)), none(0)), 'scores: empty'),
+    (ranking.correct, ([[nan, 1]], [0]), 'scores: holds NaN'),
+    (ranking.correct, (none((2, 0)), [0, 0]), 'scores: empty'),
+    (ranking.correct, ([[1.0]], [0]), [1]),
+    (ranking.top1, (none((0, 3)), none(0)), 'scores: empty'),
+    (ranking.top1, ([[1, 1.0]], [0]), 1),
+    (ranking.chance_ap, ([],), 'labels: empty'),
+    (ranking.chance_top1, ([], []), 'train: empty'),
+    (ranking.chance_top1, ([1], []), 'test: empty'),
+    (ranking.draw_counts, (0,), 'n=0'),
+    (ranking.draw_counts, (3, 0), 'draws=0'),
+    (ranking.bootstrap, ([1.0],), (1, 1)),
+    (ranking.bootstrap, ([],), 'n: '),
+    (ranking.bootstrap, ([nan],), 'stat: holds NaN'),
+    (ranking.bootstrap, (lambda w: w.sum(1) * nan, 3), (nan, nan)),
+    (ranking.caption_nouns, ([], []), dict(precision=0, recall=0, both=0, said=0, there=0, n=0)),
+    (retrieval.retrieval_ranks, (torch.ones(1, 2), torch.ones(1, 2), one), 'images: 1 of them'),
+    (retrieval.retrieval_ranks, (torch.full((2, 2), nan), torch.ones(2, 2), torch.arange(2)), 'images: hold values'),
+    (retrieval.chance_recall, ([], 3, 1), 'right: not a single'),
+    (retrieval.chance_recall, ([5], 3, 1), 'right: from 1 to 3'),
+    (retrieval.chance_recall, ([1], 3, 9), 'k=9'),
+    (retrieval.chance_median, ([], 3), 'right: not a single'),
+    (retrieval.chance_median, ([0], 3), 'right: from 1 to 3'),
+    (retrieval.chance_median, ([1], 1), 1),
+    (retrieval.retrieval_folds, (1,), '1 images'),
+    (retrieval.retrieval_folds, (10, 'x'), 'protocol'),
+    (vqa.normalise_answer, (nan,), 'an answer is text'),
+    (vqa.normalise_answer, ('',), ''),
+    (vqa.soft_scores, ([],), {}),
+    (vqa.soft_scores, ([nan],), 'an answer is text'),
+    (vqa.answer_vocabulary, ([],), 'answers'),
+    (vqa.by_image, ([1, 2], [0]), 'images: 1 for 2'),
+    (vqa.mean_interval, ([],), 'scores'),
+    (vqa.mean_interval, ([1.0],), (1, 1, 1)),
+    (vqa.mean_interval, ([nan, 1],), 'scores: holds NaN'),
+    (multilabel.f1_scores, (none((0, 2)), none((0, 2))), 'predictions'),
+    (multilabel.f1_scores, (none((2, 0)), none((2, 0))), 'predictions'),
+    (multilabel.f1_scores, ([[0]], [[0]]), dict(micro=0, macro=0)),
+    (multilabel.f1_scores, ([[nan]], [[1]]), 'predictions'),
+    (multilabel.f1_interval, ([[1]], [[1]]), (1, 1, 1)),
+    (pointing_game.cell_cover, (torch.zeros(1, 0, 0), 2), 'mask'),
+    (pointing_game.pointing_hits, (torch.ones(1, 2, 2), torch.ones(1, 4, 4)), [1]),
+    (pointing_game.pointing_hits, (torch.full((1, 2, 2), nan), torch.zeros(1, 3, 3)), 'maps'),
+    (pointing_game.pointing_hits, (torch.zeros(1, 0, 0), torch.zeros(1, 3, 3)), 'maps'),
+    (pointing_game.mass_inside, (torch.zeros(1, 2, 2), torch.zeros(1, 3, 3)), 'maps'),
+    (pointing_game.mass_inside, (torch.full((1, 2, 2), 0.25), torch.zeros(1, 0, 0)), 'masks'),
+]
+
+IDS = [f'{f.__name__}-{i}' for i, (f, *_) in enumerate(METRICS)]
+
+
+@pytest.mark.parametrize('function,args,want', METRICS, ids=IDS)
+def test_a_metric_of_nothing_is_documented_or_refused_by_name(function, args, want):
+    "An error that names the argument, or the documented value; no warning of NumPy"
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        if isinstance(want, str) and want:
+            with pytest.raises(ValueError, match=want):
+                function(*args)
+            return
+        got = function(*args)
+    if isinstance(want, (dict, str)):
+        assert got == want
+    else:
+        assert np.array_equal(np.asarray(got, float), np.asarray(want, float), equal_nan=True), got
+
+
+def test_every_public_metric_is_tested_here():
+    tried = {f.__name__ for f, *_ in METRICS}
+    modules = captioning, multilabel, pointing_game, ranking, retrieval, vqa
+    public = {n for m in modules for n in m.__all__ if inspect.isfunction(getattr(m, n))}
+    assert public - tried == set()

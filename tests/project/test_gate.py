@@ -1,0 +1,263 @@
+"The scripts behind the Makefile: each check of the gate goes red when it should"
+
+import base64
+import json
+import re
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+CI = ROOT / '.ci'
+
+
+# ---------------------------------------------------------------- the gate
+
+
+def tree(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f'{name}.py').write_text(text)
+    return folder
+
+
+def test_edited_unknown_and_missing_modules_are_named(ci, tmp_path):
+    "An edited, an unknown and a missing module are each named; byte code is not looked at"
+    gate = ci('test')
+    old = tree(tmp_path / 'old', a='1', b='2', c='3')
+    new = tree(tmp_path / 'new', a='1', b='9', d='4')
+    tree(old / '__pycache__', x='')
+    lines = [l.strip() for l in gate.differences(old, new)]
+    assert lines == ['not made by any notebook: old/c.py', 'missing: old/d.py', 'differs: old/b.py']
+    assert not list(gate.differences(old, old))
+
+
+def test_a_step_that_raises_counts_as_failed(ci, capsys):
+    gate = ci('test')
+
+    def broken():
+        raise ValueError('no such thing')
+
+    gate.step('a step', broken)
+    gate.step('another', lambda: gate.count('fine'))
+    assert (gate.passed, gate.failed) == (1, 1) and 'ValueError: no such thing' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    'script,want',
+    [
+        ('print("  ok   a"); print("  FAIL b"); raise SystemExit(1)', (1, 1)),
+        ('print("  ok   a")', (1, 0)),
+        ('print("  ok   a"); raise SystemExit(1)', (1, 1)),  # ends with a failure that no line names
+        ('pass', (0, 1)),  # nothing was checked
+    ],
+)
+def test_a_background_script_is_counted_by_its_lines(ci, script, want):
+    gate = ci('test')
+    gate.step('beside', gate.Background(sys.executable, '-c', script).results)
+    assert (gate.passed, gate.failed) == want
+
+
+RESULTS = """<testsuite tests="2">
+<testcase classname="tests.test_a" name="b[c]"><properties><property name="cpu" value="2.5" /></properties></testcase>
+<testcase classname="tests.test_a" name="test_d" /></testsuite>"""
+
+
+def test_the_most_expensive_checks_are_named(ci):
+    gate = ci('test')
+    got = gate.pytest_costs(xml.fromstring(RESULTS))
+    assert got == {'tests.test_a::b[c]': 2.5}
+    gate.costs['tests'].update(got)
+    gate.costs['notebooks'].update({'a.ipynb': 40.0, 'b.ipynb': 0.5})
+    first, *lines = gate.dearest(2)
+    assert '2 notebooks 40, 1 tests 2, together 43' in first
+    assert [l.split()[-1] for l in lines] == ['a.ipynb', 'tests.test_a::b[c]']
+
+
+def test_only_packages_of_the_same_version_are_linked(ci):
+    "The same version, and no folder that pip will install something else into"
+    new = ci('newest')
+    rows = [
+        ('numpy', '2.4', Path('s'), ['numpy']),
+        ('fastai', '2.7', Path('s'), ['fastai']),
+        ('a-x', '1', Path('s'), ['shared', 'a']),
+        ('a-y', '1', Path('s'), ['shared', 'b']),
+        ('torch', '2.9', Path('s'), ['torch']),
+    ]
+    wanted = {'numpy': '2.4', 'fastai': '2.8', 'a-x': '1', 'a-y': '2', 'new': '1'}
+    assert [r[0] for r in new.alike(rows, wanted)] == ['numpy']
+    assert [r[0] for r in new.alike(rows, {**wanted, 'a-y': '1'})] == ['numpy', 'a-x', 'a-y']
+    assert [r[0] for r in new.heavy(rows)] == ['torch']
+
+
+def test_environment_is_rebuilt_only_for_new_settings(ci, tmp_path, monkeypatch):
+    env = ci('environment')
+    built = []
+    monkeypatch.setattr(env, 'ROOT', tmp_path)
+    monkeypatch.setattr(env, 'quiet', lambda *a: tree(a[-1] / 'bin', python=''))
+
+    def install(py):
+        (py).write_text('')
+        built.append(1)
+
+    def build(install=install):
+        return env.build(tmp_path / 'v', install)
+
+    (tmp_path / 'settings.ini').write_text('one')
+    (tmp_path / 'v').mkdir()
+    assert build() and not build()
+    (tmp_path / 'settings.ini').write_text('two')
+
+    def dies(py):
+        raise env.Failed('disk full')
+
+    with pytest.raises(env.Failed, match='disk full'):
+        build(dies)
+    assert build() and not build() and len(built) == 2  # what was left half built is built again
+
+
+def test_a_quiet_command_shows_its_output_when_it_fails(ci):
+    env = ci('environment')
+    assert env.quiet(sys.executable, '-c', 'print(3)') == '3\n'
+    fails = 'import sys; print("boom"); sys.exit(3)'
+    with pytest.raises(env.Failed, match='boom(.|\n)*exit code 3'):
+        env.quiet(sys.executable, '-c', fails)
+
+
+@pytest.mark.parametrize(
+    'says,exit,ok',
+    [
+        ('no setting stepz', 2, True),
+        ('no setting stepz', 1, False),
+        ('two lines\nno setting stepz', 2, False),
+        ('something is wrong', 2, False),
+    ],
+)
+def test_a_wrong_option_is_refused(ci, tmp_path, says, exit, ok):
+    new = ci('newest')
+    env = ci('environment')
+    cmd = [sys.executable, '-c', f'import sys; print({says!r}, file=sys.stderr); sys.exit({exit})']
+    if ok:
+        return new.wrong_option(cmd, tmp_path)
+    with pytest.raises(env.Failed, match=f'exit code {exit}'):
+        new.wrong_option(cmd, tmp_path)
+
+
+# ---------------------------------------------------------------- README.md
+
+
+@pytest.mark.parametrize(
+    'md,want',
+    [
+        ('[a](00_core.ipynb)', '[a](nbs/00_core.ipynb)'),
+        ('![](images/x.png)', '![](nbs/images/x.png)'),
+        ('[l](../LICENSE)', '[l](LICENSE)'),
+        ('[w](https://a.org/b)', '[w](https://a.org/b)'),
+        ('[s](#map)', '[s](#map)'),
+        ('<img src="images/x.png" width="9">', '<img src="nbs/images/x.png" width="9">'),
+        ('f(x)', 'f(x)'),
+    ],
+)
+def test_links_of_the_readme_lead_to_the_files(ci, md, want):
+    assert ci('readme').relink(md) == want
+
+
+def test_the_readme_is_made_of_the_index_notebook(ci):
+    png = base64.b64encode(b'a picture').decode()
+
+    def code(src, *outs):
+        return dict(cell_type='code', source=src, outputs=list(outs))
+
+    def shows(**data):
+        return dict(output_type='display_data', data={k.replace('_', '/'): v for k, v in data.items()})
+
+    nb = dict(
+        cells=[
+            dict(cell_type='markdown', source=['# vlrep\n', '> A line']),
+            code('#| hide\nsecret = 1', shows(text_plain='secret')),
+            code('#| echo: false\ndraw()', shows(image_png=png, text_plain='<Figure>')),
+            code(
+                '1+1',
+                dict(output_type='execute_result', data={'text/plain': ['2']}),
+                dict(output_type='stream', name='stdout', text='hi\n'),
+                dict(output_type='stream', name='stderr', text='noise'),
+            ),
+            code(
+                'table()',
+                shows(text_html='<b>t</b>', text_plain='<HTML object>'),
+                shows(text_markdown='|a|', text_plain='x'),
+            ),
+        ]
+    )
+    made = ci('readme').render(nb)
+    assert made['nbs/images/index_1.png'] == b'a picture' and len(made) == 2
+    text = made['README.md'].decode()
+    blocks = [
+        '# vlrep\n> A line',
+        '![](nbs/images/index_1.png)',
+        '```python\n1+1\n```',
+        '```\n2\n```',
+        '```\nhi\n```',
+        '```python\ntable()\n```',
+        '<b>t</b>',
+        '|a|\n',
+    ]
+    assert text.split('\n\n')[1:] == blocks
+    assert ci('readme').render(nb) == made
+
+
+# ---------------------------------------------------------------- make robust
+
+
+def test_every_check_on_learning_is_in_the_matrix(ci):
+    "A cell that calls `learned` begins with `#| learns`"
+    robust = ci('robust')
+    books = [p for p in (robust.ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts]
+    calls = [(p.stem, c) for p in books for c in robust.cells(p) if re.search(r'^ *learned\(', c, re.M)]
+    assert calls and not [(name, c[:80]) for name, c in calls if not robust.learns(c) and 'expect_fail' not in c]
+
+
+def test_a_source_is_tried_in_the_precisions_that_it_takes(ci):
+    "A notebook that hands `precision` on is tried in both; a chapter in plain PyTorch is not"
+    robust = ci('robust')
+    both = [name for name, path in robust.sources().items() if robust.precisions(path) == ('fp32', 'bf16')]
+    assert {'methods/virtex/30_method', 'methods/loctex/40_method', 'tutorials/tour', 'falls'} <= {*both}
+    assert 'course/01_caption' not in both
+
+
+def test_the_table_has_the_smallest_margin_of_each_check(ci, tmp_path, monkeypatch):
+    robust = ci('robust')
+    monkeypatch.setattr(robust, 'TABLE', tmp_path / 'robust.csv')
+
+    def run(seed, *margins):
+        return dict(isa='AVX2', seed=seed, threads=1, precision='fp32', commit='abc', margins=margins)
+
+    runs = [run(0, ['loss', 3.0], ['gain', 2.0]), run(1, ['loss', 1.5]), run(2, ['gain', float('nan')])]
+    rows = list(robust.rows_of(runs))
+    assert [(r['check'], r['margin'], r['runs']) for r in rows] == [('gain', 0, 2), ('loss', 1.5, 2)]
+    robust.write_table(rows)
+    assert (tmp_path / 'robust.csv').read_text().splitlines()[2] == 'loss,1.5,"AVX2, seed 1, 1 threads, fp32",2,abc'
+
+
+def test_runs_of_another_commit_do_not_count(ci, tmp_path):
+    robust = ci('robust')
+    found = dict(name='a', isa='AVX2', seed=0, threads=1, precision='fp32', margins=[])
+    (tmp_path / 'r.jsonl').write_text(
+        ''.join(json.dumps({**found, 'seed': i, 'commit': c}) + '\n' for i, c in enumerate(('old', 'new'))) + '{"name":'
+    )
+    assert [k[2] for k in robust.known(tmp_path / 'r.jsonl', 'new')] == [1]
+
+
+# ---------------------------------------------------------------- tests/golden.py
+
+
+def test_golden_runs_every_method(monkeypatch):
+    "A method that is not among its runs could change by a bit unseen"
+    monkeypatch.syspath_prepend(str(ROOT / 'tests'))
+    import golden
+
+    from vlrep.methods.base import METHODS
+
+    assert set(golden.METHODS) == {n for n, m in METHODS.items() if m.learner.__module__.startswith('vlrep.')}

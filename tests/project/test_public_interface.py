@@ -1,0 +1,167 @@
+"What a notebook sees of the library: help, annotations, imports, the names of `vlrep.all`"
+
+import inspect
+import os
+import pydoc
+import re
+import subprocess
+import sys
+
+from paths import ROOT
+
+
+def page(o):
+    "What `help(o)` prints"
+    return pydoc.plain(pydoc.render_doc(o))
+
+
+def test_help_explains_functions():
+    from vlrep.experiments.pretrain import pretrain
+
+    text = page(pretrain)
+    assert 'Parameters' in text and 'Of everything that is drawn; 0' in text
+    assert 'Returns' in text and "The run's folder, with report.html" in text
+
+
+def test_help_explains_classes_and_methods():
+    from vlrep.methods.virtex.recipe import VirTexRecipe
+    from vlrep.models.backbones import Backbone
+
+    text = page(Backbone)
+    assert 'Channels of the first stage' in text  # of __init__
+    assert 'Normalised float images (b,3,H,W)' in text  # of a method that was patched in
+    assert 'Attention heads; 0 means width/64' in page(VirTexRecipe)  # of a field
+
+
+def test_help_explains_nearly_all():
+    "Public functions and classes of which a parameter is explained in the source have it in their docstring"
+    import importlib
+    import pkgutil
+
+    import vlrep
+
+    mods = [
+        importlib.import_module(m.name)
+        for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
+        if m.name not in ('vlrep.all', 'vlrep.core.docs')
+    ]
+    public = [getattr(m, k) for m in mods for k in getattr(m, '__all__', ())]
+    asked = [
+        o
+        for o in public
+        if inspect.isfunction(o)
+        and o.__module__.startswith('vlrep.')
+        and re.search(r'^    \w+.*,\s+# \S', inspect.getsource(o), re.M)
+    ]
+    lost = [f'{o.__module__}.{o.__name__}' for o in asked if 'Parameters\n---' not in (o.__doc__ or '')]
+    assert len(asked) > 200 and not lost
+
+
+def public_functions():
+    """(name, function) for each public function of the library, and each public method or property that it gives its
+    public classes"""
+    import importlib
+    import pkgutil
+
+    import vlrep
+
+    mods = [
+        importlib.import_module(m.name)
+        for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
+        if m.name != 'vlrep.all'
+    ]
+    for m in mods:
+        for k in getattr(m, '__all__', ()):
+            o = getattr(m, k)
+            own = inspect.isclass(o) and o.__module__ == m.__name__
+            for n, f in vars(o).items() if own else {'': o}.items():
+                # a property, a cached one, or a function
+                f = getattr(f, 'fget', None) or getattr(f, 'func', None) or (getattr(o, n, None) if n else f)
+                f = inspect.unwrap(getattr(f, '__func__', f)) if callable(f) else f
+                if (
+                    inspect.isfunction(f)
+                    and f.__module__.startswith('vlrep.')
+                    and not n.startswith('_')
+                    and not f.__name__.startswith('_')
+                ):
+                    yield f'{f.__module__}.{k}' + f'.{n}' * own, f
+
+
+def test_every_public_function_is_annotated():
+    lost = set()
+    seen = set()
+    for name, f in public_functions():
+        sig = inspect.signature(f)
+        seen.add(name)
+        for i, p in enumerate(sig.parameters.values()):
+            bare = p.annotation is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            if bare and not (i == 0 and p.name in ('self', 'cls')):
+                lost.add(f'{name}: {p.name}')
+        if sig.return_annotation is sig.empty:
+            lost.add(f'{name}: what it returns')
+    assert len(seen) > 500 and not lost, '\n'.join(sorted(lost))
+
+
+def test_quoted_types_are_names():
+    "An annotation in quotes is never evaluated: each name in it must be one that somebody knows"
+    import builtins
+
+    import vlrep.all
+
+    known = {
+        *dir(builtins),
+        *vlrep.all.__all__,
+        'Callable',
+        'DataLoaders',
+        'Image',
+        'Iterable',
+        'Iterator',
+        'Learner',
+        'ModuleSpec',
+        'ModuleType',
+        'Path',
+        'plt',
+    }
+    odd = [
+        f'{name}: {t}'
+        for name, f in public_functions()
+        for t in f.__annotations__.values()
+        if isinstance(t, str)
+        and not {n for n in re.findall(r'(?<![\w.])[A-Za-z_]\w*', t)} <= known | set(f.__globals__)
+    ]
+    assert not odd
+
+
+def test_importing_vlrep_imports_no_torch():
+    code = "import sys, vlrep; print([m for m in ('torch', 'numpy', 'fastai') if m in sys.modules])"
+    got = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': str(ROOT)}
+    )
+    assert got.stdout.strip() == '[]', got.stderr
+
+
+def test_types_are_shipped():
+    assert (ROOT / 'vlrep' / 'py.typed').exists() and "package_data={cfg['lib_path']: ['py.typed', " in (
+        ROOT / 'setup.py'
+    ).read_text(encoding='utf-8')
+
+
+def test_vlrep_all_has_every_public_name():
+    import importlib
+    import pkgutil
+
+    import vlrep
+    import vlrep.all
+
+    mods = [
+        importlib.import_module(m.name)
+        for m in pkgutil.walk_packages(vlrep.__path__, 'vlrep.')
+        if m.name not in ('vlrep.all', 'vlrep.cli', 'vlrep.core.docs')
+    ]
+    missing = [
+        f'{m.__name__}.{k}'
+        for m in mods
+        for k in getattr(m, '__all__', ())
+        if getattr(vlrep.all, k, None) is not getattr(m, k)
+    ]
+    assert not missing and {'np', 'torch', 'nn', 'F', 'replace'} <= set(vlrep.all.__all__)

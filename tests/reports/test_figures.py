@@ -1,0 +1,78 @@
+"Figures of names that are formulas, of letters that the usual font lacks, of control characters"
+
+import warnings
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from vlrep.core import plotting
+from vlrep.core.plotting import bars, drawable, show_images
+from vlrep.evaluation.captioning import show_attention
+from vlrep.evaluation.data_efficiency import efficiency_curve
+from vlrep.evaluation.retrieval.pictures import nearest_captions, nearest_images
+from vlrep.experiments.comparisons import show_claims
+from vlrep.reports.weight_drift import drift_figure
+from vlrep.studies.report import show_contrasts
+
+ODD = [r'$\foo{$', '$', r'\$x$ and $', '海辺の青い', 'a\x07b', '\U000f0000']
+SQUARE = np.zeros((8, 8, 3), np.uint8)
+
+
+def _claims(name):
+    row = dict(name=name, question=name, diff=1.0, half=0.5, each={0: 1.0}, verdict='replicates')
+    return show_claims([row | dict(left=name, right=name, a=name, b=name)])
+
+
+def _contrasts(name):
+    names = dict.fromkeys(('id', 'text', 'a', 'b', 'question'), name)
+    numbers = dict(p=0.01, holm=0.02, diff=1.0, half=0.5, margin=1.0, each={0: 1.0}, sign=1, size=2.0)
+    return show_contrasts([dict(verdict='replicates', unstable={}, **names, **numbers)])
+
+
+def _drift(name):
+    return drift_figure({name: [dict(layer=k, l1=1.0, angle=0.1, n=1, matrix='query') for k in (0, 1)]})
+
+
+def _row(name, images):
+    return dict(question=name, metric=name, backbone=name, images=images, value=1, low=0, high=2, chance=1)
+
+
+FIGURES = dict(
+    show_images=lambda t: show_images([SQUARE], [t]),
+    bars=lambda t: bars([t], {t: [(1, 0, 2)]}, ylabel=t),
+    show_attention=lambda t: show_attention(SQUARE, [t], np.ones((1, 4))),
+    efficiency_curve=lambda t: efficiency_curve([_row(t, 10), _row(t, 20)]),
+    nearest_captions=lambda t: nearest_captions(dict(images=[(0, [(0, 0.5, True)])]), [t], lambda i: SQUARE),
+    nearest_images=lambda t: nearest_images(
+        dict(captions=[(0, [(0, 0.5, True), (1, 0.1, False)])]), [t], lambda i: SQUARE
+    ),
+    show_claims=_claims,
+    show_contrasts=_contrasts,
+    drift_figure=_drift,
+)
+
+
+@pytest.fixture
+def fonts(monkeypatch):
+    monkeypatch.setattr(plotting, '_NO_FONT', set())
+    with plt.rc_context():
+        yield
+    plt.close('all')
+
+
+@pytest.mark.parametrize('text', ODD)
+@pytest.mark.parametrize('name', FIGURES)
+def test_figures_of_odd_names_are_drawn_without_a_flood_of_warnings(name, text, fonts):
+    "No formula, no flood: at most one warning, which says what to install"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        FIGURES[name](text).canvas.draw()
+    assert [str(w.message)[:8] for w in said] in ([], ['figures:']), [str(w.message) for w in said]
+
+
+def test_letters_come_from_a_font_that_has_them(fonts):
+    letters = [chr(c) for c in range(0x20, 0x3000)]
+    rare = max(plotting._in_fonts(letters, ['STIXGeneral']) - plotting._in_fonts(letters, plt.rcParams['font.family']))
+    assert drawable(f'a {rare}') == f'a {rare}' and len(plt.rcParams['font.family']) == 2
+    assert drawable('a \U000f0000\U000f0001b') == 'a \u25a1b'

@@ -1,0 +1,698 @@
+"vlrep study: a tiny study from end to end, killed twice on its way, and what is judged by hand"
+
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from paths import ROOT
+from tools import STUDY, refused
+
+from vlrep.experiments.comparisons import Difference
+from vlrep.experiments.finetune import finetune
+from vlrep.experiments.pretrain import pretrain
+from vlrep.experiments.spec import finetune_spec, run_spec
+from vlrep.models.named import weights_digest
+from vlrep.studies import tuning as study_tuning
+from vlrep.studies.plan import arm_recipe, read_study, read_toml, task_plan
+from vlrep.studies.report import write_study_report
+from vlrep.studies.runs import StudyFolder, plan_study, run_study
+from vlrep.studies.tuning import tuning_rounds
+from vlrep.studies.verdicts import (
+    from_start,
+    holm,
+    judge_study,
+    needed_seeds,
+    p_value,
+    read_study_lines,
+    study_verdict,
+)
+from vlrep.training.callbacks import TrainingDiverged
+from vlrep.training.interrupts import TrainingInterrupted
+from vlrep.training.run_folder import load
+
+# ---------------------------------------------------------------- one study, shared by the tests
+
+
+def processes(word):
+    "Ids of the processes whose command line holds `word`"
+
+    def line(p):
+        try:
+            return p.read_bytes().decode(errors='replace')
+        except OSError:
+            return ''
+
+    return [int(p.parent.name) for p in Path('/proc').glob('[0-9]*/cmdline') if word in line(p)]
+
+
+def wait(until, seconds=120):
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, 'it took too long'
+        time.sleep(0.05)
+
+
+def stop_in_training(file, out):
+    "SIGTERM as the first run has its first checkpoint; the lines that were printed"
+    said = []
+
+    def log(line):
+        said.append(line)
+        if line.startswith('step 4,') and '-- sets-0' in said:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(TrainingInterrupted):
+        run_study(file, out, log=log)
+    return said
+
+
+def kill_two_at_a_time(file, out):
+    "The study in another process, two trainings at a time, killed as both have begun; which runs had begun"
+    pid = os.fork()
+    if not pid:
+        try:
+            run_study(file, out, jobs=2, log=str)
+        finally:
+            os._exit(0)
+    wait(lambda: (out / 'runs' / 'labels-0' / 'steps').is_dir())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return sorted(p.parent.name for p in (out / 'runs').glob('*/recipe.json'))
+
+
+@pytest.fixture(scope='module')
+def done(tmp_path_factory):
+    "The study's folder after two deaths, and what was seen on the way"
+    tmp = tmp_path_factory.mktemp('study')
+    file = tmp / 'tiny.toml'
+    out = tmp / 'out'
+    file.write_text(STUDY)
+    seen = dict(file=file, stopped=stop_in_training(file, out))
+    seen['after stop'] = read_study_lines(out)[1]
+    seen['step'] = load(out / 'runs' / 'sets-0').saved()
+    seen['begun'] = kill_two_at_a_time(file, out)
+    if sys.platform == 'linux':
+        wait(lambda: not processes(str(out)), 20)
+    seen['resumed'] = []
+    run_study(file, out, log=seen['resumed'].append)
+    return dict(seen, out=out)
+
+
+def test_a_finished_study_is_complete(done):
+    study, lines = read_study_lines(done['out'])
+    kinds = [l['kind'] for l in lines]
+    assert {k: kinds.count(k) for k in set(kinds)} == dict(trial=6, choice=2, run=4)
+    assert sorted((l['arm'], l['seed']) for l in lines if l['kind'] == 'run') == [
+        ('labels', 0),
+        ('labels', 1),
+        ('sets', 0),
+        ('sets', 1),
+    ]
+    (row,) = judge_study(study, lines)
+    assert row['verdict'] and len(row['each']) == 2 and 0 <= row['p'] == row['holm'] <= 1
+
+
+def test_trials_are_alike_and_on_validation_scenes(done):
+    "Each arm has two trials of 4 steps and one of 8; what is chosen is best; the absurd rate fails and is not chosen"
+    study, lines = read_study_lines(done['out'])
+    trials = [l for l in lines if l['kind'] == 'trial']
+    assert tuning_rounds(study.tune, 2) == [(4, 2), (8, 1)]
+    for a in ('sets', 'labels'):
+        own = [l for l in trials if l['arm'] == a]
+        assert [(l['round'], l['steps'], l['seed']) for l in own] == [(0, 4, 1000), (0, 4, 1000), (1, 8, 1000)]
+        good = [l for l in own[:2] if not (l['error'] or l['unstable'])] or own[:2]
+        assert own[2]['trial'] == max(good, key=lambda l: l['score'])['trial']
+    wild = [l for l in trials if l['values'].get('cnn_lr') == 1e6]
+    assert len(wild) == 1 and (wild[0]['error'] or wild[0]['unstable'])
+    chosen = {l['arm']: l['values'] for l in lines if l['kind'] == 'choice'}
+    assert chosen['labels'] == {'cnn_lr': 0.5}
+    for l in lines:
+        if l['kind'] == 'run':
+            assert l['spec']['recipe']['cnn_lr'] == chosen[l['arm']]['cnn_lr']
+    page = (done['out'] / 'report.md').read_text()
+    assert '| labels † |' in page and '† labels, trial 2 of round 1: ' in page
+
+
+def test_a_stopped_study_keeps_what_it_has(done):
+    "After the signal: all trials, both choices, no run yet, and a checkpoint of the first run"
+    kinds = [l['kind'] for l in done['after stop']]
+    assert kinds.count('trial') == 6 and kinds.count('choice') == 2 and 'run' not in kinds
+    assert done['step'] and done['step'][-1] < 12
+
+
+def test_a_study_goes_on_where_it_was(done):
+    "No trial is trained again, and no run that had ended; a run that had begun goes on"
+    assert not [l for l in done['resumed'] if l.startswith('-- ') and l.count('-') > 3]  # -- sets-1-2: a trial
+    assert {'sets-0', 'labels-0'} <= set(done['begun'])
+    again = []
+    was = (done['out'] / 'study.jsonl').read_bytes()
+    run_study(done['file'], done['out'], log=again.append)
+    assert not [l for l in again if l.startswith('--')] and (done['out'] / 'study.jsonl').read_bytes() == was
+
+
+def test_a_killed_run_of_a_study_has_the_same_bits(done, tmp_path):
+    "The run that was stopped, killed and finished is the run that is trained at once"
+    study, lines = read_study_lines(done['out'])
+    line = next(l for l in lines if l['kind'] == 'run' and (l['arm'], l['seed']) == ('sets', 0))
+    changes = [
+        f'{k}={str(v).lower() if isinstance(v, bool) else v}'
+        for k, v in {**study.options, **study.arms[0].changes, **line['values']}.items()
+    ]
+    pretrain(run_spec('token_cls', changes, seed=0, threads=1, precision='fp32'), out=tmp_path / 'whole', log=str)
+    whole = load(tmp_path / 'whole')
+    parts = load(done['out'] / 'runs' / 'sets-0')
+    a = whole.weights('best')
+    b = parts.weights('best')
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    first = whole.results()[-1]['numbers']
+    last = parts.results()[-1]['numbers']
+    assert [first[k] for k in ('table', 'held_loss', 'views')] == [last[k] for k in ('table', 'held_loss', 'views')]
+    packed = json.loads((done['out'] / 'study.jsonl').read_text().splitlines()[-1])
+    assert packed['kind'] == 'run' and isinstance(packed['numbers']['table'][0]['draws'], str)
+
+
+def test_lines_of_other_code_are_not_mixed_in(done, capsys):
+    "A line of other code stops the study, in one line; with --mix the page says which"
+    path = done['out'] / 'study.jsonl'
+    was = path.read_bytes()
+    lines = [json.loads(l) for l in was.decode().splitlines()]
+    next(l for l in lines if l['kind'] == 'run')['facts']['commit'] = 'older'
+    path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
+    try:
+        said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
+        assert "made under other conditions (commit: was 'older'" in said and '--mix' in said
+        run_study(done['file'], done['out'], mix=True, log=str)
+        assert 'lines of different commit: ' in (done['out'] / 'report.md').read_text()
+    finally:
+        path.write_bytes(was)
+    write_study_report(done['out'])
+    assert 'lines of different' not in (done['out'] / 'report.md').read_text()
+
+
+def test_what_was_changed_after_the_first_result_is_said(done, tmp_path):
+    "A sign, the margin and a contrast of today are judged, and named on the page, whoever writes it, and from then on"
+    out = tmp_path / 'out'
+    file = tmp_path / 'tiny.toml'
+    shutil.copytree(done['out'], out)
+    file.write_text(
+        STUDY.replace('[data]', 'margin = 0.5\n[data]', 1) + "sign = 0\n\n[[contrasts]]\nid = 'Y'\n"
+        "text = 'new'\na = 'sets'\nb = 'chance'\n"
+    )
+    run_study(file, out, log=str)
+    want = 'margin was 1.0, now 0.5; contrast Y was added; contrast X: sign was 1, now 0'
+    for _ in range(2):
+        assert f'changed in {file} after the first result: {want}' in (out / 'report.md').read_text()
+        write_study_report(out)
+    study, lines = read_study_lines(out)
+    assert [r['sign'] for r in judge_study(study, lines)] == [0, 1] and '; '.join(study.changed) == want
+    file.write_text(STUDY)  # as it was: nothing is left to be said
+    run_study(file, out, log=str)
+    assert 'after the first result' not in (out / 'report.md').read_text()
+    (out / 'study.jsonl').write_text('\n'.join([(out / 'study.jsonl').read_text().splitlines()[0]]) + '\n')
+    shutil.rmtree(out / 'runs')
+    shutil.rmtree(out / 'trials')
+    file.write_text(STUDY.replace('[data]', 'margin = 0.5\n[data]', 1))
+    assert 'first' not in StudyFolder(out, read_toml(file), file).head  # no result was there yet
+
+
+def test_one_contrast_that_cannot_be_judged_leaves_the_others(done, tmp_path):
+    "A missing table, question, arm or field is the reason in its row, and the page is written"
+    out = tmp_path / 'out'
+    shutil.copytree(done['out'], out)
+    head, *lines = [json.loads(l) for l in (out / 'study.jsonl').read_text().splitlines()]
+    base = head['table']['contrasts'][0]
+    head['file'] = str(tmp_path / 'gone.toml')
+    more = [dict(table='lost'), dict(question='colour'), dict(b='nobody'), dict(b='@supervised'), dict(b='chance')]
+    head['table']['contrasts'] += [base | m | dict(id=f'N{i}') for i, m in enumerate(more)]
+    (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines])) + '\n')
+    page = write_study_report(out).parent / 'report.md'
+    rows = {r['id']: r['verdict'] for r in judge_study(*read_study_lines(out))}
+    assert rows['N0'].startswith("not run (sets 0: no 'objects' in 'lost'")
+    assert not any(rows[k].startswith(('not run', 'not judged')) for k in ('X', 'N4'))
+    for i, says in ((1, "no 'colour' of token_cls"), (2, "no arm 'nobody'"), (3, "no 'objects' of supervised")):
+        assert rows[f'N{i}'].startswith('not judged (') and says in rows[f'N{i}'] and says in page.read_text()
+    head['table']['seeds'] = [0]
+    (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, [head, *lines])) + '\n')
+    write_study_report(out)
+    assert 'not judged (1 seed: at least 2 are needed' in page.read_text()
+
+
+@pytest.mark.parametrize(
+    'old,new,says',
+    [
+        ('steps = 12', 'steps = 11', 'is not what'),
+        ('cnn_lr = 0.2', 'cnn_lr = 0.3', 'trial 1 of round 1'),
+        ("name = 'tiny'", "name = 'other'", "holds the study 'tiny'"),
+        ('steps = 8', 'steps = 6', 'trial 1 of round 1 of sets'),
+    ],
+)
+def test_a_changed_study_is_refused(done, tmp_path, old, new, says, capsys):
+    assert old in STUDY
+    (tmp_path / 's.toml').write_text(STUDY.replace(old, new))
+    assert says in refused(capsys, 'study', 'run', tmp_path / 's.toml', '--out', done['out'])
+
+
+def test_another_choice_of_tuning_is_refused(done, capsys):
+    "Where more trials, or an edited line, would choose otherwise, runs of the old choice are not mixed with new ones"
+    path = done['out'] / 'study.jsonl'
+    was = path.read_bytes()
+    lines = [json.loads(l) for l in was.decode().splitlines()]
+    next(l for l in lines if l['kind'] == 'choice' and l['arm'] == 'sets')['values'] = {'cnn_lr': 0.9}
+    path.write_text('\n'.join(map(json.dumps, lines)) + '\n')
+    try:
+        said = refused(capsys, 'study', 'run', done['file'], '--out', done['out'])
+        assert "arms[sets]: {'cnn_lr': 0.9} was chosen from other trials" in said
+    finally:
+        path.write_bytes(was)
+
+
+def test_more_seeds_keep_the_runs_that_are_there(done, tmp_path):
+    (tmp_path / 's.toml').write_text(STUDY.replace('seeds = [0, 1]', 'seeds = [0, 1, 2]'))
+    from vlrep.studies.plan import read_toml
+
+    keep = (done['out'] / 'study.jsonl').read_bytes()
+    try:
+        folder = StudyFolder(done['out'], read_toml(tmp_path / 's.toml'), 's.toml')
+        (row,) = judge_study(folder.study, folder.lines)
+        assert row['verdict'] == 'not run (sets 2, labels 2)' and len(folder.find(kind='run')) == 4
+    finally:
+        (done['out'] / 'study.jsonl').write_bytes(keep)
+
+
+def test_the_plan_counts_what_the_study_did(done):
+    study, lines = read_study_lines(done['out'])
+    told = plan_study(study, done['out'] / 'runs', log=str)
+    assert (
+        (told['runs'], told['trials']) == (4, 6)
+        and told['views'] == 2 * (2 * 12 + 2 * 4 + 8) * 16
+        and told['hours'] > 0
+    )
+    assert sum(l['numbers']['views'] for l in lines if l['kind'] == 'run') == 4 * 12 * 16
+
+
+# ---------------------------------------------------------------- an arm that starts from the run of another one
+
+WARM = (
+    STUDY.replace("name = 'tiny'", "name = 'warm'")
+    .replace('\ngrid = [{cnn_lr = 0.5}, {cnn_lr = 1e6, lr = 1e6}]', '')
+    .replace(
+        """name = 'labels'
+method = 'multilabel'
+""",
+        """name = 'long'
+method = 'token_cls'
+""",
+    )
+    .replace(
+        'changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}',
+        'changes = {steps = 24, warmup = 2, size = 32, bs = 16, visual_width = 8, vocab = 300}',
+    )
+    .replace(
+        '[[contrasts]]',
+        """[[arms]]
+name = 'after'
+method = 'multilabel'
+weights = '@sets'
+changes = {steps = 12, warmup = 2, size = 32, bs = 16, visual_width = 8}
+
+[[contrasts]]""",
+        1,
+    )
+    .replace("a = 'sets'\nb = 'labels'", "a = 'after'\nb = 'long'")
+    .replace('[tune]', "[tune]\nscore = 'held_loss'")
+)
+
+
+def test_an_arm_starts_from_the_run_of_another_one(tmp_path, monkeypatch):
+    "With the weights of the same seed, in its trials, too; its views and steps are those of both runs"
+    file = tmp_path / 'warm.toml'
+    file.write_text(WARM)
+    out = tmp_path / 'out'
+    started = []
+    begin = study_tuning.with_backbone
+    monkeypatch.setattr(study_tuning, 'with_backbone', lambda m, b=None, w=None: started.append(w) or begin(m, b, w))
+    run_study(file, out, log=str)
+    study, lines = read_study_lines(out)
+    assert set(started) == {None, load(out / 'runs' / 'sets-0').checkpoint('best') / 'model.safetensors'}  # of trials
+    for s in (0, 1):
+        info = load(out / 'runs' / f'after-{s}').info
+        start = load(out / 'runs' / f'sets-{s}').checkpoint('best') / 'model.safetensors'
+        assert (info['weights_file'], info['weights']) == (str(start.resolve()), weights_digest(start))
+    (row,) = judge_study(study, lines)
+    assert len(row['each']) == 2 and not row['verdict'].startswith(('not judged', 'not run'))
+    runs = {l['arm']: [m for m in lines if m['kind'] == 'run' and m['arm'] == l['arm']] for l in lines if 'arm' in l}
+    assert {l['numbers']['views'] for l in runs['after']} == {12 * 16}
+    assert {l['numbers']['views'] for l in from_start(study, runs, 'after')} == {24 * 16}
+    for l in lines:
+        if l.get('arm') == 'sets' and l['kind'] == 'run':
+            l['numbers']['views'] += 1
+    assert 'measured views=' in judge_study(study, lines)[0]['verdict']
+    after = next(l for l in lines if l.get('arm') == 'after' and l['kind'] == 'run')
+    assert after['spec']['weights'] == '@sets'
+    shutil.rmtree(out / 'runs' / 'sets-0')
+    kept = [l for l in lines if l.get('arm') != 'after']
+    head = (out / 'study.jsonl').read_text().splitlines()[0]
+    (out / 'study.jsonl').write_text('\n'.join([head, *map(json.dumps, kept)]) + '\n')
+    with pytest.raises(ValueError, match='sets-0'):
+        run_study(file, out, log=str)  # no trial without its start
+    assert not [l for l in read_study_lines(out)[1] if l.get('arm') == 'after' and l['kind'] == 'trial']
+
+
+# ---------------------------------------------------------------- pretrained once, fine-tuned on tasks
+
+SOURCES = ROOT / 'data' / 'studies' / 'pretraining_right.toml'
+
+
+def few_arms(path):
+    "The study of the sources, of which [quick] keeps two arms, the writer, and one task; and a contrast of theirs"
+    text = SOURCES.read_text(encoding='utf-8')
+    for old, new in (
+        (
+            "keep    = ['writer', 'vb-none', 'vb-captions', 'vb-generated', 'vil-captions']",
+            "keep    = ['writer', 'vb-none', 'vb-generated']",
+        ),
+        ("tasks   = ['vqa']\nsteps   = 2", "tasks   = ['mm_imdb']\nsteps   = 2"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path.write_text(
+        text + "\n[[contrasts]]\nid = 'T'\ntext = 'any'\na = 'vb-generated'\nb = 'vb-none'\n"
+        "question = 'mm_imdb, macro F1'\ntable = 'frozen'\nunequal = ['views', 'steps']\n",
+        encoding='utf-8',
+    )
+    return path
+
+
+@pytest.fixture(scope='module')
+def tuned(tmp_path_factory):
+    "The folder of that study, after a signal in the middle of a fine-tuning"
+    tmp = tmp_path_factory.mktemp('sources')
+    file = few_arms(tmp / 'sources.toml')
+    out = tmp / 'out'
+    said = []
+    again = []
+
+    def log(line):
+        said.append(line)
+        begun = '-- vb-none-0-mm_imdb-full' in said[-20:]
+        if line.startswith('step 2:') and begun:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(TrainingInterrupted):
+        run_study(file, out, log=log, quick=True)
+    stopped = load(out / 'tasks' / 'vb-none-0-mm_imdb-full').saved()
+    run_study(file, out, log=again.append, quick=True)
+    return dict(file=file, out=out, said=said, again=again, stopped=stopped)
+
+
+def test_sources_are_pretrained_once_and_fine_tuned(tuned):
+    study, lines = read_study_lines(tuned['out'])
+
+    def count(kind, **k):
+        return sum(l['kind'] == kind and all(l[a] == v for a, v in k.items()) for l in lines)
+
+    assert study.name == 'pretraining_right-quick' and [count(k) for k in ('trial', 'choice', 'run')] == [4, 2, 6]
+    assert [count(k) for k in ('task_trial', 'task_choice', 'task')] == [8, 4, 8] and not count('begun')
+    assert all(
+        count('task', arm=a, mode=m, seed=s) == 1
+        for a in ('vb-none', 'vb-generated')
+        for m in ('full', 'frozen')
+        for s in (0, 1)
+    )
+    runs = {(l['arm'], l['seed']): l for l in lines if l['kind'] == 'run'}
+    assert runs['vb-none', 0]['numbers']['views'] == 0 and runs['vb-generated', 0]['numbers']['views'] == 6 * 16
+    for s in (0, 1):  # who wrote has the same seed
+        wrote = load(tuned['out'] / 'runs' / f'vb-generated-{s}').info['recipe']['generated']
+        assert Path(wrote) == (tuned['out'] / 'runs' / f'writer-{s}').resolve()
+    for l in lines:
+        if l['kind'] != 'task':
+            continue
+        rows = {r['question']: r for r in l['numbers'][l['mode']] if r['backbone'] == 'visualbert'}
+        assert set(rows) == {'mm_imdb', 'mm_imdb, macro F1'} and len(rows['mm_imdb']['draws']) == 20
+        assert ('drift' in l['numbers']) == (l['mode'] == 'full')
+    chosen = {(l['arm'], l['mode']): l['values'] for l in lines if l['kind'] == 'task_choice'}
+    assert all(l['values'] == chosen[l['arm'], l['mode']] for l in lines if l['kind'] == 'task')
+    assert not list((tuned['out'] / 'trials').glob('*/predictions-*'))  # trials say nothing of test scenes
+    (row,) = judge_study(study, lines)
+    assert row['verdict'] and len(row['each']) == 2
+    page = (tuned['out'] / 'report.md').read_text()
+    assert '## Tasks, the body frozen' in page and '| visualbert | none | vb-none |' in page
+
+
+def test_a_stopped_fine_tuning_has_the_same_bits(tuned, tmp_path):
+    "It was stopped before the last of four steps, and goes on; what was there before is not trained again"
+    assert tuned['stopped'] and tuned['stopped'][-1] < 4
+    assert next(l for l in tuned['again'] if l.startswith('-- ')) == '-- vb-none-0-mm_imdb-full'
+    assert f'resuming from step {tuned["stopped"][-1]}' in tuned['again']
+    study, lines = read_study_lines(tuned['out'])
+    line = next(l for l in lines if l['kind'] == 'task' and (l['arm'], l['seed'], l['mode']) == ('vb-none', 0, 'full'))
+    changes = task_plan(study, 'mm_imdb', 'full', line['values'], draws=20)[2]
+    whole = load(
+        finetune(
+            finetune_spec(tuned['out'] / 'runs' / 'vb-none-0', 'mm_imdb', changes, threads=1, seed=0, precision='bf16'),
+            out=tmp_path / 'whole',
+            log=str,
+        )
+    )
+    parts = load(tuned['out'] / 'tasks' / 'vb-none-0-mm_imdb-full')
+    a = whole.weights('last')
+    b = parts.weights('last')
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    was = (tuned['out'] / 'study.jsonl').read_bytes()
+    again = []
+    run_study(tuned['file'], tuned['out'], log=again.append, quick=True)
+    assert not [l for l in again if l.startswith('--')] and (tuned['out'] / 'study.jsonl').read_bytes() == was
+
+
+def test_a_diverged_fine_tuning_is_reported(tuned, tmp_path, monkeypatch):
+    "The study goes on without it; its contrast is not run, and the page says why"
+    out = tmp_path / 'out'
+    shutil.copytree(tuned['out'], out)
+    lines = [json.loads(l) for l in (out / 'study.jsonl').read_text().splitlines()]
+    gone = dict(kind='task', arm='vb-none', seed=1, task='mm_imdb', mode='frozen')
+    lines = [l for l in lines if any(l.get(k) != v for k, v in gone.items())]
+    (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
+    shutil.rmtree(out / 'tasks' / 'vb-none-1-mm_imdb-frozen')  # a study removes no run by itself
+
+    def wild(*args):
+        raise TrainingDiverged('the training loss is nan at step 3')
+
+    monkeypatch.setattr('vlrep.studies.runs.train_task', wild)
+    said = []
+    run_study(tuned['file'], out, log=said.append, quick=True)
+    assert '   diverged: the training loss is nan at step 3' in said
+    assert 'T: not run (vb-none 1: diverged)' in said
+    page = (out / 'report.md').read_text()
+    assert '(1 seed, scenes alone), 1 diverged †' in page
+    assert '† vb-none, seed 1, mm_imdb frozen: the training loss is nan' in page
+    again = []
+    run_study(tuned['file'], out, log=again.append, quick=True)  # nor is it tried again and again
+    assert not [l for l in again if l.startswith('--')]
+
+
+@pytest.mark.parametrize('seed', [0, 1])
+def test_a_diverged_writer_leaves_its_arms_out(tuned, tmp_path, seed):
+    """Trials read what the writer of the first seed wrote: without it the arm is not tuned, and no seed is run
+
+    The rest is judged
+    """
+    out = tmp_path / 'out'
+    shutil.copytree(tuned['out'], out)
+    lines = [json.loads(l) for l in (out / 'study.jsonl').read_text().splitlines()]
+    wrote = next(l for l in lines if (l.get('kind'), l.get('arm'), l.get('seed')) == ('run', 'writer', seed))
+
+    def mine(l):
+        return l.get('arm') == 'vb-generated' and (seed == 0 or l.get('seed') == seed and 'trial' not in l)
+
+    lines = [l for l in lines if l is not wrote and not mine(l)]
+    keep = {k: wrote[k] for k in ('arm', 'seed', 'values', 'facts', 'spec')}
+    lines.append(dict(kind='diverged', **keep, error='the training loss is nan at step 3'))
+    (out / 'study.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
+    said = []
+    run_study(tuned['file'], out, log=said.append, quick=True)
+    lines = read_study_lines(out)[1]
+    gone = {l['seed']: l['error'] for l in lines if l['kind'] == 'diverged' and l['arm'] == 'vb-generated'}
+    assert sorted(gone) == ([0, 1] if seed == 0 else [1])
+    assert all('its source writer diverged (the training loss is nan' in e for e in gone.values())
+    assert sum(l['kind'] == 'run' and l['arm'] == 'vb-generated' for l in lines) == seed
+    assert any(l.startswith('T: not run (vb-generated') and 'its source writer diverged' in l for l in said)
+    assert f'vb-generated, seed {seed}' in (out / 'report.md').read_text()
+    was = (out / 'study.jsonl').read_bytes()
+    run_study(tuned['file'], out, log=str, quick=True)  # known, and not written twice
+    assert (out / 'study.jsonl').read_bytes() == was
+
+
+@pytest.mark.parametrize(
+    'old,new,says',
+    [
+        ('steps = 4, bs = 16, every', 'steps = 5, bs = 16, every', 'plan'),
+        ('steps   = 2\nchanges', "steps   = 2\nmodes   = ['frozen']\nchanges", 'is no part of'),
+        ('steps   = 2\nchanges', 'steps   = 3\nchanges', 'plan steps: was 2'),
+    ],
+)
+def test_a_changed_fine_tuning_is_refused(tuned, tmp_path, old, new, says, capsys):
+    text = tuned['file'].read_text()
+    assert text.count(old) == 1
+    (tmp_path / 's.toml').write_text(text.replace(old, new))
+    assert says in refused(capsys, 'study', 'run', tmp_path / 's.toml', '--out', tuned['out'], '--quick')
+
+
+def test_the_plan_counts_fine_tunings(tuned):
+    study, _ = read_study_lines(tuned['out'])
+    told = plan_study(study, tuned['out'], log=str)
+    assert [told[k] for k in ('runs', 'trials', 'tasks', 'task_trials')] == [6, 4, 8, 8] and told['hours'] > 0
+
+
+def test_a_dry_run_of_no_steps_is_refused(capsys):
+    said = refused(capsys, 'pretrain', '--method', 'visualbert', '--steps', '0', '--dry-run')
+    assert said == 'vlrep pretrain: --dry-run: steps=0 trains nothing, so there is nothing to try out\n'
+
+
+# ---------------------------------------------------------------- mistakes, one line each
+
+MISTAKES = [
+    ("method = 'token_cls'", "method = 'token_cl'", "arms[sets].method: unknown method 'token_cl'"),
+    ("b = 'labels'", "b = 'label'", "contrasts[X].b: unknown arm 'label': did you mean 'labels'"),
+    ('vocab = 300', 'vocabulary = 300', "arms[sets].changes: unknown field 'vocabulary'"),
+    ('vocab = 300', 'vocab = 3', 'arms[sets].changes: vocab=3: must be from 64'),
+    ('scenes = 64', 'scenes = 3', 'data: scenes=3: must be from 16'),
+    ('rounds = 2', "split = 'test'", "tune.split='test': trials are chosen on validation scenes"),
+    ('rounds = 2', 'splits = 2', "tune.splits: unknown field 'splits': did you mean 'split'"),
+    ('rounds = 2', "score = 'object'", "tune.score: unknown score 'object'"),
+    ('valid = 16', 'valid = 0', 'data.valid=0: there is no validation split'),
+    ('draws = 20', 'draws = 1', 'contrasts[X]: draws=1 of arm'),
+    ('bs = 16, visual_width = 8}', 'bs = 8, visual_width = 8}', 'arms[labels]: views 96, and arms[sets] has 192'),
+    ('bs = 16, visual_width = 8}', 'bs = 16}', 'arms[labels]: backbone 10, 16, 32, and arms[sets] has 10, 8, 32'),
+    ('[[contrasts]]', '[contrast]', "unknown field 'contrast': did you mean 'contrasts'"),
+    ('seeds = [0, 1]', 'seeds = [0]', 'seeds: a contrast needs at least 2'),
+    ("id = 'X'", "question = 'where'", 'contrasts[0].id is missing'),
+    ("a = 'sets'", "a = 'sets'\nquestion = 'where'", "contrasts[X].question: unknown question 'where'"),
+    ("a = 'sets'", "a = 'sets'\ntable = 'where'", "contrasts[X].question: unknown question 'objects'"),
+    ("a = 'sets'", "a = 'sets'\nsign = 2", 'contrasts[X].sign=2: unknown sign'),
+    ("b = 'labels'", "b = '@random'", "contrasts[X].b='@random': needs baselines = true"),
+    ('grid = [{cnn_lr = 0.5}, ', 'grid = [', 'arms[labels].grid: 1 trials, and sets has 2'),
+    ("name = 'world'", "name = 'flickr8k'", "data: unknown field 'scenes'"),
+    ("name = 'tiny'", 'name = 3', 'name=3: expected text'),
+    ("name = 'tiny'", "name = 'tiny'\nequal = [['views']]", "equal: ['views']: expected a list of words"),
+    ("[[arms]]\nname = 'sets'", "[[arms]]\nname = 'se/ts'", 'arms[se/ts].name: letters'),
+]
+
+
+@pytest.mark.parametrize('old,new,says', MISTAKES, ids=[m[2][:40] for m in MISTAKES])
+def test_a_mistake_is_one_line_with_file_and_field(tmp_path, capsys, old, new, says):
+    assert old in STUDY
+    (tmp_path / 's.toml').write_text(STUDY.replace(old, new, 1))
+    err = refused(capsys, 'study', 'plan', tmp_path / 's.toml')
+    assert err.startswith(f'vlrep study: {tmp_path / "s.toml"}: ') and says in err
+
+
+@pytest.mark.parametrize(
+    'words,says',
+    [
+        (('pln',), 'Available subcommands: plan, run, report'),
+        (('plan',), 'Missing from vlrep study plan: FILE'),
+        (('run', 'a.toml'), 'Missing from vlrep study run: --out'),
+        (('report', 'nowhere'), 'nowhere: no such file'),
+        (('run', 'a.toml', '--out', 'b', '--jobs', '0'), '--jobs 0'),
+        (('plan', 'nowhere.toml'), 'nowhere.toml: no such file'),
+    ],
+)
+def test_mistyped_words_are_refused(capsys, words, says):
+    assert says in refused(capsys, 'study', *words)
+
+
+# ---------------------------------------------------------------- judging, by hand
+
+
+def seen(each, s_scene=0.0):
+    mean = sum(each) / len(each)
+    s = math.sqrt(sum((e - mean) ** 2 for e in each) / (len(each) - 1))
+    return Difference(mean, None, dict(enumerate(each)), s, s_scene)
+
+
+@pytest.mark.parametrize(
+    'diff,half,sign,margin,want',
+    [
+        (2, 1, 1, 1, 'replicates'),
+        (2, 1, -1, 1, 'reversed'),
+        (-2, 1, 1, 1, 'reversed'),
+        (-2, 1, -1, 1, 'replicates'),
+        (0.5, 0.4, 1, 1, 'equivalent (within ± 1)'),
+        (0.5, 0.6, 1, 1, 'not resolved (± 0.6)'),
+        (0.5, 0.4, 1, 0.8, 'replicates'),
+        (1, 1, 1, 1, 'not resolved (± 1.0)'),
+        (0.5, 0.4, 0, 1, 'replicates (equivalent, within ± 1)'),
+        (-0.5, 0.4, 0, 1, 'replicates (equivalent, within ± 1)'),
+        (0.5, 0.6, 0, 1, 'not resolved (± 0.6)'),
+        (1.5, 0.4, 0, 1, 'different (by more than 1)'),
+        (-1.5, 0.4, 0, 1, 'different (by more than 1)'),
+        (1.5, 0.6, 0, 1, 'not resolved (± 0.6)'),
+    ],
+)
+def test_verdicts_are_those_of_the_interval(diff, half, sign, margin, want):
+    assert study_verdict(diff, half, sign, margin) == want
+
+
+@pytest.mark.parametrize(
+    'p,want',
+    [
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),
+        ([0.02], [0.02]),
+        ([0.03, 0.02, 0.9, 0.01], [0.06, 0.06, 0.9, 0.04]),
+        ([0.4, 0.5], [0.8, 0.8]),
+        ([], []),
+    ],
+)
+def test_holm_correction_is_that_worked_out_by_hand(p, want):
+    assert holm(p) == pytest.approx(want)
+
+
+def test_p_values_are_those_worked_out_by_hand():
+    "Two seeds, 1 and 3: t = 2 with one degree of freedom; agreeing seeds: the normal tail at two deviations is 2.275 %"
+    assert p_value(seen([1, 3])) == pytest.approx(1 - 2 / math.pi * math.atan(2))
+    assert p_value(seen([2, 2, 2], 1.0)) == pytest.approx(0.0455, abs=1e-4)
+    assert p_value(seen([-1, 1])) == 1 and p_value(seen([3, 3])) == 0
+
+
+def test_two_one_sided_tests_are_those_worked_out_by_hand():
+    """A tie within 2: two seeds, 0 and 2, have the mean 1 and the standard error 1: the nearer edge is t = 1 away
+
+    With one degree of freedom each tail is 1/4, and each of the two tests is at 2.5 %. A mean of 3 is as far outside
+    """
+    for each in ([0, 2], [-2, 0], [2, 4], [-4, -2]):
+        assert p_value(seen(each), 2.0) == pytest.approx(0.5)
+    assert p_value(seen([0, 0, 0], 1.0), 2.0) == pytest.approx(0.0455, abs=1e-4)  # the normal tail at two
+    assert p_value(seen([2, 2]), 2.0) == 1 and p_value(seen([1, 1]), 2.0) == 0
+
+
+def test_the_seeds_that_a_difference_needs_are_counted():
+    "Spread 1, size 1: 2.571/sqrt(6) = 1.05 is too wide, 2.447/sqrt(7) = 0.92 is not; scenes of 0.2 make 1.005 of it"
+    assert needed_seeds(seen([-1, 0, 1]), 1.0) == 7
+    assert needed_seeds(seen([-1, 0, 1], 0.2), 1.0) == 8
+    assert needed_seeds(seen([-1, 0, 1], 0.52), 1.0) == math.inf
+
+
+# ---------------------------------------------------------------- the studies of this project
+
+FILES = sorted((ROOT / 'data' / 'studies').glob('*.toml'))
+
+
+@pytest.mark.parametrize('file', FILES, ids=lambda p: p.stem)
+def test_every_committed_study_is_ready_to_run(file):
+    study = read_study(file)
+    assert study.name == file.stem and study.contrasts and len(study.seeds) >= 3
+    assert study.tune or 'Nothing is tuned here' in file.read_text(encoding='utf-8')
+    assert {'views', 'images', 'steps', 'backbone'} & set(study.equal) and all(c.text for c in study.contrasts)
+    for a in study.tuned() if study.tune else ():
+        assert arm_recipe(study, a)[0].steps >= study.tune.steps
+
+
+def test_there_are_studies():
+    assert {'virtex', 'loctex', 'pretraining_right', 'mct'} <= {f.stem for f in FILES}

@@ -1,0 +1,117 @@
+"""What each method must learn in a tiny training
+
+`methods/test_contract.py` asks it once, `make robust` with other seeds, precisions, threads and instruction sets.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+
+import torch
+from paths import ROOT
+
+from vlrep.core.testing import learned
+from vlrep.datasets.base import DATASETS
+from vlrep.experiments.baselines import train_on
+from vlrep.experiments.config import get_recipe, override_all
+from vlrep.experiments.options import tiny_changes
+from vlrep.experiments.sanity_checks import overfit
+from vlrep.experiments.splits import open_splits
+from vlrep.methods.base import METHODS
+
+
+@functools.cache
+def material(name):
+    "Method, tiny recipe, images and tokenizer"
+    method = METHODS[name]
+    parts = [get_recipe(name, 'world'), DATASETS['world'].options]
+    recipe, options = override_all(
+        parts, [*tiny_changes(*parts), 'scenes=320', 'valid=32', 'shown=16', 'steps=60', 'warmup=15']
+    )
+    splits = open_splits(method, recipe, options, 'world')
+    return method, recipe, splits, method.train_tokenizer(recipe, splits['train'])
+
+
+class Case:
+    """A method, its tiny recipe and images
+
+    `learn` is trained for three short epochs, `before` is its held-out loss at first
+    """
+
+    def __init__(self, name, seed=0, precision='fp32'):
+        self.name = name
+        self.method, self.recipe, self.splits, self.tok = material(name)
+
+        def look(learn):
+            self.before = float(learn.validate()[0])
+
+        self.learn = train_on(
+            self.method,
+            self.recipe,
+            self.splits,
+            'world',
+            self.tok,
+            seed=seed,
+            precision=precision,
+            log=lambda s: None,
+            begin=look,
+        )
+        self.batch = self.learn.dls.valid.one_batch()[0]
+
+    def fresh(self, **kw):
+        return self.method.learner(self.recipe, self.learn.dls, precision='fp32', **kw)
+
+    def answer(self, model):
+        with torch.no_grad():
+            return model.eval()(self.batch)
+
+
+def check_falls(case):
+    """The training loss of the last epoch is lower than the loss at first, by 2 % of it
+
+    A model that begins with a BERT learns less in so few steps than sets of fifty masked words differ from each other:
+    it is asked for the same words again
+    """
+    again = 'fuse' in case.learn.capabilities(case.learn.model)
+    after = float(case.learn.validate()[0]) if again else case.learn.train_state.mean()
+    learned(f'{case.name}: fall of the loss in 60 steps', case.before - after, 0.02 * case.before)
+
+
+def check_by_heart(name, seed=0, precision='fp32', most=600):
+    "Sixteen images are overfitted"
+    method, recipe, splits, tok = material(name)
+    recipe = dataclasses.replace(recipe, **{k: v for k, v in dict(width=64, heads=4).items() if hasattr(recipe, k)})
+    said = []
+    done = overfit(method, recipe, splits, tok=tok, seed=seed, precision=precision, log=said.append, steps=most)
+    steps = int(re.search(r'in (\d+) steps', said[-1])[1]) if done else float('inf')
+    learned(f'{name}: steps there were for 16 images, times those needed', most / steps, 1.0)
+
+
+def falls(seed, precision):
+    for name in METHODS:
+        check_falls(Case(name, seed, precision))
+
+
+def by_heart(seed, precision):
+    for name in METHODS:
+        check_by_heart(name, seed, precision)
+
+
+def first_example(seed, precision):
+    "The README's first example, as printed but for seed and precision"
+    cells = json.loads((ROOT / 'nbs' / 'index.ipynb').read_text(encoding='utf-8'))['cells']
+    (code,) = (
+        s
+        for s in (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
+        if 'learn.fit_steps(small.steps)' in s
+    )
+    for old, new in (
+        ('bs=64)', f'bs=64, seed={seed})'),
+        ('virtex_learner(small, dls)', f'virtex_learner(small, dls, seed={seed}, precision={precision!r})'),
+    ):
+        assert code.count(old) == 1, (old, code)
+        code = code.replace(old, new)
+    ns = {}
+    exec(code, ns)
+    learned('README: fall of the held-out loss in 100 steps', ns['before'] - ns['after'], 0.25 * ns['before'])

@@ -1,0 +1,258 @@
+"Run folders: untrained ones made at once, logs, what a page can show, files damaged on purpose, stops"
+
+import base64
+import hashlib
+import io
+import json
+import os
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vlrep.core.fields import check_fields
+from vlrep.core.files import read_json, write_json
+from vlrep.core.run_facts import read_log
+from vlrep.data.loader import loaders
+from vlrep.data.records import ArrayDataset
+from vlrep.data.tokenizer import Tokenizer
+from vlrep.datasets.base import DATASETS
+from vlrep.datasets.mm_imdb import write_mm_imdb
+from vlrep.datasets.snli_ve import write_snli_ve
+from vlrep.datasets.vizwiz import write_vizwiz
+from vlrep.datasets.vqa import write_vqa
+from vlrep.datasets.world.dataset import world
+from vlrep.experiments.config import get_recipe, recipe_dict
+from vlrep.methods.base import METHODS
+from vlrep.training.learner import BaseCallback
+from vlrep.training.run_folder import Run
+
+
+def rows(path):
+    times = 'seconds', 'images_s', 'memory_mb'
+    return [{k: v for k, v in r.items() if k not in times} for r in read_log(Path(path) / 'log.csv')]
+
+
+TINY = dict(visual_depth=10, visual_width=8, width=16, depth=1, heads=2, size=32, vocab=200)
+SCENES = ['scenes=12', 'valid=6', 'test=6']
+
+
+def untrained(path, method, **changes):
+    "A finished run of a model that has learned nothing"
+    recipe = check_fields(replace(METHODS[method].recipes['world'], **changes))
+    tok = Tokenizer.train(world('train', 30).captions.flat(), 200)
+    blank = ArrayDataset(np.zeros((1, recipe.size, recipe.size, 3), np.uint8), captions=[['a']])
+    dls = loaders(blank, blank, tok=tok, size=recipe.size, bs=1, device='cpu', max_len=recipe.max_len)
+    model = METHODS[method].learner(recipe, dls).model
+    sizes = recipe_dict(DATASETS['world'].options)
+    with Run.create(path, recipe, method, dict(name='world', **sizes), 0, name='world') as run:
+        tok.save(run / 'tokenizer.model')
+        run.keep_part('tokenizer.model')
+        run.save('best', model.state_dict(), dict(step=0))
+    return path
+
+
+WRITERS = dict(
+    vqa=(write_vqa, 'questions'),
+    vizwiz=(write_vizwiz, 'questions'),
+    snli_ve=(write_snli_ve, 'statements'),
+    mm_imdb=(write_mm_imdb, 'genre'),
+)
+
+
+def build(path, method='virtex'):
+    "A run folder with untrained weights: quick to make, and as good as any to be opened"
+    dataset = world('train', 40, size=32)
+    options = DATASETS['world'].options
+    recipe = replace(
+        get_recipe(method, 'world'), size=32, bs=4, **dict(width=32, heads=2, vocab=300) if method != 'tags' else {}
+    )
+    tok = Tokenizer.train(dataset.captions.flat(), 300) if method != 'tags' else None
+    model = METHODS[method].learner(recipe, loaders(dataset, dataset, tok=tok, size=32, bs=4, device='cpu')).model
+    with Run.create(path, recipe, method, dict(name='world', **recipe_dict(options)), 0, name='world') as r:
+        if tok:
+            tok.save(r / 'tokenizer.model')
+            r.keep_part('tokenizer.model')
+        r.save('best', model.state_dict(), dict(step=1))
+        r.save('last', model.state_dict(), dict(step=1))
+    return Path(path)
+
+
+def reseal(run, change):
+    "Change what recipe.json holds, with a checksum that fits"
+    d = read_json(run / 'recipe.json')
+    change(d)
+    Run(run)._write(d)
+
+
+def picture():
+    f = io.BytesIO()
+    Image.new('RGB', (4, 4)).save(f, 'JPEG')
+    return 'data:image/jpeg;base64,' + base64.b64encode(f.getvalue()).decode()
+
+
+def table_rows(questions, who):
+    return [
+        dict(question=q, metric='mAP', backbone=b, n=40, value=50.0, low=40.0, high=60.0, chance=20.0)
+        for q in questions
+        for b in who
+    ]
+
+
+def facts(method='virtex', seed=0):
+    "recipe.json, result.jsonl, samples.json and log.csv of a run that has everything a page can show"
+    info = dict(
+        format=1,
+        method=method,
+        name='world',
+        recipe=dict(bs=4, steps=9, heads=2, norm='pre'),
+        data=dict(name='world', scenes=40),
+        seed=seed,
+        precision='fp32',
+        threads=2,
+        versions=dict(vlrep='1', python='3', torch='2', fastai='2'),
+    )
+    num = dict(
+        images=40,
+        steps=9,
+        views=36,
+        images_per_second=12.5,
+        held_loss=1.0,
+        best_step=9,
+        skipped=2,
+        parameters=1000,
+        backbone_parameters=500,
+        damaged={'a.jpg': 'torn'},
+        duplicates=dict(images=1, captions=2),
+        table=table_rows(['objects', 'color'], [method, 'random']),
+        where=table_rows(['pointing', 'overlap'], [method, 'centre']),
+        caption_table=table_rows(['caption'], [method, 'a person']),
+        noun_precision=50.0,
+        noun_recall=40.0,
+        person_noun_precision=70.0,
+        person_noun_recall=60.0,
+        right=2.0,
+        wrong=3.0,
+        wrong_each=[2.9, 3.1],
+        right_piece=1.0,
+        wrong_piece=2.0,
+    )
+    res = dict(
+        method=method,
+        recipe='world',
+        changes=['steps=9'],
+        data='world',
+        seed=seed,
+        commit='abc',
+        date='2026-01-01',
+        processor='cpu',
+        threads=2,
+        precision='fp32',
+        seconds=dict(world=1.0, bicaptioning=2.0),
+        numbers=num,
+    )
+    pic = picture()
+    said = [['a', None], ['dog', 0.5]]
+    samples = dict(
+        captions=[
+            dict(
+                id='1',
+                caption='a dog',
+                said='the dog',
+                right=['dog'],
+                wrong=['cat'],
+                missed=['car'],
+                note='n',
+                score=s,
+                tie=0,
+                image=pic,
+            )
+            for s in (0.1, 0.5, 0.9)
+        ],
+        words=[dict(image=pic, words=[dict(word='dog', map=[[1.0, 0.0], [0.0, 0.0]])], said='the dog')],
+        traces=[
+            dict(
+                id='1',
+                image=pic,
+                end=2.0,
+                strokes=[[[0.1, 0.1, 0.0], [0.5, 0.5, 1.0]]],
+                said=said,
+                words=[dict(at=1, mask=[[1, 0], [0, 0]], map=[[100, 0], [0, 0]], inside=50.0, area=25.0)],
+            )
+        ],
+        neighbours=dict(
+            n=9,
+            k=1,
+            asks=[dict(id='1', **{'before training': [['2', 0.5]], 'after': [['1', 0.6]]})],
+            pics={'1': pic, '2': pic},
+            share={'after': 50.0, 'any two': 20.0},
+        ),
+        figures=[dict(title='How it learned', image=pic, explain='One line a seed.')],
+    )
+    return {'recipe.json': info, 'result.jsonl': res, 'samples.json': samples}
+
+
+def put(run, files):
+    run.mkdir(exist_ok=True)
+    for name, d in files.items():
+        (run / name).write_text(json.dumps(d, indent=None if name.endswith('l') else 1) + '\n')
+    (run / 'log.csv').write_text('step,train_loss,valid_loss,lr0,lr1\n3,2.5,,.1,.2\n9,2.,2.2,.1,.2\n')
+    return run
+
+
+def in_child(work):
+    "Do `work` in a child process: its exit code, or minus the signal that ended it"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(77)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def resign(folder):
+    "Checksums that fit what is there now"
+    write_json(
+        folder / 'manifest.json',
+        dict(
+            format=1,
+            files={
+                p.name: dict(bytes=p.stat().st_size, sha256=hashlib.sha256(p.read_bytes()).hexdigest())
+                for p in folder.iterdir()
+                if p.name != 'manifest.json'
+            },
+        ),
+    )
+
+
+def flip(p):
+    b = bytearray(p.read_bytes())
+    b[len(b) // 2] ^= 1
+    p.write_bytes(b)
+
+
+class Leave(BaseCallback):
+    "Asks for a stop after a step, as a signal would"
+
+    order = 94
+
+    def __init__(self, step):
+        self.step = step
+
+    def after_batch(self):
+        if self.training and self.learn.train_state.step == self.step:
+            self.learn.stop_on_signal.note.got = 15
+
+
+def leaving(method, step=2):
+    "The method, stopped after so many steps"
+
+    def learner(*args, cbs, **kw):
+        return method.learner(*args, cbs=[*cbs, Leave(step)], **kw)
+
+    return replace(method, learner=learner)

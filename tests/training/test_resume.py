@@ -1,0 +1,112 @@
+"""A run that is stopped and continued is the run that never stopped: the same losses, the same bits
+
+Within this process every method is stopped after every single batch, in both precisions;
+`test_resume_killed_processes.py` kills real processes.
+"""
+
+import pytest
+import torch
+from resuming import STEPS, Crash, check, everything, make, same, train
+from run_folders import rows
+
+from vlrep.methods.base import METHODS
+from vlrep.training.learner import StopAtStep
+from vlrep.training.resume import resume
+from vlrep.training.run_folder import Run
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory, source):
+    "Folder and learner of a run that was never stopped"
+    path = tmp_path_factory.mktemp('undisturbed') / 'whole'
+    return path, train(path, source)
+
+
+# After every batch: in mid-epoch, at an epoch's border (6, 12), before the first step of a Lookahead window (5, 10) and
+# within one, at the very end (14)
+@pytest.mark.parametrize('precision', ['fp32', 'bf16'])
+def test_a_stop_at_every_step_changes_no_bit(tmp_path, source, precision, undisturbed):
+    whole = undisturbed if precision == 'fp32' else None
+    whole = check(tmp_path, source, range(1, STEPS + 1), whole, precision=precision)
+    assert whole.opt.opt.counter == STEPS % 5 and len(set(whole.curve.seen.values())) == STEPS
+    assert whole.train_state.epoch == 2
+
+
+@pytest.mark.parametrize('precision', ['fp32', 'bf16'])
+def test_a_stop_within_an_accumulation_window_changes_no_bit(tmp_path, source, precision):
+    whole = check(tmp_path, source, [1, 2, 8, 17, 18, 19, 31, 41], precision=precision, accumulate=3)
+    assert whole.train_state.batch == 3 * STEPS and whole.train_state.step == STEPS
+
+
+def test_a_stop_within_validation_changes_no_bit(tmp_path, source, undisturbed):
+    check(tmp_path, source, [(6, True), (12, True), (14, True)], undisturbed)
+
+
+def test_a_stop_with_workers_changes_no_bit(tmp_path, source, undisturbed):
+    "Stopped and continued with 2, compared with 0"
+    check(tmp_path, source, [4, 6, 9], undisturbed, workers=2)
+
+
+def test_a_crash_between_checkpoints_cuts_the_log_back(tmp_path, source, undisturbed):
+    "The log has gone further than the checkpoint: it is cut back, and the steps are done again"
+    at, whole = undisturbed
+    with Run.create(tmp_path / 'run', recipe={}, method='m', data='d', seed=3) as r:
+        with pytest.raises(ZeroDivisionError):
+            make(r, source).fit_steps(STEPS, [Crash(11)])
+        assert r.saved() == [6] and r.log()[-1]['step'] == 10
+    l = train(tmp_path / 'run', source)
+    same(everything(l), everything(whole))
+    assert rows(tmp_path / 'run') == rows(at)
+
+
+def test_a_run_of_no_steps_has_one_row_after_a_resume(tmp_path, source):
+    "A run of no steps that is resumed has its row in the log once"
+    for _ in range(2):
+        run = (
+            Run.reopen(tmp_path / 'run')
+            if (tmp_path / 'run').exists()
+            else Run.create(tmp_path / 'run', recipe={}, method='m', data='d', seed=3)
+        )
+        with run:
+            l = make(run, source)
+            resume(l, run)
+            l.fit(1, cbs=[StopAtStep(0)])
+        for dl in l.dls.loaders:
+            dl.close()
+        assert [r['step'] for r in rows(tmp_path / 'run')] == [0]
+
+
+def test_two_stops_change_no_bit(tmp_path, source, undisturbed):
+    at, whole = undisturbed
+    for stop in (3, 4, 12, None):
+        l = train(tmp_path / 'often', source, stop)
+    same(everything(l), everything(whole))
+    assert rows(tmp_path / 'often') == rows(at)
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_stop_changes_no_bit_of_any_method(tmp_path, source, method, undisturbed):
+    check(tmp_path, source, [7], undisturbed if method == 'virtex' else None, method=method)
+
+
+def test_forgetting_any_state_changes_bits(tmp_path, source, undisturbed):
+    "A check that can fail: forget something, and the bits differ"
+    whole = everything(undisturbed[1])
+
+    def spoil(path, change):
+        with Run.reopen(path) as run:
+            state = run.state()
+            change(state['training'])
+            run.save('last', run.weights('last'), state)
+
+    for i, change in enumerate(
+        [
+            lambda s: s['optimiser'].update(counter=0),
+            lambda s: s['callbacks']['train_state'].update(batch=8),
+            lambda s: [v['momentum_buffer'].zero_() for v in s['optimiser']['inner']['state'].values()],
+        ]
+    ):
+        train(tmp_path / f'{i}', source, 9)
+        spoil(tmp_path / f'{i}', change)
+        l = everything(train(tmp_path / f'{i}', source))
+        assert any(not torch.equal(l[k], v) for k, v in whole.items() if k.startswith('.model') and torch.is_tensor(v))
