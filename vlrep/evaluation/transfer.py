@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['probe_multilabel', 'probe_class', 'probe_named_cell', 'ask_all', 'bootstrap_interval', 'bootstrap_scores',
-           'transfer_table', 'world_table', 'table_text', 'table_markdown']
+           'mean_statistic', 'mean_by_scene', 'statistic_row', 'transfer_table', 'world_table', 'table_text',
+           'log_table', 'table_markdown']
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #f3081a54
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from ..core.progress import progress
 from ..data.records import ImageTextDataset
+from .base import EvaluationContext, score_row
 from .linear_probe import L2S, NAMED_L2S, best_strength, fit_linear, fit_named
 from vlrep.metrics.ranking import (
     average_precision,
@@ -24,7 +26,7 @@ from vlrep.metrics.ranking import (
     top1,
 )
 from ..models.features import features
-from ..reports.instability import shown_names
+from ..reports.instability import mark_warned, shown_names
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #7f0ec99c
 def probe_multilabel(
@@ -33,7 +35,7 @@ def probe_multilabel(
     columns: dict,  # Question -> columns that are averaged
     l2s: tuple | list = L2S,  # Strengths to choose from
 ) -> tuple:  # {question: (statistic, chance)} and the chosen strength
-    "Mean average precision of a binary linear probe for each tag"
+    "Measure the mean average precision of binary linear probes, one for each tag"
     probe = best_strength(
         fit_linear(f['train'], torch.as_tensor(y['train']), l2s), f['valid'], lambda s: mean_ap(s, y['valid'])[0]
     )
@@ -63,14 +65,14 @@ def probe_class(
     y: dict,  # Split -> classes (n,)
     l2s: tuple | list = L2S,  # Strengths to choose from
 ) -> tuple:  # Statistic, chance, chosen strength
-    "Top-1 of a softmax probe"
+    "Measure the top-1 accuracy of a softmax probe"
     y = {k: np.asarray(v) for k, v in y.items()}
     k = 1 + max(v.max() for v in y.values())
     probe = best_strength(
         fit_linear(f['train'], torch.as_tensor(y['train']), l2s, classes=k), f['valid'], lambda s: top1(s, y['valid'])
     )
     right = correct(probe(f['test'])[0], y['test'])
-    return (lambda w: w @ right / w.sum(1)), chance_top1(y['train'], y['test']), probe.l2s[0]
+    return mean_statistic(right), chance_top1(y['train'], y['test']), probe.l2s[0]
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #eff26908
 def probe_named_cell(
@@ -79,7 +81,7 @@ def probe_named_cell(
     classes: int = 9,  # Number of cells
     l2s: tuple | list = NAMED_L2S,  # Strengths to choose from
 ) -> tuple:  # Statistic, chance, chosen strengths, number of questions
-    """Top-1, over all questions, of softmax probes of the cell of a named object
+    """Measure the top-1 accuracy of softmax probes of the cell of a named object
 
     One probe for each name, all shrunk towards a common one
     """
@@ -95,7 +97,7 @@ def probe_named_cell(
     asked = (y['test'] >= 0).sum(1)
     usual = np.stack([(y['train'] == c).sum(0) for c in range(classes)]).argmax(0)
     return (
-        (lambda w: w @ right / np.maximum(w @ asked, 1)),
+        mean_statistic(right, asked),
         float((usual == y['test']).sum() / max(asked.sum(), 1)),
         probe.l2s[0],
         int(asked.sum()),
@@ -107,7 +109,7 @@ def ask_all(
     y: dict,  # Split -> labels
     seen: int = 24,  # The first `seen` tags are categories that occur in pretraining
 ) -> 'Iterator[tuple]':  # Yields question, metric, n, chance, statistic, strength
-    "All questions that the labels allow, in the order of the table"
+    "Ask all questions that the labels allow, in the order of the table"
 
     def has(k):
         return all(k in v for v in y.values())
@@ -137,9 +139,14 @@ def bootstrap_interval(
     draws: int = 500,  # Number of bootstrap resamples
     seed: int = 0,  # Same seed, same draws
 ) -> tuple:  # Score, lower and upper end of its 95 % interval
-    "The score on all scenes, and its bootstrap interval over scenes"
+    "Compute the score on all scenes, and its bootstrap interval over scenes"
     value = float(stat(np.ones((1, n)))[0])
-    return value, *bootstrap(lambda w: (s := stat(w)) - s.mean() + value, n, draws, seed=seed)
+
+    def shifted(w):
+        scores = stat(w)
+        return scores - scores.mean() + value
+
+    return value, *bootstrap(shifted, n, draws, seed=seed)
 
 
 def bootstrap_scores(
@@ -147,8 +154,51 @@ def bootstrap_scores(
     n: int,  # Number of scenes
     keep: int,  # Number of bootstrap resamples
 ) -> list:  # Percent, two digits (keep)
-    "The score under draws that are the same for every run, so that two runs can be compared on each of them"
+    "Compute the score under draws that are the same for every run, so that two runs can be compared on each"
     return np.round(100 * stat(draw_counts(n, keep)), 2).tolist()
+
+
+def mean_statistic(
+    sums: np.ndarray,  # Sum of the scores of each scene (n,)
+    counts: np.ndarray = None,  # Number of scores in each (n,); one by default
+) -> callable:  # As for `bootstrap_interval`
+    "Make the statistic that is the mean over all scores"
+
+    def stat(w):
+        return w @ sums / (w.sum(1) if counts is None else np.maximum(w @ counts, 1))
+
+    return stat
+
+
+def mean_by_scene(
+    scores: np.ndarray,  # Of each question (m,)
+    scene: np.ndarray,  # Row of its scene (m,)
+    n: int,  # Number of scenes
+) -> callable:  # As for `bootstrap_interval`
+    "Make the statistic that is the mean over questions, of which a scene may have several"
+    return mean_statistic(np.bincount(scene, scores, minlength=n), np.bincount(scene, minlength=n).astype(float))
+
+
+def statistic_row(
+    question: str,  # What is asked
+    metric: str,  # How the answers are scored
+    backbone: str,  # Name of the model
+    n: int,  # Number of answers
+    chance: float,  # Score without looking
+    *,
+    stat: callable,  # As for `bootstrap_interval`
+    scenes: int,  # How many there are to resample
+    seed: int = 0,  # Of the bootstrap
+    draws: int = 500,  # Number of bootstrap resamples
+    keep: int = 0,  # Number of resamples, shared by all runs, whose scores are kept as `draws`
+    **more,  # Further columns, or `unit`, see `score_row`
+) -> dict:  # A row from `score_row`
+    "Make a row of a statistic: its value, the interval over scenes, and the resamples that are kept"
+    value, low, high = bootstrap_interval(stat, scenes, draws, seed)
+    row = score_row(question, metric, backbone, n, chance=chance, value=value, low=low, high=high, **more)
+    if keep:
+        row['draws'] = bootstrap_scores(stat, scenes, keep)
+    return row
 
 # %% ../../nbs/evaluation/30_transfer.ipynb #f3ff9c38
 def transfer_table(
@@ -168,27 +218,13 @@ def transfer_table(
     data = dict(train=train, valid=valid, test=test)
     y = {k: s.labels for k, s in data.items()}
     rows = []
-    if not backbones:
-        raise ValueError('backbones: none were given')
     for who, net in backbones.items():
         f = {k: features(net, s, size) for k, s in data.items()}
         for q, metric, n, chance, stat, l2 in progress(ask_all(f, y, seen), label=f'{who}: question'):
-            got = dict(
-                zip(('chance', 'value', 'low', 'high'), (chance, *bootstrap_interval(stat, len(test), draws, seed)))
-            )
-            rows.append(
-                dict(
-                    question=q,
-                    metric=metric,
-                    backbone=who,
-                    n=n,
-                    **{k: round(100 * v, 3) for k, v in got.items()},
-                    l2=np.atleast_1d(l2).tolist(),
-                    **(dict(draws=bootstrap_scores(stat, len(test), keep)) if keep else {}),
-                )
-            )
+            how = dict(stat=stat, scenes=len(test), seed=seed, draws=draws, keep=keep)
+            rows.append(statistic_row(q, metric, who, n, chance, **how, l2=np.atleast_1d(l2).tolist()))
     if not rows:
-        raise ValueError('the datasets share no labels to evaluate: expected tags, color, setting, number or cell')
+        raise ValueError('no backbones, or no labels to evaluate: expected tags, color, setting, number or cell')
     order = list(dict.fromkeys(r['question'] for r in rows))
     return sorted(rows, key=lambda r: order.index(r['question']))
 
@@ -203,7 +239,7 @@ def world_table(
     keep: int = 0,  # As for `transfer_table`
     **kw,  # For `world`, such as `workers`
 ) -> list:  # Rows, as `transfer_table` gives them
-    "The transfer table: scenes under domain shift"
+    "Evaluate every backbone on new scenes under domain shift"
     return transfer_table(
         backbones,
         *(world(s, k, size=size, shifted=True, **kw) for s, k in zip(('train', 'valid', 'test'), n)),
@@ -233,7 +269,7 @@ def _grid(rows, cell):
 def table_text(
     rows: list,  # From `transfer_table`
 ) -> str:  # Lines of fixed width
-    "The table for a terminal: value and 95 % interval"
+    "Write the table for a terminal: value and 95 % interval"
     head, body = _grid(rows, lambda r: f'{r["value"]:.1f} [{r["low"]:.1f}, {r["high"]:.1f}]')
     lines = [head, *body]
     wide = [max(len(l[i]) for l in lines) for i in range(len(lines[0]))]
@@ -242,10 +278,20 @@ def table_text(
     )
 
 
+def log_table(
+    context: EvaluationContext,  # Its warnings and its log are used
+    rows: list,  # From `transfer_table`
+) -> list:  # The same, marked
+    "Mark the rows of networks whose training went wrong, and log the table"
+    rows = mark_warned(rows, context.warnings)
+    context.log(table_text(rows))
+    return rows
+
+
 def table_markdown(
     rows: list,  # From `transfer_table`
 ) -> str:  # A table in Markdown
-    "The table for a notebook or a README"
+    "Write the table for a notebook or a README"
     head, body = _grid(rows, lambda r: f'**{r["value"]:.1f}** [{r["low"]:.1f}, {r["high"]:.1f}]')
 
     def line(cells):
