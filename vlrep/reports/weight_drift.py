@@ -67,6 +67,11 @@ def attention_matrices(
     return out
 
 # %% ../../nbs/reports/15_weight_drift.ipynb #6715000d
+def _angle(a, b):
+    "Measure the angle between two arrays of length 1, as a part of half a turn: arccos, exact for small angles too"
+    return 2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b)) / math.pi
+
+
 def weight_drift(
     before: dict,  # Name -> tensor: a model's weights before fine-tuning
     after: dict,  # And after it; names and shapes are the same
@@ -86,11 +91,8 @@ def weight_drift(
         m = np.linalg.norm(b)
         if not (0 < n < np.inf and 0 < m < np.inf):
             raise ValueError(f'{where}: has no direction, is zero everywhere or not finite')
-        u = a / n
-        v = b / m
-        # arccos of their product, exact for small angles too
-        angle = 2 * math.atan2(np.linalg.norm(u - v), np.linalg.norm(u + v)) / math.pi
-        out.append(dict(layer=layer, part=part, matrix=matrix, l1=float(np.abs(b - a).mean()), angle=angle))
+        l1 = float(np.abs(b - a).mean())
+        out.append(dict(layer=layer, part=part, matrix=matrix, l1=l1, angle=_angle(a / n, b / m)))
     return out
 
 

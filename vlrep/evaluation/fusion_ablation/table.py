@@ -137,7 +137,7 @@ def fusion_ablation_table(
     bs: int = 64,  # Captions at a time
     keep: int = 0,  # As for `pointing_table`
 ) -> list:  # Rows as those of `transfer_table`; `backbone` names the regions
-    """Score words that name a thing, in nats and top-1: with all regions, without others, without the thing, without any
+    """Score words that name a thing, in nats and top-1: with all regions, without others, without the thing, with none
 
     Of the samples those where as many others can be left out as show the thing; `all less none` is the paired
     difference of the first and the last
